@@ -1,0 +1,1 @@
+"""The coordinator: schedules stages, decides who is eligible, aggregates, keeps the ledger."""

@@ -1,0 +1,1 @@
+"""The device agent: a light supervisor and a warm trainer process."""

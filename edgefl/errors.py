@@ -1,0 +1,125 @@
+"""Every error EdgeFL raises on purpose: what went wrong, who caused it, and the way out.
+
+One base class; each child has an exit code that never changes, so scripts can rely on it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+class EdgeFLError(Exception):
+    """Base class. ``remedy`` is one sentence that tells the user what to do."""
+
+    exit_code = 1
+    remedy = "Run the command again with --debug to see where it happened."
+
+    def __init__(self, message: str, *, remedy: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        if remedy is not None:
+            self.remedy = remedy
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One fault in a file: where (``path`` such as ``data.partition``), on which line (0: unknown), and what."""
+
+    path: str
+    message: str
+    line: int = 0
+
+    def __str__(self) -> str:
+        where = f"line {self.line}, {self.path}" if self.line else self.path
+        return f"{where}: {self.message}"
+
+
+class ConfigError(EdgeFLError):
+    """A YAML file or an override is wrong; carries every problem found, not just the first."""
+
+    exit_code = 10
+    remedy = "Mend the fields named above; docs/configuration.md lists every field with its choices."
+
+    def __init__(self, file: str, problems: list[Problem], *, remedy: str | None = None) -> None:
+        self.file = file
+        self.problems = problems
+        lines = "\n".join(f"  {problem}" for problem in problems)
+        noun = "problem" if len(problems) == 1 else "problems"
+        super().__init__(f"{file}: {len(problems)} {noun}\n{lines}", remedy=remedy)
+
+
+class DataError(EdgeFLError):
+    """A data set is missing, malformed or does not fit the model."""
+
+    exit_code = 11
+    remedy = "Mend the sample named above, or set data.bad_samples: skip to leave it out and have it counted."
+
+
+class ModelError(EdgeFLError):
+    """A model specification or a checkpoint does not fit."""
+
+    exit_code = 12
+    remedy = "Check the model section of the run file against the checkpoint's own configuration."
+
+
+class BudgetError(EdgeFLError):
+    """No device, or not enough devices, can train inside their budget."""
+
+    exit_code = 13
+    remedy = "`edgefl plan RUN.yaml` shows each device's need beside its budget; lower the batch size or the model."
+
+
+class BrokerError(EdgeFLError):
+    """The MQTT broker cannot be started or reached, or refuses the connection."""
+
+    exit_code = 14
+    remedy = (
+        "Check the broker's address, its log and the credentials; `edgefl doctor --broker URL` tests the connection."
+    )
+
+
+class StoreError(EdgeFLError):
+    """The object store or the ledger cannot be read or written (disk full, read-only, damaged)."""
+
+    exit_code = 15
+    remedy = "Free space or choose another directory, then start again: what was finished is kept."
+
+
+class ProtocolError(EdgeFLError):
+    """A peer sent something malformed, oversized or of an unknown version."""
+
+    exit_code = 16
+    remedy = "Bring agent and coordinator to versions at most one minor release apart."
+
+
+class RunError(EdgeFLError):
+    """A run cannot go on (quorum never reached, every attempt failed)."""
+
+    exit_code = 17
+    remedy = "`edgefl report RUN` shows the rounds so far and each device's reason; start it again with --resume RUN."
+
+
+class ExportError(EdgeFLError):
+    """An ONNX bundle cannot be written, or differs from the model it came from."""
+
+    exit_code = 18
+    remedy = "The bundle was not published; the differences above name the output that is off."
+
+
+class MissingDependencyError(EdgeFLError):
+    """An optional package is needed for this command."""
+
+    exit_code = 19
+
+    def __init__(self, package: str, extra: str) -> None:
+        super().__init__(
+            f"this command needs the package '{package}', which is not installed",
+            remedy=f"Install it with: pip install 'edgefl[{extra}]'",
+        )
+
+
+class WorkerError(EdgeFLError):
+    """A worker process failed, or ended while it was working; carries how it ended."""
+
+    exit_code = 20
+    remedy = "The worker's own log, named above, tells more."

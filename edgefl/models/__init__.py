@@ -1,0 +1,1 @@
+"""Staged encoders, heads and fusion."""

@@ -1,0 +1,1 @@
+"""From a model and a budget to stages, costs and eligibility."""

@@ -1,0 +1,113 @@
+"""The values a plan is made of: stages, hyper-parameters, the slots of a recipe, one device's job."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from edgefl.models.spec import ModelSpec
+from edgefl.records import Budget, Capabilities, Cost, Figures, Refusal
+
+ScheduleName = Literal["end_to_end", "progressive", "layerwise"]
+
+
+class Stage(msgspec.Struct, frozen=True):
+    """One stage: which parts exist, which are trained. What is exchanged each round is what is trained.
+
+    ``depth`` is how many encoder stages exist; ``index`` counts from 1.
+    """
+
+    index: int = 1
+    depth: int = 1
+    rounds: int = 0
+    present: tuple[str, ...] = ()
+    trained: tuple[str, ...] = ()
+
+
+class Hyper(msgspec.Struct, frozen=True):
+    """Local training of one round.
+
+    ``micro_batch`` = 0: the whole batch at once. ``lr`` and ``weight_decay`` by group: "encoder", "head"
+    (head covers head/*, fusion and task). ``clip_norm`` = 0: no gradient clipping.
+    """
+
+    epochs: int = 1
+    batch_size: int = 16
+    micro_batch: int = 0
+    optimizer: Literal["adamw", "sgd"] = "adamw"
+    lr: dict[str, float] = {}
+    weight_decay: dict[str, float] = {}
+    momentum: float = 0.9
+    clip_norm: float = 0.0
+    seed: int = 0
+
+
+class Slots(msgspec.Struct, frozen=True):
+    """The recipe's choices a device needs: each is {name: options} with exactly one name."""
+
+    objective: dict[str, dict[str, float]] = {}  # term name -> options; several terms are summed
+    missing: dict[str, dict[str, float]] = {}
+    prototypes: dict[str, dict[str, float]] = {}
+
+
+class Job(msgspec.Struct, frozen=True):
+    """Everything one device needs to know to train one round, besides the tensors."""
+
+    model: ModelSpec = ModelSpec()
+    stage: Stage = Stage()
+    hyper: Hyper = Hyper()
+    slots: Slots = Slots()
+
+
+class Candidate(msgspec.Struct, frozen=True):
+    """What the planner must know of a device: from its hello, and from what it measured in earlier rounds."""
+
+    device: str = ""
+    capabilities: Capabilities = Capabilities()
+    budget: Budget = Budget()
+    samples: dict[str, int] = {}  # modality -> samples that have it; "" -> all
+    modalities: dict[str, tuple[int, ...]] = {}
+    class_counts: tuple[int, ...] = ()
+    declined: tuple[tuple[int, int, Refusal], ...] = ()  # (stages trained, micro-batch, why) of this stage's declines
+
+
+class Placement(msgspec.Struct, frozen=True):
+    """What one device trains in one stage, and at what predicted cost; or why it can not."""
+
+    device: str = ""
+    stage: Stage = Stage()
+    micro_batch: int = 0
+    cost: Cost = Cost()
+    predicted: Figures = {}
+    refusal: Refusal | None = None
+
+
+class RoundPolicy(msgspec.Struct, frozen=True):
+    """When a round starts, closes and is tried again. Seconds; ``quorum`` is a share of the devices offered."""
+
+    devices: int = 1  # wait for this many before the first round
+    join_s: float = 60.0  # at most this long
+    quorum: float = 0.5
+    deadline_s: float = 600.0
+    max_attempts: int = 3
+
+
+class RunPlan(msgspec.Struct, frozen=True):
+    """A run, fully resolved: what the coordinator executes. ``hypers[i]`` belongs to ``stages[i]``."""
+
+    run: str = ""
+    name: str = ""
+    recipe: str = ""
+    seed: int = 0
+    model: ModelSpec = ModelSpec()
+    stages: tuple[Stage, ...] = ()
+    hypers: tuple[Hyper, ...] = ()
+    slots: Slots = Slots()
+    server: dict[str, dict[str, dict[str, float]]] = {}  # role -> {choice: options}; select, weight, combine, …
+    policy: RoundPolicy = RoundPolicy()
+    evaluate_every: Literal["round", "stage"] = "round"
+    test: str = ""  # path of the test set (.npz); "": no evaluation
+    chunk_bytes: int = 96 * 1024
+    credit: int = 16
+    config: dict[str, object] = {}  # the run file as resolved, for the record

@@ -1,0 +1,208 @@
+"""Messages between devices and the coordinator: tagged MessagePack records, tolerant of other versions.
+
+Every field has a default; unknown fields are ignored; an unknown tag raises UnknownMessageError, which the
+receiver counts and drops. All sizes are limited before anything is allocated.
+"""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import msgspec
+
+from edgefl.errors import ProtocolError
+from edgefl.plan.values import Job
+from edgefl.records import Attempt, Budget, Capabilities, Figures, Manifest, Refusal
+
+PROTOCOL_VERSION = 1
+#: Largest control message. An offer for 500 parts is about 60 KB; 120 KiB also fits the 128 KiB limit of AWS IoT Core.
+MAX_MESSAGE_BYTES = 120 * 1024
+
+
+class _Message(msgspec.Struct, frozen=True, tag_field="t"):
+    """Base of all messages: a tagged frozen record."""
+
+
+class Hello(_Message, frozen=True, tag="hello"):
+    """Device → coordinator, after each connect: who I am, what I can, what I may spend."""
+
+    device: str = ""
+    session: str = ""  # new for each start of the agent process
+    agent_version: str = ""
+    protocol: int = PROTOCOL_VERSION
+    profile: str = ""
+    capabilities: Capabilities = Capabilities()
+    budget: Budget = Budget()
+    modalities: dict[str, tuple[int, ...]] = {}  # modality -> shape of one sample
+    samples: dict[str, int] = {}  # modality -> samples that have it; "" -> all samples
+    class_counts: tuple[int, ...] = ()
+    working_on: Attempt | None = None  # the attempt this device has on disk (accepted or finished but unsent)
+
+
+class Accept(_Message, frozen=True, tag="accept"):
+    """Device → coordinator: I train this attempt. Sent again, it means the same."""
+
+    device: str = ""
+    attempt: Attempt = Attempt()
+
+
+class Decline(_Message, frozen=True, tag="decline"):
+    """Device → coordinator: I do not train this attempt, and why, with both numbers."""
+
+    device: str = ""
+    attempt: Attempt = Attempt()
+    refusal: Refusal = Refusal()
+    figures: Figures = {}
+
+
+class Progress(_Message, frozen=True, tag="progress"):
+    """Device → coordinator: how far local training is."""
+
+    device: str = ""
+    attempt: Attempt = Attempt()
+    epoch: int = 0
+    step: int = 0
+    steps: int = 0  # of the whole round
+    loss: float = 0.0
+
+
+class Update(_Message, frozen=True, tag="update"):
+    """Device → coordinator: training is finished; these objects can be fetched from me."""
+
+    device: str = ""
+    attempt: Attempt = Attempt()
+    manifest: Manifest = {}  # trained parts, and "prototypes" when the recipe has them
+    samples: dict[str, int] = {}  # part -> number of samples it was trained on
+    metrics: dict[str, float] = {}
+    figures: Figures = {}
+
+
+class Need(_Message, frozen=True, tag="need"):
+    """Receiver → sender of objects: what I lack, how many chunks may be in flight, and what arrived so far.
+
+    ``missing`` maps object id -> chunk bitmap (bit i of byte i//8 set: chunk i is missing), for every object not yet
+    complete; it is sent in full at the start of an ``epoch`` and left out when only progress is acknowledged.
+    ``received`` counts distinct chunks that arrived in this epoch. ``done``: everything is here and verified.
+    """
+
+    device: str = ""  # the device's id, in both directions
+    transfer: str = ""
+    epoch: int = 0
+    chunk_bytes: int = 0
+    credit: int = 0
+    received: int = 0
+    missing: dict[str, bytes] = {}
+    sizes: dict[str, int] = {}
+    done: bool = False
+
+
+class Heartbeat(_Message, frozen=True, tag="heartbeat"):
+    """Device → coordinator: I am alive. ``sequence`` counts up within a session."""
+
+    device: str = ""
+    session: str = ""
+    sequence: int = 0
+    working_on: Attempt | None = None
+    memory_free_bytes: int = 0
+
+
+class Presence(_Message, frozen=True, tag="presence"):
+    """Device (or its last will) → coordinator: online or offline. Retained, tiny, nothing secret."""
+
+    device: str = ""
+    session: str = ""
+    online: bool = False
+
+
+class Welcome(_Message, frozen=True, tag="welcome"):
+    """Coordinator → device, in answer to hello."""
+
+    coordinator: str = ""
+    protocol: int = PROTOCOL_VERSION
+    run: str = ""
+    heartbeat_s: float = 10.0
+
+
+class Offer(_Message, frozen=True, tag="offer"):
+    """Coordinator → device: train this. ``manifest`` names every part the job needs, by object."""
+
+    attempt: Attempt = Attempt()
+    deadline_s: float = 0.0  # seconds from now; 0: none
+    job: Job = Job()
+    manifest: Manifest = {}
+    transfer: str = ""  # the transfer that ``need`` messages for this manifest name
+    chunk_bytes: int = 0
+    credit: int = 0
+
+
+class Grant(Need, frozen=True, tag="grant"):
+    """Coordinator → device: the coordinator's ``need`` for the objects of an update (same fields, same meaning)."""
+
+
+class Ack(_Message, frozen=True, tag="ack"):
+    """Coordinator → device: the update of this attempt is complete and on disk, or refused with a reason."""
+
+    attempt: Attempt = Attempt()
+    accepted: bool = True
+    refusal: Refusal = Refusal()
+
+
+class Abort(_Message, frozen=True, tag="abort"):
+    """Coordinator → device: drop this attempt (and nothing newer)."""
+
+    attempt: Attempt = Attempt()
+    reason: str = ""
+
+
+class Drain(_Message, frozen=True, tag="drain"):
+    """Coordinator → device: the run is over; keep nothing for it, wait for the next."""
+
+    run: str = ""
+    reason: str = ""
+
+
+UpMessage = Hello | Accept | Decline | Progress | Update | Need | Heartbeat | Presence
+DownMessage = Welcome | Offer | Grant | Ack | Abort | Drain
+M = TypeVar("M", UpMessage, DownMessage)
+
+
+class UnknownMessageError(ProtocolError):
+    """A well-formed message with a tag this version does not know."""
+
+
+_encoder = msgspec.msgpack.Encoder()
+_up: msgspec.msgpack.Decoder[UpMessage] = msgspec.msgpack.Decoder(UpMessage)
+_down: msgspec.msgpack.Decoder[DownMessage] = msgspec.msgpack.Decoder(DownMessage)
+
+
+def encode(message: UpMessage | DownMessage) -> bytes:
+    """The message as bytes. Raises ProtocolError when it exceeds MAX_MESSAGE_BYTES."""
+    payload = _encoder.encode(message)
+    if len(payload) > MAX_MESSAGE_BYTES:
+        raise ProtocolError(
+            f"{type(message).__name__} of {len(payload)} bytes exceeds the limit of {MAX_MESSAGE_BYTES}"
+        )
+    return payload
+
+
+def decode_up(payload: bytes) -> UpMessage:
+    """A device's message. Raises UnknownMessageError (other version) or ProtocolError (malformed, oversized)."""
+    return _decode(_up, payload)
+
+
+def decode_down(payload: bytes) -> DownMessage:
+    """A coordinator's message. Raises UnknownMessageError (other version) or ProtocolError (malformed, oversized)."""
+    return _decode(_down, payload)
+
+
+def _decode(decoder: msgspec.msgpack.Decoder[M], payload: bytes) -> M:
+    if len(payload) > MAX_MESSAGE_BYTES:
+        raise ProtocolError(f"message of {len(payload)} bytes exceeds the limit of {MAX_MESSAGE_BYTES}")
+    try:
+        return decoder.decode(payload)
+    except msgspec.ValidationError as error:
+        if "Invalid value" in str(error) and "`$.t`" in str(error):
+            raise UnknownMessageError(f"unknown kind of message: {error}") from error
+        raise ProtocolError(f"malformed message: {error}") from error
+    except msgspec.DecodeError as error:
+        raise ProtocolError(f"malformed message: {error}") from error

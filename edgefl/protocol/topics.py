@@ -1,0 +1,90 @@
+"""Every topic, built and parsed here and nowhere else: ``edgefl/1/<fleet>/…``."""
+
+from __future__ import annotations
+
+import re
+from typing import Literal, NamedTuple
+
+from edgefl.errors import ProtocolError
+
+_ROOT = "edgefl/1"
+#: Fleet, device and transfer names: one topic level, no wildcard, short enough for a client id.
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+
+Channel = Literal["up", "down", "presence", "up-object", "down-object", "shared-object"]
+
+
+class Topic(NamedTuple):
+    """A parsed topic. ``device`` is "" for shared objects; ``transfer`` is "" for messages."""
+
+    channel: Channel
+    device: str
+    transfer: str
+
+
+def check_name(kind: str, name: str) -> str:
+    """``name`` itself. Raises ProtocolError when it can not be a topic level."""
+    if not NAME.fullmatch(name):
+        raise ProtocolError(
+            f"{kind} {name!r} is not a valid name",
+            remedy="Use 1 to 64 letters, digits, dots, dashes or underscores, starting with a letter or digit.",
+        )
+    return name
+
+
+def up(fleet: str, device: str) -> str:
+    """Messages of a device."""
+    return f"{_ROOT}/{fleet}/d/{device}/up"
+
+
+def down(fleet: str, device: str) -> str:
+    """Messages to a device."""
+    return f"{_ROOT}/{fleet}/d/{device}/down"
+
+
+def presence(fleet: str, device: str) -> str:
+    """Retained presence of a device, and its last will."""
+    return f"{_ROOT}/{fleet}/d/{device}/presence"
+
+
+def up_object(fleet: str, device: str, transfer: str) -> str:
+    """Chunks a device sends."""
+    return f"{_ROOT}/{fleet}/d/{device}/up/o/{transfer}"
+
+
+def down_object(fleet: str, device: str, transfer: str) -> str:
+    """Chunks for one device."""
+    return f"{_ROOT}/{fleet}/d/{device}/down/o/{transfer}"
+
+
+def shared_object(fleet: str, transfer: str) -> str:
+    """Chunks many devices need, published once."""
+    return f"{_ROOT}/{fleet}/o/{transfer}"
+
+
+def device_subscriptions(fleet: str, device: str) -> list[str]:
+    """What a device listens to: its own branch and the fleet's shared objects."""
+    return [down(fleet, device), down_object(fleet, device, "+"), shared_object(fleet, "+")]
+
+
+def coordinator_subscriptions(fleet: str) -> list[str]:
+    """What the coordinator listens to."""
+    return [up(fleet, "+"), presence(fleet, "+"), up_object(fleet, "+", "+")]
+
+
+_PATTERN = re.compile(
+    r"edgefl/1/[^/]+/(?:d/(?P<device>[^/]+)/(?P<rest>up|down|presence|(?P<way>up|down)/o/(?P<own>[^/]+))|o/(?P<shared>[^/]+))"
+)
+
+
+def parse(topic: str) -> Topic:
+    """What a topic names. Raises ProtocolError for a topic that is not one of ours."""
+    match = _PATTERN.fullmatch(topic)
+    if match is None:
+        raise ProtocolError(f"unknown topic {topic[:200]!r}")
+    if match["shared"]:
+        return Topic("shared-object", "", match["shared"])
+    if match["own"]:
+        return Topic("up-object" if match["way"] == "up" else "down-object", match["device"], match["own"])
+    channel: Channel = match["rest"]  # type: ignore[assignment]
+    return Topic(channel, match["device"], "")

@@ -1,0 +1,1 @@
+"""Class prototypes: tables, merging, matching."""

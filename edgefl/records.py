@@ -1,0 +1,112 @@
+"""The values that cross package borders: figures with their origin, budgets, costs, object references.
+
+Frozen msgspec structs, so that they travel in messages as they are. Every field has a default and unknown fields
+are ignored, which lets programs one minor version apart understand each other. Bytes, seconds, joules: the unit is
+in the name.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+Kind = Literal["measured", "counted", "predicted"]
+
+#: Every resource figure of the ledger, with its unit. ``report`` prints in this order.
+FIGURES: dict[str, str] = {
+    "process_peak_bytes": "B",  # kernel's high-water mark of the whole trainer process
+    "step_peak_bytes": "B",  # the same above the idle trainer (runtime and data loaded, no model)
+    "flops": "FLOP",  # forward + backward as run, 2 per multiply-accumulate
+    "payload_up_bytes": "B",  # tensors sent
+    "payload_down_bytes": "B",  # tensors received
+    "wire_up_bytes": "B",  # everything the device wrote to the broker's socket
+    "wire_down_bytes": "B",  # everything it read from it
+    "wall_s": "s",  # from accepting the offer to handing over the update
+    "compute_s": "s",  # inside the training steps
+    "energy_j": "J",
+    "temperature_c": "°C",
+}
+
+
+class Figure(msgspec.Struct, frozen=True):
+    """One number with its origin. ``value`` is None, with a ``reason``, when it could not be had: never zero."""
+
+    value: float | None = None
+    kind: Kind = "measured"
+    source: str = ""
+    reason: str = ""
+
+
+Figures = dict[str, Figure]
+
+
+class Budget(msgspec.Struct, frozen=True):
+    """What a device may spend on one round; None: no limit.
+
+    ``memory_bytes`` limits the whole trainer process; ``step_memory_bytes`` limits what training adds to the idle
+    trainer, which says the same on machines whose runtimes differ in size.
+    """
+
+    memory_bytes: int | None = None
+    step_memory_bytes: int | None = None
+    flops: float | None = None
+    payload_bytes: int | None = None
+    disk_bytes: int | None = None
+
+
+class Capabilities(msgspec.Struct, frozen=True):
+    """What a device is, as it measured itself."""
+
+    memory_total_bytes: int = 0
+    memory_free_bytes: int = 0
+    cores: int = 0
+    gpu: str = ""
+    gpu_memory_bytes: int = 0
+    disk_free_bytes: int = 0
+    trainer_base_bytes: int = 0  # resident size of the idle trainer; 0: not measured yet
+    machine: str = ""  # such as "aarch64"
+    runtime: str = ""  # such as "torch 2.13.0"
+
+
+class Cost(msgspec.Struct, frozen=True):
+    """Predicted cost of one round of one stage on one device."""
+
+    step_peak_bytes: int = 0  # weights, gradients, optimiser state, activations and batch: above the idle trainer
+    flops: float = 0.0  # whole round: steps x epochs, forward + backward, 2 per multiply-accumulate
+    payload_down_bytes: int = 0  # first visit: every part the device may lack
+    payload_up_bytes: int = 0
+    disk_bytes: int = 0
+
+
+class Refusal(msgspec.Struct, frozen=True):
+    """Why a device does not take part, with both numbers where there are any."""
+
+    reason: str = ""  # machine-readable: step_memory, memory, flops, payload, disk, data, busy, error, ceiling, ...
+    needed: float | None = None
+    allowed: float | None = None
+    unit: str = ""
+    detail: str = ""
+
+
+class ObjectRef(msgspec.Struct, frozen=True):
+    """An object by the sha256 (hex) of its bytes, and its size in bytes."""
+
+    id: str = ""
+    size: int = 0
+
+
+#: {part name: object}; a whole model state, or the parts of one update.
+Manifest = dict[str, ObjectRef]
+
+
+class Attempt(msgspec.Struct, frozen=True, order=True):
+    """Which attempt of which round of which stage of which run; on every message, so that stale ones are dropped."""
+
+    run: str = ""
+    stage: int = 0
+    round: int = 0
+    attempt: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.run}/s{self.stage}/r{self.round}/a{self.attempt}"

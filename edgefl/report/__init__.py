@@ -1,0 +1,1 @@
+"""Ledger rows to terminal, JSON, CSV and HTML."""

@@ -1,0 +1,109 @@
+"""What a report shows, as plain rows: filled from the ledger, read by the terminal, JSON, CSV and HTML writers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from edgefl.records import Budget, Capabilities, Figures, Refusal
+
+
+class DeviceRow(msgspec.Struct, frozen=True):
+    """One device of the run, as it introduced itself."""
+
+    device: str = ""
+    profile: str = ""
+    capabilities: Capabilities = Capabilities()
+    budget: Budget = Budget()
+    samples: dict[str, int] = {}  # modality -> samples that have it; "" -> all
+    class_counts: tuple[int, ...] = ()
+
+
+class RoundRow(msgspec.Struct, frozen=True):
+    """One round (last attempt). ``record`` says what each slot of the recipe did: role -> {choice, detail…}."""
+
+    stage: int = 0
+    round: int = 0
+    attempt: int = 0
+    status: str = "running"  # running, done, failed
+    started_at: float = 0.0  # seconds since the epoch
+    ended_at: float | None = None
+    participants: tuple[str, ...] = ()
+    metrics: dict[str, float] = {}
+    record: dict[str, Any] = {}
+
+
+class AssignmentRow(msgspec.Struct, frozen=True):
+    """One device in one attempt of one round: what was predicted, what was measured, how it ended."""
+
+    device: str = ""
+    stage: int = 0
+    round: int = 0
+    attempt: int = 0
+    status: str = ""  # offered, accepted, done, declined, refused, lost, late
+    refusal: Refusal | None = None
+    batch_size: int = 0
+    micro_batch: int = 0
+    trained: tuple[str, ...] = ()
+    samples: dict[str, int] = {}
+    metrics: dict[str, float] = {}
+    predicted: Figures = {}
+    measured: Figures = {}
+
+
+class EvaluationRow(msgspec.Struct, frozen=True):
+    """One figure of the global model on the test set.
+
+    ``available``: the modalities given; ``missing``: how the others are filled in.
+    """
+
+    stage: int = 0
+    round: int = 0
+    available: tuple[str, ...] = ()
+    missing: str = "none"  # none, zero, prototype
+    metric: str = "accuracy"
+    value: float = 0.0
+    samples: int = 0
+
+
+class EventRow(msgspec.Struct, frozen=True):
+    """Something worth telling, in order: also what the live display shows, one JSON line each."""
+
+    at: float = 0.0
+    kind: str = ""
+    stage: int = 0
+    round: int = 0
+    device: str = ""
+    data: dict[str, Any] = {}
+
+
+class BundleRow(msgspec.Struct, frozen=True):
+    """One exported ONNX file."""
+
+    name: str = ""
+    path: str = ""
+    modalities: tuple[str, ...] = ()
+    size_bytes: int = 0
+    max_difference: float = 0.0
+    tolerance: float = 0.0
+
+
+class RunReport(msgspec.Struct, frozen=True):
+    """Everything known about one run."""
+
+    run: str = ""
+    name: str = ""
+    recipe: str = ""
+    status: str = ""  # running, done, failed
+    started_at: float = 0.0
+    finished_at: float | None = None
+    config: dict[str, Any] = {}
+    part_bytes: dict[str, int] = {}  # part -> bytes of its parameters and buffers
+    stages: tuple[dict[str, Any], ...] = ()
+    devices: tuple[DeviceRow, ...] = ()
+    rounds: tuple[RoundRow, ...] = ()
+    assignments: tuple[AssignmentRow, ...] = ()
+    evaluations: tuple[EvaluationRow, ...] = ()
+    events: tuple[EventRow, ...] = ()
+    bundles: tuple[BundleRow, ...] = ()

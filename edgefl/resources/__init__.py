@@ -1,0 +1,1 @@
+"""Probes for what training really costs."""

@@ -1,0 +1,160 @@
+"""A worker: a child process that answers requests over its pipes, so that heavy libraries live (and die) apart.
+
+Used for the agent's trainer and the coordinator's evaluator. Frames are a 4-byte length and MessagePack. The child's
+own prints go to stderr, which is appended to a log file. The parent learns of replies, of notes sent while a request
+is being worked on, and of the child's end, in that order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import struct
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import msgspec
+
+from edgefl.errors import EdgeFLError, WorkerError
+
+#: Largest frame. Frames carry paths and numbers, never tensors; a plan for 500 parts is under 1 MiB.
+MAX_FRAME_BYTES = 16 * 2**20
+
+Note = Callable[[Any], None]
+Handler = Callable[[Any, Note], Any]
+
+
+class WorkerProcess:
+    """Parent side. ``start`` it, ``call`` it any number of times (one at a time), ``stop`` or ``kill`` it."""
+
+    def __init__(self, module: str, arguments: list[str], log: Path, env: dict[str, str] | None = None) -> None:
+        self.module = module
+        self.arguments = arguments
+        self.log = log
+        self.env = env or {}
+        self.process: asyncio.subprocess.Process | None = None
+        self._lock = asyncio.Lock()
+
+    @property
+    def pid(self) -> int | None:
+        """Process id while the child runs, else None."""
+        return self.process.pid if self.process is not None and self.process.returncode is None else None
+
+    async def start(self) -> None:
+        """Start the child unless it runs already."""
+        if self.pid is not None:
+            return
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        with self.log.open("ab") as stderr:
+            self.process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-m",
+                self.module,
+                *self.arguments,
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=stderr,
+                env={**os.environ, **self.env},
+            )
+
+    async def call(self, method: str, body: Any, on_note: Note | None = None) -> Any:
+        """The child's answer. Raises WorkerError when the child raised or ended; ``exit_status`` tells a kill (< 0)."""
+        async with self._lock:
+            await self.start()
+            process = self.process
+            if process is None or process.stdin is None or process.stdout is None:
+                raise WorkerFailedError(f"{self.module} did not start", log=self.log)
+            try:
+                process.stdin.write(_frame({"method": method, "body": msgspec.to_builtins(body)}))
+                await process.stdin.drain()
+                while True:
+                    header = await process.stdout.readexactly(4)
+                    frame = msgspec.msgpack.decode(await process.stdout.readexactly(_length(header)))
+                    if frame["kind"] == "note":
+                        if on_note is not None:
+                            on_note(frame["body"])
+                    elif frame["kind"] == "reply":
+                        return frame["body"]
+                    else:
+                        raise WorkerFailedError(
+                            frame["message"], log=self.log, kind=frame["error"], remedy=frame["remedy"]
+                        )
+            except (asyncio.IncompleteReadError, BrokenPipeError, ConnectionResetError) as error:
+                status = await process.wait()
+                how = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
+                raise WorkerFailedError(
+                    f"{self.module} {how} while it did '{method}'", log=self.log, status=status
+                ) from error
+
+    def kill(self) -> None:
+        """End the child at once."""
+        if self.process is not None and self.process.returncode is None:
+            self.process.kill()
+
+    async def stop(self, grace_s: float = 3.0) -> None:
+        """Close the child's input, which ends it; kill it after ``grace_s`` seconds."""
+        process = self.process
+        if process is None or process.returncode is not None:
+            return
+        if process.stdin is not None:
+            process.stdin.close()
+        try:
+            await asyncio.wait_for(process.wait(), grace_s)
+        except asyncio.TimeoutError:
+            self.kill()
+            await process.wait()
+
+
+class WorkerFailedError(WorkerError):
+    """``status``: how the child ended (< 0: by that signal; None: it lives). ``kind``: the child's own error class."""
+
+    def __init__(self, message: str, *, log: Path, status: int | None = None, kind: str = "", remedy: str = "") -> None:
+        super().__init__(message, remedy=remedy or f"See {log}.")
+        self.status = status
+        self.kind = kind
+
+
+def serve(handlers: dict[str, Handler]) -> None:
+    """Child side: answer requests until the parent closes the pipe. Each handler takes (body, note)."""
+    frames_out = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # whatever a library prints goes to the log, never into the frames
+    frames_in = sys.stdin.buffer
+
+    def send(frame: dict[str, Any]) -> None:
+        frames_out.write(_frame(frame))
+        frames_out.flush()
+
+    def note(body: Any) -> None:
+        send({"kind": "note", "body": msgspec.to_builtins(body)})
+
+    while (request := _read(frames_in)) is not None:
+        try:
+            reply = handlers[request["method"]](request["body"], note)
+            send({"kind": "reply", "body": msgspec.to_builtins(reply)})
+        except EdgeFLError as error:
+            send({"kind": "error", "error": type(error).__name__, "message": error.message, "remedy": error.remedy})
+        except Exception as error:  # the parent must hear of every failure; the log has the traceback
+            sys.excepthook(type(error), error, error.__traceback__)
+            message = f"{type(error).__name__}: {error}"
+            send({"kind": "error", "error": type(error).__name__, "message": message, "remedy": ""})
+
+
+def _frame(value: Any) -> bytes:
+    payload = msgspec.msgpack.encode(value)
+    return struct.pack(">I", len(payload)) + payload
+
+
+def _length(header: bytes) -> int:
+    (length,) = struct.unpack(">I", header)
+    if length > MAX_FRAME_BYTES:
+        raise WorkerError(f"a worker's frame of {length} bytes exceeds the limit of {MAX_FRAME_BYTES}")
+    return int(length)
+
+
+def _read(stream: BinaryIO) -> dict[str, Any] | None:
+    header = stream.read(4)
+    if len(header) < 4:
+        return None
+    return dict(msgspec.msgpack.decode(stream.read(_length(header))))
