@@ -74,7 +74,7 @@ class Cost(msgspec.Struct, frozen=True):
 
     step_peak_bytes: int = 0  # weights, gradients, optimiser state, activations and batch: above the idle trainer
     flops: float = 0.0  # whole round: steps x epochs, forward + backward, 2 per multiply-accumulate
-    payload_down_bytes: int = 0  # first visit: every part the device may lack
+    payload_down_bytes: int = 0  # each round; a newcomer also fetches the frozen parts, once
     payload_up_bytes: int = 0
     disk_bytes: int = 0
 
@@ -110,3 +110,18 @@ class Attempt(msgspec.Struct, frozen=True, order=True):
 
     def __str__(self) -> str:
         return f"{self.run}/s{self.stage}/r{self.round}/a{self.attempt}"
+
+
+class EvaluationRow(msgspec.Struct, frozen=True):
+    """One figure of the global model on the test set.
+
+    ``available``: the modalities given; ``missing``: how the others are filled in.
+    """
+
+    stage: int = 0
+    round: int = 0
+    available: tuple[str, ...] = ()
+    missing: str = "none"  # none, zero, prototype
+    metric: str = "accuracy"
+    value: float = 0.0
+    samples: int = 0

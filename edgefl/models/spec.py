@@ -32,12 +32,14 @@ class EncoderSpec(msgspec.Struct, frozen=True):
     mlp_ratio: float = 4.0
     patch: int = 8  # samples (sensor), pixels (vision) or spectrogram bins (audio) per patch side
     dropout: float = 0.0
+    stride: int = 0  # audio only: bins between the starts of neighbouring patches; 0: as wide as a patch (no overlap)
     vocabulary: int = 0  # text only
+    positions: int = 0  # text only: rows of the position table; 0: as many as the text is long
     pretrained: str = ""  # name or local folder of a transformers checkpoint; "": random weights
 
 
 class HeadSpec(msgspec.Struct, frozen=True):
-    """Projection head: twice (Linear → dropout → batch norm → ReLU) at ``width``, then Linear to ``out`` → plain batch norm.
+    """Projection head: twice (Linear → dropout → batch norm → ReLU), then Linear to ``out`` → plain batch norm.
 
     The last batch norm has no affine parameters, no Linear has a bias (arXiv 2407.15426).
     """

@@ -10,6 +10,8 @@ from edgefl.models.spec import ModelSpec
 from edgefl.records import Budget, Capabilities, Cost, Figures, Refusal
 
 ScheduleName = Literal["end_to_end", "progressive", "layerwise"]
+#: One slot of a recipe: {choice: {option: value}}. Only ``objective`` may hold several choices.
+Slot = dict[str, dict[str, float | str]]
 
 
 class Stage(msgspec.Struct, frozen=True):
@@ -46,9 +48,9 @@ class Hyper(msgspec.Struct, frozen=True):
 class Slots(msgspec.Struct, frozen=True):
     """The recipe's choices a device needs: each is {name: options} with exactly one name."""
 
-    objective: dict[str, dict[str, float]] = {}  # term name -> options; several terms are summed
-    missing: dict[str, dict[str, float]] = {}
-    prototypes: dict[str, dict[str, float]] = {}
+    objective: Slot = {}  # several terms are summed
+    missing: Slot = {}
+    prototypes: Slot = {}
 
 
 class Job(msgspec.Struct, frozen=True):
@@ -104,7 +106,7 @@ class RunPlan(msgspec.Struct, frozen=True):
     stages: tuple[Stage, ...] = ()
     hypers: tuple[Hyper, ...] = ()
     slots: Slots = Slots()
-    server: dict[str, dict[str, dict[str, float]]] = {}  # role -> {choice: options}; select, weight, combine, …
+    server: dict[str, Slot] = {}  # role -> slot: cluster, select, repair, weight, combine, optimise
     policy: RoundPolicy = RoundPolicy()
     evaluate_every: Literal["round", "stage"] = "round"
     test: str = ""  # path of the test set (.npz); "": no evaluation

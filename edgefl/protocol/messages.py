@@ -204,5 +204,5 @@ def _decode(decoder: msgspec.msgpack.Decoder[M], payload: bytes) -> M:
         if "Invalid value" in str(error) and "`$.t`" in str(error):
             raise UnknownMessageError(f"unknown kind of message: {error}") from error
         raise ProtocolError(f"malformed message: {error}") from error
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ProtocolError(f"malformed message: {error}") from error

@@ -72,8 +72,10 @@ def coordinator_subscriptions(fleet: str) -> list[str]:
     return [up(fleet, "+"), presence(fleet, "+"), up_object(fleet, "+", "+")]
 
 
+_N = NAME.pattern
 _PATTERN = re.compile(
-    r"edgefl/1/[^/]+/(?:d/(?P<device>[^/]+)/(?P<rest>up|down|presence|(?P<way>up|down)/o/(?P<own>[^/]+))|o/(?P<shared>[^/]+))"
+    rf"{_ROOT}/{_N}/"
+    rf"(?:d/(?P<device>{_N})/(?P<rest>up|down|presence|(?P<way>up|down)/o/(?P<own>{_N}))|o/(?P<shared>{_N}))"
 )
 
 

@@ -6,7 +6,17 @@ from typing import Any
 
 import msgspec
 
-from edgefl.records import Budget, Capabilities, Figures, Refusal
+from edgefl.records import Budget, Capabilities, EvaluationRow, Figures, Refusal
+
+__all__ = [
+    "AssignmentRow",
+    "BundleRow",
+    "DeviceRow",
+    "EvaluationRow",
+    "EventRow",
+    "RoundRow",
+    "RunReport",
+]
 
 
 class DeviceRow(msgspec.Struct, frozen=True):
@@ -50,21 +60,6 @@ class AssignmentRow(msgspec.Struct, frozen=True):
     metrics: dict[str, float] = {}
     predicted: Figures = {}
     measured: Figures = {}
-
-
-class EvaluationRow(msgspec.Struct, frozen=True):
-    """One figure of the global model on the test set.
-
-    ``available``: the modalities given; ``missing``: how the others are filled in.
-    """
-
-    stage: int = 0
-    round: int = 0
-    available: tuple[str, ...] = ()
-    missing: str = "none"  # none, zero, prototype
-    metric: str = "accuracy"
-    value: float = 0.0
-    samples: int = 0
 
 
 class EventRow(msgspec.Struct, frozen=True):

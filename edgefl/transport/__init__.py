@@ -1,1 +1,1 @@
-"""Moves bytes."""
+"""Moves bytes between devices and coordinator; knows nothing of what they mean."""

@@ -1,0 +1,191 @@
+"""What each message of a device changes in the open round, pure. Messages may come late, twice or out of turn."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from coordinator.instructions import Fetch, Instruction, SendAbort, SendAck, Step, Tell
+from coordinator.planning import ask, figures_of
+from coordinator.rounds import check_close, drop, put, send_offer
+from coordinator.values import (
+    OPEN,
+    Accepted,
+    Announced,
+    Assignment,
+    Declined,
+    IllegalMoveError,
+    Progressed,
+    Received,
+    Spoiled,
+    State,
+)
+from edgefl.plan.fit import trained_depth
+from edgefl.protocol.messages import Update
+from edgefl.records import Attempt, Figures, Refusal
+
+replace = msgspec.structs.replace
+
+#: Reasons to plan a device again: it measured, or ran into, a limit that a smaller job may respect.
+REPLAN = frozenset({"step_memory", "memory", "ceiling", "flops", "payload", "disk"})
+
+
+def assignment_of(state: State, device: str) -> Assignment | None:
+    """A device's part in the open round."""
+    return state.open.assignments.get(device) if state.open is not None else None
+
+
+def resync(state: State, device: str, working_on: Attempt | None, at: float) -> Step:
+    """A device is back: go on where both sides stand, without asking for anything twice."""
+    opened = state.open
+    assignment = opened.assignments.get(device) if opened is not None else None
+    if working_on is not None and (opened is None or working_on != opened.attempt):
+        if working_on.run == state.run and working_on == state.closed and device in state.counted:
+            return state, [SendAck(device, working_on)]
+        if working_on.run == state.run:
+            out: list[Instruction] = [SendAbort(device, working_on, "this attempt is closed")]
+            state, more = resync(state, device, None, at)
+            return state, out + more
+    if opened is None or assignment is None or state.phase != "round":
+        return state, []
+    same = working_on == opened.attempt
+    if assignment.status == "done":
+        return state, [SendAck(device, opened.attempt)] if same else []
+    if assignment.status == "updated" and same and assignment.update is not None:
+        return state, [Fetch(assignment.update)]
+    if assignment.status == "accepted" and same:
+        return state, []
+    if assignment.status == "offered" and same:
+        return put(state, device, replace(assignment, status="accepted"))
+    if assignment.status in {"offered", "accepted", "updated"}:
+        again = replace(assignment, status="offered", update=None)
+        state, out = put(state, device, again)
+        return state, [*out, send_offer(opened, device, at)]
+    return state, []
+
+
+def accepted(state: State, event: Accepted) -> Step:
+    """The device trains."""
+    assignment = assignment_of(state, event.device)
+    if assignment is None or assignment.status != "offered":
+        return drop(state, "duplicate")
+    return put(state, event.device, replace(assignment, status="accepted"))
+
+
+def progressed(state: State, event: Progressed) -> Step:
+    """The device is so far; it also says that it took the offer, should that message have been lost."""
+    assignment = assignment_of(state, event.device)
+    if assignment is None or assignment.status not in {"offered", "accepted"}:
+        return drop(state, "late")
+    out: list[Instruction] = []
+    if assignment.status == "offered":
+        state, out = put(state, event.device, replace(assignment, status="accepted"))
+    return state, [*out, Tell("progress", state.stage, state.number, event.device, event.data)]
+
+
+def declined(state: State, event: Declined) -> Step:
+    """Plan the device again when it ran into a limit for the first time with these numbers; else record why."""
+    assignment = assignment_of(state, event.device)
+    if assignment is None or assignment.status not in {"offered", "accepted"}:
+        return drop(state, "duplicate")
+    refusal, placement = event.refusal, assignment.placement
+    device = state.devices[event.device]
+    tell = Tell("declined", state.stage, state.number, event.device, figures_of(refusal))
+    seen = refusal.needed is not None and any(refusal == was for _, _, was in device.declined)
+    if refusal.reason not in REPLAN or seen:
+        state, out = put(state, event.device, replace(assignment, status="declined", refusal=refusal), event.figures)
+        state, more = check_close(state, event.at)
+        return state, [*out, tell, *more]
+    size = placement.micro_batch or state.batch_sizes[state.stage - 1]
+    device = replace(device, declined=(*device.declined, (trained_depth(placement.stage), size, refusal)))
+    state = replace(state, devices={**state.devices, event.device: device})
+    changed = replace(assignment, status="replanning", refusal=refusal)
+    state, out = put(state, event.device, changed, event.figures)
+    state, plan = ask(state, [event.device])
+    return state, [*out, tell, *plan]
+
+
+def replanned(state: State, device: str, at: float) -> Step:
+    """The planner answered for a device that declined in this round."""
+    opened, assignment = state.open, assignment_of(state, device)
+    placement = state.devices[device].placement
+    if opened is None or assignment is None or assignment.status != "replanning" or placement is None:
+        return state, []
+    if placement.refusal is not None:
+        gone = replace(assignment, status="refused", refusal=placement.refusal)
+        state, out = put(state, device, gone)
+        state, more = check_close(state, at)
+        return state, [*out, *more]
+    reason = assignment.refusal.reason if assignment.refusal else ""
+    state, out = put(state, device, Assignment(placement))
+    depth = trained_depth(placement.stage)
+    data = {"micro_batch": placement.micro_batch, "depth": depth, "reason": reason}
+    out.append(Tell("replanned", state.stage, state.number, device, data))
+    now = state.open
+    return state, [*out, send_offer(now, device, at)] if now is not None else out
+
+
+def announced(state: State, event: Announced) -> Step:
+    """Fetch an update, unless it can not be one."""
+    update = event.update
+    opened, assignment = state.open, assignment_of(state, update.device)
+    if opened is None or assignment is None or assignment.status not in {*OPEN, "done"}:
+        state, out = drop(state, "late")
+        return state, [*out, SendAck(update.device, update.attempt, False, Refusal(reason="late"))]
+    if assignment.status == "done":
+        state, out = drop(state, "duplicate")
+        return state, [*out, SendAck(update.device, update.attempt)]
+    allowed = {*assignment.placement.stage.trained, "prototypes"}
+    strange = sorted(set(update.manifest) - allowed)
+    if strange or not update.manifest:
+        what = f"parts it was not asked to train: {', '.join(strange[:5])}" if strange else "no part"
+        return _refuse(state, update.device, Refusal(reason="update", detail=f"the update holds {what}"), event.at)
+    if assignment.status == "updated":
+        state, _ = drop(state, "duplicate")
+    state, out = put(state, update.device, replace(assignment, status="updated", update=update))
+    return state, [*out, Fetch(update)]
+
+
+def received(state: State, event: Received) -> Step:
+    """An update is on disk: count it once."""
+    assignment = assignment_of(state, event.device)
+    if assignment is None or assignment.status != "updated" or assignment.update is None:
+        raise IllegalMoveError(event, state, f"{event.device} has no update being fetched")
+    update = assignment.update
+    measured = {**event.figures, **{name: f for name, f in update.figures.items() if f.value is not None}}
+    measured = {**update.figures, **measured}
+    if "payload_up_bytes" in event.figures:  # the device can not know it before the last chunk has left
+        measured["payload_up_bytes"] = event.figures["payload_up_bytes"]
+    state, out = put(state, event.device, replace(assignment, status="done", measured=measured), measured)
+    out.append(SendAck(event.device, event.attempt))
+    out.append(Tell("update", state.stage, state.number, event.device, _bill(update, measured)))
+    state, more = check_close(state, event.at)
+    return state, out + more
+
+
+def spoiled(state: State, event: Spoiled) -> Step:
+    """An update that can not be used."""
+    assignment = assignment_of(state, event.device)
+    if assignment is None or assignment.status != "updated":
+        raise IllegalMoveError(event, state, f"{event.device} has no update being fetched")
+    return _refuse(state, event.device, event.refusal, event.at)
+
+
+def _refuse(state: State, device: str, refusal: Refusal, at: float) -> Step:
+    assignment = assignment_of(state, device)
+    if assignment is None or state.open is None:
+        return state, []
+    ack = SendAck(device, state.open.attempt, False, refusal)
+    state, out = put(state, device, replace(assignment, status="declined", refusal=refusal))
+    tell = Tell("declined", state.stage, state.number, device, figures_of(refusal))
+    state, more = check_close(state, at)
+    return state, [*out, ack, tell, *more]
+
+
+def _bill(update: Update, measured: Figures) -> dict[str, Any]:
+    names = ("payload_up_bytes", "payload_down_bytes", "step_peak_bytes", "flops")
+    values = {name: measured[name].value if name in measured else None for name in names}
+    seconds = measured["wall_s"].value if "wall_s" in measured else None
+    samples = max(update.samples.values(), default=0)
+    return {"loss": update.metrics.get("loss"), "samples": samples, "seconds": seconds, **values}

@@ -1,0 +1,60 @@
+"""Is an update fit to be counted? Sizes before anything is fetched; names, shapes and values before it is added up."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from edgefl.aggregation.aggregate import PROTOTYPES
+from edgefl.aggregation.combine import MisfitError, check, layout_of
+from edgefl.errors import ProtocolError
+from edgefl.objects import ObjectStore
+from edgefl.protocol.parts import decode_part
+from edgefl.prototypes.library import from_tensors
+from edgefl.records import Manifest, Refusal
+
+
+class Limits(NamedTuple):
+    """Bytes an update's objects may have."""
+
+    #: The same tensors in another encoding differ by a factor of two at most, and a header is less than 1 MiB.
+    factor: int = 2
+    header_bytes: int = 2**20
+    #: 310 classes of 3 tables at width 768 are 2.9 MB.
+    prototypes_bytes: int = 64 * 2**20
+
+    def of(self, part: str, previous: Manifest) -> int:
+        """The largest object that can be a new version of this part. Raises ProtocolError for an unknown part."""
+        if part == PROTOTYPES:
+            return self.prototypes_bytes
+        if part not in previous:
+            raise ProtocolError(f"the model has no part {part[:80]!r}")
+        return self.factor * previous[part].size + self.header_bytes
+
+    def check_sizes(self, manifest: Manifest, previous: Manifest) -> None:
+        """Raises ProtocolError naming the part whose object is too large."""
+        for part, ref in manifest.items():
+            limit = self.of(part, previous)
+            if not 0 < ref.size <= limit:
+                raise ProtocolError(f"part {part[:80]!r} has {ref.size} bytes, at most {limit} can be right")
+
+
+LIMITS = Limits()
+
+
+def check_update(store: ObjectStore, manifest: Manifest, previous: Manifest) -> Refusal | None:
+    """None when every part has the tensors of the state before, all finite; else the first fault.
+
+    One part of each is in memory at a time. Raises StoreError when the disk fails.
+    """
+    for part, ref in sorted(manifest.items()):
+        try:
+            tensors = decode_part(store.read(ref.id), LIMITS.of(part, previous), finite=True, copy=False)
+            if part == PROTOTYPES:
+                from_tensors(tensors)
+            else:
+                before = store.read(previous[part].id)
+                check(tensors, layout_of(decode_part(before, copy=False)))
+        except (ProtocolError, MisfitError) as error:
+            reason = error.reason if isinstance(error, MisfitError) else "malformed"
+            return Refusal(reason=reason, detail=f"part {part}: {error.message}"[:500])
+    return None

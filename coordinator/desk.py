@@ -1,0 +1,64 @@
+"""The coordinator's requests to its worker, which holds torch: initial parts, plans, evaluations."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Protocol
+
+import msgspec
+
+from edgefl.plan.values import Candidate, Placement, RunPlan
+from edgefl.records import EvaluationRow, Manifest
+
+
+class Worker(Protocol):
+    """What the coordinator needs of :class:`edgefl.worker.WorkerProcess`; tests put something lighter in its place."""
+
+    async def call(self, method: str, body: Any) -> Any:
+        """The answer. Raises WorkerError."""
+        ...
+
+    async def stop(self) -> None:
+        """End the worker."""
+        ...
+
+
+class Desk:
+    """Typed requests about one run. ``store``: the directory of the object store both processes use."""
+
+    def __init__(self, worker: Worker, plan: RunPlan, store: Path) -> None:
+        self._worker = worker
+        self._plan = plan
+        self._store = str(store)
+
+    async def initial_parts(self) -> Manifest:
+        """The weights the run starts from, written into the store."""
+        body = {"model": self._plan.model, "seed": self._plan.seed, "store": self._store}
+        return msgspec.convert(await self._worker.call("initial_parts", body), Manifest)
+
+    async def plan_stage(
+        self, stage: int, candidates: tuple[Candidate, ...], manifest: Manifest
+    ) -> tuple[Placement, ...]:
+        """What each candidate can train in stage number ``stage``."""
+        body = {
+            "model": self._plan.model,
+            "stage": self._plan.stages[stage - 1],
+            "hyper": self._plan.hypers[stage - 1],
+            "slots": self._plan.slots,
+            "candidates": candidates,
+            "part_bytes": {part: ref.size for part, ref in manifest.items()},
+        }
+        return msgspec.convert(await self._worker.call("plan_stage", body), tuple[Placement, ...])
+
+    async def evaluate(self, stage: int, number: int, manifest: Manifest) -> tuple[EvaluationRow, ...]:
+        """The model of ``manifest`` on the test set, after round ``number`` of stage number ``stage``."""
+        body = {
+            "model": self._plan.model,
+            "stage": self._plan.stages[stage - 1],
+            "manifest": manifest,
+            "store": self._store,
+            "test": self._plan.test,
+            "prototypes": "prototypes" in manifest,
+        }
+        rows = msgspec.convert(await self._worker.call("evaluate", body), tuple[EvaluationRow, ...])
+        return tuple(msgspec.structs.replace(row, stage=stage, round=number) for row in rows)

@@ -1,0 +1,94 @@
+"""Parts on their way to the devices of one attempt: published once for all that start together, else to each alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable
+
+from edgefl.errors import ProtocolError
+from edgefl.objects import ObjectStore, chunk_span
+from edgefl.protocol import topics
+from edgefl.protocol.chunks import Chunk, encode_chunk
+from edgefl.protocol.messages import Need
+from edgefl.protocol.transfer import Failed, Instruction, SendChunk, Sender
+from edgefl.records import Manifest
+
+Publish = Callable[[str, bytes], None]
+
+
+class Downloads:
+    """Serves the objects of one manifest. ``warn`` is told of devices that can not be served."""
+
+    def __init__(
+        self,
+        transfer: str,
+        manifest: Manifest,
+        expected: Collection[str],
+        *,
+        store: ObjectStore,
+        fleet: str,
+        publish: Publish,
+        warn: Callable[[str, str], None],
+    ) -> None:
+        self.transfer = transfer
+        self._sizes = {ref.id: ref.size for ref in manifest.values()}
+        self._sender = Sender(transfer, self._sizes, expected)
+        self._chunk_bytes = 0
+        self._asked: dict[str, dict[str, int]] = {}  # device -> object -> bytes it lacked when it first asked
+        self._store = store
+        self._fleet = fleet
+        self._publish = publish
+        self._warn = warn
+
+    def on_need(self, device: str, need: Need, now: float) -> None:
+        """A device says what it lacks, or how far it is."""
+        if need.transfer != self.transfer:
+            return
+        instructions = self._sender.on_need(device, need, now)
+        if need.missing and (device in self._sender.active or instructions):
+            self._chunk_bytes = need.chunk_bytes
+            asked = self._asked.setdefault(device, {})
+            for name, bitmap in need.missing.items():
+                if name in self._sizes and name not in asked:
+                    asked[name] = lacking_bytes(bitmap, self._sizes[name], need.chunk_bytes)
+        self._perform(instructions)
+
+    def on_tick(self, now: float) -> None:
+        """Time passed, and the broker is there."""
+        self._perform(self._sender.on_tick(now))
+
+    def drop(self, device: str, now: float) -> None:
+        """Nobody waits for this device any more; it may ask again."""
+        self._perform(self._sender.drop(device, now))
+
+    def payload_bytes(self, device: str) -> int:
+        """Bytes of tensors the device lacked and was sent, repetitions after losses not counted."""
+        return sum(self._asked.get(device, {}).values())
+
+    def _perform(self, instructions: Iterable[Instruction]) -> None:
+        for instruction in instructions:
+            if isinstance(instruction, SendChunk):
+                self._send(instruction)
+            elif isinstance(instruction, Failed):
+                self._warn(instruction.device, f"asked for what is not offered: {instruction.reason}")
+
+    def _send(self, chunk: SendChunk) -> None:
+        data = self._store.read_chunk(chunk.object_id, self._chunk_bytes, chunk.index)
+        if chunk.device is None:
+            topic = topics.shared_object(self._fleet, self.transfer)
+        else:
+            topic = topics.down_object(self._fleet, chunk.device, self.transfer)
+        self._publish(topic, encode_chunk(Chunk(chunk.object_id, chunk.index, data)))
+
+
+def lacking_bytes(bitmap: bytes, size: int, chunk_bytes: int) -> int:
+    """Bytes of the chunks whose bits are set; bits that belong to no chunk count nothing."""
+    total = 0
+    bits = int.from_bytes(bitmap, "little")
+    while bits:
+        lowest = bits & -bits
+        bits ^= lowest
+        try:
+            total += chunk_span(size, chunk_bytes, lowest.bit_length() - 1)[1]
+        except ProtocolError:
+            break
+    return total

@@ -1,0 +1,244 @@
+"""The run's memory: every transition of the machine is committed here before it is announced."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NamedTuple
+
+import msgspec
+from sqlalchemy import Connection, Table, delete, insert, select, update
+
+from coordinator import tables
+from coordinator.database import named_errors, open_engine, sqlite_url, writing
+from coordinator.instructions import Save, SaveAssignment, SaveDevice, SaveEnd, SaveEvaluation, SaveRound
+from coordinator.reading import read_report, read_runs
+from edgefl.errors import StoreError
+from edgefl.plan.values import RunPlan
+from edgefl.records import Attempt, Figures, Manifest
+from edgefl.report.rows import BundleRow, EventRow, RunReport
+
+#: Figures of one device in one round; FIGURES has 11. More is not a device of ours.
+MAX_FIGURES = 64
+
+
+class Position(NamedTuple):
+    """Where a run stands: its last finished round (0, 0: none), and the attempts begun for the next."""
+
+    stage: int
+    round: int
+    attempt: int
+    manifest: Manifest
+    unevaluated: Attempt | None
+
+
+class Ledger:
+    """One database with any number of runs. ``url``: sqlite:///PATH, postgresql://…, or a path of a SQLite file.
+
+    Raises StoreError when it can not be opened, read or written; ``create=False``: also when it does not exist.
+    """
+
+    def __init__(self, url: str | Path, *, create: bool = True) -> None:
+        text = str(url)
+        self._url = text if "://" in text else sqlite_url(Path(text))
+        self._engine = open_engine(self._url, create=create)
+        self._name = self._engine.url.render_as_string(hide_password=True)
+
+    def close(self) -> None:
+        """Close every connection."""
+        self._engine.dispose()
+
+    def __enter__(self) -> Ledger:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def create(self, plan: RunPlan, manifest: Manifest, part_bytes: Mapping[str, int], at: float) -> None:
+        """Note a new run with its initial state. Raises StoreError when the run is there already."""
+        with named_errors(self._name), writing(self._engine) as connection, connection.begin():
+            if connection.execute(select(tables.runs.c.run).where(tables.runs.c.run == plan.run)).first():
+                raise StoreError(
+                    f"run {plan.run!r} is in the ledger {self._name} already",
+                    remedy=f"Continue it with --resume {plan.run}, or start one of another name.",
+                )
+            values = {
+                "run": plan.run,
+                "name": plan.name[:64],
+                "recipe": plan.recipe[:64],
+                "status": "running",
+                "started_at": at,
+                "plan": msgspec.to_builtins(plan),
+                "manifest": msgspec.to_builtins(manifest),
+                "part_bytes": dict(part_bytes),
+            }
+            connection.execute(insert(tables.runs).values(values))
+
+    def plan(self, run: str) -> RunPlan:
+        """The plan a run was started with."""
+        row = self._run(run)
+        return msgspec.convert(row["plan"], RunPlan)
+
+    def position(self, run: str) -> Position:
+        """Where the run stands."""
+        with named_errors(self._name), self._engine.connect() as connection:
+            of_run = tables.rounds.c.run == run
+            begun = select(tables.rounds).where(of_run).order_by(tables.rounds.c.stage, tables.rounds.c.round)
+            rows = [dict(row) for row in connection.execute(begun).mappings()]
+            done = [row for row in rows if row["status"] == "done"]
+            if not done:
+                attempt = max((row["attempt"] for row in rows), default=0)
+                return Position(0, 0, attempt, _manifest(self._run(run)["manifest"]), None)
+            last = done[-1]
+            key = (last["stage"], last["round"])
+            attempt = max((row["attempt"] for row in rows if (row["stage"], row["round"]) > key), default=0)
+            is_last = (tables.evaluations.c.stage == key[0]) & (tables.evaluations.c.round == key[1])
+            evaluated = select(tables.evaluations.c.id).where((tables.evaluations.c.run == run) & is_last).limit(1)
+            missing = connection.execute(evaluated).first() is None
+        unevaluated = Attempt(run, *key, last["attempt"]) if missing else None
+        return Position(*key, attempt, _manifest(last["manifest"]), unevaluated)
+
+    def states(self, run: str) -> dict[tuple[int, int], Manifest]:
+        """The model state each finished round made, by (stage, round); (0, 0) is the initial state."""
+        states = {(0, 0): _manifest(self._run(run)["manifest"])}
+        with named_errors(self._name), self._engine.connect() as connection:
+            query = select(tables.rounds).where((tables.rounds.c.run == run) & (tables.rounds.c.status == "done"))
+            for row in connection.execute(query).mappings():
+                states[row["stage"], row["round"]] = _manifest(row["manifest"])
+        return states
+
+    def reopen(self, run: str, at: float) -> None:
+        """A run goes on: what was open when it stopped has failed."""
+        with named_errors(self._name), writing(self._engine) as connection, connection.begin():
+            values = {"status": "running", "finished_at": None}
+            connection.execute(update(tables.runs).where(tables.runs.c.run == run).values(values))
+            broken = (tables.rounds.c.run == run) & (tables.rounds.c.status == "running")
+            connection.execute(update(tables.rounds).where(broken).values(status="failed", ended_at=at))
+
+    def commit(self, run: str, saves: Iterable[Save], events: Iterable[EventRow], at: float) -> None:
+        """Write what changed and what will be told, in one transaction. ``at``: seconds since the epoch."""
+        with named_errors(self._name), writing(self._engine) as connection, connection.begin():
+            for save in saves:
+                _save(connection, run, save, at)
+            rows = [{"run": run, **msgspec.structs.asdict(event)} for event in events]
+            if rows:
+                connection.execute(insert(tables.events), rows)
+
+    def add_bundle(self, run: str, bundle: BundleRow) -> None:
+        """Note an exported file; one of the same name is replaced."""
+        values = msgspec.to_builtins(bundle)
+        with named_errors(self._name), writing(self._engine) as connection, connection.begin():
+            _put(connection, tables.bundles, {"run": run, "name": values.pop("name")}, values)
+
+    def report(self, run: str = "") -> RunReport:
+        """Everything about a run; "": the newest. Raises StoreError naming the runs there are."""
+        with named_errors(self._name), self._engine.connect() as connection:
+            return read_report(connection, run or self._newest(), self._name)
+
+    def runs(self) -> list[RunReport]:
+        """All runs without their rows, newest first."""
+        with named_errors(self._name), self._engine.connect() as connection:
+            return read_runs(connection)
+
+    def _newest(self) -> str:
+        runs = self.runs()
+        if not runs:
+            raise StoreError(f"the ledger {self._name} holds no run")
+        return runs[0].run
+
+    def _run(self, run: str) -> dict[str, Any]:
+        with named_errors(self._name), self._engine.connect() as connection:
+            row = connection.execute(select(tables.runs).where(tables.runs.c.run == run)).mappings().first()
+        if row is None:
+            known = ", ".join(sorted(report.run for report in self.runs())) or "none"
+            raise StoreError(f"run {run!r} is not in the ledger {self._name}", remedy=f"Runs there are: {known}.")
+        return dict(row)
+
+
+def _manifest(value: Any) -> Manifest:
+    return msgspec.convert(value, Manifest)
+
+
+def _save(connection: Connection, run: str, save: Save, at: float) -> None:
+    if isinstance(save, SaveAssignment):
+        _save_assignment(connection, run, save)
+    elif isinstance(save, SaveRound):
+        _save_round(connection, run, save, at)
+    elif isinstance(save, SaveDevice):
+        hello = msgspec.to_builtins(save.hello)
+        values = {name: hello[name] for name in ("capabilities", "budget", "samples", "class_counts")}
+        values["profile"] = save.hello.profile[:128]
+        _put(connection, tables.devices, {"run": run, "device": save.hello.device}, values)
+    elif isinstance(save, SaveEvaluation):
+        rows = [{"run": run, **msgspec.structs.asdict(row), "available": list(row.available)} for row in save.rows]
+        if rows:
+            connection.execute(insert(tables.evaluations), rows)
+    elif isinstance(save, SaveEnd):
+        values = {"status": save.status, "finished_at": at}
+        connection.execute(update(tables.runs).where(tables.runs.c.run == run).values(values))
+
+
+def _save_round(connection: Connection, run: str, save: SaveRound, at: float) -> None:
+    values: dict[str, Any] = {
+        "status": save.status,
+        "participants": list(save.participants),
+        "metrics": save.metrics,
+        "record": save.record,
+        "manifest": msgspec.to_builtins(save.manifest),
+    }
+    values["started_at" if save.status == "running" else "ended_at"] = at
+    _put(connection, tables.rounds, _key(run, save.attempt), values)
+
+
+def _save_assignment(connection: Connection, run: str, save: SaveAssignment) -> None:
+    key = {**_key(run, save.attempt), "device": save.device}
+    values: dict[str, Any] = {
+        "status": save.status,
+        "refusal": msgspec.to_builtins(save.refusal),
+        "batch_size": save.batch_size,
+        "micro_batch": save.placement.micro_batch,
+        "trained": list(save.placement.stage.trained),
+        "samples": dict(save.update.samples) if save.update is not None else {},
+        "metrics": dict(save.update.metrics) if save.update is not None else {},
+    }
+    _put(connection, tables.assignments, key, values)
+    if save.status in {"offered", "refused"}:
+        _save_figures(connection, key, save.placement.predicted, predicted=True)
+    if save.measured:
+        _save_figures(connection, key, save.measured, predicted=False)
+
+
+def _save_figures(connection: Connection, key: dict[str, Any], figures: Figures, *, predicted: bool) -> None:
+    key = {**key, "predicted": predicted}
+    connection.execute(delete(tables.figures).where(*_where(tables.figures, key)))
+    rows = [
+        {
+            **key,
+            "name": name[:64],
+            "value": figure.value,
+            "kind": figure.kind,
+            "source": figure.source[:256],
+            "reason": figure.reason[:1024],
+        }
+        for name, figure in list(figures.items())[:MAX_FIGURES]
+    ]
+    if rows:
+        connection.execute(insert(tables.figures), rows)
+
+
+def _key(run: str, attempt: Attempt) -> dict[str, Any]:
+    return {"run": run, "stage": attempt.stage, "round": attempt.round, "attempt": attempt.attempt}
+
+
+def _where(table: Table, key: dict[str, Any]) -> list[Any]:
+    return [table.c[name] == value for name, value in key.items()]
+
+
+def _put(connection: Connection, table: Table, key: dict[str, Any], values: dict[str, Any]) -> None:
+    """Update the row, or insert it when there is none: the same words on every database."""
+    changed = connection.execute(update(table).where(*_where(table, key)).values(values))
+    if changed.rowcount == 0:
+        connection.execute(insert(table).values({**key, **values}))

@@ -1,0 +1,1 @@
+"""Alembic migrations of the ledger, run when it is opened."""

@@ -1,0 +1,167 @@
+"""The rules of one round, pure: who is offered, what each answer changes, when it closes, when it is tried again."""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+import numpy as np
+
+from coordinator.instructions import (
+    Aggregate,
+    Fail,
+    Forget,
+    Instruction,
+    SaveAssignment,
+    SaveRound,
+    SendAbort,
+    SendOffer,
+    Step,
+    Tell,
+)
+from coordinator.planning import no_placement, reason_text
+from coordinator.values import OPEN, Assignment, Round, State, Status
+from edgefl.aggregation.slots import choose
+from edgefl.records import Attempt, Figures
+
+replace = msgspec.structs.replace
+
+
+def open_round(state: State, at: float) -> Step:
+    """Offer the next attempt to every chosen device; wait, or fail, when there is none."""
+    able = sorted(name for name, device in state.devices.items() if device.online and device.eligible)
+    if not able:
+        return no_placement(state, at)
+    number = Attempt(state.run, state.stage, state.number, state.attempt + 1)
+    draw = np.random.default_rng((state.seed, state.stage, state.number))  # the same run draws the same devices again
+    names = choose("select", state.recipe).method(able, draw)
+    placements = {name: p for name in names if (p := state.devices[name].placement) is not None}
+    deadline_s = state.policy.deadline_s if state.policy.deadline_s > 0 else math.inf
+    opened = Round(
+        attempt=number,
+        tries=state.tries + 1,
+        opened_at=at,
+        deadline_at=at + deadline_s,
+        assignments={name: Assignment(placement) for name, placement in placements.items()},
+    )
+    out: list[Instruction] = [SaveRound(number)]
+    out += [_saved(state, number, name, assignment) for name, assignment in opened.assignments.items()]
+    out += [
+        _saved(state, number, name, Assignment(device.placement, "refused", refusal=device.placement.refusal))
+        for name, device in state.devices.items()
+        if device.placement is not None and device.placement.refusal is not None
+    ]
+    data = {"participants": names, "attempt": number.attempt}
+    out.append(Tell("round_started", state.stage, state.number, data=data))
+    out += [send_offer(opened, name, at) for name in names]
+    return replace(state, phase="round", attempt=number.attempt, tries=opened.tries, open=opened), out
+
+
+def check_close(state: State, at: float) -> Step:
+    """Close when all have answered, or the deadline is over, or only absent devices are missing and grace is over."""
+    opened = state.open
+    if opened is None or state.phase != "round":
+        return state, []
+    waiting = [name for name, a in opened.assignments.items() if a.status in OPEN]
+    enough = len(done(opened)) >= quorum(state)
+    if not waiting or at >= opened.deadline_at:
+        return _close(state, at) if enough else _retry(state, at)
+    if enough and not any(state.devices[name].online for name in waiting):
+        if opened.grace_at is None:
+            return replace(state, open=replace(opened, grace_at=at + state.grace_s)), []
+        return _close(state, at) if at >= opened.grace_at else (state, [])
+    return replace(state, open=replace(opened, grace_at=None)) if opened.grace_at is not None else state, []
+
+
+def quorum(state: State) -> int:
+    """Updates needed: the policy's share of the devices offered, without those the planner has excluded; at least 1."""
+    if state.open is None:
+        return 1
+    offered = sum(a.status != "refused" for a in state.open.assignments.values())
+    return max(1, math.ceil(state.policy.quorum * offered - 1e-9))
+
+
+def done(opened: Round) -> list[str]:
+    """Devices whose updates are on disk, in order of name: the order in which they are added up."""
+    return sorted(name for name, a in opened.assignments.items() if a.status == "done")
+
+
+def drop(state: State, reason: str) -> Step:
+    """Count a message without effect."""
+    return replace(state, dropped={**state.dropped, reason: state.dropped.get(reason, 0) + 1}), []
+
+
+def put(state: State, device: str, assignment: Assignment, measured: Figures | None = None) -> Step:
+    """Set a device's assignment, and have it recorded."""
+    opened = state.open
+    if opened is None:
+        return state, []
+    opened = replace(opened, assignments={**opened.assignments, device: assignment})
+    save = _saved(state, opened.attempt, device, assignment, measured)
+    return replace(state, open=opened), [save]
+
+
+def _saved(
+    state: State, attempt: Attempt, device: str, assignment: Assignment, measured: Figures | None = None
+) -> SaveAssignment:
+    return SaveAssignment(
+        attempt=attempt,
+        device=device,
+        status=assignment.status,
+        placement=assignment.placement,
+        batch_size=state.batch_sizes[attempt.stage - 1],
+        refusal=assignment.refusal,
+        update=assignment.update,
+        measured=measured or {},
+    )
+
+
+def _close(state: State, at: float) -> Step:
+    state, out = _cut(state)
+    opened = state.open
+    if opened is None:
+        return state, out
+    updates = [u for name in done(opened) if (u := opened.assignments[name].update) is not None]
+    out.append(Aggregate(opened.attempt, tuple(updates)))
+    return replace(state, phase="closing", until=at), out
+
+
+def _retry(state: State, at: float) -> Step:
+    state, out = _cut(state)
+    opened = state.open
+    if opened is None:
+        return state, out
+    out.append(SaveRound(opened.attempt, "failed", tuple(done(opened))))
+    story = "; ".join(_outcome(name, a) for name, a in sorted(opened.assignments.items()))
+    counted, needed = len(done(opened)), quorum(state)
+    text = f"attempt {opened.attempt} got {counted} of {needed} updates it needs ({story})"
+    if opened.tries >= state.policy.max_attempts:
+        return replace(state, open=None), [*out, Fail("RunError", f"{text}; it was tried {opened.tries} times")]
+    out += [SendAbort(name, opened.attempt, "the attempt failed") for name in done(opened)]
+    out.append(Tell("warning", state.stage, state.number, data={"text": f"{text}; it is tried again"}))
+    until = at + state.retry_pause_s * opened.tries
+    return replace(state, phase="pausing", until=until, open=None), out
+
+
+def _cut(state: State) -> Step:
+    """Whoever has not answered is late, or lost when it is not there either."""
+    out: list[Instruction] = []
+    opened = state.open
+    for name, assignment in opened.assignments.items() if opened is not None else ():
+        if assignment.status in OPEN:
+            status: Status = "late" if state.devices[name].online else "lost"
+            state, saved = put(state, name, replace(assignment, status=status))
+            attempt = opened.attempt if opened is not None else Attempt()
+            out += [*saved, SendAbort(name, attempt, "the round is closed")]
+    return state, [*out, Forget(opened.attempt)] if opened is not None else out
+
+
+def send_offer(opened: Round, device: str, at: float) -> SendOffer:
+    """The offer of a device's part, with the time that is left."""
+    left = 0.0 if math.isinf(opened.deadline_at) else max(1.0, opened.deadline_at - at)
+    return SendOffer(device, opened.attempt, opened.assignments[device].placement, left)
+
+
+def _outcome(device: str, assignment: Assignment) -> str:
+    why = f" ({reason_text(assignment.refusal)})" if assignment.refusal is not None else ""
+    return f"{device} {assignment.status}{why}"

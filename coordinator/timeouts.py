@@ -1,0 +1,28 @@
+"""Every wait of the coordinator in one place, with its reason. What a run's owner decides (joining, deadline) is in
+:class:`edgefl.plan.values.RoundPolicy`, not here.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Timeouts(NamedTuple):
+    """Seconds."""
+
+    #: How often time is looked at. Deadlines are minutes, stalls seconds: a quarter second is not seen.
+    tick_s: float = 0.25
+    #: Beat asked of the devices: small against a deadline, and 200 devices make only 20 messages a second.
+    heartbeat_s: float = 10.0
+    #: A device is lost after three silent beats and a half: one lost packet or one long step is no lost device.
+    silence_s: float = 35.0
+    #: How long a round waits for absent devices once all others are done: a restart or a change of network takes less.
+    grace_s: float = 20.0
+    #: Pause before a round is tried again, times the tries so far: devices may still be ending a step.
+    retry_pause_s: float = 2.0
+    #: An upload without a new chunk is asked for again after this: a window of chunks takes 2 s at 6 Mbit/s.
+    stall_s: float = 5.0
+    #: An unknown device that shows signs of life is asked to introduce itself this often.
+    introduce_s: float = 5.0
+    #: Messages that are still unsent when the run ends are given this long to leave.
+    drain_s: float = 5.0

@@ -1,0 +1,233 @@
+"""The coordinator's values: the state of a run, and what can happen to it (events).
+
+All frozen; times are seconds of one monotonic clock that the runner passes in.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+from edgefl.errors import EdgeFLError
+from edgefl.plan.values import Placement, RoundPolicy
+from edgefl.protocol.messages import Hello, Update
+from edgefl.records import Attempt, EvaluationRow, Figures, Manifest, Refusal
+
+Phase = Literal[
+    "starting", "joining", "planning", "waiting", "pausing", "round", "closing", "evaluating", "finished", "failed"
+]
+Status = Literal["offered", "accepted", "replanning", "updated", "done", "declined", "refused", "lost", "late"]
+
+#: Statuses that still can become "done".
+OPEN: frozenset[Status] = frozenset({"offered", "accepted", "replanning", "updated"})
+
+
+class Device(msgspec.Struct, frozen=True):
+    """One device the coordinator has met. ``placement`` and ``declined`` belong to the current stage."""
+
+    hello: Hello
+    online: bool = True
+    placement: Placement | None = None
+    ticket: int = 0  # of the plan that was asked for and has not come yet; 0: none
+    declined: tuple[tuple[int, int, Refusal], ...] = ()
+
+    @property
+    def eligible(self) -> bool:
+        """Planned, and not refused."""
+        return self.placement is not None and self.placement.refusal is None
+
+
+class Assignment(msgspec.Struct, frozen=True):
+    """One device's part in one attempt."""
+
+    placement: Placement
+    status: Status = "offered"
+    update: Update | None = None
+    refusal: Refusal | None = None
+    measured: Figures = {}
+
+
+class Round(msgspec.Struct, frozen=True):
+    """The open attempt. ``tries`` counts attempts since this coordinator started; attempt numbers go on counting."""
+
+    attempt: Attempt
+    tries: int
+    opened_at: float
+    deadline_at: float
+    assignments: dict[str, Assignment] = {}
+    grace_at: float | None = None
+
+
+class State(msgspec.Struct, frozen=True):
+    """A run. ``stage`` and ``number`` name the round that is open or comes next; ``attempt`` is its last attempt begun.
+
+    A run that is finished stays at its last round. Stages and rounds count from 1; ``stage`` 0: not begun.
+    """
+
+    run: str
+    policy: RoundPolicy
+    rounds: tuple[int, ...]  # per stage
+    batch_sizes: tuple[int, ...]  # per stage
+    seed: int = 0
+    recipe: dict[str, Any] = {}  # role -> {choice: options}; the machine needs "select"
+    every_round: bool = True  # evaluate after each round, else after each stage
+    has_test: bool = True
+    grace_s: float = 20.0
+    retry_pause_s: float = 2.0
+    phase: Phase = "starting"
+    stage: int = 0
+    number: int = 0
+    attempt: int = 0
+    tries: int = 0
+    began_at: float = 0.0
+    until: float = 0.0  # when joining, waiting or pausing ends
+    planned_stage: int = 0  # the stage the devices' placements belong to
+    devices: dict[str, Device] = {}
+    open: Round | None = None
+    evaluating: Attempt | None = None
+    closed: Attempt | None = None  # the last attempt that was aggregated
+    counted: frozenset[str] = frozenset()  # the devices whose updates it holds
+    tickets: int = 0
+    dropped: dict[str, int] = {}  # messages without effect, by reason
+    story: tuple[str, ...] = ()  # what happened last, for error messages
+
+
+class Begin(msgspec.Struct, frozen=True):
+    """The initial parts lie in the store: devices may join.
+
+    ``stage`` and ``round`` are those of the last finished round, 0 and 0 when there is none; ``attempt`` is the last
+    one begun for the round that comes next; ``unevaluated`` is the last finished round if it was not evaluated.
+    """
+
+    at: float
+    stage: int = 0
+    round: int = 0
+    attempt: int = 0
+    unevaluated: Attempt | None = None
+
+
+class Joined(msgspec.Struct, frozen=True):
+    """A device said hello, or showed life after it had been missed."""
+
+    at: float
+    hello: Hello
+
+
+class Beat(msgspec.Struct, frozen=True):
+    """A device shows life. ``telling``: it also says what it works on."""
+
+    at: float
+    device: str
+    working_on: Attempt | None = None
+    telling: bool = True
+
+
+class Left(msgspec.Struct, frozen=True):
+    """A device is offline: its last will, or too many silent heartbeats."""
+
+    at: float
+    device: str
+    reason: str = ""
+
+
+class Planned(msgspec.Struct, frozen=True):
+    """The planner's answer to the ``Plan`` with this ticket."""
+
+    at: float
+    ticket: int
+    placements: tuple[Placement, ...] = ()
+
+
+class Accepted(msgspec.Struct, frozen=True):
+    """A device took an offer."""
+
+    at: float
+    device: str
+    attempt: Attempt
+
+
+class Declined(msgspec.Struct, frozen=True):
+    """A device did not take an offer, or gave it up."""
+
+    at: float
+    device: str
+    attempt: Attempt
+    refusal: Refusal = Refusal()
+    figures: Figures = {}
+
+
+class Progressed(msgspec.Struct, frozen=True):
+    """A device told how far it is."""
+
+    at: float
+    device: str
+    attempt: Attempt
+    data: dict[str, Any] = {}
+
+
+class Announced(msgspec.Struct, frozen=True):
+    """A device has an update to fetch."""
+
+    at: float
+    update: Update
+
+
+class Received(msgspec.Struct, frozen=True):
+    """An update lies complete and checked in the store. ``figures`` are the coordinator's own, counted."""
+
+    at: float
+    device: str
+    attempt: Attempt
+    figures: Figures = {}
+
+
+class Spoiled(msgspec.Struct, frozen=True):
+    """An update arrived but can not be used."""
+
+    at: float
+    device: str
+    attempt: Attempt
+    refusal: Refusal
+
+
+class Aggregated(msgspec.Struct, frozen=True):
+    """The new model state lies in the store. ``record`` says what each slot did."""
+
+    at: float
+    attempt: Attempt
+    manifest: Manifest = {}
+    record: dict[str, Any] = {}
+
+
+class Evaluated(msgspec.Struct, frozen=True):
+    """The global model was tried on the test set."""
+
+    at: float
+    attempt: Attempt
+    rows: tuple[EvaluationRow, ...] = ()
+
+
+class Tick(msgspec.Struct, frozen=True):
+    """Time passed."""
+
+    at: float
+
+
+FromDevice = Joined | Beat | Left | Accepted | Declined | Progressed | Announced
+FromWork = Planned | Received | Spoiled | Aggregated | Evaluated
+Event = Begin | FromDevice | FromWork | Tick
+
+
+class IllegalMoveError(EdgeFLError):
+    """The runner reported something that can not have happened. A defect, so it tells the whole story."""
+
+    remedy = "This is a defect of the coordinator: report it with the story above. Start again with --resume RUN."
+
+    def __init__(self, event: Event, state: State, why: str) -> None:
+        self.event = event
+        self.state = state
+        story = "\n".join(f"  {line}" for line in state.story)
+        where = state.open.attempt if state.open else f"{state.run}/s{state.stage}/r{state.number}/a{state.attempt}"
+        kind = type(event).__name__
+        super().__init__(f"illegal {kind} in phase '{state.phase}' of {where}: {why}\nwhat happened before:\n{story}")

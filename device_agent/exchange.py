@@ -1,0 +1,140 @@
+"""Objects in and out: joins the pure transfer machines to the store and to whoever publishes.
+
+Hashing and writing happen in the event loop: a chunk is 96 KiB, and hashes grow as chunks arrive in order.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+
+from edgefl.errors import StoreError
+from edgefl.objects import ObjectStore, PartialObject
+from edgefl.protocol import transfer as t
+from edgefl.protocol.chunks import DEFAULT_CHUNK_BYTES, DEFAULT_CREDIT, Chunk, decode_chunk, encode_chunk
+from edgefl.protocol.messages import Grant, Need, Offer, Update
+from edgefl.records import Refusal
+
+
+class Download:
+    """Fetches what is missing of an offer's manifest. Calls ``done`` (with the bytes fetched) or ``failed``, once.
+
+    Afterwards it still answers a sender that did not hear of the end, until ``stop``.
+    """
+
+    def __init__(
+        self,
+        offer: Offer,
+        device: str,
+        store: ObjectStore,
+        send: Callable[[Need], None],
+        done: Callable[[int], None],
+        failed: Callable[[Refusal], None],
+    ) -> None:
+        self.offer = offer
+        self.fetched_bytes = 0
+        self._store = store
+        self._send = send
+        self._done = done
+        self._failed = failed
+        self._partials: dict[str, PartialObject] = {}
+        self._arrived: Chunk | None = None
+        self._ended = False
+        self._receiver = t.Receiver(
+            offer.transfer,
+            device,
+            list({ref.id: ref for ref in offer.manifest.values()}.values()),
+            offer.chunk_bytes or DEFAULT_CHUNK_BYTES,
+            offer.credit or DEFAULT_CREDIT,
+            life=secrets.randbelow(2**31),
+        )
+
+    def start(self, now: float) -> None:
+        """Look at what is here and ask for the rest. Raises nothing: a refusing disk goes to ``failed``."""
+        try:
+            missing = {}
+            for ref in self.offer.manifest.values():
+                if not self._store.has(ref.id):
+                    self._partials[ref.id] = self._store.partial(ref, self.offer.chunk_bytes or DEFAULT_CHUNK_BYTES)
+                    missing[ref.id] = self._partials[ref.id].missing()
+            self._carry_out(self._receiver.start(missing, now), now)
+        except StoreError as error:
+            self._fail("disk", error.message)
+
+    def again(self, now: float) -> None:
+        """Ask again at once, as after a reconnection."""
+        self._carry_out(self._receiver.on_stall(now), now)
+
+    def chunk(self, transfer: str, payload: bytes, now: float) -> None:
+        """A chunk arrived on one of the topics this device listens to. Raises ProtocolError when it is malformed."""
+        if transfer != self.offer.transfer or (self._ended and not self._receiver.finished):
+            return
+        self._arrived = decode_chunk(payload)
+        arrived = self._arrived
+        try:
+            self._carry_out(self._receiver.on_chunk(arrived.object_id, arrived.index, len(arrived.data), now), now)
+        except StoreError as error:
+            self._fail("disk", error.message)
+
+    def tick(self, now: float) -> None:
+        """Time passed: ask again when nothing came for long."""
+        if not self._ended:
+            self._carry_out(self._receiver.on_tick(now), now)
+
+    def stop(self) -> None:
+        """Nobody needs it any more; what has arrived stays on disk."""
+        self._ended = True
+        self._receiver.finished = False
+
+    def _carry_out(self, instructions: list[t.Instruction], now: float) -> None:
+        for instruction in instructions:
+            if isinstance(instruction, t.SendNeed):
+                self._send(instruction.need)
+            elif isinstance(instruction, t.StoreChunk) and self._arrived is not None:
+                self._partials[instruction.object_id].write(instruction.index, self._arrived.data)
+                self.fetched_bytes += len(self._arrived.data)
+            elif isinstance(instruction, t.VerifyObject):
+                ok = self._partials[instruction.object_id].complete()
+                self._carry_out(self._receiver.on_verified(instruction.object_id, ok, now), now)
+            elif isinstance(instruction, t.Completed) and not self._ended:
+                self._ended = True
+                self._done(self.fetched_bytes)
+            elif isinstance(instruction, t.Failed):
+                self._fail("transfer", f"object {instruction.object_id[:12]}: {instruction.reason}")
+
+    def _fail(self, reason: str, detail: str) -> None:
+        if not self._ended:
+            self._ended = True
+            self._failed(Refusal(reason, detail=detail))
+
+
+class Upload:
+    """Serves the objects of one update to the coordinator, as it asks for them."""
+
+    def __init__(self, update: Update, transfer: str, store: ObjectStore, publish: Callable[[bytes], None]) -> None:
+        self.transfer = transfer
+        self.update = update
+        self._store = store
+        self._publish = publish
+        self._sender = t.Sender(transfer, {ref.id: ref.size for ref in update.manifest.values()})
+        self._chunk_bytes = DEFAULT_CHUNK_BYTES
+
+    def grant(self, device: str, grant: Grant, now: float) -> str:
+        """The coordinator lacks these, or has got these. What cannot be served, as a text; "" when all can."""
+        if grant.missing:
+            self._chunk_bytes = grant.chunk_bytes
+        return self._carry_out(self._sender.on_need(device, grant, now))
+
+    def tick(self, now: float) -> None:
+        """Time passed: ask for an answer when there was none for long. Only while connected."""
+        self._carry_out(self._sender.on_tick(now))
+
+    def _carry_out(self, instructions: list[t.Instruction]) -> str:
+        trouble = ""
+        for instruction in instructions:
+            if isinstance(instruction, t.SendChunk):
+                data = self._store.read_chunk(instruction.object_id, self._chunk_bytes, instruction.index)
+                self._publish(encode_chunk(Chunk(instruction.object_id, instruction.index, data)))
+            elif isinstance(instruction, t.Failed):
+                trouble = f"object {instruction.object_id[:12]}: {instruction.reason}"
+        return trouble

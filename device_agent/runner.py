@@ -1,0 +1,194 @@
+"""The agent's I/O: events in, instructions out. The machine decides, this file only performs.
+
+One task takes events one by one; one task publishes messages in their order; the trainer and the two directions of
+objects run beside them and report back as events.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import shutil
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import psutil
+
+from device_agent import values as v
+from device_agent.identity import Identity, complete
+from device_agent.log import Emit
+from device_agent.machine import initial, step
+from device_agent.store import AgentStore
+from device_agent.timeouts import DIAL_FIRST_S, DIAL_LAST_S, LEAVE_S, TICK_S
+from device_agent.trainer_jobs import TrainerJobs
+from device_agent.trainer_link import Trainer
+from device_agent.transfers import Transfers
+from edgefl.errors import BrokerError, ProtocolError
+from edgefl.protocol import topics
+from edgefl.protocol.messages import Offer, Presence, UpMessage, decode_down, encode
+from edgefl.transport.base import Transport
+
+
+class Agent:
+    """One agent: ``run`` it until ``stop`` is called or something fails that a person must mend. Make it in a loop."""
+
+    def __init__(
+        self, identity: Identity, transport: Transport, trainer: Trainer, store: AgentStore, emit: Emit
+    ) -> None:
+        self.identity = identity
+        self.transport = transport
+        self.trainer = trainer
+        self.store = store
+        self.emit = emit
+        self.state = initial(identity.blank_state(), complete(store), store.load_facts(identity.fingerprint))
+        self._events: asyncio.Queue[v.Event] = asyncio.Queue()
+        self._outbox: asyncio.Queue[UpMessage] = asyncio.Queue()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._end: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._listening = False
+        self._transfers = Transfers(
+            identity, transport, store.objects, self._spawn, self._post, self._outbox.put_nowait, emit
+        )
+        self._jobs = TrainerJobs(trainer, self._spawn, self._post, emit, self._transfers.figures)
+        self._perform = self._performers()
+
+    async def run(self) -> None:
+        """Until ``stop``. Raises the EdgeFLError that ended it."""
+        self.transport.on_message = self._on_message
+        self.transport.on_connection = self._on_connection
+        try:
+            self._spawn(self._take_events())
+            self._spawn(self._connect())
+            await self._end
+        finally:
+            await self._leave()
+
+    def stop(self) -> None:
+        """End ``run`` without an error; safe in signal handlers of the loop, and twice."""
+        if not self._end.done():
+            self._end.set_result(None)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        async def guarded() -> None:
+            try:
+                await work
+            except Exception as error:  # what fails in a task ends the agent, which tells the user
+                if not self._end.done():
+                    self._end.set_exception(error)
+
+        task = asyncio.get_running_loop().create_task(guarded())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def _connect(self) -> None:
+        self._post(v.Tick())  # lets the machine start the trainer while the broker is still being dialled
+        wait_s = DIAL_FIRST_S
+        while not await self._dial(wait_s):
+            await asyncio.sleep(wait_s)
+            wait_s = min(2 * wait_s, DIAL_LAST_S)
+        await self.transport.subscribe(topics.device_subscriptions(self.identity.fleet, self.identity.device))
+        self._listening = True
+        self._spawn(self._publish())
+        self._spawn(self._tick())
+        self._on_connection(connected=True)
+
+    async def _dial(self, wait_s: float) -> bool:
+        try:
+            await self.transport.connect()
+        except BrokerError as error:
+            if not unreachable(error):
+                raise
+            self.emit("unreachable", text=error.message, retry_s=wait_s)
+            return False
+        return True
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_S)
+            self._post(v.Tick(psutil.virtual_memory().available))
+            self._transfers.tick(connected=self.state.connected)
+            if self.state.abandoned is not None:
+                self._jobs.interrupt()  # again: the first may have come before the trainer had read its order
+
+    async def _publish(self) -> None:
+        up = topics.up(self.identity.fleet, self.identity.device)
+        presence = topics.presence(self.identity.fleet, self.identity.device)
+        while True:
+            message = await self._outbox.get()
+            retained = isinstance(message, Presence)
+            await self.transport.publish(presence if retained else up, encode(message), retain=retained)
+
+    async def _take_events(self) -> None:
+        while True:
+            event = await self._events.get()
+            self.state, instructions = step(self.state, event, time.monotonic())
+            for instruction in instructions:
+                self._perform[type(instruction)](instruction)
+
+    def _post(self, event: v.Event) -> None:
+        self._events.put_nowait(event)
+
+    def _on_connection(self, connected: bool) -> None:
+        if not self._listening:
+            return  # the first connection counts once the subscriptions stand
+        self.emit("connected" if connected else "disconnected", device=self.identity.device)
+        self._post(v.Connected() if connected else v.Disconnected())
+
+    def _on_message(self, topic: str, payload: bytes) -> None:
+        try:
+            where = topics.parse(topic)
+            if where.channel == "down":
+                self._post(self._received(payload))
+            elif where.channel in {"down-object", "shared-object"}:
+                self._transfers.chunk(where.transfer, payload)
+        except ProtocolError as error:  # also a kind of message that only newer versions know
+            self.emit("ignored", topic=topic, text=error.message)
+
+    def _received(self, payload: bytes) -> v.Received:
+        message = decode_down(payload)
+        if not isinstance(message, Offer):
+            return v.Received(message)
+        sizes = {ref.id: ref.size for ref in message.manifest.values()}
+        missing = sum(size for name, size in sizes.items() if not self.store.objects.has(name))
+        return v.Received(message, v.Disk(missing, shutil.disk_usage(self.store.directory).free))
+
+    def _performers(self) -> dict[type, Callable[[Any], None]]:
+        return {
+            v.Send: lambda i: self._outbox.put_nowait(i.message),
+            v.Save: lambda i: self.store.save(i.saved),
+            v.SaveFacts: lambda i: self.store.save_facts(self.identity.fingerprint, i.facts),
+            v.Log: lambda i: self.emit(i.event, **i.fields),
+            v.Collect: self._collect,
+            v.Fetch: lambda i: self._transfers.fetch(i.offer),
+            v.StopFetch: lambda i: self._transfers.stop_fetch(),
+            v.Serve: lambda i: self._transfers.serve(i.update, i.grant),
+            v.StopServe: lambda i: self._transfers.stop_serve(),
+            v.StartTrainer: lambda i: self._jobs.start(),
+            v.StopTrainer: lambda i: self._jobs.stop(),
+            v.Train: lambda i: self._jobs.train(i.offer),
+            v.Interrupt: lambda i: self._jobs.interrupt(),
+        }
+
+    def _collect(self, instruction: v.Collect) -> None:
+        if freed := self.store.objects.collect(set(instruction.keep)):
+            self.emit("collected", bytes=freed)
+
+    async def _leave(self) -> None:
+        if self._listening and self.state.connected:
+            will = self.identity.will()
+            with contextlib.suppress(BrokerError, asyncio.TimeoutError):
+                await asyncio.wait_for(self.transport.publish(will.topic, will.payload, retain=True), LEAVE_S)
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.trainer.stop()
+        await self.transport.close()
+        self.store.close()
+        self.emit("stopped", device=self.identity.device, dropped=self.state.dropped)
+
+
+def unreachable(error: BrokerError) -> bool:
+    """Whether waiting may help: nobody answers, unlike a broker that answers and refuses."""
+    return "can not reach" in error.message

@@ -1,0 +1,129 @@
+"""What the agent keeps on disk: its identity, the attempt in hand, the unsent update, what the data is.
+
+Layout of the state directory::
+
+    lock           held while an agent runs here
+    identity.json  device name and fleet this directory belongs to
+    work.msgpack   values.Saved
+    facts.json     values.DataFacts and the fingerprint of the data they were read from
+    objects/       edgefl.objects.ObjectStore
+    trainer.log
+
+Files are replaced whole, so that a power cut leaves the old or the new one.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from device_agent.values import DataFacts, Saved
+from edgefl.disk import explained, sweep_temporaries, write_new
+from edgefl.errors import StoreError
+from edgefl.objects import ObjectStore
+
+T = TypeVar("T")
+
+
+class Identity(msgspec.Struct, frozen=True):
+    """Whom a state directory belongs to."""
+
+    device: str = ""
+    fleet: str = ""
+
+
+class _Facts(msgspec.Struct, frozen=True):
+    fingerprint: str = ""
+    facts: DataFacts = DataFacts()
+
+
+class AgentStore:
+    """The state directory of one agent, locked while it is open. Raises StoreError when it cannot be used."""
+
+    def __init__(self, directory: Path, identity: Identity, limit_bytes: int | None = None) -> None:
+        self.directory = directory
+        with explained("open", directory):
+            directory.mkdir(parents=True, exist_ok=True)
+            self._lock = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            self._take(identity)
+            sweep_temporaries(directory)
+            self.objects = ObjectStore(directory / "objects", limit_bytes)
+        except BaseException:
+            os.close(self._lock)
+            raise
+
+    def _take(self, identity: Identity) -> None:
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise StoreError(
+                f"{self.directory} is in use by another agent", remedy="Stop it, or give each agent its own --state."
+            ) from error
+        known = _read(self.directory / "identity.json", Identity)
+        if known is not None and known != identity:
+            raise StoreError(
+                f"{self.directory} belongs to device {known.device!r} of fleet {known.fleet!r}, "
+                f"not to {identity.device!r} of {identity.fleet!r}",
+                remedy="Start it with that --device and --fleet, or give this device a --state of its own.",
+            )
+        if known is None:
+            _write(self.directory / "identity.json", msgspec.json.encode(identity))
+
+    def close(self) -> None:
+        """Let another process use the directory."""
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+    def load(self) -> Saved:
+        """The work in hand. What cannot be read is as if there were none: the coordinator offers again."""
+        return _read(self.directory / "work.msgpack", Saved) or Saved()
+
+    def save(self, saved: Saved) -> None:
+        """Make ``saved`` what the next start finds. Raises StoreError."""
+        _write(self.directory / "work.msgpack", msgspec.msgpack.encode(saved))
+
+    def load_facts(self, fingerprint: str) -> DataFacts | None:
+        """What the data was, if it has not changed since."""
+        known = _read(self.directory / "facts.json", _Facts)
+        return known.facts if known is not None and known.fingerprint == fingerprint else None
+
+    def save_facts(self, fingerprint: str, facts: DataFacts) -> None:
+        """Remember what the data is. Raises StoreError."""
+        _write(self.directory / "facts.json", msgspec.json.encode(_Facts(fingerprint, facts)))
+
+
+def fingerprint(source: str, *more: str) -> str:
+    """Changes when the data may have changed: path, size and time of the file, or of a folder's manifest."""
+    path = Path(source)
+    file = path / "manifest.jsonl" if path.is_dir() else path
+    try:
+        status = file.stat()
+        seen = f"{status.st_size} {status.st_mtime_ns}"
+    except OSError:
+        seen = "absent"
+    return hashlib.sha256("\0".join([source, seen, *more]).encode()).hexdigest()
+
+
+def _read(file: Path, kind: type[T]) -> T | None:
+    decode = msgspec.json.decode if file.suffix == ".json" else msgspec.msgpack.decode
+    with explained("read", file):
+        try:
+            return decode(file.read_bytes(), type=kind)
+        except FileNotFoundError:
+            return None
+        except msgspec.MsgspecError:
+            # Renaming makes half-written files impossible; a damaged disk or another version remains. Kept for a look.
+            file.replace(file.with_suffix(file.suffix + ".damaged"))
+            return None
+
+
+def _write(file: Path, data: bytes) -> None:
+    with explained("write", file, len(data)):
+        write_new(file, data)

@@ -1,0 +1,252 @@
+"""The trainer: a child process of the agent that holds torch and the data, warm between rounds.
+
+Served over its pipes (:mod:`edgefl.worker`): ``warm`` loads torch and the data and tells what they are, ``train`` does
+one round. Parts are read from the object store and put there, by id; only names and numbers cross the pipes. SIGUSR1
+asks it to leave off after the step it is in. It never outlives the agent.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import msgspec
+
+from device_agent.trainer_link import TrainRequest
+from device_agent.values import DataFacts, Result
+from edgefl.errors import DataError, EdgeFLError, MissingDependencyError
+from edgefl.records import Figure, Figures, Manifest, Refusal
+from edgefl.worker import Note, serve
+
+#: prctl's number for "send me this signal when my parent ends" (linux/prctl.h).
+_PR_SET_PDEATHSIG = 1
+
+
+class AbandonedError(EdgeFLError):
+    """The agent does not want this round any more."""
+
+
+class Trainer:
+    """The handlers and what stays warm between them: the data, and later the frozen prefix's cache."""
+
+    def __init__(self, data: str, bad_samples: str, store: Path, device: str) -> None:
+        self.data = data
+        self.bad_samples = bad_samples
+        self.store = store
+        self.device = device
+        self.dataset: Any = None  # edgefl.data.dataset.Dataset; the import costs numpy, so it waits
+        self.facts = DataFacts()
+        self.left_off = False
+
+    def leave_off(self, signum: int, frame: FrameType | None) -> None:
+        """Signal handler: the next report of progress ends the round."""
+        self.left_off = True
+
+    def warm(self, body: object = None, note: Note | None = None) -> DataFacts:
+        """Load torch and the data, once; what they are."""
+        if self.dataset is None:
+            device = _torch_device(self.device)
+            _first_step(device)
+            dataset = _load(self.data, self.bad_samples)
+            self.device = device
+            self.facts = _facts(dataset, device)
+            self.dataset = dataset
+        return self.facts
+
+    def train(self, body: object, note: Note) -> Result:
+        """One round. A share that does not fit, or memory that does not suffice, is a refusal, not an error."""
+        self.left_off = False
+        request = msgspec.convert(body, TrainRequest)
+        self.warm()
+        try:
+            return self._train(request, note)
+        except DataError as error:
+            return Result(refusal=Refusal("data", detail=error.message))
+        except (MemoryError, RuntimeError) as error:
+            if not _out_of_memory(error):
+                raise
+            return Result(refusal=_memory_refusal(self.device, error))
+        finally:
+            _settle()
+
+    def _train(self, request: TrainRequest, note: Note) -> Result:
+        from edgefl.objects import ObjectStore
+        from edgefl.protocol.parts import encode_part
+        from edgefl.resources.energy import EnergyProbe
+        from edgefl.resources.memory import MemoryProbe
+        from edgefl.training.round import train_round, usable_rows
+
+        job, attempt = request.offer.job, request.offer.attempt
+        dataset = self.dataset.relabelled(job.model.label_names) if job.model.label_names else self.dataset
+        usable = len(usable_rows(job, dataset))
+        if usable < job.hyper.batch_size:
+            detail = "the local share does not fill one batch"
+            return Result(refusal=Refusal("data", float(job.hyper.batch_size), float(usable), "samples", detail))
+        store = ObjectStore(self.store)
+        memory, energy = MemoryProbe(self.device), EnergyProbe(self.device)
+        with energy, memory:
+            outcome = train_round(
+                job,
+                dataset,
+                _StoredParts(request.offer.manifest, store),
+                device=self.device,
+                on_progress=self._progress(note),
+                # Not the attempt: a round that is tried again gives the same result.
+                salt=f"{request.device}/{attempt.stage}/{attempt.round}",
+            )
+        trained: dict[str, Mapping[str, Any]] = {
+            name: tensors for name, tensors in outcome.parts.items() if outcome.samples.get(name, 0) > 0
+        }
+        if outcome.prototypes is not None:
+            trained["prototypes"] = outcome.prototypes
+        return Result(
+            manifest={name: store.put(encode_part(dict(tensors))) for name, tensors in trained.items()},
+            samples={name: outcome.samples.get(name, 0) for name in trained},
+            metrics=outcome.metrics,
+            figures=_figures(outcome, memory, energy),
+        )
+
+    def _progress(self, note: Note) -> Callable[[int, int, int, float], None]:
+        def report(epoch: int, step: int, steps: int, loss: float) -> None:
+            if self.left_off:
+                raise AbandonedError("left off: the agent does not want this round any more")
+            note({"epoch": epoch, "step": step, "steps": steps, "loss": loss})
+
+        return report
+
+
+class _StoredParts(Mapping[str, Any]):
+    """Parts decoded when they are asked for, so that never two copies of a whole model are in memory."""
+
+    def __init__(self, manifest: Manifest, store: Any) -> None:
+        self._manifest = manifest
+        self._store = store
+
+    def __getitem__(self, name: str) -> Any:
+        from edgefl.protocol.parts import decode_part
+
+        return decode_part(self._store.read(self._manifest[name].id))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._manifest)
+
+    def __len__(self) -> int:
+        return len(self._manifest)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._manifest  # the inherited one would read the part
+
+
+def _torch_device(wanted: str) -> str:
+    try:
+        import torch
+    except ImportError as error:
+        raise MissingDependencyError("torch", "train") from error
+    if wanted == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    return wanted
+
+
+def _first_step(device: str) -> None:
+    """Let the libraries take now what they take once, so that the idle size holds it and no round pays for it."""
+    import torch
+
+    import edgefl.training.round  # noqa: F401 - imported for its size, used when the first round comes
+
+    weight = torch.zeros(8, 8, device=device, requires_grad=True)
+    torch.autograd.grad((torch.ones(8, 8, device=device) @ weight).sum(), weight)
+
+
+def _load(source: str, bad_samples: str) -> Any:
+    from edgefl.data.load import load
+
+    return load(source, bad_samples=bad_samples)
+
+
+def _facts(dataset: Any, device: str) -> DataFacts:
+    import torch
+
+    from edgefl.resources.memory import idle_rss_bytes
+
+    gpu = torch.cuda.get_device_properties(0) if device.startswith("cuda") else None
+    return DataFacts(
+        modalities=dataset.signature(),
+        samples=dataset.samples(),
+        class_counts=dataset.class_counts(),
+        label_names=tuple(dataset.label_names),
+        skipped=len(dataset.skipped),
+        base_bytes=idle_rss_bytes(),
+        runtime=f"torch {torch.__version__}",
+        gpu=gpu.name if gpu is not None else "",
+        gpu_memory_bytes=gpu.total_memory if gpu is not None else 0,
+    )
+
+
+def _settle() -> None:
+    from edgefl.resources.memory import settle
+
+    settle()
+
+
+def _out_of_memory(error: BaseException) -> bool:
+    """torch raises OutOfMemoryError on a GPU and a plain RuntimeError from its CPU allocator."""
+    return isinstance(error, MemoryError) or "out of memory" in str(error) or "DefaultCPUAllocator" in str(error)
+
+
+def _memory_refusal(device: str, error: BaseException) -> Refusal:
+    from edgefl.resources.memory import high_water_bytes
+
+    detail = f"out of memory: {str(error).splitlines()[0][:300]}"
+    if not device.startswith("cuda"):
+        return Refusal("memory", float(high_water_bytes() or 0), None, "B", detail)
+    import torch
+
+    free, total = torch.cuda.mem_get_info()
+    return Refusal("memory", float(torch.cuda.max_memory_reserved()), float(total), "B", f"{detail} ({free} B free)")
+
+
+def _figures(outcome: Any, memory: Any, energy: Any) -> Figures:
+    from edgefl.resources.temperature import temperature
+
+    return {
+        **memory.figures(),
+        "energy_j": energy.figure(),
+        "temperature_c": temperature(),
+        "flops": Figure(outcome.flops, "counted", "torch FlopCounterMode"),
+        "compute_s": Figure(outcome.compute_s, "measured", "monotonic clock around the steps"),
+    }
+
+
+def _die_with_parent(parent: int) -> None:
+    """End when the agent ends, even inside a long step, where the closed pipe would not be noticed."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if parent and os.getppid() != parent:  # it died before the signal was set
+        sys.exit("the agent ended before its trainer started")
+
+
+def main() -> None:
+    """``python -m device_agent.trainer``, started by the agent."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--data", required=True)
+    parser.add_argument("--bad-samples", default="error")
+    parser.add_argument("--store", type=Path, required=True)
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--parent", type=int, default=0)
+    options = parser.parse_args()
+    _die_with_parent(options.parent)
+    trainer = Trainer(options.data, options.bad_samples, options.store, options.device)
+    signal.signal(signal.SIGUSR1, trainer.leave_off)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group: the agent decides when this ends
+    serve({"warm": trainer.warm, "train": trainer.train})
+
+
+if __name__ == "__main__":
+    main()

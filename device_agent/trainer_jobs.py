@@ -1,0 +1,100 @@
+"""What the supervisor lets its trainer do: get ready, train, end; one thing at a time, each ending as an event."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any, Protocol
+
+from device_agent import values as v
+from device_agent.log import Emit
+from device_agent.timeouts import TRAINER_RESTART_S, TRAINER_RESTARTS
+from device_agent.trainer_link import Trainer
+from edgefl import errors
+from edgefl.protocol.messages import Offer
+from edgefl.records import Figures
+from edgefl.worker import WorkerFailedError
+
+
+class Spawn(Protocol):
+    """Runs a coroutine as a task whose failure ends the agent."""
+
+    def __call__(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]: ...
+
+
+class TrainerJobs:
+    """``bill`` gives the supervisor's own figures for a training that has just ended."""
+
+    def __init__(
+        self,
+        trainer: Trainer,
+        spawn: Spawn,
+        post: Callable[[v.Event], None],
+        emit: Emit,
+        bill: Callable[[Offer, v.Result], Figures],
+    ) -> None:
+        self._trainer = trainer
+        self._spawn = spawn
+        self._post = post
+        self._emit = emit
+        self._bill = bill
+        self._deaths = 0
+        self._job: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Let it load torch and the data; ends in TrainerReady or TrainerLost."""
+        self._job = self._spawn(self._warm(self._job))
+
+    def stop(self) -> None:
+        """Give its memory back."""
+        self._emit("trainer-stopped", reason="the run is over")
+        self._job = self._spawn(self._trainer.stop())
+
+    def train(self, offer: Offer) -> None:
+        """Ends in TrainingEnded, whatever happens."""
+        self._job = self._spawn(self._train(offer))
+
+    def interrupt(self) -> None:
+        """Ask the training to end after its step."""
+        self._trainer.interrupt()
+
+    async def _warm(self, before: asyncio.Task[None] | None) -> None:
+        if before is not None:
+            await asyncio.wait([before])  # it may still be stopping
+        started = time.monotonic()
+        try:
+            facts = await self._trainer.warm()
+        except WorkerFailedError as error:
+            self._deaths += 1
+            if error.status is None or self._deaths >= TRAINER_RESTARTS:
+                raise as_own_kind(error) from error
+            wait_s = TRAINER_RESTART_S * 2 ** (self._deaths - 1)
+            self._emit("trainer-lost", text=error.message, retry_s=wait_s)
+            await asyncio.sleep(wait_s)
+            self._post(v.TrainerLost())
+            return
+        self._deaths = 0
+        seconds = time.monotonic() - started
+        self._emit("trainer-ready", seconds=seconds, base_bytes=facts.base_bytes, samples=facts.samples.get("", 0))
+        self._post(v.TrainerReady(facts))
+
+    async def _train(self, offer: Offer) -> None:
+        self._emit("training", attempt=str(offer.attempt))
+        result, alive = await self._trainer.train(offer, self._post)
+        if not alive:
+            self._emit("trainer-lost", attempt=str(offer.attempt), text=result.refusal.detail if result.refusal else "")
+        if result.refusal is None:
+            figures = {**result.figures, **self._bill(offer, result)}
+            result = v.Result(result.manifest, result.samples, result.metrics, figures)
+        self._post(v.TrainingEnded(offer.attempt, result, alive))
+
+
+def as_own_kind(error: WorkerFailedError) -> errors.EdgeFLError:
+    """The trainer's own error (such as DataError), so that the agent ends with its message and exit code."""
+    kind = getattr(errors, error.kind, None)
+    if not isinstance(kind, type) or not issubclass(kind, errors.EdgeFLError) or kind is errors.EdgeFLError:
+        return error
+    own = errors.EdgeFLError(error.message, remedy=error.remedy)
+    own.exit_code = kind.exit_code
+    return own

@@ -1,0 +1,151 @@
+"""The supervisor's end of the trainer: start it, give it work, watch its memory, tell how it ended."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+import msgspec
+
+from device_agent.timeouts import TRAINER_STOP_S
+from device_agent.values import DataFacts, Progressed, Result
+from edgefl.protocol.messages import Offer
+from edgefl.records import Budget, Figure, Figures, Refusal
+from edgefl.resources.ceiling import PERIOD_S, Ceiling
+from edgefl.worker import WorkerFailedError, WorkerProcess
+
+OnProgress = Callable[[Progressed], None]
+
+
+class TrainRequest(msgspec.Struct, frozen=True):
+    """Body of the trainer's ``train``."""
+
+    offer: Offer
+    device: str = ""
+
+
+class Ended(NamedTuple):
+    """How one training ended. ``alive``: the trainer still runs."""
+
+    result: Result
+    alive: bool
+
+
+class Trainer(Protocol):
+    """What the runner needs of a trainer; tests give it one without a process."""
+
+    async def warm(self) -> DataFacts:
+        """Load torch and the data. Raises WorkerFailedError: ``status`` is None when it refused, else it died."""
+        ...
+
+    async def train(self, offer: Offer, on_progress: OnProgress) -> Ended:
+        """One round; never raises for what the trainer does."""
+        ...
+
+    def interrupt(self) -> None:
+        """Ask the training to end after its step."""
+        ...
+
+    async def stop(self) -> None:
+        """End the trainer and give its memory back."""
+        ...
+
+
+class TrainerSettings(NamedTuple):
+    """What the child is started with."""
+
+    device: str
+    data: str
+    store: Path
+    log: Path
+    budget: Budget = Budget()
+    bad_samples: str = "error"
+    torch_device: str = "auto"
+    module: str = "device_agent.trainer"
+
+
+class TrainerProcess:
+    """The real trainer: a child process under a memory ceiling."""
+
+    def __init__(self, settings: TrainerSettings, memory_total_bytes: int) -> None:
+        self.settings = settings
+        self._total = memory_total_bytes
+        self._base_bytes = 0
+        arguments = ["--data", settings.data, "--bad-samples", settings.bad_samples]
+        arguments += ["--store", str(settings.store), "--device", settings.torch_device]
+        arguments += ["--parent", str(os.getpid())]
+        self._worker = WorkerProcess(settings.module, arguments, settings.log)
+
+    async def warm(self) -> DataFacts:
+        """See ``Trainer.warm``."""
+        facts = msgspec.convert(await self._worker.call("warm", None), DataFacts)
+        self._base_bytes = facts.base_bytes
+        return facts
+
+    async def train(self, offer: Offer, on_progress: OnProgress) -> Ended:
+        """See ``Trainer.train``. Over the ceiling the child is killed, which is a refusal with both numbers."""
+        await self._worker.start()
+        pid = self._worker.pid
+        if pid is None:
+            return Ended(Result(refusal=Refusal("error", detail="the trainer did not start")), alive=False)
+        limit = ceiling_bytes(self.settings.budget, self._base_bytes)
+        # Without a limit nothing is killed below the machine's whole memory, and the peak is known if the kernel kills.
+        with Ceiling(pid, self._total if limit is None else limit) as ceiling:
+            try:
+                reply = await self._worker.call(
+                    "train",
+                    TrainRequest(offer, self.settings.device),
+                    lambda note: on_progress(Progressed(offer.attempt, **note)),
+                )
+            except WorkerFailedError as error:
+                return failed(error, ceiling, self.settings.budget, self._total)
+        return Ended(msgspec.convert(reply, Result), alive=True)
+
+    def interrupt(self) -> None:
+        """See ``Trainer.interrupt``."""
+        if (pid := self._worker.pid) is not None:
+            os.kill(pid, signal.SIGUSR1)
+
+    def kill(self) -> None:
+        """End the child at once."""
+        self._worker.kill()
+
+    async def stop(self) -> None:
+        """See ``Trainer.stop``."""
+        await self._worker.stop(TRAINER_STOP_S)
+
+
+def ceiling_bytes(budget: Budget, base_bytes: int) -> int | None:
+    """Largest resident size the trainer may have; None: no limit. A step limit counts from the idle trainer's size."""
+    limits = [] if budget.memory_bytes is None else [budget.memory_bytes]
+    if budget.step_memory_bytes is not None and base_bytes:
+        limits.append(base_bytes + budget.step_memory_bytes)
+    return min(limits, default=None)
+
+
+def failed(error: WorkerFailedError, ceiling: Ceiling, budget: Budget, memory_total_bytes: int) -> Ended:
+    """The refusal for a trainer that raised (it lives) or died (both numbers: peak seen, and what was allowed)."""
+    if error.status is None:
+        return Ended(Result(refusal=Refusal("error", detail=error.message[:500])), alive=True)
+    ceiling.stop()
+    figures = _last_seen(ceiling)
+    if ceiling.refusal is not None:
+        return Ended(Result(refusal=ceiling.refusal, figures=figures), alive=False)
+    allowed = float(min(ceiling.limit_bytes, memory_total_bytes))
+    peak = float(ceiling.peak_bytes) if ceiling.peak_bytes else None
+    if error.status == -signal.SIGKILL:  # not by us: the kernel ran out of memory, or somebody else's doing
+        detail = "the trainer was killed from outside, most likely because the machine ran out of memory"
+        return Ended(Result(refusal=Refusal("memory", peak, allowed, "B", detail), figures=figures), alive=False)
+    return Ended(
+        Result(refusal=Refusal("error", peak, allowed, "B", error.message[:500]), figures=figures), alive=False
+    )
+
+
+def _last_seen(ceiling: Ceiling) -> Figures:
+    source = f"VmRSS every {PERIOD_S * 1000:.0f} ms until the trainer ended"
+    if not ceiling.peak_bytes:
+        return {"process_peak_bytes": Figure(source=source, reason="the trainer ended before it was looked at")}
+    return {"process_peak_bytes": Figure(float(ceiling.peak_bytes), "measured", source)}

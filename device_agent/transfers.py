@@ -1,0 +1,115 @@
+"""Both directions of objects at one agent: the offer that is fetched, the update that is served, and what they cost."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from device_agent import values as v
+from device_agent.bill import Bill, Meters, unknown
+from device_agent.exchange import Download, Upload
+from device_agent.identity import Identity
+from device_agent.log import Emit
+from device_agent.trainer_jobs import Spawn
+from edgefl.objects import ObjectStore
+from edgefl.protocol import topics
+from edgefl.protocol.messages import Grant, Need, Offer, Update
+from edgefl.records import Figures, Refusal
+from edgefl.transport.base import Transport
+
+
+class Transfers:
+    """Performs the machine's fetching and serving; ends of fetches come back as events."""
+
+    def __init__(
+        self,
+        identity: Identity,
+        transport: Transport,
+        objects: ObjectStore,
+        spawn: Spawn,
+        post: Callable[[v.Event], None],
+        send: Callable[[Need], None],
+        emit: Emit,
+    ) -> None:
+        self._identity = identity
+        self._transport = transport
+        self._objects = objects
+        self._spawn = spawn
+        self._post = post
+        self._send = send
+        self._emit = emit
+        self._download: Download | None = None
+        self._upload: Upload | None = None
+        self._bill: Bill | None = None
+
+    def fetch(self, offer: Offer) -> None:
+        """Ask for what the offer's manifest names and is not here; again for the same offer: ask again."""
+        now = time.monotonic()
+        if self._download is not None and self._download.offer == offer:
+            self._download.again(now)
+            return
+        if self._bill is None or self._bill.attempt != offer.attempt:
+            self._bill = Bill(offer.attempt, self._meters())
+        self.stop_fetch()
+        bill = self._bill
+
+        def done(fetched_bytes: int) -> None:
+            bill.fetched_bytes += fetched_bytes
+            self._emit("fetched", attempt=str(offer.attempt), bytes=fetched_bytes, seconds=time.monotonic() - now)
+            self._post(v.Fetched(offer.attempt))
+
+        def failed(refusal: Refusal) -> None:
+            self._post(v.FetchFailed(offer.attempt, refusal))
+
+        self._download = Download(offer, self._identity.device, self._objects, self._send, done, failed)
+        self._download.start(now)
+
+    def stop_fetch(self) -> None:
+        """Nobody needs what is being fetched; what has arrived stays on disk."""
+        if self._download is not None:
+            self._download.stop()
+            self._download = None
+
+    def chunk(self, transfer: str, payload: bytes) -> None:
+        """A chunk arrived. Raises ProtocolError when it is malformed."""
+        if self._download is not None:
+            self._download.chunk(transfer, payload, time.monotonic())
+
+    def serve(self, update: Update, grant: Grant) -> None:
+        """The coordinator says what it lacks of an update, or how far it is."""
+        if self._upload is None or (self._upload.transfer, self._upload.update) != (grant.transfer, update):
+            topic = topics.up_object(self._identity.fleet, self._identity.device, grant.transfer)
+            self._upload = Upload(update, grant.transfer, self._objects, self._publish_on(topic))
+        if trouble := self._upload.grant(self._identity.device, grant, time.monotonic()):
+            self._emit("warning", text=trouble)
+
+    def stop_serve(self) -> None:
+        """The update is delivered, or not wanted."""
+        self._upload = None
+
+    def tick(self, *, connected: bool) -> None:
+        """Time passed."""
+        now = time.monotonic()
+        if self._download is not None:
+            self._download.tick(now)
+        if self._upload is not None and connected:
+            self._upload.tick(now)
+
+    def figures(self, offer: Offer, result: v.Result) -> Figures:
+        """What the attempt cost this device beside the training itself."""
+        if self._bill is None or self._bill.attempt != offer.attempt:
+            return unknown()
+        topic = topics.up_object(self._identity.fleet, self._identity.device, offer.transfer)  # about as long
+        return self._bill.figures(self._meters(), result.manifest, topic, offer.chunk_bytes)
+
+    def _meters(self) -> Meters:
+        return Meters(time.monotonic(), self._transport.bytes_sent, self._transport.bytes_received)
+
+    def _publish_on(self, topic: str) -> Callable[[bytes], None]:
+        async def publish(payload: bytes) -> None:
+            await self._transport.publish(topic, payload)
+
+        def spawn(payload: bytes) -> None:
+            self._spawn(publish(payload))
+
+        return spawn

@@ -1,0 +1,114 @@
+"""The streaming weighted mean of tensors: theta = sum_k w_k theta_k / sum_k w_k, one device in memory at a time.
+
+FedAvg (McMahan et al. 2017, arXiv 1602.05629). Floating tensors are accumulated in f32; integer and boolean buffers are
+copied from the first device (D-L2). The same devices in the same order give the same bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from edgefl.errors import ModelError
+
+Tensor = npt.NDArray[Any]
+Tensors = Mapping[str, Tensor]
+#: What the tensors of a part look like: name -> (shape, whether it is floating).
+Layout = dict[str, tuple[tuple[int, ...], bool]]
+
+
+class Outcome(NamedTuple):
+    """What became of one part. ``tensors`` None: it stays as it was, because of ``kept``."""
+
+    tensors: dict[str, Tensor] | None
+    weights: dict[str, dict[str, Any]]  # "devices": {name: weight}; for prototypes also "tables"
+    refused: dict[str, tuple[str, str]]  # device -> (machine-readable reason, detail)
+    kept: str = ""
+    ignored: tuple[str, ...] = ()  # devices that have no samples of it
+
+
+class MisfitError(ModelError):
+    """A device's tensors do not fit the part. ``reason`` is machine-readable: names, shape, dtype or not_finite."""
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message, remedy="The device and the coordinator must build the same model.")
+        self.reason = reason
+
+
+class WeightedMean:
+    """Takes one device's tensors at a time. ``layout``: what to expect; default: what the first device brings."""
+
+    def __init__(self, layout: Layout | None = None) -> None:
+        self._layout = layout
+        self._sums: dict[str, Tensor] = {}
+        self._weight = 0.0
+
+    def add(self, weight: float, tensors: Tensors) -> None:
+        """Take one device. Raises MisfitError, changing nothing, when its tensors do not fit or are not finite."""
+        layout = self._layout = layout_of(tensors) if self._layout is None else self._layout
+        check(tensors, layout)
+        first = not self._sums
+        for name, (_, floating) in layout.items():
+            if not floating:
+                if first:
+                    self._sums[name] = np.array(tensors[name])
+                continue
+            scaled = np.multiply(tensors[name], np.float32(weight), dtype=np.float32)
+            if first:
+                self._sums[name] = scaled
+            else:
+                self._sums[name] += scaled
+        self._weight += weight
+
+    def result(self) -> dict[str, Tensor]:
+        """The mean, renormalised over what was taken. Raises ModelError when that weighs nothing."""
+        if not self._weight > 0:
+            raise ModelError("a weighted mean of nothing", remedy="Leave a part that nobody trained as it is.")
+        if abs(self._weight - 1) > 1e-9:  # somebody was refused; else the weights sum to 1 but for rounding
+            for tensor in self._sums.values():
+                if tensor.dtype == np.float32:
+                    tensor /= np.float32(self._weight)
+        return self._sums
+
+
+def weighted_mean(parts: Iterable[tuple[float, Callable[[], Tensors]]]) -> dict[str, Tensor]:
+    """The mean of (weight, load) pairs in the order given; each is loaded, added and let go before the next.
+
+    Weights need not sum to 1. Raises MisfitError when the tensors of one differ from the first one's in name, shape or
+    type, and ModelError when there is none or the weights sum to 0.
+    """
+    mean = WeightedMean()
+    for weight, load in parts:
+        mean.add(weight, load())  # no name is bound, so the tensors are gone before the next ones are loaded
+    return mean.result()
+
+
+def layout_of(tensors: Tensors) -> Layout:
+    """The layout of a part, sorted by name."""
+    return {name: (tensor.shape, _floating(tensor)) for name, tensor in sorted(tensors.items())}
+
+
+def check(tensors: Tensors, layout: Layout) -> None:
+    """Raises MisfitError, naming the tensor, when ``tensors`` do not have this layout or hold NaN or infinity."""
+    for verb, names in (("lacks", layout.keys() - tensors.keys()), ("has unknown", tensors.keys() - layout.keys())):
+        if names:
+            raise MisfitError(
+                "names", f"it {verb} tensor '{min(names)}'" + f" and {len(names) - 1} more" * (len(names) > 1)
+            )
+    for name, (shape, floating) in layout.items():
+        tensor = tensors[name]
+        if tensor.shape != shape:
+            raise MisfitError("shape", f"tensor '{name}' is {list(tensor.shape)}, expected {list(shape)}")
+        if _floating(tensor) != floating:
+            raise MisfitError(
+                "dtype", f"tensor '{name}' is {tensor.dtype}, expected {'float' if floating else 'integer'}"
+            )
+        if floating and not np.isfinite(tensor).all():
+            raise MisfitError("not_finite", f"tensor '{name}' holds NaN or infinity")
+
+
+def _floating(tensor: Tensor) -> bool:
+    return bool(np.issubdtype(tensor.dtype, np.floating))

@@ -1,0 +1,77 @@
+"""Merging the "prototypes" part of a round's updates: tables of class means, weighted by their own counts.
+
+Unlike other parts its tensors may differ between devices: one that lacks a modality sends no table for it, and a table
+may appear in a later round. So shapes are settled first (the previous state's, else what most devices sent), then the
+fitting tables are merged one device at a time.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from edgefl.aggregation.combine import Outcome, Tensors
+from edgefl.errors import ProtocolError
+from edgefl.prototypes.library import ClassMeans, Merger, Weighting, from_tensors, to_tensors
+
+Load = Callable[[], Tensors]
+Shape = tuple[int, ...]
+
+
+def merge_prototypes(loaders: Mapping[str, Load], previous: Load | None, weighting: Weighting) -> Outcome:
+    """The next "prototypes" tensors from the devices' (device -> loader, in the order to take them).
+
+    Weights in the outcome: a device's share of all samples in the tables, and per table.
+    """
+    before = from_tensors(previous()) if previous is not None else {}
+    shapes, refused = _shapes(loaders)
+    expected = _expected(shapes, before)
+    mergers: dict[str, Merger] = {}
+    counts: dict[str, dict[str, float]] = {}  # table -> device -> samples
+    for device, tables in shapes.items():
+        misfit = next((name for name, shape in tables.items() if shape != expected[name]), None)
+        if misfit is not None:
+            text = f"table '{misfit}' is {list(tables[misfit])}, expected {list(expected[misfit])}"
+            refused[device] = ("shape", text)
+            continue
+        for name, table in from_tensors(loaders[device]()).items():
+            mergers.setdefault(name, Merger(weighting)).add(table)
+            counts.setdefault(name, {})[device] = float(table.counts.sum())
+    if not mergers:
+        return Outcome(None, {"devices": {}, "tables": {}}, refused, "no device sent usable prototypes")
+    merged = {name: merger.result(before.get(name)) for name, merger in mergers.items()}
+    weights: dict[str, dict[str, Any]] = {"devices": _shares(_totals(counts))}
+    weights["tables"] = {name: _shares(counts[name]) for name in sorted(counts)}
+    return Outcome(to_tensors({**before, **merged}), weights, refused)
+
+
+def _shapes(loaders: Mapping[str, Load]) -> tuple[dict[str, dict[str, Shape]], dict[str, tuple[str, str]]]:
+    """Shapes of each device's tables, and who sent something malformed."""
+    shapes: dict[str, dict[str, Shape]] = {}
+    refused: dict[str, tuple[str, str]] = {}
+    for device, load in loaders.items():
+        try:
+            shapes[device] = {name: table.means.shape for name, table in from_tensors(load()).items()}
+        except ProtocolError as error:
+            refused[device] = ("malformed", error.message)
+    return shapes, refused
+
+
+def _expected(shapes: Mapping[str, Mapping[str, Shape]], before: Mapping[str, ClassMeans]) -> dict[str, Shape]:
+    votes: dict[str, Counter[Shape]] = {}
+    for tables in shapes.values():
+        for name, shape in tables.items():
+            votes.setdefault(name, Counter())[shape] += 1
+    most = {name: counter.most_common(1)[0][0] for name, counter in votes.items()}  # ties: the first device's
+    return {**most, **{name: table.means.shape for name, table in before.items()}}
+
+
+def _totals(counts: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+    devices = sorted({device for table in counts.values() for device in table})
+    return {device: sum(table.get(device, 0.0) for table in counts.values()) for device in devices}
+
+
+def _shares(counts: Mapping[str, float]) -> dict[str, float]:
+    total = sum(counts.values())
+    return {device: count / total if total else 0.0 for device, count in counts.items()}

@@ -1,0 +1,145 @@
+"""The slots of a recipe: which choices each role has, and the options of each choice. A closed dictionary."""
+
+from __future__ import annotations
+
+import difflib
+from typing import Any, NamedTuple
+
+
+class Option(NamedTuple):
+    """One option of a choice. ``choices``: the only values a text option may take."""
+
+    default: float | str
+    doc: str
+    choices: tuple[str, ...] = ()
+
+
+#: role -> (what it decides, {choice: (what it does, {option: Option})})
+SLOTS: dict[str, tuple[str, dict[str, tuple[str, dict[str, Option]]]]] = {
+    "schedule": (
+        "which parts exist and are trained in each stage",
+        {
+            "end_to_end": ("every stage exists and is trained from the first round", {}),
+            "progressive": ("stage s adds encoder stage s; everything present is trained", {}),
+            "layerwise": (
+                "stage s adds encoder stage s; only it, the heads and the final norms are trained",
+                {
+                    "embed": Option(
+                        "auto",
+                        "whether the embeddings are trained in the first stage; auto: yes unless they are pretrained",
+                        ("auto", "first_stage", "frozen"),
+                    )
+                },
+            ),
+        },
+    ),
+    "cluster": ("how devices are grouped", {"none": ("all devices form one group", {})}),
+    "select": (
+        "who is asked in a round, among the eligible",
+        {
+            "all": ("every eligible device", {}),
+            "random": ("a random share of them", {"share": Option(0.5, "share of the eligible devices, rounded up")}),
+        },
+    ),
+    "missing": (
+        "what stands in for an absent modality during training",
+        {
+            "ignore": ("samples that lack a modality are left out", {}),
+            "zero": ("zeros", {}),
+            "random": ("standard normal noise", {}),
+            "prototype": (
+                "the global prototype of the sample's class (arXiv 2312.13508); zeros until there is one",
+                {},
+            ),
+        },
+    ),
+    "prototypes": (
+        "class prototypes, computed on the devices and merged",
+        {
+            "none": ("none", {}),
+            "class_mean": (
+                "class means of each modality and of the fused representation (arXiv 2312.13508, eqs 1-3)",
+                {
+                    "weighting": Option(
+                        "modality",
+                        "weights of the merge: each device's samples of the modality, or of the class",
+                        ("modality", "class"),
+                    )
+                },
+            ),
+        },
+    ),
+    "objective": (
+        "terms of the local loss, summed",
+        {
+            "cross_entropy": (
+                "classification of the fused representation",
+                {"weight": Option(1.0, "factor of the term")},
+            ),
+            "modality_contrast": (
+                "each modality's projection against that modality's global class prototypes, from the second round on",
+                {"weight": Option(1.0, "factor of the term"), "temperature": Option(0.1, "softmax temperature")},
+            ),
+            "clip": (
+                "contrast of two modalities' projections, labels unused (arXiv 2407.15426)",
+                {"weight": Option(1.0, "factor of the term"), "temperature": Option(0.05, "softmax temperature")},
+            ),
+        },
+    ),
+    "repair": ("what is replaced in uploads before they are combined", {"none": ("nothing", {})}),
+    "weight": ("weights of the devices", {"samples": ("number of samples, per part", {})}),
+    "combine": ("how uploads become one", {"mean": ("streaming weighted mean per part", {})}),
+    "optimise": ("how the mean changes the global model", {"plain": ("it replaces it", {})}),
+}
+#: Roles that may hold several choices at once.
+PLURAL = ("objective",)
+
+
+def parse_slot(role: str, value: Any) -> dict[str, dict[str, float | str]]:
+    """``value`` as {choice: options with defaults}. Accepts ``zero``, ``{zero: {}}`` and, for objective, a list.
+
+    Raises ValueError naming the valid choices.
+    """
+    choices = SLOTS[role][1]
+    if isinstance(value, str):
+        value = {value: {}}
+    if isinstance(value, list) and role in PLURAL:
+        value = {name: {} for name in value} if all(isinstance(name, str) for name in value) else value
+    if not isinstance(value, dict) or not value or not all(isinstance(name, str) for name in value):
+        raise ValueError(f"give one of {', '.join(choices)}, alone or with options as {{choice: {{option: value}}}}")
+    if len(value) > 1 and role not in PLURAL:
+        raise ValueError(f"takes one choice, not {len(value)}: {', '.join(value)}")
+    return {name: _options(role, name, options or {}) for name, options in value.items()}
+
+
+def _options(role: str, name: str, given: Any) -> dict[str, float | str]:
+    choices = SLOTS[role][1]
+    if name not in choices:
+        raise ValueError(f"unknown choice {name!r}; {valid_names(name, list(choices))}")
+    known = choices[name][1]
+    if not isinstance(given, dict):
+        raise ValueError(f"the options of {name} are {{option: value}}, not {given!r}")
+    for option in given:
+        if option not in known:
+            raise ValueError(f"{name} has no option {option!r}; {valid_names(str(option), list(known))}")
+    result: dict[str, float | str] = {}
+    for option, spec in known.items():
+        value = given.get(option, spec.default)
+        if isinstance(spec.default, str):
+            if value not in spec.choices:
+                raise ValueError(f"{name}.{option} is {value!r}; {valid_names(str(value), list(spec.choices))}")
+            result[option] = str(value)
+        else:
+            if isinstance(value, bool) or not isinstance(value, int | float):
+                raise ValueError(f"{name}.{option} is {value!r}, not a number")
+            result[option] = float(value)
+    return result
+
+
+def valid_names(wrong: str, names: list[str]) -> str:
+    """A hint for an error: the closest name, then all of them."""
+    if not names:
+        return "it takes no options"
+    close = difflib.get_close_matches(wrong, names, n=1)
+    hint = f"did you mean {close[0]!r}? " if close else ""
+    return f"{hint}valid: {', '.join(names)}"

@@ -1,0 +1,238 @@
+"""Run, recipe and device files as frozen values. ``docs/configuration.md`` is generated from the descriptions here."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Literal
+
+import pydantic
+from pydantic import Field
+
+from edgefl.config.files import Values, parse_bytes
+from edgefl.config.slots import SLOTS, parse_slot
+from edgefl.records import Budget
+
+Bytes = Annotated[int, pydantic.BeforeValidator(parse_bytes), Field(ge=0)]
+Slot = dict[str, dict[str, float | str]]
+Share = Annotated[float, Field(ge=0, le=1)]
+Positive = Annotated[int, Field(ge=1)]
+NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
+Name = Annotated[str, Field(pattern=f"^{NAME}$")]
+
+
+class RecipeConfig(Values):
+    """A method: a name, where it comes from, and what fills each slot."""
+
+    name: Name = Field(description="the recipe's name")
+    source: str = Field("", description="paper or page that describes the method")
+    summary: str = Field("", description="one sentence: what it does")
+    schedule: Slot = Field({"end_to_end": {}}, description=SLOTS["schedule"][0])
+    cluster: Slot = Field({"none": {}}, description=SLOTS["cluster"][0])
+    select: Slot = Field({"all": {}}, description=SLOTS["select"][0])
+    missing: Slot = Field({"zero": {}}, description=SLOTS["missing"][0])
+    prototypes: Slot = Field({"none": {}}, description=SLOTS["prototypes"][0])
+    objective: Slot = Field({"cross_entropy": {"weight": 1.0}}, description=SLOTS["objective"][0])
+    repair: Slot = Field({"none": {}}, description=SLOTS["repair"][0])
+    weight: Slot = Field({"samples": {}}, description=SLOTS["weight"][0])
+    combine: Slot = Field({"mean": {}}, description=SLOTS["combine"][0])
+    optimise: Slot = Field({"plain": {}}, description=SLOTS["optimise"][0])
+
+    @pydantic.field_validator(*SLOTS, mode="before")
+    @classmethod
+    def _parse(cls, value: Any, info: pydantic.ValidationInfo) -> Any:
+        return parse_slot(str(info.field_name), value)
+
+    @pydantic.model_validator(mode="after")
+    def _fits(self) -> RecipeConfig:
+        if "prototype" in self.missing and "none" in self.prototypes:
+            raise ValueError("missing: prototype needs prototypes; set prototypes: class_mean or another missing")
+        if "clip" in self.objective and "class_mean" in self.prototypes and len(self.objective) == 1:
+            raise ValueError("prototypes: class_mean needs labels, and objective: clip uses none; set prototypes: none")
+        return self
+
+
+class BudgetConfig(Values):
+    """What a device may spend on one round. Left out: no limit."""
+
+    memory_bytes: Bytes | None = Field(None, description="whole trainer process, such as 3 GiB")
+    step_memory_bytes: Bytes | None = Field(None, description="what training adds to the idle trainer")
+    flops: Annotated[float, Field(gt=0)] | None = Field(None, description="FLOPs of one round")
+    payload_bytes: Bytes | None = Field(None, description="tensors received and sent in one round")
+    disk_bytes: Bytes | None = Field(None, description="objects kept on the device")
+
+    def record(self) -> Budget:
+        """The same as it travels in messages."""
+        return Budget(**self.model_dump())
+
+
+class DeviceProfile(Values):
+    """A kind of device: what it is, since when the figures stand and where they come from, and its budget."""
+
+    name: Name = Field(description="the profile's name")
+    description: str = Field("", description="what the device is")
+    date: str = Field("", description="when the figures were taken, such as 2026-11")
+    source: str = Field("", description="where they come from")
+    budget: BudgetConfig = Field(BudgetConfig(), description="limits of one round")
+    heartbeat_s: Annotated[float, Field(gt=0)] = Field(10.0, description="seconds between signs of life")
+    torch_device: Literal["auto", "cpu", "cuda"] = Field("auto", description="where the trainer computes")
+
+
+class EncoderConfig(Values):
+    """One modality's encoder. A size name sets the fields below it; fields given here win."""
+
+    kind: Literal["sensor", "vision", "text", "audio"] = Field(description="what the modality is")
+    size: str = Field("tiny", description="a size of this kind; `edgefl plan --sizes` lists them")
+    width: Positive | None = Field(None, description="token width")
+    depth: Positive | None = Field(None, description="transformer blocks, a multiple of model.stages")
+    heads: Positive | None = Field(None, description="attention heads")
+    mlp_ratio: Annotated[float, Field(gt=0)] | None = Field(None, description="feed-forward width / token width")
+    patch: Positive | None = Field(None, description="time steps, pixels or spectrogram bins per patch side")
+    dropout: Annotated[float, Field(ge=0, lt=1)] | None = Field(None, description="dropout of the encoder")
+    vocabulary: Positive | None = Field(None, description="text only: number of token ids")
+    pretrained: str = Field("", description="transformers checkpoint (name or folder) to start from")
+
+
+class HeadConfig(Values):
+    """Projection head of each modality: two hidden layers, then the shared width."""
+
+    width: Positive = Field(256, description="hidden width (the paper: 4096)")
+    out: Positive = Field(64, description="shared width (the paper: 256)")
+    dropout: Annotated[float, Field(ge=0, lt=1)] = Field(0.1, description="dropout in the head")
+
+
+class ModelConfig(Values):
+    """The model: one encoder a modality, cut into stages, heads and fusion."""
+
+    encoders: dict[Name, EncoderConfig] = Field(min_length=1, description="modality: encoder")
+    stages: Annotated[int, Field(ge=1, le=64)] = Field(6, description="stages each encoder is cut into")
+    head: HeadConfig = Field(HeadConfig(), description="projection heads")
+    fusion_width: Positive = Field(128, description="width of the fused representation")
+
+
+class MissingConfig(Values):
+    """Which modalities are taken away before training, to model devices and samples that lack them."""
+
+    rate: Share = Field(0.0, description="probability that a sample loses a modality, for each modality")
+    keep: Literal["discard", "one"] = Field("discard", description="a sample that loses all: discarded, or keeps one")
+    devices: dict[Name, list[Name]] = Field({}, description="device: modalities that it lacks wholly")
+
+
+class DataConfig(Values):
+    """Where the data comes from, how it is shared out in local mode, and the coordinator's test set."""
+
+    source: str | dict[str, dict[str, Any]] | None = Field(
+        None, description="folder with manifest.jsonl, .npz file, or {basic_motions: {…}}; for local mode"
+    )
+    partition: dict[Literal["natural", "uniform", "dirichlet"], dict[str, float] | None] = Field(
+        {"uniform": {}}, description="natural (by person, speaker, vendor), uniform, or {dirichlet: {alpha: 0.5}}"
+    )
+    missing: MissingConfig = Field(MissingConfig(), description="modalities taken away")
+    bad_samples: Literal["error", "skip"] = Field("error", description="what to do with samples that can't be read")
+    test: str = Field("", description="test set (.npz, or folder with manifest.jsonl) of the coordinator")
+
+    @pydantic.field_validator("partition", mode="before")
+    @classmethod
+    def _short(cls, value: Any) -> Any:
+        if isinstance(value, str):
+            value = {value: {}}
+        if isinstance(value, dict) and len(value) != 1:
+            raise ValueError("takes one choice: natural, uniform or {dirichlet: {alpha: 0.5}}")
+        return value
+
+
+class TrainingConfig(Values):
+    """Local training. Lists hold one value a stage."""
+
+    rounds: list[Annotated[int, Field(ge=0)]] = Field(description="rounds of each stage; end_to_end adds them up")
+    epochs: Positive = Field(1, description="passes over the local data in a round")
+    batch_size: Annotated[int, Field(ge=2)] = Field(16, description="samples a step")
+    optimizer: Literal["adamw", "sgd"] = Field("adamw", description="local optimiser, fresh each round")
+    lr: dict[Literal["encoder", "head"], float | list[float]] = Field(
+        {"encoder": 1e-3, "head": 1e-3}, description="learning rate of encoders and of heads, fusion and task"
+    )
+    weight_decay: dict[Literal["encoder", "head"], float] = Field(
+        {"encoder": 0.01, "head": 1e-6}, description="weight decay of the same groups"
+    )
+    momentum: Annotated[float, Field(ge=0, lt=1)] = Field(0.9, description="sgd only")
+    clip_norm: Annotated[float, Field(ge=0)] = Field(0.0, description="gradient norm limit; 0: none")
+
+
+class RoundConfig(Values):
+    """When rounds start and close."""
+
+    devices: Positive | None = Field(None, description="devices to wait for; default: the fleet's number, or 1")
+    join_s: Annotated[float, Field(gt=0)] = Field(60.0, description="wait at most this long for them")
+    quorum: Share = Field(0.5, description="share of the devices offered that must deliver")
+    deadline_s: Annotated[float, Field(gt=0)] = Field(600.0, description="a round closes after this long")
+    max_attempts: Positive = Field(3, description="tries of a round before the run fails")
+
+
+class TransferConfig(Values):
+    """How tensors cross the broker."""
+
+    chunk_bytes: Annotated[int, pydantic.BeforeValidator(parse_bytes), Field(ge=1024, le=16 * 2**20)] = Field(
+        96 * 1024, description="bytes of a chunk; lowered to what the broker allows"
+    )
+    credit: Annotated[int, Field(ge=1, le=1024)] = Field(16, description="chunks in flight")
+
+
+class FleetDevice(Values):
+    """One device of local mode."""
+
+    name: Name = Field(description="the device's name")
+    profile: str = Field("cpu", description="device profile (name or file)")
+    budget: dict[str, Any] = Field({}, description="budget fields that differ from the profile's")
+
+
+class RunConfig(Values):
+    """A run file."""
+
+    name: Name = Field(description="the run's name")
+    seed: int = Field(0, ge=0, description="seed of partition, missingness, weights and batches")
+    recipe: str = Field("end_to_end", description="recipe (name or file)")
+    slots: dict[str, Any] = Field({}, description="slots that differ from the recipe's")
+    model: ModelConfig = Field(description="the model")
+    data: DataConfig = Field(DataConfig(), description="the data")
+    training: TrainingConfig = Field(description="local training")
+    round: RoundConfig = Field(RoundConfig(), description="when rounds start and close")
+    evaluate: Literal["round", "stage"] = Field("round", description="how often the global model is tested")
+    transfer: TransferConfig = Field(TransferConfig(), description="how tensors cross the broker")
+    broker: str = Field("auto", description="auto, mosquitto, amqtt, or mqtt://host:port")
+    fleet: list[FleetDevice] = Field([], description="devices of local mode")
+
+    @pydantic.field_validator("slots")
+    @classmethod
+    def _known(cls, value: dict[str, Any]) -> dict[str, Any]:
+        for role, choice in value.items():
+            if role not in SLOTS:
+                raise ValueError(f"unknown role {role!r}; valid: {', '.join(SLOTS)}")
+            value[role] = parse_slot(role, choice)
+        return value
+
+    @pydantic.field_validator("broker")
+    @classmethod
+    def _address(cls, value: str) -> str:
+        if value not in {"auto", "mosquitto", "amqtt"} and not re.match(r"mqtts?://", value):
+            raise ValueError(f"{value!r} is not a broker; valid: auto, mosquitto, amqtt, mqtt://host:port, mqtts://…")
+        return value
+
+    @pydantic.model_validator(mode="after")
+    def _consistent(self) -> RunConfig:
+        rounds, stages = self.training.rounds, self.model.stages
+        if len(rounds) != stages:
+            raise ValueError(
+                f"training.rounds has {len(rounds)} entries and model.stages is {stages}: give one a stage"
+            )
+        if not any(rounds):
+            raise ValueError("training.rounds are all zero: nothing would be trained")
+        for group, lr in self.training.lr.items():
+            if isinstance(lr, list) and len(lr) != stages:
+                raise ValueError(f"training.lr.{group} has {len(lr)} entries and model.stages is {stages}")
+        names = [device.name for device in self.fleet]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise ValueError(f"fleet names a device twice: {', '.join(twice)}")
+        unknown = sorted(set(self.data.missing.devices) - set(names)) if names else []
+        if unknown:
+            raise ValueError(f"data.missing.devices names {', '.join(unknown)}, not in the fleet")
+        return self

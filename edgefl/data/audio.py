@@ -1,0 +1,83 @@
+"""Sound to log-mel spectrogram, in numpy: windows of 32 ms every 16 ms, bands from 50 to 4000 Hz.
+
+The bands are fixed in hertz, not relative to the sampling rate, so that recordings at 8, 16 or 44.1 kHz are comparable.
+Mel scale: 2595 log10(1 + f/700) (O'Shaughnessy, Speech Communication, 1987).
+"""
+
+from __future__ import annotations
+
+import wave
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from edgefl.errors import DataError
+
+Samples = npt.NDArray[np.float32]
+
+WINDOW_S, HOP_S = 0.032, 0.016  # at 8 kHz 256 and 128 samples: one second gives 61 frames
+LOW_HZ, HIGH_HZ = 50.0, 4000.0  # the band of telephone speech
+FLOOR_DB = -80.0  # below the clip's peak: the span of 13 bits, beneath which recordings hold noise
+MAX_CLIP_S = 60.0  # a longer clip is no sample; it would need a longer model than any here
+
+
+def read_wav(path: Path) -> tuple[Samples, int]:
+    """Mono samples [n] in -1..1 and the sampling rate of a PCM .wav file (8, 16 or 32 bit). Raises DataError."""
+    try:
+        with wave.open(str(path), "rb") as sound:
+            rate, channels, width = sound.getframerate(), sound.getnchannels(), sound.getsampwidth()
+            if rate < 2 * HIGH_HZ:
+                raise DataError(f"sampling rate {rate} Hz; at least {2 * HIGH_HZ:.0f} Hz is needed")
+            if sound.getnframes() > MAX_CLIP_S * rate:
+                raise DataError(f"the clip is longer than {MAX_CLIP_S:.0f} s")
+            data = sound.readframes(sound.getnframes())
+    except (wave.Error, EOFError, ZeroDivisionError) as error:
+        raise DataError(f"not a readable .wav file: {error or 'it ends early'}") from None
+    if width not in {1, 2, 4}:
+        raise DataError(f"{8 * width}-bit samples are not supported; store 8, 16 or 32 bit")
+    usable = len(data) - len(data) % (width * channels)
+    if not usable:
+        raise DataError("the clip is empty")
+    raw = np.frombuffer(data[:usable], dtype={1: "<u1", 2: "<i2", 4: "<i4"}[width]).astype(np.float32)
+    scaled = (raw - 128) / 128 if width == 1 else raw / 2.0 ** (8 * width - 1)
+    return scaled.reshape(-1, channels).mean(axis=1, dtype=np.float32), rate
+
+
+def log_mel(samples: Samples, rate: int, bands: int, frames: int | None = None) -> npt.NDArray[np.float32]:
+    """[frames, bands] in 0..1: 0 is 80 dB below the clip's loudest bin, 1 the loudest; cut or padded with 0 at the end.
+
+    ``samples`` [n] mono. ``frames`` None: as many as the clip holds. Silence gives zeros.
+    """
+    window, hop = round(rate * WINDOW_S), round(rate * HOP_S)
+    if frames is not None:
+        samples = samples[: (frames - 1) * hop + window]
+    if len(samples) < window:
+        samples = np.pad(samples, (0, window - len(samples)))
+    cut = np.lib.stride_tricks.sliding_window_view(samples, window)[::hop]  # [F, window]
+    bank = mel_bank(rate, bands, window)  # [bins, bands]
+    points = 2 * (len(bank) - 1)
+    power = np.abs(np.fft.rfft(cut * np.hanning(window), n=points)) ** 2  # [F, bins]
+    mel = power @ bank
+    peak = mel.max()
+    if peak <= 0:
+        level = np.zeros_like(mel)
+    else:
+        level = 1 - np.clip(10 * np.log10(np.maximum(mel / peak, 10 ** (FLOOR_DB / 10))), FLOOR_DB, 0) / FLOOR_DB
+    if frames is not None:
+        level = np.pad(level, ((0, frames - len(level)), (0, 0)))
+    return level.astype(np.float32)
+
+
+def mel_bank(rate: int, bands: int, window: int) -> npt.NDArray[np.float64]:
+    """[bins, bands] triangular filters of peak 1; the transform is long enough that each filter holds a bin."""
+    low, high = (2595 * np.log10(1 + np.array([LOW_HZ, HIGH_HZ]) / 700)).tolist()
+    mel = np.linspace(low, high, bands + 2)
+    edges = 700 * (10 ** (mel / 2595) - 1)
+    points = 1 << (window - 1).bit_length()
+    while rate / points > (edges[2] - edges[0]) / 2:
+        points *= 2
+    bins = np.arange(points // 2 + 1)[:, None] * rate / points
+    rising = (bins - edges[:-2]) / (edges[1:-1] - edges[:-2])
+    falling = (edges[2:] - bins) / (edges[2:] - edges[1:-1])
+    return np.asarray(np.maximum(0, np.minimum(rising, falling)))

@@ -1,0 +1,237 @@
+"""The value everything else works on: samples of several modalities, any of which may be absent.
+
+As a file (.npz): arrays ``<modality>`` [N, ...], ``<modality>.present`` [N], ``label`` [N], ``label_names`` [C],
+``ids`` [N] and ``group`` [N]; of these only the modalities are required.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from edgefl.data.arrays import Array, read_npz, write_npz
+from edgefl.errors import DataError, Problem
+
+Flags = npt.NDArray[np.bool_]
+Integers = npt.NDArray[np.int64]
+
+#: A modality is also the first word of the names of its parts (``acc/stage1``) and a name of an array.
+MODALITY = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
+RESERVED = frozenset(
+    {"id", "ids", "label", "label_names", "group", "meta", "head", "fusion", "fused", "task", "prototypes"}
+)
+#: More classes than any classifier here is built for; bounds what a stray label can make us allocate.
+MAX_CLASSES = 100_000
+
+
+class Encoder(Protocol):
+    """What reading needs to know of a modality's encoder; ``edgefl.models.spec.EncoderSpec`` is one.
+
+    ``input_shape`` (): not known, taken from the data.
+    """
+
+    @property
+    def kind(self) -> str: ...
+    @property
+    def input_shape(self) -> tuple[int, ...]: ...
+    @property
+    def vocabulary(self) -> int: ...
+    @property
+    def pretrained(self) -> str: ...
+
+
+def check_modality(name: str) -> None:
+    """Raise DataError when ``name`` can not name a modality."""
+    if not MODALITY.fullmatch(name) or name in RESERVED:
+        raise DataError(
+            f"{name!r} can not name a modality",
+            remedy="Use letters, digits, '_' and '-', and none of: " + ", ".join(sorted(RESERVED)) + ".",
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """N samples. Rows where a modality is absent hold zeros; a modality nobody has is left out.
+
+    ``modalities``: name -> [N, *shape] float32, or int64 token ids; ``present``: name -> [N] bool;
+    ``labels``: [N] int64, -1 for none, or None when nothing is labelled; ``groups``: [N] strings, who or what a
+    sample came from (a person, a speaker), used to share samples out; ``skipped``: bad samples that were left out.
+    """
+
+    modalities: dict[str, Array]
+    present: dict[str, Flags]
+    labels: Integers | None
+    label_names: tuple[str, ...] = ()
+    ids: list[str] = field(default_factory=list)
+    groups: Array | None = None
+    skipped: list[Problem] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def signature(self) -> dict[str, tuple[int, ...]]:
+        """Modality -> shape of one sample, for the modalities that at least one sample has."""
+        return {m: tuple(a.shape[1:]) for m, a in self.modalities.items() if self.present[m].any()}
+
+    def samples(self) -> dict[str, int]:
+        """Modality -> samples that have it; "" -> all samples (as a device says it in its hello)."""
+        return {"": len(self)} | {m: int(self.present[m].sum()) for m in self.signature()}
+
+    def has(self, modality: str) -> Flags:
+        """[N] bool: which samples have this modality; none, when the data set does not know it."""
+        return self.present.get(modality, np.zeros(len(self), dtype=bool))
+
+    def class_counts(self, classes: int = 0) -> tuple[int, ...]:
+        """Labelled samples of each of ``classes`` classes (0: as many as there are names). Raises DataError."""
+        width = classes or len(self.label_names)
+        if self.labels is None:
+            return (0,) * width
+        known = self.labels[self.labels >= 0]
+        if known.size and int(known.max()) >= width:
+            raise DataError(
+                f"label {known.max()} is out of range: there are {width} classes",
+                remedy="Set the number of classes (or the label names) to what the data holds.",
+            )
+        return tuple(int(n) for n in np.bincount(known, minlength=width))
+
+    def subset(self, indices: npt.ArrayLike) -> Dataset:
+        """The samples at ``indices`` ([n] int, or [N] bool), in that order."""
+        rows = np.asarray(indices)
+        rows = np.flatnonzero(rows) if rows.dtype == bool else rows.astype(np.int64)
+        return replace(
+            self,
+            modalities={m: a[rows] for m, a in self.modalities.items()},
+            present={m: p[rows] for m, p in self.present.items()},
+            labels=None if self.labels is None else self.labels[rows],
+            ids=[self.ids[i] for i in rows],
+            groups=None if self.groups is None else self.groups[rows],
+        )
+
+    def relabelled(self, names: Sequence[str]) -> Dataset:
+        """The same with labels numbered as in ``names``. Raises DataError for a label that is in use and not named."""
+        if tuple(names) == self.label_names or self.labels is None:
+            return replace(self, label_names=tuple(names))
+        number = {name: i for i, name in enumerate(names)}
+        used = [self.label_names[i] for i in np.unique(self.labels[self.labels >= 0])]
+        unknown = [name for name in used if name not in number]
+        if unknown:
+            raise DataError(
+                f"labels not known to the model: {', '.join(unknown)}; it knows: {', '.join(names)}",
+                remedy="Correct the labels, or list them in labels.json beside the manifest.",
+            )
+        table = np.array([number.get(name, -1) for name in self.label_names] + [-1], dtype=np.int64)
+        return replace(self, labels=table[self.labels], label_names=tuple(names))
+
+    def save_npz(self, path: Path | str) -> None:
+        """Write to ``path``, whole or not at all. Raises StoreError."""
+        arrays: dict[str, Array] = dict(self.modalities)
+        arrays |= {f"{m}.present": p for m, p in self.present.items()}
+        if self.labels is not None:
+            arrays["label"] = self.labels
+        arrays["label_names"] = np.array(self.label_names, dtype=np.str_)
+        arrays["ids"] = np.array(self.ids, dtype=np.str_)
+        if self.groups is not None:
+            arrays["group"] = self.groups
+        write_npz(Path(path), arrays)
+
+    @staticmethod
+    def load_npz(path: Path | str, encoders: Mapping[str, Encoder] | None = None) -> Dataset:
+        """Read ``path``; with ``encoders`` only these modalities. Raises DataError (missing, damaged, inconsistent).
+
+        Values become float32; unsigned bytes are pixels and become 0..1; other integers, and everything of a text
+        encoder, are token ids (int64).
+        """
+        path = Path(path)
+        kinds = None if encoders is None else {m: e.kind for m, e in encoders.items()}
+        extras = {"label", "label_names", "ids", "group"}
+        wanted = None if kinds is None else {*extras, *kinds, *(f"{m}.present" for m in kinds)}
+        arrays = read_npz(path, wanted)
+        names = [name for name in arrays if name not in extras and not name.endswith(".present")]
+        if not names:
+            which = "" if kinds is None else f" called {' or '.join(kinds)}"
+            raise DataError(f"{path}: no modality{which} inside", remedy="Store one array [N, ...] a modality.")
+        try:
+            return _assemble(arrays, names, kinds or {})
+        except DataError as error:
+            raise DataError(f"{path}: {error.message}", remedy=error.remedy) from None
+
+
+load_npz = Dataset.load_npz
+
+
+def as_values(array: Array, kind: str = "") -> Array:
+    """Numbers as an encoder of ``kind`` takes them: float32, or int64 token ids; bytes of an image become 0..1."""
+    if kind == "text" or (not kind and array.dtype.kind in "iu" and array.dtype != np.uint8):
+        if array.dtype.kind not in "iu":
+            raise DataError(f"token ids have to be integers, not {array.dtype}")
+        return array.astype(np.int64)
+    if array.dtype.kind not in "fiub":
+        raise DataError(f"values of type {array.dtype} are not numbers")
+    if array.dtype == np.uint8 and kind in {"", "vision"}:
+        return np.asarray(array.astype(np.float32) / np.float32(255))
+    with np.errstate(over="ignore"):  # what is too large becomes infinite and is reported as not finite
+        return array.astype(np.float32)
+
+
+def _assemble(arrays: dict[str, Array], names: list[str], kinds: Mapping[str, str]) -> Dataset:
+    for name in names:
+        if arrays[name].ndim < 2:
+            raise DataError(
+                f"array {name!r} has shape {arrays[name].shape}: a modality has samples along the first axis"
+            )
+    count = len(arrays[names[0]])
+    flags = {m: np.asarray(arrays.get(f"{m}.present", np.ones(count)), dtype=bool) for m in names}
+    modalities = {m: as_values(arrays.pop(m), kinds.get(m, "")) for m in names}
+    for m, values in modalities.items():
+        if flags[m].shape == (len(values),):
+            values[~flags[m]] = 0
+    labels = arrays.get("label")
+    if labels is not None and labels.dtype.kind not in "iu":
+        raise DataError(f"array 'label' has type {labels.dtype}, not integers", remedy="Number the labels from 0.")
+    label_names = tuple(str(name) for name in arrays.get("label_names", np.empty(0, dtype=np.str_)))
+    if labels is not None:
+        labels = labels.astype(np.int64)
+        if not label_names:
+            label_names = tuple(str(i) for i in range(min(int(labels.max(initial=-1)) + 1, MAX_CLASSES)))
+    ids = arrays.get("ids")
+    return Dataset(
+        modalities=modalities,
+        present=flags,
+        labels=labels,
+        label_names=label_names,
+        ids=[str(i) for i in range(count)] if ids is None else [str(i) for i in ids],
+        groups=None if "group" not in arrays else arrays["group"].astype(np.str_),
+    )
+
+
+def _check(data: Dataset) -> None:
+    count = len(data.ids)
+    lengths = {f"array {m!r}": len(a) for m, a in data.modalities.items()}
+    lengths |= {f"array '{m}.present'": len(p) for m, p in data.present.items()}
+    lengths |= {} if data.labels is None else {"array 'label'": len(data.labels)}
+    lengths |= {} if data.groups is None else {"array 'group'": len(data.groups)}
+    for name, length in lengths.items():
+        if length != count:
+            raise DataError(f"{name} has {length} rows, but there are {count} samples")
+    if set(data.modalities) != set(data.present):
+        raise DataError(f"modalities {sorted(data.modalities)} and presence flags {sorted(data.present)} differ")
+    for name, values in data.modalities.items():
+        check_modality(name)
+        if values.dtype not in (np.float32, np.int64):
+            raise DataError(f"array {name!r} has type {values.dtype}, not float32 or int64")
+    if data.labels is not None and count:
+        low, high = int(data.labels.min()), int(data.labels.max())
+        if low < -1 or high >= len(data.label_names):
+            raise DataError(
+                f"label {low if low < -1 else high} is out of range: there are {len(data.label_names)} classes",
+                remedy="Number the labels from 0; -1 means no label.",
+            )

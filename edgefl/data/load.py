@@ -1,0 +1,148 @@
+"""The front door: any source of data to a Dataset that fits the model, or one error that says what is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from edgefl.data.dataset import Dataset, Encoder
+from edgefl.data.manifest import decide, read_manifest
+from edgefl.data.named import NAMED, named
+from edgefl.errors import DataError, Problem
+
+#: A folder or .npz file, the name of a data set, or {name: options}.
+Source = str | Path | Mapping[str, Mapping[str, Any] | None]
+
+
+def load(
+    source: Source,
+    *,
+    bad_samples: str = "error",
+    modalities: Mapping[str, Encoder] | None = None,
+    label_names: Sequence[str] = (),
+) -> Dataset:
+    """All samples of ``source``: a folder with manifest.jsonl, an .npz file, or a named data set.
+
+    Of a named data set the option ``part`` says which half: train (default) or test. ``modalities``: read only these,
+    as their encoders take them (kind, shape, vocabulary); None: all, shapes as found. ``label_names``: the model's
+    numbering of labels. ``bad_samples`` "error": one DataError that lists them; "skip": left out, and kept in
+    ``Dataset.skipped``. Raises DataError also when nothing is left, or a shape does not fit.
+    """
+    data, _ = load_pair(source, bad_samples=bad_samples, modalities=modalities, label_names=label_names)
+    return data
+
+
+def load_pair(
+    source: Source,
+    *,
+    bad_samples: str = "error",
+    modalities: Mapping[str, Encoder] | None = None,
+    label_names: Sequence[str] = (),
+) -> tuple[Dataset, Dataset | None]:
+    """The same, with the official test set where ``source`` is a named data set."""
+    data, test, where = _open(source, bad_samples, modalities, label_names)
+    halves = [data] if test is None else [data, test]
+    fitted = [_fit(half, where, bad_samples, modalities, label_names) for half in halves]
+    return fitted[0], fitted[1] if len(fitted) > 1 else None
+
+
+def _open(
+    source: Source, bad_samples: str, modalities: Mapping[str, Encoder] | None, label_names: Sequence[str]
+) -> tuple[Dataset, Dataset | None, str]:
+    if isinstance(source, str) and source in NAMED and not Path(source).exists():
+        source = {source: {}}
+    if isinstance(source, Mapping):
+        if len(source) != 1:
+            raise DataError(f"a source is one name with its options, not {len(source)}", remedy=_FORMS)
+        ((name, given),) = source.items()
+        options = dict(given or {})
+        part = options.pop("part", "train")
+        if part not in {"train", "test"}:
+            raise DataError(f"{name}: part is {part!r}", remedy="Valid: train, test.")
+        train, test, _ = named(name, options)
+        return (test, None, name) if part == "test" else (train, test, name)
+    path = Path(source)
+    if path.is_dir():
+        data = read_manifest(path, bad_samples=bad_samples, encoders=modalities, label_names=label_names)
+        return data, None, str(path)
+    if path.suffix == ".npz":
+        return Dataset.load_npz(path, modalities), None, str(path)
+    what = "is neither a folder nor an .npz file" if path.exists() else "does not exist"
+    raise DataError(f"data source {str(path)!r} {what}", remedy=_FORMS)
+
+
+_FORMS = f"Give a folder with manifest.jsonl, an .npz file, or one of: {', '.join(NAMED)}."
+
+
+def _fit(
+    data: Dataset,
+    where: str,
+    bad_samples: str,
+    modalities: Mapping[str, Encoder] | None,
+    label_names: Sequence[str],
+) -> Dataset:
+    if label_names:
+        data = _numbered(data, where, label_names)
+    if modalities is not None:
+        data = _only(data, where, modalities)
+    return _screened(data, where, bad_samples, modalities or {})
+
+
+def _numbered(data: Dataset, where: str, label_names: Sequence[str]) -> Dataset:
+    plain = data.label_names == tuple(str(i) for i in range(len(data.label_names)))
+    try:
+        # Bare numbers carry no names: they already are the model's numbering.
+        return replace(data, label_names=tuple(label_names)) if plain else data.relabelled(label_names)
+    except DataError as error:
+        raise DataError(f"{where}: {error.message}", remedy=error.remedy) from None
+
+
+def _only(data: Dataset, where: str, modalities: Mapping[str, Encoder]) -> Dataset:
+    names = [m for m in modalities if m in data.modalities]
+    if not names:
+        raise DataError(
+            f"{where}: has {', '.join(data.modalities)}, and the model takes {', '.join(modalities)}",
+            remedy="Name the model's encoders as the data names its modalities.",
+        )
+    for m in names:
+        shape, expected = data.modalities[m].shape[1:], tuple(modalities[m].input_shape)
+        if expected and shape != expected:
+            raise DataError(
+                f"{where}: samples of {m!r} have shape {list(shape)}, the encoder takes {list(expected)}",
+                remedy="Set the encoder's input shape to the data's, or prepare the data anew.",
+            )
+        integers = data.modalities[m].dtype == np.int64
+        if integers != (modalities[m].kind == "text"):
+            what = "token ids" if integers else "no token ids"
+            raise DataError(f"{where}: {m!r} holds {what}, and its encoder is of kind {modalities[m].kind}")
+    return replace(data, modalities={m: data.modalities[m] for m in names}, present={m: data.present[m] for m in names})
+
+
+def _screened(data: Dataset, where: str, bad_samples: str, modalities: Mapping[str, Encoder]) -> Dataset:
+    """Row by row what a manifest's reader has already seen to: finite values, known tokens, at least one modality."""
+    bad: dict[int, str] = {}
+    anything = np.zeros(len(data), dtype=bool)
+    for m, values in data.modalities.items():
+        anything |= data.present[m]
+        flat = values.reshape(len(values), -1)
+        vocabulary = modalities[m].vocabulary if m in modalities else 0
+        if values.dtype == np.int64:
+            wrong = (flat < 0).any(axis=1) | ((flat >= vocabulary).any(axis=1) if vocabulary else False)
+            message = f"{m}: token ids below 0 or above {vocabulary - 1}" if vocabulary else f"{m}: token ids below 0"
+        else:
+            wrong, message = ~np.isfinite(flat).all(axis=1), f"{m}: holds values that are not finite (NaN or infinite)"
+        for i in np.flatnonzero(wrong):
+            bad.setdefault(int(i), message)
+    for i in np.flatnonzero(~anything):
+        bad.setdefault(int(i), "has no modality" + (f" of {', '.join(modalities)}" if modalities else ""))
+    problems = [Problem(f"{where}:{i}", f"sample {data.ids[i]}: {bad[i]}") for i in sorted(bad)]
+    decide(problems, len(data) - len(bad), bad_samples, where)
+    if not bad:
+        return data
+    kept = np.ones(len(data), dtype=bool)
+    kept[list(bad)] = False
+    return replace(data.subset(kept), skipped=data.skipped + problems)

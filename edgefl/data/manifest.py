@@ -1,0 +1,255 @@
+"""A folder of samples: ``manifest.jsonl``, one JSON object a line.
+
+    {"id": "w1", "label": "walking", "group": "anna", "acc": "acc/w1.npy", "gyro": [[0.1, 0.0, 0.2], …]}
+
+``id``, ``label`` (a name, or a number from 0), ``group`` and ``meta`` (ignored) are optional; every other key is a
+modality (see ``readers``). An absent key, or null, is a missing modality. ``labels.json`` beside the manifest, a list
+of names, fixes the numbering of labels; without it the names found here are sorted.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from edgefl.data.arrays import MAX_DATASET_BYTES, Array
+from edgefl.data.dataset import MAX_CLASSES, Dataset, Encoder, check_modality
+from edgefl.data.readers import SampleError, Target, guess, read, target
+from edgefl.errors import DataError, Problem
+
+MAX_SAMPLES = 1_000_000  # a device's share has thousands; bounds what a stray file can make us read
+MAX_LINE_BYTES = 2**20  # room for some 100,000 inline numbers; larger values belong in files
+MAX_NAME = 200  # characters of an id, a label or a group: they are stored in arrays of fixed width
+SHOWN = 20  # problems listed in an error
+_OWN_KEYS = frozenset({"id", "label", "group", "meta"})
+
+
+@dataclass
+class _Row:
+    line: int
+    id: str
+    group: str
+    label: str | int | None
+    values: dict[str, Array] = field(default_factory=dict)
+
+
+@dataclass
+class _Folder:
+    """State of reading one folder."""
+
+    root: Path
+    targets: dict[str, Target]
+    closed: bool  # the modalities are given; other keys are not read
+    name: str
+    problems: list[Problem] = field(default_factory=list)
+    bytes_read: int = 0
+
+    def problem(self, line: int, message: str) -> None:
+        self.problems.append(Problem(f"{self.name}:{line}", message))
+
+
+def read_manifest(
+    root: Path,
+    *,
+    bad_samples: str = "error",
+    encoders: Mapping[str, Encoder] | None = None,
+    label_names: Sequence[str] = (),
+) -> Dataset:
+    """All samples of the folder ``root``.
+
+    Bad samples (missing file, wrong shape, not finite, label out of range, line that is no JSON object, …) are all
+    collected. ``bad_samples`` "error": DataError with the first 20 and their number; "skip": left out and kept in
+    ``Dataset.skipped``; DataError when nothing is left. ``encoders``: the modalities to read, with kind and shape.
+    """
+    path = root / "manifest.jsonl"
+    if not path.is_file():
+        raise DataError(
+            f"{path}: there is no such file", remedy="Write one JSON object a line: docs/configuration.md shows one."
+        )
+    targets = {} if encoders is None else {m: target(e) for m, e in encoders.items()}
+    folder = _Folder(root, targets, encoders is not None, f"{root.name or root}/manifest.jsonl")
+    names = tuple(label_names) or _named_labels(root)
+    rows = [row for line, text in _lines(path, folder) if (row := _row(folder, line, text)) is not None]
+    rows = _unique_ids(folder, rows)
+    rows = _same_shapes(folder, rows)
+    labels, names = _number(folder, rows, names)
+    kept = [(row, label) for row, label in zip(rows, labels, strict=True) if label is not None]
+    folder.problems.sort(key=lambda problem: int(problem.path.rpartition(":")[2]))
+    decide(folder.problems, len(kept), bad_samples, str(path))
+    return _stack([row for row, _ in kept], [label for _, label in kept], names, folder.problems)
+
+
+def decide(problems: list[Problem], good: int, bad_samples: str, where: str) -> None:
+    """Raise DataError when there are problems and ``bad_samples`` is not "skip", or when no sample is good."""
+    if bad_samples not in {"error", "skip"}:
+        raise DataError(f"bad_samples is {bad_samples!r}", remedy="Set data.bad_samples to error or skip.")
+    if problems and (bad_samples == "error" or not good):
+        more = [f"  … and {len(problems) - SHOWN} more"] if len(problems) > SHOWN else []
+        listed = "\n".join([f"  {problem}" for problem in problems[:SHOWN]] + more)
+        noun = "problem" if len(problems) == 1 else "problems"
+        none = "" if good else "; no good sample is left"
+        remedy = None if good else "Mend the samples named above: leaving them out would leave none."
+        raise DataError(f"{where}: {len(problems)} {noun}{none}\n{listed}", remedy=remedy)
+    if not good:
+        raise DataError(f"{where}: holds no sample", remedy="Add samples, or leave this device out of the run.")
+
+
+def _named_labels(root: Path) -> tuple[str, ...]:
+    path = root / "labels.json"
+    if not path.exists():
+        return ()
+    try:
+        names = msgspec.json.decode(path.read_bytes(), type=list[str])
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise DataError(f"{path}: {error}", remedy='Write a JSON list of names, such as ["rest", "walk"].') from None
+    if len(set(names)) != len(names) or not 0 < len(names) <= MAX_CLASSES:
+        raise DataError(f"{path}: names have to differ, and there has to be one", remedy="Name each label once.")
+    return tuple(names)
+
+
+def _lines(path: Path, folder: _Folder) -> Iterator[tuple[int, bytes]]:
+    with path.open("rb") as file:
+        line = 0
+        while text := file.readline(MAX_LINE_BYTES + 1):
+            line += 1
+            if line > MAX_SAMPLES:
+                raise DataError(
+                    f"{path}: more than {MAX_SAMPLES} lines", remedy="Split the data set over several devices."
+                )
+            if len(text) > MAX_LINE_BYTES:
+                folder.problem(line, f"the line has more than {MAX_LINE_BYTES} bytes; store large values as files")
+                while text and not text.endswith(b"\n"):
+                    text = file.readline(MAX_LINE_BYTES)
+            elif text.strip():
+                yield line, text
+
+
+def _row(folder: _Folder, line: int, text: bytes) -> _Row | None:
+    """The sample of one line, or None with its problems noted."""
+    before = len(folder.problems)
+    try:
+        record = msgspec.json.decode(text, type=dict[str, Any])
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        folder.problem(line, f"not a JSON object: {error}")
+        return None
+    label = record.get("label")
+    row = _Row(line, str(record.get("id", f"line {line}")), str(record.get("group", "")), label)
+    if label is not None and (isinstance(label, bool) or not isinstance(label, str | int)):
+        folder.problem(line, f"label: {label!r:.60} is neither a name nor a number")
+    if max(len(row.id), len(row.group), len(label) if isinstance(label, str) else 0) > MAX_NAME:
+        folder.problem(line, f"id, label and group may have {MAX_NAME} characters")
+    given = {key: value for key, value in record.items() if key not in _OWN_KEYS and value is not None}
+    for key, value in given.items():
+        try:
+            to = _target(folder, key, value, given)
+            if to is not None:
+                row.values[key] = read(folder.root, value, to)
+                folder.targets[key] = to  # a guess holds from the first value that can be read
+                folder.bytes_read += row.values[key].nbytes
+        except SampleError as error:
+            folder.problem(line, f"{key}: {error.message}")
+    if folder.bytes_read > MAX_DATASET_BYTES:
+        raise DataError(
+            f"{folder.name}:{line}: the samples so far take more than {MAX_DATASET_BYTES} bytes of memory",
+            remedy="Split the data set over several devices, or make the samples smaller.",
+        )
+    if len(folder.problems) == before and not row.values:
+        wanted = f" of {', '.join(folder.targets)}" if folder.closed else ""
+        folder.problem(line, f"has no modality{wanted}")
+    return row if len(folder.problems) == before else None
+
+
+def _target(folder: _Folder, key: str, value: object, given: Mapping[str, object]) -> Target | None:
+    """How to read ``key``; None: not a modality of this model. A near miss of one is a problem, not an extra key."""
+    if key in folder.targets:
+        return folder.targets[key]
+    if folder.closed:
+        near = difflib.get_close_matches(key, [m for m in folder.targets if m not in given], n=1, cutoff=0.75)
+        if near:
+            raise SampleError(f"not a modality of this model; did you mean {near[0]!r}?")
+        return None
+    try:
+        check_modality(key)
+    except DataError as error:
+        raise SampleError(error.message) from None
+    return guess(value)
+
+
+def _unique_ids(folder: _Folder, rows: list[_Row]) -> list[_Row]:
+    first: dict[str, int] = {}
+    for row in rows:
+        if first.setdefault(row.id, row.line) != row.line:
+            folder.problem(row.line, f"id: {row.id!r} is already used on line {first[row.id]}")
+    return [row for row in rows if first[row.id] == row.line]
+
+
+def _same_shapes(folder: _Folder, rows: list[_Row]) -> list[_Row]:
+    """Where no encoder says the shape, the most frequent one counts (of equals, the first)."""
+    bad: set[int] = set()
+    for modality in folder.targets:
+        values = [(row.line, row.values[modality]) for row in rows if modality in row.values]
+        counts = Counter((value.shape, value.dtype) for _, value in values)
+        usual = counts.most_common(1)[0][0] if counts else None
+        for line, value in values:
+            if usual is not None and (value.shape, value.dtype) != usual:
+                folder.problem(line, f"{modality}: has shape {list(value.shape)}, the others {list(usual[0])}")
+                bad.add(line)
+    return [row for row in rows if row.line not in bad]
+
+
+def _number(folder: _Folder, rows: list[_Row], names: tuple[str, ...]) -> tuple[list[int | None], tuple[str, ...]]:
+    """Each row's label as a number (-1: none; None: bad, noted), and the names."""
+    if not names:
+        texts = {row.label for row in rows if isinstance(row.label, str)}
+        numbers = [row.label for row in rows if isinstance(row.label, int) and 0 <= row.label < MAX_CLASSES]
+        names = tuple(sorted(texts)) if texts else tuple(str(i) for i in range(max(numbers, default=-1) + 1))
+    number = {name: i for i, name in enumerate(names)}
+    labels: list[int | None] = []
+    for row in rows:
+        label = row.label
+        if label is None:
+            labels.append(-1)
+        elif isinstance(label, str) and label in number:
+            labels.append(number[label])
+        elif isinstance(label, int) and 0 <= label < len(names):
+            labels.append(label)
+        else:
+            folder.problem(row.line, f"label: {label!r:.60} is out of range; valid: {_choices(names)}")
+            labels.append(None)
+    return labels, names
+
+
+def _choices(names: tuple[str, ...]) -> str:
+    shown = ", ".join(names[:10]) + (", …" if len(names) > 10 else "")
+    return f"0 to {len(names) - 1} ({shown})" if names else "none"
+
+
+def _stack(rows: list[_Row], labels: list[Any], names: tuple[str, ...], skipped: list[Problem]) -> Dataset:
+    modalities: dict[str, Array] = {}
+    present = {}
+    for m in dict.fromkeys(m for row in rows for m in row.values):
+        flags = np.array([m in row.values for row in rows], dtype=bool)
+        example = next(row.values[m] for row in rows if m in row.values)
+        values = np.zeros((len(rows), *example.shape), dtype=example.dtype)
+        for i, row in enumerate(rows):
+            if m in row.values:
+                values[i] = row.values.pop(m)  # each value is freed as it is copied
+        modalities[m], present[m] = values, flags
+    groups = [row.group for row in rows]
+    numbers = np.array(labels, dtype=np.int64)
+    return Dataset(
+        modalities=modalities,
+        present=present,
+        labels=numbers if (numbers >= 0).any() else None,
+        label_names=names,
+        ids=[row.id for row in rows],
+        groups=np.array(groups, dtype=np.str_) if any(groups) else None,
+        skipped=skipped,
+    )

@@ -1,0 +1,274 @@
+"""Data sets by name: each function returns (training set, test set, groups of the training set).
+
+``basic_motions`` lies inside the installed package sktime; the others are folders below EDGEFL_DATA.
+
+Scaling ("fixed"): each sensor is divided by one constant, the spread of the *published* training split, rounded. It is
+the same on every device, keeps the direction of gravity, and tells nothing of any device's own data. "window": each
+channel of each window to mean 0 and deviation 1 (loses gravity and strength). "none": as recorded.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from edgefl.data.arrays import Array, read_npz
+from edgefl.data.dataset import Dataset
+from edgefl.data.text import DEFAULT_VOCABULARY, tokenizer
+from edgefl.data.timeseries import read_ts, sktime_folder
+from edgefl.errors import DataError
+
+#: Root mean square deviation over all series and axes of the training split, rounded. Units are not published.
+BASIC_MOTIONS_SCALE = {"acc": 6.0, "gyro": 2.5}
+#: The same for har_hapt, in g and rad/s.
+HAR_SCALE = {"acc": 0.4, "body_acc": 0.15, "gyro": 0.35}
+HAR_WINDOW = 128  # samples at 50 Hz
+VENDORS = ("openmoji", "twemoji", "noto", "fxemoji")
+
+
+class Named(NamedTuple):
+    """``groups`` [N]: who or what each training sample came from; the same as ``train.groups``."""
+
+    train: Dataset
+    test: Dataset
+    groups: Array | None
+
+
+def named(name: str, options: Mapping[str, Any] | None = None) -> Named:
+    """The data set ``name`` with its options. Raises DataError naming the valid names or options."""
+    if name not in NAMED:
+        raise DataError(f"unknown data set {name!r}", remedy=f"Valid names: {', '.join(NAMED)}; or give a path.")
+    make, given = NAMED[name], dict(options or {})
+    valid = list(inspect.signature(make).parameters)
+    unknown = sorted(set(given) - set(valid))
+    if unknown:
+        raise DataError(f"{name} has no option {', '.join(unknown)}", remedy=f"Valid options: {', '.join(valid)}.")
+    try:
+        return make(**given)
+    except KeyError as error:
+        raise DataError(f"{name}: its file holds no array {error}", remedy="Fetch the data set anew.") from None
+
+
+def data_folder(name: str) -> Path:
+    """The folder of one data set: below EDGEFL_DATA, else ../shared/data seen from here or from the repository."""
+    given = os.environ.get("EDGEFL_DATA")
+    bases = [Path.cwd(), Path(__file__).resolve().parents[2]]
+    places = [Path(given)] if given else [base.parent / "shared" / "data" for base in bases]
+    for place in places:
+        if (place / name).is_dir():
+            return place / name
+    raise DataError(
+        f"the data set {name!r} is not here; looked in {' and '.join(dict.fromkeys(str(p) for p in places))}",
+        remedy=f"Set EDGEFL_DATA to the folder that holds {name}/.",
+    )
+
+
+def basic_motions(window: int = 50, step: int = 10, standardise: str = "fixed") -> Named:
+    """Smart watch at 10 Hz, four activities, 40 + 40 series of 100 steps, cut into windows; acc, gyro [window, 3].
+
+    Windows of the official training series train, those of the test series test. Group: the series, so that
+    overlapping windows stay together. Defaults: windows of 5 s, one a second: 240 + 240 samples.
+    """
+    _whole("basic_motions", window=(window, 2, 100), step=(step, 1, 100))
+    folder = sktime_folder("BasicMotions")
+    train, test = (_motions(folder, split, window, step, standardise) for split in ("TRAIN", "TEST"))
+    return Named(train, test, train.groups)
+
+
+def _motions(folder: Path, split: str, window: int, step: int, standardise: str) -> Dataset:
+    series, labels, names = read_ts(folder / f"BasicMotions_{split}.ts")  # [S, T, 6]
+    if series.shape[1:] != (100, 6):
+        raise DataError(f"BasicMotions has series of shape {series.shape[1:]}, not (100, 6)")
+    starts = range(0, series.shape[1] - window + 1, step)
+    cut = np.stack([series[:, start : start + window] for start in starts], axis=1)  # [S, W, window, 6]
+    cut = cut.reshape(-1, window, 6)
+    owner = np.repeat(np.arange(len(series)), len(starts))
+    values = {"acc": cut[:, :, :3], "gyro": cut[:, :, 3:]}
+    return _complete(
+        {m: _scale(v, BASIC_MOTIONS_SCALE[m], standardise) for m, v in values.items()},
+        labels[owner],
+        names,
+        ids=[f"{split.lower()}-{s:02d}-{start:02d}" for s in range(len(series)) for start in starts],
+        groups=[f"{split.lower()}-{s:02d}" for s in owner],
+    )
+
+
+def har_hapt(
+    clients: int = 0,
+    test_share: float = 0.3,
+    classes: str = "basic",
+    signal: str = "total",
+    standardise: str = "fixed",
+    mini: bool = False,
+) -> Named:
+    """Smartphone at 50 Hz, 30 people; acc, gyro [128, 3]. Group: the person.
+
+    ``clients`` 0: the authors' split (21 people train, 9 test). ``clients`` n: the first n people are in both; of each
+    person's windows of each activity the last ``test_share`` in time test, and training windows that overlap a test
+    window are left out. ``classes``: basic (6) or all (12, with transitions). ``signal``: total or body acceleration.
+    ``mini``: 288 windows of 6 people.
+    """
+    _choice("har_hapt", classes=(classes, ("basic", "all")), signal=(signal, ("total", "body")))
+    _whole("har_hapt", clients=(clients, 0, 30))
+    if not isinstance(test_share, float) or not 0 < test_share < 1:
+        raise DataError(f"har_hapt: test_share is {test_share!r}", remedy="Give a share between 0 and 1, such as 0.3.")
+    raw = read_npz(data_folder("har_hapt") / ("har_mini.npz" if mini else "har_hapt.npz"))
+    names = tuple(str(name) for name in raw.pop("label_names"))[: 6 if classes == "basic" else 12]
+    keep = raw["label"] < len(names)
+    people = np.unique(raw["subject"])
+    if clients > len(people):
+        raise DataError(f"har_hapt has {len(people)} people here, not {clients}", remedy="Lower the option clients.")
+    if clients:
+        keep &= np.isin(raw["subject"], people[:clients])
+    raw = {key: array[keep] for key, array in raw.items()}
+    test = _last_in_time(raw, test_share) if clients else raw["split"].astype(np.int64)
+    acc = "body_acc" if signal == "body" else "acc"
+    whole = _complete(
+        {m: _scale(raw[k].astype(np.float32), HAR_SCALE[k], standardise) for m, k in (("acc", acc), ("gyro", "gyro"))},
+        raw["label"].astype(np.int64),
+        names,
+        ids=[f"{e:02d}-{start:05d}" for e, start in zip(raw["experiment"], raw["start"], strict=True)],
+        groups=[f"person-{s:02d}" for s in raw["subject"]],
+    )
+    return _cut(whole, test)
+
+
+def _last_in_time(raw: Mapping[str, Array], share: float) -> npt.NDArray[np.int64]:
+    """[N]: 0 train, 1 test, 2 left out (overlaps a test window, which starts half a window earlier or later)."""
+    start, where = raw["start"].astype(np.int64), raw["experiment"].astype(np.int64)
+    role = np.zeros(len(start), dtype=np.int64)
+    order = np.lexsort((start, where))
+    for person in np.unique(raw["subject"]):
+        for label in np.unique(raw["label"]):
+            own = order[(raw["subject"] == person)[order] & (raw["label"] == label)[order]]
+            # At least one trains: a person with a single window of an activity has nothing to spare.
+            role[own[len(own) - min(round(len(own) * share), max(len(own) - 1, 0)) :]] = 1
+    for recording in np.unique(where):
+        test, train = (
+            np.flatnonzero((where == recording) & (role == 1)),
+            np.flatnonzero((where == recording) & (role == 0)),
+        )
+        near = np.abs(start[train][:, None] - start[test][None, :]) < HAR_WINDOW
+        role[train[near.any(axis=1)]] = 2
+    return role
+
+
+def av_digits(mini: bool = False) -> Named:
+    """Handwritten and spoken digits; image [28, 28, 1] in 0..1, audio [61, 40] log-mel in 0..1. Group: the speaker."""
+    raw = read_npz(data_folder("av_digits") / ("av_mini.npz" if mini else "av_digits.npz"))
+    sound = raw["fsdd_logmel"][raw["audio_index"]].transpose(0, 2, 1)
+    speakers = raw["speaker_names"]
+    whole = _complete(
+        {"image": raw["image"][..., None].astype(np.float32) / 255, "audio": sound.astype(np.float32) / 255},
+        raw["label"].astype(np.int64),
+        tuple("0123456789"),
+        ids=[f"{i}-{a}" for i, a in zip(raw["mnist_index"], raw["audio_index"], strict=True)],
+        groups=[str(speakers[s]) for s in raw["speaker"]],
+    )
+    return _cut(whole, raw["split"])
+
+
+class _Concept(msgspec.Struct):
+    concept: int
+    text: str
+
+
+def emoji_pairs(
+    vendors: Sequence[str] = VENDORS,
+    length: int = 24,
+    vocabulary: int = DEFAULT_VOCABULARY,
+    pretrained: str = "",
+    mini: bool = False,
+) -> Named:
+    """Emoji drawings and descriptions, 8 groups; image [64, 64, 3] in 0..1, text [length] ids. Group: the vendor.
+
+    ``pretrained``: a checkpoint whose tokenizer to use instead of hashed words. ``mini``: 448 images [32, 32, 3].
+    """
+    valid = VENDORS if mini else (*VENDORS, "openmoji_black")
+    _choice("emoji_pairs", **{f"vendors[{i}]": (vendor, valid) for i, vendor in enumerate(vendors)})
+    _whole("emoji_pairs", length=(length, 2, 512), vocabulary=(vocabulary, 3, 10**6))
+    if not vendors:
+        raise DataError("emoji_pairs: no vendor is named", remedy=f"Valid vendors: {', '.join(valid)}.")
+    folder = data_folder("emoji_pairs")
+    raw = _mini_emoji(folder, vendors) if mini else _full_emoji(folder, vendors)
+    tokenize = tokenizer(vocabulary, pretrained)
+    lines = (folder / "concepts.jsonl").read_bytes().splitlines()
+    ids = {c.concept: tokenize(c.text, length) for c in (msgspec.json.decode(line, type=_Concept) for line in lines)}
+    whole = _complete(
+        {"image": raw["image"].astype(np.float32) / 255, "text": np.stack([ids[int(c)] for c in raw["concept"]])},
+        raw["label"].astype(np.int64),
+        tuple(str(name) for name in raw["label_names"]),
+        ids=[f"{v}-{c}" for v, c in zip(raw["vendor"], raw["concept"], strict=True)],
+        groups=[str(v) for v in raw["vendor"]],
+    )
+    return _cut(whole, raw["split"])
+
+
+def _full_emoji(folder: Path, vendors: Sequence[str]) -> dict[str, Array]:
+    parts = [read_npz(folder / f"emoji64_{vendor}.npz") for vendor in vendors]
+    raw = {key: np.concatenate([part[key] for part in parts]) for key in ("image", "concept", "label", "split")}
+    vendor = np.repeat(np.array(vendors), [len(part["label"]) for part in parts])
+    return raw | {"label_names": parts[0]["label_names"], "vendor": vendor}
+
+
+def _mini_emoji(folder: Path, vendors: Sequence[str]) -> dict[str, Array]:
+    raw = read_npz(folder / "emoji_mini32.npz")
+    names, label_names = raw.pop("vendor_names"), raw.pop("label_names")
+    raw["vendor"] = names[raw["vendor"]]
+    keep = np.isin(raw["vendor"], vendors)
+    return {key: array[keep] for key, array in raw.items()} | {"label_names": label_names}
+
+
+def _complete(
+    modalities: dict[str, Array],
+    labels: npt.NDArray[np.int64],
+    names: tuple[str, ...],
+    ids: list[str],
+    groups: list[str],
+) -> Dataset:
+    flags = {m: np.ones(len(ids), dtype=bool) for m in modalities}
+    return Dataset(modalities, flags, labels, names, ids, np.array(groups, dtype=np.str_))
+
+
+def _cut(whole: Dataset, split: Array) -> Named:
+    train, test = whole.subset(split == 0), whole.subset(split == 1)
+    return Named(train, test, train.groups)
+
+
+def _scale(values: Array, scale: float, standardise: str) -> Array:
+    """``values`` [N, T, C]."""
+    _choice("data set", standardise=(standardise, ("fixed", "window", "none")))
+    if standardise == "fixed":
+        values = values / scale
+    elif standardise == "window":
+        deviation = values.std(axis=1, keepdims=True)
+        # A sensor at rest has only noise, which must not be blown up to the strength of a movement.
+        values = (values - values.mean(axis=1, keepdims=True)) / np.maximum(deviation, 0.05 * scale)
+    return np.ascontiguousarray(values, dtype=np.float32)
+
+
+def _whole(name: str, **given: tuple[Any, int, int]) -> None:
+    for option, (value, low, high) in given.items():
+        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+            raise DataError(f"{name}: {option} is {value!r}", remedy=f"Give a whole number from {low} to {high}.")
+
+
+def _choice(name: str, **given: tuple[Any, Sequence[str]]) -> None:
+    for option, (value, valid) in given.items():
+        if value not in valid:
+            raise DataError(f"{name}: {option} is {value!r}", remedy=f"Valid: {', '.join(valid)}.")
+
+
+NAMED: dict[str, Callable[..., Named]] = {
+    "basic_motions": basic_motions,
+    "har_hapt": har_hapt,
+    "av_digits": av_digits,
+    "emoji_pairs": emoji_pairs,
+}

@@ -1,0 +1,134 @@
+"""Who holds which training samples: a seeded split that every method shares.
+
+natural: by group (person, speaker, vendor, recording), a group never in two shares. uniform: at random, equal sizes.
+dirichlet: each class is cut in proportions drawn from Dirichlet(α) over the devices (Hsu et al., arXiv 1909.06335);
+small α: each device sees few classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from edgefl.data.arrays import Array
+from edgefl.errors import DataError
+
+Indices = npt.NDArray[np.int64]
+
+
+def partition(
+    labels: npt.NDArray[np.int64] | None,
+    groups: Array | None,
+    n: int,
+    how: Mapping[str, Mapping[str, Any] | None],
+    seed: int,
+    *,
+    count: int | None = None,
+    names: Sequence[str] = (),
+) -> list[Indices]:
+    """``n`` disjoint shares (sorted indices) that together hold every sample; the same for the same seed.
+
+    ``labels`` [N], ``groups`` [N]: each may be None when the method does not need it; then ``count`` is N. ``how``: one
+    of {"natural": {}}, {"uniform": {}}, {"dirichlet": {"alpha": 0.5, "minimum": 1}}. ``names``: the devices, for
+    messages. Raises DataError for an unknown method or option, and rather than returning an empty share.
+    """
+    total = next((len(a) for a in (labels, groups) if a is not None), count)
+    if total is None or n < 1:
+        raise DataError(f"{total} samples can not be shared by {n} devices", remedy="Give a data set and a fleet.")
+    if len(how) != 1 or next(iter(how)) not in METHODS:
+        raise DataError(f"unknown partition {', '.join(how) or '(none)'!s}", remedy=f"Valid: {', '.join(METHODS)}.")
+    ((method, options),) = how.items()
+    if total < n:
+        raise _empty(names, total, f"there are {total} samples for {n} devices", f"Use at most {total} devices.")
+    rng = np.random.default_rng(seed)
+    shares = METHODS[method](labels, groups, n, dict(options or {}), rng, total, names)
+    return [np.sort(np.asarray(share, dtype=np.int64)) for share in shares]
+
+
+def _empty(names: Sequence[str], share: int, why: str, remedy: str) -> DataError:
+    who = f"device {names[share]!r}" if share < len(names) else f"device number {share + 1}"
+    return DataError(f"the share of {who} would be empty: {why}", remedy=remedy)
+
+
+def _options(method: str, given: dict[str, Any], valid: Sequence[str] = ()) -> None:
+    unknown = sorted(set(given) - set(valid))
+    if unknown:
+        raise DataError(
+            f"partition {method} has no option {', '.join(unknown)}",
+            remedy=f"Valid options: {', '.join(valid) or 'none'}.",
+        )
+
+
+def _natural(
+    labels: Any, groups: Array | None, n: int, options: dict[str, Any], rng: np.random.Generator, total: int, names: Any
+) -> list[Any]:
+    """As many groups as devices: group i (in sorted order) is device i. More: each in turn joins the smallest share."""
+    _options("natural", options)
+    if groups is None:
+        raise DataError(
+            "partition natural needs groups, and this data set has none",
+            remedy='Add "group" to each sample, or set data.partition to uniform or dirichlet.',
+        )
+    found, inverse, sizes = np.unique(groups, return_inverse=True, return_counts=True)
+    if len(found) < n:
+        remedy = f"Use at most {len(found)} devices, or set data.partition to uniform or dirichlet."
+        raise _empty(names, len(found), f"there are {len(found)} groups for {n} devices", remedy)
+    if len(found) == n:
+        owner = np.arange(n)
+    else:
+        owner, load = np.empty(len(found), dtype=np.int64), np.zeros(n, dtype=np.int64)
+        order = rng.permutation(len(found))
+        for group in order[np.argsort(-sizes[order], kind="stable")]:  # large ones first: even shares
+            owner[group] = load.argmin()
+            load[owner[group]] += sizes[group]
+    return [np.flatnonzero(owner[inverse.reshape(-1)] == share) for share in range(n)]
+
+
+def _uniform(
+    labels: Any, groups: Any, n: int, options: dict[str, Any], rng: np.random.Generator, total: int, names: Any
+) -> list[Any]:
+    _options("uniform", options)
+    return list(np.array_split(rng.permutation(total), n))
+
+
+def _dirichlet(
+    labels: npt.NDArray[np.int64] | None,
+    groups: Any,
+    n: int,
+    options: dict[str, Any],
+    rng: np.random.Generator,
+    total: int,
+    names: Sequence[str],
+) -> list[Any]:
+    """Shares below ``minimum`` are filled with random samples of the largest share: small α leaves many empty."""
+    _options("dirichlet", options, ["alpha", "minimum"])
+    alpha, minimum = float(options.get("alpha", 0.5)), int(options.get("minimum", 1))
+    if not 0 < alpha < float("inf") or minimum < 1:
+        raise DataError(
+            f"partition dirichlet: alpha is {alpha:g}, minimum {minimum}",
+            remedy="Set alpha above 0 (0.1: strong skew, 100: nearly none) and minimum to 1 or more.",
+        )
+    if labels is None:
+        raise DataError(
+            "partition dirichlet needs labels, and this data set has none", remedy="Set data.partition to uniform."
+        )
+    if total < n * minimum:
+        remedy = f"Use at most {total // minimum} devices, or a smaller minimum."
+        raise _empty(names, total // minimum, f"{n} devices x {minimum} samples exceed the {total} there are", remedy)
+    shares: list[list[int]] = [[] for _ in range(n)]
+    for label in np.unique(labels):
+        members = rng.permutation(np.flatnonzero(labels == label))
+        cuts = (np.cumsum(rng.dirichlet(np.full(n, alpha)))[:-1] * len(members)).round().astype(np.int64)
+        for share, piece in zip(shares, np.split(members, cuts), strict=True):
+            share.extend(piece.tolist())
+    for share in shares:
+        while len(share) < minimum:
+            largest = max(shares, key=len)
+            share.append(largest.pop(int(rng.integers(len(largest)))))
+    return shares
+
+
+METHODS: dict[str, Callable[..., list[Any]]] = {"natural": _natural, "uniform": _uniform, "dirichlet": _dirichlet}

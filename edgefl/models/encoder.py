@@ -1,0 +1,108 @@
+"""What the four kinds of encoder have in common: the token state, the stage, the first weights, and their table.
+
+Each kind's module exports one ``KIND``; ``kind_of`` imports it only when it is asked for, because vision, text and
+audio need the `transformers` package and the sensor kind does not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from edgefl.errors import MissingDependencyError
+from edgefl.models.spec import EncoderSpec
+
+
+class TokenState(NamedTuple):
+    """What travels between the parts of an encoder: tokens [B, N, D], and for text which are real [B, N] (bool)."""
+
+    tokens: Tensor
+    mask: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Kind:
+    """How one kind of encoder is built and run."""
+
+    embed: Callable[[EncoderSpec], nn.Module]  # input [B, *shape] -> TokenState
+    block: Callable[[EncoderSpec], nn.Module]
+    run_block: Callable[[nn.Module, Tensor, Tensor | None], Tensor]  # block, tokens, mask -> tokens
+    norm: Callable[[EncoderSpec], nn.Module]  # tokens -> tokens
+    pool: Callable[[Tensor], Tensor]  # tokens [B, N, D] -> [B, D]
+
+
+class Stage(nn.Module):
+    """Neighbouring transformer blocks of one encoder: TokenState -> TokenState."""
+
+    def __init__(self, kind: Kind, spec: EncoderSpec, count: int) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(kind.block(spec) for _ in range(count))
+        self._run_block = kind.run_block
+
+    def forward(self, state: TokenState) -> TokenState:
+        tokens = state.tokens
+        for block in self.blocks:
+            tokens = self._run_block(block, tokens, state.mask)
+        return TokenState(tokens, state.mask)
+
+
+def kind_of(spec: EncoderSpec) -> Kind:
+    """The kind's table entry. Raises MissingDependencyError when `transformers` is needed and not installed."""
+    if spec.kind == "sensor":
+        from edgefl.models.sensor import KIND
+
+        return KIND
+    try:
+        if spec.kind == "vision":
+            from edgefl.models.vision import KIND
+        elif spec.kind == "text":
+            from edgefl.models.text import KIND
+        else:
+            from edgefl.models.audio import KIND
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] != "transformers":
+            raise
+        raise MissingDependencyError("transformers", "train") from error
+    return KIND
+
+
+def first_token(tokens: Tensor) -> Tensor:
+    """The class token: [B, N, D] -> [B, D]."""
+    return tokens[:, 0]
+
+
+def run_unmasked(block: nn.Module, tokens: Tensor, mask: Tensor | None) -> Tensor:
+    """Run a block whose tokens are all real."""
+    assert mask is None, "only text has padding"  # noqa: S101 - a state of another modality is a programming error
+    return only_tensor(block(tokens))
+
+
+def only_tensor(output: Any) -> Tensor:
+    """A block's tokens: `transformers` below 5 returns them in a tuple of one."""
+    tokens: Tensor = output[0] if isinstance(output, tuple) else output
+    return tokens
+
+
+@torch.no_grad()
+def initialise(module: nn.Module) -> None:
+    """First weights, drawn from torch's CPU generator; the same rule for every kind, whatever the library's own.
+
+    Linear and patch convolutions: Xavier uniform, zero bias. Unlike a fixed deviation of 0.02 it keeps the signal at
+    tiny widths too. Tables and tokens: normal with deviation 0.02, the padding row zero. Norms: one and zero.
+    """
+    for layer in module.modules():
+        if isinstance(layer, nn.Linear | nn.Conv2d):
+            nn.init.xavier_uniform_(layer.weight.flatten(1))  # a view: the convolution as the linear map it is
+            if layer.bias is not None:
+                nn.init.zeros_(layer.bias)
+        elif isinstance(layer, nn.Embedding):
+            nn.init.normal_(layer.weight, std=0.02)
+            if layer.padding_idx is not None:
+                layer.weight[layer.padding_idx].zero_()
+    for name, parameter in module.named_parameters():
+        if name.endswith(("_token", "position_embeddings")):
+            nn.init.normal_(parameter, std=0.02)

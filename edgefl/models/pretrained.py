@@ -1,0 +1,220 @@
+"""The tensors a run begins with: random parts, or an encoder's parts from a `transformers` checkpoint.
+
+A checkpoint is a hub name or a local folder, with its weights in safetensors. Nothing of it may be missing, and what
+the specification cannot express (another activation, another norm) is refused instead of approximated.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import Tensor, nn
+
+from edgefl.errors import ModelError
+from edgefl.models.build import build
+from edgefl.models.check import check_spec
+from edgefl.models.encoder import kind_of
+from edgefl.models.spec import EncoderSpec, ModelSpec, modality_of, part_names
+from edgefl.models.state import Tensors, check_tensors, module_tensors, named_tensors, part_tensors
+
+#: kind -> the checkpoint's own name of its architecture (``model_type`` in its config.json).
+MODEL_TYPES = {"vision": "vit", "text": "distilbert", "audio": "audio-spectrogram-transformer"}
+#: Settings of a checkpoint that EncoderSpec has no field for, and the only value our encoders compute with.
+FIXED = {
+    "vision": {"hidden_act": "gelu", "layer_norm_eps": 1e-12, "qkv_bias": True},
+    "text": {"activation": "gelu", "pad_token_id": 0},
+    "audio": {"hidden_act": "gelu", "layer_norm_eps": 1e-12, "qkv_bias": True},
+}
+
+
+def initial_parts(spec: ModelSpec, seed: int = 0) -> Iterator[tuple[str, Tensors]]:
+    """Every part of the model with its first tensors, in order, at most one encoder's checkpoint in memory.
+
+    Parts of an encoder whose ``pretrained`` names a checkpoint come from there; all others are random, as ``build``
+    makes them.
+    Raises ModelError when a checkpoint can't be read or does not fit.
+    """
+    check_spec(spec)
+    loaded: tuple[str, dict[str, Tensors]] = ("", {})
+    for part in part_names(spec):
+        modality = modality_of(part)
+        if modality is not None and not part.startswith("head/") and spec.encoders[modality].pretrained:
+            if loaded[0] != modality:
+                loaded = (modality, dict(pretrained_parts(spec, modality)))
+            yield part, loaded[1].pop(part)
+        else:
+            yield part, part_tensors(build(spec, [part], seed=seed), part)
+
+
+def pretrained_parts(spec: ModelSpec, modality: str) -> Iterator[tuple[str, Tensors]]:
+    """The parts of one encoder (embed, stages, norm) from its checkpoint, the blocks split evenly into the stages."""
+    encoder = spec.encoders[modality]
+    source = _Source(modality, encoder)
+    checkpoint = source.load()
+    for part, modules in _split(spec, modality, checkpoint).items():
+        tensors = {f"{prefix}{name}": t for prefix, m in modules.items() for name, t in module_tensors(m).items()}
+        if part.endswith("/embed"):
+            tensors = source.adapt_embedding(tensors)
+        shapes = {name: tuple(t.shape) for name, t in _meta_tensors(spec, part).items()}
+        try:
+            check_tensors(part, shapes, tensors)
+        except ModelError as error:
+            raise source.misfit(error.message) from error
+        yield part, tensors
+
+
+class _Source:
+    """One encoder's checkpoint: reading it, and saying what is wrong with it."""
+
+    def __init__(self, modality: str, encoder: EncoderSpec) -> None:
+        self.encoder = encoder
+        self.name = encoder.pretrained
+        self.label = f"checkpoint '{self.name}' for modality '{modality}'"
+
+    def misfit(self, message: str) -> ModelError:
+        return ModelError(f"the {self.label} does not fit the model: {message}")
+
+    def load(self) -> nn.Module:
+        """The checkpoint as `transformers` builds it, with every tensor read from the file."""
+        if self.encoder.kind not in MODEL_TYPES:
+            raise ModelError(
+                f"the {self.label} can not be used: a {self.encoder.kind} encoder has no public checkpoints",
+                remedy="Leave `pretrained` empty for this modality.",
+            )
+        kind_of(self.encoder)  # reports a missing `transformers` in the user's terms
+        self._check_config(_read(self.label, self.name, _read_config))
+        model, report = _read(self.label, self.name, self._read_weights)
+        # The final norm and every block count; a classifier or pooler the file has besides does not matter.
+        missing = sorted(str(key) for key in report["missing_keys"])
+        if missing:
+            raise self.misfit(f"it lacks the tensor '{missing[0]}'" + _and_more(missing))
+        misshapen = report.get("mismatched_keys")
+        if misshapen:
+            raise self.misfit(f"tensors differ from its own configuration: {min(map(str, misshapen))}")
+        module: nn.Module = model
+        return module
+
+    def _check_config(self, config: Any) -> None:
+        wanted = MODEL_TYPES[self.encoder.kind]
+        if config.model_type != wanted:
+            raise self.misfit(f"it is a '{config.model_type}', but a {self.encoder.kind} encoder takes '{wanted}'")
+        if config.num_hidden_layers != self.encoder.depth:
+            last = min(config.num_hidden_layers, self.encoder.depth)
+            raise self.misfit(
+                f"it has {config.num_hidden_layers} transformer blocks, but the model needs depth {self.encoder.depth}"
+                f" (first difference: the tensors of block {last}, counted from 0)"
+            )
+        if config.num_attention_heads != self.encoder.heads:
+            raise self.misfit(f"it has {config.num_attention_heads} attention heads, the model {self.encoder.heads}")
+        fixed = dict(FIXED[self.encoder.kind])
+        if self.encoder.kind == "audio":
+            stride = self.encoder.stride or self.encoder.patch
+            fixed |= {"frequency_stride": stride, "time_stride": stride}
+        for field, value in fixed.items():
+            if getattr(config, field) != value:
+                raise self.misfit(f"its {field} is {getattr(config, field)!r}, but the model computes with {value!r}")
+
+    def _read_weights(self, name: str) -> tuple[Any, dict[str, Any]]:
+        import transformers
+
+        classes: dict[str, tuple[Any, dict[str, Any]]] = {
+            "vision": (transformers.ViTModel, {"add_pooling_layer": False}),
+            "text": (transformers.DistilBertModel, {}),
+            "audio": (transformers.ASTModel, {}),
+        }
+        model_class, options = classes[self.encoder.kind]
+        # safetensors only: the older files are pickles, which can run code
+        model, report = model_class.from_pretrained(name, use_safetensors=True, output_loading_info=True, **options)
+        return model, report
+
+    def adapt_embedding(self, tensors: Tensors) -> Tensors:
+        """The checkpoint's embedding as our parts use it: fewer text positions, our pixel scale."""
+        if self.encoder.kind == "text":
+            rows = self.encoder.positions or self.encoder.input_shape[0]
+            table = "embeddings.position_embeddings.weight"
+            # Positions beyond the text's length are never read; more than the checkpoint has would be.
+            return {**tensors, table: np.ascontiguousarray(tensors[table][:rows])}
+        if self.encoder.kind == "vision":
+            mean, deviation = _read(self.label, self.name, _read_pixel_scale)
+            return _rescale_pixels(tensors, mean, deviation)
+        return tensors
+
+
+def _split(spec: ModelSpec, modality: str, checkpoint: Any) -> dict[str, dict[str, nn.Module]]:
+    """{part: {prefix of its tensor names: module of the checkpoint}}."""
+    encoder = spec.encoders[modality]
+    owner = checkpoint
+    for attribute in ("transformer", "encoder"):  # where the blocks hang: DistilBERT; ViT and AST before transformers 5
+        owner = getattr(owner, attribute, owner)
+    blocks = owner.layers if hasattr(owner, "layers") else owner.layer
+    per_stage = encoder.depth // spec.stages
+    parts: dict[str, dict[str, nn.Module]] = {f"{modality}/embed": {"embeddings.": checkpoint.embeddings}}
+    for k in range(spec.stages):
+        mine = range(k * per_stage, (k + 1) * per_stage)
+        parts[f"{modality}/stage{k + 1}"] = {f"blocks.{i}.": blocks[b] for i, b in enumerate(mine)}
+    parts[f"{modality}/norm"] = {} if encoder.kind == "text" else {"": checkpoint.layernorm}
+    return parts
+
+
+def _meta_tensors(spec: ModelSpec, part: str) -> dict[str, Tensor]:
+    return named_tensors(build(spec, [part], device="meta").part(part))
+
+
+def _read_config(name: str) -> Any:
+    import transformers
+
+    return transformers.AutoConfig.from_pretrained(name)
+
+
+def _read_pixel_scale(name: str) -> tuple[list[float], list[float]]:
+    """Per-channel mean and deviation the checkpoint was trained with; ViT's own 0.5 and 0.5 when it does not say."""
+    from transformers.utils.hub import cached_file
+
+    from edgefl.models.vision import PIXEL_DEVIATION, PIXEL_MEAN
+
+    path = cached_file(name, "preprocessor_config.json", _raise_exceptions_for_missing_entries=False)
+    settings = json.loads(Path(path).read_text(encoding="utf-8")) if path else {}
+    if not settings.get("do_normalize", True):
+        return [0.0], [1.0]
+    mean, deviation = settings.get("image_mean", PIXEL_MEAN), settings.get("image_std", PIXEL_DEVIATION)
+    return (mean if isinstance(mean, list) else [mean]), (deviation if isinstance(deviation, list) else [deviation])
+
+
+def _rescale_pixels(tensors: Tensors, mean: list[float], deviation: list[float]) -> Tensors:
+    """Fold another pixel scale into the patch projection, so that our -1..1 pixels give what the checkpoint expects.
+
+    With y = (x - .5) / .5 and z = (x - m) / s: z = a y + c with a = .5 / s, c = (.5 - m) / s;
+    so W z + b = (a W) y + (b + W c).
+    """
+    from edgefl.models.vision import PIXEL_DEVIATION, PIXEL_MEAN
+
+    m, s = np.asarray(mean, np.float64), np.asarray(deviation, np.float64)
+    weight_name, bias_name = (f"embeddings.patch_embeddings.projection.{kind}" for kind in ("weight", "bias"))
+    weight = tensors[weight_name].astype(np.float64)  # [D, C, patch, patch]
+    if m.size not in (1, weight.shape[1]) or s.size not in (1, weight.shape[1]) or not np.all(s > 0):
+        raise ModelError(f"preprocessor_config.json: image_mean {mean} and image_std {deviation} are unusable")
+    a = np.broadcast_to(PIXEL_DEVIATION / s, weight.shape[1])[None, :, None, None]
+    c = np.broadcast_to((PIXEL_MEAN - m) / s, weight.shape[1])[None, :, None, None]
+    bias = tensors[bias_name] + (weight * c).sum(axis=(1, 2, 3))
+    return {**tensors, weight_name: (weight * a).astype(np.float32), bias_name: bias.astype(np.float32)}
+
+
+def _read(label: str, name: str, reader: Any) -> Any:
+    from safetensors import SafetensorError
+
+    try:
+        return reader(name)
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise ModelError(
+            f"the {label} can not be read: {reason}",
+            remedy="Give a hub name or, without network, a local folder with config.json and model.safetensors.",
+        ) from error
+
+
+def _and_more(names: list[str]) -> str:
+    return f" and {len(names) - 1} more" if len(names) > 1 else ""

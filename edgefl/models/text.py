@@ -1,0 +1,64 @@
+"""The text encoder: `transformers`' DistilBERT (arXiv 1910.01108) cut into parts; pooled is the first token.
+
+DistilBERT normalises at the end of each block and has no final norm, so the ``norm`` part changes nothing and holds no
+tensors; it exists so that all encoders have the same parts.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from transformers.models.distilbert.configuration_distilbert import DistilBertConfig
+from transformers.models.distilbert.modeling_distilbert import Embeddings, TransformerBlock
+
+from edgefl.models.encoder import Kind, TokenState, first_token, only_tensor
+from edgefl.models.spec import EncoderSpec
+
+
+def distilbert_config(spec: EncoderSpec) -> DistilBertConfig:
+    """The encoder as `transformers` describes it."""
+    return DistilBertConfig(
+        vocab_size=spec.vocabulary,
+        max_position_embeddings=spec.positions or spec.input_shape[0],
+        n_layers=spec.depth,
+        n_heads=spec.heads,
+        dim=spec.width,
+        hidden_dim=int(spec.width * spec.mlp_ratio),
+        dropout=spec.dropout,
+        attention_dropout=spec.dropout,
+        pad_token_id=0,
+        attn_implementation="sdpa",
+    )
+
+
+class TextEmbed(nn.Module):
+    """Token ids [B, L] (int64, 0 = padding) -> tokens [B, L, D] and which of them are real.
+
+    The first position always counts as real: a text that is all padding (an absent sample's row of zeros) then yields
+    finite numbers instead of a softmax over nothing.
+    """
+
+    def __init__(self, spec: EncoderSpec) -> None:
+        super().__init__()
+        self.embeddings = Embeddings(distilbert_config(spec))
+
+    def forward(self, x: Tensor) -> TokenState:
+        mask = torch.cat((torch.ones_like(x[:, :1], dtype=torch.bool), x[:, 1:] != 0), dim=1)
+        return TokenState(self.embeddings(x), mask)
+
+
+def _block(spec: EncoderSpec) -> nn.Module:
+    block: nn.Module = TransformerBlock(distilbert_config(spec))
+    return block
+
+
+def _run_block(block: nn.Module, tokens: Tensor, mask: Tensor | None) -> Tensor:
+    # [B, L] -> [B, 1, 1, L]: every head and query sees the same keys
+    return only_tensor(block(tokens, None if mask is None else mask[:, None, None, :]))
+
+
+def _norm(_spec: EncoderSpec) -> nn.Module:
+    return nn.Identity()
+
+
+KIND = Kind(embed=TextEmbed, block=_block, run_block=_run_block, norm=_norm, pool=first_token)

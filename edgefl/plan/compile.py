@@ -1,0 +1,109 @@
+"""A run file and the data's signature to a fully resolved run: model, stages, hyper-parameters, policies."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from edgefl.config.values import EncoderConfig, RecipeConfig, RunConfig, TrainingConfig
+from edgefl.errors import ConfigError, ModelError, Problem
+from edgefl.models.check import check_spec
+from edgefl.models.sizes import encoder_of_size
+from edgefl.models.spec import EncoderSpec, HeadSpec, ModelSpec
+from edgefl.plan.schedule import SCHEDULES
+from edgefl.plan.values import Hyper, RoundPolicy, RunPlan, Slots, Stage
+
+SERVER_ROLES = ("cluster", "select", "repair", "weight", "combine", "optimise")
+
+
+def compile_run(
+    config: RunConfig,
+    recipe: RecipeConfig,
+    *,
+    run: str,
+    shapes: Mapping[str, tuple[int, ...]],
+    label_names: tuple[str, ...] = (),
+    test: str = "",
+) -> RunPlan:
+    """The run as the coordinator executes it.
+
+    ``shapes``: modality -> shape of one sample, as found in the data. Raises ConfigError for a model that does not fit
+    the data or a recipe that does not fit the model.
+    """
+    model = model_spec(config, recipe, shapes, label_names)
+    name, options = next(iter(recipe.schedule.items()))
+    embed: Any = options.get("embed", "auto")
+    stages = SCHEDULES[name](model, config.training.rounds, embed)  # type: ignore[index]
+    return RunPlan(
+        run=run,
+        name=config.name,
+        recipe=recipe.name,
+        seed=config.seed,
+        model=model,
+        stages=stages,
+        hypers=tuple(_hyper(config.training, stage, config.seed) for stage in stages),
+        slots=Slots(objective=recipe.objective, missing=recipe.missing, prototypes=recipe.prototypes),
+        server={role: getattr(recipe, role) for role in SERVER_ROLES},
+        policy=RoundPolicy(
+            devices=config.round.devices or max(1, len(config.fleet)),
+            **config.round.model_dump(exclude={"devices"}),
+        ),
+        evaluate_every=config.evaluate,
+        test=test,
+        chunk_bytes=config.transfer.chunk_bytes,
+        credit=config.transfer.credit,
+        config={"run": config.model_dump(mode="json"), "recipe": recipe.model_dump(mode="json")},
+    )
+
+
+def model_spec(
+    config: RunConfig, recipe: RecipeConfig, shapes: Mapping[str, tuple[int, ...]], label_names: tuple[str, ...]
+) -> ModelSpec:
+    """The model with every size resolved. Raises ConfigError."""
+    problems: list[Problem] = []
+    encoders: dict[str, EncoderSpec] = {}
+    for modality, encoder in config.model.encoders.items():
+        path = f"model.encoders.{modality}"
+        if shapes and modality not in shapes:
+            problems.append(Problem(path, f"the data has no modality {modality!r}; it has: {', '.join(shapes)}"))
+            continue
+        try:
+            encoders[modality] = _encoder(encoder, shapes.get(modality, ()))
+        except ModelError as error:
+            problems.append(Problem(path, f"{error.message}. {error.remedy}"))
+    supervised = "cross_entropy" in recipe.objective
+    if supervised and shapes and not label_names:
+        problems.append(Problem("data", "objective cross_entropy needs labels, and the data names no classes"))
+    if "clip" in recipe.objective and len(config.model.encoders) != 2:
+        found = len(config.model.encoders)
+        problems.append(Problem("model.encoders", f"objective clip contrasts exactly two modalities, not {found}"))
+    if problems:
+        raise ConfigError(config.name, problems)
+    spec = ModelSpec(
+        encoders=encoders,
+        stages=config.model.stages,
+        head=HeadSpec(**config.model.head.model_dump()),
+        fusion_width=config.model.fusion_width,
+        classes=len(label_names) if supervised else 0,
+        label_names=label_names if supervised else (),
+    )
+    try:
+        check_spec(spec)
+    except ModelError as error:
+        raise ConfigError(config.name, [Problem("model", f"{error.message}. {error.remedy}")]) from error
+    return spec
+
+
+def _encoder(config: EncoderConfig, shape: tuple[int, ...]) -> EncoderSpec:
+    changes = {key: value for key, value in config.model_dump(exclude={"kind", "size"}).items() if value is not None}
+    return encoder_of_size(config.kind, config.size, tuple(shape), **changes)
+
+
+def _hyper(training: TrainingConfig, stage: Stage, seed: int) -> Hyper:
+    """The stage's hyper-parameters; a single stage of several (end_to_end) takes a list's last value."""
+    at = min(stage.index, stage.depth) - 1 if stage.index == stage.depth else -1
+    lr = {group: (value[at] if isinstance(value, list) else value) for group, value in training.lr.items()}
+    fields = training.model_dump(include={"epochs", "batch_size", "optimizer", "weight_decay", "momentum", "clip_norm"})
+    return msgspec.convert({**fields, "lr": lr, "seed": seed}, Hyper)

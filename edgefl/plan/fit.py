@@ -1,0 +1,124 @@
+"""The planner of one stage: per device the largest micro-batch, then the deepest training, that fits its budget.
+
+Order of retreat: whole batch, smaller micro-batches, then fewer trained encoder stages (from the input side), each
+again from the whole batch. What a device has declined with a measurement is not offered again, nor anything larger.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import msgspec
+
+from edgefl.models.spec import ModelSpec
+from edgefl.plan.eligibility import verdict
+from edgefl.plan.schedule import encoder_stage, restrict, shallower
+from edgefl.plan.values import Candidate, Hyper, Job, Placement, Slots, Stage
+from edgefl.records import Cost, Figure, Refusal
+
+#: price(job, samples) -> (step peak in bytes, FLOPs of the round)
+Price = Callable[[Job, Mapping[str, int]], tuple[int, float]]
+
+
+def micro_batches(batch_size: int) -> list[int]:
+    """0 (the whole batch), then halves of it down to about 1/32, smallest 1."""
+    sizes, size = [0], batch_size // 2
+    while size >= 1 and size * 32 >= batch_size:
+        sizes.append(size)
+        size //= 2
+    return sizes
+
+
+def place(
+    model: ModelSpec,
+    stage: Stage,
+    hyper: Hyper,
+    slots: Slots,
+    candidate: Candidate,
+    part_bytes: Mapping[str, int],
+    price: Price,
+) -> Placement:
+    """What ``candidate`` trains in ``stage``; a placement with a refusal when nothing fits."""
+    refusal = _unfit(model, hyper, slots, candidate)
+    if refusal is not None:
+        return Placement(device=candidate.device, stage=stage, refusal=refusal)
+    own = restrict(stage, [m for m in model.encoders if candidate.samples.get(m, 0) > 0])
+    for variant in shallower(own):
+        for micro in micro_batches(hyper.batch_size):
+            if _declined(variant, micro or hyper.batch_size, candidate):
+                continue
+            job = Job(model=model, stage=variant, hyper=msgspec.structs.replace(hyper, micro_batch=micro), slots=slots)
+            cost = _cost(job, own, candidate, part_bytes, price)
+            refusal = verdict(cost, candidate)
+            if refusal is None:
+                return Placement(
+                    device=candidate.device, stage=variant, micro_batch=micro, cost=cost, predicted=_figures(cost)
+                )
+            if refusal.reason not in {"memory", "step_memory"}:
+                break  # a smaller micro-batch costs more FLOPs and as many bytes: only a shallower stage can help
+    last = candidate.declined[-1][2] if candidate.declined else Refusal(reason="error", detail="no variant is left")
+    return Placement(device=candidate.device, stage=own, refusal=refusal or last)
+
+
+def trained_depth(stage: Stage) -> int:
+    """How many encoder stages (embeddings counted) the stage trains."""
+    return len({n for part in stage.trained if (n := encoder_stage(part)) is not None})
+
+
+def _unfit(model: ModelSpec, hyper: Hyper, slots: Slots, candidate: Candidate) -> Refusal | None:
+    for modality, shape in candidate.modalities.items():
+        spec = model.encoders.get(modality)
+        if spec is not None and tuple(spec.input_shape) != tuple(shape):
+            detail = f"{modality} samples have shape {tuple(shape)}, the model takes {tuple(spec.input_shape)}"
+            return Refusal(reason="data", detail=detail)
+    usable = usable_samples(slots, candidate.samples, list(model.encoders))
+    if usable < hyper.batch_size:
+        return Refusal(
+            reason="data",
+            needed=float(hyper.batch_size),
+            allowed=float(usable),
+            unit="samples",
+            detail="fewer usable samples than one batch",
+        )
+    return None
+
+
+def usable_samples(slots: Slots, samples: Mapping[str, int], modalities: Sequence[str]) -> int:
+    """Samples that can be trained on: all, or (``missing: ignore``) at most those of the rarest modality."""
+    if "ignore" in slots.missing:
+        return min((samples.get(m, 0) for m in modalities), default=0)
+    return samples.get("", 0)
+
+
+def _declined(variant: Stage, micro: int, candidate: Candidate) -> bool:
+    """Whether the device declined this, or something at most as large in both trained depth and micro-batch."""
+    depth = trained_depth(variant)
+    return any(depth >= was_depth and micro >= was_micro for was_depth, was_micro, _ in candidate.declined)
+
+
+def _cost(job: Job, whole: Stage, candidate: Candidate, part_bytes: Mapping[str, int], price: Price) -> Cost:
+    """Down: what the round before may have changed, so all that ``whole`` trains; frozen parts came once, earlier."""
+    step_peak_bytes, flops = price(job, candidate.samples)
+    up = _bytes(job.stage.trained, part_bytes)
+    return Cost(
+        step_peak_bytes=step_peak_bytes,
+        flops=flops,
+        payload_down_bytes=_bytes(whole.trained, part_bytes),
+        payload_up_bytes=up,
+        disk_bytes=_bytes(job.stage.present, part_bytes) + up,
+    )
+
+
+def _bytes(parts: Sequence[str], part_bytes: Mapping[str, int]) -> int:
+    return sum(part_bytes.get(part, 0) for part in parts)
+
+
+def _figures(cost: Cost) -> dict[str, Figure]:
+    memory = "meta device, live bytes of one training step"
+    flops = "meta device, 2 per multiply-accumulate"
+    return {
+        "step_peak_bytes": Figure(float(cost.step_peak_bytes), "predicted", memory),
+        "flops": Figure(cost.flops, "predicted", flops),
+        "payload_down_bytes": Figure(float(cost.payload_down_bytes), "predicted", "parts the round before changed"),
+        "payload_up_bytes": Figure(float(cost.payload_up_bytes), "predicted", "trained parts"),
+    }

@@ -1,0 +1,75 @@
+"""Chunks: pieces of objects on their way, each with a fixed header and a checksum.
+
+Header, 44 bytes, little-endian: magic ``EFC`` (3), version (1), sha256 of the whole object (32), chunk index (4),
+crc32 of header and data (4); then the data. The crc finds a damaged or truncated message; the object's sha256, checked
+when all chunks are here, is what proves the content.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from dataclasses import dataclass
+
+from edgefl.errors import ProtocolError
+from edgefl.objects import check_id
+
+#: 96 KiB with header and topic fits the smallest hard limit of the common brokers (AWS IoT Core, 128 KiB a message),
+#: with room for long topics. Larger chunks gain little: mosquitto moved 746 MB/s at 64 KiB, 496 at 1 MiB.
+DEFAULT_CHUNK_BYTES = 96 * 1024
+#: 16 x 96 KiB = 1.5 MiB in flight: 365 MB/s on loopback, and 60 Mbit/s on a link with 200 ms round trip. 60 receivers'
+#: windows stay below mosquitto's default queue of 1000 messages, beyond which it drops QoS 1 without a word.
+DEFAULT_CREDIT = 16
+#: Largest chunk anyone may send: EMQX's default packet limit is 1 MB, and a window of 16 then costs 16 MB of memory.
+MAX_CHUNK_BYTES = 1000 * 1000
+
+_HEAD = struct.Struct("<3sB32sI")
+_CRC = struct.Struct("<I")
+_MAGIC = b"EFC"
+_VERSION = 1
+HEADER_BYTES = _HEAD.size + _CRC.size
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Chunk ``index`` (from 0) of the object ``object_id``. Decoded ``data`` is a view into the message."""
+
+    object_id: str
+    index: int
+    data: bytes | memoryview
+
+
+def fitting_chunk_bytes(max_payload: int, wanted: int = DEFAULT_CHUNK_BYTES) -> int:
+    """The chunk size nearest to ``wanted`` whose messages fit a broker that admits ``max_payload`` bytes."""
+    fitting = min(wanted, max_payload - HEADER_BYTES, MAX_CHUNK_BYTES)
+    if fitting < 1:
+        raise ProtocolError(f"the broker admits {max_payload} bytes a message: too little for a chunk")
+    return fitting
+
+
+def encode_chunk(chunk: Chunk) -> bytes:
+    """The chunk as one message. Raises ProtocolError when it is empty, too large or badly named."""
+    _check_length(len(chunk.data))
+    if not 0 <= chunk.index < 2**32:
+        raise ProtocolError(f"chunk index {chunk.index} is out of range")
+    head = _HEAD.pack(_MAGIC, _VERSION, bytes.fromhex(check_id(chunk.object_id)), chunk.index)
+    crc = zlib.crc32(chunk.data, zlib.crc32(head))
+    return b"".join((head, _CRC.pack(crc), chunk.data))
+
+
+def decode_chunk(payload: bytes) -> Chunk:
+    """The chunk in a message. Raises ProtocolError when it is malformed, damaged, oversized or of another version."""
+    _check_length(len(payload) - HEADER_BYTES)
+    magic, version, name, index = _HEAD.unpack_from(payload)
+    if magic != _MAGIC or version != _VERSION:
+        raise ProtocolError(f"not a chunk of version {_VERSION}: it begins with {payload[:4].hex()}")
+    view = memoryview(payload)
+    crc = zlib.crc32(view[HEADER_BYTES:], zlib.crc32(view[: _HEAD.size]))
+    if crc != _CRC.unpack_from(payload, _HEAD.size)[0]:
+        raise ProtocolError(f"chunk {index} of {name.hex()[:12]} is damaged: its checksum is wrong")
+    return Chunk(name.hex(), index, view[HEADER_BYTES:])
+
+
+def _check_length(length: int) -> None:
+    if not 1 <= length <= MAX_CHUNK_BYTES:
+        raise ProtocolError(f"a chunk carries 1 to {MAX_CHUNK_BYTES} bytes of data, not {length}")

@@ -1,0 +1,168 @@
+"""The resource tables: what each device was predicted to spend and what it spent, in all and stage by stage."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from edgefl.records import Figure
+from edgefl.report import totals, units
+from edgefl.report.grid import Cell, Column, Grid, amount, compared, count, figure, words
+from edgefl.report.rows import AssignmentRow, DeviceRow, RunReport
+
+#: Predicted and measured side by side: (group, unit, ledger figure, name of the measured column).
+_COMPARED: tuple[tuple[str, str, str, str], ...] = (
+    ("step memory", "B", "step_peak_bytes", "measured"),
+    ("FLOPs", "FLOP", "flops", "counted"),
+    ("payload sent", "B", "payload_up_bytes", "counted"),
+    ("payload received", "B", "payload_down_bytes", "counted"),
+)
+#: Spent, never predicted.
+_SPENT: tuple[tuple[str, str, str, str], ...] = (
+    ("process", "B", "process_peak_bytes", "peak"),
+    ("on the wire", "B", "wire_up_bytes", "sent"),
+    ("on the wire", "B", "wire_down_bytes", "received"),
+    ("time", "s", "wall_s", "wall"),
+    ("time", "s", "compute_s", "compute"),
+    ("energy", "J", "energy_j", "used"),
+    ("heat", "°C", "temperature_c", "highest"),
+)
+#: The brief bill, for terminals: what a stage costs, without what hardly changes from stage to stage.
+_BRIEF_SPENT: tuple[tuple[str, str, str, str], ...] = (
+    ("FLOPs", "FLOP", "flops", "counted"),
+    ("payload", "B", "payload_up_bytes", "sent"),
+    ("payload", "B", "payload_down_bytes", "received"),
+    ("time", "s", "wall_s", "wall"),
+)
+_Lines = tuple[tuple[str, str, str, str], ...]
+STEP_NOTE = (
+    "Step memory is what training adds to the idle trainer process (runtime and data loaded, no model): the peak of "
+    "all rounds. Process memory is the whole trainer process, which is what the out-of-memory killer looks at."
+)
+SUM_NOTE = (
+    "FLOPs count forward and backward as run, 2 per multiply-accumulate, and add up over rounds. Payload is tensors "
+    "only; on the wire is everything that passed the broker's socket. Bytes add up over rounds."
+)
+RATIO_NOTE = (
+    "× is measured over predicted, of the same rounds: below 1 the device needed less than was planned for, "
+    "above 1.25 it is coloured. Predicted payload received assumes a device that holds no part yet; a part it already "
+    "holds is not sent again."
+)
+NOTES: tuple[str, ...] = (STEP_NOTE, SUM_NOTE, RATIO_NOTE)
+
+
+def device_bill(report: RunReport) -> Grid:
+    """One row per device over the whole run."""
+    columns = (
+        Column("device", key=True, text=True),
+        Column("trained", "of all", "rounds", tip="Rounds this device finished, of all rounds of the run."),
+        *_columns(_COMPARED, _SPENT, budget=True),
+    )
+    rows = []
+    for name, assignments in totals.by_device(report).items():
+        device = totals.device_row(report, name)
+        head = (words(name, tip=device.profile), _rounds(assignments, len(report.rounds)))
+        cells = _cells(assignments, _COMPARED, _SPENT, limit(device.budget.step_memory_bytes, "B"))
+        rows.append(head + cells)
+    return Grid("What each device spent", columns, tuple(rows), NOTES, "No device has joined yet.")
+
+
+def stage_bill(report: RunReport, *, brief: bool = False) -> Grid:
+    """One row per device and stage; ``brief`` leaves out what a terminal has no room for."""
+    compared_, spent = (_COMPARED[:1], _BRIEF_SPENT) if brief else (_COMPARED, _SPENT)
+    columns = (
+        Column("device", key=True, text=True),
+        Column("stage", key=True),
+        Column("trained", "of all", "rounds", tip="Rounds this device finished, of all rounds of the stage."),
+        Column("batch", tip="Samples per optimiser step; in brackets: computed at once (micro-batch)."),
+        *_columns(compared_, spent, budget=False),
+    )
+    rows = []
+    for (name, stage), assignments in totals.by_device_and_stage(report).items():
+        held = len([row for row in report.rounds if row.stage == stage])
+        head = (words(name), count(stage), _rounds(assignments, held), _batch(assignments))
+        rows.append(head + _cells(assignments, compared_, spent))
+    return Grid("What each device spent, stage by stage", columns, tuple(rows), NOTES, "No round yet.")
+
+
+def stage_totals(report: RunReport) -> Grid:
+    """One row per stage over all devices: bytes, FLOPs and time."""
+    columns = (
+        Column("stage", key=True),
+        Column("rounds"),
+        Column("devices", tip="Devices that trained at least one round of the stage."),
+        Column("highest", "MiB", "step memory"),
+        Column("counted", "GFLOP", "FLOPs"),
+        Column("sent", "MiB", "payload"),
+        Column("received", "MiB", "payload"),
+        Column("compute", "s", "time"),
+    )
+    rows = []
+    for stage in sorted({row.stage for row in report.rounds} | {row.stage for row in report.assignments}):
+        trained = {row.device for row in report.assignments if row.stage == stage and row.status == "done"}
+        names = ("step_peak_bytes", "flops", "payload_up_bytes", "payload_down_bytes", "compute_s")
+        unit_of = ("B", "FLOP", "B", "B", "s")
+        figures = tuple(
+            figure(totals.fleet(name, report, stage), unit) for name, unit in zip(names, unit_of, strict=True)
+        )
+        rounds = len([row for row in report.rounds if row.stage == stage])
+        rows.append((count(stage), count(rounds), count(len(trained)), *figures))
+    return Grid("What each stage cost, all devices together", columns, tuple(rows), empty="No round yet.")
+
+
+def _columns(side_by_side: _Lines, spent: _Lines, *, budget: bool) -> tuple[Column, ...]:
+    columns: list[Column] = []
+    for group, unit, name, heading in side_by_side:
+        printed = units.printed_unit(unit)
+        if name == "step_peak_bytes" and budget:
+            columns.append(Column("budget", printed, group))
+        columns += [Column("predicted", printed, group), Column(heading, printed, group)]
+        columns.append(Column("ratio", "×", group, tip="measured over predicted, of the same rounds"))
+    columns += [Column(heading, units.printed_unit(unit), group) for group, unit, _, heading in spent]
+    return tuple(columns)
+
+
+def _cells(
+    assignments: Sequence[AssignmentRow], side_by_side: _Lines, spent: _Lines, budget: Cell | None = None
+) -> tuple[Cell, ...]:
+    cells: list[Cell] = []
+    for _, unit, name, _ in side_by_side:
+        predicted, measured = totals.predicted(name, assignments), totals.measured(name, assignments)
+        if name == "step_peak_bytes" and budget is not None:
+            cells.append(budget)
+        cells += [figure(predicted, unit), figure(measured, unit), compared(measured, predicted)]
+    cells += [figure(totals.measured(name, assignments), unit) for _, unit, name, _ in spent]
+    return tuple(cells)
+
+
+def limit(value: float | None, unit: str) -> Cell:
+    """A budget: its number, or "no limit"."""
+    return Cell("no limit", tone="dim") if value is None else amount(value, unit)
+
+
+def _rounds(assignments: Sequence[AssignmentRow], held: int) -> Cell:
+    done = {(row.stage, row.round) for row in assignments if row.status == "done"}
+    return Cell(f"{len(done)} / {held}", tone="warn" if len(done) < held else "")
+
+
+def _batch(assignments: Sequence[AssignmentRow]) -> Cell:
+    """Batch size of the last attempt, with the micro-batch in brackets when it is smaller."""
+    last = assignments[-1]
+    if not last.batch_size:
+        return words("")
+    micro = f" ({last.micro_batch})" if 0 < last.micro_batch < last.batch_size else ""
+    return Cell(f"{last.batch_size}{micro}")
+
+
+def step_limit(device: DeviceRow) -> float | None:
+    """The device's limit on step memory in bytes, from whichever of its two memory budgets is tighter."""
+    budget, base = device.budget, device.capabilities.trainer_base_bytes
+    limits = [float(budget.step_memory_bytes)] if budget.step_memory_bytes is not None else []
+    if budget.memory_bytes is not None and base:
+        limits.append(max(0.0, float(budget.memory_bytes - base)))
+    return min(limits, default=None)
+
+
+def figure_of(value: Figure, unit: str) -> str:
+    """A figure as text with its unit, for running sentences: ``≥`` when rounds are missing."""
+    prefix = "≥ " if value.value is not None and value.reason else ""
+    return prefix + units.quantity(value.value, unit)

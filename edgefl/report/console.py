@@ -1,0 +1,88 @@
+"""Where a program's errors become words: what went wrong and what to do, a stable exit code, no traceback."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NoReturn
+
+from edgefl.errors import EdgeFLError, MissingDependencyError
+
+#: Optional package (as imported) -> (name on the package index, extra that brings it).
+EXTRAS: dict[str, tuple[str, str]] = {
+    "torch": ("torch", "train"),
+    "transformers": ("transformers", "train"),
+    "PIL": ("pillow", "train"),
+    "sqlalchemy": ("SQLAlchemy", "coordinator"),
+    "alembic": ("alembic", "coordinator"),
+    "amqtt": ("amqtt", "coordinator"),
+    "matplotlib": ("matplotlib", "coordinator"),
+    "jinja2": ("jinja2", "coordinator"),
+    "markupsafe": ("jinja2", "coordinator"),
+    "onnx": ("onnx", "export"),
+    "onnxscript": ("onnxscript", "export"),
+    "onnxruntime": ("onnxruntime", "export"),
+    "fvcore": ("fvcore", "profile"),
+    "sktime": ("sktime", "demo"),
+}
+#: What a shell reports for a program ended by Ctrl-C: 128 + SIGINT.
+INTERRUPTED = 130
+
+
+@contextmanager
+def guarded(debug: bool = False) -> Iterator[None]:
+    """Run a command's body. Its errors go to stderr as ``error: …`` and ``what to do: …`` and end the program.
+
+    EdgeFLError ends it with its own exit code, a missing optional package as MissingDependencyError, Ctrl-C with 130,
+    anything unexpected with 1. ``debug`` prints the traceback first. Exceptions by which a command line ends itself
+    (SystemExit, and those that carry an ``exit_code`` of their own such as typer.Exit) pass.
+    """
+    try:
+        yield
+    except KeyboardInterrupt as error:
+        _show(error, debug)
+        _end("interrupted", "", INTERRUPTED, error)
+    except EdgeFLError as error:
+        _show(error, debug)
+        _end(error.message, error.remedy, error.exit_code, error)
+    except BrokenPipeError:
+        raise  # the reader, such as `head`, has seen enough: typer ends quietly
+    except Exception as error:
+        if _ends_the_program(error):
+            raise
+        _show(error, debug)
+        missing = missing_dependency(error)
+        if missing is not None:
+            _end(missing.message, missing.remedy, missing.exit_code, error)
+        _end(f"{type(error).__name__}: {error}", EdgeFLError.remedy, EdgeFLError.exit_code, error)
+
+
+def missing_dependency(error: BaseException) -> MissingDependencyError | None:
+    """The import error of an optional package as an error that names the extra; None for anything else."""
+    if not isinstance(error, ModuleNotFoundError) or not error.name:
+        return None
+    known = EXTRAS.get(error.name.partition(".")[0])
+    return MissingDependencyError(*known) if known else None
+
+
+def _ends_the_program(error: Exception) -> bool:
+    """typer.Exit and usage errors carry an exit code; typer.Abort is what a refused prompt raises."""
+    return hasattr(error, "exit_code") or type(error).__name__ == "Abort"
+
+
+def _show(error: BaseException, debug: bool) -> None:
+    if debug:
+        traceback.print_exception(type(error), error, error.__traceback__)
+
+
+def _end(message: str, remedy: str, code: int, cause: BaseException) -> NoReturn:
+    colour = sys.stderr.isatty()
+    bold, plain = ("\033[1;31m", "\033[0m") if colour else ("", "")
+    sys.stderr.write(f"{bold}error:{plain} {message}\n")
+    if remedy:
+        strong = "\033[1m" if colour else ""
+        sys.stderr.write(f"{strong}what to do:{plain} {remedy}\n")
+    sys.stderr.flush()
+    raise SystemExit(code) from cause

@@ -1,0 +1,117 @@
+"""The tables of how well it went: accuracy with and without each modality, and the rounds."""
+
+from __future__ import annotations
+
+from edgefl.report import totals, units
+from edgefl.report.grid import Cell, Column, Grid, Tone, amount, count, words
+from edgefl.report.rows import EvaluationRow, RoundRow, RunReport
+
+
+def evaluation(report: RunReport) -> Grid:
+    """The global model after its last evaluated round: everything given, and each modality alone."""
+    metric = totals.primary_metric(report)
+    rows = [row for row in totals.latest(report.evaluations) if row.metric == metric]
+    unit = "%" if totals.is_share(metric) else ""
+    columns = (
+        Column("given to the model", key=True, text=True),
+        Column("complete", unit, metric),
+        Column("zero mask", unit, metric, tip="The absent modality is replaced by zeros."),
+        Column("prototype mask", unit, metric, tip="The absent modality is replaced by the nearest class prototype."),
+        Column("gain", "points" if unit else "", metric, tip="Prototype mask minus zero mask."),
+        Column("test samples"),
+    )
+    lines = []
+    for available in sorted({row.available for row in rows}, key=lambda names: (-len(names), names)):
+        by_mask = {row.missing: row for row in rows if row.available == available}
+        zero, prototype = by_mask.get("zero"), by_mask.get("prototype")
+        samples = max(row.samples for row in by_mask.values())
+        name = " + ".join(available) + ("" if "none" in by_mask else " alone" if len(available) == 1 else "")
+        scores = [_score(by_mask.get(mask), metric) for mask in ("none", "zero", "prototype")]
+        lines.append((words(name), *scores, _gain(zero, prototype, metric), count(samples)))
+    where = f", after stage {rows[0].stage}, round {rows[0].round}" if rows else ""
+    notes = (
+        "One global model on the test set. Alone: the model gets this modality only and fills in the other by a mask.",
+    )
+    return Grid(f"Test {metric}{where}", columns, tuple(lines), notes, "The model has not been evaluated yet.")
+
+
+def rounds(report: RunReport) -> Grid:
+    """Every round: who took part, how it ended, what it cost."""
+    metric = totals.primary_metric(report)
+    columns = (
+        Column("stage", key=True),
+        Column("round", key=True),
+        Column("attempt"),
+        Column("status", text=True),
+        Column("took part", "of offered"),
+        Column("loss"),
+        Column(metric, "%" if totals.is_share(metric) else "", tip="All modalities given."),
+        Column("payload", "MiB", tip="Tensors sent and received by all devices."),
+        Column("time", "s"),
+    )
+    scores = {
+        (row.stage, row.round): row for row in report.evaluations if row.missing == "none" and row.metric == metric
+    }
+    lines = []
+    for row in report.rounds:
+        here = [a for a in report.assignments if (a.stage, a.round) == (row.stage, row.round)]
+        offered = {a.device for a in here if a.status != "refused"} | set(row.participants)
+        moved = totals.total(
+            "payload", [totals.measured(n, here) for n in ("payload_up_bytes", "payload_down_bytes") if here]
+        )
+        tone: Tone = "bad" if row.status == "failed" else "dim" if row.status == "running" else ""
+        lines.append(
+            (
+                count(row.stage),
+                count(row.round),
+                count(row.attempt),
+                Cell(row.status, tone=tone),
+                Cell(f"{len(row.participants)} / {len(offered)}", tip=", ".join(row.participants) or "nobody"),
+                amount(row.metrics.get("loss"), "", why="" if "loss" in row.metrics else "no loss on record"),
+                _score(scores.get((row.stage, row.round)), metric),
+                amount(moved.value, "B", why=moved.reason),
+                amount(_lasted(row), "s", why="" if row.ended_at is not None else "the round has not ended"),
+            )
+        )
+    return _with_slots(Grid("Rounds", columns, tuple(lines), empty="No round has started yet."), report)
+
+
+def _with_slots(grid: Grid, report: RunReport) -> Grid:
+    """What the recipe's slots did: a note when it was the same in every round, else a column."""
+    cells = [_slots(row) for row in report.rounds]
+    choices = {cell.text for cell in cells}
+    if len(choices) <= 1:
+        notes = tuple(f"In every round: {choice}." for choice in choices if choice)
+        return Grid(grid.title, grid.columns, grid.rows, notes, grid.empty)
+    columns = (*grid.columns, Column("what each slot did", text=True))
+    rows = tuple((*row, cell) for row, cell in zip(grid.rows, cells, strict=True))
+    return Grid(grid.title, columns, rows, empty=grid.empty)
+
+
+def _score(row: EvaluationRow | None, metric: str) -> Cell:
+    if row is None:
+        return words("")
+    return Cell(f"{100 * row.value:.1f}" if totals.is_share(metric) else units.number(row.value))
+
+
+def _lasted(row: RoundRow) -> float | None:
+    return None if row.ended_at is None else row.ended_at - row.started_at
+
+
+def _gain(zero: EvaluationRow | None, prototype: EvaluationRow | None, metric: str) -> Cell:
+    if zero is None or prototype is None:
+        return words("")
+    gain = (prototype.value - zero.value) * (100 if totals.is_share(metric) else 1)
+    tone: Tone = "good" if gain > 0 else "bad" if gain < 0 else ""
+    return Cell(f"{gain:+.1f}".replace("-", "−"), tone=tone)
+
+
+def _slots(row: RoundRow) -> Cell:
+    """ "select all · weight samples · combine mean"; what each slot decided in detail is the tip."""
+    short, long = [], []
+    for role, did in row.record.items():
+        choice = did.get("choice", "") if isinstance(did, dict) else did
+        short.append(f"{role} {choice}".strip())
+        details = {name: value for name, value in did.items() if name != "choice"} if isinstance(did, dict) else {}
+        long += [f"{role}.{name} = {value}" for name, value in details.items()]
+    return words(" · ".join(short), tip="; ".join(long))

@@ -1,0 +1,111 @@
+"""Figures of many rounds as one: sums and maxima that stay honest about what is missing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from edgefl.records import FIGURES, Figure
+from edgefl.report.rows import AssignmentRow, DeviceRow, EvaluationRow, RunReport
+
+#: Figures of which the largest counts; the others add up over rounds.
+PEAKS = frozenset({"process_peak_bytes", "step_peak_bytes", "temperature_c"})
+
+
+def total(name: str, figures: Sequence[Figure]) -> Figure:
+    """The figure ``name`` over several rounds: the maximum of peaks, the sum of everything else.
+
+    All missing: None with the reasons. Some missing: what is known, and a reason that says how many rounds it leaves
+    out (so it is a lower bound).
+    """
+    known = [figure for figure in figures if figure.value is not None]
+    if not figures:
+        return Figure(reason="no round was trained")
+    reasons = "; ".join(dict.fromkeys(figure.reason or "not recorded" for figure in figures if figure.value is None))
+    if not known:
+        return Figure(kind=figures[0].kind, source=figures[0].source, reason=reasons)
+    values = [figure.value for figure in known if figure.value is not None]
+    value = max(values) if name in PEAKS else sum(values)
+    sources = ", ".join(dict.fromkeys(figure.source for figure in known if figure.source))
+    missing = len(figures) - len(known)
+    reason = f"without {missing} of {len(figures)} rounds: {reasons}" if missing else ""
+    return Figure(value, known[0].kind, sources, reason)
+
+
+def measured(name: str, assignments: Iterable[AssignmentRow]) -> Figure:
+    """The measured (or counted) figure over the attempts that trained, finished or not."""
+    rows = [row for row in assignments if row.measured]
+    return total(name, [row.measured.get(name, Figure()) for row in rows])
+
+
+def predicted(name: str, assignments: Iterable[AssignmentRow]) -> Figure:
+    """The predicted figure over the same attempts that :func:`measured` looks at; all of them when none trained."""
+    rows = list(assignments)
+    trained = [row for row in rows if row.measured and row.predicted]
+    figures = [row.predicted.get(name, Figure(kind="predicted")) for row in trained or rows if row.predicted]
+    if not figures:
+        return Figure(kind="predicted", reason="no plan on record")
+    return total(name, figures)
+
+
+def by_device(report: RunReport) -> dict[str, list[AssignmentRow]]:
+    """Assignments of each device, devices in the order they introduced themselves."""
+    rows: dict[str, list[AssignmentRow]] = {device.device: [] for device in report.devices}
+    for row in report.assignments:
+        rows.setdefault(row.device, []).append(row)
+    return rows
+
+
+def by_device_and_stage(report: RunReport) -> dict[tuple[str, int], list[AssignmentRow]]:
+    """Assignments of each device in each stage, device by device, stage by stage."""
+    rows: dict[tuple[str, int], list[AssignmentRow]] = {}
+    for device, assignments in by_device(report).items():
+        for row in sorted(assignments, key=lambda row: (row.stage, row.round, row.attempt)):
+            rows.setdefault((device, row.stage), []).append(row)
+    return rows
+
+
+def device_row(report: RunReport, name: str) -> DeviceRow:
+    """The device's own row; an empty one when it never said hello."""
+    return next((device for device in report.devices if device.device == name), DeviceRow(device=name))
+
+
+def fleet(name: str, report: RunReport, stage: int | None = None) -> Figure:
+    """A measured figure over all devices, of one stage or of the whole run."""
+    return measured(name, [row for row in report.assignments if stage is None or row.stage == stage])
+
+
+def origins(report: RunReport) -> dict[str, list[str]]:
+    """Figure -> the distinct ``kind · source`` it came from, in the ledger's order."""
+    found: dict[str, list[str]] = {}
+    for name in FIGURES:
+        seen: dict[str, None] = {}
+        for row in report.assignments:
+            for figure in (row.measured.get(name), row.predicted.get(name)):
+                if figure is None:
+                    continue
+                if figure.value is None:
+                    seen[f"not had: {figure.reason or 'not recorded'}"] = None
+                else:
+                    seen[f"{figure.kind}: {figure.source or 'source not named'}"] = None
+        if seen:
+            found[name] = list(seen)
+    return found
+
+
+def primary_metric(report: RunReport) -> str:
+    """The metric the report leads with: accuracy when there is one, else the first on record."""
+    names = list(dict.fromkeys(row.metric for row in report.evaluations))
+    return "accuracy" if "accuracy" in names or not names else names[0]
+
+
+def latest(rows: Sequence[EvaluationRow]) -> list[EvaluationRow]:
+    """The rows of the last evaluated round."""
+    if not rows:
+        return []
+    last = max((row.stage, row.round) for row in rows)
+    return [row for row in rows if (row.stage, row.round) == last]
+
+
+def is_share(metric: str) -> bool:
+    """Whether a metric is a share of one and printed as percent."""
+    return metric.startswith(("accuracy", "recall", "precision", "f1", "top"))

@@ -1,0 +1,107 @@
+"""Numbers as people read them: MiB, GFLOP, seconds. Units are chosen once here, so that a column has one unit."""
+
+from __future__ import annotations
+
+import math
+import re
+from datetime import datetime
+
+MIB = 2**20
+GIGA = 1e9
+#: What stands for a number nobody has.
+NOTHING = "—"
+
+#: Unit of the ledger -> (unit printed, divisor).
+PRINTED: dict[str, tuple[str, float]] = {"B": ("MiB", MIB), "FLOP": ("GFLOP", GIGA)}
+
+
+def number(value: float) -> str:
+    """Three significant digits, never an exponent between 0.001 and 10^15: 0.0123, 1.23, 12.3, 1,234."""
+    if not math.isfinite(value):
+        return str(value)
+    size = abs(value)
+    if size == 0:
+        return "0"
+    if size >= 1e15 or size < 1e-3:
+        return f"{value:.2e}"
+    rounded = float(f"{size:.3g}")  # 0.9996 is 1.00, not 1.000
+    decimals = max(0, 2 - math.floor(math.log10(rounded)))
+    return f"{value:,.{decimals}f}"
+
+
+def printed_unit(unit: str) -> str:
+    """The unit a figure of ``unit`` is printed in: B -> MiB, FLOP -> GFLOP, else itself."""
+    return PRINTED.get(unit, (unit, 1.0))[0]
+
+
+def scaled(value: float, unit: str) -> float:
+    """``value`` (in ``unit``) in its printed unit."""
+    return value / PRINTED.get(unit, (unit, 1.0))[1]
+
+
+def quantity(value: float | None, unit: str) -> str:
+    """Number and printed unit: ``quantity(2**21, "B") == "2.00 MiB"``; None is a dash."""
+    if value is None:
+        return NOTHING
+    return f"{number(scaled(value, unit))} {printed_unit(unit)}".rstrip()
+
+
+def mib(value: float | None) -> str:
+    """Bytes as MiB, with the unit."""
+    return quantity(value, "B")
+
+
+def gflop(value: float | None) -> str:
+    """FLOPs as GFLOP, with the unit."""
+    return quantity(value, "FLOP")
+
+
+def seconds(value: float | None) -> str:
+    """A duration: 0.42 s, 12.3 s, 2 min 05 s, 3 h 07 min."""
+    if value is None:
+        return NOTHING
+    if value < 60:
+        return f"{number(round(value, 3))} s"
+    minutes, rest = divmod(round(value), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest:02d} s"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02d} min"
+
+
+def percent(share: float) -> str:
+    """A share of one as percent with one decimal: 0.9423 -> 94.2 %."""
+    return f"{100 * share:.1f} %"
+
+
+def ratio(measured: float | None, predicted: float | None) -> str:
+    """measured / predicted as 1.08×; a dash when either is missing or nothing was predicted."""
+    if measured is None or not predicted:
+        return NOTHING
+    return f"{measured / predicted:.2f}×"
+
+
+def moment(at: float | None) -> str:
+    """Seconds since the epoch as local date and time."""
+    if not at:
+        return NOTHING
+    return datetime.fromtimestamp(at).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+
+
+def spans(values: list[int]) -> str:
+    """Whole numbers as ranges: [1, 2, 3, 5] -> 1–3, 5."""
+    parts: list[str] = []
+    ordered = sorted(set(values))
+    start = 0
+    for index, value in enumerate(ordered):
+        last = index + 1 == len(ordered)
+        if last or ordered[index + 1] != value + 1:
+            first = ordered[start]
+            parts.append(str(value) if first == value else f"{first}–{value}")
+            start = index + 1
+    return ", ".join(parts)
+
+
+def public_url(text: str) -> str:
+    """``text`` with user name and password cut out of any URL: mqtt://a:b@host -> mqtt://host."""
+    return re.sub(r"(\w[\w+.-]*://)[^/@\s]+@", r"\1", text)

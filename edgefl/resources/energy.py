@@ -1,0 +1,207 @@
+"""Energy between two moments, from the first sensor there is; without one, null and the reason. Never an estimate.
+
+* ina3221: the power monitor on Jetson boards, through hwmon in sysfs. Whole module, power sampled and integrated.
+* nvml: the GPU's own energy counter (whole card, nothing else of the machine). Only when the training runs on it.
+* rapl: the processor packages' energy counters (not memory, not the board); usually readable by root only.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Protocol
+
+from edgefl.records import Figure
+from edgefl.resources.nvml import Nvml, NvmlError
+
+#: 100 ms: the INA3221 averages over some ms itself; slower sampling would miss short steps, faster is I2C traffic.
+PERIOD_S = 0.1
+
+#: Rails that carry the whole module; without one of these, the monitored rails are summed.
+_TOTAL_RAILS = ("VDD_IN", "POM_5V_IN")
+
+
+class Meter(Protocol):
+    """Adds up energy between ticks."""
+
+    source: str
+    joules: float
+
+    def tick(self, now: float) -> None:
+        """Read the sensor at monotonic time ``now``. Raises OSError, ValueError or NvmlError on a silent sensor."""
+
+
+class PowerMeter:
+    """Integrates a power reading over time by the trapezoid rule."""
+
+    def __init__(self, source: str, watts: Callable[[], float]) -> None:
+        self.source = source
+        self.joules = 0.0
+        self._watts = watts
+        self._last: tuple[float, float] | None = None
+
+    def tick(self, now: float) -> None:
+        """One more reading."""
+        power = self._watts()
+        if self._last is not None:
+            then, before = self._last
+            self.joules += (now - then) * (power + before) / 2
+        self._last = (now, power)
+
+
+class CounterMeter:
+    """Adds up differences of energy counters, each given with the value after which it starts again (0: never)."""
+
+    def __init__(self, source: str, counters: list[tuple[Callable[[], float], float]]) -> None:
+        self.source = source
+        self.joules = 0.0
+        self._counters = counters
+        self._last: list[float] | None = None
+
+    def tick(self, now: float) -> None:
+        """One more reading; must come at least once per wrap (a RAPL counter wraps after some minutes at full load)."""
+        values = [read() for read, _ in self._counters]
+        if self._last is not None:
+            for value, before, (_, wraps_at) in zip(values, self._last, self._counters, strict=True):
+                self.joules += value - before + (wraps_at if value < before else 0.0)
+        self._last = values
+
+
+class EnergyProbe:
+    """Context manager; afterwards ``figure()`` is the energy spent inside it, in joules, with its source.
+
+    ``sysfs`` is the root of sysfs; ``device`` is where the training runs ("cpu", "cuda").
+    """
+
+    def __init__(
+        self,
+        device: str = "cpu",
+        *,
+        sysfs: Path = Path("/sys"),
+        nvml: Callable[[], Nvml] = Nvml,
+        period_s: float = PERIOD_S,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._looked: list[str] = []
+        self._meter = self._find(device, sysfs, nvml)
+        self._period_s = period_s
+        self._clock = clock
+        self._fault = ""
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def __enter__(self) -> EnergyProbe:
+        self._tick()
+        if self._meter is not None and not self._fault:
+            self._thread = threading.Thread(target=self._sample, name="energy", daemon=True)
+            self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join()
+            self._tick()
+
+    def figure(self) -> Figure:
+        """Energy since entering, or null with the reason."""
+        if self._meter is None:
+            return Figure(reason="no energy sensor: looked for " + "; ".join(self._looked))
+        if self._fault:
+            return Figure(source=self._meter.source, reason=self._fault)
+        return Figure(value=self._meter.joules, source=self._meter.source)
+
+    def _find(self, device: str, sysfs: Path, nvml: Callable[[], Nvml]) -> Meter | None:
+        meter = ina3221(sysfs)
+        if meter is not None:
+            return meter
+        self._looked.append(f"ina3221 in {sysfs / 'class/hwmon'}")
+        if device.startswith("cuda"):
+            try:
+                return nvml_meter(nvml())
+            except NvmlError as error:
+                self._looked.append(f"nvml ({error})")
+        else:
+            self._looked.append("nvml (the training does not run on a GPU)")
+        try:
+            meter = rapl(sysfs)
+            self._looked.append(f"rapl in {sysfs / 'class/powercap'}")
+        except PermissionError as error:
+            self._looked.append(f"rapl ({error.filename} is readable by root only)")
+        return meter
+
+    def _sample(self) -> None:
+        while not self._fault and not self._stop.wait(self._period_s):
+            self._tick()
+
+    def _tick(self) -> None:
+        if self._meter is None or self._fault:
+            return
+        try:
+            self._meter.tick(self._clock())
+        except (OSError, ValueError, NvmlError) as error:
+            self._fault = f"{self._meter.source} stopped answering: {error}"
+
+
+def ina3221(sysfs: Path) -> Meter | None:
+    """The module's power rails; None when there is no INA3221 with a rail in use."""
+    rails: dict[str, tuple[Path, Path]] = {}
+    for chip in sorted((sysfs / "class/hwmon").glob("hwmon*")):
+        if _text(chip / "name") != "ina3221":
+            continue
+        for channel in (1, 2, 3):  # higher numbers are shunt voltages and sums of these
+            label = _text(chip / f"in{channel}_label")
+            volts, amperes = chip / f"in{channel}_input", chip / f"curr{channel}_input"
+            if label in ("", "NC") or _text(chip / f"in{channel}_enable") == "0":
+                continue
+            if _text(volts) and _text(amperes):
+                rails[label] = (volts, amperes)
+    if not rails:
+        return None
+    chosen = [rail for rail in _TOTAL_RAILS if rail in rails][:1] or sorted(rails)
+
+    def watts() -> float:
+        return sum(int(rails[r][0].read_text()) * int(rails[r][1].read_text()) for r in chosen) / 1e6  # mV * mA = uW
+
+    return PowerMeter("ina3221: " + " + ".join(chosen), watts)
+
+
+def nvml_meter(gpu: Nvml) -> Meter:
+    """The card's energy counter, or its power where the counter is missing. Raises NvmlError when it has neither."""
+    try:
+        gpu.energy_j()
+    except NvmlError:
+        gpu.power_w()
+        return PowerMeter("nvml: power of the card", gpu.power_w)
+    return CounterMeter("nvml: energy counter of the card", [(gpu.energy_j, 0.0)])
+
+
+def rapl(sysfs: Path) -> Meter | None:
+    """The processor packages' counters; None when there are none. Raises PermissionError when they can not be read."""
+    counters: list[tuple[Callable[[], float], float]] = []
+    names = []
+    for zone in sorted((sysfs / "class/powercap").glob("intel-rapl:*")):  # AMD processors appear under this name too
+        name = _text(zone / "name")
+        if not name.startswith("package") or zone.name.count(":") != 1:  # "x:0:1" is a share of "x:0"
+            continue
+        (zone / "energy_uj").read_text()
+        counters.append((_microjoules(zone / "energy_uj"), int(_text(zone / "max_energy_range_uj") or 0) / 1e6))
+        names.append(name)
+    return CounterMeter("rapl: " + " + ".join(names), counters) if counters else None
+
+
+def _microjoules(file: Path) -> Callable[[], float]:
+    return lambda: int(file.read_text()) / 1e6
+
+
+def _text(file: Path) -> str:
+    """Contents of a small file without the line end; "" when it can not be read."""
+    try:
+        return file.read_text().strip()
+    except OSError:
+        return ""

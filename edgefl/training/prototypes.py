@@ -1,0 +1,61 @@
+"""Class-mean prototypes of one device, after local training (arXiv 2312.13508; decisions D-P2, D-P7).
+
+Per modality: mean projection r_m [d] of each class over the samples that have the modality. "fused": mean fused
+representation over the complete samples. A class without samples has count 0: absent, not zero.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from edgefl.data.dataset import Dataset
+from edgefl.models.build import StagedModel
+from edgefl.plan.values import Job
+from edgefl.prototypes.library import ClassMeans
+from edgefl.resources.flops import FlopCounter
+from edgefl.training.batches import make_batch
+
+FUSED = "fused"
+
+
+def class_means(model: StagedModel, job: Job, dataset: Dataset, device: str) -> tuple[dict[str, ClassMeans], float]:
+    """Tables by modality and for "fused", and the FLOPs this took. ``model`` ends in evaluation mode."""
+    model.eval()
+    modalities = [m for m in job.model.encoders if f"head/{m}" in model.parts_present and dataset.has(m).any()]
+    classes, width = job.model.classes, job.model.head.out
+    sums = {m: np.zeros((classes, width), np.float32) for m in modalities}
+    counts = {m: np.zeros(classes, np.float32) for m in modalities}
+    if set(modalities) == set(job.model.encoders):
+        sums[FUSED] = np.zeros((classes, job.model.fusion_width), np.float32)
+        counts[FUSED] = np.zeros(classes, np.float32)
+    labels = dataset.labels if dataset.labels is not None else np.full(len(dataset), -1)
+    labelled = np.flatnonzero(labels >= 0)
+    size = job.hyper.micro_batch or job.hyper.batch_size
+    with torch.no_grad(), FlopCounter() as counter:
+        for start in range(0, len(labelled), size):
+            indices = labelled[start : start + size]
+            for name, rows, values in _representations(model, job, dataset, indices, modalities, device):
+                np.add.at(sums[name], labels[rows], values)
+                np.add.at(counts[name], labels[rows], 1)
+    tables = {
+        m: ClassMeans(means=sums[m] / np.maximum(counts[m], np.float32(1))[:, None], counts=counts[m]) for m in sums
+    }
+    return tables, float(counter.flops)
+
+
+def _representations(
+    model: StagedModel, job: Job, dataset: Dataset, indices: np.ndarray, modalities: list[str], device: str
+) -> list[tuple[str, np.ndarray, np.ndarray]]:
+    """(table, dataset rows [n], values [n, d]) of one batch."""
+    batch = make_batch(dataset, indices, modalities, device)
+    projected = {m: model.project(m, model.encode(m, x, job.stage.depth)) for m, x in batch.inputs.items()}
+    result = [(m, indices[dataset.has(m)[indices]], r.cpu().numpy()) for m, r in projected.items()]
+    if len(projected) == len(job.model.encoders):
+        complete = np.logical_and.reduce([dataset.has(m)[indices] for m in projected])
+        if complete.any():
+            chosen = {
+                m: r[torch.from_numpy(complete[dataset.has(m)[indices]]).to(r.device)] for m, r in projected.items()
+            }
+            result.append((FUSED, indices[complete], model.fuse(chosen).cpu().numpy()))
+    return result

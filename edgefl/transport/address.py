@@ -1,0 +1,80 @@
+"""A broker's address: parsed from a URL, printed without its password."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from urllib.parse import parse_qs, quote, unquote, urlsplit
+
+from edgefl.errors import BrokerError
+
+_PORTS = {"mqtt": 1883, "mqtts": 8883}
+_REMEDY = "Write it as mqtt://[user:password@]host[:port], or mqtts:// for TLS."
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where and as whom to connect. ``legacy``: speak MQTT 3.1.1 at once instead of trying 5 first (``?version=3``).
+
+    amqtt never answers an MQTT 5 greeting, so its URL carries the hint and nobody waits for a time-out.
+    """
+
+    host: str
+    port: int
+    tls: bool = False
+    username: str = ""
+    password: str = field(default="", repr=False)
+    legacy: bool = False
+
+    def __str__(self) -> str:
+        user = f"{quote(self.username, safe='')}@" if self.username else ""
+        return f"{'mqtts' if self.tls else 'mqtt'}://{user}{self._netloc()}"
+
+    def secret_url(self) -> str:
+        """The URL with the password: for files only their owner reads, never for logs."""
+        credentials = f"{quote(self.username, safe='')}:{quote(self.password, safe='')}@" if self.username else ""
+        version = "?version=3" if self.legacy else ""
+        return f"{'mqtts' if self.tls else 'mqtt'}://{credentials}{self._netloc()}{version}"
+
+    def _netloc(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+def parse_url(url: str) -> Address:
+    """The address in a URL. Raises BrokerError, which never repeats the password."""
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError as error:
+        raise BrokerError(f"the broker's URL is malformed: {_reason(error)}", remedy=_REMEDY) from None
+    if parts.scheme not in _PORTS:
+        raise BrokerError(f"a broker's URL starts with mqtt:// or mqtts://, not {parts.scheme!r}", remedy=_REMEDY)
+    if not parts.hostname:
+        raise BrokerError("the broker's URL names no host", remedy=_REMEDY)
+    version = parse_qs(parts.query).get("version", ["5"])[-1]
+    if version not in {"3", "3.1.1", "5"}:
+        raise BrokerError(
+            f"the broker's URL asks for MQTT version {version!r}", remedy="Choose version=3 or version=5."
+        )
+    return Address(
+        host=parts.hostname,
+        port=_PORTS[parts.scheme] if port is None else port,
+        tls=parts.scheme == "mqtts",
+        username=unquote(parts.username or ""),
+        password=unquote(parts.password or ""),
+        legacy=version != "5",
+    )
+
+
+def with_credentials(address: Address, username: str | None, password: str | None, *, tls: bool) -> Address:
+    """The address with whatever was given apart from the URL put in."""
+    return replace(
+        address,
+        username=address.username if username is None else username,
+        password=address.password if password is None else password,
+        tls=address.tls or tls,
+    )
+
+
+def _reason(error: ValueError) -> str:
+    """urllib quotes the faulty piece, which may be half a password (``user:pa/ss@host``): keep only what is safe."""
+    return "the host is no valid address" if "IPv6" in str(error) else "the port must be a number from 0 to 65535"

@@ -1,0 +1,94 @@
+"""What a transport promises, whichever way the bytes travel.
+
+Delivery is at least once to every session the broker still knows, never exactly once: duplicates happen after a
+reconnect, and a broker drops silently when a queue is full or it is killed. So callers make effects idempotent,
+acknowledge end to end, and send again what was not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
+
+from edgefl.errors import BrokerError
+
+#: Largest payload when the broker names no limit of its own. 1 KiB below 256 KiB leaves room for header and topic.
+#: Hosted brokers allow more (EMQX 1 MB, Event Grid 512 KB), except AWS IoT Core (128 KiB), which names its limit in
+#: MQTT 5.
+DEFAULT_MAX_PAYLOAD = 255 * 1024
+
+OnMessage = Callable[[str, bytes], None]
+OnConnection = Callable[[bool], None]
+
+
+class Will(NamedTuple):
+    """What the broker publishes for a client whose connection ends without goodbye."""
+
+    topic: str
+    payload: bytes
+    retain: bool
+
+
+class Transport(Protocol):
+    """One client's session with a broker. Callbacks run in the event loop's thread and must return soon.
+
+    The session is persistent: what is published to its subscriptions while it is away is kept and delivered on return,
+    as far as the broker keeps it.
+    """
+
+    #: Set before ``connect``. Called with topic and payload.
+    on_message: OnMessage
+    #: Set before ``connect``. True after each (re)connection once the subscriptions are renewed; False when it is lost.
+    on_connection: OnConnection
+    #: Largest payload the broker admits, bytes. Known after ``connect``.
+    max_payload: int
+
+    @property
+    def bytes_sent(self) -> int:
+        """Bytes written so far: at the socket (mqtt), or topic + payload (memory)."""
+        ...
+
+    @property
+    def bytes_received(self) -> int:
+        """Bytes read so far, measured at the same place."""
+        ...
+
+    async def connect(self) -> None:
+        """Connect once; afterwards the transport reconnects by itself until closed. Raises BrokerError."""
+        ...
+
+    async def subscribe(self, patterns: list[str]) -> None:
+        """Listen to topic patterns, now and after every reconnection. Raises BrokerError when the broker denies one."""
+        ...
+
+    async def publish(self, topic: str, payload: bytes, *, retain: bool = False) -> None:
+        """Return once the broker has the message; waits for the connection. Raises BrokerError if it is refused."""
+        ...
+
+    async def close(self) -> None:
+        """Say goodbye: the will is not sent, the session stays with the broker. Safe to call twice."""
+        ...
+
+
+def ignore_message(topic: str, payload: bytes) -> None:
+    """The ``on_message`` of a transport nobody listens to."""
+
+
+def ignore_connection(connected: bool) -> None:
+    """The ``on_connection`` of a transport nobody watches."""
+
+
+def check_payload(topic: str, payload: bytes, limit: int) -> None:
+    """Raise BrokerError for a payload over the limit, which a broker would answer by dropping the connection."""
+    if len(payload) > limit:
+        raise BrokerError(
+            f"a message of {len(payload)} bytes on {topic} is larger than the {limit} bytes the broker admits",
+            remedy="Lower the chunk size, or raise the broker's packet limit (mosquitto: max_packet_size).",
+        )
+
+
+def closed_error(client_id: str) -> BrokerError:
+    """For a call on a transport that is not connected yet, or already closed."""
+    return BrokerError(
+        f"the connection of {client_id!r} is not open", remedy="Connect before sending, and send before closing."
+    )

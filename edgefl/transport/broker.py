@@ -1,0 +1,290 @@
+"""A broker of our own, for one machine that has none: mosquitto if it is installed, else amqtt, as a child process.
+
+It listens where it is told (loopback unless asked otherwise), admits one user with a generated secret, survives neither
+its parent nor needs anybody to stop it, and can be stopped, killed and started again under the same URL.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import importlib.util
+import os
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from types import TracebackType
+from typing import Literal
+
+import msgspec
+
+from edgefl.errors import BrokerError, MissingDependencyError
+from edgefl.transport import leash
+from edgefl.transport.address import Address
+from edgefl.transport.mosquitto import write_configuration, write_private
+from edgefl.transport.mqtt import MqttTransport
+
+BrokerKind = Literal["mosquitto", "amqtt"]
+
+#: Where mosquitto lies on systems whose users do not have it on the PATH (Debian: /usr/sbin).
+PROGRAM_FOLDERS = ("/usr/sbin", "/usr/local/sbin", "/opt/homebrew/sbin")
+#: mosquitto answers within 0.1 s; amqtt's imports take 0.5 s on a PC and several seconds on a small board.
+START_TIMEOUT_S = 30.0
+#: mosquitto writes its sessions before it ends; a large queue takes a second or two.
+STOP_TIMEOUT_S = 5.0
+_POLL_S = 0.01
+_USER = "edgefl"
+
+
+class _Identity(msgspec.Struct):
+    """What stays the same when a broker is started again in its directory, by this or a later process."""
+
+    port: int
+    username: str
+    password: str
+
+
+class Broker:
+    """One broker program. Made by ``start_broker``; use it as ``async with``, or call ``start`` and ``stop``.
+
+    ``url`` holds the password: hand it on in files and environments of the same user, never print it
+    (``str(broker.address)`` can be printed). Not bound to an event loop.
+    """
+
+    kind: BrokerKind
+    address: Address
+
+    def __init__(self, kind: BrokerKind, program: str, directory: Path, host: str, port: int) -> None:
+        self.kind = kind
+        self.directory = directory.absolute()
+        self.log = self.directory / f"{kind}.log"
+        self._program = program
+        self._host = host
+        self._fixed_port = port != 0
+        self._process: subprocess.Popen[bytes] | None = None
+        self._log_start = 0
+        try:
+            self.directory.mkdir(parents=True, exist_ok=True)
+            self._identity = _load_identity(self.directory, port)
+        except OSError as error:
+            raise BrokerError(
+                f"can not use {self.directory} for the broker: {error.strerror}",
+                remedy="Choose a directory that can be written.",
+            ) from error
+        self._set_address()
+
+    @property
+    def url(self) -> str:
+        """What ``MqttTransport`` needs to connect, password included."""
+        return self.address.secret_url()
+
+    @property
+    def pid(self) -> int | None:
+        """Process id of the broker program while it runs."""
+        return None if self._process is None or self._process.poll() is not None else self._process.pid
+
+    async def start(self) -> None:
+        """Return once it answers; at once if it runs. Raises BrokerError with the last line of its log."""
+        if self.pid is not None:
+            return
+        self._choose_port()
+        try:
+            command = self._prepare()
+            self._log_start = self.log.stat().st_size if self.log.exists() else 0
+            with self.log.open("ab") as log:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-I", "-S", str(Path(leash.__file__).resolve()), str(os.getpid()), *command],
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    start_new_session=True,  # Ctrl-C in the terminal is the parent's to answer, which then stops it
+                )
+        except OSError as error:
+            raise BrokerError(f"can not start {self.kind}: {error.strerror}: {error.filename}") from error
+        try:
+            await asyncio.wait_for(self._until_it_answers(), START_TIMEOUT_S)
+        except BaseException as error:
+            await self.kill()
+            if isinstance(error, asyncio.TimeoutError):
+                raise self._start_error(f"did not answer within {START_TIMEOUT_S:.0f} s") from None
+            raise
+
+    async def stop(self) -> None:
+        """End it in an orderly way (mosquitto saves its sessions); kills it when that takes too long."""
+        if self.pid is not None:
+            self._signal(signal.SIGTERM)
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._ended(), STOP_TIMEOUT_S)
+        await self.kill()
+
+    async def kill(self) -> None:
+        """End it on the spot. mosquitto keeps what it saved ``mosquitto.AUTOSAVE_S`` ago or before; amqtt nothing."""
+        if self._process is None:
+            return
+        if self.pid is not None:
+            self._signal(signal.SIGKILL)
+            await self._ended()
+        self._process.wait()
+        self._process = None
+
+    async def __aenter__(self) -> Broker:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.stop()
+
+    def _signal(self, number: signal.Signals) -> None:
+        if self._process is not None:
+            self._process.send_signal(number)
+
+    async def _ended(self) -> None:
+        while self.pid is not None:
+            await asyncio.sleep(_POLL_S)
+
+    def _choose_port(self) -> None:
+        """Make sure the port is free, or find one when any will do and the last one is taken."""
+        if self._identity.port and _port_fault(self._host, self._identity.port) is None:
+            return
+        if self._fixed_port:
+            raise _port_fault(self._host, self._identity.port) or BrokerError("the port is not usable")
+        self._identity.port = _free_port(self._host)
+        write_private(self.directory / "identity.json", msgspec.json.encode(self._identity).decode())
+        self._set_address()
+
+    def _prepare(self) -> list[str]:
+        """Write the program's files; returns its command line."""
+        who = self._identity
+        if self.kind == "mosquitto":
+            path = write_configuration(self.directory, self._host, who.port, who.username, who.password)
+            return [self._program, "-c", str(path)]
+        path = self.directory / "amqtt.json"
+        body = {"host": self._host, "port": who.port, "username": who.username, "password": who.password}
+        write_private(path, msgspec.json.encode(body).decode())
+        return [self._program, "-m", "edgefl.transport.amqtt_process", str(path)]
+
+    async def _until_it_answers(self) -> None:
+        while True:
+            if self._process is None or self._process.poll() is not None:
+                code = None if self._process is None else self._process.returncode
+                raise self._start_error(f"ended at once with exit code {code}")
+            try:
+                _, writer = await asyncio.open_connection(self.address.host, self.address.port)
+            except OSError:
+                await asyncio.sleep(_POLL_S)
+                continue
+            writer.close()
+            with contextlib.suppress(OSError):
+                await writer.wait_closed()
+            break
+        # Somebody listens. Only our own broker admits our secret.
+        probe = MqttTransport(self.url, f"{_USER}-probe-{os.getpid()}", clean_session=True)
+        await probe.connect()
+        await probe.close()
+        self._fixed_port = True  # from now on others know the URL
+
+    def _start_error(self, what: str) -> BrokerError:
+        with self.log.open("rb") as log:
+            log.seek(self._log_start)
+            lines = log.read()[-64 * 1024 :].decode(errors="replace").strip().splitlines()
+        last = lines[-1].strip() if lines else "its log is empty"
+        return BrokerError(
+            f"{self.kind} on {self.address} {what}: {last}",
+            remedy=f"Its whole log is in {self.log}; or give the URL of a broker that runs already.",
+        )
+
+    def _set_address(self) -> None:
+        every = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - bound only when the user asks for it
+        dial = every.get(self._host, self._host)
+        who = self._identity
+        self.address = Address(dial, who.port, False, who.username, who.password, legacy=self.kind == "amqtt")
+
+
+def start_broker(directory: Path, kind: str = "auto", host: str = "127.0.0.1", port: int = 0) -> Broker:
+    """A broker that keeps its files in ``directory``, ready for ``await broker.start()`` or ``async with``.
+
+    kind: mosquitto, amqtt, or auto (mosquitto if there is one). port 0: the one used last in this directory if it is
+    free, else any. Raises BrokerError for an unknown kind, a missing program or an unusable directory.
+    """
+    chosen = resolve_kind(kind)
+    program = broker_program(chosen)
+    if program is None:
+        if chosen == "amqtt":
+            raise MissingDependencyError("amqtt", "coordinator")
+        raise BrokerError(
+            "mosquitto is not installed, neither on the PATH nor in " + ", ".join(PROGRAM_FOLDERS),
+            remedy="Install it (apt install mosquitto), choose broker: amqtt, or give the URL of a running broker.",
+        )
+    return Broker(chosen, program, directory, host, port)
+
+
+def resolve_kind(kind: str) -> BrokerKind:
+    """The kind of broker that ``auto`` means here. Raises BrokerError for an unknown kind."""
+    if kind == "auto":
+        return "mosquitto" if broker_program("mosquitto") else "amqtt"
+    if kind == "mosquitto":
+        return "mosquitto"
+    if kind == "amqtt":
+        return "amqtt"
+    raise BrokerError(f"unknown kind of broker {kind!r}", remedy="Choose auto, mosquitto or amqtt.")
+
+
+def broker_program(kind: BrokerKind) -> str | None:
+    """Path of the program that would run this kind of broker, None if it is not installed. Starts nothing.
+
+    For mosquitto the environment variable EDGEFL_MOSQUITTO overrides the search: a path, or ``off`` to do without.
+    """
+    if kind == "amqtt":
+        return sys.executable if importlib.util.find_spec("amqtt") is not None else None
+    chosen = os.environ.get("EDGEFL_MOSQUITTO")
+    if chosen:
+        return None if chosen == "off" else shutil.which(chosen)
+    return shutil.which("mosquitto") or shutil.which("mosquitto", path=os.pathsep.join(PROGRAM_FOLDERS))
+
+
+def _load_identity(directory: Path, port: int) -> _Identity:
+    path = directory / "identity.json"
+    try:
+        identity = msgspec.json.decode(path.read_bytes(), type=_Identity)
+    except (FileNotFoundError, msgspec.DecodeError):  # a damaged file costs the devices a new URL, nothing else
+        identity = _Identity(port, _USER, secrets.token_urlsafe(24))
+    identity.port = port or identity.port
+    write_private(path, msgspec.json.encode(identity).decode())
+    return identity
+
+
+def _family(host: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in host else socket.AF_INET
+
+
+def _port_fault(host: str, port: int) -> BrokerError | None:
+    """Why nothing can listen there, None if it can."""
+    try:
+        with socket.socket(_family(host)) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind((host, port))
+    except OSError as error:
+        where = f"port {port} on {host}"
+        if error.errno == errno.EADDRINUSE:
+            return BrokerError(
+                f"{where} is already in use",
+                remedy="Stop the program that uses it, choose another port, or give its URL if it is a broker.",
+            )
+        return BrokerError(f"can not listen on {where}: {error.strerror}", remedy="Choose another host or port.")
+    return None
+
+
+def _free_port(host: str) -> int:
+    try:
+        with socket.socket(_family(host)) as probe:
+            probe.bind((host, 0))
+            return int(probe.getsockname()[1])
+    except OSError as error:
+        raise BrokerError(f"can not listen on {host}: {error.strerror}", remedy="Choose another host.") from error

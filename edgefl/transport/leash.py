@@ -1,0 +1,35 @@
+"""Start a program that must not outlive its parent: ``python -I -S leash.py PARENT_PID PROGRAM ARGUMENT…``.
+
+Sets the Linux parent-death signal, which the exec keeps, and becomes the program: its process id is the program's own
+and nothing stays in between. ``preexec_fn`` would do the same inside the fork of a threaded interpreter, which can
+deadlock; a supervising process would cost memory and be one more thing to kill. The signal is SIGTERM, so that a
+broker still saves its sessions. It comes when the *thread* that started the program ends: start brokers from a thread
+that lasts. On other systems than Linux the program starts without the leash. Standard library only, since it runs
+before anything is imported.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+
+_PR_SET_PDEATHSIG = 1
+
+
+def main() -> None:
+    """Leash this process to its parent, then become the program."""
+    parent, program = int(sys.argv[1]), sys.argv[2:]
+    if sys.platform.startswith("linux"):
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        if os.getppid() != parent:  # it died before the leash was on
+            sys.exit("the parent process ended before its broker started")
+    try:
+        os.execvp(program[0], program)  # noqa: S606 - becoming the program is the whole purpose; there is no shell
+    except OSError as error:
+        sys.exit(f"can not start {program[0]}: {error.strerror}")
+
+
+if __name__ == "__main__":
+    main()

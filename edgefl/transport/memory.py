@@ -1,0 +1,238 @@
+"""A broker inside the process, for tests and simulations: same promises as MQTT, with faults drawn from a seed.
+
+The same publishes in the same order meet the same faults, whatever the clock does. Lost messages were acknowledged to
+their sender, as with a real broker whose queue is full.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from paho.mqtt.client import topic_matches_sub
+
+from edgefl.transport.base import (
+    DEFAULT_MAX_PAYLOAD,
+    OnConnection,
+    OnMessage,
+    Will,
+    check_payload,
+    closed_error,
+    ignore_connection,
+    ignore_message,
+)
+
+#: A held-back message goes out after the next one to the same client, or after this long when none follows.
+HELD_S = 0.02
+#: How long a cut client stays away unless told otherwise: long enough to be seen as offline by everyone.
+AWAY_S = 0.02
+
+
+class _Message(NamedTuple):
+    topic: str
+    payload: bytes
+
+
+@dataclass
+class _Session:
+    """What the broker remembers of a client, connected or not."""
+
+    client_id: str
+    transport: MemoryTransport | None = None
+    patterns: list[str] = field(default_factory=list)
+    queue: list[_Message] = field(default_factory=list)
+    held: list[_Message] = field(default_factory=list)
+
+    def wants(self, topic: str) -> bool:
+        return any(topic_matches_sub(pattern, topic) for pattern in self.patterns)
+
+
+class MemoryBroker:
+    """Delivers between the MemoryTransports of one event loop.
+
+    Each delivery, independently, is lost with probability ``loss``, else sent twice with probability ``duplicate``, and
+    held back with probability ``reorder`` until the next message to that client has gone. All take ``delay_s``
+    seconds. ``dropped`` counts what was lost.
+    """
+
+    def __init__(
+        self, seed: int = 0, loss: float = 0.0, delay_s: float = 0.0, duplicate: float = 0.0, reorder: float = 0.0
+    ) -> None:
+        self.loss = loss
+        self.delay_s = delay_s
+        self.duplicate = duplicate
+        self.reorder = reorder
+        self.dropped = 0
+        self._random = random.Random(seed)
+        self._sessions: dict[str, _Session] = {}
+        self._retained: dict[str, bytes] = {}
+
+    def cut(self, client_id: str, seconds: float = AWAY_S) -> None:
+        """End a client's connection without goodbye: its will is published. It comes back after ``seconds``."""
+        session = self._sessions[client_id]
+        transport, session.transport = session.transport, None
+        if transport is None:
+            return
+        transport.lost()
+        if transport.will is not None:
+            self.publish(transport.will.topic, transport.will.payload, retain=transport.will.retain)
+        _later(seconds, transport.come_back)
+
+    def attach(self, client_id: str, transport: MemoryTransport) -> None:
+        """Connect a client to its session; an older connection with the same id is cut off, as MQTT demands."""
+        session = self._sessions.setdefault(client_id, _Session(client_id))
+        if session.transport is not None and session.transport is not transport:
+            session.transport.lost()
+        session.transport = transport
+
+    def resume(self, client_id: str) -> None:
+        """Deliver what was queued while the client was away."""
+        session = self._sessions[client_id]
+        waiting, session.queue = session.queue, []
+        for message in waiting:
+            self._send(session, message)
+
+    def detach(self, client_id: str, transport: MemoryTransport) -> None:
+        """A goodbye: no will, the session stays."""
+        session = self._sessions.get(client_id)
+        if session is not None and session.transport is transport:
+            session.transport = None
+
+    def subscribe(self, client_id: str, patterns: list[str]) -> None:
+        """Add patterns to a session and deliver what is retained for them, each time anew, as MQTT does."""
+        session = self._sessions[client_id]
+        for pattern in patterns:
+            if pattern not in session.patterns:
+                session.patterns.append(pattern)
+            for topic, payload in list(self._retained.items()):
+                if topic_matches_sub(pattern, topic):
+                    self._send(session, _Message(topic, payload))
+
+    def publish(self, topic: str, payload: bytes, *, retain: bool) -> None:
+        """Pass a message on to every session that wants it, through the faults."""
+        if retain and payload:
+            self._retained[topic] = payload
+        elif retain:
+            self._retained.pop(topic, None)
+        for session in self._sessions.values():
+            if session.wants(topic):
+                self._disturb(session, _Message(topic, payload))
+
+    def _disturb(self, session: _Session, message: _Message) -> None:
+        # Always three draws, so that changing one probability leaves the other faults where they were.
+        lost = self._random.random() < self.loss
+        twice = self._random.random() < self.duplicate
+        held = self._random.random() < self.reorder
+        if lost:
+            self.dropped += 1
+            return
+        copies = [message, message] if twice else [message]
+        if held:
+            session.held.extend(copies)
+            _later(self.delay_s + HELD_S, lambda: self._release(session))
+            return
+        for copy in copies:
+            self._send(session, copy)
+        self._release(session)
+
+    def _release(self, session: _Session) -> None:
+        held, session.held = session.held, []
+        for message in held:
+            self._send(session, message)
+
+    def _send(self, session: _Session, message: _Message) -> None:
+        _later(self.delay_s, lambda: self._arrive(session, message))
+
+    def _arrive(self, session: _Session, message: _Message) -> None:
+        if session.transport is None:
+            session.queue.append(message)
+        else:
+            session.transport.arrive(message.topic, message.payload)
+
+
+class MemoryTransport:
+    """See ``Transport``. Counts topic and payload as its bytes, since nothing else travels."""
+
+    on_message: OnMessage
+    on_connection: OnConnection
+    max_payload: int
+
+    def __init__(self, broker: MemoryBroker, client_id: str, will: Will | None = None) -> None:
+        self.on_message = ignore_message
+        self.on_connection = ignore_connection
+        self.max_payload = DEFAULT_MAX_PAYLOAD
+        self.will = will
+        self.bytes_sent = 0
+        self.bytes_received = 0
+        self._broker = broker
+        self._client_id = client_id
+        self._patterns: list[str] = []
+        self._up = asyncio.Event()
+        self._state = "new"
+
+    async def connect(self) -> None:
+        """See ``Transport.connect``."""
+        self._state = "open"
+        self.come_back()
+
+    async def subscribe(self, patterns: list[str]) -> None:
+        """See ``Transport.subscribe``; before ``connect`` it only remembers."""
+        self._patterns.extend(patterns)
+        if self._state != "new":
+            await self._connected()
+            self._broker.subscribe(self._client_id, patterns)
+
+    async def publish(self, topic: str, payload: bytes, *, retain: bool = False) -> None:
+        """See ``Transport.publish``."""
+        if self._state != "open":
+            raise closed_error(self._client_id)
+        check_payload(topic, payload, self.max_payload)
+        await self._connected()
+        self.bytes_sent += len(topic.encode()) + len(payload)
+        self._broker.publish(topic, payload, retain=retain)
+        await asyncio.sleep(self._broker.delay_s)
+
+    async def close(self) -> None:
+        """See ``Transport.close``."""
+        self._state = "closed"
+        self._up.set()
+        self._broker.detach(self._client_id, self)
+
+    async def _connected(self) -> None:
+        await self._up.wait()
+        if self._state != "open":
+            raise closed_error(self._client_id)
+
+    # Called by the broker.
+
+    def arrive(self, topic: str, payload: bytes) -> None:
+        """A message for this client."""
+        self.bytes_received += len(topic.encode()) + len(payload)
+        self.on_message(topic, payload)
+
+    def lost(self) -> None:
+        """The connection is gone."""
+        if self._up.is_set():
+            self._up.clear()
+            self.on_connection(False)
+
+    def come_back(self) -> None:
+        """Connect to the broker (again), unless closed meanwhile."""
+        if self._state != "open":
+            return
+        self._broker.attach(self._client_id, self)
+        self._broker.subscribe(self._client_id, self._patterns)
+        self._up.set()
+        self.on_connection(True)
+        self._broker.resume(self._client_id)
+
+
+def _later(seconds: float, action: Callable[[], None]) -> None:
+    loop = asyncio.get_running_loop()
+    if seconds > 0:
+        loop.call_later(seconds, action)
+    else:
+        loop.call_soon(action)

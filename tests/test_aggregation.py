@@ -1,0 +1,330 @@
+"""Aggregation: the mean by hand, who is left out and why, the slots, and memory that does not grow with the fleet."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tracemalloc
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from edgefl.aggregation.aggregate import UpdateInfo, aggregate_round
+from edgefl.aggregation.combine import MisfitError, WeightedMean, weighted_mean
+from edgefl.aggregation.slots import DEFAULTS, ROLES, choose
+from edgefl.errors import ConfigError, ModelError, StoreError
+from edgefl.objects import ObjectStore
+from edgefl.protocol.parts import decode_part, encode_part
+from edgefl.prototypes.library import ClassMeans, to_tensors
+from edgefl.records import ObjectRef
+
+
+@pytest.fixture
+def store(tmp_path):
+    return ObjectStore(tmp_path / "objects")
+
+
+def tensors(value: float, *, steps: int = 0) -> dict[str, np.ndarray]:
+    return {"weight": np.full((2, 3), value, np.float32), "steps": np.array([steps], np.int64)}
+
+
+def update(store: ObjectStore, device: str, samples: int, **parts: dict[str, np.ndarray]) -> UpdateInfo:
+    manifest = {part: store.put(encode_part(value)) for part, value in parts.items()}
+    return UpdateInfo(device, manifest, dict.fromkeys(parts, samples))
+
+
+def read(store: ObjectStore, manifest, part: str = "task") -> dict[str, np.ndarray]:
+    return decode_part(store.read(manifest[part].id))
+
+
+@pytest.fixture
+def previous(store):
+    return {part: store.put(encode_part(tensors(-1))) for part in ("fusion", "task")}
+
+
+# The mean
+
+
+def test_the_mean_is_weighted_by_hand_and_buffers_come_from_the_first():
+    mean = weighted_mean([(3, lambda: tensors(1, steps=7)), (1, lambda: tensors(5, steps=9))])
+    np.testing.assert_array_equal(mean["weight"], np.full((2, 3), 2, np.float32))  # (3 x 1 + 1 x 5) / 4
+    assert mean["steps"].tolist() == [7]
+    assert mean["weight"].dtype == np.float32
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.tuples(st.floats(0.01, 100), st.floats(-1e3, 1e3)), min_size=1, max_size=8))
+def test_the_mean_lies_between_the_extremes_and_equals_that_of_float64(pairs):
+    mean = weighted_mean([(weight, lambda value=value: {"x": np.float32([value])}) for weight, value in pairs])["x"][0]
+    values = [value for _, value in pairs]
+    assert min(values) - 1e-2 <= mean <= max(values) + 1e-2
+    assert mean == pytest.approx(np.average(values, weights=[weight for weight, _ in pairs]), abs=1e-2)
+
+
+def test_a_mean_of_nothing_is_an_error():
+    with pytest.raises(ModelError, match="nothing"):
+        weighted_mean([])
+    with pytest.raises(ModelError, match="nothing"):
+        weighted_mean([(0.0, lambda: tensors(1))])
+
+
+@pytest.mark.parametrize(
+    ("other", "reason", "names"),
+    [
+        ({"weight": np.zeros((2, 3), np.float32)}, "names", "lacks tensor 'steps'"),
+        ({**tensors(1), "extra": np.zeros(1)}, "names", "unknown tensor 'extra'"),
+        ({**tensors(1), "weight": np.zeros((3, 2), np.float32)}, "shape", r"'weight' is \[3, 2\], expected \[2, 3\]"),
+        ({**tensors(1), "weight": np.zeros((2, 3), np.int64)}, "dtype", "'weight' is int64, expected float"),
+        (tensors(float("nan")), "not_finite", "'weight'"),
+    ],
+)
+def test_a_misfit_is_named_and_changes_nothing(other, reason, names):
+    mean = WeightedMean()
+    mean.add(1, tensors(4))
+    with pytest.raises(MisfitError, match=names) as caught:
+        mean.add(1, other)
+    assert caught.value.reason == reason
+    np.testing.assert_array_equal(mean.result()["weight"], tensors(4)["weight"])
+
+
+# A round
+
+
+def test_each_part_is_the_mean_over_the_devices_that_trained_it(store, previous):
+    updates = [
+        update(store, "a", 30, task=tensors(1), fusion=tensors(7)),
+        update(store, "b", 10, task=tensors(5)),
+    ]
+    state, record = aggregate_round(updates, store, previous)
+    assert read(store, state)["weight"][0, 0] == 2  # (30 x 1 + 10 x 5) / 40
+    assert read(store, state, "fusion")["weight"][0, 0] == 7
+    assert record["parts"] == {
+        "fusion": {"devices": {"a": 1.0}},
+        "task": {"devices": {"a": 0.75, "b": 0.25}},
+    }
+    assert (record["refused"], record["ignored"], record["kept"]) == ([], {}, {})
+    assert record["weight"] == {"choice": "samples"}
+    assert json.loads(json.dumps(record)) == record
+
+
+def test_parts_nobody_sent_keep_their_object(store, previous):
+    state, _ = aggregate_round([update(store, "a", 1, task=tensors(3))], store, previous)
+    assert state["fusion"] == previous["fusion"]
+    assert set(state) == set(previous)
+    assert aggregate_round([], store, previous)[0] == previous
+
+
+def test_a_device_without_samples_is_ignored_and_recorded(store, previous):
+    updates = [update(store, "a", 5, task=tensors(1)), update(store, "b", 0, task=tensors(9))]
+    state, record = aggregate_round(updates, store, previous)
+    assert read(store, state)["weight"][0, 0] == 1
+    assert record["parts"]["task"] == {"devices": {"a": 1.0}}
+    assert record["ignored"] == {"task": ["b"]}
+
+
+def test_when_nobody_has_samples_the_part_stays_and_the_record_says_so(store, previous):
+    state, record = aggregate_round([update(store, "a", 0, task=tensors(9))], store, previous)
+    assert state == previous
+    assert record["kept"] == {"task": "no device trained it on any sample"}
+    assert record["parts"] == {}
+
+
+def test_a_misfitting_device_is_refused_for_that_part_and_the_others_go_on(store, previous):
+    updates = [
+        update(store, "a", 60, task={"weight": np.zeros((9, 9), np.float32), "steps": np.zeros(1, np.int64)}),
+        update(store, "b", 30, task=tensors(1), fusion=tensors(float("inf"))),
+        update(store, "c", 10, task=tensors(5), fusion=tensors(2)),
+    ]
+    state, record = aggregate_round(updates, store, previous)
+    assert read(store, state)["weight"][0, 0] == pytest.approx(2)
+    assert record["parts"]["task"]["devices"] == pytest.approx({"b": 0.75, "c": 0.25})
+    assert record["parts"]["fusion"]["devices"] == {"c": 1.0}
+    found = [(entry["device"], entry["part"], entry["reason"]) for entry in record["refused"]]
+    assert found == [("b", "fusion", "not_finite"), ("a", "task", "shape")]
+    assert "[9, 9], expected [2, 3]" in record["refused"][1]["detail"]
+
+
+def test_bytes_that_are_no_part_and_parts_the_model_lacks_are_refused(store, previous):
+    updates = [
+        UpdateInfo("a", {"task": store.put(b"not a part")}, {"task": 4}),
+        update(store, "b", 4, other=tensors(1)),
+        UpdateInfo("c", {"fusion": ObjectRef("../../etc/passwd", 3)}, {"fusion": 4}),
+        UpdateInfo("d", {"fusion": store.put(bytes(2**21))}, {"fusion": 4}),
+    ]
+    state, record = aggregate_round(updates, store, previous)
+    assert state == previous
+    found = {(entry["device"], entry["reason"]) for entry in record["refused"]}
+    assert found == {("a", "malformed"), ("b", "unknown_part"), ("c", "malformed"), ("d", "malformed")}
+    assert set(record["kept"]) == {"fusion", "other", "task"}
+
+
+def test_a_lost_object_is_the_stores_fault_not_the_devices(store, previous):
+    missing = UpdateInfo("a", {"task": ObjectRef("0" * 64, 10)}, {"task": 4})
+    with pytest.raises(StoreError):
+        aggregate_round([missing], store, previous)
+
+
+def test_a_device_named_twice_is_an_error(store, previous):
+    one = update(store, "a", 1, task=tensors(1))
+    with pytest.raises(ValueError, match="twice"):
+        aggregate_round([one, one], store, previous)
+
+
+def test_the_result_is_the_same_to_the_bit_in_any_order_of_arrival(store, previous):
+    generator = np.random.default_rng(0)
+    updates = [
+        update(store, f"d{n}", n + 1, task={**tensors(0), "weight": generator.normal(size=(2, 3)).astype(np.float32)})
+        for n in range(9)
+    ]
+    states = {
+        aggregate_round([updates[i] for i in generator.permutation(9)], store, previous)[0]["task"].id for _ in "abc"
+    }
+    assert len(states) == 1
+
+
+def test_f16_updates_are_averaged_in_f32(store, previous):
+    objects = [store.put(encode_part(tensors(value), "f16")) for value in (1.0, 1.0 + 2**-10)]
+    updates = [UpdateInfo(name, {"task": ref}, {"task": 1}) for name, ref in zip("ab", objects, strict=True)]
+    state, _ = aggregate_round(updates, store, previous)
+    assert read(store, state)["weight"][0, 0] == np.float32(1 + 2**-11)
+
+
+def means(rows: list[list[float]], counts: list[float]) -> ClassMeans:
+    return ClassMeans(np.array(rows, np.float32), np.array(counts, np.float32))
+
+
+def test_prototypes_are_merged_by_their_counts_and_absent_classes_stay(store, previous):
+    before = {**previous, "prototypes": store.put(encode_part(to_tensors({"acc": means([[9], [8], [7]], [1, 1, 1])})))}
+    updates = [
+        update(store, "a", 0, prototypes=to_tensors({"acc": means([[2], [0], [0]], [2, 1, 0])})),
+        update(
+            store, "b", 0, prototypes=to_tensors({"acc": means([[0], [5], [0]], [0, 1, 0]), "fused": means([[1]], [4])})
+        ),
+        update(store, "c", 0, prototypes=to_tensors({"acc": means([[2, 2]], [5])})),
+    ]
+    state, record = aggregate_round(updates, store, before)
+    merged = read(store, state, "prototypes")
+    assert merged["acc"].tolist() == [[2], [1.25], [7]]  # class 1: (3 x 0 + 1 x 5) / 4; class 2: as before
+    assert merged["fused"].tolist() == [[1]]
+    assert record["parts"]["prototypes"]["tables"] == {"acc": {"a": 0.75, "b": 0.25}, "fused": {"b": 1.0}}
+    assert record["parts"]["prototypes"]["devices"] == {"a": 3 / 8, "b": 5 / 8}
+    assert [(entry["device"], entry["reason"]) for entry in record["refused"]] == [("c", "shape")]
+    by_class, _ = aggregate_round(updates, store, before, prototype_weighting="class")
+    assert read(store, by_class, "prototypes")["acc"].tolist() == [[2], [2.5], [7]]
+
+
+def test_without_a_previous_table_one_odd_device_does_not_refuse_the_rest(store, previous):
+    odd = update(store, "a", 0, prototypes=to_tensors({"acc": means([[1, 1]], [1])}))
+    others = [update(store, name, 0, prototypes=to_tensors({"acc": means([[4]], [1])})) for name in "bc"]
+    state, record = aggregate_round([odd, *others], store, previous)
+    assert read(store, state, "prototypes")["acc"].tolist() == [[4]]
+    assert [entry["device"] for entry in record["refused"]] == ["a"]
+
+
+def test_malformed_prototypes_leave_the_state_without_them(store, previous):
+    bad = update(store, "a", 0, prototypes={"acc": np.zeros((2, 2), np.float32)})
+    state, record = aggregate_round([bad], store, previous)
+    assert state == previous
+    assert record["refused"][0]["detail"].endswith("has no counts")
+    assert record["kept"] == {"prototypes": "no device sent usable prototypes"}
+
+
+def test_memory_does_not_grow_with_the_number_of_devices(tmp_path):
+    rows = 2048  # 512 KiB a part, so that the records of 40 devices are small beside it
+
+    def peak(devices: int) -> int:
+        store = ObjectStore(tmp_path / str(devices))
+        previous = {"task": store.put(encode_part({"w": np.zeros((rows, 64), np.float32)}))}
+        updates = [
+            update(
+                store,
+                f"d{n:02}",
+                n + 1,
+                task={"w": np.full((rows, 64), n, np.float32)},
+                prototypes=to_tensors({"acc": means(np.full((64, 64), n).tolist(), [1.0] * 64)}),
+            )
+            for n in range(devices)
+        ]
+        tracemalloc.start()
+        try:
+            aggregate_round(updates, store, previous)
+            return tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+
+    peak(2)  # imports and caches
+    few, many = peak(3), peak(40)
+    assert many == pytest.approx(few, rel=0.04)
+    assert many < 4 * rows * 64 * 4  # the sum, one device's bytes, its scaled tensor; views instead of copies
+
+
+# Slots
+
+
+def test_the_slots_are_the_ones_that_are_documented():
+    assert {role: sorted(methods) for role, methods in ROLES.items()} == {
+        "cluster": ["none"],
+        "select": ["all", "random"],
+        "repair": ["none"],
+        "weight": ["samples"],
+        "combine": ["mean"],
+        "optimise": ["plain"],
+    }
+    assert set(DEFAULTS) == set(ROLES)
+
+
+@pytest.mark.parametrize(("role", "name"), [(role, name) for role in ROLES for name in ROLES[role]])
+def test_every_method_can_be_chosen_by_name(role, name):
+    choice = choose(role, {role: {name: {}}})
+    assert (choice.name, choice.options) == (name, {})
+    assert callable(choice.method)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "message"),
+    [
+        ({"select": {"randm": {}}}, "unknown method 'randm'; choose one of: all, random"),
+        (
+            {"select": {"random": {"shares": 1}}},
+            "select.random.shares: unknown option; choose from: share, devices_max",
+        ),
+        ({"select": {"all": {"share": 1}}}, "select.all.share: unknown option; choose from: no options"),
+        ({"select": {"all": {}, "random": {}}}, "exactly one method, got all, random"),
+    ],
+)
+def test_a_wrong_choice_lists_what_there_is(recipe, message):
+    with pytest.raises(ConfigError, match=message):
+        choose("select", recipe)
+
+
+def test_selection_is_seeded_sorted_and_never_empty():
+    devices = [f"d{n}" for n in range(10)]
+
+    def draw(names: list[str], seed: int = 1, **options: float) -> list[str]:
+        return choose("select", {"select": {"random": options}}).method(names, np.random.default_rng(seed))
+
+    chosen = draw(devices, share=0.3)
+    assert len(chosen) == 3
+    assert chosen == sorted(chosen) == draw(devices[::-1], share=0.3)
+    assert {tuple(draw(devices, seed, share=0.3)) for seed in range(9)} != {tuple(chosen)}
+    assert draw(devices) == devices
+    assert len(draw(devices, devices_max=2.0)) == 2
+    assert len(draw(devices, share=0.001)) == 1
+    assert draw([]) == []
+    assert choose("select", {}).method(devices[::-1], np.random.default_rng(0)) == devices
+
+
+def test_the_other_defaults_change_nothing():
+    manifests = {"a": {"task": ObjectRef("0" * 64, 1)}}
+    assert choose("repair", {}).method(manifests) == manifests
+    assert choose("cluster", {}).method(["b", "a"]) == [["a", "b"]]
+    assert choose("weight", {}).method({"a": 0, "b": 0}) == {}
+    assert choose("weight", {}).method({"b": 3, "a": 1, "c": -2}) == {"a": 0.25, "b": 0.75}
+
+
+def test_aggregation_loads_no_torch():
+    program = "import sys, edgefl.aggregation.aggregate; assert 'torch' not in sys.modules"
+    assert subprocess.run([sys.executable, "-c", program], timeout=30).returncode == 0

@@ -1,0 +1,89 @@
+"""Missing modalities: rates, whole sensors, and what becomes of samples that lose everything."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edgefl.data.dataset import Dataset
+from edgefl.data.missing import drop
+from edgefl.errors import DataError
+
+
+def pairs(count: int) -> Dataset:
+    ones = np.ones((count, 2, 1), dtype=np.float32)
+    flags = np.ones(count, dtype=bool)
+    ids = [str(i) for i in range(count)]
+    return Dataset({"acc": ones, "gyro": ones.copy()}, {"acc": flags, "gyro": flags.copy()}, None, (), ids)
+
+
+def test_rates_of_a_thousand_pairs():
+    """q = 0.5: a quarter of the pairs loses both, of the rest a third each is complete, acc only, gyro only."""
+    data = pairs(1000)
+    left = drop(data, {"rate": 0.5}, 0)
+    acc, gyro = left.present["acc"], left.present["gyro"]
+    assert len(left) == pytest.approx(750, abs=45)  # 3 standard deviations are 41
+    for part in (acc & gyro, acc & ~gyro, gyro & ~acc):
+        assert part.sum() == pytest.approx(250, abs=45)
+    assert (left.modalities["acc"][~acc] == 0).all()
+    assert (data.modalities["acc"] == 1).all()  # the argument is untouched
+    assert len(drop(data, {"rate": 0.5, "keep": "one"}, 0)) == 1000
+
+
+def test_nothing_to_do_changes_nothing():
+    for options in (None, {}, {"rate": 0.0}, {"rate": 0, "keep": "discard", "devices": {}}):
+        assert drop(pairs(3), options, 0).samples() == {"": 3, "acc": 3, "gyro": 3}
+
+
+def test_one_modality_of_its_own_rate():
+    left = drop(pairs(5), {"rate": {"gyro": 1.0}}, 0)
+    assert left.samples() == {"": 5, "acc": 5}
+    assert "gyro" not in left.modalities
+
+
+def test_a_device_without_the_sensor():
+    options = {"devices": {"watch": ["gyro"]}}
+    assert drop(pairs(4), options, 0, device="watch").signature() == {"acc": (2, 1)}
+    assert drop(pairs(4), options, 0, device="phone").signature() == {"acc": (2, 1), "gyro": (2, 1)}
+
+
+@given(seed=st.integers(0, 20), rate=st.floats(0, 1), lacking=st.booleans())
+def test_keep_one_keeps_every_sample_with_something_it_had(seed, rate, lacking):
+    data = pairs(12)
+    data.present["acc"][:4] = False
+    options = {"rate": rate, "keep": "one", "devices": {"d": ["gyro"]} if lacking else {}}
+    left = drop(data, options, seed, device="d")
+    assert len(left) == (8 if lacking else 12)
+    has = np.stack([left.has("acc"), left.has("gyro")])
+    assert has.any(axis=0).all()
+    if not lacking:
+        assert not has[0, :4].any()
+
+
+def test_seeded_by_device_and_not_by_order():
+    data = pairs(50)
+    one = drop(data, {"rate": 0.5}, 3, device="a")
+    turned = Dataset(dict(reversed(data.modalities.items())), data.present, None, (), data.ids)
+    assert drop(turned, {"rate": 0.5}, 3, device="a").ids == one.ids
+    assert drop(data, {"rate": 0.5}, 3, device="b").ids != one.ids
+    assert drop(data, {"rate": 0.5}, 4, device="a").ids != one.ids
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"rate": 1.0}, "device 'd' loses every sample: of 3"),
+        ({"devices": {"d": ["acc", "gyro"]}}, "device 'd' loses every sample"),
+        ({"rate": 1.5}, "is 1.5"),
+        ({"rate": float("nan")}, "is nan"),
+        ({"rate": {"image": 0.1}}, "names image, which the data does not have"),
+        ({"devices": {"d": ["gyros"]}}, r"missing\.devices\.d names gyros"),
+        ({"keep": "two"}, "keep is 'two'"),
+        ({"rates": 0.1}, "no option rates"),
+    ],
+)
+def test_bad_options_and_empty_results(options, message):
+    with pytest.raises(DataError, match=message):
+        drop(pairs(3), options, 0, device="d")

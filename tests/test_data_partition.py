@@ -1,0 +1,102 @@
+"""Partition: disjoint shares that hold everything, the same for the same seed."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edgefl.data.partition import METHODS, partition
+from edgefl.errors import DataError
+
+
+@st.composite
+def cases(draw):
+    n = draw(st.integers(1, 6))
+    count = draw(st.integers(n, 60))
+    labels = np.array(draw(st.lists(st.integers(-1, 4), min_size=count, max_size=count)))
+    groups = np.array([f"g{i % n if i < n else draw(st.integers(0, 9))}" for i in range(count)])
+    alpha = draw(st.sampled_from([0.01, 0.5, 100.0]))
+    return labels, groups, n, {"alpha": alpha, "minimum": draw(st.integers(1, count // n))}, draw(st.integers(0, 9))
+
+
+@pytest.mark.parametrize("method", METHODS)
+@given(case=cases())
+def test_shares_are_disjoint_complete_and_repeatable(method, case):
+    labels, groups, n, options, seed = case
+    how = {method: options if method == "dirichlet" else None}
+    shares = partition(labels, groups, n, how, seed)
+    assert len(shares) == n
+    assert sorted(np.concatenate(shares).tolist()) == list(range(len(labels)))
+    least = options["minimum"] if method == "dirichlet" else 1
+    assert min(len(share) for share in shares) >= least
+    assert all((np.diff(share) > 0).all() for share in shares)
+    again = partition(labels, groups, n, how, seed)
+    assert all(np.array_equal(a, b) for a, b in zip(shares, again, strict=True))
+    if method == "natural":
+        owners = [set(groups[share]) for share in shares]
+        assert sum(len(owner) for owner in owners) == len(set(groups))  # no group in two shares
+    if method == "uniform":
+        assert max(map(len, shares)) - min(map(len, shares)) <= 1
+
+
+def test_as_many_groups_as_devices_go_in_order():
+    groups = np.array(["p2", "p1", "p3", "p1"])
+    assert [s.tolist() for s in partition(None, groups, 3, {"natural": {}}, 5)] == [[1, 3], [0], [2]]
+
+
+def test_groups_are_spread_evenly():
+    """Groups of 6, 3, 2, 1 samples on two devices: 6 | 3 + 2 + 1."""
+    groups = np.repeat(["a", "b", "c", "d"], [6, 3, 2, 1])
+    for seed in range(5):
+        assert [len(s) for s in partition(None, groups, 2, {"natural": {}}, seed)] == [6, 6]
+
+
+def test_small_alpha_skews_and_large_alpha_does_not():
+    labels = np.repeat(np.arange(4), 100)
+
+    def largest_class_share(alpha: float) -> float:
+        shares = partition(labels, None, 5, {"dirichlet": {"alpha": alpha}}, 0)
+        return float(np.mean([np.bincount(labels[s], minlength=4).max() / len(s) for s in shares]))
+
+    assert largest_class_share(0.1) > 0.6
+    assert largest_class_share(1000.0) < 0.35
+
+
+def test_other_seeds_give_other_shares():
+    labels = np.repeat(np.arange(4), 10)
+    for how in ({"uniform": {}}, {"dirichlet": {"alpha": 1.0}}):
+        a, b = (partition(labels, None, 2, how, seed) for seed in (0, 1))
+        assert not np.array_equal(a[0], b[0])
+
+
+NINE = np.zeros(9, dtype=np.int64)
+
+
+@pytest.mark.parametrize(
+    ("labels", "groups", "how", "message"),
+    [
+        (NINE, None, {"natural": {}}, "needs groups"),
+        (
+            NINE,
+            np.array(list("aabbbbbbb")),
+            {"natural": {}},
+            "share of device 'gpu' would be empty: there are 2 groups",
+        ),
+        (NINE[:2], None, {"uniform": {}}, "share of device 'gpu' would be empty: there are 2 samples for 3 devices"),
+        (NINE, None, {"dirichlet": {"minimum": 4}}, "share of device 'gpu' would be empty: 3 devices x 4 samples"),
+        (None, np.array(["a"] * 9), {"dirichlet": {}}, "needs labels"),
+        (NINE, None, {"dirichlet": {"alpha": 0}}, "alpha is 0"),
+        (NINE, None, {"dirichlet": {"alpha": float("nan")}}, "alpha is nan"),
+        (NINE, None, {"dirichlet": {"beta": 1}}, "no option beta"),
+        (NINE, None, {"uniform": {"alpha": 1}}, "no option alpha"),
+        (NINE, None, {"diriclet": {}}, "unknown partition diriclet"),
+        (NINE, None, {}, "unknown partition"),
+        (None, None, {"uniform": {}}, "None samples"),
+    ],
+)
+def test_what_can_not_be_shared_is_said_with_the_way_out(labels, groups, how, message):
+    with pytest.raises(DataError, match=message) as caught:
+        partition(labels, groups, 3, how, 0, names=["orin", "nano", "gpu"])
+    assert caught.value.remedy != DataError.remedy

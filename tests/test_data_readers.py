@@ -1,0 +1,245 @@
+"""Readers: each kind of file, and each way it can be bad."""
+
+from __future__ import annotations
+
+import os
+import wave
+import zlib
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from edgefl.data.audio import log_mel, mel_bank, read_wav
+from edgefl.data.readers import READERS, SampleError, Target, guess, inside, read, target
+from edgefl.data.text import hashed, tokenizer
+from edgefl.errors import DataError, MissingDependencyError
+from edgefl.models.spec import EncoderSpec
+
+SENSOR = Target("sensor", (2, 3))
+
+
+def write_wav(path, samples, rate=8000, width=2, channels=1):
+    with wave.open(str(path), "wb") as sound:
+        sound.setnchannels(channels)
+        sound.setsampwidth(width)
+        sound.setframerate(rate)
+        sound.writeframes(samples.tobytes())
+
+
+def test_sensor_from_list_csv_and_npy_agree(tmp_path):
+    rows = [[1, 2, 3], [4, 5, 6.5]]
+    (tmp_path / "a.csv").write_text("x,y,z\n1,2,3\n\n4,5,6.5\n")
+    np.save(tmp_path / "a.npy", np.array(rows))
+    for value in (rows, "a.csv", "a.npy"):
+        array = read(tmp_path, value, SENSOR)
+        assert array.dtype == np.float32
+        assert array.tolist() == rows
+    assert read(tmp_path, [1, 2, 3], Target("sensor")).shape == (3, 1)  # one channel
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ([[1, 2, 3]], r"shape \[1, 3\], the encoder takes \[2, 3\]"),
+        ([[1, 2, 3], [4, 5]], "differ in length"),
+        ([[1, 2, 3], [4, 5, 1e300]], "not finite"),
+        ([[1, 2, 3], [4, 5, "x"]], "not numbers"),
+        ([[1, 2, 3], [4, 5, 10**30]], "not numbers"),
+        ([], "shape"),
+        (3, "a path is expected, not int"),
+        ("none.npy", "no such file"),
+        ("../secret.npy", "out of the data set's folder"),
+        ("/etc/passwd", "out of the data set's folder"),
+        ("link.npy", "out of the data set's folder"),
+        ("folder", "is not a file"),
+        ("pipe.npy", "is not a file"),
+        ("a\0b.npy", "can not be opened"),
+        ("loop.npy", "can not be opened|no such file"),
+        ("bad.npy", r"not a readable \.npy"),
+        ("object.npy", "not accepted"),
+        ("nan.npy", "not finite"),
+        ("words.csv", "row 2 is not a row of numbers"),
+        ("ragged.csv", "row 2 has 2 values, the rows above 3"),
+        ("empty.csv", "shape"),
+        ("binary.csv", "not UTF-8"),
+        ("picture.png", r"read from \.npy, \.csv"),
+    ],
+)
+def test_bad_sensor_values_say_what_is_wrong(tmp_path, value, message):
+    root = tmp_path / "data"
+    (root / "folder").mkdir(parents=True)
+    np.save(tmp_path / "secret.npy", np.ones((2, 3)))
+    (root / "link.npy").symlink_to(tmp_path / "secret.npy")
+    (root / "loop.npy").symlink_to(root / "loop.npy")
+    os.mkfifo(root / "pipe.npy")
+    (root / "bad.npy").write_bytes(b"\x93NUMPY\x01\x00 and then nonsense")
+    np.save(root / "object.npy", np.array([None]), allow_pickle=True)
+    np.save(root / "nan.npy", np.full((2, 3), np.nan))
+    (root / "words.csv").write_text("1,2,3\n4,five,6\n")
+    (root / "ragged.csv").write_text("1,2,3\n4,5\n")
+    (root / "empty.csv").write_text("x,y,z\n")
+    (root / "binary.csv").write_bytes(b"\xff\xfe\x00")
+    (root / "picture.png").write_bytes(b"")
+    with pytest.raises(SampleError, match=message):
+        read(root, value, SENSOR)
+
+
+def test_limits_on_files(tmp_path, monkeypatch):
+    np.save(tmp_path / "a.npy", np.ones((2, 3)))
+    with pytest.raises(SampleError, match="more than the limit of 10"):
+        inside(tmp_path, "a.npy", limit=10)
+    monkeypatch.setattr("edgefl.data.readers.MAX_PIXELS", 3)
+    Image.new("RGB", (2, 2)).save(tmp_path / "a.png")
+    with pytest.raises(SampleError, match="2 x 2 pixels are too many"):
+        read(tmp_path, "a.png", Target("vision"))
+
+
+def test_pictures_come_in_0_to_1_on_white_at_the_encoders_size(tmp_path):
+    Image.new("RGB", (8, 8), (255, 0, 51)).save(tmp_path / "a.png")
+    array = read(tmp_path, "a.png", Target("vision", (4, 2, 3)))
+    assert array.shape == (4, 2, 3)
+    assert np.allclose(array, [1.0, 0.0, 0.2])
+    Image.new("RGBA", (3, 3), (0, 0, 0, 0)).save(tmp_path / "clear.png")
+    assert (read(tmp_path, "clear.png", Target("vision")) == 1).all()
+    Image.new("L", (3, 3), 51).save(tmp_path / "grey.png")
+    assert read(tmp_path, "grey.png", Target("vision")).shape == (3, 3, 1)
+    assert read(tmp_path, "grey.png", Target("vision", (3, 3, 3))).shape == (3, 3, 3)
+    np.save(tmp_path / "a.npy", np.full((4, 4), 255, dtype=np.uint8))
+    assert (read(tmp_path, "a.npy", Target("vision", (4, 4, 1))) == 1).all()
+
+
+def test_bad_pictures(tmp_path):
+    (tmp_path / "a.jpg").write_bytes(b"\xff\xd8\xff nonsense")
+    with pytest.raises(SampleError, match=r"a\.jpg: not a readable picture"):
+        read(tmp_path, "a.jpg", Target("vision"))
+    Image.new("RGB", (64, 64)).save(tmp_path / "cut.png")
+    (tmp_path / "cut.png").write_bytes((tmp_path / "cut.png").read_bytes()[:60])
+    with pytest.raises(SampleError, match="not a readable picture"):
+        read(tmp_path, "cut.png", Target("vision"))
+    np.save(tmp_path / "b.npy", np.full((2, 2, 3), 200.0))
+    with pytest.raises(SampleError, match="pixels from 200 to 200"):
+        read(tmp_path, "b.npy", Target("vision"))
+
+
+def test_missing_pillow_names_the_extra(tmp_path, monkeypatch):
+    Image.new("L", (3, 3)).save(tmp_path / "a.png")
+    monkeypatch.setitem(__import__("sys").modules, "PIL", None)
+    with pytest.raises(MissingDependencyError, match="pillow"):
+        read(tmp_path, "a.png", Target("vision"))
+
+
+def test_log_mel_of_a_tone():
+    """One second at 8 kHz: (8000 - 256) / 128 + 1 = 61 frames; a 1 kHz tone peaks in the band around 1 kHz."""
+    tone = np.sin(2 * np.pi * 1000 * np.arange(8000) / 8000).astype(np.float32)
+    spectrum = log_mel(tone, 8000, 40)
+    assert spectrum.shape == (61, 40)
+    mel = np.linspace(2595 * np.log10(1 + 50 / 700), 2595 * np.log10(1 + 4000 / 700), 42)
+    centres = 700 * (10 ** (mel[1:-1] / 2595) - 1)
+    assert abs(centres[spectrum.mean(axis=0).argmax()] - 1000) < 70  # half a band's width
+    assert spectrum.max() == 1
+    assert spectrum.min() >= 0
+    # A quarter of the amplitude is 12.04 dB less: 1 - 12.04 / 80 against a louder second half.
+    both = log_mel(np.concatenate([tone / 4, tone]), 8000, 40)
+    assert both[10].max() == pytest.approx(1 - 12.04 / 80, abs=1e-3)
+
+
+def test_log_mel_cuts_pads_and_bears_silence():
+    tone = np.ones(300, dtype=np.float32)
+    assert log_mel(tone, 8000, 8, 5).shape == (5, 8)
+    assert (log_mel(tone, 8000, 8, 5)[2:] == 0).all()
+    assert log_mel(np.ones(90_000, dtype=np.float32), 8000, 8, 5).shape == (5, 8)
+    assert (log_mel(np.zeros(8000, dtype=np.float32), 8000, 8) == 0).all()
+
+
+@pytest.mark.parametrize(("rate", "bands"), [(8000, 40), (16000, 40), (44100, 128)])
+def test_every_mel_band_holds_a_bin(rate, bands):
+    assert (mel_bank(rate, bands, round(rate * 0.032)).sum(axis=0) > 0).all()
+
+
+def test_wav_widths_and_channels_agree(tmp_path):
+    wave16 = (np.sin(np.arange(4000) / 5) * 32000).astype("<i2")
+    write_wav(tmp_path / "a.wav", wave16)
+    write_wav(tmp_path / "b.wav", wave16.astype("<i4") * 65536, width=4)
+    write_wav(tmp_path / "c.wav", np.repeat(wave16, 2), channels=2)
+    write_wav(tmp_path / "d.wav", (wave16 // 256 + 128).astype(np.uint8), width=1)
+    samples, rate = read_wav(tmp_path / "a.wav")
+    assert rate == 8000
+    assert np.allclose(read_wav(tmp_path / "b.wav")[0], samples, atol=1e-4)
+    assert np.allclose(read_wav(tmp_path / "c.wav")[0], samples)
+    assert np.allclose(read_wav(tmp_path / "d.wav")[0], samples, atol=1 / 128)
+    assert read(tmp_path, "a.wav", Target("audio", (61, 40))).shape == (61, 40)
+
+
+def test_bad_sounds(tmp_path, monkeypatch):
+    (tmp_path / "a.wav").write_bytes(b"RIFF")
+    write_wav(tmp_path / "slow.wav", np.zeros(10, "<i2"), rate=4000)
+    write_wav(tmp_path / "none.wav", np.zeros(0, "<i2"))
+    write_wav(tmp_path / "long.wav", np.zeros(8001, "<i2"))
+    write_wav(tmp_path / "w24.wav", np.zeros(30, np.uint8), width=3)
+    monkeypatch.setattr("edgefl.data.audio.MAX_CLIP_S", 1.0)
+    for name, message in [
+        ("a", r"not a readable \.wav"),
+        ("slow", "at least 8000 Hz"),
+        ("none", "empty"),
+        ("long", "longer than 1 s"),
+        ("w24", "24-bit"),
+    ]:
+        with pytest.raises(SampleError, match=message):
+            read(tmp_path, f"{name}.wav", Target("audio"))
+    pretrained = target(EncoderSpec(kind="audio", input_shape=(61, 40), pretrained="some/ast"))
+    with pytest.raises(SampleError, match="feature extractor"):
+        read(tmp_path, "long.wav", pretrained)
+
+
+def test_hashed_tokens_by_hand():
+    ids = hashed("Red, red!", 6, 100)
+    red, comma, mark = (2 + zlib.crc32(word) % 98 for word in (b"red", b",", b"!"))
+    assert ids.tolist() == [1, red, comma, red, mark, 0]
+    assert hashed("one two three four", 3).tolist() == hashed("one two", 3).tolist()
+    assert hashed("日本 ünder", 8).max() < 8192
+    with pytest.raises(DataError, match="no room for words"):
+        hashed("a", 4, 2)
+
+
+def test_text_inline_and_from_files(tmp_path):
+    (tmp_path / "a.txt").write_text("a red house")
+    np.save(tmp_path / "a.npy", np.array([1, 5, 7], dtype=np.uint16))
+    to = target(EncoderSpec(kind="text", input_shape=(5,), vocabulary=50))
+    assert read(tmp_path, "a.txt", to).tolist() == read(tmp_path, "a red house", to).tolist()
+    assert read(tmp_path, "a.npy", to).tolist() == [1, 5, 7, 0, 0]
+    assert read(tmp_path, "see the file a.txt", to).tolist() == hashed("see the file a.txt", 5, 50).tolist()
+    np.save(tmp_path / "a.npy", np.array([1, 50]))
+    for value, message in [("a.npy", "valid: 0 to 49"), ("b.txt", "no such file"), (" ", "empty"), (7, "not int")]:
+        with pytest.raises(SampleError, match=message):
+            read(tmp_path, value, to)
+
+
+def test_tokenizer_of_a_checkpoint(tmp_path):
+    vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "red", "house"]
+    (tmp_path / "vocab.txt").write_text("\n".join(vocabulary))
+    (tmp_path / "config.json").write_text('{"model_type": "distilbert"}')
+    encode = tokenizer(0, str(tmp_path))
+    assert encode("Red house sky", 7).tolist() == [2, 5, 6, 1, 3, 0, 0]
+    with pytest.raises(DataError, match="no tokenizer found in the checkpoint"):
+        tokenizer(0, str(tmp_path / "none"))
+
+
+def test_guessing_a_kind():
+    assert [guess(v).kind for v in ("a/b.NPY", [1], "c.jpg", "d.wav", "two words", "e.txt")] == [
+        "sensor",
+        "sensor",
+        "vision",
+        "audio",
+        "text",
+        "text",
+    ]
+    with pytest.raises(SampleError, match="not dict"):
+        guess({})
+
+
+def test_every_kind_of_encoder_has_a_reader():
+    for kind in ("sensor", "vision", "text", "audio"):
+        assert target(EncoderSpec(kind=kind)).kind in READERS
+    with pytest.raises(DataError, match="valid: sensor, vision, audio, text"):
+        target(EncoderSpec(kind="smell"))  # type: ignore[arg-type]  # a wrong kind is what is tested

@@ -1,0 +1,202 @@
+"""First tensors from `transformers` checkpoints: equal to the library's own output, or refused by name."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from safetensors.numpy import load_file, save_file
+
+from edgefl.errors import ModelError
+from edgefl.models.build import StagedModel, build
+from edgefl.models.pretrained import initial_parts, pretrained_parts
+from edgefl.models.sizes import encoder_of_size
+from edgefl.models.spec import EncoderSpec, HeadSpec, ModelSpec, part_names
+from edgefl.models.state import load_part, part_tensors
+
+torch.set_num_threads(1)
+
+SMALL = {"width": 32, "depth": 6, "heads": 2}
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Small checkpoints, as a user would have them from `save_pretrained`: vision, text, audio."""
+    common = {"hidden_size": 32, "num_hidden_layers": 6, "num_attention_heads": 2, "intermediate_size": 128}
+    vit = transformers.ViTConfig(**common, image_size=16, patch_size=8)
+    ast = transformers.ASTConfig(
+        **common, patch_size=8, frequency_stride=6, time_stride=6, max_length=30, num_mel_bins=20
+    )
+    bert = transformers.DistilBertConfig(
+        vocab_size=50, max_position_embeddings=12, n_layers=6, n_heads=2, dim=32, hidden_dim=128
+    )
+    made = {}
+    for kind, model_class, config in (
+        ("vision", transformers.ViTModel, vit),
+        ("text", transformers.DistilBertModel, bert),
+        ("audio", transformers.ASTModel, ast),
+    ):
+        torch.manual_seed(5)
+        model = model_class(config)
+        with torch.no_grad():  # larger than the library's first weights, so that a wrong way through them shows
+            for parameter in model.parameters():
+                parameter.add_(0.1 * torch.randn_like(parameter))
+        made[kind] = tmp_path_factory.mktemp(kind)
+        model.save_pretrained(made[kind])
+    return made
+
+
+def encoder_for(kind: str, source: Path, **changes: object) -> EncoderSpec:
+    fields = {
+        "vision": {"input_shape": (16, 16, 3), "patch": 8},
+        "text": {"input_shape": (10,), "vocabulary": 50},
+        "audio": {"input_shape": (30, 20), "patch": 8, "stride": 6},
+    }[kind]
+    return EncoderSpec(**{"kind": kind, **SMALL, **fields, "pretrained": str(source), **changes})
+
+
+def spec_for(kind: str, source: Path, **changes: object) -> ModelSpec:
+    return ModelSpec(encoders={"m": encoder_for(kind, source, **changes)}, stages=3, head=HeadSpec(8, 4))
+
+
+def loaded(spec: ModelSpec) -> StagedModel:
+    model = build(spec)
+    for part, tensors in initial_parts(spec):
+        load_part(model, part, tensors)
+    return model.eval()
+
+
+def inputs(kind: str) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(2)
+    if kind == "text":
+        ids = torch.randint(1, 50, (3, 10), generator=generator)
+        ids[0, 7:] = 0
+        return ids
+    return torch.rand((3, 16, 16, 3) if kind == "vision" else (3, 30, 20), generator=generator)
+
+
+def original(kind: str, source: Path, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Last hidden state and pooled output of the library's own model."""
+    if kind == "vision":
+        out = transformers.ViTModel.from_pretrained(source).eval()(pixel_values=(x.permute(0, 3, 1, 2) - 0.5) / 0.5)
+        return out.last_hidden_state, out.last_hidden_state[:, 0]
+    if kind == "text":
+        out = transformers.DistilBertModel.from_pretrained(source).eval()(input_ids=x, attention_mask=(x != 0).long())
+        return out.last_hidden_state, out.last_hidden_state[:, 0]
+    out = transformers.ASTModel.from_pretrained(source).eval()(input_values=x)
+    return out.last_hidden_state, out.pooler_output
+
+
+@pytest.mark.parametrize("kind", ["vision", "text", "audio"])
+@torch.no_grad()
+def test_staged_encoder_equals_the_original(kind: str, checkpoints: dict[str, Path]):
+    model = loaded(spec_for(kind, checkpoints[kind]))
+    x = inputs(kind)
+    hidden, pooled = original(kind, checkpoints[kind], x)
+    state = model.embed("m", x)
+    for k in (1, 2, 3):
+        state = model.stage("m", k, state)
+    tokens = model.part("m/norm")(state.tokens)
+    real = torch.ones(tokens.shape[:2], dtype=torch.bool) if state.mask is None else state.mask
+    torch.testing.assert_close(tokens[real], hidden[real], atol=1e-5, rtol=0)
+    torch.testing.assert_close(model.encode("m", x), pooled, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("kind", ["vision", "text", "audio"])
+def test_initial_parts_are_all_parts_in_order(kind: str, checkpoints: dict[str, Path]):
+    spec = spec_for(kind, checkpoints[kind])
+    parts = dict(initial_parts(spec, seed=4))
+    assert list(parts) == part_names(spec)
+    head = part_tensors(build(spec, ["head/m"], seed=4), "head/m")
+    assert all((parts["head/m"][name] == head[name]).all() for name in head)
+
+
+def test_without_a_checkpoint_initial_parts_are_those_of_build():
+    spec = ModelSpec(encoders={"acc": encoder_of_size("sensor", "tiny", (16, 3))}, head=HeadSpec(8, 4), classes=2)
+    model = build(spec, seed=9)
+    for part, tensors in initial_parts(spec, seed=9):
+        expected = part_tensors(model, part)
+        assert tensors.keys() == expected.keys()
+        assert all((tensors[name] == expected[name]).all() for name in expected)
+
+
+@torch.no_grad()
+def test_another_pixel_scale_is_folded_into_the_projection(checkpoints: dict[str, Path], tmp_path: Path):
+    mean, deviation = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
+    for file in checkpoints["vision"].iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    settings = {"do_normalize": True, "image_mean": mean, "image_std": deviation}
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(settings))
+    x = inputs("vision")
+    scaled = ((x - torch.tensor(mean)) / torch.tensor(deviation)).permute(0, 3, 1, 2)
+    expected = transformers.ViTModel.from_pretrained(tmp_path).eval()(pixel_values=scaled).last_hidden_state[:, 0]
+    torch.testing.assert_close(loaded(spec_for("vision", tmp_path)).encode("m", x), expected, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "message"),
+    [
+        ("vision", {"width": 64}, r"m/embed: the tensor 'embeddings.cls_token' has shape \[1, 1, 32\].* \[1, 1, 64\]"),
+        ("vision", {"patch": 4}, r"embeddings.position_embeddings' has shape \[1, 5, 32\].* \[1, 17, 32\]"),
+        ("vision", {"input_shape": (16, 16, 1)}, r"projection.weight' has shape \[32, 3, 8, 8\].* \[32, 1, 8, 8\]"),
+        ("vision", {"mlp_ratio": 2.0}, r"m/stage1: the tensor 'blocks.0.mlp.fc1.weight' has shape \[128, 32\]"),
+        ("vision", {"depth": 9}, r"has 6 transformer blocks, but the model needs depth 9 .*block 6"),
+        ("vision", {"heads": 4}, r"has 2 attention heads, the model 4"),
+        ("text", {"vocabulary": 60}, r"word_embeddings.weight' has shape \[50, 32\], but the model needs \[60, 32\]"),
+        ("text", {"input_shape": (20,)}, r"position_embeddings.weight' has shape \[12, 32\].* \[20, 32\]"),
+        ("audio", {"stride": 8}, r"its frequency_stride is 6, but the model computes with 8"),
+    ],
+)
+def test_a_checkpoint_that_does_not_fit_is_refused_by_name(
+    kind: str, changes: dict[str, object], message: str, checkpoints: dict[str, Path]
+):
+    spec = spec_for(kind, checkpoints[kind], **changes)
+    with pytest.raises(ModelError, match=message) as caught:
+        list(pretrained_parts(spec, "m"))
+    assert "for modality 'm'" in caught.value.message
+
+
+def test_another_architecture_is_refused(checkpoints: dict[str, Path]):
+    with pytest.raises(ModelError, match="it is a 'distilbert', but a vision encoder takes 'vit'"):
+        list(initial_parts(spec_for("vision", checkpoints["text"])))
+
+
+def test_settings_the_specification_can_not_express_are_refused(checkpoints: dict[str, Path], tmp_path: Path):
+    config = json.loads((checkpoints["audio"] / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "hidden_act": "relu"}))
+    (tmp_path / "model.safetensors").write_bytes((checkpoints["audio"] / "model.safetensors").read_bytes())
+    with pytest.raises(ModelError, match="its hidden_act is 'relu', but the model computes with 'gelu'"):
+        list(initial_parts(spec_for("audio", tmp_path)))
+
+
+def test_a_missing_tensor_is_not_filled_with_random_numbers(checkpoints: dict[str, Path], tmp_path: Path):
+    tensors = load_file(checkpoints["text"] / "model.safetensors")
+    name = next(name for name in tensors if "layer.4" in name)
+    kept = {key: np.ascontiguousarray(value) for key, value in tensors.items() if key != name}
+    save_file(kept, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    (tmp_path / "config.json").write_bytes((checkpoints["text"] / "config.json").read_bytes())
+    with pytest.raises(ModelError, match=r"it lacks the tensor '.*layer.4"):
+        list(initial_parts(spec_for("text", tmp_path)))
+
+
+def test_no_checkpoint_there(tmp_path: Path):
+    with pytest.raises(ModelError, match=r"checkpoint '.*' for modality 'm' can not be read") as caught:
+        list(initial_parts(spec_for("text", tmp_path)))
+    assert "config.json" in caught.value.remedy
+
+
+def test_damaged_weights_are_reported(checkpoints: dict[str, Path], tmp_path: Path):
+    (tmp_path / "config.json").write_bytes((checkpoints["text"] / "config.json").read_bytes())
+    (tmp_path / "model.safetensors").write_bytes(b"\x10\x00\x00\x00\x00\x00\x00\x00not a header")
+    with pytest.raises(ModelError, match="can not be read"):
+        list(initial_parts(spec_for("text", tmp_path)))
+
+
+def test_a_sensor_has_no_checkpoints():
+    spec = ModelSpec(encoders={"acc": encoder_of_size("sensor", "tiny", (16, 3), pretrained="somewhere")})
+    with pytest.raises(ModelError, match="a sensor encoder has no public checkpoints"):
+        list(initial_parts(spec))

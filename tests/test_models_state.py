@@ -1,0 +1,128 @@
+"""Parts as tensors: out of a model, into another, and what is refused on the way."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from edgefl.errors import ModelError
+from edgefl.models.build import build
+from edgefl.models.sizes import encoder_of_size
+from edgefl.models.spec import HeadSpec, ModelSpec
+from edgefl.models.state import _stable, load_part, named_tensors, part_size_bytes, part_tensors
+
+torch.set_num_threads(1)
+
+SPEC = ModelSpec(
+    encoders={
+        "acc": encoder_of_size("sensor", "tiny", (16, 3)),
+        "image": encoder_of_size("vision", "tiny", (8, 8, 1)),
+        "words": encoder_of_size("text", "tiny", (6,), vocabulary=20),
+        "sound": encoder_of_size("audio", "tiny", (16, 16)),
+    },
+    head=HeadSpec(width=8, out=4),
+    classes=3,
+)
+
+
+def test_every_part_travels_from_one_model_to_another():
+    source, target = build(SPEC, seed=1), build(SPEC, seed=2)
+    for part in source.parts_present:
+        load_part(target, part, part_tensors(source, part))
+    x = torch.rand(2, 16, 3)
+    source.eval()
+    target.eval()
+    torch.testing.assert_close(
+        target.project("acc", target.encode("acc", x)), source.project("acc", source.encode("acc", x)), rtol=0, atol=0
+    )
+
+
+def test_text_norm_has_no_tensors_and_loads_as_such():
+    model = build(SPEC, ["words/norm"])
+    assert part_tensors(model, "words/norm") == {}
+    load_part(model, "words/norm", {})
+
+
+def test_a_linear_part_by_hand():
+    spec = ModelSpec(encoders=SPEC.encoders, fusion_width=2, classes=3)
+    model = build(spec, ["task"])
+    load_part(model, "task", {"weight": np.eye(3, 2, dtype=np.float32), "bias": np.float32([0, 0, 5])})
+    assert model.classify(torch.tensor([[1.0, 2.0]])).tolist() == [[1.0, 2.0, 5.0]]
+    assert part_size_bytes(model, "task") == 4 * (3 * 2 + 3)
+
+
+def test_head_tensors_hold_batch_norm_statistics():
+    tensors = part_tensors(build(SPEC, ["head/acc"]), "head/acc")
+    assert tensors["2.running_var"].tolist() == [1.0] * 8
+    assert tensors["2.num_batches_tracked"].dtype == np.int64
+    assert "9.weight" not in tensors  # the last batch norm has no affine parameters
+    assert tensors["9.running_mean"].shape == (4,)
+
+
+def test_tensors_are_copies():
+    model = build(SPEC, ["task"])
+    tensors = part_tensors(model, "task")
+    before = tensors["weight"].copy()
+    with torch.no_grad():
+        model.part("task").weight.add_(1)
+    assert (tensors["weight"] == before).all()
+
+
+def test_read_only_and_half_precision_tensors_can_be_loaded():
+    model = build(SPEC, ["task"])
+    tensors = {name: t.astype(np.float16) for name, t in part_tensors(model, "task").items()}
+    for tensor in tensors.values():
+        tensor.setflags(write=False)
+    load_part(model, "task", tensors)
+    assert part_tensors(model, "task")["weight"].dtype == np.float32
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"weight": None}, r"task: the tensor 'weight' \[3, 256\] is missing"),
+        ({"extra": np.zeros(2, np.float32)}, r"task: the tensor 'extra' \[2\] is not in the model"),
+        ({"weight": np.zeros((3, 4), np.float32)}, r"'weight' has shape \[3, 4\], but the model needs \[3, 256\]"),
+        ({"bias": np.zeros(3, np.int64)}, r"'bias' is int64, but the model has torch.float32"),
+    ],
+)
+def test_tensors_that_do_not_fit_change_nothing(change: dict[str, np.ndarray | None], message: str):
+    model = build(SPEC, ["task"], seed=1)
+    before = part_tensors(model, "task")
+    tensors = {**part_tensors(build(SPEC, ["task"], seed=2), "task"), **change}
+    with pytest.raises(ModelError, match=message):
+        load_part(model, "task", {name: t for name, t in tensors.items() if t is not None})
+    after = part_tensors(model, "task")
+    assert all((after[name] == before[name]).all() for name in before)
+
+
+@pytest.mark.parametrize(
+    ("old", "stable"),
+    [
+        ("blocks.0.attention.attention.query.weight", "blocks.0.attention.q_proj.weight"),
+        ("blocks.1.attention.output.dense.bias", "blocks.1.attention.o_proj.bias"),
+        ("blocks.0.intermediate.dense.weight", "blocks.0.mlp.fc1.weight"),
+        ("blocks.0.output.dense.weight", "blocks.0.mlp.fc2.weight"),
+        ("blocks.0.attention.out_lin.weight", "blocks.0.attention.out_lin.weight"),
+    ],
+)
+def test_names_do_not_depend_on_the_version_of_transformers(old: str, stable: str):
+    assert _stable(old) == stable
+
+
+def test_the_names_on_the_wire_are_pinned():
+    model = build(SPEC, device="meta")
+    names = {part: sorted(named_tensors(model.part(part))) for part in ("image/stage1", "words/stage1", "sound/embed")}
+    vit = [f"attention.{p}_proj" for p in "koqv"] + ["layernorm_after", "layernorm_before", "mlp.fc1", "mlp.fc2"]
+    bert = [f"attention.{p}_lin" for p in ("k", "out", "q", "v")]
+    bert += ["ffn.lin1", "ffn.lin2", "output_layer_norm", "sa_layer_norm"]
+    assert names["image/stage1"] == [f"blocks.0.{n}.{t}" for n in vit for t in ("bias", "weight")]
+    assert names["words/stage1"] == [f"blocks.0.{n}.{t}" for n in bert for t in ("bias", "weight")]
+    assert names["sound/embed"] == [
+        "embeddings.cls_token",
+        "embeddings.distillation_token",
+        "embeddings.patch_embeddings.projection.bias",
+        "embeddings.patch_embeddings.projection.weight",
+        "embeddings.position_embeddings",
+    ]
