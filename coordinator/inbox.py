@@ -26,14 +26,18 @@ V = TypeVar("V")
 
 #: Figures and metrics of one message; the ledger keeps 11 figures, training has a handful of metrics.
 MAX_ENTRIES = 64
+#: A device that has not answered so often is gone, whatever the broker retains; its next heartbeat is answered anyway.
+MAX_INTRODUCTIONS = 10
 
 
 class Inbox:
     """Decodes messages, counts what can not be used by reason, and knows since when a device has been silent."""
 
-    def __init__(self, silence_s: float) -> None:
+    def __init__(self, silence_s: float, introduce_s: float) -> None:
         self.dropped: Counter[str] = Counter()
         self._silence_s = silence_s
+        self._introduce_s = introduce_s
+        self._strangers: dict[str, tuple[float, int]] = {}  # when, and how many times, it was asked who it is
         self._sessions: dict[str, str] = {}
         self._heard: dict[str, float] = {}
 
@@ -70,16 +74,30 @@ class Inbox:
             del self._heard[name]
         return [Left(now, name, f"silent for {self._silence_s:g} s") for name in late]
 
+    def strangers(self, now: float) -> list[Beat]:
+        """Devices that are online and still have not introduced themselves, each time it is due to ask them."""
+        due = [name for name, (at, _) in self._strangers.items() if now - at >= self._introduce_s]
+        for name in due:
+            times = self._strangers[name][1] + 1
+            self._strangers[name] = (now, times)
+            if times >= MAX_INTRODUCTIONS:
+                del self._strangers[name]
+        return [Beat(now, name, telling=False) for name in due]
+
     def _event(self, message: messages.UpMessage, now: float) -> FromDevice | Need | None:
         device = message.device
         if isinstance(message, messages.Presence):
             if message.online:
-                return Beat(now, device, None, telling=False)
+                if device not in self._sessions:  # its hello follows, unless it was sent before anyone listened
+                    self._strangers[device] = (now, 0)
+                return None
+            self._strangers.pop(device, None)
             known = self._sessions.get(device) == message.session  # an earlier session's last will says nothing
             return Left(now, device, "offline") if known and self._heard.pop(device, None) is not None else None
         self.heard(device, now)
         if isinstance(message, messages.Hello):
             self._sessions[device] = message.session
+            self._strangers.pop(device, None)
             return Joined(now, message)
         if isinstance(message, messages.Heartbeat):
             return Beat(now, device, message.working_on)

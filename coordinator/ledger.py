@@ -189,8 +189,9 @@ def _save_round(connection: Connection, run: str, save: SaveRound, at: float) ->
         "record": save.record,
         "manifest": msgspec.to_builtins(save.manifest),
     }
-    values["started_at" if save.status == "running" else "ended_at"] = at
-    _put(connection, tables.rounds, _key(run, save.attempt), values)
+    if save.status != "running":
+        values["ended_at"] = at
+    _put(connection, tables.rounds, _key(run, save.attempt), values, {"started_at": at})
 
 
 def _save_assignment(connection: Connection, run: str, save: SaveAssignment) -> None:
@@ -237,8 +238,14 @@ def _where(table: Table, key: dict[str, Any]) -> list[Any]:
     return [table.c[name] == value for name, value in key.items()]
 
 
-def _put(connection: Connection, table: Table, key: dict[str, Any], values: dict[str, Any]) -> None:
-    """Update the row, or insert it when there is none: the same words on every database."""
+def _put(
+    connection: Connection,
+    table: Table,
+    key: dict[str, Any],
+    values: dict[str, Any],
+    first: dict[str, Any] | None = None,
+) -> None:
+    """Update the row, or insert it (with ``first``) when there is none: the same words on every database."""
     changed = connection.execute(update(table).where(*_where(table, key)).values(values))
     if changed.rowcount == 0:
-        connection.execute(insert(table).values({**key, **values}))
+        connection.execute(insert(table).values({**key, **(first or {}), **values}))

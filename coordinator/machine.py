@@ -271,6 +271,9 @@ def _aggregated(state: State, event: Aggregated) -> Step:
     metrics = _metrics(opened)
     saved = SaveRound(opened.attempt, "done", names, metrics, event.record, event.manifest)
     out: list[Instruction] = [saved, Tell("round_closed", state.stage, state.number, data=_summary(state, event.at))]
+    for refused in event.record.get("refused", ()):
+        text = f"part {refused['part']} of {refused['device']} was left out: {refused['detail']}"
+        out.append(Tell("warning", state.stage, state.number, refused["device"], {"text": text}))
     state = replace(state, open=None, closed=opened.attempt, counted=frozenset(names), tries=0)
     if _due(state, state.stage, state.number):
         return replace(state, phase="evaluating", evaluating=opened.attempt), [*out, Evaluate(opened.attempt)]

@@ -68,7 +68,7 @@ def _head(row: Mapping[Any, Any]) -> RunReport:
 def _rows(connection: Connection, table: Table, run: str, *order: str) -> Iterator[dict[str, Any]]:
     query = select(table).where(table.c.run == run).order_by(*(table.c[name] for name in order))
     for row in connection.execute(query).mappings():
-        yield dict(row)
+        yield {str(name): value for name, value in row.items()}  # SQLAlchemy names are a kind of str
 
 
 def _convert(kind: type[T], row: dict[str, Any]) -> T:

@@ -116,7 +116,7 @@ bundles = Table(
     "bundles",
     metadata,
     Column("run", String(64), primary_key=True),
-    Column("name", String(128), primary_key=True),
+    Column("name", String(64), primary_key=True),
     Column("path", String(1024), nullable=False),
     Column("modalities", JSON, nullable=False),
     Column("size_bytes", BigInteger, nullable=False),

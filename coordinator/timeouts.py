@@ -22,7 +22,8 @@ class Timeouts(NamedTuple):
     retry_pause_s: float = 2.0
     #: An upload without a new chunk is asked for again after this: a window of chunks takes 2 s at 6 Mbit/s.
     stall_s: float = 5.0
-    #: An unknown device that shows signs of life is asked to introduce itself this often.
-    introduce_s: float = 5.0
+    #: A device that is online but has not introduced itself is asked again after this, a few times: its hello may have
+    #: been sent before this coordinator listened.
+    introduce_s: float = 1.0
     #: Messages that are still unsent when the run ends are given this long to leave.
     drain_s: float = 5.0

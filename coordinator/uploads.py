@@ -1,4 +1,4 @@
-"""Updates on their way from the devices: admitted through a gate, resumed from disk, checked before they are counted."""
+"""Updates on their way from the devices: admitted through a gate, resumed from disk, checked before they count."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ import contextlib
 import secrets
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from typing import cast
 
 from coordinator.checking import LIMITS, check_update
 from coordinator.values import Received, Spoiled
 from edgefl.errors import ProtocolError
 from edgefl.objects import ObjectStore, PartialObject
 from edgefl.protocol.chunks import Chunk, decode_chunk
-from edgefl.protocol.messages import Grant, Need, Update
+from edgefl.protocol.messages import Grant, Update
 from edgefl.protocol.transfer import (
     Completed,
     Failed,
@@ -38,7 +39,10 @@ class _Upload:
 
 
 class Uploads:
-    """Fetches updates. ``grant`` sends a message to a device; ``report`` takes Received and Spoiled, and exceptions."""
+    """Fetches updates. ``grant`` sends a message to a device; ``down_bytes`` tells what it was sent; ``report`` takes
+
+    Received and Spoiled, and exceptions that end the run.
+    """
 
     def __init__(
         self,
@@ -48,6 +52,7 @@ class Uploads:
         *,
         clock: Callable[[], float],
         grant: Callable[[str, Grant], None],
+        down_bytes: Callable[[str], int],
         report: Callable[[Received | Spoiled | BaseException], None],
     ) -> None:
         self._store = store
@@ -55,6 +60,7 @@ class Uploads:
         self._credit = credit
         self._clock = clock
         self._grant = grant
+        self._down_bytes = down_bytes
         self._report = report
         self._gate = UploadGate()
         self._uploads: dict[str, _Upload] = {}
@@ -147,7 +153,7 @@ class Uploads:
                     ok = upload.partials[instruction.object_id].complete()
                     self._perform(device, upload.receiver.on_verified(instruction.object_id, ok, self._clock()))
                 elif isinstance(instruction, SendNeed):
-                    self._grant(device, _as_grant(instruction.need))
+                    self._grant(device, cast("Grant", instruction.need))
                 elif isinstance(instruction, Completed):
                     upload.task = asyncio.ensure_future(self._check(device, upload))
                 elif isinstance(instruction, Failed):
@@ -163,9 +169,12 @@ class Uploads:
         if refusal is not None:
             self._spoil(device, refusal)
             return
-        up = Figure(float(upload.payload_bytes), "counted", "chunks received by the coordinator")
+        figures = {
+            "payload_up_bytes": Figure(float(upload.payload_bytes), "counted", "chunks the coordinator received"),
+            "payload_down_bytes": Figure(float(self._down_bytes(device)), "counted", "chunks the coordinator sent"),
+        }
         self._done(device)
-        self._report(Received(self._clock(), device, update.attempt, {"payload_up_bytes": up}))
+        self._report(Received(self._clock(), device, update.attempt, figures))
 
     def _spoil(self, device: str, refusal: Refusal) -> None:
         upload = self._uploads.get(device)
@@ -185,7 +194,3 @@ class Uploads:
             yield
         except ProtocolError as error:
             self._spoil(device, Refusal(reason="update", detail=error.message[:500]))
-
-
-def _as_grant(need: Need) -> Grant:
-    return need if isinstance(need, Grant) else Grant(**{name: getattr(need, name) for name in need.__struct_fields__})

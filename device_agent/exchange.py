@@ -121,9 +121,11 @@ class Upload:
 
     def grant(self, device: str, grant: Grant, now: float) -> str:
         """The coordinator lacks these, or has got these. What cannot be served, as a text; "" when all can."""
-        if grant.missing:
+        ignored = self._sender.dropped.total()
+        instructions = self._sender.on_need(device, grant, now)
+        if grant.missing and self._sender.dropped.total() == ignored:
             self._chunk_bytes = grant.chunk_bytes
-        return self._carry_out(self._sender.on_need(device, grant, now))
+        return self._carry_out(instructions)
 
     def tick(self, now: float) -> None:
         """Time passed: ask for an answer when there was none for long. Only while connected."""

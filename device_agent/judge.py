@@ -26,7 +26,7 @@ def _data(facts: DataFacts, offer: Offer) -> Refusal | None:
     if not common:
         here, there = ", ".join(facts.modalities) or "nothing", ", ".join(model.encoders) or "nothing"
         return Refusal("data", detail=f"this device has {here}, the model takes {there}")
-    for modality in common:
+    for modality in common if not facts.elastic else []:
         here_shape, there_shape = facts.modalities[modality], tuple(model.encoders[modality].input_shape)
         if here_shape != there_shape:
             return Refusal(

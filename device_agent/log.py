@@ -37,7 +37,7 @@ def line_writer(form: Format = "text", stream: TextIO | None = None) -> Emit:
 
 def _text(value: object) -> str:
     if isinstance(value, float):
-        return f"{value:.6g}"
+        return f"{value:.0f}" if value.is_integer() else f"{value:.4g}"
     text = str(value)
     return json.dumps(text, ensure_ascii=False) if " " in text or "\n" in text else text
 

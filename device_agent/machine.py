@@ -128,6 +128,7 @@ def _welcome(state: State, message: m.Welcome, now: float) -> Step:
     # A welcome nobody asked for, or one from another coordinator than the hello went to, asks who this is.
     late = state.coordinator == "" and now - state.greeted_at > GREETING_S
     unknown = not state.greeting or late or state.coordinator not in {"", message.coordinator}
+    before = state.run
     state = replace(
         state,
         coordinator=message.coordinator,
@@ -137,6 +138,8 @@ def _welcome(state: State, message: m.Welcome, now: float) -> Step:
         heartbeat_s=message.heartbeat_s if message.heartbeat_s > 0 else state.heartbeat_s,
     )
     state, out = _hello(state, now) if unknown else (state, [])
+    if message.run != before:
+        out.append(v.Log("welcomed", {"run": message.run, "coordinator": message.coordinator}))
     if message.run:
         state, dropped = _forget(state, lambda attempt: attempt.run != message.run)
         out += dropped
@@ -167,7 +170,7 @@ def _offer(state: State, offer: m.Offer, disk: v.Disk, now: float) -> Step:
         keep |= {ref.id for ref in state.update.manifest.values()}
     accept = m.Accept(state.device, offer.attempt)
     log = v.Log("accepted", {"attempt": str(offer.attempt), "parts": len(offer.manifest)})
-    return state, [*out, _save(state), v.Send(accept), v.Collect(frozenset(keep)), v.Fetch(offer), log]
+    return state, [*out, _save(state), log, v.Send(accept), v.Collect(frozenset(keep)), v.Fetch(offer)]
 
 
 def _repeated(state: State, offer: m.Offer, now: float) -> Step | None:

@@ -31,13 +31,17 @@ from edgefl.transport.base import Transport
 
 
 class Agent:
-    """One agent: ``run`` it until ``stop`` is called or something fails that a person must mend. Make it in a loop."""
+    """One agent: ``run`` it until ``stop`` is called or something fails that a person must mend. Make it in a loop.
+
+    ``dial`` makes a transport that is not connected yet; a transport connects once, so each attempt takes a new one.
+    """
 
     def __init__(
-        self, identity: Identity, transport: Transport, trainer: Trainer, store: AgentStore, emit: Emit
+        self, identity: Identity, dial: Callable[[], Transport], trainer: Trainer, store: AgentStore, emit: Emit
     ) -> None:
         self.identity = identity
-        self.transport = transport
+        self.transport = dial()
+        self._dial_next = dial
         self.trainer = trainer
         self.store = store
         self.emit = emit
@@ -48,15 +52,20 @@ class Agent:
         self._end: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._listening = False
         self._transfers = Transfers(
-            identity, transport, store.objects, self._spawn, self._post, self._outbox.put_nowait, emit
+            identity,
+            lambda: self.transport,
+            store.objects,
+            self._spawn,
+            self._post,
+            self._outbox.put_nowait,
+            emit,
+            self.state.task.attempt if self.state.task is not None else None,
         )
         self._jobs = TrainerJobs(trainer, self._spawn, self._post, emit, self._transfers.figures)
         self._perform = self._performers()
 
     async def run(self) -> None:
         """Until ``stop``. Raises the EdgeFLError that ended it."""
-        self.transport.on_message = self._on_message
-        self.transport.on_connection = self._on_connection
         try:
             self._spawn(self._take_events())
             self._spawn(self._connect())
@@ -95,12 +104,16 @@ class Agent:
         self._on_connection(connected=True)
 
     async def _dial(self, wait_s: float) -> bool:
+        self.transport.on_message = self._on_message
+        self.transport.on_connection = self._on_connection
         try:
             await self.transport.connect()
         except BrokerError as error:
             if not unreachable(error):
                 raise
-            self.emit("unreachable", text=error.message, retry_s=wait_s)
+            self.emit("unreachable", text=error.message, remedy=error.remedy, retry_s=wait_s)
+            await self.transport.close()
+            self.transport = self._dial_next()
             return False
         return True
 

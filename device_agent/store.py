@@ -30,7 +30,7 @@ from edgefl.objects import ObjectStore
 T = TypeVar("T")
 
 
-class Identity(msgspec.Struct, frozen=True):
+class Owner(msgspec.Struct, frozen=True):
     """Whom a state directory belongs to."""
 
     device: str = ""
@@ -45,35 +45,35 @@ class _Facts(msgspec.Struct, frozen=True):
 class AgentStore:
     """The state directory of one agent, locked while it is open. Raises StoreError when it cannot be used."""
 
-    def __init__(self, directory: Path, identity: Identity, limit_bytes: int | None = None) -> None:
+    def __init__(self, directory: Path, owner: Owner, limit_bytes: int | None = None) -> None:
         self.directory = directory
         with explained("open", directory):
             directory.mkdir(parents=True, exist_ok=True)
             self._lock = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            self._take(identity)
+            self._take(owner)
             sweep_temporaries(directory)
             self.objects = ObjectStore(directory / "objects", limit_bytes)
         except BaseException:
             os.close(self._lock)
             raise
 
-    def _take(self, identity: Identity) -> None:
+    def _take(self, owner: Owner) -> None:
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             raise StoreError(
                 f"{self.directory} is in use by another agent", remedy="Stop it, or give each agent its own --state."
             ) from error
-        known = _read(self.directory / "identity.json", Identity)
-        if known is not None and known != identity:
+        known = _read(self.directory / "identity.json", Owner)
+        if known is not None and known != owner:
             raise StoreError(
                 f"{self.directory} belongs to device {known.device!r} of fleet {known.fleet!r}, "
-                f"not to {identity.device!r} of {identity.fleet!r}",
+                f"not to {owner.device!r} of {owner.fleet!r}",
                 remedy="Start it with that --device and --fleet, or give this device a --state of its own.",
             )
         if known is None:
-            _write(self.directory / "identity.json", msgspec.json.encode(identity))
+            _write(self.directory / "identity.json", msgspec.json.encode(owner))
 
     def close(self) -> None:
         """Let another process use the directory."""

@@ -67,8 +67,9 @@ class TrainerJobs:
             facts = await self._trainer.warm()
         except WorkerFailedError as error:
             self._deaths += 1
-            if error.status is None or self._deaths >= TRAINER_RESTARTS:
+            if named(error) is not None or self._deaths >= TRAINER_RESTARTS:
                 raise as_own_kind(error) from error
+            await self._trainer.stop()  # it may live, with half its libraries loaded
             wait_s = TRAINER_RESTART_S * 2 ** (self._deaths - 1)
             self._emit("trainer-lost", text=error.message, retry_s=wait_s)
             await asyncio.sleep(wait_s)
@@ -90,10 +91,16 @@ class TrainerJobs:
         self._post(v.TrainingEnded(offer.attempt, result, alive))
 
 
+def named(error: WorkerFailedError) -> type[errors.EdgeFLError] | None:
+    """The class of an error the trainer raised on purpose: a person must mend that. None: it died or stumbled."""
+    kind = getattr(errors, error.kind, None)
+    return kind if isinstance(kind, type) and issubclass(kind, errors.EdgeFLError) else None
+
+
 def as_own_kind(error: WorkerFailedError) -> errors.EdgeFLError:
     """The trainer's own error (such as DataError), so that the agent ends with its message and exit code."""
-    kind = getattr(errors, error.kind, None)
-    if not isinstance(kind, type) or not issubclass(kind, errors.EdgeFLError) or kind is errors.EdgeFLError:
+    kind = named(error)
+    if kind is None:
         return error
     own = errors.EdgeFLError(error.message, remedy=error.remedy)
     own.exit_code = kind.exit_code

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from device_agent.values import DataFacts, Progressed, Result
 from edgefl.protocol.messages import Offer
 from edgefl.records import Budget, Figure, Figures, Refusal
 from edgefl.resources.ceiling import PERIOD_S, Ceiling
+from edgefl.resources.procfs import resident_bytes
 from edgefl.worker import WorkerFailedError, WorkerProcess
 
 OnProgress = Callable[[Progressed], None]
@@ -91,7 +93,8 @@ class TrainerProcess:
         pid = self._worker.pid
         if pid is None:
             return Ended(Result(refusal=Refusal("error", detail="the trainer did not start")), alive=False)
-        limit = ceiling_bytes(self.settings.budget, self._base_bytes)
+        # Idle size now: some MB above the first one after the first rounds; below it when the child was just restarted.
+        limit = ceiling_bytes(self.settings.budget, max(self._base_bytes, resident_bytes(pid) or 0))
         # Without a limit nothing is killed below the machine's whole memory, and the peak is known if the kernel kills.
         with Ceiling(pid, self._total if limit is None else limit) as ceiling:
             try:
@@ -107,7 +110,8 @@ class TrainerProcess:
     def interrupt(self) -> None:
         """See ``Trainer.interrupt``."""
         if (pid := self._worker.pid) is not None:
-            os.kill(pid, signal.SIGUSR1)
+            with contextlib.suppress(ProcessLookupError):  # it has just ended by itself
+                os.kill(pid, signal.SIGUSR1)
 
     def kill(self) -> None:
         """End the child at once."""
@@ -129,7 +133,8 @@ def ceiling_bytes(budget: Budget, base_bytes: int) -> int | None:
 def failed(error: WorkerFailedError, ceiling: Ceiling, budget: Budget, memory_total_bytes: int) -> Ended:
     """The refusal for a trainer that raised (it lives) or died (both numbers: peak seen, and what was allowed)."""
     if error.status is None:
-        return Ended(Result(refusal=Refusal("error", detail=error.message[:500])), alive=True)
+        reason = "disk" if error.kind == "StoreError" else "error"
+        return Ended(Result(refusal=Refusal(reason, detail=error.message[:500])), alive=True)
     ceiling.stop()
     figures = _last_seen(ceiling)
     if ceiling.refusal is not None:

@@ -11,10 +11,11 @@ from device_agent.exchange import Download, Upload
 from device_agent.identity import Identity
 from device_agent.log import Emit
 from device_agent.trainer_jobs import Spawn
+from edgefl.errors import BrokerError, ProtocolError
 from edgefl.objects import ObjectStore
 from edgefl.protocol import topics
 from edgefl.protocol.messages import Grant, Need, Offer, Update
-from edgefl.records import Figures, Refusal
+from edgefl.records import Attempt, Figures, Refusal
 from edgefl.transport.base import Transport
 
 
@@ -24,14 +25,17 @@ class Transfers:
     def __init__(
         self,
         identity: Identity,
-        transport: Transport,
+        transport: Callable[[], Transport],
         objects: ObjectStore,
         spawn: Spawn,
         post: Callable[[v.Event], None],
         send: Callable[[Need], None],
         emit: Emit,
+        restored: Attempt | None = None,
     ) -> None:
+        """``restored``: accepted by an earlier process, which took its counters with it."""
         self._identity = identity
+        self._restored = restored
         self._transport = transport
         self._objects = objects
         self._spawn = spawn
@@ -61,8 +65,11 @@ class Transfers:
         def failed(refusal: Refusal) -> None:
             self._post(v.FetchFailed(offer.attempt, refusal))
 
-        self._download = Download(offer, self._identity.device, self._objects, self._send, done, failed)
-        self._download.start(now)
+        try:
+            self._download = Download(offer, self._identity.device, self._objects, self._send, done, failed)
+            self._download.start(now)
+        except ProtocolError as error:  # an offer that makes no sense, such as chunks of no size
+            failed(Refusal("transfer", detail=error.message))
 
     def stop_fetch(self) -> None:
         """Nobody needs what is being fetched; what has arrived stays on disk."""
@@ -97,17 +104,21 @@ class Transfers:
 
     def figures(self, offer: Offer, result: v.Result) -> Figures:
         """What the attempt cost this device beside the training itself."""
-        if self._bill is None or self._bill.attempt != offer.attempt:
+        if self._bill is None or self._bill.attempt != offer.attempt or self._restored == offer.attempt:
             return unknown()
         topic = topics.up_object(self._identity.fleet, self._identity.device, offer.transfer)  # about as long
         return self._bill.figures(self._meters(), result.manifest, topic, offer.chunk_bytes)
 
     def _meters(self) -> Meters:
-        return Meters(time.monotonic(), self._transport.bytes_sent, self._transport.bytes_received)
+        transport = self._transport()
+        return Meters(time.monotonic(), transport.bytes_sent, transport.bytes_received)
 
     def _publish_on(self, topic: str) -> Callable[[bytes], None]:
         async def publish(payload: bytes) -> None:
-            await self._transport.publish(topic, payload)
+            try:
+                await self._transport().publish(topic, payload)
+            except BrokerError as error:  # too large for this broker, or denied: the round is lost, the agent is not
+                self._emit("warning", text=error.message)
 
         def spawn(payload: bytes) -> None:
             self._spawn(publish(payload))

@@ -19,6 +19,7 @@ class DataFacts(msgspec.Struct, frozen=True):
     class_counts: tuple[int, ...] = ()
     label_names: tuple[str, ...] = ()
     skipped: int = 0  # bad samples left out
+    elastic: bool = False  # read from files, which are brought to the shapes a model asks for; shapes here: as found
     base_bytes: int = 0  # resident size of the idle trainer
     runtime: str = ""
     gpu: str = ""

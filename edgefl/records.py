@@ -7,6 +7,7 @@ in the name.
 
 from __future__ import annotations
 
+import re
 from typing import Literal
 
 import msgspec
@@ -27,6 +28,22 @@ FIGURES: dict[str, str] = {
     "energy_j": "J",
     "temperature_c": "°C",
 }
+
+
+#: A modality is also the first word of part names (``acc/stage1``), and a key of manifests and prototype tables.
+_MODALITY = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,31}")
+#: Words that mean something else in one of these places.
+RESERVED = frozenset(
+    {"fused", "fusion", "group", "head", "id", "ids", "label", "label_names", "meta", "prototypes", "task"}
+)
+MODALITY_RULE = (
+    f"letters, digits, _ and -, beginning with a letter, at most 32, and none of {', '.join(sorted(RESERVED))}"
+)
+
+
+def is_modality(name: str) -> bool:
+    """Whether ``name`` can name a modality; ``MODALITY_RULE`` says it in words."""
+    return _MODALITY.fullmatch(name) is not None and name not in RESERVED
 
 
 class Figure(msgspec.Struct, frozen=True):

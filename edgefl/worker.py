@@ -36,6 +36,7 @@ class WorkerProcess:
         self.env = env or {}
         self.process: asyncio.subprocess.Process | None = None
         self._lock = asyncio.Lock()
+        self._killed = False
 
     @property
     def pid(self) -> int | None:
@@ -44,8 +45,11 @@ class WorkerProcess:
 
     async def start(self) -> None:
         """Start the child unless it runs already."""
+        if self.process is not None and self._killed:
+            await self.process.wait()
         if self.pid is not None:
             return
+        self._killed = False
         self.log.parent.mkdir(parents=True, exist_ok=True)
         with self.log.open("ab") as stderr:
             self.process = await asyncio.create_subprocess_exec(
@@ -60,36 +64,36 @@ class WorkerProcess:
             )
 
     async def call(self, method: str, body: Any, on_note: Note | None = None) -> Any:
-        """The child's answer. Raises WorkerError when the child raised or ended; ``exit_status`` tells a kill (< 0)."""
+        """The child's answer. Raises WorkerFailedError when the child raised or ended (``status`` < 0: it was killed).
+
+        A call that is cancelled, or answered with nonsense, ends the child: its next words would belong to no request.
+        """
         async with self._lock:
             await self.start()
             process = self.process
             if process is None or process.stdin is None or process.stdout is None:
                 raise WorkerFailedError(f"{self.module} did not start", log=self.log)
+            request = _frame({"method": method, "body": msgspec.to_builtins(body)})
             try:
-                process.stdin.write(_frame({"method": method, "body": msgspec.to_builtins(body)}))
+                process.stdin.write(request)
                 await process.stdin.drain()
-                while True:
-                    header = await process.stdout.readexactly(4)
-                    frame = msgspec.msgpack.decode(await process.stdout.readexactly(_length(header)))
-                    if frame["kind"] == "note":
-                        if on_note is not None:
-                            on_note(frame["body"])
-                    elif frame["kind"] == "reply":
-                        return frame["body"]
-                    else:
-                        raise WorkerFailedError(
-                            frame["message"], log=self.log, kind=frame["error"], remedy=frame["remedy"]
-                        )
+                frame = await _answer(process.stdout, on_note)
             except (asyncio.IncompleteReadError, BrokenPipeError, ConnectionResetError) as error:
                 status = await process.wait()
                 how = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
                 raise WorkerFailedError(
                     f"{self.module} {how} while it did '{method}'", log=self.log, status=status
                 ) from error
+            except BaseException:
+                self.kill()
+                raise
+            if frame["kind"] == "error":
+                raise WorkerFailedError(frame["message"], log=self.log, kind=frame["error"], remedy=frame["remedy"])
+            return frame["body"]
 
     def kill(self) -> None:
         """End the child at once."""
+        self._killed = True
         if self.process is not None and self.process.returncode is None:
             self.process.kill()
 
@@ -118,9 +122,11 @@ class WorkerFailedError(WorkerError):
 
 def serve(handlers: dict[str, Handler]) -> None:
     """Child side: answer requests until the parent closes the pipe. Each handler takes (body, note)."""
-    frames_out = os.fdopen(os.dup(1), "wb")
+    frames_in, frames_out = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # whatever a library prints goes to the log, never into the frames
-    frames_in = sys.stdin.buffer
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)  # and a library that asks a question is told at once that nobody answers
+    os.close(nothing)
 
     def send(frame: dict[str, Any]) -> None:
         frames_out.write(_frame(frame))
@@ -139,6 +145,17 @@ def serve(handlers: dict[str, Handler]) -> None:
             sys.excepthook(type(error), error, error.__traceback__)
             message = f"{type(error).__name__}: {error}"
             send({"kind": "error", "error": type(error).__name__, "message": message, "remedy": ""})
+
+
+async def _answer(stream: asyncio.StreamReader, on_note: Note | None) -> dict[str, Any]:
+    """The reply or error that ends a request, after its notes. Raises IncompleteReadError when the child ended."""
+    while True:
+        header = await stream.readexactly(4)
+        frame: dict[str, Any] = msgspec.msgpack.decode(await stream.readexactly(_length(header)))
+        if frame["kind"] != "note":
+            return frame
+        if on_note is not None:
+            on_note(frame["body"])
 
 
 def _frame(value: Any) -> bytes:

@@ -393,5 +393,5 @@ class AgentInTheWild(RuleBasedStateMachine):
 
 TestAgentInTheWild = AgentInTheWild.TestCase
 TestAgentInTheWild.settings = settings(
-    max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=50, stateful_step_count=30, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )

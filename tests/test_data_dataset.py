@@ -107,6 +107,8 @@ def test_bare_npz_gets_defaults_and_absent_rows_are_zeroed(tmp_path):
 
 def test_relabelled_follows_the_names():
     assert small().relabelled(["walk", "run", "rest"]).labels.tolist() == [0, 2, -1]
+    bare = Dataset({}, {}, np.array([1, 0]), ("0", "1"), ["a", "b"])
+    assert bare.relabelled(["walk", "rest"]).labels.tolist() == [1, 0]
     with pytest.raises(DataError, match="labels not known to the model: rest; it knows: walk"):
         small().relabelled(["walk"])
 

@@ -10,7 +10,7 @@ import sys
 import numpy as np
 import pytest
 
-from edgefl.data.load import load, load_pair
+from edgefl.data.load import fit, load, load_pair
 from edgefl.data.named import NAMED, _last_in_time, data_folder, named
 from edgefl.data.timeseries import read_ts
 from edgefl.errors import DataError, MissingDependencyError
@@ -135,6 +135,7 @@ def test_part_and_fit_to_a_model():
     test = load({"basic_motions": {"part": "test"}})
     assert test.ids[0].startswith("test-")
     encoders = {"acc": EncoderSpec(input_shape=(50, 3))}
+    assert list(fit(load("basic_motions"), "share", modalities=encoders).modalities) == ["acc"]
     train, tested = load_pair("basic_motions", modalities=encoders)
     assert list(train.modalities) == list(tested.modalities) == ["acc"]
     with pytest.raises(DataError, match=r"'acc' have shape \[50, 3\], the encoder takes \[100, 3\]"):

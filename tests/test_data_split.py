@@ -72,10 +72,8 @@ def test_a_folder_with_bad_samples_and_its_own_test_set(tmp_path):
     ready = prepare_shares(root, ["a", "b"], tmp_path / "out", partition={"uniform": {}}, bad_samples="skip")
     assert (ready.test_origin, ready.test_samples) == ("samples", 4)
     assert len(ready.skipped) == 1
-    given = Dataset(
-        {"acc": np.ones((2, 1, 2), np.float32)}, {"acc": np.ones(2, bool)}, np.array([0, 1]), ("walk", "rest")
-    )
-    test = Dataset(given.modalities, given.present, given.labels, given.label_names, ["x", "y"])
+    acc, flags = np.ones((2, 1, 2), np.float32), np.ones(2, bool)
+    test = Dataset({"acc": acc}, {"acc": flags}, np.array([0, 1]), ("walk", "rest"), ["x", "y"])
     test.save_npz(tmp_path / "mine.npz")
     ready = prepare_shares(
         root, ["a"], tmp_path / "out", partition={"uniform": {}}, bad_samples="skip", test=str(tmp_path / "mine.npz")
@@ -116,6 +114,10 @@ def test_an_empty_share_names_the_device(tmp_path):
     devices = [f"d{i}" for i in range(41)]
     with pytest.raises(DataError, match="share of device 'd40' would be empty: there are 40 groups for 41 devices"):
         prepare_shares("basic_motions", devices, tmp_path, partition={"natural": {}})
+    lacking = {"devices": {"d1": ["acc", "gyro"]}}
+    with pytest.raises(DataError, match="device 'd1' loses every sample"):
+        prepare_shares("basic_motions", ["d0", "d1"], tmp_path, partition={"uniform": {}}, missing=lacking)
+    assert not list(tmp_path.iterdir())  # nothing was written
 
 
 def test_load_screens_npz_rows(tmp_path):

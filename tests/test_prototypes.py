@@ -130,6 +130,17 @@ def test_every_metric_finds_a_prototype_from_itself_and_its_weights_sum_to_one(m
     assert (np.diff(weights, axis=1) <= 0).all()
 
 
+@pytest.mark.parametrize(
+    ("metric", "temperature", "difference"),
+    [("l1", 1.0, 7 - 1), ("l2", 1.0, 5 - 1), ("l2", 2.0, (5 - 1) / 2), ("cosine", 0.5, (1 - 0.6) / 0.5)],
+)
+def test_the_weights_follow_the_metric_and_the_temperature(metric, temperature, difference):
+    h, prototypes = ([[0, 0]], [[3, 4], [0, 1]]) if metric != "cosine" else ([[0, 2]], [[4, 3], [0, 1]])
+    index, weights = match(h, table(prototypes, [1, 1]), metric, k=2, temperature=temperature)
+    assert index.tolist() == [[1, 0]]
+    np.testing.assert_allclose(weights[0, 0], 1 / (1 + np.exp(-difference)), atol=1e-6)
+
+
 @pytest.mark.parametrize("metric", METRICS)
 def test_absent_classes_never_match_and_k_is_clamped(metric):
     prototypes = table([[1, 0], [0, 0], [0, 1]], [2, 0, 2])
@@ -143,7 +154,7 @@ def test_absent_classes_never_match_and_k_is_clamped(metric):
 
 
 def test_mixing_leaves_classes_out_that_the_other_table_lacks():
-    other = table([[4, 4], [0, 0]], [1, 0])
+    other = table([[4, 4], [9, 9]], [1, 0])  # whatever lies in the row of an absent class
     index, weights = np.array([[0, 1], [1, 1]]), np.array([[0.5, 0.5], [0.5, 0.5]], np.float32)
     assert mix(index, weights, other).tolist() == [[4, 4], [0, 0]]
 

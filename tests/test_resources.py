@@ -91,6 +91,19 @@ def test_memory_freed_inside_the_probe_shows_up_and_does_not_linger(clear_refs):
     assert second.figures()["step_peak_bytes"].value < 3 * MIB
 
 
+def test_memory_kept_by_the_allocator_does_not_hide_what_the_work_takes():
+    def fragments() -> list[bytes]:
+        return [b"x" * (8192 - 64) for _ in range(4096)]
+
+    blocks = fragments()
+    pin = blocks[-1]  # at the top of the heap: what lies below stays with the allocator
+    blocks.clear()
+    with MemoryProbe() as probe:
+        again = fragments()
+    assert probe.figures()["step_peak_bytes"].value == pytest.approx(32 * MIB, rel=0.1)
+    del pin, again
+
+
 def test_the_sampling_thread_sees_memory_that_is_held(tmp_path):
     with MemoryProbe(clear_refs=tmp_path / "absent" / "file") as probe:
         block = np.ones(64 * MIB, np.uint8)

@@ -15,24 +15,32 @@ from edgefl.errors import ConfigError, Problem
 
 #: A run file of the largest fleet we know of is under 200 KB; a limit keeps a wrong path from filling the memory.
 MAX_FILE_BYTES = 2 * 2**20
+#: Fields of a file once its anchors are written out: nine nested anchors can stand for a billion of them.
+MAX_FIELDS = 100_000
 
-Model = TypeVar("Model", bound=pydantic.BaseModel)
 Lines = dict[tuple[str, ...], int]
 
 _UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
 
 
 class Values(pydantic.BaseModel):
-    """Base of every configuration value: frozen, and no unknown fields."""
+    """Base of every configuration value: frozen, no unknown fields, and no number that is not finite."""
 
-    model_config = pydantic.ConfigDict(frozen=True, extra="forbid")
+    model_config = pydantic.ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    def conflicts(self) -> list[Problem]:
+        """Fields that are right alone and wrong together; each at the path of the field to mend."""
+        return []
+
+
+Model = TypeVar("Model", bound=Values)
 
 
 def parse_bytes(value: Any) -> Any:
     """An amount of memory: a number of bytes, or text such as ``600 MiB``. Raises ValueError."""
     if not isinstance(value, str):
         return value
-    match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*", value)
+    match = re.fullmatch(r"\s*([0-9]{1,18}(?:\.[0-9]{1,18})?)\s*([A-Za-z]*)\s*", value)
     if match is None or match[2].lower() not in _UNITS:
         raise ValueError(f"{value!r} is not an amount of bytes; write 1048576, 600 MiB or 1.5 GiB")
     return int(float(match[1]) * _UNITS[match[2].lower()])
@@ -48,48 +56,69 @@ def read_yaml(file: Path) -> tuple[dict[str, Any], Lines]:
         reason = getattr(error, "strerror", None) or str(error)
         problem = Problem("file", f"cannot be read: {reason}")
         raise ConfigError(str(file), [problem], remedy="Check the file's name and its permissions.") from error
+    lines: Lines = {}
+    problems: list[Problem] = []
     try:
-        node = yaml.compose(text, Loader=yaml.SafeLoader)
+        _collect_lines(yaml.compose(text, Loader=yaml.SafeLoader), (), lines, problems)
         value = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        line = mark.line + 1 if mark is not None else 0
-        reason = getattr(error, "problem", None) or str(error)
-        raise ConfigError(str(file), [Problem("YAML", str(reason), line)]) from error
-    except RecursionError as error:
-        raise ConfigError(str(file), [Problem("YAML", "is nested too deeply")]) from error
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise ConfigError(str(file), [_malformed(error)]) from error
     if not isinstance(value, dict):
         raise ConfigError(str(file), [Problem("file", "must hold a mapping of fields, such as 'name: my-run'")])
-    lines: Lines = {}
-    _collect_lines(node, (), lines)
+    if problems:
+        raise ConfigError(str(file), problems)
     return value, lines
 
 
-def _collect_lines(node: yaml.Node | None, path: tuple[str, ...], lines: Lines) -> None:
+def _malformed(error: Exception) -> Problem:
+    if isinstance(error, RecursionError):
+        return Problem("YAML", "is nested too deeply")
+    mark = getattr(error, "problem_mark", None)
+    reason = getattr(error, "problem", None) or str(error)  # a ValueError: a date or number that is none
+    return Problem("YAML", str(reason), mark.line + 1 if mark is not None else 0)
+
+
+def _collect_lines(node: yaml.Node | None, path: tuple[str, ...], lines: Lines, problems: list[Problem]) -> None:
+    """Fill ``lines``; a field that is given twice, of which YAML would keep the last, is a problem."""
+    children: list[tuple[str, yaml.Node, yaml.Node]] = []
     if isinstance(node, yaml.MappingNode):
-        for key, child in node.value:
-            here = (*path, str(key.value))
-            lines[here] = key.start_mark.line + 1
-            _collect_lines(child, here, lines)
+        children = [(str(key.value), key, child) for key, child in node.value]
     elif isinstance(node, yaml.SequenceNode):
-        for index, child in enumerate(node.value):
-            here = (*path, str(index))
-            lines[here] = child.start_mark.line + 1
-            _collect_lines(child, here, lines)
+        children = [(str(index), child, child) for index, child in enumerate(node.value)]
+    for name, start, child in children:
+        here, line = (*path, name), start.start_mark.line + 1
+        if here in lines:
+            problems.append(Problem(".".join(here), f"is given twice, first on line {lines[here]}", line))
+        if len(lines) >= MAX_FIELDS:
+            raise yaml.YAMLError(f"holds more than {MAX_FIELDS} fields")
+        lines[here] = line
+        _collect_lines(child, here, lines, problems)
 
 
-def override(values: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
-    """``values`` with each ``a.b=c`` applied; c is read as YAML. Raises ConfigError."""
+def override(values: dict[str, Any], overrides: Sequence[str], lines: Lines | None = None) -> dict[str, Any]:
+    """``values`` with each ``a.b=c`` applied; c is read as YAML. Raises ConfigError.
+
+    Fields that are overridden lose their place in ``lines``: what is wrong with them is not wrong in the file.
+    """
     for item in overrides:
         path, equals, text = item.partition("=")
         if not equals or not path.strip():
             raise ConfigError("--set", [Problem(item, "is not of the form field.subfield=value")])
         try:
             value = yaml.safe_load(text)
-        except yaml.YAMLError as error:
+        except (yaml.YAMLError, ValueError, RecursionError) as error:
             raise ConfigError("--set", [Problem(path, f"has a value that is not YAML: {text!r}")]) from error
-        values = _with(values, path.strip().split("."), value, path)
+        keys = path.strip().split(".")
+        values = _with(values, keys, value, path)
+        if lines is not None:
+            _forget(lines, tuple(keys))
     return values
+
+
+def _forget(lines: Lines, path: tuple[str, ...]) -> None:
+    for known in [known for known in lines if known[: len(path)] == path]:
+        del lines[known]
+    lines[path] = 0
 
 
 def _with(values: Any, keys: list[str], value: Any, path: str) -> Any:
@@ -107,22 +136,52 @@ def _with(values: Any, keys: list[str], value: Any, path: str) -> Any:
 def validate(model: type[Model], values: dict[str, Any], file: str, lines: Lines | None = None) -> Model:
     """``values`` as ``model``. Raises ConfigError with every problem found."""
     try:
-        return model.model_validate(values)
+        result = model.model_validate(values)
     except pydantic.ValidationError as error:
-        raise ConfigError(file, [_problem(item, model, lines or {}) for item in error.errors()]) from error
+        found: dict[tuple[str, ...], list[str]] = {}
+        for item in error.errors(include_url=False):
+            path = _path(item["loc"], values, missing=item["type"] == "missing")
+            found.setdefault(path, []).append(_message(item, model, path))
+        problems = [Problem(".".join(path), ", or ".join(dict.fromkeys(told))) for path, told in found.items()]
+        raise ConfigError(file, [_placed(problem, lines or {}) for problem in problems]) from error
+    if conflicts := result.conflicts():
+        raise ConfigError(file, [_placed(problem, lines or {}) for problem in conflicts])
+    return result
 
 
-def _problem(item: Any, model: type[pydantic.BaseModel], lines: Lines) -> Problem:
-    path = tuple(str(key) for key in item["loc"])
+def _placed(problem: Problem, lines: Lines) -> Problem:
+    """With the line of its field, or of the nearest one around it."""
+    path = tuple(problem.path.split("."))
     line = next((lines[path[:n]] for n in range(len(path), 0, -1) if path[:n] in lines), 0)
-    message = item["msg"].removeprefix("Value error, ")
+    return Problem(problem.path or "file", problem.message, line)
+
+
+def _path(loc: Sequence[str | int], values: Any, *, missing: bool) -> tuple[str, ...]:
+    """``loc`` without what pydantic adds to it: the names of a union's branches, and ``[key]``."""
+    path: list[str] = []
+    for key in loc:
+        inside: Any = dict(enumerate(values)) if isinstance(values, list) else values
+        if isinstance(inside, dict) and key in inside:
+            values = inside[key]
+        elif not (missing and key == loc[-1]):
+            continue
+        path.append(str(key))
+    return tuple(path)
+
+
+def _message(item: Any, model: type[pydantic.BaseModel], path: tuple[str, ...]) -> str:
+    message: str = item["msg"].removeprefix("Value error, ")
     if item["type"] == "extra_forbidden":
-        message = f"unknown field; {valid_names(path[-1], _fields(model, path[:-1]))}"
-    elif item["type"] == "missing":
-        message = "is required"
-    elif item["type"] != "value_error" and not isinstance(item["input"], dict | list):
-        message = f"{message[0].lower()}{message[1:]}, not {item['input']!r}"
-    return Problem(".".join(path) or "file", message, line)
+        return f"unknown field; {valid_names(path[-1], _fields(model, path[:-1]))}"
+    if item["type"] == "missing":
+        return "is required"
+    if item["type"] == "value_error":
+        return message
+    if item["type"] in {"model_type", "dict_type"}:
+        message = "Input should be a mapping of fields"
+    told = message.removeprefix("Input should").strip()
+    own = "" if isinstance(item["input"], dict | list) else f", not {item['input']!r}"
+    return f"should {told}{own}" if told != message else f"{message[0].lower()}{message[1:]}{own}"
 
 
 def _fields(model: type[pydantic.BaseModel], path: tuple[str, ...]) -> list[str]:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import json
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from edgefl.config.files import Lines, override, read_yaml, validate
-from edgefl.config.slots import SLOTS, valid_names
-from edgefl.config.values import DeviceProfile, RecipeConfig, RunConfig
+from edgefl.config.recipe import RecipeConfig
+from edgefl.config.slots import parse_slot, valid_names
+from edgefl.config.values import DeviceProfile, FleetDevice, RunConfig
 from edgefl.errors import ConfigError, Problem
 
 
@@ -27,9 +30,9 @@ def shipped(kind: str) -> list[str]:
 
 def find(kind: str, name: str) -> Path:
     """File of a profile given by shipped name or by path. Raises ConfigError with the valid names."""
-    if name.endswith((".yaml", ".yml")) or "/" in name:
-        return Path(name)
     names = shipped(kind)
+    if name.endswith((".yaml", ".yml")) or "/" in name or (name not in names and Path(name).is_file()):
+        return Path(name)
     if name not in names:
         known = valid_names(name, names)
         raise ConfigError(name, [Problem(kind, f"there is no file and no shipped profile of this name; {known}")])
@@ -40,7 +43,7 @@ def load_device(name: str, overrides: Sequence[str] = ()) -> DeviceProfile:
     """A device profile by shipped name or path. Raises ConfigError."""
     file = find("devices", name)
     values, lines = read_yaml(file)
-    return validate(DeviceProfile, override(values, overrides), str(file), lines)
+    return validate(DeviceProfile, override(values, overrides, lines), str(file), lines)
 
 
 def load_recipe(name: str, slots: dict[str, Any] | None = None) -> RecipeConfig:
@@ -57,17 +60,15 @@ def load_run(name: str, overrides: Sequence[str] = ()) -> tuple[RunConfig, Recip
     """
     file = find("runs", name)
     values, lines = read_yaml(file)
-    values = override(values, overrides)
+    values = override(values, overrides, lines)
     problems: list[Problem] = []
     config = _collect(problems, lambda: validate(RunConfig, values, str(file), lines))
     recipe = None
-    used = values.get("recipe", "end_to_end")
+    used = values.get("recipe", RunConfig.model_fields["recipe"].default)
     if isinstance(used, str):
         recipe = _collect(problems, lambda: load_recipe(used, _valid_slots(values)), "recipe", lines)
-    for index, device in enumerate(values.get("fleet") or []):
-        if isinstance(device, dict) and isinstance(profile := device.get("profile", "cpu"), str):
-            where = ("fleet", str(index), "profile")
-            _collect(problems, partial(fleet_profile, profile, device.get("budget")), ".".join(where), lines)
+    for path, profile, budget in _fleet(values):
+        _collect(problems, partial(fleet_profile, profile, budget), path, lines)
     if problems or config is None or recipe is None:
         raise ConfigError(str(file), problems or [Problem("recipe", "must be a name or a file")])
     return config, recipe
@@ -75,12 +76,34 @@ def load_run(name: str, overrides: Sequence[str] = ()) -> tuple[RunConfig, Recip
 
 def fleet_profile(profile: str, budget: dict[str, Any] | None) -> DeviceProfile:
     """The profile of a device of local mode, with its own budget fields. Raises ConfigError."""
-    return load_device(profile, [f"budget.{field}={value}" for field, value in (budget or {}).items()])
+    return load_device(profile, budget_overrides(budget or {}))
+
+
+def budget_overrides(budget: dict[str, Any]) -> list[str]:
+    """Budget fields as ``--set`` takes them; JSON is YAML, and says None as null."""
+    return [f"budget.{field}={json.dumps(value, default=str)}" for field, value in budget.items()]
+
+
+def _fleet(values: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """(path, profile, budget) of each device, where these are well-formed; the run file's own check tells the rest."""
+    fleet = values.get("fleet")
+    for index, device in enumerate(fleet if isinstance(fleet, list) else []):
+        given = device if isinstance(device, dict) else {"profile": None}
+        profile = given.get("profile", FleetDevice.model_fields["profile"].default)
+        budget = given.get("budget", {})
+        if isinstance(profile, str) and isinstance(budget, dict):
+            yield f"fleet.{index}.{'budget' if budget else 'profile'}", profile, budget
 
 
 def _valid_slots(values: dict[str, Any]) -> dict[str, Any]:
-    slots = values.get("slots") or {}
-    return {role: choice for role, choice in slots.items() if role in SLOTS} if isinstance(slots, dict) else {}
+    """The run's own slots, but for wrong ones, which the run file's own check tells."""
+    slots = values.get("slots")
+    valid = {}
+    for role, choice in slots.items() if isinstance(slots, dict) else ():
+        with contextlib.suppress(ValueError, KeyError, TypeError):
+            parse_slot(role, choice)
+            valid[role] = choice
+    return valid
 
 
 def _collect(problems: list[Problem], load: Any, prefix: str = "", lines: Lines | None = None) -> Any:

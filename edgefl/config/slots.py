@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
+import math
 from typing import Any, NamedTuple
 
 
 class Option(NamedTuple):
-    """One option of a choice. ``choices``: the only values a text option may take."""
+    """One option of a choice: text is one of ``choices``, a number lies between ``least`` and ``most``."""
 
     default: float | str
     doc: str
     choices: tuple[str, ...] = ()
+    least: float = -math.inf
+    most: float = math.inf
 
+
+DROP = Option(0.0, "probability that a complete sample trains with one of its modalities hidden", least=0, most=1)
+_WEIGHT = Option(1.0, "factor of the term", least=0)
+_SHARE = Option(0.5, "share of the eligible devices, rounded up", least=0.01, most=1)
 
 #: role -> (what it decides, {choice: (what it does, {option: Option})})
 SLOTS: dict[str, tuple[str, dict[str, tuple[str, dict[str, Option]]]]] = {
@@ -38,18 +46,26 @@ SLOTS: dict[str, tuple[str, dict[str, tuple[str, dict[str, Option]]]]] = {
         "who is asked in a round, among the eligible",
         {
             "all": ("every eligible device", {}),
-            "random": ("a random share of them", {"share": Option(0.5, "share of the eligible devices, rounded up")}),
+            "random": ("a random share of them", {"share": _SHARE}),
         },
     ),
     "missing": (
         "what stands in for an absent modality during training",
         {
             "ignore": ("samples that lack a modality are left out", {}),
-            "zero": ("zeros", {}),
-            "random": ("standard normal noise", {}),
+            "zero": ("zeros", {"drop": DROP}),
+            "random": ("standard normal noise", {"drop": DROP}),
             "prototype": (
-                "the global prototype of the sample's class (arXiv 2312.13508); zeros until there is one",
-                {},
+                "a global prototype (arXiv 2312.13508); zeros until there is one",
+                {
+                    "by": Option(
+                        "label",
+                        "whose: that of the sample's own class (the paper), or of the classes that the modality at "
+                        "hand matches, as at inference",
+                        ("label", "match"),
+                    ),
+                    "drop": DROP,
+                },
             ),
         },
     ),
@@ -74,15 +90,15 @@ SLOTS: dict[str, tuple[str, dict[str, tuple[str, dict[str, Option]]]]] = {
         {
             "cross_entropy": (
                 "classification of the fused representation",
-                {"weight": Option(1.0, "factor of the term")},
+                {"weight": _WEIGHT},
             ),
             "modality_contrast": (
                 "each modality's projection against that modality's global class prototypes, from the second round on",
-                {"weight": Option(1.0, "factor of the term"), "temperature": Option(0.1, "softmax temperature")},
+                {"weight": _WEIGHT, "temperature": Option(0.1, "softmax temperature", least=0.001)},
             ),
             "clip": (
                 "contrast of two modalities' projections, labels unused (arXiv 2407.15426)",
-                {"weight": Option(1.0, "factor of the term"), "temperature": Option(0.05, "softmax temperature")},
+                {"weight": _WEIGHT, "temperature": Option(0.05, "softmax temperature", least=0.001)},
             ),
         },
     ),
@@ -109,7 +125,7 @@ def parse_slot(role: str, value: Any) -> dict[str, dict[str, float | str]]:
         raise ValueError(f"give one of {', '.join(choices)}, alone or with options as {{choice: {{option: value}}}}")
     if len(value) > 1 and role not in PLURAL:
         raise ValueError(f"takes one choice, not {len(value)}: {', '.join(value)}")
-    return {name: _options(role, name, options or {}) for name, options in value.items()}
+    return {name: _options(role, name, {} if options is None else options) for name, options in value.items()}
 
 
 def _options(role: str, name: str, given: Any) -> dict[str, float | str]:
@@ -122,18 +138,23 @@ def _options(role: str, name: str, given: Any) -> dict[str, float | str]:
     for option in given:
         if option not in known:
             raise ValueError(f"{name} has no option {option!r}; {valid_names(str(option), list(known))}")
-    result: dict[str, float | str] = {}
-    for option, spec in known.items():
-        value = given.get(option, spec.default)
-        if isinstance(spec.default, str):
-            if value not in spec.choices:
-                raise ValueError(f"{name}.{option} is {value!r}; {valid_names(str(value), list(spec.choices))}")
-            result[option] = str(value)
-        else:
-            if isinstance(value, bool) or not isinstance(value, int | float):
-                raise ValueError(f"{name}.{option} is {value!r}, not a number")
-            result[option] = float(value)
-    return result
+    return {option: _value(f"{name}.{option}", spec, given.get(option, spec.default)) for option, spec in known.items()}
+
+
+def _value(name: str, spec: Option, value: Any) -> float | str:
+    if isinstance(spec.default, str):
+        if value not in spec.choices:
+            raise ValueError(f"{name} is {value!r}; {valid_names(str(value), list(spec.choices))}")
+        return str(value)
+    if isinstance(value, str):
+        with contextlib.suppress(ValueError):
+            value = float(value)  # YAML 1.1 reads 1e-3 as text
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise ValueError(f"{name} is {value!r}, not a number")
+    if not spec.least <= value <= spec.most:
+        most = f" to {spec.most:g}" if math.isfinite(spec.most) else " upwards"
+        raise ValueError(f"{name} is {value!r}; give a number from {spec.least:g}{most}")
+    return float(value)
 
 
 def valid_names(wrong: str, names: list[str]) -> str:

@@ -1,4 +1,4 @@
-"""Run, recipe and device files as frozen values. ``docs/configuration.md`` is generated from the descriptions here."""
+"""Run and device files as frozen values. ``docs/configuration.md`` is generated from the descriptions here."""
 
 from __future__ import annotations
 
@@ -8,47 +8,12 @@ from typing import Annotated, Any, Literal
 import pydantic
 from pydantic import Field
 
+from edgefl.config.fields import Bytes, Modality, Name, Positive, Rate, Share, as_text
 from edgefl.config.files import Values, parse_bytes
-from edgefl.config.slots import SLOTS, parse_slot
+from edgefl.config.recipe import SlotsConfig
+from edgefl.config.slots import valid_names
+from edgefl.errors import Problem
 from edgefl.records import Budget
-
-Bytes = Annotated[int, pydantic.BeforeValidator(parse_bytes), Field(ge=0)]
-Slot = dict[str, dict[str, float | str]]
-Share = Annotated[float, Field(ge=0, le=1)]
-Positive = Annotated[int, Field(ge=1)]
-NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
-Name = Annotated[str, Field(pattern=f"^{NAME}$")]
-
-
-class RecipeConfig(Values):
-    """A method: a name, where it comes from, and what fills each slot."""
-
-    name: Name = Field(description="the recipe's name")
-    source: str = Field("", description="paper or page that describes the method")
-    summary: str = Field("", description="one sentence: what it does")
-    schedule: Slot = Field({"end_to_end": {}}, description=SLOTS["schedule"][0])
-    cluster: Slot = Field({"none": {}}, description=SLOTS["cluster"][0])
-    select: Slot = Field({"all": {}}, description=SLOTS["select"][0])
-    missing: Slot = Field({"zero": {}}, description=SLOTS["missing"][0])
-    prototypes: Slot = Field({"none": {}}, description=SLOTS["prototypes"][0])
-    objective: Slot = Field({"cross_entropy": {"weight": 1.0}}, description=SLOTS["objective"][0])
-    repair: Slot = Field({"none": {}}, description=SLOTS["repair"][0])
-    weight: Slot = Field({"samples": {}}, description=SLOTS["weight"][0])
-    combine: Slot = Field({"mean": {}}, description=SLOTS["combine"][0])
-    optimise: Slot = Field({"plain": {}}, description=SLOTS["optimise"][0])
-
-    @pydantic.field_validator(*SLOTS, mode="before")
-    @classmethod
-    def _parse(cls, value: Any, info: pydantic.ValidationInfo) -> Any:
-        return parse_slot(str(info.field_name), value)
-
-    @pydantic.model_validator(mode="after")
-    def _fits(self) -> RecipeConfig:
-        if "prototype" in self.missing and "none" in self.prototypes:
-            raise ValueError("missing: prototype needs prototypes; set prototypes: class_mean or another missing")
-        if "clip" in self.objective and "class_mean" in self.prototypes and len(self.objective) == 1:
-            raise ValueError("prototypes: class_mean needs labels, and objective: clip uses none; set prototypes: none")
-        return self
 
 
 class BudgetConfig(Values):
@@ -70,7 +35,9 @@ class DeviceProfile(Values):
 
     name: Name = Field(description="the profile's name")
     description: str = Field("", description="what the device is")
-    date: str = Field("", description="when the figures were taken, such as 2026-11")
+    date: Annotated[str, pydantic.BeforeValidator(as_text)] = Field(
+        "", description="when the figures were taken, such as 2026-11"
+    )
     source: str = Field("", description="where they come from")
     budget: BudgetConfig = Field(BudgetConfig(), description="limits of one round")
     heartbeat_s: Annotated[float, Field(gt=0)] = Field(10.0, description="seconds between signs of life")
@@ -103,7 +70,7 @@ class HeadConfig(Values):
 class ModelConfig(Values):
     """The model: one encoder a modality, cut into stages, heads and fusion."""
 
-    encoders: dict[Name, EncoderConfig] = Field(min_length=1, description="modality: encoder")
+    encoders: dict[Modality, EncoderConfig] = Field(min_length=1, description="modality: encoder")
     stages: Annotated[int, Field(ge=1, le=64)] = Field(6, description="stages each encoder is cut into")
     head: HeadConfig = Field(HeadConfig(), description="projection heads")
     fusion_width: Positive = Field(128, description="width of the fused representation")
@@ -114,7 +81,7 @@ class MissingConfig(Values):
 
     rate: Share = Field(0.0, description="probability that a sample loses a modality, for each modality")
     keep: Literal["discard", "one"] = Field("discard", description="a sample that loses all: discarded, or keeps one")
-    devices: dict[Name, list[Name]] = Field({}, description="device: modalities that it lacks wholly")
+    devices: dict[Name, list[Modality]] = Field({}, description="device: modalities that it lacks wholly")
 
 
 class DataConfig(Values):
@@ -140,6 +107,20 @@ class DataConfig(Values):
         return value
 
 
+class RatesConfig(Values):
+    """Learning rates: one for all stages, or a list with one a stage."""
+
+    encoder: Rate | list[Rate] = Field(1e-3, description="of encoders")
+    head: Rate | list[Rate] = Field(1e-3, description="of heads, fusion and task")
+
+
+class DecayConfig(Values):
+    """Weight decay."""
+
+    encoder: Rate = Field(0.01, description="of encoders")
+    head: Rate = Field(1e-6, description="of heads, fusion and task")
+
+
 class TrainingConfig(Values):
     """Local training. Lists hold one value a stage."""
 
@@ -147,12 +128,8 @@ class TrainingConfig(Values):
     epochs: Positive = Field(1, description="passes over the local data in a round")
     batch_size: Annotated[int, Field(ge=2)] = Field(16, description="samples a step")
     optimizer: Literal["adamw", "sgd"] = Field("adamw", description="local optimiser, fresh each round")
-    lr: dict[Literal["encoder", "head"], float | list[float]] = Field(
-        {"encoder": 1e-3, "head": 1e-3}, description="learning rate of encoders and of heads, fusion and task"
-    )
-    weight_decay: dict[Literal["encoder", "head"], float] = Field(
-        {"encoder": 0.01, "head": 1e-6}, description="weight decay of the same groups"
-    )
+    lr: RatesConfig = Field(RatesConfig(), description="learning rates")
+    weight_decay: DecayConfig = Field(DecayConfig(), description="weight decay")
     momentum: Annotated[float, Field(ge=0, lt=1)] = Field(0.9, description="sgd only")
     clip_norm: Annotated[float, Field(ge=0)] = Field(0.0, description="gradient norm limit; 0: none")
 
@@ -188,9 +165,9 @@ class RunConfig(Values):
     """A run file."""
 
     name: Name = Field(description="the run's name")
-    seed: int = Field(0, ge=0, description="seed of partition, missingness, weights and batches")
+    seed: int = Field(0, ge=0, lt=2**63, description="seed of partition, missingness, weights and batches")
     recipe: str = Field("end_to_end", description="recipe (name or file)")
-    slots: dict[str, Any] = Field({}, description="slots that differ from the recipe's")
+    slots: SlotsConfig = Field(SlotsConfig(), description="slots that differ from the recipe's")
     model: ModelConfig = Field(description="the model")
     data: DataConfig = Field(DataConfig(), description="the data")
     training: TrainingConfig = Field(description="local training")
@@ -200,15 +177,6 @@ class RunConfig(Values):
     broker: str = Field("auto", description="auto, mosquitto, amqtt, or mqtt://host:port")
     fleet: list[FleetDevice] = Field([], description="devices of local mode")
 
-    @pydantic.field_validator("slots")
-    @classmethod
-    def _known(cls, value: dict[str, Any]) -> dict[str, Any]:
-        for role, choice in value.items():
-            if role not in SLOTS:
-                raise ValueError(f"unknown role {role!r}; valid: {', '.join(SLOTS)}")
-            value[role] = parse_slot(role, choice)
-        return value
-
     @pydantic.field_validator("broker")
     @classmethod
     def _address(cls, value: str) -> str:
@@ -216,23 +184,28 @@ class RunConfig(Values):
             raise ValueError(f"{value!r} is not a broker; valid: auto, mosquitto, amqtt, mqtt://host:port, mqtts://…")
         return value
 
-    @pydantic.model_validator(mode="after")
-    def _consistent(self) -> RunConfig:
+    def conflicts(self) -> list[Problem]:
+        """Lists that need one entry a stage, and names that must be known."""
         rounds, stages = self.training.rounds, self.model.stages
-        if len(rounds) != stages:
-            raise ValueError(
-                f"training.rounds has {len(rounds)} entries and model.stages is {stages}: give one a stage"
-            )
+        found = []
+        for field, values in (
+            ("rounds", rounds),
+            ("lr.encoder", self.training.lr.encoder),
+            ("lr.head", self.training.lr.head),
+        ):
+            if isinstance(values, list) and len(values) != stages:
+                message = f"has {len(values)} entries and model.stages is {stages}: give one a stage"
+                found.append(Problem(f"training.{field}", message))
         if not any(rounds):
-            raise ValueError("training.rounds are all zero: nothing would be trained")
-        for group, lr in self.training.lr.items():
-            if isinstance(lr, list) and len(lr) != stages:
-                raise ValueError(f"training.lr.{group} has {len(lr)} entries and model.stages is {stages}")
+            found.append(Problem("training.rounds", "are all zero: nothing would be trained"))
         names = [device.name for device in self.fleet]
         twice = sorted({name for name in names if names.count(name) > 1})
-        if twice:
-            raise ValueError(f"fleet names a device twice: {', '.join(twice)}")
-        unknown = sorted(set(self.data.missing.devices) - set(names)) if names else []
-        if unknown:
-            raise ValueError(f"data.missing.devices names {', '.join(unknown)}, not in the fleet")
-        return self
+        found += [Problem("fleet", f"names the device {name!r} twice") for name in twice]
+        for device, lacks in self.data.missing.devices.items():
+            path = f"data.missing.devices.{device}"
+            if names and device not in names:
+                found.append(Problem(path, f"is not in the fleet; {valid_names(device, list(dict.fromkeys(names)))}"))
+            for modality in sorted(set(lacks) - set(self.model.encoders)):
+                known = valid_names(modality, list(self.model.encoders))
+                found.append(Problem(path, f"the model has no modality {modality!r}; {known}"))
+        return found

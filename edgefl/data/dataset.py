@@ -6,7 +6,6 @@ As a file (.npz): arrays ``<modality>`` [N, ...], ``<modality>.present`` [N], ``
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -17,15 +16,11 @@ import numpy.typing as npt
 
 from edgefl.data.arrays import Array, read_npz, write_npz
 from edgefl.errors import DataError, Problem
+from edgefl.records import MODALITY_RULE, is_modality
 
 Flags = npt.NDArray[np.bool_]
 Integers = npt.NDArray[np.int64]
 
-#: A modality is also the first word of the names of its parts (``acc/stage1``) and a name of an array.
-MODALITY = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
-RESERVED = frozenset(
-    {"id", "ids", "label", "label_names", "group", "meta", "head", "fusion", "fused", "task", "prototypes"}
-)
 #: More classes than any classifier here is built for; bounds what a stray label can make us allocate.
 MAX_CLASSES = 100_000
 
@@ -48,11 +43,8 @@ class Encoder(Protocol):
 
 def check_modality(name: str) -> None:
     """Raise DataError when ``name`` can not name a modality."""
-    if not MODALITY.fullmatch(name) or name in RESERVED:
-        raise DataError(
-            f"{name!r} can not name a modality",
-            remedy="Use letters, digits, '_' and '-', and none of: " + ", ".join(sorted(RESERVED)) + ".",
-        )
+    if not is_modality(name):
+        raise DataError(f"{name!r} can not name a modality", remedy=f"Use {MODALITY_RULE}.")
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,8 +59,8 @@ class Dataset:
     modalities: dict[str, Array]
     present: dict[str, Flags]
     labels: Integers | None
-    label_names: tuple[str, ...] = ()
-    ids: list[str] = field(default_factory=list)
+    label_names: tuple[str, ...]
+    ids: list[str]
     groups: Array | None = None
     skipped: list[Problem] = field(default_factory=list)
 
@@ -117,8 +109,12 @@ class Dataset:
         )
 
     def relabelled(self, names: Sequence[str]) -> Dataset:
-        """The same with labels numbered as in ``names``. Raises DataError for a label that is in use and not named."""
-        if tuple(names) == self.label_names or self.labels is None:
+        """The same with labels numbered as in ``names``. Raises DataError for a label that is in use and not named.
+
+        Labels named "0", "1", … came as bare numbers: they are taken to be numbered as ``names`` already.
+        """
+        bare = self.label_names == tuple(str(i) for i in range(len(self.label_names)))
+        if bare or self.labels is None or tuple(names) == self.label_names:
             return replace(self, label_names=tuple(names))
         number = {name: i for i, name in enumerate(names)}
         used = [self.label_names[i] for i in np.unique(self.labels[self.labels >= 0])]

@@ -46,7 +46,7 @@ def load_pair(
     """The same, with the official test set where ``source`` is a named data set."""
     data, test, where = _open(source, bad_samples, modalities, label_names)
     halves = [data] if test is None else [data, test]
-    fitted = [_fit(half, where, bad_samples, modalities, label_names) for half in halves]
+    fitted = [fit(half, where, bad_samples, modalities, label_names) for half in halves]
     return fitted[0], fitted[1] if len(fitted) > 1 else None
 
 
@@ -78,13 +78,17 @@ def _open(
 _FORMS = f"Give a folder with manifest.jsonl, an .npz file, or one of: {', '.join(NAMED)}."
 
 
-def _fit(
+def fit(
     data: Dataset,
     where: str,
-    bad_samples: str,
-    modalities: Mapping[str, Encoder] | None,
-    label_names: Sequence[str],
+    bad_samples: str = "error",
+    modalities: Mapping[str, Encoder] | None = None,
+    label_names: Sequence[str] = (),
 ) -> Dataset:
+    """``data`` as a model takes it: its modalities only, shapes checked, labels numbered, bad samples dealt with.
+
+    For data that was loaded before the model was known; ``where`` names it in messages. Raises DataError.
+    """
     if label_names:
         data = _numbered(data, where, label_names)
     if modalities is not None:
@@ -93,10 +97,8 @@ def _fit(
 
 
 def _numbered(data: Dataset, where: str, label_names: Sequence[str]) -> Dataset:
-    plain = data.label_names == tuple(str(i) for i in range(len(data.label_names)))
     try:
-        # Bare numbers carry no names: they already are the model's numbering.
-        return replace(data, label_names=tuple(label_names)) if plain else data.relabelled(label_names)
+        return data.relabelled(label_names)
     except DataError as error:
         raise DataError(f"{where}: {error.message}", remedy=error.remedy) from None
 

@@ -14,7 +14,7 @@ from edgefl.data.dataset import Dataset, Encoder
 from edgefl.data.load import Source, load, load_pair
 from edgefl.data.missing import drop
 from edgefl.data.partition import partition as share_out
-from edgefl.errors import DataError, Problem
+from edgefl.errors import DataError
 
 TEST = "test"
 
@@ -61,7 +61,6 @@ def prepare_shares(
     away from the test set. Raises DataError (an empty share names its device), StoreError when the disk refuses.
     """
     _check_devices(devices)
-    directory = Path(directory)
     data, official = load_pair(source, bad_samples=bad_samples, modalities=modalities)
     if test:
         origin = "given"
@@ -69,26 +68,25 @@ def prepare_shares(
     elif official is not None:
         origin, tested = "official", official
     else:
-        data, tested, origin = hold_out(
-            data, test_share, seed, groups_kept=len(devices) if "natural" in partition else 1
-        )
+        kept = len(devices) if "natural" in partition else 1
+        data, tested, origin = hold_out(data, test_share, seed, groups_kept=kept)
     parts = share_out(data.labels, data.groups, len(devices), partition, seed, count=len(data), names=devices)
-    shares = []
-    for device, rows in zip(devices, parts, strict=True):
-        own = drop(data.subset(rows), missing, seed, device=device)
-        path = directory / f"{device}.npz"
-        own.save_npz(path)
-        shares.append(Share(device, str(path), own.samples(), own.class_counts(), len(rows) - len(own)))
-    tested.save_npz(directory / f"{TEST}.npz")
-    return Prepared(
-        shares=tuple(shares),
-        test=str(directory / f"{TEST}.npz"),
+    own = {d: drop(data.subset(rows), missing, seed, device=d) for d, rows in zip(devices, parts, strict=True)}
+    return Prepared(  # only now is anything written: an error leaves no half of a fleet behind
+        shares=tuple(_write(own[d], d, Path(directory), len(rows)) for d, rows in zip(devices, parts, strict=True)),
+        test=_write(tested, TEST, Path(directory), len(tested)).path,
         test_samples=len(tested),
         test_origin=origin,
         signature=data.signature(),
         label_names=data.label_names,
-        skipped=tuple(str(problem) for problem in _skipped(data, tested)),
+        skipped=tuple(dict.fromkeys(str(problem) for problem in data.skipped + tested.skipped)),
     )
+
+
+def _write(own: Dataset, name: str, directory: Path, before: int) -> Share:
+    path = directory / f"{name}.npz"
+    own.save_npz(path)
+    return Share(name, str(path), own.samples(), own.class_counts(), before - len(own))
 
 
 def hold_out(data: Dataset, share: float, seed: int, *, groups_kept: int = 1) -> tuple[Dataset, Dataset, str]:
@@ -116,10 +114,6 @@ def hold_out(data: Dataset, share: float, seed: int, *, groups_kept: int = 1) ->
             remedy="Name a test set in data.test, or add samples.",
         )
     return data.subset(~test), data.subset(test), origin
-
-
-def _skipped(data: Dataset, tested: Dataset) -> list[Problem]:
-    return list(dict.fromkeys([*data.skipped, *tested.skipped]))
 
 
 def _check_devices(devices: Sequence[str]) -> None:

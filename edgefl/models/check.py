@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 
 from edgefl.errors import ModelError, Problem
 from edgefl.models.spec import EncoderSpec, ModelSpec
+from edgefl.records import MODALITY_RULE, is_modality
 
 #: What one sample's axes are called, by kind; also the closed list of kinds.
 AXES = {
@@ -15,9 +15,6 @@ AXES = {
     "text": ("length",),
     "audio": ("frames", "mel bands"),
 }
-#: Names that mean something else in part names and prototype tables.
-RESERVED = ("head", "fusion", "task", "prototypes", "fused")
-_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,31}")
 
 
 def spec_problems(spec: ModelSpec) -> list[Problem]:
@@ -40,9 +37,8 @@ def spec_problems(spec: ModelSpec) -> list[Problem]:
         found.append(Problem("label_names", f"{len(spec.label_names)} names for {spec.classes} classes"))
     for modality, encoder in spec.encoders.items():
         path = f"encoders.{modality}"
-        if not _NAME.fullmatch(modality) or modality in RESERVED:
-            rule = f"letters, digits, _ and -, beginning with a letter, at most 32, and none of {', '.join(RESERVED)}"
-            found.append(Problem(path, f"can not be a modality's name; use {rule}"))
+        if not is_modality(modality):
+            found.append(Problem(path, f"can not be a modality's name; use {MODALITY_RULE}"))
         found += [Problem(f"{path}.{field}", message) for field, message in _encoder_faults(encoder, spec.stages)]
     return found
 

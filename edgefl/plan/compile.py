@@ -7,10 +7,12 @@ from typing import Any
 
 import msgspec
 
-from edgefl.config.values import EncoderConfig, RecipeConfig, RunConfig, TrainingConfig
-from edgefl.errors import ConfigError, ModelError, Problem
-from edgefl.models.check import check_spec
-from edgefl.models.sizes import encoder_of_size
+from edgefl.config.recipe import RecipeConfig
+from edgefl.config.slots import valid_names
+from edgefl.config.values import EncoderConfig, RunConfig, TrainingConfig
+from edgefl.errors import ConfigError, Problem
+from edgefl.models.check import spec_problems
+from edgefl.models.sizes import SIZES, encoder_of_size
 from edgefl.models.spec import EncoderSpec, HeadSpec, ModelSpec
 from edgefl.plan.schedule import SCHEDULES
 from edgefl.plan.values import Hyper, RoundPolicy, RunPlan, Slots, Stage
@@ -69,10 +71,11 @@ def model_spec(
         if shapes and modality not in shapes:
             problems.append(Problem(path, f"the data has no modality {modality!r}; it has: {', '.join(shapes)}"))
             continue
-        try:
-            encoders[modality] = _encoder(encoder, shapes.get(modality, ()))
-        except ModelError as error:
-            problems.append(Problem(path, f"{error.message}. {error.remedy}"))
+        if encoder.size not in SIZES[encoder.kind]:
+            known = valid_names(encoder.size, list(SIZES[encoder.kind]))
+            problems.append(Problem(f"{path}.size", f"kind {encoder.kind} has no size {encoder.size!r}; {known}"))
+            continue
+        encoders[modality] = _encoder(encoder, shapes.get(modality, ()))
     supervised = "cross_entropy" in recipe.objective
     if supervised and shapes and not label_names:
         problems.append(Problem("data", "objective cross_entropy needs labels, and the data names no classes"))
@@ -89,10 +92,8 @@ def model_spec(
         classes=len(label_names) if supervised else 0,
         label_names=label_names if supervised else (),
     )
-    try:
-        check_spec(spec)
-    except ModelError as error:
-        raise ConfigError(config.name, [Problem("model", f"{error.message}. {error.remedy}")]) from error
+    if faults := spec_problems(spec):
+        raise ConfigError(config.name, [Problem(f"model.{fault.path}", fault.message) for fault in faults])
     return spec
 
 
@@ -102,8 +103,8 @@ def _encoder(config: EncoderConfig, shape: tuple[int, ...]) -> EncoderSpec:
 
 
 def _hyper(training: TrainingConfig, stage: Stage, seed: int) -> Hyper:
-    """The stage's hyper-parameters; a single stage of several (end_to_end) takes a list's last value."""
-    at = min(stage.index, stage.depth) - 1 if stage.index == stage.depth else -1
-    lr = {group: (value[at] if isinstance(value, list) else value) for group, value in training.lr.items()}
+    """The stage's hyper-parameters; the one stage of end_to_end, which has every depth, takes a list's last value."""
+    at = stage.depth - 1
+    lr = {group: (value[at] if isinstance(value, list) else value) for group, value in training.lr.model_dump().items()}
     fields = training.model_dump(include={"epochs", "batch_size", "optimizer", "weight_decay", "momentum", "clip_norm"})
     return msgspec.convert({**fields, "lr": lr, "seed": seed}, Hyper)

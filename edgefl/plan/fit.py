@@ -12,7 +12,7 @@ import msgspec
 
 from edgefl.models.spec import ModelSpec
 from edgefl.plan.eligibility import verdict
-from edgefl.plan.schedule import encoder_stage, restrict, shallower
+from edgefl.plan.schedule import restrict, shallower, trained_stages
 from edgefl.plan.values import Candidate, Hyper, Job, Placement, Slots, Stage
 from edgefl.records import Cost, Figure, Refusal
 
@@ -61,8 +61,8 @@ def place(
 
 
 def trained_depth(stage: Stage) -> int:
-    """How many encoder stages (embeddings counted) the stage trains."""
-    return len({n for part in stage.trained if (n := encoder_stage(part)) is not None})
+    """How many encoder stages the stage trains; embeddings count as one."""
+    return len(trained_stages(stage))
 
 
 def _unfit(model: ModelSpec, hyper: Hyper, slots: Slots, candidate: Candidate) -> Refusal | None:
@@ -72,6 +72,8 @@ def _unfit(model: ModelSpec, hyper: Hyper, slots: Slots, candidate: Candidate) -
             detail = f"{modality} samples have shape {tuple(shape)}, the model takes {tuple(spec.input_shape)}"
             return Refusal(reason="data", detail=detail)
     usable = usable_samples(slots, candidate.samples, list(model.encoders))
+    if "cross_entropy" in slots.objective and candidate.class_counts:
+        usable = min(usable, sum(candidate.class_counts))
     if usable < hyper.batch_size:
         return Refusal(
             reason="data",
@@ -84,10 +86,14 @@ def _unfit(model: ModelSpec, hyper: Hyper, slots: Slots, candidate: Candidate) -
 
 
 def usable_samples(slots: Slots, samples: Mapping[str, int], modalities: Sequence[str]) -> int:
-    """Samples that can be trained on: all, or (``missing: ignore``) at most those of the rarest modality."""
-    if "ignore" in slots.missing:
-        return min((samples.get(m, 0) for m in modalities), default=0)
-    return samples.get("", 0)
+    """Most samples that can be trained on: those of the rarest modality, or all that have any modality."""
+    counts = [samples.get(m, 0) for m in modalities]
+    return min(counts, default=0) if complete_only(slots) else min(samples.get("", 0), sum(counts))
+
+
+def complete_only(slots: Slots) -> bool:
+    """Whether only samples with every modality are trained on: asked for, or a loss that pairs modalities."""
+    return "ignore" in slots.missing or "cross_entropy" not in slots.objective
 
 
 def _declined(variant: Stage, micro: int, candidate: Candidate) -> bool:

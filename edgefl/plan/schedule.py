@@ -65,10 +65,17 @@ def _layerwise_trained(spec: ModelSpec, s: int, first: bool, embed: Embed) -> li
 
 def encoder_stage(part: str) -> int | None:
     """Number of the encoder stage a part is, 0 for an embedding, None for anything else."""
-    name = part.rpartition("/")[2]
+    owner, _, name = part.rpartition("/")
+    if owner == "head":  # what follows is a modality's name, which may be "embed"
+        return None
     if name == "embed":
         return 0
     return int(name[5:]) if name.startswith("stage") and name[5:].isdigit() else None
+
+
+def trained_stages(stage: Stage) -> list[int]:
+    """Numbers of the encoder stages that are trained, ascending; 0: the embeddings."""
+    return sorted({n for part in stage.trained if (n := encoder_stage(part)) is not None})
 
 
 def shallower(stage: Stage) -> list[Stage]:
@@ -76,7 +83,7 @@ def shallower(stage: Stage) -> list[Stage]:
 
     The first entry is the stage itself; the last trains one encoder stage with heads, norms, fusion and task.
     """
-    numbers = sorted({n for part in stage.trained if (n := encoder_stage(part)) is not None})
+    numbers = trained_stages(stage)
     variants = [stage]
     for lowest in numbers[1:]:
         kept = tuple(part for part in stage.trained if (n := encoder_stage(part)) is None or n >= lowest)

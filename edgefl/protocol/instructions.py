@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Union
 
 from edgefl.protocol.messages import Need
 
@@ -62,4 +61,4 @@ class Failed:
     reason: str
 
 
-Instruction = Union[SendNeed, SendChunk, StoreChunk, VerifyObject, Completed, Failed]
+Instruction = SendNeed | SendChunk | StoreChunk | VerifyObject | Completed | Failed

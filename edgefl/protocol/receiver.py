@@ -20,8 +20,8 @@ from edgefl.protocol.layout import Layout
 from edgefl.protocol.messages import Need
 from edgefl.records import ObjectRef
 
-#: Silence after which a receiver asks again: longer than the sender's GATHER_S + PACE_STALL_S, so that another's stall is not taken
-#: for a loss. Doubles with each silence in a row, up to MAX_STALL_S, so that a link of any speed gets through.
+#: Silence after which a receiver asks again: longer than the sender's GATHER_S + PACE_STALL_S, so that another's stall
+#: is not taken for a loss. Doubles with each silence in a row, up to MAX_STALL_S, so that any link gets through.
 STALL_S = 5.0
 MAX_STALL_S = 60.0
 #: A finished receiver that is still sent chunks repeats its ``done``, at most this often.
@@ -34,7 +34,8 @@ class Receiver:
     """Fetches ``refs`` over one transfer. ``device`` is the device's id, also when the coordinator receives.
 
     ``life`` tells this receiver from an earlier one of the same transfer and device (after a restart): a random number
-    below 2**31. ``message`` is Need at an agent, Grant at the coordinator. ``dropped`` counts by reason what was ignored.
+    below 2**31. ``message`` is Need at an agent, Grant at the coordinator. ``dropped`` counts by reason what was
+    ignored. Two parts with the same object count as one.
     """
 
     def __init__(
@@ -72,7 +73,7 @@ class Receiver:
         return self.dropped["duplicate"] + self.dropped["finished"]
 
     def start(self, missing: Mapping[str, bytes], now: float) -> list[Instruction]:
-        """Begin. ``missing``: bitmap per object that is not verified yet (``PartialObject.missing()``); others are here."""
+        """Begin. ``missing``: ``PartialObject.missing()`` of every object that is not finished; the others are here."""
         self._lacking = self._layout.pack(missing)
         self._unverified = set(missing)
         complete = [name for name in missing if not self._lacking & self._layout.whole(name)]

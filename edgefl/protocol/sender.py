@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
@@ -16,13 +16,16 @@ from edgefl.protocol.messages import Need
 #: How long a sender waits for the other receivers before the first chunk. Ends early when all that are expected have
 #: asked; a second is ample for an agent to check its store, and is only lost when one of them never asks.
 GATHER_S = 1.0
-#: How long one receiver may block the others without acknowledging half a window. Half of 16 x 96 KiB in 3 s keeps every
-#: link of at least 2.1 Mbit/s in step; slower ones are better served alone.
+#: How long one receiver may block the others without acknowledging half a window. Half of 16 x 96 KiB in 3 s keeps
+#: every link of at least 2.1 Mbit/s in step; slower ones are better served alone.
 PACE_STALL_S = 3.0
 #: When everything was sent and the receiver says nothing for this long, one chunk is sent again to make it answer (its
-#: ``done`` may have been lost), at most MAX_PROBES times in a row: longer than STALL_S, after which it would ask itself.
+#: ``done`` may have been lost). Longer than STALL_S, after which it would ask by itself; doubles up to MAX_PROBE_S, so
+#: that a device that never comes back costs a chunk every few minutes, until its round is closed.
 PROBE_S = 10.0
-MAX_PROBES = 5
+MAX_PROBE_S = 160.0
+#: Earlier lives of a device that are remembered: no device restarts more often within one transfer.
+MAX_LIVES = 64
 
 
 @dataclass
@@ -52,29 +55,31 @@ class _Peer:
 
 
 class _Epochs:
-    """Tells a new epoch of a device from the present one and from stale ones, through restarts of the device."""
+    """Tells a new epoch of a device from the present one and from stale ones, through restarts of the device.
+
+    Lives are random, so nothing says which of two is the later one; a receiver that lives opens ever new epochs, which
+    is what counts. A message that was overtaken by one of a later life costs one stall, no more.
+    """
 
     def __init__(self) -> None:
-        self._now: dict[str, int] = {}
-        self._earlier_lives: dict[str, deque[int]] = {}
+        self._present: dict[str, int] = {}
+        self._last_steps: dict[str, dict[int, int]] = {}  # device -> life -> last step
 
-    def judge(self, device: str, epoch: int) -> Literal["new", "same", "stale"]:
-        known = self._now.get(device)
-        if known is None:
-            return "new"
-        if epoch == known:
-            return "same"
-        life = epoch >> STEP_BITS
-        if life in self._earlier_lives[device] or (life == known >> STEP_BITS and epoch < known):
-            return "stale"
-        return "new"
+    def judge(self, device: str, epoch: int) -> Literal["new", "present", "replaced", "stale"]:
+        """``replaced``: the last epoch of a life, after another life has taken over."""
+        life, step = divmod(epoch, 1 << STEP_BITS)
+        last = self._last_steps.get(device, {}).get(life, -1)
+        if step != last:
+            return "new" if step > last else "stale"
+        return "present" if self._present.get(device) == epoch else "replaced"
 
     def enter(self, device: str, epoch: int) -> None:
-        lives = self._earlier_lives.setdefault(device, deque(maxlen=64))  # more restarts than any transfer survives
-        known = self._now.get(device)
-        if known is not None and known >> STEP_BITS != epoch >> STEP_BITS:
-            lives.append(known >> STEP_BITS)
-        self._now[device] = epoch
+        life, step = divmod(epoch, 1 << STEP_BITS)
+        lives = self._last_steps.setdefault(device, {})
+        lives[life] = step
+        if len(lives) > MAX_LIVES:
+            del lives[next(iter(lives))]
+        self._present[device] = epoch
 
 
 class Sender:
@@ -102,6 +107,11 @@ class Sender:
         self._shared = 0  # set of chunks still to be published once for all
 
     @property
+    def chunk_bytes(self) -> int:
+        """The chunk size in force, to read chunks by."""
+        return self._layout.chunk_bytes
+
+    @property
     def active(self) -> frozenset[str]:
         """Devices that have asked and do not have everything yet."""
         return frozenset(self._peers)
@@ -120,8 +130,8 @@ class Sender:
         if need.done:
             return self._complete(device, need, now)
         peer = self._peers.get(device)
-        if peer is not None and self._epochs.judge(device, need.epoch) == "same":
-            return self._acknowledge(peer, need, now)
+        if peer is not None and self._epochs.judge(device, need.epoch) == "present":
+            return self._acknowledge(device, peer, need, now)
         if not need.missing:
             self.dropped["unknown_epoch"] += 1  # acknowledges what an earlier life of this sender sent
             return []
@@ -140,7 +150,9 @@ class Sender:
                 peer.blocked_at = None
                 self.stalls += 1
                 self._plan()
-        return [*self._probe(now), *self._pump(now)]
+        instructions = [*self._probe(now), *self._pump(now)]
+        self._note_blocked(now)
+        return instructions
 
     def drop(self, device: str, now: float) -> list[Instruction]:
         """Forget a device: it went offline, declined, or its round is over. Nobody waits for it any more."""
@@ -158,9 +170,9 @@ class Sender:
         if need.credit < 1 or need.received < 0 or need.epoch < 0:
             return "malformed"
         age = self._epochs.judge(device, need.epoch)
-        if age == "stale":
+        if age == "stale" or (age == "replaced" and not need.done):
             return "stale_epoch"
-        if age == "same" and device in self.completed:
+        if age == "present" and device in self.completed:
             return "completed"
         if not need.done and not self._adopt(device, need.chunk_bytes):
             return "chunk_bytes"
@@ -188,7 +200,7 @@ class Sender:
         self.completed.add(device)
         return [*news, *self._pump(now)]
 
-    def _acknowledge(self, peer: _Peer, need: Need, now: float) -> list[Instruction]:
+    def _acknowledge(self, device: str, peer: _Peer, need: Need, now: float) -> list[Instruction]:
         if need.received <= peer.received:
             self.dropped["stale_progress"] += 1
             return []
@@ -197,7 +209,7 @@ class Sender:
         peer.heard, peer.probes = now, 0
         if peer.blocked_at is not None and peer.received - peer.blocked_received >= max(1, peer.credit // 2):
             peer.blocked_at = None
-        return self._pump(now)
+        return self._pump(now, device)
 
     def _begin(self, device: str, need: Need, now: float) -> list[Instruction]:
         todo = self._layout.pack(need.missing)
@@ -227,44 +239,53 @@ class Sender:
         group = [peer.todo for peer in self._peers.values() if peer.in_step]
         self._shared = in_at_least(max(2, len(group) // 2 + 1), group)
 
-    def _pump(self, now: float) -> list[Instruction]:
-        """Everything the windows admit now."""
+    def _pump(self, now: float, device: str | None = None) -> list[Instruction]:
+        """Everything the windows admit now. ``device``: the only one whose window has changed."""
         gathering = False
         if self._gather_until is not None:
             gathering = bool(self._awaited) and now < self._gather_until
             if not gathering:
-                self._gather_until = None
+                self._gather_until = device = None
                 self._awaited.clear()
-        instructions: list[Instruction] = []
-        if not gathering:
-            instructions += self._publish_shared(now)
-        for device, peer in self._peers.items():
+        instructions = [] if gathering else self._publish_shared(now)
+        for name in [device] if device is not None and not instructions else self._peers:
+            peer = self._peers[name]
             # What will still be published for all is not sent to one alone; those in step wait for it to be over.
             waiting = peer.in_step and (gathering or peer.todo & self._shared)
             while not waiting and peer.has_room and (own := peer.todo & ~self._shared):
-                instructions.append(self._send(device, lowest(own), [peer]))
+                instructions.append(self._send(name, lowest(own), [peer]))
                 self.own_sent += 1
         return instructions
 
     def _publish_shared(self, now: float) -> list[Instruction]:
         instructions: list[Instruction] = []
         pacing = [peer for peer in self._peers.values() if peer.in_step]
-        while self._shared:
-            held_up = 0
-            for peer in pacing:
-                if not peer.has_room:
-                    held_up |= peer.todo
-            if not (free := self._shared & ~held_up):
-                break
+        while free := self._publishable(pacing):
             number = lowest(free)
             self._shared ^= 1 << number
             takers = [peer for peer in self._peers.values() if peer.todo >> number & 1]
             instructions.append(self._send(None, number, takers))
             self.shared_sent += 1
-        for peer in pacing:
-            if peer.blocked_at is None and not peer.has_room and peer.todo & self._shared:
-                peer.blocked_at, peer.blocked_received = now, peer.received
+        if instructions:
+            self._note_blocked(now)
         return instructions
+
+    def _publishable(self, pacing: list[_Peer]) -> int:
+        """Those of the shared chunks that nobody without room lacks."""
+        free = self._shared
+        for peer in pacing:
+            if not free:
+                break
+            if not peer.has_room:
+                free &= ~peer.todo
+        return free
+
+    def _note_blocked(self, now: float) -> None:
+        for peer in self._peers.values():
+            if not peer.in_step or not peer.todo & self._shared:
+                peer.blocked_at = None
+            elif peer.blocked_at is None and not peer.has_room:
+                peer.blocked_at, peer.blocked_received = now, peer.received
 
     def _send(self, device: str | None, number: int, takers: Iterable[_Peer]) -> SendChunk:
         for peer in takers:
@@ -274,7 +295,8 @@ class Sender:
     def _probe(self, now: float) -> list[Instruction]:
         instructions: list[Instruction] = []
         for device, peer in self._peers.items():
-            if not peer.todo and now - peer.heard >= PROBE_S and peer.probes < MAX_PROBES:
+            patience = min(MAX_PROBE_S, PROBE_S * 2 ** min(peer.probes, 16))
+            if not peer.todo and now - peer.heard >= patience:
                 peer.heard, peer.probes = now, peer.probes + 1
                 instructions.append(self._send(device, peer.last, ()))
         return instructions

@@ -27,6 +27,7 @@ INKS: dict[str, str] = {
 }
 STYLE = {
     "svg.fonttype": "none",
+    "svg.hashsalt": "edgefl",  # the same figures give the same file
     "font.family": "DejaVu Sans",
     "font.size": 9,
     "axes.edgecolor": INKS["--line"],

@@ -24,8 +24,8 @@ MEANINGS: dict[str, str] = {
     "payload_down_bytes": "payload received",
     "wire_up_bytes": "sent on the wire",
     "wire_down_bytes": "received on the wire",
-    "wall_s": "time from accepting the offer to handing over the update",
-    "compute_s": "time inside the training steps",
+    "wall_s": "wall time, from offer to update",
+    "compute_s": "compute time, inside training steps",
     "energy_j": "energy",
     "temperature_c": "highest temperature",
 }
@@ -68,16 +68,7 @@ def render(report: RunReport) -> str:
         learning=drawn(plots.learning(report)),
         memory=drawn(plots.memory(report)),
         spending=drawn(plots.spending(report)),
-        evaluation=outcome.evaluation(report),
-        device_bills=halves(bills.device_bill(report)),
-        stage_bills=halves(bills.stage_bill(report)),
-        bill_notes=bills.NOTES,
-        stage_totals=bills.stage_totals(report),
-        refusals=decisions.refusals(report),
-        rounds=outcome.rounds(report),
-        devices=inventory.devices(report),
-        stages=inventory.stages(report),
-        bundles=inventory.bundles(report),
+        **_tables(report),
         sources=[
             (MEANINGS[name], units.printed_unit(FIGURES[name]), told) for name, told in totals.origins(report).items()
         ],
@@ -85,6 +76,22 @@ def render(report: RunReport) -> str:
         if report.config
         else "",
     )
+
+
+def _tables(report: RunReport) -> dict[str, Any]:
+    """Every table, under the name the template knows it by."""
+    return {
+        "evaluation": outcome.evaluation(report),
+        "device_bills": halves(bills.device_bill(report)),
+        "stage_bills": halves(bills.stage_bill(report)),
+        "bill_notes": bills.NOTES,
+        "stage_totals": bills.stage_totals(report),
+        "refusals": decisions.refusals(report),
+        "rounds": outcome.rounds(report),
+        "devices": inventory.devices(report),
+        "stages": inventory.stages(report),
+        "bundles": inventory.bundles(report),
+    }
 
 
 def took(report: RunReport) -> str:

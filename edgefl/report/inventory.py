@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from edgefl.report import units
 from edgefl.report.bills import limit
-from edgefl.report.grid import Cell, Column, Grid, amount, count, words
+from edgefl.report.grid import Cell, Column, Grid, Tone, amount, count, words
 from edgefl.report.rows import RunReport
 
 
@@ -118,3 +120,28 @@ def bundles(report: RunReport) -> Grid:
 
 def _size(report: RunReport, parts: list[str]) -> int | None:
     return sum(report.part_bytes.get(part, 0) for part in parts) if report.part_bytes else None
+
+
+def runs(reports: Sequence[RunReport], where: str) -> Grid:
+    """The runs there are, one a row."""
+    columns = (
+        Column("run", key=True, text=True),
+        Column("name", text=True),
+        Column("recipe", text=True),
+        Column("status", text=True),
+        Column("started", text=True),
+        Column("took", text=True),
+    )
+    tones: dict[str, Tone] = {"done": "good", "failed": "bad"}
+    lines = tuple(
+        (
+            words(report.run),
+            words(report.name),
+            words(report.recipe),
+            words(report.status, tone=tones.get(report.status, "")),
+            words(units.moment(report.started_at)),
+            words("" if report.finished_at is None else units.seconds(report.finished_at - report.started_at)),
+        )
+        for report in reports
+    )
+    return Grid("Runs", columns, lines, empty=f"There is no run in {where}; start one with `edgefl run RUN.yaml`.")

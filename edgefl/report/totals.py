@@ -84,7 +84,7 @@ def origins(report: RunReport) -> dict[str, list[str]]:
                 if figure is None:
                     continue
                 if figure.value is None:
-                    seen[f"not had: {figure.reason or 'not recorded'}"] = None
+                    seen[f"missing: {figure.reason or 'not recorded'}"] = None
                 else:
                     seen[f"{figure.kind}: {figure.source or 'source not named'}"] = None
         if seen:

@@ -11,11 +11,11 @@ from torch.utils._python_dispatch import TorchDispatchMode  # the documented ext
 from torch.utils._pytree import tree_leaves
 
 
-class LiveBytes(TorchDispatchMode):
+class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves its base unannotated
     """``peak``: most bytes, at one time, of storages made inside the context. What was in use before is not counted."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]  # the same
         self.live = 0
         self.peak = 0
         self._seen: set[int] = set()
@@ -23,9 +23,10 @@ class LiveBytes(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        given = {_identity(leaf) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)}
         result = func(*args, **(kwargs or {}))
         for leaf in tree_leaves(result):
-            if isinstance(leaf, torch.Tensor):
+            if isinstance(leaf, torch.Tensor) and _identity(leaf) not in given:
                 self._add(leaf.untyped_storage())
         return result
 
@@ -42,3 +43,7 @@ class LiveBytes(TorchDispatchMode):
     def _free(self, key: int, size: int) -> None:
         self._seen.discard(key)
         self.live -= size
+
+
+def _identity(tensor: torch.Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)  # noqa: SLF001 - the same

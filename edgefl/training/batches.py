@@ -15,6 +15,9 @@ from torch import Tensor
 
 from edgefl.data.dataset import Dataset
 
+#: Batch norm in the heads can not train on one row.
+LEAST_ROWS = 2
+
 
 @dataclass(frozen=True)
 class Batch:
@@ -34,10 +37,7 @@ class Batch:
 def make_batch(
     dataset: Dataset, indices: np.ndarray, modalities: Sequence[str], device: str, *, least_rows: int = 1
 ) -> Batch:
-    """The samples ``indices`` [B]. A modality with fewer than ``least_rows`` rows is treated as absent.
-
-    Batch norm can not train on one row; the caller asks for 2 rows there.
-    """
+    """The samples ``indices`` [B]. A modality with fewer than ``least_rows`` rows is treated as absent."""
     inputs: dict[str, Tensor] = {}
     rows: dict[str, Tensor | None] = {}
     for m in modalities:
@@ -58,10 +58,15 @@ def training_batches(
     device: str,
     rng: np.random.Generator,
 ) -> Iterator[Batch]:
-    """One epoch over the samples ``usable``: shuffled, full batches only (the last short one is dropped)."""
+    """One epoch over the samples ``usable``: shuffled, full batches only (the last short one is dropped).
+
+    A batch in which no modality has two rows, as can happen among very few samples, is left out.
+    """
     order = rng.permutation(usable)
     for start in range(0, len(order) - batch_size + 1, batch_size):
-        yield make_batch(dataset, order[start : start + batch_size], modalities, device, least_rows=2)
+        batch = make_batch(dataset, order[start : start + batch_size], modalities, device, least_rows=LEAST_ROWS)
+        if batch.inputs:
+            yield batch
 
 
 def meta_batch(

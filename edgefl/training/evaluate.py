@@ -23,6 +23,8 @@ from edgefl.records import EvaluationRow
 
 #: Test samples encoded at once: small enough for a server's worker beside everything else.
 BATCH = 128
+#: Norms below this count as this, as in ``edgefl.prototypes.matching``.
+SMALLEST_NORM = 1e-12
 Tensors = Mapping[str, np.ndarray]
 
 
@@ -36,9 +38,7 @@ class TestSet:
     @classmethod
     def load(cls, path: str, model: ModelSpec) -> TestSet:
         """Read a test set (.npz or a folder with manifest.jsonl). Raises DataError."""
-        data = load(Path(path), modalities=dict(model.encoders))
-        if model.classes:
-            data = data.relabelled(model.label_names)
+        data = load(Path(path), modalities=dict(model.encoders), label_names=model.label_names)
         if len(data) == 0:
             raise DataError(f"{path} holds no test samples")
         return cls(data)
@@ -76,12 +76,8 @@ def _accuracy(
 ) -> list[EvaluationRow]:
     if data.labels is None:
         raise DataError("the test set has no labels", remedy="Add an array 'label', or train with objective: clip.")
-    names = list(projections)
-    conditions = [(tuple(names), "none")]
-    if len(model.spec.encoders) > 1:
-        masks = ("zero", "prototype") if tables else ("zero",)
-        conditions += [((m,), mask) for m in names for mask in masks]
     rows = []
+    conditions = _conditions(list(projections), len(model.spec.encoders), bool(tables))
     for available, mask in conditions:
         has = np.logical_and.reduce([data.has(m) for m in available]) & (data.labels >= 0)
         if not has.any():
@@ -91,10 +87,17 @@ def _accuracy(
         logits = _classify(model, filled)
         correct = float((logits.argmax(1) == data.labels[has]).mean())
         rows.append(EvaluationRow(available=available, missing=mask, value=correct, samples=int(has.sum())))
-        if len(available) == len(names):
+        if (available, mask) == conditions[0]:
             loss = F.cross_entropy(torch.from_numpy(logits), torch.from_numpy(data.labels[has]))
             rows.append(EvaluationRow(available=available, metric="loss", value=float(loss), samples=int(has.sum())))
     return rows
+
+
+def _conditions(names: list[str], wanted: int, tables: bool) -> list[tuple[tuple[str, ...], str]]:
+    """(modalities given, mask for the others): all there are, then each alone."""
+    masks = ("zero", "prototype") if tables else ("zero",)
+    whole = [(tuple(names), mask) for mask in (("none",) if len(names) == wanted else masks)]
+    return whole + [((m,), mask) for m in names for mask in masks if len(names) > 1]
 
 
 def _classify(model: StagedModel, filled: Mapping[str, np.ndarray]) -> np.ndarray:
@@ -109,7 +112,10 @@ def _retrieval(model: ModelSpec, projections: Mapping[str, np.ndarray], data: Da
     both = data.has(a) & data.has(b)
     if a not in projections or b not in projections or not both.any():
         return []
-    z_a, z_b = (projections[m][both] / np.linalg.norm(projections[m][both], axis=1, keepdims=True) for m in (a, b))
+    z_a, z_b = (
+        projections[m][both] / np.maximum(np.linalg.norm(projections[m][both], axis=1, keepdims=True), SMALLEST_NORM)
+        for m in (a, b)
+    )
     similarity = z_a @ z_b.T
     truth = np.arange(len(similarity))
     ways = ((f"{a}_to_{b}_recall_at_1", similarity), (f"{b}_to_{a}_recall_at_1", similarity.T))

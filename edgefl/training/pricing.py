@@ -11,11 +11,12 @@ from collections.abc import Mapping
 import torch
 
 from edgefl.models.build import build
-from edgefl.plan.fit import usable_samples
+from edgefl.models.matching import Table
+from edgefl.plan.fit import complete_only, usable_samples
 from edgefl.plan.values import Job
 from edgefl.resources.flops import FlopCounter
 from edgefl.resources.live_bytes import LiveBytes
-from edgefl.training.batches import meta_batch
+from edgefl.training.batches import LEAST_ROWS, meta_batch
 from edgefl.training.step import make_optimizer, prepare, train_step
 
 
@@ -31,8 +32,8 @@ class Pricer:
         size = job.hyper.batch_size
         steps = total // size * job.hyper.epochs
         own = [m for m in job.model.encoders if f"head/{m}" in job.stage.present]
-        full = "ignore" in job.slots.missing
-        rows = {m: size if full else max(1, round(size * min(1.0, samples.get(m, 0) / max(1, total)))) for m in own}
+        share = {m: 1.0 if complete_only(job.slots) else min(1.0, samples.get(m, 0) / max(1, total)) for m in own}
+        rows = {m: max(LEAST_ROWS, round(size * share[m])) for m in own}
         peak, step_flops, forward_flops = self._step(job, rows)
         flops = steps * step_flops
         if "class_mean" in job.slots.prototypes:
@@ -48,7 +49,10 @@ class Pricer:
 
 
 def price_step(job: Job, rows: Mapping[str, int]) -> tuple[int, float, float]:
-    """(peak live bytes, FLOPs of a training step, FLOPs of a forward pass) with ``rows[m]`` rows of modality m."""
+    """(peak live bytes, FLOPs of a training step, FLOPs of a forward pass) with ``rows[m]`` rows of modality m.
+
+    The peak is that of the second step: from then on the optimiser's state is there beside the activations.
+    """
     with LiveBytes() as live:
         model = build(job.model, job.stage.present, device="meta", seed=0)
         prepare(model, job.stage.trained)
@@ -57,8 +61,10 @@ def price_step(job: Job, rows: Mapping[str, int]) -> tuple[int, float, float]:
         shapes = {m: tuple(encoder.input_shape) for m, encoder in job.model.encoders.items()}
         labelled = "cross_entropy" in job.slots.objective
         batch = meta_batch(shapes, rows, job.hyper.batch_size, text=text, labelled=labelled)
+        tables = _meta_tables(job)
         with FlopCounter() as step:
-            train_step(model, job, batch, optimizer, {})
+            train_step(model, job, batch, optimizer, tables)
+        train_step(model, job, batch, optimizer, tables)
     model.eval()
     with torch.no_grad(), FlopCounter() as forward:
         for m, x in batch.inputs.items():
@@ -67,3 +73,14 @@ def price_step(job: Job, rows: Mapping[str, int]) -> tuple[int, float, float]:
             width = job.model.head.out
             model.fuse({m: torch.empty(job.hyper.batch_size, width, device="meta") for m in job.model.encoders})
     return live.peak, float(step.flops), float(forward.flops)
+
+
+def _meta_tables(job: Job) -> dict[str, Table]:
+    """Prototypes as they are from the second round on."""
+    classes, width = job.model.classes, job.model.head.out
+    if "class_mean" not in job.slots.prototypes:
+        return {}
+    return {
+        m: Table(torch.empty(classes, width, device="meta"), torch.empty(classes, dtype=torch.bool, device="meta"))
+        for m in job.model.encoders
+    }

@@ -24,10 +24,10 @@ def class_means(model: StagedModel, job: Job, dataset: Dataset, device: str) -> 
     model.eval()
     modalities = [m for m in job.model.encoders if f"head/{m}" in model.parts_present and dataset.has(m).any()]
     classes, width = job.model.classes, job.model.head.out
-    sums = {m: np.zeros((classes, width), np.float32) for m in modalities}
+    sums = {m: np.zeros((classes, width), np.float64) for m in modalities}
     counts = {m: np.zeros(classes, np.float32) for m in modalities}
     if set(modalities) == set(job.model.encoders):
-        sums[FUSED] = np.zeros((classes, job.model.fusion_width), np.float32)
+        sums[FUSED] = np.zeros((classes, job.model.fusion_width), np.float64)
         counts[FUSED] = np.zeros(classes, np.float32)
     labels = dataset.labels if dataset.labels is not None else np.full(len(dataset), -1)
     labelled = np.flatnonzero(labels >= 0)
@@ -39,7 +39,8 @@ def class_means(model: StagedModel, job: Job, dataset: Dataset, device: str) -> 
                 np.add.at(sums[name], labels[rows], values)
                 np.add.at(counts[name], labels[rows], 1)
     tables = {
-        m: ClassMeans(means=sums[m] / np.maximum(counts[m], np.float32(1))[:, None], counts=counts[m]) for m in sums
+        m: ClassMeans(means=(sums[m] / np.maximum(counts[m], 1)[:, None]).astype(np.float32), counts=counts[m])
+        for m in sums
     }
     return tables, float(counter.flops)
 

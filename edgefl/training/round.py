@@ -13,13 +13,14 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from edgefl.data.dataset import Dataset
 from edgefl.errors import DataError, RunError
 from edgefl.models.build import StagedModel, build
+from edgefl.models.matching import Table
 from edgefl.models.spec import modality_of
 from edgefl.models.state import load_part, part_tensors
+from edgefl.plan.fit import complete_only
 from edgefl.plan.values import Job
 from edgefl.prototypes.library import from_tensors, to_tensors
 from edgefl.resources.flops import FlopCounter
@@ -79,10 +80,7 @@ def train_round(
     usable = usable_rows(job, dataset)
     steps = len(usable) // job.hyper.batch_size * job.hyper.epochs
     if steps == 0:
-        raise DataError(
-            f"the share has {len(usable)} usable samples, fewer than one batch of {job.hyper.batch_size}",
-            remedy="Give the device more data, or lower training.batch_size.",
-        )
+        raise _too_few(job, dataset, len(usable))
     model = _load(job, parts, device)
     tables = _tables(parts, device)
     tally = _Tally()
@@ -95,6 +93,11 @@ def train_round(
             done += 1
             if on_progress is not None:
                 on_progress(epoch, done, steps, tally.loss[-1])
+    if not tally.loss:
+        raise DataError(
+            f"no batch of {job.hyper.batch_size} holds two samples of one modality",
+            remedy="Give the device more data, or raise training.batch_size.",
+        )
     del optimizer
     model.zero_grad(set_to_none=True)
     prototypes = None
@@ -106,7 +109,7 @@ def train_round(
         parts={name: part_tensors(model, name) for name in samples if name != PROTOTYPES},
         prototypes=prototypes,
         samples=samples,
-        metrics=_metrics(tally, steps),
+        metrics=_metrics(tally),
         flops=tally.flops,
         compute_s=tally.compute_s,
     )
@@ -117,7 +120,7 @@ def usable_rows(job: Job, dataset: Dataset) -> np.ndarray:
     keep = np.zeros(len(dataset), dtype=bool)
     for m in job.model.encoders:
         keep |= dataset.has(m)
-    if "ignore" in job.slots.missing or "cross_entropy" not in job.slots.objective:
+    if complete_only(job.slots):
         for m in job.model.encoders:
             keep &= dataset.has(m)
     if "cross_entropy" in job.slots.objective and dataset.labels is not None:
@@ -125,6 +128,20 @@ def usable_rows(job: Job, dataset: Dataset) -> np.ndarray:
     elif "cross_entropy" in job.slots.objective:
         keep[:] = False
     return np.flatnonzero(keep)
+
+
+def _too_few(job: Job, dataset: Dataset, usable: int) -> DataError:
+    batch = job.hyper.batch_size
+    if "cross_entropy" in job.slots.objective and dataset.labels is None:
+        return DataError(
+            "the share has no labels, and the objective cross_entropy needs them",
+            remedy="Label the samples, or train with objective: clip.",
+        )
+    which = "complete samples" if complete_only(job.slots) else "usable samples"
+    return DataError(
+        f"the share has {usable} {which}, fewer than one batch of {batch}",
+        remedy="Give the device more data, or lower training.batch_size.",
+    )
 
 
 def _load(job: Job, parts: Mapping[str, Tensors], device: str) -> StagedModel:
@@ -135,10 +152,13 @@ def _load(job: Job, parts: Mapping[str, Tensors], device: str) -> StagedModel:
     return model
 
 
-def _tables(parts: Mapping[str, Tensors], device: str) -> dict[str, Tensor]:
+def _tables(parts: Mapping[str, Tensors], device: str) -> dict[str, Table]:
     if PROTOTYPES not in parts:
         return {}
-    return {name: torch.from_numpy(table.means).to(device) for name, table in from_tensors(parts[PROTOTYPES]).items()}
+    return {
+        name: Table(torch.from_numpy(table.means).to(device), torch.from_numpy(table.present).to(device))
+        for name, table in from_tensors(parts[PROTOTYPES]).items()
+    }
 
 
 def _counted_step(
@@ -146,7 +166,7 @@ def _counted_step(
     job: Job,
     batch: Batch,
     optimizer: torch.optim.Optimizer,
-    tables: Mapping[str, Tensor],
+    tables: Mapping[str, Table],
     tally: _Tally,
 ) -> None:
     started = time.perf_counter()
@@ -183,7 +203,8 @@ def _samples(job: Job, dataset: Dataset, usable: np.ndarray) -> dict[str, int]:
     return result
 
 
-def _metrics(tally: _Tally, steps: int) -> dict[str, float]:
+def _metrics(tally: _Tally) -> dict[str, float]:
+    steps = len(tally.loss)
     last = tally.loss[-max(1, steps // 4) :]
     metrics = {"loss": float(np.mean(tally.loss)), "loss_last": float(np.mean(last)), "steps": float(steps)}
     if tally.labelled:

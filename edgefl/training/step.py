@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from edgefl.models.build import StagedModel
+from edgefl.models.matching import Table
 from edgefl.models.spec import modality_of
 from edgefl.plan.values import Hyper, Job
 from edgefl.training.batches import Batch
@@ -53,7 +54,7 @@ def train_step(
     job: Job,
     batch: Batch,
     optimizer: torch.optim.Optimizer,
-    prototypes: Mapping[str, Tensor],
+    tables: Mapping[str, Table],
 ) -> tuple[float, Forward]:
     """One step; returns the loss (NaN on the meta device) and the forward pass. Raises nothing of its own."""
     optimizer.zero_grad(set_to_none=True)
@@ -67,8 +68,8 @@ def train_step(
         projected={m: model.project(m, h) for m, h in encoded.items()},
         rows=batch.rows,
         labels=batch.labels,
-        missing=next(iter(job.slots.missing), "zero"),
-        prototypes=prototypes,
+        missing=next(iter(job.slots.missing.items()), ("zero", {})),
+        tables=tables,
     )
     loss = total_loss(forward, job.slots.objective)
     loss.backward()  # type: ignore[no-untyped-call]

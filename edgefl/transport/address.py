@@ -46,10 +46,16 @@ def parse_url(url: str) -> Address:
         port = parts.port
     except ValueError as error:
         raise BrokerError(f"the broker's URL is malformed: {_reason(error)}", remedy=_REMEDY) from None
+    if port == 0:
+        raise BrokerError("the broker's URL names port 0, where nothing can listen", remedy=_REMEDY)
     if parts.scheme not in _PORTS:
         raise BrokerError(f"a broker's URL starts with mqtt:// or mqtts://, not {parts.scheme!r}", remedy=_REMEDY)
     if not parts.hostname:
         raise BrokerError("the broker's URL names no host", remedy=_REMEDY)
+    try:
+        parts.hostname.encode("idna")
+    except UnicodeError:
+        raise BrokerError(f"{parts.hostname!r} can not be a host name", remedy=_REMEDY) from None
     version = parse_qs(parts.query).get("version", ["5"])[-1]
     if version not in {"3", "3.1.1", "5"}:
         raise BrokerError(
@@ -77,4 +83,4 @@ def with_credentials(address: Address, username: str | None, password: str | Non
 
 def _reason(error: ValueError) -> str:
     """urllib quotes the faulty piece, which may be half a password (``user:pa/ss@host``): keep only what is safe."""
-    return "the host is no valid address" if "IPv6" in str(error) else "the port must be a number from 0 to 65535"
+    return "the host is no valid address" if "IPv6" in str(error) else "the port must be a number from 1 to 65535"

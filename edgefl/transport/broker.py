@@ -31,8 +31,6 @@ from edgefl.transport.mqtt import MqttTransport
 
 BrokerKind = Literal["mosquitto", "amqtt"]
 
-#: Where mosquitto lies on systems whose users do not have it on the PATH (Debian: /usr/sbin).
-PROGRAM_FOLDERS = ("/usr/sbin", "/usr/local/sbin", "/opt/homebrew/sbin")
 #: mosquitto answers within 0.1 s; amqtt's imports take 0.5 s on a PC and several seconds on a small board.
 START_TIMEOUT_S = 30.0
 #: mosquitto writes its sessions before it ends; a large queue takes a second or two.
@@ -108,10 +106,14 @@ class Broker:
             raise BrokerError(f"can not start {self.kind}: {error.strerror}: {error.filename}") from error
         try:
             await asyncio.wait_for(self._until_it_answers(), START_TIMEOUT_S)
-        except BaseException as error:
+        except asyncio.TimeoutError:
             await self.kill()
-            if isinstance(error, asyncio.TimeoutError):
-                raise self._start_error(f"did not answer within {START_TIMEOUT_S:.0f} s") from None
+            raise self._start_error(f"did not answer within {START_TIMEOUT_S:.0f} s") from None
+        except BaseException as error:
+            code = self._process.poll()
+            await self.kill()
+            if isinstance(error, BrokerError) and code is not None:
+                raise self._start_error(f"ended at once with exit code {code}") from error
             raise
 
     async def stop(self) -> None:
@@ -172,9 +174,8 @@ class Broker:
 
     async def _until_it_answers(self) -> None:
         while True:
-            if self._process is None or self._process.poll() is not None:
-                code = None if self._process is None else self._process.returncode
-                raise self._start_error(f"ended at once with exit code {code}")
+            if self.pid is None:
+                raise self._start_error("ended at once")
             try:
                 _, writer = await asyncio.open_connection(self.address.host, self.address.port)
             except OSError:
@@ -219,7 +220,7 @@ def start_broker(directory: Path, kind: str = "auto", host: str = "127.0.0.1", p
         if chosen == "amqtt":
             raise MissingDependencyError("amqtt", "coordinator")
         raise BrokerError(
-            "mosquitto is not installed, neither on the PATH nor in " + ", ".join(PROGRAM_FOLDERS),
+            "mosquitto is not on the PATH (Debian keeps it in /usr/sbin)",
             remedy="Install it (apt install mosquitto), choose broker: amqtt, or give the URL of a running broker.",
         )
     return Broker(chosen, program, directory, host, port)
@@ -246,7 +247,7 @@ def broker_program(kind: BrokerKind) -> str | None:
     chosen = os.environ.get("EDGEFL_MOSQUITTO")
     if chosen:
         return None if chosen == "off" else shutil.which(chosen)
-    return shutil.which("mosquitto") or shutil.which("mosquitto", path=os.pathsep.join(PROGRAM_FOLDERS))
+    return shutil.which("mosquitto")
 
 
 def _load_identity(directory: Path, port: int) -> _Identity:

@@ -18,6 +18,8 @@ from edgefl.transport.base import Will
 
 #: How long opening the socket, TLS included, may take: several round trips of a bad mobile link.
 CONNECT_TIMEOUT_S = 5.0
+#: How long to wait for the broker to close its side after a goodbye: a round trip, generously.
+HANG_UP_S = 0.5
 #: How long the broker keeps an absent client's session: a device switched off overnight finds its messages, one that
 #: was scrapped does not hold a queue for ever.
 SESSION_EXPIRY_S = 24 * 3600
@@ -67,9 +69,42 @@ class MeteredClient(Client):
         self._meter.received += len(data)
         return data
 
+    def _ssl_wrap_socket(self, tcp_sock: socket.socket) -> ssl.SSLSocket:
+        """As paho's, which leaks the socket when the handshake fails."""
+        if self._ssl_context is None:
+            raise ssl.SSLError("no TLS context")
+        wrapped = self._ssl_context.wrap_socket(tcp_sock, server_hostname=self.host, do_handshake_on_connect=False)
+        try:
+            wrapped.settimeout(self.connect_timeout)
+            wrapped.do_handshake()
+        except BaseException:
+            wrapped.close()
+            raise
+        return wrapped
+
+    def drop(self) -> None:
+        """Close the connection without goodbye. It may connect again, and other threads may go on publishing."""
+        self._sock_close()
+
     def release(self) -> None:
-        """Close every socket, the wake-up pair included."""
+        """Close everything, the pair of sockets that wakes the loop included. No call may follow."""
         self._reset_sockets()
+
+    def hang_up(self, opened: socket.socket) -> None:
+        """Close our direction and read until the broker has closed its own, or HANG_UP_S have passed.
+
+        Closing a socket with unread data resets it, and a broker may then miss the goodbye and send the will.
+        """
+        try:
+            opened.settimeout(HANG_UP_S)
+            if isinstance(opened, ssl.SSLSocket):
+                opened.unwrap()
+                return
+            opened.shutdown(socket.SHUT_WR)
+            while data := opened.recv(65536):
+                self._meter.received += len(data)
+        except (OSError, ValueError):
+            pass  # gone already, or deaf
 
 
 def make_client(settings: Settings, version: MQTTProtocolVersion, meter: Meter) -> MeteredClient:

@@ -22,12 +22,13 @@ def unreachable(address: Address, error: OSError) -> BrokerError:
     elif isinstance(error, ConnectionRefusedError):
         reason, remedy = f"nothing listens on {where}", "Start the broker, or correct the host and port."
     elif isinstance(error, TimeoutError):
-        reason, remedy = f"{where} does not answer", "Check the address, the network and any firewall between."
+        reason, remedy = f"{where} does not answer", "Check the address, the network and any firewall between"
+        remedy += "; if the port speaks plain MQTT, write mqtt://." if address.tls else "."
     elif isinstance(error, ssl.SSLCertVerificationError):
         reason = f"its certificate is not trusted: {error.verify_message}"
         remedy = "Give the authority's certificate as broker.ca, and use the host name the certificate was made for."
-    elif isinstance(error, ssl.SSLError):
-        reason = f"no TLS session with {where}: {error.reason or reason}"
+    elif isinstance(error, ssl.SSLError) or (address.tls and isinstance(error, ConnectionResetError)):
+        reason = f"no TLS session with {where}: {getattr(error, 'reason', None) or reason}"
         remedy = "Use mqtt:// if the port speaks plain MQTT; check broker.ca, broker.cert and broker.key."
     return BrokerError(f"can not reach the broker {address}: {reason}", remedy=remedy)
 

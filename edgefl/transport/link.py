@@ -6,6 +6,7 @@ It drives paho by its public single-step calls and tells a ``Listener`` what hap
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import random
 import threading
@@ -82,7 +83,8 @@ class Link:
         self._deadline = time.monotonic() + GOODBYE_S
         self._stopping.set()
         if self._client is not None:
-            self._client.disconnect()
+            with contextlib.suppress(OSError):  # the thread has just ended and closed what would wake it
+                self._client.disconnect()
         if self._thread.is_alive():
             self._thread.join(GOODBYE_S + 0.5)
 
@@ -121,8 +123,11 @@ class Link:
             self._listen(client)
             try:
                 self._greet(client, timeout_s)
-            except _NoAnswerError:
-                continue
+            except BrokerError as error:
+                client.release()
+                if isinstance(error, _NoAnswerError):
+                    continue
+                raise
             self._client = client
             return client
         raise failures.silent(self._settings.address)
@@ -133,6 +138,7 @@ class Link:
         client.on_message = self._on_message
         client.on_publish = self._on_publish
         client.on_subscribe = self._on_subscribe
+        client.on_socket_close = self._on_socket_close
 
     def _greet(self, client: MeteredClient, timeout_s: float) -> None:
         """Connect and wait for the answer. Raises BrokerError, as _NoAnswerError when this version gets none."""
@@ -144,10 +150,10 @@ class Link:
             if answer[0].is_failure:
                 raise failures.refused(address, self._settings.client_id, answer[0].getName())
         except OSError as error:
-            client.release()
+            client.drop()
             raise failures.unreachable(address, error) from error
         except Exception:
-            client.release()
+            client.drop()
             raise
         self._listener.opened(client, answer[1])
 
@@ -185,6 +191,10 @@ class Link:
             self._reason = f"the broker closed the connection: {reason.getName()}"
             if reason.getName() == "Session taken over":
                 self._reason += "; another client uses the same id, give each device its own name"
+
+    def _on_socket_close(self, client: Client, data: Any, closing: Any) -> None:
+        if self._stopping.is_set() and isinstance(client, MeteredClient):
+            client.hang_up(closing)
 
     def _on_message(self, client: Client, data: Any, message: MQTTMessage) -> None:
         try:

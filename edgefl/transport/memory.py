@@ -1,7 +1,7 @@
 """A broker inside the process, for tests and simulations: same promises as MQTT, with faults drawn from a seed.
 
-The same publishes in the same order meet the same faults, whatever the clock does. Lost messages were acknowledged to
-their sender, as with a real broker whose queue is full.
+The same publishes in the same order meet the same faults. Only how long a message that is held back waits for a next
+one is the clock's. Lost messages were acknowledged to their sender, as with a real broker whose queue is full.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from edgefl.transport.base import (
 )
 
 #: A held-back message goes out after the next one to the same client, or after this long when none follows.
-HELD_S = 0.02
+HELD_S = 0.05
 #: How long a cut client stays away unless told otherwise: long enough to be seen as offline by everyone.
 AWAY_S = 0.02
 

@@ -1,0 +1,100 @@
+"""The command ``edgefl-coordinator``: execute a run for the devices of a fleet."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from edgefl.report.console import guarded
+from edgefl.report.rows import EventRow
+
+app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
+
+
+@app.callback()
+def commands() -> None:
+    """Coordinate a fleet: offer work to devices, collect their updates, keep the ledger. Needs no GPU and no torch."""
+
+
+@app.command("run")
+def run_command(
+    file: Annotated[
+        str, typer.Argument(help="Run file (YAML) or the name of a shipped one; not needed with --resume.")
+    ] = "",
+    broker: Annotated[
+        str,
+        typer.Option(
+            envvar="EDGEFL_BROKER",
+            show_envvar=True,
+            help="mqtt://user:password@host:port, mqtts://…, or auto: start one. Default: what the run file says.",
+        ),
+    ] = "",
+    fleet: Annotated[str, typer.Option(help="Name of the fleet; agents use the same.")] = "default",
+    directory: Annotated[Path, typer.Option(help="Where runs are kept, one folder each.")] = Path("runs"),
+    run: Annotated[str, typer.Option(metavar="RUN", help="Id of the new run; default: its name, date and time.")] = "",
+    resume: Annotated[str, typer.Option(metavar="RUN", help="Go on with this run after its last finished round.")] = "",
+    overrides: Annotated[
+        list[str] | None, typer.Option("--set", help="Override a field of the run file: round.quorum=0.8")
+    ] = None,
+    events: Annotated[bool, typer.Option("--events", help="Print events as JSON lines instead of a display.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
+) -> None:
+    """Execute a run: wait for devices, train stage by stage, evaluate, report.
+
+    Agents connect to the same broker with `edgefl-agent run --broker URL --fleet NAME`. Ctrl-C stops the run;
+    --resume RUN goes on after its last finished round.
+    """
+    with guarded(debug):
+        from coordinator.start import execute
+
+        with showing(events) as emit:
+            report = execute(
+                file,
+                run=run,
+                broker=broker,
+                fleet=fleet,
+                directory=directory,
+                resume=resume,
+                overrides=overrides or [],
+                emit=emit,
+                say=lambda text: typer.echo(text, err=True),
+            )
+        if not events:
+            typer.echo(f"run {report.run} is {report.status}; see it with: edgefl report {directory / report.run}")
+
+
+@contextlib.contextmanager
+def showing(events: bool) -> Iterator[Callable[[EventRow], None]]:
+    """Something that shows events: JSON lines on stdout, or the live display."""
+    if events:
+        import msgspec
+
+        def write(row: EventRow) -> None:
+            try:
+                sys.stdout.write(msgspec.json.encode(row).decode() + "\n")
+                sys.stdout.flush()
+            except BrokenPipeError as error:  # whoever watched is gone: stop, so that the run can be resumed
+                sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115 - the interpreter flushes it at its end
+                raise KeyboardInterrupt from error
+
+        yield write
+        return
+    from edgefl.report.live import LiveView
+
+    with LiveView() as view:
+        yield view.feed
+
+
+def main() -> None:
+    """The console script."""
+    app()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,180 @@
+"""Everything the coordinator sends, and the transfers it takes part in."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import secrets
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from coordinator import instructions as do
+from coordinator.downloads import Downloads
+from coordinator.uploads import Uploads
+from coordinator.values import State
+from edgefl.objects import ObjectStore
+from edgefl.plan.values import Job, Placement, RunPlan
+from edgefl.protocol import messages as m
+from edgefl.protocol import topics
+from edgefl.protocol.chunks import fitting_chunk_bytes
+from edgefl.records import Attempt, Manifest
+from edgefl.transport.base import Transport
+
+Report = Callable[[Any], None]
+_LOG = logging.getLogger(__name__)
+
+
+class Outbox:
+    """Publishes without waiting: effects are idempotent, and a broker that is away must not stop the loop."""
+
+    def __init__(
+        self,
+        plan: RunPlan,
+        transport: Transport,
+        fleet: str,
+        store: ObjectStore,
+        clock: Callable[[], float],
+        heartbeat_s: float,
+        report: Report,
+    ) -> None:
+        self._plan = plan
+        self._transport = transport
+        self._fleet = fleet
+        self._store = store
+        self._clock = clock
+        self._heartbeat_s = heartbeat_s
+        self._report = report
+        self._session = secrets.token_hex(8)  # tells the devices that this coordinator has not met them
+        self._posts: set[asyncio.Task[None]] = set()
+        self._downloads: Downloads | None = None
+        self._chunk_bytes = plan.chunk_bytes
+        self.uploads = self._make_uploads()
+
+    def connected(self) -> None:
+        """The broker's limits are known."""
+        self._chunk_bytes = fitting_chunk_bytes(self._transport.max_payload, self._plan.chunk_bytes)
+        self.uploads = self._make_uploads()
+
+    def send(self, one: do.Send, manifest: Manifest, state: State) -> None:
+        """Publish what the machine wants said."""
+        if isinstance(one, do.DrainAll):
+            for device in state.devices:
+                self._post(device, m.Drain(self._plan.run, one.reason))
+        elif isinstance(one, do.Greet):
+            self._post(one.device, m.Welcome(self._session, run=self._plan.run, heartbeat_s=self._heartbeat_s))
+        elif isinstance(one, do.SendAbort):
+            self.uploads.cancel(one.device)
+            self.away(one.device)
+            self._post(one.device, m.Abort(one.attempt, one.reason))
+        elif isinstance(one, do.SendAck):
+            self._post(one.device, m.Ack(one.attempt, one.accepted, one.refusal))
+        else:
+            self.uploads.cancel(one.device)
+            self._offer(one, manifest, state)
+
+    def fetch(self, update: m.Update, manifest: Manifest) -> None:
+        """Get the objects of an update to the state ``manifest``, or go on with it."""
+        self.uploads.fetch(update, manifest, transfer_name("u", update.attempt, update.device))
+
+    def on_need(self, device: str, need: m.Need) -> None:
+        """A device asks for objects; without an open round nothing is served."""
+        if self._downloads is not None:
+            self._downloads.on_need(device, need, self._clock())
+
+    def away(self, device: str) -> None:
+        """A device left, or takes nothing now: the others' downloads do not wait for it. It may ask again."""
+        if self._downloads is not None:
+            self._downloads.drop(device, self._clock())
+
+    def tick(self) -> None:
+        """Time passed, and the broker is there."""
+        if self._downloads is not None:
+            self._downloads.on_tick(self._clock())
+        self.uploads.on_tick()
+
+    def forget(self) -> None:
+        """The attempt is closed: its transfers end."""
+        self._downloads = None
+        self.uploads.clear()
+
+    async def flush(self, timeout_s: float) -> None:
+        """Let what is being published leave, but not for longer than this."""
+        if self._posts:
+            await asyncio.wait(self._posts, timeout=timeout_s)
+
+    async def close(self) -> None:
+        """Drop what could not leave."""
+        self.forget()
+        for task in list(self._posts):
+            task.cancel()
+        await asyncio.gather(*self._posts, return_exceptions=True)
+
+    def _make_uploads(self) -> Uploads:
+        return Uploads(
+            self._store,
+            self._chunk_bytes,
+            self._plan.credit,
+            clock=self._clock,
+            grant=self._post,
+            down_bytes=self._down_bytes,
+            report=self._report,
+        )
+
+    def _down_bytes(self, device: str) -> int:
+        return self._downloads.payload_bytes(device) if self._downloads is not None else 0
+
+    def _offer(self, one: do.SendOffer, manifest: Manifest, state: State) -> None:
+        transfer = transfer_name("d", one.attempt)
+        if self._downloads is None or self._downloads.transfer != transfer:
+            expected = list(state.open.assignments) if state.open is not None else [one.device]
+            self._downloads = Downloads(
+                transfer,
+                manifest,
+                expected,
+                store=self._store,
+                fleet=self._fleet,
+                publish=self._publish,
+                warn=self._warn,
+            )
+        offered = {part: ref for part, ref in manifest.items() if part in {*one.placement.stage.present, "prototypes"}}
+        offer = m.Offer(
+            attempt=one.attempt,
+            deadline_s=one.deadline_s,
+            job=job(self._plan, one.placement, one.attempt.stage),
+            manifest=offered,
+            transfer=transfer,
+            chunk_bytes=self._chunk_bytes,
+            credit=self._plan.credit,
+        )
+        self._post(one.device, offer)
+
+    def _warn(self, device: str, text: str) -> None:
+        _LOG.warning("%s %s", device, text)
+
+    def _post(self, device: str, message: m.DownMessage) -> None:
+        self._publish(topics.down(self._fleet, device), m.encode(message))
+
+    def _publish(self, topic: str, payload: bytes) -> None:
+        task = asyncio.ensure_future(self._transport.publish(topic, payload))
+        self._posts.add(task)
+        task.add_done_callback(self._published)
+
+    def _published(self, task: asyncio.Task[None]) -> None:
+        self._posts.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._report(error)
+
+
+def job(plan: RunPlan, placement: Placement, stage: int) -> Job:
+    """What a device trains in this stage, as placed."""
+    hyper = msgspec.structs.replace(plan.hypers[stage - 1], micro_batch=placement.micro_batch)
+    return Job(model=plan.model, stage=placement.stage, hyper=hyper, slots=plan.slots)
+
+
+def transfer_name(direction: str, attempt: Attempt, device: str = "") -> str:
+    """A name that fits a topic level: readable, and unique by its hash of run and device."""
+    tail = hashlib.sha256(f"{attempt}/{device}".encode()).hexdigest()[:12]
+    return f"{direction}-s{attempt.stage}r{attempt.round}a{attempt.attempt}-{tail}"

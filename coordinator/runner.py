@@ -1,0 +1,260 @@
+"""Runs the machine: messages, transfers, timers and finished work become events; instructions are performed.
+
+One event at a time: the machine steps, the ledger commits, and only then anything is told, sent or begun. Work that
+takes long (plans, aggregation, evaluation) runs beside the loop and reports back as an event.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from coordinator import instructions as do
+from coordinator.desk import Desk, Worker
+from coordinator.inbox import Inbox
+from coordinator.journal import FLEETING, Journal, row_of
+from coordinator.ledger import Ledger
+from coordinator.machine import initial, step
+from coordinator.outbox import Outbox
+from coordinator.place import LEDGER, hold_place
+from coordinator.timeouts import Timeouts
+from coordinator.values import Begin, Declined, Event, Left, State, Tick
+from coordinator.work import Work, payload_sizes
+from edgefl.errors import BudgetError, EdgeFLError, ProtocolError, RunError
+from edgefl.objects import ObjectStore
+from edgefl.plan.values import RunPlan
+from edgefl.protocol import topics
+from edgefl.protocol.messages import Need
+from edgefl.records import Manifest
+from edgefl.report.rows import EventRow, RunReport
+from edgefl.report.units import public_url
+from edgefl.transport.base import Transport
+from edgefl.worker import WorkerProcess
+
+_ERRORS: dict[str, type[EdgeFLError]] = {"RunError": RunError, "BudgetError": BudgetError}
+
+
+async def run(
+    plan: RunPlan,
+    *,
+    directory: Path,
+    transport: Transport,
+    fleet: str,
+    emit: Callable[[EventRow], None],
+    resume: bool,
+    ledger_url: str = "",
+    worker: Worker | None = None,
+    timeouts: Timeouts | None = None,
+    broker: str = "",
+) -> RunReport:
+    """Execute ``plan`` in ``directory`` (of this run alone) and return its report.
+
+    ``transport`` is connected and closed here. ``resume``: go on after the last finished round, if the ledger knows
+    the run. ``ledger_url``: a database, default ``ledger.sqlite`` in the directory. ``broker``: its address, to tell.
+    Raises an EdgeFLError that is also on record (status "failed"); cancelled, the run can be resumed.
+    """
+    topics.check_name("fleet", fleet)
+    worker = worker or WorkerProcess("coordinator.evaluator", [], directory / "logs" / "evaluator.log")
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(hold_place(directory))
+        ledger = stack.enter_context(Ledger(ledger_url or directory / LEDGER))
+        journal = stack.enter_context(Journal(directory / "events.jsonl", emit))
+        runner = Runner(plan, directory, transport, fleet, ledger, journal, worker, timeouts or Timeouts())
+        try:
+            await runner.run(resume=resume, broker=broker)
+        finally:
+            await runner.close()
+        return ledger.report(plan.run)
+
+
+class Runner:
+    """One run. Everything happens in the event loop's thread, except what ``work`` hands to others."""
+
+    def __init__(
+        self,
+        plan: RunPlan,
+        directory: Path,
+        transport: Transport,
+        fleet: str,
+        ledger: Ledger,
+        journal: Journal,
+        worker: Worker,
+        timeouts: Timeouts,
+    ) -> None:
+        self.plan = plan
+        self.timeouts = timeouts
+        self.state: State = initial(plan, timeouts)
+        self._directory = directory
+        self._transport = transport
+        self._fleet = fleet
+        self._ledger = ledger
+        self._journal = journal
+        self._worker = worker
+        self._events: asyncio.Queue[Event | BaseException] = asyncio.Queue()
+        self._inbox = Inbox(timeouts.silence_s, timeouts.introduce_s)
+        self._connected = False
+        store = ObjectStore(directory / "objects")
+        report = self._events.put_nowait
+        self._outbox = Outbox(plan, transport, fleet, store, self.clock, timeouts.heartbeat_s, report)
+        self._work = Work(plan, store, Desk(worker, plan, store.root), self.clock, report)
+
+    @staticmethod
+    def clock() -> float:
+        """Seconds that only go forward; the machine's time."""
+        return time.monotonic()
+
+    async def run(self, *, resume: bool, broker: str) -> None:
+        """Connect, then step until the run is finished. Raises what ended it otherwise."""
+        try:
+            self._transport.on_message = self._on_message
+            self._transport.on_connection = self._on_connection
+            await self._transport.connect()
+            self._outbox.connected()
+            await self._transport.subscribe(topics.coordinator_subscriptions(self._fleet))
+            self._step(await self._begin(resume, broker))
+            await self._loop()
+        except Exception as error:
+            self._failed(error)
+            await self._outbox.flush(self.timeouts.drain_s)
+            raise
+        await self._outbox.flush(self.timeouts.drain_s)
+
+    async def close(self) -> None:
+        """End everything that still runs; the ledger stays open."""
+        await self._work.close()
+        await self._outbox.close()
+        await self._transport.close()
+        await self._worker.stop()
+
+    async def _begin(self, resume: bool, broker: str) -> Begin:
+        run = self.plan.run
+        known = resume and any(report.run == run for report in self._ledger.runs())
+        if known:
+            self._ledger.reopen(run, time.time())
+        else:
+            manifest = await self._work.initial_parts()
+            self._ledger.create(self.plan, manifest, payload_sizes(self._work.store, manifest), time.time())
+        position = self._ledger.position(run)
+        self._work.begin(position.manifest, self._ledger.states(run))
+        self._tell(self._started(position.manifest, broker))
+        return Begin(self.clock(), position.stage, position.round, position.attempt, position.unevaluated)
+
+    def _started(self, manifest: Manifest, broker: str) -> do.Tell:
+        rounds = [stage.rounds for stage in self.plan.stages]
+        data = {
+            "name": self.plan.name,
+            "recipe": self.plan.recipe,
+            "stages": len(rounds),
+            "rounds_total": sum(rounds),
+            "broker": public_url(broker),
+            "parts": len(manifest),
+            "bytes": sum(ref.size for ref in manifest.values()),
+        }
+        return do.Tell("run_started", data=data)
+
+    async def _loop(self) -> None:
+        ticker = asyncio.create_task(self._tick())
+        try:
+            while self.state.phase not in {"finished", "failed"}:
+                event = await self._events.get()
+                if isinstance(event, BaseException):
+                    raise event
+                self._step(event)
+        finally:
+            ticker.cancel()
+            await asyncio.gather(ticker, return_exceptions=True)
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(self.timeouts.tick_s)
+            now = self.clock()
+            try:
+                if self._connected:
+                    self._outbox.tick()
+                    due: list[Event] = [*self._inbox.silent(now), *self._inbox.strangers(now)]
+                    for event in due:
+                        self._events.put_nowait(event)
+                self._events.put_nowait(Tick(now))
+            except Exception as error:  # a full disk, say: the loop must hear of it
+                self._events.put_nowait(error)
+
+    def _step(self, event: Event) -> None:
+        state, out = step(self.state, event)
+        rows = [row_of(self._complete(one)) for one in out if isinstance(one, do.Tell)]
+        saves = [one for one in out if isinstance(one, do.Save)]
+        kept = [row for row in rows if row.kind not in FLEETING]
+        if saves or kept:
+            self._ledger.commit(self.plan.run, saves, kept, time.time())
+        self.state = state
+        if isinstance(event, Left | Declined):
+            self._outbox.away(event.device)
+        for save in saves:
+            if isinstance(save, do.SaveRound) and save.manifest is not None:
+                self._work.advance(save.attempt.stage, save.manifest)
+        for row in rows:
+            self._journal.tell(row)
+        for one in out:
+            self._perform(one)
+
+    def _complete(self, tell: do.Tell) -> do.Tell:
+        if tell.kind != "run_finished":
+            return tell
+        return msgspec.structs.replace(tell, data={**tell.data, "state": str(self._directory)})
+
+    def _perform(self, one: do.Instruction) -> None:
+        if isinstance(one, do.Send):
+            self._outbox.send(one, self._work.manifest, self.state)
+        elif isinstance(one, do.Fetch):
+            self._outbox.fetch(one.update, self._work.manifest)
+        elif isinstance(one, do.Forget):
+            self._outbox.forget()
+        elif isinstance(one, do.Plan | do.Aggregate | do.Evaluate | do.Tidy):
+            self._work.start(one)
+        elif isinstance(one, do.Fail):
+            raise _ERRORS[one.kind](one.message)
+
+    def _tell(self, tell: do.Tell) -> None:
+        row = row_of(tell)
+        self._ledger.commit(self.plan.run, [], [row], time.time())
+        self._journal.tell(row)
+
+    def _failed(self, error: Exception) -> None:
+        """Put the end on record as far as that is possible; the error itself is raised in any case."""
+        known = isinstance(error, EdgeFLError)
+        text = error.message if isinstance(error, EdgeFLError) else f"{type(error).__name__}: {error}"
+        remedy = error.remedy if isinstance(error, EdgeFLError) else EdgeFLError.remedy
+        row = row_of(do.Tell("run_failed", data={"text": text, "remedy": remedy, "expected": known}))
+        with contextlib.suppress(EdgeFLError):
+            self._ledger.commit(self.plan.run, [do.SaveEnd("failed")], [row], time.time())
+        with contextlib.suppress(EdgeFLError, OSError):
+            self._journal.tell(row)
+
+    def _on_connection(self, connected: bool) -> None:
+        self._connected = connected
+        if connected:
+            self._inbox.reset(self.clock())
+
+    def _on_message(self, name: str, payload: bytes) -> None:
+        now = self.clock()
+        try:
+            topic = topics.parse(name)
+        except ProtocolError:
+            self._inbox.dropped["unknown topic"] += 1
+            return
+        try:
+            if topic.channel == "up-object":
+                self._inbox.heard(topic.device, now)
+                self._outbox.uploads.on_chunk(topic.device, topic.transfer, payload)
+                return
+            event = self._inbox.read(topic, payload, now)
+            if isinstance(event, Need):
+                self._outbox.on_need(topic.device, event)
+            elif event is not None:
+                self._events.put_nowait(event)
+        except Exception as error:  # the store may be full: the loop must hear of it, the network thread must not
+            self._events.put_nowait(error)

@@ -1,0 +1,156 @@
+"""From the command line's words to a run: file, test set, directory, broker."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from pathlib import Path
+
+import msgspec
+
+from coordinator.ledger import Ledger
+from coordinator.place import LEDGER
+from coordinator.runner import run as run_plan
+from edgefl.config.load import load_run
+from edgefl.config.values import RunConfig
+from edgefl.data.dataset import Dataset
+from edgefl.data.load import load, load_pair
+from edgefl.disk import explained
+from edgefl.errors import ConfigError, Problem, StoreError
+from edgefl.plan.compile import compile_run
+from edgefl.plan.values import RunPlan
+from edgefl.protocol.topics import check_name
+from edgefl.report.rows import EventRow, RunReport
+from edgefl.transport.broker import start_broker
+from edgefl.transport.mqtt import MqttTransport
+
+
+def execute(
+    file: str,
+    *,
+    run: str = "",
+    broker: str = "",
+    fleet: str = "default",
+    directory: Path = Path("runs"),
+    resume: str = "",
+    overrides: Sequence[str] = (),
+    emit: Callable[[EventRow], None],
+    say: Callable[[str], None],
+) -> RunReport:
+    """Run ``file`` (or go on with ``resume``) to its end. Raises EdgeFLError; KeyboardInterrupt when told to stop.
+
+    ``run``: its id, default name, date and time. ``broker``: a URL, or auto, mosquitto, amqtt to start one; default:
+    what the run file says. ``say`` is told what a person must know to connect agents.
+    """
+    check_name("fleet", fleet)
+    known = resume and (not file or _holds(directory / resume, resume))  # else it was killed before it had begun
+    plan, wanted = _resumed(directory, resume) if known else _compiled(file, resume or run, directory, overrides)
+    place = directory / plan.run
+    write_run_file(plan, place / "run.yaml")
+    try:
+        return asyncio.run(_run(plan, place, broker or wanted, fleet, bool(resume), emit, say))
+    except asyncio.CancelledError as error:
+        raise KeyboardInterrupt from error
+
+
+async def _run(
+    plan: RunPlan,
+    place: Path,
+    broker: str,
+    fleet: str,
+    resume: bool,
+    emit: Callable[[EventRow], None],
+    say: Callable[[str], None],
+) -> RunReport:
+    task = asyncio.current_task()
+    if task is not None:
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    async with _broker(broker, place / "broker", fleet, say) as url:
+        transport = MqttTransport(url, f"edgefl-coordinator-{fleet}"[:64])
+        return await run_plan(
+            plan, directory=place, transport=transport, fleet=fleet, emit=emit, resume=resume, broker=url
+        )
+
+
+@contextlib.asynccontextmanager
+async def _broker(wanted: str, place: Path, fleet: str, say: Callable[[str], None]) -> AsyncIterator[str]:
+    """The URL of a broker, started here unless ``wanted`` is a URL."""
+    if "://" in wanted:
+        yield wanted
+        return
+    async with start_broker(place, wanted) as started:
+        address = place / "url"
+        with explained("write", address):
+            address.touch(mode=0o600)
+            address.write_text(started.url + "\n", encoding="utf-8")
+        command = f'edgefl-agent run --broker "$(cat {address})" --fleet {fleet} --device NAME --data PATH'
+        say(f"{started.kind} listens on {started.address}; agents on this machine connect with:\n  {command}")
+        yield started.url
+
+
+def _resumed(directory: Path, run: str) -> tuple[RunPlan, str]:
+    """The plan as the run was started with: a run file changed since then can not tear it apart."""
+    with Ledger(directory / run / LEDGER, create=False) as ledger:
+        plan = ledger.plan(run)
+    config = plan.config.get("run")
+    broker = config.get("broker", "auto") if isinstance(config, dict) else "auto"
+    return plan, str(broker)
+
+
+def _compiled(file: str, run: str, directory: Path, overrides: Sequence[str]) -> tuple[RunPlan, str]:
+    if not file:
+        raise ConfigError("RUN.yaml", [Problem("RUN.yaml", "name a run file, or a run to go on with by --resume")])
+    config, recipe = load_run(file, overrides)
+    run = check_name("run", run or _new_id(directory, config.name))
+    place = directory / run
+    if _holds(place, run):
+        remedy = f"Go on with it by --resume {run}, or give another --run."
+        raise StoreError(f"{place} holds a run of this name", remedy=remedy)
+    test, path = _test_set(config, file, place)
+    plan = compile_run(config, recipe, run=run, shapes=test.signature(), label_names=test.label_names, test=path)
+    return plan, config.broker
+
+
+def _holds(place: Path, run: str) -> bool:
+    """Whether a run has begun in this directory."""
+    if not (place / LEDGER).is_file():
+        return False
+    with Ledger(place / LEDGER, create=False) as ledger:
+        return any(known.run == run for known in ledger.runs())
+
+
+def _test_set(config: RunConfig, file: str, place: Path) -> tuple[Dataset, str]:
+    """The test set, which also tells the shapes and labels of the data; and its path as .npz."""
+    data = config.data
+    if data.test:
+        test: Dataset | None = load(data.test, bad_samples=data.bad_samples)
+        if Path(data.test).suffix == ".npz" and test is not None:
+            return test, str(Path(data.test).resolve())
+    else:
+        test = load_pair(data.source, bad_samples=data.bad_samples)[1] if data.source is not None else None
+    if test is None:
+        text = "is needed: the coordinator learns the shapes and labels of the data from it (`edgefl data` writes one)"
+        raise ConfigError(file, [Problem("data.test", text)])
+    path = place / "shares" / "test.npz"
+    with explained("create", path.parent):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    with explained("write", path):
+        test.save_npz(path)
+    return test, str(path.resolve())
+
+
+def _new_id(directory: Path, name: str) -> str:
+    stamp = f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"[-64:].lstrip("-._")
+    taken = {path.name for path in directory.iterdir()} if directory.is_dir() else set()
+    return next(one for one in [stamp, *(f"{stamp[:60]}-{number}" for number in range(2, 1000))] if one not in taken)
+
+
+def write_run_file(plan: RunPlan, path: Path) -> None:
+    """The run file as resolved, beside the ledger, unless it is there."""
+    if not path.exists():
+        with explained("write", path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(msgspec.yaml.encode(plan.config.get("run", {})))

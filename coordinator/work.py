@@ -1,0 +1,115 @@
+"""Long work beside the loop: plans and evaluations in the worker process, aggregation in a thread."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import Any, cast
+
+from coordinator.desk import Desk
+from coordinator.instructions import Aggregate, Evaluate, Plan, Tidy
+from coordinator.values import Aggregated, Evaluated, Event, Planned
+from edgefl.aggregation.aggregate import UpdateInfo, aggregate_round
+from edgefl.objects import ObjectStore
+from edgefl.plan.values import RunPlan
+from edgefl.prototypes.library import Weighting
+from edgefl.records import Manifest
+
+Report = Callable[[Event | BaseException], None]
+
+
+class Work:
+    """The current model state, and what is made of it. Reports finished work as an event, failed work as its error."""
+
+    def __init__(
+        self, plan: RunPlan, store: ObjectStore, desk: Desk, clock: Callable[[], float], report: Report
+    ) -> None:
+        self.store = store
+        self.manifest: Manifest = {}
+        self._plan = plan
+        self._desk = desk
+        self._clock = clock
+        self._report = report
+        self._finals: dict[int, Manifest] = {}  # stage -> its last state
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def initial_parts(self) -> Manifest:
+        """The state a new run starts from."""
+        return await self._desk.initial_parts()
+
+    def begin(self, manifest: Manifest, states: Mapping[tuple[int, int], Manifest]) -> None:
+        """Take up a run where it stands."""
+        self.manifest = manifest
+        for (stage, _), state in sorted(states.items()):
+            if stage:
+                self._finals[stage] = state
+
+    def advance(self, stage: int, manifest: Manifest) -> None:
+        """A round has made a new state."""
+        self.manifest = self._finals[stage] = manifest
+
+    def start(self, one: Plan | Aggregate | Evaluate | Tidy) -> None:
+        """Begin a piece of work."""
+        if isinstance(one, Tidy):
+            keep = {ref.id for state in (self.manifest, *self._finals.values()) for ref in state.values()}
+            self.store.collect(keep)
+        elif isinstance(one, Plan):
+            self._spawn(self._planned(one))
+        elif isinstance(one, Aggregate):
+            self._spawn(self._aggregated(one))
+        else:
+            self._spawn(self._evaluated(one))
+
+    async def close(self) -> None:
+        """Leave off."""
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _spawn(self, work: Awaitable[Event]) -> None:
+        task = asyncio.ensure_future(self._reported(work))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _reported(self, work: Awaitable[Event]) -> None:
+        try:
+            self._report(await work)
+        except Exception as error:  # whatever it is, it ends the run, with its own words
+            self._report(error)
+
+    async def _planned(self, one: Plan) -> Planned:
+        placements = await self._desk.plan_stage(one.stage, one.candidates, self.manifest)
+        return Planned(self._clock(), one.ticket, placements)
+
+    async def _aggregated(self, one: Aggregate) -> Aggregated:
+        updates = [UpdateInfo(update.device, update.manifest, update.samples) for update in one.updates]
+        manifest, record = await asyncio.to_thread(
+            aggregate_round,
+            updates,
+            self.store,
+            self.manifest,
+            cast("Any", self._plan.server),  # its options may be text; those of these roles are numbers
+            prototype_weighting=prototype_weighting(self._plan),
+        )
+        return Aggregated(self._clock(), one.attempt, manifest, record)
+
+    async def _evaluated(self, one: Evaluate) -> Evaluated:
+        rows = await self._desk.evaluate(one.attempt.stage, one.attempt.round, self.manifest)
+        return Evaluated(self._clock(), one.attempt, rows)
+
+
+def prototype_weighting(plan: RunPlan) -> Weighting:
+    """The recipe's weights for merging prototypes."""
+    options: dict[str, Any] = next(iter(plan.slots.prototypes.values()), {})
+    return "class" if options.get("weighting") == "class" else "modality"
+
+
+def payload_sizes(store: ObjectStore, manifest: Manifest) -> dict[str, int]:
+    """Bytes of each part's parameters and buffers: the object without its header."""
+    return {part: ref.size - _header_bytes(store.path(ref.id)) for part, ref in manifest.items()}
+
+
+def _header_bytes(path: Path) -> int:
+    with path.open("rb") as file:
+        return 8 + int.from_bytes(file.read(8), "little")

@@ -1,0 +1,134 @@
+"""``edgefl-agent``: lets this device take part (``run``), or says what it lacks (``doctor``)."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import sys
+from enum import Enum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(
+    help="The agent of one device: receives parts of a model, trains them on local data, sends them back.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+
+class Format(str, Enum):
+    """How lines are written."""
+
+    text = "text"
+    json = "json"
+
+
+class BadSamples(str, Enum):
+    """What to do with samples that cannot be read."""
+
+    error = "error"
+    skip = "skip"
+
+
+BROKER = typer.Option(help="mqtt://[user:password@]host[:port], or mqtts:// for TLS.", envvar="EDGEFL_BROKER")
+PROFILE = typer.Option(help="Device profile: a shipped name (`edgefl devices` lists them) or a YAML file.")
+SET = typer.Option("--set", help="Override a field of the profile, such as budget.memory_bytes='3 GiB'. Repeatable.")
+STATE = typer.Option(help="Directory for identity, objects and unsent work. Default: in ~/.local/state/edgefl.")
+DATA = typer.Option(help="Local data: a folder with manifest.jsonl, or an .npz file. It never leaves this machine.")
+FORMAT = typer.Option("--format", help="text, or json: one object a line.")
+DEBUG = typer.Option(help="Show the traceback of an error.")
+
+
+@app.command()
+def run(
+    broker: Annotated[str, BROKER],
+    data: Annotated[str, DATA],
+    device: Annotated[str, typer.Option(help="This device's name in the fleet. Default: the host name.")] = "",
+    fleet: Annotated[str, typer.Option(help="The fleet's name, the same at the coordinator.")] = "default",
+    profile: Annotated[str, PROFILE] = "cpu",
+    overrides: Annotated[list[str] | None, SET] = None,
+    state: Annotated[Path | None, STATE] = None,
+    bad_samples: Annotated[BadSamples, typer.Option(help="error: stop; skip: leave out and count.")] = BadSamples.error,
+    ca: Annotated[str, typer.Option(help="PEM file of the authority that signed the broker's certificate.")] = "",
+    cert: Annotated[str, typer.Option(help="PEM file of this device's certificate.")] = "",
+    key: Annotated[str, typer.Option(help="PEM file of this device's private key.")] = "",
+    form: Annotated[Format, FORMAT] = Format.text,
+    debug: Annotated[bool, DEBUG] = False,
+) -> None:
+    """Take part in training until stopped (Ctrl-C or SIGTERM).
+
+    Exit codes: 0 stopped, 10 profile, 11 data, 14 broker refuses, 15 disk, 19 torch is missing, 20 trainer.
+    """
+    from device_agent.start import Options, become, reported
+    from edgefl.config.load import load_device
+
+    with reported(debug=debug):
+        name = device or re.sub(r"[^A-Za-z0-9._-]", "-", socket.gethostname())[:64]
+        found = load_device(profile, overrides or [])
+        become(
+            Options(
+                broker=broker,
+                fleet=fleet,
+                device=name,
+                data=data,
+                state=str(state or default_state() / fleet / name),
+                profile=found.name,
+                budget=found.budget.record(),
+                heartbeat_s=found.heartbeat_s,
+                torch_device=found.torch_device,
+                bad_samples=bad_samples.value,
+                ca=ca,
+                cert=cert,
+                key=key,
+                form=form.value,
+                debug=debug,
+            )
+        )
+
+
+@app.command()
+def doctor(
+    broker: Annotated[str, typer.Option(help="Also try this broker.", envvar="EDGEFL_BROKER")] = "",
+    profile: Annotated[str, PROFILE] = "cpu",
+    state: Annotated[Path | None, STATE] = None,
+    form: Annotated[Format, FORMAT] = Format.text,
+    debug: Annotated[bool, DEBUG] = False,
+) -> None:
+    """Check Python, torch on this device, memory, disk, sensors and the broker; exit code 1 when one of them fails."""
+    import msgspec
+
+    from device_agent.doctor import examine
+    from device_agent.start import reported
+    from edgefl.config.load import load_device
+
+    with reported(debug=debug):
+        torch_device = load_device(profile).torch_device
+        checks = examine(broker=broker, directory=state or default_state(), torch_device=torch_device)
+        if form is Format.json:
+            sys.stdout.write(msgspec.json.encode(checks).decode() + "\n")
+        else:
+            for check in checks:
+                sys.stdout.write(f"{check.status:<5} {check.name:<14} {check.detail}\n")
+                if check.remedy and check.status != "ok":
+                    sys.stdout.write(f"{'':<20} -> {check.remedy}\n")
+        if any(check.status == "fail" for check in checks):
+            raise typer.Exit(1)
+
+
+def default_state() -> Path:
+    """Where agents keep their state unless told otherwise."""
+    home = os.environ.get("XDG_STATE_HOME")
+    return (Path(home) if home else Path.home() / ".local" / "state") / "edgefl" / "agents"
+
+
+def main() -> None:
+    """Entry point of the console script."""
+    app()
+
+
+if __name__ == "__main__":
+    main()

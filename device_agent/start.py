@@ -1,0 +1,153 @@
+"""The agent's process: from resolved options to a running agent.
+
+``edgefl-agent run`` checks the command line and the profile, then *becomes* this program (exec): a supervisor without
+typer and pydantic is 13 MB smaller for as long as it lives, and the broker's password leaves the list of processes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Iterator, MutableMapping
+from pathlib import Path
+from typing import NoReturn
+
+import msgspec
+
+from device_agent.identity import Identity
+from device_agent.log import Emit, LineHandler, line_writer
+from device_agent.runner import Agent
+from device_agent.store import AgentStore, Owner, fingerprint
+from device_agent.timeouts import HEARTBEAT_S
+from device_agent.trainer_link import TrainerProcess, TrainerSettings
+from edgefl.errors import EdgeFLError
+from edgefl.protocol.topics import check_name
+from edgefl.records import Budget
+from edgefl.resources.machine import capabilities
+from edgefl.transport.address import parse_url
+from edgefl.transport.mqtt import MqttTransport
+
+#: Carries the options over the exec, and is taken out at once so that no child inherits the password.
+_VARIABLE = "EDGEFL_AGENT_OPTIONS"
+
+
+class Options(msgspec.Struct, frozen=True):
+    """What the user asked for, with the profile resolved."""
+
+    broker: str = ""
+    fleet: str = "default"
+    device: str = ""
+    data: str = ""
+    state: str = ""
+    profile: str = ""
+    budget: Budget = Budget()
+    heartbeat_s: float = HEARTBEAT_S
+    torch_device: str = "auto"
+    bad_samples: str = "error"
+    ca: str = ""
+    cert: str = ""
+    key: str = ""
+    form: str = "text"
+    debug: bool = False
+
+
+def become(options: Options) -> NoReturn:
+    """Replace this process by the agent."""
+    check_name("fleet", options.fleet)
+    check_name("device", options.device)
+    environment = {name: value for name, value in os.environ.items() if name != "EDGEFL_BROKER"}
+    environment[_VARIABLE] = msgspec.json.encode(options).decode()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    arguments = [sys.executable, "-m", "device_agent.start", options.fleet, options.device]
+    os.execve(sys.executable, arguments, environment)  # noqa: S606 - becoming the agent is the purpose; there is no shell
+
+
+def take_options(environment: MutableMapping[str, str]) -> Options:
+    """The options left by ``become``. Raises EdgeFLError when there are none."""
+    text = environment.pop(_VARIABLE, "")
+    if not text:
+        raise EdgeFLError("device_agent.start is not meant to be started by hand", remedy="Use `edgefl-agent run`.")
+    return msgspec.json.decode(text, type=Options)
+
+
+def make_agent(options: Options, emit: Emit) -> Agent:
+    """The agent, not yet running; it holds the lock of its state directory. Raises EdgeFLError."""
+    state = Path(options.state)
+    store = AgentStore(state, Owner(options.device, options.fleet), options.budget.disk_bytes)
+    try:
+        machine = capabilities(state)
+        identity = Identity(
+            fleet=options.fleet,
+            device=options.device,
+            profile=options.profile,
+            budget=options.budget,
+            capabilities=machine,
+            heartbeat_s=options.heartbeat_s,
+            fingerprint=fingerprint(options.data, options.bad_samples, options.torch_device),
+        ).started()
+        settings = TrainerSettings(
+            device=options.device,
+            data=options.data,
+            store=store.objects.root,
+            log=state / "trainer.log",
+            budget=options.budget,
+            bad_samples=options.bad_samples,
+            torch_device=options.torch_device,
+        )
+
+        def dial() -> MqttTransport:
+            return MqttTransport(
+                options.broker,
+                f"{options.fleet}.{options.device}",
+                identity.will(),
+                ca=options.ca or None,
+                cert=options.cert or None,
+                key=options.key or None,
+            )
+
+        emit("starting", device=options.device, profile=options.profile, broker=str(parse_url(options.broker)))
+        return Agent(identity, dial, TrainerProcess(settings, machine.memory_total_bytes), store, emit)
+    except BaseException:
+        store.close()
+        raise
+
+
+async def run_agent(options: Options, emit: Emit) -> None:
+    """Until SIGTERM or SIGINT. Raises the EdgeFLError that ended the agent."""
+    agent = make_agent(options, emit)
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, agent.stop)
+    await agent.run()
+
+
+@contextlib.contextmanager
+def reported(*, debug: bool) -> Iterator[None]:
+    """Errors raised on purpose become a message, a way out and an exit code; the traceback only under --debug."""
+    try:
+        yield
+    except EdgeFLError as error:
+        if debug:
+            traceback.print_exc()
+        sys.stderr.write(f"error: {error.message}\n{error.remedy}\n")
+        sys.exit(error.exit_code)
+
+
+def main() -> None:
+    """``python -m device_agent.start``, with the options in the environment."""
+    with reported(debug=False):
+        options = take_options(os.environ)
+    emit = line_writer("json" if options.form == "json" else "text")
+    logging.basicConfig(handlers=[LineHandler(emit)], level=logging.WARNING, force=True)
+    with reported(debug=options.debug):
+        asyncio.run(run_agent(options, emit))
+
+
+if __name__ == "__main__":
+    main()

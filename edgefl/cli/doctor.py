@@ -1,0 +1,53 @@
+"""``edgefl doctor``: is this machine fit to train, and does it reach the broker?"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import typer
+
+BrokerOption = Annotated[
+    str, typer.Option("--broker", help="Also try this broker, such as mqtts://user:password@host:8883.")
+]
+
+
+def command(
+    broker: BrokerOption = "",
+    device: Annotated[
+        Literal["auto", "cpu", "cuda"], typer.Option("--device", help="Where torch shall try a training step.")
+    ] = "auto",
+    format: Annotated[Literal["terminal", "json"], typer.Option("--format", help="How to print.")] = "terminal",  # noqa: A002  # the option's own name
+) -> None:
+    """Check this machine: Python, a real training step with torch, memory, disk, sensors, and the broker if named.
+
+    Ends with exit code 1 when a check failed; warnings do not count.
+
+    Example: edgefl doctor --broker mqtt://192.168.1.10:1883
+    """
+    from device_agent.doctor import examine
+
+    checks = examine(broker=broker, torch_device=device)
+    if format == "json":
+        import msgspec
+
+        typer.echo(msgspec.json.format(msgspec.json.encode(checks), indent=2).decode())
+    else:
+        from rich.console import Console
+
+        from edgefl.report.grid import Column, Grid, Tone, words
+        from edgefl.report.tables import print_grid
+
+        tones: dict[str, Tone] = {"ok": "good", "warn": "warn", "fail": "bad"}
+        columns = (
+            Column("check", key=True, text=True),
+            Column("result", text=True),
+            Column("found", text=True),
+            Column("what to do", text=True),
+        )
+        rows = tuple(
+            (words(check.name), words(check.status, tone=tones[check.status]), words(check.detail), words(check.remedy))
+            for check in checks
+        )
+        print_grid(Grid("This machine", columns, rows), Console())
+    if any(check.status == "fail" for check in checks):
+        raise typer.Exit(1)

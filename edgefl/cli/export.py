@@ -1,0 +1,126 @@
+"""``edgefl export``: a run's model as ONNX bundles."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
+import typer
+
+from edgefl.cli.locate import LEDGER, RUNS, RunArgument, RunsOption, find_run, read_run
+from edgefl.cli.options import Format, print_json
+from edgefl.errors import RunError
+from edgefl.plan.values import RunPlan, Stage
+from edgefl.records import Manifest
+from edgefl.report.rows import BundleRow, RunReport
+
+FOLDER = "bundles"
+
+
+@dataclass(frozen=True)
+class FinalState:
+    """What a run's last finished round left behind."""
+
+    report: RunReport
+    plan: RunPlan
+    stage: Stage
+    round: int
+    manifest: Manifest
+
+
+def command(
+    run: RunArgument = "latest",
+    runs: RunsOption = RUNS,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Folder to write; default: bundles/ in the run's directory.")
+    ] = None,
+    mask: Annotated[
+        Literal["auto", "prototype", "zero", "both"],
+        typer.Option(help="What stands in for absent sensors; auto: both where the run has prototypes, else zero."),
+    ] = "auto",
+    capacity: Annotated[
+        int | None, typer.Option(min=1, help="Rows of each prototype table; default: the number of classes.")
+    ] = None,
+    tolerance: Annotated[
+        float, typer.Option(min=0.0, help="Largest difference from torch with which a bundle is published.")
+    ] = 1e-4,
+    format: Format = "terminal",  # noqa: A002  # the option's own name
+) -> None:
+    """Write a run's model as ONNX: one bundle for each modality alone and one for the complete input.
+
+    Each bundle is compared with torch first; when one differs, none is published. An earlier export is replaced.
+
+    Examples: edgefl export latest · edgefl export 2026 -o bundles --mask both --capacity 32
+    """
+    from edgefl.export.bundle import PROTOTYPES, export_bundles
+    from edgefl.objects import ObjectStore
+    from edgefl.protocol.parts import decode_part
+
+    directory = find_run(run, runs)
+    state = final_state(directory)
+    sys.stderr.write(f"{_what(state)}\n")
+    store = ObjectStore(directory / "objects")
+    wanted = {*state.stage.present, PROTOTYPES} & set(state.manifest)
+    parts = {part: decode_part(store.read(state.manifest[part].id)) for part in sorted(wanted)}
+    chosen = ("both" if PROTOTYPES in parts else "zero") if mask == "auto" else mask
+    target = output if output is not None else directory / FOLDER
+    rows = export_bundles(
+        state.plan.model,
+        state.stage,
+        parts,
+        target,
+        capacity=capacity,
+        mask=chosen,
+        tolerance=tolerance,
+        refs=state.manifest,
+    )
+    _record(directory, state.report.run, rows)
+    if format == "json":
+        body = {"run": state.report.run, "stage": state.stage.index, "round": state.round, "mask": chosen}
+        print_json({**body, "directory": str(target), "bundles": rows})
+        return
+    from rich.console import Console
+
+    from edgefl.report import inventory
+    from edgefl.report.tables import print_grid
+
+    print_grid(inventory.bundles(msgspec.structs.replace(state.report, bundles=tuple(rows))), Console())
+
+
+def final_state(directory: Path) -> FinalState:
+    """The state of the run in ``directory`` after its last finished round. Raises RunError when there is none yet."""
+    from coordinator.ledger import Ledger
+
+    report = read_run(directory)
+    with Ledger(directory / LEDGER, create=False) as ledger:
+        plan = ledger.plan(report.run)
+        position = ledger.position(report.run)
+    if position.stage == 0:
+        raise RunError(
+            f"run {report.run!r} has not finished a round: there is nothing to export",
+            remedy="Wait for its first round, or export another run; `edgefl runs` lists them.",
+        )
+    stage = next(stage for stage in plan.stages if stage.index == position.stage)
+    return FinalState(report, plan, stage, position.round, position.manifest)
+
+
+def _what(state: FinalState) -> str:
+    last = max((stage for stage in state.plan.stages if stage.rounds), key=lambda stage: stage.index)
+    place = f"stage {state.stage.index} of {last.index}, round {state.round} of {state.stage.rounds}"
+    unfinished = "" if state.report.status == "done" else f" (the run is {state.report.status})"
+    return f"exporting run {state.report.run} after {place}{unfinished}; this takes some seconds a bundle"
+
+
+def _record(directory: Path, run: str, rows: list[BundleRow]) -> None:
+    """Note the bundles in the ledger, those inside the run's directory by their path from there."""
+    from coordinator.ledger import Ledger
+
+    with Ledger(directory / LEDGER, create=False) as ledger:
+        for row in rows:
+            path = Path(row.path)
+            inside = path.is_relative_to(directory)
+            kept = str(path.relative_to(directory)) if inside else row.path
+            ledger.add_bundle(run, msgspec.structs.replace(row, path=kept))

@@ -1,0 +1,158 @@
+"""Local mode: shares, a broker, a coordinator and one agent a device, as separate processes that end together."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import yaml
+
+from edgefl.cli.planning import shares_of
+from edgefl.config.load import budget_overrides, load_run
+from edgefl.data.split import Prepared
+from edgefl.errors import ConfigError, EdgeFLError, Problem, RunError, StoreError
+from edgefl.report.live import LiveView
+from edgefl.report.rows import EventRow, RunReport
+from edgefl.transport.broker import start_broker
+
+#: Agents leave by themselves within a second of SIGTERM; a trainer inside a long step may need a little more.
+AGENT_GRACE_S = 5.0
+
+
+class LocalRun:
+    """One run in local mode. ``train`` it, then ``finish`` it: bundles, report, what to do next."""
+
+    def __init__(self, name: str, overrides: Sequence[str], *, runs: Path, resume: str, quiet: bool) -> None:
+        self.config, self.recipe = load_run(name, overrides)
+        if not self.config.fleet:
+            raise ConfigError(name, [Problem("fleet", "local mode needs at least one device, such as {name: box}")])
+        self.runs = runs
+        self.resume = resume
+        self.quiet = quiet
+        self.run = resume or _new_id(runs, self.config.name)
+        self.directory = runs / self.run
+
+    async def train(self) -> None:
+        """The run from first to last round. Raises the failing program's own error."""
+        prepared = self._prepare()
+        run_file = self._write_run_file(prepared)
+        async with contextlib.AsyncExitStack() as stack:
+            url = self.config.broker
+            if "://" not in url:
+                broker = await stack.enter_async_context(start_broker(self.directory / "broker", url))
+                url = broker.url
+            for device in self.config.fleet:
+                await stack.enter_async_context(self._agent(device.name, device.profile, device.budget, url))
+            await self._coordinate(run_file, url)
+
+    def finish(self, *, export: bool) -> RunReport:
+        """Bundles and report.html into the run's directory; unless quiet, the tables and what to run next."""
+        from edgefl.cli.closing import close_run
+
+        return close_run(self.directory, export=export, quiet=self.quiet)
+
+    def _prepare(self) -> Prepared:
+        folder = self.directory / "shares"
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise StoreError(f"can not write {folder}: {error.strerror}") from error
+        return shares_of(self.config, [device.name for device in self.config.fleet], folder)
+
+    def _write_run_file(self, prepared: Prepared) -> Path:
+        """The run as resolved: the recipe's slots written out, the test set the one just made."""
+        values: dict[str, Any] = self.config.model_dump(mode="json", exclude_none=True)
+        values["data"]["test"] = str(Path(prepared.test).resolve())
+        path = self.directory / "run.yaml"
+        path.write_text(yaml.safe_dump(values, sort_keys=False, allow_unicode=True), encoding="utf-8")
+        return path
+
+    @contextlib.asynccontextmanager
+    async def _agent(self, name: str, profile: str, budget: dict[str, Any], url: str) -> AsyncIterator[None]:
+        arguments = ["device_agent.cli", "run", "--device", name, "--profile", profile]
+        arguments += ["--data", str(self.directory / "shares" / f"{name}.npz")]
+        arguments += ["--state", str(self.directory / "devices" / name), "--fleet", self.run]
+        for override in budget_overrides(budget):
+            arguments += ["--set", override]
+        log = self.directory / "logs" / f"{name}.log"
+        process = await _start(arguments, url, log, stdout=None)
+        try:
+            yield
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                process.send_signal(signal.SIGTERM)
+            try:
+                await asyncio.wait_for(process.wait(), AGENT_GRACE_S)
+            except asyncio.TimeoutError:
+                process.kill()
+                await process.wait()
+
+    async def _coordinate(self, run_file: Path, url: str) -> None:
+        arguments = ["coordinator.cli", "run", str(run_file), "--events", "--fleet", self.run]
+        arguments += ["--directory", str(self.runs)]
+        arguments += ["--resume", self.resume] if self.resume else ["--run", self.run]
+        log = self.directory / "logs" / "coordinator.log"
+        process = await _start(arguments, url, log, stdout=asyncio.subprocess.PIPE)
+        view = contextlib.nullcontext() if self.quiet else LiveView()
+        failure = ""
+        remedy = ""
+        try:
+            with view as live:
+                async for line in _lines(process):
+                    event = msgspec.json.decode(line, type=EventRow)
+                    if event.kind == "run_failed":
+                        failure, remedy = str(event.data.get("text", "")), str(event.data.get("remedy", ""))
+                    if live is not None:
+                        live.feed(event)
+            status = await process.wait()
+        finally:
+            if process.returncode is None:
+                process.send_signal(signal.SIGTERM)
+                await process.wait()
+        if status != 0:
+            raise _failure(status, failure, remedy, log)
+
+
+def _new_id(runs: Path, name: str) -> str:
+    """``name``, the date and time; a number behind it when that is taken."""
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    base = f"{name}-{stamp}"[:64]
+    taken = {path.name for path in runs.iterdir()} if runs.is_dir() else set()
+    return next(c for c in [base, *(f"{base[:60]}-{i}" for i in range(2, 1000))] if c not in taken)
+
+
+async def _start(arguments: list[str], url: str, log: Path, *, stdout: int | None) -> asyncio.subprocess.Process:
+    """``python -m …``, logging to ``log``; the broker's URL goes by environment, where no process list shows it."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    # Many trainers share this machine's cores: one thread each, unless the user says otherwise.
+    environment = {"OMP_NUM_THREADS": "1", **os.environ, "EDGEFL_BROKER": url}
+    with log.open("ab") as out:
+        return await asyncio.create_subprocess_exec(
+            sys.executable, "-m", *arguments, env=environment, stdin=asyncio.subprocess.DEVNULL,
+            stdout=out if stdout is None else stdout, stderr=out, limit=2**24,
+        )  # fmt: skip
+
+
+async def _lines(process: asyncio.subprocess.Process) -> AsyncIterator[bytes]:
+    if process.stdout is not None:
+        async for line in process.stdout:
+            yield line
+
+
+def _failure(status: int, text: str, remedy: str, log: Path) -> EdgeFLError:
+    """The coordinator's own error with its exit code; its log's last words when it left none."""
+    if not text:
+        lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+        told = next((line for line in reversed(lines) if line.startswith("error: ")), lines[-1] if lines else "")
+        text = told.removeprefix("error: ") or f"the coordinator ended with status {status}"
+    error = RunError(text, remedy=remedy or f"See {log}.")
+    error.exit_code = status if status > 0 else RunError.exit_code
+    return error

@@ -1,0 +1,81 @@
+"""From what a user types (an id, the beginning of one, ``latest``, a directory) to a run's directory and report."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from edgefl.errors import EdgeFLError, RunError, StoreError
+from edgefl.report.rows import RunReport
+
+LEDGER = "ledger.sqlite"
+
+RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="A run's id, the beginning of one, or `latest`.")]
+RunsOption = Annotated[Path, typer.Option("--runs", envvar="EDGEFL_RUNS", help="Directory that holds the runs.")]
+RUNS = Path("runs")
+
+
+def run_directories(runs: Path) -> list[Path]:
+    """Directories in ``runs`` that hold a ledger, newest ledger first."""
+    if not runs.is_dir():
+        return []
+    found = [path for path in runs.iterdir() if (path / LEDGER).is_file()]
+    return sorted(found, key=lambda path: (path / LEDGER).stat().st_mtime, reverse=True)
+
+
+def find_run(text: str, runs: Path) -> Path:
+    """The directory of the run ``text`` names. Raises RunError naming what there is when none or several fit."""
+    directories = run_directories(runs)
+    if not directories:
+        raise RunError(
+            f"there is no run in {runs}",
+            remedy="Start one with `edgefl run RUN.yaml`, or name the directory with --runs DIR.",
+        )
+    if text == "latest":
+        return directories[0]
+    exact = [path for path in directories if path.name == text]
+    fitting = exact or [path for path in directories if text and path.name.startswith(text)]
+    if len(fitting) == 1:
+        return fitting[0]
+    if (Path(text) / LEDGER).is_file():
+        return Path(text)
+    known = ", ".join(path.name for path in (fitting or directories)[:10])
+    if fitting:
+        raise RunError(f"{text!r} fits {len(fitting)} runs: {known}", remedy="Type more of the run's id, or `latest`.")
+    raise RunError(f"no run {text!r} in {runs}", remedy=f"Runs there: {known}. `edgefl runs` lists them all.")
+
+
+def read_run(directory: Path) -> RunReport:
+    """The report of the run in ``directory``. Raises StoreError when its ledger cannot be read."""
+    from coordinator.ledger import Ledger
+
+    with Ledger(directory / LEDGER, create=False) as ledger:
+        known = [report.run for report in ledger.runs()]
+        return ledger.report(directory.name if directory.name in known else "")
+
+
+def read_runs(runs: Path) -> tuple[list[RunReport], list[str]]:
+    """Every run in ``runs`` without its rows, newest first; and a sentence for each ledger that cannot be read."""
+    from coordinator.ledger import Ledger
+
+    found: list[RunReport] = []
+    unreadable: list[str] = []
+    for directory in run_directories(runs):
+        try:
+            with Ledger(directory / LEDGER, create=False) as ledger:
+                found += ledger.runs()
+        except StoreError as error:
+            unreadable.append(f"{directory}: {error.message}")
+    return sorted(found, key=lambda report: report.started_at, reverse=True), unreadable
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file the user asked for. Raises EdgeFLError that names it and the reason."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise EdgeFLError(f"cannot write {path}: {reason}", remedy="Name another file with -o FILE.") from error

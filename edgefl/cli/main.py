@@ -1,0 +1,112 @@
+"""The ``edgefl`` command: a closed table of verbs, each loaded only when it is used, so that help is quick."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import inspect
+import sys
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import typer
+import typer.core
+import typer.main
+
+from edgefl import __version__
+from edgefl.report.console import guarded
+
+#: verb -> (where its function is, one line of help). The order is that of ``edgefl --help``.
+VERBS: dict[str, tuple[str, str]] = {
+    "run": ("edgefl.cli.run:command", "Train: start a broker, a coordinator and a local fleet from one run file."),
+    "plan": ("edgefl.cli.plan:command", "Predict what each stage costs on each device, and who can train it."),
+    "runs": ("edgefl.cli.runs:command", "List the runs in ./runs."),
+    "report": ("edgefl.cli.report:command", "Show a run: accuracy, every device's bill, refusals, rounds."),
+    "devices": ("edgefl.cli.devices:command", "Show a run's devices: what they are, may spend and have spent."),
+    "export": ("edgefl.cli.export:command", "Write a run's model as ONNX bundles, checked against torch."),
+    "data": ("edgefl.cli.data:command", "Show how a run's data is shared out to devices, and write the shares."),
+    "predict": ("edgefl.cli.predict:command", "Run an exported bundle on a file."),
+    "doctor": ("edgefl.cli.doctor:command", "Check this machine and, if asked, the connection to a broker."),
+}
+HELP = """
+Train multimodal models across small devices inside each device's real budget, and see what every device spent.
+
+Start with `edgefl run RUN.yaml`, then `edgefl report latest`. RUN is a run's id, the beginning of one, or `latest`.
+"""
+EPILOG = "Add --debug anywhere to see where an error happened. Exit codes: docs/commands.md."
+
+
+class LazyGroup(typer.core.TyperGroup):
+    """Lists verbs from the table above; imports a verb's module only when that verb is called."""
+
+    debug = False
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """The verbs, in the table's order."""
+        return list(VERBS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """A stand-in with the verb's one-line help."""
+        if cmd_name not in VERBS:
+            return None
+        return typer.core.TyperCommand(cmd_name, help=VERBS[cmd_name][1])
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """The verb itself, loaded now."""
+        self.commands = {verb: self.get_command(ctx, verb) for verb in VERBS}  # so that a typo gets a suggestion
+        name, stand_in, rest = super().resolve_command(ctx, args)
+        return name, None if stand_in is None else load(str(name), debug=self.debug), rest
+
+
+def load(verb: str, *, debug: bool = False) -> Any:
+    """The verb's command, its errors turned into words and exit codes. Imports the verb's module."""
+    module, _, name = VERBS[verb][0].partition(":")
+    function: Callable[..., Any] = getattr(importlib.import_module(module), name)
+
+    @functools.wraps(function)
+    def body(*args: Any, **kwargs: Any) -> Any:
+        with guarded(debug):
+            return function(*args, **kwargs)
+
+    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    text = inspect.getdoc(function) or VERBS[verb][1]
+    app.command(verb, help=text, epilog=EPILOG)(body)
+    return typer.main.get_command(app)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"edgefl {__version__}")
+        raise typer.Exit
+
+
+def _options(
+    debug: bool = typer.Option(False, "--debug", help="Show where an error happened (may stand anywhere)."),
+    version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Show the version."),
+) -> None:
+    """Options of the command itself; both are handled before a verb is reached."""
+
+
+def group(*, debug: bool = False) -> Any:
+    """The command with all its verbs."""
+    app = typer.Typer(cls=LazyGroup, add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
+    app.callback(help=HELP)(_options)
+    command = typer.main.get_command(app)
+    if isinstance(command, LazyGroup):
+        command.debug = debug
+    return command
+
+
+def main(arguments: list[str] | None = None) -> NoReturn:
+    """Entry point of the console script. Ends the program with an exit code."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    own = given[: given.index("--")] if "--" in given else given
+    debug = "--debug" in own
+    kept = [word for word in own if word != "--debug"] + given[len(own) :]
+    with guarded(debug):
+        group(debug=debug).main(args=kept, prog_name="edgefl")
+    raise SystemExit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,61 @@
+"""``edgefl plan``: what every stage and schedule costs, and who is eligible for what, before anything runs."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from edgefl.cli.options import Format, Overrides, RunFile, print_json
+
+
+def _show_sizes(wanted: bool) -> None:
+    if not wanted:
+        return
+    from rich.console import Console
+
+    from edgefl.models.sizes import SIZES
+    from edgefl.report.prices import size_grid
+    from edgefl.report.tables import print_grid
+
+    print_grid(size_grid(SIZES), Console())
+    raise typer.Exit
+
+
+def command(
+    run: RunFile,
+    device: Annotated[
+        list[str] | None,
+        typer.Option(metavar="PROFILE", help="Device profile to plan for, instead of the run's fleet; repeatable."),
+    ] = None,
+    samples: Annotated[
+        int | None, typer.Option(min=1, help="Samples a device has (default: what the partition gives it).")
+    ] = None,
+    trainer_base: Annotated[str, typer.Option(metavar="BYTES", help="Size of the idle trainer, such as 250MiB.")] = "",
+    sizes: Annotated[
+        bool, typer.Option("--sizes", callback=_show_sizes, is_eager=True, help="List the encoder sizes and leave.")
+    ] = False,
+    format: Format = "terminal",  # noqa: A002 - the option's own name
+    set_: Overrides = None,
+) -> None:
+    """Predict what each stage costs on each device, and who can train it, without running anything.
+
+    The first tables compare the schedules on one device's share; the last says what each device would train in each
+    stage, or which budget refuses, with both numbers.
+
+    Example: edgefl plan demo --device jetson-nano --device single-stage
+    """
+    from edgefl.cli.planning import price_run
+
+    price = price_run(run, set_ or [], profiles=device or [], samples=samples, trainer_base=trainer_base)
+    if format == "json":
+        print_json(price)
+        return
+    from rich.console import Console
+
+    from edgefl.report.prices import price_grids
+    from edgefl.report.tables import print_grid
+
+    console = Console()
+    for grid in price_grids(price):
+        print_grid(grid, console)

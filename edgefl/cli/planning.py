@@ -1,0 +1,162 @@
+"""The figures behind ``edgefl plan``: schedules priced on one share, and a placement per device and stage."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from edgefl.config.files import parse_bytes
+from edgefl.config.load import fleet_profile, load_run
+from edgefl.config.recipe import RecipeConfig
+from edgefl.config.values import DeviceProfile, RunConfig
+from edgefl.data.split import Prepared, Share, prepare_shares
+from edgefl.errors import ConfigError, Problem
+from edgefl.plan.compile import compile_run
+from edgefl.plan.fit import place
+from edgefl.plan.schedule import SCHEDULES
+from edgefl.plan.values import Candidate, Job, RunPlan, Stage
+from edgefl.records import Capabilities
+from edgefl.report.prices import DevicePlan, RunPrice, StagePrice
+
+#: Idle trainer on CPU: 204 MB for torch and 43 MB for transformers. Each agent measures its own in a run.
+TORCH_BYTES = 204 * 10**6
+TRANSFORMERS_BYTES = 43 * 10**6
+
+
+def price_run(
+    name: str, overrides: Sequence[str], *, profiles: Sequence[str], samples: int | None, trainer_base: str
+) -> RunPrice:
+    """Price the run file ``name``. Raises ConfigError, DataError, ModelError."""
+    from edgefl.training.pricing import Pricer
+
+    config, recipe = load_run(name, overrides)
+    devices = _devices(config, profiles)
+    plan, shares = _compile(config, recipe, [device for device, _ in devices], samples)
+    part_bytes = _part_bytes(plan)
+    base = _base(trainer_base, plan)
+    pricer = Pricer()
+    typical = _typical(shares, config.training.batch_size)
+    schedules = tuple(
+        _price(plan, schedule, stage, typical, part_bytes, pricer)
+        for schedule, build in SCHEDULES.items()
+        for stage in build(plan.model, config.training.rounds, "auto")
+    )
+    devices_planned = tuple(
+        DevicePlan(device, profile.name, place(plan.model, stage, hyper, plan.slots, candidate, part_bytes, pricer))
+        for device, profile in devices
+        for candidate in [_candidate(device, profile, shares[device], plan, base)]
+        for stage, hyper in zip(plan.stages, plan.hypers, strict=True)
+        if stage.rounds
+    )
+    return RunPrice(
+        name=plan.name,
+        recipe=plan.recipe,
+        model_bytes=sum(part_bytes.values()),
+        samples=typical[""],
+        batch_size=config.training.batch_size,
+        trainer_base_bytes=base,
+        schedules=schedules,
+        devices=devices_planned,
+    )
+
+
+def _devices(config: RunConfig, profiles: Sequence[str]) -> list[tuple[str, DeviceProfile]]:
+    if profiles:
+        return [(f"{profile}-{i}", fleet_profile(profile, None)) for i, profile in enumerate(profiles, start=1)]
+    if config.fleet:
+        return [(device.name, fleet_profile(device.profile, device.budget)) for device in config.fleet]
+    raise ConfigError(config.name, [Problem("fleet", "the run names no devices; give --device PROFILE")])
+
+
+def _compile(
+    config: RunConfig, recipe: RecipeConfig, devices: list[str], samples: int | None
+) -> tuple[RunPlan, dict[str, dict[str, int]]]:
+    """The plan, and samples per modality of each device."""
+    if config.data.source is None:
+        raise ConfigError(config.name, [Problem("data.source", "is needed to know the shapes of the samples")])
+    with TemporaryDirectory() as folder:
+        prepared = shares_of(config, devices, Path(folder))
+    shapes, names = prepared.signature, prepared.label_names
+    plan = compile_run(config, recipe, run="plan", shapes=shapes, label_names=names)
+    return plan, {share.device: _scaled(share, samples) for share in prepared.shares}
+
+
+def shares_of(config: RunConfig, devices: Sequence[str], folder: Path) -> Prepared:
+    """Write every device's share and the test set of a run below ``folder``. Raises DataError."""
+    if config.data.source is None:
+        raise ConfigError(config.name, [Problem("data.source", "is needed to share data out")])
+    return prepare_shares(
+        config.data.source,
+        devices,
+        folder,
+        partition={str(method): options for method, options in config.data.partition.items()},
+        missing=config.data.missing.model_dump(),
+        seed=config.seed,
+        test=config.data.test or None,
+        bad_samples=config.data.bad_samples,
+    )
+
+
+def _scaled(share: Share, samples: int | None) -> dict[str, int]:
+    if samples is None:
+        return share.samples
+    factor = samples / max(1, share.samples[""])
+    return {modality: round(count * factor) for modality, count in share.samples.items()}
+
+
+def _typical(shares: dict[str, dict[str, int]], least: int) -> dict[str, int]:
+    """The mean share (of one batch at least), all modalities present."""
+    mean = max(least, round(sum(samples[""] for samples in shares.values()) / len(shares)))
+    modalities = {modality for samples in shares.values() for modality in samples}
+    return dict.fromkeys(modalities, mean)
+
+
+def _part_bytes(plan: RunPlan) -> dict[str, int]:
+    from edgefl.models.build import build
+    from edgefl.models.state import part_size_bytes
+
+    model = build(plan.model, device="meta")
+    return {part: part_size_bytes(model, part) for part in model.parts_present}
+
+
+def _base(text: str, plan: RunPlan) -> int:
+    if text:
+        try:
+            return int(parse_bytes(text))
+        except ValueError as error:
+            raise ConfigError("--trainer-base", [Problem("value", str(error))]) from error
+    heavy = any(encoder.kind != "sensor" for encoder in plan.model.encoders.values())
+    return TORCH_BYTES + (TRANSFORMERS_BYTES if heavy else 0)
+
+
+def _price(
+    plan: RunPlan, schedule: str, stage: Stage, samples: dict[str, int], part_bytes: dict[str, int], pricer: Any
+) -> StagePrice:
+    job = Job(model=plan.model, stage=stage, hyper=plan.hypers[0], slots=plan.slots)
+    peak, flops = pricer(job, samples)
+    trained = sum(part_bytes[part] for part in stage.trained)
+    seen = (
+        samples[""] // job.hyper.batch_size * job.hyper.batch_size * job.hyper.epochs
+    )  # a last short batch is dropped
+    return StagePrice(
+        schedule=schedule,
+        stage=stage.index,
+        rounds=stage.rounds,
+        step_peak_bytes=peak,
+        flops_per_round=flops,
+        flops_per_sample=flops / seen,
+        payload_down_bytes=trained,
+        payload_up_bytes=trained,
+    )
+
+
+def _candidate(device: str, profile: DeviceProfile, samples: dict[str, int], plan: RunPlan, base: int) -> Candidate:
+    return Candidate(
+        device=device,
+        capabilities=Capabilities(trainer_base_bytes=base),
+        budget=profile.budget.record(),
+        samples=samples,
+        modalities={m: encoder.input_shape for m, encoder in plan.model.encoders.items() if samples.get(m)},
+    )

@@ -1,0 +1,229 @@
+"""``edgefl predict``: an exported bundle on a file. Needs onnxruntime; neither torch nor a ledger."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import numpy as np
+import typer
+
+from edgefl.cli.options import Format, print_json
+from edgefl.data.dataset import Dataset
+from edgefl.data.load import load
+from edgefl.data.readers import SampleError, read, target
+from edgefl.errors import DataError
+from edgefl.export.apply import Answers, apply, encoders
+from edgefl.export.manifest import Manifest
+from edgefl.export.serve import find_bundles
+from edgefl.models.spec import EncoderSpec
+from edgefl.report import units
+from edgefl.report.grid import Cell, Column, Grid, words
+
+#: Samples listed on a terminal when --limit says nothing.
+SHOWN = 20
+SCHEMA = "edgefl.predictions/1"
+#: Ends of a single sample's file -> kinds of modality it may hold.
+SAMPLES: dict[str, tuple[str, ...]] = {
+    ".npy": ("sensor", "vision", "audio", "text"),
+    ".csv": ("sensor",),
+    ".png": ("vision",),
+    ".jpg": ("vision",),
+    ".jpeg": ("vision",),
+    ".wav": ("audio",),
+    ".txt": ("text",),
+}
+
+
+def command(
+    bundle: Annotated[Path, typer.Argument(metavar="BUNDLE", help="A bundle's folder, or the folder of all bundles.")],
+    file: Annotated[
+        Path,
+        typer.Argument(
+            metavar="FILE", help="An .npz file, a folder with manifest.jsonl, or one sample: .npy .csv .png .wav .txt."
+        ),
+    ],
+    modality: Annotated[
+        list[str] | None,
+        typer.Option(help="Use only this modality of the file, or say what a single sample's file is; repeatable."),
+    ] = None,
+    mask: Annotated[
+        Literal["prototype", "zero"] | None, typer.Option(help="What stands in for absent modalities.")
+    ] = None,
+    device: Annotated[Literal["cpu", "cuda"], typer.Option(help="Where to compute.")] = "cpu",
+    bad_samples: Annotated[
+        Literal["error", "skip"], typer.Option(help="What to do with unreadable samples.")
+    ] = "error",
+    limit: Annotated[
+        int | None, typer.Option(min=1, help=f"List at most this many samples; default: {SHOWN}, all with json.")
+    ] = None,
+    format: Format = "terminal",  # noqa: A002  # the option's own name
+) -> None:
+    """Classify the samples of a file, and count how many answers are right where it has labels.
+
+    With a folder of bundles, each sample goes to the bundle of all modalities it has, else to a single modality's.
+
+    Examples: edgefl predict runs/ID/bundles runs/ID/shares/test.npz · edgefl predict bundles/acc walk.csv
+    """
+    bundles = find_bundles(bundle)
+    data = read_input(file, encoders(bundles), next(iter(bundles.values())).labels, modality or [], bad_samples)
+    answers, left = apply(bundles, data, mask=mask, device=device)
+    if not answers:
+        raise DataError(
+            f"{file}: no bundle takes {_having(data, int(left[0]))} alone; "
+            f"there are: {', '.join(manifest.name for manifest in bundles.values())}",
+            remedy="Give the folder of all bundles, or a file that has the other modalities as well.",
+        )
+    for problem in data.skipped:
+        sys.stderr.write(f"left out: {problem}\n")
+    if len(left):
+        sys.stderr.write(f"left out: {len(left)} samples with only {_having(data, int(left[0]))}: no bundle for them\n")
+    if format == "json":
+        print_json(_json(data, answers, left, bundles, limit))
+        return
+    from rich.console import Console
+
+    from edgefl.report.tables import print_grid
+
+    print_grid(_grid(data, answers, limit or SHOWN), Console())
+
+
+def read_input(
+    path: Path, known: Mapping[str, EncoderSpec], labels: tuple[str, ...], only: list[str], bad_samples: str
+) -> Dataset:
+    """The samples at ``path``, as the encoders ``known`` take them. Raises DataError."""
+    unknown = [m for m in only if m not in known]
+    if unknown:
+        raise DataError(f"no bundle takes {', '.join(unknown)}", remedy=f"Choose from: {', '.join(known)}.")
+    wanted = {m: encoder for m, encoder in known.items() if not only or m in only}
+    if path.is_file() and path.suffix.lower() != ".npz":
+        return _single(path, wanted)
+    return load(path, bad_samples=bad_samples, modalities=wanted, label_names=labels)
+
+
+def _single(path: Path, wanted: Mapping[str, EncoderSpec]) -> Dataset:
+    """One sample of one modality: the only one that can be read from the file."""
+    kinds = SAMPLES.get(path.suffix.lower())
+    if kinds is None:
+        raise DataError(
+            f"{path}: can not be read", remedy=f"Give .npz, a folder with manifest.jsonl, or {', '.join(SAMPLES)}."
+        )
+    if "text" in kinds and any(c.isspace() for c in path.name):
+        raise DataError(f"{path}: the name has a blank, and would be read as a text itself", remedy="Rename the file.")
+    found: dict[str, np.ndarray] = {}
+    refused = [f"{m} is {encoder.kind}" for m, encoder in wanted.items() if encoder.kind not in kinds]
+    for m, encoder in wanted.items():
+        if encoder.kind in kinds:
+            try:
+                found[m] = read(path.parent, path.name, target(encoder))
+            except SampleError as error:
+                refused.append(f"{m}: {error.message}")
+    if not found:
+        raise DataError(f"{path}: is no sample of these bundles ({'; '.join(refused)})", remedy="Give another file.")
+    if len(found) > 1:
+        raise DataError(
+            f"{path}: may be {' or '.join(found)}",
+            remedy=f"Say which, for instance with --modality {next(iter(found))}.",
+        )
+    ((m, value),) = found.items()
+    return Dataset({m: value[None]}, {m: np.ones(1, dtype=bool)}, None, (), [path.name])
+
+
+def accuracy(data: Dataset, answers: list[Answers]) -> float | None:
+    """Share of right answers among the labelled samples; None when none has a label."""
+    if data.labels is None:
+        return None
+    right = [a.prediction.classes == data.labels[a.rows] for a in answers if len(a.prediction.classes)]
+    known = [data.labels[a.rows] >= 0 for a in answers if len(a.prediction.classes)]
+    total = sum(int(k.sum()) for k in known)
+    return sum(int((r & k).sum()) for r, k in zip(right, known, strict=True)) / total if total else None
+
+
+def _having(data: Dataset, row: int) -> str:
+    return " + ".join(m for m in data.modalities if data.present[m][row]) or "nothing"
+
+
+def _truth(data: Dataset, row: int) -> str | None:
+    if data.labels is None or data.labels[row] < 0:
+        return None
+    return data.label_names[int(data.labels[row])]
+
+
+def _places(answers: list[Answers], limit: int | None) -> list[tuple[int, Answers, int]]:
+    """(row of the data set, who answered it, place in that answer), in the data set's order."""
+    places = [(int(row), one, at) for one in answers for at, row in enumerate(one.rows)]
+    return sorted(places, key=lambda place: place[0])[:limit]
+
+
+def _grid(data: Dataset, answers: list[Answers], limit: int) -> Grid:
+    columns = [Column("sample", key=True, text=True), Column("bundle", text=True)]
+    embeds = not len(answers[0].prediction.classes)
+    labelled = accuracy(data, answers) is not None
+    if embeds:
+        columns.append(Column("embedding", text=True))
+    else:
+        columns += [Column("label", text=True), Column("probability")]
+        columns += [Column("truth", text=True)] if labelled else []
+    rows = []
+    for row, one, at in _places(answers, limit):
+        cells = [words(data.ids[row]), words(one.bundle)]
+        p = one.prediction
+        if embeds:
+            vectors = [f"{m} [{', '.join(f'{x:.3f}' for x in e[at][:4])}, …]" for m, e in p.embeddings.items()]
+            cells.append(words("; ".join(vectors)))
+        else:
+            truth = _truth(data, row)
+            tone: Literal["", "good", "bad"] = "" if truth is None else "good" if truth == p.labels[at] else "bad"
+            cells += [words(p.labels[at], tone=tone), Cell(units.percent(float(p.probabilities[at].max())))]
+            cells += [words(truth or units.NOTHING)] if labelled else []
+        rows.append(tuple(cells))
+    return Grid("Predictions", tuple(columns), tuple(rows), notes=tuple(_notes(data, answers, len(rows))))
+
+
+def _notes(data: Dataset, answers: list[Answers], shown: int) -> list[str]:
+    count = sum(len(one.rows) for one in answers)
+    notes = [f"{shown} of {count} samples shown; --limit shows more."] if shown < count else []
+    share = accuracy(data, answers)
+    if share is not None:
+        each = [f"{a.bundle} {units.percent(value)}" for a in answers if (value := accuracy(data, [a])) is not None]
+        parts = f" ({', '.join(each)})" if len(each) > 1 else ""
+        notes.append(f"Accuracy {units.percent(share)}{parts}.")
+    return notes
+
+
+def _json(
+    data: Dataset, answers: list[Answers], left: np.ndarray, bundles: Mapping[Path, Manifest], limit: int | None
+) -> dict[str, Any]:
+    return {
+        "schema": SCHEMA,
+        "bundles": [manifest.name for manifest in bundles.values()],
+        "samples": len(data),
+        "answered": sum(len(one.rows) for one in answers),
+        "accuracy": accuracy(data, answers),
+        "by_bundle": {a.bundle: {"samples": len(a.rows), "accuracy": accuracy(data, [a])} for a in answers},
+        "left_out": [{"id": data.ids[row], "has": _having(data, row)} for row in left.tolist()],
+        "bad_samples": [str(problem) for problem in data.skipped],
+        "predictions": [_entry(data, row, one, at, bundles) for row, one, at in _places(answers, limit)],
+    }
+
+
+def _entry(data: Dataset, row: int, one: Answers, at: int, bundles: Mapping[Path, Manifest]) -> dict[str, Any]:
+    p = one.prediction
+    entry: dict[str, Any] = {"id": data.ids[row], "bundle": one.bundle}
+    if not len(p.classes):
+        return {**entry, "embeddings": {m: e[at].tolist() for m, e in p.embeddings.items()}}
+    names = next(iter(bundles.values())).labels
+    entry |= {"label": p.labels[at], "probability": float(p.probabilities[at].max()), "truth": _truth(data, row)}
+    entry["probabilities"] = dict(zip(names, p.probabilities[at].tolist(), strict=True))
+    if p.matched:
+        entry["matched"] = {
+            m: [
+                {"label": names[c] if c < len(names) else str(c), "weight": w}
+                for c, w in zip(match.rows[at].tolist(), match.weights[at].tolist(), strict=True)
+                if c >= 0
+            ]
+            for m, match in p.matched.items()
+        }
+    return entry

@@ -1,0 +1,207 @@
+"""What a bundle says about itself: a folder with ``model.onnx`` and this manifest. Neither torch nor onnx here.
+
+A model of several modalities gives one bundle for each alone and one for the complete input. Labelled ones take the
+prototype tables as optional inputs whose defaults are inside the file: ``prototypes.<m>`` [capacity, d] and
+``prototypes.<m>.valid`` [capacity]. A call whose ``valid`` is all false gets the zero mask, so one file serves both.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from edgefl.errors import ExportError
+from edgefl.models.spec import EncoderSpec, ModelSpec
+from edgefl.records import ObjectRef
+from edgefl.report.rows import BundleRow
+
+#: Grow when a field changes its meaning or goes away; new fields leave them as they are.
+FORMAT = "edgefl.bundle/1"
+INDEX_FORMAT = "edgefl.bundles/1"
+MODEL_FILE = "model.onnx"
+MANIFEST_FILE = "manifest.json"
+INDEX_FILE = "index.json"
+BATCH = "batch"
+#: Texts are exported for this length and more: `torch.export` can not treat one and two tokens like the rest, because
+#: tensors of one element broadcast. Serving pads shorter texts with 0, which changes nothing.
+MIN_LENGTH = 3
+#: A manifest has a few kilobytes; with 100,000 label names some megabytes. Read whole, so bounded.
+MAX_MANIFEST_BYTES = 64 * 2**20
+
+MaskName = Literal["prototype", "zero"]
+DAMAGED = "Export it again with `edgefl export RUN`, or copy the bundle's folder anew."
+
+
+class Axis(msgspec.Struct, frozen=True):
+    """Sizes a dynamic axis may have; ``maximum`` None: any."""
+
+    minimum: int = 1
+    maximum: int | None = None
+
+
+class Port(msgspec.Struct, frozen=True):
+    """One input or output of the graph. A name among the sizes is a dynamic axis, described in ``Manifest.axes``."""
+
+    name: str = ""
+    dtype: Literal["float32", "int64", "bool"] = "float32"
+    shape: tuple[int | str, ...] = ()
+
+
+class Check(msgspec.Struct, frozen=True):
+    """One comparison of onnxruntime with torch: largest absolute difference by output.
+
+    ``mask`` "override": with other prototype tables than those in the file.
+    """
+
+    mask: str = "none"
+    sizes: dict[str, int] = {}
+    differences: dict[str, float] = {}
+
+
+class Manifest(msgspec.Struct, frozen=True):
+    """A bundle's description. ``masks``: the masks it was checked with; ``absent``: the modalities they fill in."""
+
+    format: str = FORMAT
+    name: str = ""
+    file: str = MODEL_FILE
+    sha256: str = ""
+    size_bytes: int = 0
+    opset: int = 0
+    ir_version: int = 0
+    task: Literal["classify", "embed"] = "classify"
+    modalities: tuple[str, ...] = ()
+    absent: tuple[str, ...] = ()
+    encoders: dict[str, EncoderSpec] = {}  # of the modalities it takes
+    labels: tuple[str, ...] = ()
+    inputs: tuple[Port, ...] = ()
+    tables: tuple[Port, ...] = ()  # optional inputs
+    outputs: tuple[Port, ...] = ()
+    axes: dict[str, Axis] = {}
+    mask: Literal["none", "prototype", "zero"] = "none"  # what a plain call does
+    masks: tuple[MaskName, ...] = ()
+    metric: str = "cosine"
+    top_k: int = 0
+    temperature: float = 0.0
+    capacity: int = 0
+    tolerance: float = 0.0
+    max_difference: float = 0.0
+    parity: tuple[Check, ...] = ()
+    stage: int = 0
+    depth: int = 0
+    parts: dict[str, ObjectRef] = {}
+    versions: dict[str, str] = {}
+
+
+class Index(msgspec.Struct, frozen=True):
+    """The bundles of one folder; their paths are relative to it."""
+
+    format: str = INDEX_FORMAT
+    bundles: tuple[BundleRow, ...] = ()
+
+
+def bundle_name(modalities: tuple[str, ...]) -> str:
+    """``acc`` alone, or ``acc+gyro`` (+ can not be in a modality's name)."""
+    return "+".join(modalities)
+
+
+def length_axis(modality: str) -> str:
+    """The name of a text's dynamic length."""
+    return f"{modality}.length"
+
+
+def input_ports(model: ModelSpec, modalities: tuple[str, ...]) -> tuple[tuple[Port, ...], dict[str, Axis]]:
+    """One input a modality, and the dynamic axes."""
+    axes = {BATCH: Axis()}
+    ports = []
+    for m in modalities:
+        encoder = model.encoders[m]
+        shape: tuple[int | str, ...] = tuple(encoder.input_shape)
+        if encoder.kind == "text" and encoder.input_shape[0] > MIN_LENGTH:
+            axes[length_axis(m)] = Axis(MIN_LENGTH, encoder.input_shape[0])
+            shape = (length_axis(m),)
+        ports.append(Port(m, "int64" if encoder.kind == "text" else "float32", (BATCH, *shape)))
+    return tuple(ports), axes
+
+
+def table_ports(model: ModelSpec, capacity: int) -> tuple[Port, ...]:
+    """Rows and valid flags of every modality's prototypes."""
+    return tuple(
+        port
+        for m in model.encoders
+        for port in (
+            Port(table_name(m), "float32", (capacity, model.head.out)),
+            Port(valid_name(m), "bool", (capacity,)),
+        )
+    )
+
+
+def output_ports(model: ModelSpec, modalities: tuple[str, ...], absent: int, top_k: int) -> tuple[Port, ...]:
+    """Logits and probabilities, with ``top_k`` the matches of each absent modality; or embeddings."""
+    if not model.classes:
+        return tuple(Port(f"embedding.{m}", "float32", (BATCH, model.head.out)) for m in modalities)
+    ports = (
+        Port("logits", "float32", (BATCH, model.classes)),
+        Port("probabilities", "float32", (BATCH, model.classes)),
+    )
+    if not top_k:
+        return ports
+    matches = (BATCH, absent, top_k)
+    return (*ports, Port("matched", "int64", matches), Port("weights", "float32", matches))
+
+
+def table_name(modality: str) -> str:
+    """The input that takes a modality's prototypes."""
+    return f"prototypes.{modality}"
+
+
+def valid_name(modality: str) -> str:
+    """The input that says which rows of it hold one."""
+    return f"prototypes.{modality}.valid"
+
+
+def encode_json(value: msgspec.Struct) -> bytes:
+    """A manifest or index as indented JSON."""
+    return msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n"
+
+
+def read_manifest(directory: Path) -> Manifest:
+    """The manifest of the bundle in ``directory``. Raises ExportError (missing, damaged, of another version)."""
+    path = directory / MANIFEST_FILE
+    try:
+        if path.stat().st_size > MAX_MANIFEST_BYTES:
+            raise ExportError(f"{path} has more than {MAX_MANIFEST_BYTES} bytes", remedy=DAMAGED)
+        manifest = msgspec.json.decode(path.read_bytes(), type=Manifest)
+    except OSError as error:
+        raise ExportError(
+            f"{directory} holds no bundle: {MANIFEST_FILE} can not be read ({error.strerror or error})",
+            remedy="Give the folder of a bundle, or the folder `edgefl export` wrote.",
+        ) from error
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise ExportError(f"{path} is damaged: {error}", remedy=DAMAGED) from error
+    if manifest.format != FORMAT:
+        raise ExportError(
+            f"{path} has the format {manifest.format[:80]!r}, and this version reads {FORMAT!r}",
+            remedy="Export the run again with this version of EdgeFL.",
+        )
+    return manifest
+
+
+def read_model(directory: Path, manifest: Manifest) -> bytes:
+    """The bytes of the model file, which are those the manifest names. Raises ExportError."""
+    path = directory / Path(manifest.file).name  # a manifest can not point out of its folder
+    try:
+        size = path.stat().st_size
+        data = path.read_bytes() if size == manifest.size_bytes else b""
+    except OSError as error:
+        raise ExportError(f"{path} can not be read: {error.strerror or error}", remedy=DAMAGED) from error
+    if size != manifest.size_bytes:
+        raise ExportError(f"{path} has {size} bytes, its manifest says {manifest.size_bytes}", remedy=DAMAGED)
+    found = hashlib.sha256(data).hexdigest()
+    if found != manifest.sha256:
+        raise ExportError(
+            f"{path} is damaged: sha256 {found[:16]}…, its manifest says {manifest.sha256[:16]}…", remedy=DAMAGED
+        )
+    return data

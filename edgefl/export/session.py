@@ -1,0 +1,56 @@
+"""An onnxruntime session on a bundle's bytes: quiet, on the processor that was asked for or not at all."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import numpy as np
+
+from edgefl.errors import ExportError, MissingDependencyError
+
+Device = Literal["cpu", "cuda"]
+_PROVIDERS: dict[str, str] = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
+#: onnxruntime's own scale: 3 shows errors and hides warnings, such as those on machines without a GPU.
+_ERRORS_ONLY = 3
+
+
+def open_session(data: bytes, device: Device = "cpu", threads: int = 0) -> Any:
+    """A session on an ONNX file's bytes; ``threads`` 0: onnxruntime's choice. Works without torch.
+
+    Raises ExportError when the file is no model this onnxruntime runs, or the device can not be used;
+    MissingDependencyError without onnxruntime.
+    """
+    try:
+        import onnxruntime
+    except ModuleNotFoundError as error:
+        raise MissingDependencyError("onnxruntime", "export") from error
+    if device not in _PROVIDERS:
+        raise ExportError(f"unknown device {device!r}", remedy=f"Choose {' or '.join(_PROVIDERS)}.")
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = _ERRORS_ONLY
+    options.intra_op_num_threads = threads
+    wanted = _PROVIDERS[device]
+    # onnxruntime only warns about a provider that its build lacks.
+    able = [wanted] if wanted in onnxruntime.get_available_providers() else []
+    providers = list(dict.fromkeys([*able, _PROVIDERS["cpu"]]))
+    try:
+        session = onnxruntime.InferenceSession(data, options, providers=providers)
+    except Exception as error:  # onnxruntime's exceptions share no public base
+        raise ExportError(
+            f"onnxruntime {onnxruntime.__version__} can not load the model: {str(error).splitlines()[0]}",
+            remedy="Install the onnxruntime version the manifest names, or a newer one.",
+        ) from error
+    # Only the session knows: get_available_providers() lists CUDA on machines without a GPU as well.
+    if wanted not in session.get_providers():
+        raise ExportError(
+            f"onnxruntime can not use {device} here: the session runs on {', '.join(session.get_providers())}",
+            remedy="Use --device cpu, or install onnxruntime-gpu for this machine's CUDA version.",
+        )
+    return session
+
+
+def run(session: Any, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Every output by name."""
+    names = [output.name for output in session.get_outputs()]
+    return dict(zip(names, session.run(names, dict(feeds)), strict=True))

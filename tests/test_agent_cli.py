@@ -1,0 +1,115 @@
+"""The agent's command line: bad input ends with a message, a way out and a stable exit code; doctor's findings."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from device_agent import doctor
+from device_agent.log import LineHandler, line_writer
+from device_agent.runner import unreachable
+from device_agent.start import Options, take_options
+from edgefl.errors import BrokerError, ConfigError, DataError, EdgeFLError, ProtocolError
+from edgefl.transport import failures
+from edgefl.transport.address import parse_url
+from edgefl.transport.broker import start_broker
+
+
+def agent(*arguments, timeout=60, **environment):
+    command = [sys.executable, "-m", "device_agent.cli", *arguments]
+    known = {name: value for name, value in os.environ.items() if name != "EDGEFL_BROKER"}
+    return subprocess.run(command, capture_output=True, text=True, timeout=timeout, env={**known, **environment})
+
+
+def test_a_broker_that_refuses_ends_the_agent_and_its_password_is_not_printed(tmp_path):
+    async def scene():
+        async with start_broker(tmp_path / "broker", "mosquitto") as broker:
+            wrong = broker.url.replace(broker.address.password, "guessed-secret")
+            options = ["--broker", wrong, "--data", "x.npz", "--device", "d1", "--state", str(tmp_path / "state")]
+            return await asyncio.to_thread(agent, "run", *options)
+
+    done = asyncio.run(scene())
+    assert done.returncode == BrokerError.exit_code
+    assert "error: the broker mqtt://edgefl@127.0.0.1" in done.stderr
+    assert "password" in done.stderr.splitlines()[-1]
+    assert "guessed-secret" not in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_missing_data_ends_the_agent_and_is_named(tmp_path):
+    # The broker is not there either: the agent goes on dialling, and the data's fault ends it.
+    options = ["--broker", "mqtt://127.0.0.1:9", "--data", str(tmp_path / "no.npz"), "--state", str(tmp_path / "state")]
+    done = agent("run", *options, "--device", "d1", "--format", "json")
+    assert done.returncode == DataError.exit_code
+    assert "no.npz" in done.stderr.splitlines()[-2]
+    lines = [json.loads(line) for line in done.stderr.splitlines() if line.startswith("{")]
+    assert [line["event"] for line in lines if line["event"] == "unreachable"]
+    assert lines[-1]["event"] == "stopped"
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "words"),
+    [
+        (["--profile", "no-such-profile"], ConfigError.exit_code, "no shipped profile of this name"),
+        (["--set", "budget.memory_bites=1"], ConfigError.exit_code, "budget.memory_bites"),
+        (["--device", "a/b"], ProtocolError.exit_code, "device 'a/b' is not a valid name"),
+    ],
+)
+def test_faults_of_the_command_line_are_named(tmp_path, options, code, words):
+    done = agent("run", "--broker", "mqtt://h", "--data", "x", "--state", str(tmp_path), *options)
+    assert done.returncode == code
+    assert words in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_the_options_pass_the_exec_once():
+    options = Options(broker="mqtt://u:secret@h", device="d1", data="x")
+    environment = {"EDGEFL_AGENT_OPTIONS": msgspec.json.encode(options).decode(), "HOME": "/h"}
+    assert take_options(environment) == options
+    assert environment == {"HOME": "/h"}  # the trainer inherits no password
+    with pytest.raises(EdgeFLError, match="by hand"):
+        take_options(environment)
+
+
+def test_only_a_broker_that_does_not_answer_is_worth_waiting_for():
+    address = parse_url("mqtt://u:p@h:1883")
+    assert unreachable(failures.unreachable(address, ConnectionRefusedError()))
+    assert unreachable(failures.silent(address))
+    assert not unreachable(failures.refused(address, "d1", "Bad user name or password"))
+    assert not unreachable(failures.denied(address, "t", "subscribe to", "Not authorized"))
+
+
+def test_doctor_tells_each_check_with_a_remedy_for_what_is_not_well(tmp_path):
+    done = agent("doctor", "--broker", "mqtt://127.0.0.1:9", "--format", "json", "--state", str(tmp_path))
+    assert done.returncode == 1  # the broker is not there
+    found = {check["name"]: check for check in json.loads(done.stdout)}
+    assert list(found) == ["broker", "python", "torch", "memory", "disk", "energy sensor", "temperature"]
+    assert (found["broker"]["status"], found["torch"]["status"]) == ("fail", "ok")
+    assert "Start the broker" in found["broker"]["remedy"]
+    assert all(check["remedy"] for check in found.values() if check["status"] != "ok")
+
+
+def test_doctor_knows_an_old_python_and_a_place_that_is_no_directory(tmp_path):
+    assert doctor.python((3, 8, 10)).status == "fail"
+    (tmp_path / "file").write_text("")
+    assert doctor.disk(tmp_path / "file").status == "fail"
+    assert doctor.disk(tmp_path / "new" / "deep").status in {"ok", "warn"}
+    assert not Path(tmp_path / "new").exists()
+
+
+def test_lines_are_one_an_event_in_both_forms():
+    out = io.StringIO()
+    line_writer("text", out)("declined", reason="disk", needed=2000.0, detail="two words", empty=None)
+    assert out.getvalue()[9:] == '! declined       reason=disk needed=2000 detail="two words"\n'
+    out = io.StringIO()
+    LineHandler(line_writer("json", out)).handle(logging.LogRecord("x", logging.WARNING, "", 1, "a\nb", None, None))
+    assert json.loads(out.getvalue())["text"] == "a\nb"

@@ -1,0 +1,366 @@
+"""The agent's I/O against a coordinator that speaks the real protocol: in memory, with and without faults."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from agent_fixtures import CHUNK_BYTES, DEVICE, FACTS, Coordinator, Running, asked_chunks, attempt
+from msgspec.structs import replace
+
+from device_agent import values as v
+from device_agent.store import AgentStore, Owner
+from device_agent.trainer_link import Ended
+from edgefl.errors import BrokerError, DataError, EdgeFLError, StoreError
+from edgefl.protocol import messages as m
+from edgefl.protocol.chunks import HEADER_BYTES
+from edgefl.protocol.transfer import Completed
+from edgefl.records import ObjectRef, Refusal
+from edgefl.transport.memory import MemoryBroker
+from edgefl.worker import WorkerFailedError
+
+
+def play(scene):
+    asyncio.run(asyncio.wait_for(scene, 20))
+
+
+def test_a_round_goes_through_and_is_billed(tmp_path):
+    async def scene():
+        broker = MemoryBroker()
+        async with Coordinator(broker, tmp_path / "c") as coordinator, Running(broker, tmp_path / "a") as running:
+            hello = await coordinator.expect(m.Hello)
+            assert (hello.device, hello.samples, hello.class_counts) == (DEVICE, {"": 40, "acc": 40}, (20, 20))
+            assert (await coordinator.expect(m.Presence)).online
+            offer = coordinator.offer()
+            assert (await coordinator.expect(m.Accept)).attempt == offer.attempt
+            update = await coordinator.take_update()
+            assert coordinator.store.read(update.manifest["task"].id) == b"T" * 3000
+            figures = update.figures
+            assert figures["payload_down_bytes"].value == 8000  # 5000 + 3000, nothing was here before
+            assert figures["payload_up_bytes"].value == 3000
+            framing = 3 * (HEADER_BYTES + len("edgefl/1/default/d/d1/up/o/down-r1-1-1") + 10)
+            assert figures["wire_up_bytes"].value >= 3000 + framing
+            assert figures["wire_down_bytes"].value >= 8000 + 8 * HEADER_BYTES
+            assert figures["wall_s"].value > 0
+            assert figures["flops"].value == 12.0
+            while running.agent.state.update is not None:
+                await asyncio.sleep(0.01)
+            assert running.store.load() == v.Saved(closed=offer.attempt)
+            assert len(coordinator.heard[m.Progress]) == 1
+            await coordinator.expect(m.Heartbeat)
+        assert not (await coordinator_presence(coordinator)).online
+        assert running.trainer.stopped == 1
+
+    play(scene())
+
+
+async def coordinator_presence(coordinator):
+    """What the broker retained last."""
+    (payload,) = coordinator.transport._broker._retained.values()
+    return m.decode_up(payload)
+
+
+def test_the_second_round_fetches_only_what_changed(tmp_path):
+    async def scene():
+        broker = MemoryBroker()
+        async with Coordinator(broker, tmp_path / "c") as coordinator, Running(broker, tmp_path / "a"):
+            await coordinator.expect(m.Hello)
+            coordinator.offer()
+            await coordinator.take_update()
+            coordinator.offer(number=2, parts={"acc/embed": b"e" * 5000, "task": b"n" * 2000})
+            update = await coordinator.take_update()
+            assert update.figures["payload_down_bytes"].value == 2000
+
+    play(scene())
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_lost_doubled_and_swapped_messages_change_nothing(tmp_path, seed, monkeypatch):
+    monkeypatch.setattr("edgefl.protocol.receiver.STALL_S", 0.3)
+
+    async def scene():
+        broker = MemoryBroker(seed=seed)
+        async with Coordinator(broker, tmp_path / "c") as coordinator, Running(broker, tmp_path / "a") as running:
+            await coordinator.expect(m.Hello)
+            broker.duplicate, broker.reorder = 0.2, 0.2
+            for number in (1, 2, 3):
+                coordinator.offer(number=number, parts={"acc/embed": b"e" * 9000, "task": b"%d" % number * 3000})
+                update = await coordinator.take_update()
+                assert update.attempt == attempt(number)
+                assert coordinator.store.read(update.manifest["task"].id) == b"%d" % number * 3000
+            assert running.trainer.trained == [attempt(1), attempt(2), attempt(3)]
+
+    play(scene())
+
+
+def test_chunks_that_are_lost_are_asked_for_again(tmp_path, monkeypatch):
+    monkeypatch.setattr("edgefl.protocol.receiver.STALL_S", 0.2)
+
+    async def scene():
+        broker = MemoryBroker()
+        async with Coordinator(broker, tmp_path / "c") as coordinator, Running(broker, tmp_path / "a"):
+            await coordinator.expect(m.Hello)
+            coordinator.chunk_limit = 2
+            coordinator.offer()
+            first = await coordinator.expect(m.Need)
+            assert asked_chunks(first) == 8
+            while not (again := await coordinator.expect(m.Need)).missing:
+                pass
+            assert asked_chunks(again) == 6
+            coordinator.chunk_limit = None
+            update = await coordinator.take_update()
+            assert update.figures["payload_down_bytes"].value == 8000
+
+    play(scene())
+
+
+def test_killed_while_fetching_it_goes_on_from_the_disk(tmp_path):
+    async def scene():
+        broker = MemoryBroker()
+        async with Coordinator(broker, tmp_path / "c") as coordinator:
+            async with Running(broker, tmp_path / "a") as first:
+                await coordinator.expect(m.Hello)
+                coordinator.chunk_limit = 3
+                offer = coordinator.offer()
+                await coordinator.expect(m.Need)
+                while first.agent.transport.bytes_received < 3 * CHUNK_BYTES:
+                    await asyncio.sleep(0.01)
+                await first.kill()
+            coordinator.chunk_limit = None
+            coordinator.heard.clear()
+            async with Running(broker, tmp_path / "a") as second:
+                assert second.identity.session != first.identity.session
+                hello = await coordinator.expect(m.Hello)
+                assert hello.working_on == offer.attempt
+                assert (await coordinator.expect(m.Accept)).attempt == offer.attempt
+                need = await coordinator.expect(m.Need)
+                assert asked_chunks(need) == 5
+                update = await coordinator.take_update()
+                assert second.trainer.trained == [offer.attempt]
+                figure = update.figures["payload_down_bytes"]  # the first process took its counters with it
+                assert (figure.value, figure.reason) == (None, "the agent was restarted during the round")
+
+    play(scene())
+
+
+def test_killed_before_its_update_is_taken_it_announces_it_again_without_training(tmp_path):
+    async def scene():
+        broker = MemoryBroker()
+        async with Coordinator(broker, tmp_path / "c") as coordinator:
+            async with Running(broker, tmp_path / "a") as first:
+                await coordinator.expect(m.Hello)
+                coordinator.offer()
+                before = await coordinator.expect(m.Update)
+                await first.kill()
+            async with Running(broker, tmp_path / "a") as second:
+                assert (await coordinator.expect(m.Hello)).working_on == before.attempt
+                update = await coordinator.take_update()
+                assert update == before
+                assert second.trainer.trained == []
+
+    play(scene())
+
+
+def test_a_cut_connection_is_taken_up_again(tmp_path):
+    async def scene():
+        broker = MemoryBroker()
+        async with Coordinator(broker, tmp_path / "c") as coordinator, Running(broker, tmp_path / "a") as running:
+            await coordinator.expect(m.Hello)
+            coordinator.chunk_limit = 2
+            coordinator.offer()
+            await coordinator.expect(m.Need)
+            broker.cut(DEVICE)
+            coordinator.chunk_limit = None
+            await coordinator.expect(m.Hello)
+            await coordinator.take_update()
+            online = [presence.online for presence in coordinator.heard[m.Presence]]
+            assert online == [True, False, True]  # the middle one is the last will
+            assert [event for event, _ in running.lines if "connected" in event] == [
+                "connected",
+                "disconnected",
+                "connected",
+            ]
+
+    play(scene())
+
+
+def test_a_trainer_killed_by_its_ceiling_is_a_decline_and_the_agent_lives(tmp_path):
+    async def scene():
+        broker = MemoryBroker()
+        async with Coordinator(broker, tmp_path / "c") as coordinator, Running(broker, tmp_path / "a") as running:
+            await coordinator.expect(m.Hello)
+            refusal = Refusal("ceiling", 900.0, 800.0, "B", "killed")
+            running.trainer.ends = [Ended(v.Result(refusal=refusal), alive=False)]
+            coordinator.offer()
+            decline = await coordinator.expect(m.Decline)
+            assert (decline.refusal.needed, decline.refusal.allowed) == (900.0, 800.0)
+            coordinator.offer(batch_size=4)  # planned again, within the same attempt
+            await coordinator.take_update()
+            assert running.trainer.warmed == 2
+
+    play(scene())
+
+
+def test_a_closed_round_is_left_off_and_the_next_one_trained(tmp_path):
+    async def scene():
+        broker = MemoryBroker()
+        async with Coordinator(broker, tmp_path / "c") as coordinator, Running(broker, tmp_path / "a") as running:
+            await coordinator.expect(m.Hello)
+            running.trainer.hold = asyncio.Event()
+            coordinator.offer()
+            await coordinator.expect(m.Accept)
+            while not running.trainer.running:
+                await asyncio.sleep(0.01)
+            coordinator.send(m.Abort(attempt(1), "the round is closed"))
+            coordinator.offer(number=2)
+            await coordinator.expect(m.Accept)
+            running.trainer.hold.set()
+            assert (await coordinator.take_update()).attempt == attempt(2)
+            assert running.trainer.trained == [attempt(2)]
+
+    play(scene())
+
+
+def test_garbage_and_messages_of_newer_versions_are_ignored(tmp_path):
+    async def scene():
+        broker = MemoryBroker()
+        async with Coordinator(broker, tmp_path / "c") as coordinator, Running(broker, tmp_path / "a") as running:
+            await coordinator.expect(m.Hello)
+            for topic, payload in [
+                ("down", b"\xc1"),
+                ("down", b"\x81\xa1t\xa6future"),
+                ("down/o/down-r1-1-1", b"no chunk"),
+            ]:
+                await coordinator.transport.publish(f"edgefl/1/default/d/{DEVICE}/{topic}", payload)
+            coordinator.offer()
+            await coordinator.take_update()
+            assert len(running.events("ignored")) == 2  # no chunk is looked at while nothing is fetched
+
+    play(scene())
+
+
+def test_offers_and_grants_that_make_no_sense_do_not_end_the_agent(tmp_path):
+    async def scene():
+        broker = MemoryBroker()
+        async with Coordinator(broker, tmp_path / "c") as coordinator, Running(broker, tmp_path / "a"):
+            await coordinator.expect(m.Hello)
+            offer = coordinator.offer()
+            update = await coordinator.expect(m.Update)
+            for changes in ({"chunk_bytes": 10**9}, {"manifest": {"task": ObjectRef("f" * 64, -1)}}):
+                coordinator.send(replace(offer, attempt=attempt(2), **changes))
+                assert (await coordinator.expect(m.Decline)).refusal.reason == "transfer"
+            name = update.manifest["task"].id
+            for grant in (
+                m.Grant(DEVICE, "up-1", 1, 0, 1, missing={name: b"\x07"}),
+                m.Grant(DEVICE, "up-1", 2, CHUNK_BYTES, 1, missing={"f" * 64: b"\x07"}),
+                m.Grant(DEVICE, "up-1", 3, CHUNK_BYTES, 1, missing={name: b"\xff\xff"}),
+            ):
+                coordinator.send(grant)
+            coordinator.fetch(update)
+            await coordinator.expect(Completed)
+            assert coordinator.store.read(name) == b"T" * 3000
+
+    play(scene())
+
+
+def test_a_full_store_declines_with_the_reason(tmp_path):
+    async def scene():
+        broker = MemoryBroker()
+        async with Coordinator(broker, tmp_path / "c") as coordinator, Running(broker, tmp_path / "a") as running:
+            running.store.objects.limit_bytes = 6000
+            await coordinator.expect(m.Hello)
+            coordinator.offer()
+            decline = await coordinator.expect(m.Decline)
+            assert decline.refusal.reason == "disk"
+            assert "6000 allowed" in decline.refusal.detail
+
+    play(scene())
+
+
+def test_data_that_cannot_be_read_ends_the_agent_with_its_own_exit_code(tmp_path):
+    async def scene():
+        running = Running(MemoryBroker(), tmp_path / "a")
+
+        async def warm():
+            raise WorkerFailedError("no.npz: there is no such file", log=tmp_path / "log", kind="DataError")
+
+        running.trainer.warm = warm
+        with pytest.raises(EdgeFLError, match="no such file") as caught:
+            await running.agent.run()
+        assert caught.value.exit_code == DataError.exit_code
+
+    play(scene())
+
+
+def test_a_trainer_that_stumbles_while_warming_is_started_again_and_given_up_after_three_times(tmp_path, monkeypatch):
+    monkeypatch.setattr("device_agent.trainer_jobs.TRAINER_RESTART_S", 0.01)
+
+    async def scene(deaths):
+        broker = MemoryBroker()
+        async with Coordinator(broker, tmp_path / "c") as coordinator:
+            running = Running(broker, tmp_path / "a")
+
+            async def warm():
+                running.trainer.warmed += 1
+                if running.trainer.warmed <= deaths:
+                    raise WorkerFailedError("killed by signal 9", log=tmp_path / "log", status=-9)
+                return FACTS
+
+            running.trainer.warm = warm
+            if deaths > 2:
+                with pytest.raises(WorkerFailedError, match="signal 9"):
+                    await running.agent.run()
+            else:
+                async with running:
+                    await coordinator.expect(m.Hello)
+            assert running.trainer.warmed == 3
+
+    play(scene(2))
+    (tmp_path / "a" / "facts.json").unlink()
+    play(scene(3))
+
+
+def test_an_unreachable_broker_is_dialled_again_and_refused_credentials_end_the_agent(tmp_path, monkeypatch):
+    monkeypatch.setattr("device_agent.runner.DIAL_FIRST_S", 0.01)
+
+    async def scene():
+        running = Running(MemoryBroker(), tmp_path / "a")
+        failures = [
+            BrokerError("can not reach the broker mqtt://x:1: nothing listens on x:1"),
+            BrokerError("the broker mqtt://x:1 refuses the connection: it does not admit anonymous clients"),
+        ]
+
+        def dial():
+            transport = Running.dial(running)
+
+            async def connect():
+                raise failures.pop(0)
+
+            transport.connect = connect
+            return transport
+
+        running.agent.transport = dial()
+        running.agent._dial_next = dial
+        with pytest.raises(BrokerError, match="does not admit"):
+            await running.agent.run()
+        assert len(running.events("unreachable")) == 1
+
+    play(scene())
+
+
+def test_a_state_directory_has_one_agent_and_one_owner(tmp_path):
+    store = AgentStore(tmp_path, Owner("d1", "f"))
+    with pytest.raises(StoreError, match="in use by another agent"):
+        AgentStore(tmp_path, Owner("d1", "f"))
+    store.close()
+    with pytest.raises(StoreError, match="belongs to device 'd1' of fleet 'f', not to 'd2' of 'f'"):
+        AgentStore(tmp_path, Owner("d2", "f"))
+    AgentStore(tmp_path, Owner("d1", "f")).close()
+
+
+def test_damaged_work_is_set_aside_and_not_believed(tmp_path):
+    store = AgentStore(tmp_path, Owner("d1", "f"))
+    (tmp_path / "work.msgpack").write_bytes(b"\x93half")
+    assert store.load() == v.Saved()
+    assert (tmp_path / "work.msgpack.damaged").exists()
+    store.close()

@@ -1,0 +1,468 @@
+"""The coordinator's machine: random events with invariants after every step, and rounds worked through by hand."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+from coordinator_fixture import STEP_BYTES, a_plan, place
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from coordinator import instructions as do
+from coordinator import values as v
+from coordinator.machine import initial, step
+from coordinator.timeouts import Timeouts
+from edgefl.plan.values import RoundPolicy
+from edgefl.protocol.messages import Hello, Update
+from edgefl.records import Attempt, Budget, ObjectRef, Refusal
+
+NAMES = ("a", "b", "c")
+REF = ObjectRef("0" * 64, 10)
+POLICY = RoundPolicy(devices=2, join_s=10.0, quorum=0.5, deadline_s=100.0, max_attempts=2)
+TIMEOUTS = Timeouts(grace_s=5.0, retry_pause_s=1.0)
+
+
+class Play:
+    """A machine with its history, and what a runner would have in hand; ``send`` checks the invariants."""
+
+    def __init__(self, **changes: Any) -> None:
+        self.plan = a_plan(policy=POLICY, **changes)
+        self.state = initial(self.plan, TIMEOUTS)
+        self.now = 0.0
+        self.plans: list[do.Plan] = []
+        self.fetches: dict[str, Update] = {}
+        self.aggregate: do.Aggregate | None = None
+        self.evaluate: do.Evaluate | None = None
+        self.opened: list[Attempt] = []
+        self.closed: list[Attempt] = []
+        self.counted: set[tuple[str, Attempt]] = set()
+        self.log: list[v.Event] = []
+        self.send(v.Begin(self.now))
+
+    def send(self, event: v.Event) -> list[do.Instruction]:
+        before = self.state
+        self.log.append(event)
+        self.state, out = step(before, event)
+        for one in out:
+            self._note(one, before)
+        self._check()
+        return out
+
+    def _note(self, one: do.Instruction, before: v.State) -> None:
+        if isinstance(one, do.Plan):
+            self.plans.append(one)
+        elif isinstance(one, do.Fetch):
+            self.fetches[one.update.device] = one.update
+        elif isinstance(one, do.SendOffer):
+            self.fetches.pop(one.device, None)
+            assert one.attempt == (self.state.open or before.open).attempt  # type: ignore[union-attr]
+        elif isinstance(one, do.Forget):
+            self.fetches.clear()
+        elif isinstance(one, do.Evaluate):
+            assert self.evaluate is None
+            self.evaluate = one
+        elif isinstance(one, do.SaveRound) and one.status == "running":
+            assert not self.opened or one.attempt > self.opened[-1], "attempts go up"
+            self.opened.append(one.attempt)
+        elif isinstance(one, do.SaveRound) and one.status == "done":
+            assert (one.attempt.stage, one.attempt.round) not in [(a.stage, a.round) for a in self.closed]
+            self.closed.append(one.attempt)
+        elif isinstance(one, do.Aggregate):
+            self._note_aggregate(one)
+
+    def _note_aggregate(self, one: do.Aggregate) -> None:
+        assert self.aggregate is None
+        self.aggregate = one
+        opened = self.state.open
+        assert opened is not None
+        assert opened.attempt == one.attempt == self.opened[-1]
+        offered = [a for a in opened.assignments.values() if a.status != "refused"]
+        assert len(one.updates) >= max(1, math.ceil(POLICY.quorum * len(offered) - 1e-9)), "a quorum"
+        missed = [name for name, a in opened.assignments.items() if a.status in {"late", "lost"}]
+        alone = all(not self.state.devices[name].online for name in missed)
+        assert not missed or alone or self.now >= opened.deadline_at, "nobody present is left out before the deadline"
+        for update in one.updates:
+            assert update.attempt == one.attempt
+            assert (update.device, update.attempt) not in self.counted, "an update counts once"
+            self.counted.add((update.device, update.attempt))
+
+    def _check(self) -> None:
+        state = self.state
+        assert (state.open is not None) == (state.phase in {"round", "closing"})
+        if state.open is not None:
+            assert state.open.attempt == Attempt(state.run, state.stage, state.number, state.attempt)
+            assert state.open.assignments
+            open_ones = [a for a in state.open.assignments.values() if a.status in v.OPEN]
+            assert not (state.phase == "closing" and open_ones)
+            assert all(a.update is not None for a in state.open.assignments.values() if a.status in {"updated", "done"})
+        assert state.phase != "round" or self.aggregate is None
+
+    # What devices and the runner's work may do.
+
+    def hello(self, name: str, working_on: Attempt | None = None, **changes: Any) -> list[do.Instruction]:
+        return self.send(v.Joined(self.now, Hello(device=name, samples={"": 8}, working_on=working_on, **changes)))
+
+    def accept(self, name: str, attempt: Attempt | None = None) -> list[do.Instruction]:
+        return self.send(v.Accepted(self.now, name, attempt or self.opened[-1]))
+
+    def decline(self, name: str, refusal: Refusal, attempt: Attempt | None = None) -> list[do.Instruction]:
+        return self.send(v.Declined(self.now, name, attempt or self.opened[-1], refusal))
+
+    def announce(self, name: str, attempt: Attempt | None = None) -> list[do.Instruction]:
+        update = Update(name, attempt or self.opened[-1], {"task": REF}, {"task": 8}, {"loss": 1.0})
+        return self.send(v.Announced(self.now, update))
+
+    def receive(self, name: str) -> list[do.Instruction]:
+        update = self.fetches.pop(name)
+        return self.send(v.Received(self.now, name, update.attempt))
+
+    def finish_plan(self, index: int = 0) -> list[do.Instruction]:
+        plan = self.plans.pop(index)
+        stage, hyper = self.plan.stages[plan.stage - 1], self.plan.hypers[plan.stage - 1]
+        return self.send(v.Planned(self.now, plan.ticket, tuple(place(stage, hyper, c) for c in plan.candidates)))
+
+    def finish_aggregate(self) -> list[do.Instruction]:
+        assert self.aggregate is not None
+        attempt, self.aggregate = self.aggregate.attempt, None
+        return self.send(v.Aggregated(self.now, attempt, {"task": REF}))
+
+    def finish_evaluate(self) -> list[do.Instruction]:
+        assert self.evaluate is not None
+        attempt, self.evaluate = self.evaluate.attempt, None
+        return self.send(v.Evaluated(self.now, attempt))
+
+    def wait(self, seconds: float) -> list[do.Instruction]:
+        self.now += seconds
+        return self.send(v.Tick(self.now))
+
+    def started(self, *names: str, **changes: Any) -> Play:
+        for name in names:
+            self.hello(name, **changes)
+        self.finish_plan()
+        return self
+
+    def status(self, name: str) -> str:
+        assert self.state.open is not None
+        return self.state.open.assignments[name].status
+
+
+def of(kind: type, out: list[do.Instruction]) -> list[Any]:
+    return [one for one in out if isinstance(one, kind)]
+
+
+REFUSALS = (Refusal("ceiling", 2.0, 1.0, "B"), Refusal("ceiling"), Refusal("error"), Refusal("data", 4.0, 2.0))
+
+
+def act(play: Play, draw: Any) -> None:
+    """One random event out of what can happen; messages may be of this, an older or a foreign attempt."""
+    action = draw(st.sampled_from((*ACTIONS, *LIKELY)))
+    known = [*play.opened[-2:], Attempt("other", 1, 1, 1), Attempt("r1", 9, 9, 9)]
+    attempt = draw(st.sampled_from([*play.opened[-1:] * 8, *known]))
+    ACTIONS[action](play, draw, draw(st.sampled_from(NAMES)), attempt)
+
+
+def hello(play: Play, draw: Any, name: str, attempt: Attempt) -> None:
+    budget = Budget(step_memory_bytes=draw(st.sampled_from([None, None, None, STEP_BYTES // 2, 1])))
+    play.hello(name, draw(st.sampled_from([None, attempt])), budget=budget)
+
+
+def beat(play: Play, draw: Any, name: str, attempt: Attempt) -> None:
+    play.send(v.Beat(play.now, name, draw(st.sampled_from([None, attempt])), draw(st.booleans())))
+
+
+def decline(play: Play, draw: Any, name: str, attempt: Attempt) -> None:
+    play.decline(name, draw(st.sampled_from(REFUSALS)), attempt)
+
+
+def receive(play: Play, draw: Any, name: str, attempt: Attempt) -> None:
+    if name in play.fetches:
+        play.receive(name)
+
+
+def spoil(play: Play, draw: Any, name: str, attempt: Attempt) -> None:
+    if name in play.fetches:
+        play.send(v.Spoiled(play.now, name, play.fetches.pop(name).attempt, Refusal("update")))
+
+
+def plan(play: Play, draw: Any, name: str, attempt: Attempt) -> None:
+    if play.plans:
+        play.finish_plan(draw(st.integers(0, len(play.plans) - 1)))
+
+
+ACTIONS: dict[str, Callable[[Play, Any, str, Attempt], object]] = {
+    "hello": hello,
+    "leave": lambda play, draw, name, attempt: play.send(v.Left(play.now, name)),
+    "beat": beat,
+    "accept": lambda play, draw, name, attempt: play.accept(name, attempt),
+    "decline": decline,
+    "progress": lambda play, draw, name, attempt: play.send(v.Progressed(play.now, name, attempt)),
+    "announce": lambda play, draw, name, attempt: play.announce(name, attempt),
+    "receive": receive,
+    "spoil": spoil,
+    "plan": plan,
+    "work": lambda play, draw, name, attempt: work(play),
+    "wait": lambda play, draw, name, attempt: play.wait(draw(st.sampled_from([0.1, 0.1, 0.1, 3.0, 6.0, 50.0]))),
+}
+
+
+#: Drawn more often, so that rounds get somewhere.
+LIKELY = ("announce", "receive", "announce", "receive", "plan", "work", "work")
+
+
+def work(play: Play) -> None:
+    if play.aggregate is not None:
+        play.finish_aggregate()
+    elif play.evaluate is not None:
+        play.finish_evaluate()
+
+
+def behave(play: Play) -> None:
+    """From here on everyone is there and does what it should."""
+    for _ in range(200):
+        if play.state.phase in {"finished", "failed"}:
+            return
+        while play.plans:
+            play.finish_plan()
+        work(play)
+        opened = play.state.open
+        for name in NAMES:
+            device = play.state.devices.get(name)
+            if device is None or not device.online:
+                play.hello(name)
+            elif opened is not None and play.state.open == opened and name in opened.assignments:
+                if opened.assignments[name].status in {"offered", "accepted"}:
+                    play.announce(name)
+                elif opened.assignments[name].status == "updated" and name in play.fetches:
+                    play.receive(name)
+            opened = play.state.open
+        play.wait(1.0)
+    raise AssertionError(f"the run goes nowhere: {play.state.phase}\n" + "\n".join(play.state.story))
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.data())
+def test_whatever_happens_the_invariants_hold_and_the_run_comes_to_an_end(data: st.DataObject) -> None:
+    play = Play()
+    if data.draw(st.booleans()):
+        play.started(*NAMES)
+        if play.plans:
+            play.finish_plan()
+    for _ in range(data.draw(st.integers(0, 80))):
+        if play.state.phase not in {"finished", "failed"}:
+            act(play, data.draw)
+    behave(play)
+    if play.state.phase == "finished":
+        assert [(a.stage, a.round) for a in play.closed] == [(1, 1), (2, 1), (2, 2)]
+
+
+def test_a_recorded_log_replays_to_the_same_state() -> None:
+    play = Play().started("a", "b")
+    play.accept("a")
+    play.announce("a")
+    play.receive("a")
+    play.decline("b", Refusal("ceiling", 5.0, 3.0, "B"))
+    play.finish_plan()
+    play.announce("b")
+    play.receive("b")
+    play.finish_aggregate()
+    raw = [(type(event).__name__, msgspec.json.encode(event)) for event in play.log]
+    state = initial(play.plan, TIMEOUTS)
+    for kind, line in raw:
+        state, _ = step(state, msgspec.json.decode(line, type=getattr(v, kind)))
+    assert state == play.state
+    assert state.phase == "evaluating"
+
+
+def test_the_first_round_waits_for_the_policys_devices_or_the_join_time() -> None:
+    play = Play()
+    assert not of(do.Plan, play.hello("a"))
+    out = play.wait(POLICY.join_s)
+    assert "1 of 2 devices" in of(do.Tell, out)[0].data["text"]
+    assert len(of(do.SendOffer, play.finish_plan())) == 1
+
+
+def test_nobody_at_all_is_an_error_after_the_join_time() -> None:
+    (failure,) = of(do.Fail, Play().wait(POLICY.join_s))
+    assert failure.message == "no device connected within 10 s"
+
+
+def test_a_round_closes_when_the_last_has_delivered() -> None:
+    play = Play().started("a", "b")
+    play.announce("a")
+    assert of(do.SendAck, play.receive("a"))
+    play.announce("b")
+    out = play.receive("b")
+    assert [u.device for u in of(do.Aggregate, out)[0].updates] == ["a", "b"]
+    out = play.finish_aggregate()
+    assert of(do.SaveRound, out)[0].metrics == {"loss": 1.0}
+
+
+def test_an_update_is_counted_once_however_often_it_is_announced() -> None:
+    play = Play().started("a", "b")
+    play.announce("a")
+    assert of(do.Fetch, play.announce("a"))
+    play.receive("a")
+    out = play.announce("a")
+    assert not of(do.Fetch, out)
+    assert of(do.SendAck, out)[0].accepted
+    assert play.state.dropped == {"duplicate": 2}
+
+
+def test_the_deadline_closes_with_a_quorum_and_tells_the_late_one() -> None:
+    play = Play().started("a", "b")
+    play.announce("a")
+    play.receive("a")
+    out = play.wait(POLICY.deadline_s)
+    assert of(do.Aggregate, out)
+    assert [abort.device for abort in of(do.SendAbort, out)] == ["b"]
+    assert play.status("b") == "late"
+    ack = of(do.SendAck, play.announce("b"))[0]
+    assert (ack.accepted, ack.refusal.reason) == (False, "late")
+
+
+def test_without_a_quorum_the_round_is_tried_again_and_then_fails_with_its_story() -> None:
+    play = Play().started("a", "b")
+    play.wait(POLICY.deadline_s)
+    assert play.state.phase == "pausing"
+    play.wait(TIMEOUTS.retry_pause_s)
+    assert play.opened[-1].attempt == 2
+    out = play.wait(POLICY.deadline_s)
+    (failure,) = of(do.Fail, out)
+    assert failure.message.startswith("attempt r1/s1/r1/a2 got 0 of 1 updates it needs (a late; b late)")
+
+
+def test_a_lost_device_is_waited_for_only_until_the_others_are_done_and_grace_is_over() -> None:
+    play = Play().started("a", "b")
+    play.send(v.Left(play.now, "b"))
+    play.announce("a")
+    play.receive("a")
+    assert play.state.phase == "round"
+    play.wait(TIMEOUTS.grace_s - 1)
+    assert play.state.phase == "round"
+    play.wait(1.0)
+    assert play.state.phase == "closing"
+    assert play.status("b") == "lost"
+
+
+def test_a_lost_device_that_returns_in_time_goes_on() -> None:
+    play = Play().started("a", "b")
+    play.accept("b")
+    play.send(v.Left(play.now, "b"))
+    play.announce("a")
+    play.receive("a")
+    play.wait(1.0)
+    assert not of(do.SendOffer, play.hello("b", working_on=play.opened[-1]))
+    play.wait(TIMEOUTS.grace_s)
+    assert play.state.phase == "round"
+    assert play.status("b") == "accepted"
+
+
+def test_a_device_that_forgot_its_attempt_is_offered_it_again() -> None:
+    play = Play().started("a", "b")
+    play.accept("b")
+    assert of(do.SendOffer, play.hello("b"))
+    assert play.status("b") == "offered"
+
+
+def test_a_device_that_works_on_a_closed_attempt_is_told_so() -> None:
+    play = Play().started("a", "b")
+    play.wait(POLICY.deadline_s)
+    play.wait(TIMEOUTS.retry_pause_s)
+    old = play.opened[0]
+    out = play.hello("a", working_on=old)
+    assert of(do.SendAbort, out)[0].attempt == old
+    assert of(do.SendOffer, out)[0].attempt == play.opened[-1]
+
+
+def test_a_decline_with_figures_is_planned_again_smaller_and_at_last_excluded() -> None:
+    play = Play().started("a", "b")
+    out = play.decline("a", Refusal("ceiling", 9.0, 5.0, "B"))
+    assert of(do.Plan, out)[0].candidates[0].declined == ((1, 4, Refusal("ceiling", 9.0, 5.0, "B")),)
+    (offer,) = of(do.SendOffer, play.finish_plan())
+    assert (offer.device, offer.placement.micro_batch) == ("a", 2)
+    play.decline("a", Refusal("ceiling", 7.0, 5.0, "B"))
+    assert not of(do.SendOffer, play.finish_plan())
+    assert play.status("a") == "refused"
+    play.announce("b")
+    assert of(do.Aggregate, play.receive("b"))
+
+
+def test_the_same_decline_again_is_final_for_the_round() -> None:
+    play = Play().started("a", "b")
+    refusal = Refusal("disk", 9.0, 5.0, "B")
+    play.decline("a", refusal)
+    play.finish_plan()
+    assert not of(do.Plan, play.decline("a", refusal))
+    assert play.status("a") == "declined"
+
+
+def test_nobody_fits_names_the_nearest_device() -> None:
+    play = Play()
+    play.hello("a", budget=Budget(step_memory_bytes=100))
+    play.hello("b", budget=Budget(step_memory_bytes=400))
+    (failure,) = of(do.Fail, play.finish_plan())
+    assert failure.kind == "BudgetError"
+    assert "'b', needs" in failure.message
+
+
+def test_saves_come_with_what_they_announce() -> None:
+    play = Play().started("a", "b")
+    play.announce("a")
+    out = play.receive("a")
+    assert of(do.SaveAssignment, out)[0].status == "done"
+    assert of(do.SendAck, out)
+
+
+def test_a_resumed_run_goes_on_after_its_last_round_with_a_new_attempt() -> None:
+    state = initial(a_plan(policy=POLICY), TIMEOUTS)
+    state, out = step(state, v.Begin(0.0, 2, 1, attempt=3, unevaluated=Attempt("r1", 2, 1, 1)))
+    assert of(do.Evaluate, out)
+    for name in ("a", "b"):
+        state, _ = step(state, v.Joined(0.0, Hello(device=name, samples={"": 8})))
+    state, out = step(state, v.Evaluated(1.0, Attempt("r1", 2, 1, 1)))
+    (plan,) = of(do.Plan, out)
+    placements = tuple(place(a_plan().stages[1], a_plan().hypers[1], c) for c in plan.candidates)
+    state, out = step(state, v.Planned(1.0, plan.ticket, placements))
+    assert of(do.SendOffer, out)[0].attempt == Attempt("r1", 2, 2, 4)
+
+
+def test_stages_without_rounds_are_passed_over_and_a_finished_run_ends_at_once() -> None:
+    plan = a_plan(policy=POLICY)
+    stages = (msgspec.structs.replace(plan.stages[0], rounds=0), plan.stages[1])
+    state, _ = step(initial(msgspec.structs.replace(plan, stages=stages), TIMEOUTS), v.Begin(0.0))
+    assert (state.stage, state.number) == (2, 1)
+    state, out = step(initial(plan, TIMEOUTS), v.Begin(0.0, 2, 2))
+    assert state.phase == "finished"
+    assert of(do.DrainAll, out)
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        v.Begin(1.0),
+        v.Aggregated(1.0, Attempt("r1", 1, 1, 1)),
+        v.Evaluated(1.0, Attempt("r1", 1, 1, 1)),
+        v.Received(1.0, "a", Attempt("r1", 1, 1, 1)),
+        v.Spoiled(1.0, "a", Attempt("r1", 1, 1, 1), Refusal()),
+    ],
+)
+def test_illegal_moves_tell_the_story(event: v.Event) -> None:
+    play = Play().started("a", "b")
+    with pytest.raises(v.IllegalMoveError, match=r"illegal \w+ in phase 'round' of r1/s1/r1/a1(?s:.*)Joined b"):
+        step(play.state, event)
+
+
+def test_random_selection_draws_the_same_devices_again() -> None:
+    server = {"select": {"random": {"share": 0.5}}}
+    offers = []
+    for _ in range(2):
+        play = Play(server=server)
+        play.hello("a")
+        play.hello("b")
+        offers.append([one.device for one in of(do.SendOffer, play.finish_plan())])
+    assert offers[0] == offers[1]
+    assert len(offers[0]) == 1

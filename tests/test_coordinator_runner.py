@@ -1,0 +1,346 @@
+"""The coordinator's runner over the in-memory broker, with devices that speak the real protocol."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from coordinator_fixture import FLEET, STEP_BYTES, FakeDevice, FakeWorker, a_plan
+
+from coordinator.ledger import Ledger
+from coordinator.runner import run
+from coordinator.timeouts import Timeouts
+from edgefl.errors import BudgetError, RunError, StoreError
+from edgefl.objects import ObjectStore
+from edgefl.plan.values import RoundPolicy, RunPlan
+from edgefl.protocol.parts import decode_part
+from edgefl.records import Budget, Refusal
+from edgefl.report.rows import EventRow, RunReport
+from edgefl.transport.memory import MemoryBroker, MemoryTransport
+
+FAST = Timeouts(tick_s=0.02, grace_s=0.1, retry_pause_s=0.05, introduce_s=0.05, drain_s=1.0)
+
+
+class Scene:
+    """A broker, a coordinator and its events."""
+
+    def __init__(self, directory: Path, **faults: Any) -> None:
+        self.directory = directory
+        self.broker = MemoryBroker(**faults)
+        self.worker = FakeWorker()
+        self.events: list[EventRow] = []
+        self.devices: dict[str, FakeDevice] = {}
+
+    async def device(self, name: str, **options: Any) -> FakeDevice:
+        device = FakeDevice(self.broker, name, self.directory / "devices", **options)
+        self.devices[name] = device
+        await device.start()
+        return device
+
+    def coordinator(self, plan: RunPlan, *, resume: bool = False, **changes: Any) -> Coroutine[Any, Any, RunReport]:
+        return run(
+            plan,
+            directory=self.directory / "run",
+            transport=MemoryTransport(self.broker, "coordinator"),
+            fleet=FLEET,
+            emit=self.events.append,
+            resume=resume,
+            worker=self.worker,
+            timeouts=FAST._replace(**changes),
+            broker="mqtt://user:secret@localhost:1883",
+        )
+
+    def kinds(self) -> list[str]:
+        return [event.kind for event in self.events]
+
+    async def until(self, what: Callable[[], object]) -> None:
+        for _ in range(1000):
+            if what():
+                return
+            await asyncio.sleep(0.005)
+        raise AssertionError(f"it did not come to that; events: {self.kinds()}")
+
+    async def close(self) -> None:
+        for device in self.devices.values():
+            await device.stop()
+
+
+def played(directory: Path, script: Callable[[Scene], Awaitable[None]], **faults: Any) -> Scene:
+    async def play() -> Scene:
+        scene = Scene(directory, **faults)
+        try:
+            await asyncio.wait_for(script(scene), 15)
+        finally:
+            await scene.close()
+        return scene
+
+    return asyncio.run(play())
+
+
+def values(scene: Scene, part: str) -> np.ndarray:
+    store = ObjectStore(scene.directory / "run" / "objects")
+    manifest = scene.worker.evaluated[-1]
+    return decode_part(store.read(manifest[part].id))["w"]
+
+
+def test_a_full_run_averages_by_samples_and_tells_every_figure(tmp_path: Path) -> None:
+    report = RunReport()
+
+    async def script(scene: Scene) -> None:
+        nonlocal report
+        await scene.device("a", add=1.0, samples=10)
+        await scene.device("b", add=4.0, samples=20)
+        report = await scene.coordinator(a_plan())
+        await scene.until(lambda: all(d.drained.is_set() for d in scene.devices.values()))
+
+    scene = played(tmp_path, script)
+    # (10 x 1 + 20 x 4) / 30 = 3 a round; "acc/stage1" (part 1) is trained in one round, "acc/stage2" (part 2) in two.
+    assert np.allclose(values(scene, "acc/stage1"), 10 + 3)
+    assert np.allclose(values(scene, "acc/stage2"), 20 + 2 * 3)
+    assert np.allclose(values(scene, "acc/embed"), 0)
+    assert report.status == "done"
+    assert [(r.stage, r.round, r.attempt, r.status) for r in report.rounds] == [
+        (1, 1, 1, "done"),
+        (2, 1, 1, "done"),
+        (2, 2, 1, "done"),
+    ]
+    assert report.rounds[0].metrics["loss"] == pytest.approx(3.0)
+    assert report.rounds[0].record["parts"]["task"]["devices"] == {"a": pytest.approx(1 / 3), "b": pytest.approx(2 / 3)}
+    first = next(a for a in report.assignments if a.device == "a")
+    assert first.predicted["step_peak_bytes"].value == STEP_BYTES
+    assert first.measured["step_peak_bytes"].value == 900
+    assert first.measured["energy_j"].value is None
+    sizes = {part: ref.size for part, ref in scene.worker.evaluated[0].items()}
+    assert first.measured["payload_up_bytes"].value == sizes["acc/stage1"] + sizes["task"]
+    assert first.measured["payload_up_bytes"].kind == "counted"
+    down = sum(size for part, size in sizes.items() if part != "acc/stage2")
+    assert first.measured["payload_down_bytes"].value == down
+    assert report.part_bytes["task"] == 1600
+    assert len(report.evaluations) == 3
+    assert scene.worker.stopped
+    told = scene.kinds()
+    assert told[0] == "run_started"
+    assert told[-1] == "run_finished"
+    assert "secret" not in str(scene.events)
+    lines = (tmp_path / "run" / "events.jsonl").read_bytes().splitlines()
+    assert lines == [msgspec.json.encode(event) for event in scene.events]
+
+
+def test_frozen_parts_are_sent_once_and_shared_parts_are_published_once(tmp_path: Path) -> None:
+    async def script(scene: Scene) -> None:
+        for name in ("a", "b"):
+            await scene.device(name)
+        await scene.coordinator(a_plan())
+
+    scene = played(tmp_path, script)
+    for device in scene.devices.values():
+        assert len(device.downloaded) == len(set(device.downloaded))  # nothing came twice, though both asked
+    sender_bytes = scene.devices["a"].transport.bytes_received
+    assert sender_bytes < 60_000
+
+
+def test_a_decline_is_planned_again_smaller_in_the_same_round(tmp_path: Path) -> None:
+    report = RunReport()
+
+    async def script(scene: Scene) -> None:
+        nonlocal report
+        await scene.device("a", decline=[Refusal("ceiling", 2000.0, 1500.0, "B")])
+        await scene.device("b")
+        report = await scene.coordinator(a_plan())
+
+    scene = played(tmp_path, script)
+    first, second = scene.devices["a"].offers[:2]
+    assert first.attempt == second.attempt
+    assert (first.job.hyper.micro_batch, second.job.hyper.micro_batch) == (0, 2)
+    assert scene.worker.planned[-3].declined or any(c.declined for c in scene.worker.planned)
+    assert "replanned" in scene.kinds()
+    assert next(a for a in report.assignments if a.device == "a").status == "done"
+
+
+def test_a_device_that_fits_nowhere_is_excluded_with_both_numbers(tmp_path: Path) -> None:
+    report = RunReport()
+
+    async def script(scene: Scene) -> None:
+        nonlocal report
+        await scene.device("a", budget=Budget(step_memory_bytes=100))
+        await scene.device("b")
+        report = await scene.coordinator(a_plan())
+
+    played(tmp_path, script)
+    refused = next(a for a in report.assignments if a.device == "a")
+    assert (refused.status, refused.refusal) == ("refused", Refusal("step_memory", 500.0, 100.0, "B"))
+
+
+def test_nobody_fits_names_the_nearest_device_and_both_numbers(tmp_path: Path) -> None:
+    async def script(scene: Scene) -> None:
+        await scene.device("a", budget=Budget(step_memory_bytes=100))
+        await scene.device("b", budget=Budget(step_memory_bytes=400))
+        with pytest.raises(BudgetError, match=r"'b', needs 500 B|'b', needs .* and is allowed"):
+            await scene.coordinator(a_plan())
+
+    scene = played(tmp_path, script)
+    assert scene.kinds()[-1] == "run_failed"
+    with Ledger(tmp_path / "run" / "ledger.sqlite") as ledger:
+        assert ledger.runs()[0].status == "failed"
+
+
+def test_an_update_with_nan_is_refused_and_the_round_goes_on(tmp_path: Path) -> None:
+    report = RunReport()
+
+    async def script(scene: Scene) -> None:
+        nonlocal report
+        await scene.device("a", spoil=True)
+        await scene.device("b")
+        report = await scene.coordinator(a_plan())
+
+    scene = played(tmp_path, script)
+    assert {a.status for a in report.assignments if a.device == "a"} == {"declined"}
+    assert not any(ack.accepted for ack in scene.devices["a"].acks)
+    assert np.isfinite(values(scene, "task")).all()
+
+
+def test_a_lost_device_is_not_waited_for_and_takes_part_again(tmp_path: Path) -> None:
+    report = RunReport()
+
+    async def script(scene: Scene) -> None:
+        nonlocal report
+        lost = await scene.device("a", hold=True)
+        await scene.device("b")
+        task = asyncio.ensure_future(scene.coordinator(a_plan()))
+        await scene.until(lambda: lost.offer is not None)
+        scene.broker.cut("a", seconds=0.4)
+        lost.hold = False
+        report = await task
+
+    played(tmp_path, script)
+    status = {(a.stage, a.round): a.status for a in report.assignments if a.device == "a"}
+    assert status[1, 1] == "lost"
+    assert "done" in status.values()
+
+
+def test_a_device_that_returns_in_time_goes_on_with_its_attempt(tmp_path: Path) -> None:
+    report = RunReport()
+
+    async def script(scene: Scene) -> None:
+        nonlocal report
+        lost = await scene.device("a", hold=True)
+        await scene.device("b")
+        task = asyncio.ensure_future(scene.coordinator(a_plan(), grace_s=5.0))
+        await scene.until(lambda: lost.receiver is not None and lost.receiver.finished)
+        scene.broker.cut("a", seconds=0.05)
+        await scene.until(lambda: scene.kinds().count("device_joined") == 3)
+        lost.hold = False
+        lost.train()
+        report = await task
+        assert len([o for o in lost.offers if o.attempt.stage == 1]) == 1
+
+    played(tmp_path, script)
+    assert {a.status for a in report.assignments} == {"done"}
+
+
+def test_without_quorum_at_the_deadline_the_round_is_tried_again_then_fails(tmp_path: Path) -> None:
+    policy = RoundPolicy(devices=1, join_s=2.0, quorum=1.0, deadline_s=0.15, max_attempts=2)
+
+    async def script(scene: Scene) -> None:
+        device = await scene.device("a", hold=True)
+        with pytest.raises(RunError, match=r"0 of 1 updates .*a late.*tried 2 times"):
+            await scene.coordinator(a_plan(policy=policy))
+        assert [offer.attempt.attempt for offer in device.offers] == [1, 2]
+        await scene.until(lambda: len(device.aborts) == 2)
+
+    played(tmp_path, script)
+
+
+def test_a_stopped_coordinator_resumes_after_the_last_finished_round(tmp_path: Path) -> None:
+    report = RunReport()
+
+    async def script(scene: Scene) -> None:
+        nonlocal report
+        devices = [await scene.device(name) for name in ("a", "b")]
+        task = asyncio.ensure_future(scene.coordinator(a_plan()))
+        await scene.until(lambda: "round_closed" in scene.kinds())
+        for device in devices:
+            device.hold = True
+        await scene.until(lambda: all(d.offer and d.offer.attempt.stage == 2 for d in devices))
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+        for device in devices:
+            device.hold = False
+        with Ledger(tmp_path / "run" / "ledger.sqlite") as ledger:
+            assert ledger.report().status == "running"
+        report = await scene.coordinator(a_plan(), resume=True)
+
+    scene = played(tmp_path, script)
+    assert [(r.stage, r.round, r.attempt, r.status) for r in report.rounds] == [
+        (1, 1, 1, "done"),
+        (2, 1, 2, "done"),
+        (2, 2, 1, "done"),
+    ]
+    assert np.allclose(values(scene, "acc/stage1"), 10 + 1)
+    assert np.allclose(values(scene, "acc/stage2"), 20 + 2)
+    assert scene.worker.calls.count("initial_parts") == 1
+
+
+def test_a_run_survives_lost_doubled_and_reordered_messages(tmp_path: Path) -> None:
+    report = RunReport()
+
+    async def beats(scene: Scene) -> None:
+        while True:
+            await asyncio.sleep(0.05)
+            for device in scene.devices.values():
+                device.beat()
+                if device.update is not None:
+                    device.say(device.update)
+                if device.receiver is not None and not device.receiver.finished:
+                    device._perform(device.receiver.on_stall(0.0))
+
+    async def script(scene: Scene) -> None:
+        nonlocal report
+        await scene.device("a")
+        await scene.device("b")
+        beating = asyncio.ensure_future(beats(scene))
+        try:
+            report = await scene.coordinator(a_plan())
+        finally:
+            beating.cancel()
+
+    scene = played(tmp_path, script, seed=3, loss=0.05, duplicate=0.1, reorder=0.1)
+    assert report.status == "done"
+    counted = [(a.device, a.stage, a.round, a.attempt) for a in report.assignments if a.status == "done"]
+    assert len(counted) == len(set(counted))
+    assert np.isfinite(values(scene, "task")).all()
+
+
+def test_the_store_keeps_current_and_final_states_only(tmp_path: Path) -> None:
+    async def script(scene: Scene) -> None:
+        await scene.device("a", add=1.0)
+        await scene.device("b", add=2.0)
+        await scene.coordinator(a_plan())
+
+    played(tmp_path, script)
+    with Ledger(tmp_path / "run" / "ledger.sqlite") as ledger:
+        states = ledger.states("r1")
+    keep = {ref.id for key in ((1, 1), (2, 2)) for ref in states[key].values()}
+    store = tmp_path / "run" / "objects"
+    assert {file.name for file in store.iterdir() if len(file.name) == 64} == keep
+
+
+def test_two_coordinators_in_one_directory_are_refused(tmp_path: Path) -> None:
+    async def script(scene: Scene) -> None:
+        await scene.device("a", hold=True)
+        task = asyncio.ensure_future(scene.coordinator(a_plan()))
+        await scene.until(lambda: "run_started" in scene.kinds())
+        with pytest.raises(StoreError, match="another coordinator"):
+            await scene.coordinator(a_plan())
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+    played(tmp_path, script)

@@ -1,0 +1,238 @@
+"""Reports: numbers as people read them, and tables that say why a number is missing."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from report_fixture import NO_ENERGY, run_report
+from rich.console import Console
+
+from edgefl.records import Budget, Capabilities, Figure
+from edgefl.report import bills, decisions, inventory, outcome, tables, totals, units
+from edgefl.report.grid import Cell, Column, Grid, figure, letters
+from edgefl.report.html import without_secrets
+from edgefl.report.rows import AssignmentRow, DeviceRow, EventRow, RunReport
+
+
+@pytest.fixture(scope="module")
+def report() -> RunReport:
+    return run_report()
+
+
+def column(grid: Grid, name: str, group: str = "") -> list[Cell]:
+    index = [(c.name, c.group) for c in grid.columns].index((name, group))
+    return [row[index] for row in grid.rows]
+
+
+def shown(grid: Grid, width: int) -> str:
+    console = Console(record=True, width=width, file=io.StringIO())
+    tables.print_grid(grid, console)
+    return console.export_text()
+
+
+# Numbers
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0, "0"),
+        (0.0123, "0.0123"),
+        (0.9996, "1.00"),
+        (12.34, "12.3"),
+        (1234.5, "1,234"),
+        (5e-5, "5.00e-05"),
+        (-3.2, "-3.20"),
+    ],
+)
+def test_numbers_have_three_significant_digits(value: float, text: str) -> None:
+    assert units.number(value) == text
+
+
+def test_units_are_binary_for_bytes_and_decimal_for_operations() -> None:
+    assert units.mib(3 * 2**20) == "3.00 MiB"
+    assert units.gflop(2.5e9) == "2.50 GFLOP"
+    assert units.quantity(40, "samples") == "40.0 samples"
+    assert units.mib(None) == "—"
+    assert units.ratio(3.0, 2.0) == "1.50×"
+    assert units.ratio(None, 2.0) == units.ratio(1.0, 0.0) == "—"
+
+
+def test_durations_and_spans_read_like_words() -> None:
+    assert [units.seconds(s) for s in (0.42, 59.9, 125, 11_220)] == ["0.420 s", "59.9 s", "2 min 05 s", "3 h 07 min"]
+    assert units.spans([3, 1, 2, 5, 5]) == "1–3, 5"
+    assert units.spans([]) == ""
+
+
+def test_urls_lose_their_credentials() -> None:
+    assert units.public_url("see mqtt://fleet:s3cret@host:1883 now") == "see mqtt://host:1883 now"
+    masked = without_secrets(
+        {"broker": {"url": "mqtts://a:b@c", "password": "x"}, "list": [1, "mqtt://u@h"], "at": object}
+    )
+    assert masked["broker"] == {"url": "mqtts://c", "password": "***"}
+    assert masked["list"] == [1, "mqtt://h"]
+
+
+# Totals
+
+
+def test_peaks_take_the_largest_and_amounts_add_up() -> None:
+    figures = [Figure(2.0), Figure(5.0)]
+    assert totals.total("step_peak_bytes", figures).value == 5.0
+    assert totals.total("flops", figures).value == 7.0
+
+
+def test_a_missing_round_makes_the_total_a_lower_bound_that_says_so() -> None:
+    summed = totals.total("energy_j", [Figure(3.0), Figure(reason="no sensor")])
+    assert summed.value == 3.0
+    assert summed.reason == "without 1 of 2 rounds: no sensor"
+    assert figure(summed, "J").text == "≥ 3.00"
+
+
+def test_nothing_measured_stays_nothing() -> None:
+    unknown = totals.total("energy_j", [Figure(reason="no sensor"), Figure(reason="no sensor")])
+    assert unknown.value is None
+    assert unknown.reason == "no sensor"
+    assert totals.measured("flops", []).reason == "no round was trained"
+
+
+def test_predictions_are_summed_over_the_rounds_that_were_trained() -> None:
+    trained = AssignmentRow(predicted={"flops": Figure(10.0)}, measured={"flops": Figure(11.0)})
+    refused = AssignmentRow(predicted={"flops": Figure(90.0)}, status="refused")
+    assert totals.predicted("flops", [trained, refused]).value == 10.0
+    assert totals.predicted("flops", [refused]).value == 90.0
+    assert totals.predicted("flops", []).value is None
+
+
+def test_the_tighter_of_two_memory_budgets_limits_the_step() -> None:
+    has = Capabilities(trainer_base_bytes=200)
+    assert bills.step_limit(DeviceRow(capabilities=has, budget=Budget(memory_bytes=250, step_memory_bytes=90))) == 50
+    assert bills.step_limit(DeviceRow(budget=Budget(memory_bytes=250))) is None  # the idle trainer's size is unknown
+
+
+# Tables
+
+
+def test_the_bill_shows_predicted_next_to_measured_with_the_ratio(report: RunReport) -> None:
+    grid = bills.device_bill(report)
+    nano = [row[0].text for row in grid.rows].index("nano")
+    group = "step memory"
+    assert column(grid, "predicted", group)[nano].text == "13.7"
+    assert column(grid, "measured", group)[nano].text == "17.7"
+    ratio = column(grid, "ratio", group)[nano]
+    assert (ratio.text, ratio.tone) == ("1.29×", "warn")
+    assert column(grid, "budget", group)[nano].text == "24.0"
+
+
+def test_a_missing_figure_is_a_dash_with_its_reason_as_tip_and_footnote(report: RunReport) -> None:
+    grid = bills.device_bill(report)
+    energy = column(grid, "used", "energy")
+    assert (energy[0].text, energy[0].tip) == ("—", NO_ENERGY)
+    assert grid.footnotes[letters_index(grid.mark(energy[0]))] == NO_ENERGY
+    assert energy[2].text.startswith("≥ ")
+
+
+def letters_index(mark: str) -> int:
+    return [letters(index) for index in range(60)].index(mark)
+
+
+def test_every_dash_has_a_reason(report: RunReport) -> None:
+    grids = (bills.device_bill(report), bills.stage_bill(report), bills.stage_totals(report), outcome.rounds(report))
+    cells = [cell for grid in grids for row in grid.rows for cell in row]
+    assert any(cell.text == "—" for cell in cells)
+    assert all(cell.why for cell in cells if cell.text == "—")
+
+
+def test_refusals_carry_both_numbers_and_what_came_of_them(report: RunReport) -> None:
+    grid = decisions.refusals(report)
+    by_row = [tuple(cell.text for cell in row) for row in grid.rows]
+    assert (
+        "tiny",
+        "2",
+        "1–2",
+        "plan",
+        "step memory over budget",
+        "4.93 MiB",
+        "4.75 MiB",
+        "left out of this stage",
+    ) in by_row
+    ceiling = next(row for row in by_row if row[0] == "nano")
+    assert ceiling[3:7] == ("device", "memory ceiling hit while training", "26.4 MiB", "24.0 MiB")
+    assert ceiling[7] == "planned again, trained with micro-batch 8"
+    lost = next(row for row in by_row if row[4] == "lost contact")
+    assert lost[5:7] == ("", "")
+
+
+def test_a_refusal_known_only_from_events_is_not_forgotten() -> None:
+    data = {"reason": "flops", "needed": 3e9, "allowed": 2e9, "unit": "FLOP"}
+    planned = EventRow(kind="stage_planned", stage=1, data={"placements": [{"device": "a", "ok": False, **data}]})
+    declined = EventRow(kind="declined", stage=1, round=2, device="b", data=data)
+    rows = decisions.refusals(RunReport(events=(planned, declined, declined))).rows
+    assert [(row[0].text, row[2].text, row[3].text, row[5].text) for row in rows] == [
+        ("a", "", "plan", "3.00 GFLOP"),
+        ("b", "2", "device", "3.00 GFLOP"),
+    ]
+
+
+def test_evaluation_sets_the_masks_side_by_side(report: RunReport) -> None:
+    grid = outcome.evaluation(report)
+    assert [row[0].text for row in grid.rows] == ["acc + gyro", "acc alone", "gyro alone"]
+    assert [cell.text for cell in grid.rows[2][1:5]] == ["", "45.8", "76.7", "+30.8"]
+
+
+def test_a_metric_that_is_no_share_is_not_made_a_percentage() -> None:
+    from edgefl.report.rows import EvaluationRow
+
+    run = RunReport(evaluations=(EvaluationRow(1, 1, ("a", "b"), "none", "loss", 2.5, 10),))
+    grid = outcome.evaluation(run)
+    assert grid.rows[0][1].text == "2.50"
+    assert "%" not in [column.unit for column in grid.columns]
+
+
+def test_a_row_of_the_wrong_length_is_refused() -> None:
+    with pytest.raises(ValueError, match="2 cells under 1 columns"):
+        Grid("x", (Column("a"),), ((Cell("1"), Cell("2")),))
+
+
+def test_footnote_letters_go_on_after_z() -> None:
+    assert [letters(index) for index in (0, 25, 26, 27, 701, 702)] == ["a", "z", "aa", "ab", "zz", "aaa"]
+
+
+# Terminal
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 140, 200])
+def test_no_table_is_wider_than_the_terminal_and_no_cell_is_lost(report: RunReport, width: int) -> None:
+    grids = [bills.device_bill(report), bills.stage_bill(report, brief=True), outcome.rounds(report)]
+    for grid in grids:
+        text = shown(grid, width)
+        assert max(len(text_line) for text_line in text.splitlines()) <= width
+        assert "…" not in text
+        for row in grid.rows:
+            for cell, col in zip(row, grid.columns, strict=True):
+                assert col.text or cell.text in text
+
+
+def test_a_wide_table_is_cut_between_groups_and_repeats_its_keys(report: RunReport) -> None:
+    grid = bills.stage_bill(report)
+    parts = tables.split(grid, 90)
+    assert len(parts) > 1
+    assert all(part[:2] == [0, 1] for part in parts)
+    assert sorted({index for part in parts for index in part}) == list(range(len(grid.columns)))
+
+
+def test_the_terminal_report_names_reasons_and_footnotes(report: RunReport) -> None:
+    console = Console(record=True, width=120, file=io.StringIO())
+    tables.print_report(report, console)
+    text = console.export_text()
+    assert f"a  {NO_ENERGY}" in text
+    assert text.count("Step memory is what training adds") == 1
+    assert "In every round: select all · weight samples · combine mean · optimise plain." in text
+
+
+def test_a_run_without_rows_shows_what_is_not_there_yet() -> None:
+    console = Console(record=True, width=100, file=io.StringIO())
+    tables.print_report(RunReport(run="x"), console)
+    assert "No round has started yet." in console.export_text()
+    assert "There is no run in runs" in shown(inventory.runs([], "runs"), 80)

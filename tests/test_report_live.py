@@ -1,0 +1,200 @@
+"""A run as it goes on, and errors as words."""
+
+from __future__ import annotations
+
+import io
+import re
+
+import pytest
+from report_fixture import MIB, SIZES, START, devices, evaluations, predicted
+from rich.console import Console
+
+from edgefl.errors import BudgetError, ConfigError, Problem
+from edgefl.report.console import guarded
+from edgefl.report.lines import line
+from edgefl.report.live import LiveView, sparkline
+from edgefl.report.rows import EventRow
+
+
+def live_events() -> list[EventRow]:
+    """What the same run tells while it goes on, up to the first stage's end."""
+    first = predicted("tiny", 2)["step_peak_bytes"].value
+    placements = [
+        {
+            "device": name,
+            "ok": name != "tiny",
+            "micro_batch": 0,
+            "depth": 1,
+            "step_peak_bytes": 11.6 * MIB,
+            "flops": 7e9,
+        }
+        for name in SIZES
+    ]
+    placements[-1] |= {"reason": "step_memory", "needed": first, "allowed": 3.0 * MIB, "unit": "B"}
+    update = {
+        "loss": 1.21,
+        "samples": 60,
+        "payload_up_bytes": 800_000,
+        "payload_down_bytes": 1_100_000,
+        "step_peak_bytes": 10.7 * MIB,
+        "flops": 7.3e9,
+        "seconds": 3.1,
+    }
+    scores = [
+        {
+            "available": list(row.available),
+            "missing": row.missing,
+            "metric": row.metric,
+            "value": row.value,
+            "samples": row.samples,
+        }
+        for row in evaluations(1, 0)
+    ]
+    started = {
+        "name": "basic-motions",
+        "recipe": "layerwise",
+        "stages": 6,
+        "rounds_total": 12,
+        "broker": "mqtt://fleet:s3cret@127.0.0.1:41883",
+        "parts": 22,
+        "bytes": 3_400_000,
+    }
+    return [
+        EventRow(START, "run_started", data=started),
+        *(
+            EventRow(
+                START + 1 + index,
+                "device_joined",
+                device=row.device,
+                data={"profile": row.profile, "samples": row.samples, "budget": {"step_memory_bytes": 24 * MIB}},
+            )
+            for index, row in enumerate(devices())
+        ),
+        EventRow(START + 6, "stage_planned", 1, data={"placements": placements}),
+        EventRow(START + 6.2, "round_started", 1, 1, data={"participants": ["orin-nano", "nano", "gpu-box"]}),
+        EventRow(START + 7, "progress", 1, 1, "orin-nano", {"epoch": 1, "step": 2, "steps": 8, "loss": 1.34}),
+        EventRow(
+            START + 7.5,
+            "declined",
+            1,
+            1,
+            "nano",
+            {"reason": "ceiling", "needed": 26.4 * MIB, "allowed": 24.0 * MIB, "unit": "B"},
+        ),
+        EventRow(START + 7.6, "replanned", 1, 1, "nano", {"micro_batch": 8, "reason": "ceiling"}),
+        EventRow(START + 8, "progress", 1, 1, "gpu-box", {"epoch": 1, "step": 4, "steps": 8, "loss": 1.28}),
+        EventRow(START + 9, "update", 1, 1, "orin-nano", update),
+        EventRow(START + 9.3, "update", 1, 1, "gpu-box", update),
+        EventRow(START + 9.8, "device_left", device="nano"),
+        EventRow(
+            START + 10,
+            "round_closed",
+            1,
+            1,
+            data={
+                "participants": ["orin-nano", "gpu-box"],
+                "late": [],
+                "lost": ["nano"],
+                "loss": 1.21,
+                "seconds": 3.8,
+                "payload_bytes": 3_800_000,
+            },
+        ),
+        EventRow(START + 11, "evaluated", 1, 1, data={"values": scores}),
+        EventRow(START + 11.1, "stage_finished", 1),
+        EventRow(START + 12, "warning", data={"text": "one sample of nano has no label and was skipped"}),
+        EventRow(START + 131, "run_finished", data={"status": "done", "seconds": 131, "state": "runs/x"}),
+    ]
+
+
+# Live
+
+
+def live_text(**options: object) -> str:
+    console = Console(file=io.StringIO(), width=110, **options)  # type: ignore[arg-type]  # a test's own options
+    with LiveView(console) as view:
+        for event in live_events():
+            view.feed(event)
+    return console.file.getvalue()  # type: ignore[attr-defined]  # the file is the StringIO above
+
+
+def test_without_a_terminal_each_event_is_a_plain_line() -> None:
+    text = live_text()
+    assert "\x1b" not in text
+    assert "7.5 s  nano declined: memory ceiling hit while training: needs 26.4 MiB, allowed 24.0 MiB" in text
+    assert "tiny: refused, step memory over budget: needs 4.93 MiB, allowed 3.00 MiB" in text
+    assert "acc alone: 24.2 % zero mask, 31.7 % prototype mask" in text
+    assert "s3cret" not in text
+    assert "1.34" not in text  # progress moves a bar, it is no line
+
+
+def test_on_a_terminal_the_display_shows_devices_and_what_they_spent() -> None:
+    text = live_text(force_terminal=True)
+    last = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", text.split("run finished")[-1])
+    assert "1 of 12 rounds done" in last
+    assert re.search(r"orin-nano +done +━+ +1\.21 +11\.6 / 10\.7 +0\.763 / 1\.05", last)
+    assert "tiny refused: step memory over budget: needs 4.93 MiB, allowed 3.00 MiB" in last
+
+
+def test_the_view_survives_events_of_another_version() -> None:
+    console = Console(file=io.StringIO(), width=100)
+    with LiveView(console) as view:
+        view.feed(EventRow(kind="a_new_kind", data={"x": [1]}))
+        for kind in ("round_closed", "update", "progress", "stage_planned", "evaluated", "declined", "run_failed"):
+            view.feed(EventRow(kind=kind, device="d"))
+    assert line(EventRow(kind="a_new_kind")) is None
+
+
+def test_sparklines_run_from_lowest_to_highest() -> None:
+    assert sparkline([0.0, 0.5, 1.0]) == "▁▅█"
+    assert sparkline([2.0, 2.0]) == "▁▁"
+
+
+# Errors as words
+
+
+def test_errors_become_two_lines_and_an_exit_code(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended, guarded():
+        raise BudgetError("nano needs 30 MiB, may use 24 MiB", remedy="Lower the batch size.")
+    assert ended.value.code == 13
+    assert capsys.readouterr().err == "error: nano needs 30 MiB, may use 24 MiB\nwhat to do: Lower the batch size.\n"
+
+
+def test_all_problems_of_a_file_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit), guarded():
+        raise ConfigError("run.yaml", [Problem("a.b", "is missing", 3), Problem("c", "is unknown")])
+    told = capsys.readouterr().err
+    assert "run.yaml: 2 problems" in told
+    assert "line 3, a.b: is missing" in told
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "words"),
+    [
+        (KeyboardInterrupt(), 130, "interrupted"),
+        (ZeroDivisionError("division by zero"), 1, "ZeroDivisionError: division by zero"),
+        (ModuleNotFoundError("No module named 'torch.nn'", name="torch.nn"), 19, "pip install 'edgefl[train]'"),
+        (ModuleNotFoundError("No module named 'edgefl.x'", name="edgefl.x"), 1, "edgefl.x"),
+    ],
+)
+def test_no_error_shows_a_traceback(
+    error: BaseException, code: int, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended, guarded():
+        raise error
+    told = capsys.readouterr().err
+    assert ended.value.code == code
+    assert words in told
+    assert "Traceback" not in told
+
+
+def test_debug_shows_where_it_happened(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit), guarded(debug=True):
+        raise BudgetError("no")
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_exits_pass_through() -> None:
+    with pytest.raises(SystemExit) as ended, guarded():
+        raise SystemExit(7)
+    assert ended.value.code == 7

@@ -1,0 +1,408 @@
+"""What only a network has: addresses, refusals, protocol versions, broken connections, and bytes on the wire."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+import ssl
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transport_fixtures import (
+    TLS_PEM,
+    CountingProxy,
+    MqttWorld,
+    Recorder,
+    broker_kinds,
+    fails,
+    mosquitto_wanted,
+    run,
+    until,
+)
+
+from edgefl.errors import BrokerError
+from edgefl.transport.address import parse_url
+from edgefl.transport.broker import Broker, start_broker
+from edgefl.transport.link import BACKOFF_BASE_S, BACKOFF_CAP_S, backoff_s
+from edgefl.transport.mosquitto import write_configuration
+from edgefl.transport.mqtt import MqttTransport
+
+
+@pytest.fixture(scope="module", params=broker_kinds())
+def broker(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
+    made = start_broker(tmp_path_factory.mktemp("broker"), request.param)
+    asyncio.run(made.start())
+    yield made
+    asyncio.run(made.stop())
+
+
+def _refusal(url: str, **options: str) -> BrokerError:
+    """How connecting fails. No password may be in what the user sees."""
+    error = run(fails(MqttTransport(url, "one", **options).connect()))
+    assert isinstance(error, BrokerError)
+    assert "s3cret" not in f"{error.message} {error.remedy}"
+    return error
+
+
+# Addresses
+
+
+def test_a_url_says_where_and_as_whom() -> None:
+    address = parse_url("mqtts://node%201:s3%2Fcret@broker.example:1234")
+    assert (address.host, address.port, address.tls) == ("broker.example", 1234, True)
+    assert (address.username, address.password) == ("node 1", "s3/cret")
+    assert parse_url(address.secret_url()) == address
+    assert str(address) == "mqtts://node%201@broker.example:1234"
+    assert "s3" not in repr(address)
+
+
+@pytest.mark.parametrize(
+    ("url", "port"), [("mqtt://h", 1883), ("mqtts://h", 8883), ("mqtt://[::1]", 1883), ("mqtt://h:1", 1)]
+)
+def test_ports_have_their_usual_defaults(url: str, port: int) -> None:
+    assert parse_url(url).port == port
+    assert parse_url(parse_url(url).secret_url()) == parse_url(url)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "",
+        "broker:1883",
+        "http://h",
+        "mqtt://",
+        "mqtt://u:s3cret@h:port",
+        "mqtt://u:s3cret/x@h",
+        "mqtt://[::1",
+        "mqtt://h?version=4",
+        "mqtt://h:0",
+        "mqtt://a..b",
+    ],
+)
+def test_a_malformed_url_is_named_without_its_password(url: str) -> None:
+    with pytest.raises(BrokerError) as caught:
+        MqttTransport(url, "one")
+    assert "s3cret" not in f"{caught.value.message} {caught.value.remedy}"
+
+
+# Refusals
+
+
+def test_nobody_listens() -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        port = unused.getsockname()[1]
+        error = _refusal(f"mqtt://me:s3cret@127.0.0.1:{port}")
+    assert f"nothing listens on 127.0.0.1:{port}" in error.message
+    assert "Start the broker" in error.remedy
+
+
+def test_the_host_is_unknown() -> None:
+    assert "'no-such-host.invalid' can not be resolved" in _refusal("mqtt://me:s3cret@no-such-host.invalid").message
+
+
+@pytest.mark.parametrize("who", ["edgefl:s3cret@", "stranger:s3cret@", ""])
+def test_the_broker_does_not_admit_us(broker: Broker, who: str) -> None:
+    version = "?version=3" if broker.kind == "amqtt" else ""
+    error = _refusal(f"mqtt://{who}127.0.0.1:{broker.address.port}{version}")
+    assert "does not admit" in error.message
+    assert (f"user '{who.partition(':')[0]}'" if who else "anonymous clients") in error.message
+
+
+def test_the_peer_is_no_broker() -> None:
+    async def scenario() -> BaseException:
+        async def hang_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.read(10)
+            writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+            writer.close()
+
+        server = await asyncio.start_server(hang_up, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        error = await fails(MqttTransport(f"mqtt://127.0.0.1:{port}", "one").connect())
+        server.close()
+        await server.wait_closed()
+        return error
+
+    error = run(scenario())
+    assert isinstance(error, BrokerError)
+    assert "mqtts://" in error.remedy or "malformed" in error.message
+
+
+def test_credentials_given_apart_replace_those_of_the_url(broker: Broker) -> None:
+    async def scenario() -> None:
+        url = broker.url.replace(broker.address.password, "wrong")
+        transport = MqttTransport(url, "apart", password=broker.address.password)
+        await transport.connect()
+        await transport.close()
+
+    run(scenario())
+
+
+# TLS, by a proxy that ends it in front of the broker
+
+
+def test_tls_is_checked_and_carries(broker: Broker) -> None:
+    async def scenario() -> None:
+        tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        tls.load_cert_chain(TLS_PEM)
+        async with CountingProxy().to(broker.address.port, tls) as proxy:
+            url = broker.url.replace("mqtt://", "mqtts://").replace(str(broker.address.port), str(proxy.port))
+            untrusted = await fails(MqttTransport(url, "one").connect())
+            assert isinstance(untrusted, BrokerError)
+            assert "certificate is not trusted" in untrusted.message
+            assert "broker.ca" in untrusted.remedy
+            transport = MqttTransport(url, "one", ca=str(TLS_PEM))
+            received = Recorder(transport)
+            await transport.connect()
+            await transport.subscribe(["tls/x"])
+            await transport.publish("tls/x", bytes(100_000))
+            await received.arrived(1)
+            await transport.close()
+            assert (transport.bytes_sent, transport.bytes_received) == (proxy.up, proxy.down)  # inside the TLS session
+
+    run(scenario())
+
+
+def test_tls_against_a_plain_port_is_explained(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("edgefl.transport.client.CONNECT_TIMEOUT_S", 0.3)  # amqtt waits for more
+    error = _refusal(f"mqtts://me:s3cret@127.0.0.1:{broker.address.port}")
+    assert "can not reach the broker mqtts://" in error.message
+    assert "mqtt://" in error.remedy
+
+
+def test_certificates_that_can_not_be_loaded_are_named(tmp_path: Path) -> None:
+    broken = tmp_path / "broken.pem"
+    broken.write_text("not a certificate")
+    for options, name in [
+        ({"ca": str(tmp_path / "absent.pem")}, "absent.pem"),
+        ({"ca": str(broken)}, "broken.pem"),
+        ({"cert": str(broken)}, "broken.pem"),
+    ]:
+        assert name in _refusal("mqtts://me:s3cret@127.0.0.1:1", **options).message
+
+
+@pytest.mark.skipif(not mosquitto_wanted(), reason="only MQTT 5 names refusals; mosquitto is not installed here")
+def test_a_topic_the_access_list_denies_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def write(directory: Path, *details: Any) -> Path:
+        path = write_configuration(directory, *details)
+        (directory / "acl").write_text("user edgefl\ntopic readwrite open/#\n")
+        (directory / "acl").chmod(0o600)
+        path.write_text(f"{path.read_text()}acl_file {directory / 'acl'}\n")
+        return path
+
+    async def scenario() -> None:
+        async with start_broker(tmp_path, "mosquitto") as broker:
+            transport = MqttTransport(broker.url, "one")
+            received = Recorder(transport)
+            await transport.connect()
+            await transport.subscribe(["open/x"])
+            error = await fails(transport.publish("shut/x", b""))
+            assert isinstance(error, BrokerError)
+            assert "does not let 'edgefl' publish to shut/x" in error.message
+            await transport.publish("open/x", b"still here")
+            await received.arrived(1)
+            await transport.close()
+
+    monkeypatch.setattr("edgefl.transport.broker.write_configuration", write)
+    run(scenario())
+
+
+def test_a_denied_subscription_is_an_error_before_and_after_connecting() -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """A broker that accepts everybody and denies every subscription (mosquitto's own lists never do)."""
+        while header := await reader.read(1):
+            body = await reader.readexactly((await reader.readexactly(1))[0])
+            if header[0] == 0x10:  # CONNECT
+                writer.write(b"\x20\x02\x00\x00")
+            elif header[0] == 0x82:  # SUBSCRIBE
+                writer.write(b"\x90\x03" + body[:2] + b"\x80")
+        writer.close()
+
+    async def scenario() -> None:
+        server = await asyncio.start_server(answer, "127.0.0.1", 0)
+        url = f"mqtt://me:s3cret@127.0.0.1:{server.sockets[0].getsockname()[1]}?version=3"
+        early = MqttTransport(url, "early")
+        await early.subscribe(["x"])
+        late = MqttTransport(url, "late")
+        await late.connect()
+        for call in (early.connect(), late.subscribe(["x"])):
+            error = await fails(call)
+            assert isinstance(error, BrokerError)
+            assert "does not let 'me' subscribe to x" in error.message
+        await late.close()
+        server.close()
+        await server.wait_closed()
+
+    run(scenario())
+
+
+# Bytes
+
+
+def test_small_packets_do_not_wait_for_each_other(broker: Broker) -> None:
+    async def scenario() -> int:
+        transport = MqttTransport(broker.url, "nodelay")
+        await transport.connect()
+        option = transport._client.socket().getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+        await transport.close()
+        return option
+
+    assert run(scenario()) != 0
+
+
+def test_wire_bytes_are_those_a_proxy_counts(broker: Broker) -> None:
+    async def scenario() -> None:
+        async with CountingProxy().to(broker.address.port) as proxy:
+            transport = MqttTransport(broker.url.replace(str(broker.address.port), str(proxy.port)), "counted")
+            received = Recorder(transport)
+            await transport.connect()
+            await transport.subscribe(["bytes/#"])
+            await asyncio.gather(
+                *(transport.publish("bytes/x", bytes(size)) for size in (0, 1, 127, 128, 20_000, 200_000))
+            )
+            await received.arrived(6)
+            await transport.close()
+        assert transport.bytes_sent == proxy.up > 220_256
+        assert transport.bytes_received == proxy.down > 220_256
+
+    run(scenario())
+
+
+# Versions
+
+
+def test_mosquitto_is_spoken_to_in_mqtt_5_and_names_its_limit(broker: Broker) -> None:
+    async def scenario() -> int:
+        transport = MqttTransport(broker.url, "limits")
+        await transport.connect()
+        await transport.close()
+        return transport.max_payload
+
+    expected = {"mosquitto": 2 * 2**20 - 1024, "amqtt": 255 * 1024}  # MQTT 3.1.1 has no way to name one
+    assert run(scenario()) == expected[broker.kind]
+
+
+@pytest.mark.parametrize("version", ["", "?version=3"])
+def test_either_version_is_found_whatever_the_url_says(
+    broker: Broker, version: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("edgefl.transport.link.FIRST_ANSWER_TIMEOUT_S", 0.3)
+
+    async def scenario() -> None:
+        transport = MqttTransport(broker.url.partition("?")[0] + version, "version")
+        await transport.connect()  # amqtt never answers MQTT 5: without the hint that time-out passes
+        await transport.publish("version/x", b"")
+        await transport.close()
+
+    run(scenario())
+
+
+# Broken connections
+
+
+def test_back_off_is_full_jitter_under_a_cap() -> None:
+    assert backoff_s(0, 0.0) == 0.0
+    assert backoff_s(0, 1.0) == BACKOFF_BASE_S
+    assert backoff_s(3, 0.5) == 0.5 * 8 * BACKOFF_BASE_S
+    assert backoff_s(100, 1.0) == BACKOFF_CAP_S
+
+
+def test_messages_sent_through_many_breaks_all_arrive(broker: Broker) -> None:
+    async def scenario() -> None:
+        world = MqttWorld(broker.url)
+        sender, seen = await world.connected("sender")
+        _, received = await world.connected("receiver", "x")
+        numbers = [str(i).encode() for i in range(150)]
+        sending = asyncio.gather(*(sender.publish(world.topic("x"), number + bytes(5000)) for number in numbers))
+        for breaks in (1, 2, 3):
+            await until(lambda n=breaks: len(received.messages) >= 25 * n and seen.connections[-1])
+            world.cut(sender)
+            await until(lambda n=breaks: seen.connections.count(False) == n)
+        await sending
+        await until(lambda: len(set(received.payloads)) == len(numbers))
+        await world.close()
+
+    run(scenario())
+
+
+def test_a_broker_killed_and_started_again_is_found_again(broker: Broker, caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario() -> None:
+        world = MqttWorld(broker.url)
+        sender, seen = await world.connected("sender")
+        _, received = await world.connected("receiver", "x")
+        pid = broker.pid
+        await broker.kill()
+        await until(lambda: seen.connections == received.connections == [True, False])
+        waiting = asyncio.create_task(sender.publish(world.topic("x"), b"held"))
+        await broker.start()
+        assert broker.pid != pid
+        await waiting
+        await until(lambda: received.connections[-1])  # subscriptions are renewed, even if the broker forgot them
+        await sender.publish(world.topic("x"), b"after")
+        await until(lambda: b"after" in received.payloads)
+        assert broker.url == world.url
+        await world.close()
+
+    with caplog.at_level(logging.DEBUG):
+        run(scenario())
+    assert broker.address.password not in caplog.text
+    assert "lost the broker" in caplog.text
+
+
+def test_a_subscription_made_while_the_broker_is_away_holds_when_it_is_back(broker: Broker) -> None:
+    async def scenario() -> None:
+        world = MqttWorld(broker.url)
+        transport, received = await world.connected("one")
+        world.cut(transport)
+        await until(lambda: False in received.connections)
+        await transport.subscribe([world.topic("x")])
+        await transport.publish(world.topic("x"), b"1")
+        await received.arrived(1)
+        await world.close()
+
+    run(scenario())
+
+
+def test_a_broker_that_falls_silent_counts_as_lost(broker: Broker) -> None:
+    async def scenario() -> None:
+        transport = MqttTransport(broker.url, "keepalive", keepalive_s=1)
+        seen = Recorder(transport)
+        await transport.connect()
+        os.kill(broker.pid, signal.SIGSTOP)
+        try:
+            await until(lambda: False in seen.connections)
+        finally:
+            os.kill(broker.pid, signal.SIGCONT)
+        await transport.publish("keepalive/x", b"back")
+        assert seen.connections == [True, False, True]
+        await transport.close()
+
+    run(scenario())
+
+
+def test_giving_up_does_not_wait_for_a_deaf_broker() -> None:
+    async def scenario() -> float:
+        async def listen(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            while await reader.read(1000):
+                pass  # never answers
+            writer.close()
+
+        server = await asyncio.start_server(listen, "127.0.0.1", 0)
+        transport = MqttTransport(f"mqtt://127.0.0.1:{server.sockets[0].getsockname()[1]}", "one")
+        connecting = asyncio.create_task(transport.connect())
+        await asyncio.sleep(0.05)
+        connecting.cancel()
+        began = asyncio.get_running_loop().time()
+        with pytest.raises(asyncio.CancelledError):
+            await connecting
+        took = asyncio.get_running_loop().time() - began
+        server.close()
+        await server.wait_closed()
+        return took
+
+    assert run(scenario()) < 2.0
