@@ -17,6 +17,21 @@ from edgefl.report.rows import EventRow
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
 
 
+FILE = typer.Argument(metavar="RUN.yaml", help="Run file or the name of a shipped one; not needed with --resume.")
+BROKER = typer.Option(
+    envvar="EDGEFL_BROKER",
+    help="mqtt://user:password@host:port, mqtts://…, or auto: start one. Default: what the run file says.",
+)
+FLEET = typer.Option(help="Name of the fleet; its agents use the same.")
+DIRECTORY = typer.Option(help="Where runs are kept, one folder each.")
+RUN = typer.Option(metavar="RUN", help="Id of the new run; default: its name, date and time.")
+RESUME = typer.Option(metavar="RUN", help="Go on with this run after its last finished round.")
+LEDGER = typer.Option(metavar="URL", help="Database of the ledger, such as postgresql://…; default: a file.")
+SET = typer.Option("--set", metavar="FIELD=VALUE", help="Override a field of the run file: round.quorum=0.8")
+EVENTS = typer.Option("--events", help="Print events as JSON lines instead of a display.")
+DEBUG = typer.Option("--debug", help="Show tracebacks.")
+
+
 @app.callback()
 def commands() -> None:
     """Coordinate a fleet: offer work to devices, collect their updates, keep the ledger. Needs no GPU and no torch."""
@@ -24,26 +39,16 @@ def commands() -> None:
 
 @app.command("run")
 def run_command(
-    file: Annotated[
-        str, typer.Argument(help="Run file (YAML) or the name of a shipped one; not needed with --resume.")
-    ] = "",
-    broker: Annotated[
-        str,
-        typer.Option(
-            envvar="EDGEFL_BROKER",
-            show_envvar=True,
-            help="mqtt://user:password@host:port, mqtts://…, or auto: start one. Default: what the run file says.",
-        ),
-    ] = "",
-    fleet: Annotated[str, typer.Option(help="Name of the fleet; agents use the same.")] = "default",
-    directory: Annotated[Path, typer.Option(help="Where runs are kept, one folder each.")] = Path("runs"),
-    run: Annotated[str, typer.Option(metavar="RUN", help="Id of the new run; default: its name, date and time.")] = "",
-    resume: Annotated[str, typer.Option(metavar="RUN", help="Go on with this run after its last finished round.")] = "",
-    overrides: Annotated[
-        list[str] | None, typer.Option("--set", help="Override a field of the run file: round.quorum=0.8")
-    ] = None,
-    events: Annotated[bool, typer.Option("--events", help="Print events as JSON lines instead of a display.")] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
+    file: Annotated[str, FILE] = "",
+    broker: Annotated[str, BROKER] = "",
+    fleet: Annotated[str, FLEET] = "default",
+    directory: Annotated[Path, DIRECTORY] = Path("runs"),
+    run: Annotated[str, RUN] = "",
+    resume: Annotated[str, RESUME] = "",
+    ledger: Annotated[str, LEDGER] = "",
+    overrides: Annotated[list[str] | None, SET] = None,
+    events: Annotated[bool, EVENTS] = False,
+    debug: Annotated[bool, DEBUG] = False,
 ) -> None:
     """Execute a run: wait for devices, train stage by stage, evaluate, report.
 
@@ -62,6 +67,7 @@ def run_command(
                 directory=directory,
                 resume=resume,
                 overrides=overrides or [],
+                ledger=ledger,
                 emit=emit,
                 say=lambda text: typer.echo(text, err=True),
             )

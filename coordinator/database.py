@@ -14,10 +14,8 @@ from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 from sqlalchemy.sql import column, table
 
 from coordinator.tables import HEAD
+from coordinator.timeouts import LEDGER_BUSY_S
 from edgefl.errors import StoreError
-
-#: A second process (a report, a console) may hold the lock for one transaction: milliseconds. More is a hang.
-BUSY_TIMEOUT_S = 15
 
 
 def sqlite_url(path: Path) -> str:
@@ -81,7 +79,12 @@ def _prepare(connection: Any, _record: Any) -> None:
     """WAL: readers never wait for the writer. FULL: a commit that returned survives a loss of power."""
     connection.isolation_level = None  # begin is ours, below: then changes of tables are part of a transaction too
     cursor = connection.cursor()
-    for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON", f"busy_timeout={BUSY_TIMEOUT_S * 1000}"):
+    for pragma in (
+        "journal_mode=WAL",
+        "synchronous=FULL",
+        "foreign_keys=ON",
+        f"busy_timeout={round(LEDGER_BUSY_S * 1000)}",
+    ):
         cursor.execute(f"PRAGMA {pragma}")
     cursor.close()
 

@@ -37,21 +37,28 @@ def execute(
     directory: Path = Path("runs"),
     resume: str = "",
     overrides: Sequence[str] = (),
+    ledger: str = "",
     emit: Callable[[EventRow], None],
     say: Callable[[str], None],
 ) -> RunReport:
     """Run ``file`` (or go on with ``resume``) to its end. Raises EdgeFLError; KeyboardInterrupt when told to stop.
 
     ``run``: its id, default name, date and time. ``broker``: a URL, or auto, mosquitto, amqtt to start one; default:
-    what the run file says. ``say`` is told what a person must know to connect agents.
+    what the run file says. ``ledger``: URL of a database, default a file in the run's directory. ``say`` is told what
+    a person must know to connect agents.
     """
     check_name("fleet", fleet)
-    known = resume and (not file or _holds(directory / resume, resume))  # else it was killed before it had begun
-    plan, wanted = _resumed(directory, resume) if known else _compiled(file, resume or run, directory, overrides)
+    # A run that was killed before it had begun is not in the ledger: it starts anew, if there is a file to start from.
+    known = resume and (not file or _holds(ledger or directory / resume / LEDGER, resume))
+    if known:
+        plan, wanted = _resumed(ledger or directory / resume / LEDGER, resume)
+    else:
+        plan, wanted = _compiled(file, resume or run, directory, overrides)
+        _check_new(ledger or directory / plan.run / LEDGER, plan.run)
     place = directory / plan.run
     write_run_file(plan, place / "run.yaml")
     try:
-        return asyncio.run(_run(plan, place, broker or wanted, fleet, bool(resume), emit, say))
+        return asyncio.run(_run(plan, place, broker or wanted, fleet, bool(resume), ledger, emit, say))
     except asyncio.CancelledError as error:
         raise KeyboardInterrupt from error
 
@@ -62,6 +69,7 @@ async def _run(
     broker: str,
     fleet: str,
     resume: bool,
+    ledger: str,
     emit: Callable[[EventRow], None],
     say: Callable[[str], None],
 ) -> RunReport:
@@ -71,7 +79,14 @@ async def _run(
     async with _broker(broker, place / "broker", fleet, say) as url:
         transport = MqttTransport(url, f"edgefl-coordinator-{fleet}"[:64])
         return await run_plan(
-            plan, directory=place, transport=transport, fleet=fleet, emit=emit, resume=resume, broker=url
+            plan,
+            directory=place,
+            transport=transport,
+            fleet=fleet,
+            emit=emit,
+            resume=resume,
+            ledger_url=ledger,
+            broker=url,
         )
 
 
@@ -91,10 +106,10 @@ async def _broker(wanted: str, place: Path, fleet: str, say: Callable[[str], Non
         yield started.url
 
 
-def _resumed(directory: Path, run: str) -> tuple[RunPlan, str]:
+def _resumed(ledger: str | Path, run: str) -> tuple[RunPlan, str]:
     """The plan as the run was started with: a run file changed since then can not tear it apart."""
-    with Ledger(directory / run / LEDGER, create=False) as ledger:
-        plan = ledger.plan(run)
+    with Ledger(ledger, create=False) as opened:
+        plan = opened.plan(run)
     config = plan.config.get("run")
     broker = config.get("broker", "auto") if isinstance(config, dict) else "auto"
     return plan, str(broker)
@@ -106,20 +121,23 @@ def _compiled(file: str, run: str, directory: Path, overrides: Sequence[str]) ->
     config, recipe = load_run(file, overrides)
     run = check_name("run", run or _new_id(directory, config.name))
     place = directory / run
-    if _holds(place, run):
-        remedy = f"Go on with it by --resume {run}, or give another --run."
-        raise StoreError(f"{place} holds a run of this name", remedy=remedy)
     test, path = _test_set(config, file, place)
     plan = compile_run(config, recipe, run=run, shapes=test.signature(), label_names=test.label_names, test=path)
     return plan, config.broker
 
 
-def _holds(place: Path, run: str) -> bool:
-    """Whether a run has begun in this directory."""
-    if not (place / LEDGER).is_file():
+def _holds(ledger: str | Path, run: str) -> bool:
+    """Whether the run is in the ledger, if there is one."""
+    if isinstance(ledger, Path) and not ledger.is_file():
         return False
-    with Ledger(place / LEDGER, create=False) as ledger:
-        return any(known.run == run for known in ledger.runs())
+    with Ledger(ledger) as opened:
+        return any(known.run == run for known in opened.runs())
+
+
+def _check_new(ledger: str | Path, run: str) -> None:
+    if _holds(ledger, run):
+        remedy = f"Go on with it by --resume {run}, or give another --run."
+        raise StoreError(f"there is a run {run!r} already", remedy=remedy)
 
 
 def _test_set(config: RunConfig, file: str, place: Path) -> tuple[Dataset, str]:

@@ -4,7 +4,10 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Final, NamedTuple
+
+#: A second process (a report, a console) may hold the ledger's lock for one transaction: milliseconds. More is a hang.
+LEDGER_BUSY_S: Final = 15.0
 
 
 class Timeouts(NamedTuple):

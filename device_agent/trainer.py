@@ -47,6 +47,13 @@ class Trainer:
         self.read_for: object = None  # the (encoders, label names) the files were last read for
         self.facts = DataFacts()
         self.left_off = False
+        self.counts: Any = None  # edgefl.training.counting.FlopCounts, kept between rounds
+
+    def _counts(self) -> Any:
+        from edgefl.training.counting import FlopCounts
+
+        self.counts = self.counts or FlopCounts()
+        return self.counts
 
     def leave_off(self, signum: int, frame: FrameType | None) -> None:
         """Signal handler: the next report of progress ends the round."""
@@ -102,6 +109,7 @@ class Trainer:
                 on_progress=self._progress(note),
                 # Not the attempt: a round that is tried again gives the same result.
                 salt=f"{request.device}/{attempt.stage}/{attempt.round}",
+                counts=self._counts(),
             )
         trained: dict[str, Mapping[str, Any]] = {
             name: tensors for name, tensors in outcome.parts.items() if outcome.samples.get(name, 0) > 0

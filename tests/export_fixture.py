@@ -59,9 +59,12 @@ def some_tables(spec: ModelSpec, seed: int = 5) -> dict[str, ClassMeans]:
 
 
 def some_state(spec: ModelSpec, *, prototypes: bool = True) -> tuple[StagedModel, Parts]:
-    """A model in evaluation mode whose batch norms have seen data, and its parts."""
-    model = build(spec, seed=3)
+    """A model in evaluation mode whose batch norms and biases are not those of an untrained one, and its parts."""
+    model = build(spec, seed=3).requires_grad_(False)
     generator = torch.Generator().manual_seed(0)
+    for parameter in model.parameters():
+        if parameter.ndim == 1:
+            parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator))
     for name, buffer in model.named_buffers():
         if name.endswith("running_var"):
             buffer.uniform_(0.5, 2.0, generator=generator)

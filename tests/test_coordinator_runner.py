@@ -16,7 +16,7 @@ from coordinator_fixture import FLEET, STEP_BYTES, FakeDevice, FakeWorker, a_pla
 from coordinator.ledger import Ledger
 from coordinator.runner import run
 from coordinator.timeouts import Timeouts
-from edgefl.errors import BudgetError, RunError, StoreError
+from edgefl.errors import BrokerError, BudgetError, RunError, StoreError
 from edgefl.objects import ObjectStore
 from edgefl.plan.values import RoundPolicy, RunPlan
 from edgefl.protocol.parts import decode_part
@@ -211,17 +211,22 @@ def test_a_lost_device_is_not_waited_for_and_takes_part_again(tmp_path: Path) ->
     async def script(scene: Scene) -> None:
         nonlocal report
         lost = await scene.device("a", hold=True)
-        await scene.device("b")
+        other = await scene.device("b")
         task = asyncio.ensure_future(scene.coordinator(a_plan()))
         await scene.until(lambda: lost.offer is not None)
-        scene.broker.cut("a", seconds=0.4)
+        scene.broker.cut("a", seconds=0.5)
         lost.hold = False
+        await scene.until(lambda: "round_closed" in scene.kinds())
+        other.hold = True  # the next round must last until the lost one is back
+        await scene.until(lambda: scene.kinds().count("device_joined") == 3)
+        await scene.until(lambda: other.offer and other.receiver and other.receiver.finished)
+        other.hold = False
+        other.train()
         report = await task
 
     played(tmp_path, script)
     status = {(a.stage, a.round): a.status for a in report.assignments if a.device == "a"}
-    assert status[1, 1] == "lost"
-    assert "done" in status.values()
+    assert (status[1, 1], status[2, 2]) == ("lost", "done")
 
 
 def test_a_device_that_returns_in_time_goes_on_with_its_attempt(tmp_path: Path) -> None:
@@ -330,6 +335,85 @@ def test_the_store_keeps_current_and_final_states_only(tmp_path: Path) -> None:
     keep = {ref.id for key in ((1, 1), (2, 2)) for ref in states[key].values()}
     store = tmp_path / "run" / "objects"
     assert {file.name for file in store.iterdir() if len(file.name) == 64} == keep
+
+
+def test_a_full_disk_ends_the_run_with_its_reason_and_loses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any, **__: Any) -> Any:
+        raise StoreError("cannot write objects/x (1704 bytes): No space left on device")
+
+    report = RunReport()
+
+    async def script(scene: Scene) -> None:
+        nonlocal report
+        await scene.device("a")
+        await scene.device("b")
+        with monkeypatch.context() as patch:
+            patch.setattr("coordinator.work.aggregate_round", full)
+            with pytest.raises(StoreError, match="No space left"):
+                await scene.coordinator(a_plan())
+        assert scene.events[-1].kind == "run_failed"
+        assert "Free space" in scene.events[-1].data["remedy"]
+        report = await scene.coordinator(a_plan(), resume=True)
+
+    played(tmp_path, script)
+    assert report.status == "done"
+    assert report.rounds[0].attempt == 2
+
+
+def test_what_is_not_committed_is_not_announced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    commit = Ledger.commit
+
+    def failing(ledger: Ledger, run: str, saves: list[Any], events: list[EventRow], at: float) -> None:
+        if any(getattr(save, "status", "") == "done" for save in saves):
+            raise StoreError("the ledger can not be used: database or disk is full")
+        commit(ledger, run, saves, events, at)
+
+    async def script(scene: Scene) -> None:
+        await scene.device("a")
+        await scene.device("b")
+        monkeypatch.setattr(Ledger, "commit", failing)
+        with pytest.raises(StoreError, match="disk is full"):
+            await scene.coordinator(a_plan())
+        assert not any(device.acks for device in scene.devices.values())
+        assert "update" not in scene.kinds()
+
+    played(tmp_path, script)
+
+
+def test_a_broker_that_refuses_is_an_error_on_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def refused(_: MemoryTransport) -> None:
+        raise BrokerError("mqtt://localhost:1883 refuses: bad user name or password")
+
+    async def script(scene: Scene) -> None:
+        monkeypatch.setattr(MemoryTransport, "connect", refused)
+        with pytest.raises(BrokerError, match="bad user name"):
+            await scene.coordinator(a_plan())
+        assert scene.kinds() == ["run_failed"]
+
+    played(tmp_path, script)
+
+
+def test_a_silent_device_is_given_up_and_taken_back_when_it_beats(tmp_path: Path) -> None:
+    async def script(scene: Scene) -> None:
+        silent = await scene.device("a", hold=True)
+        steady = await scene.device("b", hold=True)
+        task = asyncio.ensure_future(scene.coordinator(a_plan(), silence_s=0.3, grace_s=5.0))
+        await scene.until(lambda: silent.offer and steady.offer)
+        for _ in range(10):
+            steady.beat()
+            await asyncio.sleep(0.05)
+        assert [event.device for event in scene.events if event.kind == "device_left"] == ["a"]
+        silent.beat()
+        await scene.until(lambda: scene.kinds().count("device_joined") == 3)
+        silent.hold = steady.hold = False
+        for device in (silent, steady):
+            await scene.until(lambda device=device: device.receiver is not None and device.receiver.finished)
+            device.train()
+        await task
+
+    played(tmp_path, script)
 
 
 def test_two_coordinators_in_one_directory_are_refused(tmp_path: Path) -> None:

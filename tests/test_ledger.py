@@ -18,7 +18,7 @@ from coordinator_fixture import a_plan
 from sqlalchemy import create_engine
 
 from coordinator import instructions as do
-from coordinator import tables
+from coordinator import migrations, tables
 from coordinator.database import sqlite_url
 from coordinator.ledger import Ledger
 from edgefl.errors import StoreError
@@ -51,7 +51,7 @@ def test_migrations_from_empty_make_the_tables_the_code_uses(path: Path) -> None
         assert compare_metadata(context, tables.metadata) == []
         assert context.get_current_revision() == tables.HEAD
     engine.dispose()
-    assert ScriptDirectory("coordinator/migrations").get_current_head() == tables.HEAD
+    assert ScriptDirectory(str(Path(migrations.__file__).parent)).get_current_head() == tables.HEAD
 
 
 def test_an_open_ledger_is_in_wal_mode_and_can_be_read_while_it_is_written(path: Path) -> None:

@@ -18,6 +18,10 @@ from edgefl.records import Manifest
 from edgefl.report.rows import BundleRow, RunReport
 
 FOLDER = "bundles"
+MaskChoice = Literal["auto", "prototype", "zero", "both"]
+#: Rounding of float32 in another order of operations gives 1e-6; a wrong graph gives 1e-2 and more.
+TOLERANCE = 1e-4
+MaskChoice = Literal["auto", "prototype", "zero", "both"]
 
 
 @dataclass(frozen=True)
@@ -31,6 +35,16 @@ class FinalState:
     manifest: Manifest
 
 
+@dataclass(frozen=True)
+class Exported:
+    """What was written: the state it came from, the masks it offers, where it lies."""
+
+    state: FinalState
+    mask: str
+    directory: Path
+    rows: list[BundleRow]
+
+
 def command(
     run: RunArgument = "latest",
     runs: RunsOption = RUNS,
@@ -38,7 +52,7 @@ def command(
         Path | None, typer.Option("--output", "-o", help="Folder to write; default: bundles/ in the run's directory.")
     ] = None,
     mask: Annotated[
-        Literal["auto", "prototype", "zero", "both"],
+        MaskChoice,
         typer.Option(help="What stands in for absent sensors; auto: both where the run has prototypes, else zero."),
     ] = "auto",
     capacity: Annotated[
@@ -46,7 +60,7 @@ def command(
     ] = None,
     tolerance: Annotated[
         float, typer.Option(min=0.0, help="Largest difference from torch with which a bundle is published.")
-    ] = 1e-4,
+    ] = TOLERANCE,
     format: Format = "terminal",  # noqa: A002  # the option's own name
 ) -> None:
     """Write a run's model as ONNX: one bundle for each modality alone and one for the complete input.
@@ -55,11 +69,36 @@ def command(
 
     Examples: edgefl export latest · edgefl export 2026 -o bundles --mask both --capacity 32
     """
+    directory = find_run(run, runs)
+    done = export_run(directory, output=output, mask=mask, capacity=capacity, tolerance=tolerance)
+    if format == "json":
+        body = {"run": done.state.report.run, "stage": done.state.stage.index, "round": done.state.round}
+        print_json({**body, "mask": done.mask, "directory": str(done.directory), "bundles": done.rows})
+        return
+    from rich.console import Console
+
+    from edgefl.report import inventory
+    from edgefl.report.tables import print_grid
+
+    print_grid(inventory.bundles(msgspec.structs.replace(done.state.report, bundles=tuple(done.rows))), Console())
+
+
+def export_run(
+    directory: Path,
+    *,
+    output: Path | None = None,
+    mask: MaskChoice = "auto",
+    capacity: int | None = None,
+    tolerance: float = TOLERANCE,
+) -> Exported:
+    """Export the run in ``directory`` and note the bundles in its ledger; says on stderr what it does.
+
+    Raises RunError (nothing finished yet), ExportError (nothing is published then), StoreError.
+    """
     from edgefl.export.bundle import PROTOTYPES, export_bundles
     from edgefl.objects import ObjectStore
     from edgefl.protocol.parts import decode_part
 
-    directory = find_run(run, runs)
     state = final_state(directory)
     sys.stderr.write(f"{_what(state)}\n")
     store = ObjectStore(directory / "objects")
@@ -78,16 +117,7 @@ def command(
         refs=state.manifest,
     )
     _record(directory, state.report.run, rows)
-    if format == "json":
-        body = {"run": state.report.run, "stage": state.stage.index, "round": state.round, "mask": chosen}
-        print_json({**body, "directory": str(target), "bundles": rows})
-        return
-    from rich.console import Console
-
-    from edgefl.report import inventory
-    from edgefl.report.tables import print_grid
-
-    print_grid(inventory.bundles(msgspec.structs.replace(state.report, bundles=tuple(rows))), Console())
+    return Exported(state, chosen, target, rows)
 
 
 def final_state(directory: Path) -> FinalState:

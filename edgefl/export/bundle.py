@@ -187,14 +187,9 @@ def _write_bundle(root: Path, export: _Export, given: tuple[str, ...]) -> Manife
     manifest = Manifest(
         **_described(model, given, absent),
         inputs=inputs,
-        tables=table_ports(model, rows) if tables else (),
         outputs=outputs,
         axes=axes,
-        mask=export.masks[0] if absent else "none",
-        masks=export.masks if absent else (),
-        top_k=top_k,
-        temperature=TEMPERATURE if tables else 0.0,
-        capacity=rows,
+        **_masking(export, absent, rows),
         stage=stage.index,
         depth=stage.depth,
         parts={p: export.refs[p] for p in (*present, *([PROTOTYPES] if tables else [])) if p in export.refs},
@@ -217,6 +212,18 @@ def _described(model: ModelSpec, given: tuple[str, ...], absent: tuple[str, ...]
         "absent": absent,
         "encoders": {m: model.encoders[m] for m in given},
         "labels": model.label_names or tuple(str(i) for i in range(model.classes)),
+    }
+
+
+def _masking(export: _Export, absent: tuple[str, ...], rows: int) -> dict[str, Any]:
+    """How absent modalities are filled in; ``rows`` 0: without tables."""
+    return {
+        "tables": table_ports(export.model, rows) if rows else (),
+        "mask": export.masks[0] if absent else "none",
+        "masks": export.masks if absent else (),
+        "top_k": min(TOP_K, rows),
+        "temperature": TEMPERATURE if rows else 0.0,
+        "capacity": rows,
     }
 
 

@@ -210,4 +210,5 @@ def find_bundles(path: Path) -> dict[Path, Manifest]:
     # In the model's own order, which the complete bundle knows: of two that fit a sample, the first is taken.
     order = max((manifest.modalities for manifest in found.values()), key=len)
     rank = {m: at for at, m in enumerate(order)}
-    return dict(sorted(found.items(), key=lambda item: [rank.get(m, len(rank)) for m in item[1].modalities]))
+    places = {path: [rank.get(m, len(rank)) for m in manifest.modalities] for path, manifest in found.items()}
+    return {path: found[path] for path in sorted(found, key=lambda path: (len(places[path]), places[path]))}

@@ -19,6 +19,10 @@ from edgefl.data.dataset import Dataset
 LEAST_ROWS = 2
 
 
+#: Rows of each modality, sorted by name.
+ShapeKey = tuple[tuple[str, int], ...]
+
+
 @dataclass(frozen=True)
 class Batch:
     """``inputs[m]``: [n_m, *shape]; ``rows[m]``: [n_m] or None (all); ``labels``: [B] int64 or None."""
@@ -29,9 +33,10 @@ class Batch:
     labels: Tensor | None
 
     @property
-    def shape_key(self) -> tuple[tuple[str, int], ...]:
-        """Rows per modality: batches of equal key cost the same."""
-        return tuple(sorted((m, int(x.shape[0])) for m, x in self.inputs.items()))
+    def shape_key(self) -> ShapeKey:
+        """Rows per modality: batches of equal key cost the same. "" : whether stand-ins are needed, which cost by batch."""
+        incomplete = int(any(rows is not None for rows in self.rows.values()))
+        return (("", incomplete), *sorted((m, int(x.shape[0])) for m, x in self.inputs.items()))
 
 
 def make_batch(

@@ -1,4 +1,4 @@
-"""The price of a round before it is run: the real training step on the meta device, with shapes and no data.
+"""The price of a round before it is run: the very training step on the meta device, with shapes and no data.
 
 FLOPs are counted from the operations as they would run (2 per multiply-accumulate). Memory is the peak of live bytes:
 weights, gradients, optimiser state, activations and batch. Nothing is allocated, so any model can be priced anywhere.
@@ -16,8 +16,8 @@ from edgefl.plan.fit import complete_only, usable_samples
 from edgefl.plan.values import Job
 from edgefl.resources.flops import FlopCounter
 from edgefl.resources.live_bytes import LiveBytes
-from edgefl.training.batches import LEAST_ROWS, meta_batch
-from edgefl.training.step import make_optimizer, prepare, train_step
+from edgefl.training.batches import LEAST_ROWS, Batch, meta_batch
+from edgefl.training.step import prepare, run_backward, run_forward
 
 
 class Pricer:
@@ -49,30 +49,35 @@ class Pricer:
 
 
 def price_step(job: Job, rows: Mapping[str, int]) -> tuple[int, float, float]:
-    """(peak live bytes, FLOPs of a training step, FLOPs of a forward pass) with ``rows[m]`` rows of modality m.
+    """(peak live bytes, FLOPs of a training step, FLOPs of its forward pass) with ``rows[m]`` rows of modality m.
 
-    The peak is that of the second step: from then on the optimiser's state is there beside the activations.
+    The optimiser's own operations are not traced: they are many and cost no FLOPs by this count. What they hold is
+    there: their state from the first step on, and two temporaries as large as the largest parameter.
     """
     with LiveBytes() as live:
         model = build(job.model, job.stage.present, device="meta", seed=0)
         prepare(model, job.stage.trained)
-        optimizer = make_optimizer(model, job.stage.trained, job.hyper)
-        text = [m for m, encoder in job.model.encoders.items() if encoder.kind == "text"]
-        shapes = {m: tuple(encoder.input_shape) for m, encoder in job.model.encoders.items()}
-        labelled = "cross_entropy" in job.slots.objective
-        batch = meta_batch(shapes, rows, job.hyper.batch_size, text=text, labelled=labelled)
-        tables = _meta_tables(job)
-        with FlopCounter() as step:
-            train_step(model, job, batch, optimizer, tables)
-        train_step(model, job, batch, optimizer, tables)
-    model.eval()
-    with torch.no_grad(), FlopCounter() as forward:
-        for m, x in batch.inputs.items():
-            model.project(m, model.encode(m, x, job.stage.depth))
-        if job.model.classes and len(batch.inputs) == len(job.model.encoders):
-            width = job.model.head.out
-            model.fuse({m: torch.empty(job.hyper.batch_size, width, device="meta") for m in job.model.encoders})
-    return live.peak, float(step.flops), float(forward.flops)
+        trained = [p for p in model.parameters() if p.requires_grad]
+        copies = 2 if job.hyper.optimizer == "adamw" else int(job.hyper.momentum > 0)
+        state = [torch.empty_like(p) for p in trained for _ in range(copies)]
+        batch, tables = _meta_batch(job, rows), _meta_tables(job)
+        with FlopCounter() as counter:
+            done = run_forward(model, job, batch, tables)
+            forward_flops = counter.flops
+            run_backward(model, job, batch, done)
+            flops = counter.flops
+        del done
+        largest = max(trained, key=torch.Tensor.numel)
+        temporaries = [torch.empty_like(largest) for _ in range(2)]
+        del state, temporaries
+    return live.peak, float(flops), float(forward_flops)
+
+
+def _meta_batch(job: Job, rows: Mapping[str, int]) -> Batch:
+    text = [m for m, encoder in job.model.encoders.items() if encoder.kind == "text"]
+    shapes = {m: tuple(encoder.input_shape) for m, encoder in job.model.encoders.items()}
+    labelled = "cross_entropy" in job.slots.objective
+    return meta_batch(shapes, rows, job.hyper.batch_size, text=text, labelled=labelled)
 
 
 def _meta_tables(job: Job) -> dict[str, Table]:

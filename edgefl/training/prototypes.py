@@ -6,6 +6,8 @@ representation over the complete samples. A class without samples has count 0: a
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import torch
 
@@ -13,13 +15,15 @@ from edgefl.data.dataset import Dataset
 from edgefl.models.build import StagedModel
 from edgefl.plan.values import Job
 from edgefl.prototypes.library import ClassMeans
-from edgefl.resources.flops import FlopCounter
-from edgefl.training.batches import make_batch
+from edgefl.training.batches import ShapeKey, make_batch
+from edgefl.training.counting import FlopCounts, kind_of_step
 
 FUSED = "fused"
 
 
-def class_means(model: StagedModel, job: Job, dataset: Dataset, device: str) -> tuple[dict[str, ClassMeans], float]:
+def class_means(
+    model: StagedModel, job: Job, dataset: Dataset, device: str, flop_counts: FlopCounts
+) -> tuple[dict[str, ClassMeans], float]:
     """Tables by modality and for "fused", and the FLOPs this took. ``model`` ends in evaluation mode."""
     model.eval()
     modalities = [m for m in job.model.encoders if f"head/{m}" in model.parts_present and dataset.has(m).any()]
@@ -32,19 +36,34 @@ def class_means(model: StagedModel, job: Job, dataset: Dataset, device: str) -> 
     labels = dataset.labels if dataset.labels is not None else np.full(len(dataset), -1)
     labelled = np.flatnonzero(labels >= 0)
     size = job.hyper.micro_batch or job.hyper.batch_size
-    with torch.no_grad(), FlopCounter() as counter:
-        for start in range(0, len(labelled), size):
-            indices = labelled[start : start + size]
-            for name, rows, values in _representations(model, job, dataset, indices, modalities, device):
-                np.add.at(sums[name], labels[rows], values)
-                np.add.at(counts[name], labels[rows], 1)
+    kind, flops = FUSED.encode() + kind_of_step(job, with_tables=False), 0.0
+    for start in range(0, len(labelled), size):
+        indices = labelled[start : start + size]
+        found, cost = flop_counts.run(
+            kind,
+            _shape(dataset, indices, modalities),
+            partial(_representations, model, job, dataset, indices, modalities, device),
+            linear=True,
+        )
+        flops += cost
+        for name, rows, values in found:
+            np.add.at(sums[name], labels[rows], values)
+            np.add.at(counts[name], labels[rows], 1)
     tables = {
         m: ClassMeans(means=(sums[m] / np.maximum(counts[m], 1)[:, None]).astype(np.float32), counts=counts[m])
         for m in sums
     }
-    return tables, float(counter.flops)
+    return tables, flops
 
 
+def _shape(dataset: Dataset, indices: np.ndarray, modalities: list[str]) -> ShapeKey:
+    """Rows of each modality, and the complete ones, which alone are fused."""
+    has = {m: dataset.has(m)[indices] for m in modalities}
+    complete = int(np.logical_and.reduce(list(has.values())).sum())
+    return (*((m, int(rows.sum())) for m, rows in has.items()), (FUSED, complete))
+
+
+@torch.no_grad()
 def _representations(
     model: StagedModel, job: Job, dataset: Dataset, indices: np.ndarray, modalities: list[str], device: str
 ) -> list[tuple[str, np.ndarray, np.ndarray]]:

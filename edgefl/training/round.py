@@ -23,8 +23,8 @@ from edgefl.models.state import load_part, part_tensors
 from edgefl.plan.fit import complete_only
 from edgefl.plan.values import Job
 from edgefl.prototypes.library import from_tensors, to_tensors
-from edgefl.resources.flops import FlopCounter
 from edgefl.training.batches import Batch, training_batches
+from edgefl.training.counting import FlopCounts, is_linear, kind_of_step
 from edgefl.training.prototypes import class_means
 from edgefl.training.step import make_optimizer, prepare, train_step
 
@@ -51,7 +51,8 @@ class RoundResult:
 class _Tally:
     """Running sums over the steps."""
 
-    flops_of: dict[tuple[tuple[str, int], ...], float] = field(default_factory=dict)
+    kind: bytes
+    counts: FlopCounts
     flops: float = 0.0
     compute_s: float = 0.0
     loss: list[float] = field(default_factory=list)
@@ -67,12 +68,14 @@ def train_round(
     device: str = "cpu",
     on_progress: OnProgress | None = None,
     salt: str = "",
+    counts: FlopCounts | None = None,
 ) -> RoundResult:
     """Train ``job.stage.trained`` for ``job.hyper.epochs`` epochs.
 
     ``parts`` holds every present part, and "prototypes" when there are global ones. ``salt`` (device and round)
-    makes batches differ between devices and rounds, reproducibly. Raises DataError when the share can not fill one
-    batch (decision D-L3) and RunError when the loss is not finite.
+    makes batches differ between devices and rounds, reproducibly. ``counts``: kept by the caller between
+    rounds, so that no shape of step is counted twice. Raises DataError when the share can not fill one batch (decision
+    D-L3) and RunError when the loss is not finite.
     """
     seed = (job.hyper.seed, zlib.crc32(salt.encode()))
     rng = np.random.default_rng(seed)
@@ -83,7 +86,7 @@ def train_round(
         raise _too_few(job, dataset, len(usable))
     model = _load(job, parts, device)
     tables = _tables(parts, device)
-    tally = _Tally()
+    tally = _Tally(kind_of_step(job, with_tables=bool(tables)), counts or FlopCounts())
     optimizer = make_optimizer(model, job.stage.trained, job.hyper)
     modalities = [m for m in job.model.encoders if f"head/{m}" in job.stage.present and dataset.has(m).any()]
     done = 0
@@ -102,7 +105,7 @@ def train_round(
     model.zero_grad(set_to_none=True)
     prototypes = None
     if "class_mean" in job.slots.prototypes:
-        means, flops = class_means(model, job, dataset, device)
+        means, flops = class_means(model, job, dataset, device, tally.counts)
         prototypes, tally.flops = to_tensors(means), tally.flops + flops
     samples = _samples(job, dataset, usable)
     return RoundResult(
@@ -170,14 +173,13 @@ def _counted_step(
     tally: _Tally,
 ) -> None:
     started = time.perf_counter()
-    key = batch.shape_key
-    if key in tally.flops_of:
-        loss, forward = train_step(model, job, batch, optimizer, tables)
-    else:
-        with FlopCounter() as counter:
-            loss, forward = train_step(model, job, batch, optimizer, tables)
-        tally.flops_of[key] = float(counter.flops)
-    tally.flops += tally.flops_of[key]
+    (loss, forward), flops = tally.counts.run(
+        tally.kind,
+        batch.shape_key,
+        lambda: train_step(model, job, batch, optimizer, tables),
+        linear=is_linear(job),
+    )
+    tally.flops += flops
     if not np.isfinite(loss):
         raise RunError(
             f"the loss became {loss} at step {len(tally.loss) + 1}",

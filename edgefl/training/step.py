@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -49,6 +50,16 @@ def is_encoder(part: str) -> bool:
     return modality_of(part) is not None and not part.startswith("head/")
 
 
+@dataclass(frozen=True)
+class Pass:
+    """A finished forward pass. ``encoded[m]``: [n_m, D]; ``seed``: of the pieces' dropout, None when run whole."""
+
+    loss: Tensor
+    forward: Forward
+    encoded: dict[str, Tensor]
+    seed: int | None
+
+
 def train_step(
     model: StagedModel,
     job: Job,
@@ -56,12 +67,21 @@ def train_step(
     optimizer: torch.optim.Optimizer,
     tables: Mapping[str, Table],
 ) -> tuple[float, Forward]:
-    """One step; returns the loss (NaN on the meta device) and the forward pass. Raises nothing of its own."""
+    """One step; returns the loss and the forward pass. Raises nothing of its own."""
     optimizer.zero_grad(set_to_none=True)
-    micro = job.hyper.micro_batch
-    pieces = 0 < micro < batch.size
-    seed = int(torch.randint(2**31, ())) if pieces else 0
-    encoded = {m: _encode(model, m, x, job, micro if pieces else 0, seed) for m, x in batch.inputs.items()}
+    done = run_forward(model, job, batch, tables)
+    run_backward(model, job, batch, done)
+    if job.hyper.clip_norm > 0:
+        torch.nn.utils.clip_grad_norm_([p for g in optimizer.param_groups for p in g["params"]], job.hyper.clip_norm)
+    optimizer.step()
+    return float(done.loss.detach()), done.forward
+
+
+def run_forward(model: StagedModel, job: Job, batch: Batch, tables: Mapping[str, Table]) -> Pass:
+    """The loss of a batch, in pieces of ``hyper.micro_batch`` rows through the encoders."""
+    micro = job.hyper.micro_batch if job.hyper.micro_batch < batch.size else 0
+    seed = int(torch.randint(2**31, ())) if micro else None
+    encoded = {m: _encode(model, m, x, job, micro, seed or 0) for m, x in batch.inputs.items()}
     forward = Forward(
         model=model,
         size=batch.size,
@@ -71,15 +91,15 @@ def train_step(
         missing=next(iter(job.slots.missing.items()), ("zero", {})),
         tables=tables,
     )
-    loss = total_loss(forward, job.slots.objective)
-    loss.backward()  # type: ignore[no-untyped-call]
-    if pieces:
-        for m, h in encoded.items():
-            _replay(model, m, batch.inputs[m], h, job, micro, seed)
-    if job.hyper.clip_norm > 0:
-        torch.nn.utils.clip_grad_norm_([p for g in optimizer.param_groups for p in g["params"]], job.hyper.clip_norm)
-    optimizer.step()
-    return (float("nan") if loss.is_meta else float(loss.detach())), forward
+    return Pass(total_loss(forward, job.slots.objective), forward, encoded, seed)
+
+
+def run_backward(model: StagedModel, job: Job, batch: Batch, done: Pass) -> None:
+    """Gradients of every trained parameter, into their ``grad``."""
+    done.loss.backward()  # type: ignore[no-untyped-call]
+    if done.seed is not None:
+        for m, h in done.encoded.items():
+            _replay(model, m, batch.inputs[m], h, job, done.seed)
 
 
 def _trains_encoder(job: Job, modality: str) -> bool:
@@ -99,10 +119,11 @@ def _encode(model: StagedModel, modality: str, x: Tensor, job: Job, micro: int, 
     return torch.cat(pieces).requires_grad_(_trains_encoder(job, modality))
 
 
-def _replay(model: StagedModel, modality: str, x: Tensor, h: Tensor, job: Job, micro: int, seed: int) -> None:
+def _replay(model: StagedModel, modality: str, x: Tensor, h: Tensor, job: Job, seed: int) -> None:
     """Push the gradient that ``h`` collected through each piece of the encoder."""
     if h.grad is None:
         return
+    micro = job.hyper.micro_batch
     for i, (piece, grad) in enumerate(zip(torch.split(x, micro), torch.split(h.grad, micro), strict=True)):
         with _seeded(seed + i, x.device):
             model.encode(modality, piece, job.stage.depth).backward(grad)  # type: ignore[no-untyped-call]

@@ -1,0 +1,75 @@
+"""FLOPs of steps by shape of batch, each counted once: counting a small step costs several times the step itself.
+
+The operations of a step are a sum over its rows: FLOPs = c + sum_m c_m n_m for n_m rows of modality m (encoders, heads
+work row by row, the fusion has the batch's fixed size). So once the counted shapes span a new one, its count follows
+exactly. Not so for clip, whose logits grow with the square of the complete pairs: there every shape is counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+import msgspec
+import numpy as np
+
+from edgefl.plan.values import Job
+from edgefl.resources.flops import FlopCounter
+from edgefl.training.batches import ShapeKey
+
+R = TypeVar("R")
+#: Terms whose cost is not a sum over rows.
+NOT_LINEAR = frozenset({"clip"})
+
+
+class FlopCounts:
+    """What has been counted, by kind of step. Keep it between rounds: the next round of a stage counts nothing anew."""
+
+    def __init__(self) -> None:
+        self._known: dict[bytes, dict[ShapeKey, float]] = {}
+
+    def get(self, kind: bytes, shape: ShapeKey, *, linear: bool) -> float | None:
+        """FLOPs of a step of this kind on a batch of this shape; None: it has to be counted."""
+        known = self._known.get(kind, {})
+        if shape in known or not linear:
+            return known.get(shape)
+        family = [s for s in known if _names(s) == _names(shape)]
+        if not family:
+            return None
+        rows = np.array([_row(s) for s in family])
+        wanted = _row(shape)
+        weights, *_ = np.linalg.lstsq(rows.T, wanted, rcond=None)
+        if not np.allclose(weights @ rows, wanted, atol=1e-6):
+            return None
+        return float(round(float(weights @ np.array([known[s] for s in family]))))
+
+    def run(self, kind: bytes, shape: ShapeKey, work: Callable[[], R], *, linear: bool) -> tuple[R, float]:
+        """What ``work`` returns and its FLOPs: as known, else counted while it runs."""
+        flops = self.get(kind, shape, linear=linear)
+        if flops is not None:
+            return work(), flops
+        with FlopCounter() as counter:
+            result = work()
+        flops = float(counter.flops)
+        self._known.setdefault(kind, {})[shape] = flops
+        return result, flops
+
+
+def kind_of_step(job: Job, *, with_tables: bool) -> bytes:
+    """What decides a step's FLOPs besides the batch's shape; ``with_tables``: there are global prototypes."""
+    hyper = job.hyper
+    decisive = (job.model, job.stage.present, job.stage.trained, hyper.batch_size, hyper.micro_batch, job.slots)
+    return msgspec.msgpack.encode((decisive, with_tables))
+
+
+def is_linear(job: Job) -> bool:
+    """Whether a step's FLOPs are a sum over its rows."""
+    return not NOT_LINEAR & set(job.slots.objective)
+
+
+def _names(shape: ShapeKey) -> tuple[str, ...]:
+    return tuple(modality for modality, _ in shape)
+
+
+def _row(shape: ShapeKey) -> np.ndarray:
+    return np.array([1.0, *(count for _, count in shape)])

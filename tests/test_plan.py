@@ -1,0 +1,337 @@
+"""From a run file to stages, and from a stage and a budget to what a device trains: by hand, on two modalities."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edgefl.config.recipe import RecipeConfig
+from edgefl.config.values import RunConfig
+from edgefl.errors import ConfigError
+from edgefl.models.sizes import SIZES, encoder_of_size
+from edgefl.models.spec import ModelSpec, part_names
+from edgefl.plan.compile import compile_run
+from edgefl.plan.eligibility import verdict
+from edgefl.plan.fit import complete_only, micro_batches, place, trained_depth, usable_samples
+from edgefl.plan.schedule import SCHEDULES, encoder_stage, restrict, shallower
+from edgefl.plan.values import Candidate, Hyper, Job, Slots, Stage
+from edgefl.records import Budget, Capabilities, Cost, Refusal
+
+SHAPE = (16, 3)
+SENSOR = encoder_of_size("sensor", "tiny", SHAPE)
+MODEL = ModelSpec({"a": SENSOR, "b": SENSOR}, stages=3, classes=2, label_names=("x", "y"))
+SUPERVISED = Slots({"cross_entropy": {"weight": 1.0}}, {"zero": {}}, {"none": {}})
+ALL = {"": 100, "a": 100, "b": 100}
+PART_BYTES = dict.fromkeys(part_names(MODEL), 10)
+HEADS = ["a/norm", "head/a", "b/norm", "head/b", "fusion", "task"]
+
+
+def candidate(budget: Budget | None = None, **fields) -> Candidate:
+    fields = {"device": "d", "samples": ALL, "modalities": {"a": SHAPE, "b": SHAPE}, **fields}
+    return Candidate(budget=budget or Budget(), **fields)
+
+
+def price(job: Job, samples) -> tuple[int, float]:
+    """A made-up price that grows with depth and micro-batch, as the real one does."""
+    size = job.hyper.micro_batch or job.hyper.batch_size
+    replays = 1.5 if job.hyper.micro_batch else 1.0
+    return 100 * trained_depth(job.stage) + 10 * size, 1000.0 * replays * trained_depth(job.stage)
+
+
+def put(stage: Stage, device: Candidate, batch: int = 8, slots: Slots = SUPERVISED):
+    return place(MODEL, stage, Hyper(batch_size=batch), slots, device, PART_BYTES, price)
+
+
+def test_end_to_end_by_hand():
+    (stage,) = SCHEDULES["end_to_end"](MODEL, [1, 0, 2], "auto")
+    encoder = ["{}/embed", "{}/stage1", "{}/stage2", "{}/stage3", "{}/norm", "head/{}"]
+    every = (*tuple(part.format(m) for m in "ab" for part in encoder), "fusion", "task")
+    assert stage == Stage(index=1, depth=3, rounds=3, present=every, trained=every)
+
+
+def test_progressive_by_hand():
+    stages = SCHEDULES["progressive"](MODEL, [1, 0, 2], "auto")
+    assert [(s.index, s.depth, s.rounds) for s in stages] == [(1, 1, 1), (2, 2, 0), (3, 3, 2)]
+    second = ["{}/embed", "{}/stage1", "{}/stage2", "{}/norm", "head/{}"]
+    assert stages[1].present == (*tuple(p.format(m) for m in "ab" for p in second), "fusion", "task")
+    assert all(s.trained == s.present for s in stages)
+
+
+def test_layerwise_by_hand():
+    stages = SCHEDULES["layerwise"](MODEL, [0, 1, 2], "auto")
+    assert stages[2].present == tuple(part_names(MODEL))
+    assert set(stages[2].trained) == {"a/stage3", "b/stage3", *HEADS}
+    # the first stage that has rounds trains the embeddings, which nothing has pretrained
+    assert set(stages[1].trained) == {"a/embed", "b/embed", "a/stage2", "b/stage2", *HEADS}
+    assert "a/embed" not in stages[0].trained
+
+
+def test_layerwise_embeddings_by_option_and_by_pretraining():
+    pretrained = msgspec.structs.replace(SENSOR, pretrained="some/checkpoint")
+    mixed = ModelSpec({"a": pretrained, "b": SENSOR}, stages=3, classes=2)
+    for embed, expected in (
+        ("auto", {"b/embed"}),
+        ("first_stage", {"a/embed", "b/embed"}),
+        ("frozen", set()),
+    ):
+        stages = SCHEDULES["layerwise"](mixed, [1, 1, 1], embed)
+        assert {p for p in stages[0].trained if p.endswith("embed")} == expected
+        assert not any(p.endswith("embed") for p in stages[1].trained)
+
+
+def test_an_unlabelled_model_has_neither_fusion_nor_task():
+    unlabelled = msgspec.structs.replace(MODEL, classes=0, label_names=())
+    for build in SCHEDULES.values():
+        assert not {"fusion", "task"} & set(build(unlabelled, [1, 1, 1], "auto")[0].present)
+
+
+@given(st.sampled_from(sorted(SCHEDULES)), st.lists(st.integers(0, 3), min_size=3, max_size=3).filter(any))
+def test_every_schedule_keeps_its_rounds_and_trains_only_what_is_there(name, rounds):
+    stages = SCHEDULES[name](MODEL, rounds, "auto")
+    assert sum(s.rounds for s in stages) == sum(rounds)
+    for stage in stages:
+        assert set(stage.trained) <= set(stage.present) <= set(part_names(MODEL))
+        assert {"fusion", "task", "head/a", "head/b"} <= set(stage.trained)
+    assert {p for s in stages for p in s.trained if encoder_stage(p)} == {
+        f"{m}/stage{k}" for m in "ab" for k in (1, 2, 3)
+    }
+
+
+def test_the_stage_of_a_part_and_of_a_modality_with_a_misleading_name():
+    assert [encoder_stage(p) for p in ("a/embed", "a/stage12", "a/norm", "head/a", "fusion", "prototypes")] == [
+        0, 12, None, None, None, None,
+    ]  # fmt: skip
+    assert encoder_stage("head/embed") is None
+    assert encoder_stage("head/stage2") is None
+
+
+def test_shallower_gives_up_the_input_side_first():
+    (stage,) = SCHEDULES["end_to_end"](MODEL, [1, 1, 1], "auto")
+    kept = [sorted({n for p in s.trained if (n := encoder_stage(p)) is not None}) for s in shallower(stage)]
+    assert kept == [[0, 1, 2, 3], [1, 2, 3], [2, 3], [3]]
+    assert all(s.present == stage.present and set(HEADS) <= set(s.trained) for s in shallower(stage))
+    last = SCHEDULES["layerwise"](MODEL, [1, 1, 1], "auto")[2]
+    assert shallower(last) == [last]
+
+
+def test_restrict_leaves_out_what_belongs_to_absent_modalities():
+    stage = SCHEDULES["layerwise"](MODEL, [1, 1, 1], "auto")[1]
+    own = restrict(stage, ["b"])
+    assert own.present == ("b/embed", "b/stage1", "b/stage2", "b/norm", "head/b", "fusion", "task")
+    assert own.trained == ("b/stage2", "b/norm", "head/b", "fusion", "task")
+    assert restrict(stage, ["a", "b"]) == stage
+    assert restrict(stage, []).trained == ("fusion", "task")
+
+
+def test_micro_batches_halve_down_to_a_thirty_second():
+    assert micro_batches(16) == [0, 8, 4, 2, 1]
+    assert micro_batches(24) == [0, 12, 6, 3, 1]
+    assert micro_batches(256) == [0, 128, 64, 32, 16, 8]
+    assert micro_batches(2) == [0, 1]
+
+
+@given(st.integers(2, 5000))
+def test_micro_batches_shrink_and_stay_below_the_batch(batch):
+    whole, *sizes = micro_batches(batch)
+    assert whole == 0
+    assert sizes == sorted(set(sizes), reverse=True)
+    assert all(1 <= size < batch for size in sizes)
+
+
+def test_the_order_of_retreat_micro_batch_then_depth_then_refusal():
+    (stage,) = SCHEDULES["end_to_end"](MODEL, [1, 1, 1], "auto")  # prices: 100 per trained stage + 10 per row
+    for limit, micro, depth in ((480, 0, 4), (479, 4, 4), (410, 1, 4), (409, 0, 3), (300, None, 2), (110, 1, 1)):
+        placed = put(stage, candidate(Budget(step_memory_bytes=limit)))
+        assert placed.refusal is None
+        if micro is not None:
+            assert (placed.micro_batch, trained_depth(placed.stage)) == (micro, depth)
+        assert placed.cost.step_peak_bytes <= limit
+        assert placed.predicted["step_peak_bytes"].kind == "predicted"
+    refused = put(stage, candidate(Budget(step_memory_bytes=109)))
+    assert refused.refusal == Refusal("step_memory", 110.0, 109.0, "B", "memory above the idle trainer")
+
+
+def test_a_smaller_micro_batch_is_not_tried_against_a_limit_it_can_not_help():
+    (stage,) = SCHEDULES["end_to_end"](MODEL, [1, 1, 1], "auto")
+    seen = []
+
+    def watched(job, samples):
+        seen.append((trained_depth(job.stage), job.hyper.micro_batch))
+        return price(job, samples)
+
+    device = candidate(Budget(flops=2000))
+    placed = place(MODEL, stage, Hyper(batch_size=8), SUPERVISED, device, PART_BYTES, watched)
+    assert (placed.micro_batch, trained_depth(placed.stage)) == (0, 2)
+    assert seen == [(4, 0), (3, 0), (2, 0)]
+
+
+def test_bytes_down_are_what_the_round_before_changed_and_bytes_up_what_is_trained():
+    (stage,) = SCHEDULES["end_to_end"](MODEL, [1, 1, 1], "auto")
+    placed = put(stage, candidate(Budget(flops=1000)))  # trains one encoder stage of 3, embeddings frozen
+    assert placed.cost.payload_down_bytes == 10 * 14
+    assert placed.cost.payload_up_bytes == 10 * (2 + 6)
+    assert placed.cost.disk_bytes == 10 * 14 + 80
+    refused = put(stage, candidate(Budget(payload_bytes=219)))
+    assert refused.refusal == Refusal("payload", 220.0, 219.0, "B", "tensors down and up in one round")
+
+
+def test_what_was_declined_is_not_offered_again_nor_anything_larger():
+    (stage,) = SCHEDULES["end_to_end"](MODEL, [1, 1, 1], "auto")
+    why = Refusal("ceiling", 3e9, 2e9, "B", "measured")
+    device = candidate(declined=((4, 4, why),))
+    placed = put(stage, device)
+    assert (placed.micro_batch, trained_depth(placed.stage)) == (2, 4)
+    device = candidate(declined=((4, 4, why), (4, 1, why)))
+    assert (put(stage, device).micro_batch, trained_depth(put(stage, device).stage)) == (0, 3)
+    device = candidate(declined=((1, 1, why),))
+    assert put(stage, device).refusal == why  # nothing smaller is left: the device's own numbers
+
+
+@given(
+    st.sampled_from(sorted(SCHEDULES)),
+    st.lists(st.tuples(st.integers(1, 4), st.integers(1, 8)), max_size=4),
+    st.none() | st.integers(50, 500),
+    st.none() | st.integers(500, 8000),
+)
+def test_a_placement_fits_the_budget_and_is_smaller_than_all_that_was_declined(name, declined, memory, flops):
+    stage = SCHEDULES[name](MODEL, [1, 1, 1], "auto")[-1]
+    budget = Budget(step_memory_bytes=memory, flops=flops)
+    why = Refusal("ceiling", 2.0, 1.0, "B")
+    placed = put(stage, candidate(budget, declined=tuple((d, m, why) for d, m in declined)))
+    if placed.refusal is not None:
+        assert placed.refusal.needed is None or placed.refusal.needed > placed.refusal.allowed
+        return
+    assert verdict(placed.cost, candidate(budget)) is None
+    size, depth = placed.micro_batch or 8, trained_depth(placed.stage)
+    assert not any(depth >= d and size >= m for d, m in declined)
+
+
+def test_a_device_trains_only_modalities_it_has():
+    stage = SCHEDULES["layerwise"](MODEL, [1, 1, 1], "auto")[0]
+    placed = put(stage, candidate(samples={"": 20, "a": 20}, modalities={"a": SHAPE}))
+    assert placed.refusal is None
+    assert not any("b" in part.split("/") for part in placed.stage.present)
+
+
+@pytest.mark.parametrize(
+    ("fields", "slots", "allowed"),
+    [
+        ({"samples": {"": 7, "a": 7, "b": 7}}, SUPERVISED, 7.0),
+        ({"samples": {"": 100, "c": 100}, "modalities": {"c": (4,)}}, SUPERVISED, 0.0),
+        ({"class_counts": (2, 3)}, SUPERVISED, 5.0),
+        ({"class_counts": (0, 0)}, SUPERVISED, 0.0),
+        ({"samples": {"": 90, "a": 90, "b": 5}}, msgspec.structs.replace(SUPERVISED, missing={"ignore": {}}), 5.0),
+        ({"samples": {"": 90, "a": 90, "b": 4}}, Slots({"clip": {"weight": 1.0}}, {"zero": {}}, {}), 4.0),
+    ],
+)
+def test_a_share_that_can_not_fill_a_batch_is_refused_with_both_numbers(fields, slots, allowed):
+    stage = SCHEDULES["layerwise"](MODEL, [1, 1, 1], "auto")[0]
+    refusal = put(stage, candidate(**fields), slots=slots).refusal
+    assert (refusal.reason, refusal.needed, refusal.allowed, refusal.unit) == ("data", 8.0, allowed, "samples")
+
+
+def test_samples_of_another_shape_are_refused():
+    stage = SCHEDULES["layerwise"](MODEL, [1, 1, 1], "auto")[0]
+    refusal = put(stage, candidate(modalities={"a": (17, 3)})).refusal
+    assert refusal.reason == "data"
+    assert "(17, 3)" in refusal.detail
+    assert "(16, 3)" in refusal.detail
+
+
+def test_usable_samples_by_hand():
+    samples = {"": 10, "a": 9, "b": 4}
+    assert usable_samples(SUPERVISED, samples, ["a", "b"]) == 10
+    assert usable_samples(SUPERVISED, samples, ["b"]) == 4
+    assert usable_samples(SUPERVISED, samples, ["c"]) == 0
+    ignoring = msgspec.structs.replace(SUPERVISED, missing={"ignore": {}})
+    assert (complete_only(ignoring), usable_samples(ignoring, samples, ["a", "b"])) == (True, 4)
+
+
+def test_each_limit_of_a_budget_refuses_with_its_own_name():
+    cost = Cost(step_peak_bytes=10, flops=20.0, payload_down_bytes=15, payload_up_bytes=15, disk_bytes=40)
+    for field, reason, needed in (
+        ("step_memory_bytes", "step_memory", 10),
+        ("flops", "flops", 20),
+        ("payload_bytes", "payload", 30),
+        ("disk_bytes", "disk", 40),
+    ):
+        assert verdict(cost, candidate(Budget(**{field: needed}))) is None
+        refusal = verdict(cost, candidate(Budget(**{field: needed - 1})))
+        assert (refusal.reason, refusal.needed, refusal.allowed) == (reason, needed, needed - 1)
+
+
+def test_the_process_limit_speaks_once_the_idle_trainer_is_measured():
+    cost, budget = Cost(step_peak_bytes=10), Budget(memory_bytes=105)
+    assert verdict(cost, candidate(budget)) is None
+    measured = candidate(budget, capabilities=Capabilities(trainer_base_bytes=96))
+    assert verdict(cost, measured) == Refusal("memory", 106.0, 105.0, "B", "trainer process")
+
+
+def run_config(**changes) -> RunConfig:
+    fields = {
+        "name": "mine",
+        "model": {"stages": 3, "encoders": {"a": {"kind": "sensor"}, "b": {"kind": "sensor"}}},
+        "training": {"rounds": [1, 2, 3], "lr": {"encoder": [0.1, 0.2, 0.3], "head": 0.5}},
+    }
+    return RunConfig.model_validate({**fields, **changes})
+
+
+def compiled(recipe: dict | None = None, shapes=None, label_names=("x", "y"), **changes):
+    made = RecipeConfig.model_validate({"name": "made", **(recipe or {})})
+    shapes = {"a": SHAPE, "b": SHAPE} if shapes is None else shapes
+    return compile_run(run_config(**changes), made, run="r", shapes=shapes, label_names=label_names)
+
+
+def test_a_run_is_compiled_with_every_size_and_rate_resolved():
+    plan = compiled({"schedule": "layerwise"})
+    assert plan.model.encoders["a"].input_shape == SHAPE
+    assert plan.model.encoders["a"].width == SIZES["sensor"]["tiny"]["width"]
+    assert (plan.model.classes, plan.model.label_names) == (2, ("x", "y"))
+    assert [h.lr for h in plan.hypers] == [{"encoder": e, "head": 0.5} for e in (0.1, 0.2, 0.3)]
+    assert plan.hypers[0].weight_decay == {"encoder": 0.01, "head": 1e-6}
+    assert plan.policy.devices == 1
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(plan), type=type(plan)) == plan
+
+
+def test_end_to_end_takes_the_last_of_the_rates():
+    plan = compiled()
+    assert [h.lr["encoder"] for h in plan.hypers] == [0.3]
+    assert plan.stages[0].rounds == 6
+
+
+def test_the_fleet_is_waited_for_unless_told_otherwise():
+    fleet = [{"name": "p"}, {"name": "q"}]
+    assert compiled(fleet=fleet).policy.devices == 2
+    assert compiled(fleet=fleet, round={"devices": 1}).policy.devices == 1
+
+
+def test_faults_of_the_model_are_told_at_once_with_path_and_choices():
+    encoders = {"a": {"kind": "sensor", "size": "tinny"}, "c": {"kind": "vision", "size": "tiny"}}
+    with pytest.raises(ConfigError) as raised:
+        compiled(model={"stages": 3, "encoders": encoders}, label_names=())
+    told = {p.path: p.message for p in raised.value.problems}
+    assert told["model.encoders.a.size"] == (
+        "kind sensor has no size 'tinny'; did you mean 'tiny'? valid: tiny, small, base"
+    )
+    assert "it has: a, b" in told["model.encoders.c"]
+    assert "needs labels" in told["data"]
+
+
+def test_a_model_that_does_not_fit_the_data_or_itself():
+    odd = {"a": {"kind": "sensor", "depth": 4}, "b": {"kind": "vision", "width": 7}}
+    with pytest.raises(ConfigError) as raised:
+        compiled(model={"stages": 3, "encoders": odd})
+    assert {p.path for p in raised.value.problems} == {
+        "model.encoders.a.depth",
+        "model.encoders.b.width",
+        "model.encoders.b.input_shape",
+    }
+
+
+def test_clip_needs_two_modalities_and_no_labels():
+    plan = compiled({"objective": "clip"}, label_names=())
+    assert plan.model.classes == 0
+    with pytest.raises(ConfigError, match="exactly two modalities, not 1"):
+        compiled({"objective": "clip"}, model={"stages": 3, "encoders": {"a": {"kind": "sensor"}}})

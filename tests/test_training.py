@@ -1,0 +1,509 @@
+"""Local training: batches, stand-ins, losses, micro-batches, what changes in a round and what does not."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812 - the field's own name for it
+from hypothesis import given
+from hypothesis import strategies as st
+from training_fixture import (
+    CLIP,
+    CONTRAST,
+    CROSS_ENTROPY,
+    dataset,
+    job,
+    model_spec,
+    parts_of,
+    random_batch,
+    stages_of,
+    with_hyper,
+)
+
+from edgefl.errors import DataError, RunError
+from edgefl.models.build import StagedModel, build
+from edgefl.models.matching import Table
+from edgefl.models.state import load_part, part_tensors
+from edgefl.plan.schedule import restrict
+from edgefl.plan.values import Job
+from edgefl.prototypes.library import from_tensors
+from edgefl.training.batches import Batch, make_batch, training_batches
+from edgefl.training.missing import MISSING, hide
+from edgefl.training.objectives import Forward, clip, clip_loss, cross_entropy, modality_contrast, total_loss
+from edgefl.training.round import train_round, usable_rows
+from edgefl.training.step import make_optimizer, prepare, run_backward, run_forward, train_step
+
+ORACLES = {
+    case["id"]: case for case in json.loads((Path(__file__).parent / "oracles/oracles.json").read_text())["cases"]
+}
+ROWS = {"b": [0, 2, 3]}
+
+
+def ready(made: Job, seed: int = 0) -> StagedModel:
+    """A model with random parts, its buffers off their first values, prepared to train."""
+    model = build(made.model, made.stage.present, seed=seed)
+    torch.manual_seed(7)
+    with torch.no_grad():
+        for buffer in model.buffers():
+            if buffer.is_floating_point():
+                buffer.add_(torch.rand_like(buffer))
+    prepare(model, made.stage.trained)
+    return model
+
+
+def gradients(made: Job, batch: Batch, tables=None, seed: int = 3) -> tuple[float, dict[str, torch.Tensor]]:
+    """Loss and gradients in double precision: batch norm over a handful of rows amplifies rounding."""
+    model = ready(made).double()
+    torch.manual_seed(seed)
+    done = run_forward(model, made, doubled(batch), tables or {})
+    run_backward(model, made, doubled(batch), done)
+    grads = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    return float(done.loss.detach()), grads
+
+
+def doubled(batch: Batch) -> Batch:
+    return Batch(batch.size, {m: x.double() for m, x in batch.inputs.items()}, batch.rows, batch.labels)
+
+
+def forward_of(projected, rows=None, labels=None, tables=None, missing=("zero", {}), size=None) -> Forward:
+    spec = model_spec(modalities="".join(["a", "b"]))
+    size = size or len(next(iter(projected.values())))
+    rows = {m: (rows or {}).get(m) for m in projected}
+    return Forward(build(spec, device="meta"), size, projected, rows, labels, missing, tables or {})
+
+
+def table(rows, valid=None) -> Table:
+    rows = torch.tensor(rows)
+    return Table(rows, torch.ones(len(rows), dtype=torch.bool) if valid is None else torch.tensor(valid))
+
+
+# ---- losses
+
+
+@pytest.mark.parametrize("case", ["clip-1", "clip-2", "clip-3", "clip-4"])
+def test_clip_loss_by_hand(case):
+    given_ = ORACLES[case]["inputs"]
+    z_a, z_b = (torch.tensor(given_[name], dtype=torch.float64) for name in ("z_a", "z_b"))
+    assert clip_loss(z_a, z_b, given_["temperature"]).item() == pytest.approx(ORACLES[case]["expect"], abs=1e-6)
+
+
+@given(st.integers(2, 6), st.integers(0, 1000))
+def test_clip_loss_does_not_care_which_modality_is_first_nor_about_the_order_of_samples(size, seed):
+    generator = torch.Generator().manual_seed(seed)
+    z_a, z_b = (F.normalize(torch.randn(size, 4, generator=generator).double(), dim=1) for _ in range(2))
+    loss = clip_loss(z_a, z_b, 0.5)
+    order = torch.randperm(size, generator=generator)
+    torch.testing.assert_close(loss, clip_loss(z_b, z_a, 0.5))
+    torch.testing.assert_close(loss, clip_loss(z_a[order], z_b[order], 0.5))
+
+
+def test_clip_is_over_the_samples_that_have_both():
+    z = {m: torch.randn(4, 6, generator=torch.Generator().manual_seed(i)) for i, m in enumerate("ab")}
+    rows = {"a": torch.tensor([0, 1, 3, 4]), "b": torch.tensor([1, 2, 4, 5])}
+    loss = clip(forward_of(z, rows, size=6), {"temperature": 0.5})
+    both = clip_loss(F.normalize(z["a"][[1, 3]], dim=1), F.normalize(z["b"][[0, 2]], dim=1), 0.5)
+    torch.testing.assert_close(loss, both)
+    alone = {"a": z["a"].requires_grad_()}
+    zero = clip(forward_of(alone), {"temperature": 0.5})
+    zero.backward()  # one modality: no term, and still a graph
+    assert zero.item() == 0
+
+
+def test_cross_entropy_is_torchs_over_the_labelled_samples():
+    made = job()
+    model, batch = ready(made), random_batch()
+    labels = batch.labels.clone()
+    labels[1] = -1
+    projected = {m: model.project(m, model.encode(m, x)) for m, x in batch.inputs.items()}
+    forward = Forward(model, 6, projected, batch.rows, labels, ("zero", {}), {})
+    loss = cross_entropy(forward, {})
+    logits = model.classify(model.fuse(projected))
+    known = labels >= 0
+    torch.testing.assert_close(loss, F.cross_entropy(logits[known], labels[known]))
+    torch.testing.assert_close(forward.logits, logits)
+
+
+def test_modality_contrast_by_hand():
+    # two classes at 90 degrees, τ = 0.5: logits 1/0.5 = 2 and 0, so the loss of a perfect match is log(1 + e^-2)
+    tables = {"a": table([[3.0, 0.0], [0.0, 0.5]]), "b": table([[1.0, 0.0], [0.0, 1.0]])}
+    a = torch.tensor([[2.0, 0.0], [0.0, 7.0]])
+    labels = torch.tensor([0, 1])
+    perfect = math.log(1 + math.exp(-2))
+    forward = forward_of({"a": a}, labels=labels, tables=tables)
+    assert modality_contrast(forward, {"temperature": 0.5}).item() == pytest.approx(perfect)
+    # b: one row, belonging to sample 1, that matches class 0: log(1 + e^2). Mean over the two modalities.
+    b = torch.tensor([[1.0, 0.0]])
+    forward = forward_of({"a": a, "b": b}, {"b": torch.tensor([1])}, labels, tables)
+    wrong = math.log(1 + math.exp(2))
+    assert modality_contrast(forward, {"temperature": 0.5}).item() == pytest.approx((perfect + wrong) / 2)
+
+
+def test_modality_contrast_leaves_out_classes_without_a_prototype_and_samples_without_a_label():
+    tables = {"a": table([[1.0, 0.0], [0.0, 1.0], [9.0, 9.0]], [True, True, False])}
+    a = torch.tensor([[2.0, 0.0], [5.0, 5.0], [0.0, 3.0]], requires_grad=True)
+    labels = torch.tensor([0, 2, -1])
+    loss = modality_contrast(forward_of({"a": a}, labels=labels, tables=tables), {"temperature": 0.5})
+    assert loss.item() == pytest.approx(math.log(1 + math.exp(-2)))
+    loss.backward()
+    assert torch.isfinite(a.grad).all()
+    assert (a.grad[1:] == 0).all()
+
+
+@pytest.mark.parametrize("valid", [[False, False], [True, False]])
+def test_modality_contrast_without_anything_to_match_is_zero_and_finite(valid):
+    a = torch.zeros(2, 2, requires_grad=True)  # a flat sensor: batch norm makes every row zero
+    tables = {"a": table([[0.0, 0.0], [1.0, 1.0]], valid)}
+    labels = torch.tensor([1, 1]) if not valid[0] else torch.tensor([0, 0])
+    loss = modality_contrast(forward_of({"a": a}, labels=labels, tables=tables), {"temperature": 0.5})
+    loss.backward()
+    assert loss.item() == 0
+    assert torch.isfinite(a.grad).all()
+    assert modality_contrast(forward_of({"a": a}, labels=labels), {"temperature": 0.5}).item() == 0
+
+
+def test_the_total_is_the_weighted_sum_of_its_terms():
+    made = job(objective=CONTRAST)
+    model, batch = ready(made), random_batch()
+    tables = {m: Table(torch.randn(3, 6), torch.ones(3, dtype=torch.bool)) for m in "ab"}
+    projected = {m: model.project(m, model.encode(m, x)) for m, x in batch.inputs.items()}
+    forward = Forward(model, 6, projected, batch.rows, batch.labels, ("zero", {}), tables)
+    options = {"cross_entropy": {"weight": 2.0}, "modality_contrast": {"weight": 0.5, "temperature": 0.1}}
+    expected = 2 * cross_entropy(forward, {}) + 0.5 * modality_contrast(forward, {"temperature": 0.1})
+    torch.testing.assert_close(total_loss(forward, options), expected)
+
+
+# ---- stand-ins
+
+
+def filled(kind, options=None, tables=None, labels=None):
+    projected = {"a": torch.ones(3, 6), "b": torch.full((1, 6), 5.0)}
+    forward = forward_of(projected, {"b": torch.tensor([1])}, labels, tables, (kind, options or {}))
+    return forward.filled()
+
+
+def test_zeros_and_noise_stand_in_where_a_sample_lacks_the_modality():
+    for kind in ("zero", "ignore"):
+        result = filled(kind)
+        assert result["b"].tolist() == [[0.0] * 6, [5.0] * 6, [0.0] * 6]
+        assert result["a"].tolist() == [[1.0] * 6] * 3
+    torch.manual_seed(1)
+    noise = filled("random")["b"]
+    assert len(set(noise[[0, 2]].flatten().tolist())) == 12
+    assert noise[1].tolist() == [5.0] * 6
+    big = forward_of({"a": torch.ones(500, 6)}, missing=("random", {})).filled()["b"]
+    assert big.mean().item() == pytest.approx(0, abs=0.1)
+    assert big.std().item() == pytest.approx(1, abs=0.1)
+
+
+def test_the_prototype_of_the_own_class_stands_in_and_zeros_without_a_label_or_a_table():
+    tables = {"b": table([[float(c)] * 6 for c in (10, 20, 30)])}
+    result = filled("prototype", tables=tables, labels=torch.tensor([2, 0, -1]))
+    assert result["b"][:, 0].tolist() == [30.0, 5.0, 0.0]
+    assert filled("prototype", labels=torch.tensor([2, 0, 1]))["b"][:, 0].tolist() == [0.0, 5.0, 0.0]
+    assert filled("prototype", tables=tables)["b"][:, 0].tolist() == [0.0, 5.0, 0.0]
+
+
+def test_the_prototypes_that_the_modality_at_hand_matches_stand_in():
+    # a = (1, …, 1) matches class 1 with cosine 1 and class 0 with cosine 0: weights e^10 : 1 at T = 0.1
+    own = torch.zeros(3, 6)
+    own[0, :2] = torch.tensor([1.0, -1.0])
+    own[1] = 1.0
+    tables = {"a": Table(own, torch.tensor([True, True, False])), "b": table([[float(c)] * 6 for c in (10, 20, 30)])}
+    result = filled("prototype", {"by": "match"}, tables, torch.tensor([0, 0, 0]))
+    expected = (20 + 10 * math.exp(-10)) / (1 + math.exp(-10))
+    assert result["b"][0].tolist() == pytest.approx([expected] * 6)
+    assert result["b"][1].tolist() == [5.0] * 6
+
+
+@pytest.mark.parametrize("kind", MISSING)
+def test_a_modality_that_nobody_in_the_batch_has_is_filled_whole(kind):
+    forward = forward_of({"a": torch.ones(3, 6)}, labels=torch.tensor([0, 1, 2]), missing=(kind, {}))
+    result = forward.filled()
+    assert list(result) == ["a", "b"]
+    assert result["b"].shape == (3, 6)
+
+
+def test_hidden_modalities_leave_each_sample_one():
+    torch.manual_seed(0)
+    has = {"a": torch.tensor([True] * 400), "b": torch.tensor([True] * 300 + [False] * 100)}
+    hidden = hide(has, 0.5)
+    assert (hidden["a"] | hidden["b"]).all()
+    assert hidden["a"][300:].all()  # incomplete samples keep what they have
+    lost = int((~(hidden["a"] & hidden["b"]))[:300].sum())
+    assert 120 < lost < 180
+    assert hide(has, 0.0)["b"].equal(has["b"])
+
+
+# ---- batches
+
+
+def test_a_batch_holds_only_the_rows_that_have_a_modality():
+    data = dataset(6, {"b": [0, 4]})
+    batch = make_batch(data, np.array([4, 5, 0, 1]), ["a", "b"], "cpu")
+    assert batch.rows["a"] is None
+    assert batch.rows["b"].tolist() == [1, 3]
+    np.testing.assert_array_equal(batch.inputs["b"].numpy(), data.modalities["b"][[5, 1]])
+    assert batch.labels.tolist() == [1, 2, 0, 1]
+    assert batch.shape_key == (("", 1), ("a", 4), ("b", 2))
+    assert "b" not in make_batch(data, np.array([0, 1]), ["a", "b"], "cpu", least_rows=2).inputs
+
+
+def test_an_epoch_is_full_batches_of_shuffled_samples():
+    data = dataset(11)
+    usable = np.arange(1, 11)
+    batches = list(training_batches(data, usable, ["a", "b"], 4, "cpu", np.random.default_rng(0)))
+    assert [b.size for b in batches] == [4, 4]
+    seen = np.concatenate([b.inputs["a"].numpy()[:, 0, 0] for b in batches])
+    assert len(set(seen.tolist())) == 8
+    assert set(seen.tolist()) <= set(data.modalities["a"][1:, 0, 0].tolist())
+
+
+def test_a_batch_without_two_rows_of_anything_is_left_out():
+    data = dataset(2, {"a": [0], "b": [1]})
+    assert list(training_batches(data, np.arange(2), ["a", "b"], 2, "cpu", np.random.default_rng(0))) == []
+    with pytest.raises(DataError, match="no batch of 2 holds two samples of one modality"):
+        train_round(job(batch_size=2), data, parts_of(job()))
+
+
+# ---- micro-batches
+
+
+@pytest.mark.parametrize("micro", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize("objective", [CROSS_ENTROPY, CLIP, CONTRAST], ids=["cross_entropy", "clip", "contrast"])
+def test_the_gradient_in_pieces_is_that_of_the_whole_batch(micro, objective):
+    generator = torch.Generator().manual_seed(2)
+    tables = {m: Table(torch.randn(3, 6, generator=generator).double(), torch.tensor([True] * 3)) for m in "ab"}
+    for schedule in ("layerwise", "end_to_end"):
+        spec = model_spec(classes=0 if objective is CLIP else 3)
+        made = job(spec, stages_of(spec, schedule)[-1], objective=objective)
+        for batch in (random_batch(), random_batch(ROWS)):
+            whole, expected = gradients(made, batch, tables)
+            pieces, found = gradients(with_hyper(made, micro_batch=micro), batch, tables)
+            assert pieces == pytest.approx(whole, abs=1e-9)
+            assert set(found) == set(expected)
+            for name, gradient in expected.items():
+                torch.testing.assert_close(found[name], gradient, atol=1e-9, rtol=1e-6)
+
+
+def test_with_dropout_both_runs_of_a_piece_draw_the_same():
+    """Numerically: the gradient in pieces is the slope of the loss in pieces, dropout and all."""
+    spec = model_spec(dropout=0.4)
+    made = with_hyper(job(spec, stages_of(spec, "end_to_end")[0]), micro_batch=4)
+    batch = random_batch(ROWS)
+    loss, grads = gradients(made, batch)
+    assert (loss, sorted(grads)) == (gradients(made, batch)[0], sorted(gradients(made, batch)[1]))
+    model = ready(made).double()
+    batch = doubled(batch)
+
+    def loss_at(parameter, index, step):
+        with torch.no_grad():
+            parameter.view(-1)[index] += step
+        torch.manual_seed(3)
+        value = float(run_forward(model, made, batch, {}).loss.detach())
+        with torch.no_grad():
+            parameter.view(-1)[index] -= step
+        return value
+
+    torch.manual_seed(3)
+    run_backward(model, made, batch, run_forward(model, made, batch, {}))
+    parameters = dict(model.named_parameters())
+    checked = [name for name in parameters if "stage1" in name and name.endswith("qkv.weight")]
+    checked += [name for name in parameters if "embed" in name and name.endswith("project.weight")]
+    assert len(checked) == 4
+    for name in checked:
+        parameter = parameters[name]
+        index = int(parameter.grad.abs().argmax())
+        slope = (loss_at(parameter, index, 1e-6) - loss_at(parameter, index, -1e-6)) / 2e-6
+        assert parameter.grad.view(-1)[index].item() == pytest.approx(slope, rel=1e-3, abs=1e-7)
+
+
+def test_pieces_leave_the_generator_where_a_step_of_any_piece_size_leaves_it():
+    spec = model_spec(dropout=0.4)
+    made = job(spec, stages_of(spec, "end_to_end")[0])
+    after = []
+    for micro in (2, 3):
+        gradients(with_hyper(made, micro_batch=micro), random_batch())
+        after.append(torch.randint(2**31, ()).item())
+    assert after[0] == after[1]
+
+
+# ---- steps and rounds
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+def test_groups_of_the_optimiser(optimizer):
+    made = job(optimizer=optimizer, lr={"encoder": 0.1, "head": 0.2}, weight_decay={"encoder": 0.3, "head": 0.4})
+    model = ready(made)
+    groups = make_optimizer(model, made.stage.trained, made.hyper).param_groups
+    assert [(g["lr"], g["weight_decay"]) for g in groups] == [(0.1, 0.3), (0.2, 0.4)]
+    counted = [sum(p.numel() for p in g["params"]) for g in groups]
+    sizes = {name: sum(p.numel() for p in model.part(name).parameters()) for name in made.stage.trained}
+    encoders = sum(size for name, size in sizes.items() if name in {"a/stage3", "b/stage3", "a/norm", "b/norm"})
+    assert counted == [encoders, sum(sizes.values()) - encoders]
+
+
+def test_gradients_are_cut_to_the_norm_that_is_set():
+    made = with_hyper(job(), clip_norm=1e-3)
+    model = ready(made)
+    optimizer = make_optimizer(model, made.stage.trained, made.hyper)
+    train_step(model, made, random_batch(), optimizer, {})
+    norm = torch.stack([p.grad.norm() for g in optimizer.param_groups for p in g["params"]]).norm()
+    assert norm.item() == pytest.approx(1e-3, rel=1e-3)
+
+
+@pytest.mark.parametrize("schedule", ["layerwise", "progressive", "end_to_end"])
+@pytest.mark.parametrize("micro", [0, 4])
+def test_only_trained_parts_change_and_frozen_ones_keep_every_bit(schedule, micro):
+    spec = model_spec(dropout=0.2)
+    stage = stages_of(spec, schedule)[-1]
+    if schedule == "progressive":  # and a job with frozen heads, whose batch norm must not move
+        stage = msgspec.structs.replace(stage, trained=("a/stage1", "b/stage1", "fusion"))
+    made = with_hyper(job(spec, stage), micro_batch=micro)
+    model = ready(made)
+    before = {name: part_tensors(model, name) for name in stage.present}
+    optimizer = make_optimizer(model, stage.trained, made.hyper)
+    for _ in range(2):
+        train_step(model, made, random_batch(ROWS), optimizer, {})
+    for name in stage.present:
+        after = part_tensors(model, name)
+        same = all(np.array_equal(before[name][key], after[key]) for key in after)
+        assert same == (name not in stage.trained), name
+
+
+def test_a_round_returns_what_it_trained_and_what_it_saw():
+    data = dataset(14, {"b": [0, 1, 2]})
+    made = job(epochs=2)
+    seen = []
+    result = train_round(made, data, parts_of(made), on_progress=lambda *told: seen.append(told))
+    assert set(result.parts) == set(made.stage.trained)
+    assert {result.samples[name] for name in ("a/stage3", "a/norm", "head/a", "fusion", "task")} == {14}
+    assert {result.samples[name] for name in ("b/stage3", "b/norm", "head/b")} == {11}
+    assert set(result.samples) == set(result.parts)
+    assert [told[:3] for told in seen] == [(1, 1, 4), (1, 2, 4), (2, 3, 4), (2, 4, 4)]
+    assert result.metrics["steps"] == 4
+    assert result.metrics["loss"] == pytest.approx(np.mean([told[3] for told in seen]))
+    assert result.metrics["loss_last"] == seen[-1][3]
+    assert 0 <= result.metrics["train_accuracy"] <= 1
+    assert result.prototypes is None
+    assert result.flops > 0
+    assert result.compute_s > 0
+
+
+def test_a_round_can_be_repeated_and_differs_with_its_salt():
+    data, made = dataset(14, {"b": [0, 1]}), job(model_spec(dropout=0.2))
+    one, same, other = (train_round(made, data, parts_of(made), salt=salt) for salt in ("d/1", "d/1", "d/2"))
+    for name, tensors in one.parts.items():
+        for key, value in tensors.items():
+            np.testing.assert_array_equal(value, same.parts[name][key])
+    assert not np.array_equal(one.parts["task"]["weight"], other.parts["task"]["weight"])
+    assert one.metrics["loss"] == same.metrics["loss"] != other.metrics["loss"]
+
+
+def test_learning_makes_the_loss_smaller_and_the_answers_right():
+    data, made = dataset(48), job(model_spec(stages=1), epochs=15, batch_size=16)
+    losses = []
+    result = train_round(made, data, parts_of(made), on_progress=lambda *told: losses.append(told[3]))
+    assert result.metrics["loss_last"] < 0.3 * losses[0]
+    assert result.metrics["train_accuracy"] > 0.7
+
+
+def test_learning_by_contrast_pairs_the_modalities():
+    spec = model_spec(stages=1, classes=0)
+    made = job(spec, objective=CLIP, missing={"ignore": {}}, epochs=10, batch_size=12)
+    losses = []
+    rng = np.random.default_rng(0)
+    data = dataset(24, labels=rng.permutation(24) % 3)
+    result = train_round(made, data, parts_of(made), on_progress=lambda *told: losses.append(told[3]))
+    assert "train_accuracy" not in result.metrics
+    assert result.metrics["loss_last"] < 0.8 * losses[0]
+
+
+def test_a_modality_that_nobody_in_the_share_has_is_neither_run_nor_returned():
+    data = dataset(12, {"b": list(range(12))})
+    made = job(missing={"prototype": {}}, prototypes={"class_mean": {}})
+    result = train_round(made, data, parts_of(made))
+    assert {"head/b", "b/stage3", "b/norm"} & set(result.parts) == set()
+    assert set(from_tensors(result.prototypes)) == {"a"}
+    own = job(stage=restrict(made.stage, ["a"]), missing={"zero": {}})  # as the planner would have it
+    alone = train_round(own, data, parts_of(own))
+    assert set(alone.parts) == set(own.stage.trained)
+
+
+def test_which_samples_can_be_trained_on():
+    labels = [0, 1, 2, -1, 1, 0]
+    data = dataset(6, {"a": [0, 1], "b": [1, 2]}, labels=labels)
+    assert usable_rows(job(), data).tolist() == [0, 2, 4, 5]  # 1 has nothing, 3 no label
+    assert usable_rows(job(missing={"ignore": {}}), data).tolist() == [4, 5]
+    spec = model_spec(classes=0)
+    assert usable_rows(job(spec, objective=CLIP), data).tolist() == [3, 4, 5]
+    unlabelled = dataset(6)
+    unlabelled = type(data)(unlabelled.modalities, unlabelled.present, None, (), unlabelled.ids)
+    assert usable_rows(job(), unlabelled).tolist() == []
+
+
+@pytest.mark.parametrize(
+    ("data", "changes", "words"),
+    [
+        (dataset(5), {}, "5 usable samples, fewer than one batch of 6"),
+        (
+            dataset(12, {"a": list(range(6)), "b": list(range(6, 12))}),
+            {"missing": {"ignore": {}}},
+            "0 complete samples",
+        ),
+        (
+            type(dataset())(dataset(12).modalities, dataset(12).present, None, (), dataset(12).ids),
+            {},
+            "no labels, and the objective cross_entropy needs them",
+        ),
+    ],
+    ids=["few", "incomplete", "unlabelled"],
+)
+def test_a_share_that_can_not_fill_a_batch_says_why(data, changes, words):
+    made = job(**changes)
+    with pytest.raises(DataError, match=words):
+        train_round(made, data, parts_of(made))
+
+
+def test_a_loss_that_is_no_number_ends_the_round_with_the_way_out():
+    made = job(lr={"encoder": 1e30, "head": 1e30}, optimizer="sgd", epochs=9)
+    with pytest.raises(RunError, match="the loss became") as raised:
+        train_round(made, dataset(24), parts_of(made))
+    assert "training.lr" in raised.value.remedy
+
+
+def test_class_means_by_hand():
+    data = dataset(7, {"b": [0]}, labels=[0, 0, 1, 1, 1, -1, 0])
+    made = job(prototypes={"class_mean": {}}, lr={"encoder": 0.0, "head": 0.0}, weight_decay={}, batch_size=3)
+    result = train_round(made, data, parts_of(made))
+    model = build(made.model, made.stage.present)
+    for name in made.stage.present:
+        load_part(model, name, result.parts.get(name, parts_of(made).get(name)))
+    model.eval()
+    with torch.no_grad():
+        r = {m: model.project(m, model.encode(m, torch.from_numpy(data.modalities[m]))) for m in "ab"}
+        fused = model.fuse(r).numpy()
+    tables = from_tensors(result.prototypes)
+    a, b = (r[m].numpy() for m in "ab")
+    assert tables["a"].counts.tolist() == [3, 3, 0]
+    assert tables["b"].counts.tolist() == [2, 3, 0]
+    assert tables["fused"].counts.tolist() == [2, 3, 0]
+    np.testing.assert_allclose(tables["a"].means[0], a[[0, 1, 6]].mean(0), atol=1e-5)
+    np.testing.assert_allclose(tables["b"].means[0], b[[1, 6]].mean(0), atol=1e-5)
+    np.testing.assert_allclose(tables["fused"].means[1], fused[[2, 3, 4]].mean(0), atol=1e-5)
+    assert (tables["a"].means[2] == 0).all()
+    assert result.samples["prototypes"] == 6
+
+
+def test_global_prototypes_are_used_from_the_second_round_on():
+    data = dataset(12, {"b": [0, 1, 2, 3]})
+    made = job(objective=CONTRAST, missing={"prototype": {"by": "label"}}, prototypes={"class_mean": {}})
+    first = train_round(made, data, parts_of(made))
+    second = train_round(made, data, {**parts_of(made), **first.parts, "prototypes": first.prototypes})
+    assert second.metrics["loss"] != first.metrics["loss"]
+    assert set(second.prototypes) == {"a", "a.count", "b", "b.count", "fused", "fused.count"}
