@@ -32,7 +32,6 @@ class Downloads:
         self.transfer = transfer
         self._sizes = {ref.id: ref.size for ref in manifest.values()}
         self._sender = Sender(transfer, self._sizes, expected)
-        self._chunk_bytes = 0
         self._asked: dict[str, dict[str, int]] = {}  # device -> object -> bytes it lacked when it first asked
         self._store = store
         self._fleet = fleet
@@ -43,9 +42,9 @@ class Downloads:
         """A device says what it lacks, or how far it is."""
         if need.transfer != self.transfer:
             return
+        ignored = self._sender.dropped.total()
         instructions = self._sender.on_need(device, need, now)
-        if need.missing and (device in self._sender.active or instructions):
-            self._chunk_bytes = need.chunk_bytes
+        if self._sender.dropped.total() == ignored:
             asked = self._asked.setdefault(device, {})
             for name, bitmap in need.missing.items():
                 if name in self._sizes and name not in asked:
@@ -72,7 +71,7 @@ class Downloads:
                 self._warn(instruction.device, f"asked for what is not offered: {instruction.reason}")
 
     def _send(self, chunk: SendChunk) -> None:
-        data = self._store.read_chunk(chunk.object_id, self._chunk_bytes, chunk.index)
+        data = self._store.read_chunk(chunk.object_id, self._sender.chunk_bytes, chunk.index)
         if chunk.device is None:
             topic = topics.shared_object(self._fleet, self.transfer)
         else:

@@ -57,8 +57,7 @@ class Evaluator:
     """Answers the requests; keeps prices and the test set between them."""
 
     def __init__(self) -> None:
-        self._pricer: Pricer | None = None
-        self._priced: bytes = b""
+        self._pricer = Pricer()
         self._tests: dict[str, TestSet] = {}
 
     def initial_parts(self, body: Any, note: Note) -> Manifest:
@@ -72,9 +71,6 @@ class Evaluator:
     def plan_stage(self, body: Any, note: Note) -> list[Placement]:
         """One placement a candidate, in order."""
         request = msgspec.convert(body, PlanStage)
-        subject = msgspec.msgpack.encode((request.model, request.slots, request.hyper))
-        if self._pricer is None or subject != self._priced:
-            self._pricer, self._priced = Pricer(), subject
         return [
             place(request.model, request.stage, request.hyper, request.slots, c, request.part_bytes, self._pricer)
             for c in request.candidates

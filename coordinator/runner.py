@@ -120,6 +120,7 @@ class Runner:
             await self._loop()
         except Exception as error:
             self._failed(error)
+            self._outbox.send(do.DrainAll("the run failed"), self._work.manifest, self.state)
             await self._outbox.flush(self.timeouts.drain_s)
             raise
         await self._outbox.flush(self.timeouts.drain_s)

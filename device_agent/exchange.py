@@ -117,15 +117,10 @@ class Upload:
         self._store = store
         self._publish = publish
         self._sender = t.Sender(transfer, {ref.id: ref.size for ref in update.manifest.values()})
-        self._chunk_bytes = DEFAULT_CHUNK_BYTES
 
     def grant(self, device: str, grant: Grant, now: float) -> str:
         """The coordinator lacks these, or has got these. What cannot be served, as a text; "" when all can."""
-        ignored = self._sender.dropped.total()
-        instructions = self._sender.on_need(device, grant, now)
-        if grant.missing and self._sender.dropped.total() == ignored:
-            self._chunk_bytes = grant.chunk_bytes
-        return self._carry_out(instructions)
+        return self._carry_out(self._sender.on_need(device, grant, now))
 
     def tick(self, now: float) -> None:
         """Time passed: ask for an answer when there was none for long. Only while connected."""
@@ -135,7 +130,7 @@ class Upload:
         trouble = ""
         for instruction in instructions:
             if isinstance(instruction, t.SendChunk):
-                data = self._store.read_chunk(instruction.object_id, self._chunk_bytes, instruction.index)
+                data = self._store.read_chunk(instruction.object_id, self._sender.chunk_bytes, instruction.index)
                 self._publish(encode_chunk(Chunk(instruction.object_id, instruction.index, data)))
             elif isinstance(instruction, t.Failed):
                 trouble = f"object {instruction.object_id[:12]}: {instruction.reason}"

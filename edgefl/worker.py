@@ -160,14 +160,19 @@ async def _answer(stream: asyncio.StreamReader, on_note: Note | None) -> dict[st
 
 def _frame(value: Any) -> bytes:
     payload = msgspec.msgpack.encode(value)
+    _check_size(len(payload))
     return struct.pack(">I", len(payload)) + payload
 
 
 def _length(header: bytes) -> int:
     (length,) = struct.unpack(">I", header)
+    _check_size(length)
+    return int(length)
+
+
+def _check_size(length: int) -> None:
     if length > MAX_FRAME_BYTES:
         raise WorkerError(f"a worker's frame of {length} bytes exceeds the limit of {MAX_FRAME_BYTES}")
-    return int(length)
 
 
 def _read(stream: BinaryIO) -> dict[str, Any] | None:

@@ -18,10 +18,10 @@ from export_fixture import LABELS, exported, sensor, some_state, some_tables, st
 from edgefl.errors import DataError, EdgeFLError, ExportError
 from edgefl.export import convert, session
 from edgefl.export.bundle import export_bundles
-from edgefl.export.graph import Matching, Table, stand_in
 from edgefl.export.manifest import INDEX_FILE, MANIFEST_FILE, MODEL_FILE, Index, read_manifest
 from edgefl.export.publish import check_target, publish
 from edgefl.export.serve import ROWS, find_bundles, load_bundle
+from edgefl.models.matching import Table, stand_in
 from edgefl.models.sizes import encoder_of_size
 from edgefl.models.spec import HeadSpec, ModelSpec
 from edgefl.prototypes.library import ClassMeans, from_tensors, to_tensors
@@ -50,7 +50,7 @@ def test_the_stand_in_by_hand():
     # the best two at T = 1: softmax(1, 0) = 0.7311, 0.2689
     own = table([[3.0, 0.0], [0.0, 1.0], [-1.0, 0.0], [9.0, 9.0]], [True, True, True, False])
     other = table([[10.0, 0.0], [0.0, 10.0], [5.0, 5.0], [9.0, 9.0]], [True, True, True, True])
-    mixed, rows, weights = stand_in(torch.tensor([[2.0, 0.0]]), own, other, Matching(4, 2, 1.0))
+    mixed, rows, weights = stand_in(torch.tensor([[2.0, 0.0]]), own, other, 2, 1.0)
     assert rows.tolist() == [[0, 1]]
     np.testing.assert_allclose(weights.numpy(), [[0.7311, 0.2689]], atol=1e-4)
     np.testing.assert_allclose(mixed.numpy(), [[7.311, 2.689]], atol=1e-3)
@@ -69,7 +69,7 @@ def test_the_stand_in_is_the_prototype_mask_of_evaluation(seed: int):
         Table(torch.from_numpy(np.pad(t.means, spare)), torch.from_numpy(np.pad(t.present, 3)[3:]))
         for t in (own, other)
     ]
-    mixed, rows, weights = stand_in(torch.from_numpy(r), *padded, Matching(8, TOP_K, TEMPERATURE))
+    mixed, rows, weights = stand_in(torch.from_numpy(r), *padded, TOP_K, TEMPERATURE)
     np.testing.assert_allclose(mixed.numpy(), prototype_mask(r, own, other), atol=1e-6)
     both = own.present & other.present
     np.testing.assert_allclose(weights.sum(1).numpy(), float(both.any()), atol=1e-6)
@@ -79,7 +79,7 @@ def test_the_stand_in_is_the_prototype_mask_of_evaluation(seed: int):
 def test_no_row_valid_in_both_tables_gives_the_zero_mask():
     own = table([[1.0, 0.0], [0.0, 1.0]], [True, False])
     other = table([[1.0, 0.0], [0.0, 1.0]], [False, True])
-    mixed, rows, weights = stand_in(torch.ones(3, 2), own, other, Matching(2, 2, 0.1))
+    mixed, rows, weights = stand_in(torch.ones(3, 2), own, other, 2, 0.1)
     assert mixed.abs().max() == 0
     assert weights.abs().max() == 0
     assert (rows == -1).all()

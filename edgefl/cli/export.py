@@ -18,7 +18,6 @@ from edgefl.records import Manifest
 from edgefl.report.rows import BundleRow, RunReport
 
 FOLDER = "bundles"
-MaskChoice = Literal["auto", "prototype", "zero", "both"]
 #: Rounding of float32 in another order of operations gives 1e-6; a wrong graph gives 1e-2 and more.
 TOLERANCE = 1e-4
 MaskChoice = Literal["auto", "prototype", "zero", "both"]

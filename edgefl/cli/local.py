@@ -19,6 +19,7 @@ from edgefl.cli.planning import shares_of
 from edgefl.config.load import budget_overrides, load_run
 from edgefl.data.split import Prepared
 from edgefl.errors import ConfigError, EdgeFLError, Problem, RunError, StoreError
+from edgefl.leash import leashed
 from edgefl.report.live import LiveView
 from edgefl.report.rows import EventRow, RunReport
 from edgefl.transport.broker import start_broker
@@ -130,13 +131,16 @@ def _new_id(runs: Path, name: str) -> str:
 
 
 async def _start(arguments: list[str], url: str, log: Path, *, stdout: int | None) -> asyncio.subprocess.Process:
-    """``python -m …``, logging to ``log``; the broker's URL goes by environment, where no process list shows it."""
+    """``python -m …``, logging to ``log``, which ends with this process, however that ends.
+
+    The broker's URL goes by environment, where no process list shows it.
+    """
     log.parent.mkdir(parents=True, exist_ok=True)
     # Many trainers share this machine's cores: one thread each, unless the user says otherwise.
     environment = {"OMP_NUM_THREADS": "1", **os.environ, "EDGEFL_BROKER": url}
     with log.open("ab") as out:
         return await asyncio.create_subprocess_exec(
-            sys.executable, "-m", *arguments, env=environment, stdin=asyncio.subprocess.DEVNULL,
+            *leashed([sys.executable, "-m", *arguments]), env=environment, stdin=asyncio.subprocess.DEVNULL,
             stdout=out if stdout is None else stdout, stderr=out, limit=2**24,
         )  # fmt: skip
 

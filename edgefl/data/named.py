@@ -111,9 +111,9 @@ def har_hapt(
     """Smartphone at 50 Hz, 30 people; acc, gyro [128, 3]. Group: the person.
 
     ``clients`` 0: the authors' split (21 people train, 9 test). ``clients`` n: the first n people are in both; of each
-    person's windows of each activity the last ``test_share`` in time test, and training windows that overlap a test
-    window are left out. ``classes``: basic (6) or all (12, with transitions). ``signal``: total or body acceleration.
-    ``mini``: 288 windows of 6 people.
+    recording's windows of each activity the last ``test_share`` in time test (each person was recorded twice, wearing
+    the phone differently), and training windows that overlap a test window are left out. ``classes``: basic (6) or all
+    (12, with transitions). ``signal``: total or body acceleration. ``mini``: 288 windows of 6 people.
     """
     _choice("har_hapt", classes=(classes, ("basic", "all")), signal=(signal, ("total", "body")))
     _whole("har_hapt", clients=(clients, 0, 30))
@@ -145,10 +145,10 @@ def _last_in_time(raw: Mapping[str, Array], share: float) -> npt.NDArray[np.int6
     start, where = raw["start"].astype(np.int64), raw["experiment"].astype(np.int64)
     role = np.zeros(len(start), dtype=np.int64)
     order = np.lexsort((start, where))
-    for person in np.unique(raw["subject"]):
+    for recording in np.unique(where):
         for label in np.unique(raw["label"]):
-            own = order[(raw["subject"] == person)[order] & (raw["label"] == label)[order]]
-            # At least one trains: a person with a single window of an activity has nothing to spare.
+            own = order[(where == recording)[order] & (raw["label"] == label)[order]]
+            # At least one trains: a recording with a single window of an activity has nothing to spare.
             role[own[len(own) - min(round(len(own) * share), max(len(own) - 1, 0)) :]] = 1
     for recording in np.unique(where):
         test, train = (

@@ -1,10 +1,7 @@
 """What a bundle computes, as one torch module: encode, project, fill in the absent modalities, fuse, classify.
 
-The prototype mask is ``edgefl.prototypes.mask`` without control flow and with tables of a fixed capacity P:
-
-    score_p = cosine(r, own_p);  best k among the rows valid in both tables;  w = softmax(score / T);  sum_j w_j other_j
-
-No row valid in both: the stand-in is zero. So a call that gives all-false ``valid`` gets the zero mask.
+The prototype mask is ``edgefl.prototypes.mask`` without control flow (``edgefl.models.matching``) and with tables of a
+fixed capacity P. No row valid in both: the stand-in is zero, so all-false ``valid`` gives the zero mask.
 """
 
 from __future__ import annotations
@@ -16,11 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from edgefl.models.build import StagedModel
-
-#: In place of the cosine of a row that must not match: exp((-1e4 - 1) / T) is zero for every temperature below 90.
-EXCLUDED = -1e4
-#: Norms below this count as this, as in ``edgefl.prototypes.matching``.
-SMALLEST_NORM = 1e-12
+from edgefl.models.matching import Table, stand_in, unit
 
 
 @dataclass(frozen=True)
@@ -30,14 +23,6 @@ class Matching:
     capacity: int
     top_k: int
     temperature: float
-
-
-@dataclass(frozen=True)
-class Table:
-    """One modality's prototypes [P, d] and which rows hold one [P]."""
-
-    rows: Tensor
-    valid: Tensor
 
 
 class BundleGraph(nn.Module):
@@ -84,28 +69,7 @@ class BundleGraph(nn.Module):
         found = []
         for modality in self.absent:
             projections[modality], index, weights = stand_in(
-                projections[source], tables[source], tables[modality], matching
+                projections[source], tables[source], tables[modality], matching.top_k, matching.temperature
             )
             found.append((index, weights))
         return torch.stack([index for index, _ in found], 1), torch.stack([weights for _, weights in found], 1)
-
-
-def stand_in(r: Tensor, own: Table, other: Table, matching: Matching) -> tuple[Tensor, Tensor, Tensor]:
-    """For projections r [B, d]: stand-ins of the other modality [B, d], matched rows [B, k] (-1: none), weights [B, k].
-
-    The weights sum to one, or are all zero when no row is valid in both tables.
-    """
-    among = own.valid & other.valid  # [P]
-    cosines = unit(r) @ unit(own.rows).T  # [B, P]
-    best, index = torch.where(among, cosines, EXCLUDED).topk(matching.top_k, dim=1)
-    usable = among[index]  # [B, k]
-    weights = (best / matching.temperature).softmax(dim=1) * usable
-    total = weights.sum(dim=1, keepdim=True)
-    weights = weights / torch.where(total > 0, total, 1.0)
-    mixed = (weights.unsqueeze(2) * other.rows[index]).sum(dim=1)
-    return mixed, torch.where(usable, index, -1), weights
-
-
-def unit(rows: Tensor) -> Tensor:
-    """Rows [N, d] scaled to length one; a zero row stays zero."""
-    return rows / (rows * rows).sum(dim=1, keepdim=True).sqrt().clamp(min=SMALLEST_NORM)

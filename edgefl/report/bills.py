@@ -44,8 +44,8 @@ SUM_NOTE = (
 )
 RATIO_NOTE = (
     "× is measured over predicted, of the same rounds: below 1 the device needed less than was planned for, "
-    "above 1.25 it is coloured. Predicted payload received assumes a device that holds no part yet; a part it already "
-    "holds is not sent again."
+    "above 1.25 it is coloured. Predicted payload received is what the round before changed; frozen parts come on top, "
+    "once."
 )
 NOTES: tuple[str, ...] = (STEP_NOTE, SUM_NOTE, RATIO_NOTE)
 

@@ -34,7 +34,7 @@ class Batch:
 
     @property
     def shape_key(self) -> ShapeKey:
-        """Rows per modality: batches of equal key cost the same. "" : whether stand-ins are needed, which cost by batch."""
+        """Rows per modality, and under "" whether stand-ins are made: batches of equal key cost the same."""
         incomplete = int(any(rows is not None for rows in self.rows.values()))
         return (("", incomplete), *sorted((m, int(x.shape[0])) for m, x in self.inputs.items()))
 

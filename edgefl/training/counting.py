@@ -50,9 +50,12 @@ class FlopCounts:
             return work(), flops
         with FlopCounter() as counter:
             result = work()
-        flops = float(counter.flops)
+        self.put(kind, shape, float(counter.flops))
+        return result, float(counter.flops)
+
+    def put(self, kind: bytes, shape: ShapeKey, flops: float) -> None:
+        """Note a count."""
         self._known.setdefault(kind, {})[shape] = flops
-        return result, flops
 
 
 def kind_of_step(job: Job, *, with_tables: bool) -> bytes:

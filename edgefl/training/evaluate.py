@@ -89,7 +89,7 @@ def _accuracy(
         rows.append(EvaluationRow(available=available, missing=mask, value=correct, samples=int(has.sum())))
         if (available, mask) == conditions[0]:
             loss = F.cross_entropy(torch.from_numpy(logits), torch.from_numpy(data.labels[has]))
-            rows.append(EvaluationRow(available=available, metric="loss", value=float(loss), samples=int(has.sum())))
+            rows.append(EvaluationRow(0, 0, available, mask, "loss", float(loss), int(has.sum())))
     return rows
 
 

@@ -16,36 +16,48 @@ from edgefl.plan.fit import complete_only, usable_samples
 from edgefl.plan.values import Job
 from edgefl.resources.flops import FlopCounter
 from edgefl.resources.live_bytes import LiveBytes
-from edgefl.training.batches import LEAST_ROWS, Batch, meta_batch
+from edgefl.training.batches import LEAST_ROWS, Batch, ShapeKey, meta_batch
+from edgefl.training.counting import FlopCounts, is_linear, kind_of_step
 from edgefl.training.step import prepare, run_backward, run_forward
 
 
 class Pricer:
-    """Prices jobs and remembers them: stage, micro-batch and share of present rows decide the price of a step."""
+    """Prices jobs and remembers what it traced, so that a fleet of any size costs a few traces a stage."""
 
     def __init__(self) -> None:
-        self._steps: dict[object, tuple[int, float, float]] = {}
+        self._peaks: dict[bytes, int] = {}
+        self._steps = FlopCounts()
+        self._forwards = FlopCounts()
 
     def __call__(self, job: Job, samples: Mapping[str, int]) -> tuple[int, float]:
-        """(step peak in bytes, FLOPs of one round) of ``job`` on a device with ``samples`` per modality ("" = all)."""
+        """(step peak in bytes, FLOPs of one round) of ``job`` on a device with ``samples`` per modality ("" = all).
+
+        The peak is that of a batch in which nothing is absent, which any batch may be; FLOPs are those of the mean one.
+        """
         total = usable_samples(job.slots, samples, list(job.model.encoders))
         size = job.hyper.batch_size
         steps = total // size * job.hyper.epochs
         own = [m for m in job.model.encoders if f"head/{m}" in job.stage.present]
         share = {m: 1.0 if complete_only(job.slots) else min(1.0, samples.get(m, 0) / max(1, total)) for m in own}
-        rows = {m: max(LEAST_ROWS, round(size * share[m])) for m in own}
-        peak, step_flops, forward_flops = self._step(job, rows)
-        flops = steps * step_flops
+        self._trace(job, dict.fromkeys(own, size))
+        step, forward = self._trace(job, {m: max(LEAST_ROWS, round(size * share[m])) for m in own})
+        flops = steps * step
         if "class_mean" in job.slots.prototypes:
-            flops += forward_flops * samples.get("", 0) / size
-        return peak, flops
+            flops += forward * samples.get("", 0) / size
+        return self._peaks[kind_of_step(job, with_tables=True)], flops
 
-    def _step(self, job: Job, rows: Mapping[str, int]) -> tuple[int, float, float]:
-        hyper = job.hyper
-        key = (job.stage.present, job.stage.trained, hyper.batch_size, hyper.micro_batch, tuple(sorted(rows.items())))
-        if key not in self._steps:
-            self._steps[key] = price_step(job, rows)
-        return self._steps[key]
+    def _trace(self, job: Job, rows: Mapping[str, int]) -> tuple[float, float]:
+        """FLOPs of a step and of its forward pass with these rows; the first trace of a kind also gives its peak."""
+        kind, linear = kind_of_step(job, with_tables=True), is_linear(job)
+        incomplete = int(any(count < job.hyper.batch_size for count in rows.values()))
+        shape: ShapeKey = (("", incomplete), *sorted(rows.items()))  # as Batch.shape_key says it
+        step, forward = (counts.get(kind, shape, linear=linear) for counts in (self._steps, self._forwards))
+        if step is None or forward is None:
+            peak, step, forward = price_step(job, rows)
+            self._steps.put(kind, shape, step)
+            self._forwards.put(kind, shape, forward)
+            self._peaks.setdefault(kind, peak)
+        return step, forward
 
 
 def price_step(job: Job, rows: Mapping[str, int]) -> tuple[int, float, float]:

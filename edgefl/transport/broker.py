@@ -24,7 +24,7 @@ from typing import Literal
 import msgspec
 
 from edgefl.errors import BrokerError, MissingDependencyError
-from edgefl.transport import leash
+from edgefl.leash import leashed
 from edgefl.transport.address import Address
 from edgefl.transport.mosquitto import write_configuration, write_private
 from edgefl.transport.mqtt import MqttTransport
@@ -96,7 +96,7 @@ class Broker:
             self._log_start = self.log.stat().st_size if self.log.exists() else 0
             with self.log.open("ab") as log:
                 self._process = subprocess.Popen(
-                    [sys.executable, "-I", "-S", str(Path(leash.__file__).resolve()), str(os.getpid()), *command],
+                    leashed(command),
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,

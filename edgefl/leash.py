@@ -2,10 +2,10 @@
 
 Sets the Linux parent-death signal, which the exec keeps, and becomes the program: its process id is the program's own
 and nothing stays in between. ``preexec_fn`` would do the same inside the fork of a threaded interpreter, which can
-deadlock; a supervising process would cost memory and be one more thing to kill. The signal is SIGTERM, so that a
-broker still saves its sessions. It comes when the *thread* that started the program ends: start brokers from a thread
-that lasts. On other systems than Linux the program starts without the leash. Standard library only, since it runs
-before anything is imported.
+deadlock; a supervising process would cost memory and be one more thing to kill. The signal is SIGTERM, so that the
+program still ends in an orderly way: a broker saves its sessions, an agent ends its trainer. It comes when the *thread*
+that started the program ends: start programs from a thread that lasts. On other systems than Linux the program starts
+without the leash. Standard library only, since it runs before anything is imported.
 """
 
 from __future__ import annotations
@@ -14,8 +14,14 @@ import ctypes
 import os
 import signal
 import sys
+from collections.abc import Sequence
 
 _PR_SET_PDEATHSIG = 1
+
+
+def leashed(command: Sequence[str]) -> list[str]:
+    """``command`` as it is to be started by this process in order to end with it."""
+    return [sys.executable, "-I", "-S", os.path.abspath(__file__), str(os.getpid()), *command]  # noqa: PTH100 - pathlib alone would double what this start-up imports
 
 
 def main() -> None:
@@ -24,7 +30,7 @@ def main() -> None:
     if sys.platform.startswith("linux"):
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
         if os.getppid() != parent:  # it died before the leash was on
-            sys.exit("the parent process ended before its broker started")
+            sys.exit(f"the parent process ended before {program[0]} started")
     try:
         os.execvp(program[0], program)  # noqa: S606 - becoming the program is the whole purpose; there is no shell
     except OSError as error:

@@ -1,0 +1,63 @@
+"""Parts on their way to devices: chunks are cut as the sender in force says, and only what is served is counted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from coordinator.downloads import Downloads, lacking_bytes
+from edgefl.objects import ObjectStore
+from edgefl.protocol.chunks import Chunk, decode_chunk
+from edgefl.protocol.messages import Need
+
+DATA = bytes(range(250)) * 10  # 2500 bytes: 3 chunks of 1000, or 5 of 512
+
+
+class Scene:
+    def __init__(self, directory: Path) -> None:
+        store = ObjectStore(directory)
+        self.ref = store.put(DATA)
+        self.sent: list[tuple[str, Chunk]] = []
+        self.warned: list[str] = []
+        self.downloads = Downloads(
+            "t1",
+            {"acc/embed": self.ref},
+            [],
+            store=store,
+            fleet="f",
+            publish=lambda topic, payload: self.sent.append((topic, decode_chunk(payload))),
+            warn=lambda device, text: self.warned.append(device),
+        )
+
+    def need(self, device: str, chunk_bytes: int, bitmap: bytes, received: int = 0) -> None:
+        missing = {self.ref.id: bitmap} if bitmap else {}
+        need = Need(device, "t1", missing, chunk_bytes, credit=1, epoch=1, received=received)
+        self.downloads.on_need(device, need, 0.0)
+
+
+@pytest.fixture
+def scene(tmp_path: Path) -> Scene:
+    return Scene(tmp_path)
+
+
+def test_a_need_of_another_chunk_size_does_not_change_what_the_others_are_sent(scene: Scene) -> None:
+    scene.need("d1", 1000, b"\x07")
+    scene.need("d2", 512, b"\x1f")  # refused while d1 is served
+    scene.need("d1", 1000, b"", received=1)
+    scene.need("d1", 1000, b"", received=2)
+    assert [(chunk.index, len(chunk.data)) for _, chunk in scene.sent] == [(0, 1000), (1, 1000), (2, 500)]
+    assert b"".join(chunk.data for _, chunk in scene.sent) == DATA
+    assert (scene.downloads.payload_bytes("d1"), scene.downloads.payload_bytes("d2")) == (2500, 0)
+
+
+def test_only_what_a_device_lacked_is_counted(scene: Scene) -> None:
+    scene.need("d1", 1000, b"\x04")
+    assert [(chunk.index, len(chunk.data)) for _, chunk in scene.sent] == [(2, 500)]
+    assert scene.downloads.payload_bytes("d1") == 500
+    assert lacking_bytes(b"\xff", 2500, 1000) == 2500  # bits behind the last chunk count nothing
+
+
+def test_a_device_that_asks_for_what_is_not_offered_is_told_of(scene: Scene) -> None:
+    scene.downloads.on_need("d1", Need("d1", "t1", {"0" * 64: b"\x01"}, 1000, credit=1, epoch=1), 0.0)
+    assert (scene.sent, scene.warned) == ([], ["d1"])

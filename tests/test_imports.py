@@ -1,0 +1,67 @@
+"""What importing costs: planning, configuration and protocol load no torch, and help is quick. Fresh interpreters."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+PROBE = """
+import importlib, sys
+importlib.import_module(sys.argv[1])
+print(",".join(name for name in sys.argv[2:] if name in sys.modules) or "-")
+"""
+HELP = """
+import contextlib, io, sys
+from {module} import main
+sys.argv = [{program!r}, *{arguments!r}]
+with contextlib.suppress(SystemExit), contextlib.redirect_stdout(io.StringIO()) as out:
+    main()
+assert "Usage" in out.getvalue(), out.getvalue()
+print(",".join(name for name in sys.argv[2:] + {heavy!r} if name in sys.modules) or "-")
+"""
+TORCH = ["torch", "transformers"]
+HEAVY = [*TORCH, "numpy", "pydantic", "sqlalchemy", "matplotlib", "onnx", "onnxruntime", "safetensors", "amqtt"]
+
+
+def loaded(program: str, *arguments: str) -> str:
+    done = subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+@pytest.mark.parametrize(
+    ("module", "heavy"),
+    [
+        ("edgefl.errors", [*HEAVY, "msgspec", "yaml"]),
+        ("edgefl.records", [*HEAVY, "yaml"]),
+        ("edgefl.worker", HEAVY),
+        ("edgefl.config.load", [*TORCH, "numpy"]),
+        ("edgefl.plan.compile", [*TORCH, "numpy"]),
+        ("edgefl.plan.fit", HEAVY),
+        ("edgefl.protocol.messages", HEAVY),
+        ("edgefl.protocol.topics", HEAVY),
+        ("edgefl.objects", HEAVY),
+        ("coordinator.runner", TORCH),
+        ("coordinator.cli", TORCH),
+    ],
+)
+def test_a_module_loads_no_more_than_it_needs(module, heavy):
+    assert loaded(PROBE, module, *heavy) == "-"
+
+
+@pytest.mark.parametrize(
+    ("module", "program"),
+    [("edgefl.cli.main", "edgefl"), ("device_agent.cli", "edgefl-agent"), ("coordinator.cli", "edgefl-coordinator")],
+)
+def test_help_of_a_program_loads_nothing_heavy(module, program):
+    probe = HELP.format(module=module, program=program, arguments=["--help"], heavy=HEAVY)
+    assert loaded(probe) == "-"
+
+
+@pytest.mark.parametrize("verb", ["run", "plan", "runs", "report", "devices", "export", "data", "predict", "doctor"])
+def test_help_of_a_verb_loads_nothing_heavy(verb):
+    heavy = [name for name in HEAVY if name not in {"numpy", "pydantic"}]  # typer itself looks for pydantic
+    probe = HELP.format(module="edgefl.cli.main", program="edgefl", arguments=[verb, "--help"], heavy=heavy)
+    assert loaded(probe) == "-"

@@ -1,0 +1,198 @@
+"""Prices against what really runs: FLOPs to the digit, live bytes by hand, and how both grow."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from training_fixture import (
+    CLIP,
+    CONTRAST,
+    CROSS_ENTROPY,
+    dataset,
+    job,
+    model_spec,
+    parts_of,
+    random_batch,
+    stages_of,
+    with_hyper,
+)
+
+from edgefl.models.build import build
+from edgefl.models.matching import Table
+from edgefl.models.sizes import encoder_of_size
+from edgefl.models.spec import HeadSpec, ModelSpec
+from edgefl.plan.schedule import SCHEDULES, shallower
+from edgefl.plan.values import Hyper, Job, Slots
+from edgefl.resources.flops import FlopCounter
+from edgefl.resources.live_bytes import LiveBytes
+from edgefl.training.batches import Batch
+from edgefl.training.pricing import Pricer, price_step
+from edgefl.training.round import train_round
+from edgefl.training.step import make_optimizer, prepare, train_step
+
+INCOMPLETE = {"b": [0, 2, 3]}
+FULL = {"a": 6, "b": 6}
+
+
+def counted(made: Job, batch: Batch) -> float:
+    """FLOPs of a real step on the CPU."""
+    tables = {}
+    if made.slots.prototypes.get("class_mean") is not None:
+        valid = torch.ones(3, dtype=torch.bool)
+        tables = {m: Table(torch.randn(3, made.model.head.out), valid) for m in made.model.encoders}
+    model = build(made.model, made.stage.present)
+    prepare(model, made.stage.trained)
+    optimizer = make_optimizer(model, made.stage.trained, made.hyper)
+    with FlopCounter() as counter:
+        train_step(model, made, batch, optimizer, tables)
+    return float(counter.flops)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("micro", [0, 4])
+@pytest.mark.parametrize("rows", [{}, INCOMPLETE], ids=["complete", "incomplete"])
+def test_flops_on_shapes_alone_are_those_of_the_step_itself(schedule, micro, rows):
+    for stage in stages_of(model_spec(stages=2), schedule):
+        made = job(stage=stage, micro_batch=micro)
+        batch = random_batch(rows)
+        price = price_step(made, {m: len(x) for m, x in batch.inputs.items()})
+        assert price[1] == counted(made, batch) > 0
+
+
+@pytest.mark.parametrize(
+    ("objective", "missing", "prototypes", "rows"),
+    [
+        (CROSS_ENTROPY, {"random": {"drop": 0.3}}, {}, {}),
+        (CONTRAST, {"prototype": {"by": "label"}}, {"class_mean": {}}, INCOMPLETE),
+        (CONTRAST, {"prototype": {"by": "match"}}, {"class_mean": {}}, INCOMPLETE),
+        (CLIP, {"ignore": {}}, {}, {}),
+        ({**CROSS_ENTROPY, **CLIP}, {"zero": {}}, {}, INCOMPLETE),
+    ],
+    ids=["random", "label", "match", "clip", "clip and cross-entropy"],
+)
+def test_flops_of_every_term_and_stand_in(objective, missing, prototypes, rows):
+    spec = model_spec(classes=3 if "cross_entropy" in objective else 0)
+    made = job(spec, objective=objective, missing=missing, prototypes=prototypes)
+    batch = random_batch(rows)
+    assert price_step(made, {m: len(x) for m, x in batch.inputs.items()})[1] == counted(made, batch)
+
+
+@pytest.mark.parametrize("kind", ["vision", "text", "audio"])
+def test_flops_of_the_other_kinds_of_encoder(kind):
+    shape = {"vision": (8, 8, 3), "text": (6,), "audio": (16, 8)}[kind]
+    spec = ModelSpec({"m": encoder_of_size(kind, "tiny", shape)}, 3, HeadSpec(8, 4), 8, 3, ("x", "y", "z"))
+    made = job(spec)
+    x = torch.randint(1, 9, (4, *shape)) if kind == "text" else torch.rand(4, *shape)
+    batch = Batch(4, {"m": x}, {"m": None}, torch.tensor([0, 1, 2, 0]))
+    made = with_hyper(made, batch_size=4)
+    assert price_step(made, {"m": 4})[1] == counted(made, batch)
+
+
+def test_a_round_costs_what_was_predicted_when_every_sample_is_complete():
+    data, made = dataset(13), job(epochs=2)
+    _, flops = Pricer()(made, {"": 13, "a": 13, "b": 13})
+    assert flops == train_round(made, data, parts_of(made)).flops
+
+
+def test_live_bytes_of_a_linear_layer_by_hand():
+    layer = torch.nn.Linear(100, 50, bias=False, device="meta")
+    x = torch.empty(8, 100, device="meta")
+    with LiveBytes() as live:
+        y = layer(x)  # [8, 50]: 1600 bytes
+        assert live.live == live.peak == 1600
+        y.sum().backward()  # sum 4; gradient of y 1600 (an expanded view of 4); gradient of the weight 20000
+        del y
+    assert 20000 + 1600 <= live.peak <= 20000 + 1600 + 1600 + 8
+    assert live.live == 20000  # the gradient, which the layer holds
+
+
+def test_what_was_there_before_is_not_counted_and_views_are_free():
+    x = torch.zeros(10)
+    with LiveBytes() as live:
+        x.add_(1)
+        x.view(2, 5).t()
+        assert live.peak == 0
+        y = x + 1
+        y.view(2, 5).mul_(2)
+        assert live.live == 40
+        del y
+        assert (live.live, live.peak) == (0, 40)
+
+
+def test_memory_of_a_step_holds_weights_gradients_states_and_two_temporaries():
+    spec = ModelSpec({"m": encoder_of_size("sensor", "tiny", (8, 2), depth=1)}, 1, HeadSpec(512, 4), 8, 2, ("x", "y"))
+    made = job(spec, stages_of(spec, "end_to_end")[0], batch_size=2)
+    model = build(spec, device="meta")
+    weights = sum(p.numel() * 4 for p in model.parameters())
+    buffers = sum(b.numel() * b.element_size() for b in model.buffers())
+    expected = 4 * weights + buffers + 2 * 512 * 512 * 4  # the second layer of the head is by far the largest
+    peak = price_step(made, {"m": 2})[0]
+    assert expected < peak < 1.02 * expected
+    plain = price_step(with_hyper(made, optimizer="sgd", momentum=0.0), {"m": 2})[0]
+    assert peak - plain == 2 * weights
+
+
+@pytest.mark.parametrize("schedule", ["layerwise", "end_to_end"])
+def test_memory_grows_with_the_batch_and_shrinks_with_the_micro_batch(schedule):
+    spec = model_spec(stages=2, modalities="a")
+    made = job(spec, stages_of(spec, schedule)[-1])
+    peaks = [price_step(with_hyper(made, batch_size=size), {"a": size})[0] for size in (32, 64, 128)]
+    assert peaks == sorted(set(peaks))
+    pieces = [price_step(with_hyper(made, batch_size=128, micro_batch=micro), {"a": 128}) for micro in (0, 64, 32)]
+    assert [p for p, _, _ in pieces] == sorted({p for p, _, _ in pieces}, reverse=True)
+    assert pieces[0][1] < pieces[1][1] == pieces[2][1]  # the price of memory: encoding twice
+
+
+def test_memory_and_flops_shrink_with_every_encoder_stage_that_is_not_trained():
+    made = job(stage=stages_of(model_spec(), "end_to_end")[0])
+    prices = [price_step(job(stage=stage), FULL) for stage in shallower(made.stage)]
+    assert [p for p, _, _ in prices] == sorted({p for p, _, _ in prices}, reverse=True)
+    assert [f for _, f, _ in prices] == sorted({f for _, f, _ in prices}, reverse=True)
+    assert len({forward for _, _, forward in prices}) == 1
+
+
+def test_a_rare_modality_is_priced_with_the_least_rows_that_can_be_trained():
+    made = job(batch_size=16)
+    peak, flops = Pricer()(made, {"": 100, "a": 100, "b": 1})
+    assert flops == 6 * price_step(made, {"a": 16, "b": 2})[1]
+    assert peak == price_step(made, {"a": 16, "b": 16})[0]  # any batch may happen to be complete
+
+
+@pytest.mark.parametrize("missing", [{"zero": {}}, {"prototype": {"by": "match"}}], ids=["zero", "match"])
+def test_prices_of_a_fleet_follow_from_a_few_traces_exactly(missing, monkeypatch):
+    slots = {"objective": CONTRAST, "missing": missing, "prototypes": {"class_mean": {}}}
+    made, pricer, traced = job(batch_size=20, **slots), Pricer(), []
+
+    def watched(job_, rows):
+        traced.append(rows)
+        return price_step(job_, rows)
+
+    monkeypatch.setattr("edgefl.training.pricing.price_step", watched)
+    shares = [(100, 100), (90, 80), (80, 100), (100, 70), (55, 60), (30, 95)]
+    found = [pricer(made, {"": 100, "a": a, "b": b}) for a, b in shares]
+    assert len(traced) == 4  # complete; then one incomplete and one more a modality
+    for (a, b), (peak, flops) in zip(shares, found, strict=True):
+        step, forward = price_step(made, {"a": a // 5, "b": b // 5})[1:]
+        assert flops == 5 * step + 5 * forward
+        assert peak == found[0][0]
+    forward = price_step(made, {"a": 20, "b": 20})[2]
+    assert pricer(made, {"": 10, "a": 10, "b": 10})[1] == forward / 2  # no step, yet prototypes
+
+
+def test_the_prototypes_after_training_are_priced_too():
+    slots = {"objective": CONTRAST, "missing": {"prototype": {}}}
+    with_means = Pricer()(job(prototypes={"class_mean": {}}, **slots), {"": 12, "a": 12, "b": 12})[1]
+    made = job(prototypes={"class_mean": {}}, **slots)
+    step, forward = price_step(made, FULL)[1:]
+    assert with_means == 2 * step + 2 * forward
+    assert 0 < forward < step
+
+
+def test_the_paper_s_model_is_priced_without_its_memory():
+    encoders = {"image": encoder_of_size("vision", "paper"), "text": encoder_of_size("text", "paper", (32,))}
+    spec = ModelSpec(encoders, 6, HeadSpec(), 256, 0)
+    last = SCHEDULES["layerwise"](spec, [1] * 6, "frozen")[5]
+    made = Job(spec, last, Hyper(batch_size=256), Slots(CLIP, {"ignore": {}}, {}))
+    peak, flops, _ = price_step(made, dict.fromkeys(encoders, 256))
+    assert flops / 256 / 1e9 == pytest.approx(6.6, rel=0.1)  # as counted on a real machine, without attention
+    assert peak / 2**20 == pytest.approx(3026, rel=0.2)  # as measured there
