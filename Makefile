@@ -44,8 +44,8 @@ docs: $(VENV)/.dev  ## regenerate the configuration and command references
 	$(BIN)/python docs/generate.py
 
 bench: $(VENV)/.dev  ## the figures of the README, side by side in one run
-	$(BIN)/python benchmarks/schedules.py
-	$(BIN)/python benchmarks/har_prototypes.py
+	$(BIN)/python -m benchmarks.schedules
+	$(BIN)/python -m benchmarks.har_prototypes
 
 clean:  ## forget the environment and all runs
 	rm -rf $(VENV) runs .pytest_cache .mypy_cache .ruff_cache

@@ -35,7 +35,7 @@ class BadSamples(str, Enum):
 
 
 BROKER = typer.Option(help="mqtt://[user:password@]host[:port], or mqtts:// for TLS.", envvar="EDGEFL_BROKER")
-PROFILE = typer.Option(help="Device profile: a shipped name (`edgefl devices` lists them) or a YAML file.")
+PROFILE = typer.Option(help="Device profile: a shipped name, such as jetson-nano, or a YAML file.")
 SET = typer.Option("--set", help="Override a field of the profile, such as budget.memory_bytes='3 GiB'. Repeatable.")
 STATE = typer.Option(help="Directory for identity, objects and unsent work. Default: in ~/.local/state/edgefl.")
 DATA = typer.Option(help="Local data: a folder with manifest.jsonl, or an .npz file. It never leaves this machine.")
@@ -63,10 +63,12 @@ def run(
 
     Exit codes: 0 stopped, 10 profile, 11 data, 14 broker refuses, 15 disk, 19 torch is missing, 20 trainer.
     """
-    from device_agent.start import Options, become, reported
-    from edgefl.config.load import load_device
+    from edgefl.report.console import guarded
 
-    with reported(debug=debug):
+    with guarded(debug):
+        from device_agent.start import Options, become
+        from edgefl.config.load import load_device
+
         name = device or re.sub(r"[^A-Za-z0-9._-]", "-", socket.gethostname())[:64]
         found = load_device(profile, overrides or [])
         become(
@@ -99,13 +101,14 @@ def doctor(
     debug: Annotated[bool, DEBUG] = False,
 ) -> None:
     """Check Python, torch on this device, memory, disk, sensors and the broker; exit code 1 when one of them fails."""
-    import msgspec
+    from edgefl.report.console import guarded
 
-    from device_agent.doctor import examine
-    from device_agent.start import reported
-    from edgefl.config.load import load_device
+    with guarded(debug):
+        import msgspec
 
-    with reported(debug=debug):
+        from device_agent.doctor import examine
+        from edgefl.config.load import load_device
+
         torch_device = load_device(profile).torch_device
         checks = examine(broker=broker, directory=state or default_state(), torch_device=torch_device)
         if form is Format.json:

@@ -89,6 +89,7 @@ class Agent:
         task = asyncio.get_running_loop().create_task(guarded())
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(lambda _: work.close())  # a task that is cancelled at once has never looked at it
         return task
 
     async def _connect(self) -> None:

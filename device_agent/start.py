@@ -7,13 +7,11 @@ typer and pydantic is 13 MB smaller for as long as it lives, and the broker's pa
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import os
 import signal
 import sys
-import traceback
-from collections.abc import Iterator, MutableMapping
+from collections.abc import MutableMapping
 from pathlib import Path
 from typing import NoReturn
 
@@ -28,6 +26,7 @@ from device_agent.trainer_link import TrainerProcess, TrainerSettings
 from edgefl.errors import EdgeFLError
 from edgefl.protocol.topics import check_name
 from edgefl.records import Budget
+from edgefl.report.console import guarded
 from edgefl.resources.machine import capabilities
 from edgefl.transport.address import parse_url
 from edgefl.transport.mqtt import MqttTransport
@@ -127,25 +126,13 @@ async def run_agent(options: Options, emit: Emit) -> None:
     await agent.run()
 
 
-@contextlib.contextmanager
-def reported(*, debug: bool) -> Iterator[None]:
-    """Errors raised on purpose become a message, a way out and an exit code; the traceback only under --debug."""
-    try:
-        yield
-    except EdgeFLError as error:
-        if debug:
-            traceback.print_exc()
-        sys.stderr.write(f"error: {error.message}\n{error.remedy}\n")
-        sys.exit(error.exit_code)
-
-
 def main() -> None:
     """``python -m device_agent.start``, with the options in the environment."""
-    with reported(debug=False):
+    with guarded():
         options = take_options(os.environ)
     emit = line_writer("json" if options.form == "json" else "text")
     logging.basicConfig(handlers=[LineHandler(emit)], level=logging.WARNING, force=True)
-    with reported(debug=options.debug):
+    with guarded(options.debug):
         asyncio.run(run_agent(options, emit))
 
 

@@ -1,7 +1,7 @@
 """A fleet of real processes on this machine: a broker, agents and coordinators, started as a person would by hand.
 
-Nothing sleeps: whatever a test waits for is a line that a program prints. Every program is ended by its process id,
-and on a leash, so that none outlives the tests even when these are killed.
+Whatever a test waits for is a line that a program prints. Every program is ended by its process id, and on a leash, so
+that none outlives the tests even when these are killed.
 """
 
 from __future__ import annotations
@@ -232,6 +232,14 @@ def finish(coordinator: Program) -> None:
     """Wait for a coordinator's good end."""
     coordinator.expect("run_finished")
     assert coordinator.wait() == 0, coordinator.story()
+
+
+def until(condition: Callable[[], object], seconds: float = PATIENCE_S) -> None:
+    """Return when the condition holds, for programs that print nothing; fails after ``seconds``."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.02)
 
 
 def of_kind(program: Program, kind: str, **fields: object) -> Iterator[Line]:

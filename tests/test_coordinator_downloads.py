@@ -32,7 +32,7 @@ class Scene:
 
     def need(self, device: str, chunk_bytes: int, bitmap: bytes, received: int = 0) -> None:
         missing = {self.ref.id: bitmap} if bitmap else {}
-        need = Need(device, "t1", missing, chunk_bytes, credit=1, epoch=1, received=received)
+        need = Need(device, "t1", epoch=1, chunk_bytes=chunk_bytes, credit=1, received=received, missing=missing)
         self.downloads.on_need(device, need, 0.0)
 
 
@@ -59,5 +59,6 @@ def test_only_what_a_device_lacked_is_counted(scene: Scene) -> None:
 
 
 def test_a_device_that_asks_for_what_is_not_offered_is_told_of(scene: Scene) -> None:
-    scene.downloads.on_need("d1", Need("d1", "t1", {"0" * 64: b"\x01"}, 1000, credit=1, epoch=1), 0.0)
+    need = Need("d1", "t1", epoch=1, chunk_bytes=1000, credit=1, missing={"0" * 64: b"\x01"})
+    scene.downloads.on_need("d1", need, 0.0)
     assert (scene.sent, scene.warned) == ([], ["d1"])

@@ -183,6 +183,8 @@ def test_nobody_fits_names_the_nearest_device_and_both_numbers(tmp_path: Path) -
         await scene.device("b", budget=Budget(step_memory_bytes=400))
         with pytest.raises(BudgetError, match=r"'b', needs 500 B|'b', needs .* and is allowed"):
             await scene.coordinator(a_plan())
+        # Told as after a good end: nobody keeps a trainer warm for a run that is over.
+        await asyncio.gather(*(device.drained.wait() for device in scene.devices.values()))
 
     scene = played(tmp_path, script)
     assert scene.kinds()[-1] == "run_failed"

@@ -35,8 +35,6 @@ def command(
     config, _ = load_run(run, set_ or [])
     names = device or [entry.name for entry in config.fleet]
     with TemporaryDirectory() as folder:
-        if out is not None:
-            out.mkdir(parents=True, exist_ok=True)
         prepared = shares_of(config, names, out or Path(folder))
     if format == "json":
         print_json(prepared)

@@ -15,11 +15,15 @@ from typing import Any
 import msgspec
 import yaml
 
+from edgefl.cli.locate import find_run
 from edgefl.cli.planning import shares_of
 from edgefl.config.load import budget_overrides, load_run
-from edgefl.data.split import Prepared
-from edgefl.errors import ConfigError, EdgeFLError, Problem, RunError, StoreError
+from edgefl.config.values import RunConfig
+from edgefl.data.split import TEST
+from edgefl.disk import explained, write_new
+from edgefl.errors import ConfigError, EdgeFLError, Problem, RunError
 from edgefl.leash import leashed
+from edgefl.protocol.topics import check_name
 from edgefl.report.live import LiveView
 from edgefl.report.rows import EventRow, RunReport
 from edgefl.transport.broker import start_broker
@@ -35,16 +39,14 @@ class LocalRun:
         self.config, self.recipe = load_run(name, overrides)
         if not self.config.fleet:
             raise ConfigError(name, [Problem("fleet", "local mode needs at least one device, such as {name: box}")])
-        self.runs = runs
-        self.resume = resume
+        self.resume = bool(resume)
         self.quiet = quiet
-        self.run = resume or _new_id(runs, self.config.name)
-        self.directory = runs / self.run
+        self.directory = begun(resume, runs) if resume else runs / _new_id(runs, self.config.name)
+        self.run = check_name("run", self.directory.name)
 
     async def train(self) -> None:
         """The run from first to last round. Raises the failing program's own error."""
-        prepared = self._prepare()
-        run_file = self._write_run_file(prepared)
+        run_file = self._prepare()
         async with contextlib.AsyncExitStack() as stack:
             url = self.config.broker
             if "://" not in url:
@@ -60,21 +62,34 @@ class LocalRun:
 
         return close_run(self.directory, export=export, quiet=self.quiet)
 
-    def _prepare(self) -> Prepared:
-        folder = self.directory / "shares"
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise StoreError(f"can not write {folder}: {error.strerror}") from error
-        return shares_of(self.config, [device.name for device in self.config.fleet], folder)
-
-    def _write_run_file(self, prepared: Prepared) -> Path:
-        """The run as resolved: the recipe's slots written out, the test set the one just made."""
-        values: dict[str, Any] = self.config.model_dump(mode="json", exclude_none=True)
-        values["data"]["test"] = str(Path(prepared.test).resolve())
-        path = self.directory / "run.yaml"
-        path.write_text(yaml.safe_dump(values, sort_keys=False, allow_unicode=True), encoding="utf-8")
+    def _prepare(self) -> Path:
+        """The run's shares and its run file, written unless the run was begun before: then it goes on as it was."""
+        folder, path = self.directory / "shares", self.directory / "run.yaml"
+        if self.resume and path.is_file():
+            self.config = self._as_begun(path)
+        wanted = [device.name for device in self.config.fleet]
+        if not path.is_file() or not all((folder / f"{name}.npz").is_file() for name in (*wanted, TEST)):
+            prepared = shares_of(self.config, wanted, folder)
+            values: dict[str, Any] = self.config.model_dump(mode="json", exclude_none=True)
+            values["data"]["test"] = str(Path(prepared.test).resolve())
+            text = yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
+            with explained("write", path):
+                write_new(path, text.encode())
         return path
+
+    def _as_begun(self, path: Path) -> RunConfig:
+        """The run file that the run was begun with; says on stderr what differs in the one given now."""
+        then, _ = load_run(str(path))
+        if then.name != self.config.name:
+            problem = Problem("name", f"is {self.config.name!r}, and {self.run} is a run of {then.name!r}")
+            raise ConfigError(str(path), [problem], remedy="Give the run file that it was started with.")
+        old, new = then.model_dump(mode="json"), self.config.model_dump(mode="json")
+        old["data"].pop("test")
+        new["data"].pop("test")
+        if differing := [field for field in new if old[field] != new[field]]:
+            told = ", ".join(differing)
+            sys.stderr.write(f"{self.run} goes on as it was started; not used from the run file given: {told}\n")
+        return then
 
     @contextlib.asynccontextmanager
     async def _agent(self, name: str, profile: str, budget: dict[str, Any], url: str) -> AsyncIterator[None]:
@@ -98,8 +113,8 @@ class LocalRun:
 
     async def _coordinate(self, run_file: Path, url: str) -> None:
         arguments = ["coordinator.cli", "run", str(run_file), "--events", "--fleet", self.run]
-        arguments += ["--directory", str(self.runs)]
-        arguments += ["--resume", self.resume] if self.resume else ["--run", self.run]
+        arguments += ["--directory", str(self.directory.parent)]
+        arguments += ["--resume" if self.resume else "--run", self.run]
         log = self.directory / "logs" / "coordinator.log"
         process = await _start(arguments, url, log, stdout=asyncio.subprocess.PIPE)
         view = contextlib.nullcontext() if self.quiet else LiveView()
@@ -122,6 +137,16 @@ class LocalRun:
             raise _failure(status, failure, remedy, log)
 
 
+def begun(text: str, runs: Path) -> Path:
+    """The directory of the run to go on with: also one that ended before it was in its ledger.
+
+    Raises RunError naming the runs there are.
+    """
+    if Path(text).name == text and (runs / text / "run.yaml").is_file():
+        return runs / text
+    return find_run(text, runs)
+
+
 def _new_id(runs: Path, name: str) -> str:
     """``name``, the date and time; a number behind it when that is taken."""
     stamp = time.strftime("%Y%m%d-%H%M%S")
@@ -135,7 +160,8 @@ async def _start(arguments: list[str], url: str, log: Path, *, stdout: int | Non
 
     The broker's URL goes by environment, where no process list shows it.
     """
-    log.parent.mkdir(parents=True, exist_ok=True)
+    with explained("create", log.parent):
+        log.parent.mkdir(parents=True, exist_ok=True)
     # Many trainers share this machine's cores: one thread each, unless the user says otherwise.
     environment = {"OMP_NUM_THREADS": "1", **os.environ, "EDGEFL_BROKER": url}
     with log.open("ab") as out:

@@ -29,11 +29,11 @@ def price_run(
     name: str, overrides: Sequence[str], *, profiles: Sequence[str], samples: int | None, trainer_base: str
 ) -> RunPrice:
     """Price the run file ``name``. Raises ConfigError, DataError, ModelError."""
-    from edgefl.training.pricing import Pricer
-
     config, recipe = load_run(name, overrides)
     devices = _devices(config, profiles)
     plan, shares = _compile(config, recipe, [device for device, _ in devices], samples)
+    from edgefl.training.pricing import Pricer  # torch: what is wrong with the files is told before it has taken its seconds
+
     part_bytes = _part_bytes(plan)
     base = _base(trainer_base, plan)
     pricer = Pricer()

@@ -70,6 +70,7 @@ def prepare_shares(
     else:
         kept = len(devices) if "natural" in partition else 1
         data, tested, origin = hold_out(data, test_share, seed, groups_kept=kept)
+    _check_shapes(data, tested)
     parts = share_out(data.labels, data.groups, len(devices), partition, seed, count=len(data), names=devices)
     own = {d: drop(data.subset(rows), missing, seed, device=d) for d, rows in zip(devices, parts, strict=True)}
     return Prepared(  # only now is anything written: an error leaves no half of a fleet behind
@@ -81,6 +82,22 @@ def prepare_shares(
         label_names=data.label_names,
         skipped=tuple(dict.fromkeys(str(problem) for problem in data.skipped + tested.skipped)),
     )
+
+
+def _check_shapes(data: Dataset, tested: Dataset) -> None:
+    """The test set tells the coordinator the shapes every device has to have."""
+    known = tested.signature()
+    for modality, shape in data.signature().items():
+        if known.get(modality, shape) != shape:
+            raise DataError(
+                f"samples of {modality!r} have shape {list(shape)}, those of the test set {list(known[modality])}",
+                remedy="Prepare the test set (data.test) as the data is prepared, or leave data.test out.",
+            )
+    if not set(known) & set(data.signature()):
+        raise DataError(
+            f"the data has {', '.join(data.signature())}, and the test set {', '.join(known)}",
+            remedy="Name the modalities alike in data.source and data.test.",
+        )
 
 
 def _write(own: Dataset, name: str, directory: Path, before: int) -> Share:

@@ -61,7 +61,7 @@ def device_bill(report: RunReport) -> Grid:
     for name, assignments in totals.by_device(report).items():
         device = totals.device_row(report, name)
         head = (words(name, tip=device.profile), _rounds(assignments, len(report.rounds)))
-        cells = _cells(assignments, _COMPARED, _SPENT, limit(device.budget.step_memory_bytes, "B"))
+        cells = _cells(assignments, _COMPARED, _SPENT, limit(step_limit(device), "B"))
         rows.append(head + cells)
     return Grid("What each device spent", columns, tuple(rows), NOTES, "No device has joined yet.")
 

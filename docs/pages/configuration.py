@@ -1,0 +1,97 @@
+"""docs/configuration.md: every field, slot, option, shipped profile and size, and the formats of data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from edgefl.config.files import MAX_FILE_BYTES
+from edgefl.config.load import profiles_folder, shipped
+from edgefl.config.recipe import RecipeConfig
+from edgefl.config.slots import PLURAL, SLOTS
+from edgefl.config.values import DeviceProfile, RunConfig
+from edgefl.models.sizes import SIZES
+from pages.data import data_section
+from pages.fields import as_yaml, model_section
+from pages.markdown import GENERATED, table
+
+INTRODUCTION = """\
+# Configuration
+
+A **run file** says what is trained, on which data, by which devices; it names a **recipe** (the method) and, for local
+mode, a **device profile** for each device. All three are YAML. A name without a folder or `.yaml` is a shipped one.
+`--set a.b=c` on a command line overrides a field, and may be repeated; lists take an index
+(`--set fleet.0.profile=gpu-box`).
+
+Every problem of a file is reported at once, with its line, its path and the valid choices; the exit code is 10. A field
+that is not listed here is an error, and so is one that is given twice. Amounts of bytes are numbers or text such as
+`600 MiB`, `1.5 GiB` or `2 MB`. Files are at most {limit} MiB.
+"""
+SLOT_TEXT = """\
+A recipe fills each role with one of these choices, alone (`missing: zero`) or with options
+(`objective: {{clip: {{temperature: 0.1}}}}`). A run file's `slots` replace the recipe's, role by role. Several choices
+at once: {plural} (its terms are summed).
+"""
+
+
+def configuration() -> Iterator[str]:
+    """Lines of the page."""
+    yield GENERATED
+    yield INTRODUCTION.format(limit=MAX_FILE_BYTES // 2**20)
+    yield from model_section("Run file", RunConfig)
+    yield from _slots()
+    yield from model_section("Recipe file", RecipeConfig)
+    yield from model_section("Device profile", DeviceProfile)
+    yield from _shipped()
+    yield from _sizes()
+    yield from data_section()
+
+
+def _slots() -> Iterator[str]:
+    yield "## Slots\n"
+    yield SLOT_TEXT.format(plural=", ".join(f"`{role}`" for role in PLURAL))
+    for role, (meaning, choices) in SLOTS.items():
+        yield f"### `{role}`: {meaning}\n"
+        rows = []
+        for choice, (told, options) in choices.items():
+            lines = [f"`{name}` = {option.default}: {option.doc}" + _range(option) for name, option in options.items()]
+            rows.append((f"`{choice}`", told, "<br>".join(lines) or "none"))
+        yield from table(("choice", "what it does", "options"), rows)
+
+
+def _range(option: Any) -> str:
+    if option.choices:
+        return f" ({', '.join(f'`{choice}`' for choice in option.choices)})"
+    most = f" to {option.most:g}" if option.most < float("inf") else " upwards"
+    return f" ({option.least:g}{most})"
+
+
+def _shipped() -> Iterator[str]:
+    yield "## What ships\n"
+    rows = [
+        (kind, name, _first_line(profiles_folder() / kind / f"{name}.yaml"))
+        for kind in ("runs", "recipes", "devices")
+        for name in shipped(kind)
+    ]
+    yield from table(("kind", "name", "what it is"), rows)
+
+
+def _first_line(file: Path) -> str:
+    for line in file.read_text(encoding="utf-8").splitlines():
+        if line.startswith("#"):
+            return line.removeprefix("#").strip()
+        if line.startswith(("summary:", "description:")):
+            return line.partition(":")[2].strip().strip('"')
+    return ""
+
+
+def _sizes() -> Iterator[str]:
+    yield "## Encoder sizes\n"
+    yield "`edgefl plan --sizes` lists them too. A field given beside `size` wins.\n"
+    rows = [
+        (kind, f"`{size}`", ", ".join(f"{name} {as_yaml(value)}" for name, value in fields.items()))
+        for kind, sizes in SIZES.items()
+        for size, fields in sizes.items()
+    ]
+    yield from table(("kind", "size", "fields"), rows)

@@ -1,0 +1,93 @@
+"""The formats of data, with examples that a test reads."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+
+from edgefl.data import readers
+from edgefl.data.manifest import MAX_SAMPLES, SHOWN
+from edgefl.data.named import NAMED
+from pages.fields import as_yaml
+from pages.markdown import flowing
+
+MANIFEST = """\
+{"id": "w1", "label": "walking", "group": "anna", "acc": [[0.1, 0.0], [0.2, 0.1]], "gyro": [[1.0], [0.5]]}
+{"id": "w2", "label": "resting", "group": "anna", "acc": [[0.0, 0.0], [0.0, 0.1]]}
+{"id": "w3", "label": "walking", "group": "ben", "acc": null, "gyro": [[0.9], [0.4]]}
+"""
+NPZ = """\
+import numpy as np
+
+np.savez(
+    "share.npz",
+    acc=np.zeros((3, 2, 2), np.float32),  # [samples, time, channels]; zeros where a sample lacks it
+    **{"acc.present": np.array([True, True, False])},  # may be left out when every sample has it
+    gyro=np.zeros((3, 2, 1), np.float32),
+    label=np.array([0, 1, 0]),  # numbers from 0; -1: none
+    label_names=np.array(["walking", "resting"]),
+    ids=np.array(["w1", "w2", "w3"]),  # optional, as is group
+    group=np.array(["anna", "anna", "ben"]),
+)
+"""
+TEXT = """\
+## Data
+
+`data.source` (and `edgefl-agent run --data`) is a folder with `manifest.jsonl`, an `.npz` file, or a data set by name.
+A sample may lack any modality, but not all of them.
+
+### A folder: `manifest.jsonl`
+
+One JSON object a line; here the second sample has no gyroscope and the third no accelerometer:
+
+```json
+{manifest}```
+
+`id`, `label` (a name, or a number from 0), `group` (a person, a device: used by `partition: natural`) and `meta`
+(ignored) are optional; every other key is a modality. An absent key, or null, is a missing modality. `labels.json`
+beside it, a list of names, fixes the numbering of labels; without it the names found are sorted. At most {samples}
+samples. Bad samples are an error that names them, {shown} in full, or with `bad_samples: skip` they are left out and
+counted. What a value may be:
+
+{values}
+
+A string is a path relative to the folder, which it can not leave; for text it is the text itself unless it is one word
+that ends in .txt or .npy.
+
+### A file: `.npz`
+
+```python
+{npz}```
+
+`edgefl data RUN --out shares` writes such a file for each device, and `test.npz`.
+
+### By name
+
+`source: {{name: {{option: value}}}}`; the option `part: test` takes the official test half.
+
+{named}
+### Sharing out
+
+`partition: natural` (by group), `uniform`, or `{{dirichlet: {{alpha: 0.5, minimum: 1}}}}`: a small alpha gives each
+device few classes. `missing: {{rate: 0.2, keep: one, devices: {{wrist: [gyro]}}}}` then takes modalities away. All of
+it follows from `seed`, whatever method trains on it.
+"""
+
+
+def data_section() -> Iterator[str]:
+    """Lines of the section."""
+    values = [line for line in (inspect.getdoc(readers) or "").splitlines() if line.startswith("|")]
+    named = []
+    for name, function in NAMED.items():
+        options = ", ".join(
+            f"`{p.name}` = {as_yaml(p.default) or 'none'}" for p in inspect.signature(function).parameters.values()
+        )
+        named.append(f"**`{name}`** ({options or 'no options'}). {flowing(function)}\n")
+    yield TEXT.format(
+        manifest=MANIFEST,
+        samples=f"{MAX_SAMPLES:,}",
+        shown=SHOWN,
+        values="\n".join(values),
+        npz=NPZ,
+        named="\n".join(named),
+    )
