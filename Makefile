@@ -1,7 +1,10 @@
-# One command here and in CI. Everything installs itself into .venv from pyproject.toml.
+# One command here and in CI. Everything installs itself into .venv, the only environment there is, from pyproject.toml.
 PYTHON ?= python3
+# `make demo VENVFLAGS=--system-site-packages` lets .venv use a torch that is there already, such as a Jetson's own.
+VENVFLAGS ?=
 VENV := .venv
 BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 TORCH := 'torch>=2.6,<2.14'
 
 .PHONY: help demo test test-all lint docs bench clean
@@ -9,21 +12,26 @@ TORCH := 'torch>=2.6,<2.14'
 help:  ## what there is
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 12
 
-# torch first and bounded: a plain `torch` may bring gigabytes of CUDA packages. One that is there already stays.
+# torch first: the largest download is kept when a later step fails, and what follows finds it and leaves it alone.
+# PyPI's torch for x86-64 brings gigabytes of CUDA packages. On a machine without such a card, go without them by
+# PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu make demo
 $(VENV)/.base:
-	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "EdgeFL needs Python 3.10 or newer")'
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet $(TORCH)
-	touch $@
+	@command -v $(PYTHON) >/dev/null || { echo "There is no '$(PYTHON)'. Name a Python from 3.10 on: make PYTHON=/path/to/python3"; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "EdgeFL needs Python 3.10 or newer, not %d.%d. Name one: make PYTHON=python3.11" % sys.version_info[:2])'
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { echo "$(PYTHON) cannot make environments. On Debian and Ubuntu: apt-get install python3-venv"; exit 1; }
+	@echo "Installing into $(VENV): a few minutes, once."
+	$(PYTHON) -m venv $(VENVFLAGS) $(VENV)
+	$(PIP) install --upgrade pip
+	$(PIP) install $(TORCH)
+	@touch $@
 
 $(VENV)/.demo: $(VENV)/.base pyproject.toml
-	$(BIN)/python -m pip install --quiet --editable '.[demo]'
-	touch $@
+	$(PIP) install --editable '.[demo]'
+	@touch $@
 
 $(VENV)/.dev: $(VENV)/.base pyproject.toml
-	$(BIN)/python -m pip install --quiet --editable '.[dev]'
-	touch $@ $(VENV)/.demo
+	$(PIP) install --editable '.[dev]'
+	@touch $@ $(VENV)/.demo
 
 demo: $(VENV)/.demo  ## the main job on real data: broker, coordinator, four devices, six stages, the bill
 	@$(BIN)/edgefl run demo
@@ -48,4 +56,4 @@ bench: $(VENV)/.dev  ## the figures of the README, side by side in one run
 	$(BIN)/python -m benchmarks.har_prototypes
 
 clean:  ## forget the environment and all runs
-	rm -rf $(VENV) runs .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) runs build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +90,7 @@ class Evaluator:
 def main() -> None:
     """Serve until the coordinator closes the pipe."""
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group: the coordinator decides
     evaluator = Evaluator()
     serve(
         {

@@ -48,19 +48,25 @@ def execute(
     a person must know to connect agents.
     """
     check_name("fleet", fleet)
+    if resume:
+        check_name("run", resume)
     # A run that was killed before it had begun is not in the ledger: it starts anew, if there is a file to start from.
     known = resume and (not file or _holds(ledger or directory / resume / LEDGER, resume))
     if known:
         plan, wanted = _resumed(ledger or directory / resume / LEDGER, resume)
     else:
+        if resume and not (directory / resume).is_dir():
+            there = ", ".join(sorted(path.parent.name for path in directory.glob(f"*/{LEDGER}"))) or "none"
+            raise StoreError(f"there is no run {resume!r} in {directory}", remedy=f"Runs there are: {there}.")
         plan, wanted = _compiled(file, resume or run, directory, overrides)
         _check_new(ledger or directory / plan.run / LEDGER, plan.run)
     place = directory / plan.run
     write_run_file(plan, place / "run.yaml")
     try:
         return asyncio.run(_run(plan, place, broker or wanted, fleet, bool(resume), ledger, emit, say))
-    except asyncio.CancelledError as error:
-        raise KeyboardInterrupt from error
+    except (KeyboardInterrupt, asyncio.CancelledError) as error:  # Ctrl-C, SIGTERM
+        way_on = f"Go on after the last finished round with the same options and --resume {plan.run}."
+        raise KeyboardInterrupt(way_on) from error
 
 
 async def _run(
@@ -73,9 +79,7 @@ async def _run(
     emit: Callable[[EventRow], None],
     say: Callable[[str], None],
 ) -> RunReport:
-    task = asyncio.current_task()
-    if task is not None:
-        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    _heed_signals()
     async with _broker(broker, place / "broker", fleet, say) as url:
         transport = MqttTransport(url, f"edgefl-coordinator-{fleet}"[:64])
         return await run_plan(
@@ -88,6 +92,20 @@ async def _run(
             ledger_url=ledger,
             broker=url,
         )
+
+
+def _heed_signals() -> None:
+    """Ctrl-C and SIGTERM cancel this task; only the first: local mode sends both, and what ends must end in order."""
+    task, told = asyncio.current_task(), False
+
+    def stop() -> None:
+        nonlocal told
+        if task is not None and not told:
+            told = True
+            task.cancel()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stop)
 
 
 @contextlib.asynccontextmanager

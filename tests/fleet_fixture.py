@@ -74,7 +74,7 @@ def share(rows: int, *modalities: str, seed: int = 0) -> Dataset:
 
 
 class Program:
-    """One child process whose JSON lines can be awaited. ``lines``: the stream they come on; the other goes to a log."""
+    """A child process whose JSON lines can be awaited. ``lines``: the stream they come on; the other goes to a log."""
 
     def __init__(self, arguments: list[str], log: Path, *, lines: str, cwd: Path) -> None:
         self.log = log

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.timeout(240)
 
 BOTH = ("acc", "gyro")
 #: Round 1 lasts long enough for something to be killed in it, and nobody's update is done without.
-LONG = {"training.epochs": 40, "training.rounds": "[2, 0]", "round.devices": 2, "round.quorum": 1.0}
+LONG = {"training.epochs": 20, "training.rounds": "[2, 0]", "round.devices": 2, "round.quorum": 1.0}
 
 
 def kinds() -> list[object]:
@@ -91,7 +91,9 @@ def test_the_payload_is_the_objects_that_the_manifests_name(finished: Fleet) -> 
     one, two = ({*stage.present, "prototypes"} for stage in stages)
     offered = {part: ref for part, ref in before.items() if part in one}
     assert first.measured["payload_down_bytes"].value == size(before, one)
-    assert second.measured["payload_down_bytes"].value == size(after, two, offered)
+    # Nobody else trained the gyroscope's parts: their mean is this device's own update, which it still holds.
+    own = {part for part in stages[0].trained if "gyro" in part}
+    assert second.measured["payload_down_bytes"].value == size(after, two - own, offered)
     assert first.measured["payload_up_bytes"].value == size(after, {*stages[0].trained, "prototypes"})
     assert second.measured["payload_up_bytes"].value == size(last, {*stages[1].trained, "prototypes"})
     for row in (first, second):  # chunks carry a header and a topic each, messages come on top
@@ -241,25 +243,26 @@ def local(directory: Path, *options: str) -> list[str]:
     return leashed([sys.executable, "-m", *command])
 
 
-def test_local_mode_trains_exports_and_reports(tmp_path: Path) -> None:
-    done = subprocess.run(local(tmp_path, "--format", "json"), capture_output=True, timeout=PATIENCE_S * 2)
+@pytest.mark.parametrize("export", [False, pytest.param(True, marks=pytest.mark.slow)])  # three exports take 30 s
+def test_local_mode_trains_and_reports(tmp_path: Path, export: bool) -> None:
+    command = local(tmp_path, "--format", "json", "--export" if export else "--no-export")
+    done = subprocess.run(command, capture_output=True, timeout=PATIENCE_S * 1.5)
     assert done.returncode == 0, done.stderr.decode()
     report = json.loads(done.stdout)
     assert report["status"] == "done"
-    directory = tmp_path / "runs" / report["run"]
     assert {row["device"]: row["status"] for row in report["assignments"]} == {"one": "done", "two": "done"}
-    assert {tuple(row["modalities"]) for row in report["bundles"]} == {BOTH, ("acc",), ("gyro",)}
+    directory = tmp_path / "runs" / report["run"]
+    assert {tuple(row["modalities"]) for row in report["bundles"]} == ({BOTH, ("acc",), ("gyro",)} if export else set())
     for row in report["bundles"]:
         assert row["max_difference"] <= row["tolerance"]
         assert (directory / row["path"]).is_file()
     page = (directory / "report.html").read_text()
     assert "<svg" in page
     assert report["run"] in page
-    programs = {"coordinator", "one", "two", "evaluator"}
-    assert {log.stem for log in (directory / "logs").iterdir()} == programs
+    logs = {path.stem: path.read_text() for path in (directory / "logs").iterdir()}
+    assert set(logs) == {"coordinator", "one", "two", "evaluator"}
     secret = json.loads((directory / "broker" / "identity.json").read_text())["password"]
-    told = [done.stdout.decode(), done.stderr.decode(), page, *(p.read_text() for p in (directory / "logs").iterdir())]
-    assert not [text for text in told if secret in text]
+    assert not [text for text in (done.stdout.decode(), done.stderr.decode(), page, *logs.values()) if secret in text]
 
 
 def test_killing_local_mode_leaves_nothing_running(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""From a run file to stages, and from a stage and a budget to what a device trains: by hand, on two modalities."""
+"""Schedules, and from a stage and a budget to what a device trains: by hand, on two modalities."""
 
 from __future__ import annotations
 
@@ -7,12 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgefl.config.recipe import RecipeConfig
-from edgefl.config.values import RunConfig
-from edgefl.errors import ConfigError
-from edgefl.models.sizes import SIZES, encoder_of_size
+from edgefl.models.sizes import encoder_of_size
 from edgefl.models.spec import ModelSpec, part_names
-from edgefl.plan.compile import compile_run
 from edgefl.plan.eligibility import verdict
 from edgefl.plan.fit import complete_only, micro_batches, place, trained_depth, usable_samples
 from edgefl.plan.schedule import SCHEDULES, encoder_stage, restrict, shallower
@@ -267,71 +263,3 @@ def test_the_process_limit_speaks_once_the_idle_trainer_is_measured():
     assert verdict(cost, candidate(budget)) is None
     measured = candidate(budget, capabilities=Capabilities(trainer_base_bytes=96))
     assert verdict(cost, measured) == Refusal("memory", 106.0, 105.0, "B", "trainer process")
-
-
-def run_config(**changes) -> RunConfig:
-    fields = {
-        "name": "mine",
-        "model": {"stages": 3, "encoders": {"a": {"kind": "sensor"}, "b": {"kind": "sensor"}}},
-        "training": {"rounds": [1, 2, 3], "lr": {"encoder": [0.1, 0.2, 0.3], "head": 0.5}},
-    }
-    return RunConfig.model_validate({**fields, **changes})
-
-
-def compiled(recipe: dict | None = None, shapes=None, label_names=("x", "y"), **changes):
-    made = RecipeConfig.model_validate({"name": "made", **(recipe or {})})
-    shapes = {"a": SHAPE, "b": SHAPE} if shapes is None else shapes
-    return compile_run(run_config(**changes), made, run="r", shapes=shapes, label_names=label_names)
-
-
-def test_a_run_is_compiled_with_every_size_and_rate_resolved():
-    plan = compiled({"schedule": "layerwise"})
-    assert plan.model.encoders["a"].input_shape == SHAPE
-    assert plan.model.encoders["a"].width == SIZES["sensor"]["tiny"]["width"]
-    assert (plan.model.classes, plan.model.label_names) == (2, ("x", "y"))
-    assert [h.lr for h in plan.hypers] == [{"encoder": e, "head": 0.5} for e in (0.1, 0.2, 0.3)]
-    assert plan.hypers[0].weight_decay == {"encoder": 0.01, "head": 1e-6}
-    assert plan.policy.devices == 1
-    assert msgspec.msgpack.decode(msgspec.msgpack.encode(plan), type=type(plan)) == plan
-
-
-def test_end_to_end_takes_the_last_of_the_rates():
-    plan = compiled()
-    assert [h.lr["encoder"] for h in plan.hypers] == [0.3]
-    assert plan.stages[0].rounds == 6
-
-
-def test_the_fleet_is_waited_for_unless_told_otherwise():
-    fleet = [{"name": "p"}, {"name": "q"}]
-    assert compiled(fleet=fleet).policy.devices == 2
-    assert compiled(fleet=fleet, round={"devices": 1}).policy.devices == 1
-
-
-def test_faults_of_the_model_are_told_at_once_with_path_and_choices():
-    encoders = {"a": {"kind": "sensor", "size": "tinny"}, "c": {"kind": "vision", "size": "tiny"}}
-    with pytest.raises(ConfigError) as raised:
-        compiled(model={"stages": 3, "encoders": encoders}, label_names=())
-    told = {p.path: p.message for p in raised.value.problems}
-    assert told["model.encoders.a.size"] == (
-        "kind sensor has no size 'tinny'; did you mean 'tiny'? valid: tiny, small, base"
-    )
-    assert "it has: a, b" in told["model.encoders.c"]
-    assert "needs labels" in told["data"]
-
-
-def test_a_model_that_does_not_fit_the_data_or_itself():
-    odd = {"a": {"kind": "sensor", "depth": 4}, "b": {"kind": "vision", "width": 7}}
-    with pytest.raises(ConfigError) as raised:
-        compiled(model={"stages": 3, "encoders": odd})
-    assert {p.path for p in raised.value.problems} == {
-        "model.encoders.a.depth",
-        "model.encoders.b.width",
-        "model.encoders.b.input_shape",
-    }
-
-
-def test_clip_needs_two_modalities_and_no_labels():
-    plan = compiled({"objective": "clip"}, label_names=())
-    assert plan.model.classes == 0
-    with pytest.raises(ConfigError, match="exactly two modalities, not 1"):
-        compiled({"objective": "clip"}, model={"stages": 3, "encoders": {"a": {"kind": "sensor"}}})

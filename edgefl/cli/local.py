@@ -15,7 +15,8 @@ from typing import Any
 import msgspec
 import yaml
 
-from edgefl.cli.locate import find_run
+from coordinator.place import hold_place
+from edgefl.cli.locate import RUNS, find_run
 from edgefl.cli.planning import shares_of
 from edgefl.config.load import budget_overrides, load_run
 from edgefl.config.values import RunConfig
@@ -30,6 +31,8 @@ from edgefl.transport.broker import start_broker
 
 #: Agents leave by themselves within a second of SIGTERM; a trainer inside a long step may need a little more.
 AGENT_GRACE_S = 5.0
+#: The coordinator sends what it still owes the devices, and its evaluator may be in the middle of a batch.
+COORDINATOR_GRACE_S = 15.0
 
 
 class LocalRun:
@@ -39,6 +42,7 @@ class LocalRun:
         self.config, self.recipe = load_run(name, overrides)
         if not self.config.fleet:
             raise ConfigError(name, [Problem("fleet", "local mode needs at least one device, such as {name: box}")])
+        self.name = name
         self.resume = bool(resume)
         self.quiet = quiet
         self.directory = begun(resume, runs) if resume else runs / _new_id(runs, self.config.name)
@@ -46,8 +50,11 @@ class LocalRun:
 
     async def train(self) -> None:
         """The run from first to last round. Raises the failing program's own error."""
-        run_file = self._prepare()
+        if (task := asyncio.current_task()) is not None:
+            asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
         async with contextlib.AsyncExitStack() as stack:
+            run_file = self._prepare()
+            stack.enter_context(hold_place(self.directory, lock="local.lock"))  # two would share one broker's files
             url = self.config.broker
             if "://" not in url:
                 broker = await stack.enter_async_context(start_broker(self.directory / "broker", url))
@@ -55,6 +62,13 @@ class LocalRun:
             for device in self.config.fleet:
                 await stack.enter_async_context(self._agent(device.name, device.profile, device.budget, url))
             await self._coordinate(run_file, url)
+
+    def way_on(self) -> str:
+        """What to do when it was interrupted; "" when there is nothing to go on with."""
+        if not (self.directory / "run.yaml").is_file():
+            return ""
+        where = "" if self.directory.parent == RUNS else f" --runs {self.directory.parent}"
+        return f"Go on after the last finished round with: edgefl run {self.name} --resume {self.run}{where}"
 
     def finish(self, *, export: bool) -> RunReport:
         """Bundles and report.html into the run's directory; unless quiet, the tables and what to run next."""
@@ -64,12 +78,12 @@ class LocalRun:
 
     def _prepare(self) -> Path:
         """The run's shares and its run file, written unless the run was begun before: then it goes on as it was."""
-        folder, path = self.directory / "shares", self.directory / "run.yaml"
+        folder, path, given = self.directory / "shares", self.directory / "run.yaml", self.config
         if self.resume and path.is_file():
             self.config = self._as_begun(path)
         wanted = [device.name for device in self.config.fleet]
         if not path.is_file() or not all((folder / f"{name}.npz").is_file() for name in (*wanted, TEST)):
-            prepared = shares_of(self.config, wanted, folder)
+            prepared = shares_of(given, wanted, folder)
             values: dict[str, Any] = self.config.model_dump(mode="json", exclude_none=True)
             values["data"]["test"] = str(Path(prepared.test).resolve())
             text = yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
@@ -103,13 +117,7 @@ class LocalRun:
         try:
             yield
         finally:
-            with contextlib.suppress(ProcessLookupError):
-                process.send_signal(signal.SIGTERM)
-            try:
-                await asyncio.wait_for(process.wait(), AGENT_GRACE_S)
-            except asyncio.TimeoutError:
-                process.kill()
-                await process.wait()
+            await _end(process, AGENT_GRACE_S)
 
     async def _coordinate(self, run_file: Path, url: str) -> None:
         arguments = ["coordinator.cli", "run", str(run_file), "--events", "--fleet", self.run]
@@ -130,9 +138,7 @@ class LocalRun:
                         live.feed(event)
             status = await process.wait()
         finally:
-            if process.returncode is None:
-                process.send_signal(signal.SIGTERM)
-                await process.wait()
+            await _end(process, COORDINATOR_GRACE_S)
         if status != 0:
             raise _failure(status, failure, remedy, log)
 
@@ -169,6 +175,19 @@ async def _start(arguments: list[str], url: str, log: Path, *, stdout: int | Non
             *leashed([sys.executable, "-m", *arguments]), env=environment, stdin=asyncio.subprocess.DEVNULL,
             stdout=out if stdout is None else stdout, stderr=out, limit=2**24,
         )  # fmt: skip
+
+
+async def _end(process: asyncio.subprocess.Process, grace_s: float) -> None:
+    """SIGTERM, and SIGKILL when that has not helped within ``grace_s`` seconds."""
+    if process.returncode is not None:
+        return
+    with contextlib.suppress(ProcessLookupError):
+        process.send_signal(signal.SIGTERM)
+    try:
+        await asyncio.wait_for(process.wait(), grace_s)
+    except asyncio.TimeoutError:
+        process.kill()
+        await process.wait()
 
 
 async def _lines(process: asyncio.subprocess.Process) -> AsyncIterator[bytes]:

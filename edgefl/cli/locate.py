@@ -58,11 +58,14 @@ def read_run(directory: Path) -> RunReport:
 
 def read_runs(runs: Path) -> tuple[list[RunReport], list[str]]:
     """Every run in ``runs`` without its rows, newest first; and a sentence for each ledger that cannot be read."""
+    directories = run_directories(runs)
+    if not directories:
+        return [], []  # nothing to read needs no database: a base install can say so
     from coordinator.ledger import Ledger
 
     found: list[RunReport] = []
     unreadable: list[str] = []
-    for directory in run_directories(runs):
+    for directory in directories:
         try:
             with Ledger(directory / LEDGER, create=False) as ledger:
                 found += ledger.runs()

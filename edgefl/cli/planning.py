@@ -32,7 +32,8 @@ def price_run(
     config, recipe = load_run(name, overrides)
     devices = _devices(config, profiles)
     plan, shares = _compile(config, recipe, [device for device, _ in devices], samples)
-    from edgefl.training.pricing import Pricer  # torch: what is wrong with the files is told before it has taken its seconds
+    # torch only now: what is wrong with the files is told before it has taken its seconds.
+    from edgefl.training.pricing import Pricer
 
     part_bytes = _part_bytes(plan)
     base = _base(trainer_base, plan)

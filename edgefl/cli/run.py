@@ -33,7 +33,10 @@ def command(
     from edgefl.cli.local import LocalRun
 
     local = LocalRun(run, set_ or [], runs=Path(runs), resume=resume, quiet=format == "json")
-    asyncio.run(local.train())
+    try:
+        asyncio.run(local.train())
+    except (KeyboardInterrupt, asyncio.CancelledError) as error:  # Ctrl-C, SIGTERM
+        raise KeyboardInterrupt(local.way_on()) from error
     report = local.finish(export=export)
     if format == "json":
         print_json(report)

@@ -62,8 +62,11 @@ class EncoderConfig(Values):
 class HeadConfig(Values):
     """Projection head of each modality: two hidden layers, then the shared width."""
 
+    kind: Literal["mlp", "none"] = Field(
+        "mlp", description="mlp (LW-FedMML), or none: the encoders' tokens are fused as they are (PmcmFL)"
+    )
     width: Positive = Field(256, description="hidden width (the paper: 4096)")
-    out: Positive = Field(64, description="shared width (the paper: 256)")
+    out: Positive = Field(64, description="shared width (the paper: 256); without a head the encoders' own")
     dropout: Annotated[float, Field(ge=0, lt=1)] = Field(0.1, description="dropout in the head")
 
 

@@ -59,7 +59,8 @@ def read_npz(path: Path, wanted: Collection[str] | None = None) -> dict[str, Arr
     except FileNotFoundError:
         raise DataError(f"{path}: there is no such file", remedy="Check the path of the data set.") from None
     except (zipfile.BadZipFile, *_DAMAGE) as error:
-        raise DataError(f"{path}: not a readable .npz file: {error}") from None
+        remedy = "Write the file anew, for instance with numpy.savez or `edgefl data --out`."
+        raise DataError(f"{path}: not a readable .npz file: {error}", remedy=remedy) from None
 
 
 def _read_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Array:

@@ -39,6 +39,11 @@ def spec_problems(spec: ModelSpec) -> list[Problem]:
         path = f"encoders.{modality}"
         if not is_modality(modality):
             found.append(Problem(path, f"can not be a modality's name; use {MODALITY_RULE}"))
+        if spec.head.kind == "none" and encoder.width != spec.head.out:
+            message = (
+                f"is {encoder.width}; without a head every encoder is as wide as the fusion takes, {spec.head.out}"
+            )
+            found.append(Problem(f"{path}.width", message))
         found += [Problem(f"{path}.{field}", message) for field, message in _encoder_faults(encoder, spec.stages)]
     return found
 

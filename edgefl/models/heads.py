@@ -11,8 +11,10 @@ def projection_head(width: int, head: HeadSpec) -> nn.Module:
     """h [B, width] -> r [B, head.out]: (Linear → dropout → batch norm → ReLU) twice, Linear → batch norm.
 
     The last batch norm has no affine parameters. No Linear has a bias, since the batch norm behind it would cancel it.
-    In training mode a batch needs two rows.
+    In training mode a batch needs two rows. Without a head (kind "none"): h itself.
     """
+    if head.kind == "none":
+        return nn.Identity()
     return nn.Sequential(
         *_hidden(width, head.width, head.dropout),
         *_hidden(head.width, head.width, head.dropout),

@@ -41,9 +41,11 @@ class EncoderSpec(msgspec.Struct, frozen=True):
 class HeadSpec(msgspec.Struct, frozen=True):
     """Projection head: twice (Linear → dropout → batch norm → ReLU), then Linear to ``out`` → plain batch norm.
 
-    The last batch norm has no affine parameters, no Linear has a bias (arXiv 2407.15426).
+    The last batch norm has no affine parameters, no Linear has a bias (arXiv 2407.15426). ``kind`` "none": no head, the
+    pooled token itself goes into the fusion (arXiv 2312.13508); then every encoder is ``out`` wide.
     """
 
+    kind: Literal["mlp", "none"] = "mlp"
     width: int = 4096
     out: int = 256
     dropout: float = 0.1

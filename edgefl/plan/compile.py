@@ -87,7 +87,7 @@ def model_spec(
     spec = ModelSpec(
         encoders=encoders,
         stages=config.model.stages,
-        head=HeadSpec(**config.model.head.model_dump()),
+        head=_head(config, encoders),
         fusion_width=config.model.fusion_width,
         classes=len(label_names) if supervised else 0,
         label_names=label_names if supervised else (),
@@ -95,6 +95,14 @@ def model_spec(
     if faults := spec_problems(spec):
         raise ConfigError(config.name, [Problem(f"model.{fault.path}", fault.message) for fault in faults])
     return spec
+
+
+def _head(config: RunConfig, encoders: Mapping[str, EncoderSpec]) -> HeadSpec:
+    head = HeadSpec(**config.model.head.model_dump())
+    widths = {encoder.width for encoder in encoders.values()}
+    if head.kind == "none" and len(widths) == 1:
+        return msgspec.structs.replace(head, out=widths.pop())
+    return head  # differing widths are a problem that check_spec names
 
 
 def _encoder(config: EncoderConfig, shape: tuple[int, ...]) -> EncoderSpec:

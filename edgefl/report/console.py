@@ -35,15 +35,16 @@ INTERRUPTED = 130
 def guarded(debug: bool = False) -> Iterator[None]:
     """Run a command's body. Its errors go to stderr as ``error: …`` and ``what to do: …`` and end the program.
 
-    EdgeFLError ends it with its own exit code, a missing optional package as MissingDependencyError, Ctrl-C with 130,
-    anything unexpected with 1. ``debug`` prints the traceback first. Exceptions by which a command line ends itself
-    (SystemExit, and those that carry an ``exit_code`` of their own such as typer.Exit) pass.
+    EdgeFLError ends it with its own exit code, a missing optional package as MissingDependencyError, Ctrl-C with 130
+    (the text of a KeyboardInterrupt is what to do), anything unexpected with 1. ``debug`` prints the traceback first.
+    Exceptions by which a command line ends itself (SystemExit, and those that carry an ``exit_code`` of their own such
+    as typer.Exit) pass.
     """
     try:
         yield
     except KeyboardInterrupt as error:
         _show(error, debug)
-        _end("interrupted", "", INTERRUPTED, error)
+        _end("interrupted", str(error), INTERRUPTED, error)
     except EdgeFLError as error:
         _show(error, debug)
         _end(error.message, error.remedy, error.exit_code, error)
