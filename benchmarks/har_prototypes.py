@@ -31,6 +31,7 @@ def main() -> None:
     """Train both ways and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=1, help="number of seeds")
+    parser.add_argument("--plain", action="store_true", help="also train without prototypes")
     parser.add_argument("--set", action="append", default=[], help="override of the run file, for both")
     parser.add_argument("--write", type=Path, help="also write the page here")
     options = parser.parse_args()
@@ -44,9 +45,12 @@ def main() -> None:
         ours = run("har", *shared, label=f"prototypes, seed {seed}")
         lines.append(row(f"prototypes, seed {seed}", ours, "zero"))
         lines.append(row(f"prototypes, seed {seed}", ours, "prototype"))
-        plain = run("har", *shared, *PLAIN, label=f"zeros, seed {seed}")
-        lines.append(row(f"zeros, seed {seed}", plain, "zero"))
-        for name, report in (("prototypes", ours), ("zeros", plain)):
+        trained = [("prototypes", ours)]
+        if options.plain:
+            plain = run("har", *shared, *PLAIN, label=f"zeros, seed {seed}")
+            lines.append(row(f"zeros, seed {seed}", plain, "zero"))
+            trained.append(("zeros", plain))
+        for name, report in trained:
             payload = total(report, "payload_up_bytes") + total(report, "payload_down_bytes")
             bills.append(
                 f"* {name}, seed {seed}: {len(report.devices)} devices, highest step memory "
