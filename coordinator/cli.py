@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from edgefl.errors import EdgeFLError
 from edgefl.report.console import guarded
 from edgefl.report.rows import EventRow
 
@@ -81,7 +83,10 @@ def showing(events: bool) -> Iterator[Callable[[EventRow], None]]:
     if events:
         import msgspec
 
+        told: set[str] = set()
+
         def write(row: EventRow) -> None:
+            told.add(row.kind)
             try:
                 sys.stdout.write(msgspec.json.encode(row).decode() + "\n")
                 sys.stdout.flush()
@@ -89,7 +94,12 @@ def showing(events: bool) -> Iterator[Callable[[EventRow], None]]:
                 sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115 - the interpreter flushes it at its end
                 raise KeyboardInterrupt from error
 
-        yield write
+        try:
+            yield write
+        except EdgeFLError as error:
+            if "run_failed" not in told:  # it had not begun; whoever watches has only the events
+                write(EventRow(time.time(), "run_failed", data={"text": error.message, "remedy": error.remedy}))
+            raise
         return
     from edgefl.report.live import LiveView
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import signal
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -19,9 +19,11 @@ from edgefl.plan.fit import place
 from edgefl.plan.values import Candidate, Hyper, Placement, Slots, Stage
 from edgefl.protocol.parts import decode_part, encode_part
 from edgefl.records import EvaluationRow, Manifest
-from edgefl.training.evaluate import TestSet, evaluate
-from edgefl.training.pricing import Pricer
 from edgefl.worker import Note, serve
+
+if TYPE_CHECKING:  # torch waits for the first request: that it is missing has to be told as an answer
+    from edgefl.training.evaluate import TestSet
+    from edgefl.training.pricing import Pricer
 
 
 class InitialParts(msgspec.Struct, frozen=True):
@@ -58,7 +60,7 @@ class Evaluator:
     """Answers the requests; keeps prices and the test set between them."""
 
     def __init__(self) -> None:
-        self._pricer = Pricer()
+        self._pricer: Pricer | None = None
         self._tests: dict[str, TestSet] = {}
 
     def initial_parts(self, body: Any, note: Note) -> Manifest:
@@ -71,14 +73,19 @@ class Evaluator:
 
     def plan_stage(self, body: Any, note: Note) -> list[Placement]:
         """One placement a candidate, in order."""
+        from edgefl.training.pricing import Pricer
+
         request = msgspec.convert(body, PlanStage)
+        self._pricer = pricer = self._pricer or Pricer()
         return [
-            place(request.model, request.stage, request.hyper, request.slots, c, request.part_bytes, self._pricer)
+            place(request.model, request.stage, request.hyper, request.slots, c, request.part_bytes, pricer)
             for c in request.candidates
         ]
 
     def evaluate(self, body: Any, note: Note) -> list[EvaluationRow]:
         """Accuracy with everything, and with each modality alone."""
+        from edgefl.training.evaluate import TestSet, evaluate
+
         request = msgspec.convert(body, Evaluate)
         store = ObjectStore(Path(request.store))
         if request.test not in self._tests:

@@ -35,10 +35,12 @@ class Journal:
         self._file.close()
 
     def tell(self, row: EventRow) -> None:
-        """Write and pass on one event."""
-        with explained("write", self._name):
-            self._file.write(msgspec.json.encode(row) + b"\n")
-        self._emit(row)
+        """Write one event and pass it on, also when it can not be written."""
+        try:
+            with explained("write", self._name):
+                self._file.write(msgspec.json.encode(row) + b"\n")
+        finally:
+            self._emit(row)
 
 
 def row_of(tell: Tell) -> EventRow:

@@ -15,19 +15,18 @@ LEDGER = "ledger.sqlite"
 
 
 @contextlib.contextmanager
-def hold_place(directory: Path, *, lock: str = "lock") -> Iterator[None]:
-    """Make the directory and hold it by its file ``lock``.
+def hold_place(directory: Path) -> Iterator[None]:
+    """Make the directory and hold it. Raises StoreError when it can not be written or another process holds it.
 
-    Raises StoreError when it can not be written or another process holds it. The lock goes with its process, so nothing
-    is left behind by ``kill -9``.
+    The lock goes with its process, so nothing is left behind by ``kill -9``.
     """
     with explained("create", directory):
         directory.mkdir(parents=True, exist_ok=True)
-    with explained("lock", directory / lock):
-        held = (directory / lock).open("ab")
-    with held:
+    with explained("lock", directory / "lock"):
+        lock = (directory / "lock").open("ab")
+    with lock:
         try:
-            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise StoreError(
                 f"another coordinator runs in {directory}",

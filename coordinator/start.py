@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 
 from coordinator.ledger import Ledger
-from coordinator.place import LEDGER
+from coordinator.place import LEDGER, hold_place
 from coordinator.runner import run as run_plan
 from edgefl.config.load import load_run
 from edgefl.config.values import RunConfig
@@ -114,14 +114,15 @@ async def _broker(wanted: str, place: Path, fleet: str, say: Callable[[str], Non
     if "://" in wanted:
         yield wanted
         return
-    async with start_broker(place, wanted) as started:
-        address = place / "url"
-        with explained("write", address):
-            address.touch(mode=0o600)
-            address.write_text(started.url + "\n", encoding="utf-8")
-        command = f'edgefl-agent run --broker "$(cat {address})" --fleet {fleet} --device NAME --data PATH'
-        say(f"{started.kind} listens on {started.address}; agents on this machine connect with:\n  {command}")
-        yield started.url
+    with hold_place(place):  # two brokers would overwrite each other's files
+        async with start_broker(place, wanted) as started:
+            address = place / "url"
+            with explained("write", address):
+                address.touch(mode=0o600)
+                address.write_text(started.url + "\n", encoding="utf-8")
+            command = f'edgefl-agent run --broker "$(cat {address})" --fleet {fleet} --device NAME --data PATH'
+            say(f"{started.kind} listens on {started.address}; agents on this machine connect with:\n  {command}")
+            yield started.url
 
 
 def _resumed(ledger: str | Path, run: str) -> tuple[RunPlan, str]:

@@ -7,6 +7,24 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+#: Optional package (as imported) -> (name on the package index, extra that brings it).
+EXTRAS: dict[str, tuple[str, str]] = {
+    "torch": ("torch", "train"),
+    "transformers": ("transformers", "train"),
+    "PIL": ("pillow", "train"),
+    "sqlalchemy": ("SQLAlchemy", "coordinator"),
+    "alembic": ("alembic", "coordinator"),
+    "amqtt": ("amqtt", "coordinator"),
+    "matplotlib": ("matplotlib", "coordinator"),
+    "jinja2": ("jinja2", "coordinator"),
+    "markupsafe": ("jinja2", "coordinator"),
+    "onnx": ("onnx", "export"),
+    "onnxscript": ("onnxscript", "export"),
+    "onnxruntime": ("onnxruntime", "export"),
+    "fvcore": ("fvcore", "profile"),
+    "sktime": ("sktime", "demo"),
+}
+
 
 class EdgeFLError(Exception):
     """Base class. ``remedy`` is one sentence that tells the user what to do."""
@@ -116,6 +134,14 @@ class MissingDependencyError(EdgeFLError):
             f"this command needs the package '{package}', which is not installed",
             remedy=f"Install it with: pip install 'edgefl[{extra}]'",
         )
+
+
+def missing_dependency(error: BaseException) -> MissingDependencyError | None:
+    """The import error of an optional package as an error that names the extra; None for anything else."""
+    if not isinstance(error, ModuleNotFoundError) or not error.name:
+        return None
+    known = EXTRAS.get(error.name.partition(".")[0])
+    return MissingDependencyError(*known) if known else None
 
 
 class WorkerError(EdgeFLError):

@@ -17,7 +17,8 @@ from typing import Any, BinaryIO
 
 import msgspec
 
-from edgefl.errors import EdgeFLError, WorkerError
+from edgefl import errors
+from edgefl.errors import EdgeFLError, WorkerError, missing_dependency
 
 #: Largest frame. Frames carry paths and numbers, never tensors; a plan for 500 parts is under 1 MiB.
 MAX_FRAME_BYTES = 16 * 2**20
@@ -118,6 +119,9 @@ class WorkerFailedError(WorkerError):
         super().__init__(message, remedy=remedy or f"See {log}.")
         self.status = status
         self.kind = kind
+        own = getattr(errors, kind, None)  # what the child raised on purpose ends this program as it would have there
+        if isinstance(own, type) and issubclass(own, EdgeFLError):
+            self.exit_code = own.exit_code
 
 
 def serve(handlers: dict[str, Handler]) -> None:
@@ -141,6 +145,9 @@ def serve(handlers: dict[str, Handler]) -> None:
             send({"kind": "reply", "body": msgspec.to_builtins(reply)})
         except EdgeFLError as error:
             send({"kind": "error", "error": type(error).__name__, "message": error.message, "remedy": error.remedy})
+        except ModuleNotFoundError as error:
+            told = missing_dependency(error) or WorkerError(f"ModuleNotFoundError: {error}")
+            send({"kind": "error", "error": type(told).__name__, "message": told.message, "remedy": told.remedy})
         except Exception as error:  # the parent must hear of every failure; the log has the traceback
             sys.excepthook(type(error), error, error.__traceback__)
             message = f"{type(error).__name__}: {error}"

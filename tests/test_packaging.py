@@ -19,7 +19,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 import edgefl
-from edgefl.report.console import EXTRAS
+from edgefl.errors import EXTRAS
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("edgefl", "device_agent", "coordinator")
@@ -224,8 +224,12 @@ def test_every_command_starts_from_the_base_install(unpacked, tmp_path):
 
 
 def test_a_command_that_needs_an_extra_names_it(unpacked, tmp_path):
+    samples = tmp_path / "samples" / "manifest.jsonl"
+    samples.parent.mkdir()
+    sensors = {"acc": [[0.0, 0.0, 1.0]] * 4, "gyro": [[0.0, 0.0, 0.0]] * 4}
+    samples.write_text("".join(json.dumps({**sensors, "label": label}) + "\n" for label in "ab" * 40))
     commands = {
-        "train": ("edgefl.cli.main", ["plan", "demo", "--device", "cpu", "--samples", "16"]),
+        "train": ("edgefl.cli.main", ["plan", "demo", "--device", "cpu", "--set", f"data.source={samples.parent}"]),
         "demo": ("edgefl.cli.main", ["data", "demo"]),
         "coordinator": ("coordinator.cli", ["run", "demo"]),
     }

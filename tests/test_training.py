@@ -27,6 +27,7 @@ from edgefl.plan.schedule import restrict
 from edgefl.plan.values import Job
 from edgefl.prototypes.library import from_tensors
 from edgefl.training.batches import Batch, make_batch, training_batches
+from edgefl.training.optimizers import parameters_of
 from edgefl.training.round import train_round, usable_rows
 from edgefl.training.step import make_optimizer, prepare, run_backward, run_forward, train_step
 
@@ -159,9 +160,9 @@ def test_pieces_leave_the_generator_where_a_step_of_any_piece_size_leaves_it():
 def test_groups_of_the_optimiser(optimizer):
     made = job(optimizer=optimizer, lr={"encoder": 0.1, "head": 0.2}, weight_decay={"encoder": 0.3, "head": 0.4})
     model = ready(made)
-    groups = make_optimizer(model, made.stage.trained, made.hyper).param_groups
-    assert [(g["lr"], g["weight_decay"]) for g in groups] == [(0.1, 0.3), (0.2, 0.4)]
-    counted = [sum(p.numel() for p in g["params"]) for g in groups]
+    groups = make_optimizer(model, made.stage.trained, made.hyper).groups
+    assert [(g.lr, g.weight_decay) for g in groups] == [(0.1, 0.3), (0.2, 0.4)]
+    counted = [sum(p.numel() for p in g.parameters) for g in groups]
     sizes = {name: sum(p.numel() for p in model.part(name).parameters()) for name in made.stage.trained}
     encoders = sum(size for name, size in sizes.items() if name in {"a/stage3", "b/stage3", "a/norm", "b/norm"})
     assert counted == [encoders, sum(sizes.values()) - encoders]
@@ -172,7 +173,7 @@ def test_gradients_are_cut_to_the_norm_that_is_set():
     model = ready(made)
     optimizer = make_optimizer(model, made.stage.trained, made.hyper)
     train_step(model, made, random_batch(), optimizer, {})
-    norm = torch.stack([p.grad.norm() for g in optimizer.param_groups for p in g["params"]]).norm()
+    norm = torch.stack([p.grad.norm() for p in parameters_of(optimizer)]).norm()
     assert norm.item() == pytest.approx(1e-3, rel=1e-3)
 
 

@@ -54,9 +54,9 @@ class LocalRun:
             asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
         async with contextlib.AsyncExitStack() as stack:
             run_file = self._prepare()
-            stack.enter_context(hold_place(self.directory, lock="local.lock"))  # two would share one broker's files
             url = self.config.broker
             if "://" not in url:
+                stack.enter_context(hold_place(self.directory / "broker"))  # two brokers would overwrite their files
                 broker = await stack.enter_async_context(start_broker(self.directory / "broker", url))
                 url = broker.url
             for device in self.config.fleet:

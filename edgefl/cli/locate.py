@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from edgefl.errors import EdgeFLError, RunError, StoreError
+from edgefl.errors import RunError, StoreError
 from edgefl.report.rows import RunReport
 
 LEDGER = "ledger.sqlite"
@@ -75,10 +75,10 @@ def read_runs(runs: Path) -> tuple[list[RunReport], list[str]]:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a file the user asked for. Raises EdgeFLError that names it and the reason."""
+    """Write a file the user asked for. Raises StoreError that names it and the reason."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
     except OSError as error:
         reason = error.strerror or str(error)
-        raise EdgeFLError(f"cannot write {path}: {reason}", remedy="Name another file with -o FILE.") from error
+        raise StoreError(f"cannot write {path}: {reason}", remedy="Name another file with -o FILE.") from error

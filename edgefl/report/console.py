@@ -2,31 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NoReturn
 
-from edgefl.errors import EdgeFLError, MissingDependencyError
+from edgefl.errors import EdgeFLError, missing_dependency
 
-#: Optional package (as imported) -> (name on the package index, extra that brings it).
-EXTRAS: dict[str, tuple[str, str]] = {
-    "torch": ("torch", "train"),
-    "transformers": ("transformers", "train"),
-    "PIL": ("pillow", "train"),
-    "sqlalchemy": ("SQLAlchemy", "coordinator"),
-    "alembic": ("alembic", "coordinator"),
-    "amqtt": ("amqtt", "coordinator"),
-    "matplotlib": ("matplotlib", "coordinator"),
-    "jinja2": ("jinja2", "coordinator"),
-    "markupsafe": ("jinja2", "coordinator"),
-    "onnx": ("onnx", "export"),
-    "onnxscript": ("onnxscript", "export"),
-    "onnxruntime": ("onnxruntime", "export"),
-    "fvcore": ("fvcore", "profile"),
-    "sktime": ("sktime", "demo"),
-}
 #: What a shell reports for a program ended by Ctrl-C: 128 + SIGINT.
 INTERRUPTED = 130
 
@@ -60,14 +44,6 @@ def guarded(debug: bool = False) -> Iterator[None]:
         _end(f"{type(error).__name__}: {error}", EdgeFLError.remedy, EdgeFLError.exit_code, error)
 
 
-def missing_dependency(error: BaseException) -> MissingDependencyError | None:
-    """The import error of an optional package as an error that names the extra; None for anything else."""
-    if not isinstance(error, ModuleNotFoundError) or not error.name:
-        return None
-    known = EXTRAS.get(error.name.partition(".")[0])
-    return MissingDependencyError(*known) if known else None
-
-
 def _ends_the_program(error: Exception) -> bool:
     """typer.Exit and usage errors carry an exit code; typer.Abort is what a refused prompt raises."""
     return hasattr(error, "exit_code") or type(error).__name__ == "Abort"
@@ -81,9 +57,10 @@ def _show(error: BaseException, debug: bool) -> None:
 def _end(message: str, remedy: str, code: int, cause: BaseException) -> NoReturn:
     colour = sys.stderr.isatty()
     bold, plain = ("\033[1;31m", "\033[0m") if colour else ("", "")
-    sys.stderr.write(f"{bold}error:{plain} {message}\n")
-    if remedy:
-        strong = "\033[1m" if colour else ""
-        sys.stderr.write(f"{strong}what to do:{plain} {remedy}\n")
-    sys.stderr.flush()
+    with contextlib.suppress(OSError):  # a log on a full disk: the exit code still tells
+        sys.stderr.write(f"{bold}error:{plain} {message}\n")
+        if remedy:
+            strong = "\033[1m" if colour else ""
+            sys.stderr.write(f"{strong}what to do:{plain} {remedy}\n")
+        sys.stderr.flush()
     raise SystemExit(code) from cause

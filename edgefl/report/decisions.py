@@ -99,6 +99,8 @@ def refusal_of(data: Mapping[str, Any]) -> Refusal:
 
 def reason(refusal: Refusal) -> str:
     """The refusal's reason in words."""
+    if refusal.reason == "data" and refusal.needed is None:
+        return "data does not fit the model"  # its detail says how; without numbers it is not the amount
     return REASONS.get(refusal.reason, refusal.reason.replace("_", " ") or "no reason given")
 
 

@@ -64,7 +64,7 @@ def price_step(job: Job, rows: Mapping[str, int]) -> tuple[int, float, float]:
     """(peak live bytes, FLOPs of a training step, FLOPs of its forward pass) with ``rows[m]`` rows of modality m.
 
     The optimiser's own operations are not traced: they are many and cost no FLOPs by this count. What they hold is
-    there: their state from the first step on, and two temporaries as large as the largest parameter.
+    there: their state from the first step on, and one temporary as large as the largest parameter.
     """
     with LiveBytes() as live:
         model = build(job.model, job.stage.present, device="meta", seed=0)
@@ -80,8 +80,8 @@ def price_step(job: Job, rows: Mapping[str, int]) -> tuple[int, float, float]:
             flops = counter.flops
         del done
         largest = max(trained, key=torch.Tensor.numel)
-        temporaries = [torch.empty_like(largest) for _ in range(2)]
-        del state, temporaries
+        temporary = torch.empty_like(largest)
+        del state, temporary
     return live.peak, float(flops), float(forward_flops)
 
 

@@ -25,6 +25,7 @@ from edgefl.plan.values import Job
 from edgefl.prototypes.library import from_tensors, to_tensors
 from edgefl.training.batches import Batch, training_batches
 from edgefl.training.counting import FlopCounts, is_linear, kind_of_step
+from edgefl.training.optimizers import Optimizer
 from edgefl.training.prototypes import class_means
 from edgefl.training.step import make_optimizer, prepare, train_step
 
@@ -168,7 +169,7 @@ def _counted_step(
     model: StagedModel,
     job: Job,
     batch: Batch,
-    optimizer: torch.optim.Optimizer,
+    optimizer: Optimizer,
     tables: Mapping[str, Table],
     tally: _Tally,
 ) -> None:

@@ -21,6 +21,7 @@ from edgefl.models.spec import modality_of
 from edgefl.plan.values import Hyper, Job
 from edgefl.training.batches import Batch
 from edgefl.training.objectives import Forward, total_loss
+from edgefl.training.optimizers import SGD, AdamW, Group, Optimizer, parameters_of
 
 
 def prepare(model: StagedModel, trained: Sequence[str]) -> None:
@@ -31,7 +32,7 @@ def prepare(model: StagedModel, trained: Sequence[str]) -> None:
         part.train(name in trained)
 
 
-def make_optimizer(model: StagedModel, trained: Sequence[str], hyper: Hyper) -> torch.optim.Optimizer:
+def make_optimizer(model: StagedModel, trained: Sequence[str], hyper: Hyper) -> Optimizer:
     """A fresh optimiser over the trained parts, in the groups "encoder" and "head"."""
     groups = []
     for group in ("encoder", "head"):
@@ -39,10 +40,10 @@ def make_optimizer(model: StagedModel, trained: Sequence[str], hyper: Hyper) -> 
         parameters = [p for name in parts for p in model.part(name).parameters()]
         if parameters:
             lr, decay = hyper.lr.get(group, 1e-3), hyper.weight_decay.get(group, 0.0)
-            groups.append({"params": parameters, "lr": lr, "weight_decay": decay})
+            groups.append(Group(tuple(parameters), lr, decay))
     if hyper.optimizer == "sgd":
-        return torch.optim.SGD(groups, momentum=hyper.momentum)
-    return torch.optim.AdamW(groups)
+        return SGD(tuple(groups), hyper.momentum)
+    return AdamW(tuple(groups))
 
 
 def is_encoder(part: str) -> bool:
@@ -64,15 +65,17 @@ def train_step(
     model: StagedModel,
     job: Job,
     batch: Batch,
-    optimizer: torch.optim.Optimizer,
+    optimizer: Optimizer,
     tables: Mapping[str, Table],
 ) -> tuple[float, Forward]:
     """One step; returns the loss and the forward pass. Raises nothing of its own."""
-    optimizer.zero_grad(set_to_none=True)
+    parameters = parameters_of(optimizer)
+    for parameter in parameters:
+        parameter.grad = None
     done = run_forward(model, job, batch, tables)
     run_backward(model, job, batch, done)
     if job.hyper.clip_norm > 0:
-        torch.nn.utils.clip_grad_norm_([p for g in optimizer.param_groups for p in g["params"]], job.hyper.clip_norm)
+        torch.nn.utils.clip_grad_norm_(parameters, job.hyper.clip_norm)
     optimizer.step()
     return float(done.loss.detach()), done.forward
 

@@ -23,7 +23,7 @@ from typing import Literal
 
 import msgspec
 
-from edgefl.errors import BrokerError, MissingDependencyError
+from edgefl.errors import BrokerError, MissingDependencyError, StoreError
 from edgefl.leash import leashed
 from edgefl.transport.address import Address
 from edgefl.transport.mosquitto import write_configuration, write_private
@@ -70,7 +70,7 @@ class Broker:
             self.directory.mkdir(parents=True, exist_ok=True)
             self._identity = _load_identity(self.directory, port)
         except OSError as error:
-            raise BrokerError(
+            raise _refusing_disk(error, self.directory) or BrokerError(
                 f"can not use {self.directory} for the broker: {error.strerror}",
                 remedy="Choose a directory that can be written.",
             ) from error
@@ -103,7 +103,9 @@ class Broker:
                     start_new_session=True,  # Ctrl-C in the terminal is the parent's to answer, which then stops it
                 )
         except OSError as error:
-            raise BrokerError(f"can not start {self.kind}: {error.strerror}: {error.filename}") from error
+            raise _refusing_disk(error, self.directory) or BrokerError(
+                f"can not start {self.kind}: {error.strerror}: {error.filename}"
+            ) from error
         try:
             await asyncio.wait_for(self._until_it_answers(), START_TIMEOUT_S)
         except asyncio.TimeoutError:
@@ -259,6 +261,13 @@ def _load_identity(directory: Path, port: int) -> _Identity:
     identity.port = port or identity.port
     write_private(path, msgspec.json.encode(identity).decode())
     return identity
+
+
+def _refusing_disk(error: OSError, directory: Path) -> StoreError | None:
+    """A full or read-only disk is none of the broker's faults."""
+    if error.errno not in {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG}:
+        return None
+    return StoreError(f"cannot write the broker's files in {directory}: {error.strerror}")
 
 
 def _family(host: str) -> socket.AddressFamily:
