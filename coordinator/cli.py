@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from edgefl.errors import EdgeFLError
+from edgefl.errors import EdgeFLError, missing_dependency
 from edgefl.report.console import guarded
 from edgefl.report.rows import EventRow
 
@@ -58,9 +58,9 @@ def run_command(
     --resume RUN goes on after its last finished round.
     """
     with guarded(debug):
-        from coordinator.start import execute
-
         with showing(events) as emit:
+            from coordinator.start import execute  # inside: that a package is missing is told as an event, too
+
             report = execute(
                 file,
                 run=run,
@@ -96,9 +96,10 @@ def showing(events: bool) -> Iterator[Callable[[EventRow], None]]:
 
         try:
             yield write
-        except EdgeFLError as error:
-            if "run_failed" not in told:  # it had not begun; whoever watches has only the events
-                write(EventRow(time.time(), "run_failed", data={"text": error.message, "remedy": error.remedy}))
+        except Exception as error:
+            known = error if isinstance(error, EdgeFLError) else missing_dependency(error)
+            if known is not None and "run_failed" not in told:  # not begun; whoever watches has only the events
+                write(EventRow(time.time(), "run_failed", data={"text": known.message, "remedy": known.remedy}))
             raise
         return
     from edgefl.report.live import LiveView

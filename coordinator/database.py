@@ -61,7 +61,9 @@ def named_errors(name: str) -> Iterator[None]:
         yield
     except SQLAlchemyError as error:
         cause = getattr(error, "orig", None) or error
-        raise StoreError(f"the ledger {name} can not be used: {cause}") from error
+        damaged = any(word in str(cause) for word in ("not a database", "malformed"))
+        remedy = "The file is damaged: put back a copy of it, or move this run's directory away." if damaged else None
+        raise StoreError(f"the ledger {name} can not be used: {cause}", remedy=remedy) from error
     except OSError as error:
         raise StoreError(f"the ledger {name} can not be used: {error}") from error
 

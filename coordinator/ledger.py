@@ -146,7 +146,8 @@ class Ledger:
     def _newest(self) -> str:
         runs = self.runs()
         if not runs:
-            raise StoreError(f"the ledger {self._name} holds no run")
+            remedy = "The run ended before it had begun: start it again with --resume, or delete its directory."
+            raise StoreError(f"the ledger {self._name} holds no run", remedy=remedy)
         return runs[0].run
 
     def _run(self, run: str) -> dict[str, Any]:

@@ -79,9 +79,19 @@ class ObjectStore:
             return self.path(name).stat().st_size
 
     def read(self, name: str) -> bytes:
-        """All bytes of a finished object. Raises StoreError when it is not here."""
-        with explained("read", self.path(name)):
-            return self.path(name).read_bytes()
+        """All bytes of a finished object. Raises StoreError when it is not here, or is not what it was."""
+        path = self.path(name)
+        try:
+            with explained("read", path):
+                data = path.read_bytes()
+        except StoreError as error:
+            if isinstance(error.__cause__, FileNotFoundError):
+                error.remedy = f"{self.root} is not whole: copy it anew from where it is."
+            raise
+        if object_id(data) != name:
+            remedy = "Delete it: a device fetches it again. In a run's directory, put back a copy if there is one."
+            raise StoreError(f"{path} is damaged: its sha256 is not its name", remedy=remedy)
+        return data
 
     def read_chunk(self, name: str, chunk_bytes: int, index: int) -> bytes:
         """The bytes of one chunk of a finished object. Raises ProtocolError when there is no such chunk."""

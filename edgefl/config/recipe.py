@@ -19,6 +19,10 @@ def _parse(value: Any, info: pydantic.ValidationInfo) -> Any:
     return parse_slot(str(info.field_name), value)
 
 
+def _parse_given(value: Any, info: pydantic.ValidationInfo) -> Any:
+    return None if value is None else _parse(value, info)  # a run file as resolved names every slot
+
+
 def _slot(role: str, choice: str) -> Any:
     """A recipe's slot, filled with ``choice`` and its options' defaults."""
     return Field(parse_slot(role, choice), description=SLOTS[role][0])
@@ -75,4 +79,4 @@ class SlotsConfig(Values):
     combine: Slot | None = Field(None, description=SLOTS["combine"][0])
     optimise: Slot | None = Field(None, description=SLOTS["optimise"][0])
 
-    _slots = pydantic.field_validator(*SLOTS, mode="before")(_parse)
+    _slots = pydantic.field_validator(*SLOTS, mode="before")(_parse_given)

@@ -29,9 +29,11 @@ class FlopCounter:
     """Context manager; ``flops`` is the count so far. Needs torch, and works on meta tensors."""
 
     def __init__(self) -> None:
-        from torch.utils.flop_counter import FlopCounterMode
+        from torch.utils import flop_counter
 
-        self._mode = FlopCounterMode(display=False, custom_mapping=_formulas())
+        for mode in ("FlopCounterMode", "_FlopCounterMode"):  # newer versions dispatch in a mode of their own
+            without_compiler(getattr(flop_counter, mode, None))
+        self._mode = flop_counter.FlopCounterMode(display=False, custom_mapping=_formulas())
 
     def __enter__(self) -> FlopCounter:
         self._mode.__enter__()  # type: ignore[no-untyped-call]  # torch leaves it unannotated
@@ -50,6 +52,17 @@ class FlopCounter:
     def figure(self, repeats: float = 1.0, kind: Kind = "counted") -> Figure:
         """The count times ``repeats`` (steps of the same shape) as a ledger figure."""
         return Figure(value=self.flops * repeats, kind=kind, source="torch FlopCounterMode, 2 per multiply-accumulate")
+
+
+def without_compiler(mode: type | None) -> None:
+    """Keep a dispatch mode from importing torch's compiler (torch._dynamo, sympy: 67 MiB) when it is first used.
+
+    torch wraps ``__torch_dispatch__`` so that the compiler leaves it alone, and imports the compiler for that. The mark
+    it would leave is set here instead. A torch without this wrapper, or with another, is left as it is.
+    """
+    wrapped = getattr(getattr(mode, "__torch_dispatch__", None), "__wrapped__", None)
+    if wrapped is not None and not hasattr(wrapped, "__dynamo_disable"):
+        setattr(wrapped, "__dynamo_disable", wrapped)
 
 
 def _formulas() -> dict[Any, Callable[..., int]]:

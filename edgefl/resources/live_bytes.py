@@ -10,12 +10,15 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode  # the documented extension point has no public alias
 from torch.utils._pytree import tree_leaves
 
+from edgefl.resources.flops import without_compiler
+
 
 class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves its base unannotated
     """``peak``: most bytes, at one time, of storages made inside the context. What was in use before is not counted."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # the same
+        without_compiler(type(self))
         self.live = 0
         self.peak = 0
         self._seen: set[int] = set()

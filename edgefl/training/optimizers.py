@@ -1,8 +1,8 @@
 """SGD with momentum and AdamW (arXiv 1711.05101), with the bare memory they need.
 
 The same arithmetic as torch.optim's (a test compares them step by step). Ours because the first step of torch's own
-optimisers imports torch._dynamo, sympy and torch.distributed: 98 MiB and two seconds for every device, measured with
-torch 2.13 on a CPU, which is nearly half of an idle trainer. One temporary the size of a parameter, none kept.
+optimisers imports torch._dynamo and sympy: 67 MiB and two seconds for every device, measured with torch 2.13 on a CPU,
+which is a quarter of a warm trainer. One temporary the size of a parameter, none kept.
 
     sgd:    m <- mu m + g + wd p;  p <- p - lr m
     adamw:  p <- (1 - lr wd) p;  m <- b1 m + (1 - b1) g;  v <- b2 v + (1 - b2) g^2;
