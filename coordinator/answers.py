@@ -150,6 +150,8 @@ def announced(state: State, event: Announced) -> Step:
 def received(state: State, event: Received) -> Step:
     """An update is on disk: count it once."""
     assignment = assignment_of(state, event.device)
+    if assignment is not None and assignment.status == "done":  # announced again while its arrival was being told
+        return drop(state, "duplicate")
     if assignment is None or assignment.status != "updated" or assignment.update is None:
         raise IllegalMoveError(event, state, f"{event.device} has no update being fetched")
     update = assignment.update
@@ -167,6 +169,8 @@ def received(state: State, event: Received) -> Step:
 def spoiled(state: State, event: Spoiled) -> Step:
     """An update that can not be used."""
     assignment = assignment_of(state, event.device)
+    if assignment is not None and assignment.status in {"done", "declined"}:  # announced again: it has its answer
+        return drop(state, "duplicate")
     if assignment is None or assignment.status != "updated":
         raise IllegalMoveError(event, state, f"{event.device} has no update being fetched")
     return _refuse(state, event.device, event.refusal, event.at)

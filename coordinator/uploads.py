@@ -72,7 +72,7 @@ class Uploads:
         device = update.device
         known = self._uploads.get(device)
         if known is not None and (known.update.attempt, known.update.manifest) == (update.attempt, update.manifest):
-            if known.receiver is not None:
+            if known.receiver is not None and known.task is None:
                 self._perform(device, known.receiver.on_stall(self._clock()))
             return
         self.cancel(device)
@@ -154,7 +154,7 @@ class Uploads:
                     self._perform(device, upload.receiver.on_verified(instruction.object_id, ok, self._clock()))
                 elif isinstance(instruction, SendNeed):
                     self._grant(device, cast("Grant", instruction.need))
-                elif isinstance(instruction, Completed):
+                elif isinstance(instruction, Completed) and upload.task is None:
                     upload.task = asyncio.ensure_future(self._check(device, upload))
                 elif isinstance(instruction, Failed):
                     self._spoil(device, Refusal(reason="update", detail=instruction.reason))

@@ -32,7 +32,7 @@ def agent(*arguments, timeout=60, **environment):
 
 def test_a_broker_that_refuses_ends_the_agent_and_its_password_is_not_printed(tmp_path):
     async def scene():
-        async with start_broker(tmp_path / "broker", "mosquitto") as broker:
+        async with start_broker(tmp_path / "broker", "auto") as broker:
             wrong = broker.url.replace(broker.address.password, "guessed-secret")
             options = ["--broker", wrong, "--data", "x.npz", "--device", "d1", "--state", str(tmp_path / "state")]
             return await asyncio.to_thread(agent, "run", *options)

@@ -13,8 +13,8 @@ from edgefl.prototypes.library import Array, ClassMeans
 from edgefl.prototypes.matching import match, mix
 
 #: Classes mixed and softmax temperature over cosines, used in training, evaluation and exported bundles alike. On
-#: har_hapt a sharp choice (0.1) gives away up to 4 points against 0.5 where the single sensor is unsure; above 1 nothing
-#: is gained.
+#: har_hapt a sharp choice (0.1) gives away up to 4 points against 0.5 where the single sensor is unsure; above 1 none
+#: are gained.
 TOP_K = 3
 TEMPERATURE = 0.5
 

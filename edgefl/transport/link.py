@@ -35,6 +35,9 @@ BACKOFF_CAP_S = 30.0
 #: A connection that held this long resets the back-off. A shorter one does not: two clients with one id chase each
 #: other.
 STABLE_S = 10.0
+#: A network that fails seldom accepts a connection only to drop it, this many times in a row; a rival client does it.
+TAKEN_OVER = 3
+_SAME_ID = "another client uses the same id, give each device its own name"
 #: How long the broker may take to answer the greeting. The first, MQTT 5, gets less, since 3.1.1 is tried after it.
 ANSWER_TIMEOUT_S = 5.0
 FIRST_ANSWER_TIMEOUT_S = 2.0
@@ -72,6 +75,7 @@ class Link:
         self._deadline = 0.0
         self._answer: tuple[ReasonCode, Properties | None] | None = None
         self._reason = ""
+        self._short_lived = 0  # connections in a row that the broker accepted and that soon ended
         self._thread = threading.Thread(target=self._run, name=f"mqtt-{settings.client_id}", daemon=True)
 
     def start(self) -> None:
@@ -170,7 +174,7 @@ class Link:
 
     def _serve(self, client: MeteredClient) -> None:
         """Move packets until the connection ends."""
-        self._reason = "the connection was closed"
+        self._reason, began = "the connection was closed", time.monotonic()
         try:
             if self._stopping.is_set():
                 client.disconnect()
@@ -178,6 +182,9 @@ class Link:
                 if self._stopping.is_set() and time.monotonic() > self._deadline:
                     break
         finally:
+            self._short_lived = self._short_lived + 1 if time.monotonic() - began < STABLE_S else 0
+            if self._short_lived >= TAKEN_OVER and _SAME_ID not in self._reason:  # mosquitto 2.0.11 gives no reason
+                self._reason += f" {self._short_lived} times in a row; perhaps {_SAME_ID}"
             if not self._stopping.is_set():
                 self._listener.lost(self._reason)
 
@@ -190,7 +197,7 @@ class Link:
         if flags.is_disconnect_packet_from_server:
             self._reason = f"the broker closed the connection: {reason.getName()}"
             if reason.getName() == "Session taken over":
-                self._reason += "; another client uses the same id, give each device its own name"
+                self._reason += f"; {_SAME_ID}"
 
     def _on_socket_close(self, client: Client, data: Any, closing: Any) -> None:
         if self._stopping.is_set() and isinstance(client, MeteredClient):
