@@ -440,6 +440,19 @@ def test_stages_without_rounds_are_passed_over_and_a_finished_run_ends_at_once()
     assert of(do.DrainAll, out)
 
 
+def test_an_update_announced_again_while_its_arrival_is_told_counts_once() -> None:
+    play = Play().started("a", "b")
+    play.announce("a")
+    update = play.fetches["a"]
+    play.announce("a")  # the device repeats itself, so it is fetched, and found complete, twice
+    assert of(do.SendAck, play.receive("a"))
+    assert not play.send(v.Received(play.now, "a", update.attempt))
+    assert not play.send(v.Spoiled(play.now, "a", update.attempt, Refusal()))
+    assert play.state.dropped["duplicate"] == 3
+    play.announce("b")
+    assert [u.device for u in of(do.Aggregate, play.receive("b"))[0].updates] == ["a", "b"]
+
+
 @pytest.mark.parametrize(
     "event",
     [
