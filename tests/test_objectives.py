@@ -181,13 +181,13 @@ def test_the_prototype_of_the_own_class_stands_in_and_zeros_without_a_label_or_a
 
 
 def test_the_prototypes_that_the_modality_at_hand_matches_stand_in():
-    # a = (1, …, 1) matches class 1 with cosine 1 and class 0 with cosine 0: weights e^10 : 1 at T = 0.1
+    # a = (1, …, 1) matches class 1 with cosine 1 and class 0 with cosine 0: weights e^2 : 1 at T = 0.5
     own = torch.zeros(3, 6)
     own[0, :2] = torch.tensor([1.0, -1.0])
     own[1] = 1.0
     tables = {"a": Table(own, torch.tensor([True, True, False])), "b": table([[float(c)] * 6 for c in (10, 20, 30)])}
     result = filled("prototype", {"by": "match"}, tables, torch.tensor([0, 0, 0]))
-    expected = (20 + 10 * math.exp(-10)) / (1 + math.exp(-10))
+    expected = (20 + 10 * math.exp(-2)) / (1 + math.exp(-2))
     assert result["b"][0].tolist() == pytest.approx([expected] * 6)
     assert result["b"][1].tolist() == [5.0] * 6
 

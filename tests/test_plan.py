@@ -211,11 +211,17 @@ def test_a_device_trains_only_modalities_it_has():
     assert not any("b" in part.split("/") for part in placed.stage.present)
 
 
+def test_a_device_with_nothing_in_common_is_told_both_sides():
+    stage = SCHEDULES["layerwise"](MODEL, [1, 1, 1], "auto")[0]
+    refusal = put(stage, candidate(samples={"": 100, "c": 100}, modalities={"c": (4,)})).refusal
+    assert refusal.reason == "data"
+    assert refusal.detail == "this device has c, the model takes a, b"
+
+
 @pytest.mark.parametrize(
     ("fields", "slots", "allowed"),
     [
         ({"samples": {"": 7, "a": 7, "b": 7}}, SUPERVISED, 7.0),
-        ({"samples": {"": 100, "c": 100}, "modalities": {"c": (4,)}}, SUPERVISED, 0.0),
         ({"class_counts": (2, 3)}, SUPERVISED, 5.0),
         ({"class_counts": (0, 0)}, SUPERVISED, 0.0),
         ({"samples": {"": 90, "a": 90, "b": 5}}, msgspec.structs.replace(SUPERVISED, missing={"ignore": {}}), 5.0),

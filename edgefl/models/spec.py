@@ -45,10 +45,10 @@ class HeadSpec(msgspec.Struct, frozen=True):
     pooled token itself goes into the fusion (arXiv 2312.13508); then every encoder is ``out`` wide.
     """
 
-    kind: Literal["mlp", "none"] = "mlp"
     width: int = 4096
     out: int = 256
     dropout: float = 0.1
+    kind: Literal["mlp", "none"] = "mlp"
 
 
 class ModelSpec(msgspec.Struct, frozen=True):

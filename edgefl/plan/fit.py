@@ -71,6 +71,9 @@ def _unfit(model: ModelSpec, hyper: Hyper, slots: Slots, candidate: Candidate) -
         if spec is not None and tuple(spec.input_shape) != tuple(shape):
             detail = f"{modality} samples have shape {tuple(shape)}, the model takes {tuple(spec.input_shape)}"
             return Refusal(reason="data", detail=detail)
+    if not any(candidate.samples.get(modality) for modality in model.encoders):
+        own = ", ".join(m for m in candidate.samples if m) or "no modality"
+        return Refusal(reason="data", detail=f"this device has {own}, the model takes {', '.join(model.encoders)}")
     usable = usable_samples(slots, candidate.samples, list(model.encoders))
     if "cross_entropy" in slots.objective and candidate.class_counts:
         usable = min(usable, sum(candidate.class_counts))
