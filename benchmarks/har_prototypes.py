@@ -2,7 +2,7 @@
 
 The shipped run file har.yaml on har_hapt (EDGEFL_DATA): 30 agents, a coordinator and a broker as separate
 processes. The same global model is tested with both sensors and with each alone, the other filled in by zeros and
-by prototypes; and once more trained without prototypes (zeros stand in for what is missing), for comparison.
+by prototypes; with --plain once more trained without prototypes (zeros stand in for what is missing).
 
     python -m benchmarks.har_prototypes [--write docs/results/har.md]
 """
@@ -60,8 +60,9 @@ def main() -> None:
     text = "\n".join([*lines, "", *bills])
     print(text)
     if options.write:
-        machine = f"{platform.machine()}, {platform.system()} {platform.release()}, Python {platform.python_version()}"
+        machine = f"{platform.machine()}, {platform.system()}, Python {platform.python_version()}"
         page = PAGE.format(table=text, machine=machine, seeds=options.seeds, date=time.strftime("%Y-%m"))
+        options.write.parent.mkdir(parents=True, exist_ok=True)
         options.write.write_text(page, encoding="utf-8")
 
 

@@ -68,7 +68,8 @@ def main() -> None:
     less = [a > b for a, b in zip(figures(reports["end_to_end"]), figures(reports["layerwise"]), strict=True)]
     print("\nlayer-wise is lower in step memory, FLOPs and bytes:", "yes" if all(less) else "NO")
     if options.write:
-        machine = f"{platform.machine()}, {platform.system()} {platform.release()}, Python {platform.python_version()}"
+        machine = f"{platform.machine()}, {platform.system()}, Python {platform.python_version()}"
+        options.write.parent.mkdir(parents=True, exist_ok=True)
         options.write.write_text(PAGE.format(table=text, machine=machine, **vars(options)), encoding="utf-8")
 
 
