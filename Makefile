@@ -55,5 +55,5 @@ bench: $(VENV)/.dev  ## the figures of the README, side by side in one run
 	$(BIN)/python -m benchmarks.schedules
 	$(BIN)/python -m benchmarks.har_prototypes
 
-clean:  ## forget the environment and all runs
-	rm -rf $(VENV) runs build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+clean:  ## forget the environment and what was built; runs stay
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

@@ -38,7 +38,7 @@ def total(report: RunReport, figure: str) -> float:
 
 
 def accuracy(report: RunReport, available: tuple[str, ...], missing: str) -> float:
-    """The global model's accuracy after the last round. Raises IndexError when it was not evaluated."""
+    """The global model's accuracy after the last round. Raises ValueError when it was not evaluated."""
     rows = [
         row
         for row in report.evaluations

@@ -10,6 +10,7 @@ by prototypes; with --plain once more trained without prototypes (zeros stand in
 from __future__ import annotations
 
 import argparse
+import os
 import platform
 import time
 from pathlib import Path
@@ -60,7 +61,9 @@ def main() -> None:
     text = "\n".join([*lines, "", *bills])
     print(text)
     if options.write:
-        machine = f"{platform.machine()}, {platform.system()}, Python {platform.python_version()}"
+        machine = (
+            f"{os.cpu_count()} cores ({platform.machine()}, {platform.system()}, Python {platform.python_version()})"
+        )
         page = PAGE.format(table=text, machine=machine, seeds=options.seeds, date=time.strftime("%Y-%m"))
         options.write.parent.mkdir(parents=True, exist_ok=True)
         options.write.write_text(page, encoding="utf-8")
@@ -68,7 +71,7 @@ def main() -> None:
 
 PAGE = """# Thirty people, every third without a gyroscope
 
-`python -m benchmarks.har_prototypes --seeds {seeds}` on a 2-core CPU ({machine}), {date}; run file
+`python -m benchmarks.har_prototypes --seeds {seeds}` on {machine}, {date}; run file
 `profiles/runs/har.yaml`.
 
 har_hapt: smartphone at the waist, six activities; each person is a device. Of each recording's windows of each

@@ -10,6 +10,7 @@ ledger: memory by the kernel's high-water mark, FLOPs counted, bytes counted.
 from __future__ import annotations
 
 import argparse
+import os
 import platform
 from pathlib import Path
 
@@ -68,14 +69,16 @@ def main() -> None:
     less = [a > b for a, b in zip(figures(reports["end_to_end"]), figures(reports["layerwise"]), strict=True)]
     print("\nlayer-wise is lower in step memory, FLOPs and bytes:", "yes" if all(less) else "NO")
     if options.write:
-        machine = f"{platform.machine()}, {platform.system()}, Python {platform.python_version()}"
+        machine = (
+            f"{os.cpu_count()} cores ({platform.machine()}, {platform.system()}, Python {platform.python_version()})"
+        )
         options.write.parent.mkdir(parents=True, exist_ok=True)
         options.write.write_text(PAGE.format(table=text, machine=machine, **vars(options)), encoding="utf-8")
 
 
 PAGE = """# Schedules side by side
 
-`python -m benchmarks.schedules --width {width} --batch {batch}` on a 2-core CPU ({machine}).
+`python -m benchmarks.schedules --width {width} --batch {batch}` on {machine}.
 
 BasicMotions (accelerometer and gyroscope), two devices, six stages, twelve rounds, two epochs a round, the same
 seed. Step memory is the highest of all rounds, above the idle trainer, by the kernel's high-water mark; FLOPs

@@ -141,6 +141,12 @@ def announced(state: State, event: Announced) -> Step:
     if strange or not update.manifest:
         what = f"parts it was not asked to train: {', '.join(strange[:5])}" if strange else "no part"
         return _refuse(state, update.device, Refusal(reason="update", detail=f"the update holds {what}"), event.at)
+    owned = state.devices[update.device].hello.samples.get("", 0)
+    claimed = max(update.samples.values(), default=0)
+    if claimed > owned or min(update.samples.values(), default=0) < 0:  # it would outweigh the others in the mean
+        detail = "the update claims samples that the device did not introduce itself with"
+        refusal = Refusal("update", float(claimed), float(owned), "samples", detail)
+        return _refuse(state, update.device, refusal, event.at)
     if assignment.status == "updated":
         state, _ = drop(state, "duplicate")
     state, out = put(state, update.device, replace(assignment, status="updated", update=update))

@@ -36,7 +36,10 @@ DEBUG = typer.Option("--debug", help="Show tracebacks.")
 
 @app.callback()
 def commands() -> None:
-    """Coordinate a fleet: offer work to devices, collect their updates, keep the ledger. Needs no GPU and no torch."""
+    """Coordinate a fleet: offer work to devices, collect their updates, keep the ledger.
+
+    Needs no GPU; what needs torch runs in a worker process.
+    """
 
 
 @app.command("run")

@@ -58,8 +58,10 @@ def execute(
         if resume and not (directory / resume).is_dir():
             there = ", ".join(sorted(path.parent.name for path in directory.glob(f"*/{LEDGER}"))) or "none"
             raise StoreError(f"there is no run {resume!r} in {directory}", remedy=f"Runs there are: {there}.")
+        if run:  # before anything is written into its directory
+            check_name("run", run)
+            _check_new(ledger or directory / run / LEDGER, run)
         plan, wanted = _compiled(file, resume or run, directory, overrides)
-        _check_new(ledger or directory / plan.run / LEDGER, plan.run)
     place = directory / plan.run
     write_run_file(plan, place / "run.yaml")
     try:

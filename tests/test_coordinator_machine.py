@@ -453,6 +453,15 @@ def test_an_update_announced_again_while_its_arrival_is_told_counts_once() -> No
     assert [u.device for u in of(do.Aggregate, play.receive("b"))[0].updates] == ["a", "b"]
 
 
+@pytest.mark.parametrize("claimed", [9, 10**18, -1])
+def test_an_update_with_more_samples_than_the_device_has_is_refused(claimed: int) -> None:
+    play = Play().started("a", "b")
+    update = Update("a", play.opened[-1], {"task": REF}, {"task": claimed}, {"loss": 1.0})
+    (ack,) = of(do.SendAck, play.send(v.Announced(play.now, update)))
+    assert not ack.accepted
+    assert (ack.refusal.needed, ack.refusal.allowed) == (float(claimed), 8.0)
+
+
 @pytest.mark.parametrize(
     "event",
     [

@@ -38,11 +38,11 @@ def _show(report: RunReport, directory: Path, page: Path, *, export: bool) -> No
     for grid in grids:
         print_grid(grid, console, told=told)
     lines = [f"open {page}                       # plots, and every device's bill per stage"]
-    lines.append(f"edgefl report {report.run}         # the same in the terminal; --format csv or json for the figures")
+    lines.append(f"edgefl report {directory}         # the same in the terminal; --format csv or json for the figures")
     if export:
         lines.append(f"edgefl predict {directory / 'bundles'} {directory / 'shares' / 'test.npz'}")
     else:
-        lines.append(f"edgefl export {report.run}         # the model as ONNX bundles")
+        lines.append(f"edgefl export {directory}         # the model as ONNX bundles")
     console.print("\nNext:", style="bold")
     for line in lines:
         console.print(f"  {line}", soft_wrap=True, highlight=False)

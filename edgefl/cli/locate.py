@@ -27,6 +27,8 @@ def run_directories(runs: Path) -> list[Path]:
 
 def find_run(text: str, runs: Path) -> Path:
     """The directory of the run ``text`` names. Raises RunError naming what there is when none or several fit."""
+    if "/" in text and (Path(text) / LEDGER).is_file():
+        return Path(text)
     directories = run_directories(runs)
     if not directories:
         raise RunError(
@@ -39,8 +41,6 @@ def find_run(text: str, runs: Path) -> Path:
     fitting = exact or [path for path in directories if text and path.name.startswith(text)]
     if len(fitting) == 1:
         return fitting[0]
-    if (Path(text) / LEDGER).is_file():
-        return Path(text)
     known = ", ".join(path.name for path in (fitting or directories)[:10])
     if fitting:
         raise RunError(f"{text!r} fits {len(fitting)} runs: {known}", remedy="Type more of the run's id, or `latest`.")
