@@ -1,9 +1,10 @@
-"""The directory of a run belongs to one coordinator at a time."""
+"""The directory of a run: its name, and that it belongs to one coordinator at a time."""
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +13,13 @@ from edgefl.errors import StoreError
 
 #: The ledger's name in a run's directory.
 LEDGER = "ledger.sqlite"
+
+
+def new_run_id(runs: Path, name: str) -> str:
+    """``name``, the date and time; a number behind it when that is taken in ``runs``."""
+    stamp = f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"[-64:].lstrip("-._")
+    taken = {path.name for path in runs.iterdir()} if runs.is_dir() else set()
+    return next(one for one in [stamp, *(f"{stamp[:60]}-{number}" for number in range(2, 1000))] if one not in taken)
 
 
 @contextlib.contextmanager

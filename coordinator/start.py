@@ -5,20 +5,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
-import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 
 import msgspec
 
 from coordinator.ledger import Ledger
-from coordinator.place import LEDGER, hold_place
+from coordinator.place import LEDGER, hold_place, new_run_id
 from coordinator.runner import run as run_plan
 from edgefl.config.load import load_run
 from edgefl.config.values import RunConfig
 from edgefl.data.dataset import Dataset
 from edgefl.data.load import load, load_pair
-from edgefl.disk import explained
+from edgefl.disk import explained, write_new
 from edgefl.errors import ConfigError, Problem, StoreError
 from edgefl.plan.compile import compile_run
 from edgefl.plan.values import RunPlan
@@ -140,7 +139,7 @@ def _compiled(file: str, run: str, directory: Path, overrides: Sequence[str]) ->
     if not file:
         raise ConfigError("RUN.yaml", [Problem("RUN.yaml", "name a run file, or a run to go on with by --resume")])
     config, recipe = load_run(file, overrides)
-    run = check_name("run", run or _new_id(directory, config.name))
+    run = check_name("run", run or new_run_id(directory, config.name))
     place = directory / run
     test, path = _test_set(config, file, place)
     plan = compile_run(config, recipe, run=run, shapes=test.signature(), label_names=test.label_names, test=path)
@@ -181,15 +180,9 @@ def _test_set(config: RunConfig, file: str, place: Path) -> tuple[Dataset, str]:
     return test, str(path.resolve())
 
 
-def _new_id(directory: Path, name: str) -> str:
-    stamp = f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"[-64:].lstrip("-._")
-    taken = {path.name for path in directory.iterdir()} if directory.is_dir() else set()
-    return next(one for one in [stamp, *(f"{stamp[:60]}-{number}" for number in range(2, 1000))] if one not in taken)
-
-
 def write_run_file(plan: RunPlan, path: Path) -> None:
     """The run file as resolved, beside the ledger, unless it is there."""
     if not path.exists():
         with explained("write", path):
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(msgspec.yaml.encode(plan.config.get("run", {})))
+            write_new(path, msgspec.yaml.encode(plan.config.get("run", {})))

@@ -24,7 +24,7 @@ from device_agent.timeouts import DIAL_FIRST_S, DIAL_LAST_S, LEAVE_S, TICK_S
 from device_agent.trainer_jobs import TrainerJobs
 from device_agent.trainer_link import Trainer
 from device_agent.transfers import Transfers
-from edgefl.errors import BrokerError, ProtocolError
+from edgefl.errors import BrokerError, BrokerUnreachableError, ProtocolError
 from edgefl.protocol import topics
 from edgefl.protocol.messages import Offer, Presence, UpMessage, decode_down, encode
 from edgefl.transport.base import Transport
@@ -109,9 +109,7 @@ class Agent:
         self.transport.on_connection = self._on_connection
         try:
             await self.transport.connect()
-        except BrokerError as error:
-            if not unreachable(error):
-                raise
+        except BrokerUnreachableError as error:
             self.emit("unreachable", text=error.message, remedy=error.remedy, retry_s=wait_s)
             await self.transport.close()
             self.transport = self._dial_next()
@@ -201,8 +199,3 @@ class Agent:
         await self.transport.close()
         self.store.close()
         self.emit("stopped", device=self.identity.device, dropped=self.state.dropped)
-
-
-def unreachable(error: BrokerError) -> bool:
-    """Whether waiting may help: nobody answers, unlike a broker that answers and refuses."""
-    return "can not reach" in error.message

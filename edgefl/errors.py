@@ -96,6 +96,10 @@ class BrokerError(EdgeFLError):
     )
 
 
+class BrokerUnreachableError(BrokerError):
+    """Nobody answers at the broker's address: waiting may help, unlike with a broker that answers and refuses."""
+
+
 class StoreError(EdgeFLError):
     """The object store or the ledger cannot be read or written (disk full, read-only, damaged)."""
 

@@ -16,9 +16,8 @@ import pytest
 
 from device_agent import doctor
 from device_agent.log import LineHandler, line_writer
-from device_agent.runner import unreachable
 from device_agent.start import Options, take_options
-from edgefl.errors import BrokerError, ConfigError, DataError, EdgeFLError, ProtocolError
+from edgefl.errors import BrokerError, BrokerUnreachableError, ConfigError, DataError, EdgeFLError, ProtocolError
 from edgefl.transport import failures
 from edgefl.transport.address import parse_url
 from edgefl.transport.broker import start_broker
@@ -82,10 +81,13 @@ def test_the_options_pass_the_exec_once():
 
 def test_only_a_broker_that_does_not_answer_is_worth_waiting_for():
     address = parse_url("mqtt://u:p@h:1883")
-    assert unreachable(failures.unreachable(address, ConnectionRefusedError()))
-    assert unreachable(failures.silent(address))
-    assert not unreachable(failures.refused(address, "d1", "Bad user name or password"))
-    assert not unreachable(failures.denied(address, "t", "subscribe to", "Not authorized"))
+    waiting_helps = [
+        failures.unreachable(address, ConnectionRefusedError()),
+        failures.silent(address),
+        failures.refused(address, "d1", "Bad user name or password"),
+        failures.denied(address, "t", "subscribe to", "Not authorized"),
+    ]
+    assert [isinstance(error, BrokerUnreachableError) for error in waiting_helps] == [True, True, False, False]
 
 
 def test_doctor_tells_each_check_with_a_remedy_for_what_is_not_well(tmp_path):

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from device_agent import values as v
 from device_agent.store import AgentStore, Owner
 from device_agent.trainer_link import Ended
-from edgefl.errors import BrokerError, DataError, EdgeFLError, StoreError
+from edgefl.errors import BrokerError, BrokerUnreachableError, DataError, EdgeFLError, StoreError
 from edgefl.protocol import messages as m
 from edgefl.protocol.chunks import HEADER_BYTES
 from edgefl.protocol.transfer import Completed
@@ -326,7 +326,7 @@ def test_an_unreachable_broker_is_dialled_again_and_refused_credentials_end_the_
     async def scene():
         running = Running(MemoryBroker(), tmp_path / "a")
         failures = [
-            BrokerError("can not reach the broker mqtt://x:1: nothing listens on x:1"),
+            BrokerUnreachableError("can not reach the broker mqtt://x:1: nothing listens on x:1"),
             BrokerError("the broker mqtt://x:1 refuses the connection: it does not admit anonymous clients"),
         ]
 

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgefl.aggregation.aggregate import UpdateInfo, aggregate_round
-from edgefl.aggregation.combine import MisfitError, WeightedMean, weighted_mean
+from edgefl.aggregation.combine import MisfitError, WeightedMean
 from edgefl.aggregation.slots import DEFAULTS, ROLES, choose
 from edgefl.errors import ConfigError, ModelError, StoreError
 from edgefl.objects import ObjectStore
@@ -48,8 +48,15 @@ def previous(store):
 # The mean
 
 
+def weighted_mean(pairs):
+    mean = WeightedMean()
+    for weight, values in pairs:
+        mean.add(weight, values)
+    return mean.result()
+
+
 def test_the_mean_is_weighted_by_hand_and_buffers_come_from_the_first():
-    mean = weighted_mean([(3, lambda: tensors(1, steps=7)), (1, lambda: tensors(5, steps=9))])
+    mean = weighted_mean([(3, tensors(1, steps=7)), (1, tensors(5, steps=9))])
     np.testing.assert_array_equal(mean["weight"], np.full((2, 3), 2, np.float32))  # (3 x 1 + 1 x 5) / 4
     assert mean["steps"].tolist() == [7]
     assert mean["weight"].dtype == np.float32
@@ -58,7 +65,7 @@ def test_the_mean_is_weighted_by_hand_and_buffers_come_from_the_first():
 @settings(max_examples=30, deadline=None)
 @given(st.lists(st.tuples(st.floats(0.01, 100), st.floats(-1e3, 1e3)), min_size=1, max_size=8))
 def test_the_mean_lies_between_the_extremes_and_equals_that_of_float64(pairs):
-    mean = weighted_mean([(weight, lambda value=value: {"x": np.float32([value])}) for weight, value in pairs])["x"][0]
+    mean = weighted_mean([(weight, {"x": np.float32([value])}) for weight, value in pairs])["x"][0]
     values = [value for _, value in pairs]
     assert min(values) - 1e-2 <= mean <= max(values) + 1e-2
     assert mean == pytest.approx(np.average(values, weights=[weight for weight, _ in pairs]), abs=1e-2)
@@ -68,7 +75,7 @@ def test_a_mean_of_nothing_is_an_error():
     with pytest.raises(ModelError, match="nothing"):
         weighted_mean([])
     with pytest.raises(ModelError, match="nothing"):
-        weighted_mean([(0.0, lambda: tensors(1))])
+        weighted_mean([(0.0, tensors(1))])
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ copied from the first device (D-L2). The same devices in the same order give the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -72,18 +72,6 @@ class WeightedMean:
                 if tensor.dtype == np.float32:
                     tensor /= np.float32(self._weight)
         return self._sums
-
-
-def weighted_mean(parts: Iterable[tuple[float, Callable[[], Tensors]]]) -> dict[str, Tensor]:
-    """The mean of (weight, load) pairs in the order given; each is loaded, added and let go before the next.
-
-    Weights need not sum to 1. Raises MisfitError when the tensors of one differ from the first one's in name, shape or
-    type, and ModelError when there is none or the weights sum to 0.
-    """
-    mean = WeightedMean()
-    for weight, load in parts:
-        mean.add(weight, load())  # no name is bound, so the tensors are gone before the next ones are loaded
-    return mean.result()
 
 
 def layout_of(tensors: Tensors) -> Layout:

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
-
-import typer
+from typing import Any
 
 from edgefl.cli.locate import RUNS, RunArgument, RunsOption, find_run, read_run
+from edgefl.cli.options import Format, print_json
 from edgefl.report.rows import RunReport
 
 
 def command(
     run: RunArgument = "latest",
     runs: RunsOption = RUNS,
-    format: Annotated[Literal["terminal", "json"], typer.Option("--format", help="How to print.")] = "terminal",  # noqa: A002  # the option's own name
+    format: Format = "terminal",  # noqa: A002  # the option's own name
 ) -> None:
     """Show each device of a run: what it is, what it may spend, when it was last heard of, what it spent.
 
@@ -21,10 +20,8 @@ def command(
     """
     report = read_run(find_run(run, runs))
     if format == "json":
-        import msgspec
-
         body = {"run": report.run, "devices": [_as_json(report, device.device) for device in report.devices]}
-        typer.echo(msgspec.json.format(msgspec.json.encode(body), indent=2).decode())
+        print_json(body)
         return
     from rich.console import Console
 

@@ -6,6 +6,8 @@ from typing import Annotated, Literal
 
 import typer
 
+from edgefl.cli.options import Format, print_json
+
 BrokerOption = Annotated[
     str, typer.Option("--broker", help="Also try this broker, such as mqtts://user:password@host:8883.")
 ]
@@ -16,7 +18,7 @@ def command(
     device: Annotated[
         Literal["auto", "cpu", "cuda"], typer.Option("--device", help="Where torch shall try a training step.")
     ] = "auto",
-    format: Annotated[Literal["terminal", "json"], typer.Option("--format", help="How to print.")] = "terminal",  # noqa: A002  # the option's own name
+    format: Format = "terminal",  # noqa: A002  # the option's own name
 ) -> None:
     """Check this machine: Python, a real training step with torch, memory, disk, sensors, and the broker if named.
 
@@ -28,9 +30,7 @@ def command(
 
     checks = examine(broker=broker, torch_device=device)
     if format == "json":
-        import msgspec
-
-        typer.echo(msgspec.json.format(msgspec.json.encode(checks), indent=2).decode())
+        print_json(checks)
     else:
         from rich.console import Console
 

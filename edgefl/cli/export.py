@@ -10,7 +10,8 @@ from typing import Annotated, Literal
 import msgspec
 import typer
 
-from edgefl.cli.locate import LEDGER, RUNS, RunArgument, RunsOption, find_run, read_run
+from coordinator.place import LEDGER
+from edgefl.cli.locate import RUNS, RunArgument, RunsOption, find_run, read_run
 from edgefl.cli.options import Format, print_json
 from edgefl.errors import RunError
 from edgefl.plan.values import RunPlan, Stage

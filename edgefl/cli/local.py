@@ -7,7 +7,6 @@ import contextlib
 import os
 import signal
 import sys
-import time
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from typing import Any
 import msgspec
 import yaml
 
-from coordinator.place import hold_place
+from coordinator.place import hold_place, new_run_id
 from edgefl.cli.locate import RUNS, find_run
 from edgefl.cli.planning import shares_of
 from edgefl.config.load import budget_overrides, load_run
@@ -45,7 +44,7 @@ class LocalRun:
         self.name = name
         self.resume = bool(resume)
         self.quiet = quiet
-        self.directory = begun(resume, runs) if resume else runs / _new_id(runs, self.config.name)
+        self.directory = begun(resume, runs) if resume else runs / new_run_id(runs, self.config.name)
         self.run = check_name("run", self.directory.name)
 
     async def train(self) -> None:
@@ -151,14 +150,6 @@ def begun(text: str, runs: Path) -> Path:
     if Path(text).name == text and (runs / text / "run.yaml").is_file():
         return runs / text
     return find_run(text, runs)
-
-
-def _new_id(runs: Path, name: str) -> str:
-    """``name``, the date and time; a number behind it when that is taken."""
-    stamp = time.strftime("%Y%m%d-%H%M%S")
-    base = f"{name}-{stamp}"[:64]
-    taken = {path.name for path in runs.iterdir()} if runs.is_dir() else set()
-    return next(c for c in [base, *(f"{base[:60]}-{i}" for i in range(2, 1000))] if c not in taken)
 
 
 async def _start(arguments: list[str], url: str, log: Path, *, stdout: int | None) -> asyncio.subprocess.Process:

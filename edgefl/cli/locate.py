@@ -7,10 +7,9 @@ from typing import Annotated
 
 import typer
 
+from coordinator.place import LEDGER
 from edgefl.errors import RunError, StoreError
 from edgefl.report.rows import RunReport
-
-LEDGER = "ledger.sqlite"
 
 RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="A run's id, the beginning of one, or `latest`.")]
 RunsOption = Annotated[Path, typer.Option("--runs", envvar="EDGEFL_RUNS", help="Directory that holds the runs.")]

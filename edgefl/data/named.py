@@ -2,9 +2,9 @@
 
 ``basic_motions`` lies inside the installed package sktime; the others are folders below EDGEFL_DATA.
 
-Scaling ("fixed"): each sensor is divided by one constant, the spread of the *published* training split, rounded. It is
-the same on every device, keeps the direction of gravity, and tells nothing of any device's own data. "window": each
-channel of each window to mean 0 and deviation 1 (loses gravity and strength). "none": as recorded.
+Scaling ("fixed"): each sensor is centred and divided by constants, mean and spread of the *published* training split,
+rounded. They are the same on every device, keep the direction of gravity, and tell nothing of any device's own data.
+"window": each channel of each window to mean 0 and deviation 1 (loses gravity and strength). "none": as recorded.
 """
 
 from __future__ import annotations
@@ -27,8 +27,9 @@ from edgefl.errors import DataError
 
 #: Root mean square deviation over all series and axes of the training split, rounded. Units are not published.
 BASIC_MOTIONS_SCALE = {"acc": 6.0, "gyro": 2.5}
-#: The same for har_hapt, in g and rad/s.
+#: The same for har_hapt, in g and rad/s; and the mean of each axis (gravity on a phone worn at the waist) to take off.
 HAR_SCALE = {"acc": 0.4, "body_acc": 0.15, "gyro": 0.35}
+HAR_CENTRE = {"acc": (0.8, 0.03, 0.1), "body_acc": (0.0, 0.0, 0.0), "gyro": (0.0, 0.0, 0.0)}
 HAR_WINDOW = 128  # samples at 50 Hz
 VENDORS = ("openmoji", "twemoji", "noto", "fxemoji")
 
@@ -131,7 +132,10 @@ def har_hapt(
     test = _last_in_time(raw, test_share) if clients else raw["split"].astype(np.int64)
     acc = "body_acc" if signal == "body" else "acc"
     whole = _complete(
-        {m: _scale(raw[k].astype(np.float32), HAR_SCALE[k], standardise) for m, k in (("acc", acc), ("gyro", "gyro"))},
+        {
+            m: _scale(raw[k].astype(np.float32), HAR_SCALE[k], standardise, HAR_CENTRE[k])
+            for m, k in (("acc", acc), ("gyro", "gyro"))
+        },
         raw["label"].astype(np.int64),
         names,
         ids=[f"{e:02d}-{start:05d}" for e, start in zip(raw["experiment"], raw["start"], strict=True)],
@@ -242,11 +246,11 @@ def _cut(whole: Dataset, split: Array) -> Named:
     return Named(train, test, train.groups)
 
 
-def _scale(values: Array, scale: float, standardise: str) -> Array:
-    """``values`` [N, T, C]."""
+def _scale(values: Array, scale: float, standardise: str, centre: Sequence[float] = (0.0,)) -> Array:
+    """``values`` [N, T, C]; ``centre``: one number, or one a channel."""
     _choice("data set", standardise=(standardise, ("fixed", "window", "none")))
     if standardise == "fixed":
-        values = values / scale
+        values = (values - np.asarray(centre, values.dtype)) / scale
     elif standardise == "window":
         deviation = values.std(axis=1, keepdims=True)
         # A sensor at rest has only noise, which must not be blown up to the strength of a movement.

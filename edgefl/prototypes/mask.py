@@ -12,11 +12,10 @@ import numpy as np
 from edgefl.prototypes.library import Array, ClassMeans
 from edgefl.prototypes.matching import match, mix
 
-#: Classes mixed and softmax temperature over cosines, used in training, evaluation and exported bundles alike. On
-#: har_hapt a sharp choice (0.1) gives away up to 4 points against 0.5 where the single sensor is unsure; above 1 none
-#: are gained.
+#: Classes mixed and softmax temperature over cosines, in evaluation and exported bundles alike. The temperature is
+#: that of the contrast which teaches the match (``modality_contrast``), so the weights are what training made them.
 TOP_K = 3
-TEMPERATURE = 0.5
+TEMPERATURE = 0.1
 
 
 def prototype_mask(h: Array, own: ClassMeans, other: ClassMeans) -> Array:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import socket
 import ssl
 
-from edgefl.errors import BrokerError
+from edgefl.errors import BrokerError, BrokerUnreachableError
 from edgefl.transport.address import Address
 
 
-def unreachable(address: Address, error: OSError) -> BrokerError:
+def unreachable(address: Address, error: OSError) -> BrokerUnreachableError:
     """For a connection that could not be opened."""
     where = f"{address.host}:{address.port}"
     reason = error.strerror or str(error) or type(error).__name__
@@ -30,15 +30,16 @@ def unreachable(address: Address, error: OSError) -> BrokerError:
     elif isinstance(error, ssl.SSLError) or (address.tls and isinstance(error, ConnectionResetError)):
         reason = f"no TLS session with {where}: {getattr(error, 'reason', None) or reason}"
         remedy = "Use mqtt:// if the port speaks plain MQTT; check broker.ca, broker.cert and broker.key."
-    return BrokerError(f"can not reach the broker {address}: {reason}", remedy=remedy)
+    return BrokerUnreachableError(f"can not reach the broker {address}: {reason}", remedy=remedy)
 
 
-def silent(address: Address) -> BrokerError:
+def silent(address: Address) -> BrokerUnreachableError:
     """For a peer that accepts the connection but never answers the greeting."""
     hint = "Check that an MQTT broker listens there" + (
         "." if address.tls else "; if it expects TLS, write mqtts:// instead of mqtt://."
     )
-    return BrokerError(f"can not reach the broker {address}: it does not answer as an MQTT broker", remedy=hint)
+    text = f"can not reach the broker {address}: it does not answer as an MQTT broker"
+    return BrokerUnreachableError(text, remedy=hint)
 
 
 def refused(address: Address, client_id: str, reason: str) -> BrokerError:
