@@ -52,8 +52,8 @@ docs: $(VENV)/.dev  ## regenerate the configuration and command references
 	$(BIN)/python docs/generate.py
 
 bench: $(VENV)/.dev  ## the figures of the README, side by side in one run
-	$(BIN)/python -m benchmarks.schedules
-	$(BIN)/python -m benchmarks.har_prototypes
+	$(BIN)/python -m benchmarks.schedules --write docs/results/schedules.md
+	$(BIN)/python -m benchmarks.har_prototypes --seeds 3 --plain --write docs/results/har.md
 
 clean:  ## forget the environment and what was built; runs stay
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

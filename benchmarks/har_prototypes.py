@@ -98,8 +98,8 @@ def main() -> None:
 
 PAGE = """# Thirty people, every third without a gyroscope
 
-`python -m benchmarks.har_prototypes {flags}` on {machine}, {date}; run file `profiles/runs/har.yaml`. Accuracy in percent
-of the test windows, mean ± deviation over seeds.
+`python -m benchmarks.har_prototypes {flags}` on {machine}, {date}; run file `profiles/runs/har.yaml`.
+Accuracy in percent of the test windows, mean ± deviation over seeds.
 
 har_hapt: smartphone at the waist, six activities; each person is a device. Of each recording's windows of each
 activity the last 30 % in time are the test; training windows that overlap them are left out. Devices with both

@@ -66,6 +66,8 @@ class Agent:
 
     async def run(self) -> None:
         """Until ``stop``. Raises the EdgeFLError that ended it."""
+        for file in self.store.set_aside:
+            self.emit("warning", text=f"a file of an earlier start can not be read; it was set aside as {file}")
         try:
             self._spawn(self._take_events())
             self._spawn(self._connect())

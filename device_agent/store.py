@@ -47,6 +47,7 @@ class AgentStore:
 
     def __init__(self, directory: Path, owner: Owner, limit_bytes: int | None = None) -> None:
         self.directory = directory
+        self.set_aside: list[Path] = []  # files that could not be understood, under their new names
         with explained("open", directory):
             directory.mkdir(parents=True, exist_ok=True)
             self._lock = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -65,7 +66,7 @@ class AgentStore:
             raise StoreError(
                 f"{self.directory} is in use by another agent", remedy="Stop it, or give each agent its own --state."
             ) from error
-        known = _read(self.directory / "identity.json", Owner)
+        known = self._read(self.directory / "identity.json", Owner)
         if known is not None and known != owner:
             raise StoreError(
                 f"{self.directory} belongs to device {known.device!r} of fleet {known.fleet!r}, "
@@ -83,7 +84,7 @@ class AgentStore:
 
     def load(self) -> Saved:
         """The work in hand. What cannot be read is as if there were none: the coordinator offers again."""
-        return _read(self.directory / "work.msgpack", Saved) or Saved()
+        return self._read(self.directory / "work.msgpack", Saved) or Saved()
 
     def save(self, saved: Saved) -> None:
         """Make ``saved`` what the next start finds. Raises StoreError."""
@@ -91,12 +92,24 @@ class AgentStore:
 
     def load_facts(self, fingerprint: str) -> DataFacts | None:
         """What the data was, if it has not changed since."""
-        known = _read(self.directory / "facts.json", _Facts)
+        known = self._read(self.directory / "facts.json", _Facts)
         return known.facts if known is not None and known.fingerprint == fingerprint else None
 
     def save_facts(self, fingerprint: str, facts: DataFacts) -> None:
         """Remember what the data is. Raises StoreError."""
         _write(self.directory / "facts.json", msgspec.json.encode(_Facts(fingerprint, facts)))
+
+    def _read(self, file: Path, kind: type[T]) -> T | None:
+        decode = msgspec.json.decode if file.suffix == ".json" else msgspec.msgpack.decode
+        with explained("read", file):
+            try:
+                return decode(file.read_bytes(), type=kind)
+            except FileNotFoundError:
+                return None
+            except msgspec.MsgspecError:
+                # Renaming makes half-written files impossible; a damaged disk or another version remains.
+                self.set_aside.append(file.replace(file.with_suffix(file.suffix + ".damaged")))
+                return None
 
 
 def fingerprint(source: str, *more: str) -> str:
@@ -109,19 +122,6 @@ def fingerprint(source: str, *more: str) -> str:
     except OSError:
         seen = "absent"
     return hashlib.sha256("\0".join([source, seen, *more]).encode()).hexdigest()
-
-
-def _read(file: Path, kind: type[T]) -> T | None:
-    decode = msgspec.json.decode if file.suffix == ".json" else msgspec.msgpack.decode
-    with explained("read", file):
-        try:
-            return decode(file.read_bytes(), type=kind)
-        except FileNotFoundError:
-            return None
-        except msgspec.MsgspecError:
-            # Renaming makes half-written files impossible; a damaged disk or another version remains. Kept for a look.
-            file.replace(file.with_suffix(file.suffix + ".damaged"))
-            return None
 
 
 def _write(file: Path, data: bytes) -> None:

@@ -362,5 +362,6 @@ def test_damaged_work_is_set_aside_and_not_believed(tmp_path):
     store = AgentStore(tmp_path, Owner("d1", "f"))
     (tmp_path / "work.msgpack").write_bytes(b"\x93half")
     assert store.load() == v.Saved()
-    assert (tmp_path / "work.msgpack.damaged").exists()
+    assert store.set_aside == [tmp_path / "work.msgpack.damaged"]
+    assert store.set_aside[0].exists()
     store.close()

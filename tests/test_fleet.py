@@ -265,7 +265,7 @@ def test_local_mode_trains_and_reports(tmp_path: Path, export: bool) -> None:
     assert not [text for text in (done.stdout.decode(), done.stderr.decode(), page, *logs.values()) if secret in text]
 
 
-def test_killing_local_mode_leaves_nothing_running(tmp_path: Path) -> None:
+def test_local_mode_tells_of_a_dead_agent_and_killed_itself_leaves_nothing_running(tmp_path: Path) -> None:
     with (tmp_path / "out").open("wb") as out:
         process = subprocess.Popen(local(tmp_path), stdout=out, stderr=out)
     family: list[psutil.Process] = []
@@ -274,6 +274,8 @@ def test_killing_local_mode_leaves_nothing_running(tmp_path: Path) -> None:
         until(lambda: any(runs.glob("*/devices/two/lock")) and any(runs.glob("*/events.jsonl")))
         family = psutil.Process(process.pid).children(recursive=True)
         assert len(family) >= 4  # broker, coordinator, two agents; and workers
+        next(one for one in family if one.is_running() and "two" in one.cmdline()).kill()
+        until(lambda: b"warning: the agent of two has ended" in (tmp_path / "out").read_bytes())
     finally:
         process.kill()
         process.wait()

@@ -7,6 +7,7 @@ import contextlib
 import os
 import signal
 import sys
+import time
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,8 @@ from edgefl.transport.broker import start_broker
 AGENT_GRACE_S = 5.0
 #: The coordinator sends what it still owes the devices, and its evaluator may be in the middle of a batch.
 COORDINATOR_GRACE_S = 15.0
+#: An agent that was told to stop: by us, or by the Ctrl-C that ends this run as well.
+_STOPPED = {0, -signal.SIGTERM, -signal.SIGINT, 128 + signal.SIGTERM, 128 + signal.SIGINT}
 
 
 class LocalRun:
@@ -46,6 +49,8 @@ class LocalRun:
         self.quiet = quiet
         self.directory = begun(resume, runs) if resume else runs / new_run_id(runs, self.config.name)
         self.run = check_name("run", self.directory.name)
+        self._view: LiveView | None = None
+        self._ended: list[str] = []  # agents that ended before the run did, and their last words
 
     async def train(self) -> None:
         """The run from first to last round. Raises the failing program's own error."""
@@ -113,10 +118,24 @@ class LocalRun:
             arguments += ["--set", override]
         log = self.directory / "logs" / f"{name}.log"
         process = await _start(arguments, url, log, stdout=None)
+        watcher = asyncio.create_task(self._watch(name, process, log))
         try:
             yield
         finally:
+            watcher.cancel()
             await _end(process, AGENT_GRACE_S)
+
+    async def _watch(self, name: str, process: asyncio.subprocess.Process, log: Path) -> None:
+        """Tell when an agent ends by itself: the coordinator only sees that it is silent."""
+        status = await process.wait()
+        if status in _STOPPED:
+            return
+        told = f"the agent of {name} has ended: {_last_words(log) or f'status {status}'}"
+        self._ended.append(told)
+        if self._view is not None:
+            self._view.feed(EventRow(time.time(), "warning", data={"text": told}))
+        else:
+            sys.stderr.write(f"warning: {told}\n")
 
     async def _coordinate(self, run_file: Path, url: str) -> None:
         arguments = ["coordinator.cli", "run", str(run_file), "--events", "--fleet", self.run]
@@ -124,22 +143,22 @@ class LocalRun:
         arguments += ["--resume" if self.resume else "--run", self.run]
         log = self.directory / "logs" / "coordinator.log"
         process = await _start(arguments, url, log, stdout=asyncio.subprocess.PIPE)
-        view = contextlib.nullcontext() if self.quiet else LiveView()
+        self._view = None if self.quiet else LiveView()
         failure = ""
         remedy = ""
         try:
-            with view as live:
+            with self._view or contextlib.nullcontext():
                 async for line in _lines(process):
                     event = msgspec.json.decode(line, type=EventRow)
                     if event.kind == "run_failed":
                         failure, remedy = str(event.data.get("text", "")), str(event.data.get("remedy", ""))
-                    if live is not None:
-                        live.feed(event)
+                    if self._view is not None:
+                        self._view.feed(event)
             status = await process.wait()
         finally:
             await _end(process, COORDINATOR_GRACE_S)
         if status != 0:
-            raise _failure(status, failure, remedy, log)
+            raise _failure(status, "\n".join([failure, *self._ended]) if failure else "", remedy, log)
 
 
 def begun(text: str, runs: Path) -> Path:
@@ -190,9 +209,14 @@ async def _lines(process: asyncio.subprocess.Process) -> AsyncIterator[bytes]:
 def _failure(status: int, text: str, remedy: str, log: Path) -> EdgeFLError:
     """The coordinator's own error with its exit code; its log's last words when it left none."""
     if not text:
-        lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-        told = next((line for line in reversed(lines) if line.startswith("error: ")), lines[-1] if lines else "")
-        text = told.removeprefix("error: ") or f"the coordinator ended with status {status}"
+        text = _last_words(log) or f"the coordinator ended with status {status}"
     error = RunError(text, remedy=remedy or f"See {log}.")
     error.exit_code = status if status > 0 else RunError.exit_code
     return error
+
+
+def _last_words(log: Path) -> str:
+    """The last error in a program's log, else its last line."""
+    lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    told = next((line for line in reversed(lines) if line.startswith("error: ")), lines[-1] if lines else "")
+    return told.removeprefix("error: ")
