@@ -21,7 +21,8 @@ from training_fixture import (
 from edgefl.models.build import StagedModel, build
 from edgefl.models.matching import Table
 from edgefl.plan.values import Job
-from edgefl.training.missing import MISSING
+from edgefl.prototypes.mask import TEMPERATURE
+from edgefl.training.missing import MISSING, hide
 from edgefl.training.objectives import Forward, clip, clip_loss, cross_entropy, modality_contrast, total_loss
 from edgefl.training.step import prepare
 
@@ -42,7 +43,7 @@ def ready(made: Job, seed: int = 0) -> StagedModel:
     return model
 
 
-def forward_of(projected, rows=None, labels=None, tables=None, missing="zero", size=None) -> Forward:
+def forward_of(projected, rows=None, labels=None, tables=None, missing=("zero", {}), size=None) -> Forward:
     spec = model_spec(modalities="".join(["a", "b"]))
     size = size or len(next(iter(projected.values())))
     rows = {m: (rows or {}).get(m) for m in projected}
@@ -143,7 +144,7 @@ def test_the_total_is_the_weighted_sum_of_its_terms():
     model, batch = ready(made), random_batch()
     tables = {m: Table(torch.randn(3, 6), torch.ones(3, dtype=torch.bool)) for m in "ab"}
     projected = {m: model.project(m, model.encode(m, x)) for m, x in batch.inputs.items()}
-    forward = Forward(model, 6, projected, batch.rows, batch.labels, "zero", tables)
+    forward = Forward(model, 6, projected, batch.rows, batch.labels, ("zero", {}), tables)
     options = {"cross_entropy": {"weight": 2.0}, "modality_contrast": {"weight": 0.5, "temperature": 0.1}}
     expected = 2 * cross_entropy(forward, {}) + 0.5 * modality_contrast(forward, {"temperature": 0.1})
     torch.testing.assert_close(total_loss(forward, options), expected)
@@ -152,9 +153,9 @@ def test_the_total_is_the_weighted_sum_of_its_terms():
 # ---- stand-ins
 
 
-def filled(kind, tables=None, labels=None):
+def filled(kind, options=None, tables=None, labels=None):
     projected = {"a": torch.ones(3, 6), "b": torch.full((1, 6), 5.0)}
-    forward = forward_of(projected, {"b": torch.tensor([1])}, labels, tables, kind)
+    forward = forward_of(projected, {"b": torch.tensor([1])}, labels, tables, (kind, options or {}))
     return forward.filled()
 
 
@@ -167,7 +168,7 @@ def test_zeros_and_noise_stand_in_where_a_sample_lacks_the_modality():
     noise = filled("random")["b"]
     assert len(set(noise[[0, 2]].flatten().tolist())) == 12
     assert noise[1].tolist() == [5.0] * 6
-    big = forward_of({"a": torch.ones(500, 6)}, missing="random").filled()["b"]
+    big = forward_of({"a": torch.ones(500, 6)}, missing=("random", {})).filled()["b"]
     assert big.mean().item() == pytest.approx(0, abs=0.1)
     assert big.std().item() == pytest.approx(1, abs=0.1)
 
@@ -180,9 +181,34 @@ def test_the_prototype_of_the_own_class_stands_in_and_zeros_without_a_label_or_a
     assert filled("prototype", tables=tables)["b"][:, 0].tolist() == [0.0, 5.0, 0.0]
 
 
+def test_the_prototypes_that_the_modality_at_hand_matches_stand_in():
+    # a = (1, …, 1) matches class 1 with cosine 1 and class 0 with cosine 1 - T: weights e : 1
+    own = torch.ones(3, 6)
+    own[0, 0] += 6 * math.sqrt(2 * TEMPERATURE / 5)
+    cosine = own[0].sum() / (own[0].norm() * math.sqrt(6))
+    tables = {"a": Table(own, torch.tensor([True, True, False])), "b": table([[float(c)] * 6 for c in (10, 20, 30)])}
+    result = filled("prototype", {"by": "match"}, tables, torch.tensor([0, 0, 0]))
+    less = math.exp((cosine - 1) / TEMPERATURE)
+    assert 0.1 < less < 0.9
+    expected = (20 + 10 * less) / (1 + less)
+    assert result["b"][0].tolist() == pytest.approx([expected] * 6, rel=1e-4)
+    assert result["b"][1].tolist() == [5.0] * 6
+
+
 @pytest.mark.parametrize("kind", MISSING)
 def test_a_modality_that_nobody_in_the_batch_has_is_filled_whole(kind):
-    forward = forward_of({"a": torch.ones(3, 6)}, labels=torch.tensor([0, 1, 2]), missing=kind)
+    forward = forward_of({"a": torch.ones(3, 6)}, labels=torch.tensor([0, 1, 2]), missing=(kind, {}))
     result = forward.filled()
     assert list(result) == ["a", "b"]
     assert result["b"].shape == (3, 6)
+
+
+def test_hidden_modalities_leave_each_sample_one():
+    torch.manual_seed(0)
+    has = {"a": torch.tensor([True] * 400), "b": torch.tensor([True] * 300 + [False] * 100)}
+    hidden = hide(has, 0.5)
+    assert (hidden["a"] | hidden["b"]).all()
+    assert hidden["a"][300:].all()  # incomplete samples keep what they have
+    lost = int((~(hidden["a"] & hidden["b"]))[:300].sum())
+    assert 120 < lost < 180
+    assert hide(has, 0.0)["b"].equal(has["b"])

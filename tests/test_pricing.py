@@ -62,12 +62,13 @@ def test_flops_on_shapes_alone_are_those_of_the_step_itself(schedule, micro, row
 @pytest.mark.parametrize(
     ("objective", "missing", "prototypes", "rows"),
     [
-        (CROSS_ENTROPY, {"random": {}}, {}, {}),
-        (CONTRAST, {"prototype": {}}, {"class_mean": {}}, INCOMPLETE),
+        (CROSS_ENTROPY, {"random": {"drop": 0.3}}, {}, {}),
+        (CONTRAST, {"prototype": {"by": "label"}}, {"class_mean": {}}, INCOMPLETE),
+        (CONTRAST, {"prototype": {"by": "match"}}, {"class_mean": {}}, INCOMPLETE),
         (CLIP, {"ignore": {}}, {}, {}),
         ({**CROSS_ENTROPY, **CLIP}, {"zero": {}}, {}, INCOMPLETE),
     ],
-    ids=["random", "prototype", "clip", "clip and cross-entropy"],
+    ids=["random", "label", "match", "clip", "clip and cross-entropy"],
 )
 def test_flops_of_every_term_and_stand_in(objective, missing, prototypes, rows):
     spec = model_spec(classes=3 if "cross_entropy" in objective else 0)
@@ -157,7 +158,7 @@ def test_a_rare_modality_is_priced_with_the_least_rows_that_can_be_trained():
     assert peak == price_step(made, {"a": 16, "b": 16})[0]  # any batch may happen to be complete
 
 
-@pytest.mark.parametrize("missing", [{"zero": {}}, {"prototype": {}}], ids=["zero", "prototype"])
+@pytest.mark.parametrize("missing", [{"zero": {}}, {"prototype": {"by": "match"}}], ids=["zero", "match"])
 def test_prices_of_a_fleet_follow_from_a_few_traces_exactly(missing, monkeypatch):
     slots = {"objective": CONTRAST, "missing": missing, "prototypes": {"class_mean": {}}}
     made, pricer, traced = job(batch_size=20, **slots), Pricer(), []

@@ -33,8 +33,10 @@ def price_run(
     devices = _devices(config, profiles)
     plan, shares = _compile(config, recipe, [device for device, _ in devices], samples)
     # torch only now: what is wrong with the files is told before it has taken its seconds.
+    from edgefl.models.pretrained import check_pretrained
     from edgefl.training.pricing import Pricer
 
+    check_pretrained(plan.model)
     part_bytes = _part_bytes(plan)
     base = _base(trainer_base, plan)
     pricer = Pricer()

@@ -18,6 +18,7 @@ class Option(NamedTuple):
     most: float = math.inf
 
 
+DROP = Option(0.0, "probability that a complete sample trains with one of its modalities hidden", least=0, most=1)
 _WEIGHT = Option(1.0, "factor of the term", least=0)
 _SHARE = Option(0.5, "share of the eligible devices, rounded up", least=0.01, most=1)
 
@@ -52,11 +53,19 @@ SLOTS: dict[str, tuple[str, dict[str, tuple[str, dict[str, Option]]]]] = {
         "what stands in for an absent modality during training",
         {
             "ignore": ("samples that lack a modality are left out", {}),
-            "zero": ("zeros", {}),
-            "random": ("standard normal noise", {}),
+            "zero": ("zeros", {"drop": DROP}),
+            "random": ("standard normal noise", {"drop": DROP}),
             "prototype": (
-                "the prototype of the sample's class (arXiv 2312.13508); zeros until there is one",
-                {},
+                "a global prototype (arXiv 2312.13508); zeros until there is one",
+                {
+                    "by": Option(
+                        "label",
+                        "whose: that of the sample's own class (the paper), or of the classes that the modality at "
+                        "hand matches, as at inference",
+                        ("label", "match"),
+                    ),
+                    "drop": DROP,
+                },
             ),
         },
     ),

@@ -67,6 +67,13 @@ def pretrained_parts(spec: ModelSpec, modality: str) -> Iterator[tuple[str, Tens
         yield part, tensors
 
 
+def check_pretrained(spec: ModelSpec) -> None:
+    """Raises ModelError when a checkpoint that the model names is not there or is described as something else."""
+    for modality, encoder in spec.encoders.items():
+        if encoder.pretrained:
+            _Source(modality, encoder).check()
+
+
 class _Source:
     """One encoder's checkpoint: reading it, and saying what is wrong with it."""
 
@@ -78,8 +85,8 @@ class _Source:
     def misfit(self, message: str) -> ModelError:
         return ModelError(f"the {self.label} does not fit the model: {message}")
 
-    def load(self) -> nn.Module:
-        """The checkpoint as `transformers` builds it, with every tensor read from the file."""
+    def check(self) -> None:
+        """Raises ModelError when the checkpoint's own description does not fit; its weights are not read."""
         if self.encoder.kind not in MODEL_TYPES:
             raise ModelError(
                 f"the {self.label} can not be used: a {self.encoder.kind} encoder has no public checkpoints",
@@ -87,6 +94,10 @@ class _Source:
             )
         kind_of(self.encoder)  # reports a missing `transformers` in the user's terms
         self._check_config(_read(self.label, self.name, _read_config))
+
+    def load(self) -> nn.Module:
+        """The checkpoint as `transformers` builds it, with every tensor read from the file."""
+        self.check()
         model, report = _read(self.label, self.name, self._read_weights)
         # The final norm and every block count; a classifier or pooler the file has besides does not matter.
         missing = sorted(str(key) for key in report["missing_keys"])

@@ -12,10 +12,10 @@ import numpy as np
 from edgefl.prototypes.library import Array, ClassMeans
 from edgefl.prototypes.matching import match, mix
 
-#: Classes mixed and softmax temperature over cosines, in evaluation and exported bundles alike. The temperature is
-#: that of the contrast which teaches the match (``modality_contrast``), so the weights are what training made them.
+#: Classes mixed and softmax temperature over cosines, in training, evaluation and exported bundles alike. So sharp that
+#: only near ties are mixed: an even mixture of classes is what zeros already say (docs/decisions/0005).
 TOP_K = 3
-TEMPERATURE = 0.1
+TEMPERATURE = 0.01
 
 
 def prototype_mask(h: Array, own: ClassMeans, other: ClassMeans) -> Array:

@@ -1,37 +1,95 @@
 """What stands in for an absent modality's projection while training (arXiv 2312.13508, eqs 4-6, and its baselines).
 
-zero: 0.  random: N(0, 1).  prototype: P_m[y], the global prototype of the sample's own class.
+zero: 0.  random: N(0, 1).  prototype by label: P_m[y], the global prototype of the sample's own class (the paper).
+prototype by match: what inference will do, from a modality s that the sample has: sum_j w_j P_m[c_j] over the classes
+c_j whose prototypes P_s lie nearest to r_s (docs/decisions/0005).
+
+``drop`` hides one modality of a complete sample from the fusion with that probability, so that every device learns to
+do without (modality dropout: Neverova et al., ModDrop, arXiv 1501.00102).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
 
-from edgefl.models.matching import Table
+from edgefl.models.matching import Table, stand_in
+from edgefl.prototypes.mask import TEMPERATURE, TOP_K
 
-#: (what the stand-ins shall look like [B, d], the modality's table if there is one, labels [B]) -> stand-ins [B, d]
-StandIn = Callable[[Tensor, Table | None, Tensor | None], Tensor]
+Options = Mapping[str, float | str]
+#: (modality, projections [B, d] by modality, which rows have them [B], tables, labels [B], options) -> stand-ins [B, d]
+StandIn = Callable[
+    [str, Mapping[str, Tensor], Mapping[str, Tensor], Mapping[str, Table], Tensor | None, Options], Tensor
+]
 
 
-def zero(like: Tensor, table: Table | None, labels: Tensor | None) -> Tensor:
+def zero(
+    modality: str,
+    full: Mapping[str, Tensor],
+    has: Mapping[str, Tensor],
+    tables: Mapping[str, Table],
+    labels: Tensor | None,
+    options: Options,
+) -> Tensor:
     """Zeros."""
-    return torch.zeros_like(like)
+    return torch.zeros_like(next(iter(full.values())))
 
 
-def random(like: Tensor, table: Table | None, labels: Tensor | None) -> Tensor:
+def random(
+    modality: str,
+    full: Mapping[str, Tensor],
+    has: Mapping[str, Tensor],
+    tables: Mapping[str, Table],
+    labels: Tensor | None,
+    options: Options,
+) -> Tensor:
     """Standard normal noise."""
-    return torch.randn_like(like)
+    return torch.randn_like(next(iter(full.values())))
 
 
-def prototype(like: Tensor, table: Table | None, labels: Tensor | None) -> Tensor:
-    """The prototype of each sample's class; zeros while there is none, and for samples without a label."""
-    if table is None or labels is None:
-        return torch.zeros_like(like)
+def prototype(
+    modality: str,
+    full: Mapping[str, Tensor],
+    has: Mapping[str, Tensor],
+    tables: Mapping[str, Table],
+    labels: Tensor | None,
+    options: Options,
+) -> Tensor:
+    """Prototypes by label or by match; zeros while there are none, and for samples without a label."""
+    like = torch.zeros_like(next(iter(full.values())))
+    table = tables.get(modality)
+    if table is None:
+        return like
+    if options.get("by", "label") == "match":
+        return _matched(modality, full, has, tables, like)
+    if labels is None:
+        return like
     known = (labels >= 0).unsqueeze(1)
-    return torch.where(known, table.rows[labels.clamp(min=0)], 0.0)
+    return torch.where(known, table.rows[labels.clamp(min=0)], like)
+
+
+def _matched(
+    modality: str, full: Mapping[str, Tensor], has: Mapping[str, Tensor], tables: Mapping[str, Table], like: Tensor
+) -> Tensor:
+    """From the first modality each sample has, as ``edgefl.prototypes.mask`` does at inference."""
+    result = like
+    for source in reversed([m for m in full if m != modality and m in tables]):
+        top_k = min(TOP_K, tables[source].rows.shape[0])
+        mixed, _, _ = stand_in(full[source], tables[source], tables[modality], top_k, TEMPERATURE)
+        result = torch.where(has[source].unsqueeze(1), mixed, result)
+    return result
+
+
+def hide(has: Mapping[str, Tensor], drop: float) -> dict[str, Tensor]:
+    """``has`` with one modality, each as likely, hidden in a share ``drop`` of the samples that have them all."""
+    if drop <= 0 or len(has) < 2:
+        return dict(has)
+    complete = torch.stack(list(has.values())).all(0)
+    chosen = torch.rand(complete.shape, device=complete.device) < drop
+    which = torch.randint(len(has), complete.shape, device=complete.device)
+    return {m: rows & ~(complete & chosen & (which == i)) for i, (m, rows) in enumerate(has.items())}
 
 
 #: ``ignore`` leaves incomplete samples out before batches are made, so that nothing is left to stand in for.

@@ -18,14 +18,14 @@ from torch import Tensor
 
 from edgefl.models.build import StagedModel
 from edgefl.models.matching import Table, unit
-from edgefl.training.missing import MISSING
+from edgefl.training.missing import MISSING, hide
 
 
 @dataclass
 class Forward:
     """Projections of one batch. ``projected[m]``: [n_m, d]; ``rows[m]``: which of the B rows these are, None: all.
 
-    ``missing``: the slot's choice; ``tables``: the global prototypes.
+    ``missing``: the slot's choice and its options; ``tables``: the global prototypes.
     """
 
     model: StagedModel
@@ -33,24 +33,37 @@ class Forward:
     projected: dict[str, Tensor]
     rows: dict[str, Tensor | None]
     labels: Tensor | None
-    missing: str
+    missing: tuple[str, Mapping[str, float | str]]
     tables: Mapping[str, Table]
     logits: Tensor | None = None
 
     def filled(self) -> dict[str, Tensor]:
-        """[B, d] of every modality of the model, with stand-ins where a sample lacks it."""
-        like = next(iter(self.projected.values()))
-        like = like.new_empty(self.size, like.shape[1])
+        """[B, d] of every modality of the model, with stand-ins where a sample lacks it (or has it hidden)."""
+        name, options = self.missing
+        drop = float(options.get("drop", 0.0))
+        wanted = list(self.model.spec.encoders)
+        if drop == 0 and all(m in self.projected and self.rows[m] is None for m in wanted):
+            return self.projected
+        full, has = self._spread()
+        has = hide(has, drop) if len(full) == len(wanted) else has
         result = {}
-        for m in self.model.spec.encoders:
-            own, rows = self.projected.get(m), self.rows.get(m)
-            if own is not None and rows is None:
-                result[m] = own
-                continue
-            result[m] = MISSING[self.missing](like, self.tables.get(m), self.labels)
-            if own is not None and rows is not None:
-                result[m] = result[m].index_copy(0, rows, own)
+        for m in wanted:
+            stand_in = MISSING[name](m, full, has, self.tables, self.labels, options)
+            result[m] = torch.where(has[m].unsqueeze(1), full[m], stand_in) if m in full else stand_in
         return result
+
+    def _spread(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Projections as [B, d] with zeros where there are none, and which rows have them [B]."""
+        full, has = {}, {}
+        for m, own in self.projected.items():
+            rows = self.rows[m]
+            if rows is None:
+                full[m] = own
+                has[m] = torch.ones(self.size, dtype=torch.bool, device=own.device)
+            else:
+                full[m] = own.new_zeros(self.size, own.shape[1]).index_copy(0, rows, own)
+                has[m] = torch.zeros(self.size, dtype=torch.bool, device=own.device).index_fill(0, rows, True)
+        return full, has
 
 
 def cross_entropy(forward: Forward, options: Mapping[str, float | str]) -> Tensor:

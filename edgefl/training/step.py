@@ -91,7 +91,7 @@ def run_forward(model: StagedModel, job: Job, batch: Batch, tables: Mapping[str,
         projected={m: model.project(m, h) for m, h in encoded.items()},
         rows=batch.rows,
         labels=batch.labels,
-        missing=next(iter(job.slots.missing), "zero"),
+        missing=next(iter(job.slots.missing.items()), ("zero", {})),
         tables=tables,
     )
     return Pass(total_loss(forward, job.slots.objective), forward, encoded, seed)
