@@ -41,9 +41,9 @@ def resync(state: State, device: str, working_on: Attempt | None, at: float) -> 
     opened = state.open
     assignment = opened.assignments.get(device) if opened is not None else None
     if working_on is not None and (opened is None or working_on != opened.attempt):
-        if working_on.run == state.run and working_on == state.closed and device in state.counted:
+        if working_on == state.closed and device in state.counted:
             return state, [SendAck(device, working_on)]
-        if working_on.run == state.run:
+        if (working_on.run, working_on.begun) == (state.run, state.begun):
             out: list[Instruction] = [SendAbort(device, working_on, "this attempt is closed")]
             state, more = resync(state, device, None, at)
             return state, out + more

@@ -64,7 +64,8 @@ class Outbox:
             for device in state.devices:
                 self._post(device, m.Drain(self._plan.run, one.reason))
         elif isinstance(one, do.Greet):
-            self._post(one.device, m.Welcome(self._session, run=self._plan.run, heartbeat_s=self._heartbeat_s))
+            run, begun, beat = self._plan.run, state.begun, self._heartbeat_s
+            self._post(one.device, m.Welcome(self._session, run=run, begun=begun, heartbeat_s=beat))
         elif isinstance(one, do.SendAbort):
             self.uploads.cancel(one.device)
             self.away(one.device)

@@ -143,7 +143,9 @@ class Runner:
         position = self._ledger.position(run)
         self._work.begin(position.manifest, self._ledger.states(run))
         self._tell(self._started(position.manifest, broker))
-        return Begin(self.clock(), position.stage, position.round, position.attempt, position.unevaluated)
+        return Begin(
+            self.clock(), position.stage, position.round, position.attempt, position.unevaluated, position.begun
+        )
 
     def _started(self, manifest: Manifest, broker: str) -> do.Tell:
         rounds = [stage.rounds for stage in self.plan.stages]

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import signal
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -64,7 +65,8 @@ def execute(
     place = directory / plan.run
     write_run_file(plan, place / "run.yaml")
     try:
-        return asyncio.run(_run(plan, place, broker or wanted, fleet, bool(resume), ledger, emit, say))
+        with _showing_warnings(emit):
+            return asyncio.run(_run(plan, place, broker or wanted, fleet, bool(resume), ledger, emit, say))
     except (KeyboardInterrupt, asyncio.CancelledError) as error:  # Ctrl-C, SIGTERM
         way_on = f"Go on after the last finished round with the same options and --resume {plan.run}."
         raise KeyboardInterrupt(way_on) from error
@@ -93,6 +95,20 @@ async def _run(
             ledger_url=ledger,
             broker=url,
         )
+
+
+@contextlib.contextmanager
+def _showing_warnings(emit: Callable[[EventRow], None]) -> Iterator[None]:
+    """What is said through ``logging`` (a lost broker, say) is shown among the run's events."""
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda one: emit(  # type: ignore[method-assign]
+        EventRow(one.created, "warning", data={"text": one.getMessage(), "source": one.name})
+    )
+    logging.getLogger().addHandler(handler)
+    try:
+        yield
+    finally:
+        logging.getLogger().removeHandler(handler)
 
 
 def _heed_signals() -> None:

@@ -141,7 +141,8 @@ def _welcome(state: State, message: m.Welcome, now: float) -> Step:
     if message.run != before:
         out.append(v.Log("welcomed", {"run": message.run, "coordinator": message.coordinator}))
     if message.run:
-        state, dropped = _forget(state, lambda attempt: attempt.run != message.run)
+        wanted = Attempt(message.run, begun=message.begun)
+        state, dropped = _forget(state, lambda attempt: not attempt.same_run(wanted))
         out += dropped
     return state, out
 
@@ -156,7 +157,7 @@ def _offer(state: State, offer: m.Offer, disk: v.Disk, now: float) -> Step:
     facts = state.facts
     if facts is None:
         return replace(state, waiting=offer), []
-    foreign = state.task is not None and state.task.attempt.run != offer.attempt.run
+    foreign = state.task is not None and not state.task.attempt.same_run(offer.attempt)
     if foreign and state.task is not None and state.run != offer.attempt.run:
         return _decline(state, offer, Refusal("busy", detail=f"working on {state.task.attempt}"))
     state, out = _drop_task(state, "superseded") if state.task is not None else (state, [])
@@ -204,11 +205,11 @@ def _stale(state: State, offer: m.Offer) -> str:
     known += [state.update.attempt] if state.update is not None else []
     known += [state.declined[0].attempt] if state.declined is not None else []
     known += [state.waiting.attempt] if state.waiting is not None else []
-    return "stale-offer" if any(old.run == attempt.run and attempt < old for old in known) else ""
+    return "stale-offer" if any(old.same_run(attempt) and attempt < old for old in known) else ""
 
 
 def _over(closed: Attempt | None, attempt: Attempt) -> bool:
-    return closed is not None and closed.run == attempt.run and attempt <= closed
+    return closed is not None and closed.same_run(attempt) and attempt <= closed
 
 
 def _grant(state: State, message: m.Grant, now: float) -> Step:
@@ -229,7 +230,7 @@ def _ack(state: State, message: m.Ack, now: float) -> Step:
 
 def _abort(state: State, message: m.Abort, now: float) -> Step:
     before = state
-    state, out = _forget(state, lambda attempt: attempt.run == message.attempt.run and attempt <= message.attempt)
+    state, out = _forget(state, lambda attempt: attempt.same_run(message.attempt) and attempt <= message.attempt)
     state = replace(state, closed=_later(state.closed, message.attempt))
     if before.closed == state.closed and not out:
         return _drop(state, "stale-abort", message.attempt)

@@ -21,6 +21,8 @@ from edgefl.protocol.messages import Hello, Update
 from edgefl.records import Attempt, Budget, ObjectRef, Refusal
 
 NAMES = ("a", "b", "c")
+BEGUN = 7
+FIRST = Attempt("r1", 1, 1, 1, BEGUN)
 REF = ObjectRef("0" * 64, 10)
 POLICY = RoundPolicy(devices=2, join_s=10.0, quorum=0.5, deadline_s=100.0, max_attempts=2)
 TIMEOUTS = Timeouts(grace_s=5.0, retry_pause_s=1.0)
@@ -41,7 +43,7 @@ class Play:
         self.closed: list[Attempt] = []
         self.counted: set[tuple[str, Attempt]] = set()
         self.log: list[v.Event] = []
-        self.send(v.Begin(self.now))
+        self.send(v.Begin(self.now, begun=BEGUN))
 
     def send(self, event: v.Event) -> list[do.Instruction]:
         before = self.state
@@ -94,7 +96,7 @@ class Play:
         state = self.state
         assert (state.open is not None) == (state.phase in {"round", "closing"})
         if state.open is not None:
-            assert state.open.attempt == Attempt(state.run, state.stage, state.number, state.attempt)
+            assert state.open.attempt == Attempt(state.run, state.stage, state.number, state.attempt, BEGUN)
             assert state.open.assignments
             open_ones = [a for a in state.open.assignments.values() if a.status in v.OPEN]
             assert not (state.phase == "closing" and open_ones)
@@ -378,6 +380,14 @@ def test_a_device_that_works_on_a_closed_attempt_is_told_so() -> None:
     assert of(do.SendOffer, out)[0].attempt == play.opened[-1]
 
 
+def test_an_update_to_an_earlier_run_of_the_same_name_is_not_counted() -> None:
+    play = Play().started("a", "b")
+    earlier = msgspec.structs.replace(play.opened[-1], begun=BEGUN - 1)
+    assert of(do.SendOffer, play.hello("a", working_on=earlier))[0].attempt == play.opened[-1]
+    assert not of(do.Fetch, play.announce("a", earlier))
+    assert play.status("a") == "offered"
+
+
 def test_a_decline_with_figures_is_planned_again_smaller_and_at_last_excluded() -> None:
     play = Play().started("a", "b")
     out = play.decline("a", Refusal("ceiling", 9.0, 5.0, "B"))
@@ -466,10 +476,10 @@ def test_an_update_with_more_samples_than_the_device_has_is_refused(claimed: int
     "event",
     [
         v.Begin(1.0),
-        v.Aggregated(1.0, Attempt("r1", 1, 1, 1)),
-        v.Evaluated(1.0, Attempt("r1", 1, 1, 1)),
-        v.Received(1.0, "a", Attempt("r1", 1, 1, 1)),
-        v.Spoiled(1.0, "a", Attempt("r1", 1, 1, 1), Refusal()),
+        v.Aggregated(1.0, FIRST),
+        v.Evaluated(1.0, FIRST),
+        v.Received(1.0, "a", FIRST),
+        v.Spoiled(1.0, "a", FIRST, Refusal()),
     ],
 )
 def test_illegal_moves_tell_the_story(event: v.Event) -> None:

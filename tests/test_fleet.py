@@ -192,6 +192,9 @@ def test_a_broker_killed_in_a_round_costs_no_round(tmp_path: Path, kind: str) ->
         in_round(coordinator, "left")
         fleet.restart_broker()
         finish(coordinator)
+        warnings = [line["data"]["text"] for line in coordinator.lines if line["kind"] == "warning"]
+        assert any(text.startswith("lost the broker") for text in warnings)
+        assert any(text.endswith("answers again") for text in warnings)
         for agent in agents:
             assert [line for line in agent.lines if line["event"] == "disconnected"]
             assert agent.alive

@@ -30,6 +30,7 @@ from edgefl.report.rows import AssignmentRow, BundleRow, DeviceRow, EventRow, Ro
 FIRST = Attempt("r1", 1, 1, 1)
 REF = ObjectRef("a" * 64, 10)
 INITIAL = {"task": ObjectRef("0" * 64, 10)}
+BEGUN = 100_000  # milliseconds since the epoch
 
 
 @pytest.fixture
@@ -110,14 +111,14 @@ def test_a_report_gives_back_what_was_put_in(path: Path) -> None:
 
 def test_the_position_is_after_the_last_finished_round(path: Path) -> None:
     with begun(path) as ledger:
-        assert ledger.position("r1") == (0, 0, 0, INITIAL, None)
+        assert ledger.position("r1") == (0, 0, 0, INITIAL, None, BEGUN)
         ledger.commit("r1", [do.SaveRound(FIRST)], [], 1.0)
-        assert ledger.position("r1") == (0, 0, 1, INITIAL, None)
+        assert ledger.position("r1") == (0, 0, 1, INITIAL, None, BEGUN)
         ledger.commit("r1", [do.SaveRound(FIRST, "done", manifest={"task": REF})], [], 2.0)
-        assert ledger.position("r1") == (1, 1, 0, {"task": REF}, FIRST)
+        assert ledger.position("r1") == (1, 1, 0, {"task": REF}, FIRST, BEGUN)
         ledger.commit("r1", [do.SaveEvaluation((EvaluationRow(1, 1),))], [], 2.0)
         ledger.commit("r1", [do.SaveRound(Attempt("r1", 2, 1, 1))], [], 3.0)
-        assert ledger.position("r1") == (1, 1, 1, {"task": REF}, None)
+        assert ledger.position("r1") == (1, 1, 1, {"task": REF}, None, BEGUN)
         ledger.reopen("r1", 4.0)
         assert ledger.report().rounds[-1].status == "failed"
         assert ledger.states("r1") == {(0, 0): INITIAL, (1, 1): {"task": REF}}
@@ -196,7 +197,7 @@ def test_what_was_announced_survives_kill_9(path: Path) -> None:
         child.send_signal(signal.SIGKILL)
         announced += [int(line) for line in child.stdout]
     with Ledger(path, create=False) as ledger:
-        stage, number, _, manifest, _ = ledger.position("r1")
+        stage, number, _, manifest, *_ = ledger.position("r1")
     assert stage == 1
     assert number >= announced[-1]
     assert manifest["task"].size == number

@@ -120,6 +120,7 @@ class Welcome(_Message, frozen=True, tag="welcome"):
     coordinator: str = ""
     protocol: int = PROTOCOL_VERSION
     run: str = ""
+    begun: int = 0  # when that run was made, as in Attempt
     heartbeat_s: float = 10.0
 
 

@@ -220,6 +220,8 @@ class MqttTransport:
         self.on_connection(True)
         if not self._first.done():
             self._first.set_result(None)
+        else:
+            _LOG.warning("the broker %s answers again", self.address)
 
     def _lost(self, reason: str) -> None:
         self._renewal = None
