@@ -97,13 +97,22 @@ async def _run(
         )
 
 
+class _Warnings(logging.Handler):
+    """What is said through ``logging`` (a lost broker, say) is shown among the run's events."""
+
+    def __init__(self, emit: Callable[[EventRow], None]) -> None:
+        super().__init__(logging.WARNING)
+        self._tell = emit
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """One record as a ``warning`` event."""
+        data = {"text": record.getMessage(), "source": record.name}
+        self._tell(EventRow(record.created, "warning", data=data))
+
+
 @contextlib.contextmanager
 def _showing_warnings(emit: Callable[[EventRow], None]) -> Iterator[None]:
-    """What is said through ``logging`` (a lost broker, say) is shown among the run's events."""
-    handler = logging.Handler(logging.WARNING)
-    handler.emit = lambda one: emit(  # type: ignore[method-assign]
-        EventRow(one.created, "warning", data={"text": one.getMessage(), "source": one.name})
-    )
+    handler = _Warnings(emit)
     logging.getLogger().addHandler(handler)
     try:
         yield
