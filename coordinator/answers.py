@@ -43,7 +43,7 @@ def resync(state: State, device: str, working_on: Attempt | None, at: float) -> 
     if working_on is not None and (opened is None or working_on != opened.attempt):
         if working_on == state.closed and device in state.counted:
             return state, [SendAck(device, working_on)]
-        if (working_on.run, working_on.begun) == (state.run, state.begun):
+        if (working_on.run, working_on.made_ms) == (state.run, state.made_ms):
             out: list[Instruction] = [SendAbort(device, working_on, "this attempt is closed")]
             state, more = resync(state, device, None, at)
             return state, out + more

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
 
@@ -41,6 +44,33 @@ class Journal:
                 self._file.write(msgspec.json.encode(row) + b"\n")
         finally:
             self._emit(row)
+
+
+class _Ear(logging.Handler):
+    def __init__(self, tell: Callable[[EventRow], None]) -> None:
+        super().__init__(logging.WARNING)
+        self._tell = tell
+        self._loop = asyncio.get_running_loop()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        row = EventRow(record.created, "warning", data={"text": self.format(record), "source": record.name})
+        try:
+            self._loop.call_soon_threadsafe(self._tell, row)
+        except RuntimeError:  # the loop is closed
+            self.handleError(record)
+
+
+@contextlib.contextmanager
+def hearing(tell: Callable[[EventRow], None]) -> Iterator[None]:
+    """Make events of what EdgeFL's own modules say through ``logging`` (a lost broker); the rest goes to stderr."""
+    ear, heard = _Ear(tell), [logging.getLogger(name) for name in ("edgefl", "coordinator")]
+    for logger in heard:
+        logger.addHandler(ear)
+    try:
+        yield
+    finally:
+        for logger in heard:
+            logger.removeHandler(ear)
 
 
 def row_of(tell: Tell) -> EventRow:

@@ -26,7 +26,7 @@ MAX_FIGURES = 64
 class Position(NamedTuple):
     """Where a run stands: its last finished round (0, 0: none), and the attempts begun for the next.
 
-    ``begun``: when the run was made, in milliseconds since the epoch.
+    ``made_ms``: when the run was made, in milliseconds since the epoch.
     """
 
     stage: int
@@ -34,7 +34,7 @@ class Position(NamedTuple):
     attempt: int
     manifest: Manifest
     unevaluated: Attempt | None
-    begun: int
+    made_ms: int
 
 
 class Ledger:
@@ -94,18 +94,18 @@ class Ledger:
             rows = [dict(row) for row in connection.execute(rounds).mappings()]
             done = [row for row in rows if row["status"] == "done"]
             made = self._run(run)
-            begun = round(1000 * made["started_at"])
+            made_ms = round(1000 * made["started_at"])
             if not done:
                 attempt = max((row["attempt"] for row in rows), default=0)
-                return Position(0, 0, attempt, _manifest(made["manifest"]), None, begun)
+                return Position(0, 0, attempt, _manifest(made["manifest"]), None, made_ms)
             last = done[-1]
             key = (last["stage"], last["round"])
             attempt = max((row["attempt"] for row in rows if (row["stage"], row["round"]) > key), default=0)
             is_last = (tables.evaluations.c.stage == key[0]) & (tables.evaluations.c.round == key[1])
             evaluated = select(tables.evaluations.c.id).where((tables.evaluations.c.run == run) & is_last).limit(1)
             missing = connection.execute(evaluated).first() is None
-        unevaluated = Attempt(run, *key, last["attempt"], begun) if missing else None
-        return Position(*key, attempt, _manifest(last["manifest"]), unevaluated, begun)
+        unevaluated = Attempt(run, *key, last["attempt"], made_ms) if missing else None
+        return Position(*key, attempt, _manifest(last["manifest"]), unevaluated, made_ms)
 
     def states(self, run: str) -> dict[tuple[int, int], Manifest]:
         """The model state each finished round made, by (stage, round); (0, 0) is the initial state."""

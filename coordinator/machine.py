@@ -111,7 +111,7 @@ def _begin(state: State, event: Begin) -> Step:
     if state.phase != "starting":
         raise IllegalMoveError(event, state, "the run has begun already")
     following = _following(state, event.stage, event.round)
-    state = replace(state, begun=event.begun, began_at=event.at, until=event.at + state.policy.join_s)
+    state = replace(state, made_ms=event.made_ms, began_at=event.at, until=event.at + state.policy.join_s)
     if following is not None:
         state = replace(state, stage=following[0], number=following[1], attempt=event.attempt)
     else:

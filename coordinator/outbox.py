@@ -62,10 +62,10 @@ class Outbox:
         """Publish what the machine wants said."""
         if isinstance(one, do.DrainAll):
             for device in state.devices:
-                self._post(device, m.Drain(self._plan.run, one.reason))
+                self._post(device, m.Drain(self._plan.run, one.reason, state.made_ms))
         elif isinstance(one, do.Greet):
-            run, begun, beat = self._plan.run, state.begun, self._heartbeat_s
-            self._post(one.device, m.Welcome(self._session, run=run, begun=begun, heartbeat_s=beat))
+            run, made_ms, beat = self._plan.run, state.made_ms, self._heartbeat_s
+            self._post(one.device, m.Welcome(self._session, run=run, made_ms=made_ms, heartbeat_s=beat))
         elif isinstance(one, do.SendAbort):
             self.uploads.cancel(one.device)
             self.away(one.device)
@@ -177,5 +177,5 @@ def job(plan: RunPlan, placement: Placement, stage: int) -> Job:
 
 def transfer_name(direction: str, attempt: Attempt, device: str = "") -> str:
     """A name that fits a topic level: readable, and unique by its hash of run and device."""
-    tail = hashlib.sha256(f"{attempt}/{device}".encode()).hexdigest()[:12]
+    tail = hashlib.sha256(f"{attempt}/{attempt.made_ms}/{device}".encode()).hexdigest()[:12]
     return f"{direction}-s{attempt.stage}r{attempt.round}a{attempt.attempt}-{tail}"

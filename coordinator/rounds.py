@@ -32,7 +32,7 @@ def open_round(state: State, at: float) -> Step:
     able = sorted(name for name, device in state.devices.items() if device.online and device.eligible)
     if not able:
         return no_placement(state, at)
-    number = Attempt(state.run, state.stage, state.number, state.attempt + 1, state.begun)
+    number = Attempt(state.run, state.stage, state.number, state.attempt + 1, state.made_ms)
     draw = np.random.default_rng((state.seed, state.stage, state.number))  # the same run draws the same devices again
     names = choose("select", state.recipe).method(able, draw)
     placements = {name: p for name in names if (p := state.devices[name].placement) is not None}

@@ -17,7 +17,7 @@ import msgspec
 from coordinator import instructions as do
 from coordinator.desk import Desk, Worker
 from coordinator.inbox import Inbox
-from coordinator.journal import FLEETING, Journal, row_of
+from coordinator.journal import FLEETING, Journal, hearing, row_of
 from coordinator.ledger import Ledger
 from coordinator.machine import initial, step
 from coordinator.outbox import Outbox
@@ -95,7 +95,7 @@ class Runner:
         self._ledger = ledger
         self._journal = journal
         self._worker = worker
-        self._events: asyncio.Queue[Event | BaseException] = asyncio.Queue()
+        self._events: asyncio.Queue[Event | EventRow | BaseException] = asyncio.Queue()
         self._inbox = Inbox(timeouts.silence_s, timeouts.introduce_s)
         self._connected = False
         store = ObjectStore(directory / "objects")
@@ -110,6 +110,10 @@ class Runner:
 
     async def run(self, *, resume: bool, broker: str) -> None:
         """Connect, then step until the run is finished. Raises what ended it otherwise."""
+        with hearing(self._events.put_nowait):
+            await self._run(resume, broker)
+
+    async def _run(self, resume: bool, broker: str) -> None:
         try:
             self._transport.on_message = self._on_message
             self._transport.on_connection = self._on_connection
@@ -144,7 +148,7 @@ class Runner:
         self._work.begin(position.manifest, self._ledger.states(run))
         self._tell(self._started(position.manifest, broker))
         return Begin(
-            self.clock(), position.stage, position.round, position.attempt, position.unevaluated, position.begun
+            self.clock(), position.stage, position.round, position.attempt, position.unevaluated, position.made_ms
         )
 
     def _started(self, manifest: Manifest, broker: str) -> do.Tell:
@@ -167,7 +171,10 @@ class Runner:
                 event = await self._events.get()
                 if isinstance(event, BaseException):
                     raise event
-                self._step(event)
+                if isinstance(event, EventRow):
+                    self._keep(event)
+                else:
+                    self._step(event)
         finally:
             ticker.cancel()
             await asyncio.gather(ticker, return_exceptions=True)
@@ -222,7 +229,9 @@ class Runner:
             raise _ERRORS[one.kind](one.message)
 
     def _tell(self, tell: do.Tell) -> None:
-        row = row_of(tell)
+        self._keep(row_of(tell))
+
+    def _keep(self, row: EventRow) -> None:
         self._ledger.commit(self.plan.run, [], [row], time.time())
         self._journal.tell(row)
 

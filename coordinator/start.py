@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import signal
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -65,8 +64,7 @@ def execute(
     place = directory / plan.run
     write_run_file(plan, place / "run.yaml")
     try:
-        with _showing_warnings(emit):
-            return asyncio.run(_run(plan, place, broker or wanted, fleet, bool(resume), ledger, emit, say))
+        return asyncio.run(_run(plan, place, broker or wanted, fleet, bool(resume), ledger, emit, say))
     except (KeyboardInterrupt, asyncio.CancelledError) as error:  # Ctrl-C, SIGTERM
         way_on = f"Go on after the last finished round with the same options and --resume {plan.run}."
         raise KeyboardInterrupt(way_on) from error
@@ -95,29 +93,6 @@ async def _run(
             ledger_url=ledger,
             broker=url,
         )
-
-
-class _Warnings(logging.Handler):
-    """What is said through ``logging`` (a lost broker, say) is shown among the run's events."""
-
-    def __init__(self, emit: Callable[[EventRow], None]) -> None:
-        super().__init__(logging.WARNING)
-        self._tell = emit
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """One record as a ``warning`` event."""
-        data = {"text": record.getMessage(), "source": record.name}
-        self._tell(EventRow(record.created, "warning", data=data))
-
-
-@contextlib.contextmanager
-def _showing_warnings(emit: Callable[[EventRow], None]) -> Iterator[None]:
-    handler = _Warnings(emit)
-    logging.getLogger().addHandler(handler)
-    try:
-        yield
-    finally:
-        logging.getLogger().removeHandler(handler)
 
 
 def _heed_signals() -> None:

@@ -80,7 +80,7 @@ class State(msgspec.Struct, frozen=True):
     number: int = 0
     attempt: int = 0
     tries: int = 0
-    begun: int = 0  # when the run was made, in milliseconds since the epoch; ``began_at``: this process, on its clock
+    made_ms: int = 0  # when the run was made, in milliseconds since the epoch; ``began_at``: this process, on its clock
     began_at: float = 0.0
     until: float = 0.0  # when joining, waiting or pausing ends
     planned_stage: int = 0  # the stage the devices' placements belong to
@@ -99,7 +99,7 @@ class Begin(msgspec.Struct, frozen=True):
 
     ``stage`` and ``round`` are those of the last finished round, 0 and 0 when there is none; ``attempt`` is the last
     one begun for the round that comes next; ``unevaluated`` is the last finished round if it was not evaluated;
-    ``begun`` is when the run was made.
+    ``made_ms`` is when the run was made.
     """
 
     at: float
@@ -107,7 +107,7 @@ class Begin(msgspec.Struct, frozen=True):
     round: int = 0
     attempt: int = 0
     unevaluated: Attempt | None = None
-    begun: int = 0
+    made_ms: int = 0
 
 
 class Joined(msgspec.Struct, frozen=True):

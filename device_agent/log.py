@@ -50,5 +50,8 @@ class LineHandler(logging.Handler):
         self._line = emit
 
     def emit(self, record: logging.LogRecord) -> None:
-        """One record as a ``warning`` line."""
-        self._line("warning", source=record.name, text=record.getMessage())
+        """One record as a ``warning`` line, with its traceback if it has one."""
+        try:
+            self._line("warning", source=record.name, text=self.format(record))
+        except Exception:
+            self.handleError(record)

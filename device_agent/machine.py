@@ -128,23 +128,29 @@ def _welcome(state: State, message: m.Welcome, now: float) -> Step:
     # A welcome nobody asked for, or one from another coordinator than the hello went to, asks who this is.
     late = state.coordinator == "" and now - state.greeted_at > GREETING_S
     unknown = not state.greeting or late or state.coordinator not in {"", message.coordinator}
-    before = state.run
+    before = _current(state)
     state = replace(
         state,
         coordinator=message.coordinator,
         protocol=message.protocol,
         run=message.run,
+        made_ms=message.made_ms,
         greeting=False,
         heartbeat_s=message.heartbeat_s if message.heartbeat_s > 0 else state.heartbeat_s,
     )
     state, out = _hello(state, now) if unknown else (state, [])
-    if message.run != before:
+    current = _current(state)
+    if not current.same_run(before):
         out.append(v.Log("welcomed", {"run": message.run, "coordinator": message.coordinator}))
     if message.run:
-        wanted = Attempt(message.run, begun=message.begun)
-        state, dropped = _forget(state, lambda attempt: not attempt.same_run(wanted))
+        state, dropped = _forget(state, lambda attempt: not attempt.same_run(current))
         out += dropped
     return state, out
+
+
+def _current(state: State) -> Attempt:
+    """The run that the coordinator is at, as an attempt of it."""
+    return Attempt(state.run, made_ms=state.made_ms)
 
 
 def _offer(state: State, offer: m.Offer, disk: v.Disk, now: float) -> Step:
@@ -158,7 +164,7 @@ def _offer(state: State, offer: m.Offer, disk: v.Disk, now: float) -> Step:
     if facts is None:
         return replace(state, waiting=offer), []
     foreign = state.task is not None and not state.task.attempt.same_run(offer.attempt)
-    if foreign and state.task is not None and state.run != offer.attempt.run:
+    if foreign and state.task is not None and not _current(state).same_run(offer.attempt):
         return _decline(state, offer, Refusal("busy", detail=f"working on {state.task.attempt}"))
     state, out = _drop_task(state, "superseded") if state.task is not None else (state, [])
     refusal = judge(state, facts, offer, disk)
@@ -239,9 +245,10 @@ def _abort(state: State, message: m.Abort, now: float) -> Step:
 
 
 def _drain(state: State, message: m.Drain, now: float) -> Step:
-    state, out = _forget(state, lambda attempt: attempt.run == message.run)
-    if state.run == message.run:
-        state = replace(state, run="")
+    over = Attempt(message.run, made_ms=message.made_ms)
+    state, out = _forget(state, over.same_run)
+    if _current(state).same_run(over):
+        state = replace(state, run="", made_ms=0)
     if state.task is None and state.update is None:
         out.append(v.Collect(frozenset()))
     return state, [*out, _save(state), v.Log("drained", {"run": message.run, "reason": message.reason})]

@@ -74,6 +74,7 @@ class State(msgspec.Struct, frozen=True):
     coordinator: str = ""
     protocol: int = 0  # the coordinator's, from its welcome; 0: not heard yet
     run: str = ""  # the coordinator's run, from its welcome; "": none
+    made_ms: int = 0  # when that run was made
     greeting: bool = False  # a hello was sent and its welcome has not come yet
     greeted_at: float = 0.0
     heartbeat_s: float = HEARTBEAT_S

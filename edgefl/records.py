@@ -120,18 +120,18 @@ Manifest = dict[str, ObjectRef]
 class Attempt(msgspec.Struct, frozen=True, order=True):
     """Which attempt of which round of which stage of which run; on every message, so that stale ones are dropped.
 
-    ``begun``: when the run was made, in milliseconds since the epoch: a run made anew under an old name is another.
+    ``made_ms``: when the run was made, in milliseconds since the epoch: a run made anew under an old name is another.
     """
 
     run: str = ""
     stage: int = 0
     round: int = 0
     attempt: int = 0
-    begun: int = 0
+    made_ms: int = 0
 
     def same_run(self, other: Attempt) -> bool:
         """Whether both belong to one run."""
-        return (self.run, self.begun) == (other.run, other.begun)
+        return (self.run, self.made_ms) == (other.run, other.made_ms)
 
     def __str__(self) -> str:
         return f"{self.run}/s{self.stage}/r{self.round}/a{self.attempt}"

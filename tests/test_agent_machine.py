@@ -28,10 +28,10 @@ def job(**changes) -> Job:
     return Job(model, stage, Hyper(batch_size=changes.pop("batch_size", 16)), **changes)
 
 
-def offer(number=1, attempt=1, run="r1", begun=0, **changes) -> m.Offer:
+def offer(number=1, attempt=1, run="r1", made_ms=0, **changes) -> m.Offer:
     manifest = {"acc/embed": ObjectRef(ID, 1000), "task": ObjectRef("b" * 64, 500)}
     return m.Offer(
-        Attempt(run, 1, number, attempt, begun),
+        Attempt(run, 1, number, attempt, made_ms),
         60.0,
         changes.pop("job", job()),
         manifest,
@@ -184,14 +184,17 @@ def test_busy_with_another_run_until_the_coordinator_names_the_new_one():
 
 
 def test_a_run_made_anew_under_an_old_name_is_another_run():
-    old, new = offer(begun=1), offer(begun=2)
+    old, new = offer(3, made_ms=1), offer(made_ms=2)
     state, _ = play(ready(), old, v.Fetched(old.attempt), trained(old.attempt), m.Ack(old.attempt))
     state, out = play(state, new)
     assert sent(out, m.Accept) == [m.Accept("d1", new.attempt)]  # although that attempt of the first one is over
     state, _ = play(ready(), old, v.Fetched(old.attempt), trained(old.attempt))
-    state, out = play(state, m.Welcome("c2", run="r1", begun=2))
+    state, out = play(state, m.Welcome("c2", run="r1", made_ms=2))
     assert "StopServe" in kinds(out)  # trained on the weights of the first one
     assert (state.task, state.update) == (None, None)
+    assert "welcomed" in [one.event for one in out if isinstance(one, v.Log)]
+    state, _ = play(state, new, old, m.Abort(old.attempt), m.Drain("r1", made_ms=1))
+    assert state.task.attempt == new.attempt  # whatever comes late from the first one
 
 
 @pytest.mark.parametrize(

@@ -21,8 +21,8 @@ from edgefl.protocol.messages import Hello, Update
 from edgefl.records import Attempt, Budget, ObjectRef, Refusal
 
 NAMES = ("a", "b", "c")
-BEGUN = 7
-FIRST = Attempt("r1", 1, 1, 1, BEGUN)
+MADE_MS = 7
+FIRST = Attempt("r1", 1, 1, 1, MADE_MS)
 REF = ObjectRef("0" * 64, 10)
 POLICY = RoundPolicy(devices=2, join_s=10.0, quorum=0.5, deadline_s=100.0, max_attempts=2)
 TIMEOUTS = Timeouts(grace_s=5.0, retry_pause_s=1.0)
@@ -43,7 +43,7 @@ class Play:
         self.closed: list[Attempt] = []
         self.counted: set[tuple[str, Attempt]] = set()
         self.log: list[v.Event] = []
-        self.send(v.Begin(self.now, begun=BEGUN))
+        self.send(v.Begin(self.now, made_ms=MADE_MS))
 
     def send(self, event: v.Event) -> list[do.Instruction]:
         before = self.state
@@ -96,7 +96,7 @@ class Play:
         state = self.state
         assert (state.open is not None) == (state.phase in {"round", "closing"})
         if state.open is not None:
-            assert state.open.attempt == Attempt(state.run, state.stage, state.number, state.attempt, BEGUN)
+            assert state.open.attempt == Attempt(state.run, state.stage, state.number, state.attempt, MADE_MS)
             assert state.open.assignments
             open_ones = [a for a in state.open.assignments.values() if a.status in v.OPEN]
             assert not (state.phase == "closing" and open_ones)
@@ -382,8 +382,10 @@ def test_a_device_that_works_on_a_closed_attempt_is_told_so() -> None:
 
 def test_an_update_to_an_earlier_run_of_the_same_name_is_not_counted() -> None:
     play = Play().started("a", "b")
-    earlier = msgspec.structs.replace(play.opened[-1], begun=BEGUN - 1)
-    assert of(do.SendOffer, play.hello("a", working_on=earlier))[0].attempt == play.opened[-1]
+    earlier = msgspec.structs.replace(play.opened[-1], made_ms=MADE_MS - 1)
+    out = play.hello("a", working_on=earlier)
+    assert of(do.SendOffer, out)[0].attempt == play.opened[-1]
+    assert not of(do.SendAbort, out)  # the welcome tells the device which run it is
     assert not of(do.Fetch, play.announce("a", earlier))
     assert play.status("a") == "offered"
 

@@ -166,6 +166,9 @@ def test_har_official_split_and_clients():
     assert (len(train), len(test)) == (144, 144)
     assert train.signature() == {"acc": (128, 3), "gyro": (128, 3)}
     assert not set(groups) & set(test.groups)
+    raw, *_ = named("har_hapt", {"mini": True, "standardise": "none"})
+    assert np.allclose(raw.modalities["acc"], 0.4 * train.modalities["acc"] + (0.8, 0.03, 0.1), atol=1e-6)
+    assert np.allclose(raw.modalities["gyro"], 0.35 * train.modalities["gyro"], atol=1e-6)
     own, held, groups = named("har_hapt", {"mini": True, "clients": 6})
     assert len(set(groups)) == 6
     assert set(groups) == set(held.groups)

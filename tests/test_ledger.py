@@ -30,7 +30,7 @@ from edgefl.report.rows import AssignmentRow, BundleRow, DeviceRow, EventRow, Ro
 FIRST = Attempt("r1", 1, 1, 1)
 REF = ObjectRef("a" * 64, 10)
 INITIAL = {"task": ObjectRef("0" * 64, 10)}
-BEGUN = 100_000  # milliseconds since the epoch
+MADE_MS = 100_000  # milliseconds since the epoch
 
 
 @pytest.fixture
@@ -111,14 +111,14 @@ def test_a_report_gives_back_what_was_put_in(path: Path) -> None:
 
 def test_the_position_is_after_the_last_finished_round(path: Path) -> None:
     with begun(path) as ledger:
-        assert ledger.position("r1") == (0, 0, 0, INITIAL, None, BEGUN)
+        assert ledger.position("r1") == (0, 0, 0, INITIAL, None, MADE_MS)
         ledger.commit("r1", [do.SaveRound(FIRST)], [], 1.0)
-        assert ledger.position("r1") == (0, 0, 1, INITIAL, None, BEGUN)
+        assert ledger.position("r1") == (0, 0, 1, INITIAL, None, MADE_MS)
         ledger.commit("r1", [do.SaveRound(FIRST, "done", manifest={"task": REF})], [], 2.0)
-        assert ledger.position("r1") == (1, 1, 0, {"task": REF}, FIRST, BEGUN)
+        assert ledger.position("r1") == (1, 1, 0, {"task": REF}, msgspec.structs.replace(FIRST, made_ms=MADE_MS), MADE_MS)
         ledger.commit("r1", [do.SaveEvaluation((EvaluationRow(1, 1),))], [], 2.0)
         ledger.commit("r1", [do.SaveRound(Attempt("r1", 2, 1, 1))], [], 3.0)
-        assert ledger.position("r1") == (1, 1, 1, {"task": REF}, None, BEGUN)
+        assert ledger.position("r1") == (1, 1, 1, {"task": REF}, None, MADE_MS)
         ledger.reopen("r1", 4.0)
         assert ledger.report().rounds[-1].status == "failed"
         assert ledger.states("r1") == {(0, 0): INITIAL, (1, 1): {"task": REF}}

@@ -133,7 +133,7 @@ def _exit_codes() -> Iterator[str]:
     kinds = [kind for kind in vars(errors).values() if inspect.isclass(kind) and issubclass(kind, errors.EdgeFLError)]
     for kind in sorted(kinds, key=lambda kind: kind.exit_code):
         if kind is not errors.EdgeFLError:
-            remedy = kind.remedy if "remedy" in vars(kind) else "Install the extra that is named."
+            remedy = "Install the extra that is named." if kind is errors.MissingDependencyError else kind.remedy
             rows.append((str(kind.exit_code), f"`{kind.__name__}`", flowing(kind), remedy))
     rows.append((str(INTERRUPTED), "", "Interrupted by Ctrl-C.", "`--resume RUN` goes on."))
     yield from table(("code", "error", "what happened", "what to do"), rows)

@@ -156,6 +156,7 @@ class LocalRun:
                         self._view.feed(event)
             status = await process.wait()
         finally:
+            self._view = None
             await _end(process, COORDINATOR_GRACE_S)
         if status != 0:
             raise _failure(status, "\n".join([failure, *self._ended]) if failure else "", remedy, log)

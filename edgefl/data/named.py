@@ -2,8 +2,9 @@
 
 ``basic_motions`` lies inside the installed package sktime; the others are folders below EDGEFL_DATA.
 
-Scaling ("fixed"): each sensor is centred and divided by constants, mean and spread of the *published* training split,
-rounded. They are the same on every device, keep the direction of gravity, and tell nothing of any device's own data.
+Scaling ("fixed"): each sensor is divided by a constant, the spread in the *published* training split, rounded; those of
+har_hapt are centred by constants too. They are the same on every device, keep the direction of gravity, and tell
+nothing of any device's own data.
 "window": each channel of each window to mean 0 and deviation 1 (loses gravity and strength). "none": as recorded.
 """
 

@@ -120,7 +120,7 @@ class Welcome(_Message, frozen=True, tag="welcome"):
     coordinator: str = ""
     protocol: int = PROTOCOL_VERSION
     run: str = ""
-    begun: int = 0  # when that run was made, as in Attempt
+    made_ms: int = 0  # when that run was made, as in Attempt
     heartbeat_s: float = 10.0
 
 
@@ -160,6 +160,7 @@ class Drain(_Message, frozen=True, tag="drain"):
 
     run: str = ""
     reason: str = ""
+    made_ms: int = 0  # as in Attempt
 
 
 UpMessage = Hello | Accept | Decline | Progress | Update | Need | Heartbeat | Presence

@@ -229,10 +229,10 @@ class MqttTransport:
             if not answer.done():
                 answer.set_result(_LOST)
         self._answers.clear()
-        _LOG.warning("lost the broker %s: %s", self.address, reason)
         if self._up.is_set():
             self._up.clear()
             self.on_connection(False)
+        _LOG.warning("lost the broker %s: %s", self.address, reason)
 
     def _failed(self, error: BrokerError, final: bool) -> None:
         if not self._first.done():
