@@ -104,8 +104,8 @@ Accuracy in percent of the test windows, mean ± deviation over seeds.
 
 har_hapt: smartphone at the waist, six activities; each person is a device. Of each recording's windows of each
 activity the last 30 % in time are the test; training windows that overlap them are left out. Devices with both
-sensors also lose each sensor in a fifth of their samples. One model, layer-wise, through a real broker. What it says is in
-[decision 0005](../decisions/0005-each-modality-matches-its-prototypes.md).
+sensors also lose each sensor in a fifth of their samples. One model, layer-wise, through a real broker. What the
+figures say is in [decision 0005](../decisions/0005-each-modality-matches-its-prototypes.md).
 
 {table}
 """

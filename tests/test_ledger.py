@@ -115,7 +115,7 @@ def test_the_position_is_after_the_last_finished_round(path: Path) -> None:
         ledger.commit("r1", [do.SaveRound(FIRST)], [], 1.0)
         assert ledger.position("r1") == (0, 0, 1, INITIAL, None, MADE_MS)
         ledger.commit("r1", [do.SaveRound(FIRST, "done", manifest={"task": REF})], [], 2.0)
-        assert ledger.position("r1") == (1, 1, 0, {"task": REF}, msgspec.structs.replace(FIRST, made_ms=MADE_MS), MADE_MS)
+        assert ledger.position("r1") == (1, 1, 0, {"task": REF}, Attempt("r1", 1, 1, 1, MADE_MS), MADE_MS)
         ledger.commit("r1", [do.SaveEvaluation((EvaluationRow(1, 1),))], [], 2.0)
         ledger.commit("r1", [do.SaveRound(Attempt("r1", 2, 1, 1))], [], 3.0)
         assert ledger.position("r1") == (1, 1, 1, {"task": REF}, None, MADE_MS)
