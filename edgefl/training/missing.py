@@ -11,6 +11,7 @@ do without (modality dropout: Neverova et al., ModDrop, arXiv 1501.00102).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,67 +19,61 @@ from torch import Tensor
 from edgefl.models.matching import Table, stand_in
 from edgefl.prototypes.mask import TEMPERATURE, TOP_K
 
-Options = Mapping[str, float | str]
-#: (modality, projections [B, d] by modality, which rows have them [B], tables, labels [B], options) -> stand-ins [B, d]
-StandIn = Callable[
-    [str, Mapping[str, Tensor], Mapping[str, Tensor], Mapping[str, Table], Tensor | None, Options], Tensor
-]
+
+class AtHand(NamedTuple):
+    """What a stand-in may be made of.
+
+    ``full``: projections [B, d] by modality, zeros in rows without it; ``has``: which rows have it [B];
+    ``tables``: the global prototypes; ``labels`` [B], below 0: unknown; ``options``: of the slot's choice.
+    """
+
+    full: Mapping[str, Tensor]
+    has: Mapping[str, Tensor]
+    tables: Mapping[str, Table]
+    labels: Tensor | None
+    options: Mapping[str, float | str]
+
+    def zeros(self) -> Tensor:
+        """[B, d]."""
+        return torch.zeros_like(next(iter(self.full.values())))
 
 
-def zero(
-    modality: str,
-    full: Mapping[str, Tensor],
-    has: Mapping[str, Tensor],
-    tables: Mapping[str, Table],
-    labels: Tensor | None,
-    options: Options,
-) -> Tensor:
+#: (modality, what is at hand) -> stand-ins [B, d]
+StandIn = Callable[[str, AtHand], Tensor]
+
+
+def zero(modality: str, given: AtHand) -> Tensor:
     """Zeros."""
-    return torch.zeros_like(next(iter(full.values())))
+    return given.zeros()
 
 
-def random(
-    modality: str,
-    full: Mapping[str, Tensor],
-    has: Mapping[str, Tensor],
-    tables: Mapping[str, Table],
-    labels: Tensor | None,
-    options: Options,
-) -> Tensor:
+def random(modality: str, given: AtHand) -> Tensor:
     """Standard normal noise."""
-    return torch.randn_like(next(iter(full.values())))
+    return torch.randn_like(given.zeros())
 
 
-def prototype(
-    modality: str,
-    full: Mapping[str, Tensor],
-    has: Mapping[str, Tensor],
-    tables: Mapping[str, Table],
-    labels: Tensor | None,
-    options: Options,
-) -> Tensor:
+def prototype(modality: str, given: AtHand) -> Tensor:
     """Prototypes by label or by match; zeros while there are none, and for samples without a label."""
-    like = torch.zeros_like(next(iter(full.values())))
-    table = tables.get(modality)
+    table = given.tables.get(modality)
     if table is None:
-        return like
-    if options.get("by", "label") == "match":
-        return _matched(modality, full, has, tables, like)
-    if labels is None:
-        return like
-    known = (labels >= 0).unsqueeze(1)
-    return torch.where(known, table.rows[labels.clamp(min=0)], like)
+        return given.zeros()
+    if given.options.get("by", "label") == "match":
+        return _matched(modality, given)
+    if given.labels is None:
+        return given.zeros()
+    known = (given.labels >= 0).unsqueeze(1)
+    return torch.where(known, table.rows[given.labels.clamp(min=0)], given.zeros())
 
 
-def _matched(
-    modality: str, full: Mapping[str, Tensor], has: Mapping[str, Tensor], tables: Mapping[str, Table], like: Tensor
-) -> Tensor:
+def _matched(modality: str, given: AtHand) -> Tensor:
     """From the first modality each sample has, as ``edgefl.prototypes.mask`` does at inference."""
-    result = like
-    for source in reversed([m for m in full if m != modality and m in tables]):
-        top_k = min(TOP_K, tables[source].rows.shape[0])
-        mixed, _, _ = stand_in(full[source], tables[source], tables[modality], top_k, TEMPERATURE)
-        result = torch.where(has[source].unsqueeze(1), mixed, result)
+    result = given.zeros()
+    for source in reversed([m for m in given.full if m != modality and m in given.tables]):
+        own = given.tables[source]
+        mixed, _, _ = stand_in(
+            given.full[source], own, given.tables[modality], min(TOP_K, own.rows.shape[0]), TEMPERATURE
+        )
+        result = torch.where(given.has[source].unsqueeze(1), mixed, result)
     return result
 
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from edgefl.models.build import StagedModel
 from edgefl.models.matching import Table, unit
-from edgefl.training.missing import MISSING, hide
+from edgefl.training.missing import MISSING, AtHand, hide
 
 
 @dataclass
@@ -46,9 +46,10 @@ class Forward:
             return self.projected
         full, has = self._spread()
         has = hide(has, drop) if len(full) == len(wanted) else has
+        given = AtHand(full, has, self.tables, self.labels, options)
         result = {}
         for m in wanted:
-            stand_in = MISSING[name](m, full, has, self.tables, self.labels, options)
+            stand_in = MISSING[name](m, given)
             result[m] = torch.where(has[m].unsqueeze(1), full[m], stand_in) if m in full else stand_in
         return result
 
