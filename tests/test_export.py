@@ -6,6 +6,7 @@ import math
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -16,9 +17,10 @@ import torch
 from export_fixture import LABELS, exported, sensor, some_state, some_tables, stage_of, two_sensors, windows
 
 from edgefl.errors import DataError, EdgeFLError, ExportError
-from edgefl.export import convert, session
+from edgefl.export import convert, parity, session
 from edgefl.export.bundle import export_bundles
 from edgefl.export.manifest import INDEX_FILE, MANIFEST_FILE, MODEL_FILE, Index, read_manifest
+from edgefl.export.matches import mixed, shortfall, weight_difference
 from edgefl.export.publish import check_target, publish
 from edgefl.export.serve import ROWS, find_bundles, load_bundle
 from edgefl.models.matching import Table, stand_in
@@ -121,7 +123,7 @@ def test_parity_covers_two_batch_sizes_each_mask_and_other_tables():
     assert {(one.mask, one.sizes["batch"]) for one in checks} == {
         (mask, size) for mask in ("prototype", "zero", "override") for size in (1, 5)
     }
-    assert all(set(one.differences) == {"logits", "probabilities", "weights"} for one in checks)
+    assert all(set(one.differences) == {"logits", "probabilities", "matched", "weights"} for one in checks)
     complete = read_manifest(exported().directory / "acc+gyro").parity
     assert {one.mask for one in complete} == {"none"}
 
@@ -359,6 +361,75 @@ def test_publishing_leaves_only_the_new_folder(tmp_path: Path):
     publish(tmp_path / ".bundles.new-1", tmp_path / "bundles")
     assert [path.name for path in tmp_path.iterdir()] == ["bundles"]
     assert (tmp_path / "bundles" / "a").read_text() == "new"
+
+
+# The check of the file's match
+
+
+def nearly_tied(off: float) -> tuple[np.ndarray, np.ndarray]:
+    """Cosines [1, 4] of which the third and the fourth are ``off`` apart, and with which classes they may match."""
+    return np.array([[0.9, 0.895, 0.88 + off, 0.88]], np.float32), np.ones(4, bool)
+
+
+def softmaxed(cosines: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    powers = np.exp(np.take_along_axis(cosines.astype(np.float64), rows, axis=1) / TEMPERATURE)
+    return powers / powers.sum(axis=1, keepdims=True)
+
+
+def test_either_of_two_rows_that_rounding_can_swap_is_right_and_nothing_else():
+    cosines, among = nearly_tied(2e-6)
+    for rows, worst in (([0, 1, 2], 0.0), ([0, 1, 3], 2e-6), ([1, 3, 0], 2e-6), ([0, 2, 3], 0.015)):
+        assert shortfall(cosines, among, np.array([rows])) == pytest.approx(worst, abs=1e-7)
+    for rows in ([0, 1, -1], [0, 0, 1], [0, 1, 4]):
+        assert shortfall(cosines, among, np.array([rows])) == math.inf
+    among[2] = False
+    assert shortfall(cosines, among, np.array([[0, 1, 2]])) == math.inf
+    assert shortfall(cosines, among, np.array([[0, 1, 3]])) == 0
+
+
+def test_weights_are_compared_as_the_cosines_they_stand_for():
+    cosines, _ = nearly_tied(0.0)
+    rows = np.array([[0, 1, 2]])
+    right = softmaxed(cosines, rows)
+    assert weight_difference(cosines, rows, right) < 1e-7
+    rounded = softmaxed(cosines + np.array([[0, 4e-6, 0, 0]]), rows)
+    assert 2e-6 < weight_difference(cosines, rows, rounded) < 4e-6 < np.abs(rounded - right).max()
+    assert weight_difference(cosines, rows, right[:, ::-1]) > 0.01
+    assert weight_difference(cosines, np.array([[0, 1, -1]]), right) > 0.001
+    assert math.isnan(weight_difference(cosines, rows, right * np.nan))
+    none = np.full((1, 3), -1)
+    assert weight_difference(cosines, none, np.zeros((1, 3), np.float32)) == 0
+    assert weight_difference(cosines, none, np.full((1, 3), 0.25, np.float32)) == 0.25
+
+
+def test_the_mix_leaves_out_what_has_no_row():
+    other = ClassMeans(np.array([[8.0, 0.0], [0.0, 8.0]], np.float32), np.ones(2, np.float32))
+    found = mixed(np.array([[1, 0], [0, -1]]), np.array([[0.75, 0.25], [0.5, 0.5]], np.float32), other)
+    np.testing.assert_array_equal(found, [[2, 6], [4, 0]])
+
+
+@pytest.mark.parametrize(
+    ("output", "change", "said"),
+    [
+        ("matched", lambda value: np.roll(value, 1, axis=0), "differs by"),
+        ("weights", lambda value: value * np.float32(0.9), "differs by"),
+        ("weights", lambda value: value[:, :, :1], "differs by inf"),
+        ("probabilities", lambda value: value + np.float32(2e-4), "'probabilities' differs by 0.0002"),
+        ("logits", lambda value: value[:-1], "'logits' differs by inf"),
+        ("logits", lambda value: np.full_like(value, np.nan), "'logits' differs by nan"),
+    ],
+)
+def test_an_output_that_is_off_is_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, output: str, change: Callable[..., np.ndarray], said: str
+):
+    def off(opened: object, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        outputs = session.run(opened, feeds)
+        return {**outputs, output: change(outputs[output])} if output in outputs else outputs
+
+    spec = exported().spec
+    monkeypatch.setattr(parity, "run", off)
+    with pytest.raises(ExportError, match=said):
+        export_bundles(spec, stage_of(spec), exported().parts, tmp_path / "bundles", capacity=6)
 
 
 # Other models

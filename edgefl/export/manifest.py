@@ -53,7 +53,8 @@ class Port(msgspec.Struct, frozen=True):
 class Check(msgspec.Struct, frozen=True):
     """One comparison of onnxruntime with torch: largest absolute difference by output.
 
-    ``mask`` "override": with other prototype tables than those in the file.
+    "matched" and "weights" are in cosines: by how much a row chosen is further away than one left out, and how far off
+    a cosine would have to be to give the weight. ``mask`` "override": with other tables than those in the file.
     """
 
     mask: str = "none"

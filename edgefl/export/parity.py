@@ -2,6 +2,10 @@
 
 Two sizes of each dynamic axis; each mask the bundle offers; and, where there are tables, other tables than those in
 the file, which shows that no optimisation folded them into the graph.
+
+The prototype mask is compared link by link: the choice of rows and their weights in cosines, and everything after it
+from the file's own stand-ins. A softmax at T = 0.01 turns the rounding of two cosines, were they nearly equal, into a
+difference of weights up to 25 times as large, and a tie at the edge of the best k into another choice: both right.
 """
 
 from __future__ import annotations
@@ -15,11 +19,11 @@ import torch
 
 from edgefl.errors import ExportError
 from edgefl.export.manifest import BATCH, Axis, Check, Port, table_name, valid_name
+from edgefl.export.matches import mixed, shortfall, weight_difference
 from edgefl.export.session import run
 from edgefl.models.build import StagedModel
 from edgefl.prototypes.library import ClassMeans
-from edgefl.prototypes.mask import TEMPERATURE, TOP_K, masked
-from edgefl.prototypes.matching import match
+from edgefl.prototypes.mask import TOP_K
 
 #: Batch sizes compared: one sample, as a device serves it, and several.
 BATCHES = (1, 5)
@@ -53,9 +57,8 @@ def check(session: Any, subject: Subject, tolerance: float, seed: int = 0) -> tu
     for sizes in _sizes(subject.axes):
         inputs = {port.name: _random(subject, port, sizes, rng) for port in subject.inputs}
         for mask, tables, feeds in _conditions(subject, rng):
-            expected = reference(subject, inputs, tables, mask)
-            found = dense(run(session, {**inputs, **feeds}), len(next(iter(tables.values())).counts) if tables else 0)
-            checks.append(Check(mask, sizes, compare(expected, found)))
+            found = run(session, {**inputs, **feeds})
+            checks.append(Check(mask, sizes, differences(subject, inputs, tables, found)))
     worst = [(value, output, one) for one in checks for output, value in one.differences.items()]
     beyond = [entry for entry in worst if not entry[0] <= tolerance]
     if beyond:
@@ -68,42 +71,47 @@ def check(session: Any, subject: Subject, tolerance: float, seed: int = 0) -> tu
     return tuple(checks)
 
 
-def reference(subject: Subject, inputs: Arrays, tables: Mapping[str, ClassMeans], mask: str) -> Arrays:
-    """What evaluation computes: torch for the model, numpy for the mask. "weights": [B, absent, rows]."""
+def differences(subject: Subject, inputs: Arrays, tables: Mapping[str, ClassMeans], found: Arrays) -> dict[str, float]:
+    """Largest absolute difference by output between what the file ``found`` and torch."""
     model = subject.model
     with torch.no_grad():
-        projections = {m: _project(model, m, inputs[m], subject.depth) for m in subject.modalities}
+        given = {m: _project(model, m, inputs[m], subject.depth) for m in subject.modalities}
         if not model.spec.classes:
-            return {f"embedding.{m}": _unit(r) for m, r in projections.items()}
-        kind = "zero" if mask == "zero" else "prototype"
-        filled = masked(projections, list(model.spec.encoders), tables, kind, model.spec.head.out)
-        logits = model.classify(model.fuse({m: torch.from_numpy(r) for m, r in filled.items()}))
-    outputs = {"logits": logits.numpy(), "probabilities": logits.softmax(dim=1).numpy()}
-    if tables:
-        source = subject.modalities[0]
-        weights = [_weights(projections[source], tables[source], tables[m]) for m in subject.absent]
-        outputs["weights"] = np.stack(weights, axis=1)
-    return outputs
+            return {f"embedding.{m}": _largest(found, f"embedding.{m}", _unit(r)) for m, r in given.items()}
+        own = given[subject.modalities[0]]
+        absent, match = _filled_in(subject, own, tables, found)
+        full = {m: torch.from_numpy({**given, **absent}[m]) for m in model.spec.encoders}
+        logits = model.classify(model.fuse(full))
+    expected = {"logits": logits.numpy(), "probabilities": logits.softmax(dim=1).numpy()}
+    return {name: _largest(found, name, value) for name, value in expected.items()} | match
 
 
-def dense(outputs: Arrays, rows: int) -> Arrays:
-    """The matches as one weight for each table row [B, absent, rows], which does not depend on the order of equals."""
-    if "matched" not in outputs:
-        return outputs
-    matched, weights = outputs["matched"], outputs["weights"]
-    out = np.zeros((*matched.shape[:2], rows + 1), np.float32)
-    np.put_along_axis(out, np.where(matched < 0, rows, matched), weights, axis=2)
-    kept = {name: value for name, value in outputs.items() if name != "matched"}
-    return {**kept, "weights": out[:, :, :rows]}
+def _filled_in(
+    subject: Subject, r: np.ndarray, tables: Mapping[str, ClassMeans], found: Arrays
+) -> tuple[Arrays, dict[str, float]]:
+    """Stand-ins [B, d] for the absent modalities as the file mixed them, and how far its choice is from ours."""
+    absent = subject.absent
+    if not tables or not absent:
+        return {m: np.zeros_like(r) for m in absent}, {}
+    rows, weights = (found.get(name, np.empty(0)) for name in ("matched", "weights"))
+    own = tables[subject.modalities[0]]
+    shape = (len(r), len(absent), min(TOP_K, len(own.counts)))
+    if rows.shape != shape or weights.shape != shape:
+        return {m: np.zeros_like(r) for m in absent}, {"matched": float("inf"), "weights": float("inf")}
+    cosines = _unit(r) @ _unit(own.means).T
+    stand_ins, off = {}, []
+    for i, m in enumerate(absent):
+        among = own.present & tables[m].present
+        off.append((shortfall(cosines, among, rows[:, i]), weight_difference(cosines, rows[:, i], weights[:, i])))
+        stand_ins[m] = mixed(rows[:, i], weights[:, i], tables[m])
+    return stand_ins, dict(zip(("matched", "weights"), np.max(off, axis=0).tolist(), strict=True))
 
 
-def compare(expected: Arrays, found: Arrays) -> dict[str, float]:
-    """Largest absolute difference by output; infinite for one that is missing or of another shape."""
-    differences = {}
-    for name, value in expected.items():
-        same = name in found and found[name].shape == value.shape
-        differences[name] = float(np.abs(found[name].astype(np.float64) - value).max()) if same else float("inf")
-    return differences
+def _largest(found: Arrays, name: str, expected: np.ndarray) -> float:
+    """Infinite for an output that is missing or of another shape."""
+    if name not in found or found[name].shape != expected.shape:
+        return float("inf")
+    return float(np.abs(found[name].astype(np.float64) - expected).max())
 
 
 def _sizes(axes: Mapping[str, Axis]) -> list[dict[str, int]]:
@@ -147,15 +155,6 @@ def _project(model: StagedModel, modality: str, x: np.ndarray, depth: int) -> np
     if model.spec.encoders[modality].kind == "text":  # torch's model takes the full length only
         x = np.pad(x, ((0, 0), (0, model.spec.encoders[modality].input_shape[0] - x.shape[1])))
     return np.asarray(model.project(modality, model.encode(modality, torch.from_numpy(x), depth)).numpy())
-
-
-def _weights(r: np.ndarray, own: ClassMeans, other: ClassMeans) -> np.ndarray:
-    out = np.zeros((len(r), len(own.counts)), np.float32)
-    among = own.present & other.present
-    if among.any():
-        index, weights = match(r, own, "cosine", TOP_K, TEMPERATURE, among)
-        np.put_along_axis(out, index, weights, axis=1)
-    return out
 
 
 def _unit(rows: np.ndarray) -> np.ndarray:
