@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import shutil
 import subprocess
 import sys
@@ -19,7 +20,20 @@ from export_fixture import LABELS, exported, sensor, some_state, some_tables, st
 from edgefl.errors import DataError, EdgeFLError, ExportError
 from edgefl.export import convert, parity, session
 from edgefl.export.bundle import export_bundles
-from edgefl.export.manifest import INDEX_FILE, MANIFEST_FILE, MODEL_FILE, Index, read_manifest
+from edgefl.export.graph import BundleGraph, Matching
+from edgefl.export.manifest import (
+    INDEX_FILE,
+    MANIFEST_FILE,
+    MATCHED,
+    MODEL_FILE,
+    WEIGHTS,
+    Check,
+    Index,
+    input_ports,
+    read_manifest,
+    table_name,
+    valid_name,
+)
 from edgefl.export.matches import mixed, shortfall, weight_difference
 from edgefl.export.publish import check_target, publish
 from edgefl.export.serve import ROWS, find_bundles, load_bundle
@@ -28,6 +42,7 @@ from edgefl.models.sizes import encoder_of_size
 from edgefl.models.spec import HeadSpec, ModelSpec
 from edgefl.prototypes.library import ClassMeans, from_tensors, to_tensors
 from edgefl.prototypes.mask import TEMPERATURE, TOP_K, masked, prototype_mask
+from edgefl.prototypes.matching import match
 from edgefl.records import ObjectRef
 
 
@@ -123,7 +138,7 @@ def test_parity_covers_two_batch_sizes_each_mask_and_other_tables():
     assert {(one.mask, one.sizes["batch"]) for one in checks} == {
         (mask, size) for mask in ("prototype", "zero", "override") for size in (1, 5)
     }
-    assert all(set(one.differences) == {"logits", "probabilities", "matched", "weights"} for one in checks)
+    assert all(set(one.differences) == {"logits", "probabilities", MATCHED, WEIGHTS} for one in checks)
     complete = read_manifest(exported().directory / "acc+gyro").parity
     assert {one.mask for one in complete} == {"none"}
 
@@ -380,7 +395,7 @@ def test_either_of_two_rows_that_rounding_can_swap_is_right_and_nothing_else():
     cosines, among = nearly_tied(2e-6)
     for rows, worst in (([0, 1, 2], 0.0), ([0, 1, 3], 2e-6), ([1, 3, 0], 2e-6), ([0, 2, 3], 0.015)):
         assert shortfall(cosines, among, np.array([rows])) == pytest.approx(worst, abs=1e-7)
-    for rows in ([0, 1, -1], [0, 0, 1], [0, 1, 4]):
+    for rows in ([0, 1, -1], [0, 0, 1]):
         assert shortfall(cosines, among, np.array([rows])) == math.inf
     among[2] = False
     assert shortfall(cosines, among, np.array([[0, 1, 2]])) == math.inf
@@ -395,11 +410,13 @@ def test_weights_are_compared_as_the_cosines_they_stand_for():
     rounded = softmaxed(cosines + np.array([[0, 4e-6, 0, 0]]), rows)
     assert 2e-6 < weight_difference(cosines, rows, rounded) < 4e-6 < np.abs(rounded - right).max()
     assert weight_difference(cosines, rows, right[:, ::-1]) > 0.01
-    assert weight_difference(cosines, np.array([[0, 1, -1]]), right) > 0.001
     assert math.isnan(weight_difference(cosines, rows, right * np.nan))
     none = np.full((1, 3), -1)
     assert weight_difference(cosines, none, np.zeros((1, 3), np.float32)) == 0
-    assert weight_difference(cosines, none, np.full((1, 3), 0.25, np.float32)) == 0.25
+    assert weight_difference(cosines, none, np.full((1, 3), 0.25, np.float32)) == 0.75  # their sum, which should be 0
+    assert weight_difference(cosines, np.array([[0, 1, -1]]), np.array([[0.6, 0.3, 0.1]], np.float32)) >= 0.1
+    assert weight_difference(cosines, rows, np.float32(1.01) * right) == pytest.approx(0.01)  # no rounding gives that
+    assert weight_difference(cosines, rows, np.array([[0.6, 0.5, -0.1]], np.float32)) >= 0.1
 
 
 def test_the_mix_leaves_out_what_has_no_row():
@@ -408,28 +425,106 @@ def test_the_mix_leaves_out_what_has_no_row():
     np.testing.assert_array_equal(found, [[2, 6], [4, 0]])
 
 
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("classes", [1, 2, 6])
+def test_the_reference_s_own_match_is_found_right(seed: int, classes: int):
+    rng = np.random.default_rng(seed)
+    own, other = (
+        ClassMeans(rng.standard_normal((6, 8)).astype(np.float32), (np.arange(6) < classes).astype(np.float32))
+        for _ in range(2)
+    )
+    r = rng.standard_normal((5, 8)).astype(np.float32)
+    index, weights = match(r, own, "cosine", TOP_K, TEMPERATURE, own.present)
+    spare = [(0, 0), (0, TOP_K - index.shape[1])]
+    rows, weights = np.pad(index, spare, constant_values=-1), np.pad(weights, spare)
+    cosines = (r / np.linalg.norm(r, axis=1, keepdims=True)) @ (own.means.T / np.linalg.norm(own.means, axis=1))
+    assert shortfall(cosines, own.present, rows) == 0
+    assert weight_difference(cosines, rows, weights) < 1e-6
+    np.testing.assert_allclose(mixed(rows, weights, other), prototype_mask(r, own, other), atol=1e-6)
+
+
+def subject() -> parity.Subject:
+    spec = exported().spec
+    inputs, axes = input_ports(spec, ("acc",))
+    return parity.Subject(exported().model, 2, ("acc",), inputs, axes, some_tables(spec), ("prototype", "zero"))
+
+
+def in_torch(feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """What a right file answers, from the graph before its export."""
+    spec = exported().spec
+    graph = BundleGraph(exported().model, 2, ("acc",), Matching(4, TOP_K, TEMPERATURE))
+    tables = []
+    for m, t in some_tables(spec).items():
+        tables += [feeds.get(table_name(m), t.means), feeds.get(valid_name(m), t.present)]
+    with torch.no_grad():
+        found = graph((torch.from_numpy(feeds["acc"]),), tuple(torch.from_numpy(t) for t in tables))
+    return dict(zip(("logits", "probabilities", "matched", "weights"), (f.numpy() for f in found), strict=True))
+
+
+def checked(monkeypatch: pytest.MonkeyPatch, answer: Callable[..., dict[str, np.ndarray]]) -> tuple[Check, ...]:
+    monkeypatch.setattr(parity, "run", lambda _, feeds: answer(feeds))
+    return parity.check(None, subject(), 1e-4)
+
+
+def test_a_right_answer_passes_and_every_output_is_compared(monkeypatch: pytest.MonkeyPatch):
+    for one in checked(monkeypatch, in_torch):
+        assert set(one.differences) == {"logits", "probabilities", MATCHED, WEIGHTS}
+        assert max(one.differences.values()) < 1e-5
+
+
+def sharper(r: torch.Tensor, own: Table, other: Table, k: int, temperature: float) -> tuple[torch.Tensor, ...]:
+    return stand_in(r, own, other, k, 2 * temperature)
+
+
+def furthest(r: torch.Tensor, own: Table, other: Table, k: int, temperature: float) -> tuple[torch.Tensor, ...]:
+    return stand_in(-r, own, other, 1, temperature)
+
+
+def louder(r: torch.Tensor, own: Table, other: Table, k: int, temperature: float) -> tuple[torch.Tensor, ...]:
+    mixed, rows, weights = stand_in(r, own, other, k, temperature)
+    return 1.0099 * mixed, rows, 1.0099 * weights
+
+
+def negative(r: torch.Tensor, own: Table, other: Table, k: int, temperature: float) -> tuple[torch.Tensor, ...]:
+    _, rows, weights = stand_in(r, own, other, k, temperature)
+    weights = torch.where((weights < 1e-6) & (rows >= 0), -0.5, weights)
+    return (weights.unsqueeze(2) * other.rows[rows.clamp(min=0)]).sum(1), rows, weights
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [(sharper, WEIGHTS), (furthest, MATCHED), (louder, WEIGHTS), (negative, WEIGHTS)],
+)
+def test_a_graph_that_matches_wrongly_and_goes_on_consistently_is_refused(
+    monkeypatch: pytest.MonkeyPatch, wrong: Callable[..., tuple[torch.Tensor, ...]], said: str
+):
+    monkeypatch.setattr("edgefl.export.graph.stand_in", wrong)
+    with pytest.raises(ExportError, match=f"acc: '{re.escape(said)}' differs by"):
+        checked(monkeypatch, in_torch)
+
+
 @pytest.mark.parametrize(
     ("output", "change", "said"),
     [
-        ("matched", lambda value: np.roll(value, 1, axis=0), "differs by"),
-        ("weights", lambda value: value * np.float32(0.9), "differs by"),
-        ("weights", lambda value: value[:, :, :1], "differs by inf"),
+        ("matched", lambda value: np.where(value >= 0, value + 6, value), "'matched.cosine' differs by inf"),
+        ("matched", lambda value: np.where(value < 0, -2, value), "'matched.cosine' differs by inf"),
+        ("matched", lambda value: value[:, :, :1], "'matched.cosine' differs by inf"),
+        ("weights", lambda value: value[:, :, :1], "'weights.cosine' differs by inf"),
+        ("weights", lambda value: value * np.float32(0.9), "'weights.cosine' differs by 0.1"),
         ("probabilities", lambda value: value + np.float32(2e-4), "'probabilities' differs by 0.0002"),
         ("logits", lambda value: value[:-1], "'logits' differs by inf"),
         ("logits", lambda value: np.full_like(value, np.nan), "'logits' differs by nan"),
     ],
 )
 def test_an_output_that_is_off_is_named(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, output: str, change: Callable[..., np.ndarray], said: str
+    monkeypatch: pytest.MonkeyPatch, output: str, change: Callable[..., np.ndarray], said: str
 ):
-    def off(opened: object, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        outputs = session.run(opened, feeds)
-        return {**outputs, output: change(outputs[output])} if output in outputs else outputs
+    def off(feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        outputs = in_torch(feeds)
+        return {**outputs, output: change(outputs[output])}
 
-    spec = exported().spec
-    monkeypatch.setattr(parity, "run", off)
-    with pytest.raises(ExportError, match=said):
-        export_bundles(spec, stage_of(spec), exported().parts, tmp_path / "bundles", capacity=6)
+    with pytest.raises(ExportError, match=re.escape(said)):
+        checked(monkeypatch, off)
 
 
 # Other models

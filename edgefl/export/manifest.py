@@ -50,11 +50,16 @@ class Port(msgspec.Struct, frozen=True):
     shape: tuple[int | str, ...] = ()
 
 
-class Check(msgspec.Struct, frozen=True):
-    """One comparison of onnxruntime with torch: largest absolute difference by output.
+#: How the match is compared (``edgefl.export.matches``).
+MATCHED, WEIGHTS = "matched.cosine", "weights.cosine"
 
-    "matched" and "weights" are in cosines: by how much a row chosen is further away than one left out, and how far off
-    a cosine would have to be to give the weight. ``mask`` "override": with other tables than those in the file.
+
+class Check(msgspec.Struct, frozen=True):
+    """One comparison of onnxruntime with torch: how far each output is off.
+
+    logits, probabilities, embeddings: the largest absolute difference. ``MATCHED`` and ``WEIGHTS`` are in cosines: how
+    much larger one left out is than one chosen, and how far off one would have to be to give the weight. ``mask``
+    "override": with other tables than those in the file.
     """
 
     mask: str = "none"

@@ -1,7 +1,7 @@
 """Matching a representation to classes, and mixing the other modality's prototypes (ProtoMix, arXiv 2312.13508).
 
 s_c = -distance(h, P[c]) or cosine(h, P[c]);  top k;  weights = softmax(s / T);  mask = sum_j weights_j Q[index_j].
-The ONNX bundles hold the same arithmetic in their graph; this is the reference they are checked against.
+The ONNX bundles hold the same arithmetic in their graph (``edgefl.models.matching``).
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ class AtHand(NamedTuple):
     """What a stand-in may be made of.
 
     ``full``: projections [B, d] by modality, zeros in rows without it; ``has``: which rows have it [B];
-    ``tables``: the global prototypes; ``labels`` [B], below 0: unknown; ``options``: of the slot's choice.
+    ``tables``: the global prototypes; ``labels`` [B], below 0: unknown, None: nobody has one; ``options``: of the slot.
     """
 
     full: Mapping[str, Tensor]
@@ -34,7 +34,7 @@ class AtHand(NamedTuple):
     options: Mapping[str, float | str]
 
     def zeros(self) -> Tensor:
-        """[B, d]."""
+        """Zeros [B, d]: nothing in place of it."""
         return torch.zeros_like(next(iter(self.full.values())))
 
 
