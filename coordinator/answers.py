@@ -21,12 +21,15 @@ from coordinator.values import (
     Spoiled,
     State,
 )
+from edgefl.plan.exchange import exchange_of, sent
 from edgefl.plan.fit import trained_depth
 from edgefl.protocol.messages import Update
 from edgefl.records import Attempt, Figures, Refusal
 
 replace = msgspec.structs.replace
 
+#: What an update may hold beside the parts it was asked to train (and the small networks "match/…").
+EXTRAS = frozenset({"prototypes", "signature"})
 #: Reasons to plan a device again: it measured, or ran into, a limit that a smaller job may respect.
 REPLAN = frozenset({"step_memory", "memory", "ceiling", "flops", "payload", "disk"})
 
@@ -136,9 +139,12 @@ def announced(state: State, event: Announced) -> Step:
     if assignment.status == "done":
         state, out = drop(state, "duplicate")
         return state, [*out, SendAck(update.device, update.attempt)]
-    allowed = {*assignment.placement.stage.trained, "prototypes"}
-    strange = sorted(set(update.manifest) - allowed)
-    if strange or not update.manifest:
+    exchange = exchange_of(state.recipe.get("weight", {}))
+    wanted = sent(assignment.placement.stage, exchange)
+    strange = sorted(
+        part for part in update.manifest if part not in {*wanted, *EXTRAS} and not part.startswith("match/")
+    )
+    if strange or (wanted and not update.manifest):
         what = f"parts it was not asked to train: {', '.join(strange[:5])}" if strange else "no part"
         return _refuse(state, update.device, Refusal(reason="update", detail=f"the update holds {what}"), event.at)
     owned = state.devices[update.device].hello.samples.get("", 0)

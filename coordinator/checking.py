@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from edgefl.aggregation.aggregate import PROTOTYPES
+from edgefl.aggregation.aggregate import PROTOTYPES, SIGNATURE
 from edgefl.aggregation.combine import MisfitError, check, layout_of
+from edgefl.aggregation.groups import LIMIT_BYTES
 from edgefl.errors import ProtocolError
 from edgefl.objects import ObjectStore
 from edgefl.protocol.parts import decode_part
@@ -26,6 +27,8 @@ class Limits(NamedTuple):
         """The largest object that can be a new version of this part. Raises ProtocolError for an unknown part."""
         if part == PROTOTYPES:
             return self.prototypes_bytes
+        if part == SIGNATURE:
+            return LIMIT_BYTES
         if part not in previous:
             raise ProtocolError(f"the model has no part {part[:80]!r}")
         return self.factor * previous[part].size + self.header_bytes
@@ -51,7 +54,7 @@ def check_update(store: ObjectStore, manifest: Manifest, previous: Manifest) -> 
             tensors = decode_part(store.read(ref.id), LIMITS.of(part, previous), finite=True, copy=False)
             if part == PROTOTYPES:
                 from_tensors(tensors)
-            else:
+            elif part != SIGNATURE:
                 before = store.read(previous[part].id)
                 check(tensors, layout_of(decode_part(before, copy=False)))
         except (ProtocolError, MisfitError) as error:

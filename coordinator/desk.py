@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from edgefl.aggregation.audience import shared
 from edgefl.plan.values import Candidate, Placement, RunPlan
 from edgefl.records import EvaluationRow, Manifest
 
@@ -50,15 +51,36 @@ class Desk:
         }
         return msgspec.convert(await self._worker.call("plan_stage", body), tuple[Placement, ...])
 
-    async def evaluate(self, stage: int, number: int, manifest: Manifest) -> tuple[EvaluationRow, ...]:
-        """The model of ``manifest`` on the test set, after round ``number`` of stage number ``stage``."""
+    async def similarity(self, stage: int, models: dict[str, Manifest]) -> dict[str, float]:
+        """The devices' weights by how alike their models see the probe samples (slot weight: cka)."""
+        body = {
+            "model": self._plan.model,
+            "stage": self._plan.stages[stage - 1],
+            "models": models,
+            "store": self._store,
+            "test": self._plan.test,
+        }
+        return msgspec.convert(await self._worker.call("similarity", body), dict[str, float])
+
+    async def evaluate(
+        self, stage: int, number: int, state: Manifest, networks: dict[str, dict[str, float]]
+    ) -> tuple[EvaluationRow, ...]:
+        """The global model of ``state`` on the test set, after round ``number`` of stage number ``stage``.
+
+        ``networks``: the small networks that match, as ``Memory`` names them.
+        """
+        speaking = {name for weights in networks.values() for name in weights}
+        manifest = shared(state) | {name: state[name] for name in speaking}
         body = {
             "model": self._plan.model,
             "stage": self._plan.stages[stage - 1],
             "manifest": manifest,
             "store": self._store,
             "test": self._plan.test,
-            "prototypes": "prototypes" in manifest,
+            "prototypes": "prototypes" in manifest and "class_mean" in self._plan.slots.prototypes,
+            "slots": self._plan.slots,
+            "networks": networks,
+            "probes": "cka" in self._plan.server.get("weight", {}),
         }
         rows = msgspec.convert(await self._worker.call("evaluate", body), tuple[EvaluationRow, ...])
         return tuple(msgspec.structs.replace(row, stage=stage, round=number) for row in rows)

@@ -59,9 +59,10 @@ class Downloads:
         """Nobody waits for this device any more; it may ask again."""
         self._perform(self._sender.drop(device, now))
 
-    def payload_bytes(self, device: str) -> int:
-        """Bytes of tensors the device lacked and was sent, repetitions after losses not counted."""
-        return sum(self._asked.get(device, {}).values())
+    def payload_bytes(self, device: str, of: str = "") -> int:
+        """Bytes of tensors the device lacked and was sent, repetitions after losses not counted; ``of`` one object."""
+        asked = self._asked.get(device, {})
+        return asked.get(of, 0) if of else sum(asked.values())
 
     def _perform(self, instructions: Iterable[Instruction]) -> None:
         for instruction in instructions:

@@ -1,7 +1,8 @@
 """The coordinator's worker: everything that needs torch, in a process of its own.
 
 ``python -m coordinator.evaluator`` answers over its pipes: ``initial_parts`` (the weights a run starts from),
-``plan_stage`` (what each device can train inside its budget), ``evaluate`` (the global model on the test set).
+``plan_stage`` (what each device can train inside its budget), ``evaluate`` (the global model on the test set),
+``similarity`` (the devices' models on probe samples).
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from edgefl.aggregation.cka import cka_weights
 from edgefl.models.spec import ModelSpec
 from edgefl.objects import ObjectStore
 from edgefl.plan.fit import place
@@ -46,7 +48,11 @@ class PlanStage(msgspec.Struct, frozen=True):
 
 
 class Evaluate(msgspec.Struct, frozen=True):
-    """Request: the model of ``manifest`` on the test set at ``test``; ``prototypes``: also with the prototype mask."""
+    """Request: the model of ``manifest`` on the test set at ``test``.
+
+    ``prototypes``: also with the prototype mask; ``slots``: how it matches, and what the model is judged by;
+    ``networks``: as for ``edgefl.training.judging.matching``; ``probes``: some of the test set are not for testing.
+    """
 
     model: ModelSpec
     stage: Stage
@@ -54,6 +60,19 @@ class Evaluate(msgspec.Struct, frozen=True):
     store: str
     test: str
     prototypes: bool = False
+    slots: Slots = Slots()
+    networks: dict[str, dict[str, float]] = {}
+    probes: bool = False
+
+
+class Similarity(msgspec.Struct, frozen=True):
+    """Request: weights of the devices by how alike their models (device -> parts) see the probes in ``test``."""
+
+    model: ModelSpec
+    stage: Stage
+    models: dict[str, Manifest]
+    store: str
+    test: str
 
 
 class Evaluator:
@@ -84,14 +103,55 @@ class Evaluator:
 
     def evaluate(self, body: Any, note: Note) -> list[EvaluationRow]:
         """Accuracy with everything, and with each modality alone."""
+        import numpy as np
+
         from edgefl.training.evaluate import TestSet, evaluate
+        from edgefl.training.judging import matching, tasks_of
+        from edgefl.training.probes import probe_rows
 
         request = msgspec.convert(body, Evaluate)
-        store = ObjectStore(Path(request.store))
-        if request.test not in self._tests:
-            self._tests[request.test] = TestSet.load(request.test, request.model)
-        parts = {name: decode_part(store.read(ref.id)) for name, ref in request.manifest.items()}
-        return evaluate(request.model, request.stage, parts, self._tests[request.test], prototypes=request.prototypes)
+        parts = _parts(request.store, request.manifest)
+        test = self._test(request.test, request.model)
+        if request.probes:
+            rows = probe_rows(test.data, request.model)
+            test = TestSet(test.data.subset(np.delete(np.arange(len(test.data)), rows)))
+        matcher, small = matching(request.model, parts, request.slots, request.networks)
+        tasks = tasks_of(request.model, request.slots, test.data)
+        return evaluate(
+            request.model,
+            request.stage,
+            parts,
+            test,
+            prototypes=request.prototypes,
+            tasks=tasks,
+            matcher=matcher,
+            small=small,
+        )
+
+    def similarity(self, body: Any, note: Note) -> dict[str, float]:
+        """Weights, sum 1."""
+        from edgefl.training.probes import probe_rows, represent
+
+        request = msgspec.convert(body, Similarity)
+        test = self._test(request.test, request.model)
+        probes = test.data.subset(probe_rows(test.data, request.model))
+        outputs = {
+            device: represent(request.model, request.stage, _parts(request.store, manifest), probes)
+            for device, manifest in request.models.items()
+        }
+        return cka_weights(outputs)
+
+    def _test(self, path: str, model: ModelSpec) -> TestSet:
+        from edgefl.training.evaluate import TestSet
+
+        if path not in self._tests:
+            self._tests[path] = TestSet.load(path, model)
+        return self._tests[path]
+
+
+def _parts(store: str, manifest: Manifest) -> dict[str, Any]:
+    objects = ObjectStore(Path(store))
+    return {name: decode_part(objects.read(ref.id)) for name, ref in manifest.items()}
 
 
 def main() -> None:
@@ -104,6 +164,7 @@ def main() -> None:
             "initial_parts": evaluator.initial_parts,
             "plan_stage": evaluator.plan_stage,
             "evaluate": evaluator.evaluate,
+            "similarity": evaluator.similarity,
         }
     )
 

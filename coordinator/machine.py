@@ -111,7 +111,8 @@ def _begin(state: State, event: Begin) -> Step:
     if state.phase != "starting":
         raise IllegalMoveError(event, state, "the run has begun already")
     following = _following(state, event.stage, event.round)
-    state = replace(state, made_ms=event.made_ms, began_at=event.at, until=event.at + state.policy.join_s)
+    until = event.at + state.policy.join_s
+    state = replace(state, made_ms=event.made_ms, memory=event.memory, began_at=event.at, until=until)
     if following is not None:
         state = replace(state, stage=following[0], number=following[1], attempt=event.attempt)
     else:
@@ -274,7 +275,8 @@ def _aggregated(state: State, event: Aggregated) -> Step:
     for refused in event.record.get("refused", ()):
         text = f"part {refused['part']} of {refused['device']} was left out: {refused['detail']}"
         out.append(Tell("warning", state.stage, state.number, refused["device"], {"text": text}))
-    state = replace(state, open=None, closed=opened.attempt, counted=frozenset(names), tries=0)
+    counted = frozenset(names)
+    state = replace(state, open=None, closed=opened.attempt, counted=counted, tries=0, memory=event.memory)
     if _due(state, state.stage, state.number):
         return replace(state, phase="evaluating", evaluating=opened.attempt), [*out, Evaluate(opened.attempt)]
     state, more = _advance(state, event.at)

@@ -15,12 +15,16 @@ from coordinator import instructions as do
 from coordinator.downloads import Downloads
 from coordinator.uploads import Uploads
 from coordinator.values import State
+from edgefl.aggregation.aggregate import PROTOTYPES
+from edgefl.aggregation.audience import SERVER, view
+from edgefl.aggregation.groups import KINDS, signed
+from edgefl.aggregation.remember import POVERTY
 from edgefl.objects import ObjectStore
 from edgefl.plan.values import Job, Placement, RunPlan
 from edgefl.protocol import messages as m
 from edgefl.protocol import topics
 from edgefl.protocol.chunks import fitting_chunk_bytes
-from edgefl.records import Attempt, Manifest
+from edgefl.records import Attempt, Figure, Figures, Manifest
 from edgefl.transport.base import Transport
 
 Report = Callable[[Any], None]
@@ -50,6 +54,7 @@ class Outbox:
         self._session = secrets.token_hex(8)  # tells the devices that this coordinator has not met them
         self._posts: set[asyncio.Task[None]] = set()
         self._downloads: Downloads | None = None
+        self._layers: dict[str, str] = {}  # device -> the one layer it is sent for its personal model
         self._chunk_bytes = plan.chunk_bytes
         self.uploads = self._make_uploads()
 
@@ -120,12 +125,19 @@ class Outbox:
             self._plan.credit,
             clock=self._clock,
             grant=self._post,
-            down_bytes=self._down_bytes,
+            down=self._down,
             report=self._report,
         )
 
-    def _down_bytes(self, device: str) -> int:
-        return self._downloads.payload_bytes(device) if self._downloads is not None else 0
+    def _down(self, device: str) -> Figures:
+        """What a device was sent in this attempt; the one layer of its personal model also by itself."""
+        downloads, source = self._downloads, "chunks the coordinator sent"
+        sent = downloads.payload_bytes(device) if downloads is not None else 0
+        figures = {"payload_down_bytes": Figure(float(sent), "counted", source)}
+        if downloads is not None and device in self._layers:
+            layer = downloads.payload_bytes(device, self._layers[device])
+            figures["layer_down_bytes"] = Figure(float(layer), "counted", source)
+        return figures
 
     def _offer(self, one: do.SendOffer, manifest: Manifest, state: State) -> None:
         transfer = transfer_name("d", one.attempt)
@@ -133,18 +145,24 @@ class Outbox:
             expected = list(state.open.assignments) if state.open is not None else [one.device]
             self._downloads = Downloads(
                 transfer,
-                manifest,
+                {part: ref for part, ref in manifest.items() if not part.startswith(SERVER)},
                 expected,
                 store=self._store,
                 fleet=self._fleet,
                 publish=self._publish,
                 warn=self._warn,
             )
-        offered = {part: ref for part, ref in manifest.items() if part in {*one.placement.stage.present, "prototypes"}}
+        track = state.memory.devices.get(one.device)
+        seen = view(manifest, one.device, track.cluster if track is not None else -1)
+        wanted = {*one.placement.stage.present, PROTOTYPES, POVERTY}
+        offered = {part: ref for part, ref in seen.items() if part in wanted}
+        self._layers.pop(one.device, None)
+        if POVERTY in offered:
+            self._layers[one.device] = offered[POVERTY].id
         offer = m.Offer(
             attempt=one.attempt,
             deadline_s=one.deadline_s,
-            job=job(self._plan, one.placement, one.attempt.stage),
+            job=job(self._plan, one.placement, one.attempt, signed=one.device in signed(manifest)),
             manifest=offered,
             transfer=transfer,
             chunk_bytes=self._chunk_bytes,
@@ -169,10 +187,18 @@ class Outbox:
             self._report(error)
 
 
-def job(plan: RunPlan, placement: Placement, stage: int) -> Job:
-    """What a device trains in this stage, as placed."""
-    hyper = msgspec.structs.replace(plan.hypers[stage - 1], micro_batch=placement.micro_batch)
-    return Job(model=plan.model, stage=placement.stage, hyper=hyper, slots=plan.slots)
+def job(plan: RunPlan, placement: Placement, attempt: Attempt, *, signed: bool = True) -> Job:
+    """What a device trains in this round, as placed. ``signed``: it has sent what clusters are made of."""
+    hyper = msgspec.structs.replace(plan.hypers[attempt.stage - 1], micro_batch=placement.micro_batch)
+    last = max(stage.index for stage in plan.stages if stage.rounds)
+    return Job(
+        model=plan.model,
+        stage=placement.stage,
+        hyper=hyper,
+        slots=plan.slots,
+        last=(attempt.stage, attempt.round) == (last, plan.stages[last - 1].rounds),
+        signature="" if signed else KINDS[next(iter(plan.server.get("cluster", {})), "none")],
+    )
 
 
 def transfer_name(direction: str, attempt: Attempt, device: str = "") -> str:

@@ -34,7 +34,7 @@ def open_round(state: State, at: float) -> Step:
         return no_placement(state, at)
     number = Attempt(state.run, state.stage, state.number, state.attempt + 1, state.made_ms)
     draw = np.random.default_rng((state.seed, state.stage, state.number))  # the same run draws the same devices again
-    names = choose("select", state.recipe).method(able, draw)
+    names = choose("select", state.recipe).method(able, draw, state.memory)
     placements = {name: p for name in names if (p := state.devices[name].placement) is not None}
     deadline_s = state.policy.deadline_s if state.policy.deadline_s > 0 else math.inf
     opened = Round(

@@ -25,6 +25,7 @@ from coordinator.place import LEDGER, hold_place
 from coordinator.timeouts import Timeouts
 from coordinator.values import Begin, Declined, Event, Left, State, Tick
 from coordinator.work import Work, payload_sizes
+from edgefl.aggregation.remember import load as load_memory
 from edgefl.errors import BudgetError, EdgeFLError, ProtocolError, RunError
 from edgefl.objects import ObjectStore
 from edgefl.plan.values import RunPlan
@@ -148,7 +149,13 @@ class Runner:
         self._work.begin(position.manifest, self._ledger.states(run))
         self._tell(self._started(position.manifest, broker))
         return Begin(
-            self.clock(), position.stage, position.round, position.attempt, position.unevaluated, position.made_ms
+            at=self.clock(),
+            stage=position.stage,
+            round=position.round,
+            attempt=position.attempt,
+            unevaluated=position.unevaluated,
+            made_ms=position.made_ms,
+            memory=load_memory(self._work.store, position.manifest),
         )
 
     def _started(self, manifest: Manifest, broker: str) -> do.Tell:

@@ -25,7 +25,7 @@ from edgefl.protocol.transfer import (
     UploadGate,
     VerifyObject,
 )
-from edgefl.records import Attempt, Figure, Manifest, Refusal
+from edgefl.records import Attempt, Figure, Figures, Manifest, Refusal
 
 
 @dataclass
@@ -39,7 +39,7 @@ class _Upload:
 
 
 class Uploads:
-    """Fetches updates. ``grant`` sends a message to a device; ``down_bytes`` tells what it was sent; ``report`` takes
+    """Fetches updates. ``grant`` sends a message to a device; ``down`` tells what it was sent; ``report`` takes
 
     Received and Spoiled, and exceptions that end the run.
     """
@@ -52,7 +52,7 @@ class Uploads:
         *,
         clock: Callable[[], float],
         grant: Callable[[str, Grant], None],
-        down_bytes: Callable[[str], int],
+        down: Callable[[str], Figures],
         report: Callable[[Received | Spoiled | BaseException], None],
     ) -> None:
         self._store = store
@@ -60,7 +60,7 @@ class Uploads:
         self._credit = credit
         self._clock = clock
         self._grant = grant
-        self._down_bytes = down_bytes
+        self._down = down
         self._report = report
         self._gate = UploadGate()
         self._uploads: dict[str, _Upload] = {}
@@ -171,7 +171,7 @@ class Uploads:
             return
         figures = {
             "payload_up_bytes": Figure(float(upload.payload_bytes), "counted", "chunks the coordinator received"),
-            "payload_down_bytes": Figure(float(self._down_bytes(device)), "counted", "chunks the coordinator sent"),
+            **self._down(device),
         }
         self._done(device)
         self._report(Received(self._clock(), device, update.attempt, figures))

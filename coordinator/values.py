@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from edgefl.aggregation.memory import Memory
 from edgefl.errors import EdgeFLError
 from edgefl.plan.values import Placement, RoundPolicy
 from edgefl.protocol.messages import Hello, Update
@@ -70,7 +71,8 @@ class State(msgspec.Struct, frozen=True):
     rounds: tuple[int, ...]  # per stage
     batch_sizes: tuple[int, ...]  # per stage
     seed: int = 0
-    recipe: dict[str, Any] = {}  # role -> {choice: options}; the machine needs "select"
+    recipe: dict[str, Any] = {}  # role -> {choice: options}; the machine needs "select" and "weight"
+    memory: Memory = Memory()  # what the slots remember of the rounds before
     every_round: bool = True  # evaluate after each round, else after each stage
     has_test: bool = True
     grace_s: float = 20.0
@@ -99,7 +101,7 @@ class Begin(msgspec.Struct, frozen=True):
 
     ``stage`` and ``round`` are those of the last finished round, 0 and 0 when there is none; ``attempt`` is the last
     one begun for the round that comes next; ``unevaluated`` is the last finished round if it was not evaluated;
-    ``made_ms`` is when the run was made.
+    ``made_ms`` is when the run was made; ``memory`` is what the slots remember.
     """
 
     at: float
@@ -108,6 +110,7 @@ class Begin(msgspec.Struct, frozen=True):
     attempt: int = 0
     unevaluated: Attempt | None = None
     made_ms: int = 0
+    memory: Memory = Memory()
 
 
 class Joined(msgspec.Struct, frozen=True):
@@ -195,12 +198,13 @@ class Spoiled(msgspec.Struct, frozen=True):
 
 
 class Aggregated(msgspec.Struct, frozen=True):
-    """The new model state lies in the store. ``record`` says what each slot did."""
+    """The new model state lies in the store. ``record`` says what each slot did, ``memory`` what it remembers."""
 
     at: float
     attempt: Attempt
     manifest: Manifest = {}
     record: dict[str, Any] = {}
+    memory: Memory = Memory()
 
 
 class Evaluated(msgspec.Struct, frozen=True):

@@ -5,15 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
-from typing import Any, cast
 
 from coordinator.desk import Desk
 from coordinator.instructions import Aggregate, Evaluate, Plan, Tidy
 from coordinator.values import Aggregated, Evaluated, Event, Planned
 from edgefl.aggregation.aggregate import UpdateInfo, aggregate_round
+from edgefl.aggregation.audience import shared
+from edgefl.aggregation.remember import load as load_memory
 from edgefl.objects import ObjectStore
 from edgefl.plan.values import RunPlan
-from edgefl.prototypes.library import Weighting
 from edgefl.records import Manifest
 
 Report = Callable[[Event | BaseException], None]
@@ -83,26 +83,27 @@ class Work:
         return Planned(self._clock(), one.ticket, placements)
 
     async def _aggregated(self, one: Aggregate) -> Aggregated:
-        updates = [UpdateInfo(update.device, update.manifest, update.samples) for update in one.updates]
+        updates = [UpdateInfo(u.device, u.manifest, u.samples, u.metrics, u.complete, u.poverty) for u in one.updates]
+        similarity: dict[str, float] = {}
+        if "cka" in self._plan.server.get("weight", {}):
+            models = {update.device: {**shared(self.manifest), **update.manifest} for update in updates}
+            similarity = await self._desk.similarity(one.attempt.stage, models)
         manifest, record = await asyncio.to_thread(
             aggregate_round,
             updates,
             self.store,
             self.manifest,
-            cast("Any", self._plan.server),  # its options may be text; those of these roles are numbers
-            prototype_weighting=prototype_weighting(self._plan),
+            self._plan.server,
+            similarity=similarity,
+            seed=self._plan.seed,
         )
-        return Aggregated(self._clock(), one.attempt, manifest, record)
+        memory = await asyncio.to_thread(load_memory, self.store, manifest)
+        return Aggregated(self._clock(), one.attempt, manifest, record, memory)
 
     async def _evaluated(self, one: Evaluate) -> Evaluated:
-        rows = await self._desk.evaluate(one.attempt.stage, one.attempt.round, self.manifest)
+        memory = await asyncio.to_thread(load_memory, self.store, self.manifest)
+        rows = await self._desk.evaluate(one.attempt.stage, one.attempt.round, self.manifest, memory.networks)
         return Evaluated(self._clock(), one.attempt, rows)
-
-
-def prototype_weighting(plan: RunPlan) -> Weighting:
-    """The recipe's weights for merging prototypes."""
-    options: dict[str, Any] = next(iter(plan.slots.prototypes.values()), {})
-    return "class" if options.get("weighting") == "class" else "modality"
 
 
 def payload_sizes(store: ObjectStore, manifest: Manifest) -> dict[str, int]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import secrets
 from typing import NamedTuple
 
+import msgspec
+
 import edgefl
 from device_agent import values as v
 from device_agent.store import AgentStore
@@ -54,5 +56,5 @@ def complete(store: AgentStore) -> v.Saved:
     saved = store.load()
     update = saved.update
     if update is not None and not all(store.objects.has(ref.id) for ref in update.manifest.values()):
-        return v.Saved(saved.offer, None, saved.closed)
+        return msgspec.structs.replace(saved, update=None)
     return saved

@@ -17,7 +17,7 @@ from device_agent.timeouts import ANNOUNCE_S, GREETING_S, PROGRESS_S
 from device_agent.values import Event, Instruction, State
 from edgefl.errors import ProtocolError
 from edgefl.protocol import messages as m
-from edgefl.records import Attempt, Refusal
+from edgefl.records import Attempt, Manifest, Refusal
 
 Step = tuple[State, list[Instruction]]
 #: How many past events an illegal move is explained with.
@@ -33,7 +33,7 @@ class MachineError(ProtocolError):
 def initial(identity: State, saved: v.Saved, facts: v.DataFacts | None) -> State:
     """The state after a start: ``identity`` with what an earlier process left on disk."""
     task = v.Task(saved.offer) if saved.offer is not None else None
-    return replace(identity, task=task, update=saved.update, closed=saved.closed, facts=facts)
+    return replace(identity, task=task, update=saved.update, closed=saved.closed, kept=saved.kept, facts=facts)
 
 
 def step(state: State, event: Event, now: float) -> Step:
@@ -143,6 +143,7 @@ def _welcome(state: State, message: m.Welcome, now: float) -> Step:
     if not current.same_run(before):
         out.append(v.Log("welcomed", {"run": message.run, "coordinator": message.coordinator}))
     if message.run:
+        state = replace(state, kept=tuple(one for one in state.kept if one.attempt.same_run(current)))
         state, dropped = _forget(state, lambda attempt: not attempt.same_run(current))
         out += dropped
     return state, out
@@ -172,7 +173,8 @@ def _offer(state: State, offer: m.Offer, disk: v.Disk, now: float) -> Step:
         state, declined = _decline(state, offer, refusal)
         return state, [*out, *declined]
     state = replace(state, task=v.Task(offer, "fetching", now), declined=None, waiting=None)
-    keep = {ref.id for ref in offer.manifest.values()}
+    keep = {ref.id for kept in state.kept for ref in kept.manifest.values()}
+    keep |= {ref.id for ref in offer.manifest.values()}
     if state.update is not None:
         keep |= {ref.id for ref in state.update.manifest.values()}
     accept = m.Accept(state.device, offer.attempt)
@@ -247,6 +249,7 @@ def _abort(state: State, message: m.Abort, now: float) -> Step:
 def _drain(state: State, message: m.Drain, now: float) -> Step:
     over = Attempt(message.run, made_ms=message.made_ms)
     state, out = _forget(state, over.same_run)
+    state = replace(state, kept=tuple(one for one in state.kept if not one.attempt.same_run(over)))
     if _current(state).same_run(over):
         state = replace(state, run="", made_ms=0)
     if state.task is None and state.update is None:
@@ -315,11 +318,20 @@ def _training_ended(state: State, event: v.TrainingEnded, now: float) -> Step:
     result = event.result
     if result.refusal is not None:
         return _decline(replace(state, task=None), task.offer, result.refusal, result.figures)
-    update = m.Update(state.device, event.attempt, result.manifest, result.samples, result.metrics, result.figures)
+    update = m.Update(
+        device=state.device,
+        attempt=event.attempt,
+        manifest=result.manifest,
+        samples=result.samples,
+        complete=result.complete,
+        poverty=result.poverty,
+        metrics=result.metrics,
+        figures=result.figures,
+    )
     out: list[Instruction] = []
     if state.update is not None:
         out.append(v.StopServe(state.update.attempt))
-    state = replace(state, task=None, update=update)
+    state = replace(state, task=None, update=update, kept=_keeping(state, event.attempt, result.kept))
     out.append(_save(state))
     out.append(v.Log("trained", {"attempt": str(event.attempt), **result.metrics}))
     return _announce(state, out, now)
@@ -370,14 +382,29 @@ def _settle(state: State) -> Step:
         return state, []
     if state.task is not None and state.task.phase == "ready":
         task = replace(state.task, phase="training")
-        return replace(state, task=task, trainer="training"), [v.Train(task.offer)]
+        before = _kept_before(state, task.attempt)
+        return replace(state, task=task, trainer="training"), [
+            v.Train(task.offer, before[-1].manifest if before else {})
+        ]
     if not wanted and state.coordinator and state.connected:
         return replace(state, trainer="down"), [v.StopTrainer()]
     return state, []
 
 
+def _kept_before(state: State, attempt: Attempt) -> list[v.Kept]:
+    """What earlier rounds of this run left here, oldest first: a round that is tried again starts where it did."""
+    place = (attempt.stage, attempt.round)
+    return [k for k in state.kept if k.attempt.same_run(attempt) and (k.attempt.stage, k.attempt.round) < place]
+
+
+def _keeping(state: State, attempt: Attempt, manifest: Manifest) -> tuple[v.Kept, ...]:
+    before = _kept_before(state, attempt)[-1:]
+    return (*before, v.Kept(attempt, manifest)) if manifest else tuple(before)
+
+
 def _save(state: State) -> v.Save:
-    return v.Save(v.Saved(state.task.offer if state.task is not None else None, state.update, state.closed))
+    offer = state.task.offer if state.task is not None else None
+    return v.Save(v.Saved(offer, state.update, state.closed, state.kept))
 
 
 def _later(closed: Attempt | None, attempt: Attempt) -> Attempt:

@@ -181,7 +181,7 @@ class Agent:
             v.StopServe: lambda i: self._transfers.stop_serve(),
             v.StartTrainer: lambda i: self._jobs.start(),
             v.StopTrainer: lambda i: self._jobs.stop(),
-            v.Train: lambda i: self._jobs.train(i.offer),
+            v.Train: self._jobs.train,
             v.Interrupt: lambda i: self._jobs.interrupt(),
         }
 

@@ -45,6 +45,7 @@ class Trainer:
         self.device = device
         self.dataset: Any = None  # edgefl.data.dataset.Dataset; the import costs numpy, so it waits
         self.read_for: object = None  # the (encoders, label names) the files were last read for
+        self.completed: tuple[Any, Any] | None = None  # what it was made of and for, and the completed data
         self.facts = DataFacts()
         self.left_off = False
         self.counts: Any = None  # edgefl.training.counting.FlopCounts, kept between rounds
@@ -90,10 +91,11 @@ class Trainer:
         from edgefl.protocol.parts import encode_part
         from edgefl.resources.energy import EnergyProbe
         from edgefl.resources.memory import MemoryProbe
-        from edgefl.training.round import train_round, usable_rows
+        from edgefl.training.round import train_round
+        from edgefl.training.share import usable_rows
 
         job, attempt = request.offer.job, request.offer.attempt
-        dataset = self._dataset_for(job.model)
+        dataset = self._completed(self._dataset_for(job.model), job)
         usable = len(usable_rows(job, dataset))
         if usable < job.hyper.batch_size:
             detail = "the local share does not fill one batch"
@@ -105,22 +107,22 @@ class Trainer:
                 job,
                 dataset,
                 _StoredParts(request.offer.manifest, store),
+                kept=_StoredParts(request.kept, store),
                 device=self.device,
                 on_progress=self._progress(note),
                 # Not the attempt: a round that is tried again gives the same result.
                 salt=f"{request.device}/{attempt.stage}/{attempt.round}",
+                name=request.device,
                 counts=self._counts(),
             )
-        trained: dict[str, Mapping[str, Any]] = {
-            name: tensors for name, tensors in outcome.parts.items() if outcome.samples.get(name, 0) > 0
-        }
-        if outcome.prototypes is not None:
-            trained["prototypes"] = outcome.prototypes
         return Result(
-            manifest={name: store.put(encode_part(dict(tensors))) for name, tensors in trained.items()},
-            samples={name: outcome.samples.get(name, 0) for name in trained},
+            manifest={name: store.put(encode_part(tensors)) for name, tensors in outcome.parts.items()},
+            samples=outcome.samples,
             metrics=outcome.metrics,
             figures=_figures(outcome, memory, energy),
+            complete=outcome.complete,
+            poverty=outcome.poverty,
+            kept={name: store.put(encode_part(tensors)) for name, tensors in outcome.kept.items()},
         )
 
     def _dataset_for(self, model: ModelSpec) -> Any:
@@ -133,6 +135,20 @@ class Trainer:
             self.dataset = _load(self.data, self.bad_samples, here, names)
             self.read_for = (model.encoders, names)
         return self.dataset
+
+    def _completed(self, dataset: Any, job: Job) -> Any:
+        """The data with absent modalities made by the recipe's generator: once, then kept. Raises DataError."""
+        options = job.slots.missing.get("completion")
+        if options is None:
+            return dataset
+        wanted = (self.dataset, options, job.model.encoders, job.model.label_names)  # one data set is equal to itself
+        if self.completed is None or self.completed[0] != wanted:
+            from edgefl.data.completion import complete, generator
+
+            encoders = job.model.encoders
+            make = generator(str(options["generator"]), str(options["checkpoint"]), dataset, encoders)
+            self.completed = (wanted, complete(dataset, encoders, make).dataset)
+        return self.completed[1]
 
     def _progress(self, note: Note) -> Callable[[int, int, int, float], None]:
         def report(epoch: int, step: int, steps: int, loss: float) -> None:

@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable, Coroutine
 from typing import Any, Protocol
 
+from msgspec.structs import replace
+
 from device_agent import values as v
 from device_agent.log import Emit
 from device_agent.timeouts import TRAINER_RESTART_S, TRAINER_RESTARTS
@@ -51,9 +53,9 @@ class TrainerJobs:
         self._emit("trainer-stopped", reason="the run is over")
         self._job = self._spawn(self._trainer.stop())
 
-    def train(self, offer: Offer) -> None:
+    def train(self, work: v.Train) -> None:
         """Ends in TrainingEnded, whatever happens."""
-        self._job = self._spawn(self._train(offer))
+        self._job = self._spawn(self._train(work))
 
     def interrupt(self) -> None:
         """Ask the training to end after its step."""
@@ -80,14 +82,14 @@ class TrainerJobs:
         self._emit("trainer-ready", seconds=seconds, base_bytes=facts.base_bytes, samples=facts.samples.get("", 0))
         self._post(v.TrainerReady(facts))
 
-    async def _train(self, offer: Offer) -> None:
+    async def _train(self, work: v.Train) -> None:
+        offer = work.offer
         self._emit("training", attempt=str(offer.attempt))
-        result, alive = await self._trainer.train(offer, self._post)
+        result, alive = await self._trainer.train(work, self._post)
         if not alive:
             self._emit("trainer-lost", attempt=str(offer.attempt), text=result.refusal.detail if result.refusal else "")
         if result.refusal is None:
-            figures = {**result.figures, **self._bill(offer, result)}
-            result = v.Result(result.manifest, result.samples, result.metrics, figures)
+            result = replace(result, figures={**result.figures, **self._bill(offer, result)})
         self._post(v.TrainingEnded(offer.attempt, result, alive))
 
 

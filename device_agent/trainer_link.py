@@ -12,9 +12,9 @@ from typing import NamedTuple, Protocol
 import msgspec
 
 from device_agent.timeouts import TRAINER_STOP_S
-from device_agent.values import DataFacts, Progressed, Result
+from device_agent.values import DataFacts, Progressed, Result, Train
 from edgefl.protocol.messages import Offer
-from edgefl.records import Budget, Figure, Figures, Refusal
+from edgefl.records import Budget, Figure, Figures, Manifest, Refusal
 from edgefl.resources.ceiling import PERIOD_S, Ceiling
 from edgefl.resources.procfs import resident_bytes
 from edgefl.worker import WorkerFailedError, WorkerProcess
@@ -27,6 +27,7 @@ class TrainRequest(msgspec.Struct, frozen=True):
 
     offer: Offer
     device: str = ""
+    kept: Manifest = {}  # what its last round left on this device
 
 
 class Ended(NamedTuple):
@@ -43,7 +44,7 @@ class Trainer(Protocol):
         """Load torch and the data. Raises WorkerFailedError: ``status`` is None when it refused, else it died."""
         ...
 
-    async def train(self, offer: Offer, on_progress: OnProgress) -> Ended:
+    async def train(self, work: Train, on_progress: OnProgress) -> Ended:
         """One round; never raises for what the trainer does."""
         ...
 
@@ -87,7 +88,7 @@ class TrainerProcess:
         self._base_bytes = facts.base_bytes
         return facts
 
-    async def train(self, offer: Offer, on_progress: OnProgress) -> Ended:
+    async def train(self, work: Train, on_progress: OnProgress) -> Ended:
         """See ``Trainer.train``. Over the ceiling the child is killed, which is a refusal with both numbers."""
         await self._worker.start()
         pid = self._worker.pid
@@ -100,8 +101,8 @@ class TrainerProcess:
             try:
                 reply = await self._worker.call(
                     "train",
-                    TrainRequest(offer, self.settings.device),
-                    lambda note: on_progress(Progressed(offer.attempt, **note)),
+                    TrainRequest(work.offer, self.settings.device, work.kept),
+                    lambda note: on_progress(Progressed(work.offer.attempt, **note)),
                 )
             except WorkerFailedError as error:
                 return failed(error, ceiling, self.settings.budget, self._total)

@@ -33,15 +33,29 @@ class Result(msgspec.Struct, frozen=True):
     samples: dict[str, int] = {}  # part -> samples it was trained on
     metrics: dict[str, float] = {}
     figures: Figures = {}
+    complete: bool = True  # every sample had every modality
+    poverty: int = -1  # as in Update
+    kept: Manifest = {}  # what stays here for the next round: private parts, a personal model
     refusal: Refusal | None = None
 
 
+class Kept(msgspec.Struct, frozen=True):
+    """Parts of one attempt that stay on this device."""
+
+    attempt: Attempt = Attempt()
+    manifest: Manifest = {}
+
+
 class Saved(msgspec.Struct, frozen=True):
-    """What survives a restart: the attempt being worked on, the update not yet acknowledged, what is over."""
+    """What survives a restart: the attempt being worked on, the update not yet acknowledged, what is over.
+
+    ``kept``: of the last round trained and the one before it, since a round may be tried again.
+    """
 
     offer: Offer | None = None
     update: Update | None = None
     closed: Attempt | None = None
+    kept: tuple[Kept, ...] = ()
 
 
 class Task(msgspec.Struct, frozen=True):
@@ -89,6 +103,7 @@ class State(msgspec.Struct, frozen=True):
     progress_at: float = 0.0
     declined: tuple[Offer, Decline] | None = None  # the last one, to answer the same offer the same way
     closed: Attempt | None = None  # this attempt and older ones of its run are over
+    kept: tuple[Kept, ...] = ()  # as in Saved
     dropped: dict[str, int] = {}  # reason -> messages dropped
     story: tuple[str, ...] = ()  # the last things that happened, for the error of an illegal move
 
@@ -215,9 +230,10 @@ class StopTrainer(msgspec.Struct, frozen=True):
 
 
 class Train(msgspec.Struct, frozen=True):
-    """Let the idle trainer train this offer."""
+    """Let the idle trainer train this offer; ``kept``: what its last round left on this device."""
 
     offer: Offer
+    kept: Manifest = {}
 
 
 class Interrupt(msgspec.Struct, frozen=True):

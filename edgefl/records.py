@@ -21,6 +21,7 @@ FIGURES: dict[str, str] = {
     "flops": "FLOP",  # forward + backward as run, 2 per multiply-accumulate
     "payload_up_bytes": "B",  # tensors sent
     "payload_down_bytes": "B",  # tensors received
+    "layer_down_bytes": "B",  # of these, the one layer a device was sent in place of its poverty layer
     "wire_up_bytes": "B",  # everything the device wrote to the broker's socket
     "wire_down_bytes": "B",  # everything it read from it
     "wall_s": "s",  # from accepting the offer to handing over the update
@@ -34,7 +35,10 @@ FIGURES: dict[str, str] = {
 _MODALITY = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,31}")
 #: Words that mean something else in one of these places.
 RESERVED = frozenset(
-    {"fused", "fusion", "group", "head", "id", "ids", "label", "label_names", "meta", "prototypes", "task"}
+    {
+        *("fused", "fusion", "group", "head", "id", "ids", "label", "label_names", "match", "meta", "prototypes"),
+        *("reconstruct", "shared", "task"),
+    }
 )
 MODALITY_RULE = (
     f"letters, digits, _ and -, beginning with a letter, at most 32, and none of {', '.join(sorted(RESERVED))}"

@@ -175,7 +175,8 @@ class FakeTrainer:
         self.warmed += 1
         return FACTS
 
-    async def train(self, offer, on_progress):
+    async def train(self, work, on_progress):
+        offer = work.offer
         self.running += 1
         assert self.running == 1, "two trainings at a time"
         try:

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
 
+import pytest
 from hypothesis import settings
 
 # Several workers share two cores: one thread each, set before torch or numpy are imported anywhere.
@@ -14,3 +18,14 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no test may reach for a model hu
 # A first example pays for lazy imports, and machines in CI are slow: each test's own time limit is enough.
 settings.register_profile("edgefl", deadline=None)
 settings.load_profile("edgefl")
+
+
+@pytest.fixture
+def ram_path(tmp_path: Path) -> Iterator[Path]:
+    """A directory in memory where there is one: for tests that write thousands of synced files and need no disk."""
+    shared = Path("/dev/shm")
+    if not os.access(shared, os.W_OK):
+        yield tmp_path
+        return
+    with tempfile.TemporaryDirectory(prefix="edgefl-", dir=shared) as name:
+        yield Path(name)

@@ -199,7 +199,7 @@ class Fleet:
 
     def coordinator(self, run: str, settings: Mapping[str, object] | None = None) -> Program:
         """``edgefl-coordinator run`` with ``RUN`` and the ``settings`` that differ."""
-        file = self.directory / "run.yaml"
+        file = self.directory / f"{run}.yaml"
         file.write_text(RUN)
         arguments = ["coordinator.cli", "run", str(file), "--run", run]
         for field, value in (settings or {}).items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import subprocess
 import sys
@@ -12,9 +13,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from edgefl.aggregation import select
 from edgefl.aggregation.aggregate import UpdateInfo, aggregate_round
+from edgefl.aggregation.audience import shared
 from edgefl.aggregation.combine import MisfitError, WeightedMean
+from edgefl.aggregation.memory import Memory
 from edgefl.aggregation.slots import DEFAULTS, ROLES, choose
+from edgefl.config.choices import SLOTS
 from edgefl.errors import ConfigError, ModelError, StoreError
 from edgefl.objects import ObjectStore
 from edgefl.protocol.parts import decode_part, encode_part
@@ -120,8 +125,8 @@ def test_each_part_is_the_mean_over_the_devices_that_trained_it(store, previous)
 def test_parts_nobody_sent_keep_their_object(store, previous):
     state, _ = aggregate_round([update(store, "a", 1, task=tensors(3))], store, previous)
     assert state["fusion"] == previous["fusion"]
-    assert set(state) == set(previous)
-    assert aggregate_round([], store, previous)[0] == previous
+    assert set(shared(state)) == set(previous)
+    assert shared(aggregate_round([], store, previous)[0]) == previous
 
 
 def test_a_device_without_samples_is_ignored_and_recorded(store, previous):
@@ -134,7 +139,7 @@ def test_a_device_without_samples_is_ignored_and_recorded(store, previous):
 
 def test_when_nobody_has_samples_the_part_stays_and_the_record_says_so(store, previous):
     state, record = aggregate_round([update(store, "a", 0, task=tensors(9))], store, previous)
-    assert state == previous
+    assert shared(state) == previous
     assert record["kept"] == {"task": "no device trained it on any sample"}
     assert record["parts"] == {}
 
@@ -162,7 +167,7 @@ def test_bytes_that_are_no_part_and_parts_the_model_lacks_are_refused(store, pre
         UpdateInfo("d", {"fusion": store.put(bytes(2**21))}, {"fusion": 4}),
     ]
     state, record = aggregate_round(updates, store, previous)
-    assert state == previous
+    assert shared(state) == previous
     found = {(entry["device"], entry["reason"]) for entry in record["refused"]}
     assert found == {("a", "malformed"), ("b", "unknown_part"), ("c", "malformed"), ("d", "malformed")}
     assert "2097152 bytes, at most" in str(record["refused"])  # and was never read into memory
@@ -214,7 +219,7 @@ def test_prototypes_are_merged_by_their_counts_and_absent_classes_stay(store, pr
         ),
         update(store, "c", 0, prototypes=to_tensors({"acc": means([[2, 2]], [5])})),
     ]
-    state, record = aggregate_round(updates, store, before)
+    state, record = aggregate_round(updates, store, before, {"prototypes": {"class_mean": {}}})
     merged = read(store, state, "prototypes")
     assert merged["acc"].tolist() == [[2], [1.25], [7]]  # class 1: (3 x 0 + 1 x 5) / 4; class 2: as before
     assert merged["fused"].tolist() == [[1]]
@@ -222,7 +227,7 @@ def test_prototypes_are_merged_by_their_counts_and_absent_classes_stay(store, pr
     assert record["parts"]["prototypes"]["tables"] == {"acc": {"a": 0.75, "b": 0.25}, "fused": {"b": 1.0}}
     assert record["parts"]["prototypes"]["devices"] == {"a": 3 / 8, "b": 5 / 8}
     assert [(entry["device"], entry["reason"]) for entry in record["refused"]] == [("c", "shape")]
-    by_class, _ = aggregate_round(updates, store, before, prototype_weighting="class")
+    by_class, _ = aggregate_round(updates, store, before, {"prototypes": {"class_mean": {"weighting": "class"}}})
     assert read(store, by_class, "prototypes")["acc"].tolist() == [[2], [2.5], [7]]
 
 
@@ -239,7 +244,7 @@ def test_without_a_previous_table_one_odd_device_does_not_refuse_the_rest(store,
 def test_malformed_prototypes_leave_the_state_without_them(store, previous):
     bad = update(store, "a", 0, prototypes={"acc": np.zeros((2, 2), np.float32)})
     state, record = aggregate_round([bad], store, previous)
-    assert state == previous
+    assert shared(state) == previous
     assert record["refused"][0]["detail"].endswith("has no counts")
     assert record["kept"] == {"prototypes": "no device sent usable prototypes"}
 
@@ -276,33 +281,32 @@ def test_memory_does_not_grow_with_the_number_of_devices(tmp_path):
 # Slots
 
 
-def test_the_slots_are_the_ones_that_are_documented():
-    assert {role: sorted(methods) for role, methods in ROLES.items()} == {
-        "cluster": ["none"],
-        "select": ["all", "random"],
-        "repair": ["none"],
-        "weight": ["samples"],
-        "combine": ["mean"],
-        "optimise": ["plain"],
-    }
+def test_the_slots_are_the_ones_a_recipe_can_name():
+    assert {role: set(methods) for role, methods in ROLES.items()} == {role: set(SLOTS[role][1]) for role in ROLES}
     assert set(DEFAULTS) == set(ROLES)
 
 
 @pytest.mark.parametrize(("role", "name"), [(role, name) for role in ROLES for name in ROLES[role]])
 def test_every_method_can_be_chosen_by_name(role, name):
     choice = choose(role, {role: {name: {}}})
-    assert (choice.name, choice.options) == (name, {})
+    assert choice.name == name
+    assert choice.options == {option: spec.default for option, spec in SLOTS[role][1][name][1].items()}
     assert callable(choice.method)
+
+
+@pytest.mark.parametrize(("role", "name"), [(role, name) for role in ROLES for name in ROLES[role]])
+def test_a_method_takes_its_options_with_the_defaults_they_are_documented_with(role, name):
+    takes = inspect.signature(ROLES[role][name]).parameters
+    for option, spec in SLOTS[role][1][name][1].items():
+        if option in takes and (role, name) != ("select", "random"):
+            assert takes[option].default == spec.default, option
 
 
 @pytest.mark.parametrize(
     ("recipe", "message"),
     [
-        ({"select": {"randm": {}}}, "unknown method 'randm'; choose one of: all, random"),
-        (
-            {"select": {"random": {"shares": 1}}},
-            "select.random.shares: unknown option; choose from: share, devices_max",
-        ),
+        ({"select": {"randm": {}}}, "unknown method 'randm'; choose one of: all, random, banzhaf"),
+        ({"select": {"random": {"shares": 1}}}, "select.random.shares: unknown option; choose from: share"),
         ({"select": {"all": {"share": 1}}}, "select.all.share: unknown option; choose from: no options"),
         ({"select": {"all": {}, "random": {}}}, "exactly one method, got all, random"),
     ],
@@ -316,7 +320,7 @@ def test_selection_is_seeded_sorted_and_never_empty():
     devices = [f"d{n}" for n in range(10)]
 
     def draw(names: list[str], seed: int = 1, **options: float) -> list[str]:
-        return choose("select", {"select": {"random": options}}).method(names, np.random.default_rng(seed))
+        return select.at_random(names, np.random.default_rng(seed), **options)
 
     chosen = draw(devices, share=0.3)
     assert len(chosen) == 3
@@ -326,15 +330,9 @@ def test_selection_is_seeded_sorted_and_never_empty():
     assert len(draw(devices, devices_max=2.0)) == 2
     assert len(draw(devices, share=0.001)) == 1
     assert draw([]) == []
-    assert choose("select", {}).method(devices[::-1], np.random.default_rng(0)) == devices
-
-
-def test_the_other_defaults_change_nothing():
-    manifests = {"a": {"task": ObjectRef("0" * 64, 1)}}
-    assert choose("repair", {}).method(manifests) == manifests
-    assert choose("cluster", {}).method(["b", "a"]) == [["a", "b"]]
-    assert choose("weight", {}).method({"a": 0, "b": 0}) == {}
-    assert choose("weight", {}).method({"b": 3, "a": 1, "c": -2}) == {"a": 0.25, "b": 0.75}
+    assert choose("select", {}).method(devices[::-1], np.random.default_rng(0), Memory()) == devices
+    half = choose("select", {"select": {"random": {}}}).method(devices, np.random.default_rng(0), Memory())
+    assert len(half) == 5
 
 
 def test_aggregation_loads_no_torch():

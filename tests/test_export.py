@@ -39,7 +39,7 @@ from edgefl.export.publish import check_target, publish
 from edgefl.export.serve import ROWS, find_bundles, load_bundle
 from edgefl.models.matching import Table, stand_in
 from edgefl.models.sizes import encoder_of_size
-from edgefl.models.spec import HeadSpec, ModelSpec
+from edgefl.models.spec import HeadSpec, JointSpec, ModelSpec
 from edgefl.prototypes.library import ClassMeans, from_tensors, to_tensors
 from edgefl.prototypes.mask import TEMPERATURE, TOP_K, masked, prototype_mask
 from edgefl.prototypes.matching import match
@@ -593,3 +593,22 @@ def test_a_model_of_one_sensor_without_prototypes_gives_one_bundle(tmp_path: Pat
         expected = model.classify(model.fuse(h)).numpy()
     np.testing.assert_allclose(bundle.predict(x).logits, expected, atol=1e-5)
     assert math.isclose(row.tolerance, 1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)  # nine exports
+@pytest.mark.parametrize(
+    "changes",
+    [{"fusion": "mean"}, {"encoder_sharing": "multiway"}, {"fusion": "joint", "joint": JointSpec(8, 2, 1)}],
+    ids=["mean", "multiway", "joint"],
+)
+def test_the_other_ways_to_share_and_to_fuse_are_exported_too(tmp_path: Path, changes: dict[str, object]):
+    spec = two_sensors(**changes)
+    _, parts = some_state(spec)
+    rows = export_bundles(spec, stage_of(spec), parts, tmp_path / "b")
+    assert [row.name for row in rows] == ["acc", "gyro", "acc+gyro"]
+    assert all(row.max_difference <= row.tolerance for row in rows)
+    windows_ = windows(spec, 3)
+    one = load_bundle(tmp_path / "b" / "acc").predict({"acc": windows_["acc"]})
+    assert (one.matched["gyro"].rows >= 0).any()
+    assert len(load_bundle(tmp_path / "b" / "acc+gyro").predict(windows_).labels) == 3

@@ -70,7 +70,7 @@ def test_a_fleet_started_by_hand_finishes_its_run(finished: Fleet) -> None:
 def test_every_assignment_has_every_figure_with_its_origin(finished: Fleet) -> None:
     for row in (row for row in finished.report("r1").assignments if row.device != "stranger"):
         assert row.status == "done"
-        assert set(row.measured) == set(FIGURES)
+        assert set(row.measured) == set(FIGURES) - {"layer_down_bytes"}  # which only a repaired device has
         for name, figure in row.measured.items():
             assert figure.kind in {"measured", "counted"}, name
             assert figure.reason if figure.value is None else figure.value > 0 and figure.source, (name, figure)

@@ -34,8 +34,10 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     bert = transformers.DistilBertConfig(
         vocab_size=50, max_position_embeddings=12, n_layers=6, n_heads=2, dim=32, hidden_dim=128
     )
+    whole = transformers.BertConfig(**common, vocab_size=50, max_position_embeddings=12)
     made = {}
     for kind, model_class, config in (
+        ("bert", transformers.BertModel, whole),
         ("vision", transformers.ViTModel, vit),
         ("text", transformers.DistilBertModel, bert),
         ("audio", transformers.ASTModel, ast),
@@ -54,6 +56,7 @@ def encoder_for(kind: str, source: Path, **changes: object) -> EncoderSpec:
     fields = {
         "vision": {"input_shape": (16, 16, 3), "patch": 8},
         "text": {"input_shape": (10,), "vocabulary": 50},
+        "bert": {"kind": "text", "arch": "bert", "input_shape": (10,), "vocabulary": 50},
         "audio": {"input_shape": (30, 20), "patch": 8, "stride": 6},
     }[kind]
     return EncoderSpec(**{"kind": kind, **SMALL, **fields, "pretrained": str(source), **changes})
@@ -72,7 +75,7 @@ def loaded(spec: ModelSpec) -> StagedModel:
 
 def inputs(kind: str) -> torch.Tensor:
     generator = torch.Generator().manual_seed(2)
-    if kind == "text":
+    if kind in {"text", "bert"}:
         ids = torch.randint(1, 50, (3, 10), generator=generator)
         ids[0, 7:] = 0
         return ids
@@ -84,14 +87,15 @@ def original(kind: str, source: Path, x: torch.Tensor) -> tuple[torch.Tensor, to
     if kind == "vision":
         out = transformers.ViTModel.from_pretrained(source).eval()(pixel_values=(x.permute(0, 3, 1, 2) - 0.5) / 0.5)
         return out.last_hidden_state, out.last_hidden_state[:, 0]
-    if kind == "text":
-        out = transformers.DistilBertModel.from_pretrained(source).eval()(input_ids=x, attention_mask=(x != 0).long())
+    if kind in {"text", "bert"}:
+        model_class = transformers.BertModel if kind == "bert" else transformers.DistilBertModel
+        out = model_class.from_pretrained(source).eval()(input_ids=x, attention_mask=(x != 0).long())
         return out.last_hidden_state, out.last_hidden_state[:, 0]
     out = transformers.ASTModel.from_pretrained(source).eval()(input_values=x)
     return out.last_hidden_state, out.pooler_output
 
 
-@pytest.mark.parametrize("kind", ["vision", "text", "audio"])
+@pytest.mark.parametrize("kind", ["vision", "text", "bert", "audio"])
 @torch.no_grad()
 def test_staged_encoder_equals_the_original(kind: str, checkpoints: dict[str, Path]):
     model = loaded(spec_for(kind, checkpoints[kind]))
@@ -106,7 +110,7 @@ def test_staged_encoder_equals_the_original(kind: str, checkpoints: dict[str, Pa
     torch.testing.assert_close(model.encode("m", x), pooled, atol=1e-5, rtol=0)
 
 
-@pytest.mark.parametrize("kind", ["vision", "text", "audio"])
+@pytest.mark.parametrize("kind", ["vision", "text", "bert", "audio"])
 def test_initial_parts_are_all_parts_in_order(kind: str, checkpoints: dict[str, Path]):
     spec = spec_for(kind, checkpoints[kind])
     parts = dict(initial_parts(spec, seed=4))
@@ -147,6 +151,9 @@ def test_another_pixel_scale_is_folded_into_the_projection(checkpoints: dict[str
         ("vision", {"depth": 9}, r"has 6 transformer blocks, but the model needs depth 9 .*block 6"),
         ("vision", {"heads": 4}, r"has 2 attention heads, the model 4"),
         ("text", {"vocabulary": 60}, r"word_embeddings.weight' has shape \[50, 32\], but the model needs \[60, 32\]"),
+        ("bert", {"vocabulary": 60}, r"word_embeddings.weight' has shape \[50, 32\], but the model needs \[60, 32\]"),
+        ("bert", {"arch": "distilbert"}, r"it is a 'bert', but a text encoder takes 'distilbert'; set its arch"),
+        ("text", {"arch": "bert"}, r"it is a 'distilbert', but a text encoder takes 'bert'; set its arch"),
         ("text", {"input_shape": (20,)}, r"position_embeddings.weight' has shape \[12, 32\].* \[20, 32\]"),
         ("audio", {"stride": 8}, r"its frequency_stride is 6, but the model computes with 8"),
     ],
@@ -171,6 +178,33 @@ def test_settings_the_specification_can_not_express_are_refused(checkpoints: dic
     (tmp_path / "model.safetensors").write_bytes((checkpoints["audio"] / "model.safetensors").read_bytes())
     with pytest.raises(ModelError, match="its hidden_act is 'relu', but the model computes with 'gelu'"):
         list(initial_parts(spec_for("audio", tmp_path)))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"hidden_act": "relu"}, "its hidden_act is 'relu'"),
+        ({"layer_norm_eps": 1e-6}, "its layer_norm_eps is 1e-06"),
+        ({"type_vocab_size": 1}, "its type_vocab_size is 1"),
+        ({"is_decoder": True}, "its is_decoder is True"),
+        ({"position_embedding_type": "relative_key"}, "its position_embedding_type is 'relative_key'"),
+    ],
+)
+def test_a_bert_of_another_make_is_refused(change, message, checkpoints: dict[str, Path], tmp_path: Path):
+    config = json.loads((checkpoints["bert"] / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, **change}))
+    (tmp_path / "model.safetensors").write_bytes((checkpoints["bert"] / "model.safetensors").read_bytes())
+    with pytest.raises(ModelError, match=message):
+        list(initial_parts(spec_for("bert", tmp_path)))
+
+
+def test_the_token_types_of_a_bert_are_its_own(checkpoints: dict[str, Path]):
+    """All tokens are of the first type: its row is added to every token before the norm."""
+    source = load_file(checkpoints["bert"] / "model.safetensors")
+    name = "embeddings.token_type_embeddings.weight"
+    embed = dict(pretrained_parts(spec_for("bert", checkpoints["bert"]), "m"))["m/embed"]
+    np.testing.assert_array_equal(embed[name], source[name])
+    assert embed["embeddings.position_embeddings.weight"].shape == (10, 32)  # of the checkpoint's 12
 
 
 def test_a_missing_tensor_is_not_filled_with_random_numbers(checkpoints: dict[str, Path], tmp_path: Path):

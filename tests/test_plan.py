@@ -90,9 +90,8 @@ def test_every_schedule_keeps_its_rounds_and_trains_only_what_is_there(name, rou
     for stage in stages:
         assert set(stage.trained) <= set(stage.present) <= set(part_names(MODEL))
         assert {"fusion", "task", "head/a", "head/b"} <= set(stage.trained)
-    assert {p for s in stages for p in s.trained if encoder_stage(p)} == {
-        f"{m}/stage{k}" for m in "ab" for k in (1, 2, 3)
-    }
+    expected = set() if name == "heads" else {f"{m}/stage{k}" for m in "ab" for k in (1, 2, 3)}
+    assert {p for s in stages for p in s.trained if encoder_stage(p)} == expected
 
 
 def test_the_stage_of_a_part_and_of_a_modality_with_a_misleading_name():

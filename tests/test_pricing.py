@@ -26,6 +26,7 @@ from edgefl.plan.values import Hyper, Job, Slots
 from edgefl.resources.flops import FlopCounter
 from edgefl.resources.live_bytes import LiveBytes
 from edgefl.training.batches import Batch
+from edgefl.training.forward import Aids
 from edgefl.training.pricing import Pricer, price_step
 from edgefl.training.round import train_round
 from edgefl.training.step import make_optimizer, prepare, train_step
@@ -44,7 +45,7 @@ def counted(made: Job, batch: Batch) -> float:
     prepare(model, made.stage.trained)
     optimizer = make_optimizer(model, made.stage.trained, made.hyper)
     with FlopCounter() as counter:
-        train_step(model, made, batch, optimizer, tables)
+        train_step(model, made, batch, optimizer, Aids(tables))
     return float(counter.flops)
 
 

@@ -15,6 +15,7 @@ import pytest
 from msgspec.structs import replace
 
 from device_agent.trainer_link import TrainerProcess, TrainerSettings, ceiling_bytes
+from device_agent.values import Train
 from edgefl.data.dataset import Dataset
 from edgefl.models.pretrained import initial_parts
 from edgefl.models.spec import EncoderSpec, HeadSpec, ModelSpec, part_names
@@ -71,7 +72,7 @@ def test_a_real_child_warms_trains_refuses_and_is_killed_at_its_ceiling(place):
             await check_round(trainer, store)
             await check_refusals(trainer, store)
             trainer.settings = settings(place, budget=Budget(step_memory_bytes=1))
-            result, alive = await trainer.train(offer_of(store), lambda _: None)
+            result, alive = await trainer.train(Train(offer_of(store)), lambda _: None)
             assert not alive
             assert result.refusal.reason == "ceiling"
             assert result.refusal.allowed > facts.base_bytes
@@ -87,7 +88,7 @@ async def check_round(trainer, store):
     """One real round: progress after each step, new parts in the store, figures that say where they come from."""
     steps = []
     offer = offer_of(store)
-    result, alive = await trainer.train(offer, steps.append)
+    result, alive = await trainer.train(Train(offer), steps.append)
     assert alive
     assert result.refusal is None, result.refusal
     assert [note.step for note in steps] == list(range(1, 11))  # 20 samples, batches of 4, 2 epochs
@@ -100,17 +101,17 @@ async def check_round(trainer, store):
     assert figures["flops"].value > 0
     assert figures["process_peak_bytes"].value > figures["step_peak_bytes"].value > 0
     assert all(figure.value is not None or figure.reason for figure in figures.values())
-    again, _ = await trainer.train(offer, lambda _: None)
+    again, _ = await trainer.train(Train(offer), lambda _: None)
     assert again.manifest == result.manifest  # the same round gives the same parts
 
 
 async def check_refusals(trainer, store):
     """A share that fills no batch: both numbers. A part that is not here: an error that names it. The trainer lives."""
-    result, alive = await trainer.train(offer_of(store, batch_size=32), lambda _: None)
+    result, alive = await trainer.train(Train(offer_of(store, batch_size=32)), lambda _: None)
     assert (result.refusal.reason, result.refusal.needed, result.refusal.allowed) == ("data", 32.0, 20.0)
     assert alive
     whole = offer_of(store)
-    result, alive = await trainer.train(replace(whole, manifest={}), lambda _: None)
+    result, alive = await trainer.train(Train(replace(whole, manifest={})), lambda _: None)
     assert alive
     assert result.refusal.reason == "error"
     assert result.refusal.detail

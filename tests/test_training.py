@@ -27,8 +27,10 @@ from edgefl.plan.schedule import restrict
 from edgefl.plan.values import Job
 from edgefl.prototypes.library import from_tensors
 from edgefl.training.batches import Batch, make_batch, training_batches
+from edgefl.training.forward import Aids
 from edgefl.training.optimizers import parameters_of
-from edgefl.training.round import train_round, usable_rows
+from edgefl.training.round import train_round
+from edgefl.training.share import usable_rows
 from edgefl.training.step import make_optimizer, prepare, run_backward, run_forward, train_step
 
 ROWS = {"b": [0, 2, 3]}
@@ -50,7 +52,7 @@ def gradients(made: Job, batch: Batch, tables=None, seed: int = 3) -> tuple[floa
     """Loss and gradients in double precision: batch norm over a handful of rows amplifies rounding."""
     model = ready(made).double()
     torch.manual_seed(seed)
-    done = run_forward(model, made, doubled(batch), tables or {})
+    done = run_forward(model, made, doubled(batch), Aids(tables or {}))
     run_backward(model, made, doubled(batch), done)
     grads = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
     return float(done.loss.detach()), grads
@@ -70,7 +72,7 @@ def test_a_batch_holds_only_the_rows_that_have_a_modality():
     assert batch.rows["b"].tolist() == [1, 3]
     np.testing.assert_array_equal(batch.inputs["b"].numpy(), data.modalities["b"][[5, 1]])
     assert batch.labels.tolist() == [1, 2, 0, 1]
-    assert batch.shape_key == (("", 1), ("a", 4), ("b", 2))
+    assert batch.shape_key == (("", 1), ("&", 2), ("a", 4), ("b", 2))
     assert "b" not in make_batch(data, np.array([0, 1]), ["a", "b"], "cpu", least_rows=2).inputs
 
 
@@ -125,13 +127,13 @@ def test_with_dropout_both_runs_of_a_piece_draw_the_same():
         with torch.no_grad():
             parameter.view(-1)[index] += step
         torch.manual_seed(3)
-        value = float(run_forward(model, made, batch, {}).loss.detach())
+        value = float(run_forward(model, made, batch, Aids()).loss.detach())
         with torch.no_grad():
             parameter.view(-1)[index] -= step
         return value
 
     torch.manual_seed(3)
-    run_backward(model, made, batch, run_forward(model, made, batch, {}))
+    run_backward(model, made, batch, run_forward(model, made, batch, Aids()))
     parameters = dict(model.named_parameters())
     checked = [name for name in parameters if "stage1" in name and name.endswith("qkv.weight")]
     checked += [name for name in parameters if "embed" in name and name.endswith("project.weight")]
@@ -172,7 +174,7 @@ def test_gradients_are_cut_to_the_norm_that_is_set():
     made = with_hyper(job(), clip_norm=1e-3)
     model = ready(made)
     optimizer = make_optimizer(model, made.stage.trained, made.hyper)
-    train_step(model, made, random_batch(), optimizer, {})
+    train_step(model, made, random_batch(), optimizer, Aids())
     norm = torch.stack([p.grad.norm() for p in parameters_of(optimizer)]).norm()
     assert norm.item() == pytest.approx(1e-3, rel=1e-3)
 
@@ -189,7 +191,7 @@ def test_only_trained_parts_change_and_frozen_ones_keep_every_bit(schedule, micr
     before = {name: part_tensors(model, name) for name in stage.present}
     optimizer = make_optimizer(model, stage.trained, made.hyper)
     for _ in range(2):
-        train_step(model, made, random_batch(ROWS), optimizer, {})
+        train_step(model, made, random_batch(ROWS), optimizer, Aids())
     for name in stage.present:
         after = part_tensors(model, name)
         same = all(np.array_equal(before[name][key], after[key]) for key in after)
@@ -210,7 +212,7 @@ def test_a_round_returns_what_it_trained_and_what_it_saw():
     assert result.metrics["loss"] == pytest.approx(np.mean([told[3] for told in seen]))
     assert result.metrics["loss_last"] == seen[-1][3]
     assert 0 <= result.metrics["train_accuracy"] <= 1
-    assert result.prototypes is None
+    assert "prototypes" not in result.parts
     assert result.flops > 0
     assert result.compute_s > 0
 
@@ -249,7 +251,7 @@ def test_a_modality_that_nobody_in_the_share_has_is_neither_run_nor_returned():
     made = job(missing={"prototype": {}}, prototypes={"class_mean": {}})
     result = train_round(made, data, parts_of(made))
     assert {"head/b", "b/stage3", "b/norm"} & set(result.parts) == set()
-    assert set(from_tensors(result.prototypes)) == {"a"}
+    assert set(from_tensors(result.parts["prototypes"])) == {"a"}
     own = job(stage=restrict(made.stage, ["a"]), missing={"zero": {}})  # as the planner would have it
     alone = train_round(own, data, parts_of(own))
     assert set(alone.parts) == set(own.stage.trained)
@@ -308,7 +310,7 @@ def test_class_means_by_hand():
     with torch.no_grad():
         r = {m: model.project(m, model.encode(m, torch.from_numpy(data.modalities[m]))) for m in "ab"}
         fused = model.fuse(r).numpy()
-    tables = from_tensors(result.prototypes)
+    tables = from_tensors(result.parts["prototypes"])
     a, b = (r[m].numpy() for m in "ab")
     assert tables["a"].counts.tolist() == [3, 3, 0]
     assert tables["b"].counts.tolist() == [2, 3, 0]
@@ -324,6 +326,6 @@ def test_global_prototypes_are_used_from_the_second_round_on():
     data = dataset(12, {"b": [0, 1, 2, 3]})
     made = job(objective=CONTRAST, missing={"prototype": {"by": "label"}}, prototypes={"class_mean": {}})
     first = train_round(made, data, parts_of(made))
-    second = train_round(made, data, {**parts_of(made), **first.parts, "prototypes": first.prototypes})
+    second = train_round(made, data, {**parts_of(made), **first.parts})
     assert second.metrics["loss"] != first.metrics["loss"]
-    assert set(second.prototypes) == {"a", "a.count", "b", "b.count", "fused", "fused.count"}
+    assert set(second.parts["prototypes"]) == {"a", "a.count", "b", "b.count", "fused", "fused.count"}

@@ -67,7 +67,8 @@ def random_batch(rows: dict[str, list[int]] | None = None, size: int = 6, seed: 
     counts = {m: size if index is None else len(index) for m, index in chosen.items()}
     inputs = {m: torch.randn((count, *SHAPE), generator=generator) for m, count in counts.items() if count}
     labels = torch.randint(3, (size,), generator=generator)
-    return Batch(size, inputs, {m: chosen[m] for m in inputs}, labels)
+    complete = set(range(size)).intersection(*(index.tolist() for index in chosen.values() if index is not None))
+    return Batch(size, inputs, {m: chosen[m] for m in inputs}, labels, complete=len(complete))
 
 
 def with_hyper(made: Job, **changes) -> Job:

@@ -1,8 +1,9 @@
 """A whole round on the server: from the devices' updates to the next state, part by part, and the record of it.
 
 Each part is the mean over the devices that trained it, so devices with other depths, modalities or shares can be in one
-round. One device's part is in memory at a time. Devices are taken in sorted order: the result does not depend, not even
-in its last bit, on who arrived first. Whatever is left out is in the record with its reason.
+round; where the recipe says so, there is one mean for each audience. One device's part is in memory at a time. Devices
+are taken in sorted order: the result does not depend, not even in its last bit, on who arrived first. Whatever is left
+out is in the record with its reason.
 """
 
 from __future__ import annotations
@@ -11,32 +12,33 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
+import numpy as np
 
+from edgefl.aggregation import groups, remember
+from edgefl.aggregation.audience import SERVER, is_shared, shared
 from edgefl.aggregation.combine import MisfitError, Outcome, Tensors, layout_of
+from edgefl.aggregation.optimise import plain
 from edgefl.aggregation.prototypes import merge_prototypes
+from edgefl.aggregation.remember import UpdateInfo
+from edgefl.aggregation.shares import Standing, shares_of
 from edgefl.aggregation.slots import Choice, Recipe, choose
 from edgefl.errors import ProtocolError
 from edgefl.objects import ObjectStore
 from edgefl.protocol.parts import decode_part, encode_part
-from edgefl.prototypes.library import Weighting
 from edgefl.records import Manifest, ObjectRef
+
+__all__ = ["PROTOTYPES", "SIGNATURE", "UpdateInfo", "aggregate_round"]
 
 #: The part that is merged by its own counts.
 PROTOTYPES = "prototypes"
-#: The slots that act on updates, in this order. Clusters and selection come before a round.
-_ROLES = ("repair", "weight", "combine", "optimise")
+#: What clusters are made of; sent once, kept by the server.
+SIGNATURE = "signature"
+#: The slots that act on updates, in this order. Selection comes before a round.
+_ROLES = ("cluster", "repair", "weight", "combine", "optimise", "prototypes")
 #: Largest "prototypes" part: 310 classes of 3 tables at width 768 are 2.9 MB.
 _PROTOTYPES_LIMIT_BYTES = 64 * 2**20
 
 Load = Callable[[], Tensors]
-
-
-class UpdateInfo(msgspec.Struct, frozen=True):
-    """One device's finished update, all of whose objects are in the store. ``samples``: part -> samples trained on."""
-
-    device: str = ""
-    manifest: Manifest = {}
-    samples: dict[str, int] = {}
 
 
 def aggregate_round(
@@ -45,63 +47,125 @@ def aggregate_round(
     previous: Manifest,
     recipe: Recipe | None = None,
     *,
-    prototype_weighting: Weighting = "modality",
+    similarity: Mapping[str, float] | None = None,
+    seed: int = 0,
 ) -> tuple[Manifest, dict[str, Any]]:
     """The next state, whose new objects are in ``store``, and the record of the round as plain values.
 
-    ``previous`` holds every part of the model; parts nobody trained keep their object. In the record: per slot, role ->
-    {choice, options}; ``parts`` {part: {devices: {name: weight}}}, weights as they took effect, sum 1; ``refused``
-    [{device, part, reason, detail}], reason names, shape, dtype, not_finite, malformed or unknown_part; ``ignored``
-    {part: [devices without samples of it]}; ``kept`` {part: why it stays as it was although it was sent}.
+    ``previous`` holds every part of the model; parts nobody trained keep their object. ``similarity``: the devices'
+    weights of the slot cka, which need the models to be run. In the record: per slot, role -> {choice, options};
+    ``parts`` {part: {devices: {name: weight}}}, weights as they took effect, sum 1; ``refused`` [{device, part, reason,
+    detail}], reason names, shape, dtype, not_finite, malformed or unknown_part; ``ignored`` {part: [devices without
+    samples of it]}; ``kept`` {part: why it stays as it was although it was sent}; ``clusters``, ``repaired`` and
+    ``momentum`` where a slot made them.
     Raises StoreError when the store fails (no fault of a device), ConfigError for a recipe with unknown methods,
     ValueError when a device is named twice.
     """
     slots = {role: choose(role, recipe or {}) for role in _ROLES}
     if len({update.device for update in updates}) != len(updates):
         raise ValueError("a device appears twice among the updates of one round")
-    samples = {update.device: update.samples for update in updates}
-    manifests: dict[str, Manifest] = slots["repair"].method({u.device: u.manifest for u in updates})
+    updates = sorted(updates, key=lambda update: update.device)
     record: dict[str, Any] = {role: {"choice": slot.name, **slot.options} for role, slot in slots.items()}
     record |= {"parts": {}, "refused": [], "ignored": {}, "kept": {}}
     state = dict(previous)
-    for part in sorted({part for manifest in manifests.values() for part in manifest}):
-        objects = {device: manifests[device][part] for device in sorted(manifests) if part in manifests[device]}
-        if part == PROTOTYPES:
-            outcome = _prototypes(store, objects, previous.get(part), prototype_weighting)
-        elif part not in previous:
-            outcome = _unknown(objects)
-        else:
-            counts = {device: samples[device].get(part, 0) for device in objects}
-            outcome = _part(store, objects, previous[part], counts, slots)
-        if outcome.tensors is not None:
-            state[part] = store.put(encode_part(outcome.tensors))
-        _note(record, part, outcome)
+    for update in updates:
+        if SIGNATURE in update.manifest:
+            state[f"{SERVER}{SIGNATURE}/{update.device}"] = update.manifest[SIGNATURE]
+    memory = remember.load(store, previous)
+    clusters = groups.assign(slots["cluster"], state, store, memory, seed)
+    memory = remember.note(memory, updates, clusters)
+    if clusters:
+        record["clusters"] = clusters
+    step = remember.server_step(slots["optimise"], memory, updates, clusters, record)
+    work = _Work(store, previous, slots, updates, _standing(updates, clusters, similarity, slots), step, seed)
+    mended = remember.repair(slots["repair"], updates, shared(previous), store, clusters, record)
+    names = {part for update in updates for part in update.manifest}
+    for part in sorted(names - {SIGNATURE}):
+        objects = {u.device: u.manifest[part] for u in updates if part in u.manifest}
+        for key, ref, outcome in _outcomes(work, part, objects, mended):
+            if ref is not None:
+                state[key] = ref
+            if outcome is not None:
+                _note(record, key, outcome)
+    state |= {key: store.put(encode_part(tensors)) for key, tensors in remember.repaired_layers(mended).items()}
+    memory = msgspec.structs.replace(memory, networks={**memory.networks, **remember.networks(record)})
+    state[remember.KEY] = store.put(msgspec.json.encode(memory))
     return state, record
 
 
-def _unknown(objects: Mapping[str, ObjectRef]) -> Outcome:
-    detail = "the model has no such part"
-    return Outcome(None, {"devices": {}}, dict.fromkeys(objects, ("unknown_part", detail)), detail)
+class _Work(msgspec.Struct, frozen=True):
+    """What every part of a round is made with."""
+
+    store: ObjectStore
+    previous: Manifest
+    slots: dict[str, Choice]
+    updates: Sequence[UpdateInfo]
+    standing: Standing
+    step: Callable[..., Any]
+    seed: int
 
 
-def _part(
-    store: ObjectStore,
-    objects: Mapping[str, ObjectRef],
-    previous: ObjectRef,
-    counts: Mapping[str, int],
+_Result = tuple[str, ObjectRef | None, Outcome | None]
+
+
+def _standing(
+    updates: Sequence[UpdateInfo],
+    clusters: Mapping[str, int],
+    similarity: Mapping[str, float] | None,
     slots: Mapping[str, Choice],
-) -> Outcome:
-    weights: dict[str, float] = slots["weight"].method(counts)
+) -> Standing:
+    return Standing(
+        modalities={u.device: u.modalities for u in updates},
+        clusters={u.device: clusters[u.device] for u in updates if u.device in clusters},
+        similarity=similarity or {},
+        own_models=slots["cluster"].options.get("models") == "own",
+        small=slots["prototypes"].options.get("combine", "average"),
+    )
+
+
+def _outcomes(
+    work: _Work, part: str, objects: Mapping[str, ObjectRef], mended: Mapping[tuple[str, str], Tensors]
+) -> list[_Result]:
+    """(key in the state, new object, what became of it) for each audience of ``part``."""
+    if part == PROTOTYPES:
+        outcome = _prototypes(work, objects)
+        return [(part, _stored(work.store, outcome), outcome)]
+    if part not in work.previous:
+        return [(part, None, _unknown(objects))]
+    limit = 2 * work.previous[part].size + 2**20  # another encoding differs by two at most, headers by less than 1 MiB
+    loaders = {
+        device: _mending(_loader(work.store, ref, limit), mended.get((device, part))) for device, ref in objects.items()
+    }
+    counts = {u.device: u.samples.get(part, 0) for u in work.updates if u.device in objects}
     ignored = tuple(device for device, count in counts.items() if count <= 0)
-    if not weights:
-        return Outcome(None, {"devices": {}}, {}, "no device trained it on any sample", ignored)
-    load_previous = _loader(store, previous, 2 * previous.size)
-    mean = slots["combine"].method(layout_of(load_previous()))
+    shares = shares_of(part, counts, work.slots["weight"], work.standing, lambda device: loaders[device]())
+    if not shares:
+        none = Outcome(None, {"devices": {}}, {}, "no device trained it on any sample", ignored)
+        return [(part, None, none)]
+    results: list[_Result] = []
+    for audience, weights in shares.items():
+        key = audience + part
+        before = work.previous.get(key, work.previous[part])
+        outcome = _mean(work, key, _loader(work.store, before, 2 * before.size), weights, loaders, ignored, results)
+        results.append((key, _stored(work.store, outcome), outcome))
+    return results
+
+
+def _mean(
+    work: _Work,
+    key: str,
+    load_previous: Load,
+    weights: Mapping[str, float],
+    loaders: Mapping[str, Load],
+    ignored: tuple[str, ...],
+    results: list[_Result],
+) -> Outcome:
+    """The weighted mean of one part for one audience, and the server's step from the state before."""
+    mean = work.slots["combine"].method(layout_of(load_previous()))
     refused: dict[str, tuple[str, str]] = {}
     for device, weight in weights.items():
         try:
-            # The same tensors in another encoding differ by a factor of two at most, headers by less than 1 MiB.
-            mean.add(weight, _loader(store, objects[device], 2 * previous.size + 2**20)())
+            mean.add(weight, loaders[device]())
         except MisfitError as error:
             refused[device] = (error.reason, error.message)
         except ProtocolError as error:
@@ -111,16 +175,29 @@ def _part(
         return Outcome(None, {"devices": {}}, refused, "every device that trained it was refused", ignored)
     total = sum(taken.values())
     shares = {device: weight / total for device, weight in taken.items()}
-    tensors = slots["optimise"].method(load_previous, mean.result())
+    kept = f"{SERVER}optimise/{key}"
+    known = decode_part(work.store.read(work.previous[kept].id)) if kept in work.previous else None
+    step = plain if key.rpartition("match/")[1] else work.step  # small networks are trained once, from nothing
+    tensors, state = step(known, dict(load_previous()), mean.result())
+    if state is not None:
+        results.append((kept, work.store.put(encode_part(state)), None))
     return Outcome(tensors, {"devices": shares}, refused, "", ignored)
 
 
-def _prototypes(
-    store: ObjectStore, objects: Mapping[str, ObjectRef], previous: ObjectRef | None, weighting: Weighting
-) -> Outcome:
-    loaders = {device: _loader(store, ref, _PROTOTYPES_LIMIT_BYTES) for device, ref in objects.items()}
-    load_previous = _loader(store, previous, _PROTOTYPES_LIMIT_BYTES) if previous is not None else None
-    return merge_prototypes(loaders, load_previous, weighting)
+def _stored(store: ObjectStore, outcome: Outcome) -> ObjectRef | None:
+    return store.put(encode_part(outcome.tensors)) if outcome.tensors is not None else None
+
+
+def _unknown(objects: Mapping[str, ObjectRef]) -> Outcome:
+    detail = "the model has no such part"
+    return Outcome(None, {"devices": {}}, dict.fromkeys(objects, ("unknown_part", detail)), detail)
+
+
+def _prototypes(work: _Work, objects: Mapping[str, ObjectRef]) -> Outcome:
+    loaders = {device: _loader(work.store, ref, _PROTOTYPES_LIMIT_BYTES) for device, ref in objects.items()}
+    before = work.previous.get(PROTOTYPES)
+    load_previous = _loader(work.store, before, _PROTOTYPES_LIMIT_BYTES) if before is not None else None
+    return merge_prototypes(loaders, load_previous, work.slots["prototypes"], np.random.default_rng(work.seed))
 
 
 def _loader(store: ObjectStore, ref: ObjectRef, limit: int) -> Load:
@@ -133,12 +210,17 @@ def _loader(store: ObjectStore, ref: ObjectRef, limit: int) -> Load:
     return load
 
 
+def _mending(load: Load, better: Tensors | None) -> Load:
+    """A device's part with some tensors replaced."""
+    return load if better is None else lambda: {**load(), **better}
+
+
 def _note(record: dict[str, Any], part: str, outcome: Outcome) -> None:
     if outcome.tensors is None:
         record["kept"][part] = outcome.kept
     else:
         record["parts"][part] = outcome.weights
-    if outcome.ignored:
+    if outcome.ignored and is_shared(part):
         record["ignored"][part] = list(outcome.ignored)
     for device, (reason, detail) in sorted(outcome.refused.items()):
         record["refused"].append({"device": device, "part": part, "reason": reason, "detail": detail})

@@ -11,19 +11,29 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
+
 from edgefl.aggregation.combine import Outcome, Tensors
-from edgefl.errors import ProtocolError
+from edgefl.aggregation.slots import Choice
+from edgefl.errors import ModelError, ProtocolError
+from edgefl.prototypes.adaptive import Pairs
 from edgefl.prototypes.library import ClassMeans, Merger, Weighting, from_tensors, to_tensors
 
 Load = Callable[[], Tensors]
 Shape = tuple[int, ...]
 
 
-def merge_prototypes(loaders: Mapping[str, Load], previous: Load | None, weighting: Weighting) -> Outcome:
+def merge_prototypes(
+    loaders: Mapping[str, Load], previous: Load | None, slot: Choice, rng: np.random.Generator
+) -> Outcome:
     """The next "prototypes" tensors from the devices' (device -> loader, in the order to take them).
 
-    Weights in the outcome: a device's share of all samples in the tables, and per table.
+    ``slot``: class means are averaged, adaptive ones completed and clustered. Weights in the outcome: a device's share
+    of all samples in the tables, and per table; for adaptive ones how the global ones came about.
     """
+    if slot.name == "adaptive":
+        return _adaptive(loaders, slot, rng)
+    weighting: Weighting = "class" if slot.options.get("weighting") == "class" else "modality"
     before = from_tensors(previous()) if previous is not None else {}
     shapes, refused = _shapes(loaders)
     expected = _expected(shapes, before)
@@ -44,6 +54,30 @@ def merge_prototypes(loaders: Mapping[str, Load], previous: Load | None, weighti
     weights: dict[str, dict[str, Any]] = {"devices": _shares(_totals(counts))}
     weights["tables"] = {name: _shares(counts[name]) for name in sorted(counts)}
     return Outcome(to_tensors({**before, **merged}), weights, refused)
+
+
+def _adaptive(loaders: Mapping[str, Load], slot: Choice, rng: np.random.Generator) -> Outcome:
+    """Global pairs of the devices' pairs; those of the round before are forgotten, as in the paper."""
+    tables: dict[str, dict[str, ClassMeans]] = {}
+    widths: dict[str, int] = {}
+    refused: dict[str, tuple[str, str]] = {}
+    for device, load in loaders.items():
+        try:
+            own = from_tensors(load())
+            Pairs(own)
+        except (ProtocolError, ModelError) as error:
+            refused[device] = ("malformed", error.message)
+            continue
+        odd = next((m for m, t in own.items() if t.means.shape[1] != widths.setdefault(m, t.means.shape[1])), None)
+        if odd is None:
+            tables[device] = own
+        else:
+            refused[device] = ("shape", f"table '{odd}' is {own[odd].means.shape[1]} wide, others are {widths[odd]}")
+    found, record = slot.method(tables, rng)
+    if not record["pairs"]:
+        return Outcome(None, {"devices": {}, "tables": {}}, refused, "no device sent usable prototypes")
+    counts = {d: float(sum(table.counts.sum() for table in own.values())) for d, own in tables.items()}
+    return Outcome(to_tensors(found), {"devices": _shares(counts), "tables": {}, "pairs": record}, refused)
 
 
 def _shapes(loaders: Mapping[str, Load]) -> tuple[dict[str, dict[str, Shape]], dict[str, tuple[str, str]]]:

@@ -6,44 +6,57 @@ Roles in the order of a round. A method's options are its keyword parameters.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
-from edgefl.aggregation import combine, optimise, select, weight
+from edgefl.aggregation import cluster, combine, completion, optimise, select
+from edgefl.config.choices import SLOTS
 from edgefl.errors import ConfigError, Problem
-from edgefl.records import Manifest
 
 #: What a recipe says for the server: role -> {method: options}.
-Recipe = Mapping[str, Mapping[str, Mapping[str, float]]]
+Recipe = Mapping[str, Mapping[str, Mapping[str, float | str]]]
 
 
-def one_cluster(devices: Sequence[str]) -> list[list[str]]:
-    """No clustering: all devices are one audience."""
-    return [sorted(devices)]
+def nothing() -> None:
+    """Of a choice that is no method by itself: where the round acts on its name."""
 
 
-def no_repair(manifests: Mapping[str, Manifest]) -> dict[str, Manifest]:
-    """Updates (device -> manifest) as they came."""
-    return dict(manifests)
-
-
-#: (devices) -> audiences, each a list of devices.
-CLUSTER: dict[str, Callable[..., list[list[str]]]] = {"none": one_cluster}
-#: (devices, rng, **options) -> the devices of the round.
-SELECT: dict[str, Callable[..., list[str]]] = {"all": select.everyone, "random": select.at_random}
-#: ({device: manifest}) -> the same after mending.
-REPAIR: dict[str, Callable[..., dict[str, Manifest]]] = {"none": no_repair}
-#: ({device: samples of the part}) -> {device: weight}, sum 1; empty when nobody trained it.
-WEIGHT: dict[str, Callable[..., dict[str, float]]] = {"samples": weight.by_samples}
+#: ({device: signature}, rng) -> {device: cluster}.
+CLUSTER: dict[str, Callable[..., Any]] = {"none": nothing, "lsh": cluster.lsh, "pacfl": cluster.pacfl}
+#: (devices, rng, memory) -> the devices of the round.
+SELECT: dict[str, Callable[..., list[str]]] = {
+    "all": select.everyone,
+    "random": select.at_random,
+    "banzhaf": select.banzhaf,
+    "banzhaf_sampled": select.banzhaf_sampled,
+}
+#: Tables of the devices to global ones.
+PROTOTYPES: dict[str, Callable[..., Any]] = {
+    "none": nothing,
+    "class_mean": nothing,
+    "adaptive": completion.complete,
+}
+#: Acts by its name in ``edgefl.aggregation.remember``.
+REPAIR: dict[str, Callable[..., Any]] = {"none": nothing, "poverty": nothing}
+#: Acts by its name in ``edgefl.aggregation.shares``.
+WEIGHT: dict[str, Callable[..., Any]] = dict.fromkeys(("samples", "fediot", "cka", "relationship", "own"), nothing)
 #: (layout of the part) -> an accumulator with add(weight, tensors) and result().
 COMBINE: dict[str, Callable[..., combine.WeightedMean]] = {"mean": combine.WeightedMean}
-#: (loader of the previous tensors, combined tensors) -> next tensors.
-OPTIMISE: dict[str, Callable[..., dict[str, combine.Tensor]]] = {"plain": optimise.plain}
+#: (state, previous tensors, combined tensors) -> (next tensors, next state).
+OPTIMISE: dict[str, Callable[..., Any]] = {
+    "plain": optimise.plain,
+    "momentum": optimise.momentum,
+    "fedadagrad": optimise.fedadagrad,
+    "fedadam": optimise.fedadam,
+    "fedyogi": optimise.fedyogi,
+    "fedadagrad_mpo": optimise.fedadagrad,
+}
 
 ROLES: dict[str, Mapping[str, Callable[..., Any]]] = {
     "cluster": CLUSTER,
     "select": SELECT,
+    "prototypes": PROTOTYPES,
     "repair": REPAIR,
     "weight": WEIGHT,
     "combine": COMBINE,
@@ -53,6 +66,7 @@ ROLES: dict[str, Mapping[str, Callable[..., Any]]] = {
 DEFAULTS = {
     "cluster": "none",
     "select": "all",
+    "prototypes": "none",
     "repair": "none",
     "weight": "samples",
     "combine": "mean",
@@ -61,10 +75,10 @@ DEFAULTS = {
 
 
 class Choice(NamedTuple):
-    """One filled slot: the method's name, its options, and the function with the options bound."""
+    """One filled slot: the method's name, its options, and the function with those options bound that it takes."""
 
     name: str
-    options: dict[str, float]
+    options: dict[str, Any]
     method: Callable[..., Any]
 
 
@@ -77,15 +91,13 @@ def choose(role: str, recipe: Recipe) -> Choice:
     methods = ROLES[role]
     if name not in methods:
         raise ConfigError("recipe", [Problem(role, f"unknown method '{name}'; choose one of: {', '.join(methods)}")])
-    parameters = inspect.signature(methods[name]).parameters.values()
-    allowed = [parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY]
-    unknown = sorted(set(options or {}) - set(allowed))
+    known = SLOTS[role][1][name][1]
+    unknown = sorted(set(options or {}) - set(known))
     if unknown:
-        raise ConfigError(
-            "recipe",
-            [
-                Problem(f"{role}.{name}.{option}", f"unknown option; choose from: {', '.join(allowed) or 'no options'}")
-                for option in unknown
-            ],
-        )
-    return Choice(name, dict(options or {}), partial(methods[name], **(options or {})))
+        names = ", ".join(known) or "no options"
+        found = [Problem(f"{role}.{name}.{option}", f"unknown option; choose from: {names}") for option in unknown]
+        raise ConfigError("recipe", found)
+    options = {option: spec.default for option, spec in known.items()} | dict(options or {})
+    takes = inspect.signature(methods[name]).parameters
+    bound = {option: value for option, value in options.items() if option in takes}
+    return Choice(name, options, partial(methods[name], **bound))

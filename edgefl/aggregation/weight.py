@@ -4,9 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from edgefl.errors import ModelError
+
 
 def by_samples(samples: Mapping[str, int]) -> dict[str, float]:
     """Weights, which sum to 1, of the devices with samples; devices with none are left out. Nobody has any: empty."""
-    trained = {device: count for device, count in sorted(samples.items()) if count > 0}
-    total = sum(trained.values())
-    return {device: count / total for device, count in trained.items()}
+    return _shares(samples)
+
+
+def fediot(samples: Mapping[str, int], modalities: Mapping[str, int], *, factor: float = 100.0) -> dict[str, float]:
+    """w_k ~ n_k, times ``factor`` where the device trains two or more modalities; otherwise as ``by_samples``.
+
+    FedIoT's multimodal FedAvg (Zhao, Barnaghi and Haddadi 2022, arXiv 2109.04833), per part: a part of one modality
+    is averaged over the devices that have it. 100 is the factor in its published code; there all devices have the same
+    number of samples, so that n_k beside it is this project's choice. ``modalities``: device -> how many it trains.
+    Raises ModelError for a device whose modalities are not known.
+    """
+    unknown = sorted(device for device, count in samples.items() if count > 0 and device not in modalities)
+    if unknown:
+        raise ModelError(
+            f"how many modalities device '{unknown[0]}' trains is not known",
+            remedy="Give the number of modalities of every device with samples, or set weight: samples.",
+        )
+    return _shares({device: n * (factor if modalities.get(device, 0) > 1 else 1.0) for device, n in samples.items()})
+
+
+def _shares(amounts: Mapping[str, float]) -> dict[str, float]:
+    present = {device: amount for device, amount in sorted(amounts.items()) if amount > 0}
+    total = sum(present.values())
+    return {device: amount / total for device, amount in present.items()}

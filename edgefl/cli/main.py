@@ -20,6 +20,7 @@ from edgefl.report.console import guarded
 VERBS: dict[str, tuple[str, str]] = {
     "run": ("edgefl.cli.run:command", "Train: start a broker, a coordinator and a local fleet from one run file."),
     "plan": ("edgefl.cli.plan:command", "Predict what each stage costs on each device, and who can train it."),
+    "recipes": ("edgefl.cli.recipes:command", "List the methods there are, or explain one slot by slot."),
     "runs": ("edgefl.cli.runs:command", "List the runs in ./runs."),
     "report": ("edgefl.cli.report:command", "Show a run: accuracy, every device's bill, refusals, rounds."),
     "devices": ("edgefl.cli.devices:command", "Show a run's devices: what they are, may spend and have spent."),

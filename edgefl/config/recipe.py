@@ -7,6 +7,7 @@ from typing import Any
 import pydantic
 from pydantic import Field
 
+from edgefl.config.conflicts import conflicts
 from edgefl.config.fields import Name
 from edgefl.config.files import Values
 from edgefl.config.slots import SLOTS, parse_slot
@@ -35,6 +36,8 @@ class RecipeConfig(Values):
     source: str = Field("", description="paper or page that describes the method")
     summary: str = Field("", description="one sentence: what it does")
     schedule: Slot = _slot("schedule", "end_to_end")
+    sharing: Slot = _slot("sharing", "separate")
+    fusion: Slot = _slot("fusion", "concat")
     cluster: Slot = _slot("cluster", "none")
     select: Slot = _slot("select", "all")
     missing: Slot = _slot("missing", "zero")
@@ -48,27 +51,16 @@ class RecipeConfig(Values):
     _slots = pydantic.field_validator(*SLOTS, mode="before")(_parse)
 
     def conflicts(self) -> list[Problem]:
-        """Slots that need one another."""
-        labelled, tables = "cross_entropy" in self.objective, "class_mean" in self.prototypes
-        found = []
-        if "prototype" in self.missing and not tables:
-            advice = "set prototypes: class_mean, or another missing"
-            found.append(Problem("missing", f"prototype needs class prototypes; {advice}"))
-        if "modality_contrast" in self.objective and not tables:
-            advice = "set prototypes: class_mean, or leave the term out"
-            found.append(Problem("objective", f"modality_contrast needs class prototypes; {advice}"))
-        if tables and not labelled:
-            advice = "add the term cross_entropy, or set prototypes: none"
-            found.append(
-                Problem("prototypes", f"class_mean needs labels, which no term of the objective uses; {advice}")
-            )
-        return found
+        """Slots that need, or exclude, one another."""
+        return conflicts({role: getattr(self, role) for role in SLOTS})
 
 
 class SlotsConfig(Values):
     """Slots that differ from the recipe's; each as in a recipe file."""
 
     schedule: Slot | None = Field(None, description=SLOTS["schedule"][0])
+    sharing: Slot | None = Field(None, description=SLOTS["sharing"][0])
+    fusion: Slot | None = Field(None, description=SLOTS["fusion"][0])
     cluster: Slot | None = Field(None, description=SLOTS["cluster"][0])
     select: Slot | None = Field(None, description=SLOTS["select"][0])
     missing: Slot | None = Field(None, description=SLOTS["missing"][0])

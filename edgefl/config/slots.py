@@ -1,112 +1,16 @@
-"""The slots of a recipe: which choices each role has, and the options of each choice. A closed dictionary."""
+"""Reading what a recipe puts in a slot: ``edgefl.config.choices`` is what there is."""
 
 from __future__ import annotations
 
 import contextlib
 import difflib
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
+from edgefl.config.choices import SLOTS, Option
 
-class Option(NamedTuple):
-    """One option of a choice: text is one of ``choices``, a number lies between ``least`` and ``most``."""
+__all__ = ["PLURAL", "SLOTS", "Option", "parse_slot", "valid_names"]
 
-    default: float | str
-    doc: str
-    choices: tuple[str, ...] = ()
-    least: float = -math.inf
-    most: float = math.inf
-
-
-DROP = Option(0.0, "probability that a complete sample trains with one of its modalities hidden", least=0, most=1)
-_WEIGHT = Option(1.0, "factor of the term", least=0)
-_SHARE = Option(0.5, "share of the eligible devices, rounded up", least=0.01, most=1)
-
-#: role -> (what it decides, {choice: (what it does, {option: Option})})
-SLOTS: dict[str, tuple[str, dict[str, tuple[str, dict[str, Option]]]]] = {
-    "schedule": (
-        "which parts exist and are trained in each stage",
-        {
-            "end_to_end": ("every stage exists and is trained from the first round", {}),
-            "progressive": ("stage s adds encoder stage s; everything present is trained", {}),
-            "layerwise": (
-                "stage s adds encoder stage s; only it, the heads and the final norms are trained",
-                {
-                    "embed": Option(
-                        "auto",
-                        "whether the embeddings are trained in the first stage; auto: yes unless they are pretrained",
-                        ("auto", "first_stage", "frozen"),
-                    )
-                },
-            ),
-        },
-    ),
-    "cluster": ("how devices are grouped", {"none": ("all devices form one group", {})}),
-    "select": (
-        "who is asked in a round, among the eligible",
-        {
-            "all": ("every eligible device", {}),
-            "random": ("a random share of them", {"share": _SHARE}),
-        },
-    ),
-    "missing": (
-        "what stands in for an absent modality during training",
-        {
-            "ignore": ("samples that lack a modality are left out", {}),
-            "zero": ("zeros", {"drop": DROP}),
-            "random": ("standard normal noise", {"drop": DROP}),
-            "prototype": (
-                "a global prototype (arXiv 2312.13508); zeros until there is one",
-                {
-                    "by": Option(
-                        "label",
-                        "whose: that of the sample's own class (the paper), or of the classes that the modality at "
-                        "hand matches, as at inference",
-                        ("label", "match"),
-                    ),
-                    "drop": DROP,
-                },
-            ),
-        },
-    ),
-    "prototypes": (
-        "class prototypes, computed on the devices and merged",
-        {
-            "none": ("none", {}),
-            "class_mean": (
-                "class means of each modality and of the fused representation (arXiv 2312.13508, eqs 1-3)",
-                {
-                    "weighting": Option(
-                        "modality",
-                        "weights of the merge: each device's samples of the modality, or of the class",
-                        ("modality", "class"),
-                    )
-                },
-            ),
-        },
-    ),
-    "objective": (
-        "terms of the local loss, summed",
-        {
-            "cross_entropy": (
-                "classification of the fused representation",
-                {"weight": _WEIGHT},
-            ),
-            "modality_contrast": (
-                "each modality's projection against that modality's global class prototypes, from the second round on",
-                {"weight": _WEIGHT, "temperature": Option(0.1, "softmax temperature", least=0.001)},
-            ),
-            "clip": (
-                "contrast of two modalities' projections, labels unused (arXiv 2407.15426)",
-                {"weight": _WEIGHT, "temperature": Option(0.05, "softmax temperature", least=0.001)},
-            ),
-        },
-    ),
-    "repair": ("what is replaced in uploads before they are combined", {"none": ("nothing", {})}),
-    "weight": ("weights of the devices", {"samples": ("number of samples, per part", {})}),
-    "combine": ("how uploads become one", {"mean": ("streaming weighted mean per part", {})}),
-    "optimise": ("how the mean changes the global model", {"plain": ("it replaces it", {})}),
-}
 #: Roles that may hold several choices at once.
 PLURAL = ("objective",)
 
@@ -142,6 +46,10 @@ def _options(role: str, name: str, given: Any) -> dict[str, float | str]:
 
 
 def _value(name: str, spec: Option, value: Any) -> float | str:
+    if isinstance(spec.default, str) and not spec.choices:
+        if not isinstance(value, str):
+            raise ValueError(f"{name} is {value!r}, not text")
+        return value
     if isinstance(spec.default, str):
         if value not in spec.choices:
             raise ValueError(f"{name} is {value!r}; {valid_names(str(value), list(spec.choices))}")

@@ -135,6 +135,9 @@ class TrainingConfig(Values):
     weight_decay: DecayConfig = Field(DecayConfig(), description="weight decay")
     momentum: Annotated[float, Field(ge=0, lt=1)] = Field(0.9, description="sgd only")
     clip_norm: Annotated[float, Field(ge=0)] = Field(0.0, description="gradient norm limit; 0: none")
+    holdout: Annotated[float, Field(ge=0, le=0.5)] = Field(
+        0.0, description="share of each device's samples that is only tested on: personal figures, returns"
+    )
 
 
 class RoundConfig(Values):

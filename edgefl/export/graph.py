@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from edgefl.models.build import StagedModel
+from edgefl.models.encoder import TokenState
 from edgefl.models.matching import Table, stand_in, unit
 
 
@@ -42,7 +43,8 @@ class BundleGraph(nn.Module):
 
     def forward(self, inputs: tuple[Tensor, ...], tables: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """``inputs``: each [B, …] in the order of ``given``; ``tables``: rows and valid of each modality in turn."""
-        projections = {m: self._project(m, x) for m, x in zip(self.given, inputs, strict=True)}
+        states = self._encode(dict(zip(self.given, inputs, strict=True)))
+        projections = {m: self.model.project(m, self.model.pool_tokens(m, s.tokens)) for m, s in states.items()}
         if not self.model.spec.classes:
             return tuple(unit(r) for r in projections.values())
         matched: tuple[Tensor, ...] = ()
@@ -52,15 +54,25 @@ class BundleGraph(nn.Module):
         else:
             like = next(iter(projections.values()))
             projections |= {m: torch.zeros_like(like) for m in self.absent}
-        logits = self.model.classify(self.model.fuse(projections))
+        logits = self.model.classify(self.model.fuse(projections, self._at_hand(projections, matched), states))
         return (logits, logits.softmax(dim=1), *matched)
 
-    def _project(self, modality: str, x: Tensor) -> Tensor:
+    def _encode(self, inputs: dict[str, Tensor]) -> dict[str, TokenState]:
         # Past StagedModel.embed, whose check of the sample's shape would fix the length of texts.
-        state = self.model.part(f"{modality}/embed")(x)
+        states: dict[str, TokenState] = {m: self.model.part(f"{m}/embed")(x) for m, x in inputs.items()}
         for k in range(1, self.depth + 1):
-            state = self.model.stage(modality, k, state)
-        return self.model.project(modality, self.model.pool(modality, state))
+            states = self.model.run_stage(k, states)
+        return {m: self.model.norm(m, state) for m, state in states.items()}
+
+    def _at_hand(self, projections: dict[str, Tensor], matched: tuple[Tensor, ...]) -> dict[str, Tensor] | None:
+        """What counts in a mean: what was given, and stand-ins made of prototypes; zeros say that nothing is there."""
+        if self.model.spec.fusion != "mean":
+            return None
+        whole = torch.ones_like(next(iter(projections.values()))[:, 0], dtype=torch.bool)
+        has = dict.fromkeys(self.given, whole)
+        for i, m in enumerate(self.absent):
+            has[m] = matched[1][:, i].sum(dim=1) > 0 if matched else ~whole
+        return has
 
     def _fill(
         self, projections: dict[str, Tensor], tables: dict[str, Table], matching: Matching

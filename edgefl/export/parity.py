@@ -19,6 +19,7 @@ from edgefl.export.manifest import BATCH, MATCHED, WEIGHTS, Axis, Check, Port, t
 from edgefl.export.matches import COSINE_TOLERANCE, mixed, shortfall, weight_difference
 from edgefl.export.session import run
 from edgefl.models.build import StagedModel
+from edgefl.models.encoder import TokenState
 from edgefl.prototypes.library import ClassMeans
 from edgefl.prototypes.mask import TOP_K
 
@@ -78,12 +79,17 @@ def differences(subject: Subject, inputs: Arrays, tables: Mapping[str, ClassMean
     """How far what the file ``found`` is off, by output; the match in cosines, under ``MATCHED`` and ``WEIGHTS``."""
     model = subject.model
     with torch.no_grad():
-        given = {m: _project(model, m, inputs[m], subject.depth) for m in subject.modalities}
+        states = _encoded(model, inputs, subject)
+        given = {m: _projected(model, m, state) for m, state in states.items()}
         if not model.spec.classes:
             return {f"embedding.{m}": _largest(found, f"embedding.{m}", _unit(r)) for m, r in given.items()}
         stand_ins, match = _stand_ins(subject, given[subject.modalities[0]], tables, found)
         filled = given | stand_ins
-        logits = model.classify(model.fuse({m: torch.from_numpy(filled[m]) for m in model.spec.encoders}))
+        full = {m: torch.from_numpy(filled[m]) for m in model.spec.encoders}
+        size = len(given[subject.modalities[0]])
+        shown = {m: m in given or bool(np.any(filled[m])) for m in full}  # zeros say that nothing is there
+        at_hand = {m: torch.full((size,), there) for m, there in shown.items()}
+        logits = model.classify(model.fuse(full, at_hand, states))
     expected = {"logits": logits.numpy(), "probabilities": logits.softmax(dim=1).numpy()}
     return match | {name: _largest(found, name, value) for name, value in expected.items()}
 
@@ -159,10 +165,19 @@ def _conditions(subject: Subject, rng: np.random.Generator) -> Iterator[tuple[st
     yield "override", other, feeds
 
 
-def _project(model: StagedModel, modality: str, x: np.ndarray, depth: int) -> np.ndarray:
-    if model.spec.encoders[modality].kind == "text":  # torch's model takes the full length only
-        x = np.pad(x, ((0, 0), (0, model.spec.encoders[modality].input_shape[0] - x.shape[1])))
-    return np.asarray(model.project(modality, model.encode(modality, torch.from_numpy(x), depth)).numpy())
+def _encoded(model: StagedModel, inputs: Arrays, subject: Subject) -> dict[str, TokenState]:
+    values = {}
+    for m in subject.modalities:
+        x = inputs[m]
+        if model.spec.encoders[m].kind == "text":  # torch's model takes the full length only
+            x = np.pad(x, ((0, 0), (0, model.spec.encoders[m].input_shape[0] - x.shape[1])))
+        values[m] = torch.from_numpy(x)
+    size = len(next(iter(values.values())))
+    return model.encode_batch_tokens(values, dict.fromkeys(values), size, subject.depth)
+
+
+def _projected(model: StagedModel, modality: str, state: TokenState) -> np.ndarray:
+    return np.asarray(model.project(modality, model.pool_tokens(modality, state.tokens)).numpy())
 
 
 def _unit(rows: np.ndarray) -> np.ndarray:

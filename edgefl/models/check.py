@@ -16,6 +16,14 @@ AXES = {
     "audio": ("frames", "mel bands"),
 }
 
+#: The closed choices of the model's own fields, and of a text encoder's ``arch``.
+CHOICES = {
+    "encoder_sharing": ("separate", "multiway"),
+    "fusion": ("concat", "mean", "joint"),
+    "matching": ("none", "classifier", "prior"),
+    "arch": ("distilbert", "bert"),
+}
+
 
 def spec_problems(spec: ModelSpec) -> list[Problem]:
     """Every fault of the specification; the paths are fields of ``ModelSpec``. Empty: sound."""
@@ -31,7 +39,7 @@ def spec_problems(spec: ModelSpec) -> list[Problem]:
         found.append(Problem("head.dropout", f"is {spec.head.dropout}; use 0 or more, below 1"))
     if spec.classes < 0:
         found.append(Problem("classes", f"is {spec.classes}; use 0 (no labels) or the number of classes"))
-    if spec.classes and spec.fusion_width < 1:
+    if spec.classes and spec.fusion == "concat" and spec.fusion_width < 1:
         found.append(Problem("fusion_width", f"is {spec.fusion_width}; use 1 or more"))
     if spec.label_names and len(spec.label_names) != spec.classes:
         found.append(Problem("label_names", f"{len(spec.label_names)} names for {spec.classes} classes"))
@@ -45,6 +53,7 @@ def spec_problems(spec: ModelSpec) -> list[Problem]:
             )
             found.append(Problem(f"{path}.width", message))
         found += [Problem(f"{path}.{field}", message) for field, message in _encoder_faults(encoder, spec.stages)]
+    found += [Problem(path, message) for path, message in (*_choice_faults(spec), *_multiway_faults(spec))]
     return found
 
 
@@ -54,6 +63,41 @@ def check_spec(spec: ModelSpec) -> None:
     if found:
         lines = "\n".join(f"  {problem}" for problem in found)
         raise ModelError(f"the model specification has {len(found)} fault{'s' if len(found) > 1 else ''}\n{lines}")
+
+
+def _choice_faults(spec: ModelSpec) -> Iterator[tuple[str, str]]:
+    for field in ("encoder_sharing", "fusion", "matching"):
+        value, choices = getattr(spec, field), CHOICES[field]
+        if value not in choices:
+            yield field, f"'{value}' is unknown; choose {', '.join(choices)}"
+    joint = spec.joint
+    if spec.fusion == "joint" and (joint.heads < 1 or joint.width < 1 or joint.width % joint.heads):
+        yield "joint.width", f"{joint.width} is no multiple of the {joint.heads} attention heads; change one of them"
+    if spec.fusion == "joint" and joint.layers < 1:
+        yield "joint.layers", f"is {joint.layers}; use 1 or more"
+    if spec.reconstruction and len(spec.encoders) < 2:
+        yield "reconstruction", "makes one modality from others; it needs two or more"
+    if spec.matching == "classifier" and spec.classes < 1:
+        yield "matching", "'classifier' names classes, and the model has none; choose prior or none"
+    if spec.matching == "prior" and len(spec.encoders) < 2:
+        yield "matching", "'prior' leads from one modality to another; it needs two or more"
+
+
+def _multiway_faults(spec: ModelSpec) -> Iterator[tuple[str, str]]:
+    """Shared attention has one width, one number of heads and layers, one dropout: those of the first encoder."""
+    if spec.encoder_sharing != "multiway":
+        return
+    first = next(iter(spec.encoders), "")
+    for modality, encoder in spec.encoders.items():
+        for field in ("width", "heads", "depth", "dropout"):
+            value, wanted = getattr(encoder, field), getattr(spec.encoders[first], field)
+            if value != wanted:
+                yield (
+                    f"encoders.{modality}.{field}",
+                    f"is {value}, that of {first} {wanted}; multiway encoders share attention, so make them equal",
+                )
+        if encoder.pretrained:
+            yield f"encoders.{modality}.pretrained", "no checkpoint has multiway blocks; leave it empty"
 
 
 def _encoder_faults(encoder: EncoderSpec, stages: int) -> Iterator[tuple[str, str]]:
@@ -81,6 +125,8 @@ def _encoder_faults(encoder: EncoderSpec, stages: int) -> Iterator[tuple[str, st
 
 
 def _text_faults(encoder: EncoderSpec) -> Iterator[tuple[str, str]]:
+    if encoder.arch not in CHOICES["arch"]:
+        yield "arch", f"'{encoder.arch}' is unknown; choose {', '.join(CHOICES['arch'])}"
     if encoder.vocabulary < 2:
         yield "vocabulary", f"is {encoder.vocabulary}; use the number of token ids, padding (0) included"
     if encoder.positions and encoder.positions < encoder.input_shape[0]:

@@ -23,6 +23,10 @@ class TokenState(NamedTuple):
     tokens: Tensor
     mask: Tensor | None = None
 
+    def of(self, rows: Tensor) -> TokenState:
+        """Those of some rows: indices [n], or flags [B]."""
+        return TokenState(self.tokens[rows], None if self.mask is None else self.mask[rows])
+
 
 @dataclass(frozen=True)
 class Kind:

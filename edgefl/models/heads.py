@@ -1,10 +1,18 @@
-"""The parts after the encoders: projection heads (arXiv 2407.15426), fusion and the classifier."""
+"""The parts after the encoders: projection heads (arXiv 2407.15426), fusion, classifier, and the small MLPs.
+
+Mean fusion: f = mean of the r_m at hand.  Reconstruction: r_m ~ MLP(mean of the other r at hand) (MMiC's variant).
+Matching (arXiv 2312.13508): logits = MLP(r_m) [C], or for each other modality o: r_o ~ MLP_o(r_m).
+"""
 
 from __future__ import annotations
 
-from torch import nn
+from collections.abc import Mapping
 
-from edgefl.models.spec import HeadSpec, ModelSpec
+import torch
+from torch import Tensor, nn
+
+from edgefl.models.joint import JointFusion
+from edgefl.models.spec import HeadSpec, ModelSpec, fused_width
 
 
 def projection_head(width: int, head: HeadSpec) -> nn.Module:
@@ -24,16 +32,45 @@ def projection_head(width: int, head: HeadSpec) -> nn.Module:
 
 
 def fusion(spec: ModelSpec) -> nn.Module:
-    """Concatenated projections [B, modalities * head.out] -> f [B, fusion_width], by an MLP."""
-    inputs = len(spec.encoders) * spec.head.out
-    return nn.Sequential(
-        nn.Linear(inputs, spec.fusion_width), nn.GELU(), nn.Linear(spec.fusion_width, spec.fusion_width)
-    )
+    """Of "concat": concatenated projections [B, modalities * head.out] -> f [B, fusion_width], by an MLP."""
+    if spec.fusion == "joint":
+        return JointFusion(spec)
+    return _mlp(len(spec.encoders) * spec.head.out, spec.fusion_width, spec.fusion_width)
+
+
+def mean_at_hand(projections: Mapping[str, Tensor], has: Mapping[str, Tensor] | None = None) -> Tensor:
+    """Mean of the projections, each [B, d], over the modalities that each row has (``has[m]`` [B]; None: all) [B, d].
+
+    A row without any is zero; what stands in the rows that lack a modality does not matter.
+    """
+    stacked = torch.stack(list(projections.values()))  # [M, B, d]
+    if has is None:
+        return stacked.mean(dim=0)
+    given = torch.stack([has[m] for m in projections]).unsqueeze(2)  # [M, B, 1]
+    return stacked.masked_fill(~given, 0.0).sum(dim=0) / given.sum(dim=0).clamp(min=1)
 
 
 def classifier(spec: ModelSpec) -> nn.Module:
-    """f [B, fusion_width] -> logits [B, classes]."""
-    return nn.Linear(spec.fusion_width, spec.classes)
+    """f [B, fused_width] -> logits [B, classes]."""
+    return nn.Linear(fused_width(spec), spec.classes)
+
+
+def reconstruction(spec: ModelSpec) -> nn.Module:
+    """Mean of the other modalities' projections [B, d] -> this one's [B, d]."""
+    return _mlp(spec.head.out, spec.head.out, spec.head.out)
+
+
+def matcher(spec: ModelSpec, modality: str) -> nn.Module:
+    """r [B, d] -> logits [B, classes]; for "prior" one MLP [B, d] -> [B, d] for each other modality, as ``to/<m>``."""
+    d = spec.head.out
+    if spec.matching == "classifier":
+        return _mlp(d, d, spec.classes)
+    # The prefix, because a module dictionary refuses its own attributes' names, which a modality may have.
+    return nn.ModuleDict({f"to/{other}": _mlp(d, d, d) for other in spec.encoders if other != modality})
+
+
+def _mlp(inputs: int, hidden: int, outputs: int) -> nn.Module:
+    return nn.Sequential(nn.Linear(inputs, hidden), nn.GELU(), nn.Linear(hidden, outputs))
 
 
 def _hidden(inputs: int, outputs: int, dropout: float) -> list[nn.Module]:

@@ -16,19 +16,34 @@ from torch import Tensor, nn
 
 from edgefl.errors import ModelError
 from edgefl.models.build import build
-from edgefl.models.check import check_spec
+from edgefl.models.check import CHOICES, check_spec
 from edgefl.models.encoder import kind_of
-from edgefl.models.spec import EncoderSpec, ModelSpec, modality_of, part_names
+from edgefl.models.spec import EncoderSpec, ModelSpec, is_encoder, modality_of, part_names
 from edgefl.models.state import Tensors, check_tensors, module_tensors, named_tensors, part_tensors
 
-#: kind -> the checkpoint's own name of its architecture (``model_type`` in its config.json).
-MODEL_TYPES = {"vision": "vit", "text": "distilbert", "audio": "audio-spectrogram-transformer"}
+#: kind, for text its ``arch`` -> the checkpoint's name of its architecture (``model_type`` in its config.json).
+MODEL_TYPES = {
+    "vision": "vit",
+    "distilbert": "distilbert",
+    "bert": "bert",
+    "audio": "audio-spectrogram-transformer",
+}
 #: Settings of a checkpoint that EncoderSpec has no field for, and the only value our encoders compute with.
 FIXED = {
     "vision": {"hidden_act": "gelu", "layer_norm_eps": 1e-12, "qkv_bias": True},
-    "text": {"activation": "gelu", "pad_token_id": 0},
+    "distilbert": {"activation": "gelu", "pad_token_id": 0},
+    "bert": {
+        "hidden_act": "gelu",
+        "layer_norm_eps": 1e-12,
+        "pad_token_id": 0,
+        "type_vocab_size": 2,
+        "is_decoder": False,
+        "position_embedding_type": "absolute",
+    },
     "audio": {"hidden_act": "gelu", "layer_norm_eps": 1e-12, "qkv_bias": True},
 }
+#: Settings that newer versions of `transformers` do not know any more unless a checkpoint differs from this.
+ASSUMED = {"position_embedding_type": "absolute"}
 
 
 def initial_parts(spec: ModelSpec, seed: int = 0) -> Iterator[tuple[str, Tensors]]:
@@ -42,7 +57,7 @@ def initial_parts(spec: ModelSpec, seed: int = 0) -> Iterator[tuple[str, Tensors
     loaded: tuple[str, dict[str, Tensors]] = ("", {})
     for part in part_names(spec):
         modality = modality_of(part)
-        if modality is not None and not part.startswith("head/") and spec.encoders[modality].pretrained:
+        if modality is not None and is_encoder(part) and spec.encoders[modality].pretrained:
             if loaded[0] != modality:
                 loaded = (modality, dict(pretrained_parts(spec, modality)))
             yield part, loaded[1].pop(part)
@@ -80,6 +95,7 @@ class _Source:
     def __init__(self, modality: str, encoder: EncoderSpec) -> None:
         self.encoder = encoder
         self.name = encoder.pretrained
+        self.architecture: str = encoder.arch if encoder.kind == "text" else encoder.kind
         self.label = f"checkpoint '{self.name}' for modality '{modality}'"
 
     def misfit(self, message: str) -> ModelError:
@@ -87,7 +103,7 @@ class _Source:
 
     def check(self) -> None:
         """Raises ModelError when the checkpoint's own description does not fit; its weights are not read."""
-        if self.encoder.kind not in MODEL_TYPES:
+        if self.architecture not in MODEL_TYPES:
             raise ModelError(
                 f"the {self.label} can not be used: a {self.encoder.kind} encoder has no public checkpoints",
                 remedy="Leave `pretrained` empty for this modality.",
@@ -110,9 +126,12 @@ class _Source:
         return module
 
     def _check_config(self, config: Any) -> None:
-        wanted = MODEL_TYPES[self.encoder.kind]
+        wanted = MODEL_TYPES[self.architecture]
         if config.model_type != wanted:
-            raise self.misfit(f"it is a '{config.model_type}', but a {self.encoder.kind} encoder takes '{wanted}'")
+            other = "; set its arch" if self.encoder.kind == "text" and config.model_type in CHOICES["arch"] else ""
+            raise self.misfit(
+                f"it is a '{config.model_type}', but a {self.encoder.kind} encoder takes '{wanted}'{other}"
+            )
         if config.num_hidden_layers != self.encoder.depth:
             last = min(config.num_hidden_layers, self.encoder.depth)
             raise self.misfit(
@@ -121,23 +140,25 @@ class _Source:
             )
         if config.num_attention_heads != self.encoder.heads:
             raise self.misfit(f"it has {config.num_attention_heads} attention heads, the model {self.encoder.heads}")
-        fixed = dict(FIXED[self.encoder.kind])
+        fixed: dict[str, Any] = dict(FIXED[self.architecture])
         if self.encoder.kind == "audio":
             stride = self.encoder.stride or self.encoder.patch
             fixed |= {"frequency_stride": stride, "time_stride": stride}
         for field, value in fixed.items():
-            if getattr(config, field) != value:
-                raise self.misfit(f"its {field} is {getattr(config, field)!r}, but the model computes with {value!r}")
+            own = getattr(config, field, ASSUMED.get(field))
+            if own != value:
+                raise self.misfit(f"its {field} is {own!r}, but the model computes with {value!r}")
 
     def _read_weights(self, name: str) -> tuple[Any, dict[str, Any]]:
         import transformers
 
         classes: dict[str, tuple[Any, dict[str, Any]]] = {
             "vision": (transformers.ViTModel, {"add_pooling_layer": False}),
-            "text": (transformers.DistilBertModel, {}),
+            "distilbert": (transformers.DistilBertModel, {}),
+            "bert": (transformers.BertModel, {"add_pooling_layer": False}),
             "audio": (transformers.ASTModel, {}),
         }
-        model_class, options = classes[self.encoder.kind]
+        model_class, options = classes[self.architecture]
         # safetensors only: the older files are pickles, which can run code
         model, report = model_class.from_pretrained(name, use_safetensors=True, output_loading_info=True, **options)
         return model, report
@@ -159,7 +180,8 @@ def _split(spec: ModelSpec, modality: str, checkpoint: Any) -> dict[str, dict[st
     """{part: {prefix of its tensor names: module of the checkpoint}}."""
     encoder = spec.encoders[modality]
     owner = checkpoint
-    for attribute in ("transformer", "encoder"):  # where the blocks hang: DistilBERT; ViT and AST before transformers 5
+    # Where the blocks hang: DistilBERT; BERT, and before transformers 5 the others too.
+    for attribute in ("transformer", "encoder"):
         owner = getattr(owner, attribute, owner)
     blocks = owner.layers if hasattr(owner, "layers") else owner.layer
     per_stage = encoder.depth // spec.stages

@@ -6,6 +6,10 @@ A model is an ordered list of named parts. For modalities ``acc`` and ``gyro`` w
 
 ``<m>/embed`` turns raw input into tokens, ``<m>/stage<k>`` transforms tokens, ``<m>/norm`` is the encoder's final norm,
 ``head/<m>`` projects the pooled token to the shared width, ``fusion`` joins the projections, ``task`` classifies.
+
+With multiway encoders ``shared/stage<k>`` holds the attention of stage k and ``<m>/stage<k>`` the modality's own
+feed-forward layers. On request there are ``reconstruct/<m>``, which makes a projection from those of the other
+modalities, and ``match/<m>``, the small models that find what belongs to a projection.
 """
 
 from __future__ import annotations
@@ -36,6 +40,7 @@ class EncoderSpec(msgspec.Struct, frozen=True):
     vocabulary: int = 0  # text only
     positions: int = 0  # text only: rows of the position table; 0: as many as the text is long
     pretrained: str = ""  # name or local folder of a transformers checkpoint; "": random weights
+    arch: Literal["distilbert", "bert"] = "distilbert"  # text only: whose blocks; "bert" has token types as well
 
 
 class HeadSpec(msgspec.Struct, frozen=True):
@@ -51,8 +56,21 @@ class HeadSpec(msgspec.Struct, frozen=True):
     kind: Literal["mlp", "none"] = "mlp"
 
 
+class JointSpec(msgspec.Struct, frozen=True):
+    """Joint fusion (FedMVP): tokens are ``width`` wide for the cross-attention, modalities x ``width`` afterwards."""
+
+    width: int = 256
+    heads: int = 4
+    layers: int = 3  # of self-attention, after the cross-attention
+
+
 class ModelSpec(msgspec.Struct, frozen=True):
-    """The whole model. ``classes`` = 0: no fusion and no task part (unlabelled training)."""
+    """The whole model. ``classes`` = 0: no fusion and no task part (unlabelled training).
+
+    ``encoder_sharing``: "multiway" shares the attention among the modalities. ``fusion``: "concat" is an MLP on the
+    concatenated projections, "mean" their mean, "joint" attends between the tokens. ``matching``: small models after
+    training, r_m to a class ("classifier") or to the other modalities' projections ("prior").
+    """
 
     encoders: dict[str, EncoderSpec] = {}
     stages: int = 6
@@ -60,6 +78,15 @@ class ModelSpec(msgspec.Struct, frozen=True):
     fusion_width: int = 256
     classes: int = 0
     label_names: tuple[str, ...] = ()
+    encoder_sharing: Literal["separate", "multiway"] = "separate"
+    fusion: Literal["concat", "mean", "joint"] = "concat"
+    joint: JointSpec = JointSpec()
+    reconstruction: bool = False
+    matching: Literal["none", "classifier", "prior"] = "none"
+
+
+#: First words of parts whose second word is a modality: everything after the encoders that is one modality's own.
+_AFTER_ENCODERS = ("head", "reconstruct", "match")
 
 
 def encoder_parts(spec: ModelSpec, modality: str, *, through: int | None = None) -> list[str]:
@@ -69,20 +96,58 @@ def encoder_parts(spec: ModelSpec, modality: str, *, through: int | None = None)
     return [f"{modality}/embed", *stages, f"{modality}/norm", f"head/{modality}"]
 
 
-def shared_parts(spec: ModelSpec) -> list[str]:
-    """Parts that belong to no single modality."""
-    return ["fusion", "task"] if spec.classes else []
+def shared_parts(spec: ModelSpec, *, through: int | None = None) -> list[str]:
+    """Parts that belong to no single modality, with stages 1..``through`` (default: all)."""
+    last = spec.stages if through is None else through
+    stages = range(1, last + 1) if spec.encoder_sharing == "multiway" else ()
+    joined = [] if spec.fusion == "mean" else ["fusion"]  # a mean has no weights
+    return [*(f"shared/stage{k}" for k in stages), *((*joined, "task") if spec.classes else ())]
+
+
+def reconstruct_parts(spec: ModelSpec) -> list[str]:
+    """``reconstruct/<m>`` of every modality, where the model has them."""
+    return [f"reconstruct/{m}" for m in spec.encoders] if spec.reconstruction else []
+
+
+def match_parts(spec: ModelSpec) -> list[str]:
+    """``match/<m>`` of every modality, where the model has them. No schedule trains them."""
+    return [] if spec.matching == "none" else [f"match/{m}" for m in spec.encoders]
 
 
 def part_names(spec: ModelSpec, *, through: int | None = None) -> list[str]:
-    """Every part of the model with stages 1..``through`` (default: all), in order."""
+    """Every part of the model with stages 1..``through`` (default: all), in order; ``match/<m>`` with the last only."""
     names = [part for m in spec.encoders for part in encoder_parts(spec, m, through=through)]
-    return names + shared_parts(spec)
+    names += [*reconstruct_parts(spec), *shared_parts(spec, through=through)]
+    return names + (match_parts(spec) if through is None or through >= spec.stages else [])
 
 
 def modality_of(part: str) -> str | None:
-    """The modality a part belongs to; None for ``fusion``, ``task`` and ``prototypes``."""
+    """The modality a part belongs to; None for ``shared/stage<k>``, ``fusion``, ``task`` and ``prototypes``."""
     owner, _, rest = part.partition("/")
-    if not rest:
+    if not rest or owner == "shared":
         return None
-    return rest if owner == "head" else owner
+    return rest if owner in _AFTER_ENCODERS else owner
+
+
+def is_encoder(part: str) -> bool:
+    """Whether a part belongs to an encoder, shared attention included: all but heads, fusion and what follows."""
+    owner, _, rest = part.partition("/")
+    return bool(rest) and owner not in _AFTER_ENCODERS
+
+
+def fused_width(spec: ModelSpec) -> int:
+    """Width of f, which ``task`` classifies: only the concatenation's MLP changes it."""
+    return spec.fusion_width if spec.fusion == "concat" else spec.head.out
+
+
+def token_count(encoder: EncoderSpec) -> int:
+    """Tokens of one sample, class tokens included."""
+    shape, patch = encoder.input_shape, encoder.patch
+    if encoder.kind == "sensor":
+        return 1 + -(-shape[0] // patch)
+    if encoder.kind == "vision":
+        return 1 + (shape[0] // patch) * (shape[1] // patch)
+    if encoder.kind == "text":
+        return shape[0]
+    stride = encoder.stride or patch
+    return 2 + ((shape[0] - patch) // stride + 1) * ((shape[1] - patch) // stride + 1)

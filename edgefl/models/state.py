@@ -45,9 +45,19 @@ def named_tensors(module: nn.Module) -> dict[str, Tensor]:
     return {_stable(name): tensor.detach() for name, tensor in module.state_dict().items()}
 
 
+def named_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
+    """A module's parameters under their stable names."""
+    return {_stable(name): parameter for name, parameter in module.named_parameters()}
+
+
 def load_part(model: StagedModel, part: str, tensors: Mapping[str, np.ndarray[Any, Any]]) -> None:
     """Copy tensors into the part. A missing, surplus or misshapen one: ModelError, and nothing is changed."""
-    targets = named_tensors(model.part(part))
+    load_module(part, model.part(part), tensors)
+
+
+def load_module(part: str, module: nn.Module, tensors: Mapping[str, np.ndarray[Any, Any]]) -> None:
+    """As :func:`load_part`, into a module that is, or is like, the part."""
+    targets = named_tensors(module)
     check_tensors(part, {name: tuple(t.shape) for name, t in targets.items()}, tensors)
     for name, target in targets.items():
         value = np.asarray(tensors[name])

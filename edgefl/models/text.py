@@ -1,13 +1,16 @@
-"""The text encoder: `transformers`' DistilBERT (arXiv 1910.01108) cut into parts; pooled is the first token.
+"""The text encoder: `transformers`' DistilBERT (arXiv 1910.01108) or BERT (arXiv 1810.04805) cut into parts.
 
-DistilBERT normalises at the end of each block and has no final norm, so the ``norm`` part changes nothing and holds no
-tensors; it exists so that all encoders have the same parts.
+Pooled is the first token (BERT without its pooler). Both normalise at the end of each block and have no final norm, so
+the ``norm`` part changes nothing and holds no tensors; it exists so that all encoders have the same parts. Every token
+of a text is of BERT's first type.
 """
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+from transformers.models.bert.configuration_bert import BertConfig
+from transformers.models.bert.modeling_bert import BertEmbeddings, BertLayer
 from transformers.models.distilbert.configuration_distilbert import DistilBertConfig
 from transformers.models.distilbert.modeling_distilbert import Embeddings, TransformerBlock
 
@@ -31,6 +34,22 @@ def distilbert_config(spec: EncoderSpec) -> DistilBertConfig:
     )
 
 
+def bert_config(spec: EncoderSpec) -> BertConfig:
+    """The encoder as `transformers` describes it."""
+    return BertConfig(
+        vocab_size=spec.vocabulary,
+        max_position_embeddings=spec.positions or spec.input_shape[0],
+        num_hidden_layers=spec.depth,
+        num_attention_heads=spec.heads,
+        hidden_size=spec.width,
+        intermediate_size=int(spec.width * spec.mlp_ratio),
+        hidden_dropout_prob=spec.dropout,
+        attention_probs_dropout_prob=spec.dropout,
+        pad_token_id=0,
+        attn_implementation="sdpa",
+    )
+
+
 class TextEmbed(nn.Module):
     """Token ids [B, L] (int64, 0 = padding) -> tokens [B, L, D] and which of them are real.
 
@@ -40,7 +59,8 @@ class TextEmbed(nn.Module):
 
     def __init__(self, spec: EncoderSpec) -> None:
         super().__init__()
-        self.embeddings = Embeddings(distilbert_config(spec))
+        bert = spec.arch == "bert"
+        self.embeddings = BertEmbeddings(bert_config(spec)) if bert else Embeddings(distilbert_config(spec))
 
     def forward(self, x: Tensor) -> TokenState:
         mask = torch.cat((torch.ones_like(x[:, :1], dtype=torch.bool), x[:, 1:] != 0), dim=1)
@@ -48,7 +68,9 @@ class TextEmbed(nn.Module):
 
 
 def _block(spec: EncoderSpec) -> nn.Module:
-    block: nn.Module = TransformerBlock(distilbert_config(spec))
+    block: nn.Module = (
+        BertLayer(bert_config(spec)) if spec.arch == "bert" else TransformerBlock(distilbert_config(spec))
+    )
     return block
 
 

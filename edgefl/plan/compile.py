@@ -13,11 +13,12 @@ from edgefl.config.values import EncoderConfig, RunConfig, TrainingConfig
 from edgefl.errors import ConfigError, Problem
 from edgefl.models.check import spec_problems
 from edgefl.models.sizes import SIZES, encoder_of_size
-from edgefl.models.spec import EncoderSpec, HeadSpec, ModelSpec
+from edgefl.models.spec import EncoderSpec, HeadSpec, JointSpec, ModelSpec, fused_width
+from edgefl.plan.exchange import exchange_of
 from edgefl.plan.schedule import SCHEDULES
 from edgefl.plan.values import Hyper, RoundPolicy, RunPlan, Slots, Stage
 
-SERVER_ROLES = ("cluster", "select", "repair", "weight", "combine", "optimise")
+SERVER_ROLES = ("cluster", "select", "prototypes", "repair", "weight", "combine", "optimise")
 
 
 def compile_run(
@@ -46,7 +47,13 @@ def compile_run(
         model=model,
         stages=stages,
         hypers=tuple(_hyper(config.training, stage, config.seed) for stage in stages),
-        slots=Slots(objective=recipe.objective, missing=recipe.missing, prototypes=recipe.prototypes),
+        slots=Slots(
+            objective=recipe.objective,
+            missing=recipe.missing,
+            prototypes=recipe.prototypes,
+            repair=recipe.repair,
+            exchange=exchange_of(recipe.weight),
+        ),
         server={role: getattr(recipe, role) for role in SERVER_ROLES},
         policy=RoundPolicy(
             devices=config.round.devices or max(1, len(config.fleet)),
@@ -79,9 +86,9 @@ def model_spec(
     supervised = "cross_entropy" in recipe.objective
     if supervised and shapes and not label_names:
         problems.append(Problem("data", "objective cross_entropy needs labels, and the data names no classes"))
-    if "clip" in recipe.objective and len(config.model.encoders) != 2:
-        found = len(config.model.encoders)
-        problems.append(Problem("model.encoders", f"objective clip contrasts exactly two modalities, not {found}"))
+    if len(config.model.encoders) < 2:
+        paired = [term for term in ("clip", "margin", "reconstruction", "mcm") if term in recipe.objective]
+        problems += [Problem("model.encoders", f"objective {term} needs two modalities or more") for term in paired]
     if problems:
         raise ConfigError(config.name, problems)
     spec = ModelSpec(
@@ -91,10 +98,36 @@ def model_spec(
         fusion_width=config.model.fusion_width,
         classes=len(label_names) if supervised else 0,
         label_names=label_names if supervised else (),
+        **_shape(recipe),
     )
+    problems += _wide_enough(spec, recipe)
+    if problems:
+        raise ConfigError(config.name, problems)
     if faults := spec_problems(spec):
         raise ConfigError(config.name, [Problem(f"model.{fault.path}", fault.message) for fault in faults])
     return spec
+
+
+def _shape(recipe: RecipeConfig) -> dict[str, Any]:
+    """What the recipe decides of the model."""
+    fusion, options = next(iter(recipe.fusion.items()))
+    match = recipe.prototypes.get("class_mean", {}).get("match", "")
+    return {
+        "encoder_sharing": next(iter(recipe.sharing)),
+        "fusion": fusion,
+        "joint": JointSpec(**{name: int(value) for name, value in options.items()}) if options else JointSpec(),
+        "reconstruction": "reconstruction" in recipe.objective,
+        "matching": match if match in {"classifier", "prior"} else "none",
+    }
+
+
+def _wide_enough(spec: ModelSpec, recipe: RecipeConfig) -> list[Problem]:
+    """Terms that compare the joint representation with a modality's need both equally wide."""
+    terms = [term for term in ("mcm", "ram", "gmc") if term in recipe.objective]
+    if not terms or fused_width(spec) == spec.head.out or not spec.classes:
+        return []
+    text = f"{terms[0]} compares it with the projections, which are {spec.head.out} wide; set it to that"
+    return [Problem("model.fusion_width", text)]
 
 
 def _head(config: RunConfig, encoders: Mapping[str, EncoderSpec]) -> HeadSpec:
@@ -114,5 +147,7 @@ def _hyper(training: TrainingConfig, stage: Stage, seed: int) -> Hyper:
     """The stage's hyper-parameters; the one stage of end_to_end, which has every depth, takes a list's last value."""
     at = stage.depth - 1
     lr = {group: (value[at] if isinstance(value, list) else value) for group, value in training.lr.model_dump().items()}
-    fields = training.model_dump(include={"epochs", "batch_size", "optimizer", "weight_decay", "momentum", "clip_norm"})
+    fields = training.model_dump(
+        include={"epochs", "batch_size", "optimizer", "weight_decay", "momentum", "clip_norm", "holdout"}
+    )
     return msgspec.convert({**fields, "lr": lr, "seed": seed}, Hyper)

@@ -12,6 +12,7 @@ import msgspec
 
 from edgefl.models.spec import ModelSpec
 from edgefl.plan.eligibility import verdict
+from edgefl.plan.exchange import sent
 from edgefl.plan.schedule import restrict, shallower, trained_stages
 from edgefl.plan.values import Candidate, Hyper, Job, Placement, Slots, Stage
 from edgefl.records import Cost, Figure, Refusal
@@ -43,6 +44,8 @@ def place(
     if refusal is not None:
         return Placement(device=candidate.device, stage=stage, refusal=refusal)
     own = restrict(stage, [m for m in model.encoders if candidate.samples.get(m, 0) > 0])
+    if needs_pairs(slots) and not any(candidate.class_counts):
+        own = _without_labels(own, slots)
     for variant in shallower(own):
         for micro in micro_batches(hyper.batch_size):
             if _declined(variant, micro or hyper.batch_size, candidate):
@@ -74,9 +77,9 @@ def _unfit(model: ModelSpec, hyper: Hyper, slots: Slots, candidate: Candidate) -
     if not any(candidate.samples.get(modality) for modality in model.encoders):
         own = ", ".join(m for m in candidate.samples if m) or "no modality"
         return Refusal(reason="data", detail=f"this device has {own}, the model takes {', '.join(model.encoders)}")
-    usable = usable_samples(slots, candidate.samples, list(model.encoders))
-    if "cross_entropy" in slots.objective and candidate.class_counts:
-        usable = min(usable, sum(candidate.class_counts))
+    unknown = not candidate.class_counts and not needs_pairs(slots)  # its trainer will tell
+    labelled = None if unknown else sum(candidate.class_counts)
+    usable = usable_samples(slots, candidate.samples, list(model.encoders), labelled)
     if usable < hyper.batch_size:
         return Refusal(
             reason="data",
@@ -88,15 +91,42 @@ def _unfit(model: ModelSpec, hyper: Hyper, slots: Slots, candidate: Candidate) -
     return None
 
 
-def usable_samples(slots: Slots, samples: Mapping[str, int], modalities: Sequence[str]) -> int:
-    """Most samples that can be trained on: those of the rarest modality, or all that have any modality."""
-    counts = [samples.get(m, 0) for m in modalities]
-    return min(counts, default=0) if complete_only(slots) else min(samples.get("", 0), sum(counts))
+def usable_samples(
+    slots: Slots, samples: Mapping[str, int], modalities: Sequence[str], labelled: int | None = None
+) -> int:
+    """Most samples that can be trained on, by what the terms of the objective need: labels, or two modalities.
+
+    ``labelled``: how many have a label; None: all.
+    """
+    counts = sorted((samples.get(m, 0) for m in modalities), reverse=True)
+    some = min(samples.get("", 0), sum(counts))
+    paired = counts[1] if len(counts) > 1 else 0
+    if "ignore" in slots.missing:
+        some = paired = min(counts, default=0)
+    known = some if labelled is None else min(some, labelled)
+    return max(known if needs_labels(slots) else 0, paired if needs_pairs(slots) else 0)
 
 
 def complete_only(slots: Slots) -> bool:
-    """Whether only samples with every modality are trained on: asked for, or a loss that pairs modalities."""
-    return "ignore" in slots.missing or "cross_entropy" not in slots.objective
+    """Whether only samples with every modality are trained on."""
+    return "ignore" in slots.missing or not needs_labels(slots)
+
+
+def needs_labels(slots: Slots) -> bool:
+    """Whether a task of the objective is learned from labels."""
+    return "cross_entropy" in slots.objective
+
+
+def needs_pairs(slots: Slots) -> bool:
+    """Whether a task of the objective is learned from pairs of modalities."""
+    return bool({"clip", "margin"} & set(slots.objective))
+
+
+def _without_labels(stage: Stage, slots: Slots) -> Stage:
+    """What a device without labels trains beside others that have them: not the classifier, nor what only it needs."""
+    useless = {"task"} if {"mcm", "gmc"} & set(slots.objective) else {"task", "fusion"}
+    kept = tuple(part for part in stage.trained if part not in useless)
+    return msgspec.structs.replace(stage, trained=kept)
 
 
 def _declined(variant: Stage, micro: int, candidate: Candidate) -> bool:
@@ -108,11 +138,12 @@ def _declined(variant: Stage, micro: int, candidate: Candidate) -> bool:
 def _cost(job: Job, whole: Stage, candidate: Candidate, part_bytes: Mapping[str, int], price: Price) -> Cost:
     """Down: what the round before may have changed, so all that ``whole`` trains; frozen parts came once, earlier."""
     step_peak_bytes, flops = price(job, candidate.samples)
-    up = _bytes(job.stage.trained, part_bytes)
+    exchange = job.slots.exchange
+    up = _bytes(sent(job.stage, exchange), part_bytes)
     return Cost(
         step_peak_bytes=step_peak_bytes,
         flops=flops,
-        payload_down_bytes=_bytes(whole.trained, part_bytes),
+        payload_down_bytes=_bytes(sent(whole, exchange), part_bytes),
         payload_up_bytes=up,
         disk_bytes=_bytes(job.stage.present, part_bytes) + up,
     )

@@ -4,6 +4,9 @@ end_to_end:  one stage, everything exists and is trained.
 progressive: stage s has encoder stages 1..s; everything present is trained.
 layerwise:   stage s has encoder stages 1..s; stage s, the heads and the final norms are trained (and the embeddings, in
              the first stage that has rounds, when nothing pretrained them).
+heads:       one stage at full depth; the encoders are frozen, heads, fusion and task are trained.
+
+No schedule trains ``match/<m>``: these are fitted after the last round, to what the rounds have made.
 """
 
 from __future__ import annotations
@@ -11,7 +14,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Literal
 
-from edgefl.models.spec import ModelSpec, modality_of, part_names, shared_parts
+from edgefl.errors import ModelError
+from edgefl.models.spec import (
+    ModelSpec,
+    is_encoder,
+    match_parts,
+    modality_of,
+    part_names,
+    reconstruct_parts,
+    shared_parts,
+)
 from edgefl.plan.values import ScheduleName, Stage
 
 Embed = Literal["auto", "first_stage", "frozen"]
@@ -20,20 +32,20 @@ Embed = Literal["auto", "first_stage", "frozen"]
 def end_to_end(spec: ModelSpec, rounds: Sequence[int], embed: Embed = "auto") -> tuple[Stage, ...]:
     """One stage with all the rounds. ``embed`` has no effect."""
     names = tuple(part_names(spec))
-    return (Stage(index=1, depth=spec.stages, rounds=sum(rounds), present=names, trained=names),)
+    return (Stage(index=1, depth=spec.stages, rounds=sum(rounds), present=names, trained=_fitted(spec, names)),)
 
 
 def progressive(spec: ModelSpec, rounds: Sequence[int], embed: Embed = "auto") -> tuple[Stage, ...]:
     """Stage s trains everything through encoder stage s. ``embed`` has no effect."""
     names = [tuple(part_names(spec, through=s)) for s in range(1, spec.stages + 1)]
     return tuple(
-        Stage(index=s, depth=s, rounds=rounds[s - 1], present=names[s - 1], trained=names[s - 1])
+        Stage(index=s, depth=s, rounds=rounds[s - 1], present=names[s - 1], trained=_fitted(spec, names[s - 1]))
         for s in range(1, spec.stages + 1)
     )
 
 
 def layerwise(spec: ModelSpec, rounds: Sequence[int], embed: Embed = "auto") -> tuple[Stage, ...]:
-    """Stage s trains encoder stage s, heads, final norms, fusion and task."""
+    """Stage s trains encoder stage s, heads, final norms, reconstruction, fusion and task."""
     first = next((s for s, count in enumerate(rounds, start=1) if count > 0), 1)
     return tuple(
         Stage(
@@ -47,11 +59,32 @@ def layerwise(spec: ModelSpec, rounds: Sequence[int], embed: Embed = "auto") -> 
     )
 
 
+def heads(spec: ModelSpec, rounds: Sequence[int], embed: Embed = "auto") -> tuple[Stage, ...]:
+    """One stage with all the rounds that trains what follows the encoders. ``embed`` has no effect.
+
+    Raises ModelError when nothing that follows them has weights.
+    """
+    names = tuple(part_names(spec))
+    trained = tuple(part for part in _fitted(spec, names) if not is_encoder(part))
+    if spec.head.kind == "none" and all(part.startswith("head/") for part in trained):
+        raise ModelError(
+            "schedule heads would train nothing: the model has no heads, no reconstruction and no task",
+            remedy="Set model.head.kind: mlp, or choose another schedule.",
+        )
+    return (Stage(index=1, depth=spec.stages, rounds=sum(rounds), present=names, trained=trained),)
+
+
 SCHEDULES: dict[ScheduleName, Callable[[ModelSpec, Sequence[int], Embed], tuple[Stage, ...]]] = {
     "end_to_end": end_to_end,
     "progressive": progressive,
     "layerwise": layerwise,
+    "heads": heads,
 }
+
+
+def _fitted(spec: ModelSpec, names: Sequence[str]) -> tuple[str, ...]:
+    kept_out = set(match_parts(spec))
+    return tuple(part for part in names if part not in kept_out)
 
 
 def _layerwise_trained(spec: ModelSpec, s: int, first: bool, embed: Embed) -> list[str]:
@@ -60,14 +93,14 @@ def _layerwise_trained(spec: ModelSpec, s: int, first: bool, embed: Embed) -> li
         if first and (embed == "first_stage" or (embed == "auto" and not encoder.pretrained)):
             trained.append(f"{modality}/embed")
         trained += [f"{modality}/stage{s}", f"{modality}/norm", f"head/{modality}"]
-    return trained + shared_parts(spec)
+    return trained + reconstruct_parts(spec) + [p for p in shared_parts(spec) if encoder_stage(p) in (None, s)]
 
 
 def encoder_stage(part: str) -> int | None:
     """Number of the encoder stage a part is, 0 for an embedding, None for anything else."""
-    owner, _, name = part.rpartition("/")
-    if owner == "head":  # what follows is a modality's name, which may be "embed"
+    if not is_encoder(part):  # what follows head/ is a modality's name, which may be "embed"
         return None
+    name = part.rpartition("/")[2]
     if name == "embed":
         return 0
     return int(name[5:]) if name.startswith("stage") and name[5:].isdigit() else None
@@ -94,16 +127,23 @@ def shallower(stage: Stage) -> list[Stage]:
 
 
 def restrict(stage: Stage, modalities: Sequence[str]) -> Stage:
-    """The stage without the parts of modalities a device has no data of."""
+    """The stage without the parts of modalities a device has no data of.
+
+    ``reconstruct/<m>`` of such a modality stays present, since it makes what the device lacks, but is not trained:
+    there is nothing to compare with.
+    """
 
     def keep(part: str) -> bool:
         owner = modality_of(part)
         return owner is None or owner in modalities
 
+    def need(part: str) -> bool:
+        return keep(part) or part.startswith("reconstruct/")
+
     return Stage(
         index=stage.index,
         depth=stage.depth,
         rounds=stage.rounds,
-        present=tuple(filter(keep, stage.present)),
+        present=tuple(filter(need, stage.present)),
         trained=tuple(filter(keep, stage.trained)),
     )

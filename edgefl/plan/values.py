@@ -9,7 +9,9 @@ import msgspec
 from edgefl.models.spec import ModelSpec
 from edgefl.records import Budget, Capabilities, Cost, Figures, Refusal
 
-ScheduleName = Literal["end_to_end", "progressive", "layerwise"]
+ScheduleName = Literal["end_to_end", "progressive", "layerwise", "heads"]
+#: What of a device's training is sent: all that is trained, the mappings (heads) only, or nothing.
+Exchange = Literal["all", "mappings", "nothing"]
 #: One slot of a recipe: {choice: {option: value}}. Only ``objective`` may hold several choices.
 Slot = dict[str, dict[str, float | str]]
 
@@ -42,15 +44,18 @@ class Hyper(msgspec.Struct, frozen=True):
     weight_decay: dict[str, float] = {}
     momentum: float = 0.9
     clip_norm: float = 0.0
+    holdout: float = 0.0  # share of the local samples that is only tested on
     seed: int = 0
 
 
 class Slots(msgspec.Struct, frozen=True):
-    """The recipe's choices a device needs: each is {name: options} with exactly one name."""
+    """What a device needs of the recipe: choices, each {name: options} with exactly one name, and what is exchanged."""
 
     objective: Slot = {}  # several terms are summed
     missing: Slot = {}
     prototypes: Slot = {}
+    repair: Slot = {}
+    exchange: Exchange = "all"
 
 
 class Job(msgspec.Struct, frozen=True):
@@ -60,6 +65,8 @@ class Job(msgspec.Struct, frozen=True):
     stage: Stage = Stage()
     hyper: Hyper = Hyper()
     slots: Slots = Slots()
+    last: bool = False  # the run's last round: small matching models are trained, where the recipe has them
+    signature: str = ""  # what clusters are made of, and has not been sent yet: sketch or bases
 
 
 class Candidate(msgspec.Struct, frozen=True):

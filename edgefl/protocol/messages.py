@@ -71,10 +71,12 @@ class Update(_Message, frozen=True, tag="update"):
 
     device: str = ""
     attempt: Attempt = Attempt()
-    manifest: Manifest = {}  # trained parts, and "prototypes" when the recipe has them
+    manifest: Manifest = {}  # trained parts that are exchanged, and "prototypes", "signature" where there are any
     samples: dict[str, int] = {}  # part -> number of samples it was trained on
     metrics: dict[str, float] = {}
     figures: Figures = {}
+    complete: bool = True  # whether every sample had every modality of the model
+    poverty: int = -1  # the poverty layer, as its place among the weight tensors of the manifest's parts; -1: none
 
 
 class Need(_Message, frozen=True, tag="need"):

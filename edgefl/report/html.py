@@ -10,7 +10,7 @@ import yaml
 
 from edgefl import __version__
 from edgefl.records import FIGURES
-from edgefl.report import bills, decisions, inventory, outcome, plots, totals, units
+from edgefl.report import bills, decisions, inventory, outcome, plots, quality, totals, units
 from edgefl.report.drawing import Plot
 from edgefl.report.grid import Column, Grid, letters
 from edgefl.report.rows import RunReport
@@ -21,6 +21,7 @@ MEANINGS: dict[str, str] = {
     "step_peak_bytes": "step memory, peak",
     "flops": "FLOPs, forward and backward",
     "payload_up_bytes": "payload sent",
+    "layer_down_bytes": "of the payload received, the one layer in place of the poverty layer",
     "payload_down_bytes": "payload received",
     "wire_up_bytes": "sent on the wire",
     "wire_down_bytes": "received on the wire",
@@ -82,6 +83,7 @@ def _tables(report: RunReport) -> dict[str, Any]:
     """Every table, under the name the template knows it by."""
     return {
         "evaluation": outcome.evaluation(report),
+        "quality": [grid for grid in quality.grids(report) if grid.rows],
         "device_bills": halves(bills.device_bill(report)),
         "stage_bills": halves(bills.stage_bill(report)),
         "bill_notes": bills.NOTES,

@@ -8,7 +8,7 @@ from typing import Any
 from edgefl.report import inventory, units
 from edgefl.report.decisions import reason, refusal_of
 from edgefl.report.rows import EventRow
-from edgefl.report.totals import is_share
+from edgefl.report.totals import is_leading, is_share
 
 Data = Mapping[str, Any]
 
@@ -44,6 +44,8 @@ def scores(values: list[Data]) -> str:
     told: dict[tuple[str, str], list[str]] = {}
     for value in values:
         metric, mask = str(value.get("metric", "accuracy")), str(value.get("missing", "none"))
+        if not is_leading(metric):
+            continue
         score = float(value.get("value", 0.0))
         text = units.percent(score) if is_share(metric) else units.number(score)
         given = " + ".join(value.get("available", ()))

@@ -13,7 +13,7 @@ from rich.text import Text
 from edgefl.report import units
 from edgefl.report.lines import line
 from edgefl.report.rows import EventRow
-from edgefl.report.totals import is_share
+from edgefl.report.totals import is_leading, is_share
 from edgefl.report.watch import Watch, Watched
 
 #: Four redraws a second look alive and cost under 2 % of a core.
@@ -157,6 +157,8 @@ def _scores(watch: Watch) -> list[Text]:
         first.append(f"{sparkline(watch.losses)}   ", style="cyan")
     alone: dict[str, list[str]] = {}
     for (metric, given, mask), values in watch.scores.items():
+        if not is_leading(metric):
+            continue
         value = units.percent(values[-1]) if is_share(metric) else units.number(values[-1])
         if mask == "none":
             first.append(f"test {metric} {value} ", style="bold")

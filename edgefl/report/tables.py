@@ -7,7 +7,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from edgefl.report import bills, decisions, inventory, outcome
+from edgefl.report import bills, decisions, inventory, outcome, quality
 from edgefl.report.grid import Cell, Column, Grid, letters
 from edgefl.report.rows import RunReport
 
@@ -25,6 +25,7 @@ def print_report(report: RunReport, console: Console) -> None:
     """The whole report on a terminal: accuracy, bills, refusals, rounds."""
     grids = (
         outcome.evaluation(report),
+        *(grid for grid in quality.grids(report) if grid.rows),
         bills.device_bill(report),
         bills.stage_bill(report, brief=True),
         decisions.refusals(report),

@@ -108,4 +108,9 @@ def latest(rows: Sequence[EvaluationRow]) -> list[EvaluationRow]:
 
 def is_share(metric: str) -> bool:
     """Whether a metric is a share of one and printed as percent."""
-    return metric.startswith(("accuracy", "recall", "precision", "f1", "top"))
+    return metric.startswith(("accuracy", "macro_", "recall", "precision", "f1", "top")) or "_recall_at_" in metric
+
+
+def is_leading(metric: str) -> bool:
+    """Whether a metric is told as it comes; the others stand in the report."""
+    return metric in {"accuracy", "loss", "rsum"} or metric.endswith("recall_at_1")

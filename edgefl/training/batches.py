@@ -19,40 +19,60 @@ from edgefl.data.dataset import Dataset
 LEAST_ROWS = 2
 
 
-#: Rows of each modality, sorted by name.
+#: See ``Batch.shape_key``.
 ShapeKey = tuple[tuple[str, int], ...]
 
 
 @dataclass(frozen=True)
 class Batch:
-    """``inputs[m]``: [n_m, *shape]; ``rows[m]``: [n_m] or None (all); ``labels``: [B] int64 or None."""
+    """``inputs[m]``: [n_m, *shape]; ``rows[m]``: [n_m] or None (all); ``labels``: [B] int64 or None.
+
+    ``marks`` [B]: class or local cluster, -1: none, or None; ``complete``: rows that have every modality of the batch.
+    """
 
     size: int
     inputs: dict[str, Tensor]
     rows: dict[str, Tensor | None]
     labels: Tensor | None
+    marks: Tensor | None = None
+    complete: int = 0
 
     @property
     def shape_key(self) -> ShapeKey:
-        """Rows per modality, and under "" whether stand-ins are made: batches of equal key cost the same."""
+        """Rows per modality, under "" whether stand-ins are made, under "&" the complete ones.
+
+        Batches of equal key cost the same.
+        """
         incomplete = int(any(rows is not None for rows in self.rows.values()))
-        return (("", incomplete), *sorted((m, int(x.shape[0])) for m, x in self.inputs.items()))
+        return (("", incomplete), ("&", self.complete), *sorted((m, int(x.shape[0])) for m, x in self.inputs.items()))
 
 
 def make_batch(
-    dataset: Dataset, indices: np.ndarray, modalities: Sequence[str], device: str, *, least_rows: int = 1
+    dataset: Dataset,
+    indices: np.ndarray,
+    modalities: Sequence[str],
+    device: str,
+    *,
+    least_rows: int = 1,
+    marks: np.ndarray | None = None,
 ) -> Batch:
-    """The samples ``indices`` [B]. A modality with fewer than ``least_rows`` rows is treated as absent."""
+    """The samples ``indices`` [B]. A modality with fewer than ``least_rows`` rows is treated as absent.
+
+    ``marks`` [N]: of every sample of the data set.
+    """
+    complete = np.ones(len(indices), dtype=bool)
     inputs: dict[str, Tensor] = {}
     rows: dict[str, Tensor | None] = {}
     for m in modalities:
         has = dataset.has(m)[indices]
         if int(has.sum()) < least_rows:
             continue
+        complete &= has
         inputs[m] = torch.from_numpy(dataset.modalities[m][indices[has]]).to(device)
         rows[m] = None if has.all() else torch.from_numpy(np.flatnonzero(has)).to(device)
     labels = None if dataset.labels is None else torch.from_numpy(dataset.labels[indices]).to(device)
-    return Batch(size=len(indices), inputs=inputs, rows=rows, labels=labels)
+    marked = None if marks is None else torch.from_numpy(marks[indices]).to(device)
+    return Batch(len(indices), inputs, rows, labels, marked, int(complete.sum()))
 
 
 def training_batches(
@@ -62,20 +82,49 @@ def training_batches(
     batch_size: int,
     device: str,
     rng: np.random.Generator,
+    marks: np.ndarray | None = None,
+    *,
+    apart: bool = False,
 ) -> Iterator[Batch]:
     """One epoch over the samples ``usable``: shuffled, full batches only (the last short one is dropped).
 
-    A batch in which no modality has two rows, as can happen among very few samples, is left out.
+    ``apart``: complete samples and others in batches of their own, as far as they fill one, in random order. A batch in
+    which no modality has two rows, as can happen among very few samples, is left out.
     """
-    order = rng.permutation(usable)
-    for start in range(0, len(order) - batch_size + 1, batch_size):
-        batch = make_batch(dataset, order[start : start + batch_size], modalities, device, least_rows=LEAST_ROWS)
+    for rows in _apart(dataset, usable, modalities, batch_size, rng) if apart else _mixed(usable, batch_size, rng):
+        batch = make_batch(dataset, rows, modalities, device, least_rows=LEAST_ROWS, marks=marks)
         if batch.inputs:
             yield batch
 
 
+def _mixed(usable: np.ndarray, batch_size: int, rng: np.random.Generator) -> Iterator[np.ndarray]:
+    order = rng.permutation(usable)
+    for start in range(0, len(order) - batch_size + 1, batch_size):
+        yield order[start : start + batch_size]
+
+
+def _apart(
+    dataset: Dataset, usable: np.ndarray, modalities: Sequence[str], batch_size: int, rng: np.random.Generator
+) -> list[np.ndarray]:
+    """As many batches as ``_mixed`` gives: what is left over of both kinds is mixed."""
+    complete = np.logical_and.reduce([dataset.has(m)[usable] for m in modalities])
+    batches, left = [], []
+    for rows in (rng.permutation(usable[complete]), rng.permutation(usable[~complete])):
+        whole = len(rows) // batch_size * batch_size
+        batches += list(rows[:whole].reshape(-1, batch_size))
+        left.append(rows[whole:])
+    batches += list(_mixed(np.concatenate(left), batch_size, rng))
+    return [batches[i] for i in rng.permutation(len(batches))]
+
+
 def meta_batch(
-    shapes: Mapping[str, tuple[int, ...]], rows: Mapping[str, int], size: int, *, text: Sequence[str], labelled: bool
+    shapes: Mapping[str, tuple[int, ...]],
+    rows: Mapping[str, int],
+    size: int,
+    *,
+    text: Sequence[str],
+    labelled: bool,
+    marked: bool,
 ) -> Batch:
     """A batch on the meta device with ``rows[m]`` of ``size`` samples having m: shapes without data, for pricing."""
     inputs, index = {}, {}
@@ -84,4 +133,5 @@ def meta_batch(
         inputs[m] = torch.empty((count, *shapes[m]), dtype=dtype, device="meta")
         index[m] = None if count == size else torch.empty(count, dtype=torch.int64, device="meta")
     labels = torch.empty(size, dtype=torch.int64, device="meta") if labelled else None
-    return Batch(size=size, inputs=inputs, rows=index, labels=labels)
+    marks = torch.empty(size, dtype=torch.int64, device="meta") if marked else None
+    return Batch(size, inputs, index, labels, marks, min(rows.values(), default=0))

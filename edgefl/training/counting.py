@@ -1,8 +1,8 @@
 """FLOPs of steps by shape of batch, each counted once: counting a small step costs several times the step itself.
 
 The operations of a step are a sum over its rows: FLOPs = c + sum_m c_m n_m for n_m rows of modality m (encoders, heads
-work row by row, the fusion has the batch's fixed size). So once the counted shapes span a new one, its count follows
-exactly. Not so for clip, whose logits grow with the square of the complete pairs: there every shape is counted.
+work row by row; fusion and losses have the batch's fixed size). So once the counted shapes span a new one, its count
+follows exactly. Not so where rows of several modalities attend together: there every shape is counted.
 """
 
 from __future__ import annotations
@@ -18,8 +18,6 @@ from edgefl.resources.flops import FlopCounter
 from edgefl.training.batches import ShapeKey
 
 R = TypeVar("R")
-#: Terms whose cost is not a sum over rows.
-NOT_LINEAR = frozenset({"clip"})
 
 
 class FlopCounts:
@@ -67,7 +65,7 @@ def kind_of_step(job: Job, *, with_tables: bool) -> bytes:
 
 def is_linear(job: Job) -> bool:
     """Whether a step's FLOPs are a sum over its rows."""
-    return not NOT_LINEAR & set(job.slots.objective)
+    return job.model.encoder_sharing == "separate" and job.model.fusion != "joint"
 
 
 def _names(shape: ShapeKey) -> tuple[str, ...]:
@@ -75,4 +73,5 @@ def _names(shape: ShapeKey) -> tuple[str, ...]:
 
 
 def _row(shape: ShapeKey) -> np.ndarray:
-    return np.array([1.0, *(count for _, count in shape)])
+    """How many are complete does not matter where each modality costs by its own rows."""
+    return np.array([1.0, *(count for name, count in shape if name != "&")])

@@ -1,8 +1,11 @@
-"""The global model on the test set: with everything, and with each modality alone under each mask."""
+"""The global model on the test set, under every condition; and a device's own model on what it held out.
+
+Conditions: all modalities, each alone and, with three or more, each pair; what is not given is filled in by each mask.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,20 +15,24 @@ import torch.nn.functional as F  # noqa: N812 - the field's own name for it
 
 from edgefl.data.dataset import Dataset
 from edgefl.data.load import load
-from edgefl.errors import DataError
+from edgefl.errors import DataError, ModelError
 from edgefl.models.build import StagedModel, build
+from edgefl.models.encoder import TokenState
 from edgefl.models.spec import ModelSpec
 from edgefl.models.state import load_part
 from edgefl.plan.values import Stage
 from edgefl.prototypes.library import ClassMeans, from_tensors
-from edgefl.prototypes.mask import masked
+from edgefl.prototypes.mask import DEFAULT_MATCHER, Matcher, SmallModels, masked
 from edgefl.records import EvaluationRow
+from edgefl.training.metrics import classification, pairs, retrieval
 
 #: Test samples encoded at once: small enough for a server's worker beside everything else.
 BATCH = 128
-#: Norms below this count as this, as in ``edgefl.prototypes.matching``.
-SMALLEST_NORM = 1e-12
+#: What a model can be judged by: labels, and pairs of modalities.
+TASKS = frozenset({"classification", "retrieval"})
 Tensors = Mapping[str, np.ndarray]
+#: (at hand, absent) -> the small models that guess
+Small = Mapping[tuple[str, str], SmallModels]
 
 
 @dataclass(frozen=True)
@@ -44,19 +51,148 @@ class TestSet:
         return cls(data)
 
 
+@dataclass(frozen=True)
+class _Judged:
+    """A model, the samples, and what stands in for what a sample lacks.
+
+    ``names``: the modalities at hand. ``alone[m]``: projections [N, d] of m encoded by itself, zeros in rows that lack
+    m; empty where neither retrieval nor classification reads them.
+    """
+
+    model: StagedModel
+    data: Dataset
+    names: tuple[str, ...]
+    depth: int
+    alone: Mapping[str, np.ndarray]
+    tables: Mapping[str, ClassMeans]
+    matcher: Matcher
+    small: Small | None
+
+    def logits(self, available: Sequence[str], rows: np.ndarray, mask: str) -> np.ndarray:
+        """[n, C] of the samples ``rows``, which all have ``available``, given only these modalities."""
+        starts = range(0, len(rows), BATCH)
+        with torch.no_grad():
+            return np.concatenate([self._batch(available, rows[start : start + BATCH], mask) for start in starts])
+
+    def _batch(self, available: Sequence[str], rows: np.ndarray, mask: str) -> np.ndarray:
+        spec, device = self.model.spec, _device(self.model)
+        given, tokens = self._encoded(available, rows)
+        filled = masked(given, list(spec.encoders), self.tables, mask, spec.head.out, self.matcher, self.small)
+        # Zeros say that nothing is there; a prototype takes part in a mean like the real thing.
+        counted = {m: m in given or (mask == "prototype" and m in self.tables) for m in filled}
+        fused = self.model.fuse(
+            {m: torch.from_numpy(r).to(device) for m, r in filled.items()},
+            {m: torch.full((len(rows),), there, device=device) for m, there in counted.items()},
+            tokens,
+        )
+        return np.asarray(self.model.classify(fused).cpu().numpy())
+
+    def _encoded(
+        self, available: Sequence[str], rows: np.ndarray
+    ) -> tuple[dict[str, np.ndarray], dict[str, TokenState] | None]:
+        """Projections [n, d] and, where the fusion reads them, tokens: encoded with what else a row is given."""
+        if not _encodes_together(self.model.spec):
+            return {m: self.alone[m][rows] for m in available}, None
+        inputs = {m: torch.from_numpy(self.data.modalities[m][rows]).to(_device(self.model)) for m in available}
+        states = self.model.encode_batch_tokens(inputs, dict.fromkeys(inputs), len(rows), self.depth)
+        pooled = {m: self.model.pool_tokens(m, state.tokens) for m, state in states.items()}
+        return {m: self.model.project(m, h).cpu().numpy() for m, h in pooled.items()}, states
+
+
 def evaluate(
-    model: ModelSpec, stage: Stage, parts: Mapping[str, Tensors], test: TestSet, *, prototypes: bool
+    model: ModelSpec,
+    stage: Stage,
+    parts: Mapping[str, Tensors],
+    test: TestSet,
+    *,
+    prototypes: bool,
+    tasks: frozenset[str] | None = None,
+    matcher: Matcher = DEFAULT_MATCHER,
+    small: Small | None = None,
 ) -> list[EvaluationRow]:
-    """Accuracy rows (labelled) or retrieval rows (unlabelled) of the model made of ``parts``."""
+    """Rows of the model made of ``parts``: classification under every condition, then retrieval of every pair.
+
+    ``tasks``: None means classification for a model with classes, else retrieval. ``prototypes``: also with the
+    prototype mask, matched by ``matcher`` (``small``: the models a trained one needs). Raises DataError for
+    classification without labels, ModelError for a task the model was not made for.
+    """
+    asked = _tasks(model, tasks)
     built = build(model, stage.present)
     for name in stage.present:
         load_part(built, name, parts[name])
     built.eval()
-    projections = {m: _project(built, m, test.data, stage.depth) for m in model.encoders if test.data.has(m).any()}
-    if not model.classes:
-        return _retrieval(model, projections, test.data)
+    names = tuple(m for m in model.encoders if test.data.has(m).any())
     tables = from_tensors(parts["prototypes"]) if prototypes and "prototypes" in parts else {}
-    return _accuracy(built, projections, test.data, tables)
+    alone = _alone(built, test.data, names, stage.depth, asked)
+    judged = _Judged(built, test.data, names, stage.depth, alone, tables, matcher, small)
+    rows: list[EvaluationRow] = []
+    if "classification" in asked:
+        rows += _classification(judged)
+    if "retrieval" in asked:
+        rows += _retrieval(judged)
+    return rows
+
+
+def judge(
+    model: StagedModel,
+    dataset: Dataset,
+    stage_depth: int,
+    tables: Mapping[str, ClassMeans],
+    tasks: frozenset[str] | None,
+    modalities: Sequence[str],
+    *,
+    mask: str = "zero",
+    matcher: Matcher = DEFAULT_MATCHER,
+    small: Small | None = None,
+) -> dict[str, float]:
+    """A device's model on its own samples, each with exactly those of ``modalities`` it has, the rest by ``mask``.
+
+    accuracy, loss and the macro averages over the labelled samples; recalls of every pair over the samples that have
+    both, and "rsum", the mean over the pairs. A task the samples say nothing about (no label, no pair) has no figure.
+    ``tasks`` and the errors as in :func:`evaluate`. ``model`` may lack the encoders of other modalities; it ends in
+    evaluation mode.
+    """
+    asked = _tasks(model.spec, tasks)
+    model.eval()
+    here = tuple(m for m in modalities if dataset.has(m).any())
+    alone = _alone(model, dataset, here, stage_depth, asked)
+    judged = _Judged(model, dataset, here, stage_depth, alone, tables, matcher, small)
+    figures: dict[str, float] = {}
+    if "classification" in asked and here and dataset.labels is not None:
+        figures |= _as_they_are(judged, dataset.labels, mask)
+    if "retrieval" in asked:
+        found = [_pair(judged, a, b)[0] for a, b in pairs(here)]
+        sums = [pair.pop("rsum") for pair in found if "rsum" in pair]
+        for pair in found:
+            figures |= pair
+        if sums:
+            figures["rsum"] = float(np.mean(sums))
+    return figures
+
+
+def _tasks(model: ModelSpec, tasks: frozenset[str] | None) -> frozenset[str]:
+    if tasks is None:
+        return frozenset({"classification" if model.classes else "retrieval"})
+    if tasks - TASKS:
+        raise ModelError(
+            f"unknown task {', '.join(sorted(tasks - TASKS))}", remedy=f"Choose from: {', '.join(sorted(TASKS))}."
+        )
+    if "classification" in tasks and not model.classes:
+        raise ModelError("a model without classes can not be judged by classification", remedy="Judge it by retrieval.")
+    return tasks
+
+
+def _encodes_together(spec: ModelSpec) -> bool:
+    """Whether what a modality becomes, or what the fusion reads, depends on what else a row is given."""
+    return spec.encoder_sharing == "multiway" or spec.fusion == "joint"
+
+
+def _alone(
+    model: StagedModel, data: Dataset, names: Sequence[str], depth: int, asked: frozenset[str]
+) -> dict[str, np.ndarray]:
+    """Projections of each modality by itself: a query must not have seen what it looks for."""
+    needed = "retrieval" in asked or not _encodes_together(model.spec)
+    return {m: _project(model, m, data, depth) for m in names} if needed else {}
 
 
 def _project(model: StagedModel, modality: str, data: Dataset, depth: int) -> np.ndarray:
@@ -66,60 +202,80 @@ def _project(model: StagedModel, modality: str, data: Dataset, depth: int) -> np
     with torch.no_grad():
         for start in range(0, len(rows), BATCH):
             index = rows[start : start + BATCH]
-            x = torch.from_numpy(data.modalities[modality][index])
-            out[index] = model.project(modality, model.encode(modality, x, depth)).numpy()
+            x = torch.from_numpy(data.modalities[modality][index]).to(_device(model))
+            out[index] = model.project(modality, model.encode(modality, x, depth)).cpu().numpy()
     return out
 
 
-def _accuracy(
-    model: StagedModel, projections: Mapping[str, np.ndarray], data: Dataset, tables: Mapping[str, ClassMeans]
-) -> list[EvaluationRow]:
-    if data.labels is None:
+def _device(model: StagedModel) -> torch.device:
+    return next(model.parameters()).device
+
+
+def _classification(judged: _Judged) -> list[EvaluationRow]:
+    data, labels = judged.data, judged.data.labels
+    if labels is None:
         raise DataError("the test set has no labels", remedy="Add an array 'label', or train with objective: clip.")
     rows = []
-    conditions = _conditions(list(projections), len(model.spec.encoders), bool(tables))
+    conditions = _conditions(judged.names, len(judged.model.spec.encoders), bool(judged.tables))
     for available, mask in conditions:
-        has = np.logical_and.reduce([data.has(m) for m in available]) & (data.labels >= 0)
-        if not has.any():
+        has = np.flatnonzero(np.logical_and.reduce([data.has(m) for m in available]) & (labels >= 0))
+        if not has.size:
             continue
-        given = {m: projections[m][has] for m in available}
-        filled = masked(given, list(model.spec.encoders), tables, mask, model.spec.head.out)
-        logits = _classify(model, filled)
-        correct = float((logits.argmax(1) == data.labels[has]).mean())
-        rows.append(EvaluationRow(available=available, missing=mask, value=correct, samples=int(has.sum())))
-        if (available, mask) == conditions[0]:
-            loss = F.cross_entropy(torch.from_numpy(logits), torch.from_numpy(data.labels[has]))
-            rows.append(EvaluationRow(0, 0, available, mask, "loss", float(loss), int(has.sum())))
+        figures = _scores(judged.logits(available, has, mask), labels[has])
+        if (available, mask) != conditions[0]:
+            del figures["loss"]  # of a guess at what is absent it says little; one curve is enough
+        rows += _rows(available, mask, figures, has.size)
     return rows
 
 
-def _conditions(names: list[str], wanted: int, tables: bool) -> list[tuple[tuple[str, ...], str]]:
-    """(modalities given, mask for the others): all there are, then each alone."""
+def _conditions(names: tuple[str, ...], wanted: int, tables: bool) -> list[tuple[tuple[str, ...], str]]:
+    """(modalities given, mask for the others): all there are, each alone and, of three or more, each pair."""
     masks = ("zero", "prototype") if tables else ("zero",)
-    whole = [(tuple(names), mask) for mask in (("none",) if len(names) == wanted else masks)]
-    return whole + [((m,), mask) for m in names for mask in masks if len(names) > 1]
-
-
-def _classify(model: StagedModel, filled: Mapping[str, np.ndarray]) -> np.ndarray:
-    with torch.no_grad():
-        logits = model.classify(model.fuse({m: torch.from_numpy(r) for m, r in filled.items()}))
-    return np.asarray(logits.numpy())
-
-
-def _retrieval(model: ModelSpec, projections: Mapping[str, np.ndarray], data: Dataset) -> list[EvaluationRow]:
-    """Recall at 1, both ways, among the complete samples."""
-    a, b = list(model.encoders)
-    both = data.has(a) & data.has(b)
-    if a not in projections or b not in projections or not both.any():
+    if not names:
         return []
-    z_a, z_b = (
-        projections[m][both] / np.maximum(np.linalg.norm(projections[m][both], axis=1, keepdims=True), SMALLEST_NORM)
-        for m in (a, b)
-    )
-    similarity = z_a @ z_b.T
-    truth = np.arange(len(similarity))
-    ways = ((f"{a}_to_{b}_recall_at_1", similarity), (f"{b}_to_{a}_recall_at_1", similarity.T))
-    return [
-        EvaluationRow(available=(a, b), metric=name, value=float((s.argmax(1) == truth).mean()), samples=len(truth))
-        for name, s in ways
-    ]
+    whole = [(names, mask) for mask in (("none",) if len(names) == wanted else masks)]
+    fewer: list[tuple[str, ...]] = [(m,) for m in names if len(names) > 1]
+    fewer += pairs(names) if len(names) > 2 else []
+    return whole + [(available, mask) for available in fewer for mask in masks]
+
+
+def _as_they_are(judged: _Judged, labels: np.ndarray, mask: str) -> dict[str, float]:
+    """Classification of the labelled samples, each by the modalities it has; {} when there is none."""
+    names = judged.names
+    has = np.stack([judged.data.has(m) for m in names], axis=1)  # [N, M]
+    usable = has.any(axis=1) & (labels >= 0)
+    if not usable.any():
+        return {}
+    logits = np.zeros((len(labels), judged.model.spec.classes), np.float32)
+    for pattern in np.unique(has[usable], axis=0):  # samples that have the same are filled in together
+        rows = np.flatnonzero(usable & (has == pattern).all(axis=1))
+        logits[rows] = judged.logits([m for m, there in zip(names, pattern, strict=True) if there], rows, mask)
+    return _scores(logits[usable], labels[usable])
+
+
+def _scores(logits: np.ndarray, labels: np.ndarray) -> dict[str, float]:
+    """accuracy, loss, then the macro averages."""
+    figures = classification(logits.argmax(1), labels)
+    loss = float(F.cross_entropy(torch.from_numpy(logits), torch.from_numpy(labels)))
+    return {"accuracy": figures.pop("accuracy"), "loss": loss, **figures}
+
+
+def _retrieval(judged: _Judged) -> list[EvaluationRow]:
+    """Recalls of every pair of modalities, both ways, among the samples that have both."""
+    rows = []
+    for a, b in pairs(judged.names):
+        figures, samples = _pair(judged, a, b)
+        rows += _rows((a, b), "none", figures, samples)
+    return rows
+
+
+def _pair(judged: _Judged, a: str, b: str) -> tuple[dict[str, float], int]:
+    """The recalls of one pair, {} when no sample has both; and how many have."""
+    both = np.flatnonzero(judged.data.has(a) & judged.data.has(b))
+    if not both.size:
+        return {}, 0
+    return retrieval(a, b, judged.alone[a][both], judged.alone[b][both]), both.size
+
+
+def _rows(available: tuple[str, ...], mask: str, figures: Mapping[str, float], samples: int) -> list[EvaluationRow]:
+    return [EvaluationRow(0, 0, available, mask, name, value, int(samples)) for name, value in figures.items()]

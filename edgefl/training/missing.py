@@ -16,6 +16,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from edgefl.models.build import StagedModel
+from edgefl.models.heads import mean_at_hand
 from edgefl.models.matching import Table, stand_in
 from edgefl.prototypes.mask import TEMPERATURE, TOP_K
 
@@ -24,7 +26,8 @@ class AtHand(NamedTuple):
     """What a stand-in may be made of.
 
     ``full``: projections [B, d] by modality, zeros in rows without it; ``has``: which rows have it [B];
-    ``tables``: the global prototypes; ``labels`` [B], below 0: unknown, None: nobody has one; ``options``: of the slot.
+    ``tables``: the global prototypes; ``labels`` [B], below 0: unknown, None: nobody has one; ``options``: of the slot;
+    ``model``: for its parts that make a stand-in.
     """
 
     full: Mapping[str, Tensor]
@@ -32,6 +35,7 @@ class AtHand(NamedTuple):
     tables: Mapping[str, Table]
     labels: Tensor | None
     options: Mapping[str, float | str]
+    model: StagedModel
 
     def zeros(self) -> Tensor:
         """Zeros [B, d]: nothing in place of it."""
@@ -77,6 +81,14 @@ def _matched(modality: str, given: AtHand) -> Tensor:
     return result
 
 
+def reconstruction(modality: str, given: AtHand) -> Tensor:
+    """Predicted from the mean of the other modalities a row shows; no gradient reaches what it was predicted from."""
+    others = {m: r.detach() for m, r in given.full.items() if m != modality}
+    if not others:
+        return given.zeros()
+    return given.model.reconstruct(modality, mean_at_hand(others, {m: given.has[m] for m in others}))
+
+
 def hide(has: Mapping[str, Tensor], drop: float) -> dict[str, Tensor]:
     """``has`` with one modality, each as likely, hidden in a share ``drop`` of the samples that have them all."""
     if drop <= 0 or len(has) < 2:
@@ -87,5 +99,13 @@ def hide(has: Mapping[str, Tensor], drop: float) -> dict[str, Tensor]:
     return {m: rows & ~(complete & chosen & (which == i)) for i, (m, rows) in enumerate(has.items())}
 
 
-#: ``ignore`` leaves incomplete samples out before batches are made, so that nothing is left to stand in for.
-MISSING: dict[str, StandIn] = {"ignore": zero, "zero": zero, "random": random, "prototype": prototype}
+#: ``ignore`` leaves incomplete samples out before batches are made, ``completion`` makes what it can before training:
+#: zeros for what is left.
+MISSING: dict[str, StandIn] = {
+    "ignore": zero,
+    "zero": zero,
+    "random": random,
+    "prototype": prototype,
+    "completion": zero,
+    "reconstruction": reconstruction,
+}

@@ -1,90 +1,63 @@
 """Terms of the local loss, as a closed dictionary: each takes a forward pass and its options, returns a scalar.
 
-cross_entropy: CE(task(fusion([r_1; …; r_M])), y) over the labelled samples; absent r_m are stand-ins.
-modality_contrast: mean over m of CE(cos(r_m, P_m) / τ, y), P_m [C, d] the global prototypes of modality m: equation 7
-of arXiv 2312.13508 with a class-level denominator (D-P4) and on each modality, so that matching by cosine works.
-clip: ½[CE(L, diagonal) + CE(Lᵀ, diagonal)], L = z_a z_bᵀ / τ, z L2-normalised, over the complete samples
-(arXiv 2407.15426).
+The equations are in ``edgefl.training.losses``, a file each. Here: what of the model each of them looks at. AproMFL's
+clustering model is the private copy (twin) of the heads: it has the task's terms and the contrast, the device's own
+model has the task's terms and the transfers (arXiv 2502.04400).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - the field's own name for it
 from torch import Tensor
 
-from edgefl.models.build import StagedModel
-from edgefl.models.matching import Table, unit
-from edgefl.training.missing import MISSING, AtHand, hide
+from edgefl.models.heads import mean_at_hand
+from edgefl.models.matching import unit
+from edgefl.training.forward import Forward
+from edgefl.training.losses.clip import clip as clip_term
+from edgefl.training.losses.clip import clip_loss
+from edgefl.training.losses.cluster_contrast import cluster_contrast as cluster_contrast_term
+from edgefl.training.losses.gmc import gmc as gmc_term
+from edgefl.training.losses.margin import margin as margin_term
+from edgefl.training.losses.mcm import mcm as mcm_term
+from edgefl.training.losses.model_transfer import model_transfer as model_transfer_term
+from edgefl.training.losses.model_transfer import ratio
+from edgefl.training.losses.prototype_contrast import prototype_contrast as prototype_contrast_term
+from edgefl.training.losses.prototype_transfer import prototype_transfer as prototype_transfer_term
+from edgefl.training.losses.proximal import proximal as proximal_term
+from edgefl.training.losses.proximal import regulariser as regulariser_term
+from edgefl.training.losses.ram import ram as ram_term
+from edgefl.training.losses.reconstruction import reconstruction as reconstruction_term
+
+__all__ = ["OBJECTIVES", "Forward", "clip_loss", "total_loss"]
+
+Options = Mapping[str, float | str]
+FUSED = "fused"
 
 
-@dataclass
-class Forward:
-    """Projections of one batch. ``projected[m]``: [n_m, d]; ``rows[m]``: which of the B rows these are, None: all.
-
-    ``missing``: the slot's choice and its options; ``tables``: the global prototypes.
-    """
-
-    model: StagedModel
-    size: int
-    projected: dict[str, Tensor]
-    rows: dict[str, Tensor | None]
-    labels: Tensor | None
-    missing: tuple[str, Mapping[str, float | str]]
-    tables: Mapping[str, Table]
-    logits: Tensor | None = None
-
-    def filled(self) -> dict[str, Tensor]:
-        """[B, d] of every modality of the model, with stand-ins where a sample lacks it (or has it hidden)."""
-        name, options = self.missing
-        drop = float(options.get("drop", 0.0))
-        wanted = list(self.model.spec.encoders)
-        if drop == 0 and all(m in self.projected and self.rows[m] is None for m in wanted):
-            return self.projected
-        full, has = self._spread()
-        has = hide(has, drop) if len(full) == len(wanted) else has
-        given = AtHand(full, has, self.tables, self.labels, options)
-        result = {}
-        for m in wanted:
-            stand_in = MISSING[name](m, given)
-            result[m] = torch.where(has[m].unsqueeze(1), full[m], stand_in) if m in full else stand_in
-        return result
-
-    def _spread(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Projections as [B, d] with zeros where there are none, and which rows have them [B]."""
-        full, has = {}, {}
-        for m, own in self.projected.items():
-            rows = self.rows[m]
-            if rows is None:
-                full[m] = own
-                has[m] = torch.ones(self.size, dtype=torch.bool, device=own.device)
-            else:
-                full[m] = own.new_zeros(self.size, own.shape[1]).index_copy(0, rows, own)
-                has[m] = torch.zeros(self.size, dtype=torch.bool, device=own.device).index_fill(0, rows, True)
-        return full, has
-
-
-def cross_entropy(forward: Forward, options: Mapping[str, float | str]) -> Tensor:
-    """Mean cross-entropy of the labelled samples; stores the logits [B, C] in ``forward`` for the accuracy."""
-    model = forward.model
-    forward.logits = model.classify(model.fuse(forward.filled()))
+def cross_entropy(forward: Forward, options: Options) -> Tensor:
+    """CE(task(fusion([r_1; …; r_M])), y), the mean over the labelled samples; absent r_m are stand-ins."""
     if forward.labels is None:
-        return forward.logits.sum() * 0.0
-    return F.cross_entropy(forward.logits, forward.labels, ignore_index=-1)
+        return forward.nothing()
+    # A share without a known label is a mean of nothing: the sum over none, divided by one, is zero.
+    summed = F.cross_entropy(forward.logits, forward.labels, ignore_index=-1, reduction="sum")
+    return summed / (forward.labels >= 0).sum().clamp(min=1)
 
 
-def modality_contrast(forward: Forward, options: Mapping[str, float | str]) -> Tensor:
-    """Mean over the modalities at hand; zero while there are no prototypes. Classes without one are left out.
+def modality_contrast(forward: Forward, options: Options) -> Tensor:
+    """Mean over m of CE(cos(r_m, P_m) / τ, y), P_m [C, d] the global prototypes of modality m.
+
+    Equation 7 of arXiv 2312.13508 with a class-level denominator (D-P4) and on each modality, so that matching by
+    cosine works. Zero while there are no prototypes; classes without one are left out.
 
     No branch depends on values: the meta device prices it as it runs, and a GPU need not wait.
     """
     none = next(iter(forward.projected.values())).new_zeros(())
     total, terms = none, none
     for modality, projected in forward.projected.items():
-        table, labels, rows = forward.tables.get(modality), forward.labels, forward.rows[modality]
+        table, labels, rows = forward.aids.tables.get(modality), forward.labels, forward.rows[modality]
         if table is None or labels is None:
             continue
         own = labels if rows is None else labels[rows]
@@ -95,54 +68,152 @@ def modality_contrast(forward: Forward, options: Mapping[str, float | str]) -> T
         summed = F.cross_entropy(logits, torch.where(known, own, -1), ignore_index=-1, reduction="sum")
         total = total + summed / known.sum().clamp(min=1)
         terms = terms + known.any()
-    return total / terms.clamp(min=1) + _nothing(forward)
+    return total / terms.clamp(min=1) + forward.nothing()
 
 
-def clip(forward: Forward, options: Mapping[str, float | str]) -> Tensor:
-    """Contrast of the two modalities' normalised projections over the samples that have both; 0 for fewer than 2."""
-    a, b = list(forward.model.spec.encoders)
-    if a not in forward.projected or b not in forward.projected:
-        return _nothing(forward)
-    z_a, z_b = _complete(forward, a, b)
-    if z_a.shape[0] < 2:
-        return _nothing(forward)
-    return clip_loss(F.normalize(z_a, dim=1), F.normalize(z_b, dim=1), float(options["temperature"]))
+def clip(forward: Forward, options: Options) -> Tensor:
+    """Contrast of the modalities' projections over the samples that have both of a pair."""
+    return clip_term(*forward.spread, float(options["temperature"]))
 
 
-def clip_loss(z_a: Tensor, z_b: Tensor, temperature: float) -> Tensor:
-    """½[CE(L, diagonal) + CE(Lᵀ, diagonal)] with L = z_a z_bᵀ / temperature; z_a, z_b: [B, d], rows normalised."""
-    logits = z_a @ z_b.T / temperature
-    target = torch.arange(z_a.shape[0], device=z_a.device)
-    return (F.cross_entropy(logits, target) + F.cross_entropy(logits.T, target)) / 2
+def margin(forward: Forward, options: Options) -> Tensor:
+    """Pairs above one cosine, others below another."""
+    return margin_term(*forward.spread, float(options["positive"]), float(options["negative"]))
 
 
-OBJECTIVES: dict[str, Callable[[Forward, Mapping[str, float | str]], Tensor]] = {
+def prototype_contrast(forward: Forward, options: Options) -> Tensor:
+    """The fused representation against the fused prototypes; zero while there are none."""
+    table = forward.aids.tables.get(FUSED)
+    if table is None or forward.labels is None:
+        return forward.nothing()
+    by_class = options["negatives"] == "classes"
+    return prototype_contrast_term(
+        forward.fused, table, forward.labels, float(options["temperature"]), class_level=by_class
+    )
+
+
+def cluster_contrast(forward: Forward, options: Options) -> Tensor:
+    """The private copies' task and contrast, by class or local cluster."""
+    values, has = forward.twins()
+    if not values:
+        return forward.nothing()
+    task = _task(forward, values, has)
+    if forward.marks is None:
+        return task
+    return task + cluster_contrast_term(values, has, forward.marks, float(options["temperature"]))
+
+
+def prototype_transfer(forward: Forward, options: Options) -> Tensor:
+    """Both modalities see the global prototypes alike; zero while there are none."""
+    return prototype_transfer_term(*forward.spread, forward.aids.tables, float(options["temperature"]))
+
+
+def model_transfer(forward: Forward, options: Options) -> Tensor:
+    """The heads as received teach the device's own."""
+    teacher = forward.taught()
+    if not teacher:
+        return forward.nothing()
+    full, has = forward.spread
+    own = {m: full[m] for m in teacher}
+    with torch.no_grad():
+        nu = ratio(_task(forward, own, has), _task(forward, teacher, has))
+    return model_transfer_term(own, teacher, has, nu, float(options["temperature"]))
+
+
+def regulariser(forward: Forward, options: Options) -> Tensor:
+    """The heads stay near their private copies."""
+    own: dict[str, Tensor] = {}
+    anchors: dict[str, Tensor] = {}
+    for m, twin in forward.aids.twin.items():
+        own |= {f"{m}/{name}": p for name, p in forward.model.part(f"head/{m}").named_parameters()}
+        anchors |= {f"{m}/{name}": p for name, p in twin.named_parameters()}
+    return regulariser_term(own, anchors, 1.0) if own else forward.nothing()
+
+
+def mcm(forward: Forward, options: Options) -> Tensor:
+    """The joint representation matches each modality's."""
+    full, has = forward.spread
+    form = options["form"] == "ntxent"
+    return mcm_term(forward.fused, full, has, float(options["temperature"]), ntxent=form)
+
+
+def ram(forward: Forward, options: Options) -> Tensor:
+    """The joint representation follows a modality from which the classifier does better."""
+    if forward.labels is None:
+        return forward.nothing()
+    full, has = forward.spread
+    known = forward.labels >= 0
+    labels = forward.labels.clamp(min=0)
+    logits = forward.logits.detach()  # made with its graph, which other terms need
+    with torch.no_grad():
+        of = {m: F.cross_entropy(forward.model.classify(r), labels, reduction="none") for m, r in full.items()}
+        joint = F.cross_entropy(logits, labels, reduction="none")
+    return ram_term(forward.fused, full, {m: rows & known for m, rows in has.items()}, joint, of)
+
+
+def gmc(forward: Forward, options: Options) -> Tensor:
+    """Each modality's projection against the joint one."""
+    return gmc_term(forward.fused, *forward.spread, float(options["temperature"]))
+
+
+def proximal(forward: Forward, options: Options) -> Tensor:
+    """The trained parameters stay near those received."""
+    own = {str(i): parameter for i, (parameter, _) in enumerate(forward.aids.received)}
+    anchors = {str(i): value for i, (_, value) in enumerate(forward.aids.received)}
+    return proximal_term(own, anchors, 1.0) if own else forward.nothing()
+
+
+def reconstruction(forward: Forward, options: Options) -> Tensor:
+    """Each modality's projection predicted from the others' a sample has; the projections themselves do not move."""
+    full, has = forward.spread
+    predicted = {}
+    for m in full:
+        others = {other: r.detach() for other, r in full.items() if other != m}
+        if others:
+            given = mean_at_hand(others, {other: has[other] for other in others})
+            predicted[m] = forward.model.reconstruct(m, given)
+    return reconstruction_term(predicted, full, has) if predicted else forward.nothing()
+
+
+def _task(forward: Forward, values: Mapping[str, Tensor], has: Mapping[str, Tensor]) -> Tensor:
+    """The device's own task by other projections: its labels through the classifier, else the margins of its pairs."""
+    if forward.model.spec.classes and forward.labels is not None and "task" in forward.model.parts_present:
+        return _classified(forward, values, has)
+    return margin_term(values, has)
+
+
+def _classified(forward: Forward, values: Mapping[str, Tensor], has: Mapping[str, Tensor]) -> Tensor:
+    labels = forward.labels
+    if labels is None:
+        return forward.nothing()
+    zeros = torch.zeros_like(next(iter(values.values())))
+    nobody = torch.zeros(forward.size, dtype=torch.bool, device=zeros.device)
+    wanted = list(forward.model.spec.encoders)
+    shown = {m: has.get(m, nobody) for m in wanted}
+    fused = forward.model.fuse({m: values.get(m, zeros) for m in wanted}, shown, forward.tokens, forward.rows)
+    summed = F.cross_entropy(forward.model.classify(fused), labels, ignore_index=-1, reduction="sum")
+    return summed / (labels >= 0).sum().clamp(min=1)
+
+
+OBJECTIVES: dict[str, Callable[[Forward, Options], Tensor]] = {
     "cross_entropy": cross_entropy,
-    "modality_contrast": modality_contrast,
     "clip": clip,
+    "margin": margin,
+    "modality_contrast": modality_contrast,
+    "prototype_contrast": prototype_contrast,
+    "cluster_contrast": cluster_contrast,
+    "prototype_transfer": prototype_transfer,
+    "model_transfer": model_transfer,
+    "regulariser": regulariser,
+    "mcm": mcm,
+    "ram": ram,
+    "gmc": gmc,
+    "proximal": proximal,
+    "reconstruction": reconstruction,
 }
 
 
-def total_loss(forward: Forward, objective: Mapping[str, Mapping[str, float | str]]) -> Tensor:
+def total_loss(forward: Forward, objective: Mapping[str, Options]) -> Tensor:
     """Sum of weight x term."""
     terms = [float(options["weight"]) * OBJECTIVES[name](forward, options) for name, options in objective.items()]
     return torch.stack(terms).sum() if len(terms) > 1 else terms[0]
-
-
-def _nothing(forward: Forward) -> Tensor:
-    """Zero, but part of the graph, so that ``backward`` has a way to go."""
-    return next(iter(forward.projected.values())).sum() * 0.0
-
-
-def _complete(forward: Forward, a: str, b: str) -> tuple[Tensor, Tensor]:
-    """Projections of the samples that have both modalities, in the same order."""
-    rows_a, rows_b, z_a, z_b = forward.rows[a], forward.rows[b], forward.projected[a], forward.projected[b]
-    if rows_a is None and rows_b is None:
-        return z_a, z_b
-    if z_a.is_meta:  # which rows these are is not known there: as many as can be
-        both = min(len(z_a), len(z_b))
-        return z_a[:both], z_b[:both]
-    every = torch.arange(forward.size, device=z_a.device)
-    rows_a = every if rows_a is None else rows_a
-    rows_b = every if rows_b is None else rows_b
-    return z_a[torch.isin(rows_a, rows_b)], z_b[torch.isin(rows_b, rows_a)]

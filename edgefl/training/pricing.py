@@ -10,15 +10,21 @@ from collections.abc import Mapping
 
 import torch
 
-from edgefl.models.build import build
+from edgefl.models.build import StagedModel, build
 from edgefl.models.matching import Table
+from edgefl.models.spec import fused_width
 from edgefl.plan.fit import complete_only, usable_samples
 from edgefl.plan.values import Job
 from edgefl.resources.flops import FlopCounter
 from edgefl.resources.live_bytes import LiveBytes
 from edgefl.training.batches import LEAST_ROWS, Batch, ShapeKey, meta_batch
 from edgefl.training.counting import FlopCounts, is_linear, kind_of_step
+from edgefl.training.forward import Aids, copied
 from edgefl.training.step import prepare, run_backward, run_forward
+
+#: Global pairs of adaptive prototypes when the recipe does not say (AproMFL).
+CLUSTERS = 10
+FUSED = "fused"
 
 
 class Pricer:
@@ -42,15 +48,16 @@ class Pricer:
         self._trace(job, dict.fromkeys(own, size))
         step, forward = self._trace(job, {m: max(LEAST_ROWS, round(size * share[m])) for m in own})
         flops = steps * step
-        if "class_mean" in job.slots.prototypes:
+        if not {"class_mean", "adaptive"}.isdisjoint(job.slots.prototypes):
             flops += forward * samples.get("", 0) / size
         return self._peaks[kind_of_step(job, with_tables=True)], flops
 
     def _trace(self, job: Job, rows: Mapping[str, int]) -> tuple[float, float]:
         """FLOPs of a step and of its forward pass with these rows; the first trace of a kind also gives its peak."""
         kind, linear = kind_of_step(job, with_tables=True), is_linear(job)
-        incomplete = int(any(count < job.hyper.batch_size for count in rows.values()))
-        shape: ShapeKey = (("", incomplete), *sorted(rows.items()))  # as Batch.shape_key says it
+        complete = min(rows.values())
+        incomplete = int(complete < job.hyper.batch_size)
+        shape: ShapeKey = (("", incomplete), ("&", complete), *sorted(rows.items()))  # as Batch.shape_key says it
         step, forward = (counts.get(kind, shape, linear=linear) for counts in (self._steps, self._forwards))
         if step is None or forward is None:
             peak, step, forward = price_step(job, rows)
@@ -69,12 +76,12 @@ def price_step(job: Job, rows: Mapping[str, int]) -> tuple[int, float, float]:
     with LiveBytes() as live:
         model = build(job.model, job.stage.present, device="meta", seed=0)
         prepare(model, job.stage.trained)
-        trained = [p for p in model.parameters() if p.requires_grad]
+        batch, aids = _meta_batch(job, rows), _meta_aids(job, model)
+        trained = [p for p in model.parameters() if p.requires_grad] + aids.extra
         copies = 2 if job.hyper.optimizer == "adamw" else int(job.hyper.momentum > 0)
         state = [torch.empty_like(p) for p in trained for _ in range(copies)]
-        batch, tables = _meta_batch(job, rows), _meta_tables(job)
         with FlopCounter() as counter:
-            done = run_forward(model, job, batch, tables)
+            done = run_forward(model, job, batch, aids)
             forward_flops = counter.flops
             run_backward(model, job, batch, done)
             flops = counter.flops
@@ -89,15 +96,34 @@ def _meta_batch(job: Job, rows: Mapping[str, int]) -> Batch:
     text = [m for m, encoder in job.model.encoders.items() if encoder.kind == "text"]
     shapes = {m: tuple(encoder.input_shape) for m, encoder in job.model.encoders.items()}
     labelled = "cross_entropy" in job.slots.objective
-    return meta_batch(shapes, rows, job.hyper.batch_size, text=text, labelled=labelled)
+    marked = "cluster_contrast" in job.slots.objective
+    return meta_batch(shapes, rows, job.hyper.batch_size, text=text, labelled=labelled, marked=marked)
+
+
+def _meta_aids(job: Job, model: StagedModel) -> Aids:
+    """What stands beside the model from the second round on."""
+    terms = job.slots.objective
+    heads = {m: model.part(f"head/{m}") for m in job.model.encoders if f"head/{m}" in job.stage.trained}
+    trained = [p for p in model.parameters() if p.requires_grad] if "proximal" in terms else []
+    return Aids(
+        _meta_tables(job),
+        {m: copied(head, trained=True) for m, head in heads.items()} if "cluster_contrast" in terms else {},
+        {m: copied(head, trained=False) for m, head in heads.items()} if "model_transfer" in terms else {},
+        tuple((p, p.detach().clone()) for p in trained),
+    )
 
 
 def _meta_tables(job: Job) -> dict[str, Table]:
     """Prototypes as they are from the second round on."""
-    classes, width = job.model.classes, job.model.head.out
-    if "class_mean" not in job.slots.prototypes:
+    rows, width = job.model.classes, job.model.head.out
+    if "adaptive" in job.slots.prototypes:
+        rows = int(job.slots.prototypes["adaptive"].get("clusters", CLUSTERS))
+    elif "class_mean" not in job.slots.prototypes:
         return {}
+    widths = dict.fromkeys(job.model.encoders, width)
+    if "class_mean" in job.slots.prototypes:
+        widths[FUSED] = fused_width(job.model)
     return {
-        m: Table(torch.empty(classes, width, device="meta"), torch.empty(classes, dtype=torch.bool, device="meta"))
-        for m in job.model.encoders
+        m: Table(torch.empty(rows, wide, device="meta"), torch.empty(rows, dtype=torch.bool, device="meta"))
+        for m, wide in widths.items()
     }

@@ -13,12 +13,37 @@ import torch
 
 from edgefl.data.dataset import Dataset
 from edgefl.models.build import StagedModel
+from edgefl.models.spec import fused_width
 from edgefl.plan.values import Job
-from edgefl.prototypes.library import ClassMeans
+from edgefl.prototypes.library import ClassMeans, to_tensors
+from edgefl.resources.flops import FlopCounter
 from edgefl.training.batches import ShapeKey, make_batch
+from edgefl.training.companions import local_prototypes
 from edgefl.training.counting import FlopCounts, kind_of_step
+from edgefl.training.forward import Aids
 
 FUSED = "fused"
+
+
+def local_tables(
+    job: Job,
+    model: StagedModel,
+    aids: Aids,
+    dataset: Dataset,
+    device: str,
+    counts: FlopCounts,
+    rng: np.random.Generator,
+) -> tuple[dict[str, np.ndarray] | None, float]:
+    """The tensors of the part "prototypes" by the recipe's slot, None without one, and the FLOPs they took."""
+    if "class_mean" in job.slots.prototypes:
+        means, flops = class_means(model, job, dataset, device, counts)
+        return to_tensors(means), flops
+    if "adaptive" not in job.slots.prototypes:
+        return None, 0.0
+    with FlopCounter() as counter:
+        found = local_prototypes(job, model, aids, dataset, device, rng)
+    tables = {m: table for m, table in found.pairs.tables.items() if len(table.counts)}
+    return (to_tensors(tables) if tables else None), float(counter.flops)
 
 
 def class_means(
@@ -31,7 +56,7 @@ def class_means(
     sums = {m: np.zeros((classes, width), np.float64) for m in modalities}
     counts = {m: np.zeros(classes, np.float32) for m in modalities}
     if set(modalities) == set(job.model.encoders):
-        sums[FUSED] = np.zeros((classes, job.model.fusion_width), np.float64)
+        sums[FUSED] = np.zeros((classes, fused_width(job.model)), np.float64)
         counts[FUSED] = np.zeros(classes, np.float32)
     labels = dataset.labels if dataset.labels is not None else np.full(len(dataset), -1)
     labelled = np.flatnonzero(labels >= 0)
@@ -69,13 +94,14 @@ def _representations(
 ) -> list[tuple[str, np.ndarray, np.ndarray]]:
     """(table, dataset rows [n], values [n, d]) of one batch."""
     batch = make_batch(dataset, indices, modalities, device)
-    projected = {m: model.project(m, model.encode(m, x, job.stage.depth)) for m, x in batch.inputs.items()}
+    states = model.encode_batch_tokens(batch.inputs, batch.rows, batch.size, job.stage.depth)
+    projected = {m: model.project(m, model.pool_tokens(m, state.tokens)) for m, state in states.items()}
     result = [(m, indices[dataset.has(m)[indices]], r.cpu().numpy()) for m, r in projected.items()]
     if len(projected) == len(job.model.encoders):
         complete = np.logical_and.reduce([dataset.has(m)[indices] for m in projected])
         if complete.any():
-            chosen = {
-                m: r[torch.from_numpy(complete[dataset.has(m)[indices]]).to(r.device)] for m, r in projected.items()
-            }
-            result.append((FUSED, indices[complete], model.fuse(chosen).cpu().numpy()))
+            kept = {m: torch.from_numpy(complete[dataset.has(m)[indices]]).to(r.device) for m, r in projected.items()}
+            chosen = {m: r[kept[m]] for m, r in projected.items()}
+            fused = model.fuse(chosen, None, {m: state.of(kept[m]) for m, state in states.items()}, dict.fromkeys(kept))
+            result.append((FUSED, indices[complete], fused.cpu().numpy()))
     return result

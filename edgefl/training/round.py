@@ -15,37 +15,49 @@ import numpy as np
 import torch
 
 from edgefl.data.dataset import Dataset
+from edgefl.data.signature import signature_of
 from edgefl.errors import DataError, RunError
 from edgefl.models.build import StagedModel, build
-from edgefl.models.matching import Table
 from edgefl.models.spec import modality_of
-from edgefl.models.state import load_part, part_tensors
-from edgefl.plan.fit import complete_only
+from edgefl.models.state import load_part, named_parameters, part_tensors
+from edgefl.plan.exchange import kept as kept_parts
+from edgefl.plan.exchange import sent
 from edgefl.plan.values import Job
-from edgefl.prototypes.library import from_tensors, to_tensors
 from edgefl.training.batches import Batch, training_batches
+from edgefl.training.companions import aids_of, marks_of, twin_tensors
 from edgefl.training.counting import FlopCounts, is_linear, kind_of_step
+from edgefl.training.forward import Aids
+from edgefl.training.last_round import match_parts
 from edgefl.training.optimizers import Optimizer
-from edgefl.training.prototypes import class_means
+from edgefl.training.poverty import PovertyMeter, exact_changes, optimizer_changes
+from edgefl.training.prototypes import local_tables
+from edgefl.training.share import split, too_few, usable_rows
 from edgefl.training.step import make_optimizer, prepare, train_step
+from edgefl.training.trial import personal_trial, trial
 
 Tensors = dict[str, np.ndarray]
 #: epoch, step, steps of the round, loss of the step
 OnProgress = Callable[[int, int, int, float], None]
 
-PROTOTYPES = "prototypes"
+PROTOTYPES, SIGNATURE = EXTRAS = ("prototypes", "signature")
 
 
 @dataclass(frozen=True)
 class RoundResult:
-    """What one device's round came to. ``samples[part]``: samples the part was trained on; ``flops``: as counted."""
+    """What one device's round came to.
+
+    ``parts``: what is sent, "prototypes" and "signature" among it; ``kept``: what stays for the next round;
+    ``samples[part]``: samples the part was trained on; ``complete``, ``poverty``: as in an update; ``flops``: counted.
+    """
 
     parts: dict[str, Tensors]
-    prototypes: Tensors | None
+    kept: dict[str, Tensors]
     samples: dict[str, int]
     metrics: dict[str, float]
     flops: float
     compute_s: float
+    complete: bool = True
+    poverty: int = -1
 
 
 @dataclass
@@ -54,6 +66,7 @@ class _Tally:
 
     kind: bytes
     counts: FlopCounts
+    meter: PovertyMeter | None
     flops: float = 0.0
     compute_s: float = 0.0
     loss: list[float] = field(default_factory=list)
@@ -66,103 +79,98 @@ def train_round(
     dataset: Dataset,
     parts: Mapping[str, Tensors],
     *,
+    kept: Mapping[str, Tensors] | None = None,
     device: str = "cpu",
     on_progress: OnProgress | None = None,
     salt: str = "",
+    name: str = "",
     counts: FlopCounts | None = None,
 ) -> RoundResult:
     """Train ``job.stage.trained`` for ``job.hyper.epochs`` epochs.
 
-    ``parts`` holds every present part, and "prototypes" when there are global ones. ``salt`` (device and round)
-    makes batches differ between devices and rounds, reproducibly. ``counts``: kept by the caller between
+    ``parts`` holds every present part as received, and "prototypes" when there are global ones; ``kept``: what this
+    device's last round left here. ``salt`` (device and round) makes batches differ between devices and rounds,
+    reproducibly; ``name`` (device) chooses what is set apart for testing. ``counts``: kept by the caller between
     rounds, so that no shape of step is counted twice. Raises DataError when the share can not fill one batch (decision
     D-L3) and RunError when the loss is not finite.
     """
-    seed = (job.hyper.seed, zlib.crc32(salt.encode()))
-    rng = np.random.default_rng(seed)
+    kept = kept or {}
+    rng = np.random.default_rng((job.hyper.seed, zlib.crc32(salt.encode())))
     torch.manual_seed(int(rng.integers(2**63)))
-    usable = usable_rows(job, dataset)
+    usable, apart = split(job, usable_rows(job, dataset), name)
     steps = len(usable) // job.hyper.batch_size * job.hyper.epochs
     if steps == 0:
-        raise _too_few(job, dataset, len(usable))
-    model = _load(job, parts, device)
-    tables = _tables(parts, device)
-    tally = _Tally(kind_of_step(job, with_tables=bool(tables)), counts or FlopCounts())
-    optimizer = make_optimizer(model, job.stage.trained, job.hyper)
-    modalities = [m for m in job.model.encoders if f"head/{m}" in job.stage.present and dataset.has(m).any()]
+        raise too_few(job, dataset, len(usable))
+    own = dataset.subset(usable) if len(apart) else dataset
+    usable = np.arange(len(usable)) if len(apart) else usable
+    model = _load(job, parts, kept, device)
+    metrics, spent = trial(job, model, dataset.subset(apart), parts, "received")
+    personal_metrics, more = personal_trial(job, model, dataset.subset(apart), parts, kept)
+    prepare(model, job.stage.trained)
+    aids = aids_of(job, model, parts, kept, device)
+    marks, marking = marks_of(job, model, aids, own, device, rng)
+    meter = PovertyMeter() if "poverty" in job.slots.repair else None
+    tally = _Tally(kind_of_step(job, with_tables=bool(aids.tables)), counts or FlopCounts(), meter)
+    tally.flops = spent + more + marking
+    _train(job, model, own, usable, aids, marks, tally, device, rng, steps, on_progress)
+    model.zero_grad(set_to_none=True)
+    after, spent = trial(job, model, dataset.subset(apart), parts, "trained")
+    tally.flops += spent
+    sending, samples = _outcome(job, model, aids, own, usable, tally, device, rng)
+    mine = job.stage.trained if meter is not None else kept_parts(job)  # with poverty, a personal model stays here
+    staying = {part: part_tensors(model, part) for part in mine}
+    return RoundResult(
+        parts=sending,
+        kept=staying | twin_tensors(aids),
+        samples=samples,
+        metrics=_metrics(tally) | metrics | personal_metrics | after,
+        flops=tally.flops,
+        compute_s=tally.compute_s,
+        complete=all(dataset.has(m).all() for m in job.model.encoders),
+        poverty=_poverty(meter, sending),
+    )
+
+
+def _train(
+    job: Job,
+    model: StagedModel,
+    own: Dataset,
+    usable: np.ndarray,
+    aids: Aids,
+    marks: np.ndarray | None,
+    tally: _Tally,
+    device: str,
+    rng: np.random.Generator,
+    steps: int,
+    on_progress: OnProgress | None,
+) -> None:
+    optimizer = make_optimizer(model, job.stage.trained, job.hyper, aids.extra)
+    modalities = [m for m in job.model.encoders if f"head/{m}" in job.stage.present and own.has(m).any()]
+    layers = _layers(job, model) if tally.meter is not None else {}
     done = 0
     for epoch in range(1, job.hyper.epochs + 1):
-        for batch in training_batches(dataset, usable, modalities, job.hyper.batch_size, device, rng):
-            _counted_step(model, job, batch, optimizer, tables, tally)
+        size, apart = job.hyper.batch_size, tally.meter is not None  # a poverty layer shows between the two kinds
+        for batch in training_batches(own, usable, modalities, size, device, rng, marks, apart=apart):
+            _counted_step(model, job, batch, optimizer, aids, tally, layers)
             done += 1
             if on_progress is not None:
                 on_progress(epoch, done, steps, tally.loss[-1])
+        if tally.meter is not None:
+            tally.meter.epoch()
     if not tally.loss:
         raise DataError(
             f"no batch of {job.hyper.batch_size} holds two samples of one modality",
             remedy="Give the device more data, or raise training.batch_size.",
         )
-    del optimizer
-    model.zero_grad(set_to_none=True)
-    prototypes = None
-    if "class_mean" in job.slots.prototypes:
-        means, flops = class_means(model, job, dataset, device, tally.counts)
-        prototypes, tally.flops = to_tensors(means), tally.flops + flops
-    samples = _samples(job, dataset, usable)
-    return RoundResult(
-        parts={name: part_tensors(model, name) for name in samples if name != PROTOTYPES},
-        prototypes=prototypes,
-        samples=samples,
-        metrics=_metrics(tally),
-        flops=tally.flops,
-        compute_s=tally.compute_s,
-    )
 
 
-def usable_rows(job: Job, dataset: Dataset) -> np.ndarray:
-    """Indices of the samples that can be trained on: labelled where the loss needs it, complete with ``ignore``."""
-    keep = np.zeros(len(dataset), dtype=bool)
-    for m in job.model.encoders:
-        keep |= dataset.has(m)
-    if complete_only(job.slots):
-        for m in job.model.encoders:
-            keep &= dataset.has(m)
-    if "cross_entropy" in job.slots.objective and dataset.labels is not None:
-        keep &= dataset.labels >= 0
-    elif "cross_entropy" in job.slots.objective:
-        keep[:] = False
-    return np.flatnonzero(keep)
-
-
-def _too_few(job: Job, dataset: Dataset, usable: int) -> DataError:
-    batch = job.hyper.batch_size
-    if "cross_entropy" in job.slots.objective and dataset.labels is None:
-        return DataError(
-            "the share has no labels, and the objective cross_entropy needs them",
-            remedy="Label the samples, or train with objective: clip.",
-        )
-    which = "complete samples" if complete_only(job.slots) else "usable samples"
-    return DataError(
-        f"the share has {usable} {which}, fewer than one batch of {batch}",
-        remedy="Give the device more data, or lower training.batch_size.",
-    )
-
-
-def _load(job: Job, parts: Mapping[str, Tensors], device: str) -> StagedModel:
+def _load(job: Job, parts: Mapping[str, Tensors], kept: Mapping[str, Tensors], device: str) -> StagedModel:
+    """The model as training starts: what was received, and of the parts that go on by themselves the own copy."""
     model = build(job.model, job.stage.present, device=device, seed=job.hyper.seed)
+    own = set(kept_parts(job))
     for name in job.stage.present:
-        load_part(model, name, parts[name])
-    prepare(model, job.stage.trained)
+        load_part(model, name, kept[name] if name in own and name in kept else parts[name])
     return model
-
-
-def _tables(parts: Mapping[str, Tensors], device: str) -> dict[str, Table]:
-    if PROTOTYPES not in parts:
-        return {}
-    return {
-        name: Table(torch.from_numpy(table.means).to(device), torch.from_numpy(table.present).to(device))
-        for name, table in from_tensors(parts[PROTOTYPES]).items()
-    }
 
 
 def _counted_step(
@@ -170,14 +178,19 @@ def _counted_step(
     job: Job,
     batch: Batch,
     optimizer: Optimizer,
-    tables: Mapping[str, Table],
+    aids: Aids,
     tally: _Tally,
+    layers: Mapping[torch.nn.Parameter, str],
 ) -> None:
     started = time.perf_counter()
+    complete = batch.complete == batch.size and len(batch.inputs) == len(job.model.encoders)
+    exact = "exact" in job.slots.repair.get("poverty", {}).values()
+    due = tally.meter is not None and tally.meter.due(complete)
+    before = {name: p.detach().clone() for p, name in layers.items()} if due and exact else {}
     (loss, forward), flops = tally.counts.run(
         tally.kind,
         batch.shape_key,
-        lambda: train_step(model, job, batch, optimizer, tables),
+        lambda: train_step(model, job, batch, optimizer, aids),
         linear=is_linear(job),
     )
     tally.flops += flops
@@ -187,11 +200,55 @@ def _counted_step(
             remedy="Lower training.lr, or set training.clip_norm: 1.0.",
         )
     tally.loss.append(loss)
-    if forward.logits is not None and batch.labels is not None:
+    if tally.meter is not None:
+        after = {name: p for p, name in layers.items()}
+        changes = exact_changes(before, after) if exact else optimizer_changes(optimizer, layers) if due else {}
+        tally.meter.batch(complete, changes)
+    logits = forward.classified
+    if logits is not None and batch.labels is not None:
         known = batch.labels >= 0
-        tally.correct += int((forward.logits.detach().argmax(1) == batch.labels)[known].sum())
+        tally.correct += int((logits.detach().argmax(1) == batch.labels)[known].sum())
         tally.labelled += int(known.sum())
     tally.compute_s += time.perf_counter() - started
+
+
+def _layers(job: Job, model: StagedModel) -> dict[torch.nn.Parameter, str]:
+    """The weights of the parts that are sent, by parameter: "part|tensor".
+
+    Not tables of positions and class tokens: some start at zero and would always be those that change most (D-M2).
+    """
+    return {
+        parameter: f"{part}|{name}"
+        for part in sent(job.stage, job.slots.exchange)
+        for name, parameter in named_parameters(model.part(part)).items()
+        if parameter.ndim >= 2 and name.endswith("weight")
+    }
+
+
+def _outcome(
+    job: Job,
+    model: StagedModel,
+    aids: Aids,
+    own: Dataset,
+    usable: np.ndarray,
+    tally: _Tally,
+    device: str,
+    rng: np.random.Generator,
+) -> tuple[dict[str, Tensors], dict[str, int]]:
+    """(what is sent, samples of each trained part): trained parts, prototypes, small networks, the signature."""
+    samples = _samples(job, own, usable)
+    sending = {part: part_tensors(model, part) for part in sent(job.stage, job.slots.exchange) if part in samples}
+    tables, flops = local_tables(job, model, aids, own, device, tally.counts, rng)
+    tally.flops += flops
+    if tables is not None:
+        sending[PROTOTYPES], samples[PROTOTYPES] = tables, len(usable)
+    small, counts, flops = match_parts(job, model, own, device, rng)
+    tally.flops += flops
+    sending |= small
+    samples |= counts
+    if job.signature:
+        sending[SIGNATURE] = signature_of(own, job.signature, job.model.classes, job.hyper.seed)
+    return sending, samples
 
 
 def _samples(job: Job, dataset: Dataset, usable: np.ndarray) -> dict[str, int]:
@@ -200,10 +257,17 @@ def _samples(job: Job, dataset: Dataset, usable: np.ndarray) -> dict[str, int]:
     for name in job.stage.trained:
         modality = modality_of(name)
         result[name] = len(usable) if modality is None else int(dataset.has(modality)[usable].sum())
-    result = {name: count for name, count in result.items() if count > 0}
-    if "class_mean" in job.slots.prototypes:
-        result[PROTOTYPES] = len(usable)
-    return result
+    return {name: count for name, count in result.items() if count > 0}
+
+
+def _poverty(meter: PovertyMeter | None, sending: Mapping[str, Tensors]) -> int:
+    """The poverty layer's place among the weight tensors of the parts that are sent, sorted; -1: none."""
+    poorest = meter.poorest() if meter is not None else None
+    trained = {
+        part: tensors for part, tensors in sending.items() if part not in EXTRAS and not part.startswith("match/")
+    }
+    layers = sorted((part, name) for part, tensors in trained.items() for name, v in tensors.items() if v.ndim >= 2)
+    return [f"{part}|{name}" for part, name in layers].index(poorest) if poorest is not None else -1
 
 
 def _metrics(tally: _Tally) -> dict[str, float]:

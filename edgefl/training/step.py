@@ -9,18 +9,20 @@ couple samples, so they always see the whole batch; they are small in activation
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from edgefl.models.build import StagedModel
-from edgefl.models.matching import Table
-from edgefl.models.spec import modality_of
+from edgefl.models.encoder import TokenState
+from edgefl.models.rows import Index, Piece, merged, pieces
+from edgefl.models.spec import is_encoder, modality_of
 from edgefl.plan.values import Hyper, Job
 from edgefl.training.batches import Batch
-from edgefl.training.objectives import Forward, total_loss
+from edgefl.training.forward import Aids, Forward
+from edgefl.training.objectives import total_loss
 from edgefl.training.optimizers import SGD, AdamW, Group, Optimizer, parameters_of
 
 
@@ -32,12 +34,15 @@ def prepare(model: StagedModel, trained: Sequence[str]) -> None:
         part.train(name in trained)
 
 
-def make_optimizer(model: StagedModel, trained: Sequence[str], hyper: Hyper) -> Optimizer:
-    """A fresh optimiser over the trained parts, in the groups "encoder" and "head"."""
+def make_optimizer(
+    model: StagedModel, trained: Sequence[str], hyper: Hyper, extra: Sequence[torch.nn.Parameter] = ()
+) -> Optimizer:
+    """A fresh optimiser over the trained parts, in the groups "encoder" and "head"; ``extra`` belongs to the heads."""
     groups = []
     for group in ("encoder", "head"):
         parts = [name for name in trained if (group == "encoder") == is_encoder(name)]
         parameters = [p for name in parts for p in model.part(name).parameters()]
+        parameters += extra if group == "head" else ()
         if parameters:
             lr, decay = hyper.lr.get(group, 1e-3), hyper.weight_decay.get(group, 0.0)
             groups.append(Group(tuple(parameters), lr, decay))
@@ -46,18 +51,18 @@ def make_optimizer(model: StagedModel, trained: Sequence[str], hyper: Hyper) -> 
     return AdamW(tuple(groups))
 
 
-def is_encoder(part: str) -> bool:
-    """Whether a part belongs to the learning-rate group "encoder"."""
-    return modality_of(part) is not None and not part.startswith("head/")
-
-
 @dataclass(frozen=True)
 class Pass:
-    """A finished forward pass. ``encoded[m]``: [n_m, D]; ``seed``: of the pieces' dropout, None when run whole."""
+    """A finished forward pass. ``seed``: of the pieces' dropout, None when run whole.
+
+    ``encoded[m]``: what the encoders gave, h [n_m, D], or for joint fusion tokens [n_m, N, D], of which those are real
+    that ``masks[m]`` [n_m, N] says (without an entry: all).
+    """
 
     loss: Tensor
     forward: Forward
     encoded: dict[str, Tensor]
+    masks: dict[str, Tensor]
     seed: int | None
 
 
@@ -66,13 +71,13 @@ def train_step(
     job: Job,
     batch: Batch,
     optimizer: Optimizer,
-    tables: Mapping[str, Table],
+    aids: Aids,
 ) -> tuple[float, Forward]:
     """One step; returns the loss and the forward pass. Raises nothing of its own."""
     parameters = parameters_of(optimizer)
     for parameter in parameters:
         parameter.grad = None
-    done = run_forward(model, job, batch, tables)
+    done = run_forward(model, job, batch, aids)
     run_backward(model, job, batch, done)
     if job.hyper.clip_norm > 0:
         torch.nn.utils.clip_grad_norm_(parameters, job.hyper.clip_norm)
@@ -80,56 +85,112 @@ def train_step(
     return float(done.loss.detach()), done.forward
 
 
-def run_forward(model: StagedModel, job: Job, batch: Batch, tables: Mapping[str, Table]) -> Pass:
+def run_forward(model: StagedModel, job: Job, batch: Batch, aids: Aids) -> Pass:
     """The loss of a batch, in pieces of ``hyper.micro_batch`` rows through the encoders."""
     micro = job.hyper.micro_batch if job.hyper.micro_batch < batch.size else 0
     seed = int(torch.randint(2**31, ())) if micro else None
-    encoded = {m: _encode(model, m, x, job, micro, seed or 0) for m, x in batch.inputs.items()}
+    encoded, masks = _encode_batch(model, job, batch, micro, seed or 0)
+    joint = job.model.fusion == "joint"
+    pooled = {m: model.pool_tokens(m, tokens) for m, tokens in encoded.items()} if joint else encoded
     forward = Forward(
         model=model,
         size=batch.size,
-        projected={m: model.project(m, h) for m, h in encoded.items()},
+        encoded=pooled,
+        projected={m: model.project(m, h) for m, h in pooled.items()},
         rows=batch.rows,
         labels=batch.labels,
         missing=next(iter(job.slots.missing.items()), ("zero", {})),
-        tables=tables,
+        aids=aids,
+        marks=batch.marks,
+        tokens={m: TokenState(tokens, masks.get(m)) for m, tokens in encoded.items()} if joint else None,
     )
-    return Pass(total_loss(forward, job.slots.objective), forward, encoded, seed)
+    return Pass(total_loss(forward, job.slots.objective), forward, encoded, masks, seed)
 
 
 def run_backward(model: StagedModel, job: Job, batch: Batch, done: Pass) -> None:
     """Gradients of every trained parameter, into their ``grad``."""
     done.loss.backward()  # type: ignore[no-untyped-call]
     if done.seed is not None:
-        for m, h in done.encoded.items():
-            _replay(model, m, batch.inputs[m], h, job, done.seed)
+        for unit in _units(job, batch):
+            _replay(model, job, unit, done)
 
 
 def _trains_encoder(job: Job, modality: str) -> bool:
-    return any(is_encoder(part) and modality_of(part) == modality for part in job.stage.trained)
+    """Whether anything trained gets a gradient through this modality's encodings."""
+    multiway = job.model.encoder_sharing == "multiway"
+    return any(is_encoder(part) and (multiway or modality_of(part) == modality) for part in job.stage.trained)
 
 
-def _encode(model: StagedModel, modality: str, x: Tensor, job: Job, micro: int, seed: int) -> Tensor:
-    """[n, D] encodings; in pieces of ``micro`` rows they are leaves without a graph that collect the gradient."""
-    depth = job.stage.depth
+def _units(job: Job, batch: Batch) -> list[Batch]:
+    """What must be encoded together: each modality alone, all rows its own; with shared attention the whole batch."""
+    if job.model.encoder_sharing == "multiway":
+        return [batch]
+    return [Batch(len(x), {m: x}, {m: None}, None) for m, x in batch.inputs.items()]
+
+
+def _encode_batch(
+    model: StagedModel, job: Job, batch: Batch, micro: int, seed: int
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """``encoded`` and ``masks`` of a Pass."""
+    encoded: dict[str, Tensor] = {}
+    masks: dict[str, Tensor] = {}
+    for unit in _units(job, batch):
+        values, real = _encode(model, job, unit, micro, seed)
+        encoded |= values
+        masks |= real
+    return encoded, masks
+
+
+def _encode(
+    model: StagedModel, job: Job, unit: Batch, micro: int, seed: int
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """In pieces of ``micro`` rows, encodings are leaves without a graph that collect the gradient."""
     if micro == 0:
-        return model.encode(modality, x, depth)
+        return _run(model, job, unit, next(_pieces(unit, 0)))
+    found: dict[str, list[tuple[Index, Tensor]]] = {m: [] for m in unit.inputs}
+    real: dict[str, list[tuple[Index, Tensor]]] = {}
     with torch.no_grad():
-        pieces = []
-        for i, piece in enumerate(torch.split(x, micro)):
-            with _seeded(seed + i, x.device):
-                pieces.append(model.encode(modality, piece, depth))
-    return torch.cat(pieces).requires_grad_(_trains_encoder(job, modality))
+        for i, piece in enumerate(_pieces(unit, micro)):
+            with _seeded(seed + i, _device(unit)):
+                values, masks = _run(model, job, unit, piece)
+            for m, value in values.items():
+                found[m].append((piece.own[m], value))
+            for m, mask in masks.items():
+                real.setdefault(m, []).append((piece.own[m], mask))
+        encoded = {m: merged(parts) for m, parts in found.items()}
+    for m, leaf in encoded.items():
+        leaf.requires_grad_(_trains_encoder(job, m))
+    return encoded, {m: merged(parts) for m, parts in real.items()}
 
 
-def _replay(model: StagedModel, modality: str, x: Tensor, h: Tensor, job: Job, seed: int) -> None:
-    """Push the gradient that ``h`` collected through each piece of the encoder."""
-    if h.grad is None:
-        return
-    micro = job.hyper.micro_batch
-    for i, (piece, grad) in enumerate(zip(torch.split(x, micro), torch.split(h.grad, micro), strict=True)):
-        with _seeded(seed + i, x.device):
-            model.encode(modality, piece, job.stage.depth).backward(grad)  # type: ignore[no-untyped-call]
+def _replay(model: StagedModel, job: Job, unit: Batch, done: Pass) -> None:
+    """Push the gradient that the encodings collected through each piece of the encoders."""
+    gradients = {m: grad for m in unit.inputs if (grad := done.encoded[m].grad) is not None}
+    for i, piece in enumerate(_pieces(unit, job.hyper.micro_batch)):
+        wanted = [m for m in piece.own if m in gradients]
+        if not wanted:
+            continue
+        with _seeded((done.seed or 0) + i, _device(unit)):
+            values, _ = _run(model, job, unit, piece)
+            torch.autograd.backward([values[m] for m in wanted], [gradients[m][piece.own[m]] for m in wanted])
+
+
+def _run(model: StagedModel, job: Job, unit: Batch, piece: Piece) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """The rows of a piece through the encoders: h [n, D] or, for joint fusion, tokens [n, N, D] and their masks."""
+    inputs = {m: unit.inputs[m][index] for m, index in piece.own.items()}
+    if job.model.fusion != "joint":
+        return model.encode_batch(inputs, piece.rows, piece.size, job.stage.depth), {}
+    states = model.encode_batch_tokens(inputs, piece.rows, piece.size, job.stage.depth)
+    masks = {m: state.mask for m, state in states.items() if state.mask is not None}
+    return {m: state.tokens for m, state in states.items()}, masks
+
+
+def _pieces(unit: Batch, micro: int) -> Iterator[Piece]:
+    return pieces({m: len(x) for m, x in unit.inputs.items()}, unit.rows, unit.size, micro)
+
+
+def _device(unit: Batch) -> torch.device:
+    return next(iter(unit.inputs.values())).device
 
 
 @contextlib.contextmanager

@@ -1,0 +1,41 @@
+"""The slot cluster: which devices belong together, by what each of them sent once (its signature)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from edgefl.aggregation.audience import SERVER
+from edgefl.aggregation.memory import Memory
+from edgefl.aggregation.slots import Choice
+from edgefl.objects import ObjectStore
+from edgefl.protocol.parts import decode_part
+from edgefl.records import Manifest
+
+#: The prefix under which the state keeps the devices' signatures.
+SIGNATURES = f"{SERVER}signature/"
+#: What each method wants to be sent once (``edgefl.data.signature``).
+KINDS = {"none": "", "lsh": "sketch", "pacfl": "bases"}
+#: Largest signature: a sketch is below 1 MB, the bases of 100 classes at rank 3 and width 256 are 0.3 MB.
+LIMIT_BYTES = 4 * 2**20
+
+
+def signed(state: Manifest) -> list[str]:
+    """The devices whose signature is known, sorted."""
+    return sorted(key.removeprefix(SIGNATURES) for key in state if key.startswith(SIGNATURES))
+
+
+def assign(slot: Choice, state: Manifest, store: ObjectStore, memory: Memory, seed: int) -> dict[str, int]:
+    """device -> cluster, of every device with a signature; as before unless a signature is new. Empty: no clusters."""
+    devices = signed(state)
+    if slot.name == "none" or not devices:
+        return {}
+    known = {d: memory.devices[d].cluster for d in devices if d in memory.devices and memory.devices[d].cluster >= 0}
+    if known.keys() == set(devices):
+        return known
+    signatures: Mapping[str, Mapping[str, np.ndarray]] = {
+        device: decode_part(store.read(state[SIGNATURES + device].id), LIMIT_BYTES) for device in devices
+    }
+    found: dict[str, int] = slot.method(signatures, np.random.default_rng(seed))
+    return found

@@ -1,0 +1,154 @@
+"""What a round leaves behind for the next, into and out of the server's memory: returns, clusters, poverty."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from edgefl.aggregation.audience import SERVER, of_device
+from edgefl.aggregation.combine import Tensors
+from edgefl.aggregation.memory import Memory, note_round
+from edgefl.aggregation.portfolio import portfolio_beta
+from edgefl.aggregation.repair import plan_substitution, substitute
+from edgefl.aggregation.slots import Choice
+from edgefl.models.spec import modality_of
+from edgefl.objects import ObjectStore
+from edgefl.protocol.parts import decode_part
+from edgefl.records import Manifest
+
+#: Where the state keeps the memory.
+KEY = f"{SERVER}memory"
+#: The part with the one layer that a device's personal model is sent.
+POVERTY = "poverty"
+#: Metrics of an update: of the model as received and as trained, on the device's own held-out samples.
+RECEIVED, TRAINED = "received_score", "trained_score"
+Mended = dict[tuple[str, str], dict[str, np.ndarray]]
+
+
+class UpdateInfo(msgspec.Struct, frozen=True):
+    """One device's finished update, all of whose objects are in the store. ``samples``: part -> samples trained on.
+
+    ``complete``: every sample had every modality; ``poverty``: the place of its poverty layer in ``weight_tensors``.
+    """
+
+    device: str = ""
+    manifest: Manifest = {}
+    samples: dict[str, int] = {}
+    metrics: dict[str, float] = {}
+    complete: bool = True
+    poverty: int = -1
+
+    @property
+    def modalities(self) -> int:
+        """How many modalities it trained parts of."""
+        return len({owner for part, count in self.samples.items() if count > 0 and (owner := modality_of(part))})
+
+
+def load(store: ObjectStore, state: Manifest) -> Memory:
+    """The memory in a state; a new one when there is none."""
+    return msgspec.json.decode(store.read(state[KEY].id), type=Memory) if KEY in state else Memory()
+
+
+def note(memory: Memory, updates: Sequence[UpdateInfo], clusters: Mapping[str, int]) -> Memory:
+    """The memory after a round."""
+    metrics = {u.device: u.metrics[TRAINED] for u in updates if TRAINED in u.metrics}
+    received = {u.device: u.metrics[RECEIVED] for u in updates if RECEIVED in u.metrics}
+    weights = {u.device: float(max(u.samples.values(), default=0)) for u in updates}
+    memory = note_round(memory, metrics, received, weights)
+    tracks = {
+        device: msgspec.structs.replace(track, cluster=clusters.get(device, -1))
+        for device, track in memory.devices.items()
+    }
+    return msgspec.structs.replace(memory, devices=tracks)
+
+
+def networks(record: Mapping[str, Any]) -> dict[str, dict[str, float]]:
+    """The small networks this round has made: "match/<m>" -> {key of the state: weight}."""
+    found: dict[str, dict[str, float]] = {}
+    for key, told in record["parts"].items():
+        if not key.startswith("match/"):
+            continue
+        weights = {of_device(device) + key: share for device, share in told["devices"].items()}
+        alone = {name: share for name, share in weights.items() if name in record["parts"]}
+        found[key] = alone or {key: 1.0}
+    return found
+
+
+def server_step(
+    slot: Choice,
+    memory: Memory,
+    updates: Sequence[UpdateInfo],
+    clusters: Mapping[str, int],
+    record: dict[str, Any],
+) -> Callable[..., Any]:
+    """The optimiser's step (state, previous, combined) -> (next, state), with this round's momentum."""
+    if slot.name != "fedadagrad_mpo":
+        step: Callable[..., Any] = slot.method
+        return step
+    weights = {u.device: float(max(u.samples.values(), default=0)) for u in updates}
+    total = sum(weights.values()) or 1.0
+    participants = {u.device: clusters.get(u.device, 0) for u in updates}
+    options = {name: slot.options[name] for name in ("beta", "risk", "temperature") if name in slot.options}
+    shares = {device: weight / total for device, weight in weights.items()}
+    beta, told = portfolio_beta(memory, participants, shares, **options)
+    record["momentum"] = {"beta": beta, **told}
+    return lambda state, previous, combined: slot.method(state, previous, combined, beta=beta)
+
+
+def weight_tensors(parts: Mapping[str, Tensors]) -> list[tuple[str, str]]:
+    """(part, tensor) of every weight tensor (two dimensions or more), sorted: what a poverty layer's number counts."""
+    return sorted((part, name) for part, tensors in parts.items() for name, value in tensors.items() if value.ndim >= 2)
+
+
+def repair(
+    slot: Choice,
+    updates: Sequence[UpdateInfo],
+    model: Manifest,
+    store: ObjectStore,
+    clusters: Mapping[str, int],
+    record: dict[str, Any],
+) -> Mended:
+    """(device, part) -> tensors to put in place of the device's own: its poverty layer, from its cluster's donors."""
+    if slot.name != "poverty":
+        return {}
+    by_device = {u.device: u for u in updates}
+
+    def tensors(device: str, part: str) -> Tensors:
+        return decode_part(store.read(by_device[device].manifest[part].id), copy=False)
+
+    poorest: dict[str, tuple[str, str]] = {}
+    for update in updates:
+        if update.poverty >= 0 and not update.complete:
+            trained = [p for p in update.manifest if p in model and p != "prototypes" and not p.startswith("match/")]
+            parts = {p: decode_part(store.read(model[p].id), copy=False) for p in trained}
+            layers = weight_tensors(parts)
+            if update.poverty < len(layers):
+                poorest[update.device] = layers[update.poverty]
+    complete = {u.device for u in updates if u.complete}
+    grouped = {u.device: clusters.get(u.device, 0) for u in updates}
+    holders: dict[str, set[str]] = {}
+    for update in updates:
+        for part in update.manifest:
+            if update.samples.get(part, 0) > 0:
+                holders.setdefault(part, set()).add(update.device)
+    plan = plan_substitution(poorest, complete, grouped, holders)
+    weights = {u.device: float(max(u.samples.values(), default=0)) for u in updates}
+    found = substitute(tensors, plan, weights)
+    record["repaired"] = {
+        device: {"part": one.part, "tensor": one.tensor, "donors": list(one.donors)}
+        if not isinstance(one, str)
+        else {"kept": one}
+        for device, one in plan.items()
+    }
+    return {(device, part): {tensor: value} for device, (part, tensor, value) in found.items()}
+
+
+def repaired_layers(mended: Mended) -> dict[str, Tensors]:
+    """What each mended device is sent for its personal model: one layer, named part|tensor."""
+    return {
+        of_device(device) + POVERTY: {f"{part}|{name}": value for name, value in tensors.items()}
+        for (device, part), tensors in mended.items()
+    }

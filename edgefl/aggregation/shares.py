@@ -1,0 +1,76 @@
+"""Who weighs what in one part, for each audience: the slots cluster and weight, applied.
+
+An audience is the prefix of a state's part (``edgefl.aggregation.audience``): everyone, a cluster, a device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from edgefl.aggregation.audience import EVERYONE, of_cluster, of_device
+from edgefl.aggregation.graph import relationship
+from edgefl.aggregation.slots import Choice
+from edgefl.aggregation.weight import by_samples, fediot
+from edgefl.models.spec import modality_of
+
+Load = Callable[[str], Mapping[str, np.ndarray]]
+#: audience -> device -> weight, sum 1.
+Shares = dict[str, dict[str, float]]
+
+
+@dataclass(frozen=True)
+class Standing:
+    """What is known of the devices of a round besides their tensors.
+
+    ``modalities``: how many each has; ``clusters``: the cluster of each, empty: there are none; ``similarity``: the
+    weights of the slot cka; ``own_models``: clusters have models of their own; ``small``: how small networks combine.
+    """
+
+    modalities: Mapping[str, int] = field(default_factory=dict)
+    clusters: Mapping[str, int] = field(default_factory=dict)
+    similarity: Mapping[str, float] = field(default_factory=dict)
+    own_models: bool = False
+    small: str = "average"
+
+
+def shares_of(part: str, counts: Mapping[str, int], slot: Choice, standing: Standing, load: Load) -> Shares:
+    """The shares of ``part`` for each audience; empty when nobody has samples of it.
+
+    ``counts``: device -> samples; ``load``: a device's tensors of this part.
+    """
+    everyone = _weigh(counts, slot, standing)
+    if not everyone:
+        return {}
+    if part.startswith("match/"):
+        return _small_networks(by_samples(counts), standing.small)
+    shares = {EVERYONE: everyone}
+    if slot.name == "relationship" and part.startswith("head/") and modality_of(part) is not None:
+        graph = relationship({device: lambda device=device: load(device) for device in everyone})  # type: ignore[misc]
+        shares |= {of_device(device): row for device, row in graph.items()}
+    elif standing.own_models:
+        for cluster in sorted(set(standing.clusters.values())):
+            within = {d: counts[d] for d in everyone if standing.clusters.get(d) == cluster}
+            if mine := _weigh(within, slot, standing):
+                shares[of_cluster(cluster)] = mine
+    return shares
+
+
+def _small_networks(weights: Mapping[str, float], how: str) -> Shares:
+    """Of the small networks: their mean, the one of the largest device, or beside the mean each of them."""
+    if how == "largest":
+        return {EVERYONE: {max(sorted(weights), key=lambda device: weights[device]): 1.0}}
+    alone = {of_device(device): {device: 1.0} for device in weights} if how == "ensemble" else {}
+    return {EVERYONE: dict(weights), **alone}
+
+
+def _weigh(counts: Mapping[str, int], slot: Choice, standing: Standing) -> dict[str, float]:
+    if slot.name == "fediot":
+        return fediot(counts, standing.modalities, **slot.options)
+    if slot.name == "cka":
+        known = {d: standing.similarity[d] for d, count in sorted(counts.items()) if count > 0}
+        total = sum(known.values())
+        return {device: weight / total for device, weight in known.items()}
+    return by_samples(counts)

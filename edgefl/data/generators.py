@@ -1,0 +1,117 @@
+"""Adapters of pretrained generators for completion (FedMVP, arXiv 2406.11048): image to text, text to image.
+
+transformers: a caption, then the answers to three questions about the image, joined to one text and tokenized as the
+text encoder wants it. diffusers: a prompt to a picture of the image encoder's size. They run once; the trainer keeps
+what they made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from edgefl.data.dataset import Encoder
+from edgefl.data.text import DEFAULT_LENGTH, tokenizer
+from edgefl.errors import DataError, MissingDependencyError
+
+Array = npt.NDArray[np.generic]
+Make = Callable[[str, str, Array], Array | None]
+
+#: Asked after the caption, one after the other.
+QUESTIONS = ("what is the main object?", "what color is it?", "what is in the background?")
+#: Tokens of one answer.
+_ANSWER_TOKENS = 20
+
+
+def image_to_text(checkpoint: str, encoders: Mapping[str, Encoder]) -> Make:
+    """Texts from images by an image-text-to-text checkpoint, such as BLIP. Raises DataError when it can not be read."""
+    try:
+        from transformers import AutoModelForImageTextToText, AutoProcessor
+    except ImportError:
+        raise MissingDependencyError("transformers", "train") from None
+    processor, model = _load(checkpoint, AutoProcessor), _load(checkpoint, AutoModelForImageTextToText)
+    model.eval()
+
+    def make(source: str, target: str, values: Array) -> Array | None:
+        if (encoders[source].kind, encoders[target].kind) != ("vision", "text"):
+            return None
+        encode = tokenizer(encoders[target].vocabulary, encoders[target].pretrained)
+        length = next(iter(encoders[target].input_shape), DEFAULT_LENGTH)
+        texts = [_describe(processor, model, picture) for picture in values]
+        return np.stack([encode(text, length) for text in texts])
+
+    return make
+
+
+def text_to_image(checkpoint: str, encoders: Mapping[str, Encoder]) -> Make:
+    """Images from texts by a diffusion pipeline. Token ids have to be a checkpoint's own: hashed words do not go back.
+
+    Raises MissingDependencyError without diffusers, DataError when the checkpoint can not be read.
+    """
+    try:
+        from diffusers import AutoPipelineForText2Image
+    except ImportError:
+        raise MissingDependencyError("diffusers", "completion") from None
+    pipeline = _load(checkpoint, AutoPipelineForText2Image)
+
+    def make(source: str, target: str, values: Array) -> Array | None:
+        if (encoders[source].kind, encoders[target].kind) != ("text", "vision"):
+            return None
+        height, width, channels = encoders[target].input_shape
+        made = []
+        for prompt in (f"A photo of {text}" for text in _words(encoders[source], values)):
+            picture = pipeline(prompt, output_type="pil").images[0]
+            picture = picture.convert("RGB" if channels == 3 else "L").resize((width, height))
+            made.append(np.asarray(picture, np.float32).reshape(height, width, channels) / 255)
+        return np.stack(made)
+
+    return make
+
+
+GENERATORS: dict[str, Callable[[str, Mapping[str, Encoder]], Make]] = {
+    "transformers": image_to_text,
+    "diffusers": text_to_image,
+}
+
+
+def _describe(processor: Any, model: Any, values: Array) -> str:
+    """A caption and the answers to the questions, as one text."""
+    import torch
+
+    picture = np.clip(np.asarray(values, np.float32) * 255, 0, 255).astype(np.uint8)
+    picture = np.repeat(picture, 3, axis=2) if picture.shape[2] == 1 else picture
+    said = []
+    with torch.no_grad():
+        for prompt in (None, *QUESTIONS):
+            words = {} if prompt is None else {"text": prompt}
+            inputs = processor(images=picture, return_tensors="pt", **words)
+            ids = model.generate(**inputs, max_new_tokens=_ANSWER_TOKENS)
+            text = processor.batch_decode(ids, skip_special_tokens=True)[0]
+            said.append(text.removeprefix(prompt or "").strip())
+    return ". ".join(part for part in said if part)
+
+
+def _words(encoder: Encoder, values: Array) -> list[str]:
+    """The texts behind token ids. Raises DataError for hashed words."""
+    if not encoder.pretrained:
+        raise DataError(
+            "text to image needs the texts themselves, and hashed token ids have no way back",
+            remedy="Give the text encoder a pretrained checkpoint with a tokenizer, or set generator: nearest.",
+        )
+    from transformers import AutoTokenizer
+
+    texts: list[str] = _load(encoder.pretrained, AutoTokenizer).batch_decode(values, skip_special_tokens=True)
+    return texts
+
+
+def _load(checkpoint: str, kind: Any) -> Any:
+    try:
+        return kind.from_pretrained(checkpoint)
+    except (OSError, ValueError, KeyError, AttributeError, ImportError) as error:
+        raise DataError(
+            f"the generator {checkpoint!r} can not be read: {str(error).splitlines()[0]}",
+            remedy="Give a folder that holds a checkpoint of this kind, or a name that can be downloaded or is cached.",
+        ) from None

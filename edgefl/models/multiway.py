@@ -1,0 +1,98 @@
+"""The multiway transformer (VLMo, arXiv 2111.02358; used by PmcmFL, arXiv 2312.13508), in plain torch, pre-norm.
+
+A layer: x <- x + attention(norm(x)) over the tokens of all modalities at hand, weights shared; then for each
+modality m its own x_m <- x_m + mlp_m(norm_m(x_m)). With one modality it is an ordinary transformer layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+import torch.nn.functional as F  # noqa: N812 - torch's own name for it
+from torch import Tensor, nn
+
+from edgefl.models.encoder import TokenState
+from edgefl.models.spec import EncoderSpec
+
+
+class SharedAttention(nn.Module):
+    """x + attention(norm(x)): tokens [B, N, D], keys [B, N] (bool, which tokens are real) or None -> [B, N, D]."""
+
+    def __init__(self, spec: EncoderSpec) -> None:
+        super().__init__()
+        self.heads = spec.heads
+        self.attention_dropout = spec.dropout
+        self.norm = nn.LayerNorm(spec.width)
+        self.qkv = nn.Linear(spec.width, 3 * spec.width)
+        self.out = nn.Linear(spec.width, spec.width)
+        self.dropout = nn.Dropout(spec.dropout)
+
+    def forward(self, tokens: Tensor, keys: Tensor | None) -> Tensor:
+        # [B, N, 3D] -> three of [B, heads, N, D / heads]
+        q, k, v = self.qkv(self.norm(tokens)).unflatten(2, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        attended = F.scaled_dot_product_attention(
+            q,
+            k,
+            v,
+            attn_mask=None if keys is None else keys[:, None, None, :],
+            dropout_p=self.attention_dropout if self.training else 0.0,
+        )
+        after: Tensor = tokens + self.dropout(self.out(attended.transpose(1, 2).flatten(2)))
+        return after
+
+
+class FeedForward(nn.Module):
+    """x + mlp(norm(x)): one modality's tokens [B, N, D] -> [B, N, D]."""
+
+    def __init__(self, spec: EncoderSpec) -> None:
+        super().__init__()
+        hidden = int(spec.width * spec.mlp_ratio)
+        self.norm = nn.LayerNorm(spec.width)
+        self.mlp = nn.Sequential(nn.Linear(spec.width, hidden), nn.GELU(), nn.Linear(hidden, spec.width))
+        self.dropout = nn.Dropout(spec.dropout)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        after: Tensor = tokens + self.dropout(self.mlp(self.norm(tokens)))
+        return after
+
+
+class SharedStage(nn.Module):
+    """What the modalities share of a stage: the attention of its layers. Run by :func:`run_stage`."""
+
+    def __init__(self, spec: EncoderSpec, count: int) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(SharedAttention(spec) for _ in range(count))
+
+
+class OwnStage(nn.Module):
+    """What is a modality's own of a stage: the feed-forward of its layers. Run by :func:`run_stage`."""
+
+    def __init__(self, spec: EncoderSpec, count: int) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(FeedForward(spec) for _ in range(count))
+
+
+def run_stage(
+    shared: SharedStage, own: Mapping[str, OwnStage], states: Mapping[str, TokenState]
+) -> dict[str, TokenState]:
+    """Rows that all have the modalities of ``states``, in the same order, through one stage."""
+    lengths = [state.tokens.shape[1] for state in states.values()]
+    tokens = torch.cat([state.tokens for state in states.values()], dim=1)
+    keys = real_tokens(states)
+    for i, attention in enumerate(shared.layers):
+        pieces = torch.split(attention(tokens, keys), lengths, dim=1)
+        tokens = torch.cat([own[m].layers[i](piece) for m, piece in zip(states, pieces, strict=True)], dim=1)
+    after = torch.split(tokens, lengths, dim=1)
+    return {m: TokenState(piece, state.mask) for (m, state), piece in zip(states.items(), after, strict=True)}
+
+
+def real_tokens(states: Mapping[str, TokenState]) -> Tensor | None:
+    """Which of the concatenated tokens are real [B, sum of N]; None: all of them."""
+    if all(state.mask is None for state in states.values()):
+        return None
+    masks = [
+        torch.ones_like(state.tokens[:, :, 0], dtype=torch.bool) if state.mask is None else state.mask
+        for state in states.values()
+    ]
+    return torch.cat(masks, dim=1)

@@ -1,0 +1,131 @@
+"""Local prototypes of a device, with labels or without (AproMFL): pairs of modalities' mean embeddings.
+
+With labels:  p_c^m = mean of f^m(x_i) over y_i = c.  Without:  e_i = mean over m of f^m(x_i)/|f^m(x_i)|, K-means on e,
+p_k^m = mean of f^m(x_i)/|f^m(x_i)| over the samples of cluster k; their cluster is the samples' pseudo-label.
+D-A9: K is clamped to the number of distinct points.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from edgefl.errors import ModelError
+from edgefl.prototypes.kmeans import kmeans
+from edgefl.prototypes.library import Array, ClassMeans, class_means, empty
+
+Labels = npt.NDArray[np.int64]
+Flags = npt.NDArray[np.bool_]
+
+#: Clusters of a device without labels (the paper's K).
+LOCAL_CLUSTERS = 20
+#: Lengths below this count as this, so that a zero vector stays zero (the same guard as in matching).
+_SMALLEST_NORM = 1e-12
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """One table [K, d] a modality, with counts [K]: rows at the same index are one pair, count 0 means no row.
+
+    The tables travel as they are: ``library.to_tensors(pairs.tables)``, and ``Pairs(library.from_tensors(tensors))``.
+    Raises ModelError when the tables have different numbers of rows.
+    """
+
+    tables: dict[str, ClassMeans]
+
+    def __post_init__(self) -> None:
+        rows = {m: len(table.counts) for m, table in self.tables.items()}
+        if len(set(rows.values())) > 1:
+            raise ModelError(
+                f"tables of {', '.join(f'{n} ({m})' for m, n in sorted(rows.items()))} rows are not pairs",
+                remedy="Make the tables together, so that rows at the same index belong together.",
+            )
+
+    def __len__(self) -> int:
+        return max((len(table.counts) for table in self.tables.values()), default=0)
+
+    @property
+    def has(self) -> dict[str, Flags]:
+        """modality -> [K]: whose row is there."""
+        return {m: table.present for m, table in self.tables.items()}
+
+
+class Local(NamedTuple):
+    """What a device computes: its ``pairs``, and each sample's class or pseudo-label ``labels`` [N], -1 for none."""
+
+    pairs: Pairs
+    labels: Labels
+
+
+def local_pairs(
+    projections: Mapping[str, Array],
+    has: Mapping[str, Flags],
+    labels: npt.ArrayLike | None,
+    classes: int,
+    rng: np.random.Generator,
+    *,
+    clusters: int = LOCAL_CLUSTERS,
+) -> Local:
+    """By labels when any of ``labels`` [N] is there (-1: none), else by clusters.
+
+    ``projections``: modality -> f's output [N, d] before normalisation; ``has``: modality -> [N], which rows are real.
+    Raises ModelError for shapes that do not match and labels out of range.
+    """
+    known = np.full(0, -1) if labels is None else np.asarray(labels, np.int64)
+    if (known >= 0).any():
+        return by_labels(projections, has, known, classes)
+    return by_clusters(projections, has, rng, clusters=clusters)
+
+
+def by_labels(projections: Mapping[str, Array], has: Mapping[str, Flags], labels: npt.ArrayLike, classes: int) -> Local:
+    """Class means of each modality; the pairs are the classes. Samples without a label are left out."""
+    y = np.asarray(labels, np.int64)
+    _check(projections, has, len(y))
+    tables = {m: class_means(h, np.where(has[m], y, -1), classes) for m, h in sorted(projections.items())}
+    return Local(Pairs(tables), y)
+
+
+def by_clusters(
+    projections: Mapping[str, Array],
+    has: Mapping[str, Flags],
+    rng: np.random.Generator,
+    *,
+    clusters: int = LOCAL_CLUSTERS,
+) -> Local:
+    """Means of K-means clusters of the samples that have every modality; tables without rows when none has.
+
+    The modalities' embeddings share one width d. Incomplete samples have the pseudo-label -1.
+    """
+    units = {m: normalised(h) for m, h in sorted(projections.items())}
+    count = max((len(h) for h in units.values()), default=0)
+    _check(projections, has, count)
+    if len({h.shape[1] for h in units.values()}) > 1:
+        widths = ", ".join(f"{h.shape[1]} ({m})" for m, h in units.items())
+        raise ModelError(f"the mean over modalities needs embeddings of one width, not {widths}")
+    labels = np.full(count, -1, np.int64)
+    complete = np.all([has[m] for m in units], axis=0) if units else np.zeros(0, bool)
+    if not complete.any():
+        return Local(Pairs({m: empty(0, h.shape[1]) for m, h in units.items()}), labels)
+    found = kmeans(np.mean([h[complete] for h in units.values()], axis=0), clusters, rng)
+    labels[complete] = found.labels
+    return Local(Pairs({m: class_means(h, labels, len(found.centres)) for m, h in units.items()}), labels)
+
+
+def normalised(rows: npt.ArrayLike) -> Array:
+    """``rows`` [N, d], each of length 1; zero rows stay zero."""
+    h = np.asarray(rows, np.float32)
+    norms = np.linalg.norm(h, axis=-1, keepdims=True)
+    return np.asarray(h / np.maximum(norms, np.float32(_SMALLEST_NORM)), np.float32)
+
+
+def _check(projections: Mapping[str, Array], has: Mapping[str, Flags], count: int) -> None:
+    for m, h in projections.items():
+        if m not in has or h.ndim != 2 or not len(h) == len(has[m]) == count:
+            flags = len(has[m]) if m in has else "no"
+            raise ModelError(
+                f"projections of '{m}' are {list(h.shape)} with {flags} flags, expected [{count}, d] and {count}"
+            )

@@ -1,0 +1,120 @@
+"""What stands beside the model while it trains: prototypes, private copies of heads, teachers, and the values received.
+
+A private copy (AproMFL's clustering model) begins as the mapping the device was first sent, is trained along and stays
+on the device. A teacher is the mapping as it was received in this round; the device's own goes on from its own copy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from torch import nn
+
+from edgefl.data.dataset import Dataset
+from edgefl.models.build import StagedModel
+from edgefl.models.matching import Table
+from edgefl.models.state import load_module, module_tensors
+from edgefl.plan.values import Job
+from edgefl.prototypes.adaptive import LOCAL_CLUSTERS, Local, local_pairs
+from edgefl.prototypes.library import from_tensors
+from edgefl.resources.flops import FlopCounter
+from edgefl.training.batches import make_batch
+from edgefl.training.forward import Aids, copied
+
+Tensors = Mapping[str, np.ndarray]
+PROTOTYPES = "prototypes"
+#: What a private copy is called among the parts a device keeps.
+TWIN = "twin/"
+#: Samples encoded at once.
+_BATCH = 128
+
+
+def aids_of(
+    job: Job, model: StagedModel, parts: Mapping[str, Tensors], kept: Mapping[str, Tensors], device: str
+) -> Aids:
+    """What the recipe's terms need. ``parts``: as received; ``kept``: what this device's last round left here."""
+    terms = job.slots.objective
+    heads = [m for m in job.model.encoders if f"head/{m}" in job.stage.trained]
+    twin: dict[str, nn.Module] = {}
+    teacher: dict[str, nn.Module] = {}
+    for m in heads:
+        head = model.part(f"head/{m}")
+        if "cluster_contrast" in terms:
+            twin[m] = copied(head, trained=True)
+            load_module(TWIN + m, twin[m], kept.get(TWIN + m, parts[f"head/{m}"]))
+        if "model_transfer" in terms:
+            teacher[m] = copied(head, trained=False)
+            load_module(f"head/{m}", teacher[m], parts[f"head/{m}"])
+    trained = [p for part in job.stage.trained for p in model.part(part).parameters()] if "proximal" in terms else []
+    return Aids(tables_of(parts, device), twin, teacher, tuple((p, p.detach().clone()) for p in trained))
+
+
+def tables_of(parts: Mapping[str, Tensors], device: str) -> dict[str, Table]:
+    """The global prototypes that were received; none in the first round."""
+    if PROTOTYPES not in parts:
+        return {}
+    return {
+        name: Table(torch.from_numpy(table.means).to(device), torch.from_numpy(table.present).to(device))
+        for name, table in from_tensors(parts[PROTOTYPES]).items()
+    }
+
+
+def twin_tensors(aids: Aids) -> dict[str, dict[str, np.ndarray]]:
+    """The private copies, as parts to keep."""
+    return {TWIN + m: module_tensors(head) for m, head in aids.twin.items()}
+
+
+def local_prototypes(
+    job: Job, model: StagedModel, aids: Aids, dataset: Dataset, device: str, rng: np.random.Generator
+) -> Local:
+    """Adaptive prototypes of this device and the class or cluster of each sample, by the private copies if there are
+    any. ``model`` and the copies end in the modes they had.
+    """
+    options = job.slots.prototypes.get("adaptive", {})
+    heads = {m: aids.twin.get(m) or model.part(f"head/{m}") for m in _own(job, dataset)}
+    projections = {m: _embedded(model, m, head, job, dataset, device) for m, head in heads.items()}
+    has = {m: dataset.has(m) for m in projections}
+    clusters = int(options.get("local_clusters", LOCAL_CLUSTERS))
+    labels = dataset.labels if job.model.classes else None
+    return local_pairs(projections, has, labels, job.model.classes, rng, clusters=clusters)
+
+
+def marks_of(
+    job: Job, model: StagedModel, aids: Aids, dataset: Dataset, device: str, rng: np.random.Generator
+) -> tuple[np.ndarray | None, float]:
+    """Each sample's class or local cluster [N] for this round, where a term asks for it, and the FLOPs that took."""
+    if "cluster_contrast" not in job.slots.objective:
+        return None, 0.0
+    with FlopCounter() as counter:
+        labels = local_prototypes(job, model, aids, dataset, device, rng).labels
+    return labels, float(counter.flops)
+
+
+def projections_of(job: Job, model: StagedModel, dataset: Dataset, device: str) -> dict[str, np.ndarray]:
+    """[N, d] of each modality this device has, alone; zeros in rows that lack it."""
+    return {m: _embedded(model, m, model.part(f"head/{m}"), job, dataset, device) for m in _own(job, dataset)}
+
+
+def _own(job: Job, dataset: Dataset) -> list[str]:
+    return [m for m in job.model.encoders if f"head/{m}" in job.stage.present and dataset.has(m).any()]
+
+
+def _embedded(
+    model: StagedModel, modality: str, head: nn.Module, job: Job, dataset: Dataset, device: str
+) -> np.ndarray:
+    """[N, d], this modality alone; zeros in rows that lack it."""
+    out = np.zeros((len(dataset), job.model.head.out), np.float32)
+    rows = np.flatnonzero(dataset.has(modality))
+    modes = [(module, module.training) for module in (*model.modules(), *head.modules())]
+    model.eval()
+    head.eval()
+    with torch.no_grad():
+        for start in range(0, len(rows), _BATCH):
+            index = rows[start : start + _BATCH]
+            x = make_batch(dataset, index, [modality], device).inputs[modality]
+            out[index] = head(model.encode(modality, x, job.stage.depth)).cpu().numpy()
+    for module, training in modes:
+        module.training = training
+    return out

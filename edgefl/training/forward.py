@@ -1,0 +1,138 @@
+"""What the terms of the loss see of a batch: projections, what stands in for absent ones, the joint representation."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import torch
+from torch import Tensor, nn
+
+from edgefl.models.build import StagedModel
+from edgefl.models.encoder import TokenState
+from edgefl.models.matching import Table
+from edgefl.training.missing import MISSING, AtHand, hide
+
+#: What stands in like the real thing, so that a mean over the modalities at hand counts it.
+_COUNTED = frozenset({"prototype", "random", "reconstruction"})
+
+
+@dataclass(frozen=True)
+class Aids:
+    """What terms need besides the model; empty where the recipe has no such term.
+
+    ``tables``: the global prototypes. ``twin`` and ``teacher``: by modality, the private copy of the head, which is
+    trained along, and the head as it was received. ``received``: (parameter, its value when it came) of all trained.
+    """
+
+    tables: Mapping[str, Table] = field(default_factory=dict)
+    twin: Mapping[str, nn.Module] = field(default_factory=dict)
+    teacher: Mapping[str, nn.Module] = field(default_factory=dict)
+    received: tuple[tuple[nn.Parameter, Tensor], ...] = ()
+
+    @property
+    def extra(self) -> list[nn.Parameter]:
+        """Parameters that are trained along and belong to no part of the model."""
+        return [parameter for head in self.twin.values() for parameter in head.parameters()]
+
+
+def copied(head: nn.Module, *, trained: bool) -> nn.Module:
+    """A head's twin (trained) or the teacher made of it (frozen, in evaluation mode)."""
+    return copy.deepcopy(head).requires_grad_(trained).train(trained)
+
+
+@dataclass
+class Forward:
+    """One batch. ``encoded[m]``: h [n_m, D]; ``projected[m]``: r [n_m, d]; ``rows[m]``: which of the B rows, None: all.
+
+    ``labels`` [B], -1: none; ``marks`` [B]: class or local cluster, -1: none; ``missing``: the slot's choice and its
+    options; ``tokens``: for joint fusion.
+    """
+
+    model: StagedModel
+    size: int
+    encoded: Mapping[str, Tensor]
+    projected: Mapping[str, Tensor]
+    rows: Mapping[str, Tensor | None]
+    labels: Tensor | None
+    missing: tuple[str, Mapping[str, float | str]]
+    aids: Aids = field(default_factory=Aids)
+    marks: Tensor | None = None
+    tokens: Mapping[str, TokenState] | None = None
+
+    @cached_property
+    def spread(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Projections as [B, d] with zeros where there are none, and which rows have them [B]."""
+        return self._spread(self.projected)
+
+    def twins(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """As ``spread``, of the private copies of the heads."""
+        return self._spread({m: self.aids.twin[m](h) for m, h in self.encoded.items() if m in self.aids.twin})
+
+    def taught(self) -> dict[str, Tensor]:
+        """As the first of ``spread``, by the heads as they were received; no gradient."""
+        with torch.no_grad():
+            return self._spread(
+                {m: self.aids.teacher[m](h) for m, h in self.encoded.items() if m in self.aids.teacher}
+            )[0]
+
+    @cached_property
+    def at_hand(self) -> dict[str, Tensor]:
+        """Which rows show a modality to the fusion [B]: those that have it and, with ``drop``, have it not hidden."""
+        _, has = self.spread
+        drop = float(self.missing[1].get("drop", 0.0))
+        return hide(has, drop) if drop and len(has) == len(self.model.spec.encoders) else has
+
+    @cached_property
+    def filled(self) -> Mapping[str, Tensor]:
+        """[B, d] of every modality of the model, with stand-ins where a row does not show it."""
+        name, options = self.missing
+        wanted = list(self.model.spec.encoders)
+        if not options.get("drop") and all(m in self.projected and self.rows[m] is None for m in wanted):
+            return self.projected
+        full, _ = self.spread
+        has = self.at_hand
+        given = AtHand(full, has, self.aids.tables, self.labels, options, self.model)
+        result = {}
+        for m in wanted:
+            stand_in = MISSING[name](m, given)
+            result[m] = torch.where(has[m].unsqueeze(1), full[m], stand_in) if m in full else stand_in
+        return result
+
+    @cached_property
+    def fused(self) -> Tensor:
+        """f [B, fused width]: the joint representation."""
+        has = None
+        if self.model.spec.fusion != "concat":
+            nobody = torch.zeros(self.size, dtype=torch.bool, device=next(iter(self.projected.values())).device)
+            counted = self.missing[0] in _COUNTED and self.model.spec.fusion == "mean"
+            has = {m: ~nobody if counted else self.at_hand.get(m, nobody) for m in self.model.spec.encoders}
+        return self.model.fuse(self.filled, has, self.tokens, self.rows)
+
+    @cached_property
+    def logits(self) -> Tensor:
+        """[B, C]."""
+        return self.model.classify(self.fused)
+
+    @property
+    def classified(self) -> Tensor | None:
+        """The logits if a term has asked for them."""
+        return self.__dict__.get("logits")
+
+    def nothing(self) -> Tensor:
+        """Zero, but part of the graph, so that ``backward`` has a way to go."""
+        return next(iter(self.projected.values())).sum() * 0.0
+
+    def _spread(self, values: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        full, has = {}, {}
+        for m, own in values.items():
+            rows = self.rows[m]
+            if rows is None:
+                full[m] = own
+                has[m] = torch.ones(self.size, dtype=torch.bool, device=own.device)
+            else:
+                full[m] = own.new_zeros(self.size, own.shape[1]).index_copy(0, rows, own)
+                has[m] = torch.zeros(self.size, dtype=torch.bool, device=own.device).index_fill(0, rows, True)
+        return full, has

@@ -1,0 +1,62 @@
+"""What the terms share: which rows count, and means over what counts.
+
+No shape and no branch depends on values, so that the planner can price a step on the meta device: rows that do not
+count are masked, and the result is that of the rows that do. What stands in the others does not matter, not even NaN.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+#: modality -> [B, d]
+Embeddings = Mapping[str, Tensor]
+#: modality -> [B], whether the row is real
+Flags = Mapping[str, Tensor]
+
+
+class Terms(NamedTuple):
+    """Values [N], zero where they do not count, and which count [N]."""
+
+    values: Tensor
+    counts: Tensor
+
+    def mean(self) -> Tensor:
+        """Over those that count; 0 when none does."""
+        return mean_where(self.values, self.counts)
+
+
+def mean_where(values: Tensor, counts: Tensor) -> Tensor:
+    """Mean of the ``values`` that count, of any one shape; 0 when none does."""
+    return torch.where(counts, values, 0.0).sum() / counts.sum().clamp(min=1)
+
+
+def mean_of(found: Sequence[Terms], embeddings: Embeddings) -> Tensor:
+    """Mean of the scalar terms that count; 0, but part of the graph of ``embeddings``, when none does."""
+    if not found:
+        return nothing(embeddings)
+    return mean_where(torch.stack([one.values for one in found]), torch.stack([one.counts for one in found]))
+
+
+def nothing(embeddings: Embeddings) -> Tensor:
+    """Zero, but part of the graph, so that ``backward`` has a way to go."""
+    return next(iter(embeddings.values()))[:0].sum()
+
+
+def blank(rows: Tensor, has: Tensor) -> Tensor:
+    """Rows [B, d], those that are not real [B] zero: neither their values nor their gradients can spoil the others."""
+    return torch.where(has.unsqueeze(1), rows, 0.0)
+
+
+def masked(logits: Tensor, keep: Tensor) -> Tensor:
+    """The others count as nothing in a softmax, logsumexp or cross-entropy."""
+    # The lowest finite number, not -inf: a row with nothing to keep would be NaN, weight zero or not.
+    return logits.masked_fill(~keep, torch.finfo(logits.dtype).min)
+
+
+def off_diagonal(size: int, like: Tensor) -> Tensor:
+    """[size, size]: False on the diagonal, on the device of ``like``."""
+    return ~torch.eye(size, dtype=torch.bool, device=like.device)

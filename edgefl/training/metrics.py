@@ -1,0 +1,110 @@
+"""How well a model answers: classes by macro averages, and retrieval between paired modalities.
+
+accuracy = share of p_i = y_i.  For each class of the truth: precision = hits / predicted, recall = hits / true,
+F1 = 2 hits / (predicted + true); macro = their plain mean over these classes.
+Retrieval of N pairs (VSE++, arXiv 1707.05612): rank_i = 1 + #{j != i: cos(a_i, b_j) >= cos(a_i, b_i)};
+recall@k = share of rank_i <= k;  RSum = recall@1 + recall@5 + recall@10, both ways, in percent points.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import combinations
+
+import numpy as np
+import numpy.typing as npt
+
+from edgefl.errors import DataError
+
+Integers = npt.NDArray[np.int64]
+
+#: The k of recall at k. A k beyond the number of candidates is left out: it would be 1 whatever the model does.
+RECALL_AT = (1, 5, 10, 50)
+#: Those whose sum is RSum; left out where one of them is.
+RSUM_AT = (1, 5, 10)
+#: Cosines nearer than this are equal: f32 carries seven digits, and equal inputs encoded in different batches differ in
+#: the last one. So a model that maps everything to one point finds nothing, instead of whatever rounding favours.
+TIE = 1e-6
+#: Norms below this count as this, as in ``edgefl.prototypes.matching``.
+SMALLEST_NORM = 1e-12
+#: Queries compared at once: similarities of 512 x N numbers, 20 MiB for N = 5000, not N x N.
+_BLOCK = 512
+
+
+def classification(predicted: npt.ArrayLike, truth: npt.ArrayLike) -> dict[str, float]:
+    """accuracy, macro_precision, macro_recall and macro_f1 of class numbers ``predicted`` [N] against ``truth`` [N].
+
+    The classes are those of ``truth``; one that is never predicted has precision 0 (scikit-learn's
+    ``precision_recall_fscore_support(labels=unique(truth), average="macro", zero_division=0)``). Raises DataError when
+    there is nothing to judge, or the lengths differ.
+    """
+    p, y = np.asarray(predicted, np.int64), np.asarray(truth, np.int64)
+    _check(p, y)
+    size = int(max(p.max(), y.max())) + 1
+    true, answered, hits = (np.bincount(which, minlength=size) for which in (y, p, y[p == y]))  # [C] each
+    there = true > 0
+    true, answered, hits = true[there], answered[there], hits[there]
+    return {
+        "accuracy": float((p == y).mean()),
+        "macro_precision": float((hits / np.maximum(answered, 1)).mean()),
+        "macro_recall": float((hits / true).mean()),
+        "macro_f1": float((2 * hits / (answered + true)).mean()),
+    }
+
+
+def retrieval_ranks(queries: npt.ArrayLike, candidates: npt.ArrayLike) -> Integers:
+    """The rank [N], from 1, of each query's own candidate, which is the same row of ``candidates`` [N, d].
+
+    By cosine. Every other candidate that is as near as the own one, or can not be compared (NaN), counts as ahead.
+    Raises DataError when there is nothing to judge, or the shapes differ.
+    """
+    a, b = _unit(queries), _unit(candidates)
+    _check(a, b)
+    ranks = np.empty(len(a), np.int64)
+    for start in range(0, len(a), _BLOCK):
+        similarity = a[start : start + _BLOCK] @ b.T  # [n, N]
+        rows = np.arange(len(similarity))
+        own = similarity[rows, start + rows, None]
+        ahead = ~(similarity < own - TIE)
+        ahead[rows, start + rows] = False
+        ranks[start : start + _BLOCK] = 1 + ahead.sum(axis=1)
+    return ranks
+
+
+def retrieval(a: str, b: str, z_a: npt.ArrayLike, z_b: npt.ArrayLike) -> dict[str, float]:
+    """Recalls of modality ``a`` to ``b`` and back, and "rsum", from N paired rows ``z_a`` and ``z_b`` [N, d] each.
+
+    Named "{a}_to_{b}_recall_at_{k}", as shares; a k larger than N is left out, and then so may be the sum.
+    """
+    figures: dict[str, float] = {}
+    for one, other, rows, against in ((a, b, z_a, z_b), (b, a, z_b, z_a)):
+        ranks = retrieval_ranks(rows, against)
+        for k in RECALL_AT:
+            if k <= len(ranks):
+                figures[recall_name(one, other, k)] = float((ranks <= k).mean())
+    parts = [recall_name(*way, k) for way in ((a, b), (b, a)) for k in RSUM_AT]
+    if all(name in figures for name in parts):
+        figures["rsum"] = 100 * sum(figures[name] for name in parts)
+    return figures
+
+
+def recall_name(a: str, b: str, k: int) -> str:
+    """The metric's name: ``b`` looked for by ``a``."""
+    return f"{a}_to_{b}_recall_at_{k}"
+
+
+def pairs(modalities: Sequence[str]) -> list[tuple[str, str]]:
+    """Every unordered pair, in the order of ``modalities``."""
+    return list(combinations(modalities, 2))
+
+
+def _check(one: npt.NDArray[np.generic], other: npt.NDArray[np.generic]) -> None:
+    if one.shape != other.shape:
+        raise DataError(f"{list(one.shape)} answers can not be judged by {list(other.shape)} true ones")
+    if not len(one):
+        raise DataError("there is no sample to judge the model by", remedy="Give it labelled or paired test samples.")
+
+
+def _unit(rows: npt.ArrayLike) -> npt.NDArray[np.float64]:
+    z = np.asarray(rows, np.float64)
+    return np.asarray(z / np.maximum(np.linalg.norm(z, axis=1, keepdims=True), SMALLEST_NORM))

@@ -1,0 +1,51 @@
+"""Which of a device's samples are trained on, and which are only tested on."""
+
+from __future__ import annotations
+
+import zlib
+
+import numpy as np
+
+from edgefl.data.dataset import Dataset
+from edgefl.errors import DataError
+from edgefl.plan.fit import complete_only, needs_labels, needs_pairs
+from edgefl.plan.values import Job
+
+
+def usable_rows(job: Job, dataset: Dataset) -> np.ndarray:
+    """Indices of the samples that can be trained on: labelled, or with two modalities, as the objective needs."""
+    has = np.stack([dataset.has(m) for m in job.model.encoders])  # [M, N]
+    labelled = dataset.labels >= 0 if dataset.labels is not None else np.zeros(len(dataset), dtype=bool)
+    keep = has.any(axis=0) & labelled if needs_labels(job.slots) else np.zeros(len(dataset), dtype=bool)
+    if needs_pairs(job.slots):
+        keep |= has.sum(axis=0) >= 2
+    if "ignore" in job.slots.missing:
+        keep &= has.all(axis=0)
+    return np.flatnonzero(keep)
+
+
+def split(job: Job, rows: np.ndarray, device: str) -> tuple[np.ndarray, np.ndarray]:
+    """(trained on, tested on): ``hyper.holdout`` of the rows is set apart, the same ones in every round of a run.
+
+    At least one batch stays for training; without room for that nothing is set apart.
+    """
+    count = min(int(job.hyper.holdout * len(rows)), len(rows) - job.hyper.batch_size)
+    if count <= 0:
+        return rows, rows[:0]
+    rng = np.random.default_rng((job.hyper.seed, zlib.crc32(f"holdout/{device}".encode())))
+    apart = np.sort(rng.choice(len(rows), count, replace=False))
+    return np.delete(rows, apart), rows[apart]
+
+
+def too_few(job: Job, dataset: Dataset, usable: int) -> DataError:
+    """Why the share does not fill one batch (decision D-L3)."""
+    if dataset.labels is None and needs_labels(job.slots) and not needs_pairs(job.slots):
+        return DataError(
+            "the share has no labels, and the objective cross_entropy needs them",
+            remedy="Label the samples, or train with objective: clip.",
+        )
+    which = "complete samples" if complete_only(job.slots) else "usable samples"
+    return DataError(
+        f"the share has {usable} {which}, fewer than one batch of {job.hyper.batch_size}",
+        remedy="Give the device more data, or lower training.batch_size.",
+    )

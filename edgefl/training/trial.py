@@ -1,0 +1,63 @@
+"""A device's own judgement: its model on the samples it set apart, as received and as trained."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from edgefl.data.dataset import Dataset
+from edgefl.models.build import StagedModel
+from edgefl.models.state import load_part, part_tensors
+from edgefl.plan.fit import needs_pairs
+from edgefl.plan.values import Job
+from edgefl.prototypes.library import from_tensors
+from edgefl.resources.flops import FlopCounter
+from edgefl.training.evaluate import judge
+
+Tensors = Mapping[str, np.ndarray]
+
+
+def personal_trial(
+    job: Job, model: StagedModel, apart: Dataset, parts: Mapping[str, Tensors], kept: Mapping[str, Tensors]
+) -> tuple[dict[str, float], float]:
+    """The device's own model of its last round, with the one layer it was sent in place of its poverty layer (MMiC).
+
+    ``model`` holds afterwards what it held before. Without such a model: no metrics.
+    """
+    own = [part for part in job.stage.trained if part in kept]
+    if "poverty" not in job.slots.repair or not len(apart) or len(own) < len(job.stage.trained):
+        return {}, 0.0
+    better: dict[str, dict[str, np.ndarray]] = {}
+    for key, value in parts["poverty"].items() if "poverty" in parts else ():
+        part, _, name = key.partition("|")
+        better.setdefault(part, {})[name] = value
+    before = {part: part_tensors(model, part) for part in own}
+    for part in own:
+        load_part(model, part, {**kept[part], **better.get(part, {})})
+    found = trial(job, model, apart, parts, "personal")
+    for part, tensors in before.items():
+        load_part(model, part, tensors)
+    return found
+
+
+def trial(
+    job: Job, model: StagedModel, apart: Dataset, parts: Mapping[str, Tensors], prefix: str
+) -> tuple[dict[str, float], float]:
+    """Metrics "<prefix>_<name>" and the FLOPs they took; "<prefix>_score" is what returns are made of: accuracy, or
+    where nothing is labelled the mean recall at 1. ``model`` ends in evaluation mode. No samples: no metrics.
+    """
+    if not len(apart):
+        return {}, 0.0
+    labelled = bool(job.model.classes) and apart.labels is not None and bool((apart.labels >= 0).any())
+    tasks = frozenset(
+        name for name, there in (("classification", labelled), ("retrieval", needs_pairs(job.slots))) if there
+    )
+    tables = from_tensors(parts["prototypes"]) if "prototypes" in parts and "prototype" in job.slots.missing else {}
+    own = [m for m in job.model.encoders if f"head/{m}" in job.stage.present]
+    with FlopCounter() as counter:
+        found = judge(model, apart, job.stage.depth, tables, tasks, own, mask="prototype" if tables else "zero")
+    recalls = [value for name, value in found.items() if name.endswith("_recall_at_1")]
+    score = found.get("accuracy", float(np.mean(recalls)) if recalls else None)
+    metrics = {f"{prefix}_{name}": value for name, value in found.items()}
+    return metrics | ({f"{prefix}_score": score} if score is not None else {}), float(counter.flops)

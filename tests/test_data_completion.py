@@ -1,0 +1,65 @@
+"""Completion: what the nearest complete sample lends, what can not be made, and the pretrained generators."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from edgefl.data.completion import complete, generator, nearest
+from edgefl.data.dataset import Dataset
+from edgefl.errors import ConfigError, DataError
+from edgefl.models.spec import EncoderSpec
+
+ENCODERS = {
+    "a": EncoderSpec(kind="sensor", input_shape=(2, 1)),
+    "words": EncoderSpec(kind="text", input_shape=(4,), vocabulary=50),
+}
+
+
+def some(a_present, words_present) -> Dataset:
+    a = np.array([[[0.0], [0]], [[1], [1]], [[9], [9]], [[8], [9]]], np.float32)
+    words = np.array([[1, 5, 6, 0], [1, 7, 8, 0], [1, 9, 3, 0], [1, 8, 7, 0]])
+    present = {"a": np.array(a_present, bool), "words": np.array(words_present, bool)}
+    values = {"a": a * present["a"][:, None, None], "words": words * present["words"][:, None]}
+    return Dataset(values, present, np.arange(4) % 2, ("x", "y"), list("pqrs"))
+
+
+def test_the_nearest_complete_sample_lends_its_other_half():
+    # row 3 = (8, 9) lacks words: its nearest by a is row 2 = (9, 9), not row 1 = (1, 1)
+    data = some([1, 1, 1, 1], [1, 1, 1, 0])
+    done = complete(data, ENCODERS, nearest(data))
+    assert done.made == {"a": 0, "words": 1}
+    assert done.dataset.modalities["words"][3].tolist() == [1, 9, 3, 0]
+    assert done.dataset.has("words").all()
+    assert data.modalities["words"][3].tolist() == [0, 0, 0, 0]  # the data itself is as it was
+
+
+def test_texts_are_alike_by_their_words_wherever_they_stand():
+    # row 3 has the words 8, 7 of row 1 in another order
+    data = some([1, 1, 1, 0], [1, 1, 1, 1])
+    done = complete(data, ENCODERS, nearest(data))
+    assert done.dataset.modalities["a"][3].ravel().tolist() == [1, 1]
+
+
+def test_what_nobody_here_has_stays_absent():
+    data = some([1, 1, 1, 1], [0, 0, 0, 0])
+    done = complete(data, ENCODERS, nearest(data))
+    assert done.made == {"a": 0, "words": 0}
+    assert not done.dataset.has("words").any()
+
+
+def test_complete_data_is_left_alone():
+    data = some([1, 1, 1, 1], [1, 1, 1, 1])
+    done = complete(data, ENCODERS, nearest(data))
+    assert done.made == {"a": 0, "words": 0}
+    assert done.dataset.modalities["a"] is data.modalities["a"]
+
+
+def test_an_unknown_generator_lists_the_known_ones():
+    with pytest.raises(ConfigError, match="valid: nearest, transformers, diffusers"):
+        generator("magic", "", some([1] * 4, [1] * 4), ENCODERS)
+
+
+def test_a_generator_that_can_not_be_read_is_named(tmp_path):
+    with pytest.raises(DataError, match="nowhere' can not be read"):
+        generator("transformers", str(tmp_path / "nowhere"), some([1] * 4, [1] * 4), ENCODERS)

@@ -1,0 +1,300 @@
+"""Who is asked next: what the server remembers of the devices, and selection by it."""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import json
+import math
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from edgefl.aggregation import select
+from edgefl.aggregation.memory import RETURNS_KEPT, Memory, Track, note_round
+from edgefl.errors import ModelError
+
+ORACLES = json.loads((Path(__file__).parent / "oracles" / "oracles.json").read_text())
+CASES = {case["id"]: case for case in ORACLES["cases"]}
+NEAR = ORACLES["tolerance"]
+
+
+def named(values) -> dict:
+    return dict(zip("abcdefgh", values, strict=False))
+
+
+# The coalition's return and its core
+
+
+def test_oracle_banzhaf_1_the_return_of_a_coalition_and_without_each_member():
+    case = CASES["banzhaf-1"]
+    weights, returns = named(case["inputs"]["weights"]), named(case["inputs"]["returns"])
+    assert select.coalition_return(weights, returns) == pytest.approx(case["expect"]["all"], abs=NEAR)
+    for left, expected in zip(returns, case["expect"]["without"], strict=True):
+        others = {name: value for name, value in returns.items() if name != left}
+        assert select.coalition_return(weights, others) == pytest.approx(expected, abs=NEAR)
+
+
+def test_core_is_who_turns_the_coalition():
+    """A = 0.21; without a 0.02, b 0.343, c 0.2125: at alpha* 0.1 and 0.21 a turns it; 0.215 is lost."""
+    weights, returns = named([0.5, 0.3, 0.2]), named([0.4, -0.1, 0.2])
+    assert select.core_members(weights, returns, 0.1) == {"a"}
+    assert select.core_members(weights, returns, 0.21) == {"a"}
+    assert select.core_members(weights, returns, 0.215) == set()
+    assert select.core_members(weights, returns, 0.01) == set()  # everyone can leave
+
+
+def test_several_can_be_core():
+    """A = (0.6 + 0.6 + 0) / 3 = 0.4; without a or b 0.3, without c 0.6."""
+    assert select.core_members(named([1, 1, 1]), named([0.6, 0.6, 0.0]), 0.4) == {"a", "b"}
+
+
+def test_alone_a_device_is_core_when_its_return_reaches_the_gain():
+    # Rounding must not decide.
+    assert 0.7 * 0.1 / 0.7 < 0.1
+    assert select.core_members({"a": 0.7}, {"a": 0.1}, 0.1) == {"a"}
+    assert select.core_members({"a": 0.7}, {"a": 0.1}, 0.11) == set()
+    assert select.core_members({"a": 0.3, "b": 0.0}, {"a": 0.1, "b": 9.0}, 0.1) == {"a"}
+    assert select.core_members({}, {}, 0.0) == set()
+
+
+def test_equal_returns_make_nobody_core():
+    weights = named([0.1, 0.2, 0.7])
+    assert select.core_members(weights, dict.fromkeys(weights, 0.1), 0.1) == set()
+
+
+def test_a_coalition_that_weighs_nothing_is_named():
+    with pytest.raises(ModelError, match="a, b weigh nothing"):
+        select.coalition_return(named([0, 0]), named([1, 2]))
+
+
+# Selection
+
+
+@pytest.mark.parametrize("case", ["banzhaf-2", "banzhaf-3"])
+def test_oracle_selection_probability(case):
+    inputs, expected = CASES[case]["inputs"], CASES[case]["expect"]
+    got = select.probabilities(named(inputs["core"]), named(inputs["selected"]), inputs["temperature"])
+    assert list(got.values()) == pytest.approx(expected, abs=NEAR)
+
+
+def test_probabilities_of_the_unknown_of_nobody_and_of_a_hot_index():
+    assert select.probabilities(named([0, 0]), named([0, 5]), 2.0) == {"a": 0.5, "b": 0.5}
+    assert select.probabilities({}, {}, 2.0) == {}
+    assert list(select.probabilities({"b": 1, "a": 0}, {"b": 1, "a": 0}, 2.0)) == ["a", "b"]
+    assert select.probabilities(named([1, 0]), named([1, 1]), 1e6) == {"a": 1.0, "b": 0.0}
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), min_size=1, max_size=8), st.floats(0, 50))
+def test_probabilities_sum_to_one_and_rise_with_the_share_of_core_rounds(pairs, temperature):
+    core, selected = named([c for c, _ in pairs]), named([c + more for c, more in pairs])
+    got = select.probabilities(core, selected, temperature)
+    assert sum(got.values()) == pytest.approx(1)
+    ratio = {name: core[name] / selected[name] if selected[name] else 0 for name in core}
+    for one, other in itertools.combinations(core, 2):
+        assert (got[one] - got[other]) * (ratio[one] - ratio[other]) >= 0
+
+
+def remembered(rounds: int = 4, **tracks: Track) -> Memory:
+    return Memory(rounds=rounds, devices=tracks)
+
+
+HISTORY = remembered(a=Track(core=2, selected=4), b=Track(core=0, selected=3), c=Track(core=1, selected=1))
+
+
+def test_the_draw_follows_the_probabilities_without_replacement():
+    """p = 0.245, 0.090, 0.665 (banzhaf-3); of two of three, c is in with p_c + sum_i p_i p_c / (1 - p_i) = 0.9464."""
+    p = dict(zip("abc", CASES["banzhaf-3"]["expect"], strict=True))
+    rng = np.random.default_rng(0)
+    drawn = [
+        select.banzhaf(["c", "a", "b"], rng, memory=HISTORY, share=share, warmup_rounds=4, temperature=2.0)
+        for share in (0.1, 0.6)
+        for _ in range(4000)
+    ]
+    first, pairs = drawn[:4000], drawn[4000:]
+    for name in "abc":
+        assert first.count([name]) / 4000 == pytest.approx(p[name], abs=0.03)
+        inside = p[name] + sum(q * p[name] / (1 - q) for other, q in p.items() if other != name)
+        assert sum(name in pair for pair in pairs) / 4000 == pytest.approx(inside, abs=0.03)
+    assert all(pair == sorted(set(pair)) and len(pair) == 2 for pair in pairs)
+
+
+def test_before_the_warm_up_ends_the_draw_is_the_uniform_one():
+    options = {"share": 0.5, "temperature": 1e9}
+    for seed in range(5):
+        uniform = select.at_random(list("abc"), np.random.default_rng(seed), share=0.5)
+        early = select.banzhaf(list("abc"), np.random.default_rng(seed), memory=HISTORY, warmup_rounds=5, **options)
+        sampled = select.banzhaf_sampled(
+            list("abc"), np.random.default_rng(seed), memory=HISTORY, warmup_rounds=5, **options
+        )
+        assert early == sampled == uniform
+        late = select.banzhaf(list("abc"), np.random.default_rng(seed), memory=HISTORY, warmup_rounds=4, **options)
+        assert late == ["a", "c"]  # shares of core rounds: a 0.5, c 1
+
+
+@pytest.mark.parametrize("method", [select.banzhaf, select.banzhaf_sampled])
+def test_a_draw_depends_on_names_not_on_order_and_takes_strangers_and_nobody(method):
+    def draw(devices, share=0.5):
+        rng = np.random.default_rng(3)
+        return method(devices, rng, memory=HISTORY, share=share, warmup_rounds=0, temperature=2.0)
+
+    assert draw(["new", "c", "a", "b"]) == draw(["a", "b", "c", "new"])
+    assert draw(["new", "c", "a", "b"], share=1.0) == ["a", "b", "c", "new"]
+    assert draw([]) == []
+    assert len(draw(["new"], share=0.01)) == 1
+
+
+def test_banzhaf_values_by_hand_and_over_all_coalitions():
+    """Equal weights, returns 0.4 and 0: a adds 0.4 - 0 alone and 0.2 - 0 to b, mean 0.3; b adds 0 and 0.2 - 0.4."""
+    everything = np.array(list(itertools.product([False, True], repeat=2)))
+    assert select.banzhaf_values(named([1, 1]), named([0.4, 0.0]), everything) == pytest.approx(named([0.3, -0.1]))
+
+    weights, returns = named([5, 3, 2, 7]), named([0.4, -0.1, 0.2, 0.05])
+    some = np.array([[True, False, False, False], [True, True, False, True]])
+    backwards = dict(reversed(returns.items()))
+    assert select.banzhaf_values(weights, backwards, some) == select.banzhaf_values(weights, returns, some)
+    everything = np.array(list(itertools.product([False, True], repeat=4)))
+    for name, value in select.banzhaf_values(weights, returns, everything).items():
+        others = [other for other in returns if other != name]
+        added = []
+        for size in range(4):
+            for group in itertools.combinations(others, size):
+                before = select.coalition_return(weights, {n: returns[n] for n in group}) if group else 0.0
+                added.append(select.coalition_return(weights, {n: returns[n] for n in (*group, name)}) - before)
+        assert value == pytest.approx(sum(added) / 8)
+
+
+def test_the_sampled_selector_prefers_who_added_to_the_last_round():
+    """Values 0.3 and -0.1 as above for the last round; c's return is of an earlier one and d weighs nothing: 0."""
+    memory = remembered(
+        rounds=4,
+        a=Track(returns={4: 0.4}, weight=1),
+        b=Track(returns={3: 9.0, 4: 0.0}, weight=1),
+        c=Track(returns={3: 9.0}, weight=1),
+        d=Track(returns={4: 9.0}, weight=0),
+    )
+    options = {"memory": memory, "warmup_rounds": 4, "temperature": 1e4, "samples": 64}
+    rng = np.random.default_rng(0)
+    assert select.banzhaf_sampled(list("abcd"), rng, share=0.25, **options) == ["a"]
+    assert select.banzhaf_sampled(list("abcd"), rng, share=0.75, **options) == ["a", "c", "d"]
+
+
+def test_the_sampled_selector_draws_by_the_banzhaf_value():
+    """Returns 0.6, 0, 0: a adds 0.6, 0.3, 0.3, 0.2, mean 0.35; b adds 0, -0.3, 0, -0.1, mean -0.1, and so does c.
+    At temperature 4 a comes first with e^1.4 / (e^1.4 + 2 e^-0.4) = 0.7515.
+    """
+    memory = remembered(rounds=4, **{name: Track(returns={4: 0.6 * (name == "a")}, weight=1) for name in "abc"})
+    options = {"memory": memory, "warmup_rounds": 4, "temperature": 4, "samples": 256, "share": 0.1}
+    rng = np.random.default_rng(0)
+    drawn = [select.banzhaf_sampled(list("abc"), rng, **options)[0] for _ in range(2000)]
+    assert drawn.count("a") / 2000 == pytest.approx(0.7515, abs=0.03)
+
+
+def test_the_selectors_defaults_are_the_papers():
+    def defaults(method):
+        return {name: p.default for name, p in inspect.signature(method).parameters.items() if p.default is not p.empty}
+
+    expected = {"share": 0.5, "warmup_rounds": 100, "temperature": 2.0}
+    assert defaults(select.banzhaf) == expected
+    assert defaults(select.banzhaf_sampled) == {**expected, "samples": 128}
+
+
+# Memory
+
+
+def test_two_rounds_by_hand():
+    """Round 2: returns a 0.2, b -0.1; alpha* = 0.4 - 0.3 = 0.1; A = (3 x 0.2 - 0.1) / 4 = 0.125, and a turns it."""
+    first = note_round(Memory(), {"a": 0.5, "b": 0.6}, {"a": 0.25, "b": 0.45}, {"a": 3, "b": 1})
+    assert (first.rounds, first.gain) == (1, 0.0)
+    assert first.metric == pytest.approx(0.3)  # (3 x 0.25 + 0.45) / 4
+    assert first.devices["a"] == Track(metric=0.5, selected=1, weight=3)
+
+    second = note_round(first, {"a": 0.7, "b": 0.5, "c": 0.9}, {"a": 0.4, "b": 0.4}, {"a": 3, "b": 1, "c": 2})
+    assert second.metric == pytest.approx(0.4)
+    assert second.gain == pytest.approx(0.1)
+    assert second.devices["a"].returns == pytest.approx({2: 0.2})
+    assert second.devices["b"].returns == pytest.approx({2: -0.1})
+    assert second.devices["c"].returns == {}  # it needs an earlier metric
+    assert {name: (track.core, track.selected) for name, track in second.devices.items()} == {
+        "a": (1, 2),
+        "b": (0, 2),
+        "c": (0, 1),
+    }
+
+
+def test_a_return_reaches_back_to_the_last_time_and_the_rest_stays():
+    memory = note_round(Memory(), {"a": 0.5, "b": 0.1}, {"a": 0.5}, {"a": 1, "b": 1})
+    memory = note_round(memory, {"b": 0.2}, {"b": 0.6}, {"b": 1})
+    memory = note_round(memory, {"a": 0.8}, {}, {"a": 2})
+    assert memory.devices["a"].returns == pytest.approx({3: 0.3})
+    assert memory.devices["b"] == Track(metric=0.2, returns={2: 0.1}, core=1, selected=2, weight=1)
+    assert (memory.metric, memory.gain) == (0.6, pytest.approx(0.1))  # nobody measured it: as it was
+    assert memory.devices["a"].core == 0  # alpha* was unknown in round 3
+
+
+def test_who_reports_first_does_not_matter():
+    values, weights = named([0.1, 0.2, 0.3, 0.7]), named([0.1, 0.7, 0.3, 0.9])
+    memory = Memory(metric=0.2, devices={"d": Track(metric=0.1, returns={-1: 0.5, -3: 0.4})})
+    one = note_round(memory, values, values, weights)
+    other = note_round(memory, *(dict(reversed(x.items())) for x in (values, values, weights)))
+    assert one == other
+    assert list(one.devices) == list(other.devices) == ["d", "a", "b", "c"]
+    assert list(one.devices["d"].returns) == [-3, -1, 1]
+
+
+def test_what_is_known_of_nobody_and_that_it_cannot_be_changed():
+    assert Track() == Track(metric=None, returns={}, core=0, selected=0, weight=0.0, cluster=-1)
+    assert Memory() == Memory(rounds=0, metric=None, gain=0.0, devices={})
+    with pytest.raises(AttributeError):
+        Track().core = 1
+    with pytest.raises(AttributeError):
+        Memory().rounds = 1
+
+
+def test_devices_without_metrics_or_weight_are_only_counted():
+    memory = note_round(Memory(), {"a": 0.5, "c": 0.5}, {"a": 0.5, "c": 9.0}, {"a": 1, "b": 1, "c": 0})
+    assert memory.metric == 0.5
+    assert memory.devices["b"] == Track(selected=1, weight=1)
+    memory = note_round(memory, {"c": 9.0}, {"c": 9.0}, {"c": 0})
+    assert (memory.rounds, memory.metric, memory.gain) == (2, 0.5, 0.0)
+    assert memory.devices["c"].core == 0
+    assert note_round(memory, {}, {}, {}) == msgspec.structs.replace(memory, rounds=3)
+
+
+def test_the_cluster_stays_and_returns_do_not_grow_without_bound():
+    memory = Memory(devices={"a": Track(metric=0.0, cluster=3)})
+    for value in range(RETURNS_KEPT + 5):
+        memory = note_round(memory, {"a": value + 1.0}, {}, {"a": 1})
+    track = memory.devices["a"]
+    assert track.cluster == 3
+    assert sorted(track.returns) == list(range(6, RETURNS_KEPT + 6))
+    assert (RETURNS_KEPT, memory.rounds) == (200, 205)
+
+
+def test_memory_survives_json():
+    memory = note_round(HISTORY, {"a": 0.5}, {"a": 0.4}, {"a": 1})
+    memory = note_round(memory, {"a": 0.75}, {"a": 0.5}, {"a": 1})
+    assert memory.devices["a"].returns == {6: 0.25}
+    assert msgspec.json.decode(msgspec.json.encode(memory), type=Memory) == memory
+    plain = json.loads(json.dumps(msgspec.to_builtins(memory)))
+    assert msgspec.convert(plain, Memory, str_keys=True) == memory
+
+
+@pytest.mark.parametrize(
+    ("metrics", "received", "weights", "names"),
+    [
+        ({"b": math.nan, "a": math.nan}, {}, {"a": 1, "b": 1}, "metric of device 'a' is nan"),
+        ({}, {"a": math.inf}, {"a": 1}, "received of device 'a' is inf"),
+        ({}, {}, {"a": -1}, "weight of device 'a' is -1"),
+        ({"b": 0.5}, {}, {"a": 1}, "'b' reports a metric, but took no part"),
+        ({}, {"b": 0.5}, {"a": 1}, "'b' reports a metric of the model it received, but took no part"),
+    ],
+)
+def test_what_cannot_be_noted_is_named(metrics, received, weights, names):
+    with pytest.raises(ModelError, match=names):
+        note_round(Memory(), metrics, received, weights)
