@@ -99,6 +99,7 @@ def test_alone_nothing_leaves_the_device(ram_path: Path):
         rows = assignments(report, number)
         assert set(rows) == set(SHARES)
         assert {measured(row, "payload_up_bytes") for row in rows.values()} == {0.0}
+    assert not report.evaluations  # there is no global model to judge
     # what it trained is what it goes on with: its second round begins where the first ended
     for device, row in assignments(report, 2).items():
         before = assignments(report, 1)[device].metrics
@@ -123,6 +124,8 @@ def test_classification_and_retrieval_devices_share_a_fleet_and_keep_their_class
         "@pairs/head/a", "@pairs/head/b", "@names-a/head/a", "@names-b/head/b",
     }  # fmt: skip
     assert "task" not in report.rounds[1].record["parts"]
+    assert {row.metric for row in report.evaluations} >= {"a_to_b_recall_at_1"}
+    assert "accuracy" not in {row.metric for row in report.evaluations}  # the classifiers stay on the devices
     prototypes = from_tensors(decode_part(store.read(state["prototypes"].id)))
     assert set(prototypes) == {"a", "b"}
     assert len({table.means.shape for table in prototypes.values()}) == 1  # pairs

@@ -23,12 +23,15 @@ Tensors = Mapping[str, np.ndarray]
 
 
 def tasks_of(model: ModelSpec, slots: Slots, test: Dataset) -> frozenset[str]:
-    """Classification where the model has classes, retrieval where pairs are learned and the test set has some."""
+    """Classification where the model has classes, retrieval where pairs are learned and the test set has some.
+
+    Only of what the devices send: a classifier that stays at home is untrained here, and alone nothing is learned here
+    at all. What each device's own model is worth, it says itself (``edgefl.training.trial``).
+    """
     paired = sum(bool(test.has(m).any()) for m in model.encoders) > 1
-    retrieval = needs_pairs(slots) and paired
-    return frozenset(
-        name for name, wanted in (("classification", bool(model.classes)), ("retrieval", retrieval)) if wanted
-    )
+    classification = bool(model.classes) and slots.exchange == "all"
+    retrieval = needs_pairs(slots) and paired and slots.exchange != "nothing"
+    return frozenset(name for name, wanted in (("classification", classification), ("retrieval", retrieval)) if wanted)
 
 
 def matching(
