@@ -21,6 +21,7 @@ from coordinator.values import (
     Spoiled,
     State,
 )
+from edgefl.models.spec import is_scheduled
 from edgefl.plan.exchange import exchange_of, sent
 from edgefl.plan.fit import trained_depth
 from edgefl.protocol.messages import Update
@@ -28,8 +29,6 @@ from edgefl.records import Attempt, Figures, Refusal
 
 replace = msgspec.structs.replace
 
-#: What an update may hold beside the parts it was asked to train (and the small networks "match/…").
-EXTRAS = frozenset({"prototypes", "signature"})
 #: Reasons to plan a device again: it measured, or ran into, a limit that a smaller job may respect.
 REPLAN = frozenset({"step_memory", "memory", "ceiling", "flops", "payload", "disk"})
 
@@ -141,9 +140,7 @@ def announced(state: State, event: Announced) -> Step:
         return state, [*out, SendAck(update.device, update.attempt)]
     exchange = exchange_of(state.recipe.get("weight", {}))
     wanted = sent(assignment.placement.stage, exchange)
-    strange = sorted(
-        part for part in update.manifest if part not in {*wanted, *EXTRAS} and not part.startswith("match/")
-    )
+    strange = sorted(part for part in update.manifest if part not in wanted and is_scheduled(part))
     if strange or (wanted and not update.manifest):
         what = f"parts it was not asked to train: {', '.join(strange[:5])}" if strange else "no part"
         return _refuse(state, update.device, Refusal(reason="update", detail=f"the update holds {what}"), event.at)

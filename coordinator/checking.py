@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from edgefl.aggregation.aggregate import PROTOTYPES, SIGNATURE
 from edgefl.aggregation.combine import MisfitError, check, layout_of
 from edgefl.aggregation.groups import LIMIT_BYTES
+from edgefl.data.signature import check_signature
 from edgefl.errors import ProtocolError
+from edgefl.models.spec import PROTOTYPES, SIGNATURE
 from edgefl.objects import ObjectStore
 from edgefl.protocol.parts import decode_part
 from edgefl.prototypes.library import from_tensors
@@ -44,9 +45,10 @@ class Limits(NamedTuple):
 LIMITS = Limits()
 
 
-def check_update(store: ObjectStore, manifest: Manifest, previous: Manifest) -> Refusal | None:
+def check_update(store: ObjectStore, manifest: Manifest, previous: Manifest, signature: str = "") -> Refusal | None:
     """None when every part has the tensors of the state before, all finite; else the first fault.
 
+    ``signature``: what the run's clusters are made of (``groups.wanted``), "" for nothing.
     One part of each is in memory at a time. Raises StoreError when the disk fails.
     """
     for part, ref in sorted(manifest.items()):
@@ -54,7 +56,9 @@ def check_update(store: ObjectStore, manifest: Manifest, previous: Manifest) -> 
             tensors = decode_part(store.read(ref.id), LIMITS.of(part, previous), finite=True, copy=False)
             if part == PROTOTYPES:
                 from_tensors(tensors)
-            elif part != SIGNATURE:
+            elif part == SIGNATURE:
+                check_signature(tensors, signature)
+            else:
                 before = store.read(previous[part].id)
                 check(tensors, layout_of(decode_part(before, copy=False)))
         except (ProtocolError, MisfitError) as error:

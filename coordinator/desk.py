@@ -48,6 +48,7 @@ class Desk:
             "slots": self._plan.slots,
             "candidates": candidates,
             "part_bytes": {part: ref.size for part, ref in manifest.items()},
+            "last": not any(later.rounds for later in self._plan.stages[stage:]),
         }
         return msgspec.convert(await self._worker.call("plan_stage", body), tuple[Placement, ...])
 

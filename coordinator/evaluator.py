@@ -37,7 +37,7 @@ class InitialParts(msgspec.Struct, frozen=True):
 
 
 class PlanStage(msgspec.Struct, frozen=True):
-    """Request: one placement a candidate."""
+    """Request: one placement a candidate; ``last``: the run's last round is one of this stage's."""
 
     model: ModelSpec
     stage: Stage
@@ -45,6 +45,7 @@ class PlanStage(msgspec.Struct, frozen=True):
     slots: Slots
     candidates: tuple[Candidate, ...]
     part_bytes: dict[str, int]
+    last: bool = False
 
 
 class Evaluate(msgspec.Struct, frozen=True):
@@ -97,7 +98,16 @@ class Evaluator:
         request = msgspec.convert(body, PlanStage)
         self._pricer = pricer = self._pricer or Pricer()
         return [
-            place(request.model, request.stage, request.hyper, request.slots, c, request.part_bytes, pricer)
+            place(
+                request.model,
+                request.stage,
+                request.hyper,
+                request.slots,
+                c,
+                request.part_bytes,
+                pricer,
+                last=request.last,
+            )
             for c in request.candidates
         ]
 
@@ -129,7 +139,9 @@ class Evaluator:
         )
 
     def similarity(self, body: Any, note: Note) -> dict[str, float]:
-        """Weights, sum 1."""
+        """Weights, sum 1, of the devices whose model has finite outputs."""
+        import numpy as np
+
         from edgefl.training.probes import probe_rows, represent
 
         request = msgspec.convert(body, Similarity)
@@ -139,7 +151,7 @@ class Evaluator:
             device: represent(request.model, request.stage, _parts(request.store, manifest), probes)
             for device, manifest in request.models.items()
         }
-        return cka_weights(outputs)
+        return cka_weights({device: found for device, found in outputs.items() if np.isfinite(found).all()})
 
     def _test(self, path: str, model: ModelSpec) -> TestSet:
         from edgefl.training.evaluate import TestSet

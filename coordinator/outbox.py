@@ -15,10 +15,10 @@ from coordinator import instructions as do
 from coordinator.downloads import Downloads
 from coordinator.uploads import Uploads
 from coordinator.values import State
-from edgefl.aggregation.aggregate import PROTOTYPES
 from edgefl.aggregation.audience import SERVER, view
-from edgefl.aggregation.groups import KINDS, signed
+from edgefl.aggregation.groups import signed, wanted
 from edgefl.aggregation.remember import POVERTY
+from edgefl.models.spec import PROTOTYPES
 from edgefl.objects import ObjectStore
 from edgefl.plan.values import Job, Placement, RunPlan
 from edgefl.protocol import messages as m
@@ -123,6 +123,7 @@ class Outbox:
             self._store,
             self._chunk_bytes,
             self._plan.credit,
+            signature=wanted(self._plan.server),
             clock=self._clock,
             grant=self._post,
             down=self._down,
@@ -154,8 +155,8 @@ class Outbox:
             )
         track = state.memory.devices.get(one.device)
         seen = view(manifest, one.device, track.cluster if track is not None else -1)
-        wanted = {*one.placement.stage.present, PROTOTYPES, POVERTY}
-        offered = {part: ref for part, ref in seen.items() if part in wanted}
+        due = {*one.placement.stage.present, PROTOTYPES, POVERTY}
+        offered = {part: ref for part, ref in seen.items() if part in due}
         self._layers.pop(one.device, None)
         if POVERTY in offered:
             self._layers[one.device] = offered[POVERTY].id
@@ -197,7 +198,7 @@ def job(plan: RunPlan, placement: Placement, attempt: Attempt, *, signed: bool =
         hyper=hyper,
         slots=plan.slots,
         last=(attempt.stage, attempt.round) == (last, plan.stages[last - 1].rounds),
-        signature="" if signed else KINDS[next(iter(plan.server.get("cluster", {})), "none")],
+        signature="" if signed else wanted(plan.server),
     )
 
 

@@ -104,11 +104,14 @@ def put(state: State, device: str, assignment: Assignment, measured: Figures | N
 def _saved(
     state: State, attempt: Attempt, device: str, assignment: Assignment, measured: Figures | None = None
 ) -> SaveAssignment:
+    placement, rounds = assignment.placement, state.rounds
+    if placement.predicted_last and attempt.round == rounds[attempt.stage - 1] and not any(rounds[attempt.stage :]):
+        placement = replace(placement, predicted=placement.predicted_last)
     return SaveAssignment(
         attempt=attempt,
         device=device,
         status=assignment.status,
-        placement=assignment.placement,
+        placement=placement,
         batch_size=state.batch_sizes[attempt.stage - 1],
         refusal=assignment.refusal,
         update=assignment.update,

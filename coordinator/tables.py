@@ -5,7 +5,7 @@ from __future__ import annotations
 from sqlalchemy import JSON, BigInteger, Boolean, Column, Float, Integer, MetaData, String, Table
 
 #: The newest migration; a ledger of this revision is opened without loading Alembic.
-HEAD = "0001"
+HEAD = "0002"
 
 metadata = MetaData()
 
@@ -94,6 +94,7 @@ evaluations = Table(
     Column("round", Integer, nullable=False),
     Column("available", JSON, nullable=False),
     Column("missing", String(16), nullable=False),
+    Column("matcher", String(16), nullable=False, server_default=""),
     Column("metric", String(64), nullable=False),
     Column("value", Float(53), nullable=False),
     Column("samples", Integer, nullable=False),

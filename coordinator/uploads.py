@@ -39,9 +39,10 @@ class _Upload:
 
 
 class Uploads:
-    """Fetches updates. ``grant`` sends a message to a device; ``down`` tells what it was sent; ``report`` takes
+    """Fetches updates.
 
-    Received and Spoiled, and exceptions that end the run.
+    ``signature``: what the run's clusters are made of; ``grant`` sends a message to a device; ``down`` tells what it
+    was sent; ``report`` takes Received and Spoiled, and exceptions that end the run.
     """
 
     def __init__(
@@ -50,6 +51,7 @@ class Uploads:
         chunk_bytes: int,
         credit: int,
         *,
+        signature: str = "",
         clock: Callable[[], float],
         grant: Callable[[str, Grant], None],
         down: Callable[[str], Figures],
@@ -58,6 +60,7 @@ class Uploads:
         self._store = store
         self._chunk_bytes = chunk_bytes
         self._credit = credit
+        self._signature = signature
         self._clock = clock
         self._grant = grant
         self._down = down
@@ -162,7 +165,9 @@ class Uploads:
     async def _check(self, device: str, upload: _Upload) -> None:
         update = upload.update
         try:
-            refusal = await asyncio.to_thread(check_update, self._store, update.manifest, self._previous)
+            refusal = await asyncio.to_thread(
+                check_update, self._store, update.manifest, self._previous, self._signature
+            )
         except Exception as error:  # StoreError, or a defect: the runner must hear of it
             self._report(error)
             return

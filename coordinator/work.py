@@ -9,8 +9,9 @@ from pathlib import Path
 from coordinator.desk import Desk
 from coordinator.instructions import Aggregate, Evaluate, Plan, Tidy
 from coordinator.values import Aggregated, Evaluated, Event, Planned
-from edgefl.aggregation.aggregate import UpdateInfo, aggregate_round
+from edgefl.aggregation.aggregate import aggregate_round
 from edgefl.aggregation.audience import shared
+from edgefl.aggregation.remember import UpdateInfo
 from edgefl.aggregation.remember import load as load_memory
 from edgefl.objects import ObjectStore
 from edgefl.plan.values import RunPlan

@@ -11,7 +11,7 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import MutableMapping
+from collections.abc import Callable, MutableMapping
 from pathlib import Path
 from typing import NoReturn
 
@@ -22,7 +22,7 @@ from device_agent.log import Emit, LineHandler, line_writer
 from device_agent.runner import Agent
 from device_agent.store import AgentStore, Owner, fingerprint
 from device_agent.timeouts import HEARTBEAT_S
-from device_agent.trainer_link import TrainerProcess, TrainerSettings
+from device_agent.trainer_link import Trainer, TrainerProcess, TrainerSettings
 from edgefl.errors import EdgeFLError
 from edgefl.protocol.topics import check_name
 from edgefl.records import Budget
@@ -31,6 +31,7 @@ from edgefl.resources.machine import capabilities
 from edgefl.transport.address import parse_url
 from edgefl.transport.mqtt import MqttTransport
 
+MakeTrainer = Callable[[TrainerSettings, int], Trainer]
 #: Carries the options over the exec, and is taken out at once so that no child inherits the password.
 _VARIABLE = "EDGEFL_AGENT_OPTIONS"
 
@@ -75,8 +76,11 @@ def take_options(environment: MutableMapping[str, str]) -> Options:
     return msgspec.json.decode(text, type=Options)
 
 
-def make_agent(options: Options, emit: Emit) -> Agent:
-    """The agent, not yet running; it holds the lock of its state directory. Raises EdgeFLError."""
+def make_agent(options: Options, emit: Emit, trainer: MakeTrainer = TrainerProcess) -> Agent:
+    """The agent, not yet running; it holds the lock of its state directory. Raises EdgeFLError.
+
+    ``trainer``: makes its trainer of the settings and the machine's memory in bytes.
+    """
     state = Path(options.state)
     store = AgentStore(state, Owner(options.device, options.fleet), options.budget.disk_bytes)
     try:
@@ -111,7 +115,7 @@ def make_agent(options: Options, emit: Emit) -> Agent:
             )
 
         emit("starting", device=options.device, profile=options.profile, broker=str(parse_url(options.broker)))
-        return Agent(identity, dial, TrainerProcess(settings, machine.memory_total_bytes), store, emit)
+        return Agent(identity, dial, trainer(settings, machine.memory_total_bytes), store, emit)
     except BaseException:
         store.close()
         raise

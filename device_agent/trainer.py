@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import functools
+import gc
 import os
 import signal
 import sys
@@ -68,6 +70,7 @@ class Trainer:
             _first_round(device)
             self.facts = _facts(dataset, device, elastic=Path(self.data).is_dir())
             self.dataset = dataset
+            gc.freeze()  # what libraries made once would be searched for garbage each round: a quarter of a short one
         return self.facts
 
     def train(self, body: object, note: Note) -> Result:
@@ -191,6 +194,7 @@ def _torch_device(wanted: str) -> str:
     return wanted
 
 
+@functools.cache
 def _first_round(device: str) -> None:
     """Train a toy round, so that the libraries take now what they take once: it belongs to the idle size, to no round.
 
@@ -275,7 +279,7 @@ def _figures(outcome: Any, memory: Any, energy: Any) -> Figures:
     }
 
 
-def _die_with_parent(parent: int) -> None:
+def die_with_parent(parent: int) -> None:
     """End when the agent ends, even inside a long step, where the closed pipe would not be noticed."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -292,7 +296,7 @@ def main() -> None:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--parent", type=int, default=0)
     options = parser.parse_args()
-    _die_with_parent(options.parent)
+    die_with_parent(options.parent)
     trainer = Trainer(options.data, options.bad_samples, options.store, options.device)
     signal.signal(signal.SIGUSR1, trainer.leave_off)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group: the agent decides when this ends

@@ -12,6 +12,7 @@ EXTRAS: dict[str, tuple[str, str]] = {
     "torch": ("torch", "train"),
     "transformers": ("transformers", "train"),
     "PIL": ("pillow", "train"),
+    "diffusers": ("diffusers", "completion"),
     "sqlalchemy": ("SQLAlchemy", "coordinator"),
     "alembic": ("alembic", "coordinator"),
     "amqtt": ("amqtt", "coordinator"),

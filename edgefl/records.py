@@ -144,13 +144,15 @@ class Attempt(msgspec.Struct, frozen=True, order=True):
 class EvaluationRow(msgspec.Struct, frozen=True):
     """One figure of the global model on the test set.
 
-    ``available``: the modalities given; ``missing``: how the others are filled in.
+    ``available``: the modalities given; ``missing``: how the others are filled in; ``matcher``: by what a sample finds
+    its prototypes, where prototypes fill them in ("": not on record).
     """
 
     stage: int = 0
     round: int = 0
     available: tuple[str, ...] = ()
-    missing: str = "none"  # none, zero, prototype
+    missing: str = "none"  # none, zero, prototype, reconstruction
     metric: str = "accuracy"
     value: float = 0.0
     samples: int = 0
+    matcher: str = ""  # cosine, l1, l2, classifier, prior

@@ -115,7 +115,7 @@ def place(stage: Stage, hyper: Hyper, candidate: Candidate) -> Placement:
 
 
 class FakeDevice:
-    """An agent in one class. ``add``: what training adds to every value. ``behaviour`` changes its answers."""
+    """An agent in one class. ``add``: what training adds to every value; ``beside``: parts beside the model's."""
 
     def __init__(
         self,
@@ -129,6 +129,7 @@ class FakeDevice:
         decline: list[Refusal] | None = None,
         hold: bool = False,
         spoil: bool = False,
+        beside: dict[str, bytes] | None = None,
     ) -> None:
         self.name = name
         self.store = ObjectStore(directory / name)
@@ -138,6 +139,7 @@ class FakeDevice:
         self.add, self.samples, self.budget = add, samples, budget or Budget()
         self.decline = list(decline or [])
         self.hold, self.spoil = hold, spoil
+        self.beside = dict(beside or {})
         self.offers: list[m.Offer] = []
         self.acks: list[m.Ack] = []
         self.aborts: list[m.Abort] = []
@@ -202,6 +204,7 @@ class FakeDevice:
                 values[0] = np.nan
             manifest[part] = self.store.put(encode_part({"w": values}))
         samples = dict.fromkeys(manifest, self.samples)
+        manifest |= {part: self.store.put(data) for part, data in self.beside.items()}
         figures = {"step_peak_bytes": Figure(900.0, "measured", "test"), "energy_j": Figure(reason="no sensor")}
         self.update = m.Update(self.name, offer.attempt, manifest, samples, {"loss": self.add}, figures)
         self.offer = None

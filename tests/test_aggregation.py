@@ -14,10 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgefl.aggregation import select
-from edgefl.aggregation.aggregate import UpdateInfo, aggregate_round
+from edgefl.aggregation.aggregate import aggregate_round
 from edgefl.aggregation.audience import shared
 from edgefl.aggregation.combine import MisfitError, WeightedMean
 from edgefl.aggregation.memory import Memory
+from edgefl.aggregation.remember import UpdateInfo
 from edgefl.aggregation.slots import DEFAULTS, ROLES, choose
 from edgefl.config.choices import SLOTS
 from edgefl.errors import ConfigError, ModelError, StoreError

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -47,6 +49,16 @@ def test_a_device_without_the_sensor():
     options = {"devices": {"watch": ["gyro"]}}
     assert drop(pairs(4), options, 0, device="watch").signature() == {"acc": (2, 1)}
     assert drop(pairs(4), options, 0, device="phone").signature() == {"acc": (2, 1), "gyro": (2, 1)}
+
+
+def test_devices_that_the_rate_does_not_touch_and_devices_without_labels():
+    options = {"rate": 1.0, "keep": "one", "complete": ["whole"], "unlabelled": ["mute"]}
+    labelled = replace(pairs(4), labels=np.array([0, 1, 0, 1]), label_names=("rest", "run"))
+    whole, mute = (drop(labelled, options, 0, device=name) for name in ("whole", "mute"))
+    assert whole.samples() == {"": 4, "acc": 4, "gyro": 4}
+    assert list(whole.labels) == [0, 1, 0, 1]
+    assert sum(mute.present[m].sum() for m in mute.modalities) == 4  # one modality each
+    assert (mute.labels, mute.label_names) == (None, ())
 
 
 @given(seed=st.integers(0, 20), rate=st.floats(0, 1), lacking=st.booleans())

@@ -21,6 +21,18 @@ def cases(draw):
     return labels, groups, n, {"alpha": alpha, "minimum": draw(st.integers(1, count // n))}, draw(st.integers(0, 9))
 
 
+def test_dirichlet_within_groups_never_mixes_them():
+    groups, labels = np.repeat(["anna", "ben"], 40), np.tile(np.arange(4), 20)
+    shares = partition(labels, groups, 6, {"dirichlet": {"alpha": 0.3, "minimum": 5, "within": 1}}, 0)
+    assert [set(groups[share]) for share in shares] == [{"anna"}] * 3 + [{"ben"}] * 3
+    assert sorted(np.concatenate(shares).tolist()) == list(range(80))
+    assert min(len(share) for share in shares) >= 5
+    with pytest.raises(DataError, match=r"5 devices .* 2 groups"):
+        partition(labels, groups, 5, {"dirichlet": {"within": 1}}, 0)
+    with pytest.raises(DataError, match="needs groups"):
+        partition(labels, None, 6, {"dirichlet": {"within": 1}}, 0)
+
+
 @pytest.mark.parametrize("method", METHODS)
 @given(case=cases())
 def test_shares_are_disjoint_complete_and_repeatable(method, case):

@@ -264,7 +264,7 @@ def test_a_device_without_the_other_encoder_is_judged_by_what_it_has():
     figures = judge(only_a, data, STAGE.depth, {}, BOTH, ["a"])
     assert figures == pytest.approx(by_hand(parts, data, [0, 1, 2, 3, 5, 6, 7, 8], "a"), abs=1e-5)
     assert not only_a.training
-    with pytest.raises(ModelError, match="b/embed"):
+    with pytest.raises(ModelError, match="head/b"):
         judge(only_a, data, STAGE.depth, {}, None, ["a", "b"])
 
 
@@ -304,7 +304,9 @@ def test_the_matcher_decides_what_fills_the_gaps():
 
     small = {("a", "b"): [(1.0, certain)], ("b", "a"): [(1.0, certain)]}
     options = {"prototypes": True, "matcher": classifier, "small": small}
-    rows = figures(evaluate(SPEC, STAGE, parts, TestSet(data), **options))
+    told = evaluate(SPEC, STAGE, parts, TestSet(data), **options)
+    assert {(row.missing, row.matcher) for row in told} == {("none", ""), ("zero", ""), ("prototype", "classifier")}
+    rows = figures(told)
     model, r = projections(SPEC, STAGE, parts, data)
     for m, other in ("ab", "ba"):
         with torch.no_grad():
@@ -342,7 +344,7 @@ def test_modalities_that_meet_before_the_fusion_are_encoded_anew_for_every_condi
     def answers(given: str, kind: str, some: slice) -> torch.Tensor:
         with torch.no_grad():
             states = model.encode_batch_tokens({m: x[m][some] for m in given}, dict.fromkeys(given), 8)
-            r = {m: model.project(m, model.pool_tokens(m, state.tokens)).numpy() for m, state in states.items()}
+            r = {m: model.project(m, model.pool_tokens(m, state)).numpy() for m, state in states.items()}
             filled = masked(r, ["a", "b"], both, kind, 6)
             return model.classify(model.fuse({m: torch.from_numpy(v) for m, v in filled.items()}, tokens=states))
 

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import math
-import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -18,36 +16,24 @@ import torch
 from export_fixture import LABELS, exported, sensor, some_state, some_tables, stage_of, two_sensors, windows
 
 from edgefl.errors import DataError, EdgeFLError, ExportError
-from edgefl.export import convert, parity, session
+from edgefl.export import convert, session
 from edgefl.export.bundle import export_bundles
-from edgefl.export.graph import BundleGraph, Matching
 from edgefl.export.manifest import (
     INDEX_FILE,
     MANIFEST_FILE,
     MATCHED,
     MODEL_FILE,
     WEIGHTS,
-    Check,
     Index,
-    input_ports,
     read_manifest,
-    table_name,
-    valid_name,
 )
-from edgefl.export.matches import mixed, shortfall, weight_difference
 from edgefl.export.publish import check_target, publish
 from edgefl.export.serve import ROWS, find_bundles, load_bundle
-from edgefl.models.matching import Table, stand_in
 from edgefl.models.sizes import encoder_of_size
 from edgefl.models.spec import HeadSpec, JointSpec, ModelSpec
 from edgefl.prototypes.library import ClassMeans, from_tensors, to_tensors
-from edgefl.prototypes.mask import TEMPERATURE, TOP_K, masked, prototype_mask
-from edgefl.prototypes.matching import match
+from edgefl.prototypes.mask import TEMPERATURE, TOP_K, masked
 from edgefl.records import ObjectRef
-
-
-def table(rows: list[list[float]], valid: list[bool]) -> Table:
-    return Table(torch.tensor(rows), torch.tensor(valid))
 
 
 def evaluated(inputs: dict[str, np.ndarray], tables: dict[str, ClassMeans], kind: str) -> np.ndarray:
@@ -57,49 +43,6 @@ def evaluated(inputs: dict[str, np.ndarray], tables: dict[str, ClassMeans], kind
         given = {m: model.project(m, model.encode(m, torch.from_numpy(x))).numpy() for m, x in inputs.items()}
         filled = masked(given, list(spec.encoders), tables, kind, spec.head.out)
         return model.classify(model.fuse({m: torch.from_numpy(r) for m, r in filled.items()})).numpy()
-
-
-# The graph's mask
-
-
-def test_the_stand_in_by_hand():
-    # cosines of r = (2, 0) with (3, 0), (0, 1), (-1, 0): 1, 0, -1
-    # the best two at T = 1: softmax(1, 0) = 0.7311, 0.2689
-    own = table([[3.0, 0.0], [0.0, 1.0], [-1.0, 0.0], [9.0, 9.0]], [True, True, True, False])
-    other = table([[10.0, 0.0], [0.0, 10.0], [5.0, 5.0], [9.0, 9.0]], [True, True, True, True])
-    mixed, rows, weights = stand_in(torch.tensor([[2.0, 0.0]]), own, other, 2, 1.0)
-    assert rows.tolist() == [[0, 1]]
-    np.testing.assert_allclose(weights.numpy(), [[0.7311, 0.2689]], atol=1e-4)
-    np.testing.assert_allclose(mixed.numpy(), [[7.311, 2.689]], atol=1e-3)
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_the_stand_in_is_the_prototype_mask_of_evaluation(seed: int):
-    rng = np.random.default_rng(seed)
-    own, other = (
-        ClassMeans(rng.standard_normal((5, 8)).astype(np.float32), (rng.random(5) < 0.6).astype(np.float32))
-        for _ in range(2)
-    )
-    r = rng.standard_normal((6, 8)).astype(np.float32)
-    spare = [(0, 3), (0, 0)]  # three unused rows of a larger capacity
-    padded = [
-        Table(torch.from_numpy(np.pad(t.means, spare)), torch.from_numpy(np.pad(t.present, 3)[3:]))
-        for t in (own, other)
-    ]
-    mixed, rows, weights = stand_in(torch.from_numpy(r), *padded, TOP_K, TEMPERATURE)
-    np.testing.assert_allclose(mixed.numpy(), prototype_mask(r, own, other), atol=1e-6)
-    both = own.present & other.present
-    np.testing.assert_allclose(weights.sum(1).numpy(), float(both.any()), atol=1e-6)
-    assert all(both[row] for row in rows.flatten().tolist() if row >= 0)
-
-
-def test_no_row_valid_in_both_tables_gives_the_zero_mask():
-    own = table([[1.0, 0.0], [0.0, 1.0]], [True, False])
-    other = table([[1.0, 0.0], [0.0, 1.0]], [False, True])
-    mixed, rows, weights = stand_in(torch.ones(3, 2), own, other, 2, 0.1)
-    assert mixed.abs().max() == 0
-    assert weights.abs().max() == 0
-    assert (rows == -1).all()
 
 
 # What is written
@@ -376,155 +319,6 @@ def test_publishing_leaves_only_the_new_folder(tmp_path: Path):
     publish(tmp_path / ".bundles.new-1", tmp_path / "bundles")
     assert [path.name for path in tmp_path.iterdir()] == ["bundles"]
     assert (tmp_path / "bundles" / "a").read_text() == "new"
-
-
-# The check of the file's match
-
-
-def nearly_tied(off: float) -> tuple[np.ndarray, np.ndarray]:
-    """Cosines [1, 4] of which the third and the fourth are ``off`` apart, and with which classes they may match."""
-    return np.array([[0.9, 0.895, 0.88 + off, 0.88]], np.float32), np.ones(4, bool)
-
-
-def softmaxed(cosines: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    powers = np.exp(np.take_along_axis(cosines.astype(np.float64), rows, axis=1) / TEMPERATURE)
-    return powers / powers.sum(axis=1, keepdims=True)
-
-
-def test_either_of_two_rows_that_rounding_can_swap_is_right_and_nothing_else():
-    cosines, among = nearly_tied(2e-6)
-    for rows, worst in (([0, 1, 2], 0.0), ([0, 1, 3], 2e-6), ([1, 3, 0], 2e-6), ([0, 2, 3], 0.015)):
-        assert shortfall(cosines, among, np.array([rows])) == pytest.approx(worst, abs=1e-7)
-    for rows in ([0, 1, -1], [0, 0, 1]):
-        assert shortfall(cosines, among, np.array([rows])) == math.inf
-    among[2] = False
-    assert shortfall(cosines, among, np.array([[0, 1, 2]])) == math.inf
-    assert shortfall(cosines, among, np.array([[0, 1, 3]])) == 0
-
-
-def test_weights_are_compared_as_the_cosines_they_stand_for():
-    cosines, _ = nearly_tied(0.0)
-    rows = np.array([[0, 1, 2]])
-    right = softmaxed(cosines, rows)
-    assert weight_difference(cosines, rows, right) < 1e-7
-    rounded = softmaxed(cosines + np.array([[0, 4e-6, 0, 0]]), rows)
-    assert 2e-6 < weight_difference(cosines, rows, rounded) < 4e-6 < np.abs(rounded - right).max()
-    assert weight_difference(cosines, rows, right[:, ::-1]) > 0.01
-    assert math.isnan(weight_difference(cosines, rows, right * np.nan))
-    none = np.full((1, 3), -1)
-    assert weight_difference(cosines, none, np.zeros((1, 3), np.float32)) == 0
-    assert weight_difference(cosines, none, np.full((1, 3), 0.25, np.float32)) == 0.75  # their sum, which should be 0
-    assert weight_difference(cosines, np.array([[0, 1, -1]]), np.array([[0.6, 0.3, 0.1]], np.float32)) >= 0.1
-    assert weight_difference(cosines, rows, np.float32(1.01) * right) == pytest.approx(0.01)  # no rounding gives that
-    assert weight_difference(cosines, rows, np.array([[0.6, 0.5, -0.1]], np.float32)) >= 0.1
-
-
-def test_the_mix_leaves_out_what_has_no_row():
-    other = ClassMeans(np.array([[8.0, 0.0], [0.0, 8.0]], np.float32), np.ones(2, np.float32))
-    found = mixed(np.array([[1, 0], [0, -1]]), np.array([[0.75, 0.25], [0.5, 0.5]], np.float32), other)
-    np.testing.assert_array_equal(found, [[2, 6], [4, 0]])
-
-
-@pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize("classes", [1, 2, 6])
-def test_the_reference_s_own_match_is_found_right(seed: int, classes: int):
-    rng = np.random.default_rng(seed)
-    own, other = (
-        ClassMeans(rng.standard_normal((6, 8)).astype(np.float32), (np.arange(6) < classes).astype(np.float32))
-        for _ in range(2)
-    )
-    r = rng.standard_normal((5, 8)).astype(np.float32)
-    index, weights = match(r, own, "cosine", TOP_K, TEMPERATURE, own.present)
-    spare = [(0, 0), (0, TOP_K - index.shape[1])]
-    rows, weights = np.pad(index, spare, constant_values=-1), np.pad(weights, spare)
-    cosines = (r / np.linalg.norm(r, axis=1, keepdims=True)) @ (own.means.T / np.linalg.norm(own.means, axis=1))
-    assert shortfall(cosines, own.present, rows) == 0
-    assert weight_difference(cosines, rows, weights) < 1e-6
-    np.testing.assert_allclose(mixed(rows, weights, other), prototype_mask(r, own, other), atol=1e-6)
-
-
-def subject() -> parity.Subject:
-    spec = exported().spec
-    inputs, axes = input_ports(spec, ("acc",))
-    return parity.Subject(exported().model, 2, ("acc",), inputs, axes, some_tables(spec), ("prototype", "zero"))
-
-
-def in_torch(feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """What a right file answers, from the graph before its export."""
-    spec = exported().spec
-    graph = BundleGraph(exported().model, 2, ("acc",), Matching(4, TOP_K, TEMPERATURE))
-    tables = []
-    for m, t in some_tables(spec).items():
-        tables += [feeds.get(table_name(m), t.means), feeds.get(valid_name(m), t.present)]
-    with torch.no_grad():
-        found = graph((torch.from_numpy(feeds["acc"]),), tuple(torch.from_numpy(t) for t in tables))
-    return dict(zip(("logits", "probabilities", "matched", "weights"), (f.numpy() for f in found), strict=True))
-
-
-def checked(monkeypatch: pytest.MonkeyPatch, answer: Callable[..., dict[str, np.ndarray]]) -> tuple[Check, ...]:
-    monkeypatch.setattr(parity, "run", lambda _, feeds: answer(feeds))
-    return parity.check(None, subject(), 1e-4)
-
-
-def test_a_right_answer_passes_and_every_output_is_compared(monkeypatch: pytest.MonkeyPatch):
-    for one in checked(monkeypatch, in_torch):
-        assert set(one.differences) == {"logits", "probabilities", MATCHED, WEIGHTS}
-        assert max(one.differences.values()) < 1e-5
-
-
-def sharper(r: torch.Tensor, own: Table, other: Table, k: int, temperature: float) -> tuple[torch.Tensor, ...]:
-    return stand_in(r, own, other, k, 2 * temperature)
-
-
-def furthest(r: torch.Tensor, own: Table, other: Table, k: int, temperature: float) -> tuple[torch.Tensor, ...]:
-    return stand_in(-r, own, other, 1, temperature)
-
-
-def louder(r: torch.Tensor, own: Table, other: Table, k: int, temperature: float) -> tuple[torch.Tensor, ...]:
-    mixed, rows, weights = stand_in(r, own, other, k, temperature)
-    return 1.0099 * mixed, rows, 1.0099 * weights
-
-
-def negative(r: torch.Tensor, own: Table, other: Table, k: int, temperature: float) -> tuple[torch.Tensor, ...]:
-    _, rows, weights = stand_in(r, own, other, k, temperature)
-    weights = torch.where((weights < 1e-6) & (rows >= 0), -0.5, weights)
-    return (weights.unsqueeze(2) * other.rows[rows.clamp(min=0)]).sum(1), rows, weights
-
-
-@pytest.mark.parametrize(
-    ("wrong", "said"),
-    [(sharper, WEIGHTS), (furthest, MATCHED), (louder, WEIGHTS), (negative, WEIGHTS)],
-)
-def test_a_graph_that_matches_wrongly_and_goes_on_consistently_is_refused(
-    monkeypatch: pytest.MonkeyPatch, wrong: Callable[..., tuple[torch.Tensor, ...]], said: str
-):
-    monkeypatch.setattr("edgefl.export.graph.stand_in", wrong)
-    with pytest.raises(ExportError, match=f"acc: '{re.escape(said)}' differs by"):
-        checked(monkeypatch, in_torch)
-
-
-@pytest.mark.parametrize(
-    ("output", "change", "said"),
-    [
-        ("matched", lambda value: np.where(value >= 0, value + 6, value), "'matched.cosine' differs by inf"),
-        ("matched", lambda value: np.where(value < 0, -2, value), "'matched.cosine' differs by inf"),
-        ("matched", lambda value: value[:, :, :1], "'matched.cosine' differs by inf"),
-        ("weights", lambda value: value[:, :, :1], "'weights.cosine' differs by inf"),
-        ("weights", lambda value: value * np.float32(0.9), "'weights.cosine' differs by 0.1"),
-        ("probabilities", lambda value: value + np.float32(2e-4), "'probabilities' differs by 0.0002"),
-        ("logits", lambda value: value[:-1], "'logits' differs by inf"),
-        ("logits", lambda value: np.full_like(value, np.nan), "'logits' differs by nan"),
-    ],
-)
-def test_an_output_that_is_off_is_named(
-    monkeypatch: pytest.MonkeyPatch, output: str, change: Callable[..., np.ndarray], said: str
-):
-    def off(feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        outputs = in_torch(feeds)
-        return {**outputs, output: change(outputs[output])}
-
-    with pytest.raises(ExportError, match=re.escape(said)):
-        checked(monkeypatch, off)
 
 
 # Other models

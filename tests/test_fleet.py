@@ -246,9 +246,18 @@ def local(directory: Path, *options: str) -> list[str]:
     return leashed([sys.executable, "-m", *command])
 
 
-@pytest.mark.parametrize("export", [False, pytest.param(True, marks=pytest.mark.slow)])  # three exports take 30 s
-def test_local_mode_trains_and_reports(tmp_path: Path, export: bool) -> None:
-    command = local(tmp_path, "--format", "json", "--export" if export else "--no-export")
+@pytest.mark.parametrize(
+    ("options", "export", "logged"),
+    [
+        (("--no-export",), False, {"one", "two"}),
+        (("--no-export", "--trainers", "1"), False, {"one", "two", "agents", "trainers-1"}),
+        pytest.param((), True, {"one", "two"}, marks=pytest.mark.slow),  # three exports take 30 s
+    ],
+)
+def test_local_mode_trains_and_reports(
+    tmp_path: Path, options: tuple[str, ...], export: bool, logged: set[str]
+) -> None:
+    command = local(tmp_path, "--format", "json", *options)
     done = subprocess.run(command, capture_output=True, timeout=PATIENCE_S * 1.5)
     assert done.returncode == 0, done.stderr.decode()
     report = json.loads(done.stdout)
@@ -263,7 +272,8 @@ def test_local_mode_trains_and_reports(tmp_path: Path, export: bool) -> None:
     assert "<svg" in page
     assert report["run"] in page
     logs = {path.stem: path.read_text() for path in (directory / "logs").iterdir()}
-    assert set(logs) == {"coordinator", "one", "two", "evaluator"}
+    assert set(logs) == {"coordinator", "evaluator", *logged}
+    assert "delivered" in logs["one"]
     secret = json.loads((directory / "broker" / "identity.json").read_text())["password"]
     assert not [text for text in (done.stdout.decode(), done.stderr.decode(), page, *logs.values()) if secret in text]
 

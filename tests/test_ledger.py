@@ -55,6 +55,19 @@ def test_migrations_from_empty_make_the_tables_the_code_uses(path: Path) -> None
     assert ScriptDirectory(str(Path(migrations.__file__).parent)).get_current_head() == tables.HEAD
 
 
+def test_a_ledger_from_before_the_matcher_was_noted_keeps_its_rows(path: Path) -> None:
+    with begun(path) as ledger:
+        ledger.commit("r1", [do.SaveEvaluation((EvaluationRow(1, 1, ("acc",), "prototype"),))], [], 1.0)
+    older = sqlite3.connect(path)
+    older.execute("ALTER TABLE evaluations DROP COLUMN matcher")
+    older.execute("UPDATE alembic_version SET version_num = '0001'")
+    older.commit()
+    older.close()
+    with Ledger(path, create=False) as ledger:
+        ledger.commit("r1", [do.SaveEvaluation((EvaluationRow(1, 2, missing="prototype", matcher="l2"),))], [], 2.0)
+        assert [row.matcher for row in ledger.report().evaluations] == ["", "l2"]
+
+
 def test_an_open_ledger_is_in_wal_mode_and_can_be_read_while_it_is_written(path: Path) -> None:
     with begun(path) as writer, Ledger(path, create=False) as reader:
         writer.commit("r1", [do.SaveRound(FIRST)], [], 101.0)
@@ -79,7 +92,7 @@ def test_a_report_gives_back_what_was_put_in(path: Path) -> None:
     measured = {"energy_j": Figure(reason="no sensor"), "flops": Figure(6.0, "counted", "counter")}
     update = Update("a", FIRST, {"task": REF}, {"task": 8}, {"loss": 0.5})
     refusal = Refusal("step_memory", 5.0, 3.0, "B", "too large")
-    value = EvaluationRow(1, 1, ("acc",), "zero", "accuracy", 0.75, 40)
+    value = EvaluationRow(1, 1, ("acc",), "prototype", "accuracy", 0.75, 40, "cosine")
     told = EventRow(102.0, "warning", 1, 1, "a", {"text": "so"})
     with begun(path) as ledger:
         refused = do.SaveAssignment(FIRST, "b", "refused", Placement("b", stage, refusal=refusal), 4, refusal)

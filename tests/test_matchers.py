@@ -14,8 +14,10 @@ from scipy.special import softmax
 from torch import nn
 
 from edgefl.errors import DataError, ModelError, RunError
+from edgefl.models.spec import ModelSpec
+from edgefl.plan.values import Slots
 from edgefl.prototypes.library import ClassMeans, empty
-from edgefl.prototypes.mask import TEMPERATURE, TOP_K, Matcher, masked, prototype_mask, trained_mask
+from edgefl.prototypes.mask import TEMPERATURE, TEMPERATURES, TOP_K, Matcher, masked, prototype_mask, trained_mask
 from edgefl.prototypes.matching import (
     average_parameters,
     ensemble,
@@ -24,6 +26,7 @@ from edgefl.prototypes.matching import (
     mix,
     trained_scores,
 )
+from edgefl.training.judging import matching
 from edgefl.training.matchers import MatcherSettings, _batches, in_numpy, train_classifier, train_prior
 from edgefl.training.objectives import clip_loss
 
@@ -61,6 +64,22 @@ def test_the_hand_computed_mask_by_an_l2_matcher():
     filled = masked({"image": h}, ["image", "text"], tables, "prototype", 2, matcher)
     np.testing.assert_allclose(filled["text"], [expect["mask"]], atol=1e-6)
     assert Matcher() == Matcher("cosine", TOP_K, TEMPERATURE) == Matcher("cosine", 3, 0.01)
+
+
+def test_each_metric_has_a_temperature_of_its_own():
+    # probabilities .6 and .3 of the best two, plain softmax: 1 / (1 + e^-.3) = 0.5744425, the rest 0.4255575
+    logits = np.log([0.6, 0.3, 0.1])
+    other = table([[1, 0], [0, 1], [9, 9]])
+    found = trained_mask(np.zeros((1, 5), np.float32), other, Matcher("classifier", k=2), [(1.0, says(*logits))])
+    np.testing.assert_allclose(found, [[0.5744425, 0.4255575]], atol=1e-6)
+    assert {metric: Matcher(metric).temperature for metric in TEMPERATURES} == {
+        **dict.fromkeys(("l1", "l2", "classifier", "prior"), 1.0),
+        "cosine": 0.01,
+    }
+    assert Matcher("l2", temperature=0.3).temperature == 0.3
+    for options, temperature in (({"match": "l2"}, 1.0), ({"match": "l2", "temperature": 0.0}, 1.0), ({"k": 2}, 0.01)):
+        matcher, small = matching(ModelSpec(), {}, Slots(prototypes={"class_mean": options}), {})
+        assert (matcher.temperature, small) == (temperature, None)
 
 
 @pytest.mark.parametrize("metric", ["cosine", "l1", "l2"])
@@ -143,7 +162,7 @@ def test_the_small_model_of_the_modality_at_hand_speaks():
     [
         (lambda: Matcher("cosinus"), "cosine, l1, l2, classifier, prior"),
         (lambda: Matcher(k=0), "k >= 1"),
-        (lambda: Matcher(temperature=0), "> 0"),
+        (lambda: Matcher(temperature=-1), "temperature >= 0"),
         (lambda: trained_scores("l1", [[1.0]], table([[1]])), "classifier, prior"),
         (lambda: trained_scores("classifier", [[1.0, 2.0]], table([[1]])), "a classifier gave [1, 2], expected [B, 1]"),
         (lambda: trained_scores("prior", [[1.0]], table([[1, 2]])), "a prior gave [1, 1], expected [B, 2]"),

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgefl.aggregation import select
+from edgefl.aggregation import coalition, select
 from edgefl.aggregation.memory import RETURNS_KEPT, Memory, Track, note_round
 from edgefl.errors import ModelError
 
@@ -33,43 +33,43 @@ def named(values) -> dict:
 def test_oracle_banzhaf_1_the_return_of_a_coalition_and_without_each_member():
     case = CASES["banzhaf-1"]
     weights, returns = named(case["inputs"]["weights"]), named(case["inputs"]["returns"])
-    assert select.coalition_return(weights, returns) == pytest.approx(case["expect"]["all"], abs=NEAR)
+    assert coalition.coalition_return(weights, returns) == pytest.approx(case["expect"]["all"], abs=NEAR)
     for left, expected in zip(returns, case["expect"]["without"], strict=True):
         others = {name: value for name, value in returns.items() if name != left}
-        assert select.coalition_return(weights, others) == pytest.approx(expected, abs=NEAR)
+        assert coalition.coalition_return(weights, others) == pytest.approx(expected, abs=NEAR)
 
 
 def test_core_is_who_turns_the_coalition():
     """A = 0.21; without a 0.02, b 0.343, c 0.2125: at alpha* 0.1 and 0.21 a turns it; 0.215 is lost."""
     weights, returns = named([0.5, 0.3, 0.2]), named([0.4, -0.1, 0.2])
-    assert select.core_members(weights, returns, 0.1) == {"a"}
-    assert select.core_members(weights, returns, 0.21) == {"a"}
-    assert select.core_members(weights, returns, 0.215) == set()
-    assert select.core_members(weights, returns, 0.01) == set()  # everyone can leave
+    assert coalition.core_members(weights, returns, 0.1) == {"a"}
+    assert coalition.core_members(weights, returns, 0.21) == {"a"}
+    assert coalition.core_members(weights, returns, 0.215) == set()
+    assert coalition.core_members(weights, returns, 0.01) == set()  # everyone can leave
 
 
 def test_several_can_be_core():
     """A = (0.6 + 0.6 + 0) / 3 = 0.4; without a or b 0.3, without c 0.6."""
-    assert select.core_members(named([1, 1, 1]), named([0.6, 0.6, 0.0]), 0.4) == {"a", "b"}
+    assert coalition.core_members(named([1, 1, 1]), named([0.6, 0.6, 0.0]), 0.4) == {"a", "b"}
 
 
 def test_alone_a_device_is_core_when_its_return_reaches_the_gain():
     # Rounding must not decide.
     assert 0.7 * 0.1 / 0.7 < 0.1
-    assert select.core_members({"a": 0.7}, {"a": 0.1}, 0.1) == {"a"}
-    assert select.core_members({"a": 0.7}, {"a": 0.1}, 0.11) == set()
-    assert select.core_members({"a": 0.3, "b": 0.0}, {"a": 0.1, "b": 9.0}, 0.1) == {"a"}
-    assert select.core_members({}, {}, 0.0) == set()
+    assert coalition.core_members({"a": 0.7}, {"a": 0.1}, 0.1) == {"a"}
+    assert coalition.core_members({"a": 0.7}, {"a": 0.1}, 0.11) == set()
+    assert coalition.core_members({"a": 0.3, "b": 0.0}, {"a": 0.1, "b": 9.0}, 0.1) == {"a"}
+    assert coalition.core_members({}, {}, 0.0) == set()
 
 
 def test_equal_returns_make_nobody_core():
     weights = named([0.1, 0.2, 0.7])
-    assert select.core_members(weights, dict.fromkeys(weights, 0.1), 0.1) == set()
+    assert coalition.core_members(weights, dict.fromkeys(weights, 0.1), 0.1) == set()
 
 
 def test_a_coalition_that_weighs_nothing_is_named():
     with pytest.raises(ModelError, match="a, b weigh nothing"):
-        select.coalition_return(named([0, 0]), named([1, 2]))
+        coalition.coalition_return(named([0, 0]), named([1, 2]))
 
 
 # Selection
@@ -164,8 +164,8 @@ def test_banzhaf_values_by_hand_and_over_all_coalitions():
         added = []
         for size in range(4):
             for group in itertools.combinations(others, size):
-                before = select.coalition_return(weights, {n: returns[n] for n in group}) if group else 0.0
-                added.append(select.coalition_return(weights, {n: returns[n] for n in (*group, name)}) - before)
+                before = coalition.coalition_return(weights, {n: returns[n] for n in group}) if group else 0.0
+                added.append(coalition.coalition_return(weights, {n: returns[n] for n in (*group, name)}) - before)
         assert value == pytest.approx(sum(added) / 8)
 
 

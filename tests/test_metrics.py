@@ -10,7 +10,7 @@ from sklearn.metrics import accuracy_score, precision_recall_fscore_support, top
 
 from edgefl.errors import DataError
 from edgefl.training import metrics
-from edgefl.training.metrics import classification, pairs, retrieval, retrieval_ranks
+from edgefl.training.metrics import classification, pairs, retrieval, retrieval_ranks, same_items
 
 
 @pytest.fixture
@@ -136,6 +136,18 @@ def test_nothing_to_judge_is_an_error_and_so_are_lengths_that_differ():
         classification([1, 2], [1, 2, 3])
     with pytest.raises(DataError, match=r"\[2, 3\].*\[3, 3\]"):
         retrieval("a", "b", np.zeros((2, 3)), np.zeros((3, 3)))
+
+
+def test_every_drawing_of_what_a_text_says_is_right():
+    """Texts 0 and 1 are one: image 1 is nearest to text 0, which counts as found; for image 2 they are both wrong."""
+    texts = np.array([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
+    images = np.array([[0.6, 0.8], [1.0, 0.1], [0.8, 0.6]])
+    assert retrieval_ranks(texts, images).tolist() == [3, 1, 2]  # each only by its own row
+    items = [same_items(texts)]
+    assert items[0].tolist() == [0, 0, 1]
+    assert retrieval_ranks(texts, images, items).tolist() == [1, 1, 2]
+    assert retrieval_ranks(images, texts, items).tolist() == [2, 1, 3]
+    assert same_items(np.zeros((2, 3, 1), np.float32)).tolist() == [0, 0]
 
 
 def test_pairs_are_unordered():

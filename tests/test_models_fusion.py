@@ -277,7 +277,7 @@ def test_joint_fusion_from_inputs_to_logits_reaches_every_parameter(device):
     states = model.encode_batch_tokens(x, rows, 4)
     filled = {}
     for m, state in states.items():
-        r = model.project(m, model.pool_tokens(m, state.tokens))
+        r = model.project(m, model.pool_tokens(m, state))
         filled[m] = r if rows[m] is None else r.new_zeros(4, 4).index_copy(0, rows[m], r)
     has = {"b": torch.ones(4, dtype=torch.bool, device=device)}
     logits = model.classify(model.fuse(filled, has, states, rows))

@@ -234,3 +234,20 @@ def test_a_sensor_has_no_checkpoints():
     spec = ModelSpec(encoders={"acc": encoder_of_size("sensor", "tiny", (16, 3), pretrained="somewhere")})
     with pytest.raises(ModelError, match="a sensor encoder has no public checkpoints"):
         list(initial_parts(spec))
+
+
+@torch.no_grad()
+def test_the_mean_of_the_real_tokens_stands_for_a_text(checkpoints: dict[str, Path]):
+    x = inputs("bert")
+    hidden, _ = original("bert", checkpoints["bert"], x)
+    model = loaded(spec_for("bert", checkpoints["bert"], pool="mean"))
+    expected = [tokens[: int((ids != 0).sum())].mean(dim=0) for tokens, ids in zip(hidden, x, strict=True)]
+    torch.testing.assert_close(model.encode("m", x), torch.stack(expected), atol=1e-5, rtol=0)
+
+
+@torch.no_grad()
+def test_the_mean_of_all_tokens_stands_for_an_image(checkpoints: dict[str, Path]):
+    x = inputs("vision")
+    hidden, _ = original("vision", checkpoints["vision"], x)
+    model = loaded(spec_for("vision", checkpoints["vision"], pool="mean"))
+    torch.testing.assert_close(model.encode("m", x), hidden.mean(dim=1), atol=1e-5, rtol=0)

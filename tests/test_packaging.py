@@ -145,6 +145,7 @@ def test_the_wheel_holds_the_packages_with_their_data_and_the_profiles_and_nothi
         "coordinator/migrations/env.py",
         "coordinator/migrations/script.py.mako",
         "coordinator/migrations/versions/r0001_first.py",
+        "coordinator/migrations/versions/r0002_matcher.py",
     ],
 )
 def test_files_that_programs_look_for_are_in_the_wheel(wheel, file):
@@ -165,7 +166,7 @@ def test_metadata_says_what_is_promised(metadata):
     assert metadata["Requires-Python"] == ">=3.10"
     assert metadata["License-Expression"] == "Apache-2.0"
     assert set(metadata.get_all("Provides-Extra")) == {
-        "train", "coordinator", "export", "profile", "demo", "all", "dev",
+        "train", "coordinator", "export", "profile", "completion", "minilm", "demo", "all", "dev",
     }  # fmt: skip
 
 

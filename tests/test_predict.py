@@ -71,7 +71,7 @@ def test_each_sample_goes_to_the_bundle_that_takes_what_it_has(npz: Path, capsys
     body = json.loads(capsys.readouterr().out)
     assert [entry["id"] for entry in body["predictions"]] == [f"w{i}" for i in range(8)]
     assert [entry["bundle"] for entry in body["predictions"]] == ["acc", "gyro"] + ["acc+gyro"] * 6
-    assert body["by_bundle"]["acc+gyro"] == {"samples": 6, "accuracy": 1.0}
+    assert body["by_bundle"]["acc+gyro"] == {"samples": 6, "accuracy": 1.0, "mask": "none"}
     right = [entry["label"] == entry["truth"] for entry in body["predictions"]]
     assert body["accuracy"] == sum(right) / 8
     first = body["predictions"][0]

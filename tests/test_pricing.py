@@ -26,6 +26,7 @@ from edgefl.plan.values import Hyper, Job, Slots
 from edgefl.resources.flops import FlopCounter
 from edgefl.resources.live_bytes import LiveBytes
 from edgefl.training.batches import Batch
+from edgefl.training.beside import Beside, Share, patterns_of
 from edgefl.training.forward import Aids
 from edgefl.training.pricing import Pricer, price_step
 from edgefl.training.round import train_round
@@ -140,16 +141,15 @@ def test_memory_grows_with_the_batch_and_shrinks_with_the_micro_batch(schedule):
     peaks = [price_step(with_hyper(made, batch_size=size), {"a": size})[0] for size in (32, 64, 128)]
     assert peaks == sorted(set(peaks))
     pieces = [price_step(with_hyper(made, batch_size=128, micro_batch=micro), {"a": 128}) for micro in (0, 64, 32)]
-    assert [p for p, _, _ in pieces] == sorted({p for p, _, _ in pieces}, reverse=True)
+    assert [p for p, _ in pieces] == sorted({p for p, _ in pieces}, reverse=True)
     assert pieces[0][1] < pieces[1][1] == pieces[2][1]  # the price of memory: encoding twice
 
 
 def test_memory_and_flops_shrink_with_every_encoder_stage_that_is_not_trained():
     made = job(stage=stages_of(model_spec(), "end_to_end")[0])
     prices = [price_step(job(stage=stage), FULL) for stage in shallower(made.stage)]
-    assert [p for p, _, _ in prices] == sorted({p for p, _, _ in prices}, reverse=True)
-    assert [f for _, f, _ in prices] == sorted({f for _, f, _ in prices}, reverse=True)
-    assert len({forward for _, _, forward in prices}) == 1
+    assert [p for p, _ in prices] == sorted({p for p, _ in prices}, reverse=True)
+    assert [f for _, f in prices] == sorted({f for _, f in prices}, reverse=True)
 
 
 def test_a_rare_modality_is_priced_with_the_least_rows_that_can_be_trained():
@@ -173,20 +173,12 @@ def test_prices_of_a_fleet_follow_from_a_few_traces_exactly(missing, monkeypatch
     found = [pricer(made, {"": 100, "a": a, "b": b}) for a, b in shares]
     assert len(traced) == 4  # complete; then one incomplete and one more a modality
     for (a, b), (peak, flops) in zip(shares, found, strict=True):
-        step, forward = price_step(made, {"a": a // 5, "b": b // 5})[1:]
-        assert flops == 5 * step + 5 * forward
+        step = price_step(made, {"a": a // 5, "b": b // 5})[1]
+        after = Beside()(made, Share(100, 100, 0, patterns_of({"a": a / 100, "b": b / 100})))
+        assert flops == 5 * step + after
         assert peak == found[0][0]
-    forward = price_step(made, {"a": 20, "b": 20})[2]
-    assert pricer(made, {"": 10, "a": 10, "b": 10})[1] == forward / 2  # no step, yet prototypes
-
-
-def test_the_prototypes_after_training_are_priced_too():
-    slots = {"objective": CONTRAST, "missing": {"prototype": {}}}
-    with_means = Pricer()(job(prototypes={"class_mean": {}}, **slots), {"": 12, "a": 12, "b": 12})[1]
-    made = job(prototypes={"class_mean": {}}, **slots)
-    step, forward = price_step(made, FULL)[1:]
-    assert with_means == 2 * step + 2 * forward
-    assert 0 < forward < step
+    after = found[0][1] - 5 * price_step(made, {"a": 20, "b": 20})[1]
+    assert pricer(made, {"": 10, "a": 10, "b": 10})[1] == pytest.approx(after / 10)  # no step, yet prototypes
 
 
 def test_the_paper_s_model_is_priced_without_its_memory():
@@ -194,6 +186,6 @@ def test_the_paper_s_model_is_priced_without_its_memory():
     spec = ModelSpec(encoders, 6, HeadSpec(), 256, 0)
     last = SCHEDULES["layerwise"](spec, [1] * 6, "frozen")[5]
     made = Job(spec, last, Hyper(batch_size=256), Slots(CLIP, {"ignore": {}}, {}))
-    peak, flops, _ = price_step(made, dict.fromkeys(encoders, 256))
+    peak, flops = price_step(made, dict.fromkeys(encoders, 256))
     assert flops / 256 / 1e9 == pytest.approx(6.6, rel=0.1)  # as counted on a real machine, without attention
     assert peak / 2**20 == pytest.approx(3026, rel=0.2)  # as measured there

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import io
 
+import msgspec
 import pytest
 from report_fixture import NO_ENERGY, run_report
 from rich.console import Console
 
 from edgefl.records import Budget, Capabilities, Figure
-from edgefl.report import bills, decisions, inventory, outcome, tables, totals, units
+from edgefl.report import bills, decisions, html, inventory, outcome, quality, tables, totals, units
 from edgefl.report.grid import Cell, Column, Grid, figure, letters
 from edgefl.report.html import without_secrets
 from edgefl.report.rows import AssignmentRow, DeviceRow, EventRow, RunReport
@@ -179,6 +180,41 @@ def test_evaluation_sets_the_masks_side_by_side(report: RunReport) -> None:
     grid = outcome.evaluation(report)
     assert [row[0].text for row in grid.rows] == ["acc + gyro", "acc alone", "gyro alone"]
     assert [cell.text for cell in grid.rows[2][1:5]] == ["", "45.8", "76.7", "+30.8"]
+
+
+def test_a_prototype_mask_names_its_matcher_where_it_is_on_record(report: RunReport) -> None:
+    assert "matched" not in " ".join(outcome.evaluation(report).notes)  # rows of an older ledger
+    assert [row[1].text for row in quality.classification(report).rows].count("prototype") == 2
+    named = tuple(
+        msgspec.structs.replace(row, matcher="classifier") if row.missing == "prototype" else row
+        for row in report.evaluations
+    )
+    later = msgspec.structs.replace(report, evaluations=named)
+    assert "Prototype mask: classes matched by classifier." in outcome.evaluation(later).notes
+    shown_masks = [row[1].text for row in quality.classification(later).rows]
+    assert sorted(set(shown_masks)) == ["none", "prototype by classifier", "zero"]
+
+
+def test_a_reconstruction_has_a_column_and_a_gain_of_its_own(report: RunReport) -> None:
+    mended = [msgspec.structs.replace(row, missing="reconstruction") for row in report.evaluations]
+    alone = [row for row, old in zip(mended, report.evaluations, strict=True) if old.missing == "prototype"]
+    only = tuple(row for row in report.evaluations if row.missing != "prototype") + tuple(alone)
+    grid = outcome.evaluation(msgspec.structs.replace(report, evaluations=only))
+    assert [column.name for column in grid.columns[3:5]] == ["reconstruction mask", "gain"]
+    assert [cell.text for cell in grid.rows[2][1:5]] == ["", "45.8", "76.7", "+30.8"]
+    lower = tuple(msgspec.structs.replace(row, value=row.value - 0.1) for row in alone)
+    both = msgspec.structs.replace(report, evaluations=(*report.evaluations, *lower))
+    grid = outcome.evaluation(both)
+    assert [column.name for column in grid.columns[3:7]] == [
+        "prototype mask",
+        "reconstruction mask",
+        "prototype gain",
+        "reconstruction gain",
+    ]
+    assert [cell.text for cell in grid.rows[2][1:7]] == ["", "45.8", "76.7", "66.7", "+30.8", "+20.8"]
+    (card,) = [card for card in html.cards(both) if card.label == "weakest modality alone"]
+    assert (card.value, card.detail) == ("66.7 %", "gyro, reconstruction mask; 45.8 % with zeros")
+    assert [row[1].text for row in quality.classification(both).rows].count("reconstruction") == 2
 
 
 def test_a_metric_that_is_no_share_is_not_made_a_percentage() -> None:

@@ -9,6 +9,7 @@ out is in the record with its reason.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import msgspec
@@ -16,27 +17,25 @@ import numpy as np
 
 from edgefl.aggregation import groups, remember
 from edgefl.aggregation.audience import SERVER, is_shared, shared
-from edgefl.aggregation.combine import MisfitError, Outcome, Tensors, layout_of
+from edgefl.aggregation.combine import Layout, MisfitError, Outcome, Tensors, check, layout_of
 from edgefl.aggregation.optimise import plain
 from edgefl.aggregation.prototypes import merge_prototypes
 from edgefl.aggregation.remember import UpdateInfo
 from edgefl.aggregation.shares import Standing, shares_of
 from edgefl.aggregation.slots import Choice, Recipe, choose
 from edgefl.errors import ProtocolError
+from edgefl.models.spec import PROTOTYPES, SIGNATURE, is_matcher
 from edgefl.objects import ObjectStore
 from edgefl.protocol.parts import decode_part, encode_part
 from edgefl.records import Manifest, ObjectRef
 
-__all__ = ["PROTOTYPES", "SIGNATURE", "UpdateInfo", "aggregate_round"]
-
-#: The part that is merged by its own counts.
-PROTOTYPES = "prototypes"
-#: What clusters are made of; sent once, kept by the server.
-SIGNATURE = "signature"
 #: The slots that act on updates, in this order. Selection comes before a round.
 _ROLES = ("cluster", "repair", "weight", "combine", "optimise", "prototypes")
 #: Largest "prototypes" part: 310 classes of 3 tables at width 768 are 2.9 MB.
 _PROTOTYPES_LIMIT_BYTES = 64 * 2**20
+
+#: In the record, of a device's whole update.
+_MODEL = "model"
 
 Load = Callable[[], Tensors]
 
@@ -53,24 +52,25 @@ def aggregate_round(
     """The next state, whose new objects are in ``store``, and the record of the round as plain values.
 
     ``previous`` holds every part of the model; parts nobody trained keep their object. ``similarity``: the devices'
-    weights of the slot cka, which need the models to be run. In the record: per slot, role -> {choice, options};
-    ``parts`` {part: {devices: {name: weight}}}, weights as they took effect, sum 1; ``refused`` [{device, part, reason,
-    detail}], reason names, shape, dtype, not_finite, malformed or unknown_part; ``ignored`` {part: [devices without
-    samples of it]}; ``kept`` {part: why it stays as it was although it was sent}; ``clusters``, ``repaired`` and
-    ``momentum`` where a slot made them.
+    weights of the slot cka, which need the models to be run; those without one are left out (part "model").
+    In the record: per slot, role -> {choice, options}; ``parts`` {part: {devices: {name: weight}}}, weights as they
+    took effect, sum 1; ``refused`` [{device, part, reason, detail}], reason names, shape, dtype, not_finite, malformed
+    or unknown_part; ``ignored`` {part: [devices without samples of it]}; ``kept`` {part: why it stays as it was
+    although it was sent}; ``clusters``, ``repaired`` and ``momentum`` where a slot made them.
     Raises StoreError when the store fails (no fault of a device), ConfigError for a recipe with unknown methods,
     ValueError when a device is named twice.
     """
     slots = {role: choose(role, recipe or {}) for role in _ROLES}
     if len({update.device for update in updates}) != len(updates):
         raise ValueError("a device appears twice among the updates of one round")
-    updates = sorted(updates, key=lambda update: update.device)
+    updates, diverged = _alike(sorted(updates, key=lambda update: update.device), slots["weight"], similarity or {})
     record: dict[str, Any] = {role: {"choice": slot.name, **slot.options} for role, slot in slots.items()}
     record |= {"parts": {}, "refused": [], "ignored": {}, "kept": {}}
     state = dict(previous)
-    for update in updates:
-        if SIGNATURE in update.manifest:
-            state[f"{SERVER}{SIGNATURE}/{update.device}"] = update.manifest[SIGNATURE]
+    _refuse(record, _MODEL, diverged)
+    signatures, strange = groups.sign(slots["cluster"], updates, store)
+    state |= signatures
+    _refuse(record, SIGNATURE, strange)
     memory = remember.load(store, previous)
     clusters = groups.assign(slots["cluster"], state, store, memory, seed)
     memory = remember.note(memory, updates, clusters)
@@ -91,6 +91,17 @@ def aggregate_round(
     memory = msgspec.structs.replace(memory, networks={**memory.networks, **remember.networks(record)})
     state[remember.KEY] = store.put(msgspec.json.encode(memory))
     return state, record
+
+
+def _alike(
+    updates: list[UpdateInfo], slot: Choice, similarity: Mapping[str, float]
+) -> tuple[list[UpdateInfo], dict[str, tuple[str, str]]]:
+    """The updates with a weight, where models are weighed by their likeness; and device -> why the others have none."""
+    if slot.name != "cka":
+        return updates, {}
+    why = ("not_finite", "its outputs on the probe samples are not finite numbers: its training has diverged")
+    diverged = {update.device: why for update in updates if update.device not in similarity}
+    return [update for update in updates if update.device in similarity], diverged
 
 
 class _Work(msgspec.Struct, frozen=True):
@@ -138,10 +149,15 @@ def _outcomes(
     }
     counts = {u.device: u.samples.get(part, 0) for u in work.updates if u.device in objects}
     ignored = tuple(device for device, count in counts.items() if count <= 0)
-    shares = shares_of(part, counts, work.slots["weight"], work.standing, lambda device: loaders[device]())
+    layout = cache(lambda: layout_of(_loader(work.store, work.previous[part], limit)()))
+    shares = shares_of(
+        part, counts, work.slots["weight"], work.standing, lambda device: _fitting(loaders[device](), layout())
+    )
     if not shares:
         none = Outcome(None, {"devices": {}}, {}, "no device trained it on any sample", ignored)
         return [(part, None, none)]
+    if is_matcher(part):  # small networks are trained once, from nothing
+        work = msgspec.structs.replace(work, step=plain)
     results: list[_Result] = []
     for audience, weights in shares.items():
         key = audience + part
@@ -177,8 +193,7 @@ def _mean(
     shares = {device: weight / total for device, weight in taken.items()}
     kept = f"{SERVER}optimise/{key}"
     known = decode_part(work.store.read(work.previous[kept].id)) if kept in work.previous else None
-    step = plain if key.rpartition("match/")[1] else work.step  # small networks are trained once, from nothing
-    tensors, state = step(known, dict(load_previous()), mean.result())
+    tensors, state = work.step(known, dict(load_previous()), mean.result())
     if state is not None:
         results.append((kept, work.store.put(encode_part(state)), None))
     return Outcome(tensors, {"devices": shares}, refused, "", ignored)
@@ -210,6 +225,12 @@ def _loader(store: ObjectStore, ref: ObjectRef, limit: int) -> Load:
     return load
 
 
+def _fitting(tensors: Tensors, layout: Layout) -> Tensors:
+    """Raises MisfitError for tensors that are not those of the part."""
+    check(tensors, layout)
+    return tensors
+
+
 def _mending(load: Load, better: Tensors | None) -> Load:
     """A device's part with some tensors replaced."""
     return load if better is None else lambda: {**load(), **better}
@@ -222,5 +243,9 @@ def _note(record: dict[str, Any], part: str, outcome: Outcome) -> None:
         record["parts"][part] = outcome.weights
     if outcome.ignored and is_shared(part):
         record["ignored"][part] = list(outcome.ignored)
-    for device, (reason, detail) in sorted(outcome.refused.items()):
+    _refuse(record, part, outcome.refused)
+
+
+def _refuse(record: dict[str, Any], part: str, refused: Mapping[str, tuple[str, str]]) -> None:
+    for device, (reason, detail) in sorted(refused.items()):
         record["refused"].append({"device": device, "part": part, "reason": reason, "detail": detail})

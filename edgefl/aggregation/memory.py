@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from edgefl.aggregation.select import coalition_return, core_members
+from edgefl.aggregation.coalition import coalition_return, core_members
 from edgefl.errors import ModelError
 
 #: Returns kept of a device. At 16 bytes or so each in JSON, 50 devices come to 0.2 MB, read and written every round.

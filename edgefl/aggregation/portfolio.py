@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from edgefl.aggregation.coalition import coalition_return
 from edgefl.aggregation.memory import Memory
-from edgefl.aggregation.select import coalition_return
 from edgefl.errors import ModelError
 
 Array = npt.NDArray[np.float64]

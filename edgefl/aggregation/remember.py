@@ -14,7 +14,7 @@ from edgefl.aggregation.memory import Memory, note_round
 from edgefl.aggregation.portfolio import portfolio_beta
 from edgefl.aggregation.repair import plan_substitution, substitute
 from edgefl.aggregation.slots import Choice
-from edgefl.models.spec import modality_of
+from edgefl.models.spec import is_matcher, is_scheduled, modality_of
 from edgefl.objects import ObjectStore
 from edgefl.protocol.parts import decode_part
 from edgefl.records import Manifest
@@ -69,7 +69,7 @@ def networks(record: Mapping[str, Any]) -> dict[str, dict[str, float]]:
     """The small networks this round has made: "match/<m>" -> {key of the state: weight}."""
     found: dict[str, dict[str, float]] = {}
     for key, told in record["parts"].items():
-        if not key.startswith("match/"):
+        if not is_matcher(key):
             continue
         weights = {of_device(device) + key: share for device, share in told["devices"].items()}
         alone = {name: share for name, share in weights.items() if name in record["parts"]}
@@ -122,7 +122,7 @@ def repair(
     poorest: dict[str, tuple[str, str]] = {}
     for update in updates:
         if update.poverty >= 0 and not update.complete:
-            trained = [p for p in update.manifest if p in model and p != "prototypes" and not p.startswith("match/")]
+            trained = [p for p in update.manifest if p in model and is_scheduled(p)]
             parts = {p: decode_part(store.read(model[p].id), copy=False) for p in trained}
             layers = weight_tensors(parts)
             if update.poverty < len(layers):

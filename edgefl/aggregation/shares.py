@@ -7,14 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 
 from edgefl.aggregation.audience import EVERYONE, of_cluster, of_device
+from edgefl.aggregation.combine import MisfitError
 from edgefl.aggregation.graph import relationship
 from edgefl.aggregation.slots import Choice
 from edgefl.aggregation.weight import by_samples, fediot
-from edgefl.models.spec import modality_of
+from edgefl.errors import ProtocolError
+from edgefl.models.spec import is_matcher, modality_of
 
 Load = Callable[[str], Mapping[str, np.ndarray]]
 #: audience -> device -> weight, sum 1.
@@ -39,16 +42,17 @@ class Standing:
 def shares_of(part: str, counts: Mapping[str, int], slot: Choice, standing: Standing, load: Load) -> Shares:
     """The shares of ``part`` for each audience; empty when nobody has samples of it.
 
-    ``counts``: device -> samples; ``load``: a device's tensors of this part.
+    ``counts``: device -> samples; ``load``: a device's tensors of this part; it raises MisfitError or ProtocolError for
+    those that can not be it, whose devices have no row and no column in the relationship graph.
     """
     everyone = _weigh(counts, slot, standing)
     if not everyone:
         return {}
-    if part.startswith("match/"):
+    if is_matcher(part):
         return _small_networks(by_samples(counts), standing.small)
     shares = {EVERYONE: everyone}
     if slot.name == "relationship" and part.startswith("head/") and modality_of(part) is not None:
-        graph = relationship({device: lambda device=device: load(device) for device in everyone})  # type: ignore[misc]
+        graph = relationship({device: partial(load, device) for device in everyone if _sound(device, load)})
         shares |= {of_device(device): row for device, row in graph.items()}
     elif standing.own_models:
         for cluster in sorted(set(standing.clusters.values())):
@@ -56,6 +60,15 @@ def shares_of(part: str, counts: Mapping[str, int], slot: Choice, standing: Stan
             if mine := _weigh(within, slot, standing):
                 shares[of_cluster(cluster)] = mine
     return shares
+
+
+def _sound(device: str, load: Load) -> bool:
+    """Whether a device's tensors fit; why not is told where everyone's mean refuses them."""
+    try:
+        load(device)
+    except (MisfitError, ProtocolError):
+        return False
+    return True
 
 
 def _small_networks(weights: Mapping[str, float], how: str) -> Shares:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -14,6 +15,7 @@ from coordinator.place import LEDGER
 from edgefl.cli.locate import RUNS, RunArgument, RunsOption, find_run, read_run
 from edgefl.cli.options import Format, print_json
 from edgefl.errors import RunError
+from edgefl.models.spec import PROTOTYPES
 from edgefl.plan.values import RunPlan, Stage
 from edgefl.records import Manifest
 from edgefl.report.rows import BundleRow, RunReport
@@ -21,7 +23,7 @@ from edgefl.report.rows import BundleRow, RunReport
 FOLDER = "bundles"
 #: Rounding of float32 in another order of operations gives 1e-6; a wrong graph gives 1e-2 and more.
 TOLERANCE = 1e-4
-MaskChoice = Literal["auto", "prototype", "zero", "both"]
+MaskChoice = Literal["auto", "prototype", "zero", "both", "reconstruction"]
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,10 @@ def command(
     ] = None,
     mask: Annotated[
         MaskChoice,
-        typer.Option(help="What stands in for absent sensors; auto: both where the run has prototypes, else zero."),
+        typer.Option(
+            help="What stands in for absent modalities; auto: reconstruction where the recipe trained it, both where "
+            "the run has prototypes, else zero."
+        ),
     ] = "auto",
     capacity: Annotated[
         int | None, typer.Option(min=1, help="Rows of each prototype table; default: the number of classes.")
@@ -95,16 +100,19 @@ def export_run(
 
     Raises RunError (nothing finished yet), ExportError (nothing is published then), StoreError.
     """
-    from edgefl.export.bundle import PROTOTYPES, export_bundles
+    from edgefl.aggregation.remember import load as load_memory
+    from edgefl.export.bundle import export_bundles
     from edgefl.objects import ObjectStore
     from edgefl.protocol.parts import decode_part
+    from edgefl.training.judging import matcher_of
 
     state = final_state(directory)
     sys.stderr.write(f"{_what(state)}\n")
     store = ObjectStore(directory / "objects")
-    wanted = {*state.stage.present, PROTOTYPES} & set(state.manifest)
-    parts = {part: decode_part(store.read(state.manifest[part].id)) for part in sorted(wanted)}
-    chosen = ("both" if PROTOTYPES in parts else "zero") if mask == "auto" else mask
+    networks = load_memory(store, state.manifest).networks
+    wanted = {*state.stage.present, PROTOTYPES, *(name for one in networks.values() for name in one)}
+    parts = {part: decode_part(store.read(state.manifest[part].id)) for part in sorted(wanted & set(state.manifest))}
+    chosen = _own_mask(state.plan, parts) if mask == "auto" else mask
     target = output if output is not None else directory / FOLDER
     rows = export_bundles(
         state.plan.model,
@@ -115,6 +123,8 @@ def export_run(
         mask=chosen,
         tolerance=tolerance,
         refs=state.manifest,
+        matcher=matcher_of(state.plan.slots, networks),
+        networks=networks,
     )
     _record(directory, state.report.run, rows)
     return Exported(state, chosen, target, rows)
@@ -135,6 +145,13 @@ def final_state(directory: Path) -> FinalState:
         )
     stage = next(stage for stage in plan.stages if stage.index == position.stage)
     return FinalState(report, plan, stage, position.round, position.manifest)
+
+
+def _own_mask(plan: RunPlan, parts: Collection[str]) -> Literal["reconstruction", "both", "zero"]:
+    """What the recipe trained its model with."""
+    if "reconstruction" in plan.slots.missing and plan.model.reconstruction:
+        return "reconstruction"
+    return "both" if PROTOTYPES in parts else "zero"
 
 
 def _what(state: FinalState) -> str:

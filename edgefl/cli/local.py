@@ -16,10 +16,11 @@ import msgspec
 import yaml
 
 from coordinator.place import hold_place, new_run_id
+from device_agent.start import Options
 from edgefl.cli.locate import RUNS, find_run
 from edgefl.cli.planning import shares_of
-from edgefl.config.load import budget_overrides, load_run
-from edgefl.config.values import RunConfig
+from edgefl.config.load import budget_overrides, load_device, load_run
+from edgefl.config.values import FleetDevice, RunConfig
 from edgefl.data.split import TEST
 from edgefl.disk import explained, write_new
 from edgefl.errors import ConfigError, EdgeFLError, Problem, RunError
@@ -40,13 +41,16 @@ _STOPPED = {0, -signal.SIGTERM, -signal.SIGINT, 128 + signal.SIGTERM, 128 + sign
 class LocalRun:
     """One run in local mode. ``train`` it, then ``finish`` it: bundles, report, what to do next."""
 
-    def __init__(self, name: str, overrides: Sequence[str], *, runs: Path, resume: str, quiet: bool) -> None:
+    def __init__(
+        self, name: str, overrides: Sequence[str], *, runs: Path, resume: str, quiet: bool, trainers: int = 0
+    ) -> None:
         self.config, self.recipe = load_run(name, overrides)
         if not self.config.fleet:
             raise ConfigError(name, [Problem("fleet", "local mode needs at least one device, such as {name: box}")])
         self.name = name
         self.resume = bool(resume)
         self.quiet = quiet
+        self.trainers = trainers
         self.directory = begun(resume, runs) if resume else runs / new_run_id(runs, self.config.name)
         self.run = check_name("run", self.directory.name)
         self._view: LiveView | None = None
@@ -63,7 +67,9 @@ class LocalRun:
                 stack.enter_context(hold_place(self.directory / "broker"))  # two brokers would overwrite their files
                 broker = await stack.enter_async_context(start_broker(self.directory / "broker", url))
                 url = broker.url
-            for device in self.config.fleet:
+            if self.trainers:
+                await stack.enter_async_context(self._agents(url))
+            for device in () if self.trainers else self.config.fleet:
                 await stack.enter_async_context(self._agent(device.name, device.profile, device.budget, url))
             await self._coordinate(run_file, url)
 
@@ -116,7 +122,37 @@ class LocalRun:
         arguments += ["--state", str(self.directory / "devices" / name), "--fleet", self.run]
         for override in budget_overrides(budget):
             arguments += ["--set", override]
-        log = self.directory / "logs" / f"{name}.log"
+        async with self._started(f"the agent of {name}", arguments, url, self.directory / "logs" / f"{name}.log"):
+            yield
+
+    @contextlib.asynccontextmanager
+    async def _agents(self, url: str) -> AsyncIterator[None]:
+        """All of them in one process, with a few trainers for all."""
+        every = [self._options(device) for device in self.config.fleet]
+        logs = self.directory / "logs"
+        with explained("write", logs):
+            logs.mkdir(parents=True, exist_ok=True)
+            write_new(self.directory / "agents.json", msgspec.json.encode(every))
+        arguments = ["device_agent.host", str(self.directory / "agents.json"), str(logs)]
+        arguments += ["--trainers", str(self.trainers)]
+        async with self._started("the agents' process", arguments, url, logs / "agents.log"):
+            yield
+
+    def _options(self, device: FleetDevice) -> Options:
+        profile = load_device(device.profile, budget_overrides(device.budget))
+        return Options(
+            fleet=self.run,
+            device=device.name,
+            data=str(self.directory / "shares" / f"{device.name}.npz"),
+            state=str(self.directory / "devices" / device.name),
+            profile=profile.name,
+            budget=profile.budget.record(),
+            heartbeat_s=profile.heartbeat_s,
+            torch_device=profile.torch_device,
+        )
+
+    @contextlib.asynccontextmanager
+    async def _started(self, name: str, arguments: list[str], url: str, log: Path) -> AsyncIterator[None]:
         process = await _start(arguments, url, log, stdout=None)
         watcher = asyncio.create_task(self._watch(name, process, log))
         try:
@@ -130,7 +166,7 @@ class LocalRun:
         status = await process.wait()
         if status in _STOPPED:
             return
-        told = f"the agent of {name} has ended: {_last_words(log) or f'status {status}'}"
+        told = f"{name} has ended: {_last_words(log) or f'status {status}'}"
         self._ended.append(told)
         if self._view is not None:
             self._view.feed(EventRow(time.time(), "warning", data={"text": told}))

@@ -46,8 +46,13 @@ def price_run(
         for schedule, build in SCHEDULES.items()
         for stage in build(plan.model, config.training.rounds, "auto")
     )
+    last = max(stage.index for stage in plan.stages if stage.rounds)
     devices_planned = tuple(
-        DevicePlan(device, profile.name, place(plan.model, stage, hyper, plan.slots, candidate, part_bytes, pricer))
+        DevicePlan(
+            device,
+            profile.name,
+            place(plan.model, stage, hyper, plan.slots, candidate, part_bytes, pricer, last=stage.index == last),
+        )
         for device, profile in devices
         for candidate in [_candidate(device, profile, shares[device], plan, base)]
         for stage, hyper in zip(plan.stages, plan.hypers, strict=True)

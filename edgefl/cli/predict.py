@@ -25,6 +25,8 @@ from edgefl.report.grid import Cell, Column, Grid, words
 #: Samples listed on a terminal when --limit says nothing.
 SHOWN = 20
 SCHEMA = "edgefl.predictions/1"
+#: What a mask is called where people read it.
+STAND_INS = {"prototype": "prototypes", "zero": "zeros", "reconstruction": "reconstruction"}
 #: Ends of a single sample's file -> kinds of modality it may hold.
 SAMPLES: dict[str, tuple[str, ...]] = {
     ".npy": ("sensor", "vision", "audio", "text"),
@@ -50,7 +52,8 @@ def command(
         typer.Option(help="Use only this modality of the file, or say what a single sample's file is; repeatable."),
     ] = None,
     mask: Annotated[
-        Literal["prototype", "zero"] | None, typer.Option(help="What stands in for absent modalities.")
+        Literal["prototype", "zero", "reconstruction"] | None,
+        typer.Option(help="What stands in for absent modalities."),
     ] = None,
     device: Annotated[Literal["cpu", "cuda"], typer.Option(help="Where to compute.")] = "cpu",
     bad_samples: Annotated[
@@ -190,6 +193,9 @@ def _notes(data: Dataset, answers: list[Answers], shown: int) -> list[str]:
         each = [f"{a.bundle} {units.percent(value)}" for a in answers if (value := accuracy(data, [a])) is not None]
         parts = f" ({', '.join(each)})" if len(each) > 1 else ""
         notes.append(f"Accuracy {units.percent(share)}{parts}.")
+    masks = [f"by {STAND_INS[one.mask]} (bundle {one.bundle})" for one in answers if one.mask in STAND_INS]
+    if masks:
+        notes.append(f"Absent modalities are filled in {', '.join(masks)}.")
     return notes
 
 
@@ -202,7 +208,9 @@ def _json(
         "samples": len(data),
         "answered": sum(len(one.rows) for one in answers),
         "accuracy": accuracy(data, answers),
-        "by_bundle": {a.bundle: {"samples": len(a.rows), "accuracy": accuracy(data, [a])} for a in answers},
+        "by_bundle": {
+            a.bundle: {"samples": len(a.rows), "accuracy": accuracy(data, [a]), "mask": a.mask} for a in answers
+        },
         "left_out": [{"id": data.ids[row], "has": _having(data, row)} for row in left.tolist()],
         "bad_samples": [str(problem) for problem in data.skipped],
         "predictions": [_entry(data, row, one, at, bundles) for row, one, at in _places(answers, limit)],

@@ -15,6 +15,12 @@ def command(
     run: RunFile,
     runs: RunsOption = RUNS,
     resume: Annotated[str, typer.Option(metavar="RUN", help="Continue this run where it stopped.")] = "",
+    trainers: Annotated[
+        int,
+        typer.Option(
+            metavar="N", min=0, help="Let all devices share N trainer processes, for large fleets. 0: one a device."
+        ),
+    ] = 0,
     export: Annotated[bool, typer.Option(help="Write ONNX bundles at the end.")] = True,
     format: Annotated[  # noqa: A002 - the option's own name
         Literal["terminal", "json"], typer.Option("--format", help="json: the finished run's report, alone on stdout.")
@@ -32,7 +38,7 @@ def command(
 
     from edgefl.cli.local import LocalRun
 
-    local = LocalRun(run, set_ or [], runs=Path(runs), resume=resume, quiet=format == "json")
+    local = LocalRun(run, set_ or [], runs=Path(runs), resume=resume, quiet=format == "json", trainers=trainers)
     try:
         asyncio.run(local.train())
     except (KeyboardInterrupt, asyncio.CancelledError) as error:  # Ctrl-C, SIGTERM

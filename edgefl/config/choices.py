@@ -41,6 +41,8 @@ DROP = Option(0.0, "probability that a complete sample trains with one of its mo
 _LR = Option(0.05, "the server's learning rate", least=0)
 _BETA = Option(0.9, "share of the momentum kept from round to round", least=0, most=0.999)
 _EPSILON = Option(1e-3, "added to the root of the second moment", least=1e-12)
+_BETA2 = Option(0.99, "share of the second moment kept", least=0, most=1)
+_ADAPTIVE = {"lr": _LR, "beta": _BETA, "epsilon": _EPSILON}
 _MODELS = Option("shared", "whether each cluster has a model of its own", ("shared", "own"))
 
 SCHEDULE: Choices = {
@@ -127,7 +129,10 @@ MISSING: Choices = {
         },
     ),
     "completion": (
-        "generated from the modality at hand, once, before training (FedMVP)",
+        (
+            "generated from the modality at hand, once, before training (FedMVP); nothing is generated for the test "
+            "set: with one modality, the joint fusion sees that one and the token of an absent one"
+        ),
         {
             "generator": Option(
                 "nearest",
@@ -163,7 +168,12 @@ PROTOTYPES: Choices = {
                 ("average", "largest", "ensemble"),
             ),
             "k": _count(3, "classes mixed at inference"),
-            "temperature": _temperature(0.01, "sharpness of that mix"),
+            "temperature": Option(
+                0.0,
+                "of the softmax that weighs them; 0: the match's own, which is 0.01 for cosine and 1 for the others, "
+                "the paper's plain softmax of -distance, probability or score",
+                least=0,
+            ),
         },
     ),
     "adaptive": (
@@ -269,31 +279,13 @@ WEIGHT: Choices = {
 OPTIMISE: Choices = {
     "plain": ("it replaces it", {}),
     "momentum": ("server momentum (FedAvgM, arXiv 1909.06335)", {"lr": Option(1.0, _LR.doc, least=0), "beta": _BETA}),
-    "fedadagrad": ("adaptive (arXiv 2003.00295)", {"lr": _LR, "beta": _BETA, "epsilon": _EPSILON}),
-    "fedadam": (
-        "adaptive (arXiv 2003.00295)",
-        {
-            "lr": _LR,
-            "beta": _BETA,
-            "beta2": Option(0.99, "share of the second moment kept", least=0, most=1),
-            "epsilon": _EPSILON,
-        },
-    ),
-    "fedyogi": (
-        "adaptive (arXiv 2003.00295)",
-        {
-            "lr": _LR,
-            "beta": _BETA,
-            "beta2": Option(0.99, "share of the second moment kept", least=0, most=1),
-            "epsilon": _EPSILON,
-        },
-    ),
+    "fedadagrad": ("adaptive (arXiv 2003.00295)", _ADAPTIVE),
+    "fedadam": ("adaptive (arXiv 2003.00295)", {**_ADAPTIVE, "beta2": _BETA2}),
+    "fedyogi": ("adaptive (arXiv 2003.00295)", {**_ADAPTIVE, "beta2": _BETA2}),
     "fedadagrad_mpo": (
         "Adagrad whose momentum follows the risk of the groups' returns (MMiC, eqs 19-22)",
         {
-            "lr": _LR,
-            "beta": _BETA,
-            "epsilon": _EPSILON,
+            **_ADAPTIVE,
             "risk": Option(0.5, "weight of risk against return", least=0, most=1),
             "temperature": Option(
                 10.0, "what the correction is divided by; beta + 1/temperature is at most 1", least=1

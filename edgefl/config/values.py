@@ -55,8 +55,15 @@ class EncoderConfig(Values):
     mlp_ratio: Annotated[float, Field(gt=0)] | None = Field(None, description="feed-forward width / token width")
     patch: Positive | None = Field(None, description="time steps, pixels or spectrogram bins per patch side")
     dropout: Annotated[float, Field(ge=0, lt=1)] | None = Field(None, description="dropout of the encoder")
+    pool: Literal["token", "mean"] | None = Field(
+        None, description="what stands for a sample: token (the class token) or mean (of all real tokens)"
+    )
     vocabulary: Positive | None = Field(None, description="text only: number of token ids")
-    pretrained: str = Field("", description="transformers checkpoint (name or folder) to start from")
+    pretrained: str = Field(
+        "",
+        description="what to start from: a transformers checkpoint (name, folder, package:NAME/folder), or a file of "
+        "encoders that benchmarks/pretrain.py wrote (.safetensors)",
+    )
 
 
 class HeadConfig(Values):
@@ -85,6 +92,8 @@ class MissingConfig(Values):
     rate: Share = Field(0.0, description="probability that a sample loses a modality, for each modality")
     keep: Literal["discard", "one"] = Field("discard", description="a sample that loses all: discarded, or keeps one")
     devices: dict[Name, list[Modality]] = Field({}, description="device: modalities that it lacks wholly")
+    complete: list[Name] = Field([], description="devices that the rate does not touch")
+    unlabelled: list[Name] = Field([], description="devices whose samples have no labels")
 
 
 class DataConfig(Values):
@@ -192,7 +201,7 @@ class RunConfig(Values):
 
     def conflicts(self) -> list[Problem]:
         """Lists that need one entry a stage, and names that must be known."""
-        rounds, stages = self.training.rounds, self.model.stages
+        rounds, stages, missing = self.training.rounds, self.model.stages, self.data.missing
         found = []
         for field, values in (
             ("rounds", rounds),
@@ -207,7 +216,11 @@ class RunConfig(Values):
         names = [device.name for device in self.fleet]
         twice = sorted({name for name in names if names.count(name) > 1})
         found += [Problem("fleet", f"names the device {name!r} twice") for name in twice]
-        for device, lacks in self.data.missing.devices.items():
+        for field, given in (("complete", missing.complete), ("unlabelled", missing.unlabelled)):
+            for device in sorted(set(given) - set(names)) if names else ():
+                known = valid_names(device, list(dict.fromkeys(names)))
+                found.append(Problem(f"data.missing.{field}", f"{device!r} is not in the fleet; {known}"))
+        for device, lacks in missing.devices.items():
             path = f"data.missing.devices.{device}"
             if names and device not in names:
                 found.append(Problem(path, f"is not in the fleet; {valid_names(device, list(dict.fromkeys(names)))}"))

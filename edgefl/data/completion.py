@@ -1,13 +1,14 @@
 """Completion (FedMVP): samples that lack a modality get one made from a modality they have, once, before training.
 
-A generator is ``make(source, target, values [n, *shape]) -> [n, *shape] or None``; None: it can not make this one.
+A generator is ``make(source, target, values [n, *shape], classes [n]) -> [n, *shape] or None``; None: it can not make
+this one. ``classes``: the names of the samples' classes, "" where there is none.
 nearest: the local sample that has both and is most alike lends its other half. The others run a pretrained model
 (``edgefl.data.generators``). What can not be made stays absent.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -18,7 +19,7 @@ from edgefl.data.dataset import Dataset, Encoder
 from edgefl.errors import ConfigError, Problem
 
 Array = npt.NDArray[np.generic]
-Make = Callable[[str, str, Array], Array | None]
+Make = Callable[[str, str, Array, Sequence[str]], Array | None]
 #: Token counts are kept in this many bins: enough to tell short texts apart.
 _TOKEN_BINS = 512
 #: Rows compared at once, so that the distances of a large share stay small in memory.
@@ -42,7 +43,9 @@ def complete(dataset: Dataset, encoders: Mapping[str, Encoder], make: Make) -> C
         absent, count = ~dataset.has(target), 0
         for source in encoders:
             rows = np.flatnonzero(absent & dataset.has(source)) if source != target else np.empty(0, np.int64)
-            values = make(source, target, dataset.modalities[source][rows]) if len(rows) else None
+            values = (
+                make(source, target, dataset.modalities[source][rows], _classes(dataset, rows)) if len(rows) else None
+            )
             if values is None:
                 continue
             if target not in modalities:
@@ -59,10 +62,15 @@ def complete(dataset: Dataset, encoders: Mapping[str, Encoder], make: Make) -> C
     return Completed(replace(dataset, modalities=modalities, present=present), made)
 
 
+def _classes(dataset: Dataset, rows: npt.NDArray[np.int64]) -> list[str]:
+    labels = np.full(len(rows), -1) if dataset.labels is None else dataset.labels[rows]
+    return [dataset.label_names[label] if label >= 0 else "" for label in labels]
+
+
 def nearest(dataset: Dataset) -> Make:
     """The generator that needs no model: other halves of the local samples themselves."""
 
-    def make(source: str, target: str, values: Array) -> Array | None:
+    def make(source: str, target: str, values: Array, classes: Sequence[str]) -> Array | None:
         donors = np.flatnonzero(dataset.has(source) & dataset.has(target))
         if not len(donors):
             return None

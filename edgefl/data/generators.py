@@ -2,23 +2,26 @@
 
 transformers: a caption, then the answers to three questions about the image, joined to one text and tokenized as the
 text encoder wants it. diffusers: a prompt to a picture of the image encoder's size. They run once; the trainer keeps
-what they made.
+what they made. Nothing is left to chance: words are the likeliest ones, and the noise that a picture begins with is
+drawn by its prompt, so that the same sample gets the same half on every device and in every run.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import zlib
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from edgefl.checkpoints import is_own, located
 from edgefl.data.dataset import Encoder
 from edgefl.data.text import DEFAULT_LENGTH, tokenizer
 from edgefl.errors import DataError, MissingDependencyError
 
 Array = npt.NDArray[np.generic]
-Make = Callable[[str, str, Array], Array | None]
+Make = Callable[[str, str, Array, Sequence[str]], Array | None]
 
 #: Asked after the caption, one after the other.
 QUESTIONS = ("what is the main object?", "what color is it?", "what is in the background?")
@@ -33,9 +36,14 @@ def image_to_text(checkpoint: str, encoders: Mapping[str, Encoder]) -> Make:
     except ImportError:
         raise MissingDependencyError("transformers", "train") from None
     processor, model = _load(checkpoint, AutoProcessor), _load(checkpoint, AutoModelForImageTextToText)
+    if not (hasattr(processor, "image_processor") and hasattr(processor, "tokenizer")):
+        raise DataError(
+            f"the generator {checkpoint!r} has no processor that takes an image and a question",
+            remedy="Give a checkpoint that has one, such as BLIP.",
+        )
     model.eval()
 
-    def make(source: str, target: str, values: Array) -> Array | None:
+    def make(source: str, target: str, values: Array, classes: Sequence[str]) -> Array | None:
         if (encoders[source].kind, encoders[target].kind) != ("vision", "text"):
             return None
         encode = tokenizer(encoders[target].vocabulary, encoders[target].pretrained)
@@ -52,18 +60,22 @@ def text_to_image(checkpoint: str, encoders: Mapping[str, Encoder]) -> Make:
     Raises MissingDependencyError without diffusers, DataError when the checkpoint can not be read.
     """
     try:
+        import torch
         from diffusers import AutoPipelineForText2Image
     except ImportError:
         raise MissingDependencyError("diffusers", "completion") from None
     pipeline = _load(checkpoint, AutoPipelineForText2Image)
+    pipeline.set_progress_bar_config(disable=True)
 
-    def make(source: str, target: str, values: Array) -> Array | None:
+    def make(source: str, target: str, values: Array, classes: Sequence[str]) -> Array | None:
         if (encoders[source].kind, encoders[target].kind) != ("text", "vision"):
             return None
         height, width, channels = encoders[target].input_shape
         made = []
-        for prompt in (f"A photo of {text}" for text in _words(encoders[source], values)):
-            picture = pipeline(prompt, output_type="pil").images[0]
+        texts = _words(encoders[source], values)
+        for prompt in (prompt_of(name, text) for name, text in zip(classes, texts, strict=True)):
+            noise = torch.Generator().manual_seed(zlib.crc32(prompt.encode()))
+            picture = pipeline(prompt, output_type="pil", generator=noise).images[0]
             picture = picture.convert("RGB" if channels == 3 else "L").resize((width, height))
             made.append(np.asarray(picture, np.float32).reshape(height, width, channels) / 255)
         return np.stack(made)
@@ -77,6 +89,11 @@ GENERATORS: dict[str, Callable[[str, Mapping[str, Encoder]], Make]] = {
 }
 
 
+def prompt_of(name: str, text: str) -> str:
+    """What a picture is made from: the paper's words with one class name (it has a fine and a coarse one)."""
+    return f"A photo of {name}, {text}" if name else f"A photo of {text}"
+
+
 def _describe(processor: Any, model: Any, values: Array) -> str:
     """A caption and the answers to the questions, as one text."""
     import torch
@@ -88,15 +105,16 @@ def _describe(processor: Any, model: Any, values: Array) -> str:
         for prompt in (None, *QUESTIONS):
             words = {} if prompt is None else {"text": prompt}
             inputs = processor(images=picture, return_tensors="pt", **words)
-            ids = model.generate(**inputs, max_new_tokens=_ANSWER_TOKENS)
+            ids = model.generate(**inputs, max_new_tokens=_ANSWER_TOKENS, do_sample=False, num_beams=1)
             text = processor.batch_decode(ids, skip_special_tokens=True)[0]
-            said.append(text.removeprefix(prompt or "").strip())
+            asked = processor.batch_decode(inputs.get("input_ids", []), skip_special_tokens=True)
+            said.append(text.removeprefix("".join(asked)).strip())  # some say the question first, as its tokens do
     return ". ".join(part for part in said if part)
 
 
 def _words(encoder: Encoder, values: Array) -> list[str]:
     """The texts behind token ids. Raises DataError for hashed words."""
-    if not encoder.pretrained:
+    if not encoder.pretrained or is_own(encoder.pretrained):
         raise DataError(
             "text to image needs the texts themselves, and hashed token ids have no way back",
             remedy="Give the text encoder a pretrained checkpoint with a tokenizer, or set generator: nearest.",
@@ -109,7 +127,7 @@ def _words(encoder: Encoder, values: Array) -> list[str]:
 
 def _load(checkpoint: str, kind: Any) -> Any:
     try:
-        return kind.from_pretrained(checkpoint)
+        return kind.from_pretrained(located(checkpoint))
     except (OSError, ValueError, KeyError, AttributeError, ImportError) as error:
         raise DataError(
             f"the generator {checkpoint!r} can not be read: {str(error).splitlines()[0]}",

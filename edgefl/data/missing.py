@@ -16,18 +16,23 @@ from edgefl.data.arrays import generator
 from edgefl.data.dataset import Dataset
 from edgefl.errors import DataError
 
-_OPTIONS = ("rate", "keep", "devices")
+_OPTIONS = ("rate", "keep", "devices", "complete", "unlabelled")
 
 
 def drop(dataset: Dataset, options: Mapping[str, Any] | None, seed: int, *, device: str = "") -> Dataset:
     """``dataset`` with modalities taken away; the same for the same seed and device, whatever the other devices are.
 
     ``options``: ``rate`` q in 0..1, or {modality: q}; ``keep`` "discard" (a sample that loses all its modalities is
-    left out) or "one" (it keeps one of them, at random); ``devices`` {device: [modalities it lacks wholly]}. A modality
-    that no sample has any more is left out. Raises DataError for bad options, and when no sample is left.
+    left out) or "one" (it keeps one of them, at random); ``devices`` {device: [modalities it lacks wholly]};
+    ``complete`` [devices whose samples lose nothing]; ``unlabelled`` [devices whose samples have no labels].
+    A modality that no sample has any more is left out. Raises DataError for bad options, and when no sample is left.
     """
     given = dict(options or {})
+    if device in given.get("unlabelled", ()):
+        dataset = replace(dataset, labels=None, label_names=())
     rates, lacks = _rates(dataset, given), _lacks(dataset, given, device)
+    if device in given.get("complete", ()):
+        rates = dict.fromkeys(rates, 0.0)
     order = sorted(dataset.modalities)  # the draw must not depend on the order of a dictionary
     had = np.stack([dataset.present[m] & (m not in lacks) for m in order], axis=1)  # [N, M]
     rng = generator(seed, f"missing {device}")

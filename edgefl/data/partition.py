@@ -103,9 +103,14 @@ def _dirichlet(
     total: int,
     names: Sequence[str],
 ) -> list[Any]:
-    """Shares below ``minimum`` are filled with random samples of the largest share: small α leaves many empty."""
-    _options("dirichlet", options, ["alpha", "minimum"])
+    """Shares below ``minimum`` are filled with random samples of the largest share: small α leaves many empty.
+
+    ``within`` 1: each group (person, speaker) is shared out by itself, to as many devices as any other.
+    """
+    _options("dirichlet", options, ["alpha", "minimum", "within"])
     alpha, minimum = float(options.get("alpha", 0.5)), int(options.get("minimum", 1))
+    if options.get("within"):
+        return _within(labels, groups, n, {"alpha": alpha, "minimum": minimum}, rng, names)
     if not 0 < alpha < float("inf") or minimum < 1:
         raise DataError(
             f"partition dirichlet: alpha is {alpha:g}, minimum {minimum}",
@@ -128,6 +133,29 @@ def _dirichlet(
         while len(share) < minimum:
             largest = max(shares, key=len)
             share.append(largest.pop(int(rng.integers(len(largest)))))
+    return shares
+
+
+def _within(
+    labels: Any, groups: Any, n: int, options: dict[str, Any], rng: np.random.Generator, names: Sequence[str]
+) -> list[Any]:
+    if groups is None:
+        raise DataError(
+            "partition dirichlet within groups needs groups, and this data set has none",
+            remedy="Leave the option within away, or set data.partition to uniform.",
+        )
+    owners = np.unique(groups)
+    if n % len(owners):
+        raise DataError(
+            f"{n} devices can not be shared evenly by {len(owners)} groups",
+            remedy=f"Use a multiple of {len(owners)} devices.",
+        )
+    shares: list[Any] = []
+    for i, owner in enumerate(owners):
+        mine, each = np.flatnonzero(groups == owner), n // len(owners)
+        own = None if labels is None else labels[mine]
+        told = names[i * each : (i + 1) * each]
+        shares += [mine[share] for share in _dirichlet(own, None, each, options, rng, len(mine), told)]
     return shares
 
 

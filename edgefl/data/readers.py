@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 
+from edgefl.checkpoints import is_own
 from edgefl.data.arrays import MAX_FILE_BYTES, Array, read_npy
 from edgefl.data.audio import log_mel, read_wav
 from edgefl.data.dataset import Encoder, as_values
@@ -62,11 +63,12 @@ def target(encoder: Encoder) -> Target:
     kind, shape = encoder.kind, tuple(encoder.input_shape)
     if kind not in KINDS:
         raise DataError(f"unknown kind of modality {kind!r}; valid: {', '.join(KINDS)}")
+    public = bool(encoder.pretrained) and not is_own(encoder.pretrained)
     if kind == "text":
-        ids = encoder.vocabulary or (0 if encoder.pretrained else DEFAULT_VOCABULARY)
+        ids = encoder.vocabulary or (0 if public else DEFAULT_VOCABULARY)
         return Target(kind, shape, ids, tokenizer(ids, encoder.pretrained))
-    # An audio checkpoint has a spectrogram of its own; ours would be a silent mismatch.
-    return Target("features" if kind == "audio" and encoder.pretrained else kind, shape)
+    # A public audio checkpoint has a spectrogram of its own; ours would be a silent mismatch.
+    return Target("features" if kind == "audio" and public else kind, shape)
 
 
 def guess(value: object) -> Target:

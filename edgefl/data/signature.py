@@ -9,6 +9,8 @@ every device.
 from __future__ import annotations
 
 import math
+import re
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -16,12 +18,14 @@ import numpy.typing as npt
 
 from edgefl.data.dataset import Dataset, Integers
 from edgefl.data.text import PADDING
-from edgefl.errors import DataError
+from edgefl.errors import DataError, ProtocolError
 
 Floats = npt.NDArray[np.float32]
 
 #: Width of the features: room for three directions each of 42 classes.
 WIDTH = 256
+#: Rows and bits of the sketch that is sent, and directions of a class at most: the papers' values.
+ROWS, BITS, RANK = 100, 12, 3
 #: A count is sent as its share of the samples in units of 1/32767, an int16, which every encoding passes as it is: 100
 #: rows of 12 bits are 819,200 bytes (as f32: 1.6 MB). Finer than the share of one sample of 30,000.
 UNIT = 32767
@@ -33,6 +37,9 @@ _BLOCK = 4096
 _TOKENS = 2**15
 #: Singular values below this share of the largest are rounding of f32 features.
 _RESOLUTION = 1e-5
+#: How far the products of an orthonormal basis in f32 (or sent as f16) may be from 0 and 1.
+_ORTHONORMAL = 1e-2
+_CLASS = re.compile(r"class\.(0|[1-9]\d{0,8})")
 
 
 def features_of(dataset: Dataset, width: int, seed: int = 0) -> Floats:
@@ -59,7 +66,19 @@ def signature_of(dataset: Dataset, kind: str, classes: int, seed: int) -> dict[s
     return sketch(features, seed=seed) if kind == "sketch" else bases(features, dataset.labels, classes)
 
 
-def sketch(features: npt.NDArray[Any], rows: int = 100, bits: int = 12, seed: int = 0) -> dict[str, npt.NDArray[Any]]:
+def check_signature(tensors: Mapping[str, npt.NDArray[Any]], kind: str) -> None:
+    """Raises ProtocolError unless ``tensors`` are what :func:`signature_of` makes for ``kind`` ("": for nobody)."""
+    if kind == "sketch":
+        _check_sketch(tensors)
+    elif kind == "bases":
+        _check_bases(tensors)
+    else:
+        raise ProtocolError("a signature that nobody asked for", remedy="Only a recipe with clusters takes signatures.")
+
+
+def sketch(
+    features: npt.NDArray[Any], rows: int = ROWS, bits: int = BITS, seed: int = 0
+) -> dict[str, npt.NDArray[Any]]:
     """The tensor "sketch", int16 [rows, 2^bits]: shares of the samples in units of 1 / UNIT; from features [N, F].
 
     The order of the samples does not matter, nor the length of a sample's features. Raises DataError without samples,
@@ -81,7 +100,7 @@ def sketch(features: npt.NDArray[Any], rows: int = 100, bits: int = 12, seed: in
 
 
 def bases(
-    features: npt.NDArray[Any], labels: Integers | None, classes: int, rank: int = 3
+    features: npt.NDArray[Any], labels: Integers | None, classes: int, rank: int = RANK
 ) -> dict[str, npt.NDArray[Any]]:
     """Tensors "class.<c>", f32 [F, r], orthonormal, of each class c with samples; r is ``rank``, or what they span.
 
@@ -133,3 +152,31 @@ def _checked(features: npt.NDArray[Any]) -> Floats:
     if x.ndim != 2 or not x.size or not np.isfinite(x).all():
         raise DataError(f"a signature needs finite features [N, F] of one sample or more, not {list(x.shape)}")
     return x
+
+
+def _check_sketch(tensors: Mapping[str, npt.NDArray[Any]]) -> None:
+    counts = tensors.get("sketch")
+    if len(tensors) != 1 or counts is None or counts.dtype != np.int16 or counts.shape != (ROWS, 2**BITS):
+        raise ProtocolError(f"not one tensor 'sketch', int16 {[ROWS, 2**BITS]}, but {_described(tensors)}")
+    low, total = int(counts.min()), int(counts.sum(axis=1, dtype=np.int64).min())
+    if low < 0 or total < 1:
+        raise ProtocolError(f"a sketch with a count of {low} and a row that sums to {total}: shares of samples are not")
+
+
+def _check_bases(tensors: Mapping[str, npt.NDArray[Any]]) -> None:
+    directions = 0
+    for name, basis in tensors.items():
+        fits = basis.ndim == 2 and basis.shape[0] == WIDTH and 1 <= basis.shape[1] <= RANK
+        if not _CLASS.fullmatch(name) or not fits or basis.dtype != np.float32:
+            raise ProtocolError(f"not float32 [{WIDTH}, 1 to {RANK}] of classes 'class.<c>', but {_described(tensors)}")
+        q = basis.astype(np.float64)
+        if not np.allclose(q.T @ q, np.eye(q.shape[1]), atol=_ORTHONORMAL):  # NaN is close to nothing
+            raise ProtocolError(f"basis '{name}' is not orthonormal")
+        directions += q.shape[1]
+    if not 0 < 2 * directions <= WIDTH:
+        raise ProtocolError(f"bases of {directions} directions in all, between 1 and {WIDTH // 2} can be right")
+
+
+def _described(tensors: Mapping[str, npt.NDArray[Any]]) -> str:
+    listed = [f"'{name[:40]}' {tensor.dtype} {list(tensor.shape)}" for name, tensor in list(tensors.items())[:3]]
+    return ", ".join(listed) + f" and {len(tensors) - 3} more" * (len(tensors) > 3) if listed else "nothing"

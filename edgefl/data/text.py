@@ -14,6 +14,7 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
+from edgefl.checkpoints import is_own, located
 from edgefl.errors import DataError, MissingDependencyError
 
 Ids = npt.NDArray[np.int64]
@@ -39,11 +40,12 @@ def hashed(text: str, length: int, vocabulary: int = DEFAULT_VOCABULARY) -> Ids:
 
 
 def tokenizer(vocabulary: int = 0, pretrained: str = "") -> Tokenizer:
-    """(text, length) -> [length] ids: ``pretrained``'s own tokenizer, or hashed words when it is "".
+    """(text, length) -> [length] ids: ``pretrained``'s own tokenizer, or hashed words when it is "" or an own file.
 
-    Raises DataError when the checkpoint has no usable tokenizer, MissingDependencyError without transformers.
+    Raises DataError when the checkpoint has no usable tokenizer, ModelError when its package is not there,
+    MissingDependencyError without transformers.
     """
-    if not pretrained:
+    if not pretrained or is_own(pretrained):
         size = vocabulary or DEFAULT_VOCABULARY
         return lambda text, length: hashed(text, length, size)
     try:
@@ -51,7 +53,7 @@ def tokenizer(vocabulary: int = 0, pretrained: str = "") -> Tokenizer:
     except ImportError:
         raise MissingDependencyError("transformers", "train") from None
     try:
-        own = AutoTokenizer.from_pretrained(pretrained)
+        own = AutoTokenizer.from_pretrained(located(pretrained))
     except (OSError, ValueError, KeyError, AttributeError) as error:
         raise DataError(
             f"no tokenizer found in the checkpoint {pretrained!r}: {str(error).splitlines()[0]}",

@@ -17,12 +17,16 @@ from edgefl.models.spec import EncoderSpec
 
 @dataclass(frozen=True)
 class Answers:
-    """What one bundle said: ``rows`` of the data set [n], in the order of the prediction's samples."""
+    """What one bundle said: ``rows`` of the data set [n], in the order of the prediction's samples.
+
+    ``mask``: what stood in for the modalities the bundle does not take; "none": it takes them all.
+    """
 
     bundle: str
     modalities: tuple[str, ...]
     rows: np.ndarray
     prediction: Prediction
+    mask: str = "none"
 
 
 def encoders(bundles: Mapping[Path, Manifest]) -> dict[str, EncoderSpec]:
@@ -60,6 +64,7 @@ def apply(
         rows = np.array(indices, np.int64)
         bundle = load_bundle(path, device=device)
         inputs = {m: data.modalities[m][rows] for m in bundle.modalities}
-        prediction = bundle.predict(inputs, mask=mask if bundle.manifest.absent else None)
-        answers.append(Answers(bundle.manifest.name, bundle.modalities, rows, prediction))
+        used = (mask or bundle.manifest.mask) if bundle.manifest.absent else "none"
+        prediction = bundle.predict(inputs, mask=None if used == "none" else used)
+        answers.append(Answers(bundle.manifest.name, bundle.modalities, rows, prediction, used))
     return answers, np.array(left, np.int64)

@@ -14,10 +14,9 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
-import numpy as np
 
 from edgefl import __version__
 from edgefl.disk import explained, write_new
@@ -37,29 +36,33 @@ from edgefl.export.manifest import (
     encode_json,
     input_ports,
     output_ports,
-    table_name,
+    table_names,
     table_ports,
-    valid_name,
 )
 from edgefl.export.publish import check_target, publish
 from edgefl.export.session import open_session
-from edgefl.models.spec import ModelSpec
+from edgefl.export.tables import Parts, defaults, padded
+from edgefl.models.spec import PROTOTYPES, ModelSpec
 from edgefl.plan.schedule import restrict
 from edgefl.plan.values import Stage
-from edgefl.prototypes.library import ClassMeans, empty, from_tensors
-from edgefl.prototypes.mask import TEMPERATURE, TOP_K
+from edgefl.prototypes.library import ClassMeans
+from edgefl.prototypes.mask import DEFAULT_MATCHER, Matcher
 from edgefl.records import Manifest as State
 from edgefl.report.rows import BundleRow
 
-Mask = Literal["prototype", "zero", "both"]
+if TYPE_CHECKING:
+    from edgefl.models.build import StagedModel
+
+Mask = Literal["prototype", "zero", "both", "reconstruction"]
 #: The masks each choice checks and offers; a plain call uses the first.
 MASKS: dict[str, tuple[MaskName, ...]] = {
     "prototype": ("prototype",),
     "zero": ("zero",),
     "both": ("prototype", "zero"),
+    "reconstruction": ("reconstruction",),
 }
-Parts = Mapping[str, Mapping[str, np.ndarray]]
-PROTOTYPES = "prototypes"
+#: "match/<m>" -> the parts that speak for it, with their weights
+Networks = Mapping[str, Mapping[str, float]]
 _PACKAGES = ("torch", "onnx", "onnxscript", "onnxruntime", "onnxruntime-gpu", "transformers", "numpy")
 
 
@@ -74,6 +77,8 @@ class _Export:
     masks: tuple[MaskName, ...]
     tolerance: float
     refs: State
+    matcher: Matcher
+    networks: Networks
 
 
 def export_bundles(
@@ -86,27 +91,29 @@ def export_bundles(
     mask: Mask = "both",
     tolerance: float = 1e-4,
     refs: State | None = None,
+    matcher: Matcher = DEFAULT_MATCHER,
+    networks: Networks | None = None,
 ) -> list[BundleRow]:
     """Write ``directory``/<modalities>/{model.onnx, manifest.json} and index.json; replaces an earlier export there.
 
-    ``parts``: part -> tensors, for every part in ``stage.present``, and "prototypes" unless ``mask`` is "zero" (which
-    leaves the tables out). ``capacity``: rows of each table, the number of classes by default. ``refs``: the parts'
-    objects, for the record. Rows in the order: single modalities, then the complete input.
+    ``parts``: part -> tensors, for every part in ``stage.present``, and "prototypes" unless ``mask`` is "zero" or
+    "reconstruction" (which leave the tables out). ``capacity``: rows of each table, the number of classes by default.
+    ``refs``: the parts' objects, for the record. ``matcher``: how prototypes are found; ``networks``: the small
+    networks a trained one asks, all among ``parts``. Rows in the order: single modalities, then the complete input.
 
     Raises ExportError, and publishes nothing, when parts are missing, the export fails, or onnxruntime and torch differ
     by more than ``tolerance``; StoreError when the disk refuses; MissingDependencyError.
     """
-    masks = _ready(stage, parts, mask)
-    export = _Export(model, stage, parts, _tables(model, parts, masks, capacity), masks, tolerance, refs or {})
-    names = tuple(model.encoders)
-    wanted = [(m,) for m in names] if len(names) > 1 else []
+    masks = _ready(model, stage, parts, mask)
+    tables = padded(model, parts, masks, capacity)
+    export = _Export(model, stage, parts, tables, masks, tolerance, refs or {}, matcher, networks or {})
     place = directory.resolve()
     check_target(place)
     with explained("write bundles to", directory):
         place.parent.mkdir(parents=True, exist_ok=True)
         building = Path(tempfile.mkdtemp(prefix=f".{place.name}.new-", dir=place.parent))
         try:
-            manifests = [_write_bundle(building, export, given) for given in [*wanted, names]]
+            manifests = [_write_bundle(building, export, given) for given in _inputs(model)]
             rows = [_row(manifest) for manifest in manifests]
             write_new(building / INDEX_FILE, encode_json(Index(INDEX_FORMAT, tuple(rows))))
             building.chmod(0o755)  # mkdtemp's 0700 would keep a server of another user out
@@ -117,7 +124,13 @@ def export_bundles(
     return [msgspec.structs.replace(row, path=str(directory / row.path)) for row in rows]
 
 
-def _ready(stage: Stage, parts: Parts, mask: str) -> tuple[MaskName, ...]:
+def _inputs(model: ModelSpec) -> list[tuple[str, ...]]:
+    """What each bundle takes: one modality each, then all."""
+    names = tuple(model.encoders)
+    return [*((m,) for m in names if len(names) > 1), names]
+
+
+def _ready(model: ModelSpec, stage: Stage, parts: Parts, mask: str) -> tuple[MaskName, ...]:
     """The masks to offer, when packages and parts are there."""
     for package, extra in (("torch", "train"), ("onnx", "export"), ("onnxscript", "export"), ("onnxruntime", "export")):
         if importlib.util.find_spec(package) is None:
@@ -130,38 +143,12 @@ def _ready(stage: Stage, parts: Parts, mask: str) -> tuple[MaskName, ...]:
         )
     if mask not in MASKS:
         raise ExportError(f"unknown mask {mask!r}", remedy=f"Choose one of: {', '.join(MASKS)}.")
-    return MASKS[mask]
-
-
-def _tables(model: ModelSpec, parts: Parts, masks: Sequence[str], capacity: int | None) -> dict[str, ClassMeans]:
-    """Every modality's table padded to the capacity (all rows absent where there is none); {} when none is used."""
-    if "prototype" not in masks or not model.classes or len(model.encoders) < 2:
-        return {}
-    if PROTOTYPES not in parts:
-        raise ExportError("the state holds no prototypes", remedy="Export with --mask zero, or train with prototypes.")
-    found = from_tensors(dict(parts[PROTOTYPES]))
-    rows = model.classes if capacity is None else capacity
-    if rows < model.classes:
+    if mask == "reconstruction" and not model.reconstruction:
         raise ExportError(
-            f"a capacity of {rows} has no room for {model.classes} classes",
-            remedy="Give the number of classes or more.",
+            "the model has no parts that reconstruct a modality",
+            remedy="Export with another --mask, or train with missing: reconstruction.",
         )
-    tables = {}
-    for m in model.encoders:
-        table = found.get(m, empty(model.classes, model.head.out))
-        if table.means.shape != (model.classes, model.head.out):
-            raise ExportError(
-                f"the prototypes of '{m}' are {list(table.means.shape)}, the model needs "
-                f"{[model.classes, model.head.out]}",
-                remedy="Export prototypes and model of the same run.",
-            )
-        spare = empty(rows - model.classes, model.head.out)
-        # A row without samples holds zeros, whatever was sent with it: the file has no use for it.
-        means = np.where(table.present[:, None], table.means, np.float32(0))
-        tables[m] = ClassMeans(np.concatenate([means, spare.means]), np.concatenate([table.counts, spare.counts]))
-    if not any(table.present.any() for table in tables.values()):
-        raise ExportError("no class has a prototype", remedy="Export with --mask zero, or train another round.")
-    return tables
+    return MASKS[mask]
 
 
 def _write_bundle(root: Path, export: _Export, given: tuple[str, ...]) -> Manifest:
@@ -169,29 +156,27 @@ def _write_bundle(root: Path, export: _Export, given: tuple[str, ...]) -> Manife
     from edgefl.export.convert import to_onnx
     from edgefl.export.graph import BundleGraph, Matching
     from edgefl.export.parity import Subject, check
-    from edgefl.models.build import build
-    from edgefl.models.state import load_part
 
     model, stage = export.model, export.stage
     present = restrict(stage, given).present
-    built = build(model, present).eval()
-    for part in present:
-        load_part(built, part, dict(export.parts[part]))
+    built = _built(export, present)
     absent = tuple(m for m in model.encoders if m not in given) if model.classes else ()
-    tables = export.tables if absent else {}
+    names = table_names(model, given, export.matcher) if absent else ()
+    tables = {m: export.tables[m] for m in names if m in export.tables}
     rows = len(next(iter(tables.values())).counts) if tables else 0
-    top_k = min(TOP_K, rows)
     inputs, axes = input_ports(model, given)
-    outputs = output_ports(model, given, len(absent), top_k)
-    graph = BundleGraph(built, stage.depth, given, Matching(rows, top_k, TEMPERATURE) if tables else None)
-    data = to_onnx(graph, inputs, outputs, axes, _defaults(tables))
-    subject = Subject(built, stage.depth, given, inputs, axes, tables, export.masks)
+    outputs = output_ports(model, given, len(absent), min(export.matcher.k, rows))
+    matching = Matching(export.matcher, tuple(_speakers(export, given[0]))) if tables else None
+    graph = BundleGraph(built, stage.depth, given, matching, reconstructs="reconstruction" in export.masks)
+    data = to_onnx(graph, inputs, outputs, axes, defaults(tables))
+    speaking = matching.speakers if matching else ()
+    subject = Subject(built, stage.depth, given, inputs, axes, tables, export.masks, export.matcher, speaking)
     manifest = Manifest(
         **_described(model, given, absent),
         inputs=inputs,
         outputs=outputs,
         axes=axes,
-        **_masking(export, absent, rows),
+        **_masking(export, absent, tables, [weight for weight, _ in speaking]),
         stage=stage.index,
         depth=stage.depth,
         parts={p: export.refs[p] for p in (*present, *([PROTOTYPES] if tables else [])) if p in export.refs},
@@ -206,6 +191,16 @@ def _write_bundle(root: Path, export: _Export, given: tuple[str, ...]) -> Manife
     return manifest
 
 
+def _built(export: _Export, present: Sequence[str]) -> StagedModel:
+    from edgefl.models.build import build
+    from edgefl.models.state import load_part
+
+    built = build(export.model, present)
+    for part in present:
+        load_part(built, part, dict(export.parts[part]))
+    return built.eval()
+
+
 def _described(model: ModelSpec, given: tuple[str, ...], absent: tuple[str, ...]) -> dict[str, Any]:
     return {
         "name": bundle_name(given),
@@ -217,14 +212,37 @@ def _described(model: ModelSpec, given: tuple[str, ...], absent: tuple[str, ...]
     }
 
 
-def _masking(export: _Export, absent: tuple[str, ...], rows: int) -> dict[str, Any]:
-    """How absent modalities are filled in; ``rows`` 0: without tables."""
+def _speakers(export: _Export, modality: str) -> list[tuple[float, StagedModel]]:
+    """The small networks that match ``modality``, for a trained matcher. Raises ExportError when there is none."""
+    from edgefl.training.judging import speakers
+
+    part = f"match/{modality}"
+    if not export.matcher.trained:
+        return []
+    weights = export.networks.get(part, {})
+    missing = [name for name in weights if name not in export.parts]
+    if missing or not weights:
+        raise ExportError(
+            f"the matcher '{export.matcher.metric}' needs a small network of '{modality}', and the state "
+            + (f"lacks {', '.join(missing[:5])}" if missing else "holds none"),
+            remedy="Export the state of a run's last round, or with --mask zero.",
+        )
+    return speakers(export.model, export.parts, part, weights)
+
+
+def _masking(
+    export: _Export, absent: tuple[str, ...], tables: Mapping[str, ClassMeans], weights: list[float]
+) -> dict[str, Any]:
+    """How absent modalities are filled in."""
+    rows = len(next(iter(tables.values())).counts) if tables else 0
     return {
-        "tables": table_ports(export.model, rows) if rows else (),
+        "tables": table_ports(export.model, tuple(tables), rows),
         "mask": export.masks[0] if absent else "none",
         "masks": export.masks if absent else (),
-        "top_k": min(TOP_K, rows),
-        "temperature": TEMPERATURE if rows else 0.0,
+        "metric": export.matcher.metric if rows else "",
+        "top_k": min(export.matcher.k, rows),
+        "temperature": export.matcher.temperature if rows else 0.0,
+        "networks": tuple(weights),
         "capacity": rows,
     }
 
@@ -246,15 +264,6 @@ def _file(data: bytes) -> dict[str, Any]:
         "opset": int(opset),
         "ir_version": int(proto.ir_version),
     }
-
-
-def _defaults(tables: Mapping[str, ClassMeans]) -> dict[str, np.ndarray]:
-    """The optional inputs with what is inside the file, in the order the graph takes them."""
-    defaults: dict[str, np.ndarray] = {}
-    for m, table in tables.items():
-        defaults[table_name(m)] = table.means
-        defaults[valid_name(m)] = table.present
-    return defaults
 
 
 def _software() -> dict[str, str]:

@@ -3,6 +3,7 @@
 A model of several modalities gives one bundle for each alone and one for the complete input. Labelled ones take the
 prototype tables as optional inputs whose defaults are inside the file: ``prototypes.<m>`` [capacity, d] and
 ``prototypes.<m>.valid`` [capacity]. A call whose ``valid`` is all false gets the zero mask, so one file serves both.
+A model that reconstructs absent modalities holds the networks for it, and has that mask alone.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import msgspec
 
 from edgefl.errors import ExportError
 from edgefl.models.spec import EncoderSpec, ModelSpec
+from edgefl.prototypes.mask import Matcher
 from edgefl.records import ObjectRef
 from edgefl.report.rows import BundleRow
 
@@ -31,7 +33,7 @@ MIN_LENGTH = 3
 #: A manifest has a few kilobytes; with 100,000 label names some megabytes. Read whole, so bounded.
 MAX_MANIFEST_BYTES = 64 * 2**20
 
-MaskName = Literal["prototype", "zero"]
+MaskName = Literal["prototype", "zero", "reconstruction"]
 DAMAGED = "Export it again with `edgefl export RUN`, or copy the bundle's folder anew."
 
 
@@ -51,15 +53,16 @@ class Port(msgspec.Struct, frozen=True):
 
 
 #: How the match is compared (``edgefl.export.matches``).
-MATCHED, WEIGHTS = "matched.cosine", "weights.cosine"
+MATCHED, WEIGHTS = "matched.score", "weights.score"
 
 
 class Check(msgspec.Struct, frozen=True):
     """One comparison of onnxruntime with torch: how far each output is off.
 
-    logits, probabilities, embeddings: the largest absolute difference. ``MATCHED`` and ``WEIGHTS`` are in cosines: how
-    much larger one left out is than one chosen, and how far off one would have to be to give the weight. ``mask``
-    "override": with other tables than those in the file.
+    logits, probabilities, embeddings: the largest absolute difference. ``MATCHED`` and ``WEIGHTS`` are in scores
+    (cosines, probabilities, or distances as shares of the largest): how much larger one left out is than one chosen,
+    and how far off one would have to be to give the weight. ``mask`` "override": with other tables than those in the
+    file.
     """
 
     mask: str = "none"
@@ -68,7 +71,11 @@ class Check(msgspec.Struct, frozen=True):
 
 
 class Manifest(msgspec.Struct, frozen=True):
-    """A bundle's description. ``masks``: the masks it was checked with; ``absent``: the modalities they fill in."""
+    """A bundle's description. ``masks``: the masks it was checked with; ``absent``: the modalities they fill in.
+
+    ``metric``, ``top_k``, ``temperature``: how prototypes are found; ``networks``: the weights of the small networks
+    that do it, where the metric is a trained one.
+    """
 
     format: str = FORMAT
     name: str = ""
@@ -86,11 +93,12 @@ class Manifest(msgspec.Struct, frozen=True):
     tables: tuple[Port, ...] = ()  # optional inputs
     outputs: tuple[Port, ...] = ()
     axes: dict[str, Axis] = {}
-    mask: Literal["none", "prototype", "zero"] = "none"  # what a plain call does
+    mask: Literal["none", "prototype", "zero", "reconstruction"] = "none"  # what a plain call does
     masks: tuple[MaskName, ...] = ()
     metric: str = "cosine"
     top_k: int = 0
     temperature: float = 0.0
+    networks: tuple[float, ...] = ()
     capacity: int = 0
     tolerance: float = 0.0
     max_difference: float = 0.0
@@ -132,11 +140,19 @@ def input_ports(model: ModelSpec, modalities: tuple[str, ...]) -> tuple[tuple[Po
     return tuple(ports), axes
 
 
-def table_ports(model: ModelSpec, capacity: int) -> tuple[Port, ...]:
-    """Rows and valid flags of every modality's prototypes."""
+def table_names(model: ModelSpec, given: tuple[str, ...], matcher: Matcher) -> tuple[str, ...]:
+    """The modalities whose prototypes a bundle takes: all, and where a network matches in place of a table, the absent.
+
+    In the order of the graph's inputs.
+    """
+    return tuple(m for m in model.encoders if not matcher.trained or m not in given)
+
+
+def table_ports(model: ModelSpec, names: tuple[str, ...], capacity: int) -> tuple[Port, ...]:
+    """Rows and valid flags of the prototypes of the modalities ``names``."""
     return tuple(
         port
-        for m in model.encoders
+        for m in names
         for port in (
             Port(table_name(m), "float32", (capacity, model.head.out)),
             Port(valid_name(m), "bool", (capacity,)),

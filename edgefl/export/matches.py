@@ -1,55 +1,93 @@
-"""Are the prototype rows and weights an ONNX file found those of ``edgefl.prototypes.matching``? In cosines.
+"""Are the prototype rows and weights an ONNX file found those of ``edgefl.prototypes``? In scores.
 
 A softmax at T = 0.01 turns the rounding of two nearly equal cosines into weights up to 25 times as far apart, and a tie
-at the edge of the best k into another choice: both right. So a choice is judged by the cosines it was made from.
+at the edge of the best k into another choice: both right. So a choice is judged by the scores it was made from:
+cosines, probabilities, or distances as shares of the largest, since their rounding grows with them.
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from edgefl.prototypes.library import Array, ClassMeans
-from edgefl.prototypes.mask import TEMPERATURE, TOP_K
+from edgefl.prototypes.mask import Matcher, SmallModels
+from edgefl.prototypes.matching import METRICS, TrainedMetric, ensemble, trained_scores
 
-#: Largest difference in cosines. Rounding came to 1.4e-6 at most (two trained models, two sensors, 60 random inputs
-#: each, every mask); 2e-5 is 0.2 % of a weight.
-COSINE_TOLERANCE = 2e-5
+#: Largest difference in scores. Rounding of cosines came to 1.4e-6 at most (two trained models, two sensors, 60 random
+#: inputs each, every mask); 2e-5 is 0.2 % of a weight at T = 0.01, and of a plain softmax 0.002 %.
+SCORE_TOLERANCE = 2e-5
 #: A weight below this counts as this in logarithms: at most 1e-6 of a row enters the mix.
 _SMALLEST_WEIGHT = 1e-6
 
 
-def shortfall(cosines: Array, among: npt.NDArray[np.bool_], rows: npt.NDArray[np.int64]) -> float:
-    """How much larger the best cosine left out is than the smallest chosen; the largest over the samples, 0: none is.
+class Scored(NamedTuple):
+    """``scores`` [B, P] of every prototype, and which may match ``among`` [P]."""
 
-    ``cosines`` [B, P] with each prototype, of which those ``among`` [P] may match; ``rows`` [B, k] as the file chose
-    them, -1 where it chose none. Infinite: too few or too many rows, one twice, or one that must not match.
+    scores: Array
+    among: npt.NDArray[np.bool_]
+
+
+def scored(h: Array, own: ClassMeans, other: ClassMeans, matcher: Matcher) -> Scored:
+    """How near projections ``h`` [B, d] are to their ``own`` table, which matches where both have a row."""
+    return Scored(METRICS[matcher.metric](h, own.means), own.present & other.present)
+
+
+def heard(h: Array, other: ClassMeans, matcher: Matcher, small: SmallModels) -> Scored:
+    """What the ``small`` models say of projections ``h`` [B, d], together.
+
+    A classifier's scores are padded to the table's capacity by rows that can not match.
     """
-    worst = 0.0
-    for near, chosen in zip(cosines, rows, strict=True):
+    metric = cast("TrainedMetric", matcher.metric)
+    said = [(weight, model(h)) for weight, model in small]
+    rows = said[0][1].shape[1] if metric == "classifier" else len(other.counts)
+    known = ClassMeans(other.means[:rows], other.counts[:rows])
+    scores = ensemble(np.stack([trained_scores(metric, y, known) for _, y in said]), [weight for weight, _ in said])
+    spare = (0, len(other.counts) - rows)
+    return Scored(np.pad(scores, ((0, 0), spare)), np.pad(known.present, spare))
+
+
+def shortfall(found: Scored, rows: npt.NDArray[np.int64], k: int) -> float:
+    """How much larger the best score left out is than the smallest chosen; the largest over the samples, 0: none is.
+
+    ``rows`` [B, k] as the file chose them, -1 where it chose none. Infinite: too few or too many rows, one twice, or
+    one that must not match.
+    """
+    worst, scale = 0.0, _scale(found)
+    for near, chosen in zip(found.scores, rows, strict=True):
         kept = chosen[chosen >= 0]
-        if not len(kept) == min(TOP_K, among.sum()) == len(set(kept.tolist())) or not among[kept].all():
+        if not len(kept) == min(k, found.among.sum()) == len(set(kept.tolist())) or not found.among[kept].all():
             return float("inf")
-        left = among.copy()
+        left = found.among.copy()
         left[kept] = False
-        worst = np.maximum(worst, near[left].max(initial=-2.0) - near[kept].min(initial=2.0))
+        if left.any() and len(kept):
+            worst = np.maximum(worst, (near[left].max() - near[kept].min()) / scale)
     return float(worst)
 
 
-def weight_difference(cosines: Array, rows: npt.NDArray[np.int64], weights: Array) -> float:
-    """The largest difference of log(weight) times the temperature: what a cosine must be off to give that weight.
+def weight_difference(found: Scored, rows: npt.NDArray[np.int64], weights: Array, temperature: float) -> float:
+    """The largest difference of log(weight) times the temperature: what a score must be off to give that weight.
 
-    Against the softmax over the rows the file chose. What no rounding of cosines gives counts with its full size: a
+    Against the softmax over the rows the file chose. What no rounding of scores gives counts with its full size: a
     weight without a row, a negative one, and a sum that is not 1 (0 without any row).
     """
-    scores = np.where(rows >= 0, np.take_along_axis(cosines, rows.clip(min=0), axis=1) / TEMPERATURE, -np.inf)
-    powers = np.exp(scores - np.maximum(scores.max(axis=1, keepdims=True), -1e9))
+    picked = np.take_along_axis(found.scores.astype(np.float64), rows.clip(min=0), axis=1)
+    scores = np.where(rows >= 0, picked / temperature, -np.inf)
+    best = scores.max(axis=1, keepdims=True)
+    powers = np.exp(scores - np.where(np.isfinite(best), best, 0.0))
     expected = powers / np.maximum(powers.sum(axis=1, keepdims=True), _SMALLEST_WEIGHT)
     logs = [np.log(np.maximum(w.astype(np.float64), _SMALLEST_WEIGHT)) for w in (weights, expected)]
-    off = TEMPERATURE * np.abs(logs[0] - logs[1])
+    off = temperature * np.abs(logs[0] - logs[1]) / _scale(found)
     links = np.where(rows >= 0, off, np.abs(weights)).max(initial=0.0)
     sums = np.abs(weights.sum(axis=1) - (rows >= 0).any(axis=1)).max(initial=0.0)
     return float(np.max([links, sums, -weights.min(initial=0.0)]))  # np.max keeps what is not a number
+
+
+def _scale(found: Scored) -> float:
+    """1, or the largest score in use where that is larger."""
+    return max(1.0, float(np.abs(found.scores[:, found.among]).max(initial=0.0)))
 
 
 def mixed(rows: npt.NDArray[np.int64], weights: Array, other: ClassMeans) -> Array:

@@ -2,7 +2,8 @@
 
 Two sizes of each dynamic axis; each mask the bundle offers; and, where there are tables, other tables than those in
 the file, which shows that no optimisation folded them into the graph. The mask is compared link by link: which rows and
-weights the file found (``edgefl.export.matches``), and everything after them from the file's own stand-ins.
+weights the file found (``edgefl.export.matches``), and everything after them from the file's own stand-ins; what is
+reconstructed, with what the evaluation makes.
 """
 
 from __future__ import annotations
@@ -16,12 +17,14 @@ import torch
 
 from edgefl.errors import ExportError
 from edgefl.export.manifest import BATCH, MATCHED, WEIGHTS, Axis, Check, Port, table_name, valid_name
-from edgefl.export.matches import COSINE_TOLERANCE, mixed, shortfall, weight_difference
+from edgefl.export.matches import SCORE_TOLERANCE, heard, mixed, scored, shortfall, weight_difference
 from edgefl.export.session import run
 from edgefl.models.build import StagedModel
 from edgefl.models.encoder import TokenState
 from edgefl.prototypes.library import ClassMeans
-from edgefl.prototypes.mask import TOP_K
+from edgefl.prototypes.mask import DEFAULT_MATCHER, Matcher
+from edgefl.training.evaluate import reconstructed
+from edgefl.training.judging import answers
 
 #: Batch sizes compared: one sample, as a device serves it, and several.
 BATCHES = (1, 5)
@@ -30,15 +33,20 @@ Arrays = dict[str, np.ndarray]
 
 @dataclass(frozen=True)
 class Subject:
-    """What is compared: the torch model in evaluation mode, and the ports of the file made of it."""
+    """What is compared: the torch model in evaluation mode, and the ports of the file made of it.
+
+    ``tables``: padded to the file's capacity; empty: no tables in the graph. ``speakers``: as in the graph's matching.
+    """
 
     model: StagedModel
     depth: int
     modalities: tuple[str, ...]
     inputs: tuple[Port, ...]
     axes: Mapping[str, Axis]
-    tables: Mapping[str, ClassMeans]  # padded to the file's capacity; empty: no tables in the graph
+    tables: Mapping[str, ClassMeans]
     masks: Sequence[str]
+    matcher: Matcher = DEFAULT_MATCHER
+    speakers: Sequence[tuple[float, StagedModel]] = ()
 
     @property
     def absent(self) -> tuple[str, ...]:
@@ -63,7 +71,7 @@ def check(session: Any, subject: Subject, tolerance: float, seed: int = 0) -> tu
 
 def _refuse_beyond(subject: Subject, checks: Sequence[Check], tolerance: float) -> None:
     """Raise for what is too far off: a wrong match first, since it comes before what follows from it."""
-    for keys, limit in (((MATCHED, WEIGHTS), COSINE_TOLERANCE), (None, tolerance)):
+    for keys, limit in (((MATCHED, WEIGHTS), SCORE_TOLERANCE), (None, tolerance)):
         found = [(v, name, c) for c in checks for name, v in c.differences.items() if keys is None or name in keys]
         beyond = [entry for entry in found if not entry[0] <= limit]  # not a number is beyond
         if beyond:
@@ -76,14 +84,14 @@ def _refuse_beyond(subject: Subject, checks: Sequence[Check], tolerance: float) 
 
 
 def differences(subject: Subject, inputs: Arrays, tables: Mapping[str, ClassMeans], found: Arrays) -> dict[str, float]:
-    """How far what the file ``found`` is off, by output; the match in cosines, under ``MATCHED`` and ``WEIGHTS``."""
+    """How far what the file ``found`` is off, by output; the match in scores, under ``MATCHED`` and ``WEIGHTS``."""
     model = subject.model
     with torch.no_grad():
         states = _encoded(model, inputs, subject)
         given = {m: _projected(model, m, state) for m, state in states.items()}
         if not model.spec.classes:
             return {f"embedding.{m}": _largest(found, f"embedding.{m}", _unit(r)) for m, r in given.items()}
-        stand_ins, match = _stand_ins(subject, given[subject.modalities[0]], tables, found)
+        stand_ins, match = _stand_ins(subject, given, tables, found)
         filled = given | stand_ins
         full = {m: torch.from_numpy(filled[m]) for m in model.spec.encoders}
         size = len(given[subject.modalities[0]])
@@ -95,28 +103,34 @@ def differences(subject: Subject, inputs: Arrays, tables: Mapping[str, ClassMean
 
 
 def _stand_ins(
-    subject: Subject, source: np.ndarray, tables: Mapping[str, ClassMeans], found: Arrays
+    subject: Subject, given: Arrays, tables: Mapping[str, ClassMeans], found: Arrays
 ) -> tuple[Arrays, dict[str, float]]:
-    """Stand-ins [B, d] for the absent modalities as the file mixed them, and how far its choice is from ours.
+    """Stand-ins [B, d] for the absent modalities: ours, or as the file mixed them and how far its choice is from ours.
 
-    ``source`` [B, d]: the projections that are matched. A choice that makes no sense is infinitely far off.
+    ``given[m]`` [B, d]: projections, of which the first are matched. A choice without sense is infinitely far off.
     """
-    absent = subject.absent
+    absent, speaker, matcher = subject.absent, subject.modalities[0], subject.matcher
+    source = given[speaker]
+    if "reconstruction" in subject.masks:
+        return reconstructed(subject.model, given), {}
     nothing = {m: np.zeros_like(source) for m in absent}
     if not tables or not absent:
         return nothing, {}
-    own = tables[subject.modalities[0]]
+    capacity = len(tables[absent[0]].counts)
     rows, weights = (found.get(name, np.empty(0)) for name in ("matched", "weights"))
-    shape = (len(source), len(absent), min(TOP_K, len(own.counts)))
-    if rows.shape != shape or rows.min() < -1 or rows.max() >= len(own.counts):
+    shape = (len(source), len(absent), min(matcher.k, capacity))
+    if rows.shape != shape or rows.min() < -1 or rows.max() >= capacity:
         return nothing, {MATCHED: float("inf")}
     if weights.shape != shape:
         return nothing, {WEIGHTS: float("inf")}
-    cosines = _unit(source) @ _unit(own.means).T
     stand_ins, off = {}, []
     for i, m in enumerate(absent):
-        among = own.present & tables[m].present
-        off.append((shortfall(cosines, among, rows[:, i]), weight_difference(cosines, rows[:, i], weights[:, i])))
+        if matcher.trained:
+            ours = heard(source, tables[m], matcher, answers(subject.speakers, speaker, m))
+        else:
+            ours = scored(source, tables[speaker], tables[m], matcher)
+        missed = shortfall(ours, rows[:, i], matcher.k)
+        off.append((missed, weight_difference(ours, rows[:, i], weights[:, i], matcher.temperature)))
         stand_ins[m] = mixed(rows[:, i], weights[:, i], tables[m])
     return stand_ins, dict(zip((MATCHED, WEIGHTS), np.max(off, axis=0).tolist(), strict=True))
 
@@ -150,7 +164,8 @@ def _random(subject: Subject, port: Port, sizes: Mapping[str, int], rng: np.rand
 def _conditions(subject: Subject, rng: np.random.Generator) -> Iterator[tuple[str, Mapping[str, ClassMeans], Arrays]]:
     """(mask, tables the reference uses, what the call gives besides the inputs)."""
     if not subject.tables:
-        yield ("zero" if subject.absent else "none"), {}, {}
+        made = "reconstruction" if "reconstruction" in subject.masks else "zero"
+        yield (made if subject.absent else "none"), {}, {}
         return
     if "prototype" in subject.masks:
         yield "prototype", subject.tables, {}
@@ -177,7 +192,7 @@ def _encoded(model: StagedModel, inputs: Arrays, subject: Subject) -> dict[str, 
 
 
 def _projected(model: StagedModel, modality: str, state: TokenState) -> np.ndarray:
-    return np.asarray(model.project(modality, model.pool_tokens(modality, state.tokens)).numpy())
+    return np.asarray(model.project(modality, model.pool_tokens(modality, state)).numpy())
 
 
 def _unit(rows: np.ndarray) -> np.ndarray:

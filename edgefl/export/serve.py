@@ -76,9 +76,11 @@ class Bundle:
     ) -> Prediction:
         """Answers for N samples: ``inputs`` holds one array [N, *shape] for each modality of the bundle.
 
-        ``mask``: "prototype" or "zero", where the manifest offers it (None: its default). ``prototypes``: tables used
-        instead of those in the file, by modality, of at most ``manifest.capacity`` rows. Texts may be shorter than the
-        model's length. Raises DataError for input that does not fit, ExportError for a mask the bundle has not.
+        ``mask``: "prototype", "zero" or "reconstruction", where the manifest offers it (None: its default).
+        ``prototypes``: tables used instead of those in the file, by modality, of at most ``manifest.capacity`` rows;
+        where networks match, that of a modality at hand is not looked at.
+        Texts may be shorter than the model's length. Raises DataError for input that does not fit, ExportError for a
+        mask the bundle has not.
         """
         arrays = self._arrays(inputs)
         tables = self._tables(mask, prototypes)
@@ -158,10 +160,12 @@ class Bundle:
             offered = " and ".join(self.manifest.masks) or "none: it takes every modality"
             raise ExportError(
                 f"the bundle '{self.manifest.name}' does not offer the mask {mask!r}; it offers {offered}",
-                remedy="Leave the mask out, or export with --mask both.",
+                remedy="Leave the mask out, or export with a --mask that offers it.",
             )
         feeds: dict[str, np.ndarray] = {}
         for m, table in (prototypes or {}).items():
+            if self.manifest.networks and m in self.modalities:
+                continue  # networks match it, not its table
             rows, width = has.get(table_name(m), (0, 0))
             if table.means.shape[1] != width or len(table.counts) > int(rows):
                 raise DataError(

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from edgefl.errors import ModelError
 from edgefl.models.check import check_spec
-from edgefl.models.encoder import Stage, TokenState, initialise, kind_of
+from edgefl.models.encoder import Stage, TokenState, initialise, kind_of, mean_token
 from edgefl.models.heads import classifier, fusion, matcher, mean_at_hand, projection_head, reconstruction
 from edgefl.models.joint import Given
 from edgefl.models.multiway import OwnStage, SharedStage, run_stage
@@ -77,15 +77,17 @@ class StagedModel(nn.Module):
 
     def pool(self, modality: str, state: TokenState) -> Tensor:
         """Final norm and pooling: tokens [B, N, D] -> h [B, D]."""
-        return self.pool_tokens(modality, self.norm(modality, state).tokens)
+        return self.pool_tokens(modality, self.norm(modality, state))
 
-    def pool_tokens(self, modality: str, tokens: Tensor) -> Tensor:
+    def pool_tokens(self, modality: str, state: TokenState) -> Tensor:
         """Tokens after the final norm, as ``encode_tokens`` gives them, [B, N, D] -> h [B, D]."""
-        return self._kinds[modality].pool(tokens)
+        if self.spec.encoders[modality].pool == "mean":
+            return mean_token(state)
+        return self._kinds[modality].pool(state.tokens)
 
     def encode(self, modality: str, x: Tensor, depth: int | None = None) -> Tensor:
         """Input -> h [B, D] through stages 1..``depth`` (None: all the model has), this modality alone."""
-        return self.pool_tokens(modality, self.encode_tokens(modality, x, depth).tokens)
+        return self.pool_tokens(modality, self.encode_tokens(modality, x, depth))
 
     def encode_tokens(self, modality: str, x: Tensor, depth: int | None = None) -> TokenState:
         """Input -> tokens [B, N, D] after the final norm, this modality alone, and for text which are real."""
@@ -111,7 +113,7 @@ class StagedModel(nn.Module):
         found: dict[str, list[tuple[Index, Tensor]]] = {m: [] for m in inputs}
         for index, states in self._by_pattern(inputs, rows, size, depth):
             for m, state in states.items():
-                found[m].append((index[m], self.pool_tokens(m, state.tokens)))
+                found[m].append((index[m], self.pool_tokens(m, state)))
         return {m: merged(parts) for m, parts in found.items()}
 
     def encode_batch_tokens(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from edgefl.checkpoints import is_own
 from edgefl.errors import ModelError, Problem
 from edgefl.models.spec import EncoderSpec, ModelSpec
 from edgefl.records import MODALITY_RULE, is_modality
@@ -22,6 +23,7 @@ CHOICES = {
     "fusion": ("concat", "mean", "joint"),
     "matching": ("none", "classifier", "prior"),
     "arch": ("distilbert", "bert"),
+    "pool": ("token", "mean"),
 }
 
 
@@ -96,8 +98,12 @@ def _multiway_faults(spec: ModelSpec) -> Iterator[tuple[str, str]]:
                     f"encoders.{modality}.{field}",
                     f"is {value}, that of {first} {wanted}; multiway encoders share attention, so make them equal",
                 )
-        if encoder.pretrained:
-            yield f"encoders.{modality}.pretrained", "no checkpoint has multiway blocks; leave it empty"
+        if encoder.pretrained and not is_own(encoder.pretrained):
+            message = "no public checkpoint has multiway blocks; name an own file (.safetensors), or leave it empty"
+            yield f"encoders.{modality}.pretrained", message
+        elif encoder.pretrained != spec.encoders[first].pretrained:
+            message = f"is not that of {first}; the shared attention has one file, so name it for all or for none"
+            yield f"encoders.{modality}.pretrained", message
 
 
 def _encoder_faults(encoder: EncoderSpec, stages: int) -> Iterator[tuple[str, str]]:
@@ -112,6 +118,8 @@ def _encoder_faults(encoder: EncoderSpec, stages: int) -> Iterator[tuple[str, st
         yield "depth", f"{encoder.depth} blocks do not split evenly into {stages} stages; {advice}"
     if int(encoder.width * encoder.mlp_ratio) < 1:
         yield "mlp_ratio", f"{encoder.mlp_ratio} leaves no hidden unit at width {encoder.width}; use 4"
+    if encoder.pool not in CHOICES["pool"]:
+        yield "pool", f"'{encoder.pool}' is unknown; choose {', '.join(CHOICES['pool'])}"
     if not 0 <= encoder.dropout < 1:
         yield "dropout", f"is {encoder.dropout}; use 0 or more, below 1"
     axes = AXES[encoder.kind]

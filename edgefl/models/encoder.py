@@ -79,6 +79,14 @@ def first_token(tokens: Tensor) -> Tensor:
     return tokens[:, 0]
 
 
+def mean_token(state: TokenState) -> Tensor:
+    """The mean of the real tokens: [B, N, D] -> [B, D]."""
+    if state.mask is None:
+        return state.tokens.mean(dim=1)
+    real = state.mask[:, :, None].to(state.tokens.dtype)  # the first token of a text always is
+    return (state.tokens * real).sum(dim=1) / real.sum(dim=1)
+
+
 def run_unmasked(block: nn.Module, tokens: Tensor, mask: Tensor | None) -> Tensor:
     """Run a block whose tokens are all real."""
     assert mask is None, "only text has padding"  # noqa: S101 - a state of another modality is a programming error

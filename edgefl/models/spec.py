@@ -18,6 +18,10 @@ from typing import Literal
 
 import msgspec
 
+#: What travels beside the parts of the model: prototypes both ways, and once what clusters are made of.
+PROTOTYPES, SIGNATURE = "prototypes", "signature"
+_MATCH = "match/"
+
 EncoderKind = Literal["sensor", "vision", "text", "audio"]
 
 
@@ -39,7 +43,8 @@ class EncoderSpec(msgspec.Struct, frozen=True):
     stride: int = 0  # audio only: bins between the starts of neighbouring patches; 0: as wide as a patch (no overlap)
     vocabulary: int = 0  # text only
     positions: int = 0  # text only: rows of the position table; 0: as many as the text is long
-    pretrained: str = ""  # name or local folder of a transformers checkpoint; "": random weights
+    pretrained: str = ""  # a transformers checkpoint (name or folder), or our own file; "": random weights
+    pool: Literal["token", "mean"] = "token"  # what stands for a sample: the class token(s), or the mean of all tokens
     arch: Literal["distilbert", "bert"] = "distilbert"  # text only: whose blocks; "bert" has token types as well
 
 
@@ -111,7 +116,17 @@ def reconstruct_parts(spec: ModelSpec) -> list[str]:
 
 def match_parts(spec: ModelSpec) -> list[str]:
     """``match/<m>`` of every modality, where the model has them. No schedule trains them."""
-    return [] if spec.matching == "none" else [f"match/{m}" for m in spec.encoders]
+    return [] if spec.matching == "none" else [_MATCH + m for m in spec.encoders]
+
+
+def is_matcher(part: str) -> bool:
+    """Whether a part is ``match/<m>``."""
+    return part.startswith(_MATCH)
+
+
+def is_scheduled(part: str) -> bool:
+    """Whether a schedule can train a part: not ``match/<m>``, nor what travels beside the model."""
+    return part not in {PROTOTYPES, SIGNATURE} and not is_matcher(part)
 
 
 def part_names(spec: ModelSpec, *, through: int | None = None) -> list[str]:

@@ -73,16 +73,21 @@ def check_tensors(
     part: str, expected: Mapping[str, tuple[int, ...]], tensors: Mapping[str, np.ndarray[Any, Any]]
 ) -> None:
     """Raise ModelError that names the first missing, unexpected or misshapen tensor of a part."""
+    check_shapes(part, expected, {name: tuple(tensor.shape) for name, tensor in tensors.items()})
+
+
+def check_shapes(part: str, expected: Mapping[str, tuple[int, ...]], shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """As :func:`check_tensors`, where the tensors themselves are not read."""
     for name, shape in expected.items():
-        if name not in tensors:
+        if name not in shapes:
             raise ModelError(f"{part}: the tensor '{name}' {list(shape)} is missing")
-        if tuple(tensors[name].shape) != shape:
+        if shapes[name] != shape:
             raise ModelError(
-                f"{part}: the tensor '{name}' has shape {list(tensors[name].shape)}, but the model needs {list(shape)}"
+                f"{part}: the tensor '{name}' has shape {list(shapes[name])}, but the model needs {list(shape)}"
             )
-    surplus = sorted(set(tensors) - set(expected))
+    surplus = sorted(set(shapes) - set(expected))
     if surplus:
-        raise ModelError(f"{part}: the tensor '{surplus[0]}' {list(tensors[surplus[0]].shape)} is not in the model")
+        raise ModelError(f"{part}: the tensor '{surplus[0]}' {list(shapes[surplus[0]])} is not in the model")
 
 
 def part_size_bytes(model: StagedModel, part: str) -> int:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
-from edgefl.models.spec import ModelSpec
+from edgefl.models.spec import EncoderSpec, ModelSpec, match_parts
 from edgefl.plan.eligibility import verdict
 from edgefl.plan.exchange import sent
 from edgefl.plan.schedule import restrict, shallower, trained_stages
@@ -19,6 +19,8 @@ from edgefl.records import Cost, Figure, Refusal
 
 #: price(job, samples) -> (step peak in bytes, FLOPs of the round)
 Price = Callable[[Job, Mapping[str, int]], tuple[int, float]]
+#: What a pretrained generator of ``edgefl.data.generators`` makes from what.
+_GENERATED = {"transformers": ("vision", "text"), "diffusers": ("text", "vision")}
 
 
 def micro_batches(batch_size: int) -> list[int]:
@@ -38,8 +40,14 @@ def place(
     candidate: Candidate,
     part_bytes: Mapping[str, int],
     price: Price,
+    *,
+    last: bool = False,
 ) -> Placement:
-    """What ``candidate`` trains in ``stage``; a placement with a refusal when nothing fits."""
+    """What ``candidate`` trains in ``stage``; a placement with a refusal when nothing fits.
+
+    ``last``: the run's last round is one of this stage's; where that costs more, the device has to be able to pay it.
+    """
+    candidate = msgspec.structs.replace(candidate, samples=completed(slots, candidate.samples, model.encoders))
     refusal = _unfit(model, hyper, slots, candidate)
     if refusal is not None:
         return Placement(device=candidate.device, stage=stage, refusal=refusal)
@@ -51,16 +59,23 @@ def place(
             if _declined(variant, micro or hyper.batch_size, candidate):
                 continue
             job = Job(model=model, stage=variant, hyper=msgspec.structs.replace(hyper, micro_batch=micro), slots=slots)
-            cost = _cost(job, own, candidate, part_bytes, price)
-            refusal = verdict(cost, candidate)
+            cost = dearest = _cost(job, stage, candidate, part_bytes, price)
+            if last and model.matching != "none":
+                dearest = _cost(msgspec.structs.replace(job, last=True), stage, candidate, part_bytes, price)
+            refusal = verdict(dearest, candidate)
             if refusal is None:
                 return Placement(
-                    device=candidate.device, stage=variant, micro_batch=micro, cost=cost, predicted=_figures(cost)
+                    device=candidate.device,
+                    stage=variant,
+                    micro_batch=micro,
+                    cost=dearest,
+                    predicted=_figures(cost),
+                    predicted_last=_figures(dearest) if dearest != cost else {},
                 )
             if refusal.reason not in {"memory", "step_memory"}:
                 break  # a smaller micro-batch costs more FLOPs and as many bytes: only a shallower stage can help
-    last = candidate.declined[-1][2] if candidate.declined else Refusal(reason="error", detail="no variant is left")
-    return Placement(device=candidate.device, stage=own, refusal=refusal or last)
+    told = candidate.declined[-1][2] if candidate.declined else Refusal(reason="error", detail="no variant is left")
+    return Placement(device=candidate.device, stage=own, refusal=refusal or told)
 
 
 def trained_depth(stage: Stage) -> int:
@@ -107,6 +122,31 @@ def usable_samples(
     return max(known if needs_labels(slots) else 0, paired if needs_pairs(slots) else 0)
 
 
+def held_out(hyper: Hyper, usable: int) -> int:
+    """How many of the ``usable`` samples are only tested on: one batch at least stays for training."""
+    return max(0, min(int(hyper.holdout * usable), usable - hyper.batch_size))
+
+
+def completed(slots: Slots, samples: Mapping[str, int], encoders: Mapping[str, EncoderSpec]) -> dict[str, int]:
+    """``samples`` (modality -> how many have it, "" -> all) with those that the recipe's generator will make.
+
+    A pretrained generator makes its one kind of modality from its other; ``nearest`` makes what a local sample has
+    beside another modality, and some do if there are more modalities than samples.
+    """
+    options = slots.missing.get("completion")
+    if options is None:
+        return dict(samples)
+    kinds = _GENERATED.get(str(options.get("generator", "nearest")))
+    paired = sum(samples.get(m, 0) for m in encoders) > samples.get("", 0)
+    found = dict(samples)
+    for target, spec in encoders.items():
+        sources = [m for m in encoders if m != target and (kinds is None or (encoders[m].kind, spec.kind) == kinds)]
+        if kinds is not None or (paired and samples.get(target, 0)):
+            made = sum(samples.get(m, 0) for m in sources)
+            found[target] = min(samples.get("", 0), samples.get(target, 0) + made)
+    return {m: count for m, count in found.items() if count or m in samples}
+
+
 def complete_only(slots: Slots) -> bool:
     """Whether only samples with every modality are trained on."""
     return "ignore" in slots.missing or not needs_labels(slots)
@@ -135,15 +175,22 @@ def _declined(variant: Stage, micro: int, candidate: Candidate) -> bool:
     return any(depth >= was_depth and micro >= was_micro for was_depth, was_micro, _ in candidate.declined)
 
 
-def _cost(job: Job, whole: Stage, candidate: Candidate, part_bytes: Mapping[str, int], price: Price) -> Cost:
-    """Down: what the round before may have changed, so all that ``whole`` trains; frozen parts came once, earlier."""
+def _cost(job: Job, stage: Stage, candidate: Candidate, part_bytes: Mapping[str, int], price: Price) -> Cost:
+    """Down: what is present here and the round before may have changed, so all that anybody trains in ``stage``.
+
+    Frozen parts came once, earlier.
+    """
     step_peak_bytes, flops = price(job, candidate.samples)
     exchange = job.slots.exchange
-    up = _bytes(sent(job.stage, exchange), part_bytes)
+    here = set(job.stage.present)
+    small = [part for part in match_parts(job.model) if part in here] if job.last else []
+    if job.model.matching == "prior" and len(small) < 2:  # there is nothing to learn to predict
+        small = []
+    up = _bytes([*sent(job.stage, exchange), *small], part_bytes)
     return Cost(
         step_peak_bytes=step_peak_bytes,
         flops=flops,
-        payload_down_bytes=_bytes(sent(whole, exchange), part_bytes),
+        payload_down_bytes=_bytes([part for part in sent(stage, exchange) if part in here], part_bytes),
         payload_up_bytes=up,
         disk_bytes=_bytes(job.stage.present, part_bytes) + up,
     )

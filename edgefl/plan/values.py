@@ -89,6 +89,7 @@ class Placement(msgspec.Struct, frozen=True):
     micro_batch: int = 0
     cost: Cost = Cost()
     predicted: Figures = {}
+    predicted_last: Figures = {}  # of the run's last round, where that costs more than the others
     refusal: Refusal | None = None
 
 

@@ -30,6 +30,9 @@ from edgefl.prototypes.matching import (
 #: only near ties are mixed: an even mixture of classes is what zeros already say (docs/decisions/0005).
 TOP_K = 3
 TEMPERATURE = 0.01
+#: Each metric's own temperature. The paper's softmax of -distance, probability or score has none, which is 1; of
+#: cosines that is an even mixture, whatever they are (docs/decisions/0005).
+TEMPERATURES = {"cosine": TEMPERATURE, "l1": 1.0, "l2": 1.0, "classifier": 1.0, "prior": 1.0}
 
 #: A small model: projections [B, d] of the modality at hand -> logits [B, C] (classifier), or a projection [B, d'] of
 #: the absent modality (prior).
@@ -42,20 +45,22 @@ SmallModels = Sequence[tuple[float, SmallModel]]
 class Matcher:
     """How an absent modality's class is guessed: by which score, among how many classes, how sharply.
 
-    ``temperature`` divides the scores before the softmax; the paper's is 1 for every metric. Raises ModelError for an
-    unknown metric and for settings out of range.
+    ``temperature`` divides the scores before the softmax; 0 becomes the metric's own (``TEMPERATURES``). Raises
+    ModelError for an unknown metric and for settings out of range.
     """
 
     metric: Literal["cosine", "l1", "l2", "classifier", "prior"] = "cosine"
     k: int = TOP_K
-    temperature: float = TEMPERATURE
+    temperature: float = 0.0
 
     def __post_init__(self) -> None:
         if self.metric not in METRICS and not self.trained:
             known = ", ".join((*METRICS, *TRAINED_METRICS))
             raise ModelError(f"unknown metric {self.metric!r}", remedy=f"Choose one of: {known}.")
-        if self.k < 1 or self.temperature <= 0:
-            raise ModelError(f"a matcher needs k >= 1 and temperature > 0, got {self.k} and {self.temperature}")
+        if self.k < 1 or self.temperature < 0:
+            raise ModelError(f"a matcher needs k >= 1 and temperature >= 0, got {self.k} and {self.temperature}")
+        if self.temperature == 0:
+            object.__setattr__(self, "temperature", TEMPERATURES[self.metric])
 
     @property
     def trained(self) -> bool:

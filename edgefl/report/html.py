@@ -111,16 +111,13 @@ def cards(report: RunReport) -> list[Card]:
     found = [
         Card(f"test {metric}", shown(row.value), " + ".join(row.available)) for row in scores if row.missing == "none"
     ]
-    alone = [row for row in scores if row.missing == "prototype"]
+    alone = [row for row in scores if row.missing in outcome.STAND_INS]
     if alone:
         worst = min(alone, key=lambda row: row.value)
         zero = next((r for r in scores if r.missing == "zero" and r.available == worst.available), None)
         against = f"; {shown(zero.value)} with zeros" if zero else ""
-        found.append(
-            Card(
-                "weakest modality alone", shown(worst.value), f"{' + '.join(worst.available)}, prototype mask{against}"
-            )
-        )
+        told = f"{' + '.join(worst.available)}, {worst.missing} mask{against}"
+        found.append(Card("weakest modality alone", shown(worst.value), told))
     trained = {row.device for row in report.assignments if row.status == "done"}
     refused = {row.device for row in report.assignments if row.refusal is not None}
     detail = f"{len(refused)} refused or declined at times" if refused else "none refused"

@@ -6,31 +6,44 @@ from edgefl.report import totals, units
 from edgefl.report.grid import Cell, Column, Grid, Tone, amount, count, words
 from edgefl.report.rows import EvaluationRow, RoundRow, RunReport
 
+#: Masks that put something in the place of what is absent, and what it is.
+STAND_INS = {
+    "prototype": "The absent modality is replaced by the prototypes of the classes that match.",
+    "reconstruction": "The absent modality is replaced by what a small network, trained along, makes of the others.",
+}
+
 
 def evaluation(report: RunReport) -> Grid:
     """The global model after its last evaluated round: everything given, and each modality alone."""
     metric = totals.primary_metric(report)
     rows = [row for row in totals.latest(report.evaluations) if row.metric == metric]
     unit = "%" if totals.is_share(metric) else ""
+    masks = [mask for mask in STAND_INS if any(row.missing == mask for row in rows)] or ["prototype"]
+    gains = {mask: "gain" if len(masks) == 1 else f"{mask} gain" for mask in masks}
     columns = (
         Column("given to the model", key=True, text=True),
         Column("complete", unit, metric),
         Column("zero mask", unit, metric, tip="The absent modality is replaced by zeros."),
-        Column("prototype mask", unit, metric, tip="The absent modality is replaced by the nearest class prototype."),
-        Column("gain", "points" if unit else "", metric, tip="Prototype mask minus zero mask."),
+        *(Column(f"{mask} mask", unit, metric, tip=STAND_INS[mask]) for mask in masks),
+        *(
+            Column(name, "points" if unit else "", metric, tip=f"{mask.capitalize()} mask minus zero mask.")
+            for mask, name in gains.items()
+        ),
         Column("test samples"),
     )
     lines = []
     for available in sorted({row.available for row in rows}, key=lambda names: (-len(names), names)):
         by_mask = {row.missing: row for row in rows if row.available == available}
-        zero, prototype = by_mask.get("zero"), by_mask.get("prototype")
         samples = max(row.samples for row in by_mask.values())
         name = " + ".join(available) + ("" if "none" in by_mask else " alone" if len(available) == 1 else "")
-        scores = [_score(by_mask.get(mask), metric) for mask in ("none", "zero", "prototype")]
-        lines.append((words(name), *scores, _gain(zero, prototype, metric), count(samples)))
+        scores = [_score(by_mask.get(mask), metric) for mask in ("none", "zero", *masks)]
+        won = [_gain(by_mask.get("zero"), by_mask.get(mask), metric) for mask in masks]
+        lines.append((words(name), *scores, *won, count(samples)))
+    matchers = ", ".join(dict.fromkeys(row.matcher for row in rows if row.matcher))
     where = f", after stage {rows[0].stage}, round {rows[0].round}" if rows else ""
     notes = (
         "One global model on the test set. Alone: the model gets this modality only and fills in the other by a mask.",
+        *([f"Prototype mask: classes matched by {matchers}."] if matchers else []),
     )
     return Grid(f"Test {metric}{where}", columns, tuple(lines), notes, "The model has not been evaluated yet.")
 
@@ -98,10 +111,10 @@ def _lasted(row: RoundRow) -> float | None:
     return None if row.ended_at is None else row.ended_at - row.started_at
 
 
-def _gain(zero: EvaluationRow | None, prototype: EvaluationRow | None, metric: str) -> Cell:
-    if zero is None or prototype is None:
+def _gain(zero: EvaluationRow | None, stand_in: EvaluationRow | None, metric: str) -> Cell:
+    if zero is None or stand_in is None:
         return words("")
-    gain = (prototype.value - zero.value) * (100 if totals.is_share(metric) else 1)
+    gain = (stand_in.value - zero.value) * (100 if totals.is_share(metric) else 1)
     tone: Tone = "good" if gain > 0 else "bad" if gain < 0 else ""
     return Cell(f"{gain:+.1f}".replace("-", "−"), tone=tone)
 

@@ -133,7 +133,7 @@ def _label(available: tuple[str, ...], mask: str) -> str:
 
 
 def _line(report: RunReport, available: tuple[str, ...], mask: str) -> dict[str, Any]:
-    """The complete input is the heavy line; each modality has one colour, its zero mask dashed."""
+    """The complete input is the heavy line; each modality has one colour, its zero mask dashed, others solid."""
     if mask == "none":
         return {"color": INKS["--c0"], "linewidth": 2.2, "marker": "o", "markersize": 4}
     alone = sorted({row.available for row in report.evaluations if row.missing != "none"})
@@ -147,7 +147,7 @@ def _line(report: RunReport, available: tuple[str, ...], mask: str) -> dict[str,
             "markersize": 3,
             "mfc": "none",
         }
-    return {"color": colour, "linewidth": 1.6, "marker": "s", "markersize": 3.2}
+    return {"color": colour, "linewidth": 1.6, "marker": "^" if mask == "reconstruction" else "s", "markersize": 3.2}
 
 
 def _bands(upper: Any, lower: Any, rounds: list[tuple[int, int]]) -> None:

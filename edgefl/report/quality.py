@@ -29,7 +29,7 @@ def classification(report: RunReport) -> Grid:
     told: dict[tuple[tuple[str, ...], str], dict[str, float]] = {}
     samples: dict[tuple[tuple[str, ...], str], int] = {}
     for row in rows:
-        key = (row.available, row.missing)
+        key = (row.available, f"{row.missing} by {row.matcher}" if row.matcher else row.missing)
         told.setdefault(key, {})[row.metric] = row.value
         samples[key] = row.samples
     columns = (

@@ -15,20 +15,19 @@ from torch import nn
 from edgefl.data.dataset import Dataset
 from edgefl.models.build import StagedModel
 from edgefl.models.matching import Table
+from edgefl.models.spec import PROTOTYPES
 from edgefl.models.state import load_module, module_tensors
 from edgefl.plan.values import Job
 from edgefl.prototypes.adaptive import LOCAL_CLUSTERS, Local, local_pairs
 from edgefl.prototypes.library import from_tensors
 from edgefl.resources.flops import FlopCounter
-from edgefl.training.batches import make_batch
+from edgefl.training.embeddings import embeddings
 from edgefl.training.forward import Aids, copied
+from edgefl.training.judging import matcher_of
 
 Tensors = Mapping[str, np.ndarray]
-PROTOTYPES = "prototypes"
 #: What a private copy is called among the parts a device keeps.
 TWIN = "twin/"
-#: Samples encoded at once.
-_BATCH = 128
 
 
 def aids_of(
@@ -48,7 +47,8 @@ def aids_of(
             teacher[m] = copied(head, trained=False)
             load_module(f"head/{m}", teacher[m], parts[f"head/{m}"])
     trained = [p for part in job.stage.trained for p in model.part(part).parameters()] if "proximal" in terms else []
-    return Aids(tables_of(parts, device), twin, teacher, tuple((p, p.detach().clone()) for p in trained))
+    received = tuple((p, p.detach().clone()) for p in trained)
+    return Aids(tables_of(parts, device), twin, teacher, received, matcher_of(job.slots, {}))
 
 
 def tables_of(parts: Mapping[str, Tensors], device: str) -> dict[str, Table]:
@@ -66,15 +66,13 @@ def twin_tensors(aids: Aids) -> dict[str, dict[str, np.ndarray]]:
     return {TWIN + m: module_tensors(head) for m, head in aids.twin.items()}
 
 
-def local_prototypes(
-    job: Job, model: StagedModel, aids: Aids, dataset: Dataset, device: str, rng: np.random.Generator
-) -> Local:
+def local_prototypes(job: Job, model: StagedModel, aids: Aids, dataset: Dataset, rng: np.random.Generator) -> Local:
     """Adaptive prototypes of this device and the class or cluster of each sample, by the private copies if there are
     any. ``model`` and the copies end in the modes they had.
     """
     options = job.slots.prototypes.get("adaptive", {})
     heads = {m: aids.twin.get(m) or model.part(f"head/{m}") for m in _own(job, dataset)}
-    projections = {m: _embedded(model, m, head, job, dataset, device) for m, head in heads.items()}
+    projections = {m: embeddings(model, m, dataset, job.stage.depth, head) for m, head in heads.items()}
     has = {m: dataset.has(m) for m in projections}
     clusters = int(options.get("local_clusters", LOCAL_CLUSTERS))
     labels = dataset.labels if job.model.classes else None
@@ -82,39 +80,20 @@ def local_prototypes(
 
 
 def marks_of(
-    job: Job, model: StagedModel, aids: Aids, dataset: Dataset, device: str, rng: np.random.Generator
+    job: Job, model: StagedModel, aids: Aids, dataset: Dataset, rng: np.random.Generator
 ) -> tuple[np.ndarray | None, float]:
     """Each sample's class or local cluster [N] for this round, where a term asks for it, and the FLOPs that took."""
     if "cluster_contrast" not in job.slots.objective:
         return None, 0.0
     with FlopCounter() as counter:
-        labels = local_prototypes(job, model, aids, dataset, device, rng).labels
+        labels = local_prototypes(job, model, aids, dataset, rng).labels
     return labels, float(counter.flops)
 
 
-def projections_of(job: Job, model: StagedModel, dataset: Dataset, device: str) -> dict[str, np.ndarray]:
+def projections_of(job: Job, model: StagedModel, dataset: Dataset) -> dict[str, np.ndarray]:
     """[N, d] of each modality this device has, alone; zeros in rows that lack it."""
-    return {m: _embedded(model, m, model.part(f"head/{m}"), job, dataset, device) for m in _own(job, dataset)}
+    return {m: embeddings(model, m, dataset, job.stage.depth) for m in _own(job, dataset)}
 
 
 def _own(job: Job, dataset: Dataset) -> list[str]:
     return [m for m in job.model.encoders if f"head/{m}" in job.stage.present and dataset.has(m).any()]
-
-
-def _embedded(
-    model: StagedModel, modality: str, head: nn.Module, job: Job, dataset: Dataset, device: str
-) -> np.ndarray:
-    """[N, d], this modality alone; zeros in rows that lack it."""
-    out = np.zeros((len(dataset), job.model.head.out), np.float32)
-    rows = np.flatnonzero(dataset.has(modality))
-    modes = [(module, module.training) for module in (*model.modules(), *head.modules())]
-    model.eval()
-    head.eval()
-    with torch.no_grad():
-        for start in range(0, len(rows), _BATCH):
-            index = rows[start : start + _BATCH]
-            x = make_batch(dataset, index, [modality], device).inputs[modality]
-            out[index] = head(model.encode(modality, x, job.stage.depth)).cpu().numpy()
-    for module, training in modes:
-        module.training = training
-    return out

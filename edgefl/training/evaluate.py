@@ -1,6 +1,12 @@
 """The global model on the test set, under every condition; and a device's own model on what it held out.
 
-Conditions: all modalities, each alone and, with three or more, each pair; what is not given is filled in by each mask.
+Conditions: all modalities, each alone and, with three or more, each pair; what is not given is filled in by each mask:
+zeros; with prototypes, those of the classes that match; with parts ``reconstruct/<m>``, what they make of the rest.
+
+What the zero mask shows of a recipe that completes its data (FedMVP): a generator completed the training samples of the
+devices, and there is none here, so that the figure is that of a sample whose other modality nobody could make. Joint
+fusion is shown the tokens at hand and, for the rest, the one token of an absent modality, as training shows it the
+samples it could not complete; a device that could complete all of them has not trained that token.
 """
 
 from __future__ import annotations
@@ -18,16 +24,16 @@ from edgefl.data.load import load
 from edgefl.errors import DataError, ModelError
 from edgefl.models.build import StagedModel, build
 from edgefl.models.encoder import TokenState
-from edgefl.models.spec import ModelSpec
+from edgefl.models.spec import PROTOTYPES, ModelSpec
 from edgefl.models.state import load_part
 from edgefl.plan.values import Stage
 from edgefl.prototypes.library import ClassMeans, from_tensors
 from edgefl.prototypes.mask import DEFAULT_MATCHER, Matcher, SmallModels, masked
 from edgefl.records import EvaluationRow
-from edgefl.training.metrics import classification, pairs, retrieval
+from edgefl.training.embeddings import BATCH, device_of, embeddings
+from edgefl.training.metrics import classification, pairs, retrieval, same_items
+from edgefl.training.missing import AtHand, reconstruction
 
-#: Test samples encoded at once: small enough for a server's worker beside everything else.
-BATCH = 128
 #: What a model can be judged by: labels, and pairs of modalities.
 TASKS = frozenset({"classification", "retrieval"})
 Tensors = Mapping[str, np.ndarray]
@@ -75,11 +81,15 @@ class _Judged:
             return np.concatenate([self._batch(available, rows[start : start + BATCH], mask) for start in starts])
 
     def _batch(self, available: Sequence[str], rows: np.ndarray, mask: str) -> np.ndarray:
-        spec, device = self.model.spec, _device(self.model)
+        spec, device = self.model.spec, device_of(self.model)
         given, tokens = self._encoded(available, rows)
-        filled = masked(given, list(spec.encoders), self.tables, mask, spec.head.out, self.matcher, self.small)
-        # Zeros say that nothing is there; a prototype takes part in a mean like the real thing.
-        counted = {m: m in given or (mask == "prototype" and m in self.tables) for m in filled}
+        if mask == "reconstruction":
+            filled = given | reconstructed(self.model, given)
+        else:
+            filled = masked(given, list(spec.encoders), self.tables, mask, spec.head.out, self.matcher, self.small)
+        # Zeros say that nothing is there; any other stand-in takes part in a mean like the real thing.
+        made = spec.encoders if mask == "reconstruction" else self.tables if mask == "prototype" else ()
+        counted = {m: m in given or m in made for m in filled}
         fused = self.model.fuse(
             {m: torch.from_numpy(r).to(device) for m, r in filled.items()},
             {m: torch.full((len(rows),), there, device=device) for m, there in counted.items()},
@@ -93,9 +103,9 @@ class _Judged:
         """Projections [n, d] and, where the fusion reads them, tokens: encoded with what else a row is given."""
         if not _encodes_together(self.model.spec):
             return {m: self.alone[m][rows] for m in available}, None
-        inputs = {m: torch.from_numpy(self.data.modalities[m][rows]).to(_device(self.model)) for m in available}
+        inputs = {m: torch.from_numpy(self.data.modalities[m][rows]).to(device_of(self.model)) for m in available}
         states = self.model.encode_batch_tokens(inputs, dict.fromkeys(inputs), len(rows), self.depth)
-        pooled = {m: self.model.pool_tokens(m, state.tokens) for m, state in states.items()}
+        pooled = {m: self.model.pool_tokens(m, state) for m, state in states.items()}
         return {m: self.model.project(m, h).cpu().numpy() for m, h in pooled.items()}, states
 
 
@@ -113,8 +123,9 @@ def evaluate(
     """Rows of the model made of ``parts``: classification under every condition, then retrieval of every pair.
 
     ``tasks``: None means classification for a model with classes, else retrieval. ``prototypes``: also with the
-    prototype mask, matched by ``matcher`` (``small``: the models a trained one needs). Raises DataError for
-    classification without labels, ModelError for a task the model was not made for.
+    prototype mask, matched by ``matcher`` (``small``: the models a trained one needs). A model with parts that
+    reconstruct is also shown with what they make. Raises DataError for classification without labels, ModelError for a
+    task the model was not made for.
     """
     asked = _tasks(model, tasks)
     built = build(model, stage.present)
@@ -122,7 +133,7 @@ def evaluate(
         load_part(built, name, parts[name])
     built.eval()
     names = tuple(m for m in model.encoders if test.data.has(m).any())
-    tables = from_tensors(parts["prototypes"]) if prototypes and "prototypes" in parts else {}
+    tables = from_tensors(parts[PROTOTYPES]) if prototypes and PROTOTYPES in parts else {}
     alone = _alone(built, test.data, names, stage.depth, asked)
     judged = _Judged(built, test.data, names, stage.depth, alone, tables, matcher, small)
     rows: list[EvaluationRow] = []
@@ -192,23 +203,21 @@ def _alone(
 ) -> dict[str, np.ndarray]:
     """Projections of each modality by itself: a query must not have seen what it looks for."""
     needed = "retrieval" in asked or not _encodes_together(model.spec)
-    return {m: _project(model, m, data, depth) for m in names} if needed else {}
+    return {m: embeddings(model, m, data, depth) for m in names} if needed else {}
 
 
-def _project(model: StagedModel, modality: str, data: Dataset, depth: int) -> np.ndarray:
-    """[N, d]: projections; rows that lack the modality hold zeros."""
-    out = np.zeros((len(data), model.spec.head.out), np.float32)
-    rows = np.flatnonzero(data.has(modality))
+def reconstructed(model: StagedModel, given: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Stand-ins [B, d] for every modality of ``model`` that is not ``given`` ([B, d] each), as training makes them.
+
+    Raises ModelError when the model has no part that makes one of them.
+    """
+    device = device_of(model)
+    full = {m: torch.from_numpy(r).to(device) for m, r in given.items()}
+    has = {m: torch.ones(len(r), dtype=torch.bool, device=device) for m, r in full.items()}
+    at_hand = AtHand(full, has, {}, None, {}, model)
+    absent = [m for m in model.spec.encoders if m not in given]
     with torch.no_grad():
-        for start in range(0, len(rows), BATCH):
-            index = rows[start : start + BATCH]
-            x = torch.from_numpy(data.modalities[modality][index]).to(_device(model))
-            out[index] = model.project(modality, model.encode(modality, x, depth)).cpu().numpy()
-    return out
-
-
-def _device(model: StagedModel) -> torch.device:
-    return next(model.parameters()).device
+        return {m: reconstruction(m, at_hand).cpu().numpy() for m in absent}
 
 
 def _classification(judged: _Judged) -> list[EvaluationRow]:
@@ -216,7 +225,9 @@ def _classification(judged: _Judged) -> list[EvaluationRow]:
     if labels is None:
         raise DataError("the test set has no labels", remedy="Add an array 'label', or train with objective: clip.")
     rows = []
-    conditions = _conditions(judged.names, len(judged.model.spec.encoders), bool(judged.tables))
+    masks = ["zero", *(["prototype"] if judged.tables else [])]
+    masks += ["reconstruction"] if judged.model.spec.reconstruction else []
+    conditions = _conditions(judged.names, len(judged.model.spec.encoders), masks)
     for available, mask in conditions:
         has = np.flatnonzero(np.logical_and.reduce([data.has(m) for m in available]) & (labels >= 0))
         if not has.size:
@@ -224,16 +235,15 @@ def _classification(judged: _Judged) -> list[EvaluationRow]:
         figures = _scores(judged.logits(available, has, mask), labels[has])
         if (available, mask) != conditions[0]:
             del figures["loss"]  # of a guess at what is absent it says little; one curve is enough
-        rows += _rows(available, mask, figures, has.size)
+        rows += _rows(available, mask, figures, has.size, judged.matcher.metric if mask == "prototype" else "")
     return rows
 
 
-def _conditions(names: tuple[str, ...], wanted: int, tables: bool) -> list[tuple[tuple[str, ...], str]]:
+def _conditions(names: tuple[str, ...], wanted: int, masks: Sequence[str]) -> list[tuple[tuple[str, ...], str]]:
     """(modalities given, mask for the others): all there are, each alone and, of three or more, each pair."""
-    masks = ("zero", "prototype") if tables else ("zero",)
     if not names:
         return []
-    whole = [(names, mask) for mask in (("none",) if len(names) == wanted else masks)]
+    whole = [(names, mask) for mask in (["none"] if len(names) == wanted else masks)]
     fewer: list[tuple[str, ...]] = [(m,) for m in names if len(names) > 1]
     fewer += pairs(names) if len(names) > 2 else []
     return whole + [(available, mask) for available in fewer for mask in masks]
@@ -274,8 +284,11 @@ def _pair(judged: _Judged, a: str, b: str) -> tuple[dict[str, float], int]:
     both = np.flatnonzero(judged.data.has(a) & judged.data.has(b))
     if not both.size:
         return {}, 0
-    return retrieval(a, b, judged.alone[a][both], judged.alone[b][both]), both.size
+    items = [same_items(judged.data.modalities[m][both]) for m in (a, b)]
+    return retrieval(a, b, judged.alone[a][both], judged.alone[b][both], items), both.size
 
 
-def _rows(available: tuple[str, ...], mask: str, figures: Mapping[str, float], samples: int) -> list[EvaluationRow]:
-    return [EvaluationRow(0, 0, available, mask, name, value, int(samples)) for name, value in figures.items()]
+def _rows(
+    available: tuple[str, ...], mask: str, figures: Mapping[str, float], samples: int, matcher: str = ""
+) -> list[EvaluationRow]:
+    return [EvaluationRow(0, 0, available, mask, name, value, int(samples), matcher) for name, value in figures.items()]

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from edgefl.models.build import StagedModel
 from edgefl.models.encoder import TokenState
 from edgefl.models.matching import Table
+from edgefl.prototypes.mask import DEFAULT_MATCHER, Matcher
 from edgefl.training.missing import MISSING, AtHand, hide
 
 #: What stands in like the real thing, so that a mean over the modalities at hand counts it.
@@ -23,14 +24,16 @@ _COUNTED = frozenset({"prototype", "random", "reconstruction"})
 class Aids:
     """What terms need besides the model; empty where the recipe has no such term.
 
-    ``tables``: the global prototypes. ``twin`` and ``teacher``: by modality, the private copy of the head, which is
-    trained along, and the head as it was received. ``received``: (parameter, its value when it came) of all trained.
+    ``tables``: the global prototypes, and the ``matcher`` that finds them while training. ``twin`` and ``teacher``: by
+    modality, the private copy of the head, which is trained along, and the head as it was received. ``received``:
+    (parameter, its value when it came) of all trained.
     """
 
     tables: Mapping[str, Table] = field(default_factory=dict)
     twin: Mapping[str, nn.Module] = field(default_factory=dict)
     teacher: Mapping[str, nn.Module] = field(default_factory=dict)
     received: tuple[tuple[nn.Parameter, Tensor], ...] = ()
+    matcher: Matcher = DEFAULT_MATCHER
 
     @property
     def extra(self) -> list[nn.Parameter]:
@@ -48,7 +51,8 @@ class Forward:
     """One batch. ``encoded[m]``: h [n_m, D]; ``projected[m]``: r [n_m, d]; ``rows[m]``: which of the B rows, None: all.
 
     ``labels`` [B], -1: none; ``marks`` [B]: class or local cluster, -1: none; ``missing``: the slot's choice and its
-    options; ``tokens``: for joint fusion.
+    options; ``tokens``: for joint fusion; ``objective``: the recipe's terms and their options, for terms that hold
+    another one's.
     """
 
     model: StagedModel
@@ -61,6 +65,7 @@ class Forward:
     aids: Aids = field(default_factory=Aids)
     marks: Tensor | None = None
     tokens: Mapping[str, TokenState] | None = None
+    objective: Mapping[str, Mapping[str, float | str]] = field(default_factory=dict)
 
     @cached_property
     def spread(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
@@ -94,7 +99,7 @@ class Forward:
             return self.projected
         full, _ = self.spread
         has = self.at_hand
-        given = AtHand(full, has, self.aids.tables, self.labels, options, self.model)
+        given = AtHand(full, has, self.aids.tables, self.labels, options, self.model, self.aids.matcher)
         result = {}
         for m in wanted:
             stand_in = MISSING[name](m, given)

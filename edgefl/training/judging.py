@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from edgefl.data.dataset import Dataset
@@ -15,11 +15,13 @@ from edgefl.models.spec import ModelSpec
 from edgefl.models.state import load_part
 from edgefl.plan.fit import needs_pairs
 from edgefl.plan.values import Slots
-from edgefl.prototypes.mask import DEFAULT_MATCHER, Matcher, SmallModels
+from edgefl.prototypes.mask import DEFAULT_MATCHER, TOP_K, Matcher, SmallModels
 from edgefl.training.evaluate import Small
 from edgefl.training.matchers import in_numpy
 
 Tensors = Mapping[str, np.ndarray]
+#: "match/<m>" -> the names of the networks that speak for it, with their weights
+Networks = Mapping[str, Mapping[str, float]]
 
 
 def tasks_of(model: ModelSpec, slots: Slots, test: Dataset) -> frozenset[str]:
@@ -34,45 +36,45 @@ def tasks_of(model: ModelSpec, slots: Slots, test: Dataset) -> frozenset[str]:
     return frozenset(name for name, wanted in (("classification", classification), ("retrieval", retrieval)) if wanted)
 
 
+def matcher_of(slots: Slots, networks: Networks) -> Matcher:
+    """The recipe's matcher; cosine until the small networks it needs have been trained (in the last round)."""
+    options: dict[str, Any] = slots.prototypes.get("class_mean", {})
+    metric = options.get("match", DEFAULT_MATCHER.metric)
+    matcher = Matcher(metric, int(options.get("k", TOP_K)), float(options.get("temperature", 0.0)))
+    return DEFAULT_MATCHER if matcher.trained and not networks else matcher
+
+
 def matching(
-    model: ModelSpec, parts: Mapping[str, Tensors], slots: Slots, networks: Mapping[str, Mapping[str, float]]
+    model: ModelSpec, parts: Mapping[str, Tensors], slots: Slots, networks: Networks
 ) -> tuple[Matcher, Small | None]:
-    """The recipe's matcher; cosine until the small networks it needs have been trained (in the last round).
+    """``matcher_of``, and the small networks it asks, by (modality at hand, absent one).
 
     ``networks``: "match/<m>" -> the names among ``parts`` of those that speak for it, with their weights.
     """
-    options: dict[str, Any] = slots.prototypes.get("class_mean", {})
-    if not options:
-        return DEFAULT_MATCHER, None
-    metric = options.get("match", DEFAULT_MATCHER.metric)
-    matcher = Matcher(metric, int(options.get("k", 3)), float(options.get("temperature", 0.01)))
+    matcher = matcher_of(slots, networks)
     if not matcher.trained:
         return matcher, None
-    small: dict[tuple[str, str], SmallModels] = {}
-    for part, weights in networks.items():
-        m = part.removeprefix("match/")
-        for other in model.encoders:
-            if other != m:
-                speak = [(weight, _network(model, part, parts[name], m, other)) for name, weight in weights.items()]
-                small[m, other] = speak
-    return (matcher, small) if small else (DEFAULT_MATCHER, None)
+    speaking = {part.removeprefix("match/"): speakers(model, parts, part, networks[part]) for part in networks}
+    return matcher, {(m, o): answers(speak, m, o) for m, speak in speaking.items() for o in model.encoders if o != m}
 
 
-def _network(
-    model: ModelSpec, part: str, tensors: Tensors, modality: str, other: str
-) -> Callable[[np.ndarray], np.ndarray]:
-    built = build(model, [part])
-    load_part(built, part, tensors)
-    built.eval()
+def speakers(
+    model: ModelSpec, parts: Mapping[str, Tensors], part: str, weights: Mapping[str, float]
+) -> list[tuple[float, StagedModel]]:
+    """Each network that speaks as ``part``, "match/<m>", with its weight: ``weights`` by name among ``parts``."""
+    found = []
+    for name, weight in weights.items():
+        built = build(model, [part])
+        load_part(built, part, parts[name])
+        found.append((weight, built.eval()))
+    return found
 
-    def run(r: Tensor) -> Tensor:
-        return _match(built, modality, other, r)
 
-    return in_numpy(run)
+def answers(speaking: Sequence[tuple[float, StagedModel]], modality: str, other: str) -> SmallModels:
+    """The networks of ``modality`` as masks take them: what each says of ``other``."""
+    return [(weight, in_numpy(partial(said, built, modality, other))) for weight, built in speaking]
 
 
-def _match(built: StagedModel, modality: str, other: str, r: Tensor) -> Tensor:
-    with torch.no_grad():
-        if built.spec.matching == "classifier":
-            return built.match(modality, r)
-        return built.prior(modality, other, r)
+def said(built: StagedModel, modality: str, other: str, r: Tensor) -> Tensor:
+    """r [B, d] of ``modality`` -> logits [B, C] of a classifier, or a prior's [B, d] in the space of ``other``."""
+    return built.match(modality, r) if built.spec.matching == "classifier" else built.prior(modality, other, r)

@@ -27,7 +27,7 @@ def match_parts(
     parts: dict[str, dict[str, np.ndarray]] = {}
     samples: dict[str, int] = {}
     with FlopCounter() as counter:
-        projections = projections_of(job, model, dataset, device)
+        projections = projections_of(job, model, dataset)
         for m, r in projections.items():
             if f"match/{m}" not in model.parts_present:
                 continue

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import msgspec
 import numpy as np
@@ -47,10 +48,12 @@ def train_classifier(
     if not len(x):
         raise DataError("no sample with this modality has a label: its classifier can not be trained")
 
-    def loss(rows: Tensor) -> Tensor:
-        return F.cross_entropy(module(x[rows]), y[rows])
+    return _train(module, [lambda rows: classifier_loss(module, x[rows], y[rows])], x, settings, generator)
 
-    return _train(module, [loss], x, settings, generator)
+
+def classifier_loss(module: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    """CE(m(x), y) of ``x`` [B, d] and classes ``y`` [B]."""
+    return F.cross_entropy(module(x), y)
 
 
 def train_prior(
@@ -65,13 +68,24 @@ def train_prior(
     if len(x) < 2 or len(x) != len(z):
         raise DataError(f"a prior needs two complete samples or more, got {len(x)} and {len(z)} rows")
 
-    def clip(rows: Tensor) -> Tensor:
-        return clip_loss(F.normalize(module(x[rows]), dim=1), F.normalize(z[rows], dim=1), settings.temperature)
+    losses = prior_losses(module, settings.temperature)
+    return _train(module, [partial(_of_rows, loss, x, z) for loss in losses], x, settings, generator)
 
-    def error(rows: Tensor) -> Tensor:
-        return F.mse_loss(module(x[rows]), z[rows])
 
-    return _train(module, [clip, error], x, settings, generator)
+def prior_losses(module: nn.Module, temperature: float) -> list[Callable[[Tensor, Tensor], Tensor]]:
+    """The losses of a prior in the order of its training, each of ``x`` [B, d] and what it is to become [B, d']."""
+
+    def clip(x: Tensor, z: Tensor) -> Tensor:
+        return clip_loss(F.normalize(module(x), dim=1), F.normalize(z, dim=1), temperature)
+
+    def error(x: Tensor, z: Tensor) -> Tensor:
+        return F.mse_loss(module(x), z)
+
+    return [clip, error]
+
+
+def _of_rows(loss: Callable[[Tensor, Tensor], Tensor], x: Tensor, z: Tensor, rows: Tensor) -> Tensor:
+    return loss(x[rows], z[rows])
 
 
 def in_numpy(module: Callable[[Tensor], Tensor], device: str = "cpu") -> SmallModel:

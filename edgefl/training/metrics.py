@@ -8,6 +8,7 @@ recall@k = share of rank_i <= k;  RSum = recall@1 + recall@5 + recall@10, both w
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from itertools import combinations
 
@@ -52,11 +53,14 @@ def classification(predicted: npt.ArrayLike, truth: npt.ArrayLike) -> dict[str, 
     }
 
 
-def retrieval_ranks(queries: npt.ArrayLike, candidates: npt.ArrayLike) -> Integers:
+def retrieval_ranks(
+    queries: npt.ArrayLike, candidates: npt.ArrayLike, items: Sequence[npt.NDArray[np.int64]] = ()
+) -> Integers:
     """The rank [N], from 1, of each query's own candidate, which is the same row of ``candidates`` [N, d].
 
     By cosine. Every other candidate that is as near as the own one, or can not be compared (NaN), counts as ahead.
-    Raises DataError when there is nothing to judge, or the shapes differ.
+    ``items``: numbers [N]; a candidate that shares one of them with the query is as right as its own, and the best of
+    these counts. Raises DataError when there is nothing to judge, or the shapes differ.
     """
     a, b = _unit(queries), _unit(candidates)
     _check(a, b)
@@ -64,21 +68,33 @@ def retrieval_ranks(queries: npt.ArrayLike, candidates: npt.ArrayLike) -> Intege
     for start in range(0, len(a), _BLOCK):
         similarity = a[start : start + _BLOCK] @ b.T  # [n, N]
         rows = np.arange(len(similarity))
-        own = similarity[rows, start + rows, None]
-        ahead = ~(similarity < own - TIE)
-        ahead[rows, start + rows] = False
-        ranks[start : start + _BLOCK] = 1 + ahead.sum(axis=1)
+        right = np.zeros(similarity.shape, bool)
+        right[rows, start + rows] = True
+        for number in items:
+            right |= number[start + rows, None] == number
+        best = np.where(right & ~np.isnan(similarity), similarity, -np.inf).max(axis=1, keepdims=True)
+        ranks[start : start + _BLOCK] = 1 + (~(similarity < best - TIE) & ~right).sum(axis=1)
     return ranks
 
 
-def retrieval(a: str, b: str, z_a: npt.ArrayLike, z_b: npt.ArrayLike) -> dict[str, float]:
+def same_items(inputs: npt.NDArray[np.generic]) -> npt.NDArray[np.int64]:
+    """[N]: a number for each distinct row of ``inputs`` [N, ...], the same for rows that are equal to the last byte."""
+    rows = np.ascontiguousarray(inputs).reshape(len(inputs), -1)
+    seen: dict[bytes, int] = {}
+    return np.array([seen.setdefault(hashlib.sha256(row.tobytes()).digest(), len(seen)) for row in rows], np.int64)
+
+
+def retrieval(
+    a: str, b: str, z_a: npt.ArrayLike, z_b: npt.ArrayLike, items: Sequence[npt.NDArray[np.int64]] = ()
+) -> dict[str, float]:
     """Recalls of modality ``a`` to ``b`` and back, and "rsum", from N paired rows ``z_a`` and ``z_b`` [N, d] each.
 
-    Named "{a}_to_{b}_recall_at_{k}", as shares; a k larger than N is left out, and then so may be the sum.
+    ``items`` as in :func:`retrieval_ranks`: one text may describe several images. Named "{a}_to_{b}_recall_at_{k}", as
+    shares; a k larger than N is left out, and then so may be the sum.
     """
     figures: dict[str, float] = {}
     for one, other, rows, against in ((a, b, z_a, z_b), (b, a, z_b, z_a)):
-        ranks = retrieval_ranks(rows, against)
+        ranks = retrieval_ranks(rows, against, items)
         for k in RECALL_AT:
             if k <= len(ranks):
                 figures[recall_name(one, other, k)] = float((ranks <= k).mean())

@@ -2,7 +2,8 @@
 
 zero: 0.  random: N(0, 1).  prototype by label: P_m[y], the global prototype of the sample's own class (the paper).
 prototype by match: what inference will do, from a modality s that the sample has: sum_j w_j P_m[c_j] over the classes
-c_j whose prototypes P_s lie nearest to r_s (docs/decisions/0005).
+c_j whose prototypes P_s lie nearest to r_s (docs/decisions/0005), by the recipe's metric; cosine where that is a small
+network, since those are trained last.
 
 ``drop`` hides one modality of a complete sample from the fusion with that probability, so that every device learns to
 do without (modality dropout: Neverova et al., ModDrop, arXiv 1501.00102).
@@ -19,7 +20,7 @@ from torch import Tensor
 from edgefl.models.build import StagedModel
 from edgefl.models.heads import mean_at_hand
 from edgefl.models.matching import Table, stand_in
-from edgefl.prototypes.mask import TEMPERATURE, TOP_K
+from edgefl.prototypes.mask import DEFAULT_MATCHER, Matcher
 
 
 class AtHand(NamedTuple):
@@ -27,7 +28,7 @@ class AtHand(NamedTuple):
 
     ``full``: projections [B, d] by modality, zeros in rows without it; ``has``: which rows have it [B];
     ``tables``: the global prototypes; ``labels`` [B], below 0: unknown, None: nobody has one; ``options``: of the slot;
-    ``model``: for its parts that make a stand-in.
+    ``model``: for its parts that make a stand-in; ``matcher``: how prototypes are found, by no trained network.
     """
 
     full: Mapping[str, Tensor]
@@ -36,6 +37,7 @@ class AtHand(NamedTuple):
     labels: Tensor | None
     options: Mapping[str, float | str]
     model: StagedModel
+    matcher: Matcher = DEFAULT_MATCHER
 
     def zeros(self) -> Tensor:
         """Zeros [B, d]: nothing in place of it."""
@@ -73,10 +75,9 @@ def _matched(modality: str, given: AtHand) -> Tensor:
     """From the first modality each sample has, as ``edgefl.prototypes.mask`` does at inference."""
     result = given.zeros()
     for source in reversed([m for m in given.full if m != modality and m in given.tables]):
-        own = given.tables[source]
-        mixed, _, _ = stand_in(
-            given.full[source], own, given.tables[modality], min(TOP_K, own.rows.shape[0]), TEMPERATURE
-        )
+        own, matcher = given.tables[source], given.matcher
+        k = min(matcher.k, own.rows.shape[0])
+        mixed, _, _ = stand_in(given.full[source], own, given.tables[modality], k, matcher.temperature, matcher.metric)
         result = torch.where(given.has[source].unsqueeze(1), mixed, result)
     return result
 

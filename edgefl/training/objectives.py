@@ -15,6 +15,7 @@ from torch import Tensor
 
 from edgefl.models.heads import mean_at_hand
 from edgefl.models.matching import unit
+from edgefl.prototypes.library import FUSED
 from edgefl.training.forward import Forward
 from edgefl.training.losses.clip import clip as clip_term
 from edgefl.training.losses.clip import clip_loss
@@ -34,7 +35,6 @@ from edgefl.training.losses.reconstruction import reconstruction as reconstructi
 __all__ = ["OBJECTIVES", "Forward", "clip_loss", "total_loss"]
 
 Options = Mapping[str, float | str]
-FUSED = "fused"
 
 
 def cross_entropy(forward: Forward, options: Options) -> Tensor:
@@ -176,10 +176,14 @@ def reconstruction(forward: Forward, options: Options) -> Tensor:
 
 
 def _task(forward: Forward, values: Mapping[str, Tensor], has: Mapping[str, Tensor]) -> Tensor:
-    """The device's own task by other projections: its labels through the classifier, else the margins of its pairs."""
+    """The device's own task by other projections: its labels through the classifier, else the margins of its pairs.
+
+    The margins are those of the recipe's term margin; without one the paper's.
+    """
     if forward.model.spec.classes and forward.labels is not None and "task" in forward.model.parts_present:
         return _classified(forward, values, has)
-    return margin_term(values, has)
+    margins = {name: float(value) for name, value in forward.objective.get("margin", {}).items() if name != "weight"}
+    return margin_term(values, has, **margins)
 
 
 def _classified(forward: Forward, values: Mapping[str, Tensor], has: Mapping[str, Tensor]) -> Tensor:

@@ -17,10 +17,32 @@ import torch
 from torch import Tensor
 
 from edgefl.errors import ModelError
+from edgefl.models.build import StagedModel
+from edgefl.models.state import named_parameters
+from edgefl.plan.exchange import sent
+from edgefl.plan.values import Job
 from edgefl.training.optimizers import BETAS, EPS, SGD, AdamW, Group, Optimizer
 
 #: D-M2.
 SMALLEST = 1e-8
+
+
+def is_exact(job: Job) -> bool:
+    """Whether changes are had from copies, not from the optimiser."""
+    return job.slots.repair.get("poverty", {}).get("form") == "exact"
+
+
+def poverty_layers(job: Job, model: StagedModel) -> dict[torch.nn.Parameter, str]:
+    """The weights of the parts that are sent, by parameter: "part|tensor".
+
+    Not tables of positions and class tokens: some start at zero and would always be those that change most (D-M2).
+    """
+    return {
+        parameter: f"{part}|{name}"
+        for part in sent(job.stage, job.slots.exchange)
+        for name, parameter in named_parameters(model.part(part)).items()
+        if parameter.ndim >= 2 and name.endswith("weight")
+    }
 
 
 def relative_change(before: Tensor, after: Tensor) -> Tensor:

@@ -13,18 +13,18 @@ import torch
 from edgefl.models.build import StagedModel, build
 from edgefl.models.matching import Table
 from edgefl.models.spec import fused_width
-from edgefl.plan.fit import complete_only, usable_samples
+from edgefl.plan.fit import complete_only, completed, held_out, usable_samples
 from edgefl.plan.values import Job
+from edgefl.prototypes.library import FUSED
 from edgefl.resources.flops import FlopCounter
 from edgefl.resources.live_bytes import LiveBytes
 from edgefl.training.batches import LEAST_ROWS, Batch, ShapeKey, meta_batch
+from edgefl.training.beside import Beside, Share, patterns_of
 from edgefl.training.counting import FlopCounts, is_linear, kind_of_step
 from edgefl.training.forward import Aids, copied
+from edgefl.training.judging import matcher_of
+from edgefl.training.poverty import is_exact, poverty_layers
 from edgefl.training.step import prepare, run_backward, run_forward
-
-#: Global pairs of adaptive prototypes when the recipe does not say (AproMFL).
-CLUSTERS = 10
-FUSED = "fused"
 
 
 class Pricer:
@@ -33,42 +33,40 @@ class Pricer:
     def __init__(self) -> None:
         self._peaks: dict[bytes, int] = {}
         self._steps = FlopCounts()
-        self._forwards = FlopCounts()
+        self._beside = Beside()
 
     def __call__(self, job: Job, samples: Mapping[str, int]) -> tuple[int, float]:
         """(step peak in bytes, FLOPs of one round) of ``job`` on a device with ``samples`` per modality ("" = all).
 
         The peak is that of a batch in which nothing is absent, which any batch may be; FLOPs are those of the mean one.
         """
+        samples = completed(job.slots, samples, job.model.encoders)
         total = usable_samples(job.slots, samples, list(job.model.encoders))
-        size = job.hyper.batch_size
-        steps = total // size * job.hyper.epochs
+        size, apart = job.hyper.batch_size, held_out(job.hyper, total)
+        steps = (total - apart) // size * job.hyper.epochs
         own = [m for m in job.model.encoders if f"head/{m}" in job.stage.present]
         share = {m: 1.0 if complete_only(job.slots) else min(1.0, samples.get(m, 0) / max(1, total)) for m in own}
         self._trace(job, dict.fromkeys(own, size))
-        step, forward = self._trace(job, {m: max(LEAST_ROWS, round(size * share[m])) for m in own})
-        flops = steps * step
-        if not {"class_mean", "adaptive"}.isdisjoint(job.slots.prototypes):
-            flops += forward * samples.get("", 0) / size
-        return self._peaks[kind_of_step(job, with_tables=True)], flops
+        step = self._trace(job, {m: max(LEAST_ROWS, round(size * share[m])) for m in own})
+        beside = self._beside(job, Share(samples.get("", 0), total - apart, apart, patterns_of(share)))
+        return self._peaks[kind_of_step(job, with_tables=True)], steps * step + beside
 
-    def _trace(self, job: Job, rows: Mapping[str, int]) -> tuple[float, float]:
-        """FLOPs of a step and of its forward pass with these rows; the first trace of a kind also gives its peak."""
+    def _trace(self, job: Job, rows: Mapping[str, int]) -> float:
+        """FLOPs of a step with these rows; the first trace of a kind also gives its peak."""
         kind, linear = kind_of_step(job, with_tables=True), is_linear(job)
         complete = min(rows.values())
         incomplete = int(complete < job.hyper.batch_size)
         shape: ShapeKey = (("", incomplete), ("&", complete), *sorted(rows.items()))  # as Batch.shape_key says it
-        step, forward = (counts.get(kind, shape, linear=linear) for counts in (self._steps, self._forwards))
-        if step is None or forward is None:
-            peak, step, forward = price_step(job, rows)
+        step = self._steps.get(kind, shape, linear=linear)
+        if step is None:
+            peak, step = price_step(job, rows)
             self._steps.put(kind, shape, step)
-            self._forwards.put(kind, shape, forward)
             self._peaks.setdefault(kind, peak)
-        return step, forward
+        return step
 
 
-def price_step(job: Job, rows: Mapping[str, int]) -> tuple[int, float, float]:
-    """(peak live bytes, FLOPs of a training step, FLOPs of its forward pass) with ``rows[m]`` rows of modality m.
+def price_step(job: Job, rows: Mapping[str, int]) -> tuple[int, float]:
+    """(peak live bytes, FLOPs of a training step) with ``rows[m]`` rows of modality m.
 
     The optimiser's own operations are not traced: they are many and cost no FLOPs by this count. What they hold is
     there: their state from the first step on, and one temporary as large as the largest parameter.
@@ -80,16 +78,17 @@ def price_step(job: Job, rows: Mapping[str, int]) -> tuple[int, float, float]:
         trained = [p for p in model.parameters() if p.requires_grad] + aids.extra
         copies = 2 if job.hyper.optimizer == "adamw" else int(job.hyper.momentum > 0)
         state = [torch.empty_like(p) for p in trained for _ in range(copies)]
+        if is_exact(job):  # values before the step, to compare with
+            state += [torch.empty_like(p) for p in poverty_layers(job, model)]
         with FlopCounter() as counter:
             done = run_forward(model, job, batch, aids)
-            forward_flops = counter.flops
             run_backward(model, job, batch, done)
             flops = counter.flops
         del done
         largest = max(trained, key=torch.Tensor.numel)
         temporary = torch.empty_like(largest)
         del state, temporary
-    return live.peak, float(flops), float(forward_flops)
+    return live.peak, float(flops)
 
 
 def _meta_batch(job: Job, rows: Mapping[str, int]) -> Batch:
@@ -110,6 +109,7 @@ def _meta_aids(job: Job, model: StagedModel) -> Aids:
         {m: copied(head, trained=True) for m, head in heads.items()} if "cluster_contrast" in terms else {},
         {m: copied(head, trained=False) for m, head in heads.items()} if "model_transfer" in terms else {},
         tuple((p, p.detach().clone()) for p in trained),
+        matcher_of(job.slots, {}),
     )
 
 
@@ -117,7 +117,7 @@ def _meta_tables(job: Job) -> dict[str, Table]:
     """Prototypes as they are from the second round on."""
     rows, width = job.model.classes, job.model.head.out
     if "adaptive" in job.slots.prototypes:
-        rows = int(job.slots.prototypes["adaptive"].get("clusters", CLUSTERS))
+        rows = int(job.slots.prototypes["adaptive"]["clusters"])
     elif "class_mean" not in job.slots.prototypes:
         return {}
     widths = dict.fromkeys(job.model.encoders, width)

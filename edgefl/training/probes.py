@@ -50,7 +50,7 @@ def represent(model: ModelSpec, stage: Stage, parts: Mapping[str, Tensors], prob
         inputs = {m: torch.from_numpy(probes.modalities[m]) for m in model.encoders}
         whole = dict.fromkeys(inputs)
         states = built.encode_batch_tokens(inputs, whole, len(probes), stage.depth)
-        projections = {m: built.project(m, built.pool_tokens(m, state.tokens)) for m, state in states.items()}
+        projections = {m: built.project(m, built.pool_tokens(m, state)) for m, state in states.items()}
         if not model.classes:
             return np.asarray(torch.cat(list(projections.values()), dim=1).numpy())
         return np.asarray(built.fuse(projections, None, states, whole).numpy())

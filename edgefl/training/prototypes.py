@@ -15,14 +15,12 @@ from edgefl.data.dataset import Dataset
 from edgefl.models.build import StagedModel
 from edgefl.models.spec import fused_width
 from edgefl.plan.values import Job
-from edgefl.prototypes.library import ClassMeans, to_tensors
+from edgefl.prototypes.library import FUSED, ClassMeans, to_tensors
 from edgefl.resources.flops import FlopCounter
 from edgefl.training.batches import ShapeKey, make_batch
 from edgefl.training.companions import local_prototypes
 from edgefl.training.counting import FlopCounts, kind_of_step
 from edgefl.training.forward import Aids
-
-FUSED = "fused"
 
 
 def local_tables(
@@ -41,7 +39,7 @@ def local_tables(
     if "adaptive" not in job.slots.prototypes:
         return None, 0.0
     with FlopCounter() as counter:
-        found = local_prototypes(job, model, aids, dataset, device, rng)
+        found = local_prototypes(job, model, aids, dataset, rng)
     tables = {m: table for m, table in found.pairs.tables.items() if len(table.counts)}
     return (to_tensors(tables) if tables else None), float(counter.flops)
 
@@ -95,7 +93,7 @@ def _representations(
     """(table, dataset rows [n], values [n, d]) of one batch."""
     batch = make_batch(dataset, indices, modalities, device)
     states = model.encode_batch_tokens(batch.inputs, batch.rows, batch.size, job.stage.depth)
-    projected = {m: model.project(m, model.pool_tokens(m, state.tokens)) for m, state in states.items()}
+    projected = {m: model.project(m, model.pool_tokens(m, state)) for m, state in states.items()}
     result = [(m, indices[dataset.has(m)[indices]], r.cpu().numpy()) for m, r in projected.items()]
     if len(projected) == len(job.model.encoders):
         complete = np.logical_and.reduce([dataset.has(m)[indices] for m in projected])

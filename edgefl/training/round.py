@@ -18,8 +18,8 @@ from edgefl.data.dataset import Dataset
 from edgefl.data.signature import signature_of
 from edgefl.errors import DataError, RunError
 from edgefl.models.build import StagedModel, build
-from edgefl.models.spec import modality_of
-from edgefl.models.state import load_part, named_parameters, part_tensors
+from edgefl.models.spec import PROTOTYPES, SIGNATURE, is_scheduled, modality_of
+from edgefl.models.state import load_part, part_tensors
 from edgefl.plan.exchange import kept as kept_parts
 from edgefl.plan.exchange import sent
 from edgefl.plan.values import Job
@@ -29,7 +29,7 @@ from edgefl.training.counting import FlopCounts, is_linear, kind_of_step
 from edgefl.training.forward import Aids
 from edgefl.training.last_round import match_parts
 from edgefl.training.optimizers import Optimizer
-from edgefl.training.poverty import PovertyMeter, exact_changes, optimizer_changes
+from edgefl.training.poverty import PovertyMeter, exact_changes, is_exact, optimizer_changes, poverty_layers
 from edgefl.training.prototypes import local_tables
 from edgefl.training.share import split, too_few, usable_rows
 from edgefl.training.step import make_optimizer, prepare, train_step
@@ -38,8 +38,6 @@ from edgefl.training.trial import personal_trial, trial
 Tensors = dict[str, np.ndarray]
 #: epoch, step, steps of the round, loss of the step
 OnProgress = Callable[[int, int, int, float], None]
-
-PROTOTYPES, SIGNATURE = EXTRAS = ("prototypes", "signature")
 
 
 @dataclass(frozen=True)
@@ -95,6 +93,7 @@ def train_round(
     D-L3) and RunError when the loss is not finite.
     """
     kept = kept or {}
+    counts = counts or FlopCounts()
     rng = np.random.default_rng((job.hyper.seed, zlib.crc32(salt.encode())))
     torch.manual_seed(int(rng.integers(2**63)))
     usable, apart = split(job, usable_rows(job, dataset), name)
@@ -104,17 +103,17 @@ def train_round(
     own = dataset.subset(usable) if len(apart) else dataset
     usable = np.arange(len(usable)) if len(apart) else usable
     model = _load(job, parts, kept, device)
-    metrics, spent = trial(job, model, dataset.subset(apart), parts, "received")
-    personal_metrics, more = personal_trial(job, model, dataset.subset(apart), parts, kept)
+    metrics, spent = trial(job, model, dataset.subset(apart), parts, "received", counts)
+    personal_metrics, more = personal_trial(job, model, dataset.subset(apart), parts, kept, counts)
     prepare(model, job.stage.trained)
     aids = aids_of(job, model, parts, kept, device)
-    marks, marking = marks_of(job, model, aids, own, device, rng)
+    marks, marking = marks_of(job, model, aids, own, rng)
     meter = PovertyMeter() if "poverty" in job.slots.repair else None
-    tally = _Tally(kind_of_step(job, with_tables=bool(aids.tables)), counts or FlopCounts(), meter)
+    tally = _Tally(kind_of_step(job, with_tables=bool(aids.tables)), counts, meter)
     tally.flops = spent + more + marking
     _train(job, model, own, usable, aids, marks, tally, device, rng, steps, on_progress)
     model.zero_grad(set_to_none=True)
-    after, spent = trial(job, model, dataset.subset(apart), parts, "trained")
+    after, spent = trial(job, model, dataset.subset(apart), parts, "trained", counts)
     tally.flops += spent
     sending, samples = _outcome(job, model, aids, own, usable, tally, device, rng)
     mine = job.stage.trained if meter is not None else kept_parts(job)  # with poverty, a personal model stays here
@@ -146,7 +145,7 @@ def _train(
 ) -> None:
     optimizer = make_optimizer(model, job.stage.trained, job.hyper, aids.extra)
     modalities = [m for m in job.model.encoders if f"head/{m}" in job.stage.present and own.has(m).any()]
-    layers = _layers(job, model) if tally.meter is not None else {}
+    layers = poverty_layers(job, model) if tally.meter is not None else {}
     done = 0
     for epoch in range(1, job.hyper.epochs + 1):
         size, apart = job.hyper.batch_size, tally.meter is not None  # a poverty layer shows between the two kinds
@@ -184,7 +183,7 @@ def _counted_step(
 ) -> None:
     started = time.perf_counter()
     complete = batch.complete == batch.size and len(batch.inputs) == len(job.model.encoders)
-    exact = "exact" in job.slots.repair.get("poverty", {}).values()
+    exact = is_exact(job)
     due = tally.meter is not None and tally.meter.due(complete)
     before = {name: p.detach().clone() for p, name in layers.items()} if due and exact else {}
     (loss, forward), flops = tally.counts.run(
@@ -210,19 +209,6 @@ def _counted_step(
         tally.correct += int((logits.detach().argmax(1) == batch.labels)[known].sum())
         tally.labelled += int(known.sum())
     tally.compute_s += time.perf_counter() - started
-
-
-def _layers(job: Job, model: StagedModel) -> dict[torch.nn.Parameter, str]:
-    """The weights of the parts that are sent, by parameter: "part|tensor".
-
-    Not tables of positions and class tokens: some start at zero and would always be those that change most (D-M2).
-    """
-    return {
-        parameter: f"{part}|{name}"
-        for part in sent(job.stage, job.slots.exchange)
-        for name, parameter in named_parameters(model.part(part)).items()
-        if parameter.ndim >= 2 and name.endswith("weight")
-    }
 
 
 def _outcome(
@@ -263,9 +249,7 @@ def _samples(job: Job, dataset: Dataset, usable: np.ndarray) -> dict[str, int]:
 def _poverty(meter: PovertyMeter | None, sending: Mapping[str, Tensors]) -> int:
     """The poverty layer's place among the weight tensors of the parts that are sent, sorted; -1: none."""
     poorest = meter.poorest() if meter is not None else None
-    trained = {
-        part: tensors for part, tensors in sending.items() if part not in EXTRAS and not part.startswith("match/")
-    }
+    trained = {part: tensors for part, tensors in sending.items() if is_scheduled(part)}
     layers = sorted((part, name) for part, tensors in trained.items() for name, v in tensors.items() if v.ndim >= 2)
     return [f"{part}|{name}" for part, name in layers].index(poorest) if poorest is not None else -1
 

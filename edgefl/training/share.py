@@ -8,7 +8,7 @@ import numpy as np
 
 from edgefl.data.dataset import Dataset
 from edgefl.errors import DataError
-from edgefl.plan.fit import complete_only, needs_labels, needs_pairs
+from edgefl.plan.fit import complete_only, held_out, needs_labels, needs_pairs
 from edgefl.plan.values import Job
 
 
@@ -29,8 +29,8 @@ def split(job: Job, rows: np.ndarray, device: str) -> tuple[np.ndarray, np.ndarr
 
     At least one batch stays for training; without room for that nothing is set apart.
     """
-    count = min(int(job.hyper.holdout * len(rows)), len(rows) - job.hyper.batch_size)
-    if count <= 0:
+    count = held_out(job.hyper, len(rows))
+    if not count:
         return rows, rows[:0]
     rng = np.random.default_rng((job.hyper.seed, zlib.crc32(f"holdout/{device}".encode())))
     apart = np.sort(rng.choice(len(rows), count, replace=False))

@@ -91,7 +91,8 @@ def run_forward(model: StagedModel, job: Job, batch: Batch, aids: Aids) -> Pass:
     seed = int(torch.randint(2**31, ())) if micro else None
     encoded, masks = _encode_batch(model, job, batch, micro, seed or 0)
     joint = job.model.fusion == "joint"
-    pooled = {m: model.pool_tokens(m, tokens) for m, tokens in encoded.items()} if joint else encoded
+    states = {m: TokenState(tokens, masks.get(m)) for m, tokens in encoded.items()} if joint else None
+    pooled = encoded if states is None else {m: model.pool_tokens(m, state) for m, state in states.items()}
     forward = Forward(
         model=model,
         size=batch.size,
@@ -102,7 +103,8 @@ def run_forward(model: StagedModel, job: Job, batch: Batch, aids: Aids) -> Pass:
         missing=next(iter(job.slots.missing.items()), ("zero", {})),
         aids=aids,
         marks=batch.marks,
-        tokens={m: TokenState(tokens, masks.get(m)) for m, tokens in encoded.items()} if joint else None,
+        tokens=states,
+        objective=job.slots.objective,
     )
     return Pass(total_loss(forward, job.slots.objective), forward, encoded, masks, seed)
 

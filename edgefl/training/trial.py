@@ -8,18 +8,25 @@ import numpy as np
 
 from edgefl.data.dataset import Dataset
 from edgefl.models.build import StagedModel
+from edgefl.models.spec import PROTOTYPES
 from edgefl.models.state import load_part, part_tensors
 from edgefl.plan.fit import needs_pairs
 from edgefl.plan.values import Job
 from edgefl.prototypes.library import from_tensors
-from edgefl.resources.flops import FlopCounter
+from edgefl.training.counting import FlopCounts, is_linear, kind_of_step
 from edgefl.training.evaluate import judge
+from edgefl.training.judging import matching
 
 Tensors = Mapping[str, np.ndarray]
 
 
 def personal_trial(
-    job: Job, model: StagedModel, apart: Dataset, parts: Mapping[str, Tensors], kept: Mapping[str, Tensors]
+    job: Job,
+    model: StagedModel,
+    apart: Dataset,
+    parts: Mapping[str, Tensors],
+    kept: Mapping[str, Tensors],
+    counts: FlopCounts,
 ) -> tuple[dict[str, float], float]:
     """The device's own model of its last round, with the one layer it was sent in place of its poverty layer (MMiC).
 
@@ -35,17 +42,19 @@ def personal_trial(
     before = {part: part_tensors(model, part) for part in own}
     for part in own:
         load_part(model, part, {**kept[part], **better.get(part, {})})
-    found = trial(job, model, apart, parts, "personal")
+    found = trial(job, model, apart, parts, "personal", counts)
     for part, tensors in before.items():
         load_part(model, part, tensors)
     return found
 
 
 def trial(
-    job: Job, model: StagedModel, apart: Dataset, parts: Mapping[str, Tensors], prefix: str
+    job: Job, model: StagedModel, apart: Dataset, parts: Mapping[str, Tensors], prefix: str, counts: FlopCounts
 ) -> tuple[dict[str, float], float]:
     """Metrics "<prefix>_<name>" and the FLOPs they took; "<prefix>_score" is what returns are made of: accuracy, or
-    where nothing is labelled the mean recall at 1. ``model`` ends in evaluation mode. No samples: no metrics.
+    where nothing is labelled the mean recall at 1. What a sample lacks is filled in as the recipe trains it; zeros
+    where that takes prototypes and there are none yet, and in place of noise. ``model`` ends in evaluation mode. No
+    samples: no metrics.
     """
     if not len(apart):
         return {}, 0.0
@@ -53,11 +62,20 @@ def trial(
     tasks = frozenset(
         name for name, there in (("classification", labelled), ("retrieval", needs_pairs(job.slots))) if there
     )
-    tables = from_tensors(parts["prototypes"]) if "prototypes" in parts and "prototype" in job.slots.missing else {}
+    tables = from_tensors(parts[PROTOTYPES]) if PROTOTYPES in parts and "prototype" in job.slots.missing else {}
     own = [m for m in job.model.encoders if f"head/{m}" in job.stage.present]
-    with FlopCounter() as counter:
-        found = judge(model, apart, job.stage.depth, tables, tasks, own, mask="prototype" if tables else "zero")
+    matcher, _ = matching(job.model, parts, job.slots, {})
+    mask = "prototype" if tables else "reconstruction" if "reconstruction" in job.slots.missing else "zero"
+    kind = b"trial" + kind_of_step(job, with_tables=bool(tables)) + b"".join(sorted(task.encode() for task in tasks))
+    rows = {m: int(apart.has(m).sum()) for m in own}
+    complete = int(np.logical_and.reduce([apart.has(m) for m in own]).sum())
+    found, flops = counts.run(
+        kind,
+        (("", len(apart)), ("&", complete), *sorted(rows.items())),
+        lambda: judge(model, apart, job.stage.depth, tables, tasks, own, mask=mask, matcher=matcher),
+        linear=is_linear(job),
+    )
     recalls = [value for name, value in found.items() if name.endswith("_recall_at_1")]
     score = found.get("accuracy", float(np.mean(recalls)) if recalls else None)
     metrics = {f"{prefix}_{name}": value for name, value in found.items()}
-    return metrics | ({f"{prefix}_score": score} if score is not None else {}), float(counter.flops)
+    return metrics | ({f"{prefix}_score": score} if score is not None else {}), flops

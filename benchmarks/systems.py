@@ -1,0 +1,184 @@
+"""All systems and baselines on real data: accuracy, rounds, bytes, FLOPs and memory, and what each paper claims.
+
+Every run is a fleet of agents and a coordinator at a broker (``edgefl run --trainers``). First each method is tuned
+with the same number of runs on samples that its devices set apart; then every cell of ``benchmarks/systems.yaml`` is
+run. What has been run is never run again: stop it whenever you like, the same command goes on.
+
+    python -m benchmarks.systems                    # tune, run, write the page
+    python -m benchmarks.systems --quick            # one seed, few methods and rounds: ten minutes
+    python -m benchmarks.systems --only har/mmic    # some of it
+    python -m benchmarks.systems --page             # the page of what there is
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from pathlib import Path
+from statistics import median
+
+from benchmarks.table.collect import Outcome, Results, run_cell, stop_all
+from benchmarks.table.grid import MULTIWAY, Cell, Grid, Settings
+from benchmarks.table.page import write
+
+RESULTS = Path("docs/results/systems")
+#: Of the training part that encoders are pretrained on: three people, a speaker, a vendor.
+SHARE = 0.1
+Job = tuple[Cell, Settings]
+
+
+class Runner:
+    """Runs jobs, ``parallel`` at a time, until none is left or the time is up."""
+
+    def __init__(self, grid: Grid, parallel: int, minutes: float) -> None:
+        self.grid = grid
+        self.parallel = parallel
+        self.until = time.monotonic() + 60 * minutes if minutes else float("inf")
+        self._spent: list[float] = []
+
+    def run(self, jobs: list[Job], results: Results, what: str) -> bool:
+        """True when all of them have been run."""
+        waiting: Iterator[Job] = iter(jobs)
+        running: set[Future[Outcome]] = set()
+        finished = 0
+        with ThreadPoolExecutor(self.parallel) as pool, stopped_with_us():
+            while True:
+                while len(running) < self.parallel and time.monotonic() < self.until and (job := next(waiting, None)):
+                    running.add(pool.submit(self._one, *job))
+                if not running:
+                    return finished == len(jobs)
+                done, running = wait(running, return_when=FIRST_COMPLETED)
+                for future in done:
+                    row = future.result()
+                    results.add(row)
+                    finished += 1
+                    self._tell(row, what, finished, len(jobs))
+
+    def _one(self, cell: Cell, settings: Settings) -> Outcome:
+        return run_cell(cell, settings, self.grid.run_file(cell, settings))
+
+    def _tell(self, row: Outcome, what: str, finished: int, total: int) -> None:
+        self._spent.append(row.wall_s)
+        left = (total - finished) * median(self._spent) / self.parallel
+        told = row.error or f"{headline(row):.1f}"
+        sys.stderr.write(
+            f"{what} {finished}/{total} · {row.cell.key} lr {row.lr:g}: {told} ({row.wall_s:.0f} s); "
+            f"about {left / 60:.0f} min left\n"
+        )
+        sys.stderr.flush()
+
+
+@contextlib.contextmanager
+def stopped_with_us() -> Iterator[None]:
+    """Runs under way end when this program is told to: they are run anew next time."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    except KeyboardInterrupt:
+        stop_all()
+        raise
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def headline(row: Outcome) -> float:
+    """What a line of progress tells: accuracy or RSum with all modalities, else the devices' own; in percent."""
+    for name, value in row.metrics.items():
+        if name.endswith("|none|accuracy"):
+            return 100 * value
+        if name.endswith("|rsum"):
+            return value
+    return 100 * row.own.get("trained|accuracy", row.own.get("trained|recall", 0.0))
+
+
+def tune(grid: Grid, cells: list[Cell], runner: Runner, tried: Results) -> bool:
+    """Spend the same number of runs on every method and task that ``cells`` need; True when that is done."""
+    wanted = list(dict.fromkeys(grid.tuned_as(cell) for cell in cells))
+    first = [(cell, one) for cell in wanted for one in grid.trials(cell) if not known(tried, cell, one)]
+    if not runner.run(first, tried, "tuning"):
+        return False
+    rest = [
+        (cell, one)
+        for cell in wanted
+        for one in grid.more_trials(cell, best(tried, cell) or grid.default(cell), settings_of(tried, cell))
+        if not known(tried, cell, one)
+    ]
+    return runner.run(rest, tried, "tuning")
+
+
+def known(tried: Results, cell: Cell, one: Settings) -> bool:
+    """Whether this has been tried, with whatever result."""
+    return any(row.cell == cell and Settings(row.lr, row.slots) == one for row in tried.rows)
+
+
+def settings_of(tried: Results, cell: Cell) -> list[Settings]:
+    """What has been tried for a cell."""
+    return [Settings(row.lr, row.slots) for row in tried.rows if row.cell == cell]
+
+
+def best(tried: Results, cell: Cell) -> Settings | None:
+    """The settings with the highest score on the devices' own samples; None when nothing ended well."""
+    rows = tried.of(cell)
+    if not rows:
+        return None
+    top = max(rows, key=lambda row: row.score)
+    return Settings(top.lr, top.slots)
+
+
+def pretrain_for(grid: Grid, cells: list[Cell]) -> None:
+    """Make the encoders that the start "pretrained" needs and that are not there yet."""
+    from benchmarks import pretrain
+
+    for cell in cells:
+        for one in grid.encoders(cell) if cell.start == "pretrained" else ():
+            if not one.path.is_file():
+                encoders = one.config if one.modality == MULTIWAY else {one.modality: one.config}
+                multiway = one.modality == MULTIWAY
+                found = pretrain.make({one.source: one.options}, encoders, one.path, multiway=multiway, share=SHARE)
+                told = ", ".join(f"{m} {100 * accuracy:.1f} %" for m, accuracy in found.items())
+                sys.stderr.write(f"{one.path}: alone on the test part: {told}\n")
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="one seed, few methods and rounds: about ten minutes")
+    parser.add_argument("--only", action="append", default=[], metavar="TEXT", help="only cells whose name has this")
+    parser.add_argument("--parallel", type=int, default=2, help="runs at a time")
+    parser.add_argument("--minutes", type=float, default=0, help="begin no run after this; 0: run all")
+    parser.add_argument("--page", action="store_true", help="only write the page of what there is")
+    parser.add_argument("--results", type=Path, help=f"folder of the results; default {RESULTS}, quick: build/quick")
+    options = parser.parse_args()
+    grid = Grid(quick=options.quick)
+    folder = options.results or (Path("build/quick") if options.quick else RESULTS)
+    runs, tried = Results(folder / "runs.jsonl"), Results(folder / "tuning.jsonl")
+    cells = [cell for cell in grid.cells() if all(text in cell.key for text in options.only)]
+    if not cells:
+        parser.error(f"no cell's name has all of: {', '.join(options.only)}")
+    runner = Runner(grid, options.parallel, options.minutes)
+    try:
+        if not options.page:
+            _fill(grid, cells, runner, runs, tried)
+    except KeyboardInterrupt:
+        sys.exit("stopped; the same command goes on")
+    page = folder.with_suffix(".md")
+    write(grid, runs, tried, page, "python -m benchmarks.systems" + " --quick" * options.quick)
+    sys.stderr.write(f"{page}\n")
+
+
+def _fill(grid: Grid, cells: list[Cell], runner: Runner, runs: Results, tried: Results) -> None:
+    """Pretrain, tune (not in the quick form) and run what has not been run."""
+    pretrain_for(grid, cells)
+    if not grid.quick and not tune(grid, cells, runner, tried):
+        return
+    settings = {cell: best(tried, grid.tuned_as(cell)) or grid.default(cell) for cell in cells}
+    runner.run([(cell, settings[cell]) for cell in cells if not runs.of(cell)], runs, "run")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,156 @@
+"""One run of the grid, as a user would start it, and what is kept of its report: one line of JSON a run."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import msgspec
+import yaml
+
+from benchmarks.table.grid import Cell, Settings, Values
+from edgefl.leash import leashed
+from edgefl.report.rows import AssignmentRow, RunReport
+
+#: Metrics of a device's own samples that are kept.
+_OWN = ("received", "trained")
+_RUNNING: set[subprocess.Popen[bytes]] = set()
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """A finished run: which, by what settings, what came of it, what it cost. ``error``: why there is nothing else."""
+
+    task: str
+    method: str
+    start: str
+    rate: float
+    seed: int
+    lr: float
+    slots: dict[str, Any] = {}
+    rounds: int = 0
+    metrics: dict[str, float] = {}  # on the test set: "<modalities at hand>|<mask>|<metric>"
+    own: dict[str, float] = {}  # on the devices' own samples: "<received or trained>|<task>", mean over devices
+    score: float = 0.0  # of the models received in the last rounds, on the devices' own samples: what is tuned by
+    payload_bytes: float = 0.0
+    flops: float = 0.0
+    step_peak_bytes: float = 0.0
+    wall_s: float = 0.0
+    error: str = ""
+
+    @property
+    def cell(self) -> Cell:
+        """Which run it was."""
+        return Cell(self.task, self.method, self.start, self.rate, self.seed)
+
+
+class Results:
+    """The lines of a file, one a run; a line is written when its run has ended, so that nothing is run twice."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        lines = path.read_bytes().splitlines() if path.is_file() else []
+        self.rows = [msgspec.json.decode(line, type=Outcome) for line in lines if line.strip()]
+
+    def add(self, row: Outcome) -> None:
+        """Append and keep."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with self.path.open("ab") as file:
+            file.write(msgspec.json.encode(row) + b"\n")
+        self.rows.append(row)
+
+    def of(self, cell: Cell) -> list[Outcome]:
+        """The runs of a cell that ended well."""
+        return [row for row in self.rows if row.cell == cell and not row.error]
+
+
+def run_cell(cell: Cell, settings: Settings, values: Values, *, trainers: int = 1) -> Outcome:
+    """Run it: a broker, a coordinator, the agents in one process with ``trainers`` for all. A failure is told, too."""
+    about = {**cell._asdict(), "lr": settings.lr, "slots": settings.slots}
+    started = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="edgefl-systems-") as folder:
+        file = Path(folder) / "run.yaml"
+        file.write_text(yaml.safe_dump(values, sort_keys=False), encoding="utf-8")
+        command = [sys.executable, "-m", "edgefl.cli.main", "run", str(file), "--no-export", "--format", "json"]
+        command += ["--trainers", str(trainers), "--runs", str(Path(folder) / "runs")]
+        status, out, err = _run(command)
+    wall_s = time.monotonic() - started
+    if status:
+        told = err.decode(errors="replace").strip().splitlines()
+        reason = next((line for line in reversed(told) if line.startswith("error")), told[-1] if told else "")
+        return Outcome(**about, wall_s=wall_s, error=reason or f"status {status}")
+    report = msgspec.json.decode(out, type=RunReport)
+    return Outcome(**about, **outcome_of(report), wall_s=wall_s)
+
+
+def _run(command: list[str]) -> tuple[int, bytes, bytes]:
+    """Status, stdout and stderr of a program that ends with this one, or by ``stop_all``."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(leashed(command), stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment) as process:
+        _RUNNING.add(process)
+        try:
+            out, err = process.communicate()
+        finally:
+            _RUNNING.discard(process)
+    return process.returncode, out, err
+
+
+def stop_all() -> None:
+    """End what is running, in good order: no broker or agent is left behind."""
+    for process in list(_RUNNING):
+        process.terminate()
+
+
+def outcome_of(report: RunReport) -> dict[str, Any]:
+    """The figures of a finished run's report, as fields of ``Outcome``."""
+    last = max(((row.stage, row.round) for row in report.evaluations), default=None)
+    metrics = {
+        f"{'+'.join(row.available)}|{row.missing}|{row.metric}": row.value
+        for row in report.evaluations
+        if (row.stage, row.round) == last
+    }
+    done = [row for row in report.assignments if row.status == "done"]
+    scores = [row.metrics["received_score"] for row in report.rounds[-3:] if "received_score" in row.metrics]
+    return {
+        "rounds": len(report.rounds),
+        "metrics": metrics,
+        "own": own(done),
+        "score": fmean(scores) if scores else 0.0,
+        "payload_bytes": _sum(done, "payload_up_bytes") + _sum(done, "payload_down_bytes"),
+        "flops": _sum(done, "flops"),
+        "step_peak_bytes": max(_values(done, "step_peak_bytes"), default=0.0),
+    }
+
+
+def own(done: Iterable[AssignmentRow]) -> dict[str, float]:
+    """Means over the devices, each by its last round: accuracy of those with labels, mean recall at 1 of the others."""
+    last = {row.device: row for row in done}
+    found: dict[str, list[float]] = {}
+    for row in last.values():
+        for model in _OWN:
+            recalls = [
+                value
+                for name, value in row.metrics.items()
+                if name.startswith(f"{model}_") and name.endswith("_recall_at_1")
+            ]
+            if f"{model}_accuracy" in row.metrics:
+                found.setdefault(f"{model}|accuracy", []).append(row.metrics[f"{model}_accuracy"])
+            if recalls:
+                found.setdefault(f"{model}|recall", []).append(fmean(recalls))
+            if f"{model}_rsum" in row.metrics:
+                found.setdefault(f"{model}|rsum", []).append(row.metrics[f"{model}_rsum"])
+    return {name: fmean(values) for name, values in found.items()}
+
+
+def _values(rows: Iterable[AssignmentRow], figure: str) -> list[float]:
+    return [v for row in rows if (f := row.measured.get(figure)) is not None and (v := f.value) is not None]
+
+
+def _sum(rows: Iterable[AssignmentRow], figure: str) -> float:
+    return sum(_values(rows, figure))

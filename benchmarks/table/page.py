@@ -1,0 +1,180 @@
+"""The page of the finished runs: what each paper claims and whether it holds, then every figure, and the plots."""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks.table import measures
+from benchmarks.table.claims import Finding, claims, judge
+from benchmarks.table.collect import Outcome, Results
+from benchmarks.table.grid import Grid
+from benchmarks.table.plots import draw
+
+_INTRODUCTION = """# All systems on real data
+
+`{command}` on {machine}, {date}: {count} runs of the table and {tried} of tuning. Each run is a fleet: a broker,
+a coordinator, and an agent for each device, which take turns in a shared trainer (`edgefl run --trainers`).
+
+Every method trains a model of the same size for the same number of rounds, with the same share of the devices in a
+round. Its learning rate and own setting were chosen by {budget} runs for each method and task (50 % missing, a seed of
+its own), by the models' accuracy on samples that the devices set apart (15 %), never by the test set. Small encoders
+(3 blocks, width 32), so that all of it can be run again on a small machine: the accuracies are not those of the
+papers. Figures are means ± standard deviations over seeds. The lines are kept in `systems/runs.jsonl`.
+
+* *all*: test samples with all modalities. *as trained*: expected on test samples that lack modalities as the training
+  samples do. *one*: the mean over the modalities of the accuracy with that one alone, the other filled in as the
+  method does. *own*: each device's model after its last training, on its own samples; mean over devices.
+* *payload*: tensors sent and received by all devices in the whole run. *step memory*: the highest of any device, above
+  its idle trainer.
+* *pretrained*: encoders that were trained on one modality alone, on a part of the training samples
+  (`benchmarks/pretrain.py`); else random weights. AproMFL and FedMVP never train their encoders: from random weights
+  they are at a loss, as they must be.
+"""
+
+
+def write(grid: Grid, runs: Results, tried: Results, path: Path, command: str) -> None:
+    """The page at ``path``, its plots beside it."""
+    plots = draw(grid, runs, path.parent / path.stem)
+    lines = [_introduction(grid, runs, tried, command), "## What the papers claim", ""]
+    lines += _claims(runs)
+    for task, values in grid.tasks.items():
+        rows = [row for row in runs.rows if row.task == task and not row.error]
+        if rows:
+            lines += [f"## {values['title']}", "", values["says"], "", *_table(grid, task, rows), ""]
+            lines += [f"![{text}]({path.stem}/{name})" for name, text in plots.get(task, [])] + [""]
+    lines += _failures(runs)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("\n".join(lines).rstrip() + "\n", encoding="utf-8")
+
+
+def _introduction(grid: Grid, runs: Results, tried: Results, command: str) -> str:
+    machine = f"{os.cpu_count()} cores ({platform.machine()}, {platform.system()}, Python {platform.python_version()})"
+    return _INTRODUCTION.format(
+        command=command,
+        machine=machine,
+        date=time.strftime("%Y-%m"),
+        count=sum(not row.error for row in runs.rows),
+        tried=len(tried.rows),
+        budget=grid.values["tuning"]["runs"],
+    )
+
+
+def _claims(runs: Results) -> list[str]:
+    def rows(task: str, method: str, rate: float) -> Sequence[Outcome]:
+        own = [r for r in runs.rows if (r.task, r.method, r.rate) == (task, method, rate) and not r.error]
+        pretrained = [row for row in own if row.start == "pretrained"]
+        return pretrained or own
+
+    found = [(claim, judge(claim, rows)) for claim in claims()]
+    lines = ["| system | claim | here |", "|---|---|---|"]
+    lines += [f"| {claim.system} | {claim.text} | {verdict(findings)} |" for claim, findings in found]
+    for claim, findings in found:
+        lines += ["", f"**{claim.system}: {claim.text}.** {verdict(findings)}", *_evidence(findings)]
+    return [*lines, ""]
+
+
+def verdict(findings: Sequence[Finding]) -> str:
+    """yes, no, or in how many comparisons."""
+    known = [finding.holds for finding in findings if finding.holds is not None]
+    if not known:
+        return "not run"
+    whole = "" if len(known) == len(findings) else f" (of {len(findings)}, the others are not run)"
+    if all(known):
+        return f"yes{whole}"
+    return f"{'no' if not any(known) else 'in part'}: {sum(known)} of {len(known)} comparisons{whole}"
+
+
+def _evidence(findings: Sequence[Finding]) -> list[str]:
+    lines = ["", "| task | missing | compared | | against | | holds | ahead in |", "|---|---|---|---|---|---|---|---|"]
+    for one in findings:
+        if one.left is None or one.right is None:
+            continue
+        asked, holds = one.comparison, "yes" if one.holds else "no"
+        left, right = f"{asked.left} {one.left.text()}", f"{asked.right} {one.right.text()}"
+        lines.append(
+            f"| {asked.task} | {asked.rate:.0%} | {asked.what} | {left} | {right} | "
+            f"{_difference(one)} | {holds} | {one.ahead} of {one.seeds} seeds |"
+        )
+    return lines if len(lines) > 3 else []
+
+
+def _difference(one: Finding) -> str:
+    if one.left is None or one.right is None or not one.right.mean:
+        return ""
+    if one.comparison.lower and not one.comparison.falling:
+        return f"÷ {one.right.mean / one.left.mean:.1f}"
+    return f"{one.left.mean - one.right.mean:+.1f}"
+
+
+Columns = tuple[tuple[str, measures.Measure], ...]
+_CLASSIFICATION: Columns = (
+    ("all", measures.complete),
+    ("as trained", measures.as_trained),
+    ("one", measures.alone),
+    ("own", measures.own_accuracy),
+)
+_RETRIEVAL: Columns = (
+    ("RSum", measures.rsum),
+    ("own recall at 1", measures.own_recall),
+)
+_MIXED: Columns = (
+    ("own accuracy", measures.own_accuracy),
+    ("own recall at 1", measures.own_recall),
+)
+_COST: Columns = (
+    ("payload, MiB", measures.payload_mib),
+    ("GFLOP", measures.gflop),
+    ("step memory, MiB", measures.step_mib),
+)
+
+
+def _table(grid: Grid, task: str, rows: Sequence[Outcome]) -> list[str]:
+    kind = grid.tasks[task].get("metric", "accuracy")
+    shown = {"accuracy": _CLASSIFICATION, "rsum": _RETRIEVAL, "mixed": _MIXED}[kind]
+    rates = sorted({row.rate for row in rows})
+    heads = ["method", "start"]
+    heads += [f"{name}, {rate:.0%} missing" for rate in rates for name, _ in shown]
+    heads += ["rounds", *(name for name, _ in _COST), "seeds"]
+    lines = ["| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]
+    for start in ("scratch", "pretrained"):
+        for method in grid.methods:
+            own = [row for row in rows if (row.method, row.start) == (method, start)]
+            if own:
+                lines.append("| " + " | ".join(_line(grid, method, start, own, shown, rates)) + " |")
+    return lines
+
+
+def _line(
+    grid: Grid,
+    method: str,
+    start: str,
+    rows: Sequence[Outcome],
+    shown: Columns,
+    rates: Sequence[float],
+) -> list[str]:
+    says = grid.methods[method].get("says", "")
+    cells = [f"{method} ({says})" if says else method, start]
+    for rate in rates:
+        at = [row for row in rows if row.rate == rate]
+        cells += [_text(measures.summary(at, measure)) for _, measure in shown]
+    highest = [row for row in rows if row.rate == rates[-1]] or list(rows)
+    cells.append(str(highest[0].rounds))
+    cells += [_text(measures.summary(highest, measure), spread=False) for _, measure in _COST]
+    return [*cells, str(len({row.seed for row in rows}))]
+
+
+def _text(found: measures.Summary | None, *, spread: bool = True) -> str:
+    if found is None:
+        return "–"
+    return found.text() if spread else f"{found.mean:.1f}"
+
+
+def _failures(runs: Results) -> list[str]:
+    failed = [row for row in runs.rows if row.error and not runs.of(row.cell)]
+    if not failed:
+        return []
+    return ["## Runs that failed", "", *(f"* `{row.cell.key}`: {row.error}" for row in failed)]

@@ -1,0 +1,193 @@
+"""What a round costs beside its training steps, priced on the meta device: trials, prototypes, small networks.
+
+Each of these runs the model over samples without a graph, so its FLOPs are a sum over samples; a sample's depend on
+which modalities it has (its pattern) and on how far through the model it goes.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Literal, NamedTuple
+
+import numpy as np
+import torch
+from torch import nn
+
+from edgefl.models.build import StagedModel, build
+from edgefl.plan.fit import needs_pairs
+from edgefl.plan.values import Job
+from edgefl.resources.flops import FlopCounter
+from edgefl.training.counting import kind_of_step
+from edgefl.training.matchers import MatcherSettings, classifier_loss, prior_losses
+from edgefl.training.missing import AtHand, reconstruction
+
+Pattern = tuple[str, ...]
+#: How far a sample goes: to its projections, to the fused representation, to the logits.
+Through = Literal["project", "fuse", "classify"]
+#: Rows of a traced pass. FLOPs are by row, so that any number would do.
+_ROWS = 2
+
+
+class Share(NamedTuple):
+    """A device's samples: ``total`` of them, ``trained`` on, ``apart`` for testing; ``patterns``: pattern -> part of 1.
+
+    Prototypes and small networks are made of ``own`` samples: those trained on, or where none are apart, all.
+    """
+
+    total: int
+    trained: int
+    apart: int
+    patterns: Mapping[Pattern, float]
+
+    @property
+    def own(self) -> int:
+        """How many samples the device's own figures are made of."""
+        return self.trained if self.apart else self.total
+
+    def having(self, *modalities: str) -> float:
+        """Which part of the samples has all of these."""
+        return sum(part for pattern, part in self.patterns.items() if set(modalities) <= set(pattern))
+
+
+def patterns_of(shares: Mapping[str, float]) -> dict[Pattern, float]:
+    """Which part of the samples has just these modalities, ``shares[m]`` of them m.
+
+    Of two modalities this follows, since every sample has one; of more, the rarer are taken to lie within the others.
+    """
+    if len(shares) == 2:
+        (a, of_a), (b, of_b) = shares.items()
+        found = {(a, b): of_a + of_b - 1, (a,): 1 - of_b, (b,): 1 - of_a}
+    else:
+        order = sorted(shares, key=lambda m: -shares[m])
+        rest = [*(shares[m] for m in order[1:]), 0.0]
+        found = {tuple(m for m in shares if m in order[: k + 1]): shares[order[k]] - rest[k] for k in range(len(order))}
+    return {pattern: part for pattern, part in found.items() if part > 0}
+
+
+class Beside:
+    """Prices what is beside the steps, and remembers what it traced."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[bytes, Pattern, str], float] = {}
+
+    def __call__(self, job: Job, share: Share) -> float:
+        """FLOPs of a round from the second on, when there is something received and something kept."""
+        return self._trials(job, share) + self._prototypes(job, share) + self._matchers(job, share)
+
+    def _trials(self, job: Job, share: Share) -> float:
+        """The model as received and as trained on the samples apart and, where poverty is mended, the personal one."""
+        if not share.apart:
+            return 0.0
+        together = job.model.encoder_sharing == "multiway" or job.model.fusion == "joint"
+        alone = needs_pairs(job.slots) or not together
+        flops = self._alone(job, share) if alone else 0.0
+        if job.model.classes and "task" in job.stage.trained:
+            for pattern, part in share.patterns.items():
+                encoded = 0.0 if together else self._row(job, pattern, "project")  # taken over from each alone
+                flops += part * (self._row(job, pattern, "classify") - encoded)
+        return share.apart * flops * (3 if "poverty" in job.slots.repair else 2)
+
+    def _prototypes(self, job: Job, share: Share) -> float:
+        if "adaptive" in job.slots.prototypes:
+            marked = "cluster_contrast" in job.slots.objective  # clusters are looked for before training too
+            return share.own * self._alone(job, share) * (2 if marked else 1)
+        if "class_mean" not in job.slots.prototypes:
+            return 0.0
+        whole = len(job.model.encoders)
+        rows = (
+            part * self._row(job, pattern, "fuse" if len(pattern) == whole else "project")
+            for pattern, part in share.patterns.items()
+        )
+        return share.own * sum(rows)
+
+    def _matchers(self, job: Job, share: Share) -> float:
+        if job.model.matching == "none" or not job.last:
+            return 0.0
+        flops = share.own * self._alone(job, share)
+        own = [m for m in job.model.encoders if share.having(m) and f"match/{m}" in job.stage.present]
+        for m in own:
+            small = build(job.model, [f"match/{m}"], device="meta").part(f"match/{m}")
+            if job.model.matching == "classifier":
+                flops += _taught(job, small, round(share.own * share.having(m)), partial(_classified, job, small))
+                continue
+            for other in own:
+                if other != m:
+                    prior = small.get_submodule(f"to/{other}")
+                    pairs = round(share.own * share.having(m, other))
+                    flops += _taught(job, prior, pairs, partial(_predicted, job, prior))
+        return flops
+
+    def _alone(self, job: Job, share: Share) -> float:
+        """Every modality of one sample, each encoded by itself and projected."""
+        return sum(share.having(m) * self._row(job, (m,), "project") for m in job.model.encoders if share.having(m))
+
+    def _row(self, job: Job, pattern: Pattern, through: Through) -> float:
+        key = (kind_of_step(job, with_tables=False), pattern, through)
+        if key not in self._known:
+            self._known[key] = _pass(job, pattern, through) / _ROWS
+        return self._known[key]
+
+
+@torch.no_grad()
+def _pass(job: Job, pattern: Pattern, through: Through) -> float:
+    """FLOPs of ``_ROWS`` samples that have these modalities."""
+    model = build(job.model, job.stage.present, device="meta").eval()
+    with FlopCounter() as counter:
+        _run(model, job, pattern, through)
+    return float(counter.flops)
+
+
+def _run(model: StagedModel, job: Job, pattern: Pattern, through: Through) -> None:
+    encoders = job.model.encoders
+    inputs = {
+        m: torch.empty(
+            (_ROWS, *encoders[m].input_shape),
+            dtype=torch.int64 if encoders[m].kind == "text" else torch.float32,
+            device="meta",
+        )
+        for m in pattern
+    }
+    states = model.encode_batch_tokens(inputs, dict.fromkeys(inputs), _ROWS, job.stage.depth)
+    projected = {m: model.project(m, model.pool_tokens(m, state)) for m, state in states.items()}
+    if through == "project":
+        return
+    absent = torch.empty((_ROWS, job.model.head.out), device="meta")
+    has = {m: torch.full((_ROWS,), m in pattern, device="meta") for m in encoders}
+    filled = {m: projected.get(m, absent) for m in encoders}
+    if through == "classify" and "reconstruction" in job.slots.missing:  # a trial makes them, as the steps do
+        at_hand = AtHand(projected, {m: has[m] for m in pattern}, {}, None, {}, model)
+        filled |= {m: reconstruction(m, at_hand) for m in encoders if m not in pattern}
+    fused = model.fuse(filled, has, states)
+    if through == "classify":
+        model.classify(fused)
+
+
+def _taught(job: Job, module: nn.Module, rows: int, step: Callable[[int], float]) -> float:
+    """FLOPs of a small network's training on ``rows`` samples, and of its last look at them all.
+
+    ``step``: FLOPs of a step with n rows, by all losses.
+    """
+    settings = MatcherSettings()
+    if rows < _ROWS:
+        return 0.0
+    sizes = Counter(len(x) for x in np.array_split(np.empty(rows), max(1, rows // settings.batch_size)))
+    with FlopCounter() as counter, torch.no_grad():
+        module(torch.empty((rows, job.model.head.out), device="meta"))
+    return settings.epochs * sum(count * step(size) for size, count in sizes.items()) + float(counter.flops)
+
+
+def _classified(job: Job, module: nn.Module, rows: int) -> float:
+    x, y = torch.empty((rows, job.model.head.out), device="meta"), torch.empty(rows, dtype=torch.int64, device="meta")
+    with FlopCounter() as counter:
+        classifier_loss(module, x, y).backward()  # type: ignore[no-untyped-call]
+    return float(counter.flops)
+
+
+def _predicted(job: Job, module: nn.Module, rows: int) -> float:
+    x, z = torch.empty((2, rows, job.model.head.out), device="meta")
+    with FlopCounter() as counter:
+        for loss in prior_losses(module, MatcherSettings().temperature):
+            loss(x, z).backward()  # type: ignore[no-untyped-call]
+    return float(counter.flops)

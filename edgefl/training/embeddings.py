@@ -1,0 +1,41 @@
+"""Projections of a data set's samples, each modality by itself."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import nn
+
+from edgefl.data.dataset import Dataset
+from edgefl.models.build import StagedModel
+
+#: Samples encoded at once: small enough for a server's worker beside everything else.
+BATCH = 128
+
+
+def embeddings(
+    model: StagedModel, modality: str, dataset: Dataset, depth: int, head: nn.Module | None = None
+) -> np.ndarray:
+    """[N, d], f32: ``modality`` encoded through ``depth`` stages and projected; rows that lack it hold zeros.
+
+    ``head``: another one than the model's own. Everything ends in the mode (training or evaluation) it had.
+    """
+    head = model.part(f"head/{modality}") if head is None else head
+    out = np.zeros((len(dataset), model.spec.head.out), np.float32)
+    rows = np.flatnonzero(dataset.has(modality))
+    modes = [(module, module.training) for module in (*model.modules(), *head.modules())]
+    model.eval()
+    head.eval()
+    with torch.no_grad():
+        for start in range(0, len(rows), BATCH):
+            index = rows[start : start + BATCH]
+            x = torch.from_numpy(dataset.modalities[modality][index]).to(device_of(model))
+            out[index] = head(model.encode(modality, x, depth)).cpu().numpy()
+    for module, training in modes:
+        module.training = training
+    return out
+
+
+def device_of(model: nn.Module) -> torch.device:
+    """Where a model's weights are."""
+    return next(model.parameters()).device

@@ -1,0 +1,233 @@
+"""The table of all systems: the grid's run files load, tuning spends the same on everyone, figures and verdicts."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import msgspec
+import pytest
+import yaml
+from report_fixture import run_report
+
+from benchmarks import systems
+from benchmarks.table import collect, measures, page
+from benchmarks.table.claims import Claim, Comparison, claims, judge
+from benchmarks.table.collect import Outcome, Results, outcome_of, own
+from benchmarks.table.grid import Cell, Grid, Settings
+from edgefl.config.load import load_run
+from edgefl.report.rows import AssignmentRow
+
+
+@pytest.fixture(scope="module")
+def grid() -> Grid:
+    return Grid()
+
+
+def outcome(method: str = "fedavg", seed: int = 1, rate: float = 0.5, **fields: object) -> Outcome:
+    about = {"task": "har", "start": "pretrained", "lr": 1e-3, "rounds": 12}
+    return Outcome(method=method, seed=seed, rate=rate, **{**about, **fields})
+
+
+def accuracies(both: float, acc: float, gyro: float, mask: str = "zero") -> dict[str, float]:
+    return {
+        "acc+gyro|none|accuracy": both,
+        f"acc|{mask}|accuracy": acc,
+        f"gyro|{mask}|accuracy": gyro,
+        "acc+gyro|none|macro_f1": 0.1,
+    }
+
+
+def test_every_cell_is_a_run_file_that_loads(grid, tmp_path):
+    cells = [cell for cell in grid.cells() if (cell.seed, cell.rate) == (1, 0.5)]
+    assert {cell.task for cell in cells} == set(grid.tasks)
+    assert {cell.method for cell in cells} == set(grid.methods)
+    for cell in cells:
+        for settings in (*grid.trials(cell), *grid.more_trials(cell, grid.default(cell), grid.trials(cell))):
+            (tmp_path / "run.yaml").write_text(yaml.safe_dump(grid.run_file(cell, settings)))
+            config, _ = load_run(str(tmp_path / "run.yaml"))
+            assert config.seed == 1
+            assert config.data.missing.rate == 0.5
+            assert config.training.lr.head == settings.lr
+            started = {bool(encoder.pretrained) for encoder in config.model.encoders.values()}
+            assert started == {cell.start == "pretrained"}
+
+
+def test_every_method_of_a_task_is_run_alike(grid):
+    """The same data, devices, rounds and share in a round; only recipe, slots and what the recipe needs differ."""
+    for task in grid.tasks:
+        cells = [c for c in grid.cells() if c.task == task and (c.seed, c.rate, c.start) == (1, 0.5, "pretrained")]
+        files = [grid.run_file(cell, Settings(1e-3)) for cell in cells]
+        for field in ("data", "training", "fleet", "round"):
+            assert all(file[field] == files[0][field] for file in files)
+        shares = {next(iter(file["slots"]["select"].values()))["share"] for file in files}
+        assert shares == {grid.tasks[task]["share"]}
+
+
+def test_half_of_the_people_are_complete(grid):
+    file = grid.run_file(Cell("har", "mmic", "pretrained", 0.2, 1), Settings(1e-3))
+    assert len(file["fleet"]) == 30
+    assert len(file["data"]["missing"]["complete"]) == 15
+
+
+class Recorder:
+    """A runner whose runs score what their learning rate and slots say."""
+
+    def __init__(self) -> None:
+        self.ran: list[tuple[Cell, Settings]] = []
+
+    def run(self, jobs, results, what):
+        for cell, settings in jobs:
+            self.ran.append((cell, settings))
+            score = {1e-3: 0.5, 4e-3: 0.7}.get(settings.lr, 0.6) + (0.1 if settings.slots else 0.0)
+            results.add(outcome(**{**cell._asdict(), "lr": settings.lr, "slots": settings.slots, "score": score}))
+        return True
+
+
+def test_tuning_spends_the_same_on_every_method_and_never_twice(grid, tmp_path):
+    cells = [cell for cell in grid.cells() if cell.task == "har"]
+    runner, tried = Recorder(), Results(tmp_path / "tuning.jsonl")
+    assert systems.tune(grid, cells, runner, tried)
+    spent = Counter(cell for cell, _ in runner.ran)
+    assert set(spent.values()) == {grid.values["tuning"]["runs"]}
+    assert {cell.seed for cell in spent}.isdisjoint(grid.seeds)  # the table's runs are others
+    mine, plain = (grid.tuned_as(Cell("har", method, "pretrained", 0.2, 1)) for method in ("mmic", "fedavg"))
+    assert systems.best(tried, mine) == Settings(4e-3, grid.methods["mmic"]["tune"][0])
+    assert systems.best(tried, plain) == Settings(4e-3)
+    assert [one.lr for cell, one in runner.ran if cell == plain] == [1e-3, 4e-3, 1.6e-2]  # on the better side
+    again = Recorder()
+    assert systems.tune(grid, cells, again, Results(tmp_path / "tuning.jsonl"))
+    assert again.ran == []
+
+
+def test_results_survive_and_failures_are_run_again(tmp_path):
+    results = Results(tmp_path / "a" / "runs.jsonl")
+    results.add(outcome(metrics=accuracies(0.9, 0.8, 0.6)))
+    results.add(outcome(seed=2, error="error: no broker"))
+    again = Results(tmp_path / "a" / "runs.jsonl")
+    assert again.rows == results.rows
+    assert len(again.of(outcome().cell)) == 1
+    assert again.of(outcome(seed=2).cell) == []
+
+
+def test_a_run_ends_with_the_benchmark_and_says_how_it_ended():
+    assert collect._run([sys.executable, "-c", "print('x')"]) == (0, b"x\n", b"")
+    with ThreadPoolExecutor(1) as pool:
+        asleep = pool.submit(collect._run, [sys.executable, "-c", "import time; time.sleep(60)"])
+        while not collect._RUNNING:
+            time.sleep(0.01)
+        collect.stop_all()
+        assert asleep.result(timeout=30)[0] == -signal.SIGTERM
+    assert not collect._RUNNING
+
+
+def test_a_report_becomes_figures():
+    report = run_report()
+    found = outcome_of(report)
+    done = [row for row in report.assignments if row.status == "done"]
+    assert found["rounds"] == len(report.rounds)
+    assert found["flops"] == pytest.approx(sum(row.measured["flops"].value for row in done))
+    assert found["step_peak_bytes"] == max(row.measured["step_peak_bytes"].value for row in done)
+    payload = [row.measured[f"payload_{way}_bytes"].value for row in done for way in ("up", "down")]
+    assert found["payload_bytes"] == pytest.approx(sum(payload))
+    last = [
+        row
+        for row in report.evaluations
+        if (row.stage, row.round) == (report.rounds[-1].stage, report.rounds[-1].round)
+    ]
+    assert len(found["metrics"]) == len({(row.available, row.missing, row.metric) for row in last})
+
+
+def test_own_figures_are_each_devices_last_and_by_its_task():
+    rows = [
+        AssignmentRow(device="a", metrics={"trained_accuracy": 0.1}),
+        AssignmentRow(device="a", metrics={"trained_accuracy": 0.5, "received_accuracy": 0.4}),
+        AssignmentRow(device="b", metrics={"trained_accuracy": 0.7}),
+        AssignmentRow(device="c", metrics={"trained_x_to_y_recall_at_1": 0.2, "trained_y_to_x_recall_at_1": 0.4}),
+    ]
+    assert own(rows) == pytest.approx({"trained|accuracy": 0.6, "received|accuracy": 0.4, "trained|recall": 0.3})
+
+
+def test_the_accuracy_as_trained_by_hand():
+    """q = 1/2: of the samples that keep anything a third has both sensors, a third each has one."""
+    row = outcome(metrics=accuracies(0.9, 0.8, 0.6))
+    assert measures.complete(row) == pytest.approx(90)
+    assert measures.alone(row) == pytest.approx(70)
+    assert measures.as_trained(row) == pytest.approx((90 + 80 + 60) / 3)
+    whole = outcome(rate=0.0, metrics=accuracies(0.9, 0.8, 0.6))
+    assert measures.as_trained(whole) == pytest.approx(90)
+
+
+def test_one_modality_is_filled_in_as_the_method_does():
+    both = accuracies(0.9, 0.5, 0.5) | accuracies(0.9, 0.8, 0.6, "prototype")
+    row = outcome(metrics=both)
+    assert measures.alone(row) == pytest.approx(70)
+    assert measures.alone(row, "zero") == pytest.approx(50)
+    assert measures.alone(outcome(), "zero") is None
+
+
+def test_a_claim_is_judged_by_means_and_told_by_seeds():
+    rows = [outcome("lw-fedmml", s, metrics=accuracies(v, 0, 0)) for s, v in ((1, 0.90), (2, 0.86), (3, 0.91))]
+    rows += [outcome("fedavg", s, metrics=accuracies(0.90, 0, 0)) for s in (1, 2, 3)]
+
+    def there(task, method, rate):
+        return [row for row in rows if (row.task, row.method, row.rate) == (task, method, rate)]
+
+    for margin, holds, ahead in ((-2.0, True, 2), (0.0, False, 1)):
+        comparison = Comparison("har", 0.5, "accuracy", "lw-fedmml", "fedavg", measures.complete, margin=margin)
+        (found,) = judge(Claim("x", "y", (comparison,)), there)
+        assert (found.holds, found.ahead, found.seeds) == (holds, ahead, 3)
+        assert found.left.text() == "89.0 ± 2.6"
+    (absent,) = judge(Claim("x", "y", (Comparison("av", 0.5, "", "a", "b", measures.complete),)), there)
+    assert absent.holds is None
+
+
+def test_what_is_lost_with_the_missing_rate():
+    by_rate = {("fedmvp", 0.2): 0.9, ("fedmvp", 0.5): 0.88, ("fedavg", 0.2): 0.95, ("fedavg", 0.5): 0.85}
+    rows = [outcome(m, 1, rate, metrics=accuracies(v, 0, 0)) for (m, rate), v in by_rate.items()]
+
+    def there(task, method, rate):
+        return [row for row in rows if (row.method, row.rate) == (method, rate)]
+
+    asked = Comparison("har", 0.5, "", "fedmvp", "fedavg", measures.complete, lower=True, falling=True)
+    (found,) = judge(Claim("x", "y", (asked,)), there)
+    assert (found.left.mean, found.right.mean) == pytest.approx((2, 10))
+    assert found.holds
+
+
+def test_every_claim_compares_methods_that_are_run(grid):
+    there = {(cell.task, cell.method, cell.rate) for cell in grid.cells()}
+    for claim in claims():
+        assert claim.comparisons
+        for asked in claim.comparisons:
+            assert {(asked.task, asked.left, asked.rate), (asked.task, asked.right, asked.rate)} <= there
+
+
+def test_the_page_tells_claims_figures_and_failures(grid, tmp_path):
+    runs = Results(tmp_path / "systems" / "runs.jsonl")
+    for method, value in (("fedavg", 0.9), ("lw-fedmml", 0.89)):
+        for seed in (1, 2):
+            for rate in (0.2, 0.5):
+                runs.add(
+                    outcome(method, seed, rate, metrics=accuracies(value, 0.8, 0.6), payload_bytes=2**20, flops=1e9)
+                )
+    runs.add(outcome("mmic", 1, error="error: the broker went away"))
+    page.write(grid, runs, Results(tmp_path / "none.jsonl"), tmp_path / "systems.md", "python -m benchmarks.systems")
+    text = (tmp_path / "systems.md").read_text()
+    assert "layer-wise training stays within 2 points of end-to-end training | yes (of " in text
+    assert "| lw-fedmml | pretrained | 89.0 ± 0.0 |" in text
+    assert "the broker went away" in text
+    assert (tmp_path / "systems" / "har-bytes.svg").read_text().startswith("<?xml")
+    assert "not run" in text
+
+
+def test_lines_are_one_object_each(tmp_path):
+    results = Results(tmp_path / "r.jsonl")
+    results.add(outcome(slots={"weight": {"fediot": {"factor": 10}}}))
+    (line,) = (tmp_path / "r.jsonl").read_bytes().splitlines()
+    assert msgspec.json.decode(line, type=Outcome) == results.rows[0]
+    assert Path(tmp_path / "r.jsonl").read_bytes().endswith(b"\n")

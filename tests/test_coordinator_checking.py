@@ -1,0 +1,216 @@
+"""What the coordinator refuses on arrival: malformed signatures, and whatever could stop the relationship graph."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from coordinator_fixture import a_plan
+from msgspec import to_builtins
+from test_coordinator_runner import played, values
+
+from coordinator.checking import check_update
+from coordinator.evaluator import Evaluator
+from edgefl.aggregation.aggregate import aggregate_round
+from edgefl.aggregation.groups import KINDS, SIGNATURES, wanted
+from edgefl.aggregation.remember import UpdateInfo
+from edgefl.data.dataset import Dataset
+from edgefl.data.signature import BITS, RANK, ROWS, UNIT, WIDTH, bases, check_signature, sketch
+from edgefl.errors import ProtocolError
+from edgefl.models.pretrained import initial_parts
+from edgefl.models.spec import EncoderSpec, HeadSpec, ModelSpec
+from edgefl.objects import ObjectStore
+from edgefl.plan.schedule import SCHEDULES
+from edgefl.protocol.parts import decode_part, encode_part
+from edgefl.report.rows import RunReport
+
+Tensors = dict[str, np.ndarray]
+
+
+def features(rows: int = 20, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).normal(size=(rows, WIDTH)).astype(np.float32)
+
+
+def counts(value: int = 8, rows: int = ROWS, buckets: int = 2**BITS) -> np.ndarray:
+    return np.full((rows, buckets), value, np.int16)  # 8 = UNIT / 4096: a sample in every bucket
+
+
+def axes(first: int, count: int = RANK, width: int = WIDTH) -> np.ndarray:
+    """Unit vectors ``first`` to ``first + count - 1``, an orthonormal basis."""
+    return np.ascontiguousarray(np.eye(width, dtype=np.float32)[:, first : first + count])
+
+
+SKETCHES: dict[str, tuple[Tensors, str]] = {
+    "nothing": ({}, "but nothing"),
+    "another name": ({"bases": counts()}, "'bases' int16"),
+    "one more tensor": ({"sketch": counts(), "more": counts()}, "not one tensor 'sketch'"),
+    "another shape": ({"sketch": counts(rows=ROWS - 1)}, r"\[99, 4096\]"),
+    "floats": ({"sketch": counts().astype(np.float32)}, "float32"),
+    "a count below 0": ({"sketch": np.where(np.arange(2**BITS) == 5, -1, counts()).astype(np.int16)}, "count of -1"),
+    "an empty row": ({"sketch": np.where(np.arange(ROWS)[:, None] == 5, 0, counts()).astype(np.int16)}, "sums to 0"),
+}
+BASES: dict[str, tuple[Tensors, str]] = {
+    "nothing": ({}, "bases of 0 directions"),
+    "no class": ({"klass.1": axes(0)}, "'klass.1'"),
+    "a class that is no number": ({"class.-1": axes(0)}, "'class.-1'"),
+    "another width": ({"class.1": axes(0, width=WIDTH - 1)}, r"\[255, 3\]"),
+    "too many directions of a class": ({"class.1": axes(0, count=RANK + 1)}, r"\[256, 4\]"),
+    "none of a class": ({"class.1": axes(0, count=0)}, r"\[256, 0\]"),
+    "too many in all": ({f"class.{c}": axes(3 * c) for c in range(43)}, "129 directions"),
+    "not orthonormal": ({"class.1": 2 * axes(0)}, "'class.1' is not orthonormal"),
+    "the same twice": ({"class.1": axes(0, count=1)[:, [0, 0]]}, "'class.1' is not orthonormal"),
+    "a vector": ({"class.1": axes(0)[:, 0]}, r"\[256\]"),
+    "integers": ({"class.1": axes(0).astype(np.int32)}, "int32"),
+    "not finite": ({"class.1": axes(0) * np.float32(np.nan)}, "not orthonormal"),
+}
+
+
+@pytest.mark.parametrize("kind", ["sketch", "bases"])
+@pytest.mark.parametrize("encoding", ["f32", "f16"])
+def test_what_devices_make_is_a_signature_in_every_encoding(kind: str, encoding: str) -> None:
+    labels = np.arange(20) % 4
+    made = sketch(features()) if kind == "sketch" else bases(features(), labels, 4)
+    check_signature(decode_part(encode_part(made, encoding), finite=True), kind)
+    check_signature({"sketch": counts()} if kind == "sketch" else {"class.0": axes(0), "class.41": axes(125)}, kind)
+    other = "bases" if kind == "sketch" else "sketch"
+    with pytest.raises(ProtocolError, match="but '"):
+        check_signature(made, other)
+    with pytest.raises(ProtocolError, match="nobody asked"):
+        check_signature(made, "")
+
+
+def test_the_smallest_and_the_largest_devices_have_rows_that_count() -> None:
+    check_signature(sketch(features(1)), "sketch")
+    assert sketch(features(1))["sketch"].max() == UNIT
+    check_signature(bases(features(1), np.zeros(1, np.int64), 1), "bases")
+
+
+@pytest.mark.parametrize("fault", SKETCHES)
+def test_what_is_no_sketch_is_named(fault: str) -> None:
+    tensors, message = SKETCHES[fault]
+    with pytest.raises(ProtocolError, match=message):
+        check_signature(tensors, "sketch")
+
+
+@pytest.mark.parametrize("fault", BASES)
+def test_what_are_no_bases_is_named(fault: str) -> None:
+    tensors, message = BASES[fault]
+    with pytest.raises(ProtocolError, match=message):
+        check_signature(tensors, "bases")
+
+
+def test_what_is_wanted_is_what_the_recipes_clusters_are_made_of() -> None:
+    assert {name: wanted({"cluster": {name: {}}}) for name in KINDS} == {"none": "", "lsh": "sketch", "pacfl": "bases"}
+    assert wanted({}) == wanted({"cluster": {}}) == ""
+
+
+@pytest.mark.parametrize("fault", ["an empty row", "another shape", "bytes", "nobody asked"])
+def test_a_malformed_signature_is_refused_on_arrival_and_the_round_goes_on(tmp_path: Path, fault: str) -> None:
+    report = RunReport()
+    wrong = b"no part" if fault == "bytes" else encode_part(SKETCHES.get(fault, ({"sketch": counts()}, ""))[0])
+    right = encode_part(sketch(features()))
+    server = {} if fault == "nobody asked" else {"cluster": {"lsh": {"clusters": 2.0}}}
+
+    async def script(scene) -> None:
+        nonlocal report
+        await scene.device("a", beside={"signature": wrong})
+        await scene.device("b", beside={"signature": right} if server else {})
+        report = await scene.coordinator(a_plan(server=server))
+
+    scene = played(tmp_path, script)
+    told = {(a.device, a.status) for a in report.assignments}
+    assert (report.status, told) == ("done", {("a", "declined"), ("b", "done")})
+    refusals = [a.refusal for a in report.assignments if a.device == "a"]
+    assert {r.reason for r in refusals if r is not None} == {"malformed"}
+    assert all(r is not None and r.detail.startswith("part signature: ") for r in refusals)
+    assert np.allclose(values(scene, "task"), 10 * 6 + 3)  # "task" is part 6: what b adds in three rounds
+    if server:
+        assert report.rounds[0].record["clusters"] == {"b": 0}
+
+
+# The aggregation by itself, whose record names what it left out
+
+
+def signed(store: ObjectStore, device: str, value: float, signature: Tensors) -> UpdateInfo:
+    parts = {"task": {"w": np.full(2, value, np.float32)}, "signature": signature}
+    manifest = {part: store.put(encode_part(tensors)) for part, tensors in parts.items()}
+    return UpdateInfo(device, manifest, {"task": 10})
+
+
+def test_the_aggregation_leaves_out_the_signature_and_counts_the_rest_of_the_update(tmp_path: Path) -> None:
+    store = ObjectStore(tmp_path)
+    previous = {"task": store.put(encode_part({"w": np.zeros(2, np.float32)}))}
+    updates = [signed(store, "a", 1.0, {"sketch": counts(0)}), signed(store, "b", 3.0, {"sketch": counts()})]
+    state, record = aggregate_round(updates, store, previous, {"cluster": {"lsh": {}}})
+    assert [key for key in state if key.startswith(SIGNATURES)] == [SIGNATURES + "b"]
+    assert record["clusters"] == {"b": 0}
+    assert [(r["device"], r["part"], r["reason"]) for r in record["refused"]] == [("a", "signature", "malformed")]
+    assert decode_part(store.read(state["task"].id))["w"].tolist() == [2.0, 2.0]
+    # A better signature in a later round is taken.
+    state, record = aggregate_round(
+        [signed(store, "a", 1.0, {"sketch": counts()})], store, state, {"cluster": {"lsh": {}}}
+    )
+    assert set(record["clusters"]) == {"a", "b"}
+
+
+MISFITS: dict[str, tuple[bytes, str]] = {
+    "names": (encode_part({"v": np.ones(2, np.float32)}), "names"),
+    "shape": (encode_part({"w": np.ones(3, np.float32)}), "shape"),
+    "dtype": (encode_part({"w": np.ones(2, np.int64)}), "dtype"),
+    "not finite": (encode_part({"w": np.full(2, np.inf, np.float32)}), "not_finite"),
+    "bytes": (b"no part", "malformed"),
+}
+
+
+@pytest.mark.parametrize("fault", MISFITS)
+@pytest.mark.parametrize("odd", ["a", "z"])  # the first device, and the last
+def test_a_misfit_has_no_place_in_the_relationship_graph_and_ends_nothing(tmp_path: Path, fault: str, odd: str) -> None:
+    store = ObjectStore(tmp_path)
+    data, reason = MISFITS[fault]
+    previous = {"head/acc": store.put(encode_part({"w": np.zeros(2, np.float32)}))}
+    good = encode_part({"w": np.array([3, 4], np.float32)})
+    manifests = {d: {"head/acc": store.put(data if d == odd else good)} for d in ("m", "n", odd)}
+    refusal = check_update(store, manifests[odd], previous)
+    assert refusal is not None  # so it never gets as far as this:
+    assert refusal.reason in {reason, "malformed"}
+    updates = [UpdateInfo(device, manifest, {"head/acc": 10}) for device, manifest in manifests.items()]
+    state, record = aggregate_round(updates, store, previous, {"weight": {"relationship": {}}})
+    assert record["parts"]["@m/head/acc"]["devices"] == {"m": 0.5, "n": 0.5}
+    assert f"@{odd}/head/acc" not in state
+    assert [(r["device"], r["part"], r["reason"]) for r in record["refused"]] == [(odd, "head/acc", reason)]
+
+
+def test_when_nobody_fits_the_graph_is_empty_and_the_part_stays(tmp_path: Path) -> None:
+    store = ObjectStore(tmp_path)
+    previous = {"head/acc": store.put(encode_part({"w": np.zeros(2, np.float32)}))}
+    updates = [UpdateInfo("a", {"head/acc": store.put(b"no part")}, {"head/acc": 10})]
+    state, record = aggregate_round(updates, store, previous, {"weight": {"relationship": {}}})
+    assert state["head/acc"] == previous["head/acc"]
+    assert "@a/head/acc" not in state
+    assert record["kept"] == {"head/acc": "every device that trained it was refused"}
+
+
+# Likeness of models (slot weight: cka): finite weights can still give outputs that are no numbers
+
+
+def test_a_diverged_model_has_no_likeness_and_ends_nothing(tmp_path: Path) -> None:
+    encoder = EncoderSpec(input_shape=(8, 2), width=8, depth=1, heads=2, patch=4)
+    spec = ModelSpec({"a": encoder}, 1, HeadSpec(8, 4), 8, 2, ("x", "y"))
+    stage = SCHEDULES["end_to_end"](spec, [1], "auto")[0]
+    rows = np.random.default_rng(0).normal(size=(6, 8, 2)).astype(np.float32)
+    data = Dataset({"a": rows}, {"a": np.ones(6, bool)}, np.arange(6) % 2, ("x", "y"), [str(i) for i in range(6)])
+    data.save_npz(tmp_path / "test.npz")
+    store = ObjectStore(tmp_path / "objects")
+    parts = dict(initial_parts(spec, 0))
+    good = {part: store.put(encode_part(tensors)) for part, tensors in parts.items()}
+    huge = {name: np.full_like(value, 3e38) for name, value in parts["fusion"].items()}
+    models = {"a": good, "b": good | {"fusion": store.put(encode_part(huge))}, "c": good}
+    assert check_update(store, models["b"], good) is None  # every number is one
+    body = {"model": spec, "stage": stage, "models": models, "store": str(tmp_path / "objects")}
+    weights = Evaluator().similarity(to_builtins({**body, "test": str(tmp_path / "test.npz")}), lambda _: None)
+    assert weights == pytest.approx({"a": 0.5, "c": 0.5})
+    updates = [UpdateInfo(device, {"task": model["task"]}, {"task": 10}) for device, model in models.items()]
+    _, record = aggregate_round(updates, store, good, {"weight": {"cka": {}}}, similarity=weights)
+    assert record["parts"]["task"]["devices"] == pytest.approx({"a": 0.5, "c": 0.5})
+    assert [(r["device"], r["part"], r["reason"]) for r in record["refused"]] == [("b", "model", "not_finite")]

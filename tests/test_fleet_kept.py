@@ -1,0 +1,49 @@
+"""What a device keeps for itself outlives kill -9: private heads, copies and classifiers, in real processes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+from fleet_fixture import Fleet, finish, share
+
+from coordinator.ledger import Ledger
+from device_agent.values import Saved
+from edgefl.objects import ObjectStore
+from edgefl.records import Manifest
+
+pytestmark = pytest.mark.timeout(240)
+
+#: Two rounds of the mappings' training, each long enough for a device to be killed in it.
+SETTINGS = {"recipe": "apromfl", "training.epochs": 12, "training.rounds": "[2, 0]", "round.devices": 2}
+
+
+def last_state(fleet: Fleet, run: str) -> Manifest:
+    """Every part after round 2 that a device made: content hashes, equal when all their tensors are."""
+    with Ledger(fleet.runs / run / "ledger.sqlite", create=False) as ledger:
+        return {part: ref for part, ref in ledger.states(run)[1, 2].items() if part.startswith("@") or "head/" in part}
+
+
+def test_what_a_killed_device_keeps_is_used_when_it_trains_again(tmp_path: Path) -> None:
+    with Fleet(tmp_path) as fleet:
+        fleet.agent("left", share(24, "acc", "gyro", seed=1))
+        right = fleet.agent("right", share(24, "acc", "gyro", seed=2))
+        finish(fleet.coordinator("undisturbed", SETTINGS | {"round.quorum": 1.0}))
+        coordinator = fleet.coordinator("killed", SETTINGS | {"round.quorum": 1.0})
+        coordinator.expect("progress", device="right", round=2)
+        right.kill()
+        directory = fleet.state_of("right")
+        (kept,) = msgspec.msgpack.decode((directory / "work.msgpack").read_bytes(), type=Saved).kept
+        there = {part: ObjectStore(directory / "objects").has(ref.id) for part, ref in kept.manifest.items()}
+        again = fleet.agent("right")
+        finish(coordinator)
+        again.expect("training", attempt="killed/s1/r2/a1")  # the same attempt: it was on the disk
+        report = fleet.report("killed")
+        alike, other = last_state(fleet, "undisturbed"), last_state(fleet, "killed")
+    assert (kept.attempt.run, kept.attempt.round) == ("killed", 1)
+    assert there == dict.fromkeys(("head/acc", "head/gyro", "task", "twin/acc", "twin/gyro"), True)
+    rounds = [(row.round, row.attempt, row.status, row.participants) for row in report.rounds]
+    assert rounds == [(number, 1, "done", ("left", "right")) for number in (1, 2)]
+    assert {"@left/head/acc", "@right/head/acc", "@right/head/gyro"} <= set(alike)
+    assert other == alike

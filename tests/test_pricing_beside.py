@@ -1,0 +1,268 @@
+"""What a round costs beside its steps, against what really runs: trials, prototypes, small networks, completion."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+from memory_fleet import plan_of, run_fleet, share
+from training_fixture import CLIP, CROSS_ENTROPY, dataset, job, model_spec, parts_of, with_hyper
+
+from edgefl.data.completion import complete, nearest
+from edgefl.data.dataset import Dataset
+from edgefl.models.build import build
+from edgefl.models.spec import EncoderSpec, JointSpec, ModelSpec
+from edgefl.plan.fit import completed, held_out, place
+from edgefl.plan.schedule import SCHEDULES, restrict
+from edgefl.plan.values import Candidate, Hyper, Job, Slots
+from edgefl.prototypes.library import ClassMeans, to_tensors
+from edgefl.training.beside import Share, patterns_of
+from edgefl.training.poverty import poverty_layers
+from edgefl.training.pricing import Pricer, price_step
+from edgefl.training.round import RoundResult, train_round
+
+CLUSTER = {"cluster_contrast": {"weight": 1.0, "temperature": 0.07}}
+MARGIN = {"margin": {"weight": 1.0, "positive": 0.8, "negative": 0.2}}
+ADAPTIVE = {"adaptive": {"local_clusters": 3.0, "clusters": 2.0, "neighbours": 2.0}}
+MEANS = {"class_mean": {"match": "cosine"}}
+
+
+def whole(spec: ModelSpec, **changes) -> Job:
+    """A job of all parts of ``spec``, as in the last stage of end-to-end training."""
+    return job(spec, SCHEDULES["end_to_end"](spec, [1] * spec.stages, "auto")[-1], **changes)
+
+
+def changed(**fields) -> ModelSpec:
+    return msgspec.structs.replace(model_spec(stages=2), **fields)
+
+
+def joint() -> ModelSpec:
+    return changed(fusion="joint", joint=JointSpec(width=8, heads=2, layers=1))
+
+
+def ran(made: Job, data: Dataset, kept: RoundResult | None = None) -> float:
+    """FLOPs of a second round: what the server makes of the first one is there."""
+    parts = parts_of(made)
+    if MEANS.keys() & made.slots.prototypes.keys():
+        table = ClassMeans(np.ones((3, 6), np.float32), np.ones(3, np.float32))
+        parts["prototypes"] = to_tensors({"a": table, "b": table})
+    return train_round(made, data, parts, kept=kept.kept if kept else None).flops
+
+
+MODELS = {
+    "concat": changed(),
+    "mean": changed(fusion="mean"),
+    "multiway": changed(encoder_sharing="multiway"),
+    "joint": joint(),
+}
+
+
+def test_half_of_the_rounds_cost_by_hand():
+    # 24 samples, a quarter apart: 6, twice tried; 18 are 3 steps of 6. A trial is no step.
+    made = whole(changed(), holdout=0.25)
+    step = price_step(made, {"a": 6, "b": 6})[1]
+    flops = Pricer()(made, dict.fromkeys(("", "a", "b"), 24))[1]
+    assert held_out(made.hyper, 24) == 6
+    assert 0 < flops - 3 * step < 2 * step
+    assert Pricer()(with_hyper(made, holdout=0.0), dict.fromkeys(("", "a", "b"), 24))[1] == 4 * step
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_samples_held_out_are_tried_and_not_trained_on(name):
+    made, data = whole(MODELS[name], holdout=0.25), dataset(24)
+    assert Pricer()(made, data.samples())[1] == ran(made, data)
+
+
+@pytest.mark.parametrize("name", ["concat", "multiway"])
+def test_the_trial_of_samples_that_lack_a_modality(name):
+    made = whole(MODELS[name], holdout=0.5, batch_size=3)
+    alone = dataset(24, {"b": list(range(24))})
+    here = msgspec.structs.replace(made, stage=restrict(made.stage, ["a"]))
+    assert Pricer()(here, alone.samples())[1] == ran(here, alone)
+    # Which of them are apart is drawn, and how many of a batch have both: the figure is that of the mean batch.
+    some = dataset(24, {"b": list(range(8)), "a": list(range(16, 24))})
+    assert Pricer()(made, some.samples())[1] == pytest.approx(ran(made, some), rel=0.15)
+
+
+def test_pairs_are_tried_by_retrieval():
+    spec = changed(classes=0, label_names=())
+    made, data = whole(spec, objective=CLIP, missing={"ignore": {}}, holdout=0.25), dataset(24)
+    assert Pricer()(made, data.samples())[1] == ran(made, data)
+
+
+@pytest.mark.parametrize("objective", [CROSS_ENTROPY, CROSS_ENTROPY | CLUSTER], ids=["tables", "tables and marks"])
+@pytest.mark.parametrize("holdout", [0.0, 0.25])
+def test_adaptive_prototypes_are_made_once_or_with_clusters_twice(objective, holdout):
+    made, data = whole(changed(), objective=objective, prototypes=ADAPTIVE, holdout=holdout), dataset(24)
+    assert Pricer()(made, data.samples())[1] == ran(made, data)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_class_means_cost_the_projections_and_of_complete_samples_the_fusion(name):
+    made = whole(MODELS[name], missing={"zero": {}}, prototypes=MEANS, holdout=0.25)
+    complete_data, data = dataset(24), dataset(24, {"b": list(range(0, 24, 2))})
+    assert Pricer()(made, complete_data.samples())[1] == pytest.approx(ran(made, complete_data), rel=1e-3)
+    assert Pricer()(made, data.samples())[1] == pytest.approx(ran(made, data), rel=0.03)
+
+
+@pytest.mark.parametrize("matching", ["classifier", "prior"])
+@pytest.mark.parametrize("samples", [24, 90])  # one batch, and two of unequal size
+def test_small_networks_are_priced_in_the_last_round(matching, samples):
+    made, data = whole(changed(matching=matching), prototypes=MEANS), dataset(samples)
+    last = msgspec.structs.replace(made, stage=with_matchers(made), last=True)
+    first = msgspec.structs.replace(last, last=False)
+    pricer = Pricer()
+    assert pricer(last, data.samples())[1] == ran(last, data)
+    assert pricer(first, data.samples())[1] == ran(first, data) < pricer(last, data.samples())[1]
+
+
+def with_matchers(made: Job):
+    return msgspec.structs.replace(made.stage, present=(*made.stage.present, "match/a", "match/b"))
+
+
+@pytest.mark.parametrize("matching", ["classifier", "prior"])
+def test_a_modality_alone_teaches_a_classifier_and_no_prior(matching):
+    made = whole(changed(matching=matching), prototypes=MEANS)
+    last = msgspec.structs.replace(made, stage=restrict(with_matchers(made), ["a"]), last=True)
+    data = dataset(24, {"b": list(range(24))})
+    assert Pricer()(last, data.samples())[1] == ran(last, data)
+    device = Candidate("d", samples=data.samples(), class_counts=(8, 8, 8))
+    placed = place(made.model, with_matchers(made), made.hyper, made.slots, device, {"match/a": 9}, Pricer(), last=True)
+    assert placed.predicted_last["payload_up_bytes"].value == (9 if matching == "classifier" else 0)
+
+
+def poor(made: Job, form: str) -> Job:
+    return msgspec.structs.replace(made, slots=msgspec.structs.replace(made.slots, repair={"poverty": {"form": form}}))
+
+
+def test_a_personal_model_is_tried_too():
+    made, data = poor(whole(changed(), holdout=0.25), "optimiser"), dataset(24)
+    kept = train_round(made, data, parts_of(made))
+    assert Pricer()(made, data.samples())[1] == ran(made, data, kept) > ran(made, data)
+
+
+def test_the_copies_of_the_exact_poverty_layer_are_in_the_peak():
+    made = whole(changed())
+    layers = poverty_layers(made, build(made.model, made.stage.present, device="meta"))
+    weights = sum(p.numel() * 4 for p in layers)
+    exact, plain = (price_step(poor(made, form), {"a": 6, "b": 6}) for form in ("exact", "optimiser"))
+    assert exact[0] - plain[0] == weights > 1000
+    assert exact[1] == plain[1]
+
+
+def test_what_nearest_completes_is_priced_as_there():
+    made = whole(joint(), missing={"completion": {"generator": "nearest"}}, holdout=0.25)
+    data = dataset(24, {"b": list(range(12))})
+    done = complete(data, made.model.encoders, nearest(data)).dataset
+    assert Pricer()(made, data.samples())[1] == ran(made, done)
+    assert completed(made.slots, data.samples(), made.model.encoders) == done.samples()
+
+
+VISION, TEXT = EncoderSpec(kind="vision"), EncoderSpec(kind="text")
+
+
+@pytest.mark.parametrize(
+    ("generator", "samples", "expected"),
+    [
+        ("nearest", {"": 10, "p": 10, "t": 4}, {"": 10, "p": 10, "t": 10}),
+        ("nearest", {"": 10, "p": 6, "t": 4}, {"": 10, "p": 6, "t": 4}),  # no sample has both
+        ("nearest", {"": 10, "p": 10, "t": 0}, {"": 10, "p": 10, "t": 0}),
+        ("transformers", {"": 10, "p": 6, "t": 4}, {"": 10, "p": 6, "t": 10}),
+        ("transformers", {"": 10, "p": 10}, {"": 10, "p": 10, "t": 10}),
+        ("diffusers", {"": 10, "p": 6, "t": 4}, {"": 10, "p": 10, "t": 4}),
+        ("diffusers", {"": 10, "p": 10}, {"": 10, "p": 10}),
+    ],
+)
+def test_what_a_generator_will_make(generator, samples, expected):
+    slots = Slots(missing={"completion": {"generator": generator}})
+    assert completed(slots, samples, {"p": VISION, "t": TEXT}) == expected
+    assert completed(Slots(missing={"zero": {}}), samples, {"p": VISION, "t": TEXT}) == samples
+
+
+def test_a_device_trains_the_parts_of_what_its_generator_makes():
+    small = {"width": 8, "depth": 1, "heads": 2, "patch": 4}
+    picture = EncoderSpec(kind="vision", input_shape=(8, 8, 3), **small)
+    words = EncoderSpec(kind="text", input_shape=(4,), vocabulary=9, **small)
+    spec = msgspec.structs.replace(model_spec(stages=1), encoders={"p": picture, "t": words})
+    made = whole(spec)
+    device = Candidate("d", samples={"": 10, "p": 10}, modalities={"p": (8, 8, 3)}, class_counts=(5, 5))
+    for generator, there in (("transformers", True), ("nearest", False)):
+        slots = msgspec.structs.replace(made.slots, missing={"completion": {"generator": generator}})
+        placed = place(spec, made.stage, made.hyper, slots, device, {}, lambda job, samples: (0, 0.0))
+        assert placed.refusal is None
+        assert ("head/t" in placed.stage.trained) == there
+
+
+def test_patterns_by_hand():
+    # Of two, everybody has one: 0.8 + 0.5 - 1 have both. Of three, the rarer lie within the others.
+    assert patterns_of({"a": 0.8, "b": 0.5}) == pytest.approx({("a", "b"): 0.3, ("a",): 0.5, ("b",): 0.2})
+    assert patterns_of({"a": 0.5, "b": 1.0}) == pytest.approx({("a", "b"): 0.5, ("b",): 0.5})
+    three = patterns_of({"a": 0.5, "b": 1.0, "c": 0.2})
+    assert three == pytest.approx({("a", "b", "c"): 0.2, ("a", "b"): 0.3, ("b",): 0.5})
+    assert patterns_of({"a": 1.0}) == {("a",): 1.0}
+    for shares in ({"a": 0.8, "b": 0.5}, {"a": 0.5, "b": 1.0, "c": 0.2}, {"a": 1.0}):
+        share_ = Share(10, 10, 0, patterns_of(shares))
+        assert {m: share_.having(m) for m in shares} == pytest.approx(shares)
+
+
+@pytest.mark.parametrize(("holdout", "usable", "expected"), [(0.2, 30, 6), (0.0, 30, 0), (0.9, 30, 24), (0.5, 5, 0)])
+def test_one_batch_at_least_is_trained_on(holdout, usable, expected):
+    assert held_out(Hyper(batch_size=6, holdout=holdout), usable) == expected
+
+
+def test_the_dearest_round_decides_and_the_last_one_has_figures_of_its_own():
+    spec = changed(matching="classifier")
+    made = whole(spec)
+    stage = with_matchers(made)
+    device = Candidate("d", samples={"": 24, "a": 24, "b": 24}, class_counts=(8, 8, 8))
+    sizes = dict.fromkeys(stage.present, 10)
+
+    def price(job_: Job, samples):
+        return 100, 2000.0 if job_.last else 1000.0
+
+    plain = place(spec, stage, made.hyper, made.slots, device, sizes, price)
+    last = place(spec, stage, made.hyper, made.slots, device, sizes, price, last=True)
+    assert plain.predicted["flops"].value == last.predicted["flops"].value == 1000
+    assert (plain.predicted_last, last.predicted_last["flops"].value, last.cost.flops) == ({}, 2000, 2000)
+    up = plain.predicted["payload_up_bytes"].value
+    assert last.predicted_last["payload_up_bytes"].value == up + 2 * 10
+    tight = msgspec.structs.replace(device, budget=msgspec.structs.replace(device.budget, flops=1500.0))
+    assert place(spec, stage, made.hyper, made.slots, tight, sizes, price).refusal is None
+    assert place(spec, stage, made.hyper, made.slots, tight, sizes, price, last=True).refusal.needed == 2000
+
+
+# The whole way: planner, coordinator, ledger, against what the devices counted
+
+
+def rows_of(directory: Path, recipe: str, shares: dict[str, Dataset], *overrides: str) -> dict:
+    plan = plan_of(directory, recipe, "ab", len(shares), ["slots.select=all", *overrides])
+    report = run_fleet(directory, plan, shares)
+    assert report.status == "done"
+    return {(row.device, row.round): row for row in report.assignments}
+
+
+def off(row, figure: str) -> float:
+    """Predicted over measured, less 1."""
+    return row.predicted[figure].value / row.measured[figure].value - 1
+
+
+def test_a_fleet_with_small_networks_costs_what_was_predicted_in_every_round(ram_path: Path):
+    shares = {"one": share(30, {"a": 1.0, "b": 1.0}, seed=1), "two": share(24, {"a": 1.0}, seed=2)}
+    rows = rows_of(ram_path, "pmcmfl", shares)
+    for (device, number), row in rows.items():
+        assert abs(off(row, "flops")) < 0.01, (device, number)
+    for device in shares:
+        first, last = (rows[device, number].predicted for number in (1, 2))
+        assert last["flops"].value > 1.2 * first["flops"].value
+        assert last["payload_up_bytes"].value > first["payload_up_bytes"].value
+
+
+def test_what_makes_an_absent_modality_is_downloaded_and_priced(ram_path: Path):
+    shares = {"one": share(30, {"a": 1.0, "b": 1.0}, seed=1), "two": share(30, {"a": 1.0}, seed=2)}
+    rows = rows_of(ram_path, "mmic-reconstruction", shares)
+    assert "reconstruct/b" not in rows["two", 2].trained
+    for device in shares:
+        assert off(rows[device, 2], "payload_down_bytes") == 0
+        assert abs(off(rows[device, 2], "flops")) < 0.001

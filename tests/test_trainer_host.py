@@ -1,0 +1,91 @@
+"""Several devices' trainers in one process: the same results, each with its own data, and turns that stay apart."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from test_trainer_process import TOTAL, offer_of, place, settings  # noqa: F401 - place is a fixture
+
+from device_agent.host import HostedTrainers
+from device_agent.trainer_link import TrainerProcess
+from device_agent.values import Train
+from edgefl.errors import ConfigError
+from edgefl.objects import ObjectStore
+from edgefl.records import Budget
+
+
+def test_devices_that_share_a_process_train_as_alone(place):  # noqa: F811 - the fixture
+    async def scene():
+        offer = offer_of(ObjectStore(place / "objects"))
+        alone = TrainerProcess(settings(place, device="d2"), TOTAL)
+        shared = HostedTrainers(1, place)
+        first, second = (shared.trainer(settings(place, device=name), TOTAL) for name in ("d1", "d2"))
+        try:
+            facts = await asyncio.gather(first.warm(), second.warm())
+            assert facts[0].samples == facts[1].samples == {"": 20, "acc": 20}
+            own, *both = [await one.train(Train(offer), lambda _: None) for one in (alone, first, second)]
+            assert all(ended.alive and ended.result.refusal is None for ended in (own, *both))
+            assert both[1].result.manifest == own.result.manifest  # batches are drawn by the device's name
+            assert both[0].result.manifest != own.result.manifest
+            figures = both[1].result.figures
+            assert figures["flops"] == own.result.figures["flops"]
+            assert figures["step_peak_bytes"].value > 0
+            assert figures["process_peak_bytes"].value is None
+            assert "other devices" in figures["process_peak_bytes"].reason
+        finally:
+            await asyncio.gather(alone.stop(), first.stop())
+            pid = second._worker.process.pid
+            await second.stop()
+        assert pid is not None  # it lived as long as somebody needed it
+        assert second._worker.process.pid is None
+
+    asyncio.run(scene())
+
+
+def test_who_leaves_off_does_not_end_the_others_round(place):  # noqa: F811 - the fixture
+    async def scene():
+        offer = offer_of(ObjectStore(place / "objects"))
+        shared = HostedTrainers(1, place)
+        first, second = (shared.trainer(settings(place, device=name), TOTAL) for name in ("d1", "d2"))
+
+        def at_first_step(progress):
+            second.interrupt()  # not its turn: the first goes on
+            if progress.step == 3:
+                first.interrupt()
+
+        try:
+            left, trained = await asyncio.gather(
+                first.train(Train(offer), at_first_step), second.train(Train(offer), lambda _: None)
+            )
+            assert "left off" in left.result.refusal.detail
+            assert left.alive
+            assert trained.result.refusal is None
+        finally:
+            await asyncio.gather(first.stop(), second.stop())
+
+    asyncio.run(scene())
+
+
+def test_a_process_that_dies_is_told_and_started_again(place):  # noqa: F811 - the fixture
+    async def scene():
+        offer = offer_of(ObjectStore(place / "objects"))
+        shared = HostedTrainers(1, place)
+        first, second = (shared.trainer(settings(place, device=name), TOTAL) for name in ("d1", "d2"))
+        try:
+            await second.warm()
+            ended = await first.train(Train(offer), lambda _: first._worker.process.kill())
+            assert not ended.alive
+            assert ended.result.refusal.reason == "error"
+            again = await second.train(Train(offer), lambda _: None)
+            assert again.result.refusal is None
+        finally:
+            await asyncio.gather(first.stop(), second.stop())
+
+    asyncio.run(scene())
+
+
+@pytest.mark.parametrize("budget", [Budget(memory_bytes=2**30), Budget(step_memory_bytes=2**20)])
+def test_a_memory_budget_needs_a_process_of_its_own(place, budget):  # noqa: F811 - the fixture
+    with pytest.raises(ConfigError, match=r"d1.*shares its trainer"):
+        HostedTrainers(2, place).trainer(settings(place, budget=budget), TOTAL)
