@@ -50,6 +50,7 @@ class Trainer:
         self.completed: tuple[Any, Any] | None = None  # what it was made of and for, and the completed data
         self.facts = DataFacts()
         self.left_off = False
+        self.frozen = False
         self.counts: Any = None  # edgefl.training.counting.FlopCounts, kept between rounds
 
     def _counts(self) -> Any:
@@ -70,7 +71,6 @@ class Trainer:
             _first_round(device)
             self.facts = _facts(dataset, device, elastic=Path(self.data).is_dir())
             self.dataset = dataset
-            gc.freeze()  # what libraries made once would be searched for garbage each round: a quarter of a short one
         return self.facts
 
     def train(self, body: object, note: Note) -> Result:
@@ -88,6 +88,9 @@ class Trainer:
             return Result(refusal=_memory_refusal(self.device, error))
         finally:
             _settle()
+            if not self.frozen:  # what libraries have made by now would be searched for garbage in every round
+                gc.freeze()
+                self.frozen = True
 
     def _train(self, request: TrainRequest, note: Note) -> Result:
         from edgefl.objects import ObjectStore
