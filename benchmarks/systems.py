@@ -22,6 +22,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from statistics import median
 
+from benchmarks.table import measures
 from benchmarks.table.collect import Outcome, Results, run_cell, stop_all
 from benchmarks.table.grid import MULTIWAY, Cell, Grid, Settings
 from benchmarks.table.page import write
@@ -87,13 +88,9 @@ def stopped_with_us() -> Iterator[None]:
 
 
 def headline(row: Outcome) -> float:
-    """What a line of progress tells: accuracy or RSum with all modalities, else the devices' own; in percent."""
-    for name, value in row.metrics.items():
-        if name.endswith("|none|accuracy"):
-            return 100 * value
-        if name.endswith("|rsum"):
-            return value
-    return 100 * row.own.get("trained|accuracy", row.own.get("trained|recall", 0.0))
+    """What a line of progress tells: accuracy with all modalities, else the devices' own, in percent; else RSum."""
+    told = (measures.complete(row), measures.own_accuracy(row), measures.rsum(row))
+    return next((value for value in told if value is not None), 0.0)
 
 
 def tune(grid: Grid, cells: list[Cell], runner: Runner, tried: Results) -> bool:
