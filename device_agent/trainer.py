@@ -93,6 +93,7 @@ class Trainer:
                 self.frozen = True
 
     def _train(self, request: TrainRequest, note: Note) -> Result:
+        from edgefl.models.encoder import kind_of
         from edgefl.objects import ObjectStore
         from edgefl.protocol.parts import encode_part
         from edgefl.resources.energy import EnergyProbe
@@ -106,6 +107,8 @@ class Trainer:
         if usable < job.hyper.batch_size:
             detail = "the local share does not fill one batch"
             return Result(refusal=Refusal("data", float(job.hyper.batch_size), float(usable), "samples", detail))
+        for encoder in job.model.encoders.values():  # its library belongs to the idle size, not to this round
+            kind_of(encoder)
         store = ObjectStore(self.store)
         memory, energy = MemoryProbe(self.device), EnergyProbe(self.device)
         with energy, memory:

@@ -9,7 +9,7 @@ import tempfile
 import time
 from collections.abc import Iterable
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, median
 from typing import Any
 
 import msgspec
@@ -124,7 +124,7 @@ def outcome_of(report: RunReport) -> dict[str, Any]:
         "score": fmean(scores) if scores else 0.0,
         "payload_bytes": _sum(done, "payload_up_bytes") + _sum(done, "payload_down_bytes"),
         "flops": _sum(done, "flops"),
-        "step_peak_bytes": max(_values(done, "step_peak_bytes"), default=0.0),
+        "step_peak_bytes": _step_peak(done),
     }
 
 
@@ -146,6 +146,17 @@ def own(done: Iterable[AssignmentRow]) -> dict[str, float]:
             if f"{model}_rsum" in row.metrics:
                 found.setdefault(f"{model}|rsum", []).append(row.metrics[f"{model}_rsum"])
     return {name: fmean(values) for name, values in found.items()}
+
+
+def _step_peak(done: Iterable[AssignmentRow]) -> float:
+    """That of the stage that takes most: the median over its devices and rounds.
+
+    Not the highest: the first round of a process also holds what libraries take once.
+    """
+    stages: dict[int, list[float]] = {}
+    for row in done:
+        stages.setdefault(row.stage, []).extend(_values([row], "step_peak_bytes"))
+    return max((median(values) for values in stages.values() if values), default=0.0)
 
 
 def _values(rows: Iterable[AssignmentRow], figure: str) -> list[float]:

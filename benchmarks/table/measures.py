@@ -63,7 +63,7 @@ def gflop(row: Outcome) -> float:
 
 
 def step_mib(row: Outcome) -> float:
-    """The highest step memory of any device: what training adds to the idle trainer."""
+    """What training adds to the idle trainer: the median of the stage that takes most."""
     return row.step_peak_bytes / 2**20
 
 

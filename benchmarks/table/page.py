@@ -29,8 +29,8 @@ papers. Figures are means ± standard deviations over seeds. The lines are kept 
   samples do. *one*: the mean over the modalities of the accuracy with that one alone, the other filled in as the
   method does. *own*: each device's model after its last training, on its own samples; mean over devices. On har_hapt
   these windows overlap with windows that were trained on by half, so that *own* is flattered there, for all alike.
-* *payload*: tensors sent and received by all devices in the whole run. *step memory*: the highest of any device, above
-  its idle trainer.
+* *payload*: tensors sent and received by all devices in the whole run. *step memory*: what training adds to the idle
+  trainer, median over devices and rounds of the stage that takes most.
 * *pretrained*: encoders that were trained on one modality alone, on a part of the training samples
   (`benchmarks/pretrain.py`); else random weights. AproMFL and FedMVP never train their encoders: from random weights
   they are at a loss, as they must be.
