@@ -23,13 +23,11 @@ from pathlib import Path
 from statistics import median
 
 from benchmarks.table import measures
-from benchmarks.table.collect import Outcome, Results, run_cell, stop_all
-from benchmarks.table.grid import MULTIWAY, Cell, Grid, Settings
+from benchmarks.table.collect import Outcome, Results, digest, run_cell, stop_all
+from benchmarks.table.grid import EPOCHS, MULTIWAY, SHARE, Cell, Grid, Settings
 from benchmarks.table.page import write
 
 RESULTS = Path("docs/results/systems")
-#: Of the training part that encoders are pretrained on: three people, a speaker, a vendor.
-SHARE = 0.1
 Job = tuple[Cell, Settings]
 
 
@@ -61,7 +59,12 @@ class Runner:
                     self._tell(row, what, finished, len(jobs))
 
     def _one(self, cell: Cell, settings: Settings) -> Outcome:
-        return run_cell(cell, settings, self.grid.run_file(cell, settings))
+        values = self.grid.run_file(cell, settings)
+        try:
+            return run_cell(cell, settings, values)
+        except Exception as error:  # it is told as this run's failure; the other runs go on
+            about = {**cell._asdict(), "lr": settings.lr, "slots": settings.slots, "file": digest(values)}
+            return Outcome(**about, error=f"{type(error).__name__}: {error}")
 
     def _tell(self, row: Outcome, what: str, finished: int, total: int) -> None:
         self._spent.append(row.wall_s)
@@ -96,35 +99,39 @@ def headline(row: Outcome) -> float:
 def tune(grid: Grid, cells: list[Cell], runner: Runner, tried: Results) -> bool:
     """Spend the same number of runs on every method and task that ``cells`` need; True when that is done."""
     wanted = list(dict.fromkeys(grid.tuned_as(cell) for cell in cells))
-    first = [(cell, one) for cell in wanted for one in grid.trials(cell) if not known(tried, cell, one)]
+    first = [(cell, one) for cell in wanted for one in grid.trials(cell) if due(grid, tried, cell, one)]
     if not runner.run(first, tried, "tuning"):
         return False
     rest = [
         (cell, one)
         for cell in wanted
-        for one in grid.more_trials(cell, best(tried, cell) or grid.default(cell), settings_of(tried, cell))
-        if not known(tried, cell, one)
+        for one in grid.more_trials(cell, best(grid, tried, cell) or grid.default(cell), settings_of(grid, tried, cell))
+        if due(grid, tried, cell, one)
     ]
     return runner.run(rest, tried, "tuning")
 
 
-def known(tried: Results, cell: Cell, one: Settings) -> bool:
-    """Whether this has been tried, with whatever result."""
-    return any(row.cell == cell and Settings(row.lr, row.slots) == one for row in tried.rows)
+def due(grid: Grid, results: Results, cell: Cell, one: Settings) -> bool:
+    """Whether this has still to be run: not when it ended well, nor when it failed twice."""
+    rows = results.tries(cell, grid.run_file(cell, one))
+    return all(row.error for row in rows) and len(rows) < 2
 
 
-def settings_of(tried: Results, cell: Cell) -> list[Settings]:
-    """What has been tried for a cell."""
-    return [Settings(row.lr, row.slots) for row in tried.rows if row.cell == cell]
+def settings_of(grid: Grid, tried: Results, cell: Cell) -> list[Settings]:
+    """What has been tried for a cell of this grid."""
+    found = [Settings(row.lr, row.slots) for row in tried.rows if row.cell == cell]
+    return [one for i, one in enumerate(found) if one not in found[:i] and tried.tries(cell, grid.run_file(cell, one))]
 
 
-def best(tried: Results, cell: Cell) -> Settings | None:
-    """The settings with the highest score on the devices' own samples; None when nothing ended well."""
-    rows = tried.of(cell)
-    if not rows:
-        return None
-    top = max(rows, key=lambda row: row.score)
-    return Settings(top.lr, top.slots)
+def best(grid: Grid, tried: Results, cell: Cell) -> Settings | None:
+    """The settings with the highest score on the devices' own samples; None when none has a score."""
+    found = [
+        (row.score, one)
+        for one in settings_of(grid, tried, cell)
+        for row in tried.tries(cell, grid.run_file(cell, one))
+        if row.score is not None
+    ]
+    return max(found, key=lambda pair: pair[0])[1] if found else None
 
 
 def pretrain_for(grid: Grid, cells: list[Cell]) -> None:
@@ -136,7 +143,8 @@ def pretrain_for(grid: Grid, cells: list[Cell]) -> None:
             if not one.path.is_file():
                 encoders = one.config if one.modality == MULTIWAY else {one.modality: one.config}
                 multiway = one.modality == MULTIWAY
-                found = pretrain.make({one.source: one.options}, encoders, one.path, multiway=multiway, share=SHARE)
+                source = {one.source: one.options}
+                found = pretrain.make(source, encoders, one.path, multiway=multiway, share=SHARE, epochs=EPOCHS)
                 told = ", ".join(f"{m} {100 * accuracy:.1f} %" for m, accuracy in found.items())
                 sys.stderr.write(f"{one.path}: alone on the test part: {told}\n")
 
@@ -173,8 +181,8 @@ def _fill(grid: Grid, cells: list[Cell], runner: Runner, runs: Results, tried: R
     pretrain_for(grid, cells)
     if not grid.quick and not tune(grid, cells, runner, tried):
         return
-    settings = {cell: best(tried, grid.tuned_as(cell)) or grid.default(cell) for cell in cells}
-    runner.run([(cell, settings[cell]) for cell in cells if not runs.of(cell)], runs, "run")
+    settings = {cell: best(grid, tried, grid.tuned_as(cell)) or grid.default(cell) for cell in cells}
+    runner.run([(cell, settings[cell]) for cell in cells if due(grid, runs, cell, settings[cell])], runs, "run")
 
 
 if __name__ == "__main__":

@@ -18,10 +18,10 @@ from report_fixture import run_report
 from benchmarks import systems
 from benchmarks.table import collect, measures, page
 from benchmarks.table.claims import Claim, Comparison, claims, judge
-from benchmarks.table.collect import Outcome, Results, outcome_of, own
+from benchmarks.table.collect import Outcome, Results, digest, outcome_of, own, patterns
 from benchmarks.table.grid import Cell, Grid, Settings
 from edgefl.config.load import load_run
-from edgefl.report.rows import AssignmentRow
+from edgefl.report.rows import AssignmentRow, DeviceRow
 
 
 @pytest.fixture(scope="module")
@@ -78,31 +78,49 @@ def test_half_of_the_people_are_complete(grid):
 class Recorder:
     """A runner whose runs score what their learning rate and slots say."""
 
-    def __init__(self) -> None:
+    def __init__(self, grid: Grid) -> None:
+        self.grid = grid
         self.ran: list[tuple[Cell, Settings]] = []
 
     def run(self, jobs, results, what):
         for cell, settings in jobs:
             self.ran.append((cell, settings))
             score = {1e-3: 0.5, 4e-3: 0.7}.get(settings.lr, 0.6) + (0.1 if settings.slots else 0.0)
-            results.add(outcome(**{**cell._asdict(), "lr": settings.lr, "slots": settings.slots, "score": score}))
+            about = {**cell._asdict(), "lr": settings.lr, "slots": settings.slots, "score": score}
+            results.add(outcome(**about, file=digest(self.grid.run_file(cell, settings))))
         return True
 
 
 def test_tuning_spends_the_same_on_every_method_and_never_twice(grid, tmp_path):
     cells = [cell for cell in grid.cells() if cell.task == "har"]
-    runner, tried = Recorder(), Results(tmp_path / "tuning.jsonl")
+    runner, tried = Recorder(grid), Results(tmp_path / "tuning.jsonl")
     assert systems.tune(grid, cells, runner, tried)
     spent = Counter(cell for cell, _ in runner.ran)
     assert set(spent.values()) == {grid.values["tuning"]["runs"]}
     assert {cell.seed for cell in spent}.isdisjoint(grid.seeds)  # the table's runs are others
     mine, plain = (grid.tuned_as(Cell("har", method, "pretrained", 0.2, 1)) for method in ("mmic", "fedavg"))
-    assert systems.best(tried, mine) == Settings(4e-3, grid.methods["mmic"]["tune"][0])
-    assert systems.best(tried, plain) == Settings(4e-3)
+    assert systems.best(grid, tried, mine) == Settings(4e-3, grid.methods["mmic"]["tune"][0])
+    assert systems.best(grid, tried, plain) == Settings(4e-3)
     assert [one.lr for cell, one in runner.ran if cell == plain] == [1e-3, 4e-3, 1.6e-2]  # on the better side
-    again = Recorder()
+    again = Recorder(grid)
     assert systems.tune(grid, cells, again, Results(tmp_path / "tuning.jsonl"))
     assert again.ran == []
+
+
+def test_what_failed_is_tried_once_more_and_another_grid_s_runs_do_not_count(grid, tmp_path):
+    results, cell, one = Results(tmp_path / "r.jsonl"), Cell("har", "mmic", "pretrained", 0.2, 1), Settings(1e-3)
+    values = grid.run_file(cell, one)
+    failed = outcome(**{**cell._asdict(), "error": "error: no broker", "file": digest(values)})
+    assert systems.due(grid, results, cell, one)
+    results.add(failed)
+    assert systems.due(grid, results, cell, one)
+    results.add(failed)
+    assert not systems.due(grid, results, cell, one)
+    assert systems.best(grid, results, cell) is None
+    other = {**values, "training": {**values["training"], "rounds": [1, 1, 1]}}
+    assert digest(other) != digest(values)
+    results.add(outcome(**{**cell._asdict(), "method": "fedavg", "file": digest(other)}))
+    assert systems.due(grid, results, cell._replace(method="fedavg"), one)
 
 
 def test_results_survive_and_failures_are_run_again(tmp_path):
@@ -155,13 +173,15 @@ def test_own_figures_are_each_devices_last_and_by_its_task():
 
 
 def test_the_accuracy_as_trained_by_hand():
-    """q = 1/2: of the samples that keep anything a third has both sensors, a third each has one."""
-    row = outcome(metrics=accuracies(0.9, 0.8, 0.6))
+    """Three quarters of the samples have both sensors, 1/16 the accelerometer alone, 3/16 the gyroscope alone."""
+    shares = {"acc+gyro": 12 / 16, "acc": 1 / 16, "gyro": 3 / 16}
+    row = outcome(metrics=accuracies(0.9, 0.8, 0.6), patterns=shares)
     assert measures.complete(row) == pytest.approx(90)
     assert measures.alone(row) == pytest.approx(70)
-    assert measures.as_trained(row) == pytest.approx((90 + 80 + 60) / 3)
-    whole = outcome(rate=0.0, metrics=accuracies(0.9, 0.8, 0.6))
-    assert measures.as_trained(whole) == pytest.approx(90)
+    assert measures.as_trained(row) == pytest.approx((12 * 90 + 80 + 3 * 60) / 16)
+    assert measures.as_trained(outcome(metrics=accuracies(0.9, 0.8, 0.6))) is None
+    devices = [DeviceRow(samples={"": 10, "acc": 10, "gyro": 6}), DeviceRow(samples={"": 6, "acc": 3, "gyro": 6})]
+    assert patterns(devices) == {"acc+gyro": 9 / 16, "acc": 4 / 16, "gyro": 3 / 16}
 
 
 def test_one_modality_is_filled_in_as_the_method_does():

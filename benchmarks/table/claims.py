@@ -84,7 +84,8 @@ def _judged(asked: Comparison, rows: Rows) -> Finding:
     right = _values(asked, asked.right, asked.right_measure or asked.measure, rows)
     shared = sorted(set(left) & set(right))
     ahead = sum(left[s] < right[s] if asked.lower else left[s] > right[s] + asked.margin for s in shared)
-    return Finding(asked, measures.over(left.values()), measures.over(right.values()), ahead, len(shared))
+    sides = [measures.over(side[seed] for seed in shared) for side in (left, right)]
+    return Finding(asked, sides[0], sides[1], ahead, len(shared))
 
 
 def _values(asked: Comparison, method: str, measure: Measure, rows: Rows) -> dict[int, float]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import subprocess
 import sys
@@ -17,7 +19,7 @@ import yaml
 
 from benchmarks.table.grid import Cell, Settings, Values
 from edgefl.leash import leashed
-from edgefl.report.rows import AssignmentRow, RunReport
+from edgefl.report.rows import AssignmentRow, DeviceRow, RunReport
 
 #: Metrics of a device's own samples that are kept.
 _OWN = ("received", "trained")
@@ -36,13 +38,16 @@ class Outcome(msgspec.Struct, frozen=True):
     slots: dict[str, Any] = {}
     rounds: int = 0
     metrics: dict[str, float] = {}  # on the test set: "<modalities at hand>|<mask>|<metric>"
+    patterns: dict[str, float] = {}  # what training samples have, such as "acc+gyro" or "acc" -> share of them
     own: dict[str, float] = {}  # on the devices' own samples: "<received or trained>|<task>", mean over devices
-    score: float = 0.0  # of the models received in the last rounds, on the devices' own samples: what is tuned by
+    score: float | None = None  # what is tuned by: of the models received last, on the devices' own samples
+
     payload_bytes: float = 0.0
     flops: float = 0.0
     step_peak_bytes: float = 0.0
     wall_s: float = 0.0
     error: str = ""
+    file: str = ""  # digest of the run file: another grid's runs are others
 
     @property
     def cell(self) -> Cell:
@@ -69,10 +74,22 @@ class Results:
         """The runs of a cell that ended well."""
         return [row for row in self.rows if row.cell == cell and not row.error]
 
+    def tries(self, cell: Cell, values: Values) -> list[Outcome]:
+        """The runs of a cell with exactly this run file."""
+        return [row for row in self.rows if row.cell == cell and row.file == digest(values)]
+
+
+def digest(values: Values) -> str:
+    """Of a run file, wherever its encoders lie."""
+    encoders = values["model"]["encoders"]
+    named = {m: {**e, "pretrained": Path(e.get("pretrained", "")).name} for m, e in encoders.items()}
+    told = json.dumps({**values, "model": {**values["model"], "encoders": named}}, sort_keys=True)
+    return hashlib.sha256(told.encode()).hexdigest()[:16]
+
 
 def run_cell(cell: Cell, settings: Settings, values: Values, *, trainers: int = 1) -> Outcome:
     """Run it: a broker, a coordinator, the agents in one process with ``trainers`` for all. A failure is told, too."""
-    about = {**cell._asdict(), "lr": settings.lr, "slots": settings.slots}
+    about = {**cell._asdict(), "lr": settings.lr, "slots": settings.slots, "file": digest(values)}
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="edgefl-systems-") as folder:
         file = Path(folder) / "run.yaml"
@@ -120,12 +137,28 @@ def outcome_of(report: RunReport) -> dict[str, Any]:
     return {
         "rounds": len(report.rounds),
         "metrics": metrics,
+        "patterns": patterns(report.devices),
         "own": own(done),
-        "score": fmean(scores) if scores else 0.0,
+        "score": fmean(scores) if scores else None,
         "payload_bytes": _sum(done, "payload_up_bytes") + _sum(done, "payload_down_bytes"),
         "flops": _sum(done, "flops"),
         "step_peak_bytes": _step_peak(done),
     }
+
+
+def patterns(devices: Iterable[DeviceRow]) -> dict[str, float]:
+    """The shares of the fleet's samples with both of two modalities, and with each alone; {} with more modalities."""
+    counts: dict[str, int] = {}
+    for device in devices:
+        for name, count in device.samples.items():
+            counts[name] = counts.get(name, 0) + count
+    total, names = counts.pop("", 0), sorted(counts)
+    if len(names) != 2 or not total:
+        return {}
+    a, b = (counts[name] for name in names)
+    both = a + b - total  # every sample has something
+    found = {"+".join(names): both, names[0]: a - both, names[1]: b - both}
+    return {name: count / total for name, count in found.items()}
 
 
 def own(done: Iterable[AssignmentRow]) -> dict[str, float]:

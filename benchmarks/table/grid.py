@@ -16,6 +16,8 @@ GRID = Path(__file__).resolve().parents[1] / "systems.yaml"
 PRETRAINED = Path("build") / "pretrained"
 STARTS = ("pretrained", "scratch")
 MULTIWAY = "multiway"
+#: Of the training part that encoders are pretrained on: three people, a speaker, a vendor. And passes over it.
+SHARE, EPOCHS = 0.1, 20
 Values = dict[str, Any]
 
 
@@ -52,7 +54,7 @@ class Encoder(NamedTuple):
     @property
     def path(self) -> Path:
         """Where it is kept: another configuration is another file."""
-        told = json.dumps(self, sort_keys=True)
+        told = json.dumps([self, SHARE, EPOCHS], sort_keys=True)
         return PRETRAINED / f"{self.source}-{self.modality}-{hashlib.sha256(told.encode()).hexdigest()[:8]}.safetensors"
 
 

@@ -29,12 +29,16 @@ def alone(row: Outcome, mask: str = "") -> float | None:
 
 
 def as_trained(row: Outcome) -> float | None:
-    """The accuracy to expect on samples that lost each of two modalities with the rate of training, in percent.
-
-    Of samples that keep anything, (1-q)^2 / (1-q^2) have both and q (1-q) / (1-q^2) each one alone.
-    """
-    both, one, q = complete(row), alone(row), row.rate
-    return None if both is None or one is None else ((1 - q) * both + 2 * q * one) / (1 + q)
+    """The accuracy to expect on samples that have what the fleet's training samples have, in percent."""
+    known = _accuracies(row)
+    found = 0.0
+    for given, share in row.patterns.items():
+        masks = ("none",) if "+" in given else _MASKS
+        value = next((known[pair] for mask in masks for pair in known if pair == (given, mask)), None)
+        if value is None:
+            return None
+        found += 100 * share * value
+    return found if row.patterns else None
 
 
 def rsum(row: Outcome) -> float | None:
