@@ -21,7 +21,7 @@ from coordinator.values import (
     Spoiled,
     State,
 )
-from edgefl.models.spec import is_scheduled
+from edgefl.models.spec import PROTOTYPES, is_scheduled
 from edgefl.plan.exchange import exchange_of, sent
 from edgefl.plan.fit import trained_depth
 from edgefl.protocol.messages import Update
@@ -141,6 +141,8 @@ def announced(state: State, event: Announced) -> Step:
     exchange = exchange_of(state.recipe.get("weight", {}))
     wanted = sent(assignment.placement.stage, exchange)
     strange = sorted(part for part in update.manifest if part not in wanted and is_scheduled(part))
+    if PROTOTYPES in update.manifest and "none" in state.recipe.get("prototypes", {}):
+        strange.append(PROTOTYPES)  # they would be merged, and sent to everyone
     if strange or (wanted and not update.manifest):
         what = f"parts it was not asked to train: {', '.join(strange[:5])}" if strange else "no part"
         return _refuse(state, update.device, Refusal(reason="update", detail=f"the update holds {what}"), event.at)

@@ -81,8 +81,11 @@ class HostedTrainer:
         self._worker.needed.add(self._seat)
         request = HostRequest(self._seat, TrainRequest(work.offer, self._seat.device, work.kept))
         async with self._worker.turn:
-            self._worker.active = self._seat
             try:
+                await self._worker.process.call(
+                    "warm", HostRequest(self._seat)
+                )  # before that, the signal would kill it
+                self._worker.active = self._seat
                 reply = await self._worker.process.call(
                     "train", request, lambda note: on_progress(Progressed(work.offer.attempt, **note))
                 )
@@ -103,10 +106,10 @@ class HostedTrainer:
     async def stop(self) -> None:
         """See ``Trainer.stop``. The process ends with the last device that needs it."""
         self._worker.needed.discard(self._seat)
-        if not self._worker.needed:
-            await self._worker.process.stop(TRAINER_STOP_S)
-        elif self._worker.process.pid is not None:
-            async with self._worker.turn:
+        async with self._worker.turn:  # nobody is served by a process that is ending
+            if not self._worker.needed:
+                await self._worker.process.stop(TRAINER_STOP_S)
+            elif self._worker.process.pid is not None:
                 with contextlib.suppress(WorkerFailedError):  # it has died, and the data with it
                     await self._worker.process.call("leave", HostRequest(self._seat))
 
