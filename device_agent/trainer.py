@@ -47,7 +47,7 @@ class Trainer:
         self.device = device
         self.dataset: Any = None  # edgefl.data.dataset.Dataset; the import costs numpy, so it waits
         self.read_for: object = None  # the (encoders, label names) the files were last read for
-        self.completed: tuple[Any, Any] | None = None  # what it was made of and for, and the completed data
+        self.split: tuple[Any, Any] | None = None  # what it was made of and for, and the data as rounds take it
         self.facts = DataFacts()
         self.left_off = False
         self.frozen = False
@@ -102,8 +102,8 @@ class Trainer:
         from edgefl.training.share import usable_rows
 
         job, attempt = request.offer.job, request.offer.attempt
-        dataset = self._completed(self._dataset_for(job.model), job)
-        usable = len(usable_rows(job, dataset))
+        data = self._split(job, request.device)
+        usable = len(usable_rows(job, data.own))
         if usable < job.hyper.batch_size:
             detail = "the local share does not fill one batch"
             return Result(refusal=Refusal("data", float(job.hyper.batch_size), float(usable), "samples", detail))
@@ -114,14 +114,14 @@ class Trainer:
         with energy, memory:
             outcome = train_round(
                 job,
-                dataset,
+                data.own,
                 _StoredParts(request.offer.manifest, store),
+                apart=data.apart,
                 kept=_StoredParts(request.kept, store),
                 device=self.device,
                 on_progress=self._progress(note),
                 # Not the attempt: a round that is tried again gives the same result.
                 salt=f"{request.device}/{attempt.stage}/{attempt.round}",
-                name=request.device,
                 counts=self._counts(),
             )
         return Result(
@@ -145,19 +145,21 @@ class Trainer:
             self.read_for = (model.encoders, names)
         return self.dataset
 
-    def _completed(self, dataset: Any, job: Job) -> Any:
-        """The data with absent modalities made by the recipe's generator: once, then kept. Raises DataError."""
-        options = job.slots.missing.get("completion")
-        if options is None:
-            return dataset
-        wanted = (self.dataset, options, job.model.encoders, job.model.label_names)  # one data set is equal to itself
-        if self.completed is None or self.completed[0] != wanted:
-            from edgefl.data.completion import complete, generator
+    def _split(self, job: Job, device: str) -> Any:
+        """What is trained and what is tested on; absent modalities of the former made by the recipe's generator.
 
-            encoders = job.model.encoders
-            make = generator(str(options["generator"]), str(options["checkpoint"]), dataset, encoders)
-            self.completed = (wanted, complete(dataset, encoders, make).dataset)
-        return self.completed[1]
+        Once, then kept. Raises DataError.
+        """
+        from edgefl.training.share import split
+
+        dataset = self._dataset_for(job.model)
+        # A data set is equal to itself only: one that was read again makes a new share.
+        wanted = (self.dataset, device, job.model.encoders, job.model.label_names, job.hyper, job.slots)
+        if self.split is None or self.split[0] != wanted:
+            self.split = None  # the old one goes before the new one comes
+            fresh = split(job, dataset, device)
+            self.split = (wanted, fresh._replace(own=_completed(fresh.own, job)))
+        return self.split[1]
 
     def _progress(self, note: Note) -> Callable[[int, int, int, float], None]:
         def report(epoch: int, step: int, steps: int, loss: float) -> None:
@@ -228,6 +230,17 @@ def _load(
     from edgefl.data.load import load
 
     return load(source, bad_samples=bad_samples, modalities=encoders, label_names=label_names)
+
+
+def _completed(dataset: Any, job: Job) -> Any:
+    options = job.slots.missing.get("completion")
+    if options is None:
+        return dataset
+    from edgefl.data.completion import complete, generator
+
+    encoders = job.model.encoders
+    make = generator(str(options["generator"]), str(options["checkpoint"]), dataset, encoders)
+    return complete(dataset, encoders, make).dataset
 
 
 def _facts(dataset: Any, device: str, *, elastic: bool) -> DataFacts:

@@ -22,6 +22,7 @@ from edgefl.training.beside import Share, patterns_of
 from edgefl.training.poverty import poverty_layers
 from edgefl.training.pricing import Pricer, price_step
 from edgefl.training.round import RoundResult, train_round
+from edgefl.training.share import split
 
 CLUSTER = {"cluster_contrast": {"weight": 1.0, "temperature": 0.07}}
 MARGIN = {"margin": {"weight": 1.0, "positive": 0.8, "negative": 0.2}}
@@ -48,7 +49,10 @@ def ran(made: Job, data: Dataset, kept: RoundResult | None = None) -> float:
     if MEANS.keys() & made.slots.prototypes.keys():
         table = ClassMeans(np.ones((3, 6), np.float32), np.ones(3, np.float32))
         parts["prototypes"] = to_tensors({"a": table, "b": table})
-    return train_round(made, data, parts, kept=kept.kept if kept else None).flops
+    own, apart = split(made, data, "")
+    if "completion" in made.slots.missing:
+        own = complete(own, made.model.encoders, nearest(own)).dataset
+    return train_round(made, own, parts, apart=apart, kept=kept.kept if kept else None).flops
 
 
 MODELS = {
@@ -104,7 +108,7 @@ def test_class_means_cost_the_projections_and_of_complete_samples_the_fusion(nam
     made = whole(MODELS[name], missing={"zero": {}}, prototypes=MEANS, holdout=0.25)
     complete_data, data = dataset(24), dataset(24, {"b": list(range(0, 24, 2))})
     assert Pricer()(made, complete_data.samples())[1] == pytest.approx(ran(made, complete_data), rel=1e-3)
-    assert Pricer()(made, data.samples())[1] == pytest.approx(ran(made, data), rel=0.03)
+    assert Pricer()(made, data.samples())[1] == pytest.approx(ran(made, data), rel=0.08)  # which are apart is drawn
 
 
 @pytest.mark.parametrize("matching", ["classifier", "prior"])
@@ -156,7 +160,7 @@ def test_what_nearest_completes_is_priced_as_there():
     made = whole(joint(), missing={"completion": {"generator": "nearest"}}, holdout=0.25)
     data = dataset(24, {"b": list(range(12))})
     done = complete(data, made.model.encoders, nearest(data)).dataset
-    assert Pricer()(made, data.samples())[1] == ran(made, done)
+    assert Pricer()(made, data.samples())[1] == pytest.approx(ran(made, data), rel=0.05)  # which are apart is drawn
     assert completed(made.slots, data.samples(), made.model.encoders) == done.samples()
 
 
@@ -203,7 +207,7 @@ def test_patterns_by_hand():
     assert three == pytest.approx({("a", "b", "c"): 0.2, ("a", "b"): 0.3, ("b",): 0.5})
     assert patterns_of({"a": 1.0}) == {("a",): 1.0}
     for shares in ({"a": 0.8, "b": 0.5}, {"a": 0.5, "b": 1.0, "c": 0.2}, {"a": 1.0}):
-        share_ = Share(10, 10, 0, patterns_of(shares))
+        share_ = Share(10, 10, 0, patterns_of(shares), {})
         assert {m: share_.having(m) for m in shares} == pytest.approx(shares)
 
 

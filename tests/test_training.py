@@ -30,7 +30,7 @@ from edgefl.training.batches import Batch, make_batch, training_batches
 from edgefl.training.forward import Aids
 from edgefl.training.optimizers import parameters_of
 from edgefl.training.round import train_round
-from edgefl.training.share import usable_rows
+from edgefl.training.share import split, usable_rows
 from edgefl.training.step import make_optimizer, prepare, run_backward, run_forward, train_step
 
 ROWS = {"b": [0, 2, 3]}
@@ -267,6 +267,20 @@ def test_which_samples_can_be_trained_on():
     unlabelled = dataset(6)
     unlabelled = type(data)(unlabelled.modalities, unlabelled.present, None, (), unlabelled.ids)
     assert usable_rows(job(), unlabelled).tolist() == []
+
+
+def test_the_same_samples_are_set_apart_whatever_the_recipe_leaves_out_or_completes():
+    data = dataset(40, {"b": list(range(0, 40, 4))})
+    plain, ignore = (split(with_hyper(job(missing=m), holdout=0.25), data, "d") for m in ({"zero": {}}, {"ignore": {}}))
+    assert plain.apart.ids == ignore.apart.ids
+    assert len(plain.apart) == 10
+    assert sorted(plain.own.ids + plain.apart.ids, key=int) == data.ids
+    assert not all(ignore.apart.has("b"))  # incomplete ones are judged too
+    assert split(with_hyper(job(), holdout=0.25), data, "other").apart.ids != plain.apart.ids
+    tight = split(with_hyper(job(missing={"ignore": {}}), holdout=0.5, batch_size=28), data, "d")
+    assert len(tight.apart) == 2  # 30 are complete and one batch of 28 stays
+    assert set(tight.apart.ids) <= set(split(with_hyper(job(), holdout=0.5), data, "d").apart.ids)
+    assert not len(split(with_hyper(job(), holdout=0.25, batch_size=40), data, "d").apart)
 
 
 @pytest.mark.parametrize(

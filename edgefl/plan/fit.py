@@ -47,11 +47,11 @@ def place(
 
     ``last``: the run's last round is one of this stage's; where that costs more, the device has to be able to pay it.
     """
-    candidate = msgspec.structs.replace(candidate, samples=completed(slots, candidate.samples, model.encoders))
-    refusal = _unfit(model, hyper, slots, candidate)
+    filled = msgspec.structs.replace(candidate, samples=completed(slots, candidate.samples, model.encoders))
+    refusal = _unfit(model, hyper, slots, filled)
     if refusal is not None:
         return Placement(device=candidate.device, stage=stage, refusal=refusal)
-    own = restrict(stage, [m for m in model.encoders if candidate.samples.get(m, 0) > 0])
+    own = restrict(stage, [m for m in model.encoders if filled.samples.get(m, 0) > 0])
     if needs_pairs(slots) and not any(candidate.class_counts):
         own = _without_labels(own, slots)
     for variant in shallower(own):

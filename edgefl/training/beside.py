@@ -33,18 +33,19 @@ _ROWS = 2
 class Share(NamedTuple):
     """A device's samples: ``total`` of them, ``trained`` on, ``apart`` for testing; ``patterns``: pattern -> part of 1.
 
-    Prototypes and small networks are made of ``own`` samples: those trained on, or where none are apart, all.
+    Prototypes and small networks are made of the ``own`` samples. ``tried``: patterns of those apart.
     """
 
     total: int
     trained: int
     apart: int
     patterns: Mapping[Pattern, float]
+    tried: Mapping[Pattern, float]
 
     @property
     def own(self) -> int:
         """How many samples the device's own figures are made of."""
-        return self.trained if self.apart else self.total
+        return self.total - self.apart
 
     def having(self, *modalities: str) -> float:
         """Which part of the samples has all of these."""
@@ -82,6 +83,7 @@ class Beside:
             return 0.0
         together = job.model.encoder_sharing == "multiway" or job.model.fusion == "joint"
         alone = needs_pairs(job.slots) or not together
+        share = share._replace(patterns=share.tried)
         flops = self._alone(job, share) if alone else 0.0
         if job.model.classes and "task" in job.stage.trained:
             for pattern, part in share.patterns.items():

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import msgspec
 import torch
 
 from edgefl.models.build import StagedModel, build
@@ -40,15 +41,21 @@ class Pricer:
 
         The peak is that of a batch in which nothing is absent, which any batch may be; FLOPs are those of the mean one.
         """
-        samples = completed(job.slots, samples, job.model.encoders)
-        total = usable_samples(job.slots, samples, list(job.model.encoders))
-        size, apart = job.hyper.batch_size, held_out(job.hyper, total)
-        steps = (total - apart) // size * job.hyper.epochs
+        raw, samples = samples, completed(job.slots, samples, job.model.encoders)
+        modalities, size = list(job.model.encoders), job.hyper.batch_size
+        total = usable_samples(job.slots, samples, modalities)
+        judged = usable_samples(
+            msgspec.structs.replace(job.slots, missing={}), raw, modalities
+        )  # drawn before any is left out
+        apart = min(held_out(job.hyper, judged), max(0, total - size))
+        trained = total - round(apart * min(1.0, total / max(1, judged)))
+        steps = trained // size * job.hyper.epochs
         own = [m for m in job.model.encoders if f"head/{m}" in job.stage.present]
         share = {m: 1.0 if complete_only(job.slots) else min(1.0, samples.get(m, 0) / max(1, total)) for m in own}
         self._trace(job, dict.fromkeys(own, size))
         step = self._trace(job, {m: max(LEAST_ROWS, round(size * share[m])) for m in own})
-        beside = self._beside(job, Share(samples.get("", 0), total - apart, apart, patterns_of(share)))
+        seen = {m: min(1.0, raw.get(m, 0) / max(1, judged)) for m in own}
+        beside = self._beside(job, Share(samples.get("", 0), trained, apart, patterns_of(share), patterns_of(seen)))
         return self._peaks[kind_of_step(job, with_tables=True)], steps * step + beside
 
     def _trace(self, job: Job, rows: Mapping[str, int]) -> float:

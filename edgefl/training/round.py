@@ -31,7 +31,7 @@ from edgefl.training.last_round import match_parts
 from edgefl.training.optimizers import Optimizer
 from edgefl.training.poverty import PovertyMeter, exact_changes, is_exact, optimizer_changes, poverty_layers
 from edgefl.training.prototypes import local_tables
-from edgefl.training.share import split, too_few, usable_rows
+from edgefl.training.share import too_few, usable_rows
 from edgefl.training.step import make_optimizer, prepare, train_step
 from edgefl.training.trial import personal_trial, trial
 
@@ -77,45 +77,44 @@ def train_round(
     dataset: Dataset,
     parts: Mapping[str, Tensors],
     *,
+    apart: Dataset | None = None,
     kept: Mapping[str, Tensors] | None = None,
     device: str = "cpu",
     on_progress: OnProgress | None = None,
     salt: str = "",
-    name: str = "",
     counts: FlopCounts | None = None,
 ) -> RoundResult:
-    """Train ``job.stage.trained`` for ``job.hyper.epochs`` epochs.
+    """Train ``job.stage.trained`` for ``job.hyper.epochs`` epochs on ``dataset``.
 
-    ``parts`` holds every present part as received, and "prototypes" when there are global ones; ``kept``: what this
-    device's last round left here. ``salt`` (device and round) makes batches differ between devices and rounds,
-    reproducibly; ``name`` (device) chooses what is set apart for testing. ``counts``: kept by the caller between
-    rounds, so that no shape of step is counted twice. Raises DataError when the share can not fill one batch (decision
+    ``parts`` holds every present part as received, and "prototypes" when there are global ones; ``apart``: samples to
+    test on, before and after; ``kept``: what this device's last round left here. ``salt`` (device and round) makes
+    batches differ between devices and rounds, reproducibly. ``counts``: kept by the caller between rounds, so that no
+    shape of step is counted twice. Raises DataError when the share can not fill one batch (decision
     D-L3) and RunError when the loss is not finite.
     """
     kept = kept or {}
     counts = counts or FlopCounts()
     rng = np.random.default_rng((job.hyper.seed, zlib.crc32(salt.encode())))
     torch.manual_seed(int(rng.integers(2**63)))
-    usable, apart = split(job, usable_rows(job, dataset), name)
+    usable = usable_rows(job, dataset)
     steps = len(usable) // job.hyper.batch_size * job.hyper.epochs
     if steps == 0:
         raise too_few(job, dataset, len(usable))
-    own = dataset.subset(usable) if len(apart) else dataset
-    usable = np.arange(len(usable)) if len(apart) else usable
+    apart = dataset.subset([]) if apart is None else apart
     model = _load(job, parts, kept, device)
-    metrics, spent = trial(job, model, dataset.subset(apart), parts, "received", counts)
-    personal_metrics, more = personal_trial(job, model, dataset.subset(apart), parts, kept, counts)
+    metrics, spent = trial(job, model, apart, parts, "received", counts)
+    personal_metrics, more = personal_trial(job, model, apart, parts, kept, counts)
     prepare(model, job.stage.trained)
     aids = aids_of(job, model, parts, kept, device)
-    marks, marking = marks_of(job, model, aids, own, rng)
+    marks, marking = marks_of(job, model, aids, dataset, rng)
     meter = PovertyMeter() if "poverty" in job.slots.repair else None
     tally = _Tally(kind_of_step(job, with_tables=bool(aids.tables)), counts, meter)
     tally.flops = spent + more + marking
-    _train(job, model, own, usable, aids, marks, tally, device, rng, steps, on_progress)
+    _train(job, model, dataset, usable, aids, marks, tally, device, rng, steps, on_progress)
     model.zero_grad(set_to_none=True)
-    after, spent = trial(job, model, dataset.subset(apart), parts, "trained", counts)
+    after, spent = trial(job, model, apart, parts, "trained", counts)
     tally.flops += spent
-    sending, samples = _outcome(job, model, aids, own, usable, tally, device, rng)
+    sending, samples = _outcome(job, model, aids, dataset, usable, tally, device, rng)
     mine = job.stage.trained if meter is not None else kept_parts(job)  # with poverty, a personal model stays here
     staying = {part: part_tensors(model, part) for part in mine}
     return RoundResult(

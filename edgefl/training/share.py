@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from typing import NamedTuple
 
 import numpy as np
 
@@ -12,29 +13,45 @@ from edgefl.plan.fit import complete_only, held_out, needs_labels, needs_pairs
 from edgefl.plan.values import Job
 
 
+class Split(NamedTuple):
+    """A device's samples: what it trains on, and what it only tests on."""
+
+    own: Dataset
+    apart: Dataset
+
+
 def usable_rows(job: Job, dataset: Dataset) -> np.ndarray:
     """Indices of the samples that can be trained on: labelled, or with two modalities, as the objective needs."""
     has = np.stack([dataset.has(m) for m in job.model.encoders])  # [M, N]
-    labelled = dataset.labels >= 0 if dataset.labels is not None else np.zeros(len(dataset), dtype=bool)
-    keep = has.any(axis=0) & labelled if needs_labels(job.slots) else np.zeros(len(dataset), dtype=bool)
-    if needs_pairs(job.slots):
-        keep |= has.sum(axis=0) >= 2
+    keep = _telling(job, dataset, has)
     if "ignore" in job.slots.missing:
         keep &= has.all(axis=0)
     return np.flatnonzero(keep)
 
 
-def split(job: Job, rows: np.ndarray, device: str) -> tuple[np.ndarray, np.ndarray]:
-    """(trained on, tested on): ``hyper.holdout`` of the rows is set apart, the same ones in every round of a run.
+def split(job: Job, dataset: Dataset, device: str) -> Split:
+    """``hyper.holdout`` of the samples set apart, the same ones in every round of a run.
 
-    At least one batch stays for training; without room for that nothing is set apart.
+    They are drawn from all that can be judged, before any is left out or completed, so that recipes on the same data
+    set the same ones apart. At least one batch stays for training; without room for that nothing is set apart.
     """
-    count = held_out(job.hyper, len(rows))
+    judged = np.flatnonzero(_telling(job, dataset, np.stack([dataset.has(m) for m in job.model.encoders])))
+    room = len(usable_rows(job, dataset)) - job.hyper.batch_size
+    count = min(held_out(job.hyper, len(judged)), max(0, room))
     if not count:
-        return rows, rows[:0]
+        return Split(dataset, dataset.subset([]))
     rng = np.random.default_rng((job.hyper.seed, zlib.crc32(f"holdout/{device}".encode())))
-    apart = np.sort(rng.choice(len(rows), count, replace=False))
-    return np.delete(rows, apart), rows[apart]
+    apart = np.sort(rng.permutation(judged)[:count])
+    return Split(dataset.subset(np.delete(np.arange(len(dataset)), apart)), dataset.subset(apart))
+
+
+def _telling(job: Job, dataset: Dataset, has: np.ndarray) -> np.ndarray:
+    """[N] bool: samples the objective can learn something from, with ``has`` [M, N] telling their modalities."""
+    labelled = dataset.labels >= 0 if dataset.labels is not None else np.zeros(len(dataset), dtype=bool)
+    keep = has.any(axis=0) & labelled if needs_labels(job.slots) else np.zeros(len(dataset), dtype=bool)
+    if needs_pairs(job.slots):
+        keep |= has.sum(axis=0) >= 2
+    return keep
 
 
 def too_few(job: Job, dataset: Dataset, usable: int) -> DataError:
