@@ -76,14 +76,16 @@ class Grid:
                 for start in STARTS:
                     for method, values in self.methods.items():
                         for task in values["tasks"]:
-                            if self._wanted(task, method, start) and rate in self.tasks[task].get("rates", [rate]):
+                            rates = self.values["scratch"]["rates"] if start == "scratch" else self.rates
+                            rates = self.tasks[task].get("rates", rates)
+                            if self._wanted(task, method, start) and rate in rates:
                                 yield Cell(task, method, start, rate, seed)
 
     def _wanted(self, task: str, method: str, start: str) -> bool:
         values = self.methods[method]
         if self.quick and (start == "scratch" or not values.get("quick") or self.tasks[task].get("slow")):
             return False
-        return start == "pretrained" or (bool(values.get("scratch")) and task in self.values["scratch"])
+        return start == "pretrained" or (bool(values.get("scratch")) and task in self.values["scratch"]["tasks"])
 
     def tuned_as(self, cell: Cell) -> Cell:
         """The cell whose settings this one takes."""
