@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import fcntl
 import signal
 import sys
 import time
@@ -75,6 +76,18 @@ class Runner:
             f"about {left / 60:.0f} min left\n"
         )
         sys.stderr.flush()
+
+
+@contextlib.contextmanager
+def claimed(path: Path) -> Iterator[None]:
+    """While this program writes results to ``path`` no other one does: it would run the same cells."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("ab") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            sys.exit(f"{path} is being written by another run of this benchmark: wait for it, or name other --results")
+        yield
 
 
 @contextlib.contextmanager
@@ -168,7 +181,8 @@ def main() -> None:
     runner = Runner(grid, options.parallel, options.minutes)
     try:
         if not options.page:
-            _fill(grid, cells, runner, runs, tried)
+            with claimed(runs.path):
+                _fill(grid, cells, runner, runs, tried)
     except KeyboardInterrupt:
         sys.exit("stopped; the same command goes on")
     page = folder.with_suffix(".md")

@@ -133,6 +133,14 @@ def test_results_survive_and_failures_are_run_again(tmp_path):
     assert again.of(outcome(seed=2).cell) == []
 
 
+def test_two_commands_do_not_write_the_same_results(tmp_path):
+    path = tmp_path / "results" / "runs.jsonl"
+    with systems.claimed(path), pytest.raises(SystemExit, match="another run of"), systems.claimed(path):
+        pass
+    with systems.claimed(path):
+        assert path.read_bytes() == b""
+
+
 def test_a_run_ends_with_the_benchmark_and_says_how_it_ended():
     assert collect._run([sys.executable, "-c", "print('x')"]) == (0, b"x\n", b"")
     with ThreadPoolExecutor(1) as pool:

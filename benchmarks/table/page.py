@@ -31,8 +31,8 @@ are judged on the pretrained start. The lines are kept in `systems/runs.jsonl`.
   samples have. *one*: the mean over the modalities of the accuracy with that one alone, the other filled in as the
   method does; methods that train with noise or with generated samples have only zeros, or an absent token, then.
 * *own*: each device's model after its last training, on samples that it set apart; mean over devices. On har_hapt these
-  windows overlap by half with windows that were trained on: *own* is flattered there. Methods that take complete
-  samples only, or complete them first, also set apart such samples: compare their *own* with that in mind.
+  windows overlap by half with windows that were trained on: *own* is flattered there. The same
+  samples are set apart for every method, whatever it leaves out or completes.
 * *payload*: tensors sent and received by all devices in the whole run. *step memory*: what training adds to the idle
   trainer, median over devices and rounds of the stage that takes most.
 * FedMVP weighs devices by their outputs on one test sample a class, which its test then leaves out.
