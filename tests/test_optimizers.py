@@ -41,6 +41,23 @@ def test_the_same_steps_as_torch(name):
         torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-7)
 
 
+@pytest.mark.parametrize("together", [0, 30, 2**18])
+def test_how_many_are_updated_together_changes_nothing(together, monkeypatch):
+    torch.manual_seed(0)
+    alone, mine = pair()
+    optimizers = [AdamW((Group(tuple(parameters), 0.1, 0.01),)) for parameters in (alone, mine)]
+    for step in range(4):
+        for a, b in zip(alone, mine, strict=True):
+            a.grad = torch.randn_like(a)
+            b.grad = a.grad.clone()
+        if step == 1:  # from now on one of them is an update behind
+            alone[1].grad = mine[1].grad = None
+        for optimizer, size in zip(optimizers, (0, together), strict=True):
+            monkeypatch.setattr("edgefl.training.optimizers.TOGETHER_BYTES", size)
+            optimizer.step()
+    assert all(torch.equal(a, b) for a, b in zip(alone, mine, strict=True))
+
+
 def test_one_step_by_hand():
     weight = torch.nn.Parameter(torch.tensor([1.0, -2.0]))
     weight.grad = torch.tensor([0.5, -3.0])

@@ -22,11 +22,13 @@ from training_fixture import (
 from edgefl.errors import DataError, RunError
 from edgefl.models.build import StagedModel, build
 from edgefl.models.matching import Table
+from edgefl.models.spec import JointSpec
 from edgefl.models.state import load_part, part_tensors
 from edgefl.plan.schedule import restrict
 from edgefl.plan.values import Job
 from edgefl.prototypes.library import from_tensors
 from edgefl.training.batches import Batch, make_batch, training_batches
+from edgefl.training.counting import FlopCounts
 from edgefl.training.forward import Aids
 from edgefl.training.optimizers import parameters_of
 from edgefl.training.round import train_round
@@ -267,6 +269,21 @@ def test_which_samples_can_be_trained_on():
     unlabelled = dataset(6)
     unlabelled = type(data)(unlabelled.modalities, unlabelled.present, None, (), unlabelled.ids)
     assert usable_rows(job(), unlabelled).tolist() == []
+
+
+@pytest.mark.parametrize("changes", [{"encoder_sharing": "multiway"}, {"fusion": "joint"}, {"fusion": "mean"}])
+def test_flops_follow_from_a_few_counts_exactly(changes, monkeypatch):
+    spec = msgspec.structs.replace(model_spec(stages=2), **changes, joint=JointSpec(width=8, heads=2, layers=1))
+    made = with_hyper(job(spec, prototypes={"class_mean": {"match": "cosine"}}), holdout=0.2)
+    rows = np.random.default_rng(1).random(160)
+    data = dataset(160, {"a": list(np.flatnonzero(rows < 0.3)), "b": list(np.flatnonzero(rows > 0.6))})
+    halves = split(made, data, "d")
+    counts, counted = FlopCounts(), []
+    monkeypatch.setattr(counts, "put", lambda *about: counted.append(about) or FlopCounts.put(counts, *about))
+    found = train_round(made, halves.own, parts_of(made), apart=halves.apart, counts=counts).flops
+    assert len(counted) < 14
+    monkeypatch.setattr(FlopCounts, "get", lambda *_, **__: None)  # every shape is counted
+    assert found == train_round(made, halves.own, parts_of(made), apart=halves.apart).flops
 
 
 def test_the_same_samples_are_set_apart_whatever_the_recipe_leaves_out_or_completes():

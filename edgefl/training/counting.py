@@ -2,13 +2,14 @@
 
 The operations of a step are a sum over its rows: FLOPs = c + sum_m c_m n_m for n_m rows of modality m (encoders, heads
 work row by row; fusion and losses have the batch's fixed size). So once the counted shapes span a new one, its count
-follows exactly. Not so where rows of several modalities attend together: there every shape is counted.
+follows exactly. Where rows attend over what else they have, c belongs to a pattern (both, the one, the other), which
+the shape tells of two modalities; of three it does not, and there every shape is counted.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import msgspec
 import numpy as np
@@ -18,6 +19,8 @@ from edgefl.resources.flops import FlopCounter
 from edgefl.training.batches import ShapeKey
 
 R = TypeVar("R")
+#: What FLOPs are a sum over.
+Linear = Literal["rows", "patterns", "nothing"]
 
 
 class FlopCounts:
@@ -26,22 +29,22 @@ class FlopCounts:
     def __init__(self) -> None:
         self._known: dict[bytes, dict[ShapeKey, float]] = {}
 
-    def get(self, kind: bytes, shape: ShapeKey, *, linear: bool) -> float | None:
+    def get(self, kind: bytes, shape: ShapeKey, *, linear: Linear) -> float | None:
         """FLOPs of a step of this kind on a batch of this shape; None: it has to be counted."""
         known = self._known.get(kind, {})
-        if shape in known or not linear:
+        if shape in known or linear == "nothing":
             return known.get(shape)
         family = [s for s in known if _names(s) == _names(shape)]
         if not family:
             return None
-        rows = np.array([_row(s) for s in family])
-        wanted = _row(shape)
+        rows = np.array([_row(s, linear) for s in family])
+        wanted = _row(shape, linear)
         weights, *_ = np.linalg.lstsq(rows.T, wanted, rcond=None)
         if not np.allclose(weights @ rows, wanted, atol=1e-6):
             return None
         return float(round(float(weights @ np.array([known[s] for s in family]))))
 
-    def run(self, kind: bytes, shape: ShapeKey, work: Callable[[], R], *, linear: bool) -> tuple[R, float]:
+    def run(self, kind: bytes, shape: ShapeKey, work: Callable[[], R], *, linear: Linear) -> tuple[R, float]:
         """What ``work`` returns and its FLOPs: as known, else counted while it runs."""
         flops = self.get(kind, shape, linear=linear)
         if flops is not None:
@@ -63,15 +66,18 @@ def kind_of_step(job: Job, *, with_tables: bool) -> bytes:
     return msgspec.msgpack.encode((decisive, with_tables))
 
 
-def is_linear(job: Job) -> bool:
-    """Whether a step's FLOPs are a sum over its rows."""
-    return job.model.encoder_sharing == "separate" and job.model.fusion != "joint"
+def linear_in(job: Job) -> Linear:
+    """What a step's FLOPs are a sum over: rows of each modality, or with two of them rows of each pattern."""
+    separate = job.model.encoder_sharing == "separate" and job.model.fusion != "joint"
+    if separate:
+        return "rows"
+    return "patterns" if len(job.model.encoders) <= 2 else "nothing"  # of three, the shape does not tell the patterns
 
 
 def _names(shape: ShapeKey) -> tuple[str, ...]:
     return tuple(modality for modality, _ in shape)
 
 
-def _row(shape: ShapeKey) -> np.ndarray:
+def _row(shape: ShapeKey, linear: Linear) -> np.ndarray:
     """How many are complete does not matter where each modality costs by its own rows."""
-    return np.array([1.0, *(count for name, count in shape if name != "&")])
+    return np.array([1.0, *(count for name, count in shape if name != "&" or linear == "patterns")])

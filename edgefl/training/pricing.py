@@ -21,7 +21,7 @@ from edgefl.resources.flops import FlopCounter
 from edgefl.resources.live_bytes import LiveBytes
 from edgefl.training.batches import LEAST_ROWS, Batch, ShapeKey, meta_batch
 from edgefl.training.beside import Beside, Share, patterns_of
-from edgefl.training.counting import FlopCounts, is_linear, kind_of_step
+from edgefl.training.counting import FlopCounts, kind_of_step, linear_in
 from edgefl.training.forward import Aids, copied
 from edgefl.training.judging import matcher_of
 from edgefl.training.poverty import is_exact, poverty_layers
@@ -60,7 +60,7 @@ class Pricer:
 
     def _trace(self, job: Job, rows: Mapping[str, int]) -> float:
         """FLOPs of a step with these rows; the first trace of a kind also gives its peak."""
-        kind, linear = kind_of_step(job, with_tables=True), is_linear(job)
+        kind, linear = kind_of_step(job, with_tables=True), linear_in(job)
         complete = min(rows.values())
         incomplete = int(complete < job.hyper.batch_size)
         shape: ShapeKey = (("", incomplete), ("&", complete), *sorted(rows.items()))  # as Batch.shape_key says it

@@ -66,7 +66,7 @@ def class_means(
             kind,
             _shape(dataset, indices, modalities),
             partial(_representations, model, job, dataset, indices, modalities, device),
-            linear=True,
+            linear="patterns",
         )
         flops += cost
         for name, rows, values in found:

@@ -25,7 +25,7 @@ from edgefl.plan.exchange import sent
 from edgefl.plan.values import Job
 from edgefl.training.batches import Batch, training_batches
 from edgefl.training.companions import aids_of, marks_of, twin_tensors
-from edgefl.training.counting import FlopCounts, is_linear, kind_of_step
+from edgefl.training.counting import FlopCounts, kind_of_step, linear_in
 from edgefl.training.forward import Aids
 from edgefl.training.last_round import match_parts
 from edgefl.training.optimizers import Optimizer
@@ -189,7 +189,7 @@ def _counted_step(
         tally.kind,
         batch.shape_key,
         lambda: train_step(model, job, batch, optimizer, aids),
-        linear=is_linear(job),
+        linear=linear_in(job),
     )
     tally.flops += flops
     if not np.isfinite(loss):

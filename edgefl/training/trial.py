@@ -13,7 +13,7 @@ from edgefl.models.state import load_part, part_tensors
 from edgefl.plan.fit import needs_pairs
 from edgefl.plan.values import Job
 from edgefl.prototypes.library import from_tensors
-from edgefl.training.counting import FlopCounts, is_linear, kind_of_step
+from edgefl.training.counting import FlopCounts, kind_of_step, linear_in
 from edgefl.training.evaluate import judge
 from edgefl.training.judging import matching
 
@@ -73,7 +73,7 @@ def trial(
         kind,
         (("", len(apart)), ("&", complete), *sorted(rows.items())),
         lambda: judge(model, apart, job.stage.depth, tables, tasks, own, mask=mask, matcher=matcher),
-        linear=is_linear(job),
+        linear=linear_in(job),
     )
     recalls = [value for name, value in found.items() if name.endswith("_recall_at_1")]
     score = found.get("accuracy", float(np.mean(recalls)) if recalls else None)
