@@ -271,19 +271,43 @@ def test_which_samples_can_be_trained_on():
     assert usable_rows(job(), unlabelled).tolist() == []
 
 
-@pytest.mark.parametrize("changes", [{"encoder_sharing": "multiway"}, {"fusion": "joint"}, {"fusion": "mean"}])
-def test_flops_follow_from_a_few_counts_exactly(changes, monkeypatch):
+ADAPTIVE = {"adaptive": {"local_clusters": 3.0, "clusters": 2.0, "neighbours": 2.0}}
+CLUSTERED = {**CROSS_ENTROPY, "cluster_contrast": {"weight": 1.0, "temperature": 0.07}}
+
+
+@pytest.mark.parametrize(
+    ("changes", "slots"),
+    [
+        (
+            {"encoder_sharing": "multiway", "matching": "classifier"},
+            {"prototypes": {"class_mean": {"match": "cosine"}}},
+        ),
+        ({"fusion": "joint"}, {"prototypes": {"class_mean": {"match": "cosine"}}}),
+        ({"fusion": "mean"}, {"prototypes": ADAPTIVE, "objective": CLUSTERED}),
+    ],
+    ids=["multiway", "joint", "adaptive"],
+)
+def test_flops_follow_from_a_few_counts_exactly(changes, slots, monkeypatch):
     spec = msgspec.structs.replace(model_spec(stages=2), **changes, joint=JointSpec(width=8, heads=2, layers=1))
-    made = with_hyper(job(spec, prototypes={"class_mean": {"match": "cosine"}}), holdout=0.2)
-    rows = np.random.default_rng(1).random(160)
-    data = dataset(160, {"a": list(np.flatnonzero(rows < 0.3)), "b": list(np.flatnonzero(rows > 0.6))})
-    halves = split(made, data, "d")
-    counts, counted = FlopCounts(), []
+    stage = stages_of(spec)[-1]
+    if spec.matching != "none":
+        stage = msgspec.structs.replace(stage, present=(*stage.present, "match/a", "match/b"))
+    made = msgspec.structs.replace(with_hyper(job(spec, stage, **slots), holdout=0.2), last=True)
+    counts, counted, found = FlopCounts(), [], []
     monkeypatch.setattr(counts, "put", lambda *about: counted.append(about) or FlopCounts.put(counts, *about))
-    found = train_round(made, halves.own, parts_of(made), apart=halves.apart, counts=counts).flops
-    assert len(counted) < 14
+
+    def flops(known: FlopCounts | None) -> list[float]:
+        return [train_round(made, half.own, parts_of(made), apart=half.apart, counts=known).flops for half in halves]
+
+    rows = np.random.default_rng(1).random(60)
+    halves = []
+    for count in (60, 36, 50, 42):  # devices of one process
+        absent = {"a": list(np.flatnonzero(rows[:count] < 0.3)), "b": list(np.flatnonzero(rows[:count] > 0.6))}
+        halves.append(split(made, dataset(count, absent), "d"))
+    found = flops(counts)
+    assert len(counted) < 30  # of some sixty shapes
     monkeypatch.setattr(FlopCounts, "get", lambda *_, **__: None)  # every shape is counted
-    assert found == train_round(made, halves.own, parts_of(made), apart=halves.apart).flops
+    assert found == flops(None)
 
 
 def test_the_same_samples_are_set_apart_whatever_the_recipe_leaves_out_or_completes():

@@ -20,7 +20,7 @@ from edgefl.models.state import load_module, module_tensors
 from edgefl.plan.values import Job
 from edgefl.prototypes.adaptive import LOCAL_CLUSTERS, Local, local_pairs
 from edgefl.prototypes.library import from_tensors
-from edgefl.resources.flops import FlopCounter
+from edgefl.training.counting import FlopCounts, kind_of_step
 from edgefl.training.embeddings import embeddings
 from edgefl.training.forward import Aids, copied
 from edgefl.training.judging import matcher_of
@@ -79,20 +79,39 @@ def local_prototypes(job: Job, model: StagedModel, aids: Aids, dataset: Dataset,
     return local_pairs(projections, has, labels, job.model.classes, rng, clusters=clusters)
 
 
+def counted_prototypes(
+    job: Job, model: StagedModel, aids: Aids, dataset: Dataset, rng: np.random.Generator, counts: FlopCounts
+) -> tuple[Local, float]:
+    """``local_prototypes`` and the FLOPs they took: every modality through its encoder by itself."""
+    return counts.run(
+        b"alone" + kind_of_step(job, with_tables=False),
+        tuple((m, int(dataset.has(m).sum())) for m in _own(job, dataset)),
+        lambda: local_prototypes(job, model, aids, dataset, rng),
+        linear="rows",
+    )
+
+
 def marks_of(
-    job: Job, model: StagedModel, aids: Aids, dataset: Dataset, rng: np.random.Generator
+    job: Job, model: StagedModel, aids: Aids, dataset: Dataset, rng: np.random.Generator, counts: FlopCounts
 ) -> tuple[np.ndarray | None, float]:
     """Each sample's class or local cluster [N] for this round, where a term asks for it, and the FLOPs that took."""
     if "cluster_contrast" not in job.slots.objective:
         return None, 0.0
-    with FlopCounter() as counter:
-        labels = local_prototypes(job, model, aids, dataset, rng).labels
-    return labels, float(counter.flops)
+    local, flops = counted_prototypes(job, model, aids, dataset, rng, counts)
+    return local.labels, flops
 
 
-def projections_of(job: Job, model: StagedModel, dataset: Dataset) -> dict[str, np.ndarray]:
-    """[N, d] of each modality this device has, alone; zeros in rows that lack it."""
-    return {m: embeddings(model, m, dataset, job.stage.depth) for m in _own(job, dataset)}
+def projections_of(
+    job: Job, model: StagedModel, dataset: Dataset, counts: FlopCounts
+) -> tuple[dict[str, np.ndarray], float]:
+    """[N, d] of each modality this device has, alone, zeros in rows that lack it; and the FLOPs this took."""
+    own = _own(job, dataset)
+    return counts.run(
+        b"alone" + kind_of_step(job, with_tables=False),
+        tuple((m, int(dataset.has(m).sum())) for m in own),
+        lambda: {m: embeddings(model, m, dataset, job.stage.depth) for m in own},
+        linear="rows",
+    )
 
 
 def _own(job: Job, dataset: Dataset) -> list[str]:

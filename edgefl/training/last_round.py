@@ -11,6 +11,7 @@ from edgefl.models.state import part_tensors
 from edgefl.plan.values import Job
 from edgefl.resources.flops import FlopCounter
 from edgefl.training.companions import projections_of
+from edgefl.training.counting import FlopCounts
 from edgefl.training.matchers import MatcherSettings, train_classifier, train_prior
 
 #: Fewest samples a small model is trained on.
@@ -18,7 +19,7 @@ _LEAST = 2
 
 
 def match_parts(
-    job: Job, model: StagedModel, dataset: Dataset, device: str, rng: np.random.Generator
+    job: Job, model: StagedModel, dataset: Dataset, device: str, counts: FlopCounts, rng: np.random.Generator
 ) -> tuple[dict[str, dict[str, np.ndarray]], dict[str, int], float]:
     """(parts "match/<m>" trained here, samples of each, FLOPs). A modality without samples that can teach has none."""
     if job.model.matching == "none" or not job.last:
@@ -26,18 +27,20 @@ def match_parts(
     settings = MatcherSettings()
     parts: dict[str, dict[str, np.ndarray]] = {}
     samples: dict[str, int] = {}
-    with FlopCounter() as counter:
-        projections = projections_of(job, model, dataset)
-        for m, r in projections.items():
-            if f"match/{m}" not in model.parts_present:
-                continue
-            if job.model.matching == "classifier":
-                count = _classify(model, m, r, dataset, settings, rng, device)
-            else:
+    projections, flops = projections_of(job, model, dataset, counts)
+    for m, r in projections.items():
+        if f"match/{m}" not in model.parts_present:
+            continue
+        if job.model.matching == "classifier":
+            count, spent = _classify(model, m, r, dataset, settings, counts, rng, device)
+        else:
+            with FlopCounter() as counter:  # a contrast compares every row with every other: not a sum over rows
                 count = _prior(model, m, projections, dataset, settings, rng, device)
-            if count:
-                parts[f"match/{m}"], samples[f"match/{m}"] = part_tensors(model, f"match/{m}"), count
-    return parts, samples, float(counter.flops)
+            spent = float(counter.flops)
+        flops += spent
+        if count:
+            parts[f"match/{m}"], samples[f"match/{m}"] = part_tensors(model, f"match/{m}"), count
+    return parts, samples, flops
 
 
 def _classify(
@@ -46,15 +49,21 @@ def _classify(
     r: np.ndarray,
     dataset: Dataset,
     settings: MatcherSettings,
+    counts: FlopCounts,
     rng: np.random.Generator,
     device: str,
-) -> int:
+) -> tuple[int, float]:
+    """(samples, FLOPs)."""
     known = dataset.has(m) & (dataset.labels >= 0) if dataset.labels is not None else np.zeros(len(dataset), bool)
     if known.sum() < _LEAST or dataset.labels is None:
-        return 0
+        return 0, 0.0
     x, y = torch.from_numpy(r[known]).to(device), torch.from_numpy(dataset.labels[known]).to(device)
-    train_classifier(model.part(f"match/{m}"), x, y, settings, rng)
-    return int(known.sum())
+    small = model.part(f"match/{m}")
+    kind = f"classifier {r.shape[1]} {model.spec.classes} {settings}".encode()
+    _, flops = counts.run(
+        kind, (("rows", len(x)),), lambda: train_classifier(small, x, y, settings, rng), linear="rows"
+    )
+    return len(x), flops
 
 
 def _prior(

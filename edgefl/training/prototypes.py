@@ -16,9 +16,8 @@ from edgefl.models.build import StagedModel
 from edgefl.models.spec import fused_width
 from edgefl.plan.values import Job
 from edgefl.prototypes.library import FUSED, ClassMeans, to_tensors
-from edgefl.resources.flops import FlopCounter
 from edgefl.training.batches import ShapeKey, make_batch
-from edgefl.training.companions import local_prototypes
+from edgefl.training.companions import counted_prototypes
 from edgefl.training.counting import FlopCounts, kind_of_step
 from edgefl.training.forward import Aids
 
@@ -38,10 +37,9 @@ def local_tables(
         return to_tensors(means), flops
     if "adaptive" not in job.slots.prototypes:
         return None, 0.0
-    with FlopCounter() as counter:
-        found = local_prototypes(job, model, aids, dataset, rng)
+    found, flops = counted_prototypes(job, model, aids, dataset, rng, counts)
     tables = {m: table for m, table in found.pairs.tables.items() if len(table.counts)}
-    return (to_tensors(tables) if tables else None), float(counter.flops)
+    return (to_tensors(tables) if tables else None), flops
 
 
 def class_means(

@@ -106,7 +106,7 @@ def train_round(
     personal_metrics, more = personal_trial(job, model, apart, parts, kept, counts)
     prepare(model, job.stage.trained)
     aids = aids_of(job, model, parts, kept, device)
-    marks, marking = marks_of(job, model, aids, dataset, rng)
+    marks, marking = marks_of(job, model, aids, dataset, rng, counts)
     meter = PovertyMeter() if "poverty" in job.slots.repair else None
     tally = _Tally(kind_of_step(job, with_tables=bool(aids.tables)), counts, meter)
     tally.flops = spent + more + marking
@@ -227,7 +227,7 @@ def _outcome(
     tally.flops += flops
     if tables is not None:
         sending[PROTOTYPES], samples[PROTOTYPES] = tables, len(usable)
-    small, counts, flops = match_parts(job, model, own, device, rng)
+    small, counts, flops = match_parts(job, model, own, device, tally.counts, rng)
     tally.flops += flops
     sending |= small
     samples |= counts
