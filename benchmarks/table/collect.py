@@ -94,8 +94,8 @@ def run_cell(cell: Cell, settings: Settings, values: Values, *, trainers: int = 
     with tempfile.TemporaryDirectory(prefix="edgefl-systems-") as folder:
         file = Path(folder) / "run.yaml"
         file.write_text(yaml.safe_dump(values, sort_keys=False), encoding="utf-8")
-        command = [sys.executable, "-m", "edgefl.cli.main", "run", str(file), "--no-export", "--format", "json"]
-        command += ["--trainers", str(trainers), "--runs", str(Path(folder) / "runs")]
+        command = [sys.executable, "-m", "edgefl.cli.main", "run", str(file), "--format", "json", "--no-export"]
+        command += ["--no-page", "--trainers", str(trainers), "--runs", str(Path(folder) / "runs")]
         status, out, err = _run(command)
     wall_s = time.monotonic() - started
     if status:

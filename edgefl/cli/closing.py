@@ -7,24 +7,29 @@ from pathlib import Path
 from edgefl.cli.locate import read_run, write_text
 from edgefl.report.rows import RunReport
 
+PAGE = "report.html"
 
-def close_run(directory: Path, *, export: bool, quiet: bool) -> RunReport:
-    """Export and report the finished run in ``directory``. Raises ExportError, StoreError."""
+
+def close_run(directory: Path, *, export: bool, page: bool, quiet: bool) -> RunReport:
+    """Export and report the finished run in ``directory``, with report.html if ``page``.
+
+    Raises ExportError, StoreError.
+    """
     if export:
         from edgefl.cli.export import export_run
 
         export_run(directory)
     report = read_run(directory)
-    from edgefl.report.html import render
+    if page:
+        from edgefl.report.html import render
 
-    page = directory / "report.html"
-    write_text(page, render(report))
+        write_text(directory / PAGE, render(report))
     if not quiet:
-        _show(report, directory, page, export=export)
+        _show(report, directory, export=export, page=page)
     return report
 
 
-def _show(report: RunReport, directory: Path, page: Path, *, export: bool) -> None:
+def _show(report: RunReport, directory: Path, *, export: bool, page: bool) -> None:
     from rich.console import Console
 
     from edgefl.report import bills, decisions, inventory, outcome
@@ -37,7 +42,9 @@ def _show(report: RunReport, directory: Path, page: Path, *, export: bool) -> No
         grids.append(inventory.bundles(report))
     for grid in grids:
         print_grid(grid, console, told=told)
-    lines = [f"open {page}                       # plots, and every device's bill per stage"]
+    lines = []
+    if page:
+        lines.append(f"open {directory / PAGE}                       # plots, and every device's bill per stage")
     lines.append(f"edgefl report {directory}         # the same in the terminal; --format csv or json for the figures")
     if export:
         lines.append(f"edgefl predict {directory / 'bundles'} {directory / 'shares' / 'test.npz'}")

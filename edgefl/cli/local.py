@@ -80,11 +80,11 @@ class LocalRun:
         where = "" if self.directory.parent == RUNS else f" --runs {self.directory.parent}"
         return f"Go on after the last finished round with: edgefl run {self.name} --resume {self.run}{where}"
 
-    def finish(self, *, export: bool) -> RunReport:
-        """Bundles and report.html into the run's directory; unless quiet, the tables and what to run next."""
+    def finish(self, *, export: bool, page: bool) -> RunReport:
+        """As asked, bundles and report.html into the run's directory; unless quiet, the tables and what to run next."""
         from edgefl.cli.closing import close_run
 
-        return close_run(self.directory, export=export, quiet=self.quiet)
+        return close_run(self.directory, export=export, page=page, quiet=self.quiet)
 
     def _prepare(self) -> Path:
         """The run's shares and its run file, written unless the run was begun before: then it goes on as it was."""

@@ -22,6 +22,7 @@ def command(
         ),
     ] = 0,
     export: Annotated[bool, typer.Option(help="Write ONNX bundles at the end.")] = True,
+    page: Annotated[bool, typer.Option(help="Write report.html at the end.")] = True,
     format: Annotated[  # noqa: A002 - the option's own name
         Literal["terminal", "json"], typer.Option("--format", help="json: the finished run's report, alone on stdout.")
     ] = "terminal",
@@ -43,6 +44,6 @@ def command(
         asyncio.run(local.train())
     except (KeyboardInterrupt, asyncio.CancelledError) as error:  # Ctrl-C, SIGTERM
         raise KeyboardInterrupt(local.way_on()) from error
-    report = local.finish(export=export)
+    report = local.finish(export=export, page=page)
     if format == "json":
         print_json(report)
