@@ -18,7 +18,7 @@ import fcntl
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from statistics import median
@@ -85,7 +85,7 @@ def claimed(path: Path) -> Iterator[None]:
     with path.open("ab") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        except BlockingIOError:
             sys.exit(f"{path} is being written by another run of this benchmark: wait for it, or name other --results")
         yield
 
@@ -118,7 +118,7 @@ def tune(grid: Grid, cells: list[Cell], runner: Runner, tried: Results) -> bool:
     rest = [
         (cell, one)
         for cell in wanted
-        for one in grid.more_trials(cell, best(grid, tried, cell) or grid.default(cell), settings_of(grid, tried, cell))
+        for one in grid.more_trials(cell, best(grid, tried, cell) or grid.default(cell), spent(grid, tried, cell))
         if due(grid, tried, cell, one)
     ]
     return runner.run(rest, tried, "tuning")
@@ -130,10 +130,20 @@ def due(grid: Grid, results: Results, cell: Cell, one: Settings) -> bool:
     return all(row.error for row in rows) and len(rows) < 2
 
 
+def of_grid(grid: Grid) -> Callable[[Outcome], bool]:
+    """Whether a run is one of this grid's, not of the grid as it was once."""
+    return lambda row: row.file == digest(grid.run_file(row.cell, Settings(row.lr, row.slots)))
+
+
 def settings_of(grid: Grid, tried: Results, cell: Cell) -> list[Settings]:
     """What has been tried for a cell of this grid."""
     found = [Settings(row.lr, row.slots) for row in tried.rows if row.cell == cell]
     return [one for i, one in enumerate(found) if one not in found[:i] and tried.tries(cell, grid.run_file(cell, one))]
+
+
+def spent(grid: Grid, tried: Results, cell: Cell) -> list[Settings]:
+    """What of a cell's budget is gone: settings that are not to be tried again."""
+    return [one for one in settings_of(grid, tried, cell) if not due(grid, tried, cell, one)]
 
 
 def best(grid: Grid, tried: Results, cell: Cell) -> Settings | None:
@@ -174,19 +184,25 @@ def main() -> None:
     options = parser.parse_args()
     grid = Grid(quick=options.quick)
     folder = options.results or (Path("build/quick") if options.quick else RESULTS)
-    runs, tried = Results(folder / "runs.jsonl"), Results(folder / "tuning.jsonl")
     cells = [cell for cell in grid.cells() if all(text in cell.key for text in options.only)]
     if not cells:
         parser.error(f"no cell's name has all of: {', '.join(options.only)}")
     runner = Runner(grid, options.parallel, options.minutes)
     try:
         if not options.page:
-            with claimed(runs.path):
-                _fill(grid, cells, runner, runs, tried)
+            with claimed(folder / "runs.jsonl"):
+                _fill(grid, cells, runner, Results(folder / "runs.jsonl"), Results(folder / "tuning.jsonl"))
     except KeyboardInterrupt:
         sys.exit("stopped; the same command goes on")
     page = folder.with_suffix(".md")
-    write(grid, runs, tried, page, "python -m benchmarks.systems" + " --quick" * options.quick)
+    runs, tried = Results(folder / "runs.jsonl"), Results(folder / "tuning.jsonl")
+    write(
+        grid,
+        runs.only(of_grid(grid)),
+        tried.only(of_grid(grid)),
+        page,
+        "python -m benchmarks.systems" + " --quick" * options.quick,
+    )
     sys.stderr.write(f"{page}\n")
 
 

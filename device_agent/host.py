@@ -82,9 +82,8 @@ class HostedTrainer:
         request = HostRequest(self._seat, TrainRequest(work.offer, self._seat.device, work.kept))
         async with self._worker.turn:
             try:
-                await self._worker.process.call(
-                    "warm", HostRequest(self._seat)
-                )  # before that, the signal would kill it
+                # Only a warm process may be interrupted: the signal would kill a cold one.
+                await self._worker.process.call("warm", HostRequest(self._seat))
                 self._worker.active = self._seat
                 reply = await self._worker.process.call(
                     "train", request, lambda note: on_progress(Progressed(work.offer.attempt, **note))

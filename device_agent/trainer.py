@@ -141,6 +141,7 @@ class Trainer:
             return self.dataset.relabelled(names) if names else self.dataset
         if self.read_for != (model.encoders, names):
             here = {m: spec for m, spec in model.encoders.items() if m in self.facts.modalities}
+            self.split = None
             self.dataset = _load(self.data, self.bad_samples, here, names)
             self.read_for = (model.encoders, names)
         return self.dataset
@@ -154,7 +155,8 @@ class Trainer:
 
         dataset = self._dataset_for(job.model)
         # A data set is equal to itself only: one that was read again makes a new share.
-        wanted = (self.dataset, device, job.model.encoders, job.model.label_names, job.hyper, job.slots)
+        drawn = (job.hyper.holdout, job.hyper.seed, job.hyper.batch_size)
+        wanted = (self.dataset, device, job.model.encoders, job.model.label_names, drawn, job.slots)
         if self.split is None or self.split[0] != wanted:
             self.split = None  # the old one goes before the new one comes
             fresh = split(job, dataset, device)

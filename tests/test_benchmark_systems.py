@@ -123,6 +123,28 @@ def test_what_failed_is_tried_once_more_and_another_grid_s_runs_do_not_count(gri
     assert systems.due(grid, results, cell._replace(method="fedavg"), one)
 
 
+def test_a_trial_that_failed_once_is_made_again(grid, tmp_path):
+    cells = [cell for cell in grid.cells() if cell[:2] == ("har", "fedavg")]
+    tried = Results(tmp_path / "tuning.jsonl")
+    assert systems.tune(grid, cells, Recorder(grid), tried)
+    last = tried.rows.pop()
+    tried.rows.append(msgspec.structs.replace(last, error="error: no broker", score=None))
+    again = Recorder(grid)
+    assert systems.tune(grid, cells, again, tried)
+    assert [one.lr for _, one in again.ran] == [last.lr]
+
+
+def test_the_page_shows_the_newest_run_of_this_grid(grid, tmp_path):
+    results, cell, one = Results(tmp_path / "r.jsonl"), Cell("har", "mmic", "pretrained", 0.2, 1), Settings(1e-3)
+    digests = [digest(grid.run_file(cell, one)), "another grid"]
+    for file, rounds in ((digests[0], 1), (digests[0], 2), (digests[1], 3)):
+        results.add(outcome(**{**cell._asdict(), "lr": 1e-3, "slots": {}, "file": file, "rounds": rounds}))
+    results.add(outcome(**{**cell._asdict(), "lr": 1e-3, "slots": {}, "file": digests[0], "error": "error: no broker"}))
+    shown = results.only(systems.of_grid(grid)).newest()
+    assert [row.rounds for row in shown.rows] == [2]
+    assert len(results.rows) == 4
+
+
 def test_results_survive_and_failures_are_run_again(tmp_path):
     results = Results(tmp_path / "a" / "runs.jsonl")
     results.add(outcome(metrics=accuracies(0.9, 0.8, 0.6)))
@@ -188,6 +210,8 @@ def test_the_accuracy_as_trained_by_hand():
     assert measures.alone(row) == pytest.approx(70)
     assert measures.as_trained(row) == pytest.approx((12 * 90 + 80 + 3 * 60) / 16)
     assert measures.as_trained(outcome(metrics=accuracies(0.9, 0.8, 0.6))) is None
+    turned = {name.replace("acc+gyro", "gyro+acc"): value for name, value in accuracies(0.9, 0.8, 0.6).items()}
+    assert measures.as_trained(outcome(metrics=turned, patterns=shares)) == measures.as_trained(row)
     devices = [DeviceRow(samples={"": 10, "acc": 10, "gyro": 6}), DeviceRow(samples={"": 6, "acc": 3, "gyro": 6})]
     assert patterns(devices) == {"acc+gyro": 9 / 16, "acc": 4 / 16, "gyro": 3 / 16}
 

@@ -41,7 +41,7 @@ def test_the_same_steps_as_torch(name):
         torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-7)
 
 
-@pytest.mark.parametrize("together", [0, 30, 2**18])
+@pytest.mark.parametrize("together", [30, 2**18])
 def test_how_many_are_updated_together_changes_nothing(together, monkeypatch):
     torch.manual_seed(0)
     alone, mine = pair()

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
@@ -41,7 +41,6 @@ class Outcome(msgspec.Struct, frozen=True):
     patterns: dict[str, float] = {}  # what training samples have, such as "acc+gyro" or "acc" -> share of them
     own: dict[str, float] = {}  # on the devices' own samples: "<received or trained>|<task>", mean over devices
     score: float | None = None  # what is tuned by: of the models received last, on the devices' own samples
-
     payload_bytes: float = 0.0
     flops: float = 0.0
     step_peak_bytes: float = 0.0
@@ -58,10 +57,12 @@ class Outcome(msgspec.Struct, frozen=True):
 class Results:
     """The lines of a file, one a run; a line is written when its run has ended, so that nothing is run twice."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, rows: list[Outcome] | None = None) -> None:
         self.path = path
-        lines = path.read_bytes().splitlines() if path.is_file() else []
-        self.rows = [msgspec.json.decode(line, type=Outcome) for line in lines if line.strip()]
+        lines = path.read_bytes().splitlines() if rows is None and path.is_file() else []
+        self.rows = (
+            [msgspec.json.decode(line, type=Outcome) for line in lines if line.strip()] if rows is None else rows
+        )
 
     def add(self, row: Outcome) -> None:
         """Append and keep."""
@@ -73,6 +74,15 @@ class Results:
     def of(self, cell: Cell) -> list[Outcome]:
         """The runs of a cell that ended well."""
         return [row for row in self.rows if row.cell == cell and not row.error]
+
+    def only(self, keep: Callable[[Outcome], bool]) -> Results:
+        """Those that ``keep`` approves of; nothing is written."""
+        return Results(self.path, [row for row in self.rows if keep(row)])
+
+    def newest(self) -> Results:
+        """Of every cell the last run that ended well, or where none did, the failures; nothing is written."""
+        good = {row.cell: row for row in self.rows if not row.error}
+        return self.only(lambda row: row is good.get(row.cell, row))
 
     def tries(self, cell: Cell, values: Values) -> list[Outcome]:
         """The runs of a cell with exactly this run file."""

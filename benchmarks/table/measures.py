@@ -30,15 +30,20 @@ def alone(row: Outcome, mask: str = "") -> float | None:
 
 def as_trained(row: Outcome) -> float | None:
     """The accuracy to expect on samples that have what the fleet's training samples have, in percent."""
-    known = _accuracies(row)
+    known = {(_modalities(given), mask): value for (given, mask), value in _accuracies(row).items()}
     found = 0.0
     for given, share in row.patterns.items():
         masks = ("none",) if "+" in given else _MASKS
-        value = next((known[pair] for mask in masks for pair in known if pair == (given, mask)), None)
+        value = next((known[pair] for mask in masks if (pair := (_modalities(given), mask)) in known), None)
         if value is None:
             return None
         found += 100 * share * value
     return found if row.patterns else None
+
+
+def _modalities(given: str) -> frozenset[str]:
+    """In whatever order they are told."""
+    return frozenset(given.split("+"))
 
 
 def rsum(row: Outcome) -> float | None:

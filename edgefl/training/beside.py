@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from edgefl.models.build import StagedModel, build
-from edgefl.plan.fit import needs_pairs
+from edgefl.plan.fit import needs_labels, needs_pairs
 from edgefl.plan.values import Job
 from edgefl.resources.flops import FlopCounter
 from edgefl.training.counting import kind_of_step
@@ -94,7 +94,8 @@ class Beside:
     def _prototypes(self, job: Job, share: Share) -> float:
         if "adaptive" in job.slots.prototypes:
             marked = "cluster_contrast" in job.slots.objective  # clusters are looked for before training too
-            return share.own * self._alone(job, share) * (2 if marked else 1)
+            count = share.own if needs_labels(job.slots) else share.trained  # clusters are of complete samples
+            return count * self._alone(job, share) * (2 if marked else 1)
         if "class_mean" not in job.slots.prototypes:
             return 0.0
         whole = len(job.model.encoders)

@@ -72,11 +72,19 @@ def local_prototypes(job: Job, model: StagedModel, aids: Aids, dataset: Dataset,
     """
     options = job.slots.prototypes.get("adaptive", {})
     heads = {m: aids.twin.get(m) or model.part(f"head/{m}") for m in _own(job, dataset)}
-    projections = {m: embeddings(model, m, dataset, job.stage.depth, head) for m, head in heads.items()}
+    telling = _telling(job, dataset)
+    projections = {m: embeddings(model, m, dataset, job.stage.depth, head, telling) for m, head in heads.items()}
     has = {m: dataset.has(m) for m in projections}
     clusters = int(options.get("local_clusters", LOCAL_CLUSTERS))
     labels = dataset.labels if job.model.classes else None
     return local_pairs(projections, has, labels, job.model.classes, rng, clusters=clusters)
+
+
+def _telling(job: Job, dataset: Dataset) -> np.ndarray:
+    """[N] bool: the samples adaptive prototypes are made of: the labelled ones, without labels the complete ones."""
+    if job.model.classes and dataset.labels is not None and (dataset.labels >= 0).any():
+        return np.asarray(dataset.labels >= 0)
+    return np.asarray(np.logical_and.reduce([dataset.has(m) for m in _own(job, dataset)]))
 
 
 def counted_prototypes(
@@ -85,7 +93,7 @@ def counted_prototypes(
     """``local_prototypes`` and the FLOPs they took: every modality through its encoder by itself."""
     return counts.run(
         b"alone" + kind_of_step(job, with_tables=False),
-        tuple((m, int(dataset.has(m).sum())) for m in _own(job, dataset)),
+        tuple((m, int((dataset.has(m) & _telling(job, dataset)).sum())) for m in _own(job, dataset)),
         lambda: local_prototypes(job, model, aids, dataset, rng),
         linear="rows",
     )

@@ -14,15 +14,21 @@ BATCH = 128
 
 
 def embeddings(
-    model: StagedModel, modality: str, dataset: Dataset, depth: int, head: nn.Module | None = None
+    model: StagedModel,
+    modality: str,
+    dataset: Dataset,
+    depth: int,
+    head: nn.Module | None = None,
+    wanted: np.ndarray | None = None,
 ) -> np.ndarray:
     """[N, d], f32: ``modality`` encoded through ``depth`` stages and projected; rows that lack it hold zeros.
 
-    ``head``: another one than the model's own. Everything ends in the mode (training or evaluation) it had.
+    ``head``: another one than the model's own; ``wanted`` [N] bool: the other rows hold zeros, too. Everything ends in
+    the mode (training or evaluation) it had.
     """
     head = model.part(f"head/{modality}") if head is None else head
     out = np.zeros((len(dataset), model.spec.head.out), np.float32)
-    rows = np.flatnonzero(dataset.has(modality))
+    rows = np.flatnonzero(dataset.has(modality) if wanted is None else dataset.has(modality) & wanted)
     modes = [(module, module.training) for module in (*model.modules(), *head.modules())]
     model.eval()
     head.eval()

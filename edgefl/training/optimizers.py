@@ -2,8 +2,8 @@
 
 The same arithmetic as torch.optim's (a test compares them step by step). Ours because the first step of torch's own
 optimisers imports torch._dynamo and sympy: 67 MiB and two seconds for every device, measured with torch 2.13 on a CPU,
-which is a quarter of a warm trainer. One temporary the size of the largest parameter, none kept: smaller ones are
-updated together, as many as fill ``TOGETHER_BYTES`` (a layer of a small model: half the time).
+which is a quarter of a warm trainer. One temporary, none kept: as large as the largest parameter, or as those that are
+updated together, which together fill ``TOGETHER_BYTES`` at most.
 
     sgd:    m <- mu m + g + wd p;  p <- p - lr m
     adamw:  p <- (1 - lr wd) p;  m <- b1 m + (1 - b1) g;  v <- b2 v + (1 - b2) g^2;
@@ -22,6 +22,7 @@ from torch import Tensor
 
 BETAS = (0.9, 0.999)
 EPS = 1e-8
+#: Half the time of one by one, measured on 85 parameters of a small model (130 KiB; 4.7 against 2.7 ms a step).
 TOGETHER_BYTES = 2**18
 
 

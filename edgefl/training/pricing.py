@@ -24,6 +24,7 @@ from edgefl.training.beside import Beside, Share, patterns_of
 from edgefl.training.counting import FlopCounts, kind_of_step, linear_in
 from edgefl.training.forward import Aids, copied
 from edgefl.training.judging import matcher_of
+from edgefl.training.optimizers import TOGETHER_BYTES
 from edgefl.training.poverty import is_exact, poverty_layers
 from edgefl.training.step import prepare, run_backward, run_forward
 
@@ -47,7 +48,7 @@ class Pricer:
         judged = usable_samples(
             msgspec.structs.replace(job.slots, missing={}), raw, modalities
         )  # drawn before any is left out
-        apart = min(held_out(job.hyper, judged), max(0, total - size))
+        apart = held_out(job.hyper, judged)
         trained = total - round(apart * min(1.0, total / max(1, judged)))
         steps = trained // size * job.hyper.epochs
         own = [m for m in job.model.encoders if f"head/{m}" in job.stage.present]
@@ -76,7 +77,7 @@ def price_step(job: Job, rows: Mapping[str, int]) -> tuple[int, float]:
     """(peak live bytes, FLOPs of a training step) with ``rows[m]`` rows of modality m.
 
     The optimiser's own operations are not traced: they are many and cost no FLOPs by this count. What they hold is
-    there: their state from the first step on, and one temporary as large as the largest parameter.
+    there: their state from the first step on, and the one temporary.
     """
     with LiveBytes() as live:
         model = build(job.model, job.stage.present, device="meta", seed=0)
@@ -92,8 +93,8 @@ def price_step(job: Job, rows: Mapping[str, int]) -> tuple[int, float]:
             run_backward(model, job, batch, done)
             flops = counter.flops
         del done
-        largest = max(trained, key=torch.Tensor.numel)
-        temporary = torch.empty_like(largest)
+        together = min(TOGETHER_BYTES // 4, sum(p.numel() for p in trained))
+        temporary = torch.empty(max(together, *(p.numel() for p in trained)), device="meta")
         del state, temporary
     return live.peak, float(flops)
 

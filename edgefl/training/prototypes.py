@@ -18,7 +18,7 @@ from edgefl.plan.values import Job
 from edgefl.prototypes.library import FUSED, ClassMeans, to_tensors
 from edgefl.training.batches import ShapeKey, make_batch
 from edgefl.training.companions import counted_prototypes
-from edgefl.training.counting import FlopCounts, kind_of_step
+from edgefl.training.counting import FlopCounts, kind_of_step, linear_in
 from edgefl.training.forward import Aids
 
 
@@ -64,7 +64,7 @@ def class_means(
             kind,
             _shape(dataset, indices, modalities),
             partial(_representations, model, job, dataset, indices, modalities, device),
-            linear="patterns",
+            linear=linear_in(job),
         )
         flops += cost
         for name, rows, values in found:

@@ -32,12 +32,11 @@ def usable_rows(job: Job, dataset: Dataset) -> np.ndarray:
 def split(job: Job, dataset: Dataset, device: str) -> Split:
     """``hyper.holdout`` of the samples set apart, the same ones in every round of a run.
 
-    They are drawn from all that can be judged, before any is left out or completed, so that recipes on the same data
-    set the same ones apart. At least one batch stays for training; without room for that nothing is set apart.
+    They are drawn from all that can be judged, before any is left out or completed, so that recipes with the same task
+    set the same ones apart. At least one batch of these stays; without room for that nothing is set apart.
     """
     judged = np.flatnonzero(_telling(job, dataset, np.stack([dataset.has(m) for m in job.model.encoders])))
-    room = len(usable_rows(job, dataset)) - job.hyper.batch_size
-    count = min(held_out(job.hyper, len(judged)), max(0, room))
+    count = held_out(job.hyper, len(judged))
     if not count:
         return Split(dataset, dataset.subset([]))
     rng = np.random.default_rng((job.hyper.seed, zlib.crc32(f"holdout/{device}".encode())))

@@ -69,9 +69,10 @@ def trial(
     kind = b"trial" + kind_of_step(job, with_tables=bool(tables)) + b"".join(sorted(task.encode() for task in tasks))
     rows = {m: int(apart.has(m).sum()) for m in own}
     complete = int(np.logical_and.reduce([apart.has(m) for m in own]).sum())
+    known = int((apart.labels >= 0).sum()) if labelled and apart.labels is not None else 0
     found, flops = counts.run(
         kind,
-        (("", len(apart)), ("&", complete), *sorted(rows.items())),
+        (("", len(apart)), ("&", complete), ("labelled", known), *sorted(rows.items())),
         lambda: judge(model, apart, job.stage.depth, tables, tasks, own, mask=mask, matcher=matcher),
         linear=linear_in(job),
     )
