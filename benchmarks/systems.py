@@ -196,13 +196,8 @@ def main() -> None:
         sys.exit("stopped; the same command goes on")
     page = folder.with_suffix(".md")
     runs, tried = Results(folder / "runs.jsonl"), Results(folder / "tuning.jsonl")
-    write(
-        grid,
-        runs.only(of_grid(grid)),
-        tried.only(of_grid(grid)),
-        page,
-        "python -m benchmarks.systems" + " --quick" * options.quick,
-    )
+    command, mine = "python -m benchmarks.systems" + " --quick" * options.quick, of_grid(grid)
+    write(grid, runs.only(mine).newest(), tried.only(mine), page, command)
     sys.stderr.write(f"{page}\n")
 
 

@@ -145,6 +145,18 @@ def test_the_page_shows_the_newest_run_of_this_grid(grid, tmp_path):
     assert len(results.rows) == 4
 
 
+def test_the_command_writes_the_page_of_the_newest_runs(grid, tmp_path, monkeypatch):
+    results, cell = Results(tmp_path / "table" / "runs.jsonl"), Cell("har", "mmic", "pretrained", 0.2, 1)
+    file = digest(grid.run_file(cell, Settings(1e-3)))
+    for value in (0.5, 0.9):
+        about = {**cell._asdict(), "lr": 1e-3, "slots": {}, "file": file, "metrics": accuracies(value, 0.8, 0.6)}
+        results.add(outcome(**about))
+    monkeypatch.setattr(sys, "argv", ["systems", "--page", "--results", str(tmp_path / "table")])
+    systems.main()
+    (line,) = (line for line in (tmp_path / "table.md").read_text().splitlines() if line.startswith("| mmic |"))
+    assert "| 90.0 |" in line
+
+
 def test_results_survive_and_failures_are_run_again(tmp_path):
     results = Results(tmp_path / "a" / "runs.jsonl")
     results.add(outcome(metrics=accuracies(0.9, 0.8, 0.6)))

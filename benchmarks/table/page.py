@@ -37,8 +37,8 @@ are judged on the pretrained start. The lines are kept in `systems/runs.jsonl`.
   trainer, median over devices and rounds of the stage that takes most.
 * FedMVP weighs devices by their outputs on one test sample a class, which its test then leaves out.
 * *pretrained*: encoders that were trained on one modality alone, on a part of the training samples
-  (`benchmarks/pretrain.py`); else random weights. AproMFL and FedMVP never train their encoders: from random weights
-  they are at a loss, as they must be.
+  (`benchmarks/pretrain.py`); else random weights, at 50 % missing only. AproMFL and FedMVP never train their encoders:
+  from random weights they are at a loss, as they must be.
 """
 
 
