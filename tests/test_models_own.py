@@ -216,8 +216,8 @@ def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.
     def full(*_args: object, **_more: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("edgefl.models.own.save_file", full)
-    with pytest.raises(StoreError, match="can not be written"):
+    monkeypatch.setattr("edgefl.disk.write_all", full)
+    with pytest.raises(StoreError, match=r"cannot write .*No space left"):
         save_encoders(path, model_of({"m": KINDS["sensor"]}, 2))
     assert [file.name for file in tmp_path.iterdir()] == [path.name]
     assert path.read_bytes() == b"old"

@@ -15,12 +15,16 @@ from edgefl.objects import ObjectStore
 from edgefl.records import Budget
 
 
+def two_in_one_process(place):  # noqa: F811 - the fixture's value
+    shared = HostedTrainers(1, place)
+    return [shared.trainer(settings(place, device=name), TOTAL) for name in ("d1", "d2")]
+
+
 def test_devices_that_share_a_process_train_as_alone(place):  # noqa: F811 - the fixture
     async def scene():
         offer = offer_of(ObjectStore(place / "objects"))
         alone = TrainerProcess(settings(place, device="d2"), TOTAL)
-        shared = HostedTrainers(1, place)
-        first, second = (shared.trainer(settings(place, device=name), TOTAL) for name in ("d1", "d2"))
+        first, second = two_in_one_process(place)
         try:
             facts = await asyncio.gather(first.warm(), second.warm())
             assert facts[0].samples == facts[1].samples == {"": 20, "acc": 20}
@@ -46,8 +50,7 @@ def test_devices_that_share_a_process_train_as_alone(place):  # noqa: F811 - the
 def test_who_leaves_off_does_not_end_the_others_round(place):  # noqa: F811 - the fixture
     async def scene():
         offer = offer_of(ObjectStore(place / "objects"))
-        shared = HostedTrainers(1, place)
-        first, second = (shared.trainer(settings(place, device=name), TOTAL) for name in ("d1", "d2"))
+        first, second = two_in_one_process(place)
 
         def at_first_step(progress):
             second.interrupt()  # not its turn: the first goes on
@@ -70,8 +73,7 @@ def test_who_leaves_off_does_not_end_the_others_round(place):  # noqa: F811 - th
 def test_a_process_that_dies_is_told_and_started_again(place):  # noqa: F811 - the fixture
     async def scene():
         offer = offer_of(ObjectStore(place / "objects"))
-        shared = HostedTrainers(1, place)
-        first, second = (shared.trainer(settings(place, device=name), TOTAL) for name in ("d1", "d2"))
+        first, second = two_in_one_process(place)
         try:
             await second.warm()
             ended = await first.train(Train(offer), lambda _: first._worker.process.kill())

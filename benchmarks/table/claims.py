@@ -178,16 +178,7 @@ def _mixed() -> Claim:
 
 def _slower_loss() -> Claim:
     lines = [
-        Comparison(
-            task,
-            0.5,
-            _LOST,
-            "fedmvp",
-            other,
-            measures.as_trained,
-            lower=True,
-            falling=True,
-        )
+        Comparison(task, 0.5, _LOST, "fedmvp", other, measures.as_trained, lower=True, falling=True)
         for task in _TASKS
         for other in ("fedavg", "joint-fedavg")
     ]

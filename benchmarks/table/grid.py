@@ -76,16 +76,17 @@ class Grid:
                 for start in STARTS:
                     for method, values in self.methods.items():
                         for task in values["tasks"]:
-                            rates = self.values["scratch"]["rates"] if start == "scratch" else self.rates
-                            rates = self.tasks[task].get("rates", rates)
-                            if self._wanted(task, method, start) and rate in rates:
-                                yield Cell(task, method, start, rate, seed)
+                            if self._wanted(cell := Cell(task, method, start, rate, seed)):
+                                yield cell
 
-    def _wanted(self, task: str, method: str, start: str) -> bool:
-        values = self.methods[method]
-        if self.quick and (start == "scratch" or not values.get("quick") or self.tasks[task].get("slow")):
+    def _wanted(self, cell: Cell) -> bool:
+        task, method, scratch = self.tasks[cell.task], self.methods[cell.method], self.values["scratch"]
+        if cell.rate not in task.get("rates", self.rates):
             return False
-        return start == "pretrained" or (bool(values.get("scratch")) and task in self.values["scratch"]["tasks"])
+        if cell.start == "scratch":
+            asked = method.get("scratch") and cell.task in scratch["tasks"] and cell.rate in scratch["rates"]
+            return bool(asked) and not self.quick
+        return not self.quick or bool(method.get("quick") and not task.get("slow"))
 
     def tuned_as(self, cell: Cell) -> Cell:
         """The cell whose settings this one takes."""

@@ -69,8 +69,9 @@ class LocalRun:
                 url = broker.url
             if self.trainers:
                 await stack.enter_async_context(self._agents(url))
-            for device in () if self.trainers else self.config.fleet:
-                await stack.enter_async_context(self._agent(device.name, device.profile, device.budget, url))
+            else:
+                for device in self.config.fleet:
+                    await stack.enter_async_context(self._agent(device.name, device.profile, device.budget, url))
             await self._coordinate(run_file, url)
 
     def way_on(self) -> str:

@@ -13,15 +13,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from edgefl.checkpoints import is_own, located
+from edgefl.data.completion import Array, Make
 from edgefl.data.dataset import Encoder
 from edgefl.data.text import DEFAULT_LENGTH, tokenizer
 from edgefl.errors import DataError, MissingDependencyError
-
-Array = npt.NDArray[np.generic]
-Make = Callable[[str, str, Array, Sequence[str]], Array | None]
 
 #: Asked after the caption, one after the other.
 QUESTIONS = ("what is the main object?", "what color is it?", "what is in the background?")

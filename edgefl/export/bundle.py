@@ -52,6 +52,7 @@ from edgefl.report.rows import BundleRow
 
 if TYPE_CHECKING:
     from edgefl.models.build import StagedModel
+    from edgefl.training.judging import Networks
 
 Mask = Literal["prototype", "zero", "both", "reconstruction"]
 #: The masks each choice checks and offers; a plain call uses the first.
@@ -61,8 +62,6 @@ MASKS: dict[str, tuple[MaskName, ...]] = {
     "both": ("prototype", "zero"),
     "reconstruction": ("reconstruction",),
 }
-#: "match/<m>" -> the parts that speak for it, with their weights
-Networks = Mapping[str, Mapping[str, float]]
 _PACKAGES = ("torch", "onnx", "onnxscript", "onnxruntime", "onnxruntime-gpu", "transformers", "numpy")
 
 

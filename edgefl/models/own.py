@@ -7,18 +7,17 @@ A tensor is called ``<piece>|<name>``; pieces are ``embed``, ``block/<i>`` (i co
 
 from __future__ import annotations
 
-import os
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
 from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save_file
+from safetensors.numpy import save
 
 from edgefl.checkpoints import located
-from edgefl.errors import ModelError, StoreError
+from edgefl.disk import explained, write_new
+from edgefl.errors import ModelError
 from edgefl.models.build import StagedModel, build
 from edgefl.models.spec import EncoderSpec, ModelSpec, is_encoder, part_names
 from edgefl.models.state import Tensors, check_shapes, named_tensors, part_tensors
@@ -53,19 +52,10 @@ def save_encoders(path: Path, model: StagedModel) -> None:
         "sharing": spec.encoder_sharing,
         "encoders": msgspec.json.encode(encoders).decode(),
     }
-    temporary: Path | None = None
-    try:
+    data = save(tensors, metadata=about)
+    with explained("write", path, len(data)):
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        os.close(handle)
-        temporary = Path(name)
-        save_file(tensors, temporary, metadata=about)
-        temporary.replace(path)
-    except (OSError, SafetensorError) as error:
-        raise StoreError(f"{path}: can not be written: {error}") from error
-    finally:
-        if temporary is not None:
-            temporary.unlink(missing_ok=True)
+        write_new(path, data)
 
 
 def own_parts(spec: ModelSpec, owner: str) -> Iterator[tuple[str, Tensors]]:

@@ -155,6 +155,11 @@ def fused_width(spec: ModelSpec) -> int:
     return spec.fusion_width if spec.fusion == "concat" else spec.head.out
 
 
+def encodes_together(spec: ModelSpec) -> bool:
+    """Whether what a modality becomes, or what the fusion reads, depends on what else a row is given."""
+    return spec.encoder_sharing == "multiway" or spec.fusion == "joint"
+
+
 def token_count(encoder: EncoderSpec) -> int:
     """Tokens of one sample, class tokens included."""
     shape, patch = encoder.input_shape, encoder.patch

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from edgefl.models.build import StagedModel, build
+from edgefl.models.spec import encodes_together
 from edgefl.plan.fit import needs_labels, needs_pairs
 from edgefl.plan.values import Job
 from edgefl.resources.flops import FlopCounter
@@ -81,7 +82,7 @@ class Beside:
         """The model as received and as trained on the samples apart and, where poverty is mended, the personal one."""
         if not share.apart:
             return 0.0
-        together = job.model.encoder_sharing == "multiway" or job.model.fusion == "joint"
+        together = encodes_together(job.model)
         alone = needs_pairs(job.slots) or not together
         share = share._replace(patterns=share.tried)
         flops = self._alone(job, share) if alone else 0.0

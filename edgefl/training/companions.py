@@ -6,7 +6,9 @@ on the device. A teacher is the mapping as it was received in this round; the de
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -25,6 +27,7 @@ from edgefl.training.embeddings import embeddings
 from edgefl.training.forward import Aids, copied
 from edgefl.training.judging import matcher_of
 
+R = TypeVar("R")
 Tensors = Mapping[str, np.ndarray]
 #: What a private copy is called among the parts a device keeps.
 TWIN = "twin/"
@@ -72,15 +75,15 @@ def local_prototypes(job: Job, model: StagedModel, aids: Aids, dataset: Dataset,
     """
     options = job.slots.prototypes.get("adaptive", {})
     heads = {m: aids.twin.get(m) or model.part(f"head/{m}") for m in _own(job, dataset)}
-    telling = _telling(job, dataset)
-    projections = {m: embeddings(model, m, dataset, job.stage.depth, head, telling) for m, head in heads.items()}
+    teaching = _teaching(job, dataset)
+    projections = {m: embeddings(model, m, dataset, job.stage.depth, head, teaching) for m, head in heads.items()}
     has = {m: dataset.has(m) for m in projections}
     clusters = int(options.get("local_clusters", LOCAL_CLUSTERS))
     labels = dataset.labels if job.model.classes else None
     return local_pairs(projections, has, labels, job.model.classes, rng, clusters=clusters)
 
 
-def _telling(job: Job, dataset: Dataset) -> np.ndarray:
+def _teaching(job: Job, dataset: Dataset) -> np.ndarray:
     """[N] bool: the samples adaptive prototypes are made of: the labelled ones, without labels the complete ones."""
     if job.model.classes and dataset.labels is not None and (dataset.labels >= 0).any():
         return np.asarray(dataset.labels >= 0)
@@ -91,12 +94,8 @@ def counted_prototypes(
     job: Job, model: StagedModel, aids: Aids, dataset: Dataset, rng: np.random.Generator, counts: FlopCounts
 ) -> tuple[Local, float]:
     """``local_prototypes`` and the FLOPs they took: every modality through its encoder by itself."""
-    return counts.run(
-        b"alone" + kind_of_step(job, with_tables=False),
-        tuple((m, int((dataset.has(m) & _telling(job, dataset)).sum())) for m in _own(job, dataset)),
-        lambda: local_prototypes(job, model, aids, dataset, rng),
-        linear="rows",
-    )
+    work = partial(local_prototypes, job, model, aids, dataset, rng)
+    return _counted(job, dataset, _teaching(job, dataset), work, counts)
 
 
 def marks_of(
@@ -114,12 +113,18 @@ def projections_of(
 ) -> tuple[dict[str, np.ndarray], float]:
     """[N, d] of each modality this device has, alone, zeros in rows that lack it; and the FLOPs this took."""
     own = _own(job, dataset)
-    return counts.run(
-        b"alone" + kind_of_step(job, with_tables=False),
-        tuple((m, int(dataset.has(m).sum())) for m in own),
-        lambda: {m: embeddings(model, m, dataset, job.stage.depth) for m in own},
-        linear="rows",
+    whole = np.ones(len(dataset), dtype=bool)
+    return _counted(
+        job, dataset, whole, lambda: {m: embeddings(model, m, dataset, job.stage.depth) for m in own}, counts
     )
+
+
+def _counted(
+    job: Job, dataset: Dataset, rows: np.ndarray, work: Callable[[], R], counts: FlopCounts
+) -> tuple[R, float]:
+    """What ``work`` returns, which encodes each modality of the ``rows`` [N] (bool) by itself, and its FLOPs."""
+    shape = tuple((m, int((dataset.has(m) & rows).sum())) for m in _own(job, dataset))
+    return counts.run(b"alone" + kind_of_step(job, with_tables=False), shape, work, linear="rows")
 
 
 def _own(job: Job, dataset: Dataset) -> list[str]:

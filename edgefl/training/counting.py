@@ -14,6 +14,7 @@ from typing import Literal, TypeVar
 import msgspec
 import numpy as np
 
+from edgefl.models.spec import encodes_together
 from edgefl.plan.values import Job
 from edgefl.resources.flops import FlopCounter
 from edgefl.training.batches import ShapeKey
@@ -68,8 +69,7 @@ def kind_of_step(job: Job, *, with_tables: bool) -> bytes:
 
 def linear_in(job: Job) -> Linear:
     """What a step's FLOPs are a sum over: rows of each modality, or with two of them rows of each pattern."""
-    separate = job.model.encoder_sharing == "separate" and job.model.fusion != "joint"
-    if separate:
+    if not encodes_together(job.model):
         return "rows"
     return "patterns" if len(job.model.encoders) <= 2 else "nothing"  # of three, the shape does not tell the patterns
 

@@ -24,7 +24,7 @@ from edgefl.data.load import load
 from edgefl.errors import DataError, ModelError
 from edgefl.models.build import StagedModel, build
 from edgefl.models.encoder import TokenState
-from edgefl.models.spec import PROTOTYPES, ModelSpec
+from edgefl.models.spec import PROTOTYPES, ModelSpec, encodes_together
 from edgefl.models.state import load_part
 from edgefl.plan.values import Stage
 from edgefl.prototypes.library import ClassMeans, from_tensors
@@ -101,7 +101,7 @@ class _Judged:
         self, available: Sequence[str], rows: np.ndarray
     ) -> tuple[dict[str, np.ndarray], dict[str, TokenState] | None]:
         """Projections [n, d] and, where the fusion reads them, tokens: encoded with what else a row is given."""
-        if not _encodes_together(self.model.spec):
+        if not encodes_together(self.model.spec):
             return {m: self.alone[m][rows] for m in available}, None
         inputs = {m: torch.from_numpy(self.data.modalities[m][rows]).to(device_of(self.model)) for m in available}
         states = self.model.encode_batch_tokens(inputs, dict.fromkeys(inputs), len(rows), self.depth)
@@ -193,16 +193,11 @@ def _tasks(model: ModelSpec, tasks: frozenset[str] | None) -> frozenset[str]:
     return tasks
 
 
-def _encodes_together(spec: ModelSpec) -> bool:
-    """Whether what a modality becomes, or what the fusion reads, depends on what else a row is given."""
-    return spec.encoder_sharing == "multiway" or spec.fusion == "joint"
-
-
 def _alone(
     model: StagedModel, data: Dataset, names: Sequence[str], depth: int, asked: frozenset[str]
 ) -> dict[str, np.ndarray]:
     """Projections of each modality by itself: a query must not have seen what it looks for."""
-    needed = "retrieval" in asked or not _encodes_together(model.spec)
+    needed = "retrieval" in asked or not encodes_together(model.spec)
     return {m: embeddings(model, m, data, depth) for m in names} if needed else {}
 
 

@@ -45,9 +45,8 @@ class Pricer:
         raw, samples = samples, completed(job.slots, samples, job.model.encoders)
         modalities, size = list(job.model.encoders), job.hyper.batch_size
         total = usable_samples(job.slots, samples, modalities)
-        judged = usable_samples(
-            msgspec.structs.replace(job.slots, missing={}), raw, modalities
-        )  # drawn before any is left out
+        whole = msgspec.structs.replace(job.slots, missing={})  # what is apart is drawn before any is left out
+        judged = usable_samples(whole, raw, modalities)
         apart = held_out(job.hyper, judged)
         trained = total - round(apart * min(1.0, total / max(1, judged)))
         steps = trained // size * job.hyper.epochs

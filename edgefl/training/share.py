@@ -22,10 +22,9 @@ class Split(NamedTuple):
 
 def usable_rows(job: Job, dataset: Dataset) -> np.ndarray:
     """Indices of the samples that can be trained on: labelled, or with two modalities, as the objective needs."""
-    has = np.stack([dataset.has(m) for m in job.model.encoders])  # [M, N]
-    keep = _telling(job, dataset, has)
+    keep = _telling(job, dataset)
     if "ignore" in job.slots.missing:
-        keep &= has.all(axis=0)
+        keep &= _having(job, dataset).all(axis=0)
     return np.flatnonzero(keep)
 
 
@@ -35,7 +34,7 @@ def split(job: Job, dataset: Dataset, device: str) -> Split:
     They are drawn from all that can be judged, before any is left out or completed, so that recipes with the same task
     set the same ones apart. At least one batch of these stays; without room for that nothing is set apart.
     """
-    judged = np.flatnonzero(_telling(job, dataset, np.stack([dataset.has(m) for m in job.model.encoders])))
+    judged = np.flatnonzero(_telling(job, dataset))
     count = held_out(job.hyper, len(judged))
     if not count:
         return Split(dataset, dataset.subset([]))
@@ -44,8 +43,14 @@ def split(job: Job, dataset: Dataset, device: str) -> Split:
     return Split(dataset.subset(np.delete(np.arange(len(dataset)), apart)), dataset.subset(apart))
 
 
-def _telling(job: Job, dataset: Dataset, has: np.ndarray) -> np.ndarray:
-    """[N] bool: samples the objective can learn something from, with ``has`` [M, N] telling their modalities."""
+def _having(job: Job, dataset: Dataset) -> np.ndarray:
+    """[M, N] bool: which of the model's modalities a sample has."""
+    return np.stack([dataset.has(m) for m in job.model.encoders])
+
+
+def _telling(job: Job, dataset: Dataset) -> np.ndarray:
+    """[N] bool: samples the objective can learn something from."""
+    has = _having(job, dataset)
     labelled = dataset.labels >= 0 if dataset.labels is not None else np.zeros(len(dataset), dtype=bool)
     keep = has.any(axis=0) & labelled if needs_labels(job.slots) else np.zeros(len(dataset), dtype=bool)
     if needs_pairs(job.slots):
