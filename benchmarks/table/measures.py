@@ -51,6 +51,16 @@ def rsum(row: Outcome) -> float | None:
     return next((value for name, value in row.metrics.items() if name.endswith("|rsum")), None)
 
 
+def known_rsum(row: Outcome) -> float | None:
+    """The same of the models as devices received them last, on the pairs that they set apart: mean over devices."""
+    return row.own.get("received|rsum")
+
+
+def own_rsum(row: Outcome) -> float | None:
+    """The same of the devices' own models, after their last training."""
+    return row.own.get("trained|rsum")
+
+
 def own_accuracy(row: Outcome) -> float | None:
     """The devices' own models on their own samples, after their last training: mean over devices, in percent."""
     return _own(row, "trained|accuracy")

@@ -123,8 +123,9 @@ _CLASSIFICATION: Columns = (
     ("own", measures.own_accuracy),
 )
 _RETRIEVAL: Columns = (
-    ("RSum", measures.rsum),
-    ("own recall at 1", measures.own_recall),
+    ("RSum, known", measures.known_rsum),
+    ("own RSum", measures.own_rsum),
+    ("RSum, unseen", measures.rsum),
 )
 _MIXED: Columns = (
     ("own accuracy", measures.own_accuracy),

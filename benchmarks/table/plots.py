@@ -63,7 +63,7 @@ def draw(grid: Grid, runs: Results, folder: Path) -> dict[str, list[tuple[str, s
 def _measure(kind: str) -> tuple[measures.Measure, str]:
     return {
         "accuracy": (measures.as_trained, "accuracy as trained, %"),
-        "rsum": (measures.rsum, "RSum"),
+        "rsum": (measures.known_rsum, "RSum, known concepts"),
         "mixed": (measures.own_accuracy, "own accuracy, %"),
     }[kind]
 
