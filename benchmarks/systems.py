@@ -184,18 +184,19 @@ def main() -> None:
     options = parser.parse_args()
     grid = Grid(quick=options.quick)
     folder = options.results or (Path("build/quick") if options.quick else RESULTS)
+    files = (folder / "runs.jsonl", folder / "tuning.jsonl")
     cells = [cell for cell in grid.cells() if all(text in cell.key for text in options.only)]
     if not cells:
         parser.error(f"no cell's name has all of: {', '.join(options.only)}")
     runner = Runner(grid, options.parallel, options.minutes)
     try:
         if not options.page:
-            with claimed(folder / "runs.jsonl"):
-                _fill(grid, cells, runner, Results(folder / "runs.jsonl"), Results(folder / "tuning.jsonl"))
+            with claimed(files[0]):
+                _fill(grid, cells, runner, *map(Results, files))
     except KeyboardInterrupt:
         sys.exit("stopped; the same command goes on")
     page = folder.with_suffix(".md")
-    runs, tried = Results(folder / "runs.jsonl"), Results(folder / "tuning.jsonl")
+    runs, tried = map(Results, files)
     command, mine = "python -m benchmarks.systems" + " --quick" * options.quick, of_grid(grid)
     write(grid, runs.only(mine).newest(), tried.only(mine), page, command)
     sys.stderr.write(f"{page}\n")

@@ -59,10 +59,7 @@ class Results:
 
     def __init__(self, path: Path, rows: list[Outcome] | None = None) -> None:
         self.path = path
-        lines = path.read_bytes().splitlines() if rows is None and path.is_file() else []
-        self.rows = (
-            [msgspec.json.decode(line, type=Outcome) for line in lines if line.strip()] if rows is None else rows
-        )
+        self.rows = _read(path) if rows is None else rows
 
     def add(self, row: Outcome) -> None:
         """Append and keep."""
@@ -87,6 +84,11 @@ class Results:
     def tries(self, cell: Cell, values: Values) -> list[Outcome]:
         """The runs of a cell with exactly this run file."""
         return [row for row in self.rows if row.cell == cell and row.file == digest(values)]
+
+
+def _read(path: Path) -> list[Outcome]:
+    lines = path.read_bytes().splitlines() if path.is_file() else []
+    return [msgspec.json.decode(line, type=Outcome) for line in lines if line.strip()]
 
 
 def digest(values: Values) -> str:

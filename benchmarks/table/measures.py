@@ -52,12 +52,12 @@ def rsum(row: Outcome) -> float | None:
 
 
 def known_rsum(row: Outcome) -> float | None:
-    """The same of the models as devices received them last, on the pairs that they set apart: mean over devices."""
+    """RSum of the models as devices received them last, on the pairs that they set apart: mean over devices."""
     return row.own.get("received|rsum")
 
 
 def own_rsum(row: Outcome) -> float | None:
-    """The same of the devices' own models, after their last training."""
+    """RSum of the devices' own models after their last training, on the same pairs."""
     return row.own.get("trained|rsum")
 
 
