@@ -26,6 +26,8 @@ _SYSTEMS = {
     "mixed-apromfl": "#cc79a7",
     "mixed-fedavg": "#000000",
 }
+#: Of more methods than these the grey ones have no names beside their points: they would lie over each other.
+_NAMED = 8
 _STYLE = {
     "svg.fonttype": "none",
     "svg.hashsalt": "edgefl",
@@ -79,6 +81,8 @@ def _against_bytes(rows: Sequence[Outcome], measure: measures.Measure, name: str
                 continue
             colour = _SYSTEMS.get(method, "#999999")
             axes.errorbar(cost.mean, at.mean, yerr=at.deviation, fmt=marker, color=colour, ms=4, lw=0.8)
+            if method not in _SYSTEMS and len(_methods(rows)) > _NAMED:
+                continue
             text = method if start == "scratch" else f"{method}, pretrained"
             axes.annotate(text, (cost.mean, at.mean), xytext=(4, 3), textcoords="offset points", color=colour, size=7)
     return figure
