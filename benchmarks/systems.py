@@ -141,6 +141,11 @@ def settings_of(grid: Grid, tried: Results, cell: Cell) -> list[Settings]:
     return [one for i, one in enumerate(found) if one not in found[:i] and tried.tries(cell, grid.run_file(cell, one))]
 
 
+def score(grid: Grid, row: Outcome) -> float | None:
+    """What settings are judged by: RSum where that is told, for recall at 1 is coarse with few pairs a device."""
+    return measures.known_rsum(row) if grid.tasks[row.task].get("metric") == "rsum" else row.score
+
+
 def spent(grid: Grid, tried: Results, cell: Cell) -> list[Settings]:
     """What of a cell's budget is gone: settings that are not to be tried again."""
     return [one for one in settings_of(grid, tried, cell) if not due(grid, tried, cell, one)]
@@ -149,10 +154,10 @@ def spent(grid: Grid, tried: Results, cell: Cell) -> list[Settings]:
 def best(grid: Grid, tried: Results, cell: Cell) -> Settings | None:
     """The settings with the highest score on the devices' own samples; None when none has a score."""
     found = [
-        (row.score, one)
+        (value, one)
         for one in settings_of(grid, tried, cell)
         for row in tried.tries(cell, grid.run_file(cell, one))
-        if row.score is not None
+        if (value := score(grid, row)) is not None
     ]
     return max(found, key=lambda pair: pair[0])[1] if found else None
 

@@ -123,6 +123,15 @@ def test_what_failed_is_tried_once_more_and_another_grid_s_runs_do_not_count(gri
     assert systems.due(grid, results, cell._replace(method="fedavg"), one)
 
 
+def test_retrieval_is_tuned_by_rsum(grid, tmp_path):
+    tried = Results(tmp_path / "tuning.jsonl")
+    cell = grid.tuned_as(Cell("emoji_retrieval", "clip-fedavg", "pretrained", 0.5, 1))
+    for lr, recall, total in ((1e-3, 0.10, 190.0), (4e-3, 0.11, 180.0)):
+        about = {**cell._asdict(), "lr": lr, "score": recall, "own": {"received|rsum": total}}
+        tried.add(outcome(**about, file=digest(grid.run_file(cell, Settings(lr)))))
+    assert systems.best(grid, tried, cell) == Settings(1e-3)
+
+
 def test_a_trial_that_failed_once_is_made_again(grid, tmp_path):
     cells = [cell for cell in grid.cells() if cell[:2] == ("har", "fedavg")]
     tried = Results(tmp_path / "tuning.jsonl")

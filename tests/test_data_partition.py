@@ -58,6 +58,16 @@ def test_as_many_groups_as_devices_go_in_order():
     assert [s.tolist() for s in partition(None, groups, 3, {"natural": {}}, 5)] == [[1, 3], [0], [2]]
 
 
+def test_a_group_goes_to_the_device_of_its_name():
+    """Else the reports of device "b" would tell of the data of "a"."""
+    groups = np.array(["b", "a", "c", "a"])
+    shares = partition(None, groups, 3, {"natural": {}}, 5, names=["c", "a", "x"])
+    assert [s.tolist() for s in shares] == [[2], [1, 3], [0]]
+    fewer = partition(None, np.repeat(["a", "b", "c", "d"], [6, 3, 2, 1]), 2, {"natural": {}}, 5, names=["x", "d"])
+    assert 11 in fewer[1].tolist()
+    assert sorted(map(len, fewer)) == [6, 6]
+
+
 def test_groups_are_spread_evenly():
     """Groups of 6, 3, 2, 1 samples on two devices: 6 | 3 + 2 + 1."""
     groups = np.repeat(["a", "b", "c", "d"], [6, 3, 2, 1])

@@ -65,7 +65,9 @@ def _options(method: str, given: dict[str, Any], valid: Sequence[str] = ()) -> N
 def _natural(
     labels: Any, groups: Array | None, n: int, options: dict[str, Any], rng: np.random.Generator, total: int, names: Any
 ) -> list[Any]:
-    """As many groups as devices: group i (in sorted order) is device i. More: each in turn joins the smallest share."""
+    """A group that is called as a device is that device's. As many groups as devices: the others in sorted order, one
+    for each device that has none. More groups: each in turn joins the smallest share.
+    """
     _options("natural", options)
     if groups is None:
         raise DataError(
@@ -76,14 +78,17 @@ def _natural(
     if len(found) < n:
         remedy = f"Use at most {len(found)} devices, or set data.partition to uniform or dirichlet."
         raise _empty(names, len(found), f"there are {len(found)} groups for {n} devices", remedy)
+    device = {str(name): share for share, name in enumerate(names)}
+    owner = np.array([device.get(str(group), -1) for group in found], dtype=np.int64)
     if len(found) == n:
-        owner = np.arange(n)
+        owner[owner < 0] = np.setdiff1d(np.arange(n), owner)
     else:
-        owner, load = np.empty(len(found), dtype=np.int64), np.zeros(n, dtype=np.int64)
+        load = np.bincount(owner[owner >= 0], weights=sizes[owner >= 0], minlength=n)
         order = rng.permutation(len(found))
         for group in order[np.argsort(-sizes[order], kind="stable")]:  # large ones first: even shares
-            owner[group] = load.argmin()
-            load[owner[group]] += sizes[group]
+            if owner[group] < 0:
+                owner[group] = load.argmin()
+                load[owner[group]] += sizes[group]
     return [np.flatnonzero(owner[inverse.reshape(-1)] == share) for share in range(n)]
 
 
