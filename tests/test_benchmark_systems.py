@@ -123,6 +123,16 @@ def test_what_failed_is_tried_once_more_and_another_grid_s_runs_do_not_count(gri
     assert systems.due(grid, results, cell._replace(method="fedavg"), one)
 
 
+def test_a_variant_takes_another_method_s_settings_and_keeps_its_own_change(grid):
+    cell = Cell("har", "pmcmfl-matched", "pretrained", 0.5, 2)
+    assert grid.tuned_as(cell) == grid.tuned_as(cell._replace(method="pmcmfl"))
+    assert {one.rate for one in grid.cells() if one.method == cell.method} == {0.5}
+    tuned = Settings(1e-3, {"objective": {"cross_entropy": {}, "prototype_contrast": {"weight": 0.01}}})
+    slots = grid.run_file(cell, tuned)["slots"]
+    assert (slots["objective"], slots["missing"]) == ("cross_entropy", {"prototype": {"by": "match"}})
+    assert grid.run_file(cell._replace(method="pmcmfl"), tuned)["slots"]["objective"] == tuned.slots["objective"]
+
+
 def test_retrieval_is_tuned_by_rsum(grid, tmp_path):
     tried = Results(tmp_path / "tuning.jsonl")
     cell = grid.tuned_as(Cell("emoji_retrieval", "clip-fedavg", "pretrained", 0.5, 1))

@@ -81,7 +81,7 @@ class Grid:
 
     def _wanted(self, cell: Cell) -> bool:
         task, method, scratch = self.tasks[cell.task], self.methods[cell.method], self.values["scratch"]
-        if cell.rate not in task.get("rates", self.rates):
+        if any(cell.rate not in asked.get("rates", self.rates) for asked in (task, method)):
             return False
         if cell.start == "scratch":
             asked = method.get("scratch") and cell.task in scratch["tasks"] and cell.rate in scratch["rates"]
@@ -91,7 +91,8 @@ class Grid:
     def tuned_as(self, cell: Cell) -> Cell:
         """The cell whose settings this one takes."""
         task = self.tasks[cell.task].get("tuned_as", cell.task)
-        return Cell(task, cell.method, "pretrained", self.values["tuning"]["rate"], self.values["tuning"]["seed"])
+        method = self.methods[cell.method].get("tuned_as", cell.method)
+        return Cell(task, method, "pretrained", self.values["tuning"]["rate"], self.values["tuning"]["seed"])
 
     def devices(self, task: str) -> list[str]:
         """The names of a task's devices."""
@@ -107,6 +108,7 @@ class Grid:
         devices = self.devices(cell.task)
         for field, more in method.get("model", {}).items():
             values["model"][field] = {**values["model"][field], **more} if isinstance(more, dict) else more
+        values["training"] |= method.get("training", {})
         missing = {**values["data"].get("missing", {}), "rate": cell.rate}
         if every := task.get("incomplete"):
             missing["complete"] = [name for i, name in enumerate(devices) if i % every]
@@ -122,7 +124,7 @@ class Grid:
             "name": cell.task.replace("_", "-"),
             "seed": cell.seed,
             "recipe": method["recipe"],
-            "slots": {**self._select(task, method), **method.get("slots", {}), **settings.slots},
+            "slots": {**self._select(task, method), **_slots(method, settings)},
             **values,
             "round": {"join_s": 600, "quorum": 0.5, "deadline_s": 1800},
             "evaluate": "stage",
@@ -163,3 +165,9 @@ class Grid:
             return {"select": {"random": {"share": share}}}
         clusters = {"lsh": {"clusters": task.get("clusters", 8)}}
         return {"select": {"banzhaf": {"share": share, "warmup_rounds": 5, "temperature": 2.0}}, "cluster": clusters}
+
+
+def _slots(method: Values, settings: Settings) -> Values:
+    """What tuning chose instead of the method's own; a variant's own instead of what tuning chose for another."""
+    own: Values = method.get("slots", {})
+    return {**settings.slots, **own} if "tuned_as" in method else {**own, **settings.slots}
