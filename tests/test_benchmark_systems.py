@@ -264,10 +264,10 @@ def test_a_claim_is_judged_by_means_and_told_by_seeds():
 
     for margin, holds, ahead in ((-2.0, True, 2), (0.0, False, 1)):
         comparison = Comparison("har", 0.5, "accuracy", "lw-fedmml", "fedavg", measures.complete, margin=margin)
-        (found,) = judge(Claim("x", "y", (comparison,)), there)
+        (found,) = judge(Claim("k", "x", "y", (comparison,)), there)
         assert (found.holds, found.ahead, found.seeds) == (holds, ahead, 3)
         assert found.left.text() == "89.0 ± 2.6"
-    (absent,) = judge(Claim("x", "y", (Comparison("av", 0.5, "", "a", "b", measures.complete),)), there)
+    (absent,) = judge(Claim("k", "x", "y", (Comparison("av", 0.5, "", "a", "b", measures.complete),)), there)
     assert absent.holds is None
 
 
@@ -279,9 +279,15 @@ def test_what_is_lost_with_the_missing_rate():
         return [row for row in rows if (row.method, row.rate) == (method, rate)]
 
     asked = Comparison("har", 0.5, "", "fedmvp", "fedavg", measures.complete, lower=True, falling=True)
-    (found,) = judge(Claim("x", "y", (asked,)), there)
+    (found,) = judge(Claim("k", "x", "y", (asked,)), there)
     assert (found.left.mean, found.right.mean) == pytest.approx((2, 10))
     assert found.holds
+
+
+def test_notes_are_of_claims(grid):
+    keys = [claim.key for claim in claims()]
+    assert len(set(keys)) == len(keys)
+    assert set(grid.values.get("notes", {})) <= set(keys)
 
 
 def test_every_claim_compares_methods_that_are_run(grid):

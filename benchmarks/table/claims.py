@@ -48,8 +48,9 @@ class Finding(NamedTuple):
 
 
 class Claim(NamedTuple):
-    """A paper's claim and the comparisons that test it: it holds when all of them do."""
+    """A paper's claim and the comparisons that test it: it holds when all of them do. ``key``: of its notes."""
 
+    key: str
     system: str
     text: str
     comparisons: tuple[Comparison, ...]
@@ -109,7 +110,7 @@ def _layerwise() -> Claim:
         Comparison("emoji_retrieval", rate, _RECALL, "clip-lw", "clip-fedavg", _mean_recall, margin=-2.0)
         for rate in _RATES
     ]
-    return Claim("LW-FedMML", text, tuple(lines))
+    return Claim("layerwise", "LW-FedMML", text, tuple(lines))
 
 
 def _cheaper() -> Claim:
@@ -123,7 +124,7 @@ def _cheaper() -> Claim:
         for task in _TASKS
         for name, measure in figures.items()
     ]
-    return Claim("LW-FedMML", "at lower memory, FLOPs and bytes", tuple(lines))
+    return Claim("cheaper", "LW-FedMML", "at lower memory, FLOPs and bytes", tuple(lines))
 
 
 def _progressive() -> Claim:
@@ -133,7 +134,7 @@ def _progressive() -> Claim:
         for rate in _RATES
     ]
     lines += [Comparison("emoji_retrieval", rate, _RECALL, "clip-prog", "clip-fedavg", _mean_recall) for rate in _RATES]
-    return Claim("Prog-FedMML", "progressive training is at or above end-to-end training", tuple(lines))
+    return Claim("progressive", "Prog-FedMML", "progressive training is at or above end-to-end training", tuple(lines))
 
 
 def _masks() -> Claim:
@@ -142,7 +143,9 @@ def _masks() -> Claim:
         for task in _TASKS
         for mask in ("zero", "gaussian", "ignore")
     ]
-    return Claim("PmcmFL", "at 50 % missing, prototypes are above zeros, Gaussian noise and ignoring", tuple(lines))
+    return Claim(
+        "masks", "PmcmFL", "at 50 % missing, prototypes are above zeros, Gaussian noise and ignoring", tuple(lines)
+    )
 
 
 def _one_modality() -> Claim:
@@ -159,7 +162,7 @@ def _one_modality() -> Claim:
         )
         for task in _TASKS
     ]
-    return Claim("PmcmFL", "with one modality, classifier matching is far above zeros", tuple(lines))
+    return Claim("one_modality", "PmcmFL", "with one modality, classifier matching is far above zeros", tuple(lines))
 
 
 def _mixed() -> Claim:
@@ -172,7 +175,7 @@ def _mixed() -> Claim:
         )
         for other in ("mixed-fedavg", "mixed-local")
     ]
-    return Claim("AproMFL", "in a mixed fleet, both tasks are better than with FedAvg and alone", tuple(lines))
+    return Claim("mixed", "AproMFL", "in a mixed fleet, both tasks are better than with FedAvg and alone", tuple(lines))
 
 
 def _slower_loss() -> Claim:
@@ -182,7 +185,9 @@ def _slower_loss() -> Claim:
         for what, measure in (("all modalities", measures.complete), ("as trained", measures.as_trained))
         for other in ("fedavg", "joint-fedavg")
     ]
-    return Claim("FedMVP", "accuracy falls more slowly with the missing rate than with FedAvg", tuple(lines))
+    return Claim(
+        "missing_rate", "FedMVP", "accuracy falls more slowly with the missing rate than with FedAvg", tuple(lines)
+    )
 
 
 def _missing_sensors() -> Claim:
@@ -191,7 +196,7 @@ def _missing_sensors() -> Claim:
         for rate in _RATES
         for method in ("mmic", "mmic-reconstruction", "mmic-gmc")
     ]
-    return Claim("MMiC", "on har_hapt under missing sensors, better than FedAdagrad", tuple(lines))
+    return Claim("missing_sensors", "MMiC", "on har_hapt under missing sensors, better than FedAdagrad", tuple(lines))
 
 
 def _mean_recall(row: Outcome) -> float | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from benchmarks.table import measures
@@ -47,7 +47,7 @@ def write(grid: Grid, runs: Results, tried: Results, path: Path, command: str) -
     """The page at ``path``, its plots beside it."""
     plots = draw(grid, runs, path.parent / path.stem)
     lines = [_introduction(grid, runs, tried, command), "## What the papers claim", ""]
-    lines += _claims(runs)
+    lines += _claims(runs, grid.values.get("notes", {}))
     for task, values in grid.tasks.items():
         rows = [row for row in runs.rows if row.task == task and not row.error]
         if rows:
@@ -70,7 +70,7 @@ def _introduction(grid: Grid, runs: Results, tried: Results, command: str) -> st
     )
 
 
-def _claims(runs: Results) -> list[str]:
+def _claims(runs: Results, notes: Mapping[str, str]) -> list[str]:
     def rows(task: str, method: str, rate: float) -> Sequence[Outcome]:
         wanted = (task, method, rate, "pretrained")
         return [row for row in runs.rows if (row.task, row.method, row.rate, row.start) == wanted and not row.error]
@@ -80,6 +80,7 @@ def _claims(runs: Results) -> list[str]:
     lines += [f"| {claim.system} | {claim.text} | {verdict(findings)} |" for claim, findings in found]
     for claim, findings in found:
         lines += ["", f"**{claim.system}: {claim.text}.** {verdict(findings)}", *_evidence(findings)]
+        lines += ["", notes[claim.key].strip()] if claim.key in notes else []
     return [*lines, ""]
 
 
