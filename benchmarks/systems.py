@@ -136,8 +136,9 @@ def of_grid(grid: Grid) -> Callable[[Outcome], bool]:
 
 
 def settings_of(grid: Grid, tried: Results, cell: Cell) -> list[Settings]:
-    """What has been tried for a cell of this grid."""
-    found = [Settings(row.lr, row.slots) for row in tried.rows if row.cell == cell]
+    """What has been tried for a cell of this grid; an alternative that is no longer in it is not of it."""
+    own = [{}, *grid.methods[cell.method].get("tune", [])]
+    found = [Settings(row.lr, row.slots) for row in tried.rows if row.cell == cell and row.slots in own]
     return [one for i, one in enumerate(found) if one not in found[:i] and tried.tries(cell, grid.run_file(cell, one))]
 
 

@@ -133,6 +133,19 @@ def test_a_variant_takes_another_method_s_settings_and_keeps_its_own_change(grid
     assert grid.run_file(cell._replace(method="pmcmfl"), tuned)["slots"]["objective"] == tuned.slots["objective"]
 
 
+def test_an_alternative_that_has_left_the_grid_is_not_in_the_budget(grid, tmp_path):
+    cells = [cell for cell in grid.cells() if cell[:2] == ("har", "pmcmfl")]
+    tried, cell = Results(tmp_path / "tuning.jsonl"), grid.tuned_as(cells[0])
+    slots = {"objective": {"cross_entropy": {}, "prototype_contrast": {"weight": 0.7}}}
+    for one in (*grid.trials(cell), Settings(4e-3, slots)):
+        about = {**cell._asdict(), "lr": one.lr, "slots": one.slots, "score": 0.5 + len(one.slots)}
+        tried.add(outcome(**about, file=digest(grid.run_file(cell, one))))
+    runner = Recorder(grid)
+    assert systems.tune(grid, cells, runner, tried)
+    assert [one.slots for _, one in runner.ran] == grid.methods["pmcmfl"]["tune"]
+    assert systems.best(grid, tried, cell).slots != slots
+
+
 def test_retrieval_is_tuned_by_rsum(grid, tmp_path):
     tried = Results(tmp_path / "tuning.jsonl")
     cell = grid.tuned_as(Cell("emoji_retrieval", "clip-fedavg", "pretrained", 0.5, 1))
