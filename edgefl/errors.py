@@ -81,6 +81,10 @@ class ModelError(EdgeFLError):
     remedy = "Check the model section of the run file against the checkpoint's own configuration."
 
 
+class PrecisionError(ModelError):
+    """Values that a narrower type can not hold."""
+
+
 class BudgetError(EdgeFLError):
     """No device, or not enough devices, can train inside their budget."""
 

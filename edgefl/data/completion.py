@@ -39,6 +39,7 @@ def complete(dataset: Dataset, encoders: Mapping[str, Encoder], make: Make) -> C
     The made ones count as present. A modality that nobody here has is made too, if the generator can.
     """
     modalities, present, made = dict(dataset.modalities), dict(dataset.present), {}
+    whole: dict[str, Array] = {}
     for target, encoder in encoders.items():
         absent, count = ~dataset.has(target), 0
         for source in encoders:
@@ -48,12 +49,11 @@ def complete(dataset: Dataset, encoders: Mapping[str, Encoder], make: Make) -> C
             )
             if values is None:
                 continue
-            if target not in modalities:
+            if target not in whole:
                 dtype = np.int64 if encoder.kind == "text" else np.float32
-                modalities[target] = np.zeros((len(dataset), *values.shape[1:]), dtype)
-            if modalities[target] is dataset.modalities.get(target):
-                modalities[target] = modalities[target].copy()
-            modalities[target][rows] = values
+                nothing = np.zeros((len(dataset) if target not in modalities else 0, *values.shape[1:]), dtype)
+                modalities[target] = whole[target] = np.array(modalities.get(target, nothing))
+            whole[target][rows] = values
             absent[rows] = False
             count += len(rows)
         if target in modalities:

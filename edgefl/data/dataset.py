@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgefl.data.arrays import Array, read_npz, write_npz
+from edgefl.data.rows import Rows, chosen
 from edgefl.errors import DataError, Problem
 from edgefl.records import MODALITY_RULE, is_modality
 
@@ -47,22 +48,40 @@ def check_modality(name: str) -> None:
         raise DataError(f"{name!r} can not name a modality", remedy=f"Use {MODALITY_RULE}.")
 
 
+@dataclass(frozen=True)
+class Encoded:
+    """What stands for a modality's samples: tokens [N, T, D] after ``depth`` stages, and which are real [N, T] or None.
+
+    Rows where the modality is absent hold anything.
+    """
+
+    tokens: Rows
+    mask: Flags | None
+    depth: int
+
+    def rows(self, rows: npt.NDArray[np.int64]) -> Encoded:
+        """Those of some samples."""
+        return Encoded(chosen(self.tokens, rows), None if self.mask is None else self.mask[rows], self.depth)
+
+
 @dataclass(frozen=True, eq=False)
 class Dataset:
     """N samples. Rows where a modality is absent hold zeros; a modality nobody has is left out.
 
     ``modalities``: name -> [N, *shape] float32, or int64 token ids; ``present``: name -> [N] bool;
     ``labels``: [N] int64, -1 for none, or None when nothing is labelled; ``groups``: [N] strings, who or what a
-    sample came from (a person, a speaker), used to share samples out; ``skipped``: bad samples that were left out.
+    sample came from (a person, a speaker), used to share samples out; ``skipped``: bad samples that were left out;
+    ``encoded``: what a model is shown in place of a modality's own values, from a part of it that is frozen.
     """
 
-    modalities: dict[str, Array]
+    modalities: Mapping[str, Rows]
     present: dict[str, Flags]
     labels: Integers | None
     label_names: tuple[str, ...]
     ids: list[str]
     groups: Array | None = None
     skipped: list[Problem] = field(default_factory=list)
+    encoded: Mapping[str, Encoded] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         _check(self)
@@ -101,11 +120,12 @@ class Dataset:
         rows = np.flatnonzero(rows) if rows.dtype == bool else rows.astype(np.int64)
         return replace(
             self,
-            modalities={m: a[rows] for m, a in self.modalities.items()},
+            modalities={m: chosen(a, rows) for m, a in self.modalities.items()},
             present={m: p[rows] for m, p in self.present.items()},
             labels=None if self.labels is None else self.labels[rows],
             ids=[self.ids[i] for i in rows],
             groups=None if self.groups is None else self.groups[rows],
+            encoded={m: e.rows(rows) for m, e in self.encoded.items()},
         )
 
     def relabelled(self, names: Sequence[str]) -> Dataset:
@@ -129,7 +149,7 @@ class Dataset:
 
     def save_npz(self, path: Path | str) -> None:
         """Write to ``path``, whole or not at all. Raises StoreError."""
-        arrays: dict[str, Array] = dict(self.modalities)
+        arrays: dict[str, Array] = {m: np.asarray(values) for m, values in self.modalities.items()}
         arrays |= {f"{m}.present": p for m, p in self.present.items()}
         if self.labels is not None:
             arrays["label"] = self.labels

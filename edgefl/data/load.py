@@ -130,7 +130,7 @@ def _screened(data: Dataset, where: str, bad_samples: str, modalities: Mapping[s
     anything = np.zeros(len(data), dtype=bool)
     for m, values in data.modalities.items():
         anything |= data.present[m]
-        flat = values.reshape(len(values), -1)
+        flat = np.asarray(values).reshape(len(values), -1)
         vocabulary = modalities[m].vocabulary if m in modalities else 0
         if values.dtype == np.int64:
             wrong = (flat < 0).any(axis=1) | ((flat >= vocabulary).any(axis=1) if vocabulary else False)

@@ -54,7 +54,7 @@ def drop(dataset: Dataset, options: Mapping[str, Any] | None, seed: int, *, devi
 
 def _without(dataset: Dataset, left: dict[str, npt.NDArray[np.bool_]]) -> Dataset:
     names = [m for m in dataset.modalities if left[m].any()]
-    modalities = {m: dataset.modalities[m].copy() for m in names}
+    modalities = {m: np.array(dataset.modalities[m]) for m in names}
     for m in names:
         modalities[m][~left[m]] = 0
     return replace(dataset, modalities=modalities, present={m: left[m].copy() for m in names})

@@ -33,6 +33,8 @@ UNIT = 32767
 _COUNTS_MAX = 2**19
 #: Input values whose projection is made at a time: at width 256 it takes 4 MiB, that of a whole image 154 MB.
 _BLOCK = 4096
+#: Samples read at a time, which may lie on disk; each time the projection is drawn anew.
+_SAMPLES = 4096
 #: Rows of the projection of token ids: more than the 30,522 of BERT's vocabulary; larger ids share rows.
 _TOKENS = 2**15
 #: Singular values below this share of the largest are rounding of f32 features.
@@ -53,10 +55,12 @@ def features_of(dataset: Dataset, width: int, seed: int = 0) -> Floats:
         raise DataError(f"features need a width of 1 or more, not {width}")
     features = np.zeros((len(dataset), width), np.float32)
     for m, array in sorted(dataset.modalities.items()):
-        values = array.reshape(len(array), math.prod(array.shape[1:]))  # [N, D], a view: data may fill the memory
-        project = _project_tokens if values.dtype == np.int64 else _project_values
-        rng = np.random.default_rng([seed, *m.encode()])
-        features += project(values, width, rng) * dataset.present[m][:, None]
+        project = _project_tokens if array.dtype == np.int64 else _project_values
+        for start in range(0, len(array), _SAMPLES):
+            some = slice(start, min(start + _SAMPLES, len(array)))
+            values = array[some].reshape(some.stop - start, math.prod(array.shape[1:]))  # [n, D]
+            rng = np.random.default_rng([seed, *m.encode()])
+            features[some] += project(values, width, rng) * dataset.present[m][some, None]
     return features
 
 

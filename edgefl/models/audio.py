@@ -13,6 +13,7 @@ from transformers.models.audio_spectrogram_transformer.modeling_audio_spectrogra
 )
 
 from edgefl.models.encoder import Kind, TokenState, run_unmasked
+from edgefl.models.leading import leading_vit
 from edgefl.models.spec import EncoderSpec
 
 
@@ -60,4 +61,10 @@ def _pool(tokens: Tensor) -> Tensor:
     return (tokens[:, 0] + tokens[:, 1]) / 2
 
 
-KIND = Kind(embed=AudioEmbed, block=_block, run_block=run_unmasked, norm=_norm, pool=_pool)
+def _run_leading(block: nn.Module, tokens: Tensor, _mask: Tensor | None, count: int) -> Tensor | None:
+    return leading_vit(block, tokens, count)
+
+
+KIND = Kind(
+    embed=AudioEmbed, block=_block, run_block=run_unmasked, norm=_norm, pool=_pool, pooled=2, run_leading=_run_leading
+)

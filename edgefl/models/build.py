@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from edgefl.errors import ModelError
 from edgefl.models.check import check_spec
-from edgefl.models.encoder import Stage, TokenState, initialise, kind_of, mean_token
+from edgefl.models.encoder import Input, Stage, TokenState, initialise, kind_of, mean_token, rows_in, rows_of
 from edgefl.models.heads import classifier, fusion, matcher, mean_at_hand, projection_head, reconstruction
 from edgefl.models.joint import Given
 from edgefl.models.multiway import OwnStage, SharedStage, run_stage
@@ -47,8 +47,13 @@ class StagedModel(nn.Module):
             )
         return self._parts[name]
 
-    def embed(self, modality: str, x: Tensor) -> TokenState:
-        """Input [B, *input_shape] -> tokens [B, N, D]; ModelError when a sample's shape is another."""
+    def embed(self, modality: str, x: Input) -> TokenState:
+        """Input [B, *input_shape] -> tokens [B, N, D]; ModelError when a sample's shape is another.
+
+        Tokens that stand for the input are taken as they are, in f32.
+        """
+        if isinstance(x, TokenState):
+            return x._replace(tokens=x.tokens.float())
         embed = self.part(f"{modality}/embed")
         expected = tuple(self.spec.encoders[modality].input_shape)
         if tuple(x.shape[1:]) != expected:
@@ -85,23 +90,41 @@ class StagedModel(nn.Module):
             return mean_token(state)
         return self._kinds[modality].pool(state.tokens)
 
-    def encode(self, modality: str, x: Tensor, depth: int | None = None) -> Tensor:
+    def encode(self, modality: str, x: Input, depth: int | None = None) -> Tensor:
         """Input -> h [B, D] through stages 1..``depth`` (None: all the model has), this modality alone."""
-        return self.pool_tokens(modality, self.encode_tokens(modality, x, depth))
+        last = self.spec.stages if depth is None else depth
+        kind = self._kinds[modality]
+        if self._multiway or last < 1 or self.spec.encoders[modality].pool == "mean":
+            return self.pool_tokens(modality, self.encode_tokens(modality, x, depth))
+        state = self._through(modality, x, last - 1)
+        if state.depth < last:
+            state = cast("Stage", self.part(f"{modality}/stage{last}"))(state, kind.pooled)
+        return self.pool(modality, state)
 
-    def encode_tokens(self, modality: str, x: Tensor, depth: int | None = None) -> TokenState:
+    def encode_tokens(self, modality: str, x: Input, depth: int | None = None) -> TokenState:
         """Input -> tokens [B, N, D] after the final norm, this modality alone, and for text which are real."""
         return self._encode_rows({modality: x}, depth)[modality]
 
-    def _encode_rows(self, inputs: Mapping[str, Tensor], depth: int | None) -> dict[str, TokenState]:
+    def _encode_rows(self, inputs: Mapping[str, Input], depth: int | None) -> dict[str, TokenState]:
         """Rows that all have these modalities, in the same order, after the final norm."""
-        states = {m: self.embed(m, x) for m, x in inputs.items()}
-        for k in range(1, (self.spec.stages if depth is None else depth) + 1):
-            states = self.run_stage(k, states)
+        last = self.spec.stages if depth is None else depth
+        if self._multiway:
+            states = {m: self.embed(m, x) for m, x in inputs.items()}
+            for k in range(1, last + 1):
+                states = self.run_stage(k, states)
+        else:
+            states = {m: self._through(m, x, last) for m, x in inputs.items()}
         return {m: self.norm(m, state) for m, state in states.items()}
 
+    def _through(self, modality: str, x: Input, last: int) -> TokenState:
+        """One modality's tokens after stage ``last``, from where the input is."""
+        state = self.embed(modality, x)
+        for k in range(state.depth + 1, last + 1):
+            state = self.stage(modality, k, state)
+        return state
+
     def encode_batch(
-        self, inputs: Mapping[str, Tensor], rows: Rows, size: int, depth: int | None = None
+        self, inputs: Mapping[str, Input], rows: Rows, size: int, depth: int | None = None
     ) -> dict[str, Tensor]:
         """Inputs [n_m, …] of a batch of ``size`` rows -> h [n_m, D] of each modality.
 
@@ -117,7 +140,7 @@ class StagedModel(nn.Module):
         return {m: merged(parts) for m, parts in found.items()}
 
     def encode_batch_tokens(
-        self, inputs: Mapping[str, Tensor], rows: Rows, size: int, depth: int | None = None
+        self, inputs: Mapping[str, Input], rows: Rows, size: int, depth: int | None = None
     ) -> dict[str, TokenState]:
         """``encode_batch`` before pooling: tokens [n_m, N, D] after the final norm, and for text which are real."""
         if not self._multiway or len(inputs) < 2:
@@ -133,12 +156,12 @@ class StagedModel(nn.Module):
         return {m: TokenState(merged(parts), masks.get(m)) for m, parts in found.items()}
 
     def _by_pattern(
-        self, inputs: Mapping[str, Tensor], rows: Rows, size: int, depth: int | None
+        self, inputs: Mapping[str, Input], rows: Rows, size: int, depth: int | None
     ) -> Iterator[tuple[dict[str, Index], dict[str, TokenState]]]:
         # Rows of equal modalities together, not one padded pass: padding would hold activations for tokens that no
         # row has, in every layer, and compute them; a complete batch is one pattern and costs the same either way.
-        for index in patterns({m: len(x) for m, x in inputs.items()}, rows, size).values():
-            yield index, self._encode_rows({m: inputs[m][own] for m, own in index.items()}, depth)
+        for index in patterns({m: rows_in(x) for m, x in inputs.items()}, rows, size).values():
+            yield index, self._encode_rows({m: rows_of(inputs[m], own) for m, own in index.items()}, depth)
 
     def project(self, modality: str, h: Tensor) -> Tensor:
         """h [B, D] -> r [B, head.out] through the modality's head."""

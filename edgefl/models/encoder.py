@@ -18,14 +18,37 @@ from edgefl.models.spec import EncoderSpec
 
 
 class TokenState(NamedTuple):
-    """What travels between the parts of an encoder: tokens [B, N, D], and for text which are real [B, N] (bool)."""
+    """What travels between the parts of an encoder: tokens [B, N, D], and for text which are real [B, N] (bool).
+
+    ``depth``: of tokens that stand for a model's input, how many stages they have been through.
+    """
 
     tokens: Tensor
     mask: Tensor | None = None
+    depth: int = 0
 
-    def of(self, rows: Tensor) -> TokenState:
-        """Those of some rows: indices [n], or flags [B]."""
-        return TokenState(self.tokens[rows], None if self.mask is None else self.mask[rows])
+    def of(self, rows: Tensor | slice) -> TokenState:
+        """Those of some rows: indices [n], flags [B], or a slice."""
+        return TokenState(self.tokens[rows], None if self.mask is None else self.mask[rows], self.depth)
+
+
+#: What a model takes of a modality: raw samples [B, *input_shape], or tokens that part of the encoder has made of them.
+Input = Tensor | TokenState
+
+
+def rows_in(x: Input) -> int:
+    """How many rows an input has."""
+    return len(x.tokens if isinstance(x, TokenState) else x)
+
+
+def rows_of(x: Input, rows: Tensor | slice) -> Input:
+    """Some rows of an input."""
+    return x.of(rows) if isinstance(x, TokenState) else x[rows]
+
+
+def device_of_input(x: Input) -> torch.device:
+    """Where an input lies."""
+    return x.tokens.device if isinstance(x, TokenState) else x.device
 
 
 @dataclass(frozen=True)
@@ -37,6 +60,9 @@ class Kind:
     run_block: Callable[[nn.Module, Tensor, Tensor | None], Tensor]  # block, tokens, mask -> tokens
     norm: Callable[[EncoderSpec], nn.Module]  # tokens -> tokens
     pool: Callable[[Tensor], Tensor]  # tokens [B, N, D] -> [B, D]
+    pooled: int  # how many leading tokens ``pool`` reads
+    # block, tokens, mask, n -> the first n tokens after the block [B, n, D]; None: not by themselves
+    run_leading: Callable[[nn.Module, Tensor, Tensor | None, int], Tensor | None]
 
 
 class Stage(nn.Module):
@@ -45,13 +71,18 @@ class Stage(nn.Module):
     def __init__(self, kind: Kind, spec: EncoderSpec, count: int) -> None:
         super().__init__()
         self.blocks = nn.ModuleList(kind.block(spec) for _ in range(count))
-        self._run_block = kind.run_block
+        self._kind = kind
 
-    def forward(self, state: TokenState) -> TokenState:
-        tokens = state.tokens
-        for block in self.blocks:
-            tokens = self._run_block(block, tokens, state.mask)
-        return TokenState(tokens, state.mask)
+    def forward(self, state: TokenState, leading: int = 0) -> TokenState:
+        """``leading`` > 0: only that many first tokens are wanted."""
+        tokens, mask = state.tokens, state.mask
+        for i, block in enumerate(self.blocks):
+            wanted = leading if i + 1 == len(self.blocks) else 0
+            some = self._kind.run_leading(block, tokens, mask, wanted) if wanted else None
+            tokens = self._kind.run_block(block, tokens, mask) if some is None else some
+        if not leading:
+            return TokenState(tokens, mask)
+        return TokenState(tokens[:, :leading], None if mask is None else mask[:, :leading])
 
 
 def kind_of(spec: EncoderSpec) -> Kind:

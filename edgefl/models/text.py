@@ -15,6 +15,7 @@ from transformers.models.distilbert.configuration_distilbert import DistilBertCo
 from transformers.models.distilbert.modeling_distilbert import Embeddings, TransformerBlock
 
 from edgefl.models.encoder import Kind, TokenState, first_token, only_tensor
+from edgefl.models.leading import leading_bert, leading_distilbert
 from edgefl.models.spec import EncoderSpec
 
 
@@ -83,4 +84,17 @@ def _norm(_spec: EncoderSpec) -> nn.Module:
     return nn.Identity()
 
 
-KIND = Kind(embed=TextEmbed, block=_block, run_block=_run_block, norm=_norm, pool=first_token)
+def _run_leading(block: nn.Module, tokens: Tensor, mask: Tensor | None, count: int) -> Tensor | None:
+    run = leading_bert if isinstance(block, BertLayer) else leading_distilbert
+    return run(block, tokens, mask, count)
+
+
+KIND = Kind(
+    embed=TextEmbed,
+    block=_block,
+    run_block=_run_block,
+    norm=_norm,
+    pool=first_token,
+    pooled=1,
+    run_leading=_run_leading,
+)

@@ -7,6 +7,7 @@ from transformers.models.vit.configuration_vit import ViTConfig
 from transformers.models.vit.modeling_vit import ViTEmbeddings, ViTLayer
 
 from edgefl.models.encoder import Kind, TokenState, first_token, run_unmasked
+from edgefl.models.leading import leading_vit
 from edgefl.models.spec import EncoderSpec
 
 #: ViT's own preprocessing: pixels of 0..1 become -1..1. A checkpoint with another one is converted when it is loaded.
@@ -52,4 +53,16 @@ def _norm(spec: EncoderSpec) -> nn.Module:
     return nn.LayerNorm(spec.width, eps=vit_config(spec).layer_norm_eps)
 
 
-KIND = Kind(embed=VisionEmbed, block=_block, run_block=run_unmasked, norm=_norm, pool=first_token)
+def _run_leading(block: nn.Module, tokens: Tensor, _mask: Tensor | None, count: int) -> Tensor | None:
+    return leading_vit(block, tokens, count)
+
+
+KIND = Kind(
+    embed=VisionEmbed,
+    block=_block,
+    run_block=run_unmasked,
+    norm=_norm,
+    pool=first_token,
+    pooled=1,
+    run_leading=_run_leading,
+)

@@ -45,6 +45,7 @@ class Hyper(msgspec.Struct, frozen=True):
     momentum: float = 0.9
     clip_norm: float = 0.0
     holdout: float = 0.0  # share of the local samples that is only tested on
+    cache: Literal["", "f16", "f32"] = ""  # how the frozen prefix's outcome is stored; "": computed in every step
     seed: int = 0
 
 

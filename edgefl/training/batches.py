@@ -14,6 +14,9 @@ import torch
 from torch import Tensor
 
 from edgefl.data.dataset import Dataset
+from edgefl.models.encoder import Input, TokenState, rows_in
+from edgefl.plan.prefix import prefixes
+from edgefl.plan.values import Job
 
 #: Batch norm in the heads can not train on one row.
 LEAST_ROWS = 2
@@ -25,13 +28,14 @@ ShapeKey = tuple[tuple[str, int], ...]
 
 @dataclass(frozen=True)
 class Batch:
-    """``inputs[m]``: [n_m, *shape]; ``rows[m]``: [n_m] or None (all); ``labels``: [B] int64 or None.
+    """``inputs[m]``: [n_m, *shape], or tokens that stand for them; ``rows[m]``: [n_m] or None (all).
 
-    ``marks`` [B]: class or local cluster, -1: none, or None; ``complete``: rows that have every modality of the batch.
+    ``labels``: [B] int64 or None; ``marks`` [B]: class or local cluster, -1: none, or None; ``complete``: rows that
+    have every modality of the batch.
     """
 
     size: int
-    inputs: dict[str, Tensor]
+    inputs: dict[str, Input]
     rows: dict[str, Tensor | None]
     labels: Tensor | None
     marks: Tensor | None = None
@@ -44,7 +48,16 @@ class Batch:
         Batches of equal key cost the same.
         """
         incomplete = int(any(rows is not None for rows in self.rows.values()))
-        return (("", incomplete), ("&", self.complete), *sorted((m, int(x.shape[0])) for m, x in self.inputs.items()))
+        return (("", incomplete), ("&", self.complete), *sorted((m, rows_in(x)) for m, x in self.inputs.items()))
+
+
+def input_of(dataset: Dataset, modality: str, rows: np.ndarray, device: str | torch.device) -> Input:
+    """What a model is shown of the samples ``rows`` [n], which all have the modality."""
+    encoded = dataset.encoded.get(modality)
+    if encoded is None:
+        return torch.from_numpy(dataset.modalities[modality][rows]).to(device)
+    mask = None if encoded.mask is None else torch.from_numpy(encoded.mask[rows]).to(device)
+    return TokenState(torch.from_numpy(encoded.tokens[rows]).to(device), mask, encoded.depth)
 
 
 def make_batch(
@@ -61,14 +74,14 @@ def make_batch(
     ``marks`` [N]: of every sample of the data set.
     """
     complete = np.ones(len(indices), dtype=bool)
-    inputs: dict[str, Tensor] = {}
+    inputs: dict[str, Input] = {}
     rows: dict[str, Tensor | None] = {}
     for m in modalities:
         has = dataset.has(m)[indices]
         if int(has.sum()) < least_rows:
             continue
         complete &= has
-        inputs[m] = torch.from_numpy(dataset.modalities[m][indices[has]]).to(device)
+        inputs[m] = input_of(dataset, m, indices[has], device)
         rows[m] = None if has.all() else torch.from_numpy(np.flatnonzero(has)).to(device)
     labels = None if dataset.labels is None else torch.from_numpy(dataset.labels[indices]).to(device)
     marked = None if marks is None else torch.from_numpy(marks[indices]).to(device)
@@ -117,21 +130,25 @@ def _apart(
     return [batches[i] for i in rng.permutation(len(batches))]
 
 
-def meta_batch(
-    shapes: Mapping[str, tuple[int, ...]],
-    rows: Mapping[str, int],
-    size: int,
-    *,
-    text: Sequence[str],
-    labelled: bool,
-    marked: bool,
-) -> Batch:
-    """A batch on the meta device with ``rows[m]`` of ``size`` samples having m: shapes without data, for pricing."""
-    inputs, index = {}, {}
-    for m, count in rows.items():
-        dtype = torch.int64 if m in text else torch.float32
-        inputs[m] = torch.empty((count, *shapes[m]), dtype=dtype, device="meta")
-        index[m] = None if count == size else torch.empty(count, dtype=torch.int64, device="meta")
-    labels = torch.empty(size, dtype=torch.int64, device="meta") if labelled else None
-    marks = torch.empty(size, dtype=torch.int64, device="meta") if marked else None
+def meta_input(job: Job, modality: str, rows: int) -> Input:
+    """What a step is shown of ``rows`` samples, on the meta device: shapes without data, for pricing."""
+    encoder = job.model.encoders[modality]
+    text = encoder.kind == "text"
+    prefix = prefixes(job).get(modality)
+    if prefix is None:
+        dtype = torch.int64 if text else torch.float32
+        return torch.empty((rows, *encoder.input_shape), dtype=dtype, device="meta")
+    stored = torch.float16 if job.hyper.cache == "f16" else torch.float32
+    tokens = torch.empty((rows, prefix.tokens, encoder.width), dtype=stored, device="meta")
+    mask = torch.empty((rows, prefix.tokens), dtype=torch.bool, device="meta") if text else None
+    return TokenState(tokens, mask, prefix.depth)
+
+
+def meta_batch(job: Job, rows: Mapping[str, int]) -> Batch:
+    """A batch on the meta device with ``rows[m]`` samples having m."""
+    size = job.hyper.batch_size
+    index = {m: None if n == size else torch.empty(n, dtype=torch.int64, device="meta") for m, n in rows.items()}
+    inputs = {m: meta_input(job, m, count) for m, count in rows.items()}
+    labels = torch.empty(size, dtype=torch.int64, device="meta") if "cross_entropy" in job.slots.objective else None
+    marks = torch.empty(size, dtype=torch.int64, device="meta") if "cluster_contrast" in job.slots.objective else None
     return Batch(size, inputs, index, labels, marks, min(rows.values(), default=0))

@@ -16,17 +16,21 @@ import torch
 from torch import nn
 
 from edgefl.models.build import StagedModel, build
+from edgefl.models.encoder import TokenState
 from edgefl.models.spec import encodes_together
 from edgefl.plan.fit import needs_labels, needs_pairs
+from edgefl.plan.prefix import built_parts
 from edgefl.plan.values import Job
 from edgefl.resources.flops import FlopCounter
+from edgefl.training.batches import meta_input
 from edgefl.training.counting import kind_of_step
 from edgefl.training.matchers import MatcherSettings, classifier_loss, prior_losses
 from edgefl.training.missing import AtHand, reconstruction
 
 Pattern = tuple[str, ...]
-#: How far a sample goes: to its projections, to the fused representation, to the logits.
-Through = Literal["project", "fuse", "classify"]
+#: How far a sample goes: to the projections of its modalities, each alone or together, to the fused representation, to
+#: the logits.
+Through = Literal["alone", "project", "fuse", "classify"]
 #: Rows of a traced pass. FLOPs are by row, so that any number would do.
 _ROWS = 2
 
@@ -88,7 +92,7 @@ class Beside:
         flops = self._alone(job, share) if alone else 0.0
         if job.model.classes and "task" in job.stage.trained:
             for pattern, part in share.patterns.items():
-                encoded = 0.0 if together else self._row(job, pattern, "project")  # taken over from each alone
+                encoded = 0.0 if together else self._row(job, pattern, "alone")  # taken over from each alone
                 flops += part * (self._row(job, pattern, "classify") - encoded)
         return share.apart * flops * (3 if "poverty" in job.slots.repair else 2)
 
@@ -125,7 +129,7 @@ class Beside:
 
     def _alone(self, job: Job, share: Share) -> float:
         """Every modality of one sample, each encoded by itself and projected."""
-        return sum(share.having(m) * self._row(job, (m,), "project") for m in job.model.encoders if share.having(m))
+        return sum(share.having(m) * self._row(job, (m,), "alone") for m in job.model.encoders if share.having(m))
 
     def _row(self, job: Job, pattern: Pattern, through: Through) -> float:
         key = (kind_of_step(job, with_tables=False), pattern, through)
@@ -137,7 +141,7 @@ class Beside:
 @torch.no_grad()
 def _pass(job: Job, pattern: Pattern, through: Through) -> float:
     """FLOPs of ``_ROWS`` samples that have these modalities."""
-    model = build(job.model, job.stage.present, device="meta").eval()
+    model = build(job.model, built_parts(job), device="meta").eval()
     with FlopCounter() as counter:
         _run(model, job, pattern, through)
     return float(counter.flops)
@@ -145,17 +149,15 @@ def _pass(job: Job, pattern: Pattern, through: Through) -> float:
 
 def _run(model: StagedModel, job: Job, pattern: Pattern, through: Through) -> None:
     encoders = job.model.encoders
-    inputs = {
-        m: torch.empty(
-            (_ROWS, *encoders[m].input_shape),
-            dtype=torch.int64 if encoders[m].kind == "text" else torch.float32,
-            device="meta",
-        )
-        for m in pattern
-    }
-    states = model.encode_batch_tokens(inputs, dict.fromkeys(inputs), _ROWS, job.stage.depth)
-    projected = {m: model.project(m, model.pool_tokens(m, state)) for m, state in states.items()}
-    if through == "project":
+    inputs = {m: meta_input(job, m, _ROWS) for m in pattern}
+    states: dict[str, TokenState] = {}
+    if job.model.fusion == "joint" and through != "alone":
+        states = model.encode_batch_tokens(inputs, dict.fromkeys(inputs), _ROWS, job.stage.depth)
+        pooled = {m: model.pool_tokens(m, state) for m, state in states.items()}
+    else:
+        pooled = model.encode_batch(inputs, dict.fromkeys(inputs), _ROWS, job.stage.depth)
+    projected = {m: model.project(m, h) for m, h in pooled.items()}
+    if through in {"alone", "project"}:
         return
     absent = torch.empty((_ROWS, job.model.head.out), device="meta")
     has = {m: torch.full((_ROWS,), m in pattern, device="meta") for m in encoders}
@@ -163,7 +165,7 @@ def _run(model: StagedModel, job: Job, pattern: Pattern, through: Through) -> No
     if through == "classify" and "reconstruction" in job.slots.missing:  # a trial makes them, as the steps do
         at_hand = AtHand(projected, {m: has[m] for m in pattern}, {}, None, {}, model)
         filled |= {m: reconstruction(m, at_hand) for m in encoders if m not in pattern}
-    fused = model.fuse(filled, has, states)
+    fused = model.fuse(filled, has, states or None)
     if through == "classify":
         model.classify(fused)
 

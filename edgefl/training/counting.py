@@ -63,7 +63,8 @@ class FlopCounts:
 def kind_of_step(job: Job, *, with_tables: bool) -> bytes:
     """What decides a step's FLOPs besides the batch's shape; ``with_tables``: there are global prototypes."""
     hyper = job.hyper
-    decisive = (job.model, job.stage.present, job.stage.trained, hyper.batch_size, hyper.micro_batch, job.slots)
+    sizes = (hyper.batch_size, hyper.micro_batch)
+    decisive = (job.model, job.stage.present, job.stage.trained, sizes, hyper.cache, job.slots)
     return msgspec.msgpack.encode((decisive, with_tables))
 
 

@@ -8,6 +8,7 @@ from torch import nn
 
 from edgefl.data.dataset import Dataset
 from edgefl.models.build import StagedModel
+from edgefl.training.batches import input_of
 
 #: Samples encoded at once: small enough for a server's worker beside everything else.
 BATCH = 128
@@ -35,7 +36,7 @@ def embeddings(
     with torch.no_grad():
         for start in range(0, len(rows), BATCH):
             index = rows[start : start + BATCH]
-            x = torch.from_numpy(dataset.modalities[modality][index]).to(device_of(model))
+            x = input_of(dataset, modality, index, device_of(model))
             out[index] = head(model.encode(modality, x, depth)).cpu().numpy()
     for module, training in modes:
         module.training = training

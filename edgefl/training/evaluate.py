@@ -21,6 +21,7 @@ import torch.nn.functional as F  # noqa: N812 - the field's own name for it
 
 from edgefl.data.dataset import Dataset
 from edgefl.data.load import load
+from edgefl.data.rows import chosen
 from edgefl.errors import DataError, ModelError
 from edgefl.models.build import StagedModel, build
 from edgefl.models.encoder import TokenState
@@ -30,6 +31,7 @@ from edgefl.plan.values import Stage
 from edgefl.prototypes.library import ClassMeans, from_tensors
 from edgefl.prototypes.mask import DEFAULT_MATCHER, Matcher, SmallModels, masked
 from edgefl.records import EvaluationRow
+from edgefl.training.batches import input_of
 from edgefl.training.embeddings import BATCH, device_of, embeddings
 from edgefl.training.metrics import classification, pairs, retrieval, same_items
 from edgefl.training.missing import AtHand, reconstruction
@@ -103,7 +105,7 @@ class _Judged:
         """Projections [n, d] and, where the fusion reads them, tokens: encoded with what else a row is given."""
         if not encodes_together(self.model.spec):
             return {m: self.alone[m][rows] for m in available}, None
-        inputs = {m: torch.from_numpy(self.data.modalities[m][rows]).to(device_of(self.model)) for m in available}
+        inputs = {m: input_of(self.data, m, rows, device_of(self.model)) for m in available}
         states = self.model.encode_batch_tokens(inputs, dict.fromkeys(inputs), len(rows), self.depth)
         pooled = {m: self.model.pool_tokens(m, state) for m, state in states.items()}
         return {m: self.model.project(m, h).cpu().numpy() for m, h in pooled.items()}, states
@@ -279,7 +281,7 @@ def _pair(judged: _Judged, a: str, b: str) -> tuple[dict[str, float], int]:
     both = np.flatnonzero(judged.data.has(a) & judged.data.has(b))
     if not both.size:
         return {}, 0
-    items = [same_items(judged.data.modalities[m][both]) for m in (a, b)]
+    items = [same_items(chosen(judged.data.modalities[m], both)) for m in (a, b)]
     return retrieval(a, b, judged.alone[a][both], judged.alone[b][both], items), both.size
 
 

@@ -15,6 +15,7 @@ from itertools import combinations
 import numpy as np
 import numpy.typing as npt
 
+from edgefl.data.rows import Rows
 from edgefl.errors import DataError
 
 Integers = npt.NDArray[np.int64]
@@ -26,6 +27,8 @@ RSUM_AT = (1, 5, 10)
 #: Cosines nearer than this are equal: f32 carries seven digits, and equal inputs encoded in different batches differ in
 #: the last one. So a model that maps everything to one point finds nothing, instead of whatever rounding favours.
 TIE = 1e-6
+#: Inputs looked at at a time.
+_ROWS_TOGETHER = 256
 #: Norms below this count as this, as in ``edgefl.prototypes.matching``.
 SMALLEST_NORM = 1e-12
 #: Queries compared at once: similarities of 512 x N numbers, 20 MiB for N = 5000, not N x N.
@@ -77,11 +80,14 @@ def retrieval_ranks(
     return ranks
 
 
-def same_items(inputs: npt.NDArray[np.generic]) -> npt.NDArray[np.int64]:
+def same_items(inputs: Rows) -> npt.NDArray[np.int64]:
     """[N]: a number for each distinct row of ``inputs`` [N, ...], the same for rows that are equal to the last byte."""
-    rows = np.ascontiguousarray(inputs).reshape(len(inputs), -1)
     seen: dict[bytes, int] = {}
-    return np.array([seen.setdefault(hashlib.sha256(row.tobytes()).digest(), len(seen)) for row in rows], np.int64)
+    numbers: list[int] = []
+    for start in range(0, len(inputs), _ROWS_TOGETHER):  # they may lie on disk
+        rows = np.ascontiguousarray(inputs[start : start + _ROWS_TOGETHER])
+        numbers += [seen.setdefault(hashlib.sha256(row.tobytes()).digest(), len(seen)) for row in rows]
+    return np.array(numbers, np.int64)
 
 
 def retrieval(

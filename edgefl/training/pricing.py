@@ -15,11 +15,12 @@ from edgefl.models.build import StagedModel, build
 from edgefl.models.matching import Table
 from edgefl.models.spec import fused_width
 from edgefl.plan.fit import complete_only, completed, held_out, usable_samples
+from edgefl.plan.prefix import built_parts
 from edgefl.plan.values import Job
 from edgefl.prototypes.library import FUSED
 from edgefl.resources.flops import FlopCounter
 from edgefl.resources.live_bytes import LiveBytes
-from edgefl.training.batches import LEAST_ROWS, Batch, ShapeKey, meta_batch
+from edgefl.training.batches import LEAST_ROWS, ShapeKey, meta_batch
 from edgefl.training.beside import Beside, Share, patterns_of
 from edgefl.training.counting import FlopCounts, kind_of_step, linear_in
 from edgefl.training.forward import Aids, copied
@@ -79,9 +80,9 @@ def price_step(job: Job, rows: Mapping[str, int]) -> tuple[int, float]:
     there: their state from the first step on, and the one temporary.
     """
     with LiveBytes() as live:
-        model = build(job.model, job.stage.present, device="meta", seed=0)
+        model = build(job.model, built_parts(job), device="meta", seed=0)
         prepare(model, job.stage.trained)
-        batch, aids = _meta_batch(job, rows), _meta_aids(job, model)
+        batch, aids = meta_batch(job, rows), _meta_aids(job, model)
         trained = [p for p in model.parameters() if p.requires_grad] + aids.extra
         copies = 2 if job.hyper.optimizer == "adamw" else int(job.hyper.momentum > 0)
         state = [torch.empty_like(p) for p in trained for _ in range(copies)]
@@ -96,14 +97,6 @@ def price_step(job: Job, rows: Mapping[str, int]) -> tuple[int, float]:
         temporary = torch.empty(max(together, *(p.numel() for p in trained)), device="meta")
         del state, temporary
     return live.peak, float(flops)
-
-
-def _meta_batch(job: Job, rows: Mapping[str, int]) -> Batch:
-    text = [m for m, encoder in job.model.encoders.items() if encoder.kind == "text"]
-    shapes = {m: tuple(encoder.input_shape) for m, encoder in job.model.encoders.items()}
-    labelled = "cross_entropy" in job.slots.objective
-    marked = "cluster_contrast" in job.slots.objective
-    return meta_batch(shapes, rows, job.hyper.batch_size, text=text, labelled=labelled, marked=marked)
 
 
 def _meta_aids(job: Job, model: StagedModel) -> Aids:

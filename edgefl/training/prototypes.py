@@ -13,6 +13,7 @@ import torch
 
 from edgefl.data.dataset import Dataset
 from edgefl.models.build import StagedModel
+from edgefl.models.encoder import TokenState
 from edgefl.models.spec import fused_width
 from edgefl.plan.values import Job
 from edgefl.prototypes.library import FUSED, ClassMeans, to_tensors
@@ -90,14 +91,20 @@ def _representations(
 ) -> list[tuple[str, np.ndarray, np.ndarray]]:
     """(table, dataset rows [n], values [n, d]) of one batch."""
     batch = make_batch(dataset, indices, modalities, device)
-    states = model.encode_batch_tokens(batch.inputs, batch.rows, batch.size, job.stage.depth)
-    projected = {m: model.project(m, model.pool_tokens(m, state)) for m, state in states.items()}
+    states: dict[str, TokenState] = {}
+    if job.model.fusion == "joint":
+        states = model.encode_batch_tokens(batch.inputs, batch.rows, batch.size, job.stage.depth)
+        pooled = {m: model.pool_tokens(m, state) for m, state in states.items()}
+    else:
+        pooled = model.encode_batch(batch.inputs, batch.rows, batch.size, job.stage.depth)
+    projected = {m: model.project(m, h) for m, h in pooled.items()}
     result = [(m, indices[dataset.has(m)[indices]], r.cpu().numpy()) for m, r in projected.items()]
     if len(projected) == len(job.model.encoders):
         complete = np.logical_and.reduce([dataset.has(m)[indices] for m in projected])
         if complete.any():
             kept = {m: torch.from_numpy(complete[dataset.has(m)[indices]]).to(r.device) for m, r in projected.items()}
             chosen = {m: r[kept[m]] for m, r in projected.items()}
-            fused = model.fuse(chosen, None, {m: state.of(kept[m]) for m, state in states.items()}, dict.fromkeys(kept))
+            tokens = {m: state.of(kept[m]) for m, state in states.items()}
+            fused = model.fuse(chosen, None, tokens or None, dict.fromkeys(kept))
             result.append((FUSED, indices[complete], fused.cpu().numpy()))
     return result

@@ -6,10 +6,12 @@ counted once and then multiplied), samples per part, seconds inside steps.
 
 from __future__ import annotations
 
+import tempfile
 import time
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -22,6 +24,7 @@ from edgefl.models.spec import PROTOTYPES, SIGNATURE, is_scheduled, modality_of
 from edgefl.models.state import load_part, part_tensors
 from edgefl.plan.exchange import kept as kept_parts
 from edgefl.plan.exchange import sent
+from edgefl.plan.prefix import built_parts
 from edgefl.plan.values import Job
 from edgefl.training.batches import Batch, training_batches
 from edgefl.training.companions import aids_of, marks_of, twin_tensors
@@ -30,6 +33,7 @@ from edgefl.training.forward import Aids
 from edgefl.training.last_round import match_parts
 from edgefl.training.optimizers import Optimizer
 from edgefl.training.poverty import PovertyMeter, exact_changes, is_exact, optimizer_changes, poverty_layers
+from edgefl.training.prefix import PrefixCache
 from edgefl.training.prototypes import local_tables
 from edgefl.training.share import too_few, usable_rows
 from edgefl.training.step import make_optimizer, prepare, train_step
@@ -83,13 +87,16 @@ def train_round(
     on_progress: OnProgress | None = None,
     salt: str = "",
     counts: FlopCounts | None = None,
+    cache: PrefixCache | None = None,
+    names: Callable[[str], object] = str,
 ) -> RoundResult:
     """Train ``job.stage.trained`` for ``job.hyper.epochs`` epochs on ``dataset``.
 
     ``parts`` holds every present part as received, and "prototypes" when there are global ones; ``apart``: samples to
     test on, before and after; ``kept``: what this device's last round left here. ``salt`` (device and round) makes
     batches differ between devices and rounds, reproducibly. ``counts``: kept by the caller between rounds, so that no
-    shape of step is counted twice. Raises DataError when the share can not fill one batch (decision
+    shape of step is counted twice; so is ``cache``, with ``names`` to tell the tensors of a part from others under its
+    name. Raises DataError when the share can not fill one batch (decision
     D-L3) and RunError when the loss is not finite.
     """
     kept = kept or {}
@@ -101,6 +108,10 @@ def train_round(
     if steps == 0:
         raise too_few(job, dataset, len(usable))
     apart = dataset.subset([]) if apart is None else apart
+    cache = cache or PrefixCache(Path(tempfile.gettempdir()))
+    dataset, filling = cache.encoded(job, dataset, parts, names, device, counts)
+    apart, more = cache.encoded(job, apart, parts, names, device, counts)
+    filling += more
     model = _load(job, parts, kept, device)
     metrics, spent = trial(job, model, apart, parts, "received", counts)
     personal_metrics, more = personal_trial(job, model, apart, parts, kept, counts)
@@ -109,7 +120,7 @@ def train_round(
     marks, marking = marks_of(job, model, aids, dataset, rng, counts)
     meter = PovertyMeter() if "poverty" in job.slots.repair else None
     tally = _Tally(kind_of_step(job, with_tables=bool(aids.tables)), counts, meter)
-    tally.flops = spent + more + marking
+    tally.flops = filling + spent + more + marking
     _train(job, model, dataset, usable, aids, marks, tally, device, rng, steps, on_progress)
     model.zero_grad(set_to_none=True)
     after, spent = trial(job, model, apart, parts, "trained", counts)
@@ -164,9 +175,10 @@ def _train(
 
 def _load(job: Job, parts: Mapping[str, Tensors], kept: Mapping[str, Tensors], device: str) -> StagedModel:
     """The model as training starts: what was received, and of the parts that go on by themselves the own copy."""
-    model = build(job.model, job.stage.present, device=device, seed=job.hyper.seed)
+    wanted = built_parts(job)
+    model = build(job.model, wanted, device=device, seed=job.hyper.seed)
     own = set(kept_parts(job))
-    for name in job.stage.present:
+    for name in wanted:
         load_part(model, name, kept[name] if name in own and name in kept else parts[name])
     return model
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from edgefl.models.build import StagedModel
-from edgefl.models.encoder import TokenState
+from edgefl.models.encoder import TokenState, device_of_input, rows_in, rows_of
 from edgefl.models.rows import Index, Piece, merged, pieces
 from edgefl.models.spec import is_encoder, modality_of
 from edgefl.plan.values import Hyper, Job
@@ -127,7 +127,7 @@ def _units(job: Job, batch: Batch) -> list[Batch]:
     """What must be encoded together: each modality alone, all rows its own; with shared attention the whole batch."""
     if job.model.encoder_sharing == "multiway":
         return [batch]
-    return [Batch(len(x), {m: x}, {m: None}, None) for m, x in batch.inputs.items()]
+    return [Batch(rows_in(x), {m: x}, {m: None}, None) for m, x in batch.inputs.items()]
 
 
 def _encode_batch(
@@ -179,7 +179,7 @@ def _replay(model: StagedModel, job: Job, unit: Batch, done: Pass) -> None:
 
 def _run(model: StagedModel, job: Job, unit: Batch, piece: Piece) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """The rows of a piece through the encoders: h [n, D] or, for joint fusion, tokens [n, N, D] and their masks."""
-    inputs = {m: unit.inputs[m][index] for m, index in piece.own.items()}
+    inputs = {m: rows_of(unit.inputs[m], index) for m, index in piece.own.items()}
     if job.model.fusion != "joint":
         return model.encode_batch(inputs, piece.rows, piece.size, job.stage.depth), {}
     states = model.encode_batch_tokens(inputs, piece.rows, piece.size, job.stage.depth)
@@ -188,11 +188,11 @@ def _run(model: StagedModel, job: Job, unit: Batch, piece: Piece) -> tuple[dict[
 
 
 def _pieces(unit: Batch, micro: int) -> Iterator[Piece]:
-    return pieces({m: len(x) for m, x in unit.inputs.items()}, unit.rows, unit.size, micro)
+    return pieces({m: rows_in(x) for m, x in unit.inputs.items()}, unit.rows, unit.size, micro)
 
 
 def _device(unit: Batch) -> torch.device:
-    return next(iter(unit.inputs.values())).device
+    return device_of_input(next(iter(unit.inputs.values())))
 
 
 @contextlib.contextmanager

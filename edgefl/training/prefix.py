@@ -1,0 +1,169 @@
+"""The frozen prefix's outcome, computed once and kept on disk: what is trained reads it in place of raw samples.
+
+Exact when stored as f32; as f16 every value is rounded to 11 bits. Computed part by part, so that no more than one
+frozen part is in memory, and from where the stage before left off. The files have no name: they go with the process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import torch
+
+from edgefl.data.dataset import Dataset, Encoded
+from edgefl.data.rows import FileRows, RowFile
+from edgefl.errors import PrecisionError
+from edgefl.models.build import StagedModel, build
+from edgefl.models.encoder import TokenState
+from edgefl.models.spec import token_count
+from edgefl.models.state import load_part
+from edgefl.plan.prefix import Prefix, prefixes
+from edgefl.plan.values import Job
+from edgefl.training.batches import input_of
+from edgefl.training.counting import FlopCounts
+
+Tensors = Mapping[str, np.ndarray]
+_DTYPES = {"f16": np.float16, "f32": np.float32}
+#: Samples encoded at a time.
+_TOGETHER = 32
+
+
+@dataclass
+class _Kept:
+    dataset: Dataset
+    modality: str
+    stored: str  # f16 or f32
+    names: tuple[object, ...]  # what identifies each part of the prefix
+    encoded: Encoded
+
+    def goes_on_to(self, names: tuple[object, ...], stored: str, tokens: int, whole: int) -> bool:
+        """Whether this is what ``names`` ask for, or the first part of the way there.
+
+        Of a whole encoder only the pooled ``tokens`` are stored: nothing can go on from these.
+        """
+        wanted = tokens if len(self.names) == len(names) else whole
+        same = self.stored == stored and self.names == names[: len(self.names)]
+        return same and self.encoded.tokens.shape[1] == wanted
+
+
+@dataclass
+class PrefixCache:
+    """What has been computed, in files of ``folder``, by data set and modality. Keep it between rounds."""
+
+    folder: Path
+    _kept: list[_Kept] = field(default_factory=list)
+
+    def encoded(
+        self,
+        job: Job,
+        dataset: Dataset,
+        parts: Mapping[str, Tensors],
+        names: Callable[[str], object],
+        device: str,
+        counts: FlopCounts,
+    ) -> tuple[Dataset, float]:
+        """``dataset`` with the prefixes' outcome in place of its values, and the FLOPs that took now.
+
+        ``names(part)`` identifies the part's tensors, such as by their hash. Raises PrecisionError for values that f16
+        can not hold, StoreError when the disk is full.
+        """
+        flops, found = 0.0, dict(dataset.encoded)
+        for m, prefix in prefixes(job).items():
+            if dataset.has(m).any():
+                found[m], spent = self._of(job, dataset, m, prefix, parts, names, device, counts)
+                flops += spent
+        return replace(dataset, encoded=found), flops
+
+    def keep_only(self, datasets: list[Dataset]) -> None:
+        """Forget what belongs to other data sets."""
+        self._kept = [one for one in self._kept if any(one.dataset is d for d in datasets)]
+
+    def _of(
+        self,
+        job: Job,
+        dataset: Dataset,
+        m: str,
+        prefix: Prefix,
+        parts: Mapping[str, Tensors],
+        names: Callable[[str], object],
+        device: str,
+        counts: FlopCounts,
+    ) -> tuple[Encoded, float]:
+        wanted = tuple(names(part) for part in prefix.parts)
+        kept = next((k for k in self._kept if k.dataset is dataset and k.modality == m), None)
+        if kept is not None:
+            self._kept.remove(kept)
+        whole = token_count(job.model.encoders[m])
+        encoded, done, flops = None, 0, 0.0
+        if kept is not None and kept.goes_on_to(wanted, job.hyper.cache, prefix.tokens, whole):
+            encoded, done = kept.encoded, len(kept.names)
+        del kept
+        for index in range(done, len(wanted)):
+            tokens = prefix.tokens if index + 1 == len(wanted) else whole
+            shown = dataset if encoded is None else replace(dataset, encoded={m: encoded})
+            part = prefix.parts[index]
+            encoded, spent = self._through(job, shown, m, part, index, tokens, parts[part], device, counts)
+            flops += spent
+        if encoded is None:
+            raise AssertionError(f"a prefix of {m} without parts")
+        self._kept.append(_Kept(dataset, m, job.hyper.cache, wanted, encoded))
+        return encoded, flops
+
+    def _through(
+        self,
+        job: Job,
+        shown: Dataset,
+        m: str,
+        part: str,
+        depth: int,
+        tokens: int,
+        tensors: Tensors,
+        device: str,
+        counts: FlopCounts,
+    ) -> tuple[Encoded, float]:
+        """Every sample that has ``m`` through one more part; ``depth``: stages it has been through afterwards."""
+        rows = np.flatnonzero(shown.has(m))
+        model = build(job.model, [part], device=device)
+        load_part(model, part, tensors)
+        model.eval()
+        shape = (len(rows), tokens, job.model.encoders[m].width)
+        file = RowFile(self.folder, shape, _DTYPES[job.hyper.cache])
+        masks: list[np.ndarray] = []
+        flops = 0.0
+        for start in range(0, len(rows), _TOGETHER):
+            some = rows[start : start + _TOGETHER]
+            state, spent = counts.run(
+                b"prefix" + msgspec.msgpack.encode((part, job.model)),
+                ((m, len(some)),),
+                partial(_step, model, m, depth, shown, some, device),
+                linear="rows",
+            )
+            flops += spent
+            file.write(np.arange(start, start + len(some)), _stored(state, tokens, file.dtype, part))
+            if state.mask is not None:
+                masks.append(state.mask[:, :tokens].cpu().numpy())
+        places = np.zeros(len(shown), np.int64)
+        places[rows] = np.arange(len(rows))
+        mask = np.concatenate(masks)[places] if masks else None
+        return Encoded(FileRows(file, places), mask, depth), flops
+
+
+@torch.no_grad()
+def _step(model: StagedModel, m: str, depth: int, shown: Dataset, rows: np.ndarray, device: str) -> TokenState:
+    state = model.embed(m, input_of(shown, m, rows, device))
+    return model.stage(m, depth, state) if depth else state
+
+
+def _stored(state: TokenState, tokens: int, dtype: np.dtype[np.generic], part: str) -> np.ndarray:
+    values = state.tokens[:, :tokens].cpu().numpy()
+    if dtype == np.float16 and not float(np.abs(values).max(initial=0.0)) <= float(np.finfo(np.float16).max):
+        raise PrecisionError(
+            f"after '{part}' values reach {float(np.abs(values).max()):.3g}, more than f16 holds",
+            remedy="Set training.cache: f32, or none.",
+        )
+    return np.asarray(values.astype(dtype))
