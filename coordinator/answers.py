@@ -24,13 +24,14 @@ from coordinator.values import (
 from edgefl.models.spec import PROTOTYPES, is_scheduled
 from edgefl.plan.exchange import exchange_of, sent
 from edgefl.plan.fit import trained_depth
+from edgefl.plan.values import Decline
 from edgefl.protocol.messages import Update
 from edgefl.records import Attempt, Figures, Refusal
 
 replace = msgspec.structs.replace
 
 #: Reasons to plan a device again: it measured, or ran into, a limit that a smaller job may respect.
-REPLAN = frozenset({"step_memory", "memory", "ceiling", "flops", "payload", "disk"})
+REPLAN = frozenset({"step_memory", "memory", "ceiling", "flops", "payload", "disk", "cache"})
 
 
 def assignment_of(state: State, device: str) -> Assignment | None:
@@ -94,13 +95,14 @@ def declined(state: State, event: Declined) -> Step:
     refusal, placement = event.refusal, assignment.placement
     device = state.devices[event.device]
     tell = Tell("declined", state.stage, state.number, event.device, figures_of(refusal))
-    seen = refusal.needed is not None and any(refusal == was for _, _, was in device.declined)
+    seen = refusal.needed is not None and any(refusal == was.refusal for was in device.declined)
     if refusal.reason not in REPLAN or seen:
         state, out = put(state, event.device, replace(assignment, status="declined", refusal=refusal), event.figures)
         state, more = check_close(state, event.at)
         return state, [*out, tell, *more]
     size = placement.micro_batch or state.batch_sizes[state.stage - 1]
-    device = replace(device, declined=(*device.declined, (trained_depth(placement.stage), size, refusal)))
+    decline = Decline(trained_depth(placement.stage), size, bool(placement.cache), refusal)
+    device = replace(device, declined=(*device.declined, decline))
     state = replace(state, devices={**state.devices, event.device: device})
     changed = replace(assignment, status="replanning", refusal=refusal)
     state, out = put(state, event.device, changed, event.figures)

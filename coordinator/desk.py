@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import msgspec
 
 from edgefl.aggregation.audience import shared
+from edgefl.plan.schedule import stage_before
 from edgefl.plan.values import Candidate, Placement, RunPlan
 from edgefl.records import EvaluationRow, Manifest
 
@@ -48,6 +49,7 @@ class Desk:
             "slots": self._plan.slots,
             "candidates": candidates,
             "part_bytes": {part: ref.size for part, ref in manifest.items()},
+            "before": stage_before(self._plan.stages, self._plan.stages[stage - 1]),
             "last": not any(later.rounds for later in self._plan.stages[stage:]),
         }
         return msgspec.convert(await self._worker.call("plan_stage", body), tuple[Placement, ...])

@@ -37,7 +37,10 @@ class InitialParts(msgspec.Struct, frozen=True):
 
 
 class PlanStage(msgspec.Struct, frozen=True):
-    """Request: one placement a candidate; ``last``: the run's last round is one of this stage's."""
+    """Request: one placement a candidate; ``last``: the run's last round is one of this stage's.
+
+    ``before``: the stage whose rounds came before.
+    """
 
     model: ModelSpec
     stage: Stage
@@ -46,6 +49,7 @@ class PlanStage(msgspec.Struct, frozen=True):
     candidates: tuple[Candidate, ...]
     part_bytes: dict[str, int]
     last: bool = False
+    before: Stage | None = None
 
 
 class Evaluate(msgspec.Struct, frozen=True):
@@ -107,6 +111,7 @@ class Evaluator:
                 request.part_bytes,
                 pricer,
                 last=request.last,
+                before=request.before,
             )
             for c in request.candidates
         ]

@@ -190,7 +190,8 @@ class Outbox:
 
 def job(plan: RunPlan, placement: Placement, attempt: Attempt, *, signed: bool = True) -> Job:
     """What a device trains in this round, as placed. ``signed``: it has sent what clusters are made of."""
-    hyper = msgspec.structs.replace(plan.hypers[attempt.stage - 1], micro_batch=placement.micro_batch)
+    chosen = {"micro_batch": placement.micro_batch, "cache": placement.cache}
+    hyper = msgspec.structs.replace(plan.hypers[attempt.stage - 1], **chosen)
     last = max(stage.index for stage in plan.stages if stage.rounds)
     return Job(
         model=plan.model,

@@ -63,6 +63,7 @@ def placement_data(placement: Placement) -> dict[str, Any]:
         "device": placement.device,
         "ok": placement.refusal is None,
         "micro_batch": placement.micro_batch,
+        "cache": placement.cache,
         "depth": trained_depth(placement.stage),
         "step_peak_bytes": placement.cost.step_peak_bytes,
         "flops": placement.cost.flops,

@@ -105,6 +105,8 @@ def _saved(
     state: State, attempt: Attempt, device: str, assignment: Assignment, measured: Figures | None = None
 ) -> SaveAssignment:
     placement, rounds = assignment.placement, state.rounds
+    if placement.predicted_first and attempt.round == 1:
+        placement = replace(placement, predicted=placement.predicted_first)
     if placement.predicted_last and attempt.round == rounds[attempt.stage - 1] and not any(rounds[attempt.stage :]):
         placement = replace(placement, predicted=placement.predicted_last)
     return SaveAssignment(

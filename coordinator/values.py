@@ -11,7 +11,7 @@ import msgspec
 
 from edgefl.aggregation.memory import Memory
 from edgefl.errors import EdgeFLError
-from edgefl.plan.values import Placement, RoundPolicy
+from edgefl.plan.values import Decline, Placement, RoundPolicy
 from edgefl.protocol.messages import Hello, Update
 from edgefl.records import Attempt, EvaluationRow, Figures, Manifest, Refusal
 
@@ -31,7 +31,7 @@ class Device(msgspec.Struct, frozen=True):
     online: bool = True
     placement: Placement | None = None
     ticket: int = 0  # of the plan that was asked for and has not come yet; 0: none
-    declined: tuple[tuple[int, int, Refusal], ...] = ()
+    declined: tuple[Decline, ...] = ()
 
     @property
     def eligible(self) -> bool:

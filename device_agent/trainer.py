@@ -23,12 +23,14 @@ import msgspec
 
 from device_agent.trainer_link import TrainRequest
 from device_agent.values import DataFacts, Result
-from edgefl.errors import DataError, EdgeFLError, MissingDependencyError
+from edgefl.errors import DataError, EdgeFLError, MissingDependencyError, PrecisionError, StoreError
 from edgefl.models.spec import EncoderSpec, HeadSpec, ModelSpec, part_names
 from edgefl.plan.values import Hyper, Job, Slots, Stage
 from edgefl.records import Figure, Figures, Manifest, Refusal
 from edgefl.worker import Note, serve
 
+#: Data smaller than this stays in memory: reading it from a file would save less than it costs.
+SMALL_BYTES = 16 * 2**20
 #: prctl's number for "send me this signal when my parent ends" (linux/prctl.h).
 _PR_SET_PDEATHSIG = 1
 
@@ -38,13 +40,16 @@ class AbandonedError(EdgeFLError):
 
 
 class Trainer:
-    """The handlers and what stays warm between them: the data, and later the frozen prefix's cache."""
+    """The handlers and what stays warm between them: the data, and what the frozen prefix makes of it."""
 
-    def __init__(self, data: str, bad_samples: str, store: Path, device: str) -> None:
+    def __init__(self, data: str, bad_samples: str, store: Path, device: str, disk_bytes: int | None = None) -> None:
         self.data = data
         self.bad_samples = bad_samples
         self.store = store
         self.device = device
+        self.disk_bytes = disk_bytes  # for objects and rows together; None: no limit
+        self.rows = store.parent / "rows"  # samples and what frozen parts make of them, in files without names
+        self.cache: Any = None  # edgefl.training.prefix.PrefixCache, kept between rounds
         self.dataset: Any = None  # edgefl.data.dataset.Dataset; the import costs numpy, so it waits
         self.read_for: object = None  # the (encoders, label names) the files were last read for
         self.split: tuple[Any, Any] | None = None  # what it was made of and for, and the data as rounds take it
@@ -69,8 +74,8 @@ class Trainer:
             dataset = _load(self.data, self.bad_samples)  # first: bad data is told before torch has taken its seconds
             self.device = device = _torch_device(self.device)
             _first_round(device)
+            self.dataset = dataset = self._on_disk(dataset)
             self.facts = _facts(dataset, device, elastic=Path(self.data).is_dir())
-            self.dataset = dataset
         return self.facts
 
     def train(self, body: object, note: Note) -> Result:
@@ -82,6 +87,8 @@ class Trainer:
             return self._train(request, note)
         except DataError as error:
             return Result(refusal=Refusal("data", detail=error.message))
+        except PrecisionError as error:
+            return Result(refusal=Refusal("cache", detail=error.message))
         except (MemoryError, RuntimeError) as error:
             if not _out_of_memory(error):
                 raise
@@ -123,6 +130,8 @@ class Trainer:
                 # Not the attempt: a round that is tried again gives the same result.
                 salt=f"{request.device}/{attempt.stage}/{attempt.round}",
                 counts=self._counts(),
+                cache=self._prefixes(data, store),
+                names=lambda part: request.offer.manifest[part].id,
             )
         return Result(
             manifest={name: store.put(encode_part(tensors)) for name, tensors in outcome.parts.items()},
@@ -134,6 +143,30 @@ class Trainer:
             kept={name: store.put(encode_part(tensors)) for name, tensors in outcome.kept.items()},
         )
 
+    def _prefixes(self, data: Any, store: Any) -> Any:
+        """The stored prefixes of this share, within what objects leave of the disk budget."""
+        from edgefl.training.prefix import PrefixCache
+
+        self.cache = self.cache or PrefixCache(self.rows)
+        self.cache.keep_only(list(data))
+        self.cache.limit_bytes = None if self.disk_bytes is None else self.disk_bytes - store.used_bytes()
+        return self.cache
+
+    def _on_disk(self, dataset: Any) -> Any:
+        """Large data in a file, so that it does not fill the memory of training; in memory where the disk is short."""
+        from dataclasses import replace
+
+        from edgefl.data.rows import on_disk
+
+        size = sum(values.nbytes for values in dataset.modalities.values())
+        if size < SMALL_BYTES or (self.disk_bytes is not None and size > self.disk_bytes // 2):
+            return dataset
+        try:
+            return replace(dataset, modalities={m: on_disk(v, self.rows) for m, v in dataset.modalities.items()})
+        except StoreError as error:
+            sys.stderr.write(f"the data stays in memory: {error.message}\n")
+            return dataset
+
     def _dataset_for(self, model: ModelSpec) -> Any:
         """The data as this model takes it: labels numbered its way; files read to its shapes. Raises DataError."""
         names = model.label_names
@@ -142,7 +175,7 @@ class Trainer:
         if self.read_for != (model.encoders, names):
             here = {m: spec for m, spec in model.encoders.items() if m in self.facts.modalities}
             self.split = None
-            self.dataset = _load(self.data, self.bad_samples, here, names)
+            self.dataset = self._on_disk(_load(self.data, self.bad_samples, here, names))
             self.read_for = (model.encoders, names)
         return self.dataset
 
@@ -160,7 +193,7 @@ class Trainer:
         if self.split is None or self.split[0] != wanted:
             self.split = None  # the old one goes before the new one comes
             fresh = split(job, dataset, device)
-            self.split = (wanted, fresh._replace(own=_completed(fresh.own, job)))
+            self.split = (wanted, fresh._replace(own=self._on_disk(_completed(fresh.own, job))))
         return self.split[1]
 
     def _progress(self, note: Note) -> Callable[[int, int, int, float], None]:
@@ -315,10 +348,11 @@ def main() -> None:
     parser.add_argument("--bad-samples", default="error")
     parser.add_argument("--store", type=Path, required=True)
     parser.add_argument("--device", default="auto")
+    parser.add_argument("--disk-bytes", type=int)
     parser.add_argument("--parent", type=int, default=0)
     options = parser.parse_args()
     die_with_parent(options.parent)
-    trainer = Trainer(options.data, options.bad_samples, options.store, options.device)
+    trainer = Trainer(options.data, options.bad_samples, options.store, options.device, options.disk_bytes)
     signal.signal(signal.SIGUSR1, trainer.leave_off)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group: the agent decides when this ends
     serve({"warm": trainer.warm, "train": trainer.train})

@@ -80,6 +80,8 @@ class TrainerProcess:
         arguments = ["--data", settings.data, "--bad-samples", settings.bad_samples]
         arguments += ["--store", str(settings.store), "--device", settings.torch_device]
         arguments += ["--parent", str(os.getpid())]
+        if settings.budget.disk_bytes is not None:
+            arguments += ["--disk-bytes", str(settings.budget.disk_bytes)]
         self._worker = WorkerProcess(settings.module, arguments, settings.log)
 
     async def warm(self) -> DataFacts:

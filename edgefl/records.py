@@ -98,6 +98,7 @@ class Cost(msgspec.Struct, frozen=True):
     payload_down_bytes: int = 0  # each round; a newcomer also fetches the frozen parts, once
     payload_up_bytes: int = 0
     disk_bytes: int = 0
+    filling_flops: float = 0.0  # once more: the frozen prefix's outcome of every sample, where it is stored
 
 
 class Refusal(msgspec.Struct, frozen=True):

@@ -106,8 +106,8 @@ def place(stage: Stage, hyper: Hyper, candidate: Candidate) -> Placement:
         if allowed is not None and need > allowed:
             refusal = Refusal("step_memory", float(need), float(allowed), "B")
             continue
-        if any(size >= declined for _, declined, _ in candidate.declined):
-            refusal = candidate.declined[-1][2]
+        if any(size >= was.micro_batch for was in candidate.declined):
+            refusal = candidate.declined[-1].refusal
             continue
         predicted = {"step_peak_bytes": Figure(float(need), "predicted", "test")}
         return Placement(candidate.device, stage, micro, Cost(step_peak_bytes=need), predicted)

@@ -16,7 +16,7 @@ from coordinator import instructions as do
 from coordinator import values as v
 from coordinator.machine import initial, step
 from coordinator.timeouts import Timeouts
-from edgefl.plan.values import RoundPolicy
+from edgefl.plan.values import Decline, RoundPolicy
 from edgefl.protocol.messages import Hello, Update
 from edgefl.records import Attempt, Budget, ObjectRef, Refusal
 
@@ -393,7 +393,7 @@ def test_an_update_to_an_earlier_run_of_the_same_name_is_not_counted() -> None:
 def test_a_decline_with_figures_is_planned_again_smaller_and_at_last_excluded() -> None:
     play = Play().started("a", "b")
     out = play.decline("a", Refusal("ceiling", 9.0, 5.0, "B"))
-    assert of(do.Plan, out)[0].candidates[0].declined == ((1, 4, Refusal("ceiling", 9.0, 5.0, "B")),)
+    assert of(do.Plan, out)[0].candidates[0].declined == (Decline(1, 4, False, Refusal("ceiling", 9.0, 5.0, "B")),)
     (offer,) = of(do.SendOffer, play.finish_plan())
     assert (offer.device, offer.placement.micro_batch) == ("a", 2)
     play.decline("a", Refusal("ceiling", 7.0, 5.0, "B"))

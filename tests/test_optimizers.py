@@ -8,7 +8,7 @@ import sys
 import pytest
 import torch
 
-from edgefl.training.optimizers import SGD, AdamW, Group, parameters_of
+from edgefl.training.optimizers import SGD, Adafactor, AdamW, Group, parameters_of
 
 
 def pair() -> tuple[list[torch.nn.Parameter], list[torch.nn.Parameter]]:
@@ -17,7 +17,17 @@ def pair() -> tuple[list[torch.nn.Parameter], list[torch.nn.Parameter]]:
     return first, [torch.nn.Parameter(p.detach().clone()) for p in first]
 
 
-@pytest.mark.parametrize("name", ["adamw", "sgd", "sgd with momentum"])
+def made(name: str, groups: tuple[Group, ...], momentum: float) -> AdamW | SGD | Adafactor:
+    return {"adamw": AdamW(groups), "adafactor": Adafactor(groups)}.get(name) or SGD(groups, momentum)
+
+
+def reference_of(name: str, groups: list[dict], momentum: float) -> torch.optim.Optimizer:
+    if name == "adafactor":
+        return torch.optim.Adafactor(groups)
+    return torch.optim.AdamW(groups) if name == "adamw" else torch.optim.SGD(groups, momentum=momentum)
+
+
+@pytest.mark.parametrize("name", ["adamw", "sgd", "sgd with momentum", "adafactor"])
 def test_the_same_steps_as_torch(name):
     torch.manual_seed(0)
     ours, theirs = pair()
@@ -27,8 +37,7 @@ def test_the_same_steps_as_torch(name):
         {"params": theirs[2:], "lr": 0.02, "weight_decay": 0},
     ]
     momentum = 0.9 if "momentum" in name else 0.0
-    mine = AdamW(groups) if name == "adamw" else SGD(groups, momentum)
-    reference = torch.optim.AdamW(other) if name == "adamw" else torch.optim.SGD(other, momentum=momentum)
+    mine, reference = made(name, groups, momentum), reference_of(name, other, momentum)
     for step in range(7):
         for a, b in zip(ours, theirs, strict=True):
             a.grad = torch.randn_like(a)

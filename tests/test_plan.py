@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 from edgefl.models.sizes import encoder_of_size
 from edgefl.models.spec import ModelSpec, part_names
 from edgefl.plan.eligibility import verdict
-from edgefl.plan.fit import complete_only, micro_batches, place, trained_depth, usable_samples
+from edgefl.plan.fit import Priced, complete_only, micro_batches, place, trained_depth, usable_samples
+from edgefl.plan.prefix import prefixes, stored_bytes
 from edgefl.plan.schedule import SCHEDULES, encoder_stage, restrict, shallower
-from edgefl.plan.values import Candidate, Hyper, Job, Slots, Stage
+from edgefl.plan.values import Candidate, Decline, Hyper, Job, Slots, Stage
 from edgefl.records import Budget, Capabilities, Cost, Refusal
 
 SHAPE = (16, 3)
@@ -29,11 +30,11 @@ def candidate(budget: Budget | None = None, **fields) -> Candidate:
     return Candidate(budget=budget or Budget(), **fields)
 
 
-def price(job: Job, samples) -> tuple[int, float]:
+def price(job: Job, samples) -> Priced:
     """A made-up price that grows with depth and micro-batch, as the real one does."""
     size = job.hyper.micro_batch or job.hyper.batch_size
     replays = 1.5 if job.hyper.micro_batch else 1.0
-    return 100 * trained_depth(job.stage) + 10 * size, 1000.0 * replays * trained_depth(job.stage)
+    return Priced(100 * trained_depth(job.stage) + 10 * size, 1000.0 * replays * trained_depth(job.stage))
 
 
 def put(stage: Stage, device: Candidate, batch: int = 8, slots: Slots = SUPERVISED):
@@ -162,6 +163,53 @@ def test_a_smaller_micro_batch_is_not_tried_against_a_limit_it_can_not_help():
     assert seen == [(4, 0), (3, 0), (2, 0)]
 
 
+def stored(job: Job, samples) -> Priced:
+    """As ``price``, with 60 less where the prefix is stored and 50 FLOPs to fill each part."""
+    plain = price(job, samples)
+    filling = {part: 50.0 for prefix in prefixes(job).values() for part in prefix.parts}
+    return Priced(plain.peak - 60 * bool(filling), plain.flops - 500 * bool(filling), filling)
+
+
+def put_stored(stage: Stage, device: Candidate, before: Stage | None = None):
+    hyper = Hyper(batch_size=8, cache="f16")
+    return place(MODEL, stage, hyper, SUPERVISED, device, PART_BYTES, stored, before=before)
+
+
+def test_prefixes_are_stored_where_there_are_any_and_the_disk_allows():
+    first, second, third = SCHEDULES["layerwise"](MODEL, [1, 1, 1], "auto")
+    assert put_stored(first, candidate()).cache == ""  # embeddings are trained
+    placed = put_stored(third, candidate())
+    assert (placed.cache, placed.cost.step_peak_bytes, placed.cost.filling_flops) == ("f16", 120, 300.0)
+    rows = placed.cost.disk_bytes - put(third, candidate()).cost.disk_bytes
+    assert rows == stored_bytes(Job(MODEL, third, Hyper(cache="f16"), SUPERVISED), ALL) > 0
+    tight = put_stored(third, candidate(Budget(disk_bytes=placed.cost.disk_bytes - 1)))
+    assert (tight.cache, tight.cost.step_peak_bytes, tight.refusal) == ("", 180, None)
+    assert put_stored(second, candidate(Budget(step_memory_bytes=120))).cache == "f16"
+
+
+def test_the_first_round_of_a_stage_computes_what_the_stage_before_has_not_stored():
+    first, second, third = SCHEDULES["layerwise"](MODEL, [1, 1, 1], "auto")
+    flops = [put_stored(third, candidate(), before).predicted_first["flops"].value for before in (None, first, second)]
+    usual = put_stored(third, candidate()).predicted["flops"].value
+    assert flops == [usual + 6 * 50, usual + 6 * 50, usual + 2 * 50]  # of two modalities: embed, two stages; one stage
+    assert put_stored(first, candidate()).predicted_first == {}
+
+
+@pytest.mark.parametrize("reason", ["disk", "cache"])
+def test_what_can_not_be_stored_is_computed_in_every_step(reason):
+    third = SCHEDULES["layerwise"](MODEL, [1, 1, 1], "auto")[-1]
+    device = candidate(declined=(Decline(1, 8, True, Refusal(reason, detail="no room")),))
+    placed = put_stored(third, device)
+    assert (placed.cache, placed.micro_batch, placed.refusal) == ("", 0, None)
+    hot = candidate(declined=(Decline(1, 8, False, Refusal("ceiling", 2.0, 1.0, "B")),))
+    assert (put_stored(third, hot).cache, put_stored(third, hot).micro_batch) == (
+        "f16",
+        0,
+    )  # takes less than what failed
+    hot = candidate(declined=(Decline(1, 8, True, Refusal("ceiling", 2.0, 1.0, "B")),))
+    assert (put_stored(third, hot).cache, put_stored(third, hot).micro_batch) == ("f16", 4)
+
+
 def test_bytes_down_are_what_the_round_before_changed_and_bytes_up_what_is_trained():
     (stage,) = SCHEDULES["end_to_end"](MODEL, [1, 1, 1], "auto")
     placed = put(stage, candidate(Budget(flops=1000)))  # trains one encoder stage of 3, embeddings frozen
@@ -175,12 +223,12 @@ def test_bytes_down_are_what_the_round_before_changed_and_bytes_up_what_is_train
 def test_what_was_declined_is_not_offered_again_nor_anything_larger():
     (stage,) = SCHEDULES["end_to_end"](MODEL, [1, 1, 1], "auto")
     why = Refusal("ceiling", 3e9, 2e9, "B", "measured")
-    device = candidate(declined=((4, 4, why),))
+    device = candidate(declined=(Decline(4, 4, False, why),))
     placed = put(stage, device)
     assert (placed.micro_batch, trained_depth(placed.stage)) == (2, 4)
-    device = candidate(declined=((4, 4, why), (4, 1, why)))
+    device = candidate(declined=(Decline(4, 4, False, why), Decline(4, 1, False, why)))
     assert (put(stage, device).micro_batch, trained_depth(put(stage, device).stage)) == (0, 3)
-    device = candidate(declined=((1, 1, why),))
+    device = candidate(declined=(Decline(1, 1, False, why),))
     assert put(stage, device).refusal == why  # nothing smaller is left: the device's own numbers
 
 
@@ -194,7 +242,7 @@ def test_a_placement_fits_the_budget_and_is_smaller_than_all_that_was_declined(n
     stage = SCHEDULES[name](MODEL, [1, 1, 1], "auto")[-1]
     budget = Budget(step_memory_bytes=memory, flops=flops)
     why = Refusal("ceiling", 2.0, 1.0, "B")
-    placed = put(stage, candidate(budget, declined=tuple((d, m, why) for d, m in declined)))
+    placed = put(stage, candidate(budget, declined=tuple(Decline(d, m, False, why) for d, m in declined)))
     if placed.refusal is not None:
         assert placed.refusal.needed is None or placed.refusal.needed > placed.refusal.allowed
         return

@@ -15,7 +15,8 @@ from edgefl.data.split import Prepared, Share, prepare_shares
 from edgefl.errors import ConfigError, Problem
 from edgefl.plan.compile import compile_run
 from edgefl.plan.fit import place
-from edgefl.plan.schedule import SCHEDULES
+from edgefl.plan.prefix import can_cache, with_cache
+from edgefl.plan.schedule import SCHEDULES, stage_before
 from edgefl.plan.values import Candidate, Job, RunPlan, Stage
 from edgefl.records import Capabilities
 from edgefl.report.prices import DevicePlan, RunPrice, StagePrice
@@ -51,7 +52,17 @@ def price_run(
         DevicePlan(
             device,
             profile.name,
-            place(plan.model, stage, hyper, plan.slots, candidate, part_bytes, pricer, last=stage.index == last),
+            place(
+                plan.model,
+                stage,
+                hyper,
+                plan.slots,
+                candidate,
+                part_bytes,
+                pricer,
+                last=stage.index == last,
+                before=stage_before(plan.stages, stage),
+            ),
         )
         for device, profile in devices
         for candidate in [_candidate(device, profile, shares[device], plan, base)]
@@ -143,7 +154,9 @@ def _price(
     plan: RunPlan, schedule: str, stage: Stage, samples: dict[str, int], part_bytes: dict[str, int], pricer: Any
 ) -> StagePrice:
     job = Job(model=plan.model, stage=stage, hyper=plan.hypers[0], slots=plan.slots)
-    peak, flops = pricer(job, samples)
+    if not can_cache(job):
+        job = with_cache(job, "")
+    priced = pricer(job, samples)
     trained = sum(part_bytes[part] for part in stage.trained)
     seen = (
         samples[""] // job.hyper.batch_size * job.hyper.batch_size * job.hyper.epochs
@@ -152,9 +165,9 @@ def _price(
         schedule=schedule,
         stage=stage.index,
         rounds=stage.rounds,
-        step_peak_bytes=peak,
-        flops_per_round=flops,
-        flops_per_sample=flops / seen,
+        step_peak_bytes=priced.peak,
+        flops_per_round=priced.flops,
+        flops_per_sample=priced.flops / seen,
         payload_down_bytes=trained,
         payload_up_bytes=trained,
     )

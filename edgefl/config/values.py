@@ -139,11 +139,17 @@ class TrainingConfig(Values):
     rounds: list[Annotated[int, Field(ge=0)]] = Field(description="rounds of each stage; end_to_end adds them up")
     epochs: Positive = Field(1, description="passes over the local data in a round")
     batch_size: Annotated[int, Field(ge=2)] = Field(16, description="samples a step")
-    optimizer: Literal["adamw", "sgd"] = Field("adamw", description="local optimiser, fresh each round")
+    optimizer: Literal["adamw", "sgd", "adafactor"] = Field(
+        "adamw",
+        description="local optimiser, fresh each round; adafactor keeps little, its rates are relative",
+    )
     lr: RatesConfig = Field(RatesConfig(), description="learning rates")
     weight_decay: DecayConfig = Field(DecayConfig(), description="weight decay")
     momentum: Annotated[float, Field(ge=0, lt=1)] = Field(0.9, description="sgd only")
     clip_norm: Annotated[float, Field(ge=0)] = Field(0.0, description="gradient norm limit; 0: none")
+    cache: Literal["none", "f16", "f32"] = Field(
+        "f16", description="how a device stores what its frozen encoder parts make of its samples; none: made anew"
+    )
     holdout: Annotated[float, Field(ge=0, le=0.5)] = Field(
         0.0, description="share of each device's samples that is only tested on: personal figures, returns"
     )

@@ -78,6 +78,16 @@ class FileRows:
     def __len__(self) -> int:
         return len(self._places)
 
+    @property
+    def nbytes(self) -> int:
+        """Size of these rows, were they in memory."""
+        return len(self) * self._file.row_bytes
+
+    @property
+    def file_bytes(self) -> int:
+        """Size of the whole file."""
+        return self._file.nbytes
+
     def __getitem__(self, rows: Any) -> Array:
         """The values of rows (indices or flags), read now."""
         return self._file.read(self._places[rows])

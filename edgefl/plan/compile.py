@@ -150,4 +150,5 @@ def _hyper(training: TrainingConfig, stage: Stage, seed: int) -> Hyper:
     fields = training.model_dump(
         include={"epochs", "batch_size", "optimizer", "weight_decay", "momentum", "clip_norm", "holdout"}
     )
-    return msgspec.convert({**fields, "lr": lr, "seed": seed}, Hyper)
+    cache = "" if training.cache == "none" else training.cache
+    return msgspec.convert({**fields, "cache": cache, "lr": lr, "seed": seed}, Hyper)

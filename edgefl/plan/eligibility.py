@@ -16,7 +16,7 @@ def verdict(cost: Cost, candidate: Candidate) -> Refusal | None:
     checks = [
         ("step_memory", float(cost.step_peak_bytes), budget.step_memory_bytes, "B", "memory above the idle trainer"),
         ("memory", float(base + cost.step_peak_bytes), budget.memory_bytes if base else None, "B", "trainer process"),
-        ("flops", cost.flops, budget.flops, "FLOP", "one round"),
+        ("flops", cost.flops + cost.filling_flops, budget.flops, "FLOP", "one round"),
         (
             "payload",
             float(cost.payload_down_bytes + cost.payload_up_bytes),
@@ -24,7 +24,7 @@ def verdict(cost: Cost, candidate: Candidate) -> Refusal | None:
             "B",
             "tensors down and up in one round",
         ),
-        ("disk", float(cost.disk_bytes), budget.disk_bytes, "B", "objects kept on the device"),
+        ("disk", float(cost.disk_bytes), budget.disk_bytes, "B", "objects and rows kept on the device"),
     ]
     for reason, needed, allowed, unit, detail in checks:
         if allowed is not None and needed > allowed:

@@ -1,24 +1,40 @@
 """The planner of one stage: per device the largest micro-batch, then the deepest training, that fits its budget.
 
-Order of retreat: whole batch, smaller micro-batches, then fewer trained encoder stages (from the input side), each
-again from the whole batch. What a device has declined with a measurement is not offered again, nor anything larger.
+Order of retreat: whole batch, smaller micro-batches, then without storing the frozen prefix's outcome (which takes
+disk), then fewer trained encoder stages (from the input side), each again from the whole batch. What a device has
+declined with a measurement is not offered again, nor anything larger.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 import msgspec
 
 from edgefl.models.spec import EncoderSpec, ModelSpec, match_parts
 from edgefl.plan.eligibility import verdict
 from edgefl.plan.exchange import sent
+from edgefl.plan.prefix import can_cache, prefixes, stored_bytes, with_cache
 from edgefl.plan.schedule import restrict, shallower, trained_stages
-from edgefl.plan.values import Candidate, Hyper, Job, Placement, Slots, Stage
-from edgefl.records import Cost, Figure, Refusal
+from edgefl.plan.values import Cache, Candidate, Hyper, Job, Placement, Slots, Stage
+from edgefl.records import Cost, Figure, Figures, Refusal
 
-#: price(job, samples) -> (step peak in bytes, FLOPs of the round)
-Price = Callable[[Job, Mapping[str, int]], tuple[int, float]]
+
+class Priced(NamedTuple):
+    """What a round needs: memory of its largest moment in bytes, FLOPs of a usual round.
+
+    ``filling``: FLOPs for every sample through one part of a stored prefix, once; {} where nothing is stored.
+    """
+
+    peak: int
+    flops: float
+    filling: Mapping[str, float] = {}
+
+
+#: price(job, samples)
+Price = Callable[[Job, Mapping[str, int]], Priced]
+_MEMORY = frozenset({"memory", "step_memory"})
 #: What a pretrained generator of ``edgefl.data.generators`` makes from what.
 _GENERATED = {"transformers": ("vision", "text"), "diffusers": ("text", "vision")}
 
@@ -42,10 +58,12 @@ def place(
     price: Price,
     *,
     last: bool = False,
+    before: Stage | None = None,
 ) -> Placement:
     """What ``candidate`` trains in ``stage``; a placement with a refusal when nothing fits.
 
     ``last``: the run's last round is one of this stage's; where that costs more, the device has to be able to pay it.
+    ``before``: the stage whose rounds came before, from whose stored prefix this one's goes on.
     """
     filled = msgspec.structs.replace(candidate, samples=completed(slots, candidate.samples, model.encoders))
     refusal = _unfit(model, hyper, slots, filled)
@@ -54,28 +72,73 @@ def place(
     own = restrict(stage, [m for m in model.encoders if filled.samples.get(m, 0) > 0])
     if needs_pairs(slots) and not any(candidate.class_counts):
         own = _without_labels(own, slots)
+    job = Job(model=model, stage=own, hyper=hyper, slots=slots)
     for variant in shallower(own):
-        for micro in micro_batches(hyper.batch_size):
-            if _declined(variant, micro or hyper.batch_size, candidate):
-                continue
-            job = Job(model=model, stage=variant, hyper=msgspec.structs.replace(hyper, micro_batch=micro), slots=slots)
-            cost = dearest = _cost(job, stage, candidate, part_bytes, price)
-            if last and model.matching != "none":
-                dearest = _cost(msgspec.structs.replace(job, last=True), stage, candidate, part_bytes, price)
-            refusal = verdict(dearest, candidate)
-            if refusal is None:
-                return Placement(
-                    device=candidate.device,
-                    stage=variant,
-                    micro_batch=micro,
-                    cost=dearest,
-                    predicted=_figures(cost),
-                    predicted_last=_figures(dearest) if dearest != cost else {},
-                )
-            if refusal.reason not in {"memory", "step_memory"}:
-                break  # a smaller micro-batch costs more FLOPs and as many bytes: only a shallower stage can help
-    told = candidate.declined[-1][2] if candidate.declined else Refusal(reason="error", detail="no variant is left")
-    return Placement(device=candidate.device, stage=own, refusal=refusal or told)
+        for cache in _stores(msgspec.structs.replace(job, stage=variant)):
+            chosen = with_cache(msgspec.structs.replace(job, stage=variant), cache)
+            found = _largest(chosen, stage, candidate, part_bytes, price, last=last, before=before)
+            if isinstance(found, Placement):
+                return found
+            refusal = found or refusal
+            if found is not None and found.reason in _MEMORY:
+                break  # what is not stored takes more memory
+    if refusal is None:
+        told = candidate.declined
+        refusal = told[-1].refusal if told else Refusal(reason="error", detail="no variant is left")
+    return Placement(device=candidate.device, stage=own, refusal=refusal)
+
+
+def _stores(job: Job) -> tuple[Cache, ...]:
+    """How the job's prefixes may be stored, the best first."""
+    return (job.hyper.cache, "") if job.hyper.cache and can_cache(job) else ("",)
+
+
+def _largest(
+    job: Job,
+    stage: Stage,
+    candidate: Candidate,
+    part_bytes: Mapping[str, int],
+    price: Price,
+    *,
+    last: bool,
+    before: Stage | None,
+) -> Placement | Refusal | None:
+    """The job with the largest micro-batch that fits; else why the last one tried does not; None: none was tried."""
+    refusal = None
+    for micro in micro_batches(job.hyper.batch_size):
+        if _declined(job.stage, micro or job.hyper.batch_size, job.hyper.cache, candidate):
+            continue
+        job = msgspec.structs.replace(job, hyper=msgspec.structs.replace(job.hyper, micro_batch=micro))
+        priced = price(job, candidate.samples)
+        cost = dearest = _cost(job, stage, candidate, part_bytes, priced)
+        if last and job.model.matching != "none":
+            ending = msgspec.structs.replace(job, last=True)
+            dearest = _cost(ending, stage, candidate, part_bytes, price(ending, candidate.samples))
+        refusal = verdict(dearest, candidate)
+        if refusal is None:
+            return Placement(
+                device=candidate.device,
+                stage=job.stage,
+                micro_batch=micro,
+                cache=job.hyper.cache,
+                cost=dearest,
+                predicted=_figures(cost),
+                predicted_first=_first(job, before, cost, priced.filling),
+                predicted_last=_figures(dearest) if dearest != cost else {},
+            )
+        if refusal.reason not in _MEMORY:
+            break  # a smaller micro-batch costs more FLOPs and as many bytes: only a shallower stage can help
+    return refusal
+
+
+def _first(job: Job, before: Stage | None, cost: Cost, filling: Mapping[str, float]) -> Figures:
+    """The figures of a stage's first round: what ``before`` has not stored yet is computed."""
+    if not filling:
+        return {}
+    known = prefixes(msgspec.structs.replace(job, stage=before)) if before is not None else {}
+    there = {part for prefix in known.values() for part in prefix.parts}
+    more = sum(flops for part, flops in filling.items() if part not in there)
+    return _figures(msgspec.structs.replace(cost, flops=cost.flops + more))
 
 
 def trained_depth(stage: Stage) -> int:
@@ -169,18 +232,26 @@ def _without_labels(stage: Stage, slots: Slots) -> Stage:
     return msgspec.structs.replace(stage, trained=kept)
 
 
-def _declined(variant: Stage, micro: int, candidate: Candidate) -> bool:
-    """Whether the device declined this, or something at most as large in both trained depth and micro-batch."""
+def _declined(variant: Stage, micro: int, cache: Cache, candidate: Candidate) -> bool:
+    """Whether the device declined this, or something that needs at most as much: what is stored takes less memory.
+
+    For want of disk, or of range in what is stored, it declined the storing alone.
+    """
     depth = trained_depth(variant)
-    return any(depth >= was_depth and micro >= was_micro for was_depth, was_micro, _ in candidate.declined)
+    for was in candidate.declined:
+        if was.cached and was.refusal.reason in {"disk", "cache"}:
+            if cache:
+                return True
+        elif depth >= was.depth and micro >= was.micro_batch and (was.cached or not cache):
+            return True
+    return False
 
 
-def _cost(job: Job, stage: Stage, candidate: Candidate, part_bytes: Mapping[str, int], price: Price) -> Cost:
+def _cost(job: Job, stage: Stage, candidate: Candidate, part_bytes: Mapping[str, int], priced: Priced) -> Cost:
     """Down: what is present here and the round before may have changed, so all that anybody trains in ``stage``.
 
     Frozen parts came once, earlier.
     """
-    step_peak_bytes, flops = price(job, candidate.samples)
     exchange = job.slots.exchange
     here = set(job.stage.present)
     small = [part for part in match_parts(job.model) if part in here] if job.last else []
@@ -188,11 +259,12 @@ def _cost(job: Job, stage: Stage, candidate: Candidate, part_bytes: Mapping[str,
         small = []
     up = _bytes([*sent(job.stage, exchange), *small], part_bytes)
     return Cost(
-        step_peak_bytes=step_peak_bytes,
-        flops=flops,
+        step_peak_bytes=priced.peak,
+        flops=priced.flops,
+        filling_flops=sum(priced.filling.values()),
         payload_down_bytes=_bytes([part for part in sent(stage, exchange) if part in here], part_bytes),
         payload_up_bytes=up,
-        disk_bytes=_bytes(job.stage.present, part_bytes) + up,
+        disk_bytes=_bytes(job.stage.present, part_bytes) + up + stored_bytes(job, candidate.samples),
     )
 
 

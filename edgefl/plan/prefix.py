@@ -6,12 +6,12 @@ Its outcome can be computed once and stored. Not of multiway encoders, where it 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
 from edgefl.models.spec import EncoderSpec, ModelSpec, token_count
-from edgefl.plan.values import Job
+from edgefl.plan.values import Cache, Job
 
 #: Bytes of one stored value.
 VALUE_BYTES = {"f16": 2, "f32": 4}
@@ -52,7 +52,7 @@ def can_cache(job: Job) -> bool:
     return bool(prefixes(with_cache(job, "f16")))
 
 
-def with_cache(job: Job, cache: Literal["", "f16", "f32"]) -> Job:
+def with_cache(job: Job, cache: Cache) -> Job:
     """The job with its prefixes stored as ``cache`` says: "f16", "f32", or "" for not."""
     return msgspec.structs.replace(job, hyper=msgspec.structs.replace(job.hyper, cache=cache))
 

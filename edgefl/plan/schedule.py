@@ -106,6 +106,11 @@ def encoder_stage(part: str) -> int | None:
     return int(name[5:]) if name.startswith("stage") and name[5:].isdigit() else None
 
 
+def stage_before(stages: Sequence[Stage], stage: Stage) -> Stage | None:
+    """The last stage with rounds before ``stage``."""
+    return next((s for s in reversed(stages) if s.index < stage.index and s.rounds), None)
+
+
 def trained_stages(stage: Stage) -> list[int]:
     """Numbers of the encoder stages that are trained, ascending; 0: the embeddings."""
     return sorted({n for part in stage.trained if (n := encoder_stage(part)) is not None})

@@ -12,6 +12,8 @@ from edgefl.records import Budget, Capabilities, Cost, Figures, Refusal
 ScheduleName = Literal["end_to_end", "progressive", "layerwise", "heads"]
 #: What of a device's training is sent: all that is trained, the mappings (heads) only, or nothing.
 Exchange = Literal["all", "mappings", "nothing"]
+#: How the frozen prefix's outcome is stored; "": computed in every step.
+Cache = Literal["", "f16", "f32"]
 #: One slot of a recipe: {choice: {option: value}}. Only ``objective`` may hold several choices.
 Slot = dict[str, dict[str, float | str]]
 
@@ -39,13 +41,13 @@ class Hyper(msgspec.Struct, frozen=True):
     epochs: int = 1
     batch_size: int = 16
     micro_batch: int = 0
-    optimizer: Literal["adamw", "sgd"] = "adamw"
+    optimizer: Literal["adamw", "sgd", "adafactor"] = "adamw"
     lr: dict[str, float] = {}
     weight_decay: dict[str, float] = {}
     momentum: float = 0.9
     clip_norm: float = 0.0
     holdout: float = 0.0  # share of the local samples that is only tested on
-    cache: Literal["", "f16", "f32"] = ""  # how the frozen prefix's outcome is stored; "": computed in every step
+    cache: Cache = ""
     seed: int = 0
 
 
@@ -70,6 +72,15 @@ class Job(msgspec.Struct, frozen=True):
     signature: str = ""  # what clusters are made of, and has not been sent yet: sketch or bases
 
 
+class Decline(msgspec.Struct, frozen=True):
+    """What a device has declined to train: how many stages, in which micro-batches, with stored prefixes; and why."""
+
+    depth: int = 0
+    micro_batch: int = 0
+    cached: bool = False
+    refusal: Refusal = Refusal()
+
+
 class Candidate(msgspec.Struct, frozen=True):
     """What the planner must know of a device: from its hello, and from what it measured in earlier rounds."""
 
@@ -79,7 +90,7 @@ class Candidate(msgspec.Struct, frozen=True):
     samples: dict[str, int] = {}  # modality -> samples that have it; "" -> all
     modalities: dict[str, tuple[int, ...]] = {}
     class_counts: tuple[int, ...] = ()
-    declined: tuple[tuple[int, int, Refusal], ...] = ()  # (stages trained, micro-batch, why) of this stage's declines
+    declined: tuple[Decline, ...] = ()  # of this stage
 
 
 class Placement(msgspec.Struct, frozen=True):
@@ -92,6 +103,8 @@ class Placement(msgspec.Struct, frozen=True):
     predicted: Figures = {}
     predicted_last: Figures = {}  # of the run's last round, where that costs more than the others
     refusal: Refusal | None = None
+    cache: Cache = ""
+    predicted_first: Figures = {}  # of the stage's first round, in which the frozen prefix's outcome is computed
 
 
 class RoundPolicy(msgspec.Struct, frozen=True):

@@ -17,7 +17,7 @@ import torch
 
 from edgefl.data.dataset import Dataset, Encoded
 from edgefl.data.rows import FileRows, RowFile
-from edgefl.errors import PrecisionError
+from edgefl.errors import PrecisionError, StoreError
 from edgefl.models.build import StagedModel, build
 from edgefl.models.encoder import TokenState
 from edgefl.models.spec import token_count
@@ -30,7 +30,7 @@ from edgefl.training.counting import FlopCounts
 Tensors = Mapping[str, np.ndarray]
 _DTYPES = {"f16": np.float16, "f32": np.float32}
 #: Samples encoded at a time.
-_TOGETHER = 32
+TOGETHER = 32
 
 
 @dataclass
@@ -53,9 +53,13 @@ class _Kept:
 
 @dataclass
 class PrefixCache:
-    """What has been computed, in files of ``folder``, by data set and modality. Keep it between rounds."""
+    """What has been computed, in files of ``folder``, by data set and modality. Keep it between rounds.
+
+    ``limit_bytes``: of all files together; None: no limit.
+    """
 
     folder: Path
+    limit_bytes: int | None = None
     _kept: list[_Kept] = field(default_factory=list)
 
     def encoded(
@@ -132,11 +136,12 @@ class PrefixCache:
         load_part(model, part, tensors)
         model.eval()
         shape = (len(rows), tokens, job.model.encoders[m].width)
+        self._admit(int(np.prod(shape)) * np.dtype(_DTYPES[job.hyper.cache]).itemsize, shown.encoded.get(m))
         file = RowFile(self.folder, shape, _DTYPES[job.hyper.cache])
         masks: list[np.ndarray] = []
         flops = 0.0
-        for start in range(0, len(rows), _TOGETHER):
-            some = rows[start : start + _TOGETHER]
+        for start in range(0, len(rows), TOGETHER):
+            some = rows[start : start + TOGETHER]
             state, spent = counts.run(
                 b"prefix" + msgspec.msgpack.encode((part, job.model)),
                 ((m, len(some)),),
@@ -151,6 +156,16 @@ class PrefixCache:
         places[rows] = np.arange(len(rows))
         mask = np.concatenate(masks)[places] if masks else None
         return Encoded(FileRows(file, places), mask, depth), flops
+
+    def _admit(self, size: int, source: Encoded | None) -> None:
+        used = sum(one.encoded.tokens.file_bytes for one in self._kept if isinstance(one.encoded.tokens, FileRows))
+        if source is not None and isinstance(source.tokens, FileRows):
+            used += source.tokens.file_bytes
+        if self.limit_bytes is not None and used + size > self.limit_bytes:
+            raise StoreError(
+                f"rows of frozen parts: {used + size} bytes needed, {self.limit_bytes} allowed beside the objects",
+                remedy="Raise the device's disk budget, or set training.cache: none.",
+            )
 
 
 @torch.no_grad()

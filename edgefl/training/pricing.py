@@ -12,21 +12,24 @@ import msgspec
 import torch
 
 from edgefl.models.build import StagedModel, build
+from edgefl.models.encoder import TokenState
 from edgefl.models.matching import Table
-from edgefl.models.spec import fused_width
-from edgefl.plan.fit import complete_only, completed, held_out, usable_samples
-from edgefl.plan.prefix import built_parts
+from edgefl.models.spec import fused_width, token_count
+from edgefl.plan.fit import Priced, complete_only, completed, held_out, usable_samples
+from edgefl.plan.prefix import built_parts, prefixes, with_cache
 from edgefl.plan.values import Job
 from edgefl.prototypes.library import FUSED
 from edgefl.resources.flops import FlopCounter
 from edgefl.resources.live_bytes import LiveBytes
-from edgefl.training.batches import LEAST_ROWS, ShapeKey, meta_batch
+from edgefl.training.batches import LEAST_ROWS, ShapeKey, meta_batch, meta_input
 from edgefl.training.beside import Beside, Share, patterns_of
 from edgefl.training.counting import FlopCounts, kind_of_step, linear_in
+from edgefl.training.early import EarlyUpdates, may_update_early
 from edgefl.training.forward import Aids, copied
 from edgefl.training.judging import matcher_of
-from edgefl.training.optimizers import TOGETHER_BYTES
+from edgefl.training.optimizers import TOGETHER_BYTES, factor_shapes
 from edgefl.training.poverty import is_exact, poverty_layers
+from edgefl.training.prefix import TOGETHER
 from edgefl.training.step import prepare, run_backward, run_forward
 
 
@@ -37,11 +40,13 @@ class Pricer:
         self._peaks: dict[bytes, int] = {}
         self._steps = FlopCounts()
         self._beside = Beside()
+        self._stores: dict[tuple[bytes, str], tuple[int, float]] = {}
 
-    def __call__(self, job: Job, samples: Mapping[str, int]) -> tuple[int, float]:
-        """(step peak in bytes, FLOPs of one round) of ``job`` on a device with ``samples`` per modality ("" = all).
+    def __call__(self, job: Job, samples: Mapping[str, int]) -> Priced:
+        """``job`` on a device with ``samples`` per modality ("" = all).
 
-        The peak is that of a batch in which nothing is absent, which any batch may be; FLOPs are those of the mean one.
+        The peak is that of a batch in which nothing is absent, which any batch may be, or of filling the store of a
+        prefix; FLOPs are those of the mean batch.
         """
         raw, samples = samples, completed(job.slots, samples, job.model.encoders)
         modalities, size = list(job.model.encoders), job.hyper.batch_size
@@ -57,7 +62,21 @@ class Pricer:
         step = self._trace(job, {m: max(LEAST_ROWS, round(size * share[m])) for m in own})
         seen = {m: min(1.0, raw.get(m, 0) / max(1, judged)) for m in own}
         beside = self._beside(job, Share(samples.get("", 0), trained, apart, patterns_of(share), patterns_of(seen)))
-        return self._peaks[kind_of_step(job, with_tables=True)], steps * step + beside
+        stores = {
+            part: (peak, samples.get(m, 0) * by_row)
+            for m, prefix in prefixes(job).items()
+            for depth, part in enumerate(prefix.parts)
+            for peak, by_row in [self._store(job, m, part, depth)]
+        }
+        peak = max(self._peaks[kind_of_step(job, with_tables=True)], *(peak for peak, _ in stores.values()), 0)
+        return Priced(peak, steps * step + beside, {part: flops for part, (_, flops) in stores.items()})
+
+    def _store(self, job: Job, m: str, part: str, depth: int) -> tuple[int, float]:
+        """(peak in bytes, FLOPs by row) of taking samples through one frozen part."""
+        key = (msgspec.msgpack.encode((job.model, job.hyper.cache)), part)
+        if key not in self._stores:
+            self._stores[key] = price_part(job, m, part, depth)
+        return self._stores[key]
 
     def _trace(self, job: Job, rows: Mapping[str, int]) -> float:
         """FLOPs of a step with these rows; the first trace of a kind also gives its peak."""
@@ -73,8 +92,29 @@ class Pricer:
         return step
 
 
+def price_part(job: Job, modality: str, part: str, depth: int) -> tuple[int, float]:
+    """(peak live bytes, FLOPs by row) of taking samples through a frozen part, as many at a time as ``PrefixCache``.
+
+    ``depth``: stages they have been through afterwards.
+    """
+    encoder = job.model.encoders[modality]
+    with LiveBytes() as live, torch.no_grad():
+        model = build(job.model, [part], device="meta").eval()
+        shown = meta_input(with_cache(job, ""), modality, TOGETHER)
+        with FlopCounter() as counter:
+            state = model.embed(modality, shown) if depth == 0 else None
+            if state is None:
+                stored = torch.float16 if job.hyper.cache == "f16" else torch.float32
+                tokens = torch.empty((TOGETHER, token_count(encoder), encoder.width), dtype=stored, device="meta")
+                real = torch.empty(tokens.shape[:2], dtype=torch.bool, device="meta")
+                shown = TokenState(tokens, real if encoder.kind == "text" else None)
+                state = model.stage(modality, depth, model.embed(modality, shown))
+        del shown, state
+    return live.peak, counter.flops / TOGETHER
+
+
 def price_step(job: Job, rows: Mapping[str, int]) -> tuple[int, float]:
-    """(peak live bytes, FLOPs of a training step) with ``rows[m]`` rows of modality m.
+    """(peak live bytes, FLOPs of a training step) with ``rows[m]`` rows of modality m, in the second step of a round.
 
     The optimiser's own operations are not traced: they are many and cost no FLOPs by this count. What they hold is
     there: their state from the first step on, and the one temporary.
@@ -84,19 +124,32 @@ def price_step(job: Job, rows: Mapping[str, int]) -> tuple[int, float]:
         prepare(model, job.stage.trained)
         batch, aids = meta_batch(job, rows), _meta_aids(job, model)
         trained = [p for p in model.parameters() if p.requires_grad] + aids.extra
-        copies = 2 if job.hyper.optimizer == "adamw" else int(job.hyper.momentum > 0)
-        state = [torch.empty_like(p) for p in trained for _ in range(copies)]
+        state = _states(job, trained)
         if is_exact(job):  # values before the step, to compare with
             state += [torch.empty_like(p) for p in poverty_layers(job, model)]
         with FlopCounter() as counter:
             done = run_forward(model, job, batch, aids)
-            run_backward(model, job, batch, done)
+            early = EarlyUpdates(trained, _temporary) if may_update_early(job) else None
+            run_backward(model, job, batch, done, early)
             flops = counter.flops
         del done
-        together = min(TOGETHER_BYTES // 4, sum(p.numel() for p in trained))
-        temporary = torch.empty(max(together, *(p.numel() for p in trained)), device="meta")
+        left = [p.numel() for p in trained if p.grad is not None]
+        temporary = torch.empty(max(min(TOGETHER_BYTES // 4, sum(left)), *left, 0), device="meta")
         del state, temporary
     return live.peak, float(flops)
+
+
+def _states(job: Job, trained: list[torch.nn.Parameter]) -> list[torch.Tensor]:
+    """What the optimiser keeps from the first step on."""
+    if job.hyper.optimizer == "adafactor":
+        return [torch.empty(shape, device="meta") for p in trained for shape in factor_shapes(p)]
+    copies = 2 if job.hyper.optimizer == "adamw" else int(job.hyper.momentum > 0)
+    return [torch.empty_like(p) for p in trained for _ in range(copies)]
+
+
+def _temporary(parameter: torch.nn.Parameter) -> None:
+    """What an update needs for a moment."""
+    torch.empty_like(parameter)
 
 
 def _meta_aids(job: Job, model: StagedModel) -> Aids:

@@ -21,9 +21,10 @@ from edgefl.models.rows import Index, Piece, merged, pieces
 from edgefl.models.spec import is_encoder, modality_of
 from edgefl.plan.values import Hyper, Job
 from edgefl.training.batches import Batch
+from edgefl.training.early import EarlyUpdates, updates_of
 from edgefl.training.forward import Aids, Forward
 from edgefl.training.objectives import total_loss
-from edgefl.training.optimizers import SGD, AdamW, Group, Optimizer, parameters_of
+from edgefl.training.optimizers import SGD, Adafactor, AdamW, Group, Optimizer, parameters_of
 
 
 def prepare(model: StagedModel, trained: Sequence[str]) -> None:
@@ -48,6 +49,8 @@ def make_optimizer(
             groups.append(Group(tuple(parameters), lr, decay))
     if hyper.optimizer == "sgd":
         return SGD(tuple(groups), hyper.momentum)
+    if hyper.optimizer == "adafactor":
+        return Adafactor(tuple(groups))
     return AdamW(tuple(groups))
 
 
@@ -78,7 +81,7 @@ def train_step(
     for parameter in parameters:
         parameter.grad = None
     done = run_forward(model, job, batch, aids)
-    run_backward(model, job, batch, done)
+    run_backward(model, job, batch, done, updates_of(job, optimizer))
     if job.hyper.clip_norm > 0:
         torch.nn.utils.clip_grad_norm_(parameters, job.hyper.clip_norm)
     optimizer.step()
@@ -109,12 +112,18 @@ def run_forward(model: StagedModel, job: Job, batch: Batch, aids: Aids) -> Pass:
     return Pass(total_loss(forward, job.slots.objective), forward, encoded, masks, seed)
 
 
-def run_backward(model: StagedModel, job: Job, batch: Batch, done: Pass) -> None:
-    """Gradients of every trained parameter, into their ``grad``."""
-    done.loss.backward()  # type: ignore[no-untyped-call]
-    if done.seed is not None:
-        for unit in _units(job, batch):
-            _replay(model, job, unit, done)
+def run_backward(model: StagedModel, job: Job, batch: Batch, done: Pass, early: EarlyUpdates | None = None) -> None:
+    """Gradients of every trained parameter, into their ``grad``; not of those that ``early`` updates on the way."""
+    early = early or EarlyUpdates([], lambda _: None)
+    if done.seed is None:
+        with early.watching(set()):
+            done.loss.backward()  # type: ignore[no-untyped-call]
+        return
+    encoders = {p for part in job.stage.trained if is_encoder(part) for p in model.part(part).parameters()}
+    with early.watching(encoders):
+        done.loss.backward()  # type: ignore[no-untyped-call]
+    for unit in _units(job, batch):
+        _replay(model, job, unit, done, encoders, early)
 
 
 def _trains_encoder(job: Job, modality: str) -> bool:
@@ -165,14 +174,23 @@ def _encode(
     return encoded, {m: merged(parts) for m, parts in real.items()}
 
 
-def _replay(model: StagedModel, job: Job, unit: Batch, done: Pass) -> None:
+def _replay(
+    model: StagedModel,
+    job: Job,
+    unit: Batch,
+    done: Pass,
+    encoders: set[torch.nn.Parameter],
+    early: EarlyUpdates,
+) -> None:
     """Push the gradient that the encodings collected through each piece of the encoders."""
     gradients = {m: grad for m in unit.inputs if (grad := done.encoded[m].grad) is not None}
-    for i, piece in enumerate(_pieces(unit, job.hyper.micro_batch)):
-        wanted = [m for m in piece.own if m in gradients]
-        if not wanted:
-            continue
-        with _seeded((done.seed or 0) + i, _device(unit)):
+    chosen = [
+        (i, piece, wanted)
+        for i, piece in enumerate(_pieces(unit, job.hyper.micro_batch))
+        if (wanted := [m for m in piece.own if m in gradients])
+    ]
+    for i, piece, wanted in chosen:
+        with _seeded((done.seed or 0) + i, _device(unit)), early.watching(encoders if i < chosen[-1][0] else set()):
             values, _ = _run(model, job, unit, piece)
             torch.autograd.backward([values[m] for m in wanted], [gradients[m][piece.own[m]] for m in wanted])
 
