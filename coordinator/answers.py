@@ -167,12 +167,13 @@ def received(state: State, event: Received) -> Step:
         return drop(state, "duplicate")
     if assignment is None or assignment.status != "updated" or assignment.update is None:
         raise IllegalMoveError(event, state, f"{event.device} has no update being fetched")
-    update = assignment.update
+    update = replace(assignment.update, manifest=event.manifest or assignment.update.manifest)
     measured = {**event.figures, **{name: f for name, f in update.figures.items() if f.value is not None}}
     measured = {**update.figures, **measured}
     if "payload_up_bytes" in event.figures:  # the device can not know it before the last chunk has left
         measured["payload_up_bytes"] = event.figures["payload_up_bytes"]
-    state, out = put(state, event.device, replace(assignment, status="done", measured=measured), measured)
+    done = replace(assignment, status="done", update=update, measured=measured)
+    state, out = put(state, event.device, done, measured)
     out.append(SendAck(event.device, event.attempt))
     out.append(Tell("update", state.stage, state.number, event.device, _bill(update, measured)))
     state, more = check_close(state, event.at)

@@ -10,7 +10,10 @@ from edgefl.data.signature import check_signature
 from edgefl.errors import ProtocolError
 from edgefl.models.spec import PROTOTYPES, SIGNATURE
 from edgefl.objects import ObjectStore
-from edgefl.protocol.parts import decode_part
+from edgefl.plan.exchange import packing_of
+from edgefl.plan.values import Transfer
+from edgefl.protocol.packing import is_packed, unpack
+from edgefl.protocol.parts import decode_part, encode_part
 from edgefl.prototypes.library import from_tensors
 from edgefl.records import Manifest, Refusal
 
@@ -45,15 +48,26 @@ class Limits(NamedTuple):
 LIMITS = Limits()
 
 
-def check_update(store: ObjectStore, manifest: Manifest, previous: Manifest, signature: str = "") -> Refusal | None:
-    """None when every part has the tensors of the state before, all finite; else the first fault.
+def check_update(
+    store: ObjectStore, manifest: Manifest, previous: Manifest, signature: str = "", transfer: Transfer | None = None
+) -> Refusal | Manifest:
+    """The update's parts, those that came packed by their unpacked objects, when every one has the tensors of the
+    state before, all finite; else the first fault.
 
-    ``signature``: what the run's clusters are made of (``groups.wanted``), "" for nothing.
+    ``previous``: the parts as the device was offered them; ``signature``: what the run's clusters are made of
+    (``groups.wanted``), "" for nothing; ``transfer``: how parts may be packed.
     One part of each is in memory at a time. Raises StoreError when the disk fails.
     """
+    found = dict(manifest)
     for part, ref in sorted(manifest.items()):
         try:
-            tensors = decode_part(store.read(ref.id), LIMITS.of(part, previous), finite=True, copy=False)
+            data, limit = store.read(ref.id), LIMITS.of(part, previous)
+            if part in previous and is_packed(data):
+                base = decode_part(store.read(previous[part].id), copy=False)
+                tensors = unpack(data, base, packing_of((transfer or Transfer()).up, part), limit)
+                found[part] = store.put(encode_part(tensors))
+            else:
+                tensors = decode_part(data, limit, finite=True, copy=False)
             if part == PROTOTYPES:
                 from_tensors(tensors)
             elif part == SIGNATURE:
@@ -64,4 +78,4 @@ def check_update(store: ObjectStore, manifest: Manifest, previous: Manifest, sig
         except (ProtocolError, MisfitError) as error:
             reason = error.reason if isinstance(error, MisfitError) else "malformed"
             return Refusal(reason=reason, detail=f"part {part}: {error.message}"[:500])
-    return None
+    return found

@@ -49,6 +49,7 @@ class Desk:
             "slots": self._plan.slots,
             "candidates": candidates,
             "part_bytes": {part: ref.size for part, ref in manifest.items()},
+            "transfer": self._plan.transfer,
             "before": stage_before(self._plan.stages, self._plan.stages[stage - 1]),
             "last": not any(later.rounds for later in self._plan.stages[stage:]),
         }

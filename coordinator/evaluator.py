@@ -18,7 +18,7 @@ from edgefl.aggregation.cka import cka_weights
 from edgefl.models.spec import ModelSpec
 from edgefl.objects import ObjectStore
 from edgefl.plan.fit import place
-from edgefl.plan.values import Candidate, Hyper, Placement, Slots, Stage
+from edgefl.plan.values import Candidate, Hyper, Placement, Slots, Stage, Transfer
 from edgefl.protocol.parts import decode_part, encode_part
 from edgefl.records import EvaluationRow, Manifest
 from edgefl.worker import Note, serve
@@ -50,6 +50,7 @@ class PlanStage(msgspec.Struct, frozen=True):
     part_bytes: dict[str, int]
     last: bool = False
     before: Stage | None = None
+    transfer: Transfer | None = None
 
 
 class Evaluate(msgspec.Struct, frozen=True):
@@ -112,6 +113,7 @@ class Evaluator:
                 pricer,
                 last=request.last,
                 before=request.before,
+                transfer=request.transfer,
             )
             for c in request.candidates
         ]

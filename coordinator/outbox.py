@@ -17,10 +17,11 @@ from coordinator.uploads import Uploads
 from coordinator.values import State
 from edgefl.aggregation.audience import SERVER, view
 from edgefl.aggregation.groups import signed, wanted
+from edgefl.aggregation.publish import PACKED, packed_parts
 from edgefl.aggregation.remember import POVERTY
 from edgefl.models.spec import PROTOTYPES
 from edgefl.objects import ObjectStore
-from edgefl.plan.values import Job, Placement, RunPlan
+from edgefl.plan.values import Job, Placement, RunPlan, Transfer
 from edgefl.protocol import messages as m
 from edgefl.protocol import topics
 from edgefl.protocol.chunks import fitting_chunk_bytes
@@ -81,9 +82,10 @@ class Outbox:
             self.uploads.cancel(one.device)
             self._offer(one, manifest, state)
 
-    def fetch(self, update: m.Update, manifest: Manifest) -> None:
+    def fetch(self, update: m.Update, manifest: Manifest, state: State) -> None:
         """Get the objects of an update to the state ``manifest``, or go on with it."""
-        self.uploads.fetch(update, manifest, transfer_name("u", update.attempt, update.device))
+        seen = manifest | _seen(manifest, update.device, state)
+        self.uploads.fetch(update, seen, transfer_name("u", update.attempt, update.device))
 
     def on_need(self, device: str, need: m.Need) -> None:
         """A device asks for objects; without an open round nothing is served."""
@@ -124,6 +126,7 @@ class Outbox:
             self._chunk_bytes,
             self._plan.credit,
             signature=wanted(self._plan.server),
+            rules=self._plan.transfer,
             clock=self._clock,
             grant=self._post,
             down=self._down,
@@ -146,15 +149,14 @@ class Outbox:
             expected = list(state.open.assignments) if state.open is not None else [one.device]
             self._downloads = Downloads(
                 transfer,
-                {part: ref for part, ref in manifest.items() if not part.startswith(SERVER)},
+                {key: ref for key, ref in manifest.items() if not key.startswith(SERVER) or key.startswith(PACKED)},
                 expected,
                 store=self._store,
                 fleet=self._fleet,
                 publish=self._publish,
                 warn=self._warn,
             )
-        track = state.memory.devices.get(one.device)
-        seen = view(manifest, one.device, track.cluster if track is not None else -1)
+        seen = _seen(manifest, one.device, state)
         due = {*one.placement.stage.present, PROTOTYPES, POVERTY}
         offered = {part: ref for part, ref in seen.items() if part in due}
         self._layers.pop(one.device, None)
@@ -168,6 +170,7 @@ class Outbox:
             transfer=transfer,
             chunk_bytes=self._chunk_bytes,
             credit=self._plan.credit,
+            packed=packed_parts(manifest, offered),
         )
         self._post(one.device, offer)
 
@@ -188,6 +191,17 @@ class Outbox:
             self._report(error)
 
 
+def _seen(manifest: Manifest, device: str, state: State) -> Manifest:
+    """The parts as a device is to see them."""
+    track = state.memory.devices.get(device)
+    return view(manifest, device, track.cluster if track is not None else -1)
+
+
+def transfer_of(plan: RunPlan, attempt: Attempt) -> Transfer:
+    """How parts travel in this round: of a stage's last one, which others build on, nothing is left out."""
+    return msgspec.structs.replace(plan.transfer, whole=attempt.round >= plan.stages[attempt.stage - 1].rounds)
+
+
 def job(plan: RunPlan, placement: Placement, attempt: Attempt, *, signed: bool = True) -> Job:
     """What a device trains in this round, as placed. ``signed``: it has sent what clusters are made of."""
     chosen = {"micro_batch": placement.micro_batch, "cache": placement.cache}
@@ -200,6 +214,7 @@ def job(plan: RunPlan, placement: Placement, attempt: Attempt, *, signed: bool =
         slots=plan.slots,
         last=(attempt.stage, attempt.round) == (last, plan.stages[last - 1].rounds),
         signature="" if signed else wanted(plan.server),
+        transfer=transfer_of(plan, attempt),
     )
 
 

@@ -227,7 +227,7 @@ class Runner:
         if isinstance(one, do.Send):
             self._outbox.send(one, self._work.manifest, self.state)
         elif isinstance(one, do.Fetch):
-            self._outbox.fetch(one.update, self._work.manifest)
+            self._outbox.fetch(one.update, self._work.manifest, self.state)
         elif isinstance(one, do.Forget):
             self._outbox.forget()
         elif isinstance(one, do.Plan | do.Aggregate | do.Evaluate | do.Tidy):

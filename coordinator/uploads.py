@@ -13,6 +13,7 @@ from coordinator.checking import LIMITS, check_update
 from coordinator.values import Received, Spoiled
 from edgefl.errors import ProtocolError
 from edgefl.objects import ObjectStore, PartialObject
+from edgefl.plan.values import Transfer as Packings
 from edgefl.protocol.chunks import Chunk, decode_chunk
 from edgefl.protocol.messages import Grant, Update
 from edgefl.protocol.transfer import (
@@ -32,6 +33,7 @@ from edgefl.records import Attempt, Figure, Figures, Manifest, Refusal
 class _Upload:
     update: Update
     transfer: str
+    previous: Manifest  # the parts as the device was offered them
     receiver: Receiver | None = None  # None: waits at the gate
     partials: dict[str, PartialObject] = field(default_factory=dict)
     payload_bytes: int = 0
@@ -41,8 +43,8 @@ class _Upload:
 class Uploads:
     """Fetches updates.
 
-    ``signature``: what the run's clusters are made of; ``grant`` sends a message to a device; ``down`` tells what it
-    was sent; ``report`` takes Received and Spoiled, and exceptions that end the run.
+    ``signature``: what the run's clusters are made of; ``rules``: how parts may be packed; ``grant`` sends a message to
+    a device; ``down`` tells what it was sent; ``report`` takes Received and Spoiled, and exceptions that end the run.
     """
 
     def __init__(
@@ -52,6 +54,7 @@ class Uploads:
         credit: int,
         *,
         signature: str = "",
+        rules: Packings | None = None,
         clock: Callable[[], float],
         grant: Callable[[str, Grant], None],
         down: Callable[[str], Figures],
@@ -61,17 +64,17 @@ class Uploads:
         self._chunk_bytes = chunk_bytes
         self._credit = credit
         self._signature = signature
+        self._transfer = rules
         self._clock = clock
         self._grant = grant
         self._down = down
         self._report = report
         self._gate = UploadGate()
         self._uploads: dict[str, _Upload] = {}
-        self._previous: Manifest = {}
         self.dropped = 0  # chunks of no upload
 
     def fetch(self, update: Update, previous: Manifest, transfer: str) -> None:
-        """Fetch an update to the state ``previous``; asked again, go on."""
+        """Fetch an update to the parts ``previous``, as the device was offered them; asked again, go on."""
         device = update.device
         known = self._uploads.get(device)
         if known is not None and (known.update.attempt, known.update.manifest) == (update.attempt, update.manifest):
@@ -79,8 +82,7 @@ class Uploads:
                 self._perform(device, known.receiver.on_stall(self._clock()))
             return
         self.cancel(device)
-        self._previous = previous
-        self._uploads[device] = _Upload(update, transfer)
+        self._uploads[device] = _Upload(update, transfer, previous)
         with self._spoiling(device):
             LIMITS.check_sizes(update.manifest, previous)
             self._start(self._gate.request(device))
@@ -165,21 +167,21 @@ class Uploads:
     async def _check(self, device: str, upload: _Upload) -> None:
         update = upload.update
         try:
-            refusal = await asyncio.to_thread(
-                check_update, self._store, update.manifest, self._previous, self._signature
+            found = await asyncio.to_thread(
+                check_update, self._store, update.manifest, upload.previous, self._signature, self._transfer
             )
         except Exception as error:  # StoreError, or a defect: the runner must hear of it
             self._report(error)
             return
-        if refusal is not None:
-            self._spoil(device, refusal)
+        if isinstance(found, Refusal):
+            self._spoil(device, found)
             return
         figures = {
             "payload_up_bytes": Figure(float(upload.payload_bytes), "counted", "chunks the coordinator received"),
             **self._down(device),
         }
         self._done(device)
-        self._report(Received(self._clock(), device, update.attempt, figures))
+        self._report(Received(self._clock(), device, update.attempt, figures, found))
 
     def _spoil(self, device: str, refusal: Refusal) -> None:
         upload = self._uploads.get(device)

@@ -186,6 +186,7 @@ class Received(msgspec.Struct, frozen=True):
     device: str
     attempt: Attempt
     figures: Figures = {}
+    manifest: Manifest = {}  # of the update, with what came packed unpacked
 
 
 class Spoiled(msgspec.Struct, frozen=True):

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from coordinator.desk import Desk
 from coordinator.instructions import Aggregate, Evaluate, Plan, Tidy
+from coordinator.outbox import transfer_of
 from coordinator.values import Aggregated, Evaluated, Event, Planned
 from edgefl.aggregation.aggregate import aggregate_round
 from edgefl.aggregation.audience import shared
@@ -97,6 +98,7 @@ class Work:
             self._plan.server,
             similarity=similarity,
             seed=self._plan.seed,
+            transfer=transfer_of(self._plan, one.attempt),
         )
         memory = await asyncio.to_thread(load_memory, self.store, manifest)
         return Aggregated(self._clock(), one.attempt, manifest, record, memory)

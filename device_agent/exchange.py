@@ -13,7 +13,7 @@ from edgefl.objects import ObjectStore, PartialObject
 from edgefl.protocol import transfer as t
 from edgefl.protocol.chunks import DEFAULT_CHUNK_BYTES, DEFAULT_CREDIT, Chunk, decode_chunk, encode_chunk
 from edgefl.protocol.messages import Grant, Need, Offer, Update
-from edgefl.records import Refusal
+from edgefl.records import ObjectRef, Refusal
 
 
 class Download:
@@ -32,6 +32,7 @@ class Download:
         failed: Callable[[Refusal], None],
     ) -> None:
         self.offer = offer
+        self._refs = wanted(offer, store)
         self.fetched_bytes = 0
         self._store = store
         self._send = send
@@ -43,7 +44,7 @@ class Download:
         self._receiver = t.Receiver(
             offer.transfer,
             device,
-            list({ref.id: ref for ref in offer.manifest.values()}.values()),
+            list({ref.id: ref for ref in self._refs}.values()),
             offer.chunk_bytes or DEFAULT_CHUNK_BYTES,
             offer.credit or DEFAULT_CREDIT,
             life=secrets.randbelow(2**31),
@@ -53,7 +54,7 @@ class Download:
         """Look at what is here and ask for the rest. Raises nothing: a refusing disk goes to ``failed``."""
         try:
             missing = {}
-            for ref in self.offer.manifest.values():
+            for ref in self._refs:
                 if not self._store.has(ref.id):
                     self._partials[ref.id] = self._store.partial(ref, self.offer.chunk_bytes or DEFAULT_CHUNK_BYTES)
                     missing[ref.id] = self._partials[ref.id].missing()
@@ -106,6 +107,16 @@ class Download:
         if not self._ended:
             self._ended = True
             self._failed(Refusal(reason, detail=detail))
+
+
+def wanted(offer: Offer, store: ObjectStore) -> list[ObjectRef]:
+    """The objects to have before training: each part's own, or the packed one where what that is based on is here."""
+    refs = []
+    for part, ref in offer.manifest.items():
+        packed = offer.packed.get(part)
+        based = packed is not None and (not packed.base or store.has(packed.base))
+        refs.append(packed.ref if packed is not None and based and not store.has(ref.id) else ref)
+    return refs
 
 
 class Upload:

@@ -13,11 +13,12 @@ from msgspec.structs import replace
 
 from device_agent import values as v
 from device_agent.judge import judge
+from device_agent.keeping import keeping, kept_before, not_taken
 from device_agent.timeouts import ANNOUNCE_S, GREETING_S, PROGRESS_S
 from device_agent.values import Event, Instruction, State
 from edgefl.errors import ProtocolError
 from edgefl.protocol import messages as m
-from edgefl.records import Attempt, Manifest, Refusal
+from edgefl.records import Attempt, Refusal
 
 Step = tuple[State, list[Instruction]]
 #: How many past events an illegal move is explained with.
@@ -175,6 +176,7 @@ def _offer(state: State, offer: m.Offer, disk: v.Disk, now: float) -> Step:
     state = replace(state, task=v.Task(offer, "fetching", now), declined=None, waiting=None)
     keep = {ref.id for kept in state.kept for ref in kept.manifest.values()}
     keep |= {ref.id for ref in offer.manifest.values()}
+    keep |= {name for packed in offer.packed.values() for name in (packed.ref.id, packed.base) if name}
     if state.update is not None:
         keep |= {ref.id for ref in state.update.manifest.values()}
     accept = m.Accept(state.device, offer.attempt)
@@ -230,6 +232,8 @@ def _grant(state: State, message: m.Grant, now: float) -> Step:
 def _ack(state: State, message: m.Ack, now: float) -> Step:
     if state.update is None or state.update.attempt != message.attempt:
         return _drop(state, "stale-ack", message.attempt)
+    if not message.accepted:
+        state = not_taken(state, message.attempt)
     state = replace(state, update=None, closed=_later(state.closed, message.attempt))
     event = "delivered" if message.accepted else "refused"
     log = v.Log(event, {"attempt": str(message.attempt), "reason": message.refusal.reason})
@@ -331,7 +335,7 @@ def _training_ended(state: State, event: v.TrainingEnded, now: float) -> Step:
     out: list[Instruction] = []
     if state.update is not None:
         out.append(v.StopServe(state.update.attempt))
-    state = replace(state, task=None, update=update, kept=_keeping(state, event.attempt, result.kept))
+    state = replace(state, task=None, update=update, kept=keeping(state, event.attempt, result.kept))
     out.append(_save(state))
     out.append(v.Log("trained", {"attempt": str(event.attempt), **result.metrics}))
     return _announce(state, out, now)
@@ -359,7 +363,7 @@ def _forget(state: State, match: Callable[[Attempt], bool]) -> Step:
         state, out = _drop_task(state, "not-wanted")
     if state.update is not None and match(state.update.attempt):
         out = [*out, v.StopServe(state.update.attempt)]
-        state = replace(state, update=None)
+        state = replace(not_taken(state, state.update.attempt), update=None)
     return state, [*out, _save(state)] if out else out
 
 
@@ -382,24 +386,13 @@ def _settle(state: State) -> Step:
         return state, []
     if state.task is not None and state.task.phase == "ready":
         task = replace(state.task, phase="training")
-        before = _kept_before(state, task.attempt)
+        before = kept_before(state, task.attempt)
         return replace(state, task=task, trainer="training"), [
             v.Train(task.offer, before[-1].manifest if before else {})
         ]
     if not wanted and state.coordinator and state.connected:
         return replace(state, trainer="down"), [v.StopTrainer()]
     return state, []
-
-
-def _kept_before(state: State, attempt: Attempt) -> list[v.Kept]:
-    """What earlier rounds of this run left here, oldest first: a round that is tried again starts where it did."""
-    place = (attempt.stage, attempt.round)
-    return [k for k in state.kept if k.attempt.same_run(attempt) and (k.attempt.stage, k.attempt.round) < place]
-
-
-def _keeping(state: State, attempt: Attempt, manifest: Manifest) -> tuple[v.Kept, ...]:
-    before = _kept_before(state, attempt)[-1:]
-    return (*before, v.Kept(attempt, manifest)) if manifest else tuple(before)
 
 
 def _save(state: State) -> v.Save:

@@ -100,6 +100,7 @@ class Trainer:
                 self.frozen = True
 
     def _train(self, request: TrainRequest, note: Note) -> Result:
+        from device_agent.packed import pack_update, unpack_offer
         from edgefl.models.encoder import kind_of
         from edgefl.objects import ObjectStore
         from edgefl.protocol.parts import encode_part
@@ -117,6 +118,8 @@ class Trainer:
         for encoder in job.model.encoders.values():  # its library belongs to the idle size, not to this round
             kind_of(encoder)
         store = ObjectStore(self.store)
+        unpack_offer(request.offer, store)
+        kept = _StoredParts(request.kept, store)
         memory, energy = MemoryProbe(self.device), EnergyProbe(self.device)
         with energy, memory:
             outcome = train_round(
@@ -124,7 +127,7 @@ class Trainer:
                 data.own,
                 _StoredParts(request.offer.manifest, store),
                 apart=data.apart,
-                kept=_StoredParts(request.kept, store),
+                kept=kept,
                 device=self.device,
                 on_progress=self._progress(note),
                 # Not the attempt: a round that is tried again gives the same result.
@@ -133,14 +136,15 @@ class Trainer:
                 cache=self._prefixes(data, store),
                 names=lambda part: request.offer.manifest[part].id,
             )
+        sending = pack_update(outcome.parts, request.offer.manifest, kept, job.transfer, store)
         return Result(
-            manifest={name: store.put(encode_part(tensors)) for name, tensors in outcome.parts.items()},
+            manifest=sending.manifest,
             samples=outcome.samples,
             metrics=outcome.metrics,
             figures=_figures(outcome, memory, energy),
             complete=outcome.complete,
             poverty=outcome.poverty,
-            kept={name: store.put(encode_part(tensors)) for name, tensors in outcome.kept.items()},
+            kept={name: store.put(encode_part(tensors)) for name, tensors in outcome.kept.items()} | sending.lost,
         )
 
     def _prefixes(self, data: Any, store: Any) -> Any:

@@ -8,11 +8,14 @@ in the name.
 from __future__ import annotations
 
 import re
-from typing import Literal
+from typing import Literal, get_args
 
 import msgspec
 
 Kind = Literal["measured", "counted", "predicted"]
+#: How a part's values travel; "f32": as they are, "delta+…": as the change of what the other side holds.
+Packing = Literal["f32", "f16", "bf16", "int8", "delta+f16", "delta+bf16", "delta+int8", "delta+top"]
+PACKINGS: tuple[Packing, ...] = get_args(Packing)
 
 #: Every resource figure of the ledger, with its unit. ``report`` prints in this order.
 FIGURES: dict[str, str] = {

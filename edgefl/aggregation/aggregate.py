@@ -20,12 +20,14 @@ from edgefl.aggregation.audience import SERVER, is_shared, shared
 from edgefl.aggregation.combine import Layout, MisfitError, Outcome, Tensors, check, layout_of
 from edgefl.aggregation.optimise import plain
 from edgefl.aggregation.prototypes import merge_prototypes
+from edgefl.aggregation.publish import LOST, publish, without_packed
 from edgefl.aggregation.remember import UpdateInfo
 from edgefl.aggregation.shares import Standing, shares_of
 from edgefl.aggregation.slots import Choice, Recipe, choose
 from edgefl.errors import ProtocolError
 from edgefl.models.spec import PROTOTYPES, SIGNATURE, is_matcher
 from edgefl.objects import ObjectStore
+from edgefl.plan.values import Transfer
 from edgefl.protocol.parts import decode_part, encode_part
 from edgefl.records import Manifest, ObjectRef
 
@@ -48,11 +50,13 @@ def aggregate_round(
     *,
     similarity: Mapping[str, float] | None = None,
     seed: int = 0,
+    transfer: Transfer | None = None,
 ) -> tuple[Manifest, dict[str, Any]]:
     """The next state, whose new objects are in ``store``, and the record of the round as plain values.
 
     ``previous`` holds every part of the model; parts nobody trained keep their object. ``similarity``: the devices'
     weights of the slot cka, which need the models to be run; those without one are left out (part "model").
+    ``transfer``: how the new state will travel, and so what devices will hold of it.
     In the record: per slot, role -> {choice, options}; ``parts`` {part: {devices: {name: weight}}}, weights as they
     took effect, sum 1; ``refused`` [{device, part, reason, detail}], reason names, shape, dtype, not_finite, malformed
     or unknown_part; ``ignored`` {part: [devices without samples of it]}; ``kept`` {part: why it stays as it was
@@ -66,7 +70,7 @@ def aggregate_round(
     updates, diverged = _alike(sorted(updates, key=lambda update: update.device), slots["weight"], similarity or {})
     record: dict[str, Any] = {role: {"choice": slot.name, **slot.options} for role, slot in slots.items()}
     record |= {"parts": {}, "refused": [], "ignored": {}, "kept": {}}
-    state = dict(previous)
+    state = without_packed(previous)
     _refuse(record, _MODEL, diverged)
     signatures, strange = groups.sign(slots["cluster"], updates, store)
     state |= signatures
@@ -77,12 +81,15 @@ def aggregate_round(
     if clusters:
         record["clusters"] = clusters
     step = remember.server_step(slots["optimise"], memory, updates, clusters, record)
-    work = _Work(store, previous, slots, updates, _standing(updates, clusters, similarity, slots), step, seed)
+    standing = _standing(updates, clusters, similarity, slots)
+    work = _Work(store, previous, slots, updates, standing, step, seed, transfer or Transfer())
     mended = remember.repair(slots["repair"], updates, shared(previous), store, clusters, record)
     names = {part for update in updates for part in update.manifest}
     for part in sorted(names - {SIGNATURE}):
         objects = {u.device: u.manifest[part] for u in updates if part in u.manifest}
         for key, ref, outcome in _outcomes(work, part, objects, mended):
+            if outcome is not None and outcome.tensors is not None:
+                state.pop(LOST + key, None)
             if ref is not None:
                 state[key] = ref
             if outcome is not None:
@@ -114,6 +121,7 @@ class _Work(msgspec.Struct, frozen=True):
     standing: Standing
     step: Callable[..., Any]
     seed: int
+    transfer: Transfer
 
 
 _Result = tuple[str, ObjectRef | None, Outcome | None]
@@ -163,8 +171,16 @@ def _outcomes(
         key = audience + part
         before = work.previous.get(key, work.previous[part])
         outcome = _mean(work, key, _loader(work.store, before, 2 * before.size), weights, loaders, ignored, results)
-        results.append((key, _stored(work.store, outcome), outcome))
+        results += _published(work, key, part, before, outcome)
     return results
+
+
+def _published(work: _Work, key: str, part: str, before: ObjectRef, outcome: Outcome) -> list[_Result]:
+    """The part as devices will hold it, then what is kept for the next round: in this order into the state."""
+    if outcome.tensors is None or is_matcher(part):
+        return [(key, _stored(work.store, outcome), outcome)]
+    made = publish(work.store, work.previous, key, part, before, outcome.tensors, work.transfer)
+    return [(key, made.ref, outcome), *((name, ref, None) for name, ref in made.kept.items())]
 
 
 def _mean(

@@ -14,6 +14,7 @@ from edgefl.config.values import DeviceProfile, RunConfig
 from edgefl.data.split import Prepared, Share, prepare_shares
 from edgefl.errors import ConfigError, Problem
 from edgefl.plan.compile import compile_run
+from edgefl.plan.exchange import packed_bytes, packing_of
 from edgefl.plan.fit import place
 from edgefl.plan.prefix import can_cache, with_cache
 from edgefl.plan.schedule import SCHEDULES, stage_before
@@ -62,6 +63,7 @@ def price_run(
                 pricer,
                 last=stage.index == last,
                 before=stage_before(plan.stages, stage),
+                transfer=plan.transfer,
             ),
         )
         for device, profile in devices
@@ -157,7 +159,10 @@ def _price(
     if not can_cache(job):
         job = with_cache(job, "")
     priced = pricer(job, samples)
-    trained = sum(part_bytes[part] for part in stage.trained)
+    down, up = (
+        sum(packed_bytes(part_bytes[part], packing_of(rules, part), plan.transfer.top) for part in stage.trained)
+        for rules in (plan.transfer.down, plan.transfer.up)
+    )
     seen = (
         samples[""] // job.hyper.batch_size * job.hyper.batch_size * job.hyper.epochs
     )  # a last short batch is dropped
@@ -168,8 +173,8 @@ def _price(
         step_peak_bytes=priced.peak,
         flops_per_round=priced.flops,
         flops_per_sample=priced.flops / seen,
-        payload_down_bytes=trained,
-        payload_up_bytes=trained,
+        payload_down_bytes=down,
+        payload_up_bytes=up,
     )
 
 

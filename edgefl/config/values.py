@@ -13,7 +13,7 @@ from edgefl.config.files import Values, parse_bytes
 from edgefl.config.recipe import SlotsConfig
 from edgefl.config.slots import valid_names
 from edgefl.errors import Problem
-from edgefl.records import Budget
+from edgefl.records import Budget, Packing
 
 
 class BudgetConfig(Values):
@@ -172,6 +172,11 @@ class TransferConfig(Values):
         96 * 1024, description="bytes of a chunk; lowered to what the broker allows"
     )
     credit: Annotated[int, Field(ge=1, le=1024)] = Field(16, description="chunks in flight")
+    up: Packing | dict[str, Packing] = Field(
+        "f32", description="how trained parts travel up; or {pattern of part names: how}, the first that fits"
+    )
+    down: Packing | dict[str, Packing] = Field("f32", description="the same, of what the server sends")
+    top: Annotated[float, Field(gt=0, le=1)] = Field(0.1, description="share of the values that delta+top sends")
 
 
 class FleetDevice(Values):

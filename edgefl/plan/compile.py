@@ -16,7 +16,7 @@ from edgefl.models.sizes import SIZES, encoder_of_size
 from edgefl.models.spec import EncoderSpec, HeadSpec, JointSpec, ModelSpec, fused_width
 from edgefl.plan.exchange import exchange_of
 from edgefl.plan.schedule import SCHEDULES
-from edgefl.plan.values import Hyper, RoundPolicy, RunPlan, Slots, Stage
+from edgefl.plan.values import Hyper, RoundPolicy, RunPlan, Slots, Stage, Transfer
 
 SERVER_ROLES = ("cluster", "select", "prototypes", "repair", "weight", "combine", "optimise")
 
@@ -63,6 +63,7 @@ def compile_run(
         test=test,
         chunk_bytes=config.transfer.chunk_bytes,
         credit=config.transfer.credit,
+        transfer=Transfer(_rules(config.transfer.up), _rules(config.transfer.down), config.transfer.top),
         config={"run": config.model_dump(mode="json"), "recipe": recipe.model_dump(mode="json")},
     )
 
@@ -141,6 +142,10 @@ def _head(config: RunConfig, encoders: Mapping[str, EncoderSpec]) -> HeadSpec:
 def _encoder(config: EncoderConfig, shape: tuple[int, ...]) -> EncoderSpec:
     changes = {key: value for key, value in config.model_dump(exclude={"kind", "size"}).items() if value is not None}
     return encoder_of_size(config.kind, config.size, tuple(shape), **changes)
+
+
+def _rules(chosen: str | Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+    return tuple(chosen.items()) if isinstance(chosen, Mapping) else (("*", chosen),)
 
 
 def _hyper(training: TrainingConfig, stage: Stage, seed: int) -> Hyper:

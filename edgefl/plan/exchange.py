@@ -5,12 +5,15 @@ Kept parts go on from the device's own copy of its round before; if it is sent a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import fnmatch
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from edgefl.models.spec import is_encoder, modality_of
 from edgefl.plan.values import Exchange, Job, Stage
 
+#: What a device calls, among what it keeps, that which it has not sent of a part.
+LOST = "lost/"
 #: By the recipe's slot weight; every other choice exchanges all that is trained.
 _EXCHANGE: dict[str, Exchange] = {"own": "nothing", "relationship": "mappings"}
 
@@ -42,3 +45,15 @@ def kept(job: Job) -> tuple[str, ...]:
         heads = (part for part in job.stage.trained if part.startswith("head/"))
         return (*private(job.stage, exchange), *heads)
     return private(job.stage, exchange)
+
+
+def packing_of(rules: Sequence[tuple[str, str]], part: str) -> str:
+    """The packing of the first rule whose pattern fits the part; "f32" without one."""
+    return next((packing for pattern, packing in rules if fnmatch.fnmatchcase(part, pattern)), "f32")
+
+
+def packed_bytes(part_bytes: int, packing: str, top: float) -> int:
+    """About how many bytes a part of ``part_bytes`` in f32 takes: "delta+top" sends 5 for a value of 4."""
+    form = packing.removeprefix("delta+")
+    share = {"f32": 1.0, "f16": 0.5, "bf16": 0.5, "int8": 0.25, "top": min(1.0, 1.25 * top)}[form]
+    return round(part_bytes * share)

@@ -14,10 +14,10 @@ import msgspec
 
 from edgefl.models.spec import EncoderSpec, ModelSpec, match_parts
 from edgefl.plan.eligibility import verdict
-from edgefl.plan.exchange import sent
+from edgefl.plan.exchange import packed_bytes, packing_of, sent
 from edgefl.plan.prefix import can_cache, prefixes, stored_bytes, with_cache
 from edgefl.plan.schedule import restrict, shallower, trained_stages
-from edgefl.plan.values import Cache, Candidate, Hyper, Job, Placement, Slots, Stage
+from edgefl.plan.values import Cache, Candidate, Hyper, Job, Placement, Slots, Stage, Transfer
 from edgefl.records import Cost, Figure, Figures, Refusal
 
 
@@ -59,11 +59,13 @@ def place(
     *,
     last: bool = False,
     before: Stage | None = None,
+    transfer: Transfer | None = None,
 ) -> Placement:
     """What ``candidate`` trains in ``stage``; a placement with a refusal when nothing fits.
 
     ``last``: the run's last round is one of this stage's; where that costs more, the device has to be able to pay it.
-    ``before``: the stage whose rounds came before, from whose stored prefix this one's goes on.
+    ``before``: the stage whose rounds came before, from whose stored prefix this one's goes on. ``transfer``: how parts
+    travel; the first and last rounds of a stage, in which some come whole, take more bytes.
     """
     filled = msgspec.structs.replace(candidate, samples=completed(slots, candidate.samples, model.encoders))
     refusal = _unfit(model, hyper, slots, filled)
@@ -72,7 +74,7 @@ def place(
     own = restrict(stage, [m for m in model.encoders if filled.samples.get(m, 0) > 0])
     if needs_pairs(slots) and not any(candidate.class_counts):
         own = _without_labels(own, slots)
-    job = Job(model=model, stage=own, hyper=hyper, slots=slots)
+    job = Job(model=model, stage=own, hyper=hyper, slots=slots, transfer=transfer or Transfer())
     for variant in shallower(own):
         for cache in _stores(msgspec.structs.replace(job, stage=variant)):
             chosen = with_cache(msgspec.structs.replace(job, stage=variant), cache)
@@ -257,19 +259,36 @@ def _cost(job: Job, stage: Stage, candidate: Candidate, part_bytes: Mapping[str,
     small = [part for part in match_parts(job.model) if part in here] if job.last else []
     if job.model.matching == "prior" and len(small) < 2:  # there is nothing to learn to predict
         small = []
-    up = _bytes([*sent(job.stage, exchange), *small], part_bytes)
+    trained = _bytes(sent(job.stage, exchange), part_bytes)
+    up = _packed(sent(job.stage, exchange), part_bytes, job.transfer.up, job.transfer.top) + _bytes(small, part_bytes)
+    down = [part for part in sent(stage, exchange) if part in here]
     return Cost(
         step_peak_bytes=priced.peak,
         flops=priced.flops,
         filling_flops=sum(priced.filling.values()),
-        payload_down_bytes=_bytes([part for part in sent(stage, exchange) if part in here], part_bytes),
+        payload_down_bytes=_packed(down, part_bytes, job.transfer.down, job.transfer.top),
         payload_up_bytes=up,
-        disk_bytes=_bytes(job.stage.present, part_bytes) + up + stored_bytes(job, candidate.samples),
+        disk_bytes=_bytes(job.stage.present, part_bytes)
+        + trained
+        + _bytes(small, part_bytes)
+        + _beside(down, trained, part_bytes, job.transfer)
+        + stored_bytes(job, candidate.samples),
     )
 
 
 def _bytes(parts: Sequence[str], part_bytes: Mapping[str, int]) -> int:
     return sum(part_bytes.get(part, 0) for part in parts)
+
+
+def _packed(parts: Sequence[str], part_bytes: Mapping[str, int], rules: Sequence[tuple[str, str]], top: float) -> int:
+    return sum(packed_bytes(part_bytes.get(part, 0), packing_of(rules, part), top) for part in parts)
+
+
+def _beside(down: Sequence[str], trained: int, part_bytes: Mapping[str, int], transfer: Transfer) -> int:
+    """Bytes on disk for packed exchange: packed parts and what they are based on, and what was not sent."""
+    lossy = any(packing != "f32" for _, packing in transfer.up)
+    based = [part for part in down if packing_of(transfer.down, part) != "f32"]
+    return _bytes(based, part_bytes) + _packed(based, part_bytes, transfer.down, transfer.top) + lossy * trained
 
 
 def _figures(cost: Cost) -> dict[str, Figure]:

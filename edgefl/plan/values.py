@@ -51,6 +51,18 @@ class Hyper(msgspec.Struct, frozen=True):
     seed: int = 0
 
 
+class Transfer(msgspec.Struct, frozen=True):
+    """How parts travel: by direction, (pattern of part names, packing of ``edgefl.protocol.packing``), first fit.
+
+    ``top``: share of the values that "delta+top" sends; ``whole``: this round everything is sent as it is.
+    """
+
+    up: tuple[tuple[str, str], ...] = ()
+    down: tuple[tuple[str, str], ...] = ()
+    top: float = 0.1
+    whole: bool = False
+
+
 class Slots(msgspec.Struct, frozen=True):
     """What a device needs of the recipe: choices, each {name: options} with exactly one name, and what is exchanged."""
 
@@ -70,6 +82,7 @@ class Job(msgspec.Struct, frozen=True):
     slots: Slots = Slots()
     last: bool = False  # the run's last round: small matching models are trained, where the recipe has them
     signature: str = ""  # what clusters are made of, and has not been sent yet: sketch or bases
+    transfer: Transfer = Transfer()
 
 
 class Decline(msgspec.Struct, frozen=True):
@@ -134,4 +147,5 @@ class RunPlan(msgspec.Struct, frozen=True):
     test: str = ""  # path of the test set (.npz); "": no evaluation
     chunk_bytes: int = 96 * 1024
     credit: int = 16
+    transfer: Transfer = Transfer()
     config: dict[str, object] = {}  # the run file as resolved, for the record

@@ -12,7 +12,7 @@ import msgspec
 
 from edgefl.errors import ProtocolError
 from edgefl.plan.values import Job
-from edgefl.records import Attempt, Budget, Capabilities, Figures, Manifest, Refusal
+from edgefl.records import Attempt, Budget, Capabilities, Figures, Manifest, ObjectRef, Refusal
 
 PROTOCOL_VERSION = 1
 #: Largest control message. An offer for 500 parts is about 60 KB; 120 KiB also fits the 128 KiB limit of AWS IoT Core.
@@ -126,8 +126,19 @@ class Welcome(_Message, frozen=True, tag="welcome"):
     heartbeat_s: float = 10.0
 
 
+class PackedPart(msgspec.Struct, frozen=True):
+    """An object that leads from the object ``base`` ("": from nothing) to a part's object, and how it is packed."""
+
+    ref: ObjectRef = ObjectRef()
+    base: str = ""
+    packing: str = ""
+
+
 class Offer(_Message, frozen=True, tag="offer"):
-    """Coordinator → device: train this. ``manifest`` names every part the job needs, by object."""
+    """Coordinator → device: train this. ``manifest`` names every part the job needs, by object.
+
+    ``packed``: part -> a shorter way to its object, for a device that holds what it is based on.
+    """
 
     attempt: Attempt = Attempt()
     deadline_s: float = 0.0  # seconds from now; 0: none
@@ -136,6 +147,7 @@ class Offer(_Message, frozen=True, tag="offer"):
     transfer: str = ""  # the transfer that ``need`` messages for this manifest name
     chunk_bytes: int = 0
     credit: int = 0
+    packed: dict[str, PackedPart] = {}
 
 
 class Grant(Need, frozen=True, tag="grant"):

@@ -71,6 +71,7 @@ def _cast(name: str, tensor: Array, dtype: np.dtype[Any]) -> Array:
 ENCODINGS: dict[str, Encoding] = {
     "f32": Encoding("F32", _pack_f32, lambda tensor: tensor),
     "f16": Encoding("F16", _pack_f16, lambda tensor: tensor.astype(np.float32)),
+    "packed": Encoding("F32", _pack_f32, lambda tensor: tensor),  # what ``edgefl.protocol.packing`` makes of a part
 }
 
 
@@ -120,6 +121,13 @@ def decode_part(
         tensor = stored if entry.code in _WHOLE else encoding.unpack(stored)
         tensors[name] = tensor.copy() if copy and tensor is stored else tensor
     return tensors
+
+
+def encoding_of(data: bytes | bytearray | memoryview) -> str:
+    """The name of a part's encoding. Raises ProtocolError for what is no part."""
+    view = memoryview(data).cast("B").toreadonly()
+    metadata = _split(view, len(view))[0].get("__metadata__")
+    return str(metadata.get("encoding", "")) if isinstance(metadata, dict) else ""
 
 
 class _Entry(NamedTuple):

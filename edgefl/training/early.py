@@ -36,7 +36,7 @@ class EarlyUpdates:
     def watching(self, waiting: set[torch.nn.Parameter]) -> Iterator[None]:
         """``waiting``: parameters that a later backward pass adds to; they are not whole yet."""
         self._waiting = waiting
-        handles = [p.register_post_accumulate_grad_hook(self._whole) for p in self._large]
+        handles = [p.register_post_accumulate_grad_hook(self._whole) for p in self._large]  # type: ignore[no-untyped-call]
         try:
             yield
         finally:

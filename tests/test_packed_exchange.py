@@ -1,0 +1,187 @@
+"""Packed parts through a whole fleet: fewer bytes, the same bits on both sides, nothing left when a stage ends."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from memory_fleet import plan_of, run_fleet, share, state_of
+
+from coordinator.checking import check_update
+from device_agent.exchange import wanted
+from device_agent.keeping import not_taken
+from device_agent.packed import pack_update, unpack_offer
+from device_agent.values import Kept, State
+from edgefl.aggregation.aggregate import aggregate_round
+from edgefl.aggregation.publish import LOST as SERVER_LOST
+from edgefl.aggregation.publish import PACKED, packed_parts
+from edgefl.aggregation.remember import UpdateInfo
+from edgefl.errors import ProtocolError
+from edgefl.objects import ObjectStore
+from edgefl.plan.exchange import LOST
+from edgefl.plan.values import Transfer
+from edgefl.protocol.messages import Offer, PackedPart
+from edgefl.protocol.packing import is_packed
+from edgefl.protocol.parts import decode_part, encode_part
+from edgefl.records import Attempt, ObjectRef, Refusal
+from edgefl.report.rows import RunReport
+
+INT8 = Transfer((("*", "delta+int8"),), (("*", "delta+int8"),))
+TOP = Transfer((("*", "delta+top"),), (("*", "delta+top"),), top=0.05)
+
+
+def weights(seed: int, scale: float = 1.0) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    return {"w": (scale * rng.normal(size=(50, 60))).astype(np.float32), "b": np.full(3, seed, np.float32)}
+
+
+def put(store: ObjectStore, tensors: dict[str, np.ndarray]) -> ObjectRef:
+    return store.put(encode_part(tensors))
+
+
+def read(store: ObjectStore, ref: ObjectRef) -> dict[str, np.ndarray]:
+    return decode_part(store.read(ref.id))
+
+
+def test_both_ways_through_a_server_and_a_device(tmp_path: Path) -> None:
+    """Three rounds; the device gets packed parts only, and what the server reads of its update is what it held."""
+    server, device = ObjectStore(tmp_path / "server"), ObjectStore(tmp_path / "device")
+    state = {"task": put(server, weights(0))}
+    device.put(server.read(state["task"].id))
+    kept: dict[str, dict[str, np.ndarray]] = {}
+    for number in range(1, 4):
+        offered = {"task": state["task"]}
+        offer = Offer(manifest=offered, packed=packed_parts(state, offered))
+        refs = wanted(offer, device)
+        for ref in refs:
+            device.put(server.read(ref.id))
+        unpack_offer(offer, device)
+        assert device.has(state["task"].id)
+        if number > 1:
+            assert [is_packed(device.read(ref.id)) for ref in refs] == [True]
+            assert refs[0].size < 0.35 * state["task"].size
+        trained = {n: v + 0.1 * weights(number)[n] for n, v in read(device, state["task"]).items()}
+        sending = pack_update({"task": trained}, offered, kept, INT8, device)
+        kept = {part: read(device, ref) for part, ref in sending.lost.items()}
+        assert is_packed(device.read(sending.manifest["task"].id))
+        server.put(device.read(sending.manifest["task"].id))
+        found = check_update(server, sending.manifest, state, transfer=INT8)
+        assert isinstance(found, dict)
+        arrived = read(server, found["task"])
+        np.testing.assert_allclose(arrived["w"] + kept[f"{LOST}task"]["w"], trained["w"], atol=0.02)
+        other = {"task": put(server, {n: v + 0.1 * weights(9)[n] for n, v in read(server, state["task"]).items()})}
+        updates = [UpdateInfo(name, sent, {"task": 5}, {}, True, -1) for name, sent in (("a", found), ("b", other))]
+        state, _ = aggregate_round(updates, server, state, transfer=INT8)
+        lost = read(server, state[f"{SERVER_LOST}task"])
+        assert set(lost) == {"w"}  # what travels whole is not lost
+        assert 0 < np.abs(lost["w"]).max() < 0.01
+    state, _ = aggregate_round([UpdateInfo("a", found, {"task": 5}, {}, True, -1)], server, state)
+    assert not [key for key in state if key.startswith((SERVER_LOST, PACKED))]  # a whole round leaves nothing
+
+
+def test_what_is_not_sent_now_is_sent_later(tmp_path: Path) -> None:
+    """Of a change 5 % of the values are sent each round: without new changes everything has arrived after 20."""
+    store = ObjectStore(tmp_path)
+    state, target = {"task": put(store, weights(0))}, weights(1)
+    target["b"] = weights(0)["b"]
+    distances = []
+    for number in range(25):
+        # The first round moves to the target; afterwards devices send back what they were given.
+        sent = target if number == 0 else read(store, state["task"])
+        state, _ = aggregate_round(
+            [UpdateInfo("a", {"task": put(store, sent)}, {"task": 1}, {}, True, -1)], store, state, transfer=TOP
+        )
+        distances.append(float(np.abs(read(store, state["task"])["w"] - target["w"]).mean()))
+    assert distances[0] > 0.5
+    assert distances[-1] < 0.01 * distances[0]
+
+
+def test_a_newcomer_fetches_whole_parts(tmp_path: Path) -> None:
+    server, device = ObjectStore(tmp_path / "server"), ObjectStore(tmp_path / "device")
+    state = {"task": put(server, weights(0))}
+    update = UpdateInfo("a", {"task": put(server, weights(1))}, {"task": 1}, {}, True, -1)
+    state, _ = aggregate_round([update], server, state, transfer=INT8)
+    offered = {"task": state["task"]}
+    assert wanted(Offer(manifest=offered, packed=packed_parts(state, offered)), device) == [state["task"]]
+    whole = Transfer(down=(("*", "int8"),))  # not a change of anything: everybody takes the packed one
+    state, _ = aggregate_round([update], server, state, transfer=whole)
+    offered = {"task": state["task"]}
+    offer = Offer(manifest=offered, packed=packed_parts(state, offered))
+    (ref,) = wanted(offer, device)
+    assert ref.size < 0.35 * state["task"].size
+    device.put(server.read(ref.id))
+    unpack_offer(offer, device)
+    assert device.has(state["task"].id)
+
+
+def test_a_part_that_unpacks_to_something_else_is_told(tmp_path: Path) -> None:
+    store = ObjectStore(tmp_path)
+    base = put(store, weights(0))
+    sent = pack_update({"task": weights(1)}, {"task": base}, {}, INT8, store).manifest["task"]
+    packed = {"task": PackedPart(sent, base.id, "delta+int8")}
+    with pytest.raises(ProtocolError, match="'task' unpacks to"):
+        unpack_offer(Offer(manifest={"task": ObjectRef("0" * 64, 1)}, packed=packed), store)
+
+
+def test_an_update_packed_against_the_rules_is_refused(tmp_path: Path) -> None:
+    store = ObjectStore(tmp_path)
+    state = {"task": put(store, weights(0))}
+    sent = pack_update({"task": weights(1)}, state, {}, INT8, store).manifest
+    assert isinstance(check_update(store, sent, state, transfer=INT8), dict)
+    strange = {"task": put(store, {"v": weights(1)["w"]})}
+    assert isinstance(check_update(store, strange, state, transfer=INT8), Refusal)
+    other = {"task": put(store, {"w": np.zeros((2, 2000), np.float32), "b": weights(1)["b"]})}
+    packed = pack_update({"task": {"w": np.ones((2, 2000), np.float32), "b": weights(1)["b"]}}, other, {}, INT8, store)
+    refusal = check_update(store, packed.manifest, state, transfer=INT8)
+    assert isinstance(refusal, Refusal)
+    assert refusal.reason == "malformed"
+
+
+def test_what_a_refused_update_left_out_is_forgotten_and_the_round_before_is_not() -> None:
+    one, two = Attempt("r", 1, 1, 1), Attempt("r", 1, 2, 1)
+    refs = [ObjectRef(str(i) * 64, 1) for i in range(4)]
+    manifests = [{LOST + "task": refs[i], "head/a": refs[i + 1]} for i in (0, 2)]
+    kept = (Kept(one, manifests[0]), Kept(two, manifests[1]))
+    state = not_taken(State(kept=kept), two)
+    assert state.kept[-1].manifest == {LOST + "task": refs[0], "head/a": refs[3]}
+    assert not_taken(State(kept=kept), one).kept == kept
+    assert not_taken(State(kept=kept[1:]), two).kept[-1].manifest == {"head/a": refs[3]}
+
+
+def test_rules_by_part_and_rounds_sent_whole(tmp_path: Path) -> None:
+    store = ObjectStore(tmp_path)
+    offered = {part: put(store, weights(0)) for part in ("head/a", "task")}
+    trained = {part: weights(1) for part in offered}
+    sent = pack_update(trained, offered, {}, Transfer((("head/*", "int8"),)), store).manifest
+    assert [is_packed(store.read(sent[part].id)) for part in ("head/a", "task")] == [True, False]
+    kept = {LOST + "task": {"w": np.ones((50, 60), np.float32)}}
+    whole = pack_update(trained, offered, kept, Transfer((("*", "int8"),), whole=True), store)
+    assert whole.lost == {}
+    np.testing.assert_allclose(read(store, whole.manifest["task"])["w"], weights(1)["w"] + 1)
+
+
+def bytes_of(report: RunReport, name: str) -> float:
+    return sum(row.measured[name].value or 0 for row in report.assignments)
+
+
+@pytest.mark.parametrize("packing", ["delta+int8", "f16"])
+def test_a_fleet_learns_the_same_from_fewer_bytes(packing, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr("edgefl.protocol.packing.WHOLE_BELOW", 16)
+    shares = {name: share(30, {"a": 1.0, "b": 1.0}, seed) for seed, name in enumerate(("left", "right"))}
+    reports, states = [], []
+    for up_and_down in ("f32", packing):
+        directory = tmp_path / up_and_down
+        directory.mkdir()
+        changes = ["training.rounds=[4, 3]", "model.head.width=64"]
+        changes += [f"transfer.up={up_and_down}", f"transfer.down={up_and_down}"]
+        reports.append(run_fleet(directory, plan_of(directory, "lw-fedmml", "ab", 2, changes), shares))
+        store, state = state_of(directory)
+        assert not [key for key in state if key.startswith((SERVER_LOST, PACKED))]
+        states.append({part: read(store, ref) for part, ref in state.items() if part.startswith("head/")})
+    plain, packed = reports
+    for name in ("payload_up_bytes", "payload_down_bytes"):
+        assert bytes_of(packed, name) < 0.8 * bytes_of(plain, name)
+    moved = [np.abs(v - states[1][part][n]).mean() for part, ts in states[0].items() for n, v in ts.items()]
+    size = [np.abs(v).mean() for ts in states[0].values() for v in ts.values()]
+    assert 0 < sum(moved) < 0.1 * sum(size)

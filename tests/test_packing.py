@@ -1,0 +1,136 @@
+"""Parts in fewer bytes: both sides hold the same bits, and what is lost comes with the next round."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from edgefl.errors import ProtocolError
+from edgefl.plan.exchange import packed_bytes, packing_of
+from edgefl.protocol.packing import WHOLE_BELOW, is_packed, pack, unpack
+from edgefl.protocol.parts import encode_part
+from edgefl.records import PACKINGS
+
+DELTAS = [name for name in PACKINGS if name.startswith("delta+")]
+
+
+def part(seed: int, rows: int = 40, columns: int = 50) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    return {
+        "weight": rng.normal(size=(rows, columns)).astype(np.float32),
+        "bias": rng.normal(size=rows).astype(np.float32),
+        "steps": np.array(seed + 7, np.int64),
+    }
+
+
+@given(st.sampled_from(PACKINGS), st.integers(0, 2**31), st.floats(0.001, 1.0))
+@settings(max_examples=40)
+def test_both_sides_hold_the_same_bits(packing, seed, top):
+    target, base = part(seed), part(seed + 1)
+    sent = pack(target, base, packing, top)
+    held = unpack(sent.data, base, packing)
+    assert held.keys() == sent.held.keys() == target.keys()
+    for name, value in sent.held.items():
+        assert held[name].dtype == target[name].dtype
+        assert held[name].tobytes() == value.tobytes()
+    assert encode_part(held) == encode_part(sent.held)  # so the hash of what is held tells that all went well
+
+
+def test_by_hand():
+    """Rows of 127 levels: row 0 reaches 2.54, so a level is 0.02 and 1.01 becomes 50 or 51 of them."""
+    weight = np.zeros((2, 1024), np.float32)
+    weight[0, :3] = 2.54, 1.01, -0.009
+    sent = pack({"w": weight}, {"w": weight}, "int8", 0.1)
+    np.testing.assert_allclose(sent.held["w"][0, :3], [2.54, 1.0, 0.0], atol=0.021)
+    assert not sent.held["w"][1].any()
+    weight[1, 7] = -5
+    top = pack({"w": weight}, {"w": np.zeros_like(weight)}, "delta+top", 2 / 2048)  # the two largest
+    assert np.flatnonzero(top.held["w"]).tolist() == [0, 1024 + 7]
+    assert top.held["w"][1, 7] == pytest.approx(-5)
+    assert top.held["w"][0, 0] == pytest.approx(2.54, abs=5 / 127)
+    halves = pack({"w": weight}, {"w": weight}, "bf16", 0.1).held["w"]
+    assert halves[0, 0] == np.float32(2.546875)  # 8 bits of mantissa
+
+
+@pytest.mark.parametrize("packing", DELTAS)
+def test_what_is_lost_comes_with_the_next_rounds(packing):
+    """A change is of what the other side holds, so that it follows a target that stands still."""
+    target, held = part(3), part(4)
+    first = None
+    for _ in range(30):
+        held = pack(target, held, packing, 0.1).held
+        first = first or np.abs(target["weight"] - held["weight"]).mean()
+    assert np.abs(target["weight"] - held["weight"]).mean() < 1e-3 * first + 1e-6
+
+
+def test_bytes_are_about_what_is_said():
+    target, base = part(0, 300, 400), part(1, 300, 400)
+    whole = len(encode_part(target))
+    for packing in PACKINGS:
+        size = len(pack(target, base, packing, 0.05).data)
+        assert size == pytest.approx(packed_bytes(whole, packing, 0.05), rel=0.02, abs=3000)
+
+
+def test_small_tensors_and_integers_travel_whole():
+    target = {"weight": np.ones((2, WHOLE_BELOW), np.float32), "bias": np.full(WHOLE_BELOW - 1, np.pi, np.float32)}
+    target["count"] = np.array(5)
+    held = pack(target, {n: v * 0 for n, v in target.items()}, "delta+top", 0.001).held
+    np.testing.assert_array_equal(held["bias"], target["bias"])
+    assert held["count"] == 5
+
+
+def test_rules_by_part():
+    rules = (("head/*", "int8"), ("*/embed", "f16"))
+    assert [packing_of(rules, name) for name in ("head/a", "a/embed", "a/stage1")] == ["int8", "f16", "f32"]
+    assert packing_of((("*", "delta+top"),), "a/stage1") == "delta+top"
+
+
+def test_values_beyond_f16_are_an_error_that_says_what_to_do():
+    big = {"w": np.full((2, WHOLE_BELOW), 1e6, np.float32)}
+    with pytest.raises(ProtocolError, match="'w' has values up to 1e") as caught:
+        pack(big, big, "f16", 0.1)
+    assert "bf16" in caught.value.remedy
+    assert pack(big, big, "bf16", 0.1).held["w"][0, 0] == pytest.approx(1e6, rel=0.01)
+
+
+def hostile(**changes: np.ndarray | None) -> bytes:
+    base = {"w|top": np.array([1, 2], np.int8), "w|at": np.array([0, 5], np.int32), "w|scale": np.ones(1, np.float32)}
+    wanted = {**base, **{f"w|{name}": value for name, value in changes.items()}}
+    return encode_part({name: value for name, value in wanted.items() if value is not None}, "packed")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"at": np.array([5, 0], np.int32)},
+        {"at": np.array([0, 0], np.int32)},
+        {"at": np.array([-1, 0], np.int32)},
+        {"at": np.array([0, 10**6], np.int32)},
+        {"at": np.array([0], np.int32)},
+        {"at": None},
+        {"scale": None},
+        {"scale": np.ones(2, np.float32)},
+        {"scale": np.array([np.inf], np.float32)},
+        {"top": np.array([1.0, 2.0], np.float32)},
+        {"int8": np.ones((3, 3), np.int8)},
+        {"secret": np.ones(1, np.int8)},
+    ],
+    ids=str,
+)
+def test_what_can_not_be_right_is_refused(changes):
+    base = {"w": np.zeros((40, 50), np.float32)}
+    with pytest.raises(ProtocolError):
+        unpack(hostile(**changes), base, "delta+top")
+
+
+def test_names_are_those_of_the_base():
+    base = {"w": np.zeros((40, 50), np.float32)}
+    assert is_packed(hostile())
+    assert not is_packed(encode_part(base))
+    np.testing.assert_array_equal(np.flatnonzero(unpack(hostile(), base, "delta+top")["w"]), [0, 5])
+    with pytest.raises(ProtocolError, match="'v'"):
+        unpack(hostile(), {**base, "v": base["w"]}, "delta+top")
+    with pytest.raises(ProtocolError, match="'w'"):
+        unpack(hostile(), {}, "delta+top")
