@@ -35,6 +35,9 @@ def command(
     sizes: Annotated[
         bool, typer.Option("--sizes", callback=_show_sizes, is_eager=True, help="List the encoder sizes and leave.")
     ] = False,
+    convention: Annotated[
+        str, typer.Option(metavar="NAME", help="Also show the schedules by a paper's accounting: lw-fedmml.")
+    ] = "",
     format: Format = "terminal",  # noqa: A002 - the option's own name
     set_: Overrides = None,
 ) -> None:
@@ -47,7 +50,9 @@ def command(
     """
     from edgefl.cli.planning import price_run
 
-    price = price_run(run, set_ or [], profiles=device or [], samples=samples, trainer_base=trainer_base)
+    price = price_run(
+        run, set_ or [], profiles=device or [], samples=samples, trainer_base=trainer_base, convention=convention
+    )
     if format == "json":
         print_json(price)
         return

@@ -20,17 +20,28 @@ from edgefl.plan.prefix import can_cache, with_cache
 from edgefl.plan.schedule import SCHEDULES, stage_before
 from edgefl.plan.values import Candidate, Job, RunPlan, Stage
 from edgefl.records import Capabilities
-from edgefl.report.prices import DevicePlan, RunPrice, StagePrice
+from edgefl.report.prices import Account, DevicePlan, RunPrice, StagePrice
 
+#: Whose accounting ``--convention`` knows.
+CONVENTIONS = ("lw-fedmml",)
 #: Idle trainer on CPU: 204 MB for torch and 43 MB for transformers. Each agent measures its own in a run.
 TORCH_BYTES = 204 * 10**6
 TRANSFORMERS_BYTES = 43 * 10**6
 
 
 def price_run(
-    name: str, overrides: Sequence[str], *, profiles: Sequence[str], samples: int | None, trainer_base: str
+    name: str,
+    overrides: Sequence[str],
+    *,
+    profiles: Sequence[str],
+    samples: int | None,
+    trainer_base: str,
+    convention: str = "",
 ) -> RunPrice:
     """Price the run file ``name``. Raises ConfigError, DataError, ModelError."""
+    if convention not in {"", *CONVENTIONS}:
+        known = ", ".join(CONVENTIONS)
+        raise ConfigError("--convention", [Problem("value", f"{convention!r} is none of: {known}")])
     config, recipe = load_run(name, overrides)
     devices = _devices(config, profiles)
     plan, shares = _compile(config, recipe, [device for device, _ in devices], samples)
@@ -80,6 +91,19 @@ def price_run(
         trainer_base_bytes=base,
         schedules=schedules,
         devices=devices_planned,
+        convention=convention,
+        accounts=_accounts(plan, config.training.rounds) if convention else (),
+    )
+
+
+def _accounts(plan: RunPlan, rounds: Sequence[int]) -> tuple[Account, ...]:
+    """The schedules by LW-FedMML's accounting, with the run's rounds."""
+    from edgefl.training.convention import totals
+
+    return tuple(
+        Account(schedule, *totals(plan.model, build(plan.model, rounds, "frozen"), plan.hypers[0].epochs))
+        for schedule, build in SCHEDULES.items()
+        if schedule != "heads"
     )
 
 

@@ -34,6 +34,14 @@ class DevicePlan(msgspec.Struct, frozen=True):
     placement: Placement = Placement()
 
 
+class Account(msgspec.Struct, frozen=True):
+    """A schedule by a paper's accounting: bytes of one client, FLOPs of one sample."""
+
+    schedule: str = ""
+    payload_bytes: float = 0.0
+    flops: float = 0.0
+
+
 class RunPrice(msgspec.Struct, frozen=True):
     """The whole answer. ``samples``: size of the share that the schedules are priced on."""
 
@@ -45,11 +53,31 @@ class RunPrice(msgspec.Struct, frozen=True):
     trainer_base_bytes: int = 0
     schedules: tuple[StagePrice, ...] = ()
     devices: tuple[DevicePlan, ...] = ()
+    convention: str = ""
+    accounts: tuple[Account, ...] = ()  # by that convention
 
 
-def price_grids(price: RunPrice) -> tuple[Grid, Grid, Grid]:
-    """Totals of each schedule, its stages, and the devices' placements."""
-    return _totals(price), _stages(price), _placements(price)
+def price_grids(price: RunPrice) -> tuple[Grid, ...]:
+    """Totals of each schedule, its stages, the devices' placements and, where asked for, a paper's accounting."""
+    asked = (_accounts(price),) if price.accounts else ()
+    return _totals(price), _stages(price), _placements(price), *asked
+
+
+def _accounts(price: RunPrice) -> Grid:
+    columns = (
+        Column("schedule", key=True, text=True),
+        Column("bytes down + up, all rounds", "MiB"),
+        Column("FLOPs of a sample, all epochs"),
+    )
+    rows = tuple(
+        (Cell(one.schedule), Cell(f"{one.payload_bytes / units.MIB:,.0f}"), Cell(f"{one.flops:.2e}"))
+        for one in price.accounts
+    )
+    note = (
+        "Not what this run costs: one client, every part in 4 bytes a value; 1 FLOP a multiply-accumulate, 3 times the "
+        "forward pass for what is trained; embeddings frozen (arXiv 2407.15426)."
+    )
+    return Grid(f"By the convention {price.convention}", columns, rows, (note,))
 
 
 def _totals(price: RunPrice) -> Grid:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from edgefl.records import Figure, Kind
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
 #: Operators of torch.ops.aten. Some appear only in newer versions or other builds.
 _FUSED = (
@@ -28,12 +28,13 @@ _FUSED = (
 class FlopCounter:
     """Context manager; ``flops`` is the count so far. Needs torch, and works on meta tensors."""
 
-    def __init__(self) -> None:
+    def __init__(self, formulas: Mapping[Any, Callable[..., int]] | None = None) -> None:
+        """``formulas``: more of them, operator -> operations from the shapes of what it is given."""
         from torch.utils import flop_counter
 
         for mode in ("FlopCounterMode", "_FlopCounterMode"):  # newer versions dispatch in a mode of their own
             without_compiler(getattr(flop_counter, mode, None))
-        self._mode = flop_counter.FlopCounterMode(display=False, custom_mapping=_formulas())
+        self._mode = flop_counter.FlopCounterMode(display=False, custom_mapping={**_formulas(), **(formulas or {})})
 
     def __enter__(self) -> FlopCounter:
         self._mode.__enter__()  # type: ignore[no-untyped-call]  # torch leaves it unannotated
