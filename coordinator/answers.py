@@ -7,8 +7,9 @@ from typing import Any
 import msgspec
 
 from coordinator.instructions import Fetch, Instruction, SendAbort, SendAck, Step, Tell
+from coordinator.learning import learned
 from coordinator.planning import ask, figures_of
-from coordinator.rounds import check_close, drop, put, send_offer
+from coordinator.rounds import check_close, drop, expected, put, send_offer
 from coordinator.values import (
     OPEN,
     Accepted,
@@ -173,6 +174,10 @@ def received(state: State, event: Received) -> Step:
     if "payload_up_bytes" in event.figures:  # the device can not know it before the last chunk has left
         measured["payload_up_bytes"] = event.figures["payload_up_bytes"]
     done = replace(assignment, status="done", update=update, measured=measured)
+    device = state.devices[event.device]
+    told = expected(state, event.attempt, assignment.placement)
+    device = replace(device, factors=learned(device.factors, assignment.placement, told, measured))
+    state = replace(state, devices={**state.devices, event.device: device})
     state, out = put(state, event.device, done, measured)
     out.append(SendAck(event.device, event.attempt))
     out.append(Tell("update", state.stage, state.number, event.device, _bill(update, measured)))

@@ -41,6 +41,7 @@ def candidate(device: Device) -> Candidate:
         modalities=hello.modalities,
         class_counts=hello.class_counts,
         declined=device.declined,
+        factors=device.factors,
     )
 
 

@@ -22,6 +22,7 @@ from coordinator.instructions import (
 from coordinator.planning import no_placement, reason_text
 from coordinator.values import OPEN, Assignment, Round, State, Status
 from edgefl.aggregation.slots import choose
+from edgefl.plan.values import Placement
 from edgefl.records import Attempt, Figures
 
 replace = msgspec.structs.replace
@@ -101,14 +102,18 @@ def put(state: State, device: str, assignment: Assignment, measured: Figures | N
     return replace(state, open=opened), [save]
 
 
+def expected(state: State, attempt: Attempt, placement: Placement) -> Figures:
+    """What is predicted of this round: the first of a stage and the run's last may cost more than the others."""
+    last = attempt.round == state.rounds[attempt.stage - 1] and not any(state.rounds[attempt.stage :])
+    if placement.predicted_last and last:
+        return placement.predicted_last
+    return placement.predicted_first if placement.predicted_first and attempt.round == 1 else placement.predicted
+
+
 def _saved(
     state: State, attempt: Attempt, device: str, assignment: Assignment, measured: Figures | None = None
 ) -> SaveAssignment:
-    placement, rounds = assignment.placement, state.rounds
-    if placement.predicted_first and attempt.round == 1:
-        placement = replace(placement, predicted=placement.predicted_first)
-    if placement.predicted_last and attempt.round == rounds[attempt.stage - 1] and not any(rounds[attempt.stage :]):
-        placement = replace(placement, predicted=placement.predicted_last)
+    placement = replace(assignment.placement, predicted=expected(state, attempt, assignment.placement))
     return SaveAssignment(
         attempt=attempt,
         device=device,

@@ -32,6 +32,7 @@ class Device(msgspec.Struct, frozen=True):
     placement: Placement | None = None
     ticket: int = 0  # of the plan that was asked for and has not come yet; 0: none
     declined: tuple[Decline, ...] = ()
+    factors: dict[str, float] = {}  # measured / predicted, by figure, over all its rounds
 
     @property
     def eligible(self) -> bool:

@@ -1,4 +1,4 @@
-"""``edgefl-agent``: lets this device take part (``run``), or says what it lacks (``doctor``)."""
+"""``edgefl-agent``: lets this device take part (``run``), says what it lacks (``doctor``), measures it (``profile``)."""
 
 from __future__ import annotations
 
@@ -80,6 +80,7 @@ def run(
                 state=str(state or default_state() / fleet / name),
                 profile=found.name,
                 budget=found.budget.record(),
+                speed=found.speed.record(),
                 heartbeat_s=found.heartbeat_s,
                 torch_device=found.torch_device,
                 bad_samples=bad_samples.value,
@@ -120,6 +121,41 @@ def doctor(
                     sys.stdout.write(f"{'':<20} -> {check.remedy}\n")
         if any(check.status == "fail" for check in checks):
             raise typer.Exit(1)
+
+
+@app.command()
+def profile(
+    out: Annotated[Path, typer.Option(help="Where the profile goes.")] = Path("device.yaml"),
+    name: Annotated[str, typer.Option(help="The profile's name. Default: the host name.")] = "",
+    broker: Annotated[str, typer.Option(help="Also measure the link to this broker.", envvar="EDGEFL_BROKER")] = "",
+    fleet: Annotated[str, typer.Option(help="The fleet's name, the same at the coordinator.")] = "default",
+    torch_device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    state: Annotated[Path | None, STATE] = None,
+    ca: Annotated[str, typer.Option(help="PEM file of the authority that signed the broker's certificate.")] = "",
+    cert: Annotated[str, typer.Option(help="PEM file of this device's certificate.")] = "",
+    key: Annotated[str, typer.Option(help="PEM file of this device's private key.")] = "",
+    force: Annotated[bool, typer.Option(help="Replace a file that is there already.")] = False,
+    debug: Annotated[bool, DEBUG] = False,
+) -> None:
+    """Measure this device (training speed, matrix products, disk, link, sensors) and write it as a profile to plan with.
+
+    Takes about half a minute. Set a budget in the file; then: edgefl-agent run --profile device.yaml
+    """
+    from edgefl.report.console import guarded
+
+    with guarded(debug):
+        import yaml
+
+        from device_agent.measure import measured_profile
+        from edgefl.errors import ConfigError, Problem
+
+        if out.exists() and not force:
+            raise ConfigError(str(out), [Problem("--out", "is there already; give --force to replace it")])
+        called = name or re.sub(r"[^A-Za-z0-9._-]", "-", socket.gethostname())[:64]
+        given = {option: value for option, value in (("ca", ca), ("cert", cert), ("key", key)) if value}
+        found = measured_profile(called, torch_device, state or default_state(), broker, fleet, **given)
+        out.write_text(yaml.safe_dump(found, sort_keys=False, allow_unicode=True, width=110))
+        sys.stdout.write(f"{out}\n{out.read_text()}")
 
 
 def default_state() -> Path:

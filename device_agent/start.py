@@ -25,7 +25,7 @@ from device_agent.timeouts import HEARTBEAT_S
 from device_agent.trainer_link import Trainer, TrainerProcess, TrainerSettings
 from edgefl.errors import EdgeFLError
 from edgefl.protocol.topics import check_name
-from edgefl.records import Budget
+from edgefl.records import Budget, Speed
 from edgefl.report.console import guarded
 from edgefl.resources.machine import capabilities
 from edgefl.transport.address import parse_url
@@ -46,6 +46,7 @@ class Options(msgspec.Struct, frozen=True):
     state: str = ""
     profile: str = ""
     budget: Budget = Budget()
+    speed: Speed = Speed()
     heartbeat_s: float = HEARTBEAT_S
     torch_device: str = "auto"
     bad_samples: str = "error"
@@ -84,7 +85,7 @@ def make_agent(options: Options, emit: Emit, trainer: MakeTrainer = TrainerProce
     state = Path(options.state)
     store = AgentStore(state, Owner(options.device, options.fleet), options.budget.disk_bytes)
     try:
-        machine = capabilities(state)
+        machine = msgspec.structs.replace(capabilities(state), speed=options.speed)
         identity = Identity(
             fleet=options.fleet,
             device=options.device,

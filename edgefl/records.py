@@ -77,6 +77,16 @@ class Budget(msgspec.Struct, frozen=True):
     flops: float | None = None
     payload_bytes: int | None = None
     disk_bytes: int | None = None
+    energy_j: float | None = None
+
+
+class Speed(msgspec.Struct, frozen=True):
+    """What a device does in a second, from its profile; 0: not known."""
+
+    flops: float = 0.0  # while training, 2 per multiply-accumulate
+    down_bytes: float = 0.0
+    up_bytes: float = 0.0
+    power_w: float = 0.0  # of the whole device, while training
 
 
 class Capabilities(msgspec.Struct, frozen=True):
@@ -91,6 +101,7 @@ class Capabilities(msgspec.Struct, frozen=True):
     trainer_base_bytes: int = 0  # resident size of the idle trainer; 0: not measured yet
     machine: str = ""  # such as "aarch64"
     runtime: str = ""  # such as "torch 2.13.0"
+    speed: Speed = Speed()
 
 
 class Cost(msgspec.Struct, frozen=True):
@@ -101,6 +112,9 @@ class Cost(msgspec.Struct, frozen=True):
     payload_down_bytes: int = 0  # each round; a newcomer also fetches the frozen parts, once
     payload_up_bytes: int = 0
     disk_bytes: int = 0
+    compute_s: float = 0.0  # these three: 0 where the device's speed is not known
+    wall_s: float = 0.0
+    energy_j: float = 0.0
     filling_flops: float = 0.0  # once more: the frozen prefix's outcome of every sample, where it is stored
 
 

@@ -9,8 +9,10 @@ from hypothesis import strategies as st
 
 from edgefl.models.sizes import encoder_of_size
 from edgefl.models.spec import ModelSpec, part_names
+from edgefl.plan.cost import Priced
 from edgefl.plan.eligibility import verdict
-from edgefl.plan.fit import Priced, complete_only, micro_batches, place, trained_depth, usable_samples
+from edgefl.plan.fit import micro_batches, place, trained_depth
+from edgefl.plan.needs import complete_only, usable_samples
 from edgefl.plan.prefix import prefixes, stored_bytes
 from edgefl.plan.schedule import SCHEDULES, encoder_stage, restrict, shallower
 from edgefl.plan.values import Candidate, Decline, Hyper, Job, Slots, Stage

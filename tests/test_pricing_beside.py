@@ -14,7 +14,8 @@ from edgefl.data.completion import complete, nearest
 from edgefl.data.dataset import Dataset
 from edgefl.models.build import build
 from edgefl.models.spec import EncoderSpec, JointSpec, ModelSpec
-from edgefl.plan.fit import completed, held_out, place
+from edgefl.plan.fit import place
+from edgefl.plan.needs import completed, held_out
 from edgefl.plan.schedule import SCHEDULES, restrict
 from edgefl.plan.values import Candidate, Hyper, Job, Slots
 from edgefl.prototypes.library import ClassMeans, to_tensors

@@ -148,6 +148,7 @@ class LocalRun:
             state=str(self.directory / "devices" / device.name),
             profile=profile.name,
             budget=profile.budget.record(),
+            speed=profile.speed.record(),
             heartbeat_s=profile.heartbeat_s,
             torch_device=profile.torch_device,
         )

@@ -13,7 +13,7 @@ from edgefl.config.files import Values, parse_bytes
 from edgefl.config.recipe import SlotsConfig
 from edgefl.config.slots import valid_names
 from edgefl.errors import Problem
-from edgefl.records import Budget, Packing
+from edgefl.records import Budget, Packing, Speed
 
 
 class BudgetConfig(Values):
@@ -23,11 +23,28 @@ class BudgetConfig(Values):
     step_memory_bytes: Bytes | None = Field(None, description="what training adds to the idle trainer")
     flops: Annotated[float, Field(gt=0)] | None = Field(None, description="FLOPs of one round")
     payload_bytes: Bytes | None = Field(None, description="tensors received and sent in one round")
-    disk_bytes: Bytes | None = Field(None, description="objects kept on the device")
+    disk_bytes: Bytes | None = Field(None, description="objects and rows kept on the device")
+    energy_j: Annotated[float, Field(gt=0)] | None = Field(None, description="joules of one round, by speed.power_w")
 
     def record(self) -> Budget:
         """The same as it travels in messages."""
         return Budget(**self.model_dump())
+
+
+class SpeedConfig(Values):
+    """What the device does in a second. Left out: not known, and then no seconds or joules are predicted."""
+
+    flops: Annotated[float, Field(ge=0)] = Field(0.0, description="FLOPs a second while training")
+    down_bytes: Bytes = Field(0, description="bytes a second from the broker")
+    up_bytes: Bytes = Field(0, description="bytes a second to the broker")
+    power_w: Annotated[float, Field(ge=0)] = Field(0.0, description="watts of the whole device while training")
+    matmul: dict[str, float] = Field({}, description="FLOPs a second of a matrix product, by type; for the record")
+    disk_read_bytes: Bytes = Field(0, description="bytes a second read from disk; for the record")
+    disk_write_bytes: Bytes = Field(0, description="bytes a second written and synced; for the record")
+
+    def record(self) -> Speed:
+        """What of it travels in messages."""
+        return Speed(self.flops, self.down_bytes, self.up_bytes, self.power_w)
 
 
 class DeviceProfile(Values):
@@ -40,8 +57,12 @@ class DeviceProfile(Values):
     )
     source: str = Field("", description="where they come from")
     budget: BudgetConfig = Field(BudgetConfig(), description="limits of one round")
+    speed: SpeedConfig = Field(SpeedConfig(), description="what it does in a second")
     heartbeat_s: Annotated[float, Field(gt=0)] = Field(10.0, description="seconds between signs of life")
     torch_device: Literal["auto", "cpu", "cuda"] = Field("auto", description="where the trainer computes")
+    memory_bytes: Bytes | None = Field(None, description="memory of the device; for the record, budgets are apart")
+    sensors: dict[str, str] = Field({}, description="what measures energy and temperature; for the record")
+    notes: list[str] = Field([], description="what the figures do not say; for the record")
 
 
 class EncoderConfig(Values):

@@ -24,6 +24,7 @@ def verdict(cost: Cost, candidate: Candidate) -> Refusal | None:
             "B",
             "tensors down and up in one round",
         ),
+        ("energy", cost.energy_j, budget.energy_j if cost.energy_j else None, "J", "one round, by the profile's power"),
         ("disk", float(cost.disk_bytes), budget.disk_bytes, "B", "objects and rows kept on the device"),
     ]
     for reason, needed, allowed, unit, detail in checks:

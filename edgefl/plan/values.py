@@ -104,6 +104,7 @@ class Candidate(msgspec.Struct, frozen=True):
     modalities: dict[str, tuple[int, ...]] = {}
     class_counts: tuple[int, ...] = ()
     declined: tuple[Decline, ...] = ()  # of this stage
+    factors: dict[str, float] = {}  # figure -> measured / predicted, learned from earlier rounds
 
 
 class Placement(msgspec.Struct, frozen=True):
@@ -117,6 +118,7 @@ class Placement(msgspec.Struct, frozen=True):
     predicted_last: Figures = {}  # of the run's last round, where that costs more than the others
     refusal: Refusal | None = None
     cache: Cache = ""
+    factors: dict[str, float] = {}  # those of the candidate, which the predictions hold
     predicted_first: Figures = {}  # of the stage's first round, in which the frozen prefix's outcome is computed
 
 

@@ -18,7 +18,7 @@ from torch import nn
 from edgefl.models.build import StagedModel, build
 from edgefl.models.encoder import TokenState
 from edgefl.models.spec import encodes_together
-from edgefl.plan.fit import needs_labels, needs_pairs
+from edgefl.plan.needs import needs_labels, needs_pairs
 from edgefl.plan.prefix import built_parts
 from edgefl.plan.values import Job
 from edgefl.resources.flops import FlopCounter

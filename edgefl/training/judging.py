@@ -13,7 +13,7 @@ from edgefl.data.dataset import Dataset
 from edgefl.models.build import StagedModel, build
 from edgefl.models.spec import ModelSpec
 from edgefl.models.state import load_part
-from edgefl.plan.fit import needs_pairs
+from edgefl.plan.needs import needs_pairs
 from edgefl.plan.values import Slots
 from edgefl.prototypes.mask import DEFAULT_MATCHER, TOP_K, Matcher, SmallModels
 from edgefl.training.evaluate import Small

@@ -15,7 +15,8 @@ from edgefl.models.build import StagedModel, build
 from edgefl.models.encoder import TokenState
 from edgefl.models.matching import Table
 from edgefl.models.spec import fused_width, token_count
-from edgefl.plan.fit import Priced, complete_only, completed, held_out, usable_samples
+from edgefl.plan.cost import Priced
+from edgefl.plan.needs import complete_only, completed, held_out, usable_samples
 from edgefl.plan.prefix import built_parts, prefixes, with_cache
 from edgefl.plan.values import Job
 from edgefl.prototypes.library import FUSED

@@ -9,7 +9,7 @@ import numpy as np
 
 from edgefl.data.dataset import Dataset
 from edgefl.errors import DataError
-from edgefl.plan.fit import complete_only, held_out, needs_labels, needs_pairs
+from edgefl.plan.needs import complete_only, held_out, needs_labels, needs_pairs
 from edgefl.plan.values import Job
 
 

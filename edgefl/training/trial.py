@@ -10,7 +10,7 @@ from edgefl.data.dataset import Dataset
 from edgefl.models.build import StagedModel
 from edgefl.models.spec import PROTOTYPES
 from edgefl.models.state import load_part, part_tensors
-from edgefl.plan.fit import needs_pairs
+from edgefl.plan.needs import needs_pairs
 from edgefl.plan.values import Job
 from edgefl.prototypes.library import from_tensors
 from edgefl.training.counting import FlopCounts, kind_of_step, linear_in

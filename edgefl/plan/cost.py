@@ -1,0 +1,116 @@
+"""What a round costs one device, from the price of its steps and the sizes of its parts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from edgefl.models.spec import match_parts
+from edgefl.plan.exchange import packed_bytes, packing_of, sent
+from edgefl.plan.prefix import prefixes, stored_bytes
+from edgefl.plan.values import Candidate, Job, Stage, Transfer
+from edgefl.records import Cost, Figure, Figures
+
+
+class Priced(NamedTuple):
+    """What a round needs: memory of its largest moment in bytes, FLOPs of a usual round.
+
+    ``filling``: FLOPs for every sample through one part of a stored prefix, once; {} where nothing is stored.
+    """
+
+    peak: int
+    flops: float
+    filling: Mapping[str, float] = {}
+
+
+#: price(job, samples)
+Price = Callable[[Job, Mapping[str, int]], Priced]
+
+
+def cost_of(job: Job, stage: Stage, candidate: Candidate, part_bytes: Mapping[str, int], priced: Priced) -> Cost:
+    """The cost of a usual round, by what the device has been measured to need of what was predicted.
+
+    Down: what is present here and the round before may have changed, so all that anybody trains in ``stage``. Frozen
+    parts came once, earlier.
+    """
+    exchange = job.slots.exchange
+    here = set(job.stage.present)
+    small = [part for part in match_parts(job.model) if part in here] if job.last else []
+    if job.model.matching == "prior" and len(small) < 2:  # there is nothing to learn to predict
+        small = []
+    trained = _bytes(sent(job.stage, exchange), part_bytes)
+    up = _packed(sent(job.stage, exchange), part_bytes, job.transfer.up, job.transfer.top) + _bytes(small, part_bytes)
+    down = [part for part in sent(stage, exchange) if part in here]
+    factor = candidate.factors
+    cost = Cost(
+        step_peak_bytes=round(priced.peak * factor.get("step_peak_bytes", 1.0)),
+        flops=priced.flops * factor.get("flops", 1.0),
+        filling_flops=sum(priced.filling.values()),
+        payload_down_bytes=_packed(down, part_bytes, job.transfer.down, job.transfer.top),
+        payload_up_bytes=up,
+        disk_bytes=_bytes(job.stage.present, part_bytes)
+        + trained
+        + _bytes(small, part_bytes)
+        + _beside(down, trained, part_bytes, job.transfer)
+        + stored_bytes(job, candidate.samples),
+    )
+    return timed(cost, candidate)
+
+
+def timed(cost: Cost, candidate: Candidate) -> Cost:
+    """The cost with the seconds and joules that its FLOPs and bytes take on this device; 0 where that is not known."""
+    speed = candidate.capabilities.speed
+    if not speed.flops:
+        return cost
+    compute = cost.flops / speed.flops * candidate.factors.get("compute_s", 1.0)
+    seconds = compute
+    for payload, rate in ((cost.payload_down_bytes, speed.down_bytes), (cost.payload_up_bytes, speed.up_bytes)):
+        seconds += payload / rate if rate else 0.0
+    energy = seconds * speed.power_w * candidate.factors.get("energy_j", 1.0)
+    return msgspec.structs.replace(cost, compute_s=compute, wall_s=seconds, energy_j=energy)
+
+
+def _bytes(parts: Sequence[str], part_bytes: Mapping[str, int]) -> int:
+    return sum(part_bytes.get(part, 0) for part in parts)
+
+
+def _packed(parts: Sequence[str], part_bytes: Mapping[str, int], rules: Sequence[tuple[str, str]], top: float) -> int:
+    return sum(packed_bytes(part_bytes.get(part, 0), packing_of(rules, part), top) for part in parts)
+
+
+def _beside(down: Sequence[str], trained: int, part_bytes: Mapping[str, int], transfer: Transfer) -> int:
+    """Bytes on disk for packed exchange: packed parts and what they are based on, and what was not sent."""
+    lossy = any(packing != "f32" for _, packing in transfer.up)
+    based = [part for part in down if packing_of(transfer.down, part) != "f32"]
+    return _bytes(based, part_bytes) + _packed(based, part_bytes, transfer.down, transfer.top) + lossy * trained
+
+
+def first_figures(
+    job: Job, before: Stage | None, cost: Cost, filling: Mapping[str, float], candidate: Candidate
+) -> Figures:
+    """The figures of a stage's first round: what ``before`` has not stored yet is computed."""
+    if not filling:
+        return {}
+    known = prefixes(msgspec.structs.replace(job, stage=before)) if before is not None else {}
+    there = {part for prefix in known.values() for part in prefix.parts}
+    more = sum(flops for part, flops in filling.items() if part not in there)
+    return figures_of(timed(msgspec.structs.replace(cost, flops=cost.flops + more), candidate))
+
+
+def figures_of(cost: Cost) -> dict[str, Figure]:
+    """A cost as the ledger keeps it; what is not known is left out."""
+    memory = "meta device, live bytes of one training step"
+    flops = "meta device, 2 per multiply-accumulate"
+    return {
+        "step_peak_bytes": Figure(float(cost.step_peak_bytes), "predicted", memory),
+        "flops": Figure(cost.flops, "predicted", flops),
+        "payload_down_bytes": Figure(float(cost.payload_down_bytes), "predicted", "parts the round before changed"),
+        "payload_up_bytes": Figure(float(cost.payload_up_bytes), "predicted", "trained parts"),
+        **{
+            name: Figure(value, "predicted", "speed and power of the device's profile")
+            for name, value in (("compute_s", cost.compute_s), ("wall_s", cost.wall_s), ("energy_j", cost.energy_j))
+            if value
+        },
+    }
