@@ -1,4 +1,4 @@
-"""``edgefl-agent``: lets this device take part (``run``), says what it lacks (``doctor``), measures it (``profile``)."""
+"""``edgefl-agent``: lets this device take part (``run``), says what it lacks (``doctor``), or measures it."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def profile(
     force: Annotated[bool, typer.Option(help="Replace a file that is there already.")] = False,
     debug: Annotated[bool, DEBUG] = False,
 ) -> None:
-    """Measure this device (training speed, matrix products, disk, link, sensors) and write it as a profile to plan with.
+    """Measure this device (training speed, matrix products, disk, link, sensors); write a profile to plan with.
 
     Takes about half a minute. Set a budget in the file; then: edgefl-agent run --profile device.yaml
     """

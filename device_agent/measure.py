@@ -12,7 +12,7 @@ import secrets
 import statistics
 import time
 from collections.abc import Callable
-from datetime import date
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +65,7 @@ def measured_profile(
         "name": name,
         "description": f"{machine.gpu or platform.processor() or machine.machine}, {machine.cores} cores, "
         f"{machine.memory_total_bytes / 2**30:.1f} GiB, {machine.runtime}",
-        "date": f"{date.today():%Y-%m-%d}",
+        "date": f"{datetime.now(tz=timezone.utc):%Y-%m-%d}",
         "source": f"edgefl-agent profile on this device ({device})",
         "torch_device": device,
         "memory_bytes": machine.memory_total_bytes,
@@ -184,7 +184,8 @@ async def _link(url: str, fleet: str, device: str, credentials: dict[str, str], 
 
     name = f"profile-{secrets.token_hex(4)}"
     topic = topics.up_object(fleet, device, name)
-    transport = MqttTransport(url, f"{fleet}.{device}", clean_session=True, **credentials)
+    ca, cert, key = (credentials.get(name) for name in ("ca", "cert", "key"))
+    transport = MqttTransport(url, f"{fleet}.{device}", clean_session=True, ca=ca, cert=cert, key=key)
     arrived, every = 0, asyncio.Event()
 
     def on_message(_topic: str, payload: bytes) -> None:
