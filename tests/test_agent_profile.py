@@ -1,0 +1,82 @@
+"""``edgefl-agent profile``: figures that were measured, or the reason why not, in a file that can be planned with."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+import yaml
+from transport_fixtures import broker_kinds, run
+from typer.testing import CliRunner
+
+from device_agent import measure
+from device_agent.cli import app
+from edgefl.config.load import load_device
+from edgefl.plan.cost import timed
+from edgefl.plan.eligibility import verdict
+from edgefl.plan.values import Candidate
+from edgefl.records import Budget, Capabilities, Cost, Refusal, Speed
+from edgefl.transport.broker import start_broker
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measure, "WORK_S", 0.05)
+    monkeypatch.setattr(measure, "SIDE", 128)
+    monkeypatch.setattr(measure, "STEP", (2, 8, 16, 1))
+    monkeypatch.setattr(measure, "DISK_BYTES", 2**20)
+    monkeypatch.setattr(measure, "LINK_BYTES", 2**20)
+
+
+def test_the_file_is_a_profile(tmp_path: Path) -> None:
+    out = tmp_path / "here.yaml"
+    arguments = ["profile", "--out", str(out), "--name", "here", "--torch-device", "cpu", "--state", str(tmp_path)]
+    done = CliRunner().invoke(app, arguments)
+    assert done.exit_code == 0, done.output
+    profile = load_device(str(out))
+    assert profile.name == "here"
+    assert profile.speed.flops > 1e6
+    assert {"float32"} <= set(profile.speed.matmul)
+    assert profile.speed.disk_write_bytes > 0
+    assert profile.memory_bytes
+    assert (profile.speed.down_bytes, profile.speed.up_bytes) == (0, 0)
+    assert any("no --broker" in note for note in profile.notes)
+    assert list(tmp_path.glob(".edgefl-profile*")) == []
+    again = CliRunner().invoke(app, arguments)
+    assert again.exit_code == 10
+    assert "--force" in again.output
+    assert yaml.safe_load(out.read_text())["source"].endswith("(cpu)")
+
+
+@pytest.mark.parametrize("kind", broker_kinds())
+def test_the_link_is_measured_through_the_broker(kind: str, tmp_path: Path) -> None:
+    async def through() -> int | None:
+        async with start_broker(tmp_path, kind) as broker:
+            return await measure._link(broker.url, "default", "here", {}, notes)
+
+    notes: list[str] = []
+    rate = run(through(), 60)
+    assert notes == []
+    assert rate is not None
+    assert rate > 10_000
+
+
+def test_without_a_broker_there_is_a_reason_and_no_figure() -> None:
+    notes: list[str] = []
+    assert asyncio.run(measure._link("mqtt://127.0.0.1:1", "default", "here", {}, notes)) is None
+    assert notes[0].startswith("down_bytes, up_bytes: ")
+
+
+def test_seconds_and_joules_by_hand() -> None:
+    """100 GFLOP at 10 GFLOP/s take 10 s, 5 and 20 MB at 1 and 2 MB/s 5 and 10 s; at 4 W these are 100 J."""
+    cost = Cost(flops=1e11, payload_down_bytes=5_000_000, payload_up_bytes=20_000_000)
+    device = Candidate(capabilities=Capabilities(speed=Speed(1e10, 1e6, 2e6, 4.0)))
+    found = timed(cost, device)
+    assert (found.compute_s, found.wall_s, found.energy_j) == (10.0, 25.0, 100.0)
+    limited = Candidate(capabilities=device.capabilities, budget=Budget(energy_j=99.0))
+    assert verdict(found, limited) == Refusal("energy", 100.0, 99.0, "J", "one round, by the profile's power")
+    assert timed(cost, Candidate()) == cost  # nothing is known of it
+    assert verdict(cost, Candidate(budget=Budget(energy_j=1.0))) is None
+    slower = timed(cost, Candidate(capabilities=device.capabilities, factors={"compute_s": 2.0}))
+    assert slower.compute_s == 20.0

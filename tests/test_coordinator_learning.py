@@ -1,0 +1,59 @@
+"""What measured rounds teach about predictions."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from coordinator.learning import LEAST, MOST, learned
+from edgefl.plan.values import Placement
+from edgefl.records import Figure
+
+
+def figures(**values: float | None) -> dict[str, Figure]:
+    return {name: Figure(value) for name, value in values.items()}
+
+
+def test_by_hand():
+    """Predicted 100, measured 121: the factor goes half the way (by ratio) to 1.21, then to it."""
+    first = learned({}, Placement(), figures(flops=100.0), figures(flops=121.0))
+    assert first == {"flops": pytest.approx(1.1)}
+    # The next plan holds the factor: its 110 mean 100 without it.
+    second = learned(first, Placement(factors=first), figures(flops=110.0), figures(flops=121.0))
+    assert second == {"flops": pytest.approx(math.sqrt(1.1 * 1.21))}
+
+
+@given(st.floats(0.3, 3.5), st.integers(6, 12))
+def test_a_device_that_needs_the_same_share_more_each_round_is_predicted_right(share, rounds):
+    factors: dict[str, float] = {}
+    for _ in range(rounds):
+        placed = Placement(factors=factors)
+        told = figures(step_peak_bytes=1000.0 * factors.get("step_peak_bytes", 1.0))
+        factors = learned(factors, placed, told, figures(step_peak_bytes=1000.0 * share))
+    assert factors["step_peak_bytes"] == pytest.approx(share, rel=0.03)
+
+
+def test_a_plan_that_holds_for_many_rounds_is_corrected_once():
+    """All rounds of a stage carry one plan: its factor must not be applied again and again."""
+    factors: dict[str, float] = {}
+    placed = Placement(factors={})
+    for _ in range(20):
+        factors = learned(factors, placed, figures(compute_s=10.0), figures(compute_s=15.0))
+    assert factors["compute_s"] == pytest.approx(1.5, rel=1e-3)
+
+
+@pytest.mark.parametrize("value", [None, 0.0, -5.0, math.inf, math.nan])
+def test_what_is_no_measurement_teaches_nothing(value):
+    assert learned({"flops": 1.5}, Placement(), figures(flops=100.0), figures(flops=value)) == {"flops": 1.5}
+    assert learned({}, Placement(), figures(flops=value), figures(flops=100.0)) == {}
+    assert learned({}, Placement(), {}, figures(flops=100.0)) == {}
+    assert learned({}, Placement(), figures(flops=100.0), {}) == {}
+
+
+@given(st.floats(1e-9, 1e12), st.floats(1e-9, 1e12))
+def test_no_measurement_moves_a_factor_beyond_its_bounds(predicted, measured):
+    (factor,) = learned({}, Placement(), figures(flops=predicted), figures(flops=measured)).values()
+    assert LEAST <= factor <= MOST
