@@ -1,0 +1,107 @@
+"""The table and the plot of ``benchmarks.resources``."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from benchmarks.resources import Row
+
+MIB = 2**20
+ABOUT = """ViT-Tiny/16 at 224 px and DistilBERT at text length 40, heads of width 4096, CLIP, random weights (the model
+of LW-FedMML, arXiv 2407.15426); the last of six stages. Each row is a process of its own. Step memory is what training
+adds to the idle process, FLOPs are forward and backward as run, 2 per multiply-accumulate, bytes are those of a device
+over 90 rounds. What a stored prefix costs once is told below each table."""
+HEAD = (
+    "| | step memory, MiB | predicted | process, MiB | GFLOP a sample | predicted | MiB, 90 rounds | s a step "
+    "| ÷ memory | ÷ FLOPs | ÷ bytes | ÷ seconds |"
+)
+
+
+def write_page(rows: Sequence[Row], device: str, threads: str, folder: Path | None) -> str:
+    """Markdown; with ``folder`` also written there as resources.md, with its plot beside it."""
+    command = "python -m benchmarks.resources" + ("" if device == "cpu" else f" --device {device}")
+    lines = [
+        "# Resources of one training step",
+        "",
+        ABOUT,
+        "",
+        f"Made by `{command}` on {platform.machine()}, {threads} threads, device {device}.",
+    ]
+    if device == "cpu":
+        lines += ["", "**Untested on a GPU**: none was at hand. `--device cuda` measures torch's allocator."]
+    for batch in sorted({row.batch for row in rows}):
+        lines += ["", *_table([row for row in rows if row.batch == batch])]
+    if folder is not None:
+        folder.mkdir(parents=True, exist_ok=True)
+        _plot(rows, folder / "resources.svg")
+        lines += ["", "![Step memory against FLOPs of each row](resources.svg)"]
+        (folder / "resources.md").write_text("\n".join(lines) + "\n")
+    return "\n".join(lines) + "\n"
+
+
+def _table(rows: Sequence[Row]) -> list[str]:
+    first = rows[0]
+    lines = [
+        f"## Batches of {first.batch}",
+        "",
+        HEAD,
+        "|---|---|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        step, process = (figure.value or 0.0 for figure in (row.step_peak, row.process_peak))
+        ratios = [
+            (first.step_peak.value or 0.0) / step,
+            first.flops_per_sample / row.flops_per_sample,
+            first.payload_bytes / row.payload_bytes,
+            first.seconds / row.seconds,
+        ]
+        cells = [
+            row.setting.name,
+            f"{step / MIB:,.0f}",
+            f"{row.predicted_peak / step - 1:+.0%}",
+            f"{process / MIB:,.0f}",
+            f"{row.flops_per_sample / 1e9:.2f}",
+            f"{row.predicted_flops / row.flops_per_sample - 1:+.1%}",
+            f"{row.payload_bytes / MIB:,.0f}",
+            f"{row.seconds:.2f}",
+            *(f"{ratio:.1f}" for ratio in ratios),
+        ]
+        lines.append("| " + " | ".join(cells) + " |")
+    filled = next((row for row in rows if row.filling), None)
+    if filled is not None:
+        cost = f"{filled.filling / 1e9:.2f} GFLOP a sample"
+        lines += ["", f"Storing the prefix for this stage: {cost}, once, from what the stage before has stored."]
+    return lines
+
+
+def _plot(rows: Sequence[Row], path: Path) -> None:
+    from edgefl.report.drawing import figure
+
+    drawn = figure(7.2, 4.2)
+    axes = drawn.subplots()
+    for batch, marker in zip(sorted({row.batch for row in rows}), "osD^", strict=False):
+        own = [row for row in rows if row.batch == batch]
+        axes.plot(
+            [row.flops_per_sample / 1e9 for row in own],
+            [(row.step_peak.value or 0.0) / MIB for row in own],
+            marker=marker,
+            linewidth=1,
+            label=f"batches of {batch}",
+        )
+        for i, row in enumerate(own):
+            place = (row.flops_per_sample / 1e9, (row.step_peak.value or 0.0) / MIB)
+            axes.annotate(str(i + 1), place, textcoords="offset points", xytext=(6, 4), fontsize=8)
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    ticks = [1, 2, 5, 10, 20], [200, 500, 1000, 2000, 5000, 10000]
+    axes.set_xticks(ticks[0], [str(t) for t in ticks[0]])
+    axes.set_yticks(ticks[1], [f"{t:,}" for t in ticks[1]])
+    axes.minorticks_off()
+    axes.set_xlabel("GFLOP a sample (numbers: the rows of the table)")
+    axes.set_ylabel("step memory, MiB")
+    axes.legend(frameon=False)
+    drawn.savefig(path, format="svg", metadata={"Date": None, "Creator": None})
