@@ -14,6 +14,7 @@ from edgefl.data.completion import complete, nearest
 from edgefl.data.dataset import Dataset
 from edgefl.models.build import build
 from edgefl.models.spec import EncoderSpec, JointSpec, ModelSpec
+from edgefl.plan.cost import Priced
 from edgefl.plan.fit import place
 from edgefl.plan.needs import completed, held_out
 from edgefl.plan.schedule import SCHEDULES, restrict
@@ -195,7 +196,7 @@ def test_a_device_trains_the_parts_of_what_its_generator_makes():
     device = Candidate("d", samples={"": 10, "p": 10}, modalities={"p": (8, 8, 3)}, class_counts=(5, 5))
     for generator, there in (("transformers", True), ("nearest", False)):
         slots = msgspec.structs.replace(made.slots, missing={"completion": {"generator": generator}})
-        placed = place(spec, made.stage, made.hyper, slots, device, {}, lambda job, samples: (0, 0.0))
+        placed = place(spec, made.stage, made.hyper, slots, device, {}, lambda job, samples: Priced(0, 0.0))
         assert placed.refusal is None
         assert ("head/t" in placed.stage.trained) == there
 
@@ -225,7 +226,7 @@ def test_the_dearest_round_decides_and_the_last_one_has_figures_of_its_own():
     sizes = dict.fromkeys(stage.present, 10)
 
     def price(job_: Job, samples):
-        return 100, 2000.0 if job_.last else 1000.0
+        return Priced(100, 2000.0 if job_.last else 1000.0)
 
     plain = place(spec, stage, made.hyper, made.slots, device, sizes, price)
     last = place(spec, stage, made.hyper, made.slots, device, sizes, price, last=True)

@@ -28,6 +28,8 @@ from edgefl.worker import WorkerFailedError
 
 SENSOR = EncoderSpec(input_shape=(16, 3), width=8, depth=1, heads=2, patch=4)
 MODEL = ModelSpec({"acc": SENSOR, "gyro": SENSOR}, 1, HeadSpec(8, 4), 8, classes=2, label_names=("run", "rest"))
+#: Its heads alone are 8 MiB: more than freed memory of the rounds before can hide.
+LARGE = replace(MODEL, head=HeadSpec(1024, 4))
 TOTAL = 2**40
 
 
@@ -46,13 +48,13 @@ def place(tmp_path, monkeypatch):
     return tmp_path
 
 
-def offer_of(store, batch_size=4) -> Offer:
-    manifest = {name: store.put(encode_part(tensors)) for name, tensors in initial_parts(MODEL, 0)}
-    names = tuple(part_names(MODEL))
+def offer_of(store, batch_size=4, model=MODEL) -> Offer:
+    manifest = {name: store.put(encode_part(tensors)) for name, tensors in initial_parts(model, 0)}
+    names = tuple(part_names(model))
     trained = tuple(name for name in names if "gyro" not in name)
     hyper = Hyper(epochs=2, batch_size=batch_size, lr={"encoder": 1e-2, "head": 1e-2})
     slots = Slots({"cross_entropy": {"weight": 1.0}}, {"zero": {}}, {"class_mean": {}})
-    return Offer(Attempt("r", 1, 1, 1), 60.0, Job(MODEL, Stage(1, 1, 1, names, trained), hyper, slots), manifest)
+    return Offer(Attempt("r", 1, 1, 1), 60.0, Job(model, Stage(1, 1, 1, names, trained), hyper, slots), manifest)
 
 
 def settings(place, **changes) -> TrainerSettings:
@@ -72,7 +74,7 @@ def test_a_real_child_warms_trains_refuses_and_is_killed_at_its_ceiling(place):
             await check_round(trainer, store)
             await check_refusals(trainer, store)
             trainer.settings = settings(place, budget=Budget(step_memory_bytes=1))
-            result, alive = await trainer.train(Train(offer_of(store)), lambda _: None)
+            result, alive = await trainer.train(Train(offer_of(store, model=LARGE)), lambda _: None)
             assert not alive
             assert result.refusal.reason == "ceiling"
             assert result.refusal.allowed > facts.base_bytes

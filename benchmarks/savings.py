@@ -1,0 +1,166 @@
+"""What each saving costs in accuracy: layer-wise training without any, with each alone, with all; and end to end.
+
+Tasks, encoders and settings are those of ``benchmarks.systems`` (pretrained start, half of the samples incomplete):
+har_hapt by classification, emoji_pairs by retrieval; three seeds. One line of JSON a run is kept, and the same command
+goes on where it stopped. Also the plot of accuracy against bytes, of every packing.
+
+    python -m benchmarks.savings [--seeds 3] [--write docs/results]
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import statistics
+import sys
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from benchmarks.systems import RESULTS, best, claimed, pretrain_for
+from benchmarks.table import measures
+from benchmarks.table.collect import Outcome, Results, digest, run_cell
+from benchmarks.table.grid import Cell, Grid, Settings
+
+#: Fields of the run file that differ from plain layer-wise training, by what is saved.
+NONE: dict[str, Any] = {"training": {"cache": "none"}}
+SAVINGS: dict[str, dict[str, Any]] = {
+    "none": {},
+    "stored prefix, f32": {"training": {"cache": "f32"}},
+    "stored prefix, f16": {"training": {"cache": "f16"}},
+    "Adafactor": {"training": {"optimizer": "adafactor", "lr": {"encoder": 0.02, "head": 0.02}}},
+    "f16 both ways": {"transfer": {"up": "f16", "down": "f16"}},
+    "int8 both ways": {"transfer": {"up": "int8", "down": "int8"}},
+    "delta+int8 both ways": {"transfer": {"up": "delta+int8", "down": "delta+int8"}},
+    "delta+top 10 % up, delta+int8 down": {"transfer": {"up": "delta+top", "down": "delta+int8"}},
+    "delta+top 10 % both ways": {"transfer": {"up": "delta+top", "down": "delta+top"}},
+    "fast: f16 prefix, top 10 % up, int8 down": {
+        "training": {"cache": "f16"},
+        "transfer": {"up": "delta+top", "down": "delta+int8"},
+    },
+    "small: the same with Adafactor": {
+        "training": {"cache": "f16", "optimizer": "adafactor", "lr": {"encoder": 0.02, "head": 0.02}},
+        "transfer": {"up": "delta+top", "down": "delta+int8"},
+    },
+}
+#: task -> (layer-wise, end to end, what is compared, its name)
+TASKS = {
+    "har": ("lw-fedmml", "fedavg", measures.complete, "accuracy, %"),
+    "emoji_retrieval": ("clip-lw", "clip-fedavg", measures.known_rsum, "RSum / 6, known concepts"),
+}
+END = "end to end, no saving"
+RATE = 0.5
+PARALLEL = 2
+
+
+def merged(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """``values`` with fields replaced, field by field in nested mappings."""
+    found = copy.deepcopy(dict(values))
+    for name, value in changes.items():
+        found[name] = merged(found.get(name, {}), value) if isinstance(value, Mapping) else value
+    return found
+
+
+def plan(grid: Grid, tried: Results, seeds: Sequence[int]) -> list[tuple[Cell, Settings, dict[str, Any]]]:
+    """Every run: its cell (the method is the saving's name), the settings it was tuned to, its run file."""
+    runs = []
+    for task, (layerwise, whole, _, _) in TASKS.items():
+        for saving in (END, *SAVINGS):
+            for seed in seeds:
+                cell = Cell(task, whole if saving == END else layerwise, "pretrained", RATE, seed)
+                settings = best(grid, tried, grid.tuned_as(cell)) or grid.default(cell)
+                values = merged(merged(grid.run_file(cell, settings), NONE), SAVINGS.get(saving, {}))
+                runs.append((cell._replace(method=saving), settings, values))
+    return runs
+
+
+def fill(runs: Sequence[tuple[Cell, Settings, dict[str, Any]]], results: Results) -> None:
+    """Run what has no line yet."""
+
+    def one(job: tuple[Cell, Settings, dict[str, Any]]) -> None:
+        cell, settings, values = job
+        row = run_cell(cell, settings, values)
+        results.add(row)
+        sys.stderr.write(f"{cell.key}: {headline(row):.2f} ({row.wall_s:.0f} s)\n")
+
+    due = [run for run in runs if not any(not row.error for row in results.tries(run[0], run[2]))]
+    with ThreadPoolExecutor(PARALLEL) as pool:
+        list(pool.map(one, due))
+
+
+def headline(row: Outcome) -> float:
+    """What the row's task is judged by."""
+    value = TASKS[row.task][2](row)
+    return float("nan") if value is None else value
+
+
+def page(runs: Sequence[tuple[Cell, Settings, dict[str, Any]]], results: Results) -> str:
+    """Markdown: a table a task, differences to plain layer-wise training seed by seed."""
+    wanted = {(cell, digest(values)) for cell, _, values in runs}
+    rows = [row for row in results.rows if not row.error and (row.cell, row.file) in wanted]
+    lines = ["# What each saving costs", "", (__doc__ or "").split("\n\n")[1].replace("\n", " "), ""]
+    for task, (_, _, _, name) in TASKS.items():
+        lines += [
+            f"## {task}",
+            "",
+            f"| saving | {name} | against none, seed by seed | payload, MiB | GFLOP | step memory, MiB | seeds |",
+        ]
+        lines.append("|---|---|---|---|---|---|---|")
+        plain = {row.seed: headline(row) for row in rows if (row.task, row.method) == (task, "none")}
+        for saving in (END, *SAVINGS):
+            own = [row for row in rows if (row.task, row.method) == (task, saving)]
+            if not own:
+                continue
+            apart = [headline(row) - plain[row.seed] for row in own if row.seed in plain]
+            values = [
+                _spread([headline(row) for row in own]),
+                "" if saving == "none" else _spread(apart, signed=True),
+                *(f"{statistics.mean(figures):,.1f}" for figures in _figures(own)),
+                str(len(own)),
+            ]
+            lines.append(f"| {saving} | " + " | ".join(values) + " |")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _figures(rows: Sequence[Outcome]) -> list[list[float]]:
+    found: list[list[float]] = [[], [], []]
+    for row in rows:
+        for figures, value in zip(
+            found, (measures.payload_mib(row), measures.gflop(row), measures.step_mib(row)), strict=True
+        ):
+            figures.append(value or 0.0)
+    return found
+
+
+def _spread(values: Sequence[float], *, signed: bool = False) -> str:
+    if not values:
+        return "–"
+    mean = statistics.mean(values)
+    deviation = f" ± {statistics.stdev(values):.2f}" if len(values) > 1 else ""
+    return f"{mean:{'+' if signed else ''}.2f}{deviation}"
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--results", type=Path, default=Path("docs/results/savings"))
+    parser.add_argument("--write", type=Path, help="folder for savings.md")
+    options = parser.parse_args()
+    grid, tried = Grid(), Results(RESULTS / "tuning.jsonl")
+    runs = plan(grid, tried, range(1, options.seeds + 1))
+    file = options.results / "runs.jsonl"
+    with claimed(file):
+        results = Results(file)
+        pretrain_for(grid, [Cell(task, TASKS[task][0], "pretrained", RATE, 1) for task in TASKS])
+        fill(runs, results)
+    text = page(runs, results)
+    sys.stdout.write(text)
+    if options.write is not None:
+        (options.write / "savings.md").write_text(text)
+
+
+if __name__ == "__main__":
+    main()
