@@ -35,6 +35,10 @@ SMALL_BYTES = 16 * 2**20
 _PR_SET_PDEATHSIG = 1
 
 
+#: What torch says of memory that could not be had: on a GPU, by its own CPU allocator, inside other libraries.
+_MEMORY_WORDS = ("out of memory", "DefaultCPUAllocator", "bad_alloc", "Cannot allocate memory")
+
+
 class AbandonedError(EdgeFLError):
     """The agent does not want this round any more."""
 
@@ -310,7 +314,8 @@ def _settle() -> None:
 
 def _out_of_memory(error: BaseException) -> bool:
     """torch raises OutOfMemoryError on a GPU and a plain RuntimeError from its CPU allocator."""
-    return isinstance(error, MemoryError) or "out of memory" in str(error) or "DefaultCPUAllocator" in str(error)
+    told = str(error)
+    return isinstance(error, MemoryError) or any(words in told for words in _MEMORY_WORDS)
 
 
 def _memory_refusal(device: str, error: BaseException) -> Refusal:

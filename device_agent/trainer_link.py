@@ -77,6 +77,7 @@ class TrainerProcess:
         self.settings = settings
         self._total = memory_total_bytes
         self._base_bytes = 0
+        self._gpu = ""
         arguments = ["--data", settings.data, "--bad-samples", settings.bad_samples]
         arguments += ["--store", str(settings.store), "--device", settings.torch_device]
         arguments += ["--parent", str(os.getpid())]
@@ -88,6 +89,7 @@ class TrainerProcess:
         """See ``Trainer.warm``."""
         facts = msgspec.convert(await self._worker.call("warm", None), DataFacts)
         self._base_bytes = facts.base_bytes
+        self._gpu = facts.gpu
         return facts
 
     async def train(self, work: Train, on_progress: OnProgress) -> Ended:
@@ -99,7 +101,7 @@ class TrainerProcess:
         # Idle size now: some MB above the first one after the first rounds; below it when the child was just restarted.
         limit = ceiling_bytes(self.settings.budget, max(self._base_bytes, resident_bytes(pid) or 0))
         # Without a limit nothing is killed below the machine's whole memory, and the peak is known if the kernel kills.
-        with Ceiling(pid, self._total if limit is None else limit) as ceiling:
+        with Ceiling(pid, self._total if limit is None else limit, refuse=not self._gpu) as ceiling:
             try:
                 reply = await self._worker.call(
                     "train",
@@ -108,7 +110,7 @@ class TrainerProcess:
                 )
             except WorkerFailedError as error:
                 return failed(error, ceiling, self.settings.budget, self._total)
-        return Ended(msgspec.convert(reply, Result), alive=True)
+        return Ended(_with_limit(msgspec.convert(reply, Result), limit), alive=True)
 
     def interrupt(self) -> None:
         """See ``Trainer.interrupt``."""
@@ -123,6 +125,14 @@ class TrainerProcess:
     async def stop(self) -> None:
         """See ``Trainer.stop``."""
         await self._worker.stop(TRAINER_STOP_S)
+
+
+def _with_limit(result: Result, limit: int | None) -> Result:
+    """An allocation that was refused has its second number: the ceiling, which the trainer does not know."""
+    refusal = result.refusal
+    if refusal is None or refusal.reason != "memory" or refusal.allowed is not None or limit is None:
+        return result
+    return msgspec.structs.replace(result, refusal=msgspec.structs.replace(refusal, allowed=float(limit)))
 
 
 def ceiling_bytes(budget: Budget, base_bytes: int) -> int | None:

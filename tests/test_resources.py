@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -16,7 +17,7 @@ import numpy as np
 import pytest
 
 from edgefl.resources import machine
-from edgefl.resources.ceiling import Ceiling
+from edgefl.resources.ceiling import SLACK_BYTES, Ceiling
 from edgefl.resources.energy import CounterMeter, EnergyProbe, PowerMeter
 from edgefl.resources.memory import MemoryProbe, high_water_bytes, idle_rss_bytes
 from edgefl.resources.nvml import Memory, Nvml, NvmlError
@@ -170,6 +171,18 @@ time.sleep({})
 """
 
 
+GREEDY = """import sys
+sys.stdout.write('x'); sys.stdout.flush()
+for _ in range(2):
+    sys.stdin.read(1)
+    try:
+        block = bytearray(256 << 20)
+        print('granted', flush=True)
+    except MemoryError:
+        print('refused', flush=True)
+"""
+
+
 def hungry(mebibytes: int, seconds: float) -> subprocess.Popen[bytes]:
     child = subprocess.Popen(
         [sys.executable, "-S", "-c", HUNGRY.format(mebibytes, seconds)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
@@ -186,7 +199,7 @@ def feed(child: subprocess.Popen[bytes]) -> int:
 def test_a_child_over_the_ceiling_is_killed_and_both_numbers_are_known():
     told: list[Ceiling] = []
     child = hungry(128, 20)
-    with Ceiling(child.pid, 64 * MIB, told.append) as ceiling:
+    with Ceiling(child.pid, 64 * MIB, told.append, refuse=False) as ceiling:
         assert feed(child) == -signal.SIGKILL
     assert ceiling.breached
     assert told == [ceiling]
@@ -198,6 +211,25 @@ def test_a_child_over_the_ceiling_is_killed_and_both_numbers_are_known():
         64 * MIB,
         "B",
     )
+
+
+def test_an_allocation_far_beyond_the_ceiling_is_refused_before_it_is_touched():
+    """A jump of 256 MiB within one period would pass the watch; the child gets a MemoryError instead, and lives."""
+    child = subprocess.Popen(
+        [sys.executable, "-S", "-c", GREEDY], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    child.stdout.read(1)
+    before = resource.prlimit(child.pid, resource.RLIMIT_DATA)
+    with Ceiling(child.pid, 64 * MIB) as ceiling:
+        assert resource.prlimit(child.pid, resource.RLIMIT_DATA)[0] < 64 * MIB + SLACK_BYTES + 64 * MIB
+        child.stdin.write("x")
+        child.stdin.flush()
+        assert child.stdout.readline() == "refused\n"
+    assert not ceiling.breached
+    assert ceiling.peak_bytes < 64 * MIB
+    assert resource.prlimit(child.pid, resource.RLIMIT_DATA) == before
+    out, _ = child.communicate("x", timeout=20)
+    assert out == "granted\n"  # the ceiling is gone
 
 
 def test_a_child_below_the_ceiling_lives_and_its_peak_is_remembered():
