@@ -121,7 +121,7 @@ def train(setting: Setting, batch: int, device: str) -> Row:
     torch.manual_seed(0)
     job = job_of(setting, batch)
     predicted_peak, predicted_flops = price_step(job, dict.fromkeys(job.model.encoders, batch))
-    _small_step(steps, device)
+    small_step(steps, device)
     spent = []
     with MemoryProbe(device) as memory:
         model = build(job.model, built_parts(job), device=device)
@@ -233,7 +233,7 @@ def _prefixes(job: Job) -> Any:
     return prefixes(job)
 
 
-def _small_step(steps: Any, device: str) -> None:
+def small_step(steps: Any, device: str) -> None:
     """What libraries take once belongs to no row."""
     import torch
 

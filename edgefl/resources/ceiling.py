@@ -31,8 +31,8 @@ class Ceiling:
     Over ``limit_bytes`` resident, the process gets SIGKILL and ``on_breach`` is called once, in the watching thread:
     hand it over with ``loop.call_soon_threadsafe``. ``refuse``: also let the kernel refuse large allocations; not for a
     process that computes on a GPU, whose driver reserves address space without using it. The thread ends by itself when
-    the process is gone. Whoever notices the death first calls ``stop`` and then reads ``refusal``, which is settled from
-    then on.
+    the process is gone. Whoever notices the death first calls ``stop`` and then reads ``refusal``, which is settled
+    from then on.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class Ceiling:
         )
 
     def _refuse_beyond(self) -> None:
-        """Data may grow by what is left below the ceiling, and the slack; where that can't be set, the watch remains."""
+        """Data may grow by what is left below the ceiling, and the slack. If that can't be set, the watch remains."""
         data, resident = status_bytes("VmData", self.pid, self._proc), resident_bytes(self.pid, self._proc)
         if data is None or resident is None:
             return

@@ -35,8 +35,8 @@ class Batch:
     """
 
     size: int
-    inputs: dict[str, Input]
-    rows: dict[str, Tensor | None]
+    inputs: Mapping[str, Input]
+    rows: Mapping[str, Tensor | None]
     labels: Tensor | None
     marks: Tensor | None = None
     complete: int = 0
