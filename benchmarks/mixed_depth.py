@@ -1,8 +1,8 @@
 """Devices that end-to-end training would exclude take part with what they can train (LW-FedMML's Table V in small).
 
-har_hapt, ten people as devices; 10, 5 or 3 of them may train everything, the others' FLOPs budget allows part of it. The
-same rounds once with the others excluded, as by a pure end-to-end run, and once in mixed depth: each device trains the
-deepest part of the model that it can pay, in the same rounds, averaged part by part.
+har_hapt, ten people as devices; 10, 5 or 3 of them may train everything, the others' FLOPs budget allows part of it.
+The same rounds once with the others excluded, as by a pure end-to-end run, and once in mixed depth: each device trains
+the deepest part of the model that it can pay, in the same rounds, averaged part by part.
 
     python -m benchmarks.mixed_depth [--seeds 3] [--write docs/results]
 """
@@ -25,7 +25,7 @@ from edgefl.cli.planning import price_run
 
 DEVICES = 10
 ELIGIBLE = (10, 5, 3)
-#: Of the FLOPs of end-to-end training: what the other devices may spend on a round. One stage of three costs about half.
+#: Of the FLOPs of end-to-end training: what the other devices may spend on a round. One stage of three takes half.
 SHARE = 0.6
 ROUNDS = 12
 #: A budget that nothing fits.
@@ -88,7 +88,7 @@ def page(results: Sequence[Result]) -> str:
         "",
         *((__doc__ or "").split("\n\n")[1].splitlines()),
         "",
-        "| can train everything | accuracy, the others excluded | accuracy, mixed depth | gain, seed by seed | devices a round |",
+        "| can train everything | accuracy, others excluded | mixed depth | gain, seed by seed | devices a round |",
         "|---|---|---|---|---|",
     ]
     for eligible in ELIGIBLE:
@@ -125,8 +125,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="edgefl-bench-") as folder:
         for seed in range(1, options.seeds + 1):
             for eligible in ELIGIBLE:
-                for mixed in (False, True) if eligible < DEVICES else (False,):
-                    results.append(measured(Path(folder), seed, eligible, mixed=mixed))
+                ways = (False, True) if eligible < DEVICES else (False,)
+                results += [measured(Path(folder), seed, eligible, mixed=mixed) for mixed in ways]
     text = page(results)
     sys.stdout.write(text)
     if options.write is not None:

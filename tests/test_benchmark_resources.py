@@ -1,0 +1,119 @@
+"""The benchmarks of budgets: what they compare is what they say, and their pages hold the figures."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+from training_fixture import model_spec
+
+from benchmarks import mixed_depth, predictions, resources, savings
+from benchmarks.resource_table import write_page
+from benchmarks.resources import SETTINGS, Row, job_of, payload, stages_of
+from benchmarks.systems import Results
+from benchmarks.table.collect import Outcome, digest
+from benchmarks.table.grid import Grid
+from edgefl.models.spec import HeadSpec, ModelSpec
+from edgefl.plan.prefix import prefixes
+from edgefl.records import Figure
+
+MIB = 2**20
+
+
+def row(index: int, batch: int, memory: float, flops: float, seconds: float, payload_bytes: float) -> Row:
+    figures = Figure(memory * MIB), Figure((memory + 300) * MIB)
+    return Row(SETTINGS[index], batch, *figures, flops, 1e9, seconds, memory * MIB * 1.1, flops, payload_bytes)
+
+
+def test_rows_of_the_table_and_their_ratios(tmp_path: Path) -> None:
+    rows = [row(0, 64, 1000, 16e9, 8.0, 400 * MIB), row(5, 64, 100, 4e9, 2.0, 20 * MIB)]
+    text = write_page(rows, "cpu", "2", tmp_path)
+    assert "| end-to-end | 1,000 | +10% | 1,300 | 16.00 | +0.0% | 400 | 8.00 | 1.0 | 1.0 | 1.0 | 1.0 |" in text
+    assert "| + Adafactor = small | 100 | +10% | 400 | 4.00 | +0.0% | 20 | 2.00 | 10.0 | 4.0 | 20.0 | 4.0 |" in text
+    assert "Untested on a GPU" in text
+    assert (tmp_path / "resources.svg").read_text().startswith("<?xml")
+    assert text == (tmp_path / "resources.md").read_text()
+
+
+def test_each_row_adds_to_the_one_before() -> None:
+    names = [setting.name for setting in SETTINGS]
+    assert names[0] == "end-to-end"
+    assert [setting.savings for setting in SETTINGS] == [False, False, True, True, True, True, True]
+    by_name = {setting.name: job_of(setting, 64) for setting in SETTINGS}
+    assert len(by_name) == len(SETTINGS)
+    assert prefixes(by_name[names[3]])["image"].depth == 5
+    assert not prefixes(by_name[names[1]])
+    assert by_name[names[5]].hyper.optimizer == "adafactor"
+
+
+def test_bytes_of_ninety_rounds_by_hand() -> None:
+    """Whole parts: each trained one down and up in each of its rounds, and once more when it is frozen."""
+    encoders = model_spec().encoders
+    model = ModelSpec(dict.fromkeys("ab", encoders["a"]), 6, HeadSpec(12, 6), 10, 0)
+    model = msgspec.structs.replace(
+        model, encoders={m: msgspec.structs.replace(e, depth=6) for m, e in encoders.items()}
+    )
+    from edgefl.models.build import build
+    from edgefl.models.state import part_tensors
+    from edgefl.protocol.parts import encode_part
+
+    built = build(model)
+    sizes = {part: len(encode_part(part_tensors(built, part))) for part in built.parts_present}
+    layerwise = payload(SETTINGS[1], model)
+    expected = 0.0
+    for stage in stages_of(model, "layerwise"):
+        own = [part for part in stage.trained if "stage" in part]
+        expected += 2 * stage.rounds * sum(sizes[part] for part in stage.trained)
+        expected += sum(sizes[part] for part in own) if stage.rounds else 0
+    heads = sum(sizes[part] for part in stages_of(model, "layerwise")[-1].trained if "stage" not in part)
+    assert layerwise == expected + heads  # heads are final after the last stage
+    assert payload(SETTINGS[0], model) == 181 * sum(sizes.values())
+
+
+def test_predictions_cover_every_stage_of_three_pairs() -> None:
+    assert len(predictions.PAIRS) == 3
+    for pair in predictions.PAIRS:
+        found = predictions.jobs(pair)
+        assert [job.stage.index for what, job in found if what == "layer-wise"] == [1, 2, 3, 4, 5, 6]
+        assert {what for what, _ in found} == {"end to end", "layer-wise", "layer-wise, stored prefix"}
+    told = predictions.Compared("p", "layer-wise", 2, 110.0 * MIB, 100.0 * MIB, 5e9, 5e9)
+    assert "| p | layer-wise | 2 | 110 | 100 | +10.0% | 5.0 | 5.0 | +0.00% |" in predictions.page([told], "cpu")
+
+
+def test_savings_are_compared_with_none_seed_by_seed(tmp_path: Path) -> None:
+    grid = Grid()
+    runs = savings.plan(grid, Results(tmp_path / "tuning.jsonl"), [1, 2])
+    files = {(cell.task, cell.method, cell.seed): values for cell, _, values in runs}
+    assert files["har", "none", 1]["training"]["cache"] == "none"
+    assert files["har", "stored prefix, f16", 1]["training"]["cache"] == "f16"
+    assert files["har", "f16 both ways", 1]["training"]["cache"] == "none"
+    assert len({digest(values) for values in files.values()}) == len(files)  # nothing is compared with itself
+    rows = []
+    for cell, settings, values in runs:
+        if cell.task == "har" and cell.method in {"none", "int8 both ways"}:
+            share = (0.9 if cell.seed == 1 else 0.8) - (0.01 * cell.seed if cell.method != "none" else 0.0)
+            metrics = {"acc+gyro|none|accuracy": share}
+            rows.append(Outcome(**cell._asdict(), lr=settings.lr, metrics=metrics, file=digest(values)))
+    text = savings.page(runs, Results(tmp_path / "runs.jsonl", rows))
+    assert "| none | 85.00 ± 7.07 |  |" in text
+    assert "| int8 both ways | 83.50 ± 7.78 | -1.50 ± 0.71 |" in text
+
+
+def test_mixed_depth_excludes_by_budget_and_tells_the_gain() -> None:
+    alone = mixed_depth.run_file(1, 3, mixed_depth.NOTHING)
+    assert [bool(device.get("budget")) for device in alone["fleet"]] == [False] * 3 + [True] * 7
+    made = [
+        mixed_depth.Result(5, mixed, seed, 0.8 + 0.05 * mixed + 0.01 * seed, 10.0 if mixed else 5.0)
+        for mixed in (False, True)
+        for seed in (1, 2)
+    ]
+    text = mixed_depth.page(made)
+    assert "| 5 of 10 | 81.5 ± 0.7 | 86.5 ± 0.7 | +5.0 ± 0.0 | 5 and 10 |" in text
+
+
+@pytest.mark.slow
+def test_a_row_is_measured_in_a_process_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = resources.measured(SETTINGS[6], 2, "cpu")
+    assert (found.step_peak.value or 0) > 100 * MIB
+    assert found.predicted_flops == pytest.approx(found.flops_per_sample, rel=0.03)
