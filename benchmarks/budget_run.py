@@ -73,8 +73,11 @@ def measured(folder: Path, budget: int, rounds: int) -> tuple[int, str]:
     while not url.exists() and time.monotonic() < until:
         time.sleep(0.2)
     agent = subprocess.Popen(
-        [*command, "device_agent.cli", "run", "--broker", url.read_text().strip(), "--device", "small", "--data"]
-        + [str(folder / "data.npz"), "--state", str(folder / "agent"), "--set", f"budget.memory_bytes={budget}"],
+        [
+            *(*command, "device_agent.cli", "run", "--broker", url.read_text().strip(), "--device", "small"),
+            *("--data", str(folder / "data.npz"), "--state", str(folder / "agent")),
+            *("--set", f"budget.memory_bytes={budget}"),
+        ],
         stdout=sys.stderr,
     )
     try:
