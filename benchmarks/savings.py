@@ -124,6 +124,33 @@ def page(runs: Sequence[tuple[Cell, Settings, dict[str, Any]]], results: Results
     return "\n".join(lines)
 
 
+def plots(runs: Sequence[tuple[Cell, Settings, dict[str, Any]]], results: Results, folder: Path) -> list[str]:
+    """One SVG a task: what it is judged by against payload, every packing a point. The files' names."""
+    from edgefl.report.drawing import figure
+
+    wanted = {(cell, digest(values)) for cell, _, values in runs}
+    rows = [row for row in results.rows if not row.error and (row.cell, row.file) in wanted]
+    names = []
+    for task, (_, _, _, name) in TASKS.items():
+        drawn = figure(7.2, 4.2)
+        axes = drawn.subplots()
+        for saving in (END, *(one for one in SAVINGS if one == "none" or "transfer" in SAVINGS[one])):
+            own = [row for row in rows if (row.task, row.method) == (task, saving)]
+            if not own:
+                continue
+            payload, values = _figures(own)[0], [headline(row) for row in own]
+            error = statistics.stdev(values) if len(values) > 1 else 0.0
+            place = (statistics.mean(payload), statistics.mean(values))
+            axes.errorbar(*place, yerr=error, marker="o", capsize=3, linestyle="none", label=saving)
+        axes.set_xscale("log")
+        axes.set_xlabel("payload of the whole run, MiB")
+        axes.set_ylabel(name)
+        axes.legend(frameon=False, fontsize=8)
+        names.append(f"savings-{task}.svg")
+        drawn.savefig(folder / names[-1], format="svg", metadata={"Date": None, "Creator": None})
+    return names
+
+
 def _figures(rows: Sequence[Outcome]) -> list[list[float]]:
     found: list[list[float]] = [[], [], []]
     for row in rows:
@@ -157,9 +184,10 @@ def main() -> None:
         pretrain_for(grid, [Cell(task, TASKS[task][0], "pretrained", RATE, 1) for task in TASKS])
         fill(runs, results)
     text = page(runs, results)
-    sys.stdout.write(text)
     if options.write is not None:
+        text += "".join(f"\n![{name}]({name})\n" for name in plots(runs, results, options.write))
         (options.write / "savings.md").write_text(text)
+    sys.stdout.write(text)
 
 
 if __name__ == "__main__":
