@@ -9,7 +9,7 @@ import msgspec
 from coordinator.instructions import Fetch, Instruction, SendAbort, SendAck, Step, Tell
 from coordinator.learning import learned
 from coordinator.planning import ask, figures_of
-from coordinator.rounds import check_close, drop, expected, put, send_offer
+from coordinator.rounds import check_close, drop, put, send_offer, usual
 from coordinator.values import (
     OPEN,
     Accepted,
@@ -32,7 +32,7 @@ from edgefl.records import Attempt, Figures, Refusal
 replace = msgspec.structs.replace
 
 #: Reasons to plan a device again: it measured, or ran into, a limit that a smaller job may respect.
-REPLAN = frozenset({"step_memory", "memory", "ceiling", "flops", "payload", "disk", "cache"})
+REPLAN = frozenset({"step_memory", "memory", "ceiling", "flops", "payload", "disk", "cache", "packed"})
 
 
 def assignment_of(state: State, device: str) -> Assignment | None:
@@ -97,6 +97,7 @@ def declined(state: State, event: Declined) -> Step:
     device = state.devices[event.device]
     tell = Tell("declined", state.stage, state.number, event.device, figures_of(refusal))
     seen = refusal.needed is not None and any(refusal == was.refusal for was in device.declined)
+    seen = seen or (refusal.reason == "packed" and any(was.refusal.reason == "packed" for was in device.declined))
     if refusal.reason not in REPLAN or seen:
         state, out = put(state, event.device, replace(assignment, status="declined", refusal=refusal), event.figures)
         state, more = check_close(state, event.at)
@@ -175,7 +176,7 @@ def received(state: State, event: Received) -> Step:
         measured["payload_up_bytes"] = event.figures["payload_up_bytes"]
     done = replace(assignment, status="done", update=update, measured=measured)
     device = state.devices[event.device]
-    told = expected(state, event.attempt, assignment.placement)
+    told = usual(state, event.attempt, assignment.placement)
     device = replace(device, factors=learned(device.factors, assignment.placement, told, measured))
     state = replace(state, devices={**state.devices, event.device: device})
     state, out = put(state, event.device, done, measured)

@@ -19,18 +19,26 @@ LEAST, MOST = 0.25, 4.0
 def learned(
     factors: Mapping[str, float], placement: Placement, predicted: Figures, measured: Figures
 ) -> dict[str, float]:
-    """``factors`` after a round whose ``predicted`` figures hold ``placement.factors``, and what it took."""
+    """``factors`` after a usual round, whose ``predicted`` figures hold ``placement.factors``, and what it took.
+
+    What filled a store besides is taken from its FLOPs; its memory and joules say nothing of a usual round then.
+    """
     found = dict(factors)
-    for name in LEARNED:
-        told, was = measured.get(name), predicted.get(name)
-        if told is None or was is None or not _usable(told.value) or not _usable(was.value):
+    filling = _value(measured, "filling_flops") or 0.0
+    for name in LEARNED if not filling else ("flops", "compute_s"):
+        told, was = _value(measured, name), _value(predicted, name)
+        if told is not None and name == "flops":
+            told -= filling
+        if told is None or was is None or told <= 0:
             continue
-        plain = float(was.value or 0.0) / placement.factors.get(name, 1.0)
-        ratio = min(MOST, max(LEAST, float(told.value or 0.0) / plain))
+        plain = was / placement.factors.get(name, 1.0)
+        ratio = min(MOST, max(LEAST, told / plain))
         before = found.get(name, 1.0)
         found[name] = before * (ratio / before) ** NEWEST
     return found
 
 
-def _usable(value: float | None) -> bool:
-    return value is not None and math.isfinite(value) and value > 0
+def _value(figures: Figures, name: str) -> float | None:
+    """A figure's value where it is a measurement: above zero, and finite."""
+    value = figures[name].value if name in figures else None
+    return value if value is not None and math.isfinite(value) and value > 0 else None

@@ -104,10 +104,24 @@ def put(state: State, device: str, assignment: Assignment, measured: Figures | N
 
 def expected(state: State, attempt: Attempt, placement: Placement) -> Figures:
     """What is predicted of this round: the first of a stage and the run's last may cost more than the others."""
+    ends = attempt.round == state.rounds[attempt.stage - 1]
+    found = usual(state, attempt, placement)
+    if placement.predicted_first and attempt.round == 1:
+        found = placement.predicted_first
+    # Of a stage's first round parts come, and of its last they go, as they are.
+    for due, name, size in (
+        (attempt.round == 1, "payload_down_bytes", placement.cost.whole_down_bytes),
+        (ends, "payload_up_bytes", placement.cost.whole_up_bytes),
+    ):
+        if due and size and name in found:
+            found = {**found, name: replace(found[name], value=float(size))}
+    return found
+
+
+def usual(state: State, attempt: Attempt, placement: Placement) -> Figures:
+    """What is predicted of a round in which nothing is stored for later ones."""
     last = attempt.round == state.rounds[attempt.stage - 1] and not any(state.rounds[attempt.stage :])
-    if placement.predicted_last and last:
-        return placement.predicted_last
-    return placement.predicted_first if placement.predicted_first and attempt.round == 1 else placement.predicted
+    return placement.predicted_last if placement.predicted_last and last else placement.predicted
 
 
 def _saved(

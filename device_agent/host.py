@@ -49,7 +49,14 @@ class HostedTrainers:
             )
         worker = self._workers[self._dealt % len(self._workers)]
         self._dealt += 1
-        seat = Seat(settings.device, settings.data, str(settings.store), settings.bad_samples, settings.torch_device)
+        seat = Seat(
+            settings.device,
+            settings.data,
+            str(settings.store),
+            settings.bad_samples,
+            settings.torch_device,
+            settings.budget.disk_bytes,
+        )
         return HostedTrainer(seat, worker)
 
 

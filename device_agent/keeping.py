@@ -18,7 +18,7 @@ def kept_before(state: State, attempt: Attempt) -> list[Kept]:
 def keeping(state: State, attempt: Attempt, manifest: Manifest) -> tuple[Kept, ...]:
     """What stays here of this round, and of the one before it."""
     before = kept_before(state, attempt)[-1:]
-    return (*before, Kept(attempt, manifest)) if manifest else tuple(before)
+    return (*before, Kept(attempt, manifest)) if manifest or before else ()
 
 
 def not_taken(state: State, attempt: Attempt) -> State:

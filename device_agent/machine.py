@@ -242,6 +242,7 @@ def _ack(state: State, message: m.Ack, now: float) -> Step:
 
 def _abort(state: State, message: m.Abort, now: float) -> Step:
     before = state
+    state = not_taken(state, message.attempt)  # also what was accepted: the attempt is tried again without it
     state, out = _forget(state, lambda attempt: attempt.same_run(message.attempt) and attempt <= message.attempt)
     state = replace(state, closed=_later(state.closed, message.attempt))
     if before.closed == state.closed and not out:

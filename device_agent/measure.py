@@ -18,7 +18,7 @@ from typing import Any
 
 from edgefl.errors import BrokerError
 from edgefl.protocol import topics
-from edgefl.protocol.chunks import fitting_chunk_bytes
+from edgefl.protocol.chunks import DEFAULT_CREDIT, fitting_chunk_bytes
 from edgefl.resources.energy import EnergyProbe
 from edgefl.resources.machine import capabilities
 from edgefl.resources.temperature import temperature
@@ -42,6 +42,7 @@ def measured_profile(
 ) -> dict[str, Any]:
     """The profile's fields, ready for YAML. ``broker``: an URL, or "" to leave the link out. Raises EdgeFLError."""
     notes: list[str] = []
+    directory.mkdir(parents=True, exist_ok=True)
     machine = capabilities(directory)
     device = _device(torch_device)
     training, power, source = _training(device)
@@ -152,7 +153,6 @@ def _seconds(work: Callable[[], None]) -> float:
 
 def _disk(directory: Path) -> dict[str, int]:
     """Bytes a second written (and synced) and read (past the page cache, where the system can be asked for that)."""
-    directory.mkdir(parents=True, exist_ok=True)
     path = directory / f".edgefl-profile-{secrets.token_hex(4)}"
     block = secrets.token_bytes(2**20)
     try:
@@ -183,9 +183,9 @@ async def _link(url: str, fleet: str, device: str, credentials: dict[str, str], 
     from edgefl.transport.mqtt import MqttTransport
 
     name = f"profile-{secrets.token_hex(4)}"
-    topic = topics.up_object(fleet, device, name)
+    topic = topics.down_object(fleet, device, name)  # the device's own branch, to which nobody else listens
     ca, cert, key = (credentials.get(name) for name in ("ca", "cert", "key"))
-    transport = MqttTransport(url, f"{fleet}.{device}", clean_session=True, ca=ca, cert=cert, key=key)
+    transport = MqttTransport(url, name, clean_session=True, ca=ca, cert=cert, key=key)
     arrived, every = 0, asyncio.Event()
 
     def on_message(_topic: str, payload: bytes) -> None:
@@ -200,17 +200,26 @@ async def _link(url: str, fleet: str, device: str, credentials: dict[str, str], 
         await transport.subscribe([topic])
         chunk = secrets.token_bytes(fitting_chunk_bytes(transport.max_payload, 96 * 1024))
         started = time.perf_counter()
-        for _ in range(-(-LINK_BYTES // len(chunk))):
-            await transport.publish(topic, chunk)
-        await asyncio.wait_for(every.wait(), LINK_S)
+        await asyncio.wait_for(_through(transport, topic, chunk, every), LINK_S)
         return int(_rounded(arrived / (time.perf_counter() - started)))
-    except TimeoutError:
+    except asyncio.TimeoutError:
         notes.append(f"down_bytes, up_bytes: the broker gave back {arrived} of {LINK_BYTES} bytes in {LINK_S:.0f} s")
     except BrokerError as error:
         notes.append(f"down_bytes, up_bytes: {error.message}")
     finally:
         await transport.close()
     return None
+
+
+async def _through(transport: Any, topic: str, chunk: bytes, every: asyncio.Event) -> None:
+    """As many in flight as in an exchange of parts."""
+    waiting: set[asyncio.Task[None]] = set()
+    for _ in range(-(-LINK_BYTES // len(chunk))):
+        if len(waiting) >= DEFAULT_CREDIT:
+            _, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        waiting.add(asyncio.ensure_future(transport.publish(topic, chunk)))
+    await asyncio.gather(*waiting)
+    await every.wait()
 
 
 def _rounded(value: float) -> float:

@@ -25,6 +25,7 @@ from device_agent.trainer_link import TrainRequest
 from device_agent.values import DataFacts, Result
 from edgefl.errors import DataError, EdgeFLError, MissingDependencyError, PrecisionError, StoreError
 from edgefl.models.spec import EncoderSpec, HeadSpec, ModelSpec, part_names
+from edgefl.plan.exchange import LOST
 from edgefl.plan.values import Hyper, Job, Slots, Stage
 from edgefl.records import Figure, Figures, Manifest, Refusal
 from edgefl.worker import Note, serve
@@ -121,11 +122,13 @@ class Trainer:
             return Result(refusal=Refusal("data", float(job.hyper.batch_size), float(usable), "samples", detail))
         for encoder in job.model.encoders.values():  # its library belongs to the idle size, not to this round
             kind_of(encoder)
-        store = ObjectStore(self.store)
-        unpack_offer(request.offer, store)
+        store = ObjectStore(self.store, self.disk_bytes)
         kept = _StoredParts(request.kept, store)
         memory, energy = MemoryProbe(self.device), EnergyProbe(self.device)
         with energy, memory:
+            refusal = unpack_offer(request.offer, store)
+            if refusal is not None:
+                return Result(refusal=refusal)
             outcome = train_round(
                 job,
                 data.own,
@@ -140,7 +143,14 @@ class Trainer:
                 cache=self._prefixes(data, store),
                 names=lambda part: request.offer.manifest[part].id,
             )
-        sending = pack_update(outcome.parts, request.offer.manifest, kept, job.transfer, store)
+            staying = {name: store.put(encode_part(tensors)) for name, tensors in outcome.kept.items()}
+            outcome.kept.clear()
+            sending = pack_update(job, outcome.parts, request.offer.manifest, kept, store)
+        waiting = {
+            key: ref
+            for key, ref in request.kept.items()
+            if key.startswith(LOST) and key.removeprefix(LOST) not in sending.manifest
+        }
         return Result(
             manifest=sending.manifest,
             samples=outcome.samples,
@@ -148,16 +158,22 @@ class Trainer:
             figures=_figures(outcome, memory, energy),
             complete=outcome.complete,
             poverty=outcome.poverty,
-            kept={name: store.put(encode_part(tensors)) for name, tensors in outcome.kept.items()} | sending.lost,
+            kept=staying | sending.lost | waiting,
         )
 
     def _prefixes(self, data: Any, store: Any) -> Any:
         """The stored prefixes of this share, within what objects leave of the disk budget."""
+        import numpy as np
+
         from edgefl.training.prefix import PrefixCache
 
         self.cache = self.cache or PrefixCache(self.rows)
         self.cache.keep_only(list(data))
-        self.cache.limit_bytes = None if self.disk_bytes is None else self.disk_bytes - store.used_bytes()
+        self.cache.check = self._check
+        if self.disk_bytes is not None:
+            on_disk = [rows for rows in self.dataset.modalities.values() if not isinstance(rows, np.ndarray)]
+            raw = sum(rows.nbytes for rows in on_disk)
+            self.cache.limit_bytes = self.disk_bytes - store.used_bytes() - raw
         return self.cache
 
     def _on_disk(self, dataset: Any) -> Any:
@@ -199,15 +215,20 @@ class Trainer:
         drawn = (job.hyper.holdout, job.hyper.seed, job.hyper.batch_size)
         wanted = (self.dataset, device, job.model.encoders, job.model.label_names, drawn, job.slots)
         if self.split is None or self.split[0] != wanted:
-            self.split = None  # the old one goes before the new one comes
+            self.split = None  # the old one goes before the new one comes, and what was made of it
+            if self.cache is not None:
+                self.cache.keep_only([])
             fresh = split(job, dataset, device)
             self.split = (wanted, fresh._replace(own=self._on_disk(_completed(fresh.own, job))))
         return self.split[1]
 
+    def _check(self) -> None:
+        if self.left_off:
+            raise AbandonedError("left off: the agent does not want this round any more")
+
     def _progress(self, note: Note) -> Callable[[int, int, int, float], None]:
         def report(epoch: int, step: int, steps: int, loss: float) -> None:
-            if self.left_off:
-                raise AbandonedError("left off: the agent does not want this round any more")
+            self._check()
             note({"epoch": epoch, "step": step, "steps": steps, "loss": loss})
 
         return report
@@ -338,6 +359,7 @@ def _figures(outcome: Any, memory: Any, energy: Any) -> Figures:
         "energy_j": energy.figure(),
         "temperature_c": temperature(),
         "flops": Figure(outcome.flops, "counted", "torch FlopCounterMode"),
+        **({"filling_flops": Figure(outcome.filling, "counted", "torch FlopCounterMode")} if outcome.filling else {}),
         "compute_s": Figure(outcome.compute_s, "measured", "monotonic clock around the steps"),
     }
 

@@ -8,6 +8,7 @@ held when it began. What the whole process holds belongs to no single device, an
 from __future__ import annotations
 
 import argparse
+import resource
 import signal
 from pathlib import Path
 from types import FrameType
@@ -30,6 +31,7 @@ class Seat(msgspec.Struct, frozen=True):
     store: str
     bad_samples: str = "error"
     torch_device: str = "auto"
+    disk_bytes: int | None = None
 
 
 class HostRequest(msgspec.Struct, frozen=True):
@@ -74,7 +76,9 @@ class TrainerHost:
 
     def _trainer(self, seat: Seat) -> Trainer:
         if seat not in self._trainers:
-            self._trainers[seat] = Trainer(seat.data, seat.bad_samples, Path(seat.store), seat.torch_device)
+            self._trainers[seat] = Trainer(
+                seat.data, seat.bad_samples, Path(seat.store), seat.torch_device, seat.disk_bytes
+            )
         return self._trainers[seat]
 
 
@@ -87,6 +91,9 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--parent", type=int, default=0)
     die_with_parent(parser.parse_args().parent)
+    # Each device's rows are in open files.
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     host = TrainerHost()
     signal.signal(signal.SIGUSR1, host.leave_off)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group: the agents decide when this ends

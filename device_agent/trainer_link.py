@@ -94,7 +94,10 @@ class TrainerProcess:
 
     async def train(self, work: Train, on_progress: OnProgress) -> Ended:
         """See ``Trainer.train``. Over the ceiling the child is killed, which is a refusal with both numbers."""
-        await self._worker.start()
+        if self._worker.pid is None:  # a cold one has torch to load first, which belongs to no round
+            await self._worker.start()
+            with contextlib.suppress(WorkerFailedError):  # ``train`` says what is wrong
+                await self._worker.call("warm", None)
         pid = self._worker.pid
         if pid is None:
             return Ended(Result(refusal=Refusal("error", detail="the trainer did not start")), alive=False)
@@ -132,7 +135,10 @@ def _with_limit(result: Result, limit: int | None) -> Result:
     refusal = result.refusal
     if refusal is None or refusal.reason != "memory" or refusal.allowed is not None or limit is None:
         return result
-    return msgspec.structs.replace(result, refusal=msgspec.structs.replace(refusal, allowed=float(limit)))
+    needed = refusal.needed if refusal.needed is not None and refusal.needed > limit else None  # it was never touched
+    return msgspec.structs.replace(
+        result, refusal=msgspec.structs.replace(refusal, needed=needed, allowed=float(limit))
+    )
 
 
 def ceiling_bytes(budget: Budget, base_bytes: int) -> int | None:

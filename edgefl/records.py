@@ -22,6 +22,7 @@ FIGURES: dict[str, str] = {
     "process_peak_bytes": "B",  # kernel's high-water mark of the whole trainer process
     "step_peak_bytes": "B",  # the same above the idle trainer (runtime and data loaded, no model)
     "flops": "FLOP",  # forward + backward as run, 2 per multiply-accumulate
+    "filling_flops": "FLOP",  # of these, what the frozen prefix of every sample took, once
     "payload_up_bytes": "B",  # tensors sent
     "payload_down_bytes": "B",  # tensors received
     "layer_down_bytes": "B",  # of these, the one layer a device was sent in place of its poverty layer
@@ -115,6 +116,9 @@ class Cost(msgspec.Struct, frozen=True):
     compute_s: float = 0.0  # these three: 0 where the device's speed is not known
     wall_s: float = 0.0
     energy_j: float = 0.0
+    filling_peak_bytes: int = 0  # memory while that is done
+    whole_down_bytes: int = 0  # of a stage's first and last rounds, in which parts travel as they are
+    whole_up_bytes: int = 0
     filling_flops: float = 0.0  # once more: the frozen prefix's outcome of every sample, where it is stored
 
 

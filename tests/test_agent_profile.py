@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from device_agent import measure
 from device_agent.cli import app
 from edgefl.config.load import load_device
-from edgefl.plan.cost import timed
+from edgefl.plan.cost import filled, timed
 from edgefl.plan.eligibility import verdict
 from edgefl.plan.values import Candidate
 from edgefl.records import Budget, Capabilities, Cost, Refusal, Speed
@@ -78,5 +78,7 @@ def test_seconds_and_joules_by_hand() -> None:
     assert verdict(found, limited) == Refusal("energy", 100.0, 99.0, "J", "one round, by the profile's power")
     assert timed(cost, Candidate()) == cost  # nothing is known of it
     assert verdict(cost, Candidate(budget=Budget(energy_j=1.0))) is None
-    slower = timed(cost, Candidate(capabilities=device.capabilities, factors={"compute_s": 2.0}))
-    assert slower.compute_s == 20.0
+    slower = timed(cost, Candidate(capabilities=device.capabilities, factors={"compute_s": 2.0, "energy_j": 2.0}))
+    assert (slower.compute_s, slower.energy_j) == (20.0, 200.0)  # not four times: joules have a factor of their own
+    stored = filled(found, 1e11, device)
+    assert (stored.flops, stored.compute_s, stored.wall_s, stored.energy_j) == (2e11, 20.0, 35.0, 140.0)

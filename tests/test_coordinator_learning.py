@@ -53,6 +53,12 @@ def test_what_is_no_measurement_teaches_nothing(value):
     assert learned({}, Placement(), figures(flops=100.0), {}) == {}
 
 
+def test_a_round_that_filled_a_store_is_no_usual_one():
+    """100 FLOPs are usual, 300 were spent on the store: nothing is wrong with the prediction."""
+    told = figures(flops=400.0, filling_flops=300.0, step_peak_bytes=900.0, energy_j=50.0)
+    assert learned({}, Placement(), figures(flops=100.0, step_peak_bytes=300.0, energy_j=10.0), told) == {"flops": 1.0}
+
+
 @given(st.floats(1e-9, 1e12), st.floats(1e-9, 1e12))
 def test_no_measurement_moves_a_factor_beyond_its_bounds(predicted, measured):
     (factor,) = learned({}, Placement(), figures(flops=predicted), figures(flops=measured)).values()

@@ -10,17 +10,16 @@ from memory_fleet import plan_of, run_fleet, share, state_of
 
 from coordinator.checking import check_update
 from device_agent.exchange import wanted
-from device_agent.keeping import not_taken
-from device_agent.packed import pack_update, unpack_offer
+from device_agent.keeping import keeping, kept_before, not_taken
+from device_agent.packed import Sending, pack_update, unpack_offer
 from device_agent.values import Kept, State
 from edgefl.aggregation.aggregate import aggregate_round
 from edgefl.aggregation.publish import LOST as SERVER_LOST
 from edgefl.aggregation.publish import PACKED, packed_parts
 from edgefl.aggregation.remember import UpdateInfo
-from edgefl.errors import ProtocolError
 from edgefl.objects import ObjectStore
 from edgefl.plan.exchange import LOST
-from edgefl.plan.values import Transfer
+from edgefl.plan.values import Job, Slots, Stage, Transfer
 from edgefl.protocol.messages import Offer, PackedPart
 from edgefl.protocol.packing import is_packed
 from edgefl.protocol.parts import decode_part, encode_part
@@ -44,6 +43,13 @@ def read(store: ObjectStore, ref: ObjectRef) -> dict[str, np.ndarray]:
     return decode_part(store.read(ref.id))
 
 
+def sending_of(parts, offered, kept, transfer, store, **slots) -> Sending:
+    """``pack_update`` of copies: it uses up what it is given."""
+    job = Job(stage=Stage(trained=tuple(parts)), slots=Slots(**slots), transfer=transfer)
+    copies = {part: {name: value.copy() for name, value in tensors.items()} for part, tensors in parts.items()}
+    return pack_update(job, copies, offered, kept, store)
+
+
 def test_both_ways_through_a_server_and_a_device(tmp_path: Path) -> None:
     """Three rounds; the device gets packed parts only, and what the server reads of its update is what it held."""
     server, device = ObjectStore(tmp_path / "server"), ObjectStore(tmp_path / "device")
@@ -62,7 +68,7 @@ def test_both_ways_through_a_server_and_a_device(tmp_path: Path) -> None:
             assert [is_packed(device.read(ref.id)) for ref in refs] == [True]
             assert refs[0].size < 0.35 * state["task"].size
         trained = {n: v + 0.1 * weights(number)[n] for n, v in read(device, state["task"]).items()}
-        sending = pack_update({"task": trained}, offered, kept, INT8, device)
+        sending = sending_of({"task": trained}, offered, kept, INT8, device)
         kept = {part: read(device, ref) for part, ref in sending.lost.items()}
         assert is_packed(device.read(sending.manifest["task"].id))
         server.put(device.read(sending.manifest["task"].id))
@@ -115,24 +121,76 @@ def test_a_newcomer_fetches_whole_parts(tmp_path: Path) -> None:
     assert device.has(state["task"].id)
 
 
-def test_a_part_that_unpacks_to_something_else_is_told(tmp_path: Path) -> None:
+def test_a_part_that_can_not_be_made_is_fetched_whole_when_it_is_offered_again(tmp_path: Path) -> None:
     store = ObjectStore(tmp_path)
-    base = put(store, weights(0))
-    sent = pack_update({"task": weights(1)}, {"task": base}, {}, INT8, store).manifest["task"]
-    packed = {"task": PackedPart(sent, base.id, "delta+int8")}
-    with pytest.raises(ProtocolError, match="'task' unpacks to"):
-        unpack_offer(Offer(manifest={"task": ObjectRef("0" * 64, 1)}, packed=packed), store)
+    base, whole = put(store, weights(0)), ObjectRef("0" * 64, 1)
+    sent = sending_of({"task": weights(1)}, {"task": base}, {}, INT8, store).manifest["task"]
+    offer = Offer(manifest={"task": whole}, packed={"task": PackedPart(sent, base.id, "delta+int8")})
+    assert wanted(offer, store) == [sent]
+    refusal = unpack_offer(offer, store)
+    assert refusal is not None
+    assert (refusal.reason, refusal.detail[:25]) == ("packed", "part 'task': it unpacks t")
+    assert wanted(offer, store) == [whole]
+
+
+def test_what_the_server_can_not_pack_travels_whole(tmp_path: Path) -> None:
+    store = ObjectStore(tmp_path)
+    state, large = {"task": put(store, weights(0))}, weights(1, scale=1e6)
+    update = UpdateInfo("a", {"task": put(store, large)}, {"task": 1}, {}, True, -1)
+    state, record = aggregate_round([update], store, state, transfer=Transfer(down=(("*", "f16"),)))
+    assert "more than f16 holds" in record["whole"]["task"]
+    np.testing.assert_allclose(read(store, state["task"])["w"], large["w"])
+    assert packed_parts(state, {"task": state["task"]}) == {}
+
+
+def test_a_part_nobody_trained_in_the_last_round_is_completed(tmp_path: Path) -> None:
+    store = ObjectStore(tmp_path)
+    state = {part: put(store, weights(0)) for part in ("head/a", "task")}
+    both = UpdateInfo("a", {p: put(store, weights(1)) for p in state}, dict.fromkeys(state, 1), {}, True, -1)
+    state, _ = aggregate_round([both], store, state, transfer=TOP)
+    assert f"{SERVER_LOST}head/a" in state
+    one = UpdateInfo("a", {"task": state["task"]}, {"task": 1}, {}, True, -1)
+    state, _ = aggregate_round([one], store, state, transfer=Transfer(whole=True))
+    np.testing.assert_allclose(read(store, state["head/a"])["w"], weights(1)["w"], atol=1e-6)
+    assert not [key for key in state if key.startswith((SERVER_LOST, PACKED))]
+
+
+def test_what_goes_on_from_the_own_copy_is_not_sent_twice(tmp_path: Path) -> None:
+    """A mapping that stays on its device holds by itself what was not sent: adding it again would make it grow."""
+    store = ObjectStore(tmp_path)
+    state, own, kept = {"head/a": put(store, weights(0))}, weights(1), {}
+    distances = []
+    for _ in range(12):
+        sending = sending_of({"head/a": own}, state, kept, TOP, store, exchange="mappings")
+        assert sending.lost == {}
+        found = check_update(store, sending.manifest, state, transfer=TOP)
+        update = UpdateInfo("a", found, {"head/a": 1}, {}, True, -1)
+        state, _ = aggregate_round([update], store, state, {"weight": {"relationship": {}}}, transfer=TOP)
+        assert not [key for key in state if key.startswith(SERVER_LOST)]
+        state = {"head/a": state["@a/head/a"]}
+        distances.append(float(np.abs(read(store, state["head/a"])["w"] - own["w"]).mean()))
+    assert distances == sorted(distances, reverse=True)
+    assert distances[-1] < 0.6 * distances[0]
+
+
+def test_a_round_sent_whole_leaves_nothing_to_add_again() -> None:
+    before = Kept(Attempt("r", 1, 2, 1), {LOST + "task": ObjectRef("1" * 64, 1)})
+    attempt = Attempt("r", 1, 3, 1)
+    state = State(kept=keeping(State(kept=(before,)), attempt, {}))
+    assert state.kept == (before, Kept(attempt))  # the round may be tried again, from the one before
+    assert kept_before(state, Attempt("r", 2, 1, 1))[-1].manifest == {}
+    assert kept_before(state, Attempt("r", 1, 3, 2))[-1] == before
 
 
 def test_an_update_packed_against_the_rules_is_refused(tmp_path: Path) -> None:
     store = ObjectStore(tmp_path)
     state = {"task": put(store, weights(0))}
-    sent = pack_update({"task": weights(1)}, state, {}, INT8, store).manifest
+    sent = sending_of({"task": weights(1)}, state, {}, INT8, store).manifest
     assert isinstance(check_update(store, sent, state, transfer=INT8), dict)
     strange = {"task": put(store, {"v": weights(1)["w"]})}
     assert isinstance(check_update(store, strange, state, transfer=INT8), Refusal)
     other = {"task": put(store, {"w": np.zeros((2, 2000), np.float32), "b": weights(1)["b"]})}
-    packed = pack_update({"task": {"w": np.ones((2, 2000), np.float32), "b": weights(1)["b"]}}, other, {}, INT8, store)
+    packed = sending_of({"task": {"w": np.ones((2, 2000), np.float32), "b": weights(1)["b"]}}, other, {}, INT8, store)
     refusal = check_update(store, packed.manifest, state, transfer=INT8)
     assert isinstance(refusal, Refusal)
     assert refusal.reason == "malformed"
@@ -153,10 +211,10 @@ def test_rules_by_part_and_rounds_sent_whole(tmp_path: Path) -> None:
     store = ObjectStore(tmp_path)
     offered = {part: put(store, weights(0)) for part in ("head/a", "task")}
     trained = {part: weights(1) for part in offered}
-    sent = pack_update(trained, offered, {}, Transfer((("head/*", "int8"),)), store).manifest
+    sent = sending_of(trained, offered, {}, Transfer((("head/*", "int8"),)), store).manifest
     assert [is_packed(store.read(sent[part].id)) for part in ("head/a", "task")] == [True, False]
     kept = {LOST + "task": {"w": np.ones((50, 60), np.float32)}}
-    whole = pack_update(trained, offered, kept, Transfer((("*", "int8"),), whole=True), store)
+    whole = sending_of(trained, offered, kept, Transfer((("*", "int8"),), whole=True), store)
     assert whole.lost == {}
     np.testing.assert_allclose(read(store, whole.manifest["task"])["w"], weights(1)["w"] + 1)
 

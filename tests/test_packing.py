@@ -116,6 +116,8 @@ def hostile(**changes: np.ndarray | None) -> bytes:
         {"top": np.array([1.0, 2.0], np.float32)},
         {"int8": np.ones((3, 3), np.int8)},
         {"secret": np.ones(1, np.int8)},
+        {"top": np.array([[1, 2]], np.int8), "at": np.array([[0, 5]], np.int32)},
+        {"top": np.array(1, np.int8), "at": np.array(0, np.int32)},
     ],
     ids=str,
 )
@@ -123,6 +125,31 @@ def test_what_can_not_be_right_is_refused(changes):
     base = {"w": np.zeros((40, 50), np.float32)}
     with pytest.raises(ProtocolError):
         unpack(hostile(**changes), base, "delta+top")
+
+
+def test_a_number_can_not_be_packed():
+    scalar = encode_part({"n|int8": np.array(1, np.int8), "n|scale": np.array(1.0, np.float32)}, "packed")
+    for base in ({"n": np.array(1.0, np.float32)}, None):
+        with pytest.raises(ProtocolError, match="travels whole"):
+            unpack(scalar, base, "int8")
+
+
+def test_running_averages_travel_whole():
+    """A variance with error feedback would become negative: what was not sent is no step that can be added later."""
+    target = {"weight": np.ones((64, 64), np.float32), "running_var": np.full(4096, 0.02, np.float32)}
+    sent = pack(target, {name: value * 3 for name, value in target.items()}, "delta+top", 0.01)
+    np.testing.assert_array_equal(sent.held["running_var"], target["running_var"])
+    assert set(sent.lost) == {"weight"}
+
+
+def test_what_is_used_up_is_what_is_lost():
+    target, base = part(0), part(1)
+    kept = pack(target, base, "delta+int8", 0.1)
+    used = {name: value.copy() for name, value in target.items()}
+    lost = pack(used, base, "delta+int8", 0.1, holding=False)
+    assert (lost.data, lost.held) == (kept.data, {})
+    np.testing.assert_array_equal(lost.lost["weight"], kept.lost["weight"])
+    np.testing.assert_allclose(kept.held["weight"] + kept.lost["weight"], target["weight"], atol=1e-6)
 
 
 def test_names_are_those_of_the_base():

@@ -197,6 +197,29 @@ def test_the_first_round_of_a_stage_computes_what_the_stage_before_has_not_store
     assert put_stored(first, candidate()).predicted_first == {}
 
 
+def test_filling_that_does_not_fit_is_left_away():
+    """Filling takes 400 here, a step without it 180."""
+    third = SCHEDULES["layerwise"](MODEL, [1, 1, 1], "auto")[-1]
+
+    def price_(job: Job, samples) -> Priced:
+        return stored(job, samples)._replace(filling_peak=400 if prefixes(job) else 0)
+
+    def put_(memory: int):
+        hyper, device = Hyper(batch_size=8, cache="f16"), candidate(Budget(step_memory_bytes=memory))
+        return place(MODEL, third, hyper, SUPERVISED, device, PART_BYTES, price_)
+
+    assert (put_(400).cache, put_(400).predicted_first["step_peak_bytes"].value) == ("f16", 400.0)
+    assert put_(400).predicted["step_peak_bytes"].value == 120.0
+    assert (put_(399).cache, put_(399).micro_batch, put_(399).cost.step_peak_bytes) == ("", 0, 180)
+
+
+def test_what_others_train_is_not_stored():
+    """A device that can pay one stage of an end-to-end round: what is before it changes in every round."""
+    (stage,) = SCHEDULES["end_to_end"](MODEL, [1, 1, 1], "auto")
+    placed = put_stored(stage, candidate(Budget(flops=1000.0)))
+    assert (trained_depth(placed.stage), placed.cache, placed.refusal) == (1, "", None)
+
+
 @pytest.mark.parametrize("reason", ["disk", "cache"])
 def test_what_can_not_be_stored_is_computed_in_every_step(reason):
     third = SCHEDULES["layerwise"](MODEL, [1, 1, 1], "auto")[-1]
@@ -210,6 +233,8 @@ def test_what_can_not_be_stored_is_computed_in_every_step(reason):
     )  # takes less than what failed
     hot = candidate(declined=(Decline(1, 8, True, Refusal("ceiling", 2.0, 1.0, "B")),))
     assert (put_stored(third, hot).cache, put_stored(third, hot).micro_batch) == ("f16", 4)
+    told = candidate(declined=(Decline(1, 8, True, Refusal("packed", detail="unpacks to something else")),))
+    assert (put_stored(third, told).cache, put_stored(third, told).micro_batch) == ("f16", 0)
 
 
 def test_bytes_down_are_what_the_round_before_changed_and_bytes_up_what_is_trained():

@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 from training_fixture import CLIP, dataset, job, model_spec, parts_of, stages_of
 
-from edgefl.errors import PrecisionError
+from edgefl.errors import PrecisionError, StoreError
 from edgefl.models.pretrained import initial_parts
 from edgefl.models.spec import EncoderSpec, HeadSpec, ModelSpec
 from edgefl.plan.prefix import built_parts, prefixes, stored_bytes, with_cache
@@ -97,6 +98,44 @@ def test_the_same_prefix_is_computed_once_and_the_next_stage_goes_on(tmp_path: P
     assert fill(two) == first
 
 
+def test_rows_belong_to_their_encoder_and_to_those_who_ask(tmp_path: Path) -> None:
+    data, cache, counts = dataset(24), PrefixCache(tmp_path), FlopCounts()
+    made = with_cache(last_stage(), "f16")
+    first = cache.encoded(made, data, parts_of(made), str, "cpu", counts)[1]
+    one_head = {m: msgspec.structs.replace(e, heads=1) for m, e in made.model.encoders.items()}
+    other = msgspec.structs.replace(made, model=msgspec.structs.replace(made.model, encoders=one_head))
+    assert cache.encoded(other, data, parts_of(made), str, "cpu", counts)[1] == first  # equal tensors, another function
+    assert cache.used_bytes() > 0
+    plain, flops = cache.encoded(with_cache(made, ""), data, parts_of(made), str, "cpu", counts)
+    assert (flops, plain.encoded, cache.used_bytes()) == (0, {}, 0)
+
+
+@pytest.mark.parametrize("kind", ["next stage", "from nothing", "pooled"])
+def test_no_more_disk_is_taken_than_was_priced(kind: str, tmp_path: Path) -> None:
+    data, counts = dataset(24, absent={"b": list(range(9))}), FlopCounts()
+    two, three = (job(stage=stage, cache="f16") for stage in stages_of(model_spec())[1:])
+    if kind == "pooled":
+        trained = [part for part in three.stage.trained if "stage" not in part]
+        three = job(stage=replace_trained(three.stage, trained), cache="f16")
+    cache = PrefixCache(tmp_path)
+    if kind == "next stage":
+        cache.encoded(two, data, parts_of(three), str, "cpu", counts)
+    cache.limit_bytes = stored_bytes(three, data.samples())
+    cache.encoded(three, data, parts_of(three), str, "cpu", counts)
+    least = PrefixCache(tmp_path, limit_bytes=cache.used_bytes() - 1)
+    with pytest.raises(StoreError, match="bytes needed"):
+        least.encoded(three, data, parts_of(three), str, "cpu", counts)
+
+
+def test_filling_can_be_left_off(tmp_path: Path) -> None:
+    def leave() -> None:
+        raise KeyError("left off")
+
+    made = with_cache(last_stage(), "f16")
+    with pytest.raises(KeyError):
+        PrefixCache(tmp_path, check=leave).encoded(made, dataset(24), parts_of(made), str, "cpu", FlopCounts())
+
+
 def test_only_what_is_trained_is_loaded_and_the_prefix_part_by_part(tmp_path: Path) -> None:
     made = with_cache(last_stage(), "f16")
     asked: list[str] = []
@@ -139,8 +178,8 @@ def test_values_beyond_f16_are_an_error_with_the_part(tmp_path: Path) -> None:
 
 def test_the_price_is_that_of_the_cached_step(tmp_path: Path) -> None:
     made = last_stage()
-    plain_peak, plain, _ = Pricer()(made, dataset(24).samples())
-    peak, flops, filling = Pricer()(with_cache(made, "f16"), dataset(24).samples())
+    plain_peak, plain, _, _ = Pricer()(made, dataset(24).samples())
+    peak, flops, filling, _ = Pricer()(with_cache(made, "f16"), dataset(24).samples())
     assert peak < plain_peak
     counts, cache, data = FlopCounts(), PrefixCache(tmp_path), dataset(24)
     ran = [
@@ -152,10 +191,10 @@ def test_the_price_is_that_of_the_cached_step(tmp_path: Path) -> None:
     assert flops < plain
 
 
-def test_disk_priced_is_disk_taken() -> None:
+def test_disk_by_hand() -> None:
     made = with_cache(last_stage(), "f16")
     rows = {"a": 24, "b": 10}
-    # 3 tokens of width 8, 2 bytes; while b grows by its second stage, its rows of the first are there too
+    # 3 tokens of width 8, 2 bytes; while a grows by its second stage, its rows of the first are there too
     assert stored_bytes(made, rows) == (24 + 10) * 3 * 8 * 2 + 24 * 3 * 8 * 2
     assert stored_bytes(with_cache(made, "f32"), rows) == 2 * stored_bytes(made, rows)
     assert stored_bytes(with_cache(made, ""), rows) == 0

@@ -92,7 +92,7 @@ def test_flops_of_the_other_kinds_of_encoder(kind):
 
 def test_a_round_costs_what_was_predicted_when_every_sample_is_complete():
     data, made = dataset(13), job(epochs=2)
-    _, flops, _ = Pricer()(made, {"": 13, "a": 13, "b": 13})
+    _, flops, *_ = Pricer()(made, {"": 13, "a": 13, "b": 13})
     assert flops == train_round(made, data, parts_of(made)).flops
 
 
@@ -154,7 +154,7 @@ def test_memory_and_flops_shrink_with_every_encoder_stage_that_is_not_trained():
 
 def test_a_rare_modality_is_priced_with_the_least_rows_that_can_be_trained():
     made = job(batch_size=16)
-    peak, flops, _ = Pricer()(made, {"": 100, "a": 100, "b": 1})
+    peak, flops, *_ = Pricer()(made, {"": 100, "a": 100, "b": 1})
     assert flops == 6 * price_step(made, {"a": 16, "b": 2})[1]
     assert peak == price_step(made, {"a": 16, "b": 16})[0]  # any batch may happen to be complete
 
@@ -172,7 +172,7 @@ def test_prices_of_a_fleet_follow_from_a_few_traces_exactly(missing, monkeypatch
     shares = [(100, 100), (90, 80), (80, 100), (100, 70), (55, 60), (30, 95)]
     found = [pricer(made, {"": 100, "a": a, "b": b}) for a, b in shares]
     assert len(traced) == 4  # complete; then one incomplete and one more a modality
-    for (a, b), (peak, flops, _) in zip(shares, found, strict=True):
+    for (a, b), (peak, flops, *_) in zip(shares, found, strict=True):
         step = price_step(made, {"a": a // 5, "b": b // 5})[1]
         after = Beside()(made, Share(100, 100, 0, patterns_of({"a": a / 100, "b": b / 100}), {}))
         assert flops == 5 * step + after

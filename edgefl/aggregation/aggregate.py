@@ -20,14 +20,15 @@ from edgefl.aggregation.audience import SERVER, is_shared, shared
 from edgefl.aggregation.combine import Layout, MisfitError, Outcome, Tensors, check, layout_of
 from edgefl.aggregation.optimise import plain
 from edgefl.aggregation.prototypes import merge_prototypes
-from edgefl.aggregation.publish import LOST, publish, without_packed
+from edgefl.aggregation.publish import LOST, publish, settled, without_packed
 from edgefl.aggregation.remember import UpdateInfo
 from edgefl.aggregation.shares import Standing, shares_of
 from edgefl.aggregation.slots import Choice, Recipe, choose
 from edgefl.errors import ProtocolError
 from edgefl.models.spec import PROTOTYPES, SIGNATURE, is_matcher
 from edgefl.objects import ObjectStore
-from edgefl.plan.values import Transfer
+from edgefl.plan.exchange import exchange_of
+from edgefl.plan.values import Exchange, Transfer
 from edgefl.protocol.parts import decode_part, encode_part
 from edgefl.records import Manifest, ObjectRef
 
@@ -82,7 +83,8 @@ def aggregate_round(
         record["clusters"] = clusters
     step = remember.server_step(slots["optimise"], memory, updates, clusters, record)
     standing = _standing(updates, clusters, similarity, slots)
-    work = _Work(store, previous, slots, updates, standing, step, seed, transfer or Transfer())
+    exchange = exchange_of((recipe or {}).get("weight") or {})
+    work = _Work(store, previous, slots, updates, standing, step, seed, transfer or Transfer(), exchange, {})
     mended = remember.repair(slots["repair"], updates, shared(previous), store, clusters, record)
     names = {part for update in updates for part in update.manifest}
     for part in sorted(names - {SIGNATURE}):
@@ -94,7 +96,11 @@ def aggregate_round(
                 state[key] = ref
             if outcome is not None:
                 _note(record, key, outcome)
+    if work.transfer.whole:
+        state = settled(store, state)
     state |= {key: store.put(encode_part(tensors)) for key, tensors in remember.repaired_layers(mended).items()}
+    if work.whole:
+        record["whole"] = dict(work.whole)
     memory = msgspec.structs.replace(memory, networks={**memory.networks, **remember.networks(record)})
     state[remember.KEY] = store.put(msgspec.json.encode(memory))
     return state, record
@@ -122,6 +128,8 @@ class _Work(msgspec.Struct, frozen=True):
     step: Callable[..., Any]
     seed: int
     transfer: Transfer
+    exchange: Exchange
+    whole: dict[str, str]  # key -> why it travels whole although it was to be packed
 
 
 _Result = tuple[str, ObjectRef | None, Outcome | None]
@@ -171,15 +179,20 @@ def _outcomes(
         key = audience + part
         before = work.previous.get(key, work.previous[part])
         outcome = _mean(work, key, _loader(work.store, before, 2 * before.size), weights, loaders, ignored, results)
-        results += _published(work, key, part, before, outcome)
+        started = work.exchange == "all" and (audience or len(shares) == 1)  # whether devices train from this state
+        results += _published(work, key, part, before, outcome, feedback=bool(started))
     return results
 
 
-def _published(work: _Work, key: str, part: str, before: ObjectRef, outcome: Outcome) -> list[_Result]:
+def _published(
+    work: _Work, key: str, part: str, before: ObjectRef, outcome: Outcome, *, feedback: bool
+) -> list[_Result]:
     """The part as devices will hold it, then what is kept for the next round: in this order into the state."""
     if outcome.tensors is None or is_matcher(part):
         return [(key, _stored(work.store, outcome), outcome)]
-    made = publish(work.store, work.previous, key, part, before, outcome.tensors, work.transfer)
+    made = publish(work.store, work.previous, key, part, before, outcome.tensors, work.transfer, feedback=feedback)
+    if made.whole:
+        work.whole[key] = made.whole
     return [(key, made.ref, outcome), *((name, ref, None) for name, ref in made.kept.items())]
 
 

@@ -11,11 +11,12 @@ from typing import NamedTuple
 
 from edgefl.aggregation.audience import SERVER
 from edgefl.aggregation.combine import Tensors
+from edgefl.errors import ProtocolError
 from edgefl.objects import ObjectStore
 from edgefl.plan.exchange import packing_of
 from edgefl.plan.values import Transfer
 from edgefl.protocol.messages import PackedPart
-from edgefl.protocol.packing import WORTH, add_lost, lost_of, pack
+from edgefl.protocol.packing import add_lost, pack, pays
 from edgefl.protocol.parts import decode_part, encode_part
 from edgefl.records import Manifest, ObjectRef
 
@@ -23,29 +24,60 @@ from edgefl.records import Manifest, ObjectRef
 LOST, PACKED = f"{SERVER}lost/", f"{SERVER}packed/"
 
 
+#: Packed parts an offer names: each is 200 bytes of a message that may have 128 KiB, and the manifest is as long.
+MOST_PACKED = 250
+
+
 class Published(NamedTuple):
-    """A part's new object, and what is kept beside it."""
+    """A part's new object, what is kept beside it, and why it is sent whole although it was to be packed ("": no)."""
 
     ref: ObjectRef
     kept: Manifest
+    whole: str = ""
 
 
 def publish(
-    store: ObjectStore, previous: Manifest, key: str, part: str, base: ObjectRef, tensors: Tensors, transfer: Transfer
+    store: ObjectStore,
+    previous: Manifest,
+    key: str,
+    part: str,
+    base: ObjectRef,
+    tensors: Tensors,
+    transfer: Transfer,
+    *,
+    feedback: bool = True,
 ) -> Published:
-    """``tensors`` are the part's next state by the recipe; ``base``: the object that devices hold."""
-    target = add_lost(tensors, decode_part(store.read(previous[LOST + key].id)) if LOST + key in previous else {})
+    """``tensors`` are the part's next state by the recipe; ``base``: the object that devices hold.
+
+    ``feedback``: what is not sent is added to the next target. Not where devices go on from something else than this
+    state: their next change holds it by itself.
+    """
+    known = feedback and LOST + key in previous
+    target = add_lost(tensors, decode_part(store.read(previous[LOST + key].id)) if known else {})
     packing = packing_of(transfer.down, part)
-    whole = encode_part(target)
-    if packing == "f32" or transfer.whole:
-        return Published(store.put(whole), {})
-    sent = pack(target, decode_part(store.read(base.id), copy=False), packing, transfer.top)
-    if len(sent.data) > WORTH * len(whole):
-        return Published(store.put(whole), {})
+    if packing == "f32" or transfer.whole or not pays(target, packing, transfer.top):
+        return Published(store.put(encode_part(target)), {})
+    try:
+        sent = pack(target, decode_part(store.read(base.id), copy=False), packing, transfer.top)
+    except ProtocolError as error:
+        return Published(store.put(encode_part(target)), {}, error.message)
     ref = store.put(encode_part(sent.held))
     start = base.id if packing.startswith("delta+") else ""
     kept = {f"{PACKED}{ref.id}/{start}/{packing}": store.put(sent.data)}
-    return Published(ref, kept | {LOST + key: store.put(encode_part(lost_of(target, sent.held)))})
+    if feedback and sent.lost:
+        kept[LOST + key] = store.put(encode_part(sent.lost))
+    return Published(ref, kept)
+
+
+def settled(store: ObjectStore, state: Manifest) -> Manifest:
+    """The state with everything that was not sent yet in its parts: what a round that is sent whole leaves behind."""
+    found = {key: ref for key, ref in state.items() if not key.startswith(LOST)}
+    for key, ref in state.items():
+        part = key.removeprefix(LOST)
+        if key.startswith(LOST) and part in found:
+            tensors = decode_part(store.read(found[part].id), copy=False)
+            found[part] = store.put(encode_part(add_lost(tensors, decode_part(store.read(ref.id)))))
+    return found
 
 
 def packed_parts(state: Manifest, offered: Manifest) -> dict[str, PackedPart]:
@@ -55,7 +87,8 @@ def packed_parts(state: Manifest, offered: Manifest) -> dict[str, PackedPart]:
         if key.startswith(PACKED):
             target, base, packing = key.removeprefix(PACKED).split("/", 2)
             by_id[target] = PackedPart(ref, base, packing)
-    return {part: by_id[ref.id] for part, ref in offered.items() if ref.id in by_id}
+    found = {part: by_id[ref.id] for part, ref in offered.items() if ref.id in by_id}
+    return dict(list(found.items())[:MOST_PACKED])
 
 
 def without_packed(state: Manifest) -> Manifest:

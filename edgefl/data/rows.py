@@ -52,8 +52,9 @@ class RowFile:
     def read(self, rows: npt.NDArray[np.int64]) -> Array:
         """[k, *shape] of these rows [k]. Raises StoreError."""
         out = np.empty((len(rows), *self.shape[1:]), self.dtype)
-        for first, last in _runs(rows):
-            self._read_into(out[first:last], int(rows[first]) * self.row_bytes)
+        with explained("read rows of", Path("a nameless file"), out.nbytes):
+            for first, last in _runs(rows):
+                self._read_into(out[first:last], int(rows[first]) * self.row_bytes)
         return out
 
     def _read_into(self, out: Array, offset: int) -> None:

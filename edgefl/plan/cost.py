@@ -9,6 +9,7 @@ import msgspec
 
 from edgefl.models.spec import match_parts
 from edgefl.plan.exchange import packed_bytes, packing_of, sent
+from edgefl.plan.needs import completed
 from edgefl.plan.prefix import prefixes, stored_bytes
 from edgefl.plan.values import Candidate, Job, Stage, Transfer
 from edgefl.records import Cost, Figure, Figures
@@ -17,12 +18,14 @@ from edgefl.records import Cost, Figure, Figures
 class Priced(NamedTuple):
     """What a round needs: memory of its largest moment in bytes, FLOPs of a usual round.
 
-    ``filling``: FLOPs for every sample through one part of a stored prefix, once; {} where nothing is stored.
+    ``filling``: FLOPs for every sample through one part of a stored prefix, once; {} where nothing is stored;
+    ``filling_peak``: memory meanwhile.
     """
 
     peak: int
     flops: float
     filling: Mapping[str, float] = {}
+    filling_peak: int = 0
 
 
 #: price(job, samples)
@@ -43,33 +46,57 @@ def cost_of(job: Job, stage: Stage, candidate: Candidate, part_bytes: Mapping[st
     trained = _bytes(sent(job.stage, exchange), part_bytes)
     up = _packed(sent(job.stage, exchange), part_bytes, job.transfer.up, job.transfer.top) + _bytes(small, part_bytes)
     down = [part for part in sent(stage, exchange) if part in here]
-    factor = candidate.factors
+    factor, samples = candidate.factors, completed(job.slots, candidate.samples, job.model.encoders)
+    packed_down = _packed(down, part_bytes, job.transfer.down, job.transfer.top)
     cost = Cost(
         step_peak_bytes=round(priced.peak * factor.get("step_peak_bytes", 1.0)),
         flops=priced.flops * factor.get("flops", 1.0),
         filling_flops=sum(priced.filling.values()),
-        payload_down_bytes=_packed(down, part_bytes, job.transfer.down, job.transfer.top),
+        filling_peak_bytes=priced.filling_peak,
+        payload_down_bytes=packed_down,
         payload_up_bytes=up,
+        whole_down_bytes=_bytes(down, part_bytes),
+        whole_up_bytes=trained + _bytes(small, part_bytes),
         disk_bytes=_bytes(job.stage.present, part_bytes)
         + trained
         + _bytes(small, part_bytes)
         + _beside(down, trained, part_bytes, job.transfer)
-        + stored_bytes(job, candidate.samples),
+        + stored_bytes(job, samples),
     )
     return timed(cost, candidate)
 
 
 def timed(cost: Cost, candidate: Candidate) -> Cost:
-    """The cost with the seconds and joules that its FLOPs and bytes take on this device; 0 where that is not known."""
-    speed = candidate.capabilities.speed
+    """The cost with the seconds and joules that its FLOPs and bytes take on this device; 0 where that is not known.
+
+    Each is corrected by its own factor alone: none holds another's.
+    """
+    speed, factor = candidate.capabilities.speed, candidate.factors
     if not speed.flops:
         return cost
-    compute = cost.flops / speed.flops * candidate.factors.get("compute_s", 1.0)
-    seconds = compute
+    plain = cost.flops / factor.get("flops", 1.0) / speed.flops
+    transfer = 0.0
     for payload, rate in ((cost.payload_down_bytes, speed.down_bytes), (cost.payload_up_bytes, speed.up_bytes)):
-        seconds += payload / rate if rate else 0.0
-    energy = seconds * speed.power_w * candidate.factors.get("energy_j", 1.0)
-    return msgspec.structs.replace(cost, compute_s=compute, wall_s=seconds, energy_j=energy)
+        transfer += payload / rate if rate else 0.0
+    compute = plain * factor.get("compute_s", 1.0)
+    energy = (plain + transfer) * speed.power_w * factor.get("energy_j", 1.0)
+    return msgspec.structs.replace(cost, compute_s=compute, wall_s=compute + transfer, energy_j=energy)
+
+
+def filled(cost: Cost, more: float, candidate: Candidate) -> Cost:
+    """The cost of a round that also takes ``more`` FLOPs to fill a store."""
+    if not more:
+        return cost
+    peak = max(cost.step_peak_bytes, cost.filling_peak_bytes)
+    both = msgspec.structs.replace(cost, flops=cost.flops + more, step_peak_bytes=peak)
+    speed = candidate.capabilities.speed
+    if not speed.flops or not cost.flops:
+        return both
+    share = both.flops / cost.flops
+    compute = cost.compute_s * share
+    wall = cost.wall_s + compute - cost.compute_s
+    energy = cost.energy_j * (share if not cost.wall_s else wall / cost.wall_s)
+    return msgspec.structs.replace(both, compute_s=compute, wall_s=wall, energy_j=energy)
 
 
 def _bytes(parts: Sequence[str], part_bytes: Mapping[str, int]) -> int:
@@ -84,7 +111,8 @@ def _beside(down: Sequence[str], trained: int, part_bytes: Mapping[str, int], tr
     """Bytes on disk for packed exchange: packed parts and what they are based on, and what was not sent."""
     lossy = any(packing != "f32" for _, packing in transfer.up)
     based = [part for part in down if packing_of(transfer.down, part) != "f32"]
-    return _bytes(based, part_bytes) + _packed(based, part_bytes, transfer.down, transfer.top) + lossy * trained
+    # What was not sent is kept of two rounds, since one may be tried again, and the third is written before one goes.
+    return _bytes(based, part_bytes) + _packed(based, part_bytes, transfer.down, transfer.top) + 3 * lossy * trained
 
 
 def first_figures(
@@ -96,7 +124,7 @@ def first_figures(
     known = prefixes(msgspec.structs.replace(job, stage=before)) if before is not None else {}
     there = {part for prefix in known.values() for part in prefix.parts}
     more = sum(flops for part, flops in filling.items() if part not in there)
-    return figures_of(timed(msgspec.structs.replace(cost, flops=cost.flops + more), candidate))
+    return figures_of(filled(cost, more, candidate))
 
 
 def figures_of(cost: Cost) -> dict[str, Figure]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from edgefl.plan.cost import filled
 from edgefl.plan.values import Candidate
 from edgefl.records import Cost, Refusal
 
@@ -13,18 +14,15 @@ def verdict(cost: Cost, candidate: Candidate) -> Refusal | None:
     ``step_memory_bytes`` speaks for memory.
     """
     budget, base = candidate.budget, candidate.capabilities.trainer_base_bytes
+    first = filled(cost, cost.filling_flops, candidate)
+    payload = max(cost.payload_down_bytes, cost.whole_down_bytes) + max(cost.payload_up_bytes, cost.whole_up_bytes)
+    joules = budget.energy_j if first.energy_j else None
     checks = [
-        ("step_memory", float(cost.step_peak_bytes), budget.step_memory_bytes, "B", "memory above the idle trainer"),
-        ("memory", float(base + cost.step_peak_bytes), budget.memory_bytes if base else None, "B", "trainer process"),
-        ("flops", cost.flops + cost.filling_flops, budget.flops, "FLOP", "one round"),
-        (
-            "payload",
-            float(cost.payload_down_bytes + cost.payload_up_bytes),
-            budget.payload_bytes,
-            "B",
-            "tensors down and up in one round",
-        ),
-        ("energy", cost.energy_j, budget.energy_j if cost.energy_j else None, "J", "one round, by the profile's power"),
+        ("step_memory", float(first.step_peak_bytes), budget.step_memory_bytes, "B", "memory above the idle trainer"),
+        ("memory", float(base + first.step_peak_bytes), budget.memory_bytes if base else None, "B", "trainer process"),
+        ("flops", first.flops, budget.flops, "FLOP", "one round"),
+        ("payload", float(payload), budget.payload_bytes, "B", "tensors down and up in one round"),
+        ("energy", first.energy_j, joules, "J", "one round, by the profile's power"),
         ("disk", float(cost.disk_bytes), budget.disk_bytes, "B", "objects and rows kept on the device"),
     ]
     for reason, needed, allowed, unit, detail in checks:

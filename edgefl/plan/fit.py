@@ -15,7 +15,7 @@ from edgefl.models.spec import ModelSpec
 from edgefl.plan.cost import Price, cost_of, figures_of, first_figures
 from edgefl.plan.eligibility import verdict
 from edgefl.plan.needs import completed, needs_pairs, usable_samples
-from edgefl.plan.prefix import can_cache, with_cache
+from edgefl.plan.prefix import can_cache, prefixes, with_cache
 from edgefl.plan.schedule import restrict, shallower, trained_stages
 from edgefl.plan.values import Cache, Candidate, Hyper, Job, Placement, Slots, Stage, Transfer
 from edgefl.records import Refusal
@@ -60,23 +60,22 @@ def place(
         own = _without_labels(own, slots)
     job = Job(model=model, stage=own, hyper=hyper, slots=slots, transfer=transfer or Transfer())
     for variant in shallower(own):
-        for cache in _stores(msgspec.structs.replace(job, stage=variant)):
+        for cache in _stores(msgspec.structs.replace(job, stage=variant), stage):
             chosen = with_cache(msgspec.structs.replace(job, stage=variant), cache)
             found = _largest(chosen, stage, candidate, part_bytes, price, last=last, before=before)
             if isinstance(found, Placement):
                 return found
             refusal = found or refusal
-            if found is not None and found.reason in _MEMORY:
-                break  # what is not stored takes more memory
     if refusal is None:
         told = candidate.declined
         refusal = told[-1].refusal if told else Refusal(reason="error", detail="no variant is left")
     return Placement(device=candidate.device, stage=own, refusal=refusal)
 
 
-def _stores(job: Job) -> tuple[Cache, ...]:
-    """How the job's prefixes may be stored, the best first."""
-    return (job.hyper.cache, "") if job.hyper.cache and can_cache(job) else ("",)
+def _stores(job: Job, stage: Stage) -> tuple[Cache, ...]:
+    """How the job's prefixes may be stored, the best first: not where others train them in ``stage``."""
+    moving = {part for prefix in prefixes(job).values() for part in prefix.parts} & set(stage.trained)
+    return (job.hyper.cache, "") if job.hyper.cache and can_cache(job) and not moving else ("",)
 
 
 def _largest(
@@ -154,15 +153,17 @@ def _without_labels(stage: Stage, slots: Slots) -> Stage:
 
 
 def _declined(variant: Stage, micro: int, cache: Cache, candidate: Candidate) -> bool:
-    """Whether the device declined this, or something that needs at most as much: what is stored takes less memory.
+    """Whether the device declined this, or something at most as large.
 
-    For want of disk, or of range in what is stored, it declined the storing alone.
+    For want of disk, or of range in what is stored, it declined the storing alone; a part that did not unpack says
+    nothing of sizes. What it takes to store a prefix and what a step takes are not to be compared.
     """
     depth = trained_depth(variant)
     for was in candidate.declined:
+        if was.refusal.reason == "packed" or was.cached != bool(cache):
+            continue
         if was.cached and was.refusal.reason in {"disk", "cache"}:
-            if cache:
-                return True
-        elif depth >= was.depth and micro >= was.micro_batch and (was.cached or not cache):
+            return True
+        if depth >= was.depth and micro >= was.micro_batch:
             return True
     return False

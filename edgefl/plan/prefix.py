@@ -66,17 +66,17 @@ def built_parts(job: Job) -> tuple[str, ...]:
 def stored_bytes(job: Job, samples: Mapping[str, int]) -> int:
     """Most bytes on disk for the prefixes of ``samples`` (modality -> how many have it).
 
-    While a prefix grows by a stage, the old rows and the new ones are there: one modality after the other.
+    While they grow by a stage every modality's rows of before may be there, with all their tokens, and of the one that
+    grows two kinds at once.
     """
     if not job.hyper.cache:
         return 0
-    value, sizes, most = VALUE_BYTES[job.hyper.cache], 0, 0
+    sizes = []
     for m, prefix in prefixes(job).items():
         encoder = job.model.encoders[m]
-        sizes += samples.get(m, 0) * prefix.tokens * encoder.width * value
-        before = samples.get(m, 0) * token_count(encoder) * encoder.width * value
-        most = max(most, before if prefix.depth else 0)
-    return sizes + most
+        tokens = token_count(encoder) if prefix.depth else prefix.tokens
+        sizes.append(samples.get(m, 0) * tokens * encoder.width * VALUE_BYTES[job.hyper.cache])
+    return sum(sizes) + max(sizes, default=0)
 
 
 def _tokens(model: ModelSpec, encoder: EncoderSpec, *, last: bool) -> int:

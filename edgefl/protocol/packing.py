@@ -3,13 +3,15 @@
 What the other side gets to hold, q, follows exactly from what is sent; what is lost, target - q, is sent with the next
 round's (error feedback, arXiv 1901.09847). A packed part is an object of encoding "packed": of tensor t it holds
 ``t|f16`` or ``t|bf16`` (bits as int16), ``t|int8`` with ``t|scale`` (one a row), ``t|top`` with ``t|at`` and
-``t|scale``, or ``t|whole`` where packing would not pay: integers, and tensors smaller than ``WHOLE_BELOW``.
+``t|scale``, or ``t|whole`` where packing would not pay or not be right: integers, small tensors, and those of one
+dimension, which are biases, norms and running averages (a variance has no error feedback: it would become negative).
 
     int8: s_r = max|x_r| / 127, q = round(x / s);  top: the share k of the largest |x|, these as int8
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -17,48 +19,73 @@ import numpy as np
 import numpy.typing as npt
 
 from edgefl.errors import ProtocolError
+from edgefl.plan.exchange import packed_bytes
 from edgefl.protocol.parts import DEFAULT_LIMIT_BYTES, decode_part, encode_part, encoding_of
 from edgefl.records import PACKINGS
 
 Array = npt.NDArray[Any]
 Tensors = Mapping[str, Array]
-#: Elements below which a tensor travels whole: biases and norms are few bytes, and sensitive.
+#: Elements below which a tensor travels whole: few bytes, and sensitive.
 WHOLE_BELOW = 1024
 #: A packed part larger than this share of the whole is sent whole.
 WORTH = 0.9
 _LEVELS = 127
+#: Values worked on at a time: a part is a copy of a large tensor already, and there must not be four.
+_BLOCK = 2**18
 _FORMS = frozenset({"whole", "f16", "bf16", "int8", "scale", "top", "at"})
 
 
 class Packed(NamedTuple):
-    """What is sent, and what the other side will hold once it has it."""
+    """What is sent; what the other side will hold once it has it; and what it lacks then, of tensors that lose any."""
 
     data: bytes
     held: dict[str, Array]
+    lost: dict[str, Array]
 
 
-def pack(target: Tensors, base: Tensors, packing: str, top: float) -> Packed:
+def pack(target: Tensors, base: Tensors, packing: str, top: float, *, holding: bool = True) -> Packed:
     """``target`` for somebody who holds ``base`` (the same names and shapes).
 
-    ``top``: share of the values that "delta+top" sends. Raises ProtocolError for an unknown packing, or values that it
-    can not hold.
+    ``top``: share of the values that "delta+top" sends; ``holding`` False: what is held is not wanted, and ``target``
+    is used up for what is lost. Raises ProtocolError for an unknown packing, or values that it can not hold.
     """
     if packing not in PACKINGS:
         raise ProtocolError(f"unknown packing {packing!r}; there are {', '.join(PACKINGS)}")
     form = packing.removeprefix("delta+")
     sent: dict[str, Array] = {}
     held: dict[str, Array] = {}
+    lost: dict[str, Array] = {}
     for name, tensor in sorted(target.items()):
         value = np.asarray(tensor)
-        if value.dtype.kind != "f" or value.size < WHOLE_BELOW or form == "f32":
-            sent[f"{name}|whole"], held[name] = value, value
+        if form == "f32" or travels_whole(value):
+            sent[f"{name}|whole"] = value
+            if holding:
+                held[name] = value
             continue
-        start = base[name] if packing.startswith("delta+") else np.zeros((), np.float32)
-        change = (value - start).astype(np.float32, copy=False)
-        coded = _code(name, change, form, top)
-        sent |= coded
-        held[name] = np.asarray(start + _decode(name, coded, change.shape), np.float32)
-    return Packed(encode_part(sent, "packed"), held)
+        start = np.asarray(base[name], np.float32).reshape(len(value), -1) if packing.startswith("delta+") else None
+        rows = np.array(value, np.float32, copy=holding or not value.flags.writeable).reshape(len(value), -1)
+        if start is not None:
+            for some in _blocks(rows):
+                rows[some] -= start[some]
+        coded = _code(name, rows, form, top)  # ``rows`` keeps what this does not say
+        sent |= {key: one.reshape(value.shape) if one.shape == rows.shape else one for key, one in coded.items()}
+        if holding:
+            held[name] = _sum(start, _decode(name, sent, value.shape)).reshape(value.shape)
+        if rows.any():
+            lost[name] = rows.reshape(value.shape)
+    return Packed(encode_part(sent, "packed"), held, lost)
+
+
+def travels_whole(tensor: Array) -> bool:
+    """Whether a tensor is sent as it is, however its part is packed."""
+    return bool(tensor.dtype.kind != "f" or tensor.ndim < 2 or tensor.size < WHOLE_BELOW)
+
+
+def pays(tensors: Tensors, packing: str, top: float) -> bool:
+    """Whether packing these makes them smaller by a tenth."""
+    whole = sum(tensor.nbytes for tensor in tensors.values())
+    sent = sum(t.nbytes if travels_whole(t) else packed_bytes(t.nbytes, packing, top) for t in tensors.values())
+    return sent <= WORTH * whole
 
 
 def is_packed(data: bytes | memoryview) -> bool:
@@ -91,11 +118,14 @@ def unpack(
             held[name] = coded[f"{name}|whole"]
             continue
         shape = next((coded[key].shape for form in ("f16", "bf16", "int8") if (key := f"{name}|{form}") in coded), ())
-        start = np.zeros((), np.float32)
+        start = None
         if base is not None:
             shape = base[name].shape
-            start = base[name] if packing.startswith("delta+") else start
-        held[name] = np.asarray(start + _decode(name, coded, shape), np.float32)
+            start = np.asarray(base[name], np.float32) if packing.startswith("delta+") else None
+        if len(shape) < 2:
+            raise ProtocolError(f"tensor {name[:80]!r} of shape {list(shape)} travels whole, and does not here")
+        change = _decode(name, coded, shape)
+        held[name] = _sum(None if start is None else start.reshape(change.shape), change).reshape(shape)
     return held
 
 
@@ -104,70 +134,105 @@ def add_lost(tensors: Tensors, lost: Tensors) -> dict[str, Array]:
     return {name: value + lost[name] if name in lost else value for name, value in tensors.items()}
 
 
-def lost_of(target: Tensors, held: Tensors) -> dict[str, Array]:
-    """What the other side lacks of ``target``; tensors that arrived whole are left out."""
-    found = {name: value - held[name] for name, value in target.items() if np.asarray(value).dtype.kind == "f"}
-    return {name: value for name, value in found.items() if value.any()}
+def _blocks(rows: Array) -> list[slice]:
+    step = max(1, _BLOCK // max(1, rows.shape[1]))
+    return [slice(first, first + step) for first in range(0, len(rows), step)]
 
 
-def _code(name: str, change: Array, form: str, top: float) -> dict[str, Array]:
-    if form == "f16":
-        with np.errstate(over="ignore"):
-            half = change.astype(np.float16)
-        if not np.isfinite(half).all():
-            raise ProtocolError(
-                f"tensor {name!r} has values up to {np.abs(change).max():.3g}, more than f16 holds",
-                remedy="Set transfer.up and transfer.down to another packing, such as bf16.",
-            )
-        return {f"{name}|f16": half.view(np.int16)}
-    if form == "bf16":
-        return {f"{name}|bf16": _bf16(change)}
-    if form == "int8":
-        rows = change.reshape(change.shape[0], -1)
-        values, scale = _levels(rows, np.abs(rows).max(axis=1, initial=0.0))
-        return {f"{name}|int8": values.reshape(change.shape), f"{name}|scale": scale}
-    flat = change.reshape(-1)
+def _sum(start: Array | None, change: Array) -> Array:
+    """start + change, into ``change``; one IEEE addition a value, so that both sides get the same bits."""
+    return change if start is None else np.add(start, change, out=change)
+
+
+def _code(name: str, rows: Array, form: str, top: float) -> dict[str, Array]:
+    """[R, n] f32 as it travels; ``rows`` becomes what is lost of it."""
+    if form == "top":
+        return _code_top(name, rows, top)
+    stored = np.empty(rows.shape, np.int8 if form == "int8" else np.int16)
+    scale = np.zeros(len(rows), np.float32)
+    for some in _blocks(rows):
+        values = rows[some]
+        if form == "int8":
+            scale[some] = np.abs(values).max(axis=1, initial=0.0) / _LEVELS
+            stored[some] = _levels(values, scale[some])
+        elif form == "bf16":
+            stored[some] = _bf16(values)
+        else:
+            with np.errstate(over="ignore"):
+                half = values.astype(np.float16)
+            if not np.isfinite(half).all():
+                raise ProtocolError(
+                    f"tensor {name!r} has values up to {np.abs(values).max():.3g}, more than f16 holds",
+                    remedy="Set transfer.up and transfer.down to another packing, such as bf16.",
+                )
+            stored[some] = half.view(np.int16)
+        rows[some] -= _values(stored[some], form, scale[some])
+    coded = {f"{name}|{form}": stored}
+    return coded | {f"{name}|scale": scale} if form == "int8" else coded
+
+
+def _code_top(name: str, rows: Array, top: float) -> dict[str, Array]:
+    flat = rows.reshape(-1)
     count = max(1, round(top * flat.size))
-    at = np.sort(np.argpartition(np.abs(flat), flat.size - count)[flat.size - count :]).astype(np.int32)
+    sizes = np.abs(flat)
+    sizes.partition(flat.size - count)
+    least = sizes[flat.size - count]
+    del sizes
+    found = [
+        first + np.flatnonzero(np.abs(flat[first : first + _BLOCK]) >= least) for first in range(0, flat.size, _BLOCK)
+    ]
+    at = np.concatenate(found)
+    if len(at) > count:  # equals of the least: the first of them
+        equal = np.flatnonzero(np.abs(flat[at]) == least)
+        at = np.delete(at, equal[len(equal) - (len(at) - count) :])
     chosen = flat[at][None]
-    values, scale = _levels(chosen, np.abs(chosen).max(axis=1, initial=0.0))
-    return {f"{name}|top": values[0], f"{name}|at": at, f"{name}|scale": scale}
+    scale = np.asarray(np.abs(chosen).max(axis=1, initial=0.0) / _LEVELS, np.float32)
+    levels = _levels(chosen, scale)
+    flat[at] -= _values(levels, "int8", scale)[0]
+    return {f"{name}|top": levels[0], f"{name}|at": at.astype(np.int32), f"{name}|scale": scale}
 
 
-def _levels(rows: Array, largest: Array) -> tuple[Array, Array]:
-    """int8 [R, n] and their scales [R]."""
-    scale = np.asarray(largest / _LEVELS, np.float32)
+def _levels(rows: Array, scale: Array) -> Array:
+    """int8 [R, n]."""
     with np.errstate(divide="ignore", invalid="ignore"):
         levels = np.where(scale[:, None] > 0, rows / scale[:, None], 0)
-    return np.clip(np.rint(levels), -_LEVELS, _LEVELS).astype(np.int8), scale
+    return np.clip(np.rint(levels), -_LEVELS, _LEVELS).astype(np.int8)
+
+
+def _values(stored: Array, form: str, scale: Array) -> Array:
+    """[R, n] f32 of values as they travel; by IEEE arithmetic alone, so that both sides get the same bits."""
+    if form == "int8":
+        return np.asarray(stored.astype(np.float32) * scale[:, None])
+    if form == "f16":
+        return np.asarray(stored.view(np.float16).astype(np.float32))
+    return np.asarray((stored.view(np.uint16).astype(np.uint32) << np.uint32(16)).view(np.float32))
 
 
 def _decode(name: str, coded: Tensors, shape: tuple[int, ...]) -> Array:
-    """The values of one tensor as they arrive, f32; by IEEE arithmetic alone, so that both sides get the same bits."""
+    """One tensor's values as they arrive, f32 [R, n] with R the first axis."""
 
     def piece(form: str, wanted: tuple[int, ...] | None, dtype: type) -> Array:
         value = coded.get(f"{name}|{form}")
-        if value is None or value.dtype != dtype or (wanted is not None and value.shape != wanted):
+        if value is None or value.dtype != dtype or (value.ndim != 1 if wanted is None else value.shape != wanted):
             raise ProtocolError(f"tensor {name[:80]!r}: '{form}' is missing, or is not {dtype.__name__} {wanted or ''}")
         return value
 
-    if f"{name}|f16" in coded:
-        return piece("f16", shape, np.int16).view(np.float16).astype(np.float32)
-    if f"{name}|bf16" in coded:
-        bits = piece("bf16", shape, np.int16).view(np.uint16).astype(np.uint32)
-        return np.asarray((bits << np.uint32(16)).view(np.float32))
-    if f"{name}|int8" in coded:
-        scale = piece("scale", shape[:1], np.float32)
-        rows = piece("int8", shape, np.int8).reshape(shape[0], -1).astype(np.float32)
-        return (rows * scale[:, None]).reshape(shape)
+    form = next((one for one in ("f16", "bf16", "int8") if f"{name}|{one}" in coded), "top")
+    if form != "top":
+        stored = piece(form, shape, np.int8 if form == "int8" else np.int16).reshape(shape[0], -1)
+        scale = piece("scale", shape[:1], np.float32) if form == "int8" else np.zeros(shape[0], np.float32)
+        out = np.empty(stored.shape, np.float32)
+        for some in _blocks(out):
+            out[some] = _values(np.ascontiguousarray(stored[some]), form, scale[some])
+        return out
     values, scale = piece("top", None, np.int8), piece("scale", (1,), np.float32)
     at = piece("at", values.shape, np.int32)
-    size = int(np.prod(shape))
+    size = math.prod(shape)
     if at.size and (int(at[0]) < 0 or int(at[-1]) >= size or (np.diff(at) <= 0).any()):
         raise ProtocolError(f"tensor {name[:80]!r}: places are not ascending ones of {size}")
-    out = np.zeros(size, np.float32)
-    out[at] = values.astype(np.float32) * scale
-    return out.reshape(shape)
+    flat = np.zeros(size, np.float32)
+    flat[at] = _values(values[None], "int8", scale)[0]
+    return flat.reshape(shape[0], -1)
 
 
 def _bf16(values: Array) -> Array:

@@ -22,7 +22,7 @@ from edgefl.resources.procfs import resident_bytes, started_at, status_bytes
 PERIOD_S = 0.02
 #: Allocations beyond the ceiling that are still granted: a thread's stack (8 MiB) and a heap's reserve are data that is
 #: never touched.
-SLACK_BYTES = 64 * 2**20
+SLACK_BYTES = 64 * 2**20 + 16 * 2**20 * (os.cpu_count() or 1)
 
 
 class Ceiling:
@@ -112,6 +112,8 @@ class Ceiling:
             self._limits = before
 
     def _set_limits(self, limits: tuple[int, int]) -> bool:
+        if self._born is None or started_at(self.pid, self._proc) != self._born:
+            return False  # the pid belongs to another process by now
         try:
             resource.prlimit(self.pid, resource.RLIMIT_DATA, limits)
         except (OSError, ValueError, OverflowError):  # it has ended, or is not ours to limit

@@ -169,7 +169,7 @@ class Adafactor:
             row, column = self._state[parameter]
             row.lerp_(torch.norm(gradient, dim=-1, keepdim=True).square_().div_(gradient.shape[-1]), weight)
             column.lerp_(torch.norm(gradient, dim=-2, keepdim=True).square_().div_(gradient.shape[-2]), weight)
-            change = row @ column
+            change = row * column
             change.div_(row.mean(dim=-2, keepdim=True).clamp_(min=_TINY))
         else:
             (square,) = self._state[parameter]

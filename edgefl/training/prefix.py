@@ -29,7 +29,7 @@ from edgefl.training.counting import FlopCounts
 
 Tensors = Mapping[str, np.ndarray]
 _DTYPES = {"f16": np.float16, "f32": np.float32}
-#: Samples encoded at a time.
+#: Most samples encoded at a time.
 TOGETHER = 32
 
 
@@ -55,11 +55,12 @@ class _Kept:
 class PrefixCache:
     """What has been computed, in files of ``folder``, by data set and modality. Keep it between rounds.
 
-    ``limit_bytes``: of all files together; None: no limit.
+    ``limit_bytes``: of all files together; None: no limit. ``check`` is called now and then, and may raise.
     """
 
     folder: Path
     limit_bytes: int | None = None
+    check: Callable[[], None] = lambda: None
     _kept: list[_Kept] = field(default_factory=list)
 
     def encoded(
@@ -77,7 +78,9 @@ class PrefixCache:
         can not hold, StoreError when the disk is full.
         """
         flops, found = 0.0, dict(dataset.encoded)
-        for m, prefix in prefixes(job).items():
+        wanted = prefixes(job)
+        self._kept = [one for one in self._kept if one.dataset is not dataset or one.modality in wanted]
+        for m, prefix in wanted.items():
             if dataset.has(m).any():
                 found[m], spent = self._of(job, dataset, m, prefix, parts, names, device, counts)
                 flops += spent
@@ -98,7 +101,8 @@ class PrefixCache:
         device: str,
         counts: FlopCounts,
     ) -> tuple[Encoded, float]:
-        wanted = tuple(names(part) for part in prefix.parts)
+        # The same tensors compute something else in another encoder, such as one with more heads.
+        wanted = tuple((job.model.encoders[m], names(part)) for part in prefix.parts)
         kept = next((k for k in self._kept if k.dataset is dataset and k.modality == m), None)
         if kept is not None:
             self._kept.remove(kept)
@@ -111,7 +115,7 @@ class PrefixCache:
             tokens = prefix.tokens if index + 1 == len(wanted) else whole
             shown = dataset if encoded is None else replace(dataset, encoded={m: encoded})
             part = prefix.parts[index]
-            encoded, spent = self._through(job, shown, m, part, index, tokens, parts[part], device, counts)
+            encoded, spent = self._through(job, shown, m, part, index, tokens, parts, device, counts)
             flops += spent
         if encoded is None:
             raise AssertionError(f"a prefix of {m} without parts")
@@ -126,22 +130,24 @@ class PrefixCache:
         part: str,
         depth: int,
         tokens: int,
-        tensors: Tensors,
+        parts: Mapping[str, Tensors],
         device: str,
         counts: FlopCounts,
     ) -> tuple[Encoded, float]:
         """Every sample that has ``m`` through one more part; ``depth``: stages it has been through afterwards."""
         rows = np.flatnonzero(shown.has(m))
         model = build(job.model, [part], device=device)
-        load_part(model, part, tensors)
+        load_part(model, part, parts[part])
         model.eval()
         shape = (len(rows), tokens, job.model.encoders[m].width)
         self._admit(int(np.prod(shape)) * np.dtype(_DTYPES[job.hyper.cache]).itemsize, shown.encoded.get(m))
         file = RowFile(self.folder, shape, _DTYPES[job.hyper.cache])
         masks: list[np.ndarray] = []
         flops = 0.0
-        for start in range(0, len(rows), TOGETHER):
-            some = rows[start : start + TOGETHER]
+        together = together_in(job)
+        for start in range(0, len(rows), together):
+            self.check()
+            some = rows[start : start + together]
             state, spent = counts.run(
                 b"prefix" + msgspec.msgpack.encode((part, job.model)),
                 ((m, len(some)),),
@@ -157,8 +163,12 @@ class PrefixCache:
         mask = np.concatenate(masks)[places] if masks else None
         return Encoded(FileRows(file, places), mask, depth), flops
 
+    def used_bytes(self) -> int:
+        """Bytes of all files that are kept."""
+        return sum(one.encoded.tokens.file_bytes for one in self._kept if isinstance(one.encoded.tokens, FileRows))
+
     def _admit(self, size: int, source: Encoded | None) -> None:
-        used = sum(one.encoded.tokens.file_bytes for one in self._kept if isinstance(one.encoded.tokens, FileRows))
+        used = self.used_bytes()
         if source is not None and isinstance(source.tokens, FileRows):
             used += source.tokens.file_bytes
         if self.limit_bytes is not None and used + size > self.limit_bytes:
@@ -166,6 +176,11 @@ class PrefixCache:
                 f"rows of frozen parts: {used + size} bytes needed, {self.limit_bytes} allowed beside the objects",
                 remedy="Raise the device's disk budget, or set training.cache: none.",
             )
+
+
+def together_in(job: Job) -> int:
+    """How many samples go through a frozen part at a time: no more than go through the trained ones."""
+    return min(TOGETHER, job.hyper.micro_batch or job.hyper.batch_size)
 
 
 @torch.no_grad()

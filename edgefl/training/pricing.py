@@ -30,7 +30,7 @@ from edgefl.training.forward import Aids, copied
 from edgefl.training.judging import matcher_of
 from edgefl.training.optimizers import TOGETHER_BYTES, factor_shapes
 from edgefl.training.poverty import is_exact, poverty_layers
-from edgefl.training.prefix import TOGETHER
+from edgefl.training.prefix import together_in
 from edgefl.training.step import prepare, run_backward, run_forward
 
 
@@ -46,8 +46,7 @@ class Pricer:
     def __call__(self, job: Job, samples: Mapping[str, int]) -> Priced:
         """``job`` on a device with ``samples`` per modality ("" = all).
 
-        The peak is that of a batch in which nothing is absent, which any batch may be, or of filling the store of a
-        prefix; FLOPs are those of the mean batch.
+        The peak is that of a batch in which nothing is absent, which any batch may be; FLOPs are those of the mean one.
         """
         raw, samples = samples, completed(job.slots, samples, job.model.encoders)
         modalities, size = list(job.model.encoders), job.hyper.batch_size
@@ -69,12 +68,16 @@ class Pricer:
             for depth, part in enumerate(prefix.parts)
             for peak, by_row in [self._store(job, m, part, depth)]
         }
-        peak = max(self._peaks[kind_of_step(job, with_tables=True)], *(peak for peak, _ in stores.values()), 0)
-        return Priced(peak, steps * step + beside, {part: flops for part, (_, flops) in stores.items()})
+        return Priced(
+            self._peaks[kind_of_step(job, with_tables=True)],
+            steps * step + beside,
+            {part: flops for part, (_, flops) in stores.items()},
+            max((peak for peak, _ in stores.values()), default=0),
+        )
 
     def _store(self, job: Job, m: str, part: str, depth: int) -> tuple[int, float]:
         """(peak in bytes, FLOPs by row) of taking samples through one frozen part."""
-        key = (msgspec.msgpack.encode((job.model, job.hyper.cache)), part)
+        key = (msgspec.msgpack.encode((job.model, job.hyper.cache, together_in(job))), part)
         if key not in self._stores:
             self._stores[key] = price_part(job, m, part, depth)
         return self._stores[key]
@@ -98,20 +101,20 @@ def price_part(job: Job, modality: str, part: str, depth: int) -> tuple[int, flo
 
     ``depth``: stages they have been through afterwards.
     """
-    encoder = job.model.encoders[modality]
+    encoder, rows = job.model.encoders[modality], together_in(job)
     with LiveBytes() as live, torch.no_grad():
         model = build(job.model, [part], device="meta").eval()
-        shown = meta_input(with_cache(job, ""), modality, TOGETHER)
+        shown = meta_input(with_cache(job, ""), modality, rows)
         with FlopCounter() as counter:
             state = model.embed(modality, shown) if depth == 0 else None
             if state is None:
                 stored = torch.float16 if job.hyper.cache == "f16" else torch.float32
-                tokens = torch.empty((TOGETHER, token_count(encoder), encoder.width), dtype=stored, device="meta")
+                tokens = torch.empty((rows, token_count(encoder), encoder.width), dtype=stored, device="meta")
                 real = torch.empty(tokens.shape[:2], dtype=torch.bool, device="meta")
                 shown = TokenState(tokens, real if encoder.kind == "text" else None)
                 state = model.stage(modality, depth, model.embed(modality, shown))
         del shown, state
-    return live.peak, counter.flops / TOGETHER
+    return live.peak, counter.flops / rows
 
 
 def price_step(job: Job, rows: Mapping[str, int]) -> tuple[int, float]:

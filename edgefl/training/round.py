@@ -49,7 +49,8 @@ class RoundResult:
     """What one device's round came to.
 
     ``parts``: what is sent, "prototypes" and "signature" among it; ``kept``: what stays for the next round;
-    ``samples[part]``: samples the part was trained on; ``complete``, ``poverty``: as in an update; ``flops``: counted.
+    ``samples[part]``: samples the part was trained on; ``complete``, ``poverty``: as in an update; ``flops``: counted,
+    ``filling`` of them for the frozen prefix of every sample.
     """
 
     parts: dict[str, Tensors]
@@ -60,6 +61,7 @@ class RoundResult:
     compute_s: float
     complete: bool = True
     poverty: int = -1
+    filling: float = 0.0
 
 
 @dataclass
@@ -137,6 +139,7 @@ def train_round(
         compute_s=tally.compute_s,
         complete=all(dataset.has(m).all() for m in job.model.encoders),
         poverty=_poverty(meter, sending),
+        filling=filling,
     )
 
 
