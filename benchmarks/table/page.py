@@ -36,6 +36,8 @@ standard deviations over seeds; claims are judged on the pretrained start. The l
   samples are set apart for every method, whatever it leaves out or completes.
 * *payload*: tensors sent and received by all devices in the whole run. *step memory*: what training adds to the idle
   trainer, median over devices and rounds of the stage that takes most.
+* *GFLOP* and *step memory* were measured before devices stored what frozen encoder parts make of their samples
+  (docs/decisions/0012): layer-wise methods, AproMFL and FedMVP take less now, for the same payload.
 * FedMVP weighs devices by their outputs on one test sample a class, which its test then leaves out.
 * *pretrained*: encoders that were trained on one modality alone, on a part of the training samples
   (`benchmarks/pretrain.py`); else random weights, at 50 % missing only. AproMFL and FedMVP never train their encoders:
