@@ -28,6 +28,8 @@ _SYSTEMS = {
 }
 #: Of more methods than these the grey ones have no names beside their points: they would lie over each other.
 _NAMED = 8
+#: Baselines with names.
+_GREYS = ("#8c8c8c", "#4d4d4d", "#c2a385")
 _STYLE = {
     "svg.fonttype": "none",
     "svg.hashsalt": "edgefl",
@@ -53,12 +55,13 @@ def draw(grid: Grid, runs: Results, folder: Path) -> dict[str, list[tuple[str, s
             kind = grid.tasks[task].get("metric", "accuracy")
             measure, name = _measure(kind)
             _save(_against_bytes(rows, measure, name), folder / f"{task}-bytes.svg")
-            _save(_by_rate(rows, measure, name), folder / f"{task}-missing.svg")
             title = grid.tasks[task]["title"]
-            drawn[task] = [
-                (f"{task}-bytes.svg", f"{title}: {name} against payload at the highest missing rate"),
-                (f"{task}-missing.svg", f"{title}: {name} by missing rate"),
-            ]
+            drawn[task] = [(f"{task}-bytes.svg", f"{title}: {name} against payload at the highest missing rate")]
+            by_rate = folder / f"{task}-missing.svg"
+            by_rate.unlink(missing_ok=True)
+            if len({row.rate for row in rows}) > 1:
+                _save(_by_rate(rows, measure, name), by_rate)
+                drawn[task].append((by_rate.name, f"{title}: {name} by missing rate"))
     return drawn
 
 
@@ -73,18 +76,30 @@ def _measure(kind: str) -> tuple[measures.Measure, str]:
 def _against_bytes(rows: Sequence[Outcome], measure: measures.Measure, name: str) -> Any:
     figure, axes = _figure(name, "payload of all devices, MiB")
     highest = max(row.rate for row in rows)
+    few = len(_methods(rows)) <= _NAMED  # then the baselines have names, too, and so must differ
+    others = [method for method in _methods(rows) if method not in _SYSTEMS] if few else []
     for start, marker in (("scratch", "o"), ("pretrained", "D")):
         for method in _methods(rows):
             own = [r for r in rows if (r.method, r.start, r.rate) == (method, start, highest)]
             at, cost = measures.summary(own, measure), measures.summary(own, measures.payload_mib)
             if at is None or cost is None:
                 continue
-            colour = _SYSTEMS.get(method, "#999999")
-            axes.errorbar(cost.mean, at.mean, yerr=at.deviation, fmt=marker, color=colour, ms=4, lw=0.8)
-            if method not in _SYSTEMS and len(_methods(rows)) > _NAMED:
-                continue
+            colour = _SYSTEMS.get(method, _GREYS[others.index(method) % len(_GREYS)] if method in others else "#999999")
+            named = method in _SYSTEMS or few
             text = method if start == "scratch" else f"{method}, pretrained"
-            axes.annotate(text, (cost.mean, at.mean), xytext=(4, 3), textcoords="offset points", color=colour, size=7)
+            axes.errorbar(
+                cost.mean,
+                at.mean,
+                yerr=at.deviation,
+                fmt=marker,
+                color=colour,
+                mfc=colour if start == "pretrained" else "white",
+                ms=5,
+                lw=0.8,
+                label=text if named else None,
+                zorder=2 if named else 1,
+            )
+    axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), fontsize=7)
     return figure
 
 
