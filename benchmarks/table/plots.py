@@ -99,7 +99,8 @@ def _against_bytes(rows: Sequence[Outcome], measure: measures.Measure, name: str
                 label=text if named else None,
                 zorder=2 if named else 1,
             )
-    axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), fontsize=7)
+    if axes.get_legend_handles_labels()[1]:
+        axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), fontsize=7)
     return figure
 
 
