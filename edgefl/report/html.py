@@ -20,6 +20,7 @@ MEANINGS: dict[str, str] = {
     "process_peak_bytes": "process memory, peak",
     "step_peak_bytes": "step memory, peak",
     "flops": "FLOPs, forward and backward",
+    "filling_flops": "of these, what frozen parts took of every sample, once",
     "payload_up_bytes": "payload sent",
     "layer_down_bytes": "of the payload received, the one layer in place of the poverty layer",
     "payload_down_bytes": "payload received",
