@@ -21,12 +21,13 @@ a coordinator, and an agent for each device, which take turns in a shared traine
 
 Every method trains encoders of the same size for the same number of rounds, with the same share of the devices in a
 round; what a method adds (joint attention, small networks) or leaves away (PmcmFL's heads) is its own. Its learning
-rate and own setting were chosen by {budget} runs for each method and task (PmcmFL: one more; 50 % missing, pretrained
-start, a seed of its own): two learning rates, then the method's own alternative, else a third rate beyond the better
-one. What counted was the models' accuracy (retrieval: RSum) on samples that the devices set apart (15 %), never the test
-set; runs from random weights take the same settings, variants of a method take that method's. Small encoders (3 blocks, width 32), so
-that all of it can be run again on a small machine: the accuracies are not those of the papers. Figures are means ±
-standard deviations over seeds; claims are judged on the pretrained start. The lines are kept in `systems/runs.jsonl`.
+rate and own setting were chosen by {budget} runs for each method and task (PmcmFL: one more; 50 % missing,
+pretrained start, a seed of its own): two learning rates, then the method's own alternative, else a third rate
+beyond the better one. What counted was the models' accuracy (retrieval: RSum) on samples that the devices set apart
+(15 %), never the test set; runs from random weights take the same settings, variants of a method take that
+method's. Small encoders (3 blocks, width 32), so that all of it can be run again on a small machine: the accuracies
+are not those of the papers. Figures are means ± standard deviations over seeds; claims are judged on the pretrained
+start. The lines are kept in `systems/runs.jsonl`.
 
 * *all*: test samples with all modalities. *as trained*: expected on test samples that have what the fleet's training
   samples have. *one*: the mean over the modalities of the accuracy with that one alone, the other filled in as the
