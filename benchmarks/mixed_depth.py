@@ -21,6 +21,7 @@ import msgspec
 import yaml
 
 from benchmarks.fleet import accuracy, run
+from benchmarks.plotting import COLOURS, plot
 from edgefl.cli.planning import price_run
 
 DEVICES = 10
@@ -110,6 +111,24 @@ def page(results: Sequence[Result]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def draw(results: Sequence[Result], path: Path) -> None:
+    """Accuracy by how many devices may train everything, both ways."""
+    with plot(path, f"devices of {DEVICES} that may train everything", "accuracy with both sensors, %") as axes:
+        for mixed, name, colour in ((False, "the others excluded", COLOURS[1]), (True, "mixed depth", COLOURS[0])):
+            at = [e for e in ELIGIBLE if _of(results, e, mixed=mixed)]
+            means = [statistics.mean(_of(results, e, mixed=mixed)) for e in at]
+            errors = [statistics.stdev(found) if len(found := _of(results, e, mixed=mixed)) > 1 else 0.0 for e in at]
+            axes.errorbar(at, means, yerr=errors, color=colour, marker="o", capsize=3, linewidth=1, label=name)
+        axes.set_xticks(sorted(ELIGIBLE))
+        axes.legend()
+
+
+def _of(results: Sequence[Result], eligible: int, *, mixed: bool) -> list[float]:
+    """Accuracies in percent; where all devices are eligible both ways are the same."""
+    own = [one for one in results if one.eligible == eligible]
+    return [100 * one.accuracy for one in own if one.mixed == mixed or eligible == DEVICES]
+
+
 def _spread(values: Sequence[float], *, signed: bool = False) -> str:
     deviation = f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else ""
     return f"{statistics.mean(values):{'+' if signed else ''}.1f}{deviation}"
@@ -128,9 +147,11 @@ def main() -> None:
                 ways = (False, True) if eligible < DEVICES else (False,)
                 results += [measured(Path(folder), seed, eligible, mixed=mixed) for mixed in ways]
     text = page(results)
-    sys.stdout.write(text)
     if options.write is not None:
+        draw(results, options.write / "mixed_depth.svg")
+        text += "\n![Accuracy by how many devices may train everything](mixed_depth.svg)\n"
         (options.write / "mixed_depth.md").write_text(text)
+    sys.stdout.write(text)
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ from edgefl.models.spec import HeadSpec, ModelSpec
 from edgefl.plan.prefix import can_cache, with_cache
 from edgefl.plan.schedule import SCHEDULES
 from edgefl.plan.values import Hyper, Job, Slots
+from edgefl.resources.allocator import give_back_at_once
 
 #: pair -> (encoders, classes, batch). AST is at a quarter of its ten seconds: the whole takes 24 GiB.
 PAIRS: dict[str, tuple[dict[str, Any], int, int]] = {
@@ -77,7 +78,8 @@ def jobs(pair: str) -> list[tuple[str, Job]]:
 
 
 def compare(pair: str, index: int, device: str) -> Compared:
-    """One job, alone in its process."""
+    """One job, alone in its process, set up like a trainer."""
+    give_back_at_once()
     import torch
 
     from edgefl.models.build import build

@@ -7,17 +7,21 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from benchmarks.plotting import COLOURS, plot
+
 if TYPE_CHECKING:
     from benchmarks.resources import Row
 
 MIB = 2**20
 ABOUT = """ViT-Tiny/16 at 224 px and DistilBERT at text length 40, heads of width 4096, CLIP, random weights (the model
-of LW-FedMML, arXiv 2407.15426); the last of six stages. Each row is a process of its own. Step memory is what training
-adds to the idle process, FLOPs are forward and backward as run, 2 per multiply-accumulate, bytes are those of a device
-over 90 rounds. What a stored prefix costs once is told below each table."""
+of LW-FedMML, arXiv 2407.15426); the last of six stages, where progressive training is end-to-end training. Each row is
+a process of its own, with the allocator of a trainer. Step memory is what training adds to the idle process, FLOPs are
+forward and backward as run, 2 per multiply-accumulate; over 90 rounds of one epoch, which the schedules spread over
+their stages, they are traced, with what it takes to fill the store of frozen prefixes. Bytes are those of a device over
+the 90 rounds. Ratios are against end-to-end training."""
 HEAD = (
-    "| | step memory, MiB | predicted | process, MiB | GFLOP a sample | predicted | MiB, 90 rounds | s a step "
-    "| ÷ memory | ÷ FLOPs | ÷ bytes | ÷ seconds |"
+    "| | step memory, MiB | predicted | process, MiB | GFLOP a sample | predicted | GFLOP a sample, 90 rounds "
+    "| MiB, 90 rounds | s a step | ÷ memory | ÷ FLOPs | ÷ FLOPs, 90 rounds | ÷ bytes | ÷ seconds |"
 )
 
 
@@ -49,13 +53,14 @@ def _table(rows: Sequence[Row]) -> list[str]:
         f"## Batches of {first.batch}",
         "",
         HEAD,
-        "|---|---|---|---|---|---|---|---|---|---|---|---|",
+        "|" + "---|" * 14,
     ]
     for row in rows:
         step, process = (figure.value or 0.0 for figure in (row.step_peak, row.process_peak))
         ratios = [
             (first.step_peak.value or 0.0) / step,
             first.flops_per_sample / row.flops_per_sample,
+            first.run_flops / row.run_flops,
             first.payload_bytes / row.payload_bytes,
             first.seconds / row.seconds,
         ]
@@ -66,6 +71,7 @@ def _table(rows: Sequence[Row]) -> list[str]:
             f"{process / MIB:,.0f}",
             f"{row.flops_per_sample / 1e9:.2f}",
             f"{row.predicted_flops / row.flops_per_sample - 1:+.1%}",
+            f"{row.run_flops / 1e9:,.0f}",
             f"{row.payload_bytes / MIB:,.0f}",
             f"{row.seconds:.2f}",
             *(f"{ratio:.1f}" for ratio in ratios),
@@ -79,29 +85,17 @@ def _table(rows: Sequence[Row]) -> list[str]:
 
 
 def _plot(rows: Sequence[Row], path: Path) -> None:
-    from edgefl.report.drawing import figure
-
-    drawn = figure(7.2, 4.2)
-    axes = drawn.subplots()
-    for batch, marker in zip(sorted({row.batch for row in rows}), "osD^", strict=False):
-        own = [row for row in rows if row.batch == batch]
-        axes.plot(
-            [row.flops_per_sample / 1e9 for row in own],
-            [(row.step_peak.value or 0.0) / MIB for row in own],
-            marker=marker,
-            linewidth=1,
-            label=f"batches of {batch}",
-        )
-        for i, row in enumerate(own):
-            place = (row.flops_per_sample / 1e9, (row.step_peak.value or 0.0) / MIB)
-            axes.annotate(str(i + 1), place, textcoords="offset points", xytext=(6, 4), fontsize=8)
-    axes.set_xscale("log")
-    axes.set_yscale("log")
-    ticks = [1, 2, 5, 10, 20], [200, 500, 1000, 2000, 5000, 10000]
-    axes.set_xticks(ticks[0], [str(t) for t in ticks[0]])
-    axes.set_yticks(ticks[1], [f"{t:,}" for t in ticks[1]])
-    axes.minorticks_off()
-    axes.set_xlabel("GFLOP a sample (numbers: the rows of the table)")
-    axes.set_ylabel("step memory, MiB")
-    axes.legend(frameon=False)
-    drawn.savefig(path, format="svg", metadata={"Date": None, "Creator": None})
+    with plot(path, "GFLOP a sample (numbers: the rows of the table)", "step memory, MiB") as axes:
+        for batch, marker, colour in zip(sorted({row.batch for row in rows}), "osD^", COLOURS, strict=False):
+            own = [row for row in rows if row.batch == batch]
+            places = [(row.flops_per_sample / 1e9, (row.step_peak.value or 0.0) / MIB) for row in own]
+            axes.plot(*zip(*places, strict=True), color=colour, marker=marker, linewidth=1, label=f"batches of {batch}")
+            for i, place in enumerate(places):
+                axes.annotate(str(i + 1), place, textcoords="offset points", xytext=(6, 4), fontsize=8)
+        axes.set_xscale("log")
+        axes.set_yscale("log")
+        ticks = [1, 2, 5, 10, 20], [200, 500, 1000, 2000, 5000, 10000]
+        axes.set_xticks(ticks[0], [str(t) for t in ticks[0]])
+        axes.set_yticks(ticks[1], [f"{t:,}" for t in ticks[1]])
+        axes.minorticks_off()
+        axes.legend()

@@ -28,8 +28,9 @@ from edgefl.models.sizes import encoder_of_size
 from edgefl.models.spec import HeadSpec, ModelSpec
 from edgefl.plan.exchange import packing_of
 from edgefl.plan.schedule import SCHEDULES
-from edgefl.plan.values import Cache, Hyper, Job, Slots, Stage, Transfer
+from edgefl.plan.values import Cache, Hyper, Job, Precision, Slots, Stage, Transfer
 from edgefl.records import Figure
+from edgefl.resources.allocator import give_back_at_once
 
 STAGES = 6
 #: Rounds of each stage, 90 in all: the paper's for pretrained encoders; progressive has as many in each.
@@ -50,10 +51,12 @@ class Setting(msgspec.Struct, frozen=True):
     micro_batch: int = 0
     optimizer: str = "adamw"
     transfer: Transfer = Transfer()
+    precision: Precision = "f32"
 
 
 SETTINGS = (
     Setting("end-to-end", "end_to_end", savings=False),
+    Setting("progressive", "progressive", savings=False),
     Setting("layer-wise", savings=False),
     Setting("+ pooled tokens alone, early updates"),
     Setting("+ stored prefix, packed exchange = fast", cache="f16", transfer=PACKED),
@@ -61,10 +64,18 @@ SETTINGS = (
     Setting("+ Adafactor = small", cache="f16", micro_batch=32, optimizer="adafactor", transfer=PACKED),
     Setting("micro-batches of 8 = smallest", cache="f16", micro_batch=8, optimizer="adafactor", transfer=PACKED),
 )
+#: Beside them where there is a GPU.
+ON_GPU = (
+    Setting("fast in bf16", cache="f16", transfer=PACKED, precision="bf16"),
+    Setting("small in bf16", cache="f16", micro_batch=32, optimizer="adafactor", transfer=PACKED, precision="bf16"),
+)
 
 
 class Row(msgspec.Struct, frozen=True):
-    """What a setting took. Bytes of 90 rounds, one device; ``filling``: FLOPs of a sample's prefix, once."""
+    """What a setting took. Bytes of 90 rounds, one device; ``filling``: FLOPs of a sample's prefix, once.
+
+    ``run_flops``: of a sample over all rounds, traced, with the filling.
+    """
 
     setting: Setting
     batch: int
@@ -76,6 +87,7 @@ class Row(msgspec.Struct, frozen=True):
     predicted_peak: float
     predicted_flops: float
     payload_bytes: float
+    run_flops: float
 
 
 def paper_model() -> ModelSpec:
@@ -97,6 +109,7 @@ def job_of(setting: Setting, batch: int, model: ModelSpec | None = None) -> Job:
         micro_batch=setting.micro_batch,
         optimizer=setting.optimizer,  # type: ignore[arg-type]
         cache=setting.cache,
+        precision=setting.precision,
         lr={"encoder": 1e-5, "head": 1e-4},
     )
     slots = Slots({"clip": {"weight": 1.0, "temperature": 0.05}}, {"ignore": {}})
@@ -104,7 +117,8 @@ def job_of(setting: Setting, batch: int, model: ModelSpec | None = None) -> Job:
 
 
 def train(setting: Setting, batch: int, device: str) -> Row:
-    """The steps themselves; alone in its process."""
+    """The steps themselves; alone in its process, set up like a trainer."""
+    give_back_at_once()
     import torch
 
     from edgefl.models.build import build
@@ -153,7 +167,25 @@ def train(setting: Setting, batch: int, device: str) -> Row:
         float(predicted_peak),
         predicted_flops / batch,
         payload(setting, job.model),
+        run_flops(setting, batch),
     )
+
+
+def run_flops(setting: Setting, batch: int) -> float:
+    """FLOPs of a sample over the 90 rounds of one epoch; each part of a stored prefix is gone through once."""
+    from edgefl.training.pricing import price_part, price_step
+
+    last = job_of(setting, batch)
+    total, gone = 0.0, set()
+    for stage in stages_of(last.model, setting.schedule):
+        job = msgspec.structs.replace(last, stage=stage)
+        if stage.rounds:
+            total += stage.rounds * price_step(job, dict.fromkeys(job.model.encoders, batch))[1] / batch
+        for m, prefix in _prefixes(job).items() if stage.rounds else ():
+            for depth, part in enumerate(prefix.parts):
+                total += price_part(job, m, part, depth)[1] if part not in gone else 0.0
+                gone.add(part)
+    return total
 
 
 def without_savings(steps: Any) -> None:
@@ -281,7 +313,7 @@ def main() -> None:
         return
     rows = []
     for batch in options.batch or [64, 256]:
-        for setting in SETTINGS:
+        for setting in (*SETTINGS, *(ON_GPU if options.device.startswith("cuda") else ())):
             rows.append(measured(setting, batch, options.device))
             sys.stderr.write(f"{batch} · {setting.name}: {rows[-1].step_peak.value or 0:,.0f} B\n")
     threads = os.environ.get("OMP_NUM_THREADS", str(os.cpu_count()))

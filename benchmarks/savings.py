@@ -18,6 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from benchmarks.plotting import COLOURS, plot
 from benchmarks.systems import RESULTS, best, claimed, pretrain_for
 from benchmarks.table import measures
 from benchmarks.table.collect import Outcome, Results, digest, run_cell
@@ -126,28 +127,24 @@ def page(runs: Sequence[tuple[Cell, Settings, dict[str, Any]]], results: Results
 
 def plots(runs: Sequence[tuple[Cell, Settings, dict[str, Any]]], results: Results, folder: Path) -> list[str]:
     """One SVG a task: what it is judged by against payload, every packing a point. The files' names."""
-    from edgefl.report.drawing import figure
-
     wanted = {(cell, digest(values)) for cell, _, values in runs}
     rows = [row for row in results.rows if not row.error and (row.cell, row.file) in wanted]
     names = []
     for task, (_, _, _, name) in TASKS.items():
-        drawn = figure(7.2, 4.2)
-        axes = drawn.subplots()
-        for saving in (END, *(one for one in SAVINGS if one == "none" or "transfer" in SAVINGS[one])):
-            own = [row for row in rows if (row.task, row.method) == (task, saving)]
-            if not own:
-                continue
-            payload, values = _figures(own)[0], [headline(row) for row in own]
-            error = statistics.stdev(values) if len(values) > 1 else 0.0
-            place = (statistics.mean(payload), statistics.mean(values))
-            axes.errorbar(*place, yerr=error, marker="o", capsize=3, linestyle="none", label=saving)
-        axes.set_xscale("log")
-        axes.set_xlabel("payload of the whole run, MiB")
-        axes.set_ylabel(name)
-        axes.legend(frameon=False, fontsize=8)
+        shown = (END, *(one for one in SAVINGS if one == "none" or "transfer" in SAVINGS[one]))
         names.append(f"savings-{task}.svg")
-        drawn.savefig(folder / names[-1], format="svg", metadata={"Date": None, "Creator": None})
+        with plot(folder / names[-1], "payload of the whole run, MiB", name, height=4.8) as axes:
+            for saving, colour in zip(shown, COLOURS, strict=True):
+                own = [row for row in rows if (row.task, row.method) == (task, saving)]
+                if not own:
+                    continue
+                payload, values = _figures(own)[0], [headline(row) for row in own]
+                error = statistics.stdev(values) if len(values) > 1 else 0.0
+                place = (statistics.mean(payload), statistics.mean(values))
+                marks = {"color": colour, "marker": "o", "capsize": 3, "linestyle": "none"}
+                axes.errorbar(*place, yerr=error, label="no saving" if saving == "none" else saving, **marks)
+            axes.set_xscale("log")
+            axes.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=2)
     return names
 
 

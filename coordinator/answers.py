@@ -8,7 +8,7 @@ import msgspec
 
 from coordinator.instructions import Fetch, Instruction, SendAbort, SendAck, Step, Tell
 from coordinator.learning import learned
-from coordinator.planning import ask, figures_of
+from coordinator.planning import ask, figures_of, how_data
 from coordinator.rounds import check_close, drop, put, send_offer, usual
 from coordinator.values import (
     OPEN,
@@ -24,8 +24,7 @@ from coordinator.values import (
 )
 from edgefl.models.spec import PROTOTYPES, is_scheduled
 from edgefl.plan.exchange import exchange_of, sent
-from edgefl.plan.fit import trained_depth
-from edgefl.plan.values import Decline
+from edgefl.plan.fit import decline_of
 from edgefl.protocol.messages import Update
 from edgefl.records import Attempt, Figures, Refusal
 
@@ -102,9 +101,7 @@ def declined(state: State, event: Declined) -> Step:
         state, out = put(state, event.device, replace(assignment, status="declined", refusal=refusal), event.figures)
         state, more = check_close(state, event.at)
         return state, [*out, tell, *more]
-    size = placement.micro_batch or state.batch_sizes[state.stage - 1]
-    decline = Decline(trained_depth(placement.stage), size, bool(placement.cache), refusal)
-    device = replace(device, declined=(*device.declined, decline))
+    device = replace(device, declined=(*device.declined, decline_of(placement, refusal)))
     state = replace(state, devices={**state.devices, event.device: device})
     changed = replace(assignment, status="replanning", refusal=refusal)
     state, out = put(state, event.device, changed, event.figures)
@@ -125,9 +122,7 @@ def replanned(state: State, device: str, at: float) -> Step:
         return state, [*out, *more]
     reason = assignment.refusal.reason if assignment.refusal else ""
     state, out = put(state, device, Assignment(placement))
-    depth = trained_depth(placement.stage)
-    data = {"micro_batch": placement.micro_batch, "depth": depth, "reason": reason}
-    out.append(Tell("replanned", state.stage, state.number, device, data))
+    out.append(Tell("replanned", state.stage, state.number, device, {**how_data(placement), "reason": reason}))
     now = state.open
     return state, [*out, send_offer(now, device, at)] if now is not None else out
 

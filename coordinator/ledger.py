@@ -207,7 +207,7 @@ def _save_assignment(connection: Connection, run: str, save: SaveAssignment) -> 
         "status": save.status,
         "refusal": msgspec.to_builtins(save.refusal),
         "batch_size": save.batch_size,
-        "micro_batch": save.placement.micro_batch,
+        "micro_batch": save.placement.hyper.micro_batch,
         "trained": list(save.placement.stage.trained),
         "samples": dict(save.update.samples) if save.update is not None else {},
         "metrics": dict(save.update.metrics) if save.update is not None else {},

@@ -204,13 +204,11 @@ def transfer_of(plan: RunPlan, attempt: Attempt) -> Transfer:
 
 def job(plan: RunPlan, placement: Placement, attempt: Attempt, *, signed: bool = True) -> Job:
     """What a device trains in this round, as placed. ``signed``: it has sent what clusters are made of."""
-    chosen = {"micro_batch": placement.micro_batch, "cache": placement.cache}
-    hyper = msgspec.structs.replace(plan.hypers[attempt.stage - 1], **chosen)
     last = max(stage.index for stage in plan.stages if stage.rounds)
     return Job(
         model=plan.model,
         stage=placement.stage,
-        hyper=hyper,
+        hyper=placement.hyper,
         slots=plan.slots,
         last=(attempt.stage, attempt.round) == (last, plan.stages[last - 1].rounds),
         signature="" if signed else wanted(plan.server),

@@ -58,14 +58,25 @@ def answer(state: State, ticket: int, placements: Iterable[Placement]) -> tuple[
     return replace(state, devices=devices), names, tell if told else []
 
 
+def how_data(placement: Placement) -> dict[str, Any]:
+    """How a device trains, as events tell it."""
+    hyper = placement.hyper
+    return {
+        "micro_batch": hyper.micro_batch,
+        "cache": hyper.cache,
+        "depth": trained_depth(placement.stage),
+        "checkpoint": hyper.checkpoint,
+        "lean": hyper.optimizer if hyper.leaned else "",
+        "precision": hyper.precision,
+    }
+
+
 def placement_data(placement: Placement) -> dict[str, Any]:
     """A placement as the event ``stage_planned`` tells it."""
     return {
         "device": placement.device,
         "ok": placement.refusal is None,
-        "micro_batch": placement.micro_batch,
-        "cache": placement.cache,
-        "depth": trained_depth(placement.stage),
+        **how_data(placement),
         "step_peak_bytes": placement.cost.step_peak_bytes,
         "flops": placement.cost.flops,
         **figures_of(placement.refusal or Refusal()),

@@ -28,6 +28,7 @@ from edgefl.models.spec import EncoderSpec, HeadSpec, ModelSpec, part_names
 from edgefl.plan.exchange import LOST
 from edgefl.plan.values import Hyper, Job, Slots, Stage
 from edgefl.records import Figure, Figures, Manifest, Refusal
+from edgefl.resources.allocator import give_back_at_once
 from edgefl.worker import Note, serve
 
 #: Data smaller than this stays in memory: reading it from a file would save less than it costs.
@@ -383,6 +384,7 @@ def main() -> None:
     parser.add_argument("--parent", type=int, default=0)
     options = parser.parse_args()
     die_with_parent(options.parent)
+    give_back_at_once()
     trainer = Trainer(options.data, options.bad_samples, options.store, options.device, options.disk_bytes)
     signal.signal(signal.SIGUSR1, trainer.leave_off)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group: the agent decides when this ends

@@ -110,7 +110,8 @@ def place(stage: Stage, hyper: Hyper, candidate: Candidate) -> Placement:
             refusal = candidate.declined[-1].refusal
             continue
         predicted = {"step_peak_bytes": Figure(float(need), "predicted", "test")}
-        return Placement(candidate.device, stage, micro, Cost(step_peak_bytes=need), predicted)
+        chosen = msgspec.structs.replace(hyper, micro_batch=micro)
+        return Placement(candidate.device, stage, chosen, Cost(step_peak_bytes=need), predicted)
     return Placement(candidate.device, stage, refusal=refusal)
 
 

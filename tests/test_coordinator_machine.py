@@ -395,7 +395,7 @@ def test_a_decline_with_figures_is_planned_again_smaller_and_at_last_excluded() 
     out = play.decline("a", Refusal("ceiling", 9.0, 5.0, "B"))
     assert of(do.Plan, out)[0].candidates[0].declined == (Decline(1, 4, False, Refusal("ceiling", 9.0, 5.0, "B")),)
     (offer,) = of(do.SendOffer, play.finish_plan())
-    assert (offer.device, offer.placement.micro_batch) == ("a", 2)
+    assert (offer.device, offer.placement.hyper.micro_batch) == ("a", 2)
     play.decline("a", Refusal("ceiling", 7.0, 5.0, "B"))
     assert not of(do.SendOffer, play.finish_plan())
     assert play.status("a") == "refused"

@@ -22,7 +22,7 @@ from coordinator import migrations, tables
 from coordinator.database import sqlite_url
 from coordinator.ledger import Ledger
 from edgefl.errors import StoreError
-from edgefl.plan.values import Placement
+from edgefl.plan.values import Hyper, Placement
 from edgefl.protocol.messages import Hello, Update
 from edgefl.records import Attempt, Budget, Capabilities, EvaluationRow, Figure, ObjectRef, Refusal
 from edgefl.report.rows import AssignmentRow, BundleRow, DeviceRow, EventRow, RoundRow
@@ -88,7 +88,7 @@ def test_a_report_gives_back_what_was_put_in(path: Path) -> None:
     )
     stage = a_plan().stages[0]
     predicted = {"flops": Figure(5.0, "predicted", "meta device")}
-    placement = Placement("a", stage, 2, predicted=predicted)
+    placement = Placement("a", stage, Hyper(micro_batch=2), predicted=predicted)
     measured = {"energy_j": Figure(reason="no sensor"), "flops": Figure(6.0, "counted", "counter")}
     update = Update("a", FIRST, {"task": REF}, {"task": 8}, {"loss": 0.5})
     refusal = Refusal("step_memory", 5.0, 3.0, "B", "too large")

@@ -11,11 +11,11 @@ from edgefl.models.sizes import encoder_of_size
 from edgefl.models.spec import ModelSpec, part_names
 from edgefl.plan.cost import Priced
 from edgefl.plan.eligibility import verdict
-from edgefl.plan.fit import micro_batches, place, trained_depth
+from edgefl.plan.fit import decline_of, micro_batches, place, trained_depth
 from edgefl.plan.needs import complete_only, usable_samples
 from edgefl.plan.prefix import prefixes, stored_bytes
 from edgefl.plan.schedule import SCHEDULES, encoder_stage, restrict, shallower
-from edgefl.plan.values import Candidate, Decline, Hyper, Job, Slots, Stage
+from edgefl.plan.values import Candidate, Decline, Hyper, Job, Lean, Placement, Slots, Stage
 from edgefl.records import Budget, Capabilities, Cost, Refusal
 
 SHAPE = (16, 3)
@@ -144,7 +144,7 @@ def test_the_order_of_retreat_micro_batch_then_depth_then_refusal():
         placed = put(stage, candidate(Budget(step_memory_bytes=limit)))
         assert placed.refusal is None
         if micro is not None:
-            assert (placed.micro_batch, trained_depth(placed.stage)) == (micro, depth)
+            assert (placed.hyper.micro_batch, trained_depth(placed.stage)) == (micro, depth)
         assert placed.cost.step_peak_bytes <= limit
         assert placed.predicted["step_peak_bytes"].kind == "predicted"
     refused = put(stage, candidate(Budget(step_memory_bytes=109)))
@@ -161,7 +161,7 @@ def test_a_smaller_micro_batch_is_not_tried_against_a_limit_it_can_not_help():
 
     device = candidate(Budget(flops=2000))
     placed = place(MODEL, stage, Hyper(batch_size=8), SUPERVISED, device, PART_BYTES, watched)
-    assert (placed.micro_batch, trained_depth(placed.stage)) == (0, 2)
+    assert (placed.hyper.micro_batch, trained_depth(placed.stage)) == (0, 2)
     assert seen == [(4, 0), (3, 0), (2, 0)]
 
 
@@ -179,14 +179,14 @@ def put_stored(stage: Stage, device: Candidate, before: Stage | None = None):
 
 def test_prefixes_are_stored_where_there_are_any_and_the_disk_allows():
     first, second, third = SCHEDULES["layerwise"](MODEL, [1, 1, 1], "auto")
-    assert put_stored(first, candidate()).cache == ""  # embeddings are trained
+    assert put_stored(first, candidate()).hyper.cache == ""  # embeddings are trained
     placed = put_stored(third, candidate())
-    assert (placed.cache, placed.cost.step_peak_bytes, placed.cost.filling_flops) == ("f16", 120, 300.0)
+    assert (placed.hyper.cache, placed.cost.step_peak_bytes, placed.cost.filling_flops) == ("f16", 120, 300.0)
     rows = placed.cost.disk_bytes - put(third, candidate()).cost.disk_bytes
     assert rows == stored_bytes(Job(MODEL, third, Hyper(cache="f16"), SUPERVISED), ALL) > 0
     tight = put_stored(third, candidate(Budget(disk_bytes=placed.cost.disk_bytes - 1)))
-    assert (tight.cache, tight.cost.step_peak_bytes, tight.refusal) == ("", 180, None)
-    assert put_stored(second, candidate(Budget(step_memory_bytes=120))).cache == "f16"
+    assert (tight.hyper.cache, tight.cost.step_peak_bytes, tight.refusal) == ("", 180, None)
+    assert put_stored(second, candidate(Budget(step_memory_bytes=120))).hyper.cache == "f16"
 
 
 def test_the_first_round_of_a_stage_computes_what_the_stage_before_has_not_stored():
@@ -208,16 +208,16 @@ def test_filling_that_does_not_fit_is_left_away():
         hyper, device = Hyper(batch_size=8, cache="f16"), candidate(Budget(step_memory_bytes=memory))
         return place(MODEL, third, hyper, SUPERVISED, device, PART_BYTES, price_)
 
-    assert (put_(400).cache, put_(400).predicted_first["step_peak_bytes"].value) == ("f16", 400.0)
+    assert (put_(400).hyper.cache, put_(400).predicted_first["step_peak_bytes"].value) == ("f16", 400.0)
     assert put_(400).predicted["step_peak_bytes"].value == 120.0
-    assert (put_(399).cache, put_(399).micro_batch, put_(399).cost.step_peak_bytes) == ("", 0, 180)
+    assert (put_(399).hyper.cache, put_(399).hyper.micro_batch, put_(399).cost.step_peak_bytes) == ("", 0, 180)
 
 
 def test_what_others_train_is_not_stored():
     """A device that can pay one stage of an end-to-end round: what is before it changes in every round."""
     (stage,) = SCHEDULES["end_to_end"](MODEL, [1, 1, 1], "auto")
     placed = put_stored(stage, candidate(Budget(flops=1000.0)))
-    assert (trained_depth(placed.stage), placed.cache, placed.refusal) == (1, "", None)
+    assert (trained_depth(placed.stage), placed.hyper.cache, placed.refusal) == (1, "", None)
 
 
 @pytest.mark.parametrize("reason", ["disk", "cache"])
@@ -225,16 +225,16 @@ def test_what_can_not_be_stored_is_computed_in_every_step(reason):
     third = SCHEDULES["layerwise"](MODEL, [1, 1, 1], "auto")[-1]
     device = candidate(declined=(Decline(1, 8, True, Refusal(reason, detail="no room")),))
     placed = put_stored(third, device)
-    assert (placed.cache, placed.micro_batch, placed.refusal) == ("", 0, None)
+    assert (placed.hyper.cache, placed.hyper.micro_batch, placed.refusal) == ("", 0, None)
     hot = candidate(declined=(Decline(1, 8, False, Refusal("ceiling", 2.0, 1.0, "B")),))
-    assert (put_stored(third, hot).cache, put_stored(third, hot).micro_batch) == (
+    assert (put_stored(third, hot).hyper.cache, put_stored(third, hot).hyper.micro_batch) == (
         "f16",
         0,
     )  # takes less than what failed
     hot = candidate(declined=(Decline(1, 8, True, Refusal("ceiling", 2.0, 1.0, "B")),))
-    assert (put_stored(third, hot).cache, put_stored(third, hot).micro_batch) == ("f16", 4)
+    assert (put_stored(third, hot).hyper.cache, put_stored(third, hot).hyper.micro_batch) == ("f16", 4)
     told = candidate(declined=(Decline(1, 8, True, Refusal("packed", detail="unpacks to something else")),))
-    assert (put_stored(third, told).cache, put_stored(third, told).micro_batch) == ("f16", 0)
+    assert (put_stored(third, told).hyper.cache, put_stored(third, told).hyper.micro_batch) == ("f16", 0)
 
 
 def test_bytes_down_are_what_the_round_before_changed_and_bytes_up_what_is_trained():
@@ -252,11 +252,90 @@ def test_what_was_declined_is_not_offered_again_nor_anything_larger():
     why = Refusal("ceiling", 3e9, 2e9, "B", "measured")
     device = candidate(declined=(Decline(4, 4, False, why),))
     placed = put(stage, device)
-    assert (placed.micro_batch, trained_depth(placed.stage)) == (2, 4)
-    device = candidate(declined=(Decline(4, 4, False, why), Decline(4, 1, False, why)))
-    assert (put(stage, device).micro_batch, trained_depth(put(stage, device).stage)) == (0, 3)
-    device = candidate(declined=(Decline(1, 1, False, why),))
+    assert (placed.hyper.micro_batch, trained_depth(placed.stage)) == (2, 4)
+    device = candidate(declined=(Decline(4, 4, False, why), Decline(4, 1, False, why, True)))
+    assert (put(stage, device).hyper.micro_batch, trained_depth(put(stage, device).stage)) == (0, 3)
+    device = candidate(declined=(Decline(1, 1, False, why, True),))
     assert put(stage, device).refusal == why  # nothing smaller is left: the device's own numbers
+
+
+def leaner(job: Job, samples) -> Priced:
+    """As ``price``, with 5 less where blocks are computed anew, and 40 less with the lean optimiser."""
+    plain = price(job, samples)
+    return plain._replace(peak=plain.peak - 5 * job.hyper.checkpoint - 40 * (job.hyper.optimizer == "adafactor"))
+
+
+LEAN = Lean("adafactor", {"head": 0.1})
+
+
+def put_lean(budget: int | None, declined: tuple[Decline, ...] = (), lean: Lean | None = LEAN):
+    (stage,) = SCHEDULES["end_to_end"](MODEL, [1, 1, 1], "auto")
+    hyper = Hyper(batch_size=8, lr={"head": 0.2}, lean=lean)
+    device = candidate(Budget(step_memory_bytes=budget), declined=declined)
+    return place(MODEL, stage, hyper, SUPERVISED, device, PART_BYTES, leaner)
+
+
+def how(placed: Placement) -> tuple[int, bool, str, int]:
+    hyper = placed.hyper
+    return hyper.micro_batch, hyper.checkpoint, hyper.optimizer, trained_depth(placed.stage)
+
+
+def test_blocks_are_computed_anew_before_the_optimiser_changes_and_that_before_depth():
+    for limit, expected in (
+        (480, (0, False, "adamw", 4)),
+        (410, (1, False, "adamw", 4)),
+        (409, (1, True, "adamw", 4)),
+        (404, (4, False, "adafactor", 4)),
+        (365, (1, True, "adafactor", 4)),
+        (364, (4, False, "adamw", 3)),
+    ):
+        assert how(put_lean(limit)) == expected, limit
+    assert put_lean(404).hyper.lr == {"head": 0.1}
+    assert put_lean(480).hyper.lr == {"head": 0.2}
+    assert how(put_lean(404, lean=None)) == (0, False, "adamw", 3)
+
+
+def test_a_decline_leaves_what_takes_less():
+    why = Refusal("ceiling", 2.0, 1.0, "B")
+    placed = put_lean(480)
+    declined = decline_of(placed, why)
+    assert declined == Decline(4, 8, False, why, False, False)
+    seen, told = [how(placed)], [declined]
+    while placed.refusal is None and len(seen) < 60:
+        placed = put_lean(None, tuple(told))
+        seen.append(how(placed))
+        told.append(decline_of(placed, why))
+    assert seen[:5] == [
+        (0, False, "adamw", 4),
+        (4, False, "adamw", 4),
+        (2, False, "adamw", 4),
+        (1, False, "adamw", 4),
+        (1, True, "adamw", 4),
+    ]
+    assert seen[5:7] == [(0, False, "adafactor", 4), (4, False, "adafactor", 4)]
+    assert placed.refusal == why
+    assert len(seen) == 1 + 4 * 10  # at each of four depths: four sizes and one anew, with either optimiser
+
+
+def test_what_is_not_for_want_of_memory_keeps_its_optimiser():
+    (stage,) = SCHEDULES["end_to_end"](MODEL, [1, 1, 1], "auto")
+    seen = []
+
+    def watched(job, samples):
+        seen.append((trained_depth(job.stage), job.hyper.optimizer))
+        return price(job, samples)
+
+    hyper = Hyper(batch_size=8, lean=Lean())
+    placed = place(MODEL, stage, hyper, SUPERVISED, candidate(Budget(flops=2000)), PART_BYTES, watched)
+    assert (placed.hyper.optimizer, seen) == ("adamw", [(4, "adamw"), (3, "adamw"), (2, "adamw")])
+
+
+def test_bf16_is_for_devices_with_a_gpu():
+    (stage,) = SCHEDULES["end_to_end"](MODEL, [1, 1, 1], "auto")
+    hyper = Hyper(batch_size=8, precision="bf16")
+    for gpu, precision in (("", "f32"), ("a card", "bf16")):
+        device = candidate(capabilities=Capabilities(gpu=gpu))
+        assert place(MODEL, stage, hyper, SUPERVISED, device, PART_BYTES, price).hyper.precision == precision
 
 
 @given(
@@ -274,8 +353,8 @@ def test_a_placement_fits_the_budget_and_is_smaller_than_all_that_was_declined(n
         assert placed.refusal.needed is None or placed.refusal.needed > placed.refusal.allowed
         return
     assert verdict(placed.cost, candidate(budget)) is None
-    size, depth = placed.micro_batch or 8, trained_depth(placed.stage)
-    assert not any(depth >= d and size >= m for d, m in declined)
+    size, depth = placed.hyper.micro_batch or 8, trained_depth(placed.stage)
+    assert placed.hyper.checkpoint or not any(depth >= d and size >= m for d, m in declined)
 
 
 def test_a_device_trains_only_modalities_it_has():

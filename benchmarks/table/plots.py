@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.plotting import save, style
 from benchmarks.table import measures
 from benchmarks.table.collect import Outcome, Results
 from benchmarks.table.grid import Grid
@@ -30,37 +31,26 @@ _SYSTEMS = {
 _NAMED = 8
 #: Baselines with names.
 _GREYS = ("#8c8c8c", "#4d4d4d", "#c2a385")
-_STYLE = {
-    "svg.fonttype": "none",
-    "svg.hashsalt": "edgefl",
-    "font.size": 9,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.axisbelow": True,
-    "legend.frameon": False,
-}
 
 
 def draw(grid: Grid, runs: Results, folder: Path) -> dict[str, list[tuple[str, str]]]:
     """Write them; task -> (file, what it shows)."""
-    import matplotlib as mpl
-
     folder.mkdir(parents=True, exist_ok=True)
     drawn: dict[str, list[tuple[str, str]]] = {}
-    with mpl.rc_context(_STYLE):
+    with style():
         for task in grid.tasks:
             rows = [row for row in runs.rows if row.task == task and not row.error]
             if not rows:
                 continue
             kind = grid.tasks[task].get("metric", "accuracy")
             measure, name = _measure(kind)
-            _save(_against_bytes(rows, measure, name), folder / f"{task}-bytes.svg")
+            save(_against_bytes(rows, measure, name), folder / f"{task}-bytes.svg")
             title = grid.tasks[task]["title"]
             drawn[task] = [(f"{task}-bytes.svg", f"{title}: {name} against payload at the highest missing rate")]
             by_rate = folder / f"{task}-missing.svg"
             by_rate.unlink(missing_ok=True)
             if len({row.rate for row in rows}) > 1:
-                _save(_by_rate(rows, measure, name), by_rate)
+                save(_by_rate(rows, measure, name), by_rate)
                 drawn[task].append((by_rate.name, f"{title}: {name} by missing rate"))
     return drawn
 
@@ -144,7 +134,3 @@ def _figure(y: str, x: str) -> tuple[Any, Any]:
     axes.set_ylabel(y)
     axes.grid(alpha=0.3, lw=0.5)
     return figure, axes
-
-
-def _save(figure: Any, path: Path) -> None:
-    figure.savefig(path, format="svg", metadata={"Date": None, "Creator": None})

@@ -154,6 +154,13 @@ class DecayConfig(Values):
     head: Rate = Field(1e-6, description="of heads, fusion and task")
 
 
+class LeanConfig(Values):
+    """What a device trains with whose memory does not hold the state of the run's optimiser."""
+
+    optimizer: Literal["sgd", "adafactor"] = Field("adafactor", description="optimiser in place of the run's")
+    lr: RatesConfig = Field(RatesConfig(), description="learning rates in place of the run's")
+
+
 class TrainingConfig(Values):
     """Local training. Lists hold one value a stage."""
 
@@ -170,6 +177,12 @@ class TrainingConfig(Values):
     clip_norm: Annotated[float, Field(ge=0)] = Field(0.0, description="gradient norm limit; 0: none")
     cache: Literal["none", "f16", "f32"] = Field(
         "f16", description="how a device stores what its frozen encoder parts make of its samples; none: made anew"
+    )
+    precision: Literal["f32", "bf16"] = Field(
+        "f32", description="what encoders and heads compute in on a GPU (bf16: mixed); a CPU always uses f32"
+    )
+    lean: LeanConfig | None = Field(
+        None, description="optimiser and rates of a device whose memory does not hold the run's; default: none"
     )
     holdout: Annotated[float, Field(ge=0, le=0.5)] = Field(
         0.0, description="share of each device's samples that is only tested on: personal figures, returns"

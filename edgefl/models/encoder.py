@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from edgefl.errors import MissingDependencyError
+from edgefl.models.anew import run_anew
 from edgefl.models.spec import EncoderSpec
 
 
@@ -71,6 +73,7 @@ class Stage(nn.Module):
     def __init__(self, kind: Kind, spec: EncoderSpec, count: int) -> None:
         super().__init__()
         self.blocks = nn.ModuleList(kind.block(spec) for _ in range(count))
+        self.anew = False  # whether the backward pass computes the inside of blocks again (``edgefl.models.anew``)
         self._kind = kind
 
     def forward(self, state: TokenState, leading: int = 0) -> TokenState:
@@ -78,11 +81,15 @@ class Stage(nn.Module):
         tokens, mask = state.tokens, state.mask
         for i, block in enumerate(self.blocks):
             wanted = leading if i + 1 == len(self.blocks) else 0
-            some = self._kind.run_leading(block, tokens, mask, wanted) if wanted else None
-            tokens = self._kind.run_block(block, tokens, mask) if some is None else some
+            run = partial(self._block, block, mask, wanted)
+            tokens = run_anew(run, tokens, [block]) if self.anew and torch.is_grad_enabled() else run(tokens)
         if not leading:
             return TokenState(tokens, mask)
         return TokenState(tokens[:, :leading], None if mask is None else mask[:, :leading])
+
+    def _block(self, block: nn.Module, mask: Tensor | None, wanted: int, tokens: Tensor) -> Tensor:
+        some = self._kind.run_leading(block, tokens, mask, wanted) if wanted else None
+        return self._kind.run_block(block, tokens, mask) if some is None else some
 
 
 def kind_of(spec: EncoderSpec) -> Kind:

@@ -7,11 +7,13 @@ modality m its own x_m <- x_m + mlp_m(norm_m(x_m)). With one modality it is an o
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own name for it
 from torch import Tensor, nn
 
+from edgefl.models.anew import run_anew
 from edgefl.models.encoder import TokenState
 from edgefl.models.spec import EncoderSpec
 
@@ -63,6 +65,7 @@ class SharedStage(nn.Module):
     def __init__(self, spec: EncoderSpec, count: int) -> None:
         super().__init__()
         self.layers = nn.ModuleList(SharedAttention(spec) for _ in range(count))
+        self.anew = False  # as ``Stage.anew``
 
 
 class OwnStage(nn.Module):
@@ -71,6 +74,7 @@ class OwnStage(nn.Module):
     def __init__(self, spec: EncoderSpec, count: int) -> None:
         super().__init__()
         self.layers = nn.ModuleList(FeedForward(spec) for _ in range(count))
+        self.anew = False  # the same
 
 
 def run_stage(
@@ -80,9 +84,15 @@ def run_stage(
     lengths = [state.tokens.shape[1] for state in states.values()]
     tokens = torch.cat([state.tokens for state in states.values()], dim=1)
     keys = real_tokens(states)
+    anew = shared.anew or any(stage.anew for stage in own.values())
+
+    def layer(i: int, tokens: Tensor) -> Tensor:
+        pieces = torch.split(shared.layers[i](tokens, keys), lengths, dim=1)
+        return torch.cat([own[m].layers[i](piece) for m, piece in zip(states, pieces, strict=True)], dim=1)
+
     for i, attention in enumerate(shared.layers):
-        pieces = torch.split(attention(tokens, keys), lengths, dim=1)
-        tokens = torch.cat([own[m].layers[i](piece) for m, piece in zip(states, pieces, strict=True)], dim=1)
+        read = [attention, *(stage.layers[i] for stage in own.values())]
+        tokens = run_anew(partial(layer, i), tokens, read) if anew and torch.is_grad_enabled() else layer(i, tokens)
     after = torch.split(tokens, lengths, dim=1)
     return {m: TokenState(piece, state.mask) for (m, state), piece in zip(states.items(), after, strict=True)}
 

@@ -30,14 +30,17 @@ _RENAMED = (
 )
 
 
-def part_tensors(model: StagedModel, part: str) -> Tensors:
-    """Copies of the part's parameters and buffers by name; floats as float32. Not for models on "meta"."""
-    return module_tensors(model.part(part))
+def part_tensors(model: StagedModel, part: str, *, copy: bool = True) -> Tensors:
+    """The part's parameters and buffers by name; floats as float32. Not for models on "meta".
+
+    ``copy`` False: what lies in the CPU's memory as float32 is shown where it is, and changes when the model does.
+    """
+    return module_tensors(model.part(part), copy=copy)
 
 
-def module_tensors(module: nn.Module) -> Tensors:
-    """Copies of a module's parameters and persistent buffers under their stable names; floats as float32."""
-    return {name: _to_numpy(tensor) for name, tensor in named_tensors(module).items()}
+def module_tensors(module: nn.Module, *, copy: bool = True) -> Tensors:
+    """A module's parameters and persistent buffers under their stable names, as ``part_tensors``."""
+    return {name: _to_numpy(tensor, copy=copy) for name, tensor in named_tensors(module).items()}
 
 
 def named_tensors(module: nn.Module) -> dict[str, Tensor]:
@@ -104,7 +107,7 @@ def _stable(name: str) -> str:
     return name
 
 
-def _to_numpy(tensor: Tensor) -> np.ndarray[Any, Any]:
+def _to_numpy(tensor: Tensor, *, copy: bool) -> np.ndarray[Any, Any]:
     wide = tensor.to(torch.float32) if tensor.is_floating_point() else tensor
-    array: np.ndarray[Any, Any] = wide.to("cpu", copy=True).contiguous().numpy()
+    array: np.ndarray[Any, Any] = wide.to("cpu", copy=copy).contiguous().numpy()
     return array

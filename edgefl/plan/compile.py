@@ -9,14 +9,14 @@ import msgspec
 
 from edgefl.config.recipe import RecipeConfig
 from edgefl.config.slots import valid_names
-from edgefl.config.values import EncoderConfig, RunConfig, TrainingConfig
+from edgefl.config.values import EncoderConfig, RatesConfig, RunConfig, TrainingConfig
 from edgefl.errors import ConfigError, Problem
 from edgefl.models.check import spec_problems
 from edgefl.models.sizes import SIZES, encoder_of_size
 from edgefl.models.spec import EncoderSpec, HeadSpec, JointSpec, ModelSpec, fused_width
 from edgefl.plan.exchange import exchange_of
 from edgefl.plan.schedule import SCHEDULES
-from edgefl.plan.values import Hyper, RoundPolicy, RunPlan, Slots, Stage, Transfer
+from edgefl.plan.values import Hyper, Lean, RoundPolicy, RunPlan, Slots, Stage, Transfer
 
 SERVER_ROLES = ("cluster", "select", "prototypes", "repair", "weight", "combine", "optimise")
 
@@ -150,10 +150,17 @@ def _rules(chosen: str | Mapping[str, str]) -> tuple[tuple[str, str], ...]:
 
 def _hyper(training: TrainingConfig, stage: Stage, seed: int) -> Hyper:
     """The stage's hyper-parameters; the one stage of end_to_end, which has every depth, takes a list's last value."""
-    at = stage.depth - 1
-    lr = {group: (value[at] if isinstance(value, list) else value) for group, value in training.lr.model_dump().items()}
-    fields = training.model_dump(
-        include={"epochs", "batch_size", "optimizer", "weight_decay", "momentum", "clip_norm", "holdout"}
-    )
-    cache = "" if training.cache == "none" else training.cache
-    return msgspec.convert({**fields, "cache": cache, "lr": lr, "seed": seed}, Hyper)
+    same = {"epochs", "batch_size", "optimizer", "weight_decay", "momentum", "clip_norm", "holdout", "precision"}
+    lean = training.lean
+    changed = {
+        "cache": "" if training.cache == "none" else training.cache,
+        "lr": _rates(training.lr, stage),
+        "lean": Lean(lean.optimizer, _rates(lean.lr, stage)) if lean is not None else None,
+        "seed": seed,
+    }
+    return msgspec.convert({**training.model_dump(include=same), **changed}, Hyper)
+
+
+def _rates(rates: RatesConfig, stage: Stage) -> dict[str, float]:
+    given = rates.model_dump().items()
+    return {group: (value[stage.depth - 1] if isinstance(value, list) else value) for group, value in given}

@@ -1,23 +1,24 @@
 """The planner of one stage: per device the largest micro-batch, then the deepest training, that fits its budget.
 
-Order of retreat: whole batch, smaller micro-batches, then without storing the frozen prefix's outcome (which takes
-disk), then fewer trained encoder stages (from the input side), each again from the whole batch. What a device has
-declined with a measurement is not offered again, nor anything larger.
+Order of retreat: whole batch, smaller micro-batches, the smallest with blocks computed anew in the backward pass (the
+outcome of all these is the same); then a leaner optimiser, where the run file names one; then without storing the
+frozen prefix's outcome (which takes disk); then fewer trained encoder stages (from the input side), each again from the
+whole batch. What a device has declined with a measurement is not offered again, nor anything larger.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import msgspec
 
-from edgefl.models.spec import ModelSpec
+from edgefl.models.spec import ModelSpec, is_encoder
 from edgefl.plan.cost import Price, cost_of, figures_of, first_figures
 from edgefl.plan.eligibility import verdict
 from edgefl.plan.needs import completed, needs_pairs, usable_samples
 from edgefl.plan.prefix import can_cache, prefixes, with_cache
 from edgefl.plan.schedule import restrict, shallower, trained_stages
-from edgefl.plan.values import Cache, Candidate, Hyper, Job, Placement, Slots, Stage, Transfer
+from edgefl.plan.values import Cache, Candidate, Decline, Hyper, Job, Placement, Slots, Stage, Transfer
 from edgefl.records import Refusal
 
 _MEMORY = frozenset({"memory", "step_memory"})
@@ -58,18 +59,39 @@ def place(
     own = restrict(stage, [m for m in model.encoders if filled.samples.get(m, 0) > 0])
     if needs_pairs(slots) and not any(candidate.class_counts):
         own = _without_labels(own, slots)
+    if not candidate.capabilities.gpu:
+        hyper = msgspec.structs.replace(hyper, precision="f32")
     job = Job(model=model, stage=own, hyper=hyper, slots=slots, transfer=transfer or Transfer())
-    for variant in shallower(own):
-        for cache in _stores(msgspec.structs.replace(job, stage=variant), stage):
-            chosen = with_cache(msgspec.structs.replace(job, stage=variant), cache)
-            found = _largest(chosen, stage, candidate, part_bytes, price, last=last, before=before)
-            if isinstance(found, Placement):
-                return found
-            refusal = found or refusal
+    for variant in _retreats(job, stage):
+        if variant.hyper.leaned and refusal is not None and refusal.reason not in _MEMORY:
+            continue  # another optimiser takes less memory, and nothing else
+        found = _largest(variant, stage, candidate, part_bytes, price, last=last, before=before)
+        if isinstance(found, Placement):
+            return found
+        refusal = found or refusal
     if refusal is None:
         told = candidate.declined
         refusal = told[-1].refusal if told else Refusal(reason="error", detail="no variant is left")
     return Placement(device=candidate.device, stage=own, refusal=refusal)
+
+
+def _retreats(job: Job, stage: Stage) -> Iterator[Job]:
+    """Ever less: the job at each depth, with its prefix stored or not, with its own optimiser or the lean one."""
+    for variant in shallower(job.stage):
+        at_depth = msgspec.structs.replace(job, stage=variant)
+        for cache in _stores(at_depth, stage):
+            stored = with_cache(at_depth, cache)
+            yield stored
+            if (lean := job.hyper.lean) is not None:
+                changes = {"optimizer": lean.optimizer, "lr": lean.lr, "leaned": True}
+                yield msgspec.structs.replace(stored, hyper=msgspec.structs.replace(stored.hyper, **changes))
+
+
+def _pieces(job: Job) -> list[tuple[int, bool]]:
+    """(micro-batch, whether blocks are computed anew), from most memory to least."""
+    sizes = micro_batches(job.hyper.batch_size)
+    anew = any(is_encoder(part) for part in job.stage.trained)
+    return [*((size, False) for size in sizes), *([(sizes[-1], True)] if anew else [])]
 
 
 def _stores(job: Job, stage: Stage) -> tuple[Cache, ...]:
@@ -90,10 +112,11 @@ def _largest(
 ) -> Placement | Refusal | None:
     """The job with the largest micro-batch that fits; else why the last one tried does not; None: none was tried."""
     refusal = None
-    for micro in micro_batches(job.hyper.batch_size):
-        if _declined(job.stage, micro or job.hyper.batch_size, job.hyper.cache, candidate):
+    for micro, anew in _pieces(job):
+        hyper = msgspec.structs.replace(job.hyper, micro_batch=micro, checkpoint=anew)
+        job = msgspec.structs.replace(job, hyper=hyper)
+        if _declined(job, candidate):
             continue
-        job = msgspec.structs.replace(job, hyper=msgspec.structs.replace(job.hyper, micro_batch=micro))
         priced = price(job, candidate.samples)
         cost = dearest = cost_of(job, stage, candidate, part_bytes, priced)
         if last and job.model.matching != "none":
@@ -104,8 +127,7 @@ def _largest(
             return Placement(
                 device=candidate.device,
                 stage=job.stage,
-                micro_batch=micro,
-                cache=job.hyper.cache,
+                hyper=job.hyper,
                 cost=dearest,
                 factors=candidate.factors,
                 predicted=figures_of(cost),
@@ -152,18 +174,26 @@ def _without_labels(stage: Stage, slots: Slots) -> Stage:
     return msgspec.structs.replace(stage, trained=kept)
 
 
-def _declined(variant: Stage, micro: int, cache: Cache, candidate: Candidate) -> bool:
+def decline_of(placement: Placement, refusal: Refusal) -> Decline:
+    """What a device declines with ``refusal`` when it was offered this."""
+    hyper, depth = placement.hyper, trained_depth(placement.stage)
+    size = hyper.micro_batch or hyper.batch_size
+    return Decline(depth, size, bool(hyper.cache), refusal, hyper.checkpoint, hyper.leaned)
+
+
+def _declined(job: Job, candidate: Candidate) -> bool:
     """Whether the device declined this, or something at most as large.
 
     For want of disk, or of range in what is stored, it declined the storing alone; a part that did not unpack says
     nothing of sizes. What it takes to store a prefix and what a step takes are not to be compared.
     """
-    depth = trained_depth(variant)
+    hyper, depth = job.hyper, trained_depth(job.stage)
     for was in candidate.declined:
-        if was.refusal.reason == "packed" or was.cached != bool(cache):
+        if was.refusal.reason == "packed" or was.cached != bool(hyper.cache):
             continue
         if was.cached and was.refusal.reason in {"disk", "cache"}:
             return True
-        if depth >= was.depth and micro >= was.micro_batch:
+        less = depth < was.depth or (hyper.micro_batch or hyper.batch_size) < was.micro_batch
+        if not less and hyper.checkpoint <= was.checkpoint and hyper.leaned <= was.leaned:
             return True
     return False

@@ -14,6 +14,9 @@ ScheduleName = Literal["end_to_end", "progressive", "layerwise", "heads"]
 Exchange = Literal["all", "mappings", "nothing"]
 #: How the frozen prefix's outcome is stored; "": computed in every step.
 Cache = Literal["", "f16", "f32"]
+Optimizer = Literal["adamw", "sgd", "adafactor"]
+#: What matrices are multiplied in, on a GPU.
+Precision = Literal["f32", "bf16"]
 #: One slot of a recipe: {choice: {option: value}}. Only ``objective`` may hold several choices.
 Slot = dict[str, dict[str, float | str]]
 
@@ -31,17 +34,26 @@ class Stage(msgspec.Struct, frozen=True):
     trained: tuple[str, ...] = ()
 
 
+class Lean(msgspec.Struct, frozen=True):
+    """The optimiser, and its learning rates, where the state of the usual one does not fit."""
+
+    optimizer: Optimizer = "adafactor"
+    lr: dict[str, float] = {}
+
+
 class Hyper(msgspec.Struct, frozen=True):
     """Local training of one round.
 
     ``micro_batch`` = 0: the whole batch at once. ``lr`` and ``weight_decay`` by group: "encoder", "head"
-    (head covers head/*, fusion and task). ``clip_norm`` = 0: no gradient clipping.
+    (head covers head/*, fusion and task). ``clip_norm`` = 0: no gradient clipping. ``checkpoint``: the backward pass
+    computes the inside of trained blocks anew. The planner chooses ``micro_batch``, ``checkpoint``, whether ``cache``
+    is used, and ``lean`` in place of the optimiser; then ``leaned`` is set.
     """
 
     epochs: int = 1
     batch_size: int = 16
     micro_batch: int = 0
-    optimizer: Literal["adamw", "sgd", "adafactor"] = "adamw"
+    optimizer: Optimizer = "adamw"
     lr: dict[str, float] = {}
     weight_decay: dict[str, float] = {}
     momentum: float = 0.9
@@ -49,6 +61,10 @@ class Hyper(msgspec.Struct, frozen=True):
     holdout: float = 0.0  # share of the local samples that is only tested on
     cache: Cache = ""
     seed: int = 0
+    precision: Precision = "f32"
+    checkpoint: bool = False
+    lean: Lean | None = None
+    leaned: bool = False
 
 
 class Transfer(msgspec.Struct, frozen=True):
@@ -86,12 +102,14 @@ class Job(msgspec.Struct, frozen=True):
 
 
 class Decline(msgspec.Struct, frozen=True):
-    """What a device has declined to train: how many stages, in which micro-batches, with stored prefixes; and why."""
+    """What a device has declined to train: how many stages, and how; and why. ``micro_batch``: its rows, never 0."""
 
     depth: int = 0
     micro_batch: int = 0
     cached: bool = False
     refusal: Refusal = Refusal()
+    checkpoint: bool = False
+    leaned: bool = False
 
 
 class Candidate(msgspec.Struct, frozen=True):
@@ -108,16 +126,15 @@ class Candidate(msgspec.Struct, frozen=True):
 
 
 class Placement(msgspec.Struct, frozen=True):
-    """What one device trains in one stage, and at what predicted cost; or why it can not."""
+    """What one device trains in one stage, how, and at what predicted cost; or why it can not."""
 
     device: str = ""
     stage: Stage = Stage()
-    micro_batch: int = 0
+    hyper: Hyper = Hyper()
     cost: Cost = Cost()
     predicted: Figures = {}
     predicted_last: Figures = {}  # of the run's last round, where that costs more than the others
     refusal: Refusal | None = None
-    cache: Cache = ""
     factors: dict[str, float] = {}  # those of the candidate, which the predictions hold
     predicted_first: Figures = {}  # of the stage's first round, in which the frozen prefix's outcome is computed
 

@@ -97,6 +97,14 @@ def refusal_of(data: Mapping[str, Any]) -> Refusal:
     )
 
 
+def how_words(data: Mapping[str, Any]) -> str:
+    """What was done so that training fits, of the event's data: "" when nothing had to be."""
+    words = [f"micro-batch {data['micro_batch']}"] if data.get("micro_batch") else []
+    words += ["blocks computed anew"] if data.get("checkpoint") else []
+    words += [str(data["lean"])] if data.get("lean") else []
+    return ", ".join(words)
+
+
 def reason(refusal: Refusal) -> str:
     """The refusal's reason in words."""
     if refusal.reason == "data" and refusal.needed is None:
@@ -129,7 +137,7 @@ def _then(report: RunReport, device: str, stage: int) -> Cell:
     ]
     trained = any(row.status == "done" for row in report.assignments if (row.device, row.stage) == (device, stage))
     if again and trained:
-        return Cell(f"planned again, trained with micro-batch {again[-1].get('micro_batch', '?')}", tone="good")
+        return Cell(f"planned again, trained with {how_words(again[-1]) or 'the whole batch at once'}", tone="good")
     if again:
         return Cell("planned again, did not train", tone="warn")
     return Cell("trained other rounds" if trained else "left out of this stage", tone="" if trained else "warn")

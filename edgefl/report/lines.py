@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from edgefl.report import inventory, units
-from edgefl.report.decisions import reason, refusal_of
+from edgefl.report.decisions import how_words, reason, refusal_of
 from edgefl.report.rows import EventRow
 from edgefl.report.totals import is_leading, is_share
 
@@ -88,7 +88,7 @@ def _stage_planned(event: EventRow, data: Data) -> str:
     lines = [f"stage {event.stage} planned"]
     for placement in data.get("placements", []):
         if placement.get("ok", True):
-            micro = f", micro-batch {placement['micro_batch']}" if placement.get("micro_batch") else ""
+            micro = f", {how}" if (how := how_words(placement)) else ""
             cost = f"step memory {units.mib(placement.get('step_peak_bytes'))}, {units.gflop(placement.get('flops'))}"
             lines.append(f"  {placement.get('device', '')}: trains, predicted {cost}{micro}")
         else:
@@ -106,7 +106,7 @@ def _declined(event: EventRow, data: Data) -> str:
 
 
 def _replanned(event: EventRow, data: Data) -> str:
-    micro = f"micro-batch {data['micro_batch']}" if data.get("micro_batch") else "the whole batch at once"
+    micro = how_words(data) or "the whole batch at once"
     why = reason(refusal_of(data)) if data.get("reason") else "as its plan changed"
     return f"{event.device} planned again with {micro} ({why})"
 

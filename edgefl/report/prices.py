@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from edgefl.plan.schedule import trained_stages
-from edgefl.plan.values import Placement
+from edgefl.plan.values import Hyper, Placement
 from edgefl.report import units
 from edgefl.report.grid import Cell, Column, Grid
 
@@ -180,6 +180,13 @@ def _placements(price: RunPrice) -> Grid:
     return Grid("Devices", columns, rows, (note,))
 
 
+def _batch(hyper: Hyper) -> str:
+    """Rows of a micro-batch, and what else was done to fit."""
+    anew = ", blocks anew" if hyper.checkpoint else ""
+    lean = f", {hyper.optimizer}" if hyper.leaned else ""
+    return f"{hyper.micro_batch or hyper.batch_size}{anew}{lean}"
+
+
 def _trains(placement: Placement) -> str:
     numbers = trained_stages(placement.stage)
     names = ["embeddings"] if 0 in numbers else []
@@ -202,7 +209,7 @@ def _placement_row(price: RunPrice, device: DevicePlan) -> tuple[Cell, ...]:
     return (
         *head,
         Cell(_trains(placement)),
-        Cell(str(placement.micro_batch or price.batch_size)),
+        Cell(_batch(placement.hyper)),
         Cell(units.number(placement.cost.step_peak_bytes / units.MIB)),
         Cell(units.number(placement.cost.flops / units.GIGA)),
         Cell("fits", tone="good"),

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from edgefl.report import units
-from edgefl.report.decisions import refusal_of
+from edgefl.report.decisions import how_words, refusal_of
 from edgefl.report.lines import how_many, refusal_words
 from edgefl.report.rows import EventRow
 
@@ -120,8 +120,8 @@ def _declined(watch: Watch, event: EventRow, data: dict[str, Any]) -> None:
 
 def _replanned(watch: Watch, event: EventRow, data: dict[str, Any]) -> None:
     device = watch.device(event.device)
-    micro = data.get("micro_batch")
-    device.doing, device.why = "waiting", f"planned again, micro-batch {micro}" if micro else "planned again"
+    how = how_words(data)
+    device.doing, device.why = "waiting", f"planned again, {how}" if how else "planned again"
     device.step = 0
 
 

@@ -63,7 +63,7 @@ class FlopCounts:
 def kind_of_step(job: Job, *, with_tables: bool) -> bytes:
     """What decides a step's FLOPs besides the batch's shape; ``with_tables``: there are global prototypes."""
     hyper = job.hyper
-    sizes = (hyper.batch_size, hyper.micro_batch)
+    sizes = (hyper.batch_size, hyper.micro_batch, hyper.checkpoint)
     decisive = (job.model, job.stage.present, job.stage.trained, sizes, hyper.cache, job.slots)
     return msgspec.msgpack.encode((decisive, with_tables))
 

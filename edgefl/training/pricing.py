@@ -30,6 +30,7 @@ from edgefl.training.forward import Aids, copied
 from edgefl.training.judging import matcher_of
 from edgefl.training.optimizers import TOGETHER_BYTES, factor_shapes
 from edgefl.training.poverty import is_exact, poverty_layers
+from edgefl.training.precision import FusedAttention
 from edgefl.training.prefix import together_in
 from edgefl.training.step import prepare, run_backward, run_forward
 
@@ -38,7 +39,7 @@ class Pricer:
     """Prices jobs and remembers what it traced, so that a fleet of any size costs a few traces a stage."""
 
     def __init__(self) -> None:
-        self._peaks: dict[bytes, int] = {}
+        self._peaks: dict[tuple[bytes, str, str], int] = {}
         self._steps = FlopCounts()
         self._beside = Beside()
         self._stores: dict[tuple[bytes, str], tuple[int, float]] = {}
@@ -69,7 +70,7 @@ class Pricer:
             for peak, by_row in [self._store(job, m, part, depth)]
         }
         return Priced(
-            self._peaks[kind_of_step(job, with_tables=True)],
+            self._peaks[_kind_of_peak(job)],
             steps * step + beside,
             {part: flops for part, (_, flops) in stores.items()},
             max((peak for peak, _ in stores.values()), default=0),
@@ -89,11 +90,16 @@ class Pricer:
         incomplete = int(complete < job.hyper.batch_size)
         shape: ShapeKey = (("", incomplete), ("&", complete), *sorted(rows.items()))  # as Batch.shape_key says it
         step = self._steps.get(kind, shape, linear=linear)
-        if step is None:
+        if step is None or _kind_of_peak(job) not in self._peaks:
             peak, step = price_step(job, rows)
             self._steps.put(kind, shape, step)
-            self._peaks.setdefault(kind, peak)
+            self._peaks.setdefault(_kind_of_peak(job), peak)
         return step
+
+
+def _kind_of_peak(job: Job) -> tuple[bytes, str, str]:
+    """What decides a step's memory, besides the batch's shape."""
+    return kind_of_step(job, with_tables=True), job.hyper.optimizer, job.hyper.precision
 
 
 def price_part(job: Job, modality: str, part: str, depth: int) -> tuple[int, float]:
@@ -102,7 +108,7 @@ def price_part(job: Job, modality: str, part: str, depth: int) -> tuple[int, flo
     ``depth``: stages they have been through afterwards.
     """
     encoder, rows = job.model.encoders[modality], together_in(job)
-    with LiveBytes() as live, torch.no_grad():
+    with LiveBytes() as live, FusedAttention(), torch.no_grad():
         model = build(job.model, [part], device="meta").eval()
         shown = meta_input(with_cache(job, ""), modality, rows)
         with FlopCounter() as counter:
@@ -123,9 +129,9 @@ def price_step(job: Job, rows: Mapping[str, int]) -> tuple[int, float]:
     The optimiser's own operations are not traced: they are many and cost no FLOPs by this count. What they hold is
     there: their state from the first step on, and the one temporary.
     """
-    with LiveBytes() as live:
+    with LiveBytes() as live, FusedAttention():
         model = build(job.model, built_parts(job), device="meta", seed=0)
-        prepare(model, job.stage.trained)
+        prepare(model, job.stage.trained, checkpoint=job.hyper.checkpoint)
         batch, aids = meta_batch(job, rows), _meta_aids(job, model)
         trained = [p for p in model.parameters() if p.requires_grad] + aids.extra
         state = _states(job, trained)

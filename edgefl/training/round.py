@@ -117,7 +117,7 @@ def train_round(
     model = _load(job, parts, kept, device)
     metrics, spent = trial(job, model, apart, parts, "received", counts)
     personal_metrics, more = personal_trial(job, model, apart, parts, kept, counts)
-    prepare(model, job.stage.trained)
+    prepare(model, job.stage.trained, checkpoint=job.hyper.checkpoint)
     aids = aids_of(job, model, parts, kept, device)
     marks, marking = marks_of(job, model, aids, dataset, rng, counts)
     meter = PovertyMeter() if "poverty" in job.slots.repair else None
@@ -129,7 +129,7 @@ def train_round(
     tally.flops += spent
     sending, samples = _outcome(job, model, aids, dataset, usable, tally, device, rng)
     mine = job.stage.trained if meter is not None else kept_parts(job)  # with poverty, a personal model stays here
-    staying = {part: part_tensors(model, part) for part in mine}
+    staying = {part: part_tensors(model, part, copy=False) for part in mine}  # the model is at its end
     return RoundResult(
         parts=sending,
         kept=staying | twin_tensors(aids),
@@ -237,7 +237,9 @@ def _outcome(
 ) -> tuple[dict[str, Tensors], dict[str, int]]:
     """(what is sent, samples of each trained part): trained parts, prototypes, small networks, the signature."""
     samples = _samples(job, own, usable)
-    sending = {part: part_tensors(model, part) for part in sent(job.stage, job.slots.exchange) if part in samples}
+    # Where they lie: from here on nothing changes the model, and the largest moment shall not be a copy of it.
+    trained = [part for part in sent(job.stage, job.slots.exchange) if part in samples]
+    sending = {part: part_tensors(model, part, copy=False) for part in trained}
     tables, flops = local_tables(job, model, aids, own, device, tally.counts, rng)
     tally.flops += flops
     if tables is not None:

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from edgefl.models.build import StagedModel
-from edgefl.models.encoder import TokenState, device_of_input, rows_in, rows_of
+from edgefl.models.encoder import Stage, TokenState, device_of_input, rows_in, rows_of
+from edgefl.models.multiway import OwnStage, SharedStage
 from edgefl.models.rows import Index, Piece, merged, pieces
 from edgefl.models.spec import is_encoder, modality_of
 from edgefl.plan.values import Hyper, Job
@@ -25,14 +26,20 @@ from edgefl.training.early import EarlyUpdates, updates_of
 from edgefl.training.forward import Aids, Forward
 from edgefl.training.objectives import total_loss
 from edgefl.training.optimizers import SGD, Adafactor, AdamW, Group, Optimizer, parameters_of
+from edgefl.training.precision import computing_in
 
 
-def prepare(model: StagedModel, trained: Sequence[str]) -> None:
-    """Freeze what is not trained: no gradient, evaluation mode (decision D-L1: frozen parts keep no dropout)."""
+def prepare(model: StagedModel, trained: Sequence[str], *, checkpoint: bool = False) -> None:
+    """Freeze what is not trained: no gradient, evaluation mode (decision D-L1: frozen parts keep no dropout).
+
+    ``checkpoint``: trained encoder stages keep nothing inside their blocks for the backward pass.
+    """
     for name in model.parts_present:
         part = model.part(name)
         part.requires_grad_(name in trained)
         part.train(name in trained)
+        if isinstance(part, Stage | OwnStage | SharedStage):
+            part.anew = checkpoint and name in trained
 
 
 def make_optimizer(
@@ -96,11 +103,13 @@ def run_forward(model: StagedModel, job: Job, batch: Batch, aids: Aids) -> Pass:
     joint = job.model.fusion == "joint"
     states = {m: TokenState(tokens, masks.get(m)) for m, tokens in encoded.items()} if joint else None
     pooled = encoded if states is None else {m: model.pool_tokens(m, state) for m, state in states.items()}
+    with computing_in(job.hyper.precision, _device(batch)):
+        projected = {m: model.project(m, h) for m, h in pooled.items()}
     forward = Forward(
         model=model,
         size=batch.size,
         encoded=pooled,
-        projected={m: model.project(m, h) for m, h in pooled.items()},
+        projected={m: r.float() for m, r in projected.items()},
         rows=batch.rows,
         labels=batch.labels,
         missing=next(iter(job.slots.missing.items()), ("zero", {})),
@@ -198,11 +207,13 @@ def _replay(
 def _run(model: StagedModel, job: Job, unit: Batch, piece: Piece) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """The rows of a piece through the encoders: h [n, D] or, for joint fusion, tokens [n, N, D] and their masks."""
     inputs = {m: rows_of(unit.inputs[m], index) for m, index in piece.own.items()}
-    if job.model.fusion != "joint":
-        return model.encode_batch(inputs, piece.rows, piece.size, job.stage.depth), {}
-    states = model.encode_batch_tokens(inputs, piece.rows, piece.size, job.stage.depth)
+    with computing_in(job.hyper.precision, _device(unit)):
+        if job.model.fusion != "joint":
+            encoded = model.encode_batch(inputs, piece.rows, piece.size, job.stage.depth)
+            return {m: h.float() for m, h in encoded.items()}, {}
+        states = model.encode_batch_tokens(inputs, piece.rows, piece.size, job.stage.depth)
     masks = {m: state.mask for m, state in states.items() if state.mask is not None}
-    return {m: state.tokens for m, state in states.items()}, masks
+    return {m: state.tokens.float() for m, state in states.items()}, masks
 
 
 def _pieces(unit: Batch, micro: int) -> Iterator[Piece]:

@@ -1,0 +1,142 @@
+"""Blocks computed anew, matrices in bf16, parts handed over where they lie: less memory for the same training."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from training_fixture import dataset, job, model_spec, parts_of, random_batch, stages_of, with_hyper
+
+from edgefl.models.build import build
+from edgefl.models.sizes import encoder_of_size
+from edgefl.models.spec import HeadSpec, ModelSpec
+from edgefl.models.state import part_tensors
+from edgefl.plan.schedule import SCHEDULES
+from edgefl.plan.values import Hyper, Job, Slots
+from edgefl.resources.flops import FlopCounter
+from edgefl.resources.live_bytes import LiveBytes
+from edgefl.training.batches import Batch
+from edgefl.training.forward import Aids
+from edgefl.training.precision import computing_in
+from edgefl.training.pricing import Pricer, price_step
+from edgefl.training.round import train_round
+from edgefl.training.step import make_optimizer, prepare, train_step
+
+CLIP = Slots({"clip": {"weight": 1.0, "temperature": 0.05}}, {"ignore": {}})
+
+
+def trained(made: Job, steps: int = 3) -> dict[str, np.ndarray]:
+    model = build(made.model, made.stage.present, seed=1)
+    prepare(model, made.stage.trained, checkpoint=made.hyper.checkpoint)
+    optimizer = make_optimizer(model, made.stage.trained, made.hyper)
+    torch.manual_seed(5)
+    for i in range(steps):
+        train_step(model, made, random_batch({"b": [0, 2, 3]}, seed=i), optimizer, Aids())
+    return {name: value.detach().numpy().copy() for name, value in model.state_dict().items()}
+
+
+@pytest.mark.parametrize("micro", [0, 2])
+@pytest.mark.parametrize("sharing", ["own", "multiway", "joint"])
+@pytest.mark.parametrize("schedule", ["end_to_end", "layerwise"])
+def test_blocks_computed_anew_train_the_same(schedule, sharing, micro, monkeypatch):
+    plain = model_spec(dropout=0.1)
+    changes = {"own": {}, "multiway": {"encoder_sharing": "multiway"}, "joint": {"fusion": "joint"}}[sharing]
+    spec = ModelSpec(plain.encoders, 3, plain.head, 10, 3, plain.label_names, **changes)
+    monkeypatch.setattr("edgefl.training.early.TOGETHER_BYTES", 0)  # and updates come inside the backward pass
+    made = job(spec, stages_of(spec, schedule)[-1], micro_batch=micro)
+    kept = trained(made)
+    for name, value in trained(with_hyper(made, checkpoint=True)).items():
+        np.testing.assert_allclose(value, kept[name], rtol=1e-5, atol=1e-7, err_msg=name)
+
+
+def pair(batch: int, **changes) -> Job:
+    """Image and text end to end; a small share of the weights, most memory is activations."""
+    encoders = {
+        "image": encoder_of_size("vision", "tiny", (64, 64, 3), depth=4),
+        "text": encoder_of_size("text", "tiny", (32,), depth=4),
+    }
+    model = ModelSpec(encoders, 2, HeadSpec(32, 16), 32, 0)
+    stage = SCHEDULES["end_to_end"](model, [0, 1], "auto")[0]
+    return Job(model, stage, Hyper(batch_size=batch, **changes), CLIP)
+
+
+def batch_of(made: Job) -> Batch:
+    size = made.hyper.batch_size
+    inputs = {"image": torch.rand(size, 64, 64, 3), "text": torch.randint(1, 100, (size, 32))}
+    return Batch(size, inputs, dict.fromkeys(inputs), None, complete=size)
+
+
+def run(made: Job) -> tuple[int, float, float]:
+    """(live bytes of the second step, its FLOPs, its loss) on the CPU."""
+    torch.manual_seed(1)
+    with LiveBytes() as live:
+        model = build(made.model, made.stage.present)
+        prepare(model, made.stage.trained, checkpoint=made.hyper.checkpoint)
+        optimizer = make_optimizer(model, made.stage.trained, made.hyper)
+        train_step(model, made, batch_of(made), optimizer, Aids())
+        batch = batch_of(made)
+        with FlopCounter() as counter:
+            loss, _ = train_step(model, made, batch, optimizer, Aids())
+    return live.peak, float(counter.flops), loss
+
+
+@pytest.mark.parametrize(
+    "changes", [{"checkpoint": True}, {"checkpoint": True, "micro_batch": 8}, {"precision": "bf16"}], ids=str
+)
+def test_the_price_is_what_runs(changes):
+    made = pair(32, **changes)
+    peak, flops = price_step(made, {"image": 32, "text": 32})
+    live, counted, _ = run(made)
+    assert flops == counted
+    assert peak == pytest.approx(live, rel=0.05)
+    plain, _ = price_step(pair(32, micro_batch=changes.get("micro_batch", 0)), {"image": 32, "text": 32})
+    assert peak < 0.85 * plain
+
+
+def test_computing_anew_costs_a_forward_pass_of_the_blocks():
+    rows = {"image": 32, "text": 32}
+    plain, anew = (price_step(pair(32, checkpoint=checkpoint), rows)[1] for checkpoint in (False, True))
+    assert 1.2 < anew / plain < 4 / 3 + 0.01
+
+
+def test_bf16_loses_little_and_f32_nothing():
+    narrow, wide = run(pair(32, precision="bf16"))[2], run(pair(32))[2]
+    assert narrow == pytest.approx(wide, rel=0.02)
+    assert narrow != wide
+    with computing_in("f32", torch.device("cpu")):
+        assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == torch.float32
+    for device in ("cpu", "meta"):
+        with computing_in("bf16", torch.device(device)):
+            narrowed = torch.nn.functional.linear(torch.ones(2, 2, device=device), torch.ones(2, 2, device=device))
+        assert narrowed.dtype == torch.bfloat16
+
+
+def test_a_pricer_tells_optimisers_and_precisions_apart():
+    pricer, made = Pricer(), job()
+    samples = {"": 40, "a": 40, "b": 40}
+    first = pricer(made, samples)
+    lean = pricer(with_hyper(made, optimizer="adafactor"), samples)
+    assert lean.peak < first.peak
+    assert lean.flops == first.flops
+    larger = {"": 64, "image": 64, "text": 64}
+    assert pricer(pair(32, precision="bf16"), larger).peak < 0.8 * pricer(pair(32), larger).peak
+    assert pricer(with_hyper(made, checkpoint=True), samples).flops > first.flops
+    assert pricer(made, samples) == first
+
+
+def test_what_is_sent_lies_where_the_model_left_it(monkeypatch):
+    made, models = job(), []
+
+    def noted(model, *rest):
+        models.append(model)
+        return make_optimizer(model, *rest)
+
+    monkeypatch.setattr("edgefl.training.round.make_optimizer", noted)
+    outcome = train_round(made, dataset(), parts_of(made))
+    (model,) = models
+    for part in made.stage.trained:
+        for name, value in part_tensors(model, part, copy=False).items():
+            assert np.shares_memory(value, outcome.parts[part][name])
+        assert not any(
+            np.shares_memory(value, outcome.parts[part][name]) for name, value in part_tensors(model, part).items()
+        )
