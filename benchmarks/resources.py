@@ -37,8 +37,8 @@ STAGES = 6
 ROUNDS = {"end_to_end": [0, 0, 0, 0, 0, 90], "progressive": [15] * 6, "layerwise": [0, 0, 0, 10, 30, 50]}
 #: Steps of a process: the first is not timed.
 STEPS = 4
-#: How fast and small exchange: the tenth of the changes that is largest up, all changes in 8 bits down.
-PACKED = Transfer((("*", "delta+top"),), (("*", "delta+int8"),), top=0.1)
+#: How fast and small exchange: changes in 4 bits.
+PACKED = Transfer((("*", "delta+int4"),), (("*", "delta+int4"),))
 
 
 class Setting(msgspec.Struct, frozen=True):

@@ -10,6 +10,7 @@ from edgefl.config.values import RunConfig
 from edgefl.errors import ConfigError
 from edgefl.models.sizes import SIZES
 from edgefl.plan.compile import compile_run
+from edgefl.plan.values import Lean
 
 SHAPE = (16, 3)
 
@@ -80,3 +81,33 @@ def test_clip_needs_two_modalities_and_no_labels():
     assert plan.model.classes == 0
     with pytest.raises(ConfigError, match="objective clip needs two modalities or more"):
         compiled({"objective": "clip"}, model={"stages": 3, "encoders": {"a": {"kind": "sensor"}}})
+
+
+def test_the_lean_optimiser_has_rates_of_its_own():
+    lean = {"optimizer": "sgd", "lr": {"encoder": [0.4, 0.5, 0.6], "head": 2.0}}
+    training = {"rounds": [1, 1, 1], "lr": {"encoder": 0.1, "head": 0.5}, "lean": lean, "precision": "bf16"}
+    plan = compiled({"schedule": "layerwise"}, training=training)
+    assert [h.lean for h in plan.hypers] == [Lean("sgd", {"encoder": e, "head": 2.0}) for e in (0.4, 0.5, 0.6)]
+    assert {(h.optimizer, h.precision, h.leaned) for h in plan.hypers} == {("adamw", "bf16", False)}
+    assert compiled().hypers[0].lean is None
+    lean["lr"]["encoder"] = [0.4, 0.5]
+    with pytest.raises(ConfigError, match=r"training\.lean\.lr\.encoder: has 2 entries"):
+        faultless(training)
+
+
+def faultless(training: dict) -> None:
+    if problems := run_config(training=training).conflicts():
+        raise ConfigError("mine", problems)
+
+
+def test_poverty_is_read_from_an_optimiser_that_keeps_it():
+    mean = {"repair": {"poverty": {}}}
+    exact = {"repair": {"poverty": {"form": "exact"}}}
+    for field, training in (
+        ("training.optimizer", {"rounds": [1, 1, 1], "optimizer": "adafactor"}),
+        ("training.lean.optimizer", {"rounds": [1, 1, 1], "lean": {"optimizer": "adafactor"}}),
+    ):
+        with pytest.raises(ConfigError, match=f"{field}: adafactor does not keep"):
+            compiled(mean, training=training)
+        assert compiled(exact, training=training)
+    assert compiled(mean, training={"rounds": [1, 1, 1], "lean": {"optimizer": "sgd"}})

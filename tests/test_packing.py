@@ -54,6 +54,19 @@ def test_by_hand():
     assert halves[0, 0] == np.float32(2.546875)  # 8 bits of mantissa
 
 
+@pytest.mark.parametrize("columns", [1024, 1023])
+def test_two_levels_a_byte_by_hand(columns):
+    """Rows of 7 levels: row 0 reaches 7, so a level is 1; an odd row has a place that means nothing."""
+    weight = np.zeros((2, columns), np.float32)
+    weight[0, :4], weight[1, -1] = [7, -7, 2.4, -0.6], 3.5
+    sent = pack({"w": weight}, {"w": np.zeros_like(weight)}, "delta+int4", 0.1)
+    assert sent.held["w"][0, :5].tolist() == [7, -7, 2, -1, 0]
+    assert sent.held["w"][1, -1] == np.float32(3.5)
+    np.testing.assert_allclose(sent.lost["w"][0, :4], [0, 0, 0.4, 0.4], atol=1e-6)
+    np.testing.assert_array_equal(unpack(sent.data, {"w": np.zeros_like(weight)}, "delta+int4")["w"], sent.held["w"])
+    assert len(sent.data) < 2 * (columns + 1) // 2 + 300
+
+
 @pytest.mark.parametrize("packing", DELTAS)
 def test_what_is_lost_comes_with_the_next_rounds(packing):
     """A change is of what the other side holds, so that it follows a target that stands still."""

@@ -248,10 +248,11 @@ class RunConfig(Values):
         """Lists that need one entry a stage, and names that must be known."""
         rounds, stages, missing = self.training.rounds, self.model.stages, self.data.missing
         found = []
+        lean = self.training.lean
         for field, values in (
             ("rounds", rounds),
-            ("lr.encoder", self.training.lr.encoder),
-            ("lr.head", self.training.lr.head),
+            *((f"lr.{group}", rate) for group, rate in self.training.lr),
+            *((f"lean.lr.{group}", rate) for group, rate in (lean.lr if lean is not None else ())),
         ):
             if isinstance(values, list) and len(values) != stages:
                 message = f"has {len(values)} entries and model.stages is {stages}: give one a stage"

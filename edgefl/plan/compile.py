@@ -84,6 +84,7 @@ def model_spec(
             problems.append(Problem(f"{path}.size", f"kind {encoder.kind} has no size {encoder.size!r}; {known}"))
             continue
         encoders[modality] = _encoder(encoder, shapes.get(modality, ()))
+    problems += _readable(config.training, recipe)
     supervised = "cross_entropy" in recipe.objective
     if supervised and shapes and not label_names:
         problems.append(Problem("data", "objective cross_entropy needs labels, and the data names no classes"))
@@ -107,6 +108,23 @@ def model_spec(
     if faults := spec_problems(spec):
         raise ConfigError(config.name, [Problem(f"model.{fault.path}", fault.message) for fault in faults])
     return spec
+
+
+def _readable(training: TrainingConfig, recipe: RecipeConfig) -> list[Problem]:
+    """A poverty layer is read from the optimiser's state, which not every optimiser keeps."""
+    if recipe.repair.get("poverty", {"form": "exact"}).get("form") == "exact":
+        return []
+    used = {
+        "training.optimizer": training.optimizer,
+        "training.lean.optimizer": training.lean and training.lean.optimizer,
+    }
+    return [
+        Problem(
+            field, "adafactor does not keep what repair: poverty reads; use adamw or sgd, or poverty: {form: exact}"
+        )
+        for field, name in used.items()
+        if name == "adafactor"
+    ]
 
 
 def _shape(recipe: RecipeConfig) -> dict[str, Any]:

@@ -2,11 +2,12 @@
 
 What the other side gets to hold, q, follows exactly from what is sent; what is lost, target - q, is sent with the next
 round's (error feedback, arXiv 1901.09847). A packed part is an object of encoding "packed": of tensor t it holds
-``t|f16`` or ``t|bf16`` (bits as int16), ``t|int8`` with ``t|scale`` (one a row), ``t|top`` with ``t|at`` and
-``t|scale``, or ``t|whole`` where packing would not pay or not be right: integers, small tensors, and those of one
-dimension, which are biases, norms and running averages (a variance has no error feedback: it would become negative).
+``t|f16`` or ``t|bf16`` (bits as int16), ``t|int8`` or ``t|int4`` (two a byte, the first one low) with ``t|scale`` (one
+a row), ``t|top`` with ``t|at`` and ``t|scale``, or ``t|whole`` where packing would not pay or not be right: integers,
+small tensors, and those of one dimension, which are biases, norms and running averages (a variance has no error
+feedback: it would become negative).
 
-    int8: s_r = max|x_r| / 127, q = round(x / s);  top: the share k of the largest |x|, these as int8
+    int8: s_r = max|x_r| / 127, q = round(x / s);  int4: the same with 7;  top: the share k of the largest |x|, as int8
 """
 
 from __future__ import annotations
@@ -29,10 +30,10 @@ Tensors = Mapping[str, Array]
 WHOLE_BELOW = 1024
 #: A packed part larger than this share of the whole is sent whole.
 WORTH = 0.9
-_LEVELS = 127
+_LEVELS = {"int8": 127, "int4": 7}
 #: Values worked on at a time: a part is a copy of a large tensor already, and there must not be four.
 _BLOCK = 2**18
-_FORMS = frozenset({"whole", "f16", "bf16", "int8", "scale", "top", "at"})
+_FORMS = frozenset({"whole", "f16", "bf16", "int8", "int4", "scale", "top", "at"})
 
 
 class Packed(NamedTuple):
@@ -148,13 +149,14 @@ def _code(name: str, rows: Array, form: str, top: float) -> dict[str, Array]:
     """[R, n] f32 as it travels; ``rows`` becomes what is lost of it."""
     if form == "top":
         return _code_top(name, rows, top)
-    stored = np.empty(rows.shape, np.int8 if form == "int8" else np.int16)
+    stored = np.empty(*_stored(rows.shape, form))
     scale = np.zeros(len(rows), np.float32)
     for some in _blocks(rows):
         values = rows[some]
-        if form == "int8":
-            scale[some] = np.abs(values).max(axis=1, initial=0.0) / _LEVELS
-            stored[some] = _levels(values, scale[some])
+        if form in _LEVELS:
+            scale[some] = np.abs(values).max(axis=1, initial=0.0) / _LEVELS[form]
+            levels = _levels(values, scale[some], form)
+            stored[some] = levels if form == "int8" else _in_pairs(levels)
         elif form == "bf16":
             stored[some] = _bf16(values)
         else:
@@ -166,9 +168,9 @@ def _code(name: str, rows: Array, form: str, top: float) -> dict[str, Array]:
                     remedy="Set transfer.up and transfer.down to another packing, such as bf16.",
                 )
             stored[some] = half.view(np.int16)
-        rows[some] -= _values(stored[some], form, scale[some])
+        rows[some] -= _values(stored[some], form, scale[some])[:, : rows.shape[1]]
     coded = {f"{name}|{form}": stored}
-    return coded | {f"{name}|scale": scale} if form == "int8" else coded
+    return coded | {f"{name}|scale": scale} if form in _LEVELS else coded
 
 
 def _code_top(name: str, rows: Array, top: float) -> dict[str, Array]:
@@ -186,23 +188,42 @@ def _code_top(name: str, rows: Array, top: float) -> dict[str, Array]:
         equal = np.flatnonzero(np.abs(flat[at]) == least)
         at = np.delete(at, equal[len(equal) - (len(at) - count) :])
     chosen = flat[at][None]
-    scale = np.asarray(np.abs(chosen).max(axis=1, initial=0.0) / _LEVELS, np.float32)
-    levels = _levels(chosen, scale)
+    scale = np.asarray(np.abs(chosen).max(axis=1, initial=0.0) / _LEVELS["int8"], np.float32)
+    levels = _levels(chosen, scale, "int8")
     flat[at] -= _values(levels, "int8", scale)[0]
     return {f"{name}|top": levels[0], f"{name}|at": at.astype(np.int32), f"{name}|scale": scale}
 
 
-def _levels(rows: Array, scale: Array) -> Array:
+def _stored(shape: tuple[int, ...], form: str) -> tuple[tuple[int, ...], type]:
+    """(shape, dtype) in which values [R, ...] travel."""
+    if form == "int4":
+        return (shape[0], (math.prod(shape[1:]) + 1) // 2), np.uint8
+    return shape, np.int8 if form == "int8" else np.int16
+
+
+def _levels(rows: Array, scale: Array, form: str) -> Array:
     """int8 [R, n]."""
     with np.errstate(divide="ignore", invalid="ignore"):
         levels = np.where(scale[:, None] > 0, rows / scale[:, None], 0)
-    return np.clip(np.rint(levels), -_LEVELS, _LEVELS).astype(np.int8)
+    return np.clip(np.rint(levels), -_LEVELS[form], _LEVELS[form]).astype(np.int8)
+
+
+def _in_pairs(levels: Array) -> Array:
+    """Levels -7 to 7 [R, n] as bytes [R, (n + 1) // 2]: 8 more than each, a last one without another beside 8."""
+    high = (levels[:, 1::2] + 8).astype(np.uint8)
+    low = (levels[:, ::2] + 8).astype(np.uint8)
+    if high.shape[1] < low.shape[1]:
+        high = np.pad(high, ((0, 0), (0, 1)), constant_values=8)
+    return np.asarray(low | high << np.uint8(4))
 
 
 def _values(stored: Array, form: str, scale: Array) -> Array:
     """[R, n] f32 of values as they travel; by IEEE arithmetic alone, so that both sides get the same bits."""
     if form == "int8":
         return np.asarray(stored.astype(np.float32) * scale[:, None])
+    if form == "int4":
+        levels = np.stack((stored & np.uint8(15), stored >> np.uint8(4)), axis=2).reshape(len(stored), -1)
+        return np.asarray((levels.astype(np.float32) - np.float32(8)) * scale[:, None])
     if form == "f16":
         return np.asarray(stored.view(np.float16).astype(np.float32))
     return np.asarray((stored.view(np.uint16).astype(np.uint32) << np.uint32(16)).view(np.float32))
@@ -217,13 +238,13 @@ def _decode(name: str, coded: Tensors, shape: tuple[int, ...]) -> Array:
             raise ProtocolError(f"tensor {name[:80]!r}: '{form}' is missing, or is not {dtype.__name__} {wanted or ''}")
         return value
 
-    form = next((one for one in ("f16", "bf16", "int8") if f"{name}|{one}" in coded), "top")
+    form = next((one for one in ("f16", "bf16", "int8", "int4") if f"{name}|{one}" in coded), "top")
     if form != "top":
-        stored = piece(form, shape, np.int8 if form == "int8" else np.int16).reshape(shape[0], -1)
-        scale = piece("scale", shape[:1], np.float32) if form == "int8" else np.zeros(shape[0], np.float32)
-        out = np.empty(stored.shape, np.float32)
+        stored = piece(form, *_stored(shape, form)).reshape(shape[0], -1)
+        scale = piece("scale", shape[:1], np.float32) if form in _LEVELS else np.zeros(shape[0], np.float32)
+        out = np.empty((shape[0], math.prod(shape[1:])), np.float32)
         for some in _blocks(out):
-            out[some] = _values(np.ascontiguousarray(stored[some]), form, scale[some])
+            out[some] = _values(np.ascontiguousarray(stored[some]), form, scale[some])[:, : out.shape[1]]
         return out
     values, scale = piece("top", None, np.int8), piece("scale", (1,), np.float32)
     at = piece("at", values.shape, np.int32)

@@ -40,6 +40,11 @@ def computing_in(precision: Precision, device: torch.device) -> AbstractContextM
     return torch.autocast(device.type, torch.bfloat16)
 
 
+def widened(value: torch.Tensor) -> torch.Tensor:
+    """What came out of narrow products, in f32."""
+    return value.float() if value.dtype == torch.bfloat16 else value
+
+
 class _Narrowed(TorchFunctionMode):
     """What autocast would do to shapes alone."""
 

@@ -26,7 +26,7 @@ from edgefl.training.early import EarlyUpdates, updates_of
 from edgefl.training.forward import Aids, Forward
 from edgefl.training.objectives import total_loss
 from edgefl.training.optimizers import SGD, Adafactor, AdamW, Group, Optimizer, parameters_of
-from edgefl.training.precision import computing_in
+from edgefl.training.precision import computing_in, widened
 
 
 def prepare(model: StagedModel, trained: Sequence[str], *, checkpoint: bool = False) -> None:
@@ -109,7 +109,7 @@ def run_forward(model: StagedModel, job: Job, batch: Batch, aids: Aids) -> Pass:
         model=model,
         size=batch.size,
         encoded=pooled,
-        projected={m: r.float() for m, r in projected.items()},
+        projected={m: widened(r) for m, r in projected.items()},
         rows=batch.rows,
         labels=batch.labels,
         missing=next(iter(job.slots.missing.items()), ("zero", {})),
@@ -210,10 +210,10 @@ def _run(model: StagedModel, job: Job, unit: Batch, piece: Piece) -> tuple[dict[
     with computing_in(job.hyper.precision, _device(unit)):
         if job.model.fusion != "joint":
             encoded = model.encode_batch(inputs, piece.rows, piece.size, job.stage.depth)
-            return {m: h.float() for m, h in encoded.items()}, {}
+            return {m: widened(h) for m, h in encoded.items()}, {}
         states = model.encode_batch_tokens(inputs, piece.rows, piece.size, job.stage.depth)
     masks = {m: state.mask for m, state in states.items() if state.mask is not None}
-    return {m: state.tokens.float() for m, state in states.items()}, masks
+    return {m: widened(state.tokens) for m, state in states.items()}, masks
 
 
 def _pieces(unit: Batch, micro: int) -> Iterator[Piece]:
