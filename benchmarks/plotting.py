@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 #: Told apart with any colour vision (Okabe and Ito, 2008).
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c8c8c", "#000000")
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c8c8c", "#000000", "#7a5230", "#b8b800")
 _STYLE = {
     "svg.fonttype": "none",
     "svg.hashsalt": "edgefl",

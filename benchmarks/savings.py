@@ -139,7 +139,7 @@ def plots(runs: Sequence[tuple[Cell, Settings, dict[str, Any]]], results: Result
         shown = (END, *(one for one in SAVINGS if one == "none" or "transfer" in SAVINGS[one]))
         names.append(f"savings-{task}.svg")
         with plot(folder / names[-1], "payload of the whole run, MiB", name, height=4.8) as axes:
-            for saving, colour in zip(shown, COLOURS, strict=True):
+            for saving, colour in zip(shown, COLOURS, strict=False):
                 own = [row for row in rows if (row.task, row.method) == (task, saving)]
                 if not own:
                     continue

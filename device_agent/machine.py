@@ -92,6 +92,7 @@ def _hello(state: State, now: float) -> Step:
         trainer_base_bytes=facts.base_bytes,
         runtime=facts.runtime,
         gpu=facts.gpu or state.capabilities.gpu,
+        torch_device=facts.torch_device,
         gpu_memory_bytes=facts.gpu_memory_bytes or state.capabilities.gpu_memory_bytes,
     )
     hello = m.Hello(

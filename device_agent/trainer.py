@@ -325,6 +325,7 @@ def _facts(dataset: Any, device: str, *, elastic: bool) -> DataFacts:
         runtime=f"torch {torch.__version__}",
         gpu=gpu.name if gpu is not None else "",
         gpu_memory_bytes=gpu.total_memory if gpu is not None else 0,
+        torch_device=device,
     )
 
 

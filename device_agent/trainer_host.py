@@ -20,6 +20,7 @@ from device_agent.trainer import Trainer, die_with_parent
 from device_agent.trainer_link import TrainRequest
 from device_agent.values import DataFacts, Result
 from edgefl.records import Figure
+from edgefl.resources.allocator import give_back_at_once
 from edgefl.worker import Note, serve
 
 
@@ -91,6 +92,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--parent", type=int, default=0)
     die_with_parent(parser.parse_args().parent)
+    give_back_at_once()
     # Each device's rows are in open files.
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

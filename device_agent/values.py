@@ -24,6 +24,7 @@ class DataFacts(msgspec.Struct, frozen=True):
     runtime: str = ""
     gpu: str = ""
     gpu_memory_bytes: int = 0
+    torch_device: str = ""  # where the trainer computes, such as "cpu" or "cuda"
 
 
 class Result(msgspec.Struct, frozen=True):

@@ -103,6 +103,7 @@ class Capabilities(msgspec.Struct, frozen=True):
     machine: str = ""  # such as "aarch64"
     runtime: str = ""  # such as "torch 2.13.0"
     speed: Speed = Speed()
+    torch_device: str = ""  # where its trainer computes, such as "cpu" or "cuda"
 
 
 class Cost(msgspec.Struct, frozen=True):

@@ -93,6 +93,10 @@ def test_the_lean_optimiser_has_rates_of_its_own():
     lean["lr"]["encoder"] = [0.4, 0.5]
     with pytest.raises(ConfigError, match=r"training\.lean\.lr\.encoder: has 2 entries"):
         faultless(training)
+    for own, other in (("adafactor", "sgd"), ("adafactor", "adafactor"), ("sgd", "sgd")):
+        values = {"rounds": [1, 1, 1], "optimizer": own, "lean": {"optimizer": other, "lr": {}}}
+        with pytest.raises(ConfigError, match=f"keeps no less than {own}"):
+            faultless(values)
 
 
 def faultless(training: dict) -> None:
@@ -105,9 +109,9 @@ def test_poverty_is_read_from_an_optimiser_that_keeps_it():
     exact = {"repair": {"poverty": {"form": "exact"}}}
     for field, training in (
         ("training.optimizer", {"rounds": [1, 1, 1], "optimizer": "adafactor"}),
-        ("training.lean.optimizer", {"rounds": [1, 1, 1], "lean": {"optimizer": "adafactor"}}),
+        ("training.lean.optimizer", {"rounds": [1, 1, 1], "lean": {"optimizer": "adafactor", "lr": {}}}),
     ):
         with pytest.raises(ConfigError, match=f"{field}: adafactor does not keep"):
             compiled(mean, training=training)
         assert compiled(exact, training=training)
-    assert compiled(mean, training={"rounds": [1, 1, 1], "lean": {"optimizer": "sgd"}})
+    assert compiled(mean, training={"rounds": [1, 1, 1], "lean": {"optimizer": "sgd", "lr": {}}})

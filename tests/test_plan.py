@@ -330,31 +330,59 @@ def test_what_is_not_for_want_of_memory_keeps_its_optimiser():
     assert (placed.hyper.optimizer, seen) == ("adamw", [(4, "adamw"), (3, "adamw"), (2, "adamw")])
 
 
-def test_bf16_is_for_devices_with_a_gpu():
+def test_the_lean_optimiser_is_tried_where_any_size_lacked_memory():
+    """The whole batch lacks memory; smaller ones, which cost half as many FLOPs more, break that limit."""
+    (stage,) = SCHEDULES["end_to_end"](MODEL, [1, 1, 1], "auto")
+    hyper, device = Hyper(batch_size=8, lean=LEAN), candidate(Budget(step_memory_bytes=450, flops=5000))
+    assert how(place(MODEL, stage, hyper, SUPERVISED, device, PART_BYTES, leaner)) == (0, False, "adafactor", 4)
+    # Stored, it lacks disk; what is not stored was declined with the usual optimiser in every size.
+    third = SCHEDULES["layerwise"](MODEL, [1, 1, 1], "auto")[-1]
+    why = Refusal("ceiling", 2.0, 1.0, "B")
+    hot = candidate(Budget(disk_bytes=300), declined=(Decline(1, 1, False, why, True, False),))
+    hyper = Hyper(batch_size=8, cache="f16", lean=LEAN)
+    placed = place(MODEL, third, hyper, SUPERVISED, hot, PART_BYTES, leaner)
+    assert (placed.refusal, placed.hyper.cache, placed.hyper.optimizer) == (None, "", "adafactor")
+
+
+def test_bf16_is_for_trainers_on_a_gpu():
     (stage,) = SCHEDULES["end_to_end"](MODEL, [1, 1, 1], "auto")
     hyper = Hyper(batch_size=8, precision="bf16")
-    for gpu, precision in (("", "f32"), ("a card", "bf16")):
-        device = candidate(capabilities=Capabilities(gpu=gpu))
+    for torch_device, precision in (("cpu", "f32"), ("", "f32"), ("cuda", "bf16"), ("cuda:1", "bf16")):
+        device = candidate(capabilities=Capabilities(gpu="a card", torch_device=torch_device))
         assert place(MODEL, stage, hyper, SUPERVISED, device, PART_BYTES, price).hyper.precision == precision
+
+
+DECLINES = st.builds(
+    Decline,
+    depth=st.integers(1, 4),
+    micro_batch=st.integers(1, 8),
+    cached=st.booleans(),
+    refusal=st.just(Refusal("ceiling", 2.0, 1.0, "B")),
+    checkpoint=st.booleans(),
+    leaned=st.booleans(),
+)
 
 
 @given(
     st.sampled_from(sorted(SCHEDULES)),
-    st.lists(st.tuples(st.integers(1, 4), st.integers(1, 8)), max_size=4),
+    st.lists(DECLINES, max_size=4),
     st.none() | st.integers(50, 500),
     st.none() | st.integers(500, 8000),
+    st.booleans(),
 )
-def test_a_placement_fits_the_budget_and_is_smaller_than_all_that_was_declined(name, declined, memory, flops):
+def test_a_placement_fits_and_is_less_than_all_that_was_declined(name, declined, memory, flops, lean):
     stage = SCHEDULES[name](MODEL, [1, 1, 1], "auto")[-1]
-    budget = Budget(step_memory_bytes=memory, flops=flops)
-    why = Refusal("ceiling", 2.0, 1.0, "B")
-    placed = put(stage, candidate(budget, declined=tuple(Decline(d, m, False, why) for d, m in declined)))
+    device = candidate(Budget(step_memory_bytes=memory, flops=flops), declined=tuple(declined))
+    hyper = Hyper(batch_size=8, cache="f16", lean=LEAN if lean else None)
+    placed = place(MODEL, stage, hyper, SUPERVISED, device, PART_BYTES, leaner)
     if placed.refusal is not None:
         assert placed.refusal.needed is None or placed.refusal.needed > placed.refusal.allowed
         return
-    assert verdict(placed.cost, candidate(budget)) is None
-    size, depth = placed.hyper.micro_batch or 8, trained_depth(placed.stage)
-    assert placed.hyper.checkpoint or not any(depth >= d and size >= m for d, m in declined)
+    assert verdict(placed.cost, device) is None
+    now = decline_of(placed, Refusal())
+    for was in declined:
+        smaller = now.depth < was.depth or now.micro_batch < was.micro_batch
+        assert smaller or now.cached != was.cached or now.checkpoint > was.checkpoint or now.leaned > was.leaned
 
 
 def test_a_device_trains_only_modalities_it_has():

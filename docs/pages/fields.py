@@ -43,6 +43,9 @@ def _resolved(schema: dict[str, Any], field: dict[str, Any]) -> dict[str, Any]:
 def _inner(schema: dict[str, Any], field: dict[str, Any]) -> tuple[dict[str, Any] | None, str]:
     """The fields below a field, and what to add to its path; None when it has none."""
     node = _resolved(schema, field)
+    options = [option for option in node.get("anyOf", ()) if option.get("type") != "null"]
+    if len(options) == 1:  # or nothing
+        return _inner(schema, options[0])
     if "properties" in node:
         return node, ""
     for key, suffix in (("items", ".<n>"), ("additionalProperties", ".<name>")):

@@ -205,7 +205,9 @@ def _price(
 def _candidate(device: str, profile: DeviceProfile, samples: dict[str, int], plan: RunPlan, base: int) -> Candidate:
     return Candidate(
         device=device,
-        capabilities=Capabilities(trainer_base_bytes=base, speed=profile.speed.record()),
+        capabilities=Capabilities(
+            trainer_base_bytes=base, speed=profile.speed.record(), torch_device=profile.torch_device
+        ),
         budget=profile.budget.record(),
         samples=samples,
         modalities={m: encoder.input_shape for m, encoder in plan.model.encoders.items() if samples.get(m)},

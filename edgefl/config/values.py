@@ -158,7 +158,7 @@ class LeanConfig(Values):
     """What a device trains with whose memory does not hold the state of the run's optimiser."""
 
     optimizer: Literal["sgd", "adafactor"] = Field("adafactor", description="optimiser in place of the run's")
-    lr: RatesConfig = Field(RatesConfig(), description="learning rates in place of the run's")
+    lr: RatesConfig = Field(description="its learning rates; those of adafactor are relative, such as 0.02")
 
 
 class TrainingConfig(Values):
@@ -221,6 +221,11 @@ class FleetDevice(Values):
     budget: dict[str, Any] = Field({}, description="budget fields that differ from the profile's")
 
 
+def _kept(optimizer: str, momentum: float) -> float:
+    """How many copies of the weights an optimiser keeps, about."""
+    return {"adamw": 2.0, "sgd": float(momentum > 0), "adafactor": 0.1}[optimizer]
+
+
 class RunConfig(Values):
     """A run file."""
 
@@ -257,6 +262,11 @@ class RunConfig(Values):
             if isinstance(values, list) and len(values) != stages:
                 message = f"has {len(values)} entries and model.stages is {stages}: give one a stage"
                 found.append(Problem(f"training.{field}", message))
+        if lean is not None and _kept(lean.optimizer, self.training.momentum) >= _kept(
+            self.training.optimizer, self.training.momentum
+        ):
+            message = f"keeps no less than {self.training.optimizer}, the run's optimiser; leave training.lean out"
+            found.append(Problem("training.lean.optimizer", message))
         if not any(rounds):
             found.append(Problem("training.rounds", "are all zero: nothing would be trained"))
         names = [device.name for device in self.fleet]

@@ -1,7 +1,8 @@
 """Blocks whose inside is not kept for the backward pass, which runs them once more (arXiv 1604.06174).
 
-Ours because the first use of torch.utils.checkpoint imports torch's compiler (67 MiB), and what it computes anew stays
-until Python's garbage collector comes by: of four blocks all at once, which was more than had been saved.
+Ours because the first use of torch.utils.checkpoint imports torch's compiler, 67 MiB for a device that is short of
+them. For the same reason gradients that are at hand go into a backward pass by ``given``: handed to torch.autograd as
+they are, the first of them imports sympy, 34 MiB.
 """
 
 from __future__ import annotations
@@ -26,6 +27,23 @@ def run_anew(run: Run, tokens: Tensor, blocks: Sequence[nn.Module]) -> Tensor:
     return result
 
 
+def given(values: Sequence[Tensor], gradients: Sequence[Tensor]) -> Tensor:
+    """A scalar (0) whose gradient with respect to each of ``values`` is the one of ``gradients``."""
+    result: Tensor = _Given.apply(tuple(gradients), *values)  # type: ignore[no-untyped-call]
+    return result
+
+
+class _Given(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, gradients: tuple[Tensor, ...], *values: Tensor) -> Tensor:
+        ctx.gradients = gradients
+        return values[0].new_zeros(())
+
+    @staticmethod
+    def backward(ctx: Any, *_: Tensor) -> tuple[Tensor | None, ...]:
+        return None, *ctx.gradients
+
+
 class _Anew(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, run: Run, tokens: Tensor, *parameters: Tensor) -> Tensor:
@@ -38,9 +56,11 @@ class _Anew(torch.autograd.Function):
         tokens, *parameters = ctx.saved_tensors
         own = tokens.detach().requires_grad_(tokens.requires_grad)
         wanted = [own, *parameters] if tokens.requires_grad else parameters
-        with torch.enable_grad(), ctx.surroundings.again():
-            result = ctx.run(own.view_as(own))  # not a leaf, which torch's counting of FLOPs can not watch here
-        found = torch.autograd.grad(result, wanted, gradients, allow_unused=True)
+        with torch.enable_grad():
+            with ctx.surroundings.again():
+                result = ctx.run(own)
+            end = given([result], gradients)
+        found = torch.autograd.grad(end, wanted, allow_unused=True)
         return (None, *found) if tokens.requires_grad else (None, None, *found)
 
 
@@ -64,7 +84,7 @@ class _Surroundings:
             if self._random_there is not None:
                 torch.cuda.set_rng_state(self._random_there, self._device)
             if self._narrow is not None:
-                stack.enter_context(torch.autocast(self._device.type, self._narrow))
+                stack.enter_context(torch.autocast(self._device.type, self._narrow, cache_enabled=False))
             for mode in self._modes:
                 stack.enter_context(mode)
             yield

@@ -9,6 +9,7 @@ whole batch. What a device has declined with a measurement is not offered again,
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import NamedTuple
 
 import msgspec
 
@@ -59,20 +60,28 @@ def place(
     own = restrict(stage, [m for m in model.encoders if filled.samples.get(m, 0) > 0])
     if needs_pairs(slots) and not any(candidate.class_counts):
         own = _without_labels(own, slots)
-    if not candidate.capabilities.gpu:
+    if not candidate.capabilities.torch_device.startswith("cuda"):
         hyper = msgspec.structs.replace(hyper, precision="f32")
     job = Job(model=model, stage=own, hyper=hyper, slots=slots, transfer=transfer or Transfer())
+    short = False
     for variant in _retreats(job, stage):
-        if variant.hyper.leaned and refusal is not None and refusal.reason not in _MEMORY:
+        if variant.hyper.leaned and not short:
             continue  # another optimiser takes less memory, and nothing else
         found = _largest(variant, stage, candidate, part_bytes, price, last=last, before=before)
         if isinstance(found, Placement):
             return found
-        refusal = found or refusal
+        refusal, short = found.refusal or refusal, found.short
     if refusal is None:
         told = candidate.declined
         refusal = told[-1].refusal if told else Refusal(reason="error", detail="no variant is left")
     return Placement(device=candidate.device, stage=own, refusal=refusal)
+
+
+class _Nothing(NamedTuple):
+    """No size fits: why the last one tried does not (None: all were declined); whether any lacked memory."""
+
+    refusal: Refusal | None
+    short: bool
 
 
 def _retreats(job: Job, stage: Stage) -> Iterator[Job]:
@@ -109,13 +118,14 @@ def _largest(
     *,
     last: bool,
     before: Stage | None,
-) -> Placement | Refusal | None:
-    """The job with the largest micro-batch that fits; else why the last one tried does not; None: none was tried."""
-    refusal = None
+) -> Placement | _Nothing:
+    """The job with the largest micro-batch that fits; else why there is none."""
+    refusal, short = None, False
     for micro, anew in _pieces(job):
         hyper = msgspec.structs.replace(job.hyper, micro_batch=micro, checkpoint=anew)
         job = msgspec.structs.replace(job, hyper=hyper)
         if _declined(job, candidate):
+            short = True
             continue
         priced = price(job, candidate.samples)
         cost = dearest = cost_of(job, stage, candidate, part_bytes, priced)
@@ -136,7 +146,8 @@ def _largest(
             )
         if refusal.reason not in _MEMORY:
             break  # a smaller micro-batch costs more FLOPs and as many bytes: only a shallower stage can help
-    return refusal
+        short = True
+    return _Nothing(refusal, short)
 
 
 def trained_depth(stage: Stage) -> int:

@@ -149,7 +149,7 @@ def _code(name: str, rows: Array, form: str, top: float) -> dict[str, Array]:
     """[R, n] f32 as it travels; ``rows`` becomes what is lost of it."""
     if form == "top":
         return _code_top(name, rows, top)
-    stored = np.empty(*_stored(rows.shape, form))
+    stored: Array = np.empty(*_stored(rows.shape, form))
     scale = np.zeros(len(rows), np.float32)
     for some in _blocks(rows):
         values = rows[some]

@@ -35,6 +35,8 @@ class FlopCounter:
         for mode in ("FlopCounterMode", "_FlopCounterMode"):  # newer versions dispatch in a mode of their own
             without_compiler(getattr(flop_counter, mode, None))
         self._mode = flop_counter.FlopCounterMode(display=False, custom_mapping={**_formulas(), **(formulas or {})})
+        tracker: Any = _NoModules()  # torch's has hooks that keep alive what blocks computed anew
+        self._mode.mod_tracker = tracker
 
     def __enter__(self) -> FlopCounter:
         self._mode.__enter__()  # type: ignore[no-untyped-call]  # torch leaves it unannotated
@@ -53,6 +55,18 @@ class FlopCounter:
     def figure(self, repeats: float = 1.0, kind: Kind = "counted") -> Figure:
         """The count times ``repeats`` (steps of the same shape) as a ledger figure."""
         return Figure(value=self.flops * repeats, kind=kind, source="torch FlopCounterMode, 2 per multiply-accumulate")
+
+
+class _NoModules:
+    """In place of torch's tracker of modules: everything is counted in one sum."""
+
+    parents = frozenset({"Global"})
+
+    def __enter__(self) -> _NoModules:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return None
 
 
 def without_compiler(mode: type | None) -> None:

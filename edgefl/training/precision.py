@@ -37,7 +37,8 @@ def computing_in(precision: Precision, device: torch.device) -> AbstractContextM
         return contextlib.nullcontext()
     if device.type == "meta":
         return _Narrowed()
-    return torch.autocast(device.type, torch.bfloat16)
+    # Without its cache: it would hold a narrow copy of every weight until the context ends.
+    return torch.autocast(device.type, torch.bfloat16, cache_enabled=False)
 
 
 def widened(value: torch.Tensor) -> torch.Tensor:

@@ -39,7 +39,7 @@ class Pricer:
     """Prices jobs and remembers what it traced, so that a fleet of any size costs a few traces a stage."""
 
     def __init__(self) -> None:
-        self._peaks: dict[tuple[bytes, str, str], int] = {}
+        self._peaks: dict[tuple[object, ...], int] = {}
         self._steps = FlopCounts()
         self._beside = Beside()
         self._stores: dict[tuple[bytes, str], tuple[int, float]] = {}
@@ -97,9 +97,11 @@ class Pricer:
         return step
 
 
-def _kind_of_peak(job: Job) -> tuple[bytes, str, str]:
+def _kind_of_peak(job: Job) -> tuple[object, ...]:
     """What decides a step's memory, besides the batch's shape."""
-    return kind_of_step(job, with_tables=True), job.hyper.optimizer, job.hyper.precision
+    hyper = job.hyper
+    kind = kind_of_step(job, with_tables=True)
+    return kind, hyper.optimizer, hyper.momentum > 0, hyper.precision, may_update_early(job)
 
 
 def price_part(job: Job, modality: str, part: str, depth: int) -> tuple[int, float]:

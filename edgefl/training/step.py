@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from edgefl.models.anew import given
 from edgefl.models.build import StagedModel
 from edgefl.models.encoder import Stage, TokenState, device_of_input, rows_in, rows_of
 from edgefl.models.multiway import OwnStage, SharedStage
@@ -201,7 +202,8 @@ def _replay(
     for i, piece, wanted in chosen:
         with _seeded((done.seed or 0) + i, _device(unit)), early.watching(encoders if i < chosen[-1][0] else set()):
             values, _ = _run(model, job, unit, piece)
-            torch.autograd.backward([values[m] for m in wanted], [gradients[m][piece.own[m]] for m in wanted])
+            end = given([values[m] for m in wanted], [gradients[m][piece.own[m]] for m in wanted])
+            end.backward()  # type: ignore[no-untyped-call]
 
 
 def _run(model: StagedModel, job: Job, unit: Batch, piece: Piece) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
