@@ -54,6 +54,12 @@ TASKS = {
     "emoji_retrieval": ("clip-lw", "clip-fedavg", measures.known_rsum, "RSum / 6, known concepts"),
 }
 END = "end to end, no saving"
+NOISE = (
+    "How to read it: the difference to training without savings, mean and deviation over the seeds. Any change of the",
+    "last bits, such as f16 on the way, leads training elsewhere; a difference that is no larger than its deviation is",
+    "not one. Retrieval on these few pairs varies by some points between seeds and after any rounding: three seeds can",
+    "not tell half a point there.",
+)
 RATE = 0.5
 PARALLEL = 2
 
@@ -105,7 +111,7 @@ def page(runs: Sequence[tuple[Cell, Settings, dict[str, Any]]], results: Results
     """Markdown: a table a task, differences to plain layer-wise training seed by seed."""
     wanted = {(cell, digest(values)) for cell, _, values in runs}
     rows = [row for row in results.rows if not row.error and (row.cell, row.file) in wanted]
-    lines = ["# What each saving costs", "", (__doc__ or "").split("\n\n")[1].replace("\n", " "), ""]
+    lines = ["# What each saving costs", "", *(__doc__ or "").split("\n\n")[1].splitlines(), "", *NOISE, ""]
     for task, (_, _, _, name) in TASKS.items():
         lines += [
             f"## {task}",

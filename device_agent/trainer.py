@@ -24,7 +24,7 @@ import msgspec
 from device_agent.trainer_link import TrainRequest
 from device_agent.values import DataFacts, Result
 from edgefl.errors import DataError, EdgeFLError, MissingDependencyError, PrecisionError, StoreError
-from edgefl.models.spec import EncoderSpec, HeadSpec, ModelSpec, part_names
+from edgefl.models.spec import EncoderSpec, HeadSpec, ModelSpec, is_scheduled, part_names
 from edgefl.plan.exchange import LOST
 from edgefl.plan.values import Hyper, Job, Slots, Stage
 from edgefl.records import Figure, Figures, Manifest, Refusal
@@ -245,7 +245,9 @@ class _StoredParts(Mapping[str, Any]):
     def __getitem__(self, name: str) -> Any:
         from edgefl.protocol.parts import decode_part
 
-        return decode_part(self._store.read(self._manifest[name].id))
+        # What goes into a model, or onto it, is read where it lies; the rest becomes somebody's own.
+        own = not is_scheduled(name.removeprefix(LOST))
+        return decode_part(self._store.read(self._manifest[name].id), copy=own)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._manifest)

@@ -167,15 +167,17 @@ def test_a_memory_ceiling_is_a_decline_with_both_numbers_not_a_dead_agent(fleet:
     coordinator.expect("declined")
     finish(coordinator)
     declines = [line["data"] for line in of_kind(coordinator, "declined", device="tight")]
-    # The whole batch of 2, then 1 at a time, both with a stored prefix and then without: nothing smaller is left.
-    assert len(declines) == 4
+    # The whole batch of 2, 1 at a time, and so with blocks computed anew; with a stored prefix and then without.
+    assert len(declines) == 6
     for data in declines:
         assert (data["reason"], data["unit"]) == ("ceiling", "B")
         assert 0 < data["needed"] - data["allowed"] < 2**29
     again = [line["data"] for line in of_kind(coordinator, "replanned", device="tight")]
-    assert again == [{"micro_batch": micro, "depth": 1, "reason": "ceiling"} for micro in (1, 0, 1)]
+    offered = [(data["micro_batch"], data["checkpoint"], data["cache"]) for data in again]
+    assert offered == [(1, False, "f16"), (1, True, "f16"), (0, False, ""), (1, False, ""), (1, True, "")]
+    assert {(data["depth"], data["reason"], data["lean"]) for data in again} == {(1, "ceiling", "")}
     assert tight.alive
-    assert len([line for line in tight.lines if line["event"] == "trainer-lost"]) == 4
+    assert len([line for line in tight.lines if line["event"] == "trainer-lost"]) == 6
     report = fleet.report("r1")
     assert report.status == "done"
     assert [row.participants for row in report.rounds] == [("wide",), ("wide",)]
@@ -183,6 +185,26 @@ def test_a_memory_ceiling_is_a_decline_with_both_numbers_not_a_dead_agent(fleet:
         assert (row.status, row.refusal.reason) == ("refused", "ceiling")
         assert row.refusal.needed > row.refusal.allowed > 0
     assert of(report, "tight")[0].measured["process_peak_bytes"].value > of(report, "tight")[0].refusal.allowed
+
+
+def test_a_trainer_killed_by_its_ceiling_finishes_with_a_new_plan(fleet: Fleet) -> None:
+    # The whole batch of 192 is predicted to need 38 MiB and takes 44: its trainer dies, and its half is offered.
+    tight = fleet.agent("tight", share(200, *BOTH, seed=2), step_memory_bytes="40 MiB")
+    encoder = "{kind: sensor, width: 64, depth: 2, heads: 4, patch: 1}"
+    changes = {"round.devices": 1, "training.batch_size": 192, "slots.schedule": "end_to_end"}
+    coordinator = fleet.coordinator("r1", {**changes, "model.encoders.acc": encoder, "model.encoders.gyro": encoder})
+    finish(coordinator)
+    (declined,) = (line["data"] for line in of_kind(coordinator, "declined", device="tight"))
+    assert declined["reason"] == "ceiling"
+    assert declined["needed"] > declined["allowed"] > 0
+    (again,) = (line["data"] for line in of_kind(coordinator, "replanned", device="tight"))
+    assert (again["micro_batch"], again["reason"]) == (96, "ceiling")
+    assert len([line for line in tight.lines if line["event"] == "trainer-lost"]) == 1
+    report = fleet.report("r1")
+    assert report.status == "done"
+    rows = of(report, "tight")
+    assert [(row.status, row.micro_batch) for row in rows] == [("done", 96), ("done", 96)]
+    assert all(row.measured["step_peak_bytes"].value < 40 * 2**20 for row in rows)
 
 
 @pytest.mark.slow

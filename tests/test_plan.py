@@ -15,7 +15,7 @@ from edgefl.plan.fit import decline_of, micro_batches, place, trained_depth
 from edgefl.plan.needs import complete_only, usable_samples
 from edgefl.plan.prefix import prefixes, stored_bytes
 from edgefl.plan.schedule import SCHEDULES, encoder_stage, restrict, shallower
-from edgefl.plan.values import Candidate, Decline, Hyper, Job, Lean, Placement, Slots, Stage
+from edgefl.plan.values import Candidate, Decline, Hyper, Job, Lean, Placement, Slots, Stage, Transfer
 from edgefl.records import Budget, Capabilities, Cost, Refusal
 
 SHAPE = (16, 3)
@@ -24,6 +24,7 @@ MODEL = ModelSpec({"a": SENSOR, "b": SENSOR}, stages=3, classes=2, label_names=(
 SUPERVISED = Slots({"cross_entropy": {"weight": 1.0}}, {"zero": {}}, {"none": {}})
 ALL = {"": 100, "a": 100, "b": 100}
 PART_BYTES = dict.fromkeys(part_names(MODEL), 10)
+TINY = dict.fromkeys(part_names(MODEL), 1)  # parts whose coming and going takes less than any step
 HEADS = ["a/norm", "head/a", "b/norm", "head/b", "fusion", "task"]
 
 
@@ -39,8 +40,18 @@ def price(job: Job, samples) -> Priced:
     return Priced(100 * trained_depth(job.stage) + 10 * size, 1000.0 * replays * trained_depth(job.stage))
 
 
-def put(stage: Stage, device: Candidate, batch: int = 8, slots: Slots = SUPERVISED):
-    return place(MODEL, stage, Hyper(batch_size=batch), slots, device, PART_BYTES, price)
+def put(stage: Stage, device: Candidate, batch: int = 8, slots: Slots = SUPERVISED, part_bytes=PART_BYTES):
+    return place(MODEL, stage, Hyper(batch_size=batch), slots, device, part_bytes, price)
+
+
+def test_memory_while_parts_come_and_go_counts():
+    """What trains in less still holds the model, and one part more while it is read, two while changes are packed."""
+    (stage,) = SCHEDULES["end_to_end"](MODEL, [1, 1, 1], "auto")
+    heavy = dict.fromkeys(part_names(MODEL), 100)
+    assert put(stage, candidate(), part_bytes=heavy).cost.step_peak_bytes == 100 * (len(stage.present) + 1)
+    packed = Transfer(up=(("*", "delta+int8"),))
+    placed = place(MODEL, stage, Hyper(batch_size=8), SUPERVISED, candidate(), heavy, price, transfer=packed)
+    assert placed.cost.step_peak_bytes == 100 * (len(stage.present) + 2)
 
 
 def test_end_to_end_by_hand():
@@ -141,13 +152,13 @@ def test_micro_batches_shrink_and_stay_below_the_batch(batch):
 def test_the_order_of_retreat_micro_batch_then_depth_then_refusal():
     (stage,) = SCHEDULES["end_to_end"](MODEL, [1, 1, 1], "auto")  # prices: 100 per trained stage + 10 per row
     for limit, micro, depth in ((480, 0, 4), (479, 4, 4), (410, 1, 4), (409, 0, 3), (300, None, 2), (110, 1, 1)):
-        placed = put(stage, candidate(Budget(step_memory_bytes=limit)))
+        placed = put(stage, candidate(Budget(step_memory_bytes=limit)), part_bytes=TINY)
         assert placed.refusal is None
         if micro is not None:
             assert (placed.hyper.micro_batch, trained_depth(placed.stage)) == (micro, depth)
         assert placed.cost.step_peak_bytes <= limit
         assert placed.predicted["step_peak_bytes"].kind == "predicted"
-    refused = put(stage, candidate(Budget(step_memory_bytes=109)))
+    refused = put(stage, candidate(Budget(step_memory_bytes=109)), part_bytes=TINY)
     assert refused.refusal == Refusal("step_memory", 110.0, 109.0, "B", "memory above the idle trainer")
 
 

@@ -19,7 +19,7 @@ import pytest
 from edgefl.resources import machine
 from edgefl.resources.ceiling import SLACK_BYTES, Ceiling
 from edgefl.resources.energy import CounterMeter, EnergyProbe, PowerMeter
-from edgefl.resources.memory import MemoryProbe, high_water_bytes, idle_rss_bytes
+from edgefl.resources.memory import KEEP_MARK, MemoryProbe, high_water_bytes, idle_rss_bytes
 from edgefl.resources.nvml import Memory, Nvml, NvmlError
 from edgefl.resources.procfs import resident_bytes, started_at, status_bytes
 from edgefl.resources.temperature import temperature
@@ -77,7 +77,7 @@ def touch(size: int) -> None:
 def test_memory_freed_inside_the_probe_shows_up_and_does_not_linger(clear_refs):
     touch(MIB)  # numpy's own first-use allocations
     with MemoryProbe(clear_refs=Path(clear_refs)) as probe:
-        touch(64 * MIB)
+        touch(64 * 2**20)
         time.sleep(0.02)
     step = probe.figures()["step_peak_bytes"]
     if "absent" in clear_refs:
@@ -220,7 +220,7 @@ def test_an_allocation_far_beyond_the_ceiling_is_refused_before_it_is_touched():
     )
     child.stdout.read(1)
     before = resource.prlimit(child.pid, resource.RLIMIT_DATA)
-    with Ceiling(child.pid, 64 * MIB) as ceiling:
+    with Ceiling(child.pid, 64 * 2**20) as ceiling:
         assert resource.prlimit(child.pid, resource.RLIMIT_DATA)[0] < 64 * MIB + SLACK_BYTES + 64 * MIB
         child.stdin.write("x")
         child.stdin.flush()
@@ -506,3 +506,14 @@ def test_a_frozen_layer_costs_its_forward_pass_only(torch):
         trained(frozen(torch.ones(2, 4))).sum().backward()
     once = 2 * 2 * 4 * 4
     assert counter.flops == once + 2 * once  # no gradient flows below the trained layer
+
+
+def test_a_mark_that_others_read_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(KEEP_MARK, "1")
+    block = np.ones(2**23)
+    before = high_water_bytes()
+    del block
+    with MemoryProbe() as probe:
+        pass
+    assert high_water_bytes() >= before
+    assert "sampled" in probe.figures()["step_peak_bytes"].source

@@ -68,8 +68,12 @@ def load_module(part: str, module: nn.Module, tensors: Mapping[str, np.ndarray[A
             raise ModelError(f"{part}: the tensor '{name}' is {value.dtype}, but the model has {target.dtype}")
     with torch.no_grad():
         for name, target in targets.items():
-            # A copy, because arrays decoded from received bytes are read-only and torch wants to own what it wraps.
-            target.copy_(torch.from_numpy(np.array(tensors[name])))
+            # Arrays decoded from received bytes are read-only, and torch wants to own what it wraps: on a CPU numpy
+            # copies them to where they belong, on a GPU a copy of one at a time is made.
+            if target.device.type == "cpu":
+                np.copyto(target.numpy(), tensors[name], casting="unsafe")
+            else:
+                target.copy_(torch.from_numpy(np.array(tensors[name])))
 
 
 def check_tensors(

@@ -10,7 +10,7 @@ import msgspec
 from edgefl.models.spec import match_parts
 from edgefl.plan.exchange import packed_bytes, packing_of, sent
 from edgefl.plan.needs import completed
-from edgefl.plan.prefix import prefixes, stored_bytes
+from edgefl.plan.prefix import built_parts, prefixes, stored_bytes
 from edgefl.plan.values import Candidate, Job, Stage, Transfer
 from edgefl.records import Cost, Figure, Figures
 
@@ -48,8 +48,9 @@ def cost_of(job: Job, stage: Stage, candidate: Candidate, part_bytes: Mapping[st
     down = [part for part in sent(stage, exchange) if part in here]
     factor, samples = candidate.factors, completed(job.slots, candidate.samples, job.model.encoders)
     packed_down = _packed(down, part_bytes, job.transfer.down, job.transfer.top)
+    peak = max(priced.peak, _exchange_peak(job, part_bytes))
     cost = Cost(
-        step_peak_bytes=round(priced.peak * factor.get("step_peak_bytes", 1.0)),
+        step_peak_bytes=round(peak * factor.get("step_peak_bytes", 1.0)),
         flops=priced.flops * factor.get("flops", 1.0),
         filling_flops=sum(priced.filling.values()),
         filling_peak_bytes=priced.filling_peak,
@@ -64,6 +65,13 @@ def cost_of(job: Job, stage: Stage, candidate: Candidate, part_bytes: Mapping[st
         + stored_bytes(job, samples),
     )
     return timed(cost, candidate)
+
+
+def _exchange_peak(job: Job, part_bytes: Mapping[str, int]) -> int:
+    """Memory while parts come and go: the model, and of one part what is read, and what is packed of it."""
+    lossy = any(packing != "f32" for _, packing in (*job.transfer.up, *job.transfer.down))
+    largest = max((part_bytes.get(part, 0) for part in built_parts(job)), default=0)
+    return _bytes(built_parts(job), part_bytes) + (2 if lossy else 1) * largest
 
 
 def timed(cost: Cost, candidate: Candidate) -> Cost:

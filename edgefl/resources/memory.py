@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import os
 import threading
 from pathlib import Path
 from types import TracebackType
@@ -22,6 +23,8 @@ from edgefl.resources.procfs import resident_bytes, status_bytes
 SAMPLE_PERIOD_S = 0.005
 
 _CLEAR_REFS = Path("/proc/self/clear_refs")
+#: Set in the environment, the mark is left alone and sizes are sampled: for those who read it from outside afterwards.
+KEEP_MARK = "EDGEFL_KEEP_HIGH_WATER_MARK"
 
 
 def settle() -> None:
@@ -68,6 +71,8 @@ class MemoryProbe:
     def __enter__(self) -> MemoryProbe:
         settle()
         try:
+            if KEEP_MARK in os.environ:
+                raise PermissionError(f"{KEEP_MARK} is set")
             self._clear_refs.write_text("5")
         except OSError:
             self._sampler = _Sampler()
@@ -90,7 +95,7 @@ class MemoryProbe:
 
     def figures(self) -> Figures:
         """``process_peak_bytes`` (the whole process) and ``step_peak_bytes`` (above the base), in bytes."""
-        source = "VmRSS sampled every 5 ms (clear_refs is not writable)" if self._sampler else "VmHWM after clear_refs"
+        source = "VmRSS sampled every 5 ms (the mark can not be reset)" if self._sampler else "VmHWM after clear_refs"
         step = max(0, self._peak - (self._base or 0))
         process = Figure(value=float(self._peak), source=source)
         if self._cuda is None:
