@@ -2,9 +2,9 @@
 
 The model of LW-FedMML (arXiv 2407.15426): ViT-Tiny/16 at 224 px and DistilBERT at text length 40, heads of width 4096,
 CLIP, random weights; six stages, the last one measured, where all encoder blocks are present. The first three rows run
-as the paper describes them, with none of the savings; each later row adds one. Every row is a process of its own, which
-trains steps on random samples: memory by the kernel's high-water mark (with --device cuda: torch's allocator), FLOPs
-counted, seconds the median of its steps. Bytes are those of 90 rounds, each part in its real encoding.
+as the paper describes them, with none of the savings; each later row adds what its name says. Every row is a process of
+its own, which trains steps on random samples: memory by the kernel's high-water mark (with --device cuda: torch's
+allocator), FLOPs counted, seconds the median of its steps. Bytes are those of 90 rounds, each part in its encoding.
 
     python -m benchmarks.resources [--batch 64 --batch 256] [--device cuda] [--write docs/results]
 """

@@ -77,6 +77,7 @@ def placement_data(placement: Placement) -> dict[str, Any]:
         "device": placement.device,
         "ok": placement.refusal is None,
         **how_data(placement),
+        "factors": {name: round(factor, 3) for name, factor in placement.factors.items()},
         "step_peak_bytes": placement.cost.step_peak_bytes,
         "flops": placement.cost.flops,
         **figures_of(placement.refusal or Refusal()),

@@ -100,7 +100,7 @@ class Trainer:
                 raise
             return Result(refusal=_memory_refusal(self.device, error))
         finally:
-            _settle()
+            _settle(self.device)
             if not self.frozen:  # what libraries have made by now would be searched for garbage in every round
                 gc.freeze()
                 self.frozen = True
@@ -331,10 +331,15 @@ def _facts(dataset: Any, device: str, *, elastic: bool) -> DataFacts:
     )
 
 
-def _settle() -> None:
+def _settle(device: str) -> None:
+    """What the round used goes back: to the kernel, and of a GPU to its driver."""
     from edgefl.resources.memory import settle
 
     settle()
+    if device.startswith("cuda"):
+        import torch
+
+        torch.cuda.empty_cache()
 
 
 def _out_of_memory(error: BaseException) -> bool:

@@ -10,7 +10,7 @@ from report_fixture import NO_ENERGY, run_report
 from rich.console import Console
 
 from edgefl.records import Budget, Capabilities, Figure
-from edgefl.report import bills, decisions, html, inventory, outcome, quality, tables, totals, units
+from edgefl.report import bills, decisions, html, inventory, lines, outcome, quality, tables, totals, units
 from edgefl.report.grid import Cell, Column, Grid, figure, letters
 from edgefl.report.html import without_secrets
 from edgefl.report.rows import AssignmentRow, DeviceRow, EventRow, RunReport
@@ -272,3 +272,13 @@ def test_a_run_without_rows_shows_what_is_not_there_yet() -> None:
     tables.print_report(RunReport(run="x"), console)
     assert "No round has started yet." in console.export_text()
     assert "There is no run in runs" in shown(inventory.runs([], "runs"), 80)
+
+
+def test_a_plan_tells_what_earlier_rounds_have_taught() -> None:
+    placement = {"device": "a", "step_peak_bytes": 2**20, "flops": 1e9, "checkpoint": True, "micro_batch": 4}
+    placement |= {"lean": "adafactor", "factors": {"step_peak_bytes": 1.25, "flops": 1.001, "energy_j": 2.0}}
+    told = lines.line(EventRow(kind="stage_planned", stage=2, data={"placements": [placement]}))
+    assert "(corrected by its earlier rounds: memory × 1.25)" in told
+    assert told.endswith("micro-batch 4, blocks computed anew, adafactor")
+    placement["factors"] = {}
+    assert "corrected" not in lines.line(EventRow(kind="stage_planned", stage=2, data={"placements": [placement]}))

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
+
+import msgspec
 
 from edgefl.config.files import parse_bytes
 from edgefl.config.load import fleet_profile, load_run
 from edgefl.config.recipe import RecipeConfig
 from edgefl.config.values import DeviceProfile, RunConfig
 from edgefl.data.split import Prepared, Share, prepare_shares
-from edgefl.errors import ConfigError, Problem
+from edgefl.errors import ConfigError, ModelError, Problem
+from edgefl.models.spec import ModelSpec
 from edgefl.plan.compile import compile_run
 from edgefl.plan.exchange import packed_bytes, packing_of
 from edgefl.plan.fit import place
@@ -55,9 +59,9 @@ def price_run(
     pricer = Pricer()
     typical = _typical(shares, config.training.batch_size)
     schedules = tuple(
-        _price(plan, schedule, stage, typical, part_bytes, pricer)
-        for schedule, build in SCHEDULES.items()
-        for stage in build(plan.model, config.training.rounds, "auto")
+        price
+        for schedule, stages in _schedules(plan.model, config.training.rounds).items()
+        for price in _priced(plan, schedule, stages, typical, part_bytes, pricer)
     )
     last = max(stage.index for stage in plan.stages if stage.rounds)
     devices_planned = tuple(
@@ -78,7 +82,7 @@ def price_run(
             ),
         )
         for device, profile in devices
-        for candidate in [_candidate(device, profile, shares[device], plan, base)]
+        for candidate in [_candidate(profile, shares[device], plan, base)]
         for stage, hyper in zip(plan.stages, plan.hypers, strict=True)
         if stage.rounds
     )
@@ -94,6 +98,15 @@ def price_run(
         convention=convention,
         accounts=_accounts(plan, config.training.rounds) if convention else (),
     )
+
+
+def _schedules(model: ModelSpec, rounds: Sequence[int]) -> dict[str, tuple[Stage, ...]]:
+    """Every schedule's stages; of a model that one of them has nothing to train of, the others'."""
+    found: dict[str, tuple[Stage, ...]] = {}
+    for schedule, build in SCHEDULES.items():
+        with suppress(ModelError):
+            found[schedule] = build(model, rounds, "auto")
+    return found
 
 
 def _accounts(plan: RunPlan, rounds: Sequence[int]) -> tuple[Account, ...]:
@@ -117,8 +130,8 @@ def _devices(config: RunConfig, profiles: Sequence[str]) -> list[tuple[str, Devi
 
 def _compile(
     config: RunConfig, recipe: RecipeConfig, devices: list[str], samples: int | None
-) -> tuple[RunPlan, dict[str, dict[str, int]]]:
-    """The plan, and samples per modality of each device."""
+) -> tuple[RunPlan, dict[str, Share]]:
+    """The plan, and the share of each device."""
     if config.data.source is None:
         raise ConfigError(config.name, [Problem("data.source", "is needed to know the shapes of the samples")])
     with TemporaryDirectory() as folder:
@@ -144,17 +157,19 @@ def shares_of(config: RunConfig, devices: Sequence[str], folder: Path) -> Prepar
     )
 
 
-def _scaled(share: Share, samples: int | None) -> dict[str, int]:
+def _scaled(share: Share, samples: int | None) -> Share:
     if samples is None:
-        return share.samples
+        return share
     factor = samples / max(1, share.samples[""])
-    return {modality: round(count * factor) for modality, count in share.samples.items()}
+    scaled = {modality: round(count * factor) for modality, count in share.samples.items()}
+    counts = tuple(round(count * factor) for count in share.class_counts)
+    return msgspec.structs.replace(share, samples=scaled, class_counts=counts)
 
 
-def _typical(shares: dict[str, dict[str, int]], least: int) -> dict[str, int]:
+def _typical(shares: dict[str, Share], least: int) -> dict[str, int]:
     """The mean share (of one batch at least), all modalities present."""
-    mean = max(least, round(sum(samples[""] for samples in shares.values()) / len(shares)))
-    modalities = {modality for samples in shares.values() for modality in samples}
+    mean = max(least, round(sum(share.samples[""] for share in shares.values()) / len(shares)))
+    modalities = {modality for share in shares.values() for modality in share.samples}
     return dict.fromkeys(modalities, mean)
 
 
@@ -176,9 +191,28 @@ def _base(text: str, plan: RunPlan) -> int:
     return TORCH_BYTES + (TRANSFORMERS_BYTES if heavy else 0)
 
 
+def _priced(
+    plan: RunPlan,
+    schedule: str,
+    stages: Sequence[Stage],
+    samples: dict[str, int],
+    part_bytes: dict[str, int],
+    pricer: Any,
+) -> list[StagePrice]:
+    """A schedule's stages, in order: a prefix is stored once."""
+    found: list[StagePrice] = []
+    stored: set[str] = set()
+    for stage in stages:
+        price, filling = _price(plan, schedule, stage, samples, part_bytes, pricer)
+        fresh = sum(flops for part, flops in filling.items() if part not in stored)
+        stored |= set(filling) if stage.rounds else set()
+        found.append(msgspec.structs.replace(price, filling_flops=fresh))
+    return found
+
+
 def _price(
     plan: RunPlan, schedule: str, stage: Stage, samples: dict[str, int], part_bytes: dict[str, int], pricer: Any
-) -> StagePrice:
+) -> tuple[StagePrice, Mapping[str, float]]:
     job = Job(model=plan.model, stage=stage, hyper=plan.hypers[0], slots=plan.slots)
     if not can_cache(job):
         job = with_cache(job, "")
@@ -190,7 +224,7 @@ def _price(
     seen = (
         samples[""] // job.hyper.batch_size * job.hyper.batch_size * job.hyper.epochs
     )  # a last short batch is dropped
-    return StagePrice(
+    price = StagePrice(
         schedule=schedule,
         stage=stage.index,
         rounds=stage.rounds,
@@ -199,16 +233,20 @@ def _price(
         flops_per_sample=priced.flops / seen,
         payload_down_bytes=down,
         payload_up_bytes=up,
+        whole_bytes=2 * sum(part_bytes[part] for part in stage.trained),
     )
+    return price, priced.filling
 
 
-def _candidate(device: str, profile: DeviceProfile, samples: dict[str, int], plan: RunPlan, base: int) -> Candidate:
+def _candidate(profile: DeviceProfile, share: Share, plan: RunPlan, base: int) -> Candidate:
+    samples = share.samples
     return Candidate(
-        device=device,
+        device=share.device,
         capabilities=Capabilities(
             trainer_base_bytes=base, speed=profile.speed.record(), torch_device=profile.torch_device
         ),
         budget=profile.budget.record(),
         samples=samples,
         modalities={m: encoder.input_shape for m, encoder in plan.model.encoders.items() if samples.get(m)},
+        class_counts=share.class_counts,
     )

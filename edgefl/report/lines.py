@@ -90,10 +90,18 @@ def _stage_planned(event: EventRow, data: Data) -> str:
         if placement.get("ok", True):
             micro = f", {how}" if (how := how_words(placement)) else ""
             cost = f"step memory {units.mib(placement.get('step_peak_bytes'))}, {units.gflop(placement.get('flops'))}"
-            lines.append(f"  {placement.get('device', '')}: trains, predicted {cost}{micro}")
+            learned = _learned(placement.get("factors") or {})
+            lines.append(f"  {placement.get('device', '')}: trains, predicted {cost}{learned}{micro}")
         else:
             lines.append(f"  {placement.get('device', '')}: refused, {refusal_words(placement)}")
     return "\n".join(lines)
+
+
+def _learned(factors: Mapping[str, float]) -> str:
+    """By how much earlier rounds of the device have changed these predictions; "" below a percent."""
+    told = (("step_peak_bytes", "memory"), ("flops", "FLOPs"))
+    words = [f"{name} × {factors[key]:.2f}" for key, name in told if abs(factors.get(key, 1.0) - 1) >= 0.01]
+    return f" (corrected by its earlier rounds: {', '.join(words)})" if words else ""
 
 
 def _round_started(event: EventRow, data: Data) -> str:

@@ -14,7 +14,7 @@ from edgefl.report.grid import Cell, Column, Grid
 
 
 class StagePrice(msgspec.Struct, frozen=True):
-    """One stage of one schedule on one share. Bytes of one round; FLOPs forward + backward."""
+    """One stage of one schedule on one share. Bytes of a usual round; FLOPs forward + backward."""
 
     schedule: str = ""
     stage: int = 0
@@ -24,6 +24,8 @@ class StagePrice(msgspec.Struct, frozen=True):
     flops_per_sample: float = 0.0
     payload_down_bytes: int = 0
     payload_up_bytes: int = 0
+    filling_flops: float = 0.0  # once: what no earlier stage has stored of the frozen prefix
+    whole_bytes: int = 0  # down and up of the stage's first and last transfers, in which parts come whole
 
 
 class DevicePlan(msgspec.Struct, frozen=True):
@@ -60,7 +62,7 @@ class RunPrice(msgspec.Struct, frozen=True):
 def price_grids(price: RunPrice) -> tuple[Grid, ...]:
     """Totals of each schedule, its stages, the devices' placements and, where asked for, a paper's accounting."""
     asked = (_accounts(price),) if price.accounts else ()
-    return _totals(price), _stages(price), _placements(price), *asked
+    return _totals(price), _stages(price), _placements(price), _costs(price), *asked
 
 
 def _accounts(price: RunPrice) -> Grid:
@@ -110,8 +112,8 @@ def _total(stages: list[StagePrice]) -> tuple[int, float, float, float]:
     return (
         sum(s.rounds for s in stages),
         max((s.step_peak_bytes for s in stages if s.rounds), default=0),
-        sum(s.rounds * s.flops_per_round for s in stages),
-        sum(s.rounds * (s.payload_down_bytes + s.payload_up_bytes) for s in stages),
+        sum(s.rounds * s.flops_per_round + s.filling_flops for s in stages if s.rounds),
+        sum(s.whole_bytes + (s.rounds - 1) * (s.payload_down_bytes + s.payload_up_bytes) for s in stages if s.rounds),
     )
 
 
@@ -143,7 +145,11 @@ def _stages(price: RunPrice) -> Grid:
         )
         for s in price.schedules
     )
-    note = "Bytes are those of one round. A part that is frozen is sent once more; a newcomer fetches all frozen ones."
+    note = (
+        "Bytes are those of a usual round; in a stage's first download and last upload parts come whole. A part that "
+        "is frozen is sent once more; a newcomer fetches all frozen ones. Totals hold what it takes to store frozen "
+        "prefixes."
+    )
     return Grid("Stages", columns, rows, (note,))
 
 
@@ -178,6 +184,43 @@ def _placements(price: RunPrice) -> Grid:
         "its own, and --trainer-base sets it here."
     )
     return Grid("Devices", columns, rows, (note,))
+
+
+def _costs(price: RunPrice) -> Grid:
+    """What a round takes besides step memory and FLOPs, of the placements that fit."""
+    columns = (
+        Column("device", key=True, text=True),
+        Column("stage", key=True),
+        Column("process", "MiB"),
+        Column("down", "MiB"),
+        Column("up", "MiB"),
+        Column("disk", "MiB"),
+        Column("first round", "GFLOP"),
+        Column("a round", "s"),
+        Column("energy", "J"),
+    )
+    rows = []
+    for device in price.devices:
+        cost = device.placement.cost
+        if device.placement.refusal is not None:
+            continue
+        peak = price.trainer_base_bytes + max(cost.step_peak_bytes, cost.filling_peak_bytes)
+        sizes = (peak, cost.payload_down_bytes, cost.payload_up_bytes, cost.disk_bytes)
+        rows.append(
+            (
+                Cell(device.device),
+                Cell(str(device.placement.stage.index)),
+                *(Cell(units.number(size / units.MIB)) for size in sizes),
+                Cell(units.number((cost.flops + cost.filling_flops) / units.GIGA)),
+                *(Cell(units.number(value) if value else "") for value in (cost.wall_s, cost.energy_j)),
+            )
+        )
+    note = (
+        "First round: with what it takes to store the frozen prefix of every sample, where no earlier stage has. "
+        "Seconds and joules by the speed and power in the device's profile; empty where it tells none, and without the "
+        "link where that is not in it."
+    )
+    return Grid("What a round costs each device", columns, tuple(rows), (note,))
 
 
 def _batch(hyper: Hyper) -> str:

@@ -1,0 +1,67 @@
+"""``edgefl plan``: what it tells is what the planner and a run would do, with the device's profile."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from fleet_fixture import RUN, share
+
+from edgefl.cli.planning import price_run
+from edgefl.report.prices import RunPrice, price_grids
+
+
+def priced(
+    folder: Path, *overrides: str, profiles: tuple[str, ...] = ("jetson-orin-nano-8gb",), **changes: Any
+) -> RunPrice:
+    share(40, "acc", "gyro").save_npz(folder / "all.npz")
+    values = yaml.safe_load(RUN) | {"data": {"source": str(folder / "all.npz")}, "name": "priced"} | changes
+    (folder / "run.yaml").write_text(yaml.safe_dump(values))
+    return price_run(str(folder / "run.yaml"), list(overrides), profiles=profiles, samples=None, trainer_base="")
+
+
+def test_totals_hold_what_storing_prefixes_takes_and_whole_transfers(tmp_path: Path) -> None:
+    price = priced(tmp_path, "training.rounds=[1, 4]", "transfer.up=delta+int8")
+    stages = [s for s in price.schedules if s.schedule == "layerwise"]
+    assert stages[0].filling_flops == 0 < stages[1].filling_flops
+    assert [s.filling_flops for s in price.schedules if s.schedule == "end_to_end"] == [0]
+    totals = next(grid for grid in price_grids(price) if grid.title.startswith("Schedules"))
+    row = {line[0].text: line for line in totals.rows}["layerwise"]
+    flops = sum(s.rounds * s.flops_per_round + s.filling_flops for s in stages)
+    payload = sum(s.whole_bytes + (s.rounds - 1) * (s.payload_down_bytes + s.payload_up_bytes) for s in stages)
+    assert float(row[3].text) == pytest.approx(flops / 1e9, rel=0.01)
+    assert float(row[4].text) == pytest.approx(payload / 2**20, rel=0.01)
+    assert payload < 2 * sum(s.rounds * s.whole_bytes for s in stages)
+
+
+def test_each_device_is_told_what_a_round_costs_it(tmp_path: Path) -> None:
+    price = priced(tmp_path, profiles=("jetson-orin-nano-8gb", "cpu"))
+    costs = next(grid for grid in price_grids(price) if grid.title == "What a round costs each device")
+    assert [column.name for column in costs.columns][2:] == [
+        "process", "down", "up", "disk", "first round", "a round", "energy",
+    ]  # fmt: skip
+    first = costs.rows[0]
+    assert all(float(cell.text) > 0 for cell in first[2:])
+    assert [cell.text for cell in costs.rows[-1][-2:]] == ["", ""]  # a profile without a speed
+    process = price.trainer_base_bytes + price.devices[0].placement.cost.step_peak_bytes
+    assert float(first[2].text) == pytest.approx(process / 2**20, rel=0.01)
+
+
+def test_bf16_is_planned_where_the_profile_says_that_a_gpu_computes(tmp_path: Path) -> None:
+    price = priced(tmp_path, "training.precision=bf16", profiles=("h100", "cpu"))
+    found = {device.profile: device.placement.hyper.precision for device in price.devices}
+    assert found == {"h100": "bf16", "cpu": "f32"}
+
+
+def test_labels_count_where_pairs_would_do(tmp_path: Path) -> None:
+    terms = {"cross_entropy": {}, "clip": {}}
+    price = priced(tmp_path, recipe="end_to_end", slots={"objective": terms, "missing": {"ignore": {}}})
+    assert {"fusion", "task"} <= set(price.devices[0].placement.stage.trained)
+
+
+def test_a_model_without_heads_has_no_schedule_of_heads(tmp_path: Path) -> None:
+    model = {**yaml.safe_load(RUN)["model"], "head": {"kind": "none"}}
+    price = priced(tmp_path, recipe="lw-fedmml-clip", model=model)
+    assert {s.schedule for s in price.schedules} == {"end_to_end", "progressive", "layerwise"}
