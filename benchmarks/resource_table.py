@@ -23,6 +23,9 @@ HEAD = (
     "| | step memory, MiB | predicted | process, MiB | GFLOP a sample | predicted | GFLOP a sample, 90 rounds "
     "| MiB, 90 rounds | s a step | ÷ memory | ÷ FLOPs | ÷ FLOPs, 90 rounds | ÷ bytes | ÷ seconds |"
 )
+#: What each setting is to reach against end-to-end training in batches of 256: ratio of memory, FLOPs, bytes, seconds.
+GOALS = {"fast": (5.0, 5.5, 10.0, 8.0), "small": (10.0, 4.0, 10.0, 6.0)}
+GOAL_BATCH = 256
 
 
 def write_page(rows: Sequence[Row], device: str, threads: str, folder: Path | None) -> str:
@@ -77,11 +80,30 @@ def _table(rows: Sequence[Row]) -> list[str]:
             *(f"{ratio:.1f}" for ratio in ratios),
         ]
         lines.append("| " + " | ".join(cells) + " |")
+    for name, goal in GOALS.items() if first.batch == GOAL_BATCH else ():
+        own = next((row for row in rows if row.setting.name.endswith(f"= {name}")), None)
+        if own is not None:
+            lines += ["", _judged(name, goal, first, own)]
     filled = next((row for row in rows if row.filling), None)
     if filled is not None:
         cost = f"{filled.filling / 1e9:.2f} GFLOP a sample"
         lines += ["", f"Storing the prefix for this stage: {cost}, once, from what the stage before has stored."]
     return lines
+
+
+def _judged(name: str, goal: Sequence[float], first: Row, own: Row) -> str:
+    """Whether a setting reaches its goal, figure by figure."""
+    found = (
+        (first.step_peak.value or 0.0) / (own.step_peak.value or 1.0),
+        first.flops_per_sample / own.flops_per_sample,
+        first.payload_bytes / own.payload_bytes,
+        first.seconds / own.seconds,
+    )
+    words = [
+        f"{what} ÷ {ratio:.1f} (goal {least:g}{'' if ratio >= least else ', missed'})"
+        for what, ratio, least in zip(("memory", "FLOPs", "bytes", "seconds"), found, goal, strict=True)
+    ]
+    return f"Setting {name}: {', '.join(words)}."
 
 
 def _plot(rows: Sequence[Row], path: Path) -> None:
