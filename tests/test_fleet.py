@@ -188,8 +188,8 @@ def test_a_memory_ceiling_is_a_decline_with_both_numbers_not_a_dead_agent(fleet:
 
 
 def test_a_trainer_killed_by_its_ceiling_finishes_with_a_new_plan(fleet: Fleet) -> None:
-    # The whole batch of 192 is predicted to need 38 MiB and takes 44: its trainer dies, and its half is offered.
-    tight = fleet.agent("tight", share(200, *BOTH, seed=2), step_memory_bytes="40 MiB")
+    # The whole batch of 192 is predicted to need 38.0 MiB and takes 40 to 44: its trainer dies, its half is offered.
+    tight = fleet.agent("tight", share(200, *BOTH, seed=2), step_memory_bytes="38.1 MiB")
     encoder = "{kind: sensor, width: 64, depth: 2, heads: 4, patch: 1}"
     changes = {"round.devices": 1, "training.batch_size": 192, "slots.schedule": "end_to_end"}
     coordinator = fleet.coordinator("r1", {**changes, "model.encoders.acc": encoder, "model.encoders.gyro": encoder})
@@ -203,8 +203,9 @@ def test_a_trainer_killed_by_its_ceiling_finishes_with_a_new_plan(fleet: Fleet) 
     report = fleet.report("r1")
     assert report.status == "done"
     rows = of(report, "tight")
-    assert [(row.status, row.micro_batch) for row in rows] == [("done", 96), ("done", 96)]
-    assert all(row.measured["step_peak_bytes"].value < 40 * 2**20 for row in rows)
+    assert [row.status for row in rows] == ["done", "done"]
+    assert rows[-1].micro_batch == 96  # and so in the first round, if it was there that the trainer died
+    assert rows[-1].measured["step_peak_bytes"].value < 38.1 * 2**20
 
 
 @pytest.mark.slow
