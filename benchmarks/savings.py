@@ -58,7 +58,8 @@ NOISE = (
     "How to read it: the difference to training without savings, mean and deviation over the seeds. Any change of the",
     "last bits, such as f16 on the way, leads training elsewhere; a difference that is no larger than its deviation is",
     "not one. Retrieval on these few pairs varies by some points between seeds and after any rounding: three seeds can",
-    "not tell half a point there.",
+    "not tell half a point there. Stages have four rounds, and a stage's first download and last upload are whole:",
+    "over many rounds bytes fall further ([resources](resources.md)).",
 )
 RATE = 0.5
 PARALLEL = 2
@@ -154,7 +155,7 @@ def plots(runs: Sequence[tuple[Cell, Settings, dict[str, Any]]], results: Result
                 place = (statistics.mean(payload), statistics.mean(values))
                 marks = {"color": colour, "marker": "o", "capsize": 3, "linestyle": "none"}
                 axes.errorbar(*place, yerr=error, label="no saving" if saving == "none" else saving, **marks)
-            axes.set_xscale("log")
+            axes.set_xlim(left=0)
             axes.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=2)
     return names
 
