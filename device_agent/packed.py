@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from edgefl.errors import ProtocolError, StoreError
 from edgefl.models.spec import is_scheduled
 from edgefl.objects import ObjectStore
@@ -14,7 +12,7 @@ from edgefl.plan.exchange import LOST, packing_of
 from edgefl.plan.exchange import kept as kept_parts
 from edgefl.plan.values import Job
 from edgefl.protocol.messages import Offer
-from edgefl.protocol.packing import pack, pays, unpack
+from edgefl.protocol.packing import add_lost, pack, pays, unpack
 from edgefl.protocol.parts import decode_part, encode_part
 from edgefl.records import Manifest, Refusal
 
@@ -67,7 +65,7 @@ def pack_update(
         part = next(iter(parts))
         target = parts.pop(part)
         if part not in own:
-            target = _with_lost(target, kept.get(LOST + part, {}))
+            target = add_lost(target, kept.get(LOST + part, {}), used_up=True)
         packing = packing_of(transfer.up, part) if part in offered and is_scheduled(part) else "f32"
         if packing == "f32" or transfer.whole or not pays(target, packing, transfer.top):
             manifest[part] = store.put(encode_part(target))
@@ -79,12 +77,3 @@ def pack_update(
         if sent.lost and part not in own:
             lost[LOST + part] = store.put(encode_part(sent.lost))
     return Sending(manifest, lost)
-
-
-def _with_lost(tensors: dict[str, Any], lost: Mapping[str, Any]) -> dict[str, Any]:
-    """``tensors`` with what earlier rounds have not sent of them, in their own place where they may be written to."""
-    for name, value in lost.items():
-        if name in tensors:
-            target = tensors[name]
-            tensors[name] = np.add(target, value, out=target) if target.flags.writeable else target + value
-    return tensors

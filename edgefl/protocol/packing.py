@@ -130,9 +130,17 @@ def unpack(
     return held
 
 
-def add_lost(tensors: Tensors, lost: Tensors) -> dict[str, Array]:
-    """``tensors`` with what earlier rounds have not sent of them."""
-    return {name: value + lost[name] if name in lost else value for name, value in tensors.items()}
+def add_lost(tensors: Tensors, lost: Tensors, *, used_up: bool = False) -> dict[str, Array]:
+    """``tensors`` with what earlier rounds have not sent of them.
+
+    ``used_up``: nobody wants them without it; the sums are written where they lie, if that may be written to.
+    """
+    return {
+        name: np.add(value, lost[name], out=value if used_up and value.flags.writeable else None)
+        if name in lost
+        else value
+        for name, value in tensors.items()
+    }
 
 
 def _blocks(rows: Array) -> list[slice]:

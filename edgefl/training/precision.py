@@ -74,13 +74,15 @@ def _attention(
     value: torch.Tensor,
     attn_mask: torch.Tensor | None = None,
     dropout_p: float = 0.0,
+    *,
+    enable_gqa: bool = False,
     **options: Any,
 ) -> torch.Tensor:
-    if dropout_p > 0 or not query.is_meta or options.get("enable_gqa"):
+    if dropout_p > 0 or not query.is_meta or enable_gqa:
+        options["enable_gqa"] = enable_gqa
         result: torch.Tensor = F.scaled_dot_product_attention(query, key, value, attn_mask, dropout_p, **options)
         return result
     mask = attn_mask.to(query.dtype) if attn_mask is not None and attn_mask.dtype == torch.bool else attn_mask
-    options.pop("enable_gqa", None)
     fused = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu  # noqa: SLF001 - what the CPU runs, by its name
     attended: torch.Tensor = fused(query, key, value, dropout_p, attn_mask=mask, **options)[0]
     return attended
