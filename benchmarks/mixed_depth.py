@@ -1,8 +1,11 @@
 """Devices that end-to-end training would exclude take part with what they can train (LW-FedMML's Table V in small).
 
-har_hapt, ten people as devices; 10, 5 or 3 of them may train everything, the others' FLOPs budget allows part of it.
-The same rounds once with the others excluded, as by a pure end-to-end run, and once in mixed depth: each device trains
-the deepest part of the model that it can pay, in the same rounds, averaged part by part.
+har_hapt, ten people as devices, an encoder of three stages for each sensor. 10, 5 or 3 of them, drawn by the seed, may
+train everything; of the others, by turns, one may spend 0.8 and one 0.6 of the FLOPs of a round of end-to-end training.
+The same 12 rounds in three ways. *Excluded*: only who can train everything takes part, as in a pure end-to-end run.
+*Last stages*: schedule end_to_end, in which others train the last stages of the whole model. *Mixed*: schedule mixed,
+4 rounds a stage, in which others train as in progressive where they can, else fewer stages, down to layer-wise.
+Whoever takes part is in the same rounds, and each part is averaged over those that trained it.
 
     python -m benchmarks.mixed_depth [--seeds 3] [--write docs/results]
 """
@@ -13,120 +16,154 @@ import argparse
 import statistics
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import yaml
 
 from benchmarks.fleet import accuracy, run
 from benchmarks.plotting import COLOURS, plot
 from edgefl.cli.planning import price_run
+from edgefl.plan.schedule import trained_stages
+from edgefl.plan.values import Stage
+from edgefl.report.rows import RunReport
 
 DEVICES = 10
 ELIGIBLE = (10, 5, 3)
-#: Of the FLOPs of end-to-end training: what the other devices may spend on a round. One stage of three takes half.
-SHARE = 0.6
+#: Of the FLOPs of a round of end-to-end training: what the other devices may spend, by turns.
+SHARES = (0.8, 0.6)
+STAGES = 3
 ROUNDS = 12
 #: A budget that nothing fits.
 NOTHING = 1.0
+#: way -> schedule
+WAYS = {"excluded": "end_to_end", "last stages": "end_to_end", "mixed": "mixed"}
 
 
 class Result(msgspec.Struct, frozen=True):
-    """One run: accuracy with both sensors, and how many devices trained in each round."""
+    """One run: accuracy with both sensors, devices a round, and stage -> what its devices trained -> how many."""
 
     eligible: int
-    mixed: bool
+    way: str
     seed: int
     accuracy: float
     devices: float
+    trained: dict[int, dict[str, int]]
 
 
-def run_file(seed: int, eligible: int, others: float | None) -> dict[str, Any]:
-    """``others``: FLOPs a round of the devices that can not train everything; None: all can."""
-    encoder = {"kind": "sensor", "size": "tiny", "depth": 3, "patch": 16}
+def run_file(seed: int, eligible: int, way: str, whole: Mapping[str, float]) -> dict[str, Any]:
+    """``whole``: FLOPs of a round of end-to-end training, by device."""
+    encoder = {"kind": "sensor", "size": "tiny", "depth": STAGES, "patch": 16}
     names = [f"person-{i + 1:02d}" for i in range(DEVICES)]
     fleet: list[dict[str, Any]] = [{"name": name} for name in names]
-    for device in fleet[eligible:] if others is not None else ():
-        device["budget"] = {"flops": others}
+    others = np.random.default_rng(seed).permutation(DEVICES)[eligible:]
+    for turn, index in enumerate(others):
+        flops = NOTHING if way == "excluded" else SHARES[turn % len(SHARES)] * whole[names[index]]
+        fleet[index]["budget"] = {"flops": flops}
+    rounds = [ROUNDS // STAGES] * STAGES if WAYS[way] == "mixed" else [0] * (STAGES - 1) + [ROUNDS]
     return {
         "name": "mixed-depth",
         "seed": seed,
         "recipe": "end_to_end",
+        "slots": {"schedule": WAYS[way]},
         "data": {"source": {"har_hapt": {"clients": DEVICES}}, "partition": "natural"},
         "model": {
-            "stages": 3,
+            "stages": STAGES,
             "encoders": {"acc": encoder, "gyro": encoder},
             "head": {"width": 64, "out": 32, "dropout": 0.0},
             "fusion_width": 32,
         },
-        "training": {"rounds": [0, 0, ROUNDS], "batch_size": 16, "lr": {"encoder": 1e-3, "head": 1e-3}},
+        "training": {
+            "rounds": rounds,
+            "batch_size": 16,
+            "lr": {"encoder": 1e-3, "head": 1e-3},
+        },
         "round": {"devices": DEVICES, "join_s": 300, "quorum": 0.1},
         "evaluate": "stage",
         "fleet": fleet,
     }
 
 
-def measured(folder: Path, seed: int, eligible: int, *, mixed: bool) -> Result:
+def measured(folder: Path, seed: int, eligible: int, way: str) -> Result:
     """One run through broker, coordinator and agents."""
     file = folder / "mixed-depth.yaml"
-    file.write_text(yaml.safe_dump(run_file(seed, DEVICES, None)))
-    whole = price_run(str(file), [], profiles=[], samples=None, trainer_base="").devices
-    dearest = max(device.placement.cost.flops for device in whole)
-    file.write_text(yaml.safe_dump(run_file(seed, eligible, SHARE * dearest if mixed else NOTHING)))
-    report = run(
-        str(file), label=f"{eligible} of {DEVICES}, {'mixed' if mixed else 'the others excluded'}, seed {seed}"
-    )
-    trained = [len(row.participants) for row in report.rounds if row.status == "done"]
-    return Result(eligible, mixed, seed, accuracy(report, ("acc", "gyro"), "none"), statistics.mean(trained))
+    file.write_text(yaml.safe_dump(run_file(seed, DEVICES, "excluded", {})))
+    plans = price_run(str(file), [], profiles=[], samples=None, trainer_base="").devices
+    whole = {plan.device: plan.placement.cost.flops for plan in plans}
+    file.write_text(yaml.safe_dump(run_file(seed, eligible, way, whole)))
+    report = run(str(file), label=f"{eligible} of {DEVICES}, {way}, seed {seed}")
+    took_part = [len(row.participants) for row in report.rounds if row.status == "done"]
+    score = accuracy(report, ("acc", "gyro"), "none")
+    return Result(eligible, way, seed, score, statistics.mean(took_part), depths(report))
+
+
+def depths(report: RunReport) -> dict[int, dict[str, int]]:
+    """Stage -> encoder stages that its devices trained in its first round -> how many devices."""
+    found: dict[int, dict[str, int]] = {}
+    for row in report.assignments:
+        if row.status == "done" and row.round == 1:
+            numbers = [n for n in trained_stages(Stage(trained=row.trained)) if n]
+            name = f"{numbers[0]}-{numbers[-1]}" if len(numbers) > 1 else str(numbers[0])
+            counts = found.setdefault(row.stage, {})
+            counts[name] = counts.get(name, 0) + 1
+    return found
 
 
 def page(results: Sequence[Result]) -> str:
-    """Markdown: one row a number of eligible devices."""
+    """Markdown: accuracy by how many are eligible and by way; then what the devices of the first seed trained."""
     lines = [
         "# Mixed depth",
         "",
         *((__doc__ or "").split("\n\n")[1].splitlines()),
         "",
-        "| can train everything | accuracy, others excluded | mixed depth | gain, seed by seed | devices a round |",
+        "Accuracy with both sensors in percent, mean and deviation over the seeds; gain over *excluded*, seed by seed.",
+        "",
+        "| can train everything | way | accuracy | gain | devices a round |",
         "|---|---|---|---|---|",
     ]
     for eligible in ELIGIBLE:
-        alone = {one.seed: one for one in results if one.eligible == eligible and not one.mixed}
-        mixed = {one.seed: one for one in results if one.eligible == eligible and one.mixed}
-        if not alone:
-            continue
-        gains = [100 * (mixed[s].accuracy - alone[s].accuracy) for s in alone if s in mixed]
-        cells = [
-            f"{eligible} of {DEVICES}",
-            _spread([100 * one.accuracy for one in alone.values()]),
-            _spread([100 * one.accuracy for one in mixed.values()]) if mixed else "the same",
-            _spread(gains, signed=True) if gains else "",
-            " and ".join(
-                f"{statistics.mean(one.devices for one in some.values()):.0f}" for some in (alone, mixed) if some
-            ),
-        ]
-        lines.append("| " + " | ".join(cells) + " |")
+        alone = {one.seed: one for one in _of(results, eligible, "excluded")}
+        for way in WAYS:
+            if not (found := _of(results, eligible, way)):
+                continue
+            gains = [100 * (one.accuracy - alone[one.seed].accuracy) for one in found if way != "excluded"]
+            cells = [
+                f"{eligible} of {DEVICES}",
+                way if eligible < DEVICES else "nobody is excluded",
+                _spread([100 * one.accuracy for one in found]),
+                _spread(gains, signed=True) if gains else "",
+                f"{statistics.mean(one.devices for one in found):.0f}",
+            ]
+            lines.append("| " + " | ".join(cells) + " |")
+    lines += ["", f"What was trained, seed {min(one.seed for one in results)}:", ""]
+    lines += ["| can train everything | way | stage | encoder stages trained (devices) |", "|---|---|---|---|"]
+    for one in sorted(results, key=lambda one: -one.eligible):
+        if one.seed == min(other.seed for other in results):
+            for stage, counts in sorted(one.trained.items()):
+                told = ", ".join(f"{name} ({count})" for name, count in sorted(counts.items()))
+                lines.append(f"| {one.eligible} of {DEVICES} | {one.way} | {stage} | {told} |")
     return "\n".join(lines) + "\n"
 
 
 def draw(results: Sequence[Result], path: Path) -> None:
-    """Accuracy by how many devices may train everything, both ways."""
+    """Accuracy by how many devices may train everything, each way."""
     with plot(path, f"devices of {DEVICES} that may train everything", "accuracy with both sensors, %") as axes:
-        for mixed, name, colour in ((False, "the others excluded", COLOURS[1]), (True, "mixed depth", COLOURS[0])):
-            at = [e for e in ELIGIBLE if _of(results, e, mixed=mixed)]
-            means = [statistics.mean(_of(results, e, mixed=mixed)) for e in at]
-            errors = [statistics.stdev(found) if len(found := _of(results, e, mixed=mixed)) > 1 else 0.0 for e in at]
-            axes.errorbar(at, means, yerr=errors, color=colour, marker="o", capsize=3, linewidth=1, label=name)
+        for way, colour in zip(WAYS, (COLOURS[1], COLOURS[2], COLOURS[0]), strict=True):
+            points = {e: [100 * one.accuracy for one in _of(results, e, way)] for e in sorted(ELIGIBLE)}
+            points = {e: found for e, found in points.items() if found}
+            means = [statistics.mean(found) for found in points.values()]
+            errors = [statistics.stdev(found) if len(found) > 1 else 0.0 for found in points.values()]
+            axes.errorbar(list(points), means, yerr=errors, color=colour, marker="o", capsize=3, linewidth=1, label=way)
         axes.set_xticks(sorted(ELIGIBLE))
         axes.legend()
 
 
-def _of(results: Sequence[Result], eligible: int, *, mixed: bool) -> list[float]:
-    """Accuracies in percent; where all devices are eligible both ways are the same."""
-    own = [one for one in results if one.eligible == eligible]
-    return [100 * one.accuracy for one in own if one.mixed == mixed or eligible == DEVICES]
+def _of(results: Sequence[Result], eligible: int, way: str) -> list[Result]:
+    """Where all devices are eligible, nobody is excluded and all train everything: one run stands for all ways."""
+    return [one for one in results if one.eligible == eligible and one.way == way]
 
 
 def _spread(values: Sequence[float], *, signed: bool = False) -> str:
@@ -144,8 +181,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="edgefl-bench-") as folder:
         for seed in range(1, options.seeds + 1):
             for eligible in ELIGIBLE:
-                ways = (False, True) if eligible < DEVICES else (False,)
-                results += [measured(Path(folder), seed, eligible, mixed=mixed) for mixed in ways]
+                ways = WAYS if eligible < DEVICES else ("excluded",)
+                results += [measured(Path(folder), seed, eligible, way) for way in ways]
     text = page(results)
     if options.write is not None:
         draw(results, options.write / "mixed_depth.svg")

@@ -101,9 +101,14 @@ def price_run(
 
 
 def _schedules(model: ModelSpec, rounds: Sequence[int]) -> dict[str, tuple[Stage, ...]]:
-    """Every schedule's stages; of a model that one of them has nothing to train of, the others'."""
+    """Every schedule's stages; of a model that one of them has nothing to train of, the others'.
+
+    What devices train in mixed is a stage of one of the others.
+    """
     found: dict[str, tuple[Stage, ...]] = {}
     for schedule, build in SCHEDULES.items():
+        if schedule == "mixed":
+            continue
         with suppress(ModelError):
             found[schedule] = build(model, rounds, "auto")
     return found
@@ -116,7 +121,7 @@ def _accounts(plan: RunPlan, rounds: Sequence[int]) -> tuple[Account, ...]:
     return tuple(
         Account(schedule, *totals(plan.model, build(plan.model, rounds, "frozen"), plan.hypers[0].epochs))
         for schedule, build in SCHEDULES.items()
-        if schedule != "heads"
+        if schedule not in {"heads", "mixed"}
     )
 
 

@@ -59,6 +59,10 @@ SCHEDULE: Choices = {
         },
     ),
     "heads": ("whole, frozen encoders; only heads, fusion and task are trained", {}),
+    "mixed": (
+        "each device the most its budget allows: end to end, or in stage s as in progressive, down to layerwise",
+        {},
+    ),
 }
 
 SHARING: Choices = {

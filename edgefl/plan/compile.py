@@ -180,5 +180,5 @@ def _hyper(training: TrainingConfig, stage: Stage, seed: int) -> Hyper:
 
 
 def _rates(rates: RatesConfig, stage: Stage) -> dict[str, float]:
-    given = rates.model_dump().items()
-    return {group: (value[stage.depth - 1] if isinstance(value, list) else value) for group, value in given}
+    given, last = rates.model_dump().items(), stage.fallback_depth or stage.depth
+    return {group: (value[last - 1] if isinstance(value, list) else value) for group, value in given}

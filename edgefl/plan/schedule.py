@@ -5,6 +5,8 @@ progressive: stage s has encoder stages 1..s; everything present is trained.
 layerwise:   stage s has encoder stages 1..s; stage s, the heads and the final norms are trained (and the embeddings, in
              the first stage that has rounds, when nothing pretrained them).
 heads:       one stage at full depth; the encoders are frozen, heads, fusion and task are trained.
+mixed:       in every stage everything exists and is trained by the devices that can; in stage s the others train as in
+             progressive, or as much of that as they can, down to layerwise.
 
 No schedule trains ``match/<m>``: these are fitted after the last round, to what the rounds have made.
 """
@@ -14,10 +16,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Literal
 
+import msgspec
+
 from edgefl.errors import ModelError
 from edgefl.models.spec import (
     ModelSpec,
     is_encoder,
+    is_matcher,
     match_parts,
     modality_of,
     part_names,
@@ -74,11 +79,28 @@ def heads(spec: ModelSpec, rounds: Sequence[int], embed: Embed = "auto") -> tupl
     return (Stage(index=1, depth=spec.stages, rounds=sum(rounds), present=names, trained=trained),)
 
 
+def mixed(spec: ModelSpec, rounds: Sequence[int], embed: Embed = "auto") -> tuple[Stage, ...]:
+    """Stage s trains everything; devices that can not, through encoder stage s. ``embed`` has no effect."""
+    names = tuple(part_names(spec))
+    return tuple(
+        Stage(
+            index=s,
+            depth=spec.stages,
+            rounds=rounds[s - 1],
+            present=names,
+            trained=_fitted(spec, names),
+            fallback_depth=s,
+        )
+        for s in range(1, spec.stages + 1)
+    )
+
+
 SCHEDULES: dict[ScheduleName, Callable[[ModelSpec, Sequence[int], Embed], tuple[Stage, ...]]] = {
     "end_to_end": end_to_end,
     "progressive": progressive,
     "layerwise": layerwise,
     "heads": heads,
+    "mixed": mixed,
 }
 
 
@@ -117,18 +139,30 @@ def trained_stages(stage: Stage) -> list[int]:
 
 
 def shallower(stage: Stage) -> list[Stage]:
-    """The stage with ever fewer encoder stages trained, the deepest kept: what a smaller device can do instead.
+    """The stage with ever fewer encoder stages trained: what a smaller device can do instead.
 
-    The first entry is the stage itself; the last trains one encoder stage with heads, norms, fusion and task.
+    Where the stage has a fallback depth, the encoder stages beyond it are given up first, and do not exist then; after
+    that the deepest are kept. The first entry is the stage itself; the last trains one encoder stage with heads, norms,
+    fusion and task.
     """
-    numbers = trained_stages(stage)
+    if 0 < stage.fallback_depth < stage.depth:
+        return [stage, *shallower(_cut(stage))]
     variants = [stage]
-    for lowest in numbers[1:]:
+    for lowest in trained_stages(stage)[1:]:
         kept = tuple(part for part in stage.trained if (n := encoder_stage(part)) is None or n >= lowest)
-        variants.append(
-            Stage(index=stage.index, depth=stage.depth, rounds=stage.rounds, present=stage.present, trained=kept)
-        )
+        variants.append(msgspec.structs.replace(stage, trained=kept))
     return variants
+
+
+def _cut(stage: Stage) -> Stage:
+    """The stage at its fallback depth. Small models for matching belong to the whole depth."""
+    depth = stage.fallback_depth
+
+    def keep(part: str) -> bool:
+        return not is_matcher(part) and (encoder_stage(part) or 0) <= depth
+
+    present, trained = (tuple(filter(keep, parts)) for parts in (stage.present, stage.trained))
+    return msgspec.structs.replace(stage, depth=depth, fallback_depth=0, present=present, trained=trained)
 
 
 def restrict(stage: Stage, modalities: Sequence[str]) -> Stage:
@@ -145,10 +179,6 @@ def restrict(stage: Stage, modalities: Sequence[str]) -> Stage:
     def need(part: str) -> bool:
         return keep(part) or part.startswith("reconstruct/")
 
-    return Stage(
-        index=stage.index,
-        depth=stage.depth,
-        rounds=stage.rounds,
-        present=tuple(filter(need, stage.present)),
-        trained=tuple(filter(keep, stage.trained)),
+    return msgspec.structs.replace(
+        stage, present=tuple(filter(need, stage.present)), trained=tuple(filter(keep, stage.trained))
     )

@@ -9,7 +9,7 @@ import msgspec
 from edgefl.models.spec import ModelSpec
 from edgefl.records import Budget, Capabilities, Cost, Figures, Refusal
 
-ScheduleName = Literal["end_to_end", "progressive", "layerwise", "heads"]
+ScheduleName = Literal["end_to_end", "progressive", "layerwise", "heads", "mixed"]
 #: What of a device's training is sent: all that is trained, the mappings (heads) only, or nothing.
 Exchange = Literal["all", "mappings", "nothing"]
 #: How the frozen prefix's outcome is stored; "": computed in every step.
@@ -24,7 +24,8 @@ Slot = dict[str, dict[str, float | str]]
 class Stage(msgspec.Struct, frozen=True):
     """One stage: which parts exist, which are trained. What is exchanged each round is what is trained.
 
-    ``depth`` is how many encoder stages exist; ``index`` counts from 1.
+    ``depth`` is how many encoder stages exist; ``index`` counts from 1. ``fallback_depth``: how many exist for devices
+    that can not train all of ``trained``; 0: as many.
     """
 
     index: int = 1
@@ -32,6 +33,7 @@ class Stage(msgspec.Struct, frozen=True):
     rounds: int = 0
     present: tuple[str, ...] = ()
     trained: tuple[str, ...] = ()
+    fallback_depth: int = 0
 
 
 class Lean(msgspec.Struct, frozen=True):

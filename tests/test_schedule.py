@@ -1,0 +1,118 @@
+"""Schedules by hand: what each stage has and trains, and what a smaller device trains instead."""
+
+from __future__ import annotations
+
+import msgspec
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edgefl.models.sizes import encoder_of_size
+from edgefl.models.spec import ModelSpec, part_names
+from edgefl.plan.schedule import SCHEDULES, encoder_stage, restrict, shallower
+from edgefl.plan.values import Stage
+
+SENSOR = encoder_of_size("sensor", "tiny", (16, 3))
+MODEL = ModelSpec({"a": SENSOR, "b": SENSOR}, stages=3, classes=2, label_names=("x", "y"))
+HEADS = ["a/norm", "head/a", "b/norm", "head/b", "fusion", "task"]
+
+
+def test_end_to_end_by_hand():
+    (stage,) = SCHEDULES["end_to_end"](MODEL, [1, 0, 2], "auto")
+    encoder = ["{}/embed", "{}/stage1", "{}/stage2", "{}/stage3", "{}/norm", "head/{}"]
+    every = (*tuple(part.format(m) for m in "ab" for part in encoder), "fusion", "task")
+    assert stage == Stage(index=1, depth=3, rounds=3, present=every, trained=every)
+
+
+def test_progressive_by_hand():
+    stages = SCHEDULES["progressive"](MODEL, [1, 0, 2], "auto")
+    assert [(s.index, s.depth, s.rounds) for s in stages] == [(1, 1, 1), (2, 2, 0), (3, 3, 2)]
+    second = ["{}/embed", "{}/stage1", "{}/stage2", "{}/norm", "head/{}"]
+    assert stages[1].present == (*tuple(p.format(m) for m in "ab" for p in second), "fusion", "task")
+    assert all(s.trained == s.present for s in stages)
+
+
+def test_layerwise_by_hand():
+    stages = SCHEDULES["layerwise"](MODEL, [0, 1, 2], "auto")
+    assert stages[2].present == tuple(part_names(MODEL))
+    assert set(stages[2].trained) == {"a/stage3", "b/stage3", *HEADS}
+    # the first stage that has rounds trains the embeddings, which nothing has pretrained
+    assert set(stages[1].trained) == {"a/embed", "b/embed", "a/stage2", "b/stage2", *HEADS}
+    assert "a/embed" not in stages[0].trained
+
+
+def test_layerwise_embeddings_by_option_and_by_pretraining():
+    pretrained = msgspec.structs.replace(SENSOR, pretrained="some/checkpoint")
+    mixed = ModelSpec({"a": pretrained, "b": SENSOR}, stages=3, classes=2)
+    for embed, expected in (
+        ("auto", {"b/embed"}),
+        ("first_stage", {"a/embed", "b/embed"}),
+        ("frozen", set()),
+    ):
+        stages = SCHEDULES["layerwise"](mixed, [1, 1, 1], embed)
+        assert {p for p in stages[0].trained if p.endswith("embed")} == expected
+        assert not any(p.endswith("embed") for p in stages[1].trained)
+
+
+def test_an_unlabelled_model_has_neither_fusion_nor_task():
+    unlabelled = msgspec.structs.replace(MODEL, classes=0, label_names=())
+    for build in SCHEDULES.values():
+        assert not {"fusion", "task"} & set(build(unlabelled, [1, 1, 1], "auto")[0].present)
+
+
+@given(st.sampled_from(sorted(SCHEDULES)), st.lists(st.integers(0, 3), min_size=3, max_size=3).filter(any))
+def test_every_schedule_keeps_its_rounds_and_trains_only_what_is_there(name, rounds):
+    stages = SCHEDULES[name](MODEL, rounds, "auto")
+    assert sum(s.rounds for s in stages) == sum(rounds)
+    for stage in stages:
+        assert set(stage.trained) <= set(stage.present) <= set(part_names(MODEL))
+        assert {"fusion", "task", "head/a", "head/b"} <= set(stage.trained)
+    expected = set() if name == "heads" else {f"{m}/stage{k}" for m in "ab" for k in (1, 2, 3)}
+    assert {p for s in stages for p in s.trained if encoder_stage(p)} == expected
+
+
+def test_the_stage_of_a_part_and_of_a_modality_with_a_misleading_name():
+    assert [encoder_stage(p) for p in ("a/embed", "a/stage12", "a/norm", "head/a", "fusion", "prototypes")] == [
+        0, 12, None, None, None, None,
+    ]  # fmt: skip
+    assert encoder_stage("head/embed") is None
+    assert encoder_stage("head/stage2") is None
+
+
+def test_shallower_gives_up_the_input_side_first():
+    (stage,) = SCHEDULES["end_to_end"](MODEL, [1, 1, 1], "auto")
+    kept = [sorted({n for p in s.trained if (n := encoder_stage(p)) is not None}) for s in shallower(stage)]
+    assert kept == [[0, 1, 2, 3], [1, 2, 3], [2, 3], [3]]
+    assert all(s.present == stage.present and set(HEADS) <= set(s.trained) for s in shallower(stage))
+    last = SCHEDULES["layerwise"](MODEL, [1, 1, 1], "auto")[2]
+    assert shallower(last) == [last]
+
+
+def test_restrict_leaves_out_what_belongs_to_absent_modalities():
+    stage = SCHEDULES["layerwise"](MODEL, [1, 1, 1], "auto")[1]
+    own = restrict(stage, ["b"])
+    assert own.present == ("b/embed", "b/stage1", "b/stage2", "b/norm", "head/b", "fusion", "task")
+    assert own.trained == ("b/stage2", "b/norm", "head/b", "fusion", "task")
+    assert restrict(stage, ["a", "b"]) == stage
+    assert restrict(stage, []).trained == ("fusion", "task")
+
+
+def test_mixed_gives_up_what_lies_beyond_its_depth_then_the_input_side():
+    matched = msgspec.structs.replace(MODEL, matching="classifier")
+    stages = SCHEDULES["mixed"](matched, [1, 1, 1], "auto")
+    progressive = SCHEDULES["progressive"](matched, [1, 1, 1], "auto")
+    (whole,) = SCHEDULES["end_to_end"](matched, [1, 1, 1], "auto")
+    for stage, own in zip(stages, progressive, strict=True):
+        first, *others = shallower(stage)
+        assert (first.present, first.trained, first.depth) == (whole.present, whole.trained, 3)
+        smaller = others if stage.index < 3 else [first, *others]
+        assert [(s.depth, s.present, s.trained) for s in smaller] == [
+            (s.depth, s.present, s.trained) for s in shallower(own)
+        ]
+
+
+def test_mixed_ends_where_layerwise_does():
+    last = [shallower(stage)[-1] for stage in SCHEDULES["mixed"](MODEL, [1, 1, 1], "auto")]
+    layerwise = SCHEDULES["layerwise"](MODEL, [1, 1, 1], "frozen")
+    assert [(s.depth, set(s.present), set(s.trained)) for s in last] == [
+        (s.depth, set(s.present), set(s.trained)) for s in layerwise
+    ]
