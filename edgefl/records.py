@@ -121,6 +121,7 @@ class Cost(msgspec.Struct, frozen=True):
     whole_down_bytes: int = 0  # of a stage's first and last rounds, in which parts travel as they are
     whole_up_bytes: int = 0
     filling_flops: float = 0.0  # once more: the frozen prefix's outcome of every sample, where it is stored
+    memory: dict[str, int] = {}  # what the step's peak consists of, before what was learned of the device
 
 
 class Refusal(msgspec.Struct, frozen=True):

@@ -10,7 +10,8 @@ import yaml
 from fleet_fixture import RUN, share
 
 from edgefl.cli.planning import price_run
-from edgefl.report.prices import RunPrice, price_grids
+from edgefl.report.price_grids import price_grids
+from edgefl.report.prices import RunPrice
 
 
 def priced(
@@ -40,13 +41,40 @@ def test_each_device_is_told_what_a_round_costs_it(tmp_path: Path) -> None:
     price = priced(tmp_path, profiles=("jetson-orin-nano-8gb", "cpu"))
     costs = next(grid for grid in price_grids(price) if grid.title == "What a round costs each device")
     assert [column.name for column in costs.columns][2:] == [
-        "process", "down", "up", "disk", "first round", "a round", "energy",
+        "down", "up", "disk", "first round", "a round", "energy",
     ]  # fmt: skip
     first = costs.rows[0]
     assert all(float(cell.text) > 0 for cell in first[2:])
     assert [cell.text for cell in costs.rows[-1][-2:]] == ["", ""]  # a profile without a speed
-    process = price.trainer_base_bytes + price.devices[0].placement.cost.step_peak_bytes
-    assert float(first[2].text) == pytest.approx(process / 2**20, rel=0.01)
+
+
+def test_memory_is_told_by_what_it_goes_to(tmp_path: Path) -> None:
+    price = priced(tmp_path, profiles=("jetson-orin-nano-8gb", "cpu"))
+    for stage in price.schedules:
+        assert sum(stage.memory.values()) == stage.step_peak_bytes > 0
+    grids = {grid.title: grid for grid in price_grids(price)}
+    rows = grids["Memory by device"].rows
+    names = [column.name for column in grids["Memory by device"].columns]
+    assert len(rows) == len(price.devices)
+    for row, device in zip(rows, price.devices, strict=True):
+        cells = dict(zip(names, row, strict=True))
+        goes = [float(cells[name].text) for name in names[2:-3] if cells[name].text]
+        assert sum(goes) == pytest.approx(float(cells["step memory"].text), rel=0.02)
+        process = price.trainer_base_bytes + device.placement.cost.step_peak_bytes
+        assert float(cells["process"].text) == pytest.approx(process / 2**20, rel=0.01)
+    assert len(grids["Memory of a step by stage"].rows) == len(price.schedules)
+
+
+def test_schedules_are_priced_with_each_batch_size_asked_for(tmp_path: Path) -> None:
+    priced(tmp_path)  # writes the run file
+    ask = {"profiles": ["cpu"], "samples": None, "trainer_base": "", "batch_sizes": [4, 16]}
+    price = price_run(str(tmp_path / "run.yaml"), [], **ask)
+    small, large = ([s for s in price.schedules if s.batch_size == size] for size in (4, 16))
+    assert [(s.schedule, s.stage) for s in small] == [(s.schedule, s.stage) for s in large]
+    assert all(a.step_peak_bytes < b.step_peak_bytes for a, b in zip(small, large, strict=True))
+    assert price.devices[0].placement.hyper.batch_size == 8  # the run's
+    totals = price_grids(price)[0]
+    assert [(row[0].text, row[1].text) for row in totals.rows][:2] == [("end_to_end", "4"), ("end_to_end", "16")]
 
 
 def test_bf16_is_planned_where_the_profile_says_that_a_gpu_computes(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from edgefl.models.build import build
 from edgefl.models.matching import Table
 from edgefl.models.sizes import encoder_of_size
 from edgefl.models.spec import HeadSpec, ModelSpec
+from edgefl.models.state import part_size_bytes
 from edgefl.plan.schedule import SCHEDULES, shallower
 from edgefl.plan.values import Hyper, Job, Slots
 from edgefl.resources.flops import FlopCounter
@@ -141,15 +142,31 @@ def test_memory_grows_with_the_batch_and_shrinks_with_the_micro_batch(schedule):
     peaks = [price_step(with_hyper(made, batch_size=size), {"a": size})[0] for size in (32, 64, 128)]
     assert peaks == sorted(set(peaks))
     pieces = [price_step(with_hyper(made, batch_size=128, micro_batch=micro), {"a": 128}) for micro in (0, 64, 32)]
-    assert [p for p, _ in pieces] == sorted({p for p, _ in pieces}, reverse=True)
+    assert [p.peak for p in pieces] == sorted({p.peak for p in pieces}, reverse=True)
     assert pieces[0][1] < pieces[1][1] == pieces[2][1]  # the price of memory: encoding twice
 
 
 def test_memory_and_flops_shrink_with_every_encoder_stage_that_is_not_trained():
     made = job(stage=stages_of(model_spec(), "end_to_end")[0])
     prices = [price_step(job(stage=stage), FULL) for stage in shallower(made.stage)]
-    assert [p for p, _ in prices] == sorted({p for p, _ in prices}, reverse=True)
-    assert [f for _, f in prices] == sorted({f for _, f in prices}, reverse=True)
+    assert [p.peak for p in prices] == sorted({p.peak for p in prices}, reverse=True)
+    assert [p.flops for p in prices] == sorted({p.flops for p in prices}, reverse=True)
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+@pytest.mark.parametrize("schedule", ["end_to_end", "layerwise"])
+def test_what_memory_goes_to_by_hand(schedule, optimizer):
+    stage = stages_of(model_spec(), schedule)[-1]
+    made = job(stage=stage, optimizer=optimizer, momentum=0.9, clip_norm=1.0)  # all gradients are there at once
+    model = build(made.model, stage.present, device="meta")
+    own = {part: part_size_bytes(model, part) for part in stage.present}
+    trained = sum(p.nbytes for part in stage.trained for p in model.part(part).parameters())
+    peak, _, memory = price_step(made, FULL)
+    assert sum(memory.values()) == peak
+    assert memory["weights"] == pytest.approx(sum(own.values()), rel=0.01)  # counters of batches are no tensors here
+    assert memory["optimizer"] == (2 if optimizer == "adamw" else 1) * trained
+    assert 0 < memory["gradients"] <= trained
+    assert memory["batch"] > 0 < memory["activations"]
 
 
 def test_a_rare_modality_is_priced_with_the_least_rows_that_can_be_trained():
@@ -186,6 +203,6 @@ def test_the_paper_s_model_is_priced_without_its_memory():
     spec = ModelSpec(encoders, 6, HeadSpec(), 256, 0)
     last = SCHEDULES["layerwise"](spec, [1] * 6, "frozen")[5]
     made = Job(spec, last, Hyper(batch_size=256), Slots(CLIP, {"ignore": {}}, {}))
-    peak, flops = price_step(made, dict.fromkeys(encoders, 256))
+    peak, flops, _ = price_step(made, dict.fromkeys(encoders, 256))
     assert flops / 256 / 1e9 == pytest.approx(5.5, rel=0.02)  # 6.6 with whole last blocks, as counted once
     assert peak / 2**20 == pytest.approx(1932, rel=0.01)  # 3,026 were measured with whole blocks and all gradients

@@ -134,6 +134,20 @@ def test_a_missing_figure_is_a_dash_with_its_reason_as_tip_and_footnote(report: 
     assert energy[2].text.startswith("≥ ")
 
 
+def test_seconds_and_joules_stand_next_to_the_plan_s_where_a_profile_tells_them(report: RunReport) -> None:
+    def planned(row: AssignmentRow) -> AssignmentRow:
+        known = {"wall_s": Figure(2.0, "predicted"), "energy_j": Figure(30.0, "predicted")} if row.measured else {}
+        return msgspec.structs.replace(row, predicted={**row.predicted, **(known if row.device == "nano" else {})})
+
+    told = msgspec.structs.replace(report, assignments=tuple(map(planned, report.assignments)))
+    for grid in (bills.device_bill(told), bills.stage_bill(told)):
+        for group in ("time", "energy"):
+            cells = {row[0].text: cell for row, cell in zip(grid.rows, column(grid, "predicted", group), strict=True)}
+            assert float(cells["nano"].text) > 0
+            assert all(cell.text == "—" and cell.why for device, cell in cells.items() if device != "nano")
+        assert len(grid.columns) == len(grid.rows[0])
+
+
 def letters_index(mark: str) -> int:
     return [letters(index) for index in range(60)].index(mark)
 

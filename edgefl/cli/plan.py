@@ -15,7 +15,7 @@ def _show_sizes(wanted: bool) -> None:
     from rich.console import Console
 
     from edgefl.models.sizes import SIZES
-    from edgefl.report.prices import size_grid
+    from edgefl.report.price_grids import size_grid
     from edgefl.report.tables import print_grid
 
     print_grid(size_grid(SIZES), Console())
@@ -30,6 +30,10 @@ def command(
     ] = None,
     samples: Annotated[
         int | None, typer.Option(min=1, help="Samples a device has (default: what the partition gives it).")
+    ] = None,
+    batch_size: Annotated[
+        list[int] | None,
+        typer.Option(min=1, help="Price the schedules with this batch size instead of the run's; repeatable."),
     ] = None,
     trainer_base: Annotated[str, typer.Option(metavar="BYTES", help="Size of the idle trainer, such as 250MiB.")] = "",
     sizes: Annotated[
@@ -51,14 +55,20 @@ def command(
     from edgefl.cli.planning import price_run
 
     price = price_run(
-        run, set_ or [], profiles=device or [], samples=samples, trainer_base=trainer_base, convention=convention
+        run,
+        set_ or [],
+        profiles=device or [],
+        samples=samples,
+        trainer_base=trainer_base,
+        convention=convention,
+        batch_sizes=batch_size or [],
     )
     if format == "json":
         print_json(price)
         return
     from rich.console import Console
 
-    from edgefl.report.prices import price_grids
+    from edgefl.report.price_grids import price_grids
     from edgefl.report.tables import print_grid
 
     console = Console()

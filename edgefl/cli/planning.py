@@ -22,7 +22,7 @@ from edgefl.plan.exchange import packed_bytes, packing_of
 from edgefl.plan.fit import place
 from edgefl.plan.prefix import can_cache, with_cache
 from edgefl.plan.schedule import SCHEDULES, stage_before
-from edgefl.plan.values import Candidate, Job, RunPlan, Stage
+from edgefl.plan.values import Candidate, Hyper, Job, RunPlan, Stage
 from edgefl.records import Capabilities
 from edgefl.report.prices import Account, DevicePlan, RunPrice, StagePrice
 
@@ -41,8 +41,12 @@ def price_run(
     samples: int | None,
     trainer_base: str,
     convention: str = "",
+    batch_sizes: Sequence[int] = (),
 ) -> RunPrice:
-    """Price the run file ``name``. Raises ConfigError, DataError, ModelError."""
+    """Price the run file ``name``; the schedules with each of ``batch_sizes``, by default the run's.
+
+    Raises ConfigError, DataError, ModelError.
+    """
     if convention not in {"", *CONVENTIONS}:
         known = ", ".join(CONVENTIONS)
         raise ConfigError("--convention", [Problem("value", f"{convention!r} is none of: {known}")])
@@ -57,11 +61,13 @@ def price_run(
     part_bytes = _part_bytes(plan)
     base = _base(trainer_base, plan)
     pricer = Pricer()
-    typical = _typical(shares, config.training.batch_size)
+    batch_sizes = list(dict.fromkeys(batch_sizes)) or [config.training.batch_size]
+    typical = _typical(shares, max(batch_sizes))
     schedules = tuple(
         price
         for schedule, stages in _schedules(plan.model, config.training.rounds).items()
-        for price in _priced(plan, schedule, stages, typical, part_bytes, pricer)
+        for hyper in [msgspec.structs.replace(plan.hypers[0], batch_size=size) for size in batch_sizes]
+        for price in _priced(plan, schedule, stages, hyper, typical, part_bytes, pricer)
     )
     last = max(stage.index for stage in plan.stages if stage.rounds)
     devices_planned = tuple(
@@ -200,6 +206,7 @@ def _priced(
     plan: RunPlan,
     schedule: str,
     stages: Sequence[Stage],
+    hyper: Hyper,
     samples: dict[str, int],
     part_bytes: dict[str, int],
     pricer: Any,
@@ -208,7 +215,7 @@ def _priced(
     found: list[StagePrice] = []
     stored: set[str] = set()
     for stage in stages:
-        price, filling = _price(plan, schedule, stage, samples, part_bytes, pricer)
+        price, filling = _price(plan, schedule, stage, hyper, samples, part_bytes, pricer)
         fresh = sum(flops for part, flops in filling.items() if part not in stored)
         stored |= set(filling) if stage.rounds else set()
         found.append(msgspec.structs.replace(price, filling_flops=fresh))
@@ -216,9 +223,15 @@ def _priced(
 
 
 def _price(
-    plan: RunPlan, schedule: str, stage: Stage, samples: dict[str, int], part_bytes: dict[str, int], pricer: Any
+    plan: RunPlan,
+    schedule: str,
+    stage: Stage,
+    hyper: Hyper,
+    samples: dict[str, int],
+    part_bytes: dict[str, int],
+    pricer: Any,
 ) -> tuple[StagePrice, Mapping[str, float]]:
-    job = Job(model=plan.model, stage=stage, hyper=plan.hypers[0], slots=plan.slots)
+    job = Job(model=plan.model, stage=stage, hyper=hyper, slots=plan.slots)
     if not can_cache(job):
         job = with_cache(job, "")
     priced = pricer(job, samples)
@@ -239,6 +252,8 @@ def _price(
         payload_down_bytes=down,
         payload_up_bytes=up,
         whole_bytes=2 * sum(part_bytes[part] for part in stage.trained),
+        batch_size=hyper.batch_size,
+        memory=dict(priced.memory),
     )
     return price, priced.filling
 

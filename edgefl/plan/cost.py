@@ -19,14 +19,18 @@ class Priced(NamedTuple):
     """What a round needs: memory of its largest moment in bytes, FLOPs of a usual round.
 
     ``filling``: FLOPs for every sample through one part of a stored prefix, once; {} where nothing is stored;
-    ``filling_peak``: memory meanwhile.
+    ``filling_peak``: memory meanwhile. ``memory``: what ``peak`` consists of, by the names of ``MEMORY``.
     """
 
     peak: int
     flops: float
     filling: Mapping[str, float] = {}
     filling_peak: int = 0
+    memory: Mapping[str, int] = {}
 
+
+#: What memory goes to. Activations are all that a step makes besides gradients; transit: parts that come and go.
+MEMORY = ("weights", "gradients", "optimizer", "batch", "activations", "transit")
 
 #: price(job, samples)
 Price = Callable[[Job, Mapping[str, int]], Priced]
@@ -48,7 +52,8 @@ def cost_of(job: Job, stage: Stage, candidate: Candidate, part_bytes: Mapping[st
     down = [part for part in sent(stage, exchange) if part in here]
     factor, samples = candidate.factors, completed(job.slots, candidate.samples, job.model.encoders)
     packed_down = _packed(down, part_bytes, job.transfer.down, job.transfer.top)
-    peak = max(priced.peak, _exchange_peak(job, part_bytes))
+    exchanging = _exchange_peak(job, part_bytes)
+    peak = max(priced.peak, sum(exchanging.values()))
     cost = Cost(
         step_peak_bytes=round(peak * factor.get("step_peak_bytes", 1.0)),
         flops=priced.flops * factor.get("flops", 1.0),
@@ -63,15 +68,16 @@ def cost_of(job: Job, stage: Stage, candidate: Candidate, part_bytes: Mapping[st
         + _bytes(small, part_bytes)
         + _beside(down, trained, part_bytes, job.transfer)
         + stored_bytes(job, samples),
+        memory=dict(priced.memory if peak == priced.peak else exchanging),
     )
     return timed(cost, candidate)
 
 
-def _exchange_peak(job: Job, part_bytes: Mapping[str, int]) -> int:
+def _exchange_peak(job: Job, part_bytes: Mapping[str, int]) -> dict[str, int]:
     """Memory while parts come and go: the model, and of one part what is read, and what is packed of it."""
     lossy = any(packing != "f32" for _, packing in (*job.transfer.up, *job.transfer.down))
     largest = max((part_bytes.get(part, 0) for part in built_parts(job)), default=0)
-    return _bytes(built_parts(job), part_bytes) + (2 if lossy else 1) * largest
+    return {"weights": _bytes(built_parts(job), part_bytes), "transit": (2 if lossy else 1) * largest}
 
 
 def timed(cost: Cost, candidate: Candidate) -> Cost:

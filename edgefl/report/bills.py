@@ -16,14 +16,17 @@ _COMPARED: tuple[tuple[str, str, str, str], ...] = (
     ("payload sent", "B", "payload_up_bytes", "counted"),
     ("payload received", "B", "payload_down_bytes", "counted"),
 )
+#: The same where some device's profile tells its speed and power; else spent alone.
+_ESTIMATED: tuple[tuple[str, str, str, str], ...] = (
+    ("energy", "J", "energy_j", "used"),
+    ("time", "s", "wall_s", "wall"),
+)
 #: Spent, never predicted.
 _SPENT: tuple[tuple[str, str, str, str], ...] = (
+    ("time", "s", "compute_s", "compute"),
     ("process", "B", "process_peak_bytes", "peak"),
     ("on the wire", "B", "wire_up_bytes", "sent"),
     ("on the wire", "B", "wire_down_bytes", "received"),
-    ("time", "s", "wall_s", "wall"),
-    ("time", "s", "compute_s", "compute"),
-    ("energy", "J", "energy_j", "used"),
     ("heat", "°C", "temperature_c", "highest"),
 )
 #: The brief bill, for terminals: what a stage costs, without what hardly changes from stage to stage.
@@ -52,23 +55,24 @@ NOTES: tuple[str, ...] = (STEP_NOTE, SUM_NOTE, RATIO_NOTE)
 
 def device_bill(report: RunReport) -> Grid:
     """One row per device over the whole run."""
+    compared_, spent = _lines(report)
     columns = (
         Column("device", key=True, text=True),
         Column("trained", "of all", "rounds", tip="Rounds this device finished, of all rounds of the run."),
-        *_columns(_COMPARED, _SPENT, budget=True),
+        *_columns(compared_, spent, budget=True),
     )
     rows = []
     for name, assignments in totals.by_device(report).items():
         device = totals.device_row(report, name)
         head = (words(name, tip=device.profile), _rounds(assignments, len(report.rounds)))
-        cells = _cells(assignments, _COMPARED, _SPENT, limit(step_limit(device), "B"))
+        cells = _cells(assignments, compared_, spent, limit(step_limit(device), "B"))
         rows.append(head + cells)
     return Grid("What each device spent", columns, tuple(rows), NOTES, "No device has joined yet.")
 
 
 def stage_bill(report: RunReport, *, brief: bool = False) -> Grid:
     """One row per device and stage; ``brief`` leaves out what a terminal has no room for."""
-    compared_, spent = (_COMPARED[:1], _BRIEF_SPENT) if brief else (_COMPARED, _SPENT)
+    compared_, spent = (_COMPARED[:1], _BRIEF_SPENT) if brief else _lines(report)
     columns = (
         Column("device", key=True, text=True),
         Column("stage", key=True),
@@ -107,6 +111,13 @@ def stage_totals(report: RunReport) -> Grid:
         rounds = len([row for row in report.rounds if row.stage == stage])
         rows.append((count(stage), count(rounds), count(len(trained)), *figures))
     return Grid("What each stage cost, all devices together", columns, tuple(rows), empty="No round yet.")
+
+
+def _lines(report: RunReport) -> tuple[_Lines, _Lines]:
+    """What is shown side by side, and what is shown as spent alone."""
+    known = {name for row in report.assignments for name in row.predicted}
+    estimated = tuple(line for line in _ESTIMATED if line[2] in known)
+    return (*_COMPARED, *estimated), (*(line for line in _ESTIMATED if line not in estimated), *_SPENT)
 
 
 def _columns(side_by_side: _Lines, spent: _Lines, *, budget: bool) -> tuple[Column, ...]:

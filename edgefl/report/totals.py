@@ -10,6 +10,9 @@ from edgefl.report.rows import AssignmentRow, DeviceRow, EvaluationRow, RunRepor
 #: Figures of which the largest counts; the others add up over rounds.
 PEAKS = frozenset({"process_peak_bytes", "step_peak_bytes", "temperature_c"})
 
+#: Of a figure that the plan does not hold.
+_UNKNOWN = Figure(kind="predicted", reason="not predicted: the device's speed, or its power, is not in its profile")
+
 
 def total(name: str, figures: Sequence[Figure]) -> Figure:
     """The figure ``name`` over several rounds: the maximum of peaks, the sum of everything else.
@@ -41,7 +44,7 @@ def predicted(name: str, assignments: Iterable[AssignmentRow]) -> Figure:
     """The predicted figure over the same attempts that :func:`measured` looks at; all of them when none trained."""
     rows = list(assignments)
     trained = [row for row in rows if row.measured and row.predicted]
-    figures = [row.predicted.get(name, Figure(kind="predicted")) for row in trained or rows if row.predicted]
+    figures = [row.predicted.get(name, _UNKNOWN) for row in trained or rows if row.predicted]
     if not figures:
         return Figure(kind="predicted", reason="no plan on record")
     return total(name, figures)

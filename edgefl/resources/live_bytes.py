@@ -14,13 +14,18 @@ from edgefl.resources.flops import without_compiler
 
 
 class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves its base unannotated
-    """``peak``: most bytes, at one time, of storages made inside the context. What was in use before is not counted."""
+    """``peak``: most bytes, at one time, of storages made inside the context. What was in use before is not counted.
+
+    ``noted``: what ``note`` said at that moment.
+    """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # the same
         without_compiler(type(self))
         self.live = 0
         self.peak = 0
+        self.note: Callable[[], int] = int
+        self.noted = 0
         self._seen: set[int] = set()
 
     def __torch_dispatch__(
@@ -40,7 +45,8 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch le
         size = storage.nbytes()
         self._seen.add(key)
         self.live += size
-        self.peak = max(self.peak, self.live)
+        if self.live > self.peak:
+            self.peak, self.noted = self.live, self.note()
         weakref.finalize(storage, self._free, key, size)
 
     def _free(self, key: int, size: int) -> None:

@@ -7,6 +7,7 @@ weights, gradients, optimiser state, activations and batch. Nothing is allocated
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
 import msgspec
 import torch
@@ -35,11 +36,19 @@ from edgefl.training.prefix import together_in
 from edgefl.training.step import prepare, run_backward, run_forward
 
 
+class StepPrice(NamedTuple):
+    """A training step: bytes alive at its largest moment, its FLOPs, and what the bytes are (``cost.MEMORY``)."""
+
+    peak: int
+    flops: float
+    memory: dict[str, int]
+
+
 class Pricer:
     """Prices jobs and remembers what it traced, so that a fleet of any size costs a few traces a stage."""
 
     def __init__(self) -> None:
-        self._peaks: dict[tuple[object, ...], int] = {}
+        self._largest: dict[tuple[object, ...], StepPrice] = {}
         self._steps = FlopCounts()
         self._beside = Beside()
         self._stores: dict[tuple[bytes, str], tuple[int, float]] = {}
@@ -69,11 +78,13 @@ class Pricer:
             for depth, part in enumerate(prefix.parts)
             for peak, by_row in [self._store(job, m, part, depth)]
         }
+        largest = self._largest[_kind_of_peak(job)]
         return Priced(
-            self._peaks[_kind_of_peak(job)],
+            largest.peak,
             steps * step + beside,
             {part: flops for part, (_, flops) in stores.items()},
             max((peak for peak, _ in stores.values()), default=0),
+            largest.memory,
         )
 
     def _store(self, job: Job, m: str, part: str, depth: int) -> tuple[int, float]:
@@ -90,10 +101,11 @@ class Pricer:
         incomplete = int(complete < job.hyper.batch_size)
         shape: ShapeKey = (("", incomplete), ("&", complete), *sorted(rows.items()))  # as Batch.shape_key says it
         step = self._steps.get(kind, shape, linear=linear)
-        if step is None or _kind_of_peak(job) not in self._peaks:
-            peak, step = price_step(job, rows)
+        if step is None or _kind_of_peak(job) not in self._largest:
+            price = price_step(job, rows)
+            step = price.flops
             self._steps.put(kind, shape, step)
-            self._peaks.setdefault(_kind_of_peak(job), peak)
+            self._largest.setdefault(_kind_of_peak(job), price)
         return step
 
 
@@ -125,8 +137,8 @@ def price_part(job: Job, modality: str, part: str, depth: int) -> tuple[int, flo
     return live.peak, counter.flops / rows
 
 
-def price_step(job: Job, rows: Mapping[str, int]) -> tuple[int, float]:
-    """(peak live bytes, FLOPs of a training step) with ``rows[m]`` rows of modality m, in the second step of a round.
+def price_step(job: Job, rows: Mapping[str, int]) -> StepPrice:
+    """A training step with ``rows[m]`` rows of modality m, in the second step of a round.
 
     The optimiser's own operations are not traced: they are many and cost no FLOPs by this count. What they hold is
     there: their state from the first step on, and the one temporary.
@@ -134,13 +146,19 @@ def price_step(job: Job, rows: Mapping[str, int]) -> tuple[int, float]:
     with LiveBytes() as live, FusedAttention():
         model = build(job.model, built_parts(job), device="meta", seed=0)
         prepare(model, job.stage.trained, checkpoint=job.hyper.checkpoint)
-        batch, aids = meta_batch(job, rows), _meta_aids(job, model)
+        aids = _meta_aids(job, model)
+        weights = live.live  # with what stands beside them: prototypes, copies to compare with
+        batch = meta_batch(job, rows)
+        inputs = live.live - weights
         trained = [p for p in model.parameters() if p.requires_grad] + aids.extra
+        before = live.live
         state = _states(job, trained)
         if is_exact(job):  # values before the step, to compare with
             state += [torch.empty_like(p) for p in poverty_layers(job, model)]
+        kept = live.live - before
         with FlopCounter() as counter:
             done = run_forward(model, job, batch, aids)
+            live.note = lambda: sum(p.grad.nbytes for p in trained if p.grad is not None)
             early = EarlyUpdates(trained, _temporary) if may_update_early(job) else None
             run_backward(model, job, batch, done, early)
             flops = counter.flops
@@ -148,7 +166,8 @@ def price_step(job: Job, rows: Mapping[str, int]) -> tuple[int, float]:
         left = [p.numel() for p in trained if p.grad is not None]
         temporary = torch.empty(max(min(TOGETHER_BYTES // 4, sum(left)), *left, 0), device="meta")
         del state, temporary
-    return live.peak, float(flops)
+    found = {"weights": weights, "gradients": live.noted, "optimizer": kept, "batch": inputs}
+    return StepPrice(live.peak, float(flops), {**found, "activations": live.peak - sum(found.values())})
 
 
 def _states(job: Job, trained: list[torch.nn.Parameter]) -> list[torch.Tensor]:
