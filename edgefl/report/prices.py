@@ -34,6 +34,7 @@ class DevicePlan(msgspec.Struct, frozen=True):
     device: str = ""
     profile: str = ""
     placement: Placement = Placement()
+    card: bool = False  # the step is in the GPU's own memory
 
 
 class Account(msgspec.Struct, frozen=True):
@@ -204,7 +205,8 @@ def _costs(price: RunPrice) -> Grid:
         cost = device.placement.cost
         if device.placement.refusal is not None:
             continue
-        peak = price.trainer_base_bytes + max(cost.step_peak_bytes, cost.filling_peak_bytes)
+        step = cost.staging_bytes if device.card else max(cost.step_peak_bytes, cost.filling_peak_bytes)
+        peak = price.trainer_base_bytes + step
         sizes = (peak, cost.payload_down_bytes, cost.payload_up_bytes, cost.disk_bytes)
         rows.append(
             (
