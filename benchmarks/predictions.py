@@ -18,6 +18,7 @@ from typing import Any
 
 import msgspec
 
+from benchmarks.resource_table import UNTESTED
 from benchmarks.resources import random_inputs, small_step
 from edgefl.models.sizes import encoder_of_size
 from edgefl.models.spec import HeadSpec, ModelSpec
@@ -143,7 +144,7 @@ def page(rows: list[Compared], device: str) -> str:
     flops_error = max((abs(row.predicted_flops / row.counted_flops - 1) for row in rows), default=0.0)
     lines += ["", f"Largest error of memory {memory_error:.1%}, of FLOPs {flops_error:.2%}, of {len(rows)} stages."]
     if device == "cpu":
-        lines += ["", "**Untested on a GPU**: none was at hand. `--device cuda` measures torch's allocator."]
+        lines += ["", UNTESTED]
     return "\n".join(lines) + "\n"
 
 

@@ -26,6 +26,8 @@ HEAD = (
 #: What each setting is to reach against end-to-end training in batches of 256: ratio of memory, FLOPs, bytes, seconds.
 GOALS = {"fast": (5.0, 5.5, 10.0, 8.0), "small": (10.0, 4.0, 10.0, 6.0)}
 GOAL_BATCH = 256
+#: Of every page whose figures are a CPU's.
+UNTESTED = "**Untested on a GPU**: none was at hand. `--device cuda` measures torch's allocator."
 
 
 def write_page(rows: Sequence[Row], device: str, threads: str, folder: Path | None) -> str:
@@ -39,7 +41,7 @@ def write_page(rows: Sequence[Row], device: str, threads: str, folder: Path | No
         f"Made by `{command}` on {platform.machine()}, {threads} threads, device {device}.",
     ]
     if device == "cpu":
-        lines += ["", "**Untested on a GPU**: none was at hand. `--device cuda` measures torch's allocator."]
+        lines += ["", UNTESTED]
     for batch in sorted({row.batch for row in rows}):
         lines += ["", *_table([row for row in rows if row.batch == batch])]
     if folder is not None:

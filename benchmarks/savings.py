@@ -6,13 +6,14 @@ layer-wise training; Adafactor's, which are relative, are 0.02 and not tuned. Po
 the same training and always on; micro-batches and blocks computed anew are the same to rounding, and have no row. One
 line of JSON a run is kept, and the same command goes on where it stopped.
 
-    python -m benchmarks.savings [--seeds 3] [--write docs/results]
+    python -m benchmarks.savings [--seeds 3] [--device cuda] [--write docs/results]
 """
 
 from __future__ import annotations
 
 import argparse
 import copy
+import os
 import statistics
 import sys
 from collections.abc import Mapping, Sequence
@@ -21,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.plotting import COLOURS, plot
+from benchmarks.resource_table import UNTESTED
 from benchmarks.systems import RESULTS, best, claimed, pretrain_for
 from benchmarks.table import measures
 from benchmarks.table.collect import Outcome, Results, digest, run_cell
@@ -61,6 +63,10 @@ NOISE = (
     "not tell half a point there. Stages have four rounds, and a stage's first download and last upload are whole:",
     "over many rounds bytes fall further ([resources](resources.md)).",
 )
+ON_GPU = (
+    "Trained on a GPU: step memory is what tensors add to those of the idle trainer (torch.cuda.max_memory_allocated), "
+    "and beside it stands what torch's allocator held for all of them (max_memory_reserved)."
+)
 RATE = 0.5
 PARALLEL = 2
 
@@ -73,8 +79,11 @@ def merged(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, A
     return found
 
 
-def plan(grid: Grid, tried: Results, seeds: Sequence[int]) -> list[tuple[Cell, Settings, dict[str, Any]]]:
+def plan(
+    grid: Grid, tried: Results, seeds: Sequence[int], device: str = "cpu"
+) -> list[tuple[Cell, Settings, dict[str, Any]]]:
     """Every run: its cell (the method is the saving's name), the settings it was tuned to, its run file."""
+    profile = {} if device == "cpu" else {"profile": device}
     runs = []
     for task, (layerwise, whole, _, _) in TASKS.items():
         for saving in (END, *SAVINGS):
@@ -82,6 +91,7 @@ def plan(grid: Grid, tried: Results, seeds: Sequence[int]) -> list[tuple[Cell, S
                 cell = Cell(task, whole if saving == END else layerwise, "pretrained", RATE, seed)
                 settings = best(grid, tried, grid.tuned_as(cell)) or grid.default(cell)
                 values = merged(merged(grid.run_file(cell, settings), NONE), SAVINGS.get(saving, {}))
+                values["fleet"] = [{**one, **profile} for one in values["fleet"]]
                 runs.append((cell._replace(method=saving), settings, values))
     return runs
 
@@ -108,18 +118,22 @@ def headline(row: Outcome) -> float:
     return value / 6 if TASKS[row.task][2] is measures.known_rsum else value
 
 
-def page(runs: Sequence[tuple[Cell, Settings, dict[str, Any]]], results: Results) -> str:
+def page(runs: Sequence[tuple[Cell, Settings, dict[str, Any]]], results: Results, device: str = "cpu") -> str:
     """Markdown: a table a task, differences to plain layer-wise training seed by seed."""
     wanted = {(cell, digest(values)) for cell, _, values in runs}
     rows = [row for row in results.rows if not row.error and (row.cell, row.file) in wanted]
     lines = ["# What each saving costs", "", *(__doc__ or "").split("\n\n")[1].splitlines(), "", *NOISE, ""]
+    lines += [UNTESTED if device == "cpu" else ON_GPU, ""]
+    held = device != "cpu"
     for task, (_, _, _, name) in TASKS.items():
+        columns = ["saving", name, "against none, seed by seed", "payload, MiB", "GFLOP", "step memory, MiB"]
+        columns += ["allocator, MiB"] * held + ["seeds"]
         lines += [
             f"## {task}",
             "",
-            f"| saving | {name} | against none, seed by seed | payload, MiB | GFLOP | step memory, MiB | seeds |",
+            "| " + " | ".join(columns) + " |",
+            "|---" * len(columns) + "|",
         ]
-        lines.append("|---|---|---|---|---|---|---|")
         plain = {row.seed: headline(row) for row in rows if (row.task, row.method) == (task, "none")}
         for saving in (END, *SAVINGS):
             own = [row for row in rows if (row.task, row.method) == (task, saving)]
@@ -130,6 +144,7 @@ def page(runs: Sequence[tuple[Cell, Settings, dict[str, Any]]], results: Results
                 _spread([headline(row) for row in own]),
                 "" if saving == "none" else _spread(apart, signed=True),
                 *(f"{statistics.mean(figures):,.1f}" for figures in _figures(own)),
+                *([f"{statistics.mean(row.reserved_peak_bytes for row in own) / 2**20:,.1f}"] * held),
                 str(len(own)),
             ]
             lines.append(f"| {saving} | " + " | ".join(values) + " |")
@@ -184,15 +199,18 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--results", type=Path, default=Path("docs/results/savings"))
     parser.add_argument("--write", type=Path, help="folder for savings.md")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where the trainers compute")
     options = parser.parse_args()
+    if options.device == "cpu":
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # of the fleets, too: a run file leaves it to what there is
     grid, tried = Grid(), Results(RESULTS / "tuning.jsonl")
-    runs = plan(grid, tried, range(1, options.seeds + 1))
+    runs = plan(grid, tried, range(1, options.seeds + 1), options.device)
     file = options.results / "runs.jsonl"
     with claimed(file):
         results = Results(file)
         pretrain_for(grid, [Cell(task, TASKS[task][0], "pretrained", RATE, 1) for task in TASKS])
         fill(runs, results)
-    text = page(runs, results)
+    text = page(runs, results, options.device)
     if options.write is not None:
         text += "".join(f"\n![{name}]({name})\n" for name in plots(runs, results, options.write))
         (options.write / "savings.md").write_text(text)

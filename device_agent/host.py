@@ -41,7 +41,8 @@ class HostedTrainers:
 
     def trainer(self, settings: TrainerSettings, memory_total_bytes: int) -> HostedTrainer:
         """A device's trainer. Raises ConfigError for a device with a memory budget."""
-        held = [f for f in ("memory_bytes", "step_memory_bytes") if getattr(settings.budget, f) is not None]
+        limits = ("memory_bytes", "step_memory_bytes", "gpu_memory_bytes")
+        held = [field for field in limits if getattr(settings.budget, field) is not None]
         if held:
             problem = Problem(f"budget.{held[0]}", f"{settings.device} shares its trainer's process with others")
             raise ConfigError(
@@ -55,7 +56,7 @@ class HostedTrainers:
             str(settings.store),
             settings.bad_samples,
             settings.torch_device,
-            settings.budget.disk_bytes,
+            settings.budget,
         )
         return HostedTrainer(seat, worker)
 

@@ -93,7 +93,8 @@ def _hello(state: State, now: float) -> Step:
         runtime=facts.runtime,
         gpu=facts.gpu or state.capabilities.gpu,
         torch_device=facts.torch_device,
-        gpu_memory_bytes=facts.gpu_memory_bytes or state.capabilities.gpu_memory_bytes,
+        gpu_memory_bytes=facts.gpu_memory_bytes if facts.gpu else state.capabilities.gpu_memory_bytes,
+        gpu_free_bytes=facts.gpu_free_bytes,
     )
     hello = m.Hello(
         device=state.device,

@@ -19,6 +19,7 @@ from typing import Any
 from edgefl.errors import BrokerError
 from edgefl.protocol import topics
 from edgefl.protocol.chunks import DEFAULT_CREDIT, fitting_chunk_bytes
+from edgefl.resources.cuda import gpu_of
 from edgefl.resources.energy import EnergyProbe
 from edgefl.resources.machine import capabilities
 from edgefl.resources.temperature import temperature
@@ -70,10 +71,21 @@ def measured_profile(
         "source": f"edgefl-agent profile on this device ({device})",
         "torch_device": device,
         "memory_bytes": machine.memory_total_bytes,
+        **_gpu_memory(device),
         "speed": speed,
         "sensors": sensors,
         "notes": notes,
     }
+
+
+def _gpu_memory(device: str, cuda: Any = None) -> dict[str, Any]:
+    """Fields that say where a step's tensors are: none for a CPU. ``cuda``: a stand-in for ``torch.cuda``."""
+    if not device.startswith("cuda"):
+        return {}
+    if cuda is None:
+        from torch import cuda
+    gpu = gpu_of(cuda, device)
+    return {"unified": True} if gpu.shared else {"gpu_memory_bytes": gpu.total_bytes}
 
 
 def _device(wanted: str) -> str:

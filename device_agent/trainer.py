@@ -27,7 +27,7 @@ from edgefl.errors import DataError, EdgeFLError, MissingDependencyError, Precis
 from edgefl.models.spec import EncoderSpec, HeadSpec, ModelSpec, is_scheduled, part_names
 from edgefl.plan.exchange import LOST
 from edgefl.plan.values import Hyper, Job, Slots, Stage
-from edgefl.records import Figure, Figures, Manifest, Refusal
+from edgefl.records import Budget, Figure, Figures, Manifest, Refusal
 from edgefl.resources.allocator import give_back_at_once
 from edgefl.worker import Note, serve
 
@@ -37,8 +37,11 @@ SMALL_BYTES = 16 * 2**20
 _PR_SET_PDEATHSIG = 1
 
 
-#: What torch says of memory that could not be had: on a GPU, by its own CPU allocator, inside other libraries.
-_MEMORY_WORDS = ("out of memory", "DefaultCPUAllocator", "bad_alloc", "Cannot allocate memory")
+#: What torch says of memory that could not be had: on a GPU (by its allocator, by CUDA's libraries), by its own CPU
+#: allocator, inside other libraries.
+_MEMORY_WORDS = ("out of memory", "_ALLOC_FAILED", "DefaultCPUAllocator", "bad_alloc", "Cannot allocate memory")
+#: And where it is a GPU's: "CUDA out of memory", "CUBLAS_STATUS_ALLOC_FAILED".
+_GPU_WORDS = ("CUDA", "CUBLAS", "CUDNN")
 
 
 class AbandonedError(EdgeFLError):
@@ -48,12 +51,14 @@ class AbandonedError(EdgeFLError):
 class Trainer:
     """The handlers and what stays warm between them: the data, and what the frozen prefix makes of it."""
 
-    def __init__(self, data: str, bad_samples: str, store: Path, device: str, disk_bytes: int | None = None) -> None:
+    def __init__(self, data: str, bad_samples: str, store: Path, device: str, budget: Budget | None = None) -> None:
         self.data = data
         self.bad_samples = bad_samples
         self.store = store
         self.device = device
-        self.disk_bytes = disk_bytes  # for objects and rows together; None: no limit
+        self.budget = budget or Budget()
+        self.disk_bytes = self.budget.disk_bytes  # for objects and rows together; None: no limit
+        self.ceiling: Any = None  # edgefl.resources.cuda.CudaCeiling of the round under way, on a GPU
         self.rows = store.parent / "rows"  # samples and what frozen parts make of them, in files without names
         self.cache: Any = None  # edgefl.training.prefix.PrefixCache, kept between rounds
         self.dataset: Any = None  # edgefl.data.dataset.Dataset; the import costs numpy, so it waits
@@ -90,6 +95,8 @@ class Trainer:
         request = msgspec.convert(body, TrainRequest)
         self.warm()
         try:
+            self.ceiling = _gpu_ceiling(self.device, self.budget, self.facts.base_bytes)
+            self._hold()
             return self._train(request, note)
         except DataError as error:
             return Result(refusal=Refusal("data", detail=error.message))
@@ -98,8 +105,9 @@ class Trainer:
         except (MemoryError, RuntimeError) as error:
             if not _out_of_memory(error):
                 raise
-            return Result(refusal=_memory_refusal(self.device, error))
+            return Result(refusal=_memory_refusal(error, self.ceiling))
         finally:
+            self.ceiling = None
             _settle(self.device)
             if not self.frozen:  # what libraries have made by now would be searched for garbage in every round
                 gc.freeze()
@@ -144,6 +152,7 @@ class Trainer:
                 cache=self._prefixes(data, store),
                 names=lambda part: request.offer.manifest[part].id,
             )
+            self._hold()  # the model is gone, and what is sent comes into the process
             staying = {name: store.put(encode_part(tensors)) for name, tensors in outcome.kept.items()}
             outcome.kept.clear()
             sending = pack_update(job, outcome.parts, request.offer.manifest, kept, store)
@@ -227,9 +236,14 @@ class Trainer:
         if self.left_off:
             raise AbandonedError("left off: the agent does not want this round any more")
 
+    def _hold(self) -> None:
+        if self.ceiling is not None:
+            self.ceiling.hold()
+
     def _progress(self, note: Note) -> Callable[[int, int, int, float], None]:
         def report(epoch: int, step: int, steps: int, loss: float) -> None:
             self._check()
+            self._hold()
             note({"epoch": epoch, "step": step, "steps": steps, "loss": loss})
 
         return report
@@ -310,12 +324,27 @@ def _completed(dataset: Any, job: Job) -> Any:
     return complete(dataset, encoders, make).dataset
 
 
+def _gpu_ceiling(device: str, budget: Budget, base_bytes: int) -> Any:
+    """What holds torch's allocator on the GPU to the budget; None on a CPU."""
+    if not device.startswith("cuda"):
+        return None
+    import torch
+
+    from edgefl.resources.cuda import CudaCeiling
+
+    return CudaCeiling(torch.cuda, device, budget, base_bytes)
+
+
 def _facts(dataset: Any, device: str, *, elastic: bool) -> DataFacts:
     import torch
 
+    from edgefl.resources.cuda import gpu_of
     from edgefl.resources.memory import idle_rss_bytes
 
-    gpu = torch.cuda.get_device_properties(0) if device.startswith("cuda") else None
+    _settle(device)
+    gpu = gpu_of(torch.cuda, device) if device.startswith("cuda") else None
+    card = gpu if gpu is not None and not gpu.shared else None
+    held = torch.cuda.memory_reserved(device) if gpu is not None and gpu.shared else 0
     return DataFacts(
         modalities=dataset.signature(),
         samples=dataset.samples(),
@@ -323,11 +352,12 @@ def _facts(dataset: Any, device: str, *, elastic: bool) -> DataFacts:
         label_names=tuple(dataset.label_names),
         skipped=len(dataset.skipped),
         elastic=elastic,
-        base_bytes=idle_rss_bytes(),
+        base_bytes=idle_rss_bytes() + held,
         runtime=f"torch {torch.__version__}",
         gpu=gpu.name if gpu is not None else "",
-        gpu_memory_bytes=gpu.total_memory if gpu is not None else 0,
+        gpu_memory_bytes=card.total_bytes if card is not None else 0,
         torch_device=device,
+        gpu_free_bytes=card.free_bytes if card is not None else 0,
     )
 
 
@@ -348,16 +378,16 @@ def _out_of_memory(error: BaseException) -> bool:
     return isinstance(error, MemoryError) or any(words in told for words in _MEMORY_WORDS)
 
 
-def _memory_refusal(device: str, error: BaseException) -> Refusal:
+def _memory_refusal(error: BaseException, ceiling: Any) -> Refusal:
+    """Of the memory that ran out: the process', the GPU's own or, where they are one, both together."""
     from edgefl.resources.memory import high_water_bytes
 
-    detail = f"out of memory: {str(error).splitlines()[0][:300]}"
-    if not device.startswith("cuda"):
-        return Refusal("memory", float(high_water_bytes() or 0), None, "B", detail)
-    import torch
-
-    free, total = torch.cuda.mem_get_info()
-    return Refusal("memory", float(torch.cuda.max_memory_reserved()), float(total), "B", f"{detail} ({free} B free)")
+    told = str(error)
+    detail = f"out of memory: {(told.splitlines() or [''])[0][:300]}"
+    if ceiling is not None and (ceiling.gpu.shared or any(word in told for word in _GPU_WORDS)):
+        refusal: Refusal = ceiling.refusal(detail)
+        return refusal
+    return Refusal("memory", float(high_water_bytes() or 0), None, "B", detail)
 
 
 def _figures(outcome: Any, memory: Any, energy: Any) -> Figures:
@@ -365,6 +395,7 @@ def _figures(outcome: Any, memory: Any, energy: Any) -> Figures:
 
     return {
         **memory.figures(),
+        **memory.cuda_figures(),
         "energy_j": energy.figure(),
         "temperature_c": temperature(),
         "flops": Figure(outcome.flops, "counted", "torch FlopCounterMode"),
@@ -388,12 +419,13 @@ def main() -> None:
     parser.add_argument("--bad-samples", default="error")
     parser.add_argument("--store", type=Path, required=True)
     parser.add_argument("--device", default="auto")
-    parser.add_argument("--disk-bytes", type=int)
+    parser.add_argument("--budget", default="{}", help="JSON")
     parser.add_argument("--parent", type=int, default=0)
     options = parser.parse_args()
     die_with_parent(options.parent)
     give_back_at_once()
-    trainer = Trainer(options.data, options.bad_samples, options.store, options.device, options.disk_bytes)
+    budget = msgspec.json.decode(options.budget, type=Budget)
+    trainer = Trainer(options.data, options.bad_samples, options.store, options.device, budget)
     signal.signal(signal.SIGUSR1, trainer.leave_off)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group: the agent decides when this ends
     serve({"warm": trainer.warm, "train": trainer.train})

@@ -19,7 +19,7 @@ import msgspec
 from device_agent.trainer import Trainer, die_with_parent
 from device_agent.trainer_link import TrainRequest
 from device_agent.values import DataFacts, Result
-from edgefl.records import Figure
+from edgefl.records import Budget, Figure
 from edgefl.resources.allocator import give_back_at_once
 from edgefl.worker import Note, serve
 
@@ -32,7 +32,7 @@ class Seat(msgspec.Struct, frozen=True):
     store: str
     bad_samples: str = "error"
     torch_device: str = "auto"
-    disk_bytes: int | None = None
+    budget: Budget = Budget()
 
 
 class HostRequest(msgspec.Struct, frozen=True):
@@ -78,7 +78,7 @@ class TrainerHost:
     def _trainer(self, seat: Seat) -> Trainer:
         if seat not in self._trainers:
             self._trainers[seat] = Trainer(
-                seat.data, seat.bad_samples, Path(seat.store), seat.torch_device, seat.disk_bytes
+                seat.data, seat.bad_samples, Path(seat.store), seat.torch_device, seat.budget
             )
         return self._trainers[seat]
 

@@ -15,7 +15,7 @@ from device_agent.timeouts import TRAINER_STOP_S
 from device_agent.values import DataFacts, Progressed, Result, Train
 from edgefl.protocol.messages import Offer
 from edgefl.records import Budget, Figure, Figures, Manifest, Refusal
-from edgefl.resources.ceiling import PERIOD_S, Ceiling
+from edgefl.resources.ceiling import PERIOD_S, Ceiling, ceiling_bytes
 from edgefl.resources.procfs import resident_bytes
 from edgefl.worker import WorkerFailedError, WorkerProcess
 
@@ -78,11 +78,11 @@ class TrainerProcess:
         self._total = memory_total_bytes
         self._base_bytes = 0
         self._gpu = ""
+        self._card = False
         arguments = ["--data", settings.data, "--bad-samples", settings.bad_samples]
         arguments += ["--store", str(settings.store), "--device", settings.torch_device]
         arguments += ["--parent", str(os.getpid())]
-        if settings.budget.disk_bytes is not None:
-            arguments += ["--disk-bytes", str(settings.budget.disk_bytes)]
+        arguments += ["--budget", msgspec.json.encode(settings.budget).decode()]
         self._worker = WorkerProcess(settings.module, arguments, settings.log)
 
     async def warm(self) -> DataFacts:
@@ -90,6 +90,7 @@ class TrainerProcess:
         facts = msgspec.convert(await self._worker.call("warm", None), DataFacts)
         self._base_bytes = facts.base_bytes
         self._gpu = facts.gpu
+        self._card = facts.gpu_memory_bytes > 0
         return facts
 
     async def train(self, work: Train, on_progress: OnProgress) -> Ended:
@@ -102,7 +103,8 @@ class TrainerProcess:
         if pid is None:
             return Ended(Result(refusal=Refusal("error", detail="the trainer did not start")), alive=False)
         # Idle size now: some MB above the first one after the first rounds; below it when the child was just restarted.
-        limit = ceiling_bytes(self.settings.budget, max(self._base_bytes, resident_bytes(pid) or 0))
+        base = max(self._base_bytes, resident_bytes(pid) or 0)
+        limit = ceiling_bytes(self.settings.budget, base, card=self._card)
         # Without a limit nothing is killed below the machine's whole memory, and the peak is known if the kernel kills.
         with Ceiling(pid, self._total if limit is None else limit, refuse=not self._gpu) as ceiling:
             try:
@@ -139,14 +141,6 @@ def _with_limit(result: Result, limit: int | None) -> Result:
     return msgspec.structs.replace(
         result, refusal=msgspec.structs.replace(refusal, needed=needed, allowed=float(limit))
     )
-
-
-def ceiling_bytes(budget: Budget, base_bytes: int) -> int | None:
-    """Largest resident size the trainer may have; None: no limit. A step limit counts from the idle trainer's size."""
-    limits = [] if budget.memory_bytes is None else [budget.memory_bytes]
-    if budget.step_memory_bytes is not None and base_bytes:
-        limits.append(base_bytes + budget.step_memory_bytes)
-    return min(limits, default=None)
 
 
 def failed(error: WorkerFailedError, ceiling: Ceiling, budget: Budget, memory_total_bytes: int) -> Ended:

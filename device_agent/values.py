@@ -20,11 +20,12 @@ class DataFacts(msgspec.Struct, frozen=True):
     label_names: tuple[str, ...] = ()
     skipped: int = 0  # bad samples left out
     elastic: bool = False  # read from files, which are brought to the shapes a model asks for; shapes here: as found
-    base_bytes: int = 0  # resident size of the idle trainer
+    base_bytes: int = 0  # resident size of the idle trainer; of unified memory, with what it holds on the GPU
     runtime: str = ""
     gpu: str = ""
-    gpu_memory_bytes: int = 0
+    gpu_memory_bytes: int = 0  # of its own
     torch_device: str = ""  # where the trainer computes, such as "cpu" or "cuda"
+    gpu_free_bytes: int = 0  # as in Capabilities
 
 
 class Result(msgspec.Struct, frozen=True):

@@ -32,6 +32,8 @@ FIGURES: dict[str, str] = {
     "compute_s": "s",  # inside the training steps
     "energy_j": "J",
     "temperature_c": "°C",
+    "cuda_allocated_peak_bytes": "B",  # of a round on a GPU: tensors, with those of the idle trainer
+    "cuda_reserved_peak_bytes": "B",  # what torch's allocator held for them; the CUDA context lies outside both
 }
 
 
@@ -69,8 +71,10 @@ Figures = dict[str, Figure]
 class Budget(msgspec.Struct, frozen=True):
     """What a device may spend on one round; None: no limit.
 
-    ``memory_bytes`` limits the whole trainer process; ``step_memory_bytes`` limits what training adds to the idle
-    trainer, which says the same on machines whose runtimes differ in size.
+    ``memory_bytes`` limits the whole trainer process, with what it holds on a GPU that shares the machine's memory;
+    ``step_memory_bytes`` limits what training adds to the idle trainer, wherever it computes, which says the same on
+    machines whose runtimes differ in size. ``gpu_memory_bytes`` limits what torch's allocator takes of a GPU: the CUDA
+    context comes on top.
     """
 
     memory_bytes: int | None = None
@@ -79,6 +83,7 @@ class Budget(msgspec.Struct, frozen=True):
     payload_bytes: int | None = None
     disk_bytes: int | None = None
     energy_j: float | None = None
+    gpu_memory_bytes: int | None = None
 
 
 class Speed(msgspec.Struct, frozen=True):
@@ -97,13 +102,14 @@ class Capabilities(msgspec.Struct, frozen=True):
     memory_free_bytes: int = 0
     cores: int = 0
     gpu: str = ""
-    gpu_memory_bytes: int = 0
+    gpu_memory_bytes: int = 0  # of its own; 0: it shares the machine's, or there is none
     disk_free_bytes: int = 0
     trainer_base_bytes: int = 0  # resident size of the idle trainer; 0: not measured yet
     machine: str = ""  # such as "aarch64"
     runtime: str = ""  # such as "torch 2.13.0"
     speed: Speed = Speed()
     torch_device: str = ""  # where its trainer computes, such as "cpu" or "cuda"
+    gpu_free_bytes: int = 0  # of the GPU's own, without the CUDA context and what others used; 0: not measured yet
 
 
 class Cost(msgspec.Struct, frozen=True):
@@ -122,6 +128,11 @@ class Cost(msgspec.Struct, frozen=True):
     whole_up_bytes: int = 0
     filling_flops: float = 0.0  # once more: the frozen prefix's outcome of every sample, where it is stored
     memory: dict[str, int] = {}  # what the step's peak consists of, before what was learned of the device
+    staging_bytes: int = 0  # host memory above the idle trainer where the step is in a GPU's own: parts, one batch
+
+
+#: How the detail of a refusal for "memory" begins where a GPU's own was short.
+GPU_MEMORY = "memory of the GPU"
 
 
 class Refusal(msgspec.Struct, frozen=True):

@@ -8,8 +8,8 @@ import msgspec
 import pytest
 from training_fixture import model_spec
 
-from benchmarks import mixed_depth, predictions, resources, savings
-from benchmarks.resource_table import write_page
+from benchmarks import budget_run, mixed_depth, predictions, resources, savings
+from benchmarks.resource_table import UNTESTED, write_page
 from benchmarks.resources import SETTINGS, Row, job_of, payload, stages_of
 from benchmarks.systems import Results
 from benchmarks.table.collect import Outcome, digest
@@ -107,16 +107,58 @@ def test_savings_are_compared_with_none_seed_by_seed(tmp_path: Path) -> None:
     assert "| int8 both ways | 83.50 ± 7.78 | -1.50 ± 0.71 |" in text
 
 
-def test_mixed_depth_excludes_by_budget_and_tells_the_gain() -> None:
-    alone = mixed_depth.run_file(1, 3, mixed_depth.NOTHING)
-    assert [bool(device.get("budget")) for device in alone["fleet"]] == [False] * 3 + [True] * 7
+def test_mixed_depth_limits_who_is_not_eligible_and_tells_the_gain() -> None:
+    whole = {f"person-{i + 1:02d}": 100.0 * (i + 1) for i in range(10)}
+    limits = {}
+    for way in mixed_depth.WAYS:
+        fleet = mixed_depth.run_file(1, 3, way, whole)["fleet"]
+        limits[way] = {device["name"]: device["budget"]["flops"] for device in fleet if "budget" in device}
+    assert set(limits["excluded"].values()) == {mixed_depth.NOTHING}
+    assert limits["mixed"] == limits["last stages"]
+    assert set(limits["mixed"]) == set(limits["excluded"])
+    shares = sorted(round(limit / whole[name], 3) for name, limit in limits["mixed"].items())
+    assert shares == [0.6] * 3 + [0.8] * 4
     made = [
-        mixed_depth.Result(5, mixed, seed, 0.8 + 0.05 * mixed + 0.01 * seed, 10.0 if mixed else 5.0)
-        for mixed in (False, True)
+        mixed_depth.Result(5, way, seed, 0.8 + gain + 0.01 * seed, devices, {1: {"1-3": 5}})
+        for way, gain, devices in (("excluded", 0.0, 5.0), ("mixed", 0.05, 10.0))
         for seed in (1, 2)
     ]
     text = mixed_depth.page(made)
-    assert "| 5 of 10 | 81.5 ± 0.7 | 86.5 ± 0.7 | +5.0 ± 0.0 | 5 and 10 |" in text
+    assert "| 5 of 10 | excluded | 81.5 ± 0.7 |  | 5 |" in text
+    assert "| 5 of 10 | mixed | 86.5 ± 0.7 | +5.0 ± 0.0 | 10 |" in text
+    assert "| 5 of 10 | mixed | 1 | 1-3 (5) |" in text
+
+
+def test_savings_on_a_gpu_are_other_runs_and_tell_the_allocator(tmp_path: Path) -> None:
+    grid, tried = Grid(), Results(tmp_path / "tuning.jsonl")
+    own, theirs = (savings.plan(grid, tried, [1], device) for device in ("cuda", "cpu"))
+    assert {device["profile"] for _, _, values in own for device in values["fleet"]} == {"cuda"}
+    assert not {digest(values) for _, _, values in own} & {digest(values) for _, _, values in theirs}
+    cell, settings, values = next(run for run in own if (run[0].task, run[0].method) == ("har", "none"))
+    about = {**cell._asdict(), "lr": settings.lr, "file": digest(values)}
+    row = Outcome(
+        **about, metrics={"acc|none|accuracy": 0.5}, step_peak_bytes=3.0 * MIB, reserved_peak_bytes=22.0 * MIB
+    )
+    text = savings.page(own, Results(tmp_path / "runs.jsonl", [row]), "cuda")
+    assert "step memory, MiB | allocator, MiB | seeds |" in text
+    assert "| 3.0 | 22.0 | 1 |" in text
+    assert UNTESTED not in text
+    assert UNTESTED in savings.page(theirs, Results(tmp_path / "runs.jsonl", [row]))
+
+
+def test_a_budget_run_is_held_to_the_memory_where_its_tensors_are() -> None:
+    found = [budget_run.limited(*at) for at in (("cpu", False), ("cuda", False), ("cuda", True))]
+    assert found == ["memory_bytes", "gpu_memory_bytes", "memory_bytes"]
+    peaks = budget_run.Peaks(900_000_000, 500_000_000, 700_000_000)
+    plain, card, pool = (
+        budget_run.page(1_500_000_000, peaks, "report", device, shared=shared)
+        for device, shared in (("cpu", False), ("cuda", False), ("cuda", True))
+    )
+    assert "high-water mark 900 MB: within." in plain
+    assert UNTESTED in plain
+    assert "held 700 MB for 500 MB of tensors; beside it 900 MB of the process: within." in card
+    assert "tensors, together with 900 MB of the process: BEYOND." in pool
+    assert UNTESTED not in card + pool
 
 
 @pytest.mark.slow

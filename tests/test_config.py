@@ -272,13 +272,40 @@ def test_whatever_an_override_says_it_is_applied_or_refused_in_words(text):
 
 def test_everything_shipped_loads():
     devices, recipes, runs = shipped("devices"), shipped("recipes"), shipped("runs")
-    assert (len(devices), len(recipes), len(runs)) == (12, 19, 2)
+    assert (len(devices), len(recipes), len(runs)) == (14, 19, 2)
     for name in devices:
         assert load_device(name).name == name
     for name in recipes:
         assert load_recipe(name).name == name
     for name in runs:
         assert load_run(name)[0].name == name
+
+
+def test_profiles_say_where_a_trainer_finds_its_memory():
+    """Jetsons: one pool and one budget; cards: memory of their own, beside the machine's."""
+    found = {name: load_device(name) for name in shipped("devices")}
+    assert {n for n, one in found.items() if one.unified} == {n for n in found if n.startswith("jetson")}
+    cards = {n: one.gpu_memory_bytes for n, one in found.items() if one.gpu_memory_bytes}
+    assert cards == {"rtx-4090": 24 * 10**9, "h100": 80 * 10**9, "h200": 141 * 10**9}
+    assert {found[name].torch_device for name in cards} == {"cuda"}
+    for one in found.values():
+        allowed = one.budget.record()
+        for limit, there in (
+            (allowed.memory_bytes, one.memory_bytes),
+            (allowed.gpu_memory_bytes, one.gpu_memory_bytes),
+        ):
+            assert limit is None or there is None or limit <= there
+        assert not (one.unified and (one.gpu_memory_bytes or allowed.gpu_memory_bytes))
+    assert (found["jetson-nano"].budget.memory_bytes, found["rtx-4090"].budget.gpu_memory_bytes) == (
+        2 * 2**30,
+        20 * 2**30,
+    )
+
+
+def test_unified_memory_is_not_told_twice():
+    for field in ("gpu_memory_bytes", "budget.gpu_memory_bytes"):
+        _, told = problems(load_device, "jetson-nano", [f"{field}=1 GiB"])[field]
+        assert "budget.memory_bytes limits processor and GPU together" in told
 
 
 def test_a_name_that_is_neither_shipped_nor_a_file(tmp_path, monkeypatch):

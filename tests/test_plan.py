@@ -16,7 +16,7 @@ from edgefl.plan.needs import complete_only, usable_samples
 from edgefl.plan.prefix import prefixes, stored_bytes
 from edgefl.plan.schedule import SCHEDULES
 from edgefl.plan.values import Candidate, Decline, Hyper, Job, Lean, Placement, Slots, Stage, Transfer
-from edgefl.records import Budget, Capabilities, Cost, Refusal
+from edgefl.records import GPU_MEMORY, Budget, Capabilities, Cost, Refusal
 
 SHAPE = (16, 3)
 SENSOR = encoder_of_size("sensor", "tiny", SHAPE)
@@ -381,3 +381,60 @@ def test_the_process_limit_speaks_once_the_idle_trainer_is_measured():
     assert verdict(cost, candidate(budget)) is None
     measured = candidate(budget, capabilities=Capabilities(trainer_base_bytes=96))
     assert verdict(cost, measured) == Refusal("memory", 106.0, 105.0, "B", "trainer process")
+
+
+def test_a_step_on_a_card_fits_the_card_and_what_passes_through_the_process_fits_there():
+    """100 B on the card, which has 120 and is free for 99 to 110; 50 + 30 B in the process."""
+    cost = Cost(step_peak_bytes=100, staging_bytes=30)
+
+    def told(free: int, **limits: int) -> Refusal | None:
+        has = Capabilities(trainer_base_bytes=50, torch_device="cuda", gpu_memory_bytes=120, gpu_free_bytes=free)
+        return verdict(cost, candidate(Budget(**limits), capabilities=has))
+
+    assert told(100, memory_bytes=80) is None
+    assert told(0) is None  # not measured: the card is large enough
+    assert told(99) == Refusal("memory", 100.0, 99.0, "B", GPU_MEMORY)
+    assert told(110, gpu_memory_bytes=99) == Refusal("memory", 100.0, 99.0, "B", GPU_MEMORY)
+    assert told(99, gpu_memory_bytes=110).allowed == 99.0
+    assert told(110, memory_bytes=79) == Refusal("memory", 80.0, 79.0, "B", "trainer process")
+    assert told(110, step_memory_bytes=99).reason == "step_memory"
+
+
+def test_where_processor_and_gpu_share_one_pool_there_is_one_budget():
+    cost = Cost(step_peak_bytes=100, staging_bytes=30)
+    for torch_device in ("cuda", "cpu", "auto"):
+        has = Capabilities(trainer_base_bytes=50, torch_device=torch_device)
+        assert verdict(cost, candidate(Budget(memory_bytes=150), capabilities=has)) is None
+        refused = Refusal("memory", 150.0, 149.0, "B", "trainer process")
+        assert verdict(cost, candidate(Budget(memory_bytes=149), capabilities=has)) == refused
+        # Nobody can have more than there is, whatever the budget.
+        small = msgspec.structs.replace(has, memory_total_bytes=149)
+        assert verdict(cost, candidate(Budget(memory_bytes=200), capabilities=small)) == refused
+
+
+def test_a_card_that_nobody_trains_on_is_no_memory():
+    has = Capabilities(trainer_base_bytes=50, torch_device="cpu", gpu_memory_bytes=10, gpu_free_bytes=5)
+    cost = Cost(step_peak_bytes=100, staging_bytes=30)
+    assert verdict(cost, candidate(Budget(memory_bytes=150, gpu_memory_bytes=5), capabilities=has)) is None
+
+
+def test_a_small_card_gets_smaller_micro_batches():
+    """Whole batches of 8 take 180 B of the card in one stage (100 + 10 a sample), of 4 they take 140."""
+    stage = SCHEDULES["layerwise"](MODEL, [1, 1, 1], "frozen")[1]
+    has = Capabilities(torch_device="cuda", gpu_memory_bytes=1000)
+    peak = put(stage, candidate(capabilities=has)).cost.step_peak_bytes
+    placed = put(stage, candidate(Budget(gpu_memory_bytes=peak - 1), capabilities=has))
+    assert (placed.refusal, placed.hyper.micro_batch) == (None, 4)
+    full = msgspec.structs.replace(has, gpu_free_bytes=1)
+    assert put(stage, candidate(capabilities=full)).refusal.detail == GPU_MEMORY
+
+
+def test_what_a_card_s_round_takes_of_the_process_by_hand():
+    """Copies of what is sent and of what stays, and one part in hand; or one batch: 2 x 16 x 3 floats a sample."""
+    stage = SCHEDULES["layerwise"](MODEL, [1, 1, 1], "frozen")[1]
+    assert put(stage, candidate()).cost.staging_bytes == 8 * 2 * 16 * 3 * 4
+    heavy = dict.fromkeys(part_names(MODEL), 10_000)
+    assert put(stage, candidate(), part_bytes=heavy).cost.staging_bytes == 10_000 * (len(stage.trained) + 1)
+    poor = msgspec.structs.replace(SUPERVISED, repair={"poverty": {}})
+    twice = put(stage, candidate(), slots=poor, part_bytes=heavy).cost.staging_bytes
+    assert twice == 10_000 * (2 * len(stage.trained) + 1)

@@ -9,7 +9,8 @@ import pytest
 import yaml
 from fleet_fixture import RUN, share
 
-from edgefl.cli.planning import price_run
+from edgefl.cli.planning import CUDA_CONTEXT_BYTES, price_run
+from edgefl.records import GPU_MEMORY
 from edgefl.report.price_grids import price_grids
 from edgefl.report.prices import RunPrice
 
@@ -93,3 +94,18 @@ def test_a_model_without_heads_has_no_schedule_of_heads(tmp_path: Path) -> None:
     model = {**yaml.safe_load(RUN)["model"], "head": {"kind": "none"}}
     price = priced(tmp_path, recipe="lw-fedmml-clip", model=model)
     assert {s.schedule for s in price.schedules} == {"end_to_end", "progressive", "layerwise"}
+
+
+def test_the_step_of_a_card_is_planned_in_the_card_s_memory(tmp_path: Path) -> None:
+    price = priced(tmp_path, profiles=("h100", "jetson-orin-nano-8gb"))
+    assert {device.profile: device.card for device in price.devices} == {"h100": True, "jetson-orin-nano-8gb": False}
+    cost = price.devices[0].placement.cost
+    table = next(grid for grid in price_grids(price) if grid.title == "Memory by device")
+    process = (price.trainer_base_bytes + cost.staging_bytes) / 2**20
+    assert float(table.rows[0][-1].text) == pytest.approx(process, rel=0.01)
+    lines = ["name: small", f"gpu_memory_bytes: {CUDA_CONTEXT_BYTES + 1000}", "torch_device: cuda"]
+    (tmp_path / "small.yaml").write_text("\n".join(lines))
+    small = priced(tmp_path, "training.batch_size=2", profiles=(str(tmp_path / "small.yaml"),))
+    refusal = small.devices[0].placement.refusal
+    assert (refusal.reason, refusal.allowed, refusal.detail) == ("memory", 1000.0, GPU_MEMORY)
+    assert 1000 < refusal.needed <= cost.step_peak_bytes

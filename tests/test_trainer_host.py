@@ -87,7 +87,9 @@ def test_a_process_that_dies_is_told_and_started_again(place):  # noqa: F811 - t
     asyncio.run(scene())
 
 
-@pytest.mark.parametrize("budget", [Budget(memory_bytes=2**30), Budget(step_memory_bytes=2**20)])
+@pytest.mark.parametrize(
+    "budget", [Budget(memory_bytes=2**30), Budget(step_memory_bytes=2**20), Budget(gpu_memory_bytes=2**30)]
+)
 def test_a_memory_budget_needs_a_process_of_its_own(place, budget):  # noqa: F811 - the fixture
     with pytest.raises(ConfigError, match=r"d1.*shares its trainer"):
         HostedTrainers(2, place).trainer(settings(place, budget=budget), TOTAL)

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from device_agent.trainer_link import TrainerProcess, TrainerSettings, ceiling_bytes
+from device_agent.trainer_link import TrainerProcess, TrainerSettings
 from device_agent.values import Train
 from edgefl.data.dataset import Dataset
 from edgefl.models.pretrained import initial_parts
@@ -24,6 +24,7 @@ from edgefl.plan.values import Hyper, Job, Slots, Stage
 from edgefl.protocol.messages import Offer
 from edgefl.protocol.parts import decode_part, encode_part
 from edgefl.records import Attempt, Budget
+from edgefl.resources.ceiling import ceiling_bytes
 from edgefl.worker import WorkerFailedError
 
 SENSOR = EncoderSpec(input_shape=(16, 3), width=8, depth=1, heads=2, patch=4)

@@ -47,6 +47,7 @@ class Outcome(msgspec.Struct, frozen=True):
     wall_s: float = 0.0
     error: str = ""
     file: str = ""  # digest of the run file: another grid's runs are others
+    reserved_peak_bytes: float = 0.0  # what torch's allocator held of a GPU, like step_peak_bytes; 0: no GPU
 
     @property
     def cell(self) -> Cell:
@@ -154,7 +155,8 @@ def outcome_of(report: RunReport) -> dict[str, Any]:
         "score": fmean(scores) if scores else None,
         "payload_bytes": _sum(done, "payload_up_bytes") + _sum(done, "payload_down_bytes"),
         "flops": _sum(done, "flops"),
-        "step_peak_bytes": _step_peak(done),
+        "step_peak_bytes": _peak(done, "step_peak_bytes"),
+        "reserved_peak_bytes": _peak(done, "cuda_reserved_peak_bytes"),
     }
 
 
@@ -193,14 +195,14 @@ def own(done: Iterable[AssignmentRow]) -> dict[str, float]:
     return {name: fmean(values) for name, values in found.items()}
 
 
-def _step_peak(done: Iterable[AssignmentRow]) -> float:
+def _peak(done: Iterable[AssignmentRow], figure: str) -> float:
     """That of the stage that takes most: the median over its devices and rounds.
 
     Not the highest: the first round of a process also holds what libraries take once.
     """
     stages: dict[int, list[float]] = {}
     for row in done:
-        stages.setdefault(row.stage, []).extend(_values([row], "step_peak_bytes"))
+        stages.setdefault(row.stage, []).extend(_values([row], figure))
     return max((median(values) for values in stages.values() if values), default=0.0)
 
 

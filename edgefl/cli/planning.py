@@ -18,6 +18,7 @@ from edgefl.data.split import Prepared, Share, prepare_shares
 from edgefl.errors import ConfigError, ModelError, Problem
 from edgefl.models.spec import ModelSpec
 from edgefl.plan.compile import compile_run
+from edgefl.plan.eligibility import has_card
 from edgefl.plan.exchange import packed_bytes, packing_of
 from edgefl.plan.fit import place
 from edgefl.plan.prefix import can_cache, with_cache
@@ -31,6 +32,8 @@ CONVENTIONS = ("lw-fedmml",)
 #: Idle trainer on CPU: 204 MB for torch and 43 MB for transformers. Each agent measures its own in a run.
 TORCH_BYTES = 204 * 10**6
 TRANSFORMERS_BYTES = 43 * 10**6
+#: CUDA context with torch's kernels on a card, about (read, not measured: 300 to 600 MB). Agents measure what is free.
+CUDA_CONTEXT_BYTES = 600 * 10**6
 
 
 def price_run(
@@ -86,6 +89,7 @@ def price_run(
                 before=stage_before(plan.stages, stage),
                 transfer=plan.transfer,
             ),
+            has_card(candidate.capabilities),
         )
         for device, profile in devices
         for candidate in [_candidate(profile, shares[device], plan, base)]
@@ -133,7 +137,8 @@ def _accounts(plan: RunPlan, rounds: Sequence[int]) -> tuple[Account, ...]:
 
 def _devices(config: RunConfig, profiles: Sequence[str]) -> list[tuple[str, DeviceProfile]]:
     if profiles:
-        return [(f"{profile}-{i}", fleet_profile(profile, None)) for i, profile in enumerate(profiles, start=1)]
+        found = [fleet_profile(profile, None) for profile in profiles]
+        return [(f"{profile.name}-{i}", profile) for i, profile in enumerate(found, start=1)]
     if config.fleet:
         return [(device.name, fleet_profile(device.profile, device.budget)) for device in config.fleet]
     raise ConfigError(config.name, [Problem("fleet", "the run names no devices; give --device PROFILE")])
@@ -259,11 +264,16 @@ def _price(
 
 
 def _candidate(profile: DeviceProfile, share: Share, plan: RunPlan, base: int) -> Candidate:
-    samples = share.samples
+    samples, card = share.samples, profile.gpu_memory_bytes or 0
     return Candidate(
         device=share.device,
         capabilities=Capabilities(
-            trainer_base_bytes=base, speed=profile.speed.record(), torch_device=profile.torch_device
+            memory_total_bytes=profile.memory_bytes or 0,
+            gpu_memory_bytes=card,
+            trainer_base_bytes=base,
+            speed=profile.speed.record(),
+            torch_device=profile.torch_device,
+            gpu_free_bytes=max(1, card - CUDA_CONTEXT_BYTES) if card else 0,
         ),
         budget=profile.budget.record(),
         samples=samples,

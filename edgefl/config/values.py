@@ -19,12 +19,17 @@ from edgefl.records import Budget, Packing, Speed
 class BudgetConfig(Values):
     """What a device may spend on one round. Left out: no limit."""
 
-    memory_bytes: Bytes | None = Field(None, description="whole trainer process, such as 3 GiB")
+    memory_bytes: Bytes | None = Field(
+        None, description="whole trainer process, such as 3 GiB; with what it holds on a GPU of unified memory"
+    )
     step_memory_bytes: Bytes | None = Field(None, description="what training adds to the idle trainer")
     flops: Annotated[float, Field(gt=0)] | None = Field(None, description="FLOPs of one round")
     payload_bytes: Bytes | None = Field(None, description="tensors received and sent in one round")
     disk_bytes: Bytes | None = Field(None, description="objects and rows kept on the device")
     energy_j: Annotated[float, Field(gt=0)] | None = Field(None, description="joules of one round, by speed.power_w")
+    gpu_memory_bytes: Bytes | None = Field(
+        None, description="what torch's allocator takes of a GPU's own memory; the CUDA context comes on top"
+    )
 
     def record(self) -> Budget:
         """The same as it travels in messages."""
@@ -60,9 +65,17 @@ class DeviceProfile(Values):
     speed: SpeedConfig = Field(SpeedConfig(), description="what it does in a second")
     heartbeat_s: Annotated[float, Field(gt=0)] = Field(10.0, description="seconds between signs of life")
     torch_device: Literal["auto", "cpu", "cuda"] = Field("auto", description="where the trainer computes")
-    memory_bytes: Bytes | None = Field(None, description="memory of the device; for the record, budgets are apart")
+    memory_bytes: Bytes | None = Field(None, description="memory of the device, beside what a GPU has of its own")
+    gpu_memory_bytes: Bytes | None = Field(None, description="memory of the GPU that trains, where it has its own")
+    unified: bool = Field(False, description="processor and GPU share memory_bytes (Jetson): one budget for both")
     sensors: dict[str, str] = Field({}, description="what measures energy and temperature; for the record")
     notes: list[str] = Field([], description="what the figures do not say; for the record")
+
+    def conflicts(self) -> list[Problem]:
+        """Memory that is told twice."""
+        twice = {"gpu_memory_bytes": self.gpu_memory_bytes, "budget.gpu_memory_bytes": self.budget.gpu_memory_bytes}
+        message = "counts unified memory twice: leave it out; budget.memory_bytes limits processor and GPU together"
+        return [Problem(field, message) for field, given in twice.items() if self.unified and given is not None]
 
 
 class EncoderConfig(Values):

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from math import prod
 from typing import NamedTuple
 
 import msgspec
 
 from edgefl.models.spec import match_parts
-from edgefl.plan.exchange import packed_bytes, packing_of, sent
+from edgefl.plan.exchange import kept, packed_bytes, packing_of, sent
 from edgefl.plan.needs import completed
 from edgefl.plan.prefix import built_parts, prefixes, stored_bytes
 from edgefl.plan.values import Candidate, Job, Stage, Transfer
@@ -69,15 +70,28 @@ def cost_of(job: Job, stage: Stage, candidate: Candidate, part_bytes: Mapping[st
         + _beside(down, trained, part_bytes, job.transfer)
         + stored_bytes(job, samples),
         memory=dict(priced.memory if peak == priced.peak else exchanging),
+        staging_bytes=_staging(job, part_bytes),
     )
     return timed(cost, candidate)
 
 
 def _exchange_peak(job: Job, part_bytes: Mapping[str, int]) -> dict[str, int]:
     """Memory while parts come and go: the model, and of one part what is read, and what is packed of it."""
+    return {"weights": _bytes(built_parts(job), part_bytes), "transit": _in_hand(job, part_bytes)}
+
+
+def _in_hand(job: Job, part_bytes: Mapping[str, int]) -> int:
+    """Of one part what is read, and what is packed of it."""
     lossy = any(packing != "f32" for _, packing in (*job.transfer.up, *job.transfer.down))
-    largest = max((part_bytes.get(part, 0) for part in built_parts(job)), default=0)
-    return {"weights": _bytes(built_parts(job), part_bytes), "transit": (2 if lossy else 1) * largest}
+    return (2 if lossy else 1) * max((part_bytes.get(part, 0) for part in built_parts(job)), default=0)
+
+
+def _staging(job: Job, part_bytes: Mapping[str, int]) -> int:
+    """Host memory of a round whose model is in a GPU's own: copies of what is sent and kept, or one batch as read."""
+    staying = job.stage.trained if "poverty" in job.slots.repair else kept(job)
+    copies = _bytes(sent(job.stage, job.slots.exchange), part_bytes) + _bytes(staying, part_bytes)
+    rows = sum(prod(e.input_shape) * (8 if e.kind == "text" else 4) for e in job.model.encoders.values())
+    return max(copies + _in_hand(job, part_bytes), job.hyper.batch_size * rows)
 
 
 def timed(cost: Cost, candidate: Candidate) -> Cost:

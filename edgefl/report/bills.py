@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from edgefl.plan.eligibility import has_card
 from edgefl.records import Figure
 from edgefl.report import totals, units
 from edgefl.report.grid import Cell, Column, Grid, amount, compared, count, figure, words
@@ -165,11 +166,14 @@ def _batch(assignments: Sequence[AssignmentRow]) -> Cell:
 
 
 def step_limit(device: DeviceRow) -> float | None:
-    """The device's limit on step memory in bytes, from whichever of its two memory budgets is tighter."""
-    budget, base = device.budget, device.capabilities.trainer_base_bytes
+    """The device's limit on step memory in bytes, from whichever of its memory budgets is tightest."""
+    budget, has = device.budget, device.capabilities
+    base = has.trainer_base_bytes
     limits = [float(budget.step_memory_bytes)] if budget.step_memory_bytes is not None else []
-    if budget.memory_bytes is not None and base:
+    if budget.memory_bytes is not None and base and not has_card(has):
         limits.append(max(0.0, float(budget.memory_bytes - base)))
+    if budget.gpu_memory_bytes is not None and has.torch_device.startswith("cuda"):
+        limits.append(float(budget.gpu_memory_bytes))
     return min(limits, default=None)
 
 

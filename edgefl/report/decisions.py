@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from edgefl.records import Refusal
+from edgefl.records import GPU_MEMORY, Refusal
 from edgefl.report import units
 from edgefl.report.grid import Cell, Column, Grid, count, words
 from edgefl.report.rows import RunReport
@@ -107,6 +107,8 @@ def how_words(data: Mapping[str, Any]) -> str:
 
 def reason(refusal: Refusal) -> str:
     """The refusal's reason in words."""
+    if refusal.reason == "memory" and refusal.detail.startswith(GPU_MEMORY):
+        return "GPU memory over budget"
     if refusal.reason == "data" and refusal.needed is None:
         return "data does not fit the model"  # its detail says how; without numbers it is not the amount
     return REASONS.get(refusal.reason, refusal.reason.replace("_", " ") or "no reason given")

@@ -30,6 +30,8 @@ MEANINGS: dict[str, str] = {
     "compute_s": "compute time, inside training steps",
     "energy_j": "energy",
     "temperature_c": "highest temperature",
+    "cuda_allocated_peak_bytes": "tensors on the GPU, peak",
+    "cuda_reserved_peak_bytes": "what torch's allocator held of the GPU, peak",
 }
 
 

@@ -39,7 +39,7 @@ def devices(report: RunReport) -> Grid:
                 count(has.cores or None),
                 amount(has.memory_total_bytes or None, "B"),
                 amount(has.disk_free_bytes or None, "B"),
-                words(has.gpu or "none", tone="" if has.gpu else "dim"),
+                words(has.gpu or "none", tone="" if has.gpu else "dim", tip=_own(has.gpu_memory_bytes)),
                 limit(may.step_memory_bytes, "B"),
                 limit(may.memory_bytes, "B"),
                 limit(may.flops, "FLOP"),
@@ -50,6 +50,10 @@ def devices(report: RunReport) -> Grid:
             )
         )
     return Grid("Devices", columns, tuple(lines), empty="No device has joined yet.")
+
+
+def _own(gpu_memory_bytes: int) -> str:
+    return f"{units.mib(gpu_memory_bytes)} of its own" if gpu_memory_bytes else ""
 
 
 def samples(counts: dict[str, int], noun: str = "") -> str:

@@ -75,6 +75,7 @@ def _device_joined(event: EventRow, data: Data) -> str:
 _LIMITS = {
     "step_memory_bytes": "step memory",
     "memory_bytes": "process memory",
+    "gpu_memory_bytes": "GPU memory",
     "payload_bytes": "payload",
     "disk_bytes": "disk",
 }

@@ -30,6 +30,7 @@ class DevicePlan(msgspec.Struct, frozen=True):
     device: str = ""
     profile: str = ""
     placement: Placement = Placement()
+    card: bool = False  # the step is in the GPU's own memory
 
 
 class Account(msgspec.Struct, frozen=True):

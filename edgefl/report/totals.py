@@ -8,7 +8,12 @@ from edgefl.records import FIGURES, Figure
 from edgefl.report.rows import AssignmentRow, DeviceRow, EvaluationRow, RunReport
 
 #: Figures of which the largest counts; the others add up over rounds.
-PEAKS = frozenset({"process_peak_bytes", "step_peak_bytes", "temperature_c"})
+PEAKS = frozenset(
+    {
+        *("process_peak_bytes", "step_peak_bytes", "temperature_c"),
+        *("cuda_allocated_peak_bytes", "cuda_reserved_peak_bytes"),
+    }
+)
 
 #: Of a figure that the plan does not hold.
 _UNKNOWN = Figure(kind="predicted", reason="not predicted: the device's speed, or its power, is not in its profile")

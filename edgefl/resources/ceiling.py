@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 
-from edgefl.records import Refusal
+from edgefl.records import Budget, Refusal
 from edgefl.resources.procfs import resident_bytes, started_at, status_bytes
 
 #: 20 ms: a core touches new memory at about 2 GB/s, so a breach is seen within about 40 MB; costs 0.1 % of one core.
@@ -23,6 +23,18 @@ PERIOD_S = 0.02
 #: Allocations beyond the ceiling that are still granted: a thread's stack (8 MiB) and a heap's reserve are data that is
 #: never touched.
 SLACK_BYTES = 64 * 2**20 + 16 * 2**20 * (os.cpu_count() or 1)
+
+
+def ceiling_bytes(budget: Budget, base_bytes: int, *, card: bool = False) -> int | None:
+    """Largest size the trainer may have, in bytes; None: no limit. A step limit counts from the idle trainer's size.
+
+    Where processor and GPU share one pool, that is with what it holds on the GPU. ``card``: the step is in a GPU's own
+    memory, where torch's allocator holds it to its limit.
+    """
+    limits = [] if budget.memory_bytes is None else [budget.memory_bytes]
+    if budget.step_memory_bytes is not None and base_bytes and not card:
+        limits.append(base_bytes + budget.step_memory_bytes)
+    return min(limits, default=None)
 
 
 class Ceiling:

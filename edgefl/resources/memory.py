@@ -13,6 +13,7 @@ import os
 import threading
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 import psutil
 
@@ -58,7 +59,7 @@ class MemoryProbe:
 
     ``base_bytes``: what the step's peak is measured above; default: the resident size on entering. With ``device``
     "cuda…", the tensors on the GPU count: on a card with its own memory the step peak is the card's, on a machine whose
-    processor and GPU share one pool (Jetson) the two peaks are added.
+    processor and GPU share one pool (Jetson) the two peaks are added: never less than what both took at one time.
     """
 
     def __init__(self, device: str = "cpu", *, base_bytes: int | None = None, clear_refs: Path = _CLEAR_REFS) -> None:
@@ -101,7 +102,7 @@ class MemoryProbe:
         if self._cuda is None:
             return {"process_peak_bytes": process, "step_peak_bytes": Figure(value=float(step), source=source)}
         if self._cuda.shared_pool:
-            both = f"{source} + {self._cuda.source}: one pool"
+            both = f"{source} + {self._cuda.source}: one pool, peaks added"
             return {
                 "process_peak_bytes": Figure(value=float(self._peak + self._cuda.reserved_peak), source=both),
                 "step_peak_bytes": Figure(value=float(step + self._cuda.step_peak), source=both),
@@ -144,6 +145,11 @@ class _Sampler:
                 return
 
 
+def shares_pool(properties: Any) -> bool:
+    """Whether a GPU, by torch's properties of it, has no memory of its own: processor and GPU share one pool."""
+    return bool(getattr(properties, "is_integrated", False))
+
+
 class _Cuda:
     """torch's own accounting of one GPU. The only place here that imports torch."""
 
@@ -155,7 +161,7 @@ class _Cuda:
         self._torch = torch
         self._device = torch.device(device)
         properties = torch.cuda.get_device_properties(self._device)
-        self.shared_pool = bool(getattr(properties, "is_integrated", False))
+        self.shared_pool = shares_pool(properties)
         self.allocated_peak = 0
         self.reserved_peak = 0
         self.step_peak = 0
