@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Sequence
+from math import log
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -115,7 +116,9 @@ def _plot(rows: Sequence[Row], path: Path) -> None:
             places = [(row.flops_per_sample / 1e9, (row.step_peak.value or 0.0) / MIB) for row in own]
             axes.plot(*zip(*places, strict=True), color=colour, marker=marker, linewidth=1, label=f"batches of {batch}")
             for i, place in enumerate(places):
-                axes.annotate(str(i + 1), place, textcoords="offset points", xytext=(6, 4), fontsize=8)
+                apart = [max(abs(log(a / b)) for a, b in zip(place, other, strict=True)) for other in places[:i]]
+                offset = (-10, -10) if min(apart, default=1.0) < 0.15 else (6, 4)  # numbers of neighbours on both sides
+                axes.annotate(str(i + 1), place, textcoords="offset points", xytext=offset, fontsize=8)
         axes.set_xscale("log")
         axes.set_yscale("log")
         ticks = [1, 2, 5, 10, 20], [200, 500, 1000, 2000, 5000, 10000]
