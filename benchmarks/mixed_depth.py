@@ -24,8 +24,9 @@ import msgspec
 import numpy as np
 import yaml
 
-from benchmarks.fleet import accuracy, run
+from benchmarks.fleet import accuracy, largest, run
 from benchmarks.plotting import COLOURS, plot
+from benchmarks.resource_table import MIB, UNTESTED
 from edgefl.cli.planning import price_run
 from edgefl.plan.schedule import trained_stages
 from edgefl.plan.values import Stage
@@ -52,13 +53,14 @@ class Result(msgspec.Struct, frozen=True):
     accuracy: float
     devices: float
     trained: dict[int, dict[str, int]]
+    reserved_bytes: float = 0.0  # most that torch's allocator held, on a GPU
 
 
-def run_file(seed: int, eligible: int, way: str, whole: Mapping[str, float]) -> dict[str, Any]:
+def run_file(seed: int, eligible: int, way: str, whole: Mapping[str, float], device: str = "cpu") -> dict[str, Any]:
     """``whole``: FLOPs of a round of end-to-end training, by device."""
     encoder = {"kind": "sensor", "size": "tiny", "depth": STAGES, "patch": 16}
     names = [f"person-{i + 1:02d}" for i in range(DEVICES)]
-    fleet: list[dict[str, Any]] = [{"name": name} for name in names]
+    fleet: list[dict[str, Any]] = [{"name": name, "profile": device} for name in names]
     others = np.random.default_rng(seed).permutation(DEVICES)[eligible:]
     for turn, index in enumerate(others):
         flops = NOTHING if way == "excluded" else SHARES[turn % len(SHARES)] * whole[names[index]]
@@ -87,17 +89,18 @@ def run_file(seed: int, eligible: int, way: str, whole: Mapping[str, float]) -> 
     }
 
 
-def measured(folder: Path, seed: int, eligible: int, way: str) -> Result:
+def measured(folder: Path, seed: int, eligible: int, way: str, device: str) -> Result:
     """One run through broker, coordinator and agents."""
     file = folder / "mixed-depth.yaml"
-    file.write_text(yaml.safe_dump(run_file(seed, DEVICES, "excluded", {})))
+    file.write_text(yaml.safe_dump(run_file(seed, DEVICES, "excluded", {}, device)))
     plans = price_run(str(file), [], profiles=[], samples=None, trainer_base="").devices
     whole = {plan.device: plan.placement.cost.flops for plan in plans}
-    file.write_text(yaml.safe_dump(run_file(seed, eligible, way, whole)))
+    file.write_text(yaml.safe_dump(run_file(seed, eligible, way, whole, device)))
     report = run(str(file), label=f"{eligible} of {DEVICES}, {way}, seed {seed}")
     took_part = [len(row.participants) for row in report.rounds if row.status == "done"]
     score = accuracy(report, ("acc", "gyro"), "none")
-    return Result(eligible, way, seed, score, statistics.mean(took_part), depths(report))
+    reserved = largest(report, "cuda_reserved_peak_bytes") if device == "cuda" else 0.0
+    return Result(eligible, way, seed, score, statistics.mean(took_part), depths(report), reserved)
 
 
 def depths(report: RunReport) -> dict[int, dict[str, int]]:
@@ -145,7 +148,9 @@ def page(results: Sequence[Result]) -> str:
             for stage, counts in sorted(one.trained.items()):
                 told = ", ".join(f"{name} ({count})" for name, count in sorted(counts.items()))
                 lines.append(f"| {one.eligible} of {DEVICES} | {one.way} | {stage} | {told} |")
-    return "\n".join(lines) + "\n"
+    reserved = max(one.reserved_bytes for one in results)
+    told = f"On a GPU; torch's allocator held at most {reserved / MIB:,.1f} MiB." if reserved else UNTESTED
+    return "\n".join([*lines, "", told]) + "\n"
 
 
 def draw(results: Sequence[Result], path: Path) -> None:
@@ -175,6 +180,7 @@ def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where the trainers compute")
     parser.add_argument("--write", type=Path, help="folder for mixed_depth.md")
     options = parser.parse_args()
     results = []
@@ -182,7 +188,7 @@ def main() -> None:
         for seed in range(1, options.seeds + 1):
             for eligible in ELIGIBLE:
                 ways = WAYS if eligible < DEVICES else ("excluded",)
-                results += [measured(Path(folder), seed, eligible, way) for way in ways]
+                results += [measured(Path(folder), seed, eligible, way, options.device) for way in ways]
     text = page(results)
     if options.write is not None:
         draw(results, options.write / "mixed_depth.svg")
