@@ -118,7 +118,7 @@ def job_of(setting: Setting, batch: int, model: ModelSpec | None = None) -> Job:
 
 def train(setting: Setting, batch: int, device: str) -> Row:
     """The steps themselves; alone in its process, set up like a trainer."""
-    give_back_at_once()
+    give_back_at_once(in_pieces=setting.micro_batch > 0)
     import torch
 
     from edgefl.models.build import build

@@ -133,6 +133,7 @@ class Trainer:
             kind_of(encoder)
         store = ObjectStore(self.store, self.disk_bytes)
         kept = _StoredParts(request.kept, store)
+        give_back_at_once(in_pieces=job.hyper.micro_batch > 0)
         memory, energy = MemoryProbe(self.device), EnergyProbe(self.device)
         with energy, memory:
             refusal = unpack_offer(request.offer, store)
