@@ -157,11 +157,12 @@ def draw(results: Sequence[Result], path: Path) -> None:
     """Accuracy by how many devices may train everything, each way."""
     with plot(path, f"devices of {DEVICES} that may train everything", "accuracy with both sensors, %") as axes:
         for way, colour in zip(WAYS, (COLOURS[1], COLOURS[2], COLOURS[0]), strict=True):
-            points = {e: [100 * one.accuracy for one in _of(results, e, way)] for e in sorted(ELIGIBLE)}
-            points = {e: found for e, found in points.items() if found}
+            ways = {e: "excluded" if e == DEVICES else way for e in sorted(ELIGIBLE)}  # there they are the same
+            points = {e: found for e in ways if (found := [100 * one.accuracy for one in _of(results, e, ways[e])])}
             means = [statistics.mean(found) for found in points.values()]
             errors = [statistics.stdev(found) if len(found) > 1 else 0.0 for found in points.values()]
-            axes.errorbar(list(points), means, yerr=errors, color=colour, marker="o", capsize=3, linewidth=1, label=way)
+            places = [e + 0.08 * (list(WAYS).index(way) - 1) for e in points]  # beside each other
+            axes.errorbar(places, means, yerr=errors, color=colour, marker="o", capsize=3, linewidth=1, label=way)
         axes.set_xticks(sorted(ELIGIBLE))
         axes.legend()
 
