@@ -2,7 +2,8 @@
 
 The planner's figures (``edgefl.training.pricing``) beside what the kernel's high-water mark and the counter say of the
 same step on random samples: ViT-Tiny and DistilBERT without labels, AST and ViT-Tiny with labels, two sensors with
-labels; end to end, layer-wise, and layer-wise with a stored prefix.
+labels; end to end, layer-wise, and layer-wise with a stored prefix; then what the planner falls back to: in pieces, and
+in pieces with blocks computed anew, end to end and in the last stage with embeddings (nothing can be stored).
 
     python -m benchmarks.predictions [--write docs/results] [--device cuda]
 """
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from benchmarks.resource_table import UNTESTED
 from benchmarks.resources import random_inputs, small_step
@@ -75,12 +77,19 @@ def jobs(pair: str) -> list[tuple[str, Job]]:
         found.append(("layer-wise", job))
         if can_cache(job):
             found.append(("layer-wise, stored prefix", with_cache(job, "f16")))
+    embedded = replace(stage, trained=(*(f"{m}/embed" for m in encoders), *stage.trained))
+    for what, of in (("end to end", found[0][1].stage), ("layer-wise with embeddings", embedded)):
+        for size, anew in ((batch // 4, False), (batch // 16, False), (batch // 16, True)):
+            how = replace(hyper, micro_batch=size, checkpoint=anew)
+            told = f"{what}, pieces of {size}{', anew' if anew else ''}"
+            found.append((told, Job(model, of, how, slots)))
     return found
 
 
 def compare(pair: str, index: int, device: str) -> Compared:
     """One job, alone in its process, set up like a trainer."""
-    give_back_at_once()
+    what, job = jobs(pair)[index]
+    give_back_at_once(in_pieces=job.hyper.micro_batch > 0)
     import torch
 
     from edgefl.models.build import build
@@ -93,7 +102,6 @@ def compare(pair: str, index: int, device: str) -> Compared:
     from edgefl.training.pricing import price_step
 
     torch.manual_seed(0)
-    what, job = jobs(pair)[index]
     size = job.hyper.batch_size
     predicted_peak, predicted_flops, _ = price_step(job, dict.fromkeys(job.model.encoders, size))
     small_step(steps, device)
@@ -105,7 +113,7 @@ def compare(pair: str, index: int, device: str) -> Compared:
 
     with MemoryProbe(device) as memory:
         model = build(job.model, built_parts(job), device=device)
-        steps.prepare(model, job.stage.trained)
+        steps.prepare(model, job.stage.trained, checkpoint=job.hyper.checkpoint)
         optimizer = steps.make_optimizer(model, job.stage.trained, job.hyper)
         for _ in range(STEPS):
             steps.train_step(model, job, batch(), optimizer, Aids())

@@ -26,6 +26,7 @@ from device_agent.values import DataFacts, Result
 from edgefl.errors import DataError, EdgeFLError, MissingDependencyError, PrecisionError, StoreError
 from edgefl.models.spec import EncoderSpec, HeadSpec, ModelSpec, is_scheduled, part_names
 from edgefl.plan.exchange import LOST
+from edgefl.plan.needs import encoders_here
 from edgefl.plan.values import Hyper, Job, Slots, Stage
 from edgefl.records import Budget, Figure, Figures, Manifest, Refusal
 from edgefl.resources.allocator import give_back_at_once
@@ -89,6 +90,13 @@ class Trainer:
             self.facts = _facts(dataset, device, elastic=Path(self.data).is_dir())
         return self.facts
 
+    def libraries(self, body: object, note: Note | None = None) -> None:
+        """Load what these encoders need, before a round: it belongs to the idle size. Raises MissingDependencyError."""
+        from edgefl.models.encoder import kind_of
+
+        for encoder in msgspec.convert(body, list[EncoderSpec]):
+            kind_of(encoder)
+
     def train(self, body: object, note: Note) -> Result:
         """One round. A share that does not fit, or memory that does not suffice, is a refusal, not an error."""
         self.left_off = False
@@ -115,7 +123,6 @@ class Trainer:
 
     def _train(self, request: TrainRequest, note: Note) -> Result:
         from device_agent.packed import pack_update, unpack_offer
-        from edgefl.models.encoder import kind_of
         from edgefl.objects import ObjectStore
         from edgefl.protocol.parts import encode_part
         from edgefl.resources.energy import EnergyProbe
@@ -129,8 +136,7 @@ class Trainer:
         if usable < job.hyper.batch_size:
             detail = "the local share does not fill one batch"
             return Result(refusal=Refusal("data", float(job.hyper.batch_size), float(usable), "samples", detail))
-        for encoder in job.model.encoders.values():  # its library belongs to the idle size, not to this round
-            kind_of(encoder)
+        self.libraries(encoders_here(job))
         store = ObjectStore(self.store, self.disk_bytes)
         kept = _StoredParts(request.kept, store)
         give_back_at_once(in_pieces=job.hyper.micro_batch > 0)
@@ -429,7 +435,7 @@ def main() -> None:
     trainer = Trainer(options.data, options.bad_samples, options.store, options.device, budget)
     signal.signal(signal.SIGUSR1, trainer.leave_off)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group: the agent decides when this ends
-    serve({"warm": trainer.warm, "train": trainer.train})
+    serve({"warm": trainer.warm, "libraries": trainer.libraries, "train": trainer.train})
 
 
 if __name__ == "__main__":

@@ -29,9 +29,8 @@ from edgefl.report.prices import Account, DevicePlan, RunPrice, StagePrice
 
 #: Whose accounting ``--convention`` knows.
 CONVENTIONS = ("lw-fedmml",)
-#: Idle trainer on CPU: 204 MB for torch and 43 MB for transformers. Each agent measures its own in a run.
-TORCH_BYTES = 204 * 10**6
-TRANSFORMERS_BYTES = 43 * 10**6
+#: Idle trainer on a CPU after its toy round, without the libraries of encoders. Each agent measures its own in a run.
+TRAINER_BYTES = 266 * 10**6
 #: CUDA context with torch's kernels on a card, about (read, not measured: 300 to 600 MB). Agents measure what is free.
 CUDA_CONTEXT_BYTES = 600 * 10**6
 
@@ -62,7 +61,7 @@ def price_run(
 
     check_pretrained(plan.model)
     part_bytes = _part_bytes(plan)
-    base = _base(trainer_base, plan)
+    base = _base(trainer_base)
     pricer = Pricer()
     batch_sizes = list(dict.fromkeys(batch_sizes)) or [config.training.batch_size]
     typical = _typical(shares, max(batch_sizes))
@@ -197,14 +196,13 @@ def _part_bytes(plan: RunPlan) -> dict[str, int]:
     return {part: part_size_bytes(model, part) for part in model.parts_present}
 
 
-def _base(text: str, plan: RunPlan) -> int:
+def _base(text: str) -> int:
     if text:
         try:
             return int(parse_bytes(text))
         except ValueError as error:
             raise ConfigError("--trainer-base", [Problem("value", str(error))]) from error
-    heavy = any(encoder.kind != "sensor" for encoder in plan.model.encoders.values())
-    return TORCH_BYTES + (TRANSFORMERS_BYTES if heavy else 0)
+    return TRAINER_BYTES
 
 
 def _priced(
