@@ -13,6 +13,7 @@ Whoever takes part is in the same rounds, and each part is averaged over those t
 from __future__ import annotations
 
 import argparse
+import os
 import statistics
 import sys
 import tempfile
@@ -184,6 +185,8 @@ def main() -> None:
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where the trainers compute")
     parser.add_argument("--write", type=Path, help="folder for mixed_depth.md")
     options = parser.parse_args()
+    if options.device == "cpu":
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # of the fleets, too: a run file leaves it to what there is
     results = []
     with tempfile.TemporaryDirectory(prefix="edgefl-bench-") as folder:
         for seed in range(1, options.seeds + 1):

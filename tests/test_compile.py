@@ -41,6 +41,13 @@ def test_a_run_is_compiled_with_every_size_and_rate_resolved():
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(plan), type=type(plan)) == plan
 
 
+def test_a_stage_of_mixed_takes_its_own_rate():
+    plan = compiled({"schedule": "mixed"})
+    assert [(stage.depth, h.lr["encoder"]) for stage, h in zip(plan.stages, plan.hypers, strict=True)] == [
+        (3, 0.1), (3, 0.2), (3, 0.3),
+    ]  # fmt: skip
+
+
 def test_end_to_end_takes_the_last_of_the_rates():
     plan = compiled()
     assert [h.lr["encoder"] for h in plan.hypers] == [0.3]

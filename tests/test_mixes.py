@@ -101,6 +101,7 @@ def test_the_mixes_use_every_choice_of_every_role():
         ({"weight": "relationship", "cluster": {"lsh": {"models": "own"}}}, "gives each device a model already"),
         ({"weight": "relationship", "repair": "poverty"}, "poverty mends one model for all"),
         ({"repair": "poverty", "missing": "ignore"}, "poverty needs samples that lack a modality"),
+        ({"weight": "cka", "schedule": "mixed"}, "cka compares models at the whole depth"),
         ({"optimise": {"fedadagrad_mpo": {"temperature": 2}}}, "exceeds 1; raise temperature"),
     ],
 )

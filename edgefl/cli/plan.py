@@ -47,8 +47,8 @@ def command(
 ) -> None:
     """Predict what each stage costs on each device, and who can train it, without running anything.
 
-    The first tables compare the schedules on one device's share; the last says what each device would train in each
-    stage, or which budget refuses, with both numbers.
+    The first tables compare the schedules on one device's share; "Devices" says what each device would train in each
+    stage, or which budget refuses, with both numbers; the last tables say what that takes of its memory and otherwise.
 
     Example: edgefl plan demo --device jetson-nano --device single-stage
     """

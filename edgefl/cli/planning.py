@@ -64,12 +64,11 @@ def price_run(
     base = _base(trainer_base)
     pricer = Pricer()
     batch_sizes = list(dict.fromkeys(batch_sizes)) or [config.training.batch_size]
-    typical = _typical(shares, max(batch_sizes))
     schedules = tuple(
         price
         for schedule, stages in _schedules(plan.model, config.training.rounds).items()
         for hyper in [msgspec.structs.replace(plan.hypers[0], batch_size=size) for size in batch_sizes]
-        for price in _priced(plan, schedule, stages, hyper, typical, part_bytes, pricer)
+        for price in _priced(plan, schedule, stages, hyper, _typical(shares, hyper.batch_size), part_bytes, pricer)
     )
     last = max(stage.index for stage in plan.stages if stage.rounds)
     devices_planned = tuple(
@@ -99,7 +98,7 @@ def price_run(
         name=plan.name,
         recipe=plan.recipe,
         model_bytes=sum(part_bytes.values()),
-        samples=typical[""],
+        samples=_typical(shares, config.training.batch_size)[""],
         batch_size=config.training.batch_size,
         trainer_base_bytes=base,
         schedules=schedules,

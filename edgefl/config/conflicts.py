@@ -80,6 +80,9 @@ def _server(recipe: Recipe) -> list[Problem]:
         found.append(Problem("repair", f"poverty mends one model for all, relationship makes one for each; {advice}"))
     if "poverty" in recipe["repair"] and "ignore" in recipe["missing"]:
         found.append(Problem("repair", "poverty needs samples that lack a modality, missing: ignore leaves them out"))
+    if weight == "cka" and "mixed" in recipe["schedule"]:
+        text = "cka compares models at the whole depth, which with schedule: mixed some do not have; set another weight"
+        found.append(Problem("weight", text))
     if "fedadagrad_mpo" in recipe["optimise"]:
         options = recipe["optimise"]["fedadagrad_mpo"]
         if options["beta"] + 1 / options["temperature"] > 1:

@@ -167,7 +167,10 @@ def _rules(chosen: str | Mapping[str, str]) -> tuple[tuple[str, str], ...]:
 
 
 def _hyper(training: TrainingConfig, stage: Stage, seed: int) -> Hyper:
-    """The stage's hyper-parameters; the one stage of end_to_end, which has every depth, takes a list's last value."""
+    """The stage's hyper-parameters; the one stage of end_to_end, which has every depth, takes a list's last value.
+
+    A stage of mixed takes the value of its fallback depth, for whole models as well.
+    """
     same = {"epochs", "batch_size", "optimizer", "weight_decay", "momentum", "clip_norm", "holdout", "precision"}
     lean = training.lean
     changed = {

@@ -77,7 +77,7 @@ def cost_of(job: Job, stage: Stage, candidate: Candidate, part_bytes: Mapping[st
 
 
 def _exchange_peak(job: Job, part_bytes: Mapping[str, int]) -> dict[str, int]:
-    """Memory while parts come and go: the model, and of one part what is read, and what is packed of it."""
+    """Memory while parts come and go, by names of ``MEMORY``: the model, and what is in hand of one part."""
     return {"weights": _bytes(built_parts(job), part_bytes), "transit": _in_hand(job, part_bytes)}
 
 

@@ -118,7 +118,10 @@ def _lines(report: RunReport) -> tuple[_Lines, _Lines]:
     """What is shown side by side, and what is shown as spent alone."""
     known = {name for row in report.assignments for name in row.predicted}
     estimated = tuple(line for line in _ESTIMATED if line[2] in known)
-    return (*_COMPARED, *estimated), (*(line for line in _ESTIMATED if line not in estimated), *_SPENT)
+    alone = sorted(
+        (*(line for line in _ESTIMATED if line not in estimated), *_SPENT), key=lambda line: line[0] != "time"
+    )
+    return (*_COMPARED, *estimated), tuple(alone)  # what is grouped stands together: time at the border of both
 
 
 def _columns(side_by_side: _Lines, spent: _Lines, *, budget: bool) -> tuple[Column, ...]:

@@ -42,7 +42,10 @@ class Account(msgspec.Struct, frozen=True):
 
 
 class RunPrice(msgspec.Struct, frozen=True):
-    """The whole answer. ``samples``: size of the share that the schedules are priced on."""
+    """The whole answer. ``samples``: size of the share that the schedules are priced on, at least a batch of theirs.
+
+    ``batch_size``: the run's, which ``devices`` are planned with.
+    """
 
     name: str = ""
     recipe: str = ""

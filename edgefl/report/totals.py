@@ -9,10 +9,13 @@ from edgefl.report.rows import AssignmentRow, DeviceRow, EvaluationRow, RunRepor
 
 #: Figures of which the largest counts; the others add up over rounds.
 PEAKS = frozenset(
-    {
-        *("process_peak_bytes", "step_peak_bytes", "temperature_c"),
-        *("cuda_allocated_peak_bytes", "cuda_reserved_peak_bytes"),
-    }
+    [
+        "process_peak_bytes",
+        "step_peak_bytes",
+        "temperature_c",
+        "cuda_allocated_peak_bytes",
+        "cuda_reserved_peak_bytes",
+    ]
 )
 
 #: Of a figure that the plan does not hold.

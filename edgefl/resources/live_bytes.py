@@ -16,7 +16,7 @@ from edgefl.resources.flops import without_compiler
 class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves its base unannotated
     """``peak``: most bytes, at one time, of storages made inside the context. What was in use before is not counted.
 
-    ``noted``: what ``note`` said at that moment.
+    ``noted``: what ``note``, as it was set then, said at that moment.
     """
 
     def __init__(self) -> None:
@@ -24,7 +24,7 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch le
         without_compiler(type(self))
         self.live = 0
         self.peak = 0
-        self.note: Callable[[], int] = int
+        self.note: Callable[[], int] = lambda: 0
         self.noted = 0
         self._seen: set[int] = set()
 
