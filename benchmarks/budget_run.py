@@ -5,8 +5,8 @@ of random images and words on the device, two rounds of two steps of the last st
 changes in 4 bits. Through a real broker, coordinator and agent. The peak is the kernel's own high-water mark of the
 agent's largest process from its start to its end (wait4's ru_maxrss), which our probe is told not to reset.
 
-With --device cuda the budget is for what torch's allocator takes of a card's memory; on a Jetson, whose processor and
-GPU share one pool, for the process and the allocator together.
+With --device cuda the budget is for what torch's allocator takes of a card's memory; where processor and GPU share one
+pool, as on a Jetson, for the process and the allocator together.
 
     python -m benchmarks.budget_run [--budget '1.5 GB'] [--device cuda] [--write docs/results]
 """
@@ -30,8 +30,8 @@ import yaml
 from benchmarks.fleet import largest
 from benchmarks.resource_table import UNTESTED
 from edgefl.config.files import parse_bytes
+from edgefl.plan.eligibility import has_card
 from edgefl.report.rows import RunReport
-from edgefl.resources.machine import jetson_model
 from edgefl.resources.memory import KEEP_MARK
 
 PAIRS, SIDE, WORDS, BATCH = 512, 224, 40, 256
@@ -78,16 +78,26 @@ def run_file(folder: Path, rounds: int) -> dict[str, Any]:
     }
 
 
+def one_pool(device: str) -> bool:
+    """Whether processor and GPU share one pool, asked as a trainer does, in a process that takes its context along."""
+    if device == "cpu":
+        return False
+    ask = f"import torch; from edgefl.resources.cuda import gpu_of; print(gpu_of(torch.cuda, {device!r}).shared)"
+    told = subprocess.run([sys.executable, "-c", ask], stdout=subprocess.PIPE, text=True, check=True)
+    return told.stdout.strip() == "True"
+
+
 def limited(device: str, shared: bool) -> str:
     """The budget field that the device is held to."""
     return "memory_bytes" if device == "cpu" or shared else "gpu_memory_bytes"
 
 
-def measured(folder: Path, budget: int, rounds: int, device: str) -> tuple[Peaks, str]:
-    """The device's peaks, and the run's report as text."""
+def measured(folder: Path, budget: int, rounds: int, device: str) -> tuple[Peaks, str, bool]:
+    """The device's peaks, the run's report as text, and whether its trainer found one pool of processor and GPU."""
     write_data(folder / "data.npz", PAIRS)
     write_data(folder / "test.npz", 32)
     (folder / "run.yaml").write_text(yaml.safe_dump(run_file(folder, rounds)))
+    field = limited(device, one_pool(device))
     command = [sys.executable, "-m"]
     coordinator = subprocess.Popen(
         [*command, "coordinator.cli", "run", str(folder / "run.yaml"), "--run", "budget", "--broker", "auto"],
@@ -103,7 +113,7 @@ def measured(folder: Path, budget: int, rounds: int, device: str) -> tuple[Peaks
             *(*command, "device_agent.cli", "run", "--broker", url.read_text().strip(), "--device", "small"),
             *("--data", str(folder / "data.npz"), "--state", str(folder / "agent")),
             *("--set", f"torch_device={device}"),
-            *("--set", f"budget.{limited(device, bool(jetson_model()))}={budget}"),
+            *("--set", f"budget.{field}={budget}"),
         ],
         stdout=sys.stderr,
         env={**os.environ, KEEP_MARK: "1"},
@@ -120,11 +130,11 @@ def measured(folder: Path, budget: int, rounds: int, device: str) -> tuple[Peaks
     told = subprocess.run(report, cwd=folder, stdout=subprocess.PIPE, text=True, check=True).stdout
     resident = usage.ru_maxrss * 1024
     if device == "cpu":
-        return Peaks(resident), told
+        return Peaks(resident), told, False
     rows = subprocess.run([*report, "--format", "json"], cwd=folder, stdout=subprocess.PIPE, check=True).stdout
     found = msgspec.json.decode(rows, type=RunReport)
     gpu = (int(largest(found, f"cuda_{which}_peak_bytes")) for which in ("allocated", "reserved"))
-    return Peaks(resident, *gpu), told
+    return Peaks(resident, *gpu), told, not has_card(found.devices[0].capabilities)
 
 
 def page(budget: int, peaks: Peaks, report: str, device: str, *, shared: bool) -> str:
@@ -165,8 +175,8 @@ def main() -> None:
     options = parser.parse_args()
     budget = int(parse_bytes(options.budget))
     with tempfile.TemporaryDirectory(prefix="edgefl-bench-") as folder:
-        peaks, report = measured(Path(folder), budget, options.rounds, options.device)
-    text = page(budget, peaks, report, options.device, shared=bool(jetson_model()))
+        peaks, report, shared = measured(Path(folder), budget, options.rounds, options.device)
+    text = page(budget, peaks, report, options.device, shared=shared)
     sys.stdout.write(text)
     if options.write is not None:
         (options.write / "budget_run.md").write_text(text)

@@ -120,9 +120,17 @@ def replanned(state: State, device: str, at: float) -> Step:
         state, out = put(state, device, gone)
         state, more = check_close(state, at)
         return state, [*out, *more]
-    reason = assignment.refusal.reason if assignment.refusal else ""
+    why = assignment.refusal or Refusal()
     state, out = put(state, device, Assignment(placement))
-    out.append(Tell("replanned", state.stage, state.number, device, {**how_data(placement), "reason": reason}))
+    out.append(
+        Tell(
+            "replanned",
+            state.stage,
+            state.number,
+            device,
+            {**how_data(placement), "reason": why.reason, "where": why.where},
+        )
+    )
     now = state.open
     return state, [*out, send_offer(now, device, at)] if now is not None else out
 

@@ -19,7 +19,7 @@ from edgefl.plan.values import RunPlan
 from edgefl.records import Attempt, Figures, Manifest
 from edgefl.report.rows import BundleRow, EventRow, RunReport
 
-#: Figures of one device in one round; FIGURES has 11. More is not a device of ours.
+#: Figures of one device in one round, some times as many as FIGURES names. More is not a device of ours.
 MAX_FIGURES = 64
 
 

@@ -92,6 +92,7 @@ def figures_of(refusal: Refusal) -> dict[str, Any]:
         "allowed": refusal.allowed,
         "unit": refusal.unit,
         "detail": refusal.detail,
+        "where": refusal.where,
     }
 
 

@@ -95,6 +95,7 @@ def _hello(state: State, now: float) -> Step:
         torch_device=facts.torch_device,
         gpu_memory_bytes=facts.gpu_memory_bytes if facts.gpu else state.capabilities.gpu_memory_bytes,
         gpu_free_bytes=facts.gpu_free_bytes,
+        gpu_idle_bytes=facts.gpu_idle_bytes,
     )
     hello = m.Hello(
         device=state.device,

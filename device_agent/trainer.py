@@ -22,6 +22,7 @@ from typing import Any
 import msgspec
 
 from device_agent.trainer_link import TrainRequest
+from device_agent.trainer_memory import gpu_ceiling, memory_refusal, out_of_memory, settle
 from device_agent.values import DataFacts, Result
 from edgefl.errors import DataError, EdgeFLError, MissingDependencyError, PrecisionError, StoreError
 from edgefl.models.spec import EncoderSpec, HeadSpec, ModelSpec, is_scheduled, part_names
@@ -36,13 +37,6 @@ from edgefl.worker import Note, serve
 SMALL_BYTES = 16 * 2**20
 #: prctl's number for "send me this signal when my parent ends" (linux/prctl.h).
 _PR_SET_PDEATHSIG = 1
-
-
-#: What torch says of memory that could not be had: on a GPU (by its allocator, by CUDA's libraries), by its own CPU
-#: allocator, inside other libraries.
-_MEMORY_WORDS = ("out of memory", "_ALLOC_FAILED", "DefaultCPUAllocator", "bad_alloc", "Cannot allocate memory")
-#: And where it is a GPU's: "CUDA out of memory", "CUBLAS_STATUS_ALLOC_FAILED".
-_GPU_WORDS = ("CUDA", "CUBLAS", "CUDNN")
 
 
 class AbandonedError(EdgeFLError):
@@ -103,7 +97,7 @@ class Trainer:
         request = msgspec.convert(body, TrainRequest)
         self.warm()
         try:
-            self.ceiling = _gpu_ceiling(self.device, self.budget, self.facts.base_bytes)
+            self.ceiling = gpu_ceiling(self.device, self.budget, self.facts.base_bytes)
             self._hold()
             return self._train(request, note)
         except DataError as error:
@@ -111,12 +105,12 @@ class Trainer:
         except PrecisionError as error:
             return Result(refusal=Refusal("cache", detail=error.message))
         except (MemoryError, RuntimeError) as error:
-            if not _out_of_memory(error):
+            if not out_of_memory(error):
                 raise
-            return Result(refusal=_memory_refusal(error, self.ceiling))
+            return Result(refusal=memory_refusal(error, self.ceiling, card=self.facts.gpu_memory_bytes > 0))
         finally:
             self.ceiling = None
-            _settle(self.device)
+            settle(self.device)
             if not self.frozen:  # what libraries have made by now would be searched for garbage in every round
                 gc.freeze()
                 self.frozen = True
@@ -331,27 +325,16 @@ def _completed(dataset: Any, job: Job) -> Any:
     return complete(dataset, encoders, make).dataset
 
 
-def _gpu_ceiling(device: str, budget: Budget, base_bytes: int) -> Any:
-    """What holds torch's allocator on the GPU to the budget; None on a CPU."""
-    if not device.startswith("cuda"):
-        return None
-    import torch
-
-    from edgefl.resources.cuda import CudaCeiling
-
-    return CudaCeiling(torch.cuda, device, budget, base_bytes)
-
-
 def _facts(dataset: Any, device: str, *, elastic: bool) -> DataFacts:
     import torch
 
     from edgefl.resources.cuda import gpu_of
     from edgefl.resources.memory import idle_rss_bytes
 
-    _settle(device)
+    settle(device)
     gpu = gpu_of(torch.cuda, device) if device.startswith("cuda") else None
     card = gpu if gpu is not None and not gpu.shared else None
-    held = torch.cuda.memory_reserved(device) if gpu is not None and gpu.shared else 0
+    held = torch.cuda.memory_reserved(device) if gpu is not None else 0
     return DataFacts(
         modalities=dataset.signature(),
         samples=dataset.samples(),
@@ -359,42 +342,14 @@ def _facts(dataset: Any, device: str, *, elastic: bool) -> DataFacts:
         label_names=tuple(dataset.label_names),
         skipped=len(dataset.skipped),
         elastic=elastic,
-        base_bytes=idle_rss_bytes() + held,
+        base_bytes=idle_rss_bytes() + (held if card is None else 0),
         runtime=f"torch {torch.__version__}",
         gpu=gpu.name if gpu is not None else "",
         gpu_memory_bytes=card.total_bytes if card is not None else 0,
         torch_device=device,
         gpu_free_bytes=card.free_bytes if card is not None else 0,
+        gpu_idle_bytes=held,
     )
-
-
-def _settle(device: str) -> None:
-    """What the round used goes back: to the kernel, and of a GPU to its driver."""
-    from edgefl.resources.memory import settle
-
-    settle()
-    if device.startswith("cuda"):
-        import torch
-
-        torch.cuda.empty_cache()
-
-
-def _out_of_memory(error: BaseException) -> bool:
-    """torch raises OutOfMemoryError on a GPU and a plain RuntimeError from its CPU allocator."""
-    told = str(error)
-    return isinstance(error, MemoryError) or any(words in told for words in _MEMORY_WORDS)
-
-
-def _memory_refusal(error: BaseException, ceiling: Any) -> Refusal:
-    """Of the memory that ran out: the process', the GPU's own or, where they are one, both together."""
-    from edgefl.resources.memory import high_water_bytes
-
-    told = str(error)
-    detail = f"out of memory: {(told.splitlines() or [''])[0][:300]}"
-    if ceiling is not None and (ceiling.gpu.shared or any(word in told for word in _GPU_WORDS)):
-        refusal: Refusal = ceiling.refusal(detail)
-        return refusal
-    return Refusal("memory", float(high_water_bytes() or 0), None, "B", detail)
 
 
 def _figures(outcome: Any, memory: Any, energy: Any) -> Figures:

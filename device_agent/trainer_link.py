@@ -15,7 +15,7 @@ from device_agent.timeouts import TRAINER_STOP_S
 from device_agent.values import DataFacts, Progressed, Result, Train
 from edgefl.plan.needs import encoders_here
 from edgefl.protocol.messages import Offer
-from edgefl.records import Budget, Figure, Figures, Manifest, Refusal
+from edgefl.records import GPU, HOST, Budget, Figure, Figures, Manifest, Refusal
 from edgefl.resources.ceiling import PERIOD_S, Ceiling, ceiling_bytes
 from edgefl.resources.procfs import resident_bytes
 from edgefl.worker import WorkerFailedError, WorkerProcess
@@ -117,7 +117,7 @@ class TrainerProcess:
                     lambda note: on_progress(Progressed(work.offer.attempt, **note)),
                 )
             except WorkerFailedError as error:
-                return failed(error, ceiling, self.settings.budget, self._total)
+                return failed(error, ceiling, self.settings.budget, self._total, card=self._card)
         return Ended(_with_limit(msgspec.convert(reply, Result), limit), alive=True)
 
     def interrupt(self) -> None:
@@ -136,9 +136,11 @@ class TrainerProcess:
 
 
 def _with_limit(result: Result, limit: int | None) -> Result:
-    """An allocation that was refused has its second number: the ceiling, which the trainer does not know."""
+    """An allocation that was refused has its second number: the process' ceiling, which the trainer does not know."""
     refusal = result.refusal
     if refusal is None or refusal.reason != "memory" or refusal.allowed is not None or limit is None:
+        return result
+    if refusal.where == GPU:
         return result
     needed = refusal.needed if refusal.needed is not None and refusal.needed > limit else None  # it was never touched
     return msgspec.structs.replace(
@@ -146,20 +148,27 @@ def _with_limit(result: Result, limit: int | None) -> Result:
     )
 
 
-def failed(error: WorkerFailedError, ceiling: Ceiling, budget: Budget, memory_total_bytes: int) -> Ended:
-    """The refusal for a trainer that raised (it lives) or died (both numbers: peak seen, and what was allowed)."""
+def failed(
+    error: WorkerFailedError, ceiling: Ceiling, budget: Budget, memory_total_bytes: int, *, card: bool = False
+) -> Ended:
+    """The refusal for a trainer that raised (it lives) or died (both numbers: peak seen, and what was allowed).
+
+    ``card``: tensors are in a GPU's own memory, so that it was the process' that ran out.
+    """
     if error.status is None:
         reason = "disk" if error.kind == "StoreError" else "error"
         return Ended(Result(refusal=Refusal(reason, detail=error.message[:500])), alive=True)
     ceiling.stop()
     figures = _last_seen(ceiling)
+    where = HOST if card else ""
     if ceiling.refusal is not None:
-        return Ended(Result(refusal=ceiling.refusal, figures=figures), alive=False)
+        refusal = msgspec.structs.replace(ceiling.refusal, where=where)
+        return Ended(Result(refusal=refusal, figures=figures), alive=False)
     allowed = float(min(ceiling.limit_bytes, memory_total_bytes))
     peak = float(ceiling.peak_bytes) if ceiling.peak_bytes else None
     if error.status == -signal.SIGKILL:  # not by us: the kernel ran out of memory, or somebody else's doing
         detail = "the trainer was killed from outside, most likely because the machine ran out of memory"
-        return Ended(Result(refusal=Refusal("memory", peak, allowed, "B", detail), figures=figures), alive=False)
+        return Ended(Result(refusal=Refusal("memory", peak, allowed, "B", detail, where), figures=figures), alive=False)
     return Ended(
         Result(refusal=Refusal("error", peak, allowed, "B", error.message[:500]), figures=figures), alive=False
     )

@@ -26,6 +26,7 @@ class DataFacts(msgspec.Struct, frozen=True):
     gpu_memory_bytes: int = 0  # of its own
     torch_device: str = ""  # where the trainer computes, such as "cpu" or "cuda"
     gpu_free_bytes: int = 0  # as in Capabilities
+    gpu_idle_bytes: int = 0  # as in Capabilities
 
 
 class Result(msgspec.Struct, frozen=True):

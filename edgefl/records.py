@@ -110,6 +110,7 @@ class Capabilities(msgspec.Struct, frozen=True):
     speed: Speed = Speed()
     torch_device: str = ""  # where its trainer computes, such as "cpu" or "cuda"
     gpu_free_bytes: int = 0  # of the GPU's own, without the CUDA context and what others used; 0: not measured yet
+    gpu_idle_bytes: int = 0  # what the idle trainer's allocator holds of a GPU
 
 
 class Cost(msgspec.Struct, frozen=True):
@@ -132,7 +133,9 @@ class Cost(msgspec.Struct, frozen=True):
     staging_bytes: int = 0  # host memory above the idle trainer where the step is in a GPU's own: parts, one batch
 
 
-#: How the detail of a refusal for "memory" begins where a GPU's own was short.
+#: Which memory a refusal is about, where a card has its own: more on the card and more in the process help differently.
+GPU, HOST = "gpu", "host"
+#: The former in the words of a refusal's detail.
 GPU_MEMORY = "memory of the GPU"
 
 
@@ -144,6 +147,7 @@ class Refusal(msgspec.Struct, frozen=True):
     allowed: float | None = None
     unit: str = ""
     detail: str = ""
+    where: str = ""  # GPU or HOST, where they are two memories and one of them was short
 
 
 class ObjectRef(msgspec.Struct, frozen=True):

@@ -138,7 +138,7 @@ def plan_of(directory: Path, recipe: str, modalities: str, devices: int, overrid
 def run_fleet(directory: Path, plan: RunPlan, shares: Mapping[str, Dataset], seconds: float = 120.0) -> RunReport:
     """The run's report. The last state: ``state_of``."""
     # What measures a trainer's memory, and warms it for that, has no meaning in a process that holds all of them.
-    with mock.patch("device_agent.trainer._first_round"), mock.patch("device_agent.trainer._settle"):
+    with mock.patch("device_agent.trainer._first_round"), mock.patch("device_agent.trainer.settle"):
         return asyncio.run(asyncio.wait_for(_run(directory, plan, shares), seconds))
 
 

@@ -308,6 +308,12 @@ def test_unified_memory_is_not_told_twice():
         assert "budget.memory_bytes limits processor and GPU together" in told
 
 
+def test_a_card_that_does_not_train_is_not_told():
+    for device in ("auto", "cpu"):
+        _, told = problems(load_device, "rtx-4090", [f"torch_device={device}"])["gpu_memory_bytes"]
+        assert f"torch_device is {device}: set cuda" in told
+
+
 def test_a_name_that_is_neither_shipped_nor_a_file(tmp_path, monkeypatch):
     assert "did you mean 'demo'?" in problems(find, "runs", "dmo")["runs"][1]
     monkeypatch.chdir(tmp_path)

@@ -9,10 +9,11 @@ import pytest
 import yaml
 from fleet_fixture import RUN, share
 
-from edgefl.cli.planning import CUDA_CONTEXT_BYTES, price_run
-from edgefl.records import GPU_MEMORY
+from edgefl.cli.planning import CUDA_CONTEXT_BYTES, TRAINER_BYTES, price_run
+from edgefl.records import GPU_MEMORY, HOST
 from edgefl.report.price_grids import price_grids
 from edgefl.report.prices import RunPrice
+from edgefl.resources.cuda import SEGMENT_BYTES
 
 
 def priced(
@@ -103,9 +104,23 @@ def test_the_step_of_a_card_is_planned_in_the_card_s_memory(tmp_path: Path) -> N
     table = next(grid for grid in price_grids(price) if grid.title == "Memory by device")
     process = (price.trainer_base_bytes + cost.staging_bytes) / 2**20
     assert float(table.rows[0][-1].text) == pytest.approx(process, rel=0.01)
-    lines = ["name: small", f"gpu_memory_bytes: {CUDA_CONTEXT_BYTES + 1000}", "torch_device: cuda"]
+    there = CUDA_CONTEXT_BYTES + SEGMENT_BYTES + 1000
+    lines = ["name: small", f"gpu_memory_bytes: {there}", "torch_device: cuda"]
     (tmp_path / "small.yaml").write_text("\n".join(lines))
     small = priced(tmp_path, "training.batch_size=2", profiles=(str(tmp_path / "small.yaml"),))
     refusal = small.devices[0].placement.refusal
     assert (refusal.reason, refusal.allowed, refusal.detail) == ("memory", 1000.0, GPU_MEMORY)
     assert 1000 < refusal.needed <= cost.step_peak_bytes
+
+
+def test_a_machine_s_memory_limits_the_step_only_where_it_is_known_to_hold_it(tmp_path: Path) -> None:
+    """A profile that says cuda and no more may be of a card beside the machine's memory, or of a pool."""
+    refused = {}
+    for name, more in (("cpu", {}), ("pool", {"unified": True}), ("untold", {}), ("card", {"gpu_memory_bytes": 2**34})):
+        on = "cpu" if name == "cpu" else "cuda"
+        profile = {"name": name, "torch_device": on, "memory_bytes": TRAINER_BYTES + 1000, **more}
+        (tmp_path / f"{name}.yaml").write_text(yaml.safe_dump(profile))
+        price = priced(tmp_path, "training.batch_size=2", profiles=(str(tmp_path / f"{name}.yaml"),))
+        refused[name] = price.devices[0].placement.refusal
+    assert refused["untold"] is None
+    assert {n: why.where for n, why in refused.items() if why} == {"cpu": "", "pool": "", "card": HOST}

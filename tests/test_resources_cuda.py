@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import signal
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from device_agent import trainer as trainer_module
 from device_agent.machine import initial, step
 from device_agent.measure import _gpu_memory
-from device_agent.trainer import Trainer, _memory_refusal, _out_of_memory
+from device_agent.trainer import Trainer
+from device_agent.trainer_link import _with_limit, failed
+from device_agent.trainer_memory import memory_refusal, out_of_memory
 from device_agent.values import Connected, DataFacts, Result, Saved, Send, State
 from edgefl.protocol.messages import Hello, Offer
-from edgefl.records import Budget, Capabilities, Refusal
+from edgefl.records import GPU, HOST, Budget, Capabilities, Refusal
+from edgefl.report.decisions import reason
 from edgefl.resources.ceiling import ceiling_bytes
-from edgefl.resources.cuda import SEGMENT_BYTES, CudaCeiling, Gpu, allocator_bytes, gpu_of
+from edgefl.resources.cuda import SEGMENT_BYTES, CudaCeiling, Gpu, GpuMemoryError, allocator_bytes, gpu_of
+from edgefl.worker import WorkerFailedError
 
 MIB = 2**20
 GIB = 2**30
@@ -43,6 +50,9 @@ class Cuda:
 
     def max_memory_reserved(self, index: int) -> int:
         return max(self.peak, self.memory_reserved(index))
+
+    def reset_peak_memory_stats(self, index: int) -> None:
+        self.peak = 0
 
     def empty_cache(self) -> None:
         self.cached = 0
@@ -119,7 +129,7 @@ def test_process_and_allocator_never_hold_more_than_the_one_budget() -> None:
     ceiling.hold()
     assert (cuda.cached, cuda.allowed) == (0, 2 * GIB)
     host[0] = 7 * GIB // 2
-    with pytest.raises(MemoryError, match="that the budget leaves them"):
+    with pytest.raises(GpuMemoryError, match="that the budget leaves them"):
         ceiling.hold()
     told = ceiling.refusal("too much")
     assert (told.reason, told.needed, told.allowed, told.unit) == ("memory", 4.5 * GIB, 4.0 * GIB, "B")
@@ -136,26 +146,66 @@ def test_what_was_refused_by_the_allocator_was_never_held() -> None:
     ceiling.hold()
     cuda.peak = cuda.tensors = 2 * GIB - MIB
     told = ceiling.refusal("CUDA out of memory")
-    assert told == Refusal("memory", None, 2.0 * GIB, "B", "memory of the GPU: CUDA out of memory")
+    assert told == Refusal("memory", None, 2.0 * GIB, "B", "memory of the GPU: CUDA out of memory", GPU)
     cuda.others = 23 * GIB  # somebody else's is the reason, below our own limit
     assert ceiling.refusal("").allowed == GIB
+
+
+def test_a_refusal_does_not_tell_the_round_before_s_peak() -> None:
+    cuda = Cuda()
+    cuda.peak = 20 * GIB
+    ceiling = CudaCeiling(cuda, "cuda", Budget(gpu_memory_bytes=2 * GIB), 0)
+    assert ceiling.refusal("CUDA out of memory").needed is None
 
 
 def test_a_refusal_names_the_memory_that_ran_out() -> None:
     cuda = Cuda()
     ceiling = CudaCeiling(cuda, "cuda", Budget(gpu_memory_bytes=GIB), 0)
     ceiling.hold()
-    for told in ("CUDA out of memory. Tried to allocate 2 GiB", "CUDA error: CUBLAS_STATUS_ALLOC_FAILED"):
-        error = RuntimeError(told)
-        assert _out_of_memory(error)
-        assert _memory_refusal(error, ceiling).detail.startswith("memory of the GPU: out of memory: CUDA")
+    words = ("CUDA out of memory. Tried to allocate 2 GiB", "CUDA error: CUBLAS_STATUS_ALLOC_FAILED")
+    typed = (torch.OutOfMemoryError("no room"), GpuMemoryError("tensors hold too much"))
+    for error in (*map(RuntimeError, words), *typed):
+        assert out_of_memory(error)
+        for made in (ceiling, None):  # making it may be what took too much
+            told = memory_refusal(error, made, card=True)
+            assert told.detail.startswith("memory of the GPU: out of memory: ")
+            assert (told.where, reason(told)) == (GPU, "GPU memory over budget")
+            assert told.allowed == (GIB if made else None)
+            assert _with_limit(Result(refusal=told), 1).refusal == told  # the process' limit is not the card's
     for error in (MemoryError("Unable to allocate 1 GiB"), RuntimeError("[enforce] DefaultCPUAllocator: no")):
-        told = _memory_refusal(error, ceiling)
+        told = memory_refusal(error, ceiling, card=True)
         assert told.detail.startswith("out of memory")
+        assert (told.where, reason(told)) == (HOST, "process memory over budget")
         assert told.needed > MIB  # this process
         assert told.allowed is None  # the supervisor knows
+        assert _with_limit(Result(refusal=told), 1).refusal.allowed == 1.0
+        assert memory_refusal(error, None, card=False).where == ""  # a CPU's
     pool = CudaCeiling(Cuda(shared=True), "cuda", Budget(memory_bytes=GIB), 0)
-    assert "one pool" in _memory_refusal(MemoryError(), pool).detail
+    for error in (MemoryError(), *typed):
+        told = memory_refusal(error, pool, card=False)
+        assert "one pool" in told.detail
+        assert told.where == ""
+
+
+def test_a_card_whose_tensors_hold_too_much_is_not_the_process_s_fault() -> None:
+    """What the idle trainer keeps is over the budget: the first look says so, and of which memory."""
+    cuda = Cuda()
+    cuda.tensors = 2 * GIB
+    ceiling = CudaCeiling(cuda, "cuda", Budget(gpu_memory_bytes=GIB), 0)
+    with pytest.raises(GpuMemoryError) as raised:
+        ceiling.hold()
+    told = memory_refusal(raised.value, ceiling, card=True)
+    assert (told.needed, told.allowed, told.where) == (2.0 * GIB, 1.0 * GIB, GPU)
+
+
+@pytest.mark.parametrize(("card", "where"), [(True, HOST), (False, "")])
+def test_a_trainer_killed_beside_a_card_was_short_of_the_process_memory(card: bool, where: str) -> None:
+    over = Refusal("ceiling", 2.0, 1.0, "B", "killed")
+    for refusal, expected in ((over, "ceiling"), (None, "memory")):
+        ceiling = SimpleNamespace(stop=lambda: None, refusal=refusal, limit_bytes=1, peak_bytes=2)
+        error = WorkerFailedError("ended", log=Path("log"), status=-signal.SIGKILL)
+        ended = failed(error, ceiling, Budget(), 10, card=card)
+        assert (ended.result.refusal.reason, ended.result.refusal.where) == (expected, where)
 
 
 def test_a_round_beyond_the_ceiling_is_declined_and_the_trainer_lives(monkeypatch, tmp_path) -> None:
@@ -173,14 +223,28 @@ def test_a_round_beyond_the_ceiling_is_declined_and_the_trainer_lives(monkeypatc
         assert cuda.fractions == [0.25]
         raise RuntimeError("CUDA out of memory. Tried to allocate 8.00 GiB")
 
-    monkeypatch.setattr(trainer_module, "_gpu_ceiling", ceiling_of)
-    monkeypatch.setattr(trainer_module, "_settle", lambda device: None)
+    monkeypatch.setattr(trainer_module, "gpu_ceiling", ceiling_of)
+    monkeypatch.setattr(trainer_module, "settle", lambda device: None)
     monkeypatch.setattr(trainer, "_train", too_much)
     result = trainer.train({"offer": Offer()}, print)
     assert (result.refusal.reason, result.refusal.needed, result.refusal.allowed) == ("memory", None, 6.0 * GIB)
     monkeypatch.setattr(trainer, "_train", lambda request, note: Result(complete=False))
     assert trainer.train({"offer": Offer()}, print) == Result(complete=False)
     assert (len(made), trainer.ceiling) == (2, None)
+
+
+def test_a_ceiling_that_takes_too_much_itself_is_declined_as_the_card_s(monkeypatch, tmp_path) -> None:
+    trainer = Trainer("", "error", tmp_path, "cuda")
+    trainer.facts = DataFacts(gpu_memory_bytes=24 * GIB)
+    monkeypatch.setattr(trainer, "warm", lambda: trainer.facts)
+
+    def full(device: str, budget: Budget, base_bytes: int) -> CudaCeiling:
+        raise RuntimeError("CUDA error: out of memory")
+
+    monkeypatch.setattr(trainer_module, "gpu_ceiling", full)
+    monkeypatch.setattr(trainer_module, "settle", lambda device: None)
+    refusal = trainer.train({"offer": Offer()}, print).refusal
+    assert (refusal.reason, refusal.needed, refusal.allowed, refusal.where) == ("memory", None, None, GPU)
 
 
 def test_every_step_looks_at_the_pool_anew(monkeypatch, tmp_path) -> None:
@@ -196,8 +260,6 @@ def test_every_step_looks_at_the_pool_anew(monkeypatch, tmp_path) -> None:
 @pytest.mark.parametrize("shared", [False, True])
 def test_a_trainer_tells_what_it_found(monkeypatch, shared: bool) -> None:
     """Of a pool, what the idle trainer's allocator keeps is part of its size; free memory is a card's."""
-    import torch
-
     cuda = Cuda(others=2 * GIB, shared=shared)
     cuda.tensors, cuda.cached = 8 * GIB, GIB
     monkeypatch.setattr(torch, "cuda", cuda)
@@ -207,20 +269,23 @@ def test_a_trainer_tells_what_it_found(monkeypatch, shared: bool) -> None:
     assert (facts.gpu, facts.torch_device, cuda.cached) == ("a GPU", "cuda", 0)
     told = (facts.base_bytes, facts.gpu_memory_bytes, facts.gpu_free_bytes)
     assert told == ((9 * GIB, 0, 0) if shared else (GIB, 24 * GIB, 22 * GIB))
+    assert facts.gpu_idle_bytes == 8 * GIB
 
 
 def test_a_hello_tells_what_the_trainer_found() -> None:
     """A card's own memory, and what is free of it; of a unified pool nothing, whatever the driver calls it."""
     machine = Capabilities(gpu="by the driver", gpu_memory_bytes=9)
+    card = {"gpu": "a card", "gpu_memory_bytes": 24, "gpu_free_bytes": 20, "gpu_idle_bytes": 3}
     for facts, told in (
-        (DataFacts(gpu="a card", gpu_memory_bytes=24, gpu_free_bytes=20, torch_device="cuda"), (24, 20)),
-        (DataFacts(gpu="one pool", torch_device="cuda"), (0, 0)),
-        (DataFacts(torch_device="cpu"), (9, 0)),
+        (DataFacts(**card, torch_device="cuda"), (24, 20, 3)),
+        (DataFacts(gpu="one pool", torch_device="cuda", gpu_idle_bytes=3), (0, 0, 3)),
+        (DataFacts(torch_device="cpu"), (9, 0, 0)),
     ):
         state = initial(State(device="d", capabilities=machine), Saved(), facts)
         _, out = step(state, Connected(), 0.0)
         (hello,) = [one.message for one in out if isinstance(one, Send) and isinstance(one.message, Hello)]
-        assert (hello.capabilities.gpu_memory_bytes, hello.capabilities.gpu_free_bytes) == told
+        has = hello.capabilities
+        assert (has.gpu_memory_bytes, has.gpu_free_bytes, has.gpu_idle_bytes) == told
 
 
 def test_a_measured_profile_says_where_tensors_are() -> None:

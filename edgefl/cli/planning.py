@@ -262,10 +262,11 @@ def _price(
 
 def _candidate(profile: DeviceProfile, share: Share, plan: RunPlan, base: int) -> Candidate:
     samples, card = share.samples, profile.gpu_memory_bytes or 0
+    untold = profile.torch_device == "cuda" and not card and not profile.unified  # where is the step?
     return Candidate(
         device=share.device,
         capabilities=Capabilities(
-            memory_total_bytes=profile.memory_bytes or 0,
+            memory_total_bytes=0 if untold else profile.memory_bytes or 0,
             gpu_memory_bytes=card,
             trainer_base_bytes=base,
             speed=profile.speed.record(),

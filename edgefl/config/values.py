@@ -65,17 +65,25 @@ class DeviceProfile(Values):
     speed: SpeedConfig = Field(SpeedConfig(), description="what it does in a second")
     heartbeat_s: Annotated[float, Field(gt=0)] = Field(10.0, description="seconds between signs of life")
     torch_device: Literal["auto", "cpu", "cuda"] = Field("auto", description="where the trainer computes")
-    memory_bytes: Bytes | None = Field(None, description="memory of the device, beside what a GPU has of its own")
+    memory_bytes: Bytes | None = Field(
+        None,
+        description="memory of the device, beside what a GPU has of its own; `edgefl plan` takes it for a limit, with "
+        "torch_device cuda only where unified or gpu_memory_bytes says what is in it",
+    )
     gpu_memory_bytes: Bytes | None = Field(None, description="memory of the GPU that trains, where it has its own")
     unified: bool = Field(False, description="processor and GPU share memory_bytes (Jetson): one budget for both")
     sensors: dict[str, str] = Field({}, description="what measures energy and temperature; for the record")
     notes: list[str] = Field([], description="what the figures do not say; for the record")
 
     def conflicts(self) -> list[Problem]:
-        """Memory that is told twice."""
+        """Memory that is told twice, or of a GPU that does not train."""
         twice = {"gpu_memory_bytes": self.gpu_memory_bytes, "budget.gpu_memory_bytes": self.budget.gpu_memory_bytes}
         message = "counts unified memory twice: leave it out; budget.memory_bytes limits processor and GPU together"
-        return [Problem(field, message) for field, given in twice.items() if self.unified and given is not None]
+        found = [Problem(field, message) for field, given in twice.items() if self.unified and given is not None]
+        if not found and self.gpu_memory_bytes is not None and self.torch_device != "cuda":
+            message = f"is of the GPU that trains, and torch_device is {self.torch_device}: set cuda, or leave it out"
+            found.append(Problem("gpu_memory_bytes", message))
+        return found
 
 
 class EncoderConfig(Values):

@@ -8,10 +8,10 @@ from typing import NamedTuple
 
 import msgspec
 
-from edgefl.models.spec import match_parts
+from edgefl.models.spec import EncoderSpec, match_parts, token_count
 from edgefl.plan.exchange import kept, packed_bytes, packing_of, sent
 from edgefl.plan.needs import completed, library_bytes
-from edgefl.plan.prefix import built_parts, prefixes, stored_bytes
+from edgefl.plan.prefix import VALUE_BYTES, built_parts, prefixes, stored_bytes, together_in
 from edgefl.plan.values import Candidate, Job, Stage, Transfer
 from edgefl.records import Cost, Figure, Figures
 
@@ -32,6 +32,9 @@ class Priced(NamedTuple):
 
 #: What memory goes to. Activations are all that a step makes besides gradients; transit: parts that come and go.
 MEMORY = ("weights", "gradients", "optimizer", "batch", "activations", "transit")
+
+#: Of a value that comes from a GPU to be stored: as f32, and beside it its magnitude or the copy that is written.
+_OUTCOME_BYTES = 8
 
 #: price(job, samples)
 Price = Callable[[Job, Mapping[str, int]], Priced]
@@ -88,11 +91,38 @@ def _in_hand(job: Job, part_bytes: Mapping[str, int]) -> int:
 
 
 def _staging(job: Job, part_bytes: Mapping[str, int]) -> int:
-    """Host memory of a round whose model is in a GPU's own: copies of what is sent and kept, or one batch as read."""
+    """Host memory of a round whose model is in a GPU's own: the most of what passes through the process at a time.
+
+    Copies of what is sent and kept, with a part in hand; one batch as read, or as its stored prefixes are; what fills a
+    store.
+    """
     staying = job.stage.trained if "poverty" in job.slots.repair else kept(job)
     copies = _bytes(sent(job.stage, job.slots.exchange), part_bytes) + _bytes(staying, part_bytes)
-    rows = sum(prod(e.input_shape) * (8 if e.kind == "text" else 4) for e in job.model.encoders.values())
-    return max(copies + _in_hand(job, part_bytes), job.hyper.batch_size * rows)
+    stored, width = prefixes(job), VALUE_BYTES.get(job.hyper.cache, 0)
+    rows = sum(
+        stored[m].tokens * encoder.width * width if m in stored else _raw_bytes(encoder)
+        for m, encoder in job.model.encoders.items()
+    )
+    return max(copies + _in_hand(job, part_bytes), job.hyper.batch_size * rows, _filling(job, part_bytes))
+
+
+def _raw_bytes(encoder: EncoderSpec) -> int:
+    """A sample as it is read."""
+    return prod(encoder.input_shape) * (8 if encoder.kind == "text" else 4)
+
+
+def _filling(job: Job, part_bytes: Mapping[str, int]) -> int:
+    """The most that filling a store takes of the process: a frozen part as read, or some samples, in or out of it.
+
+    Inside a prefix all tokens are stored, at its end those that are read later.
+    """
+    most = 0
+    for m, prefix in prefixes(job).items():
+        encoder = job.model.encoders[m]
+        tokens = token_count(encoder) if prefix.depth else prefix.tokens
+        sample = max(_raw_bytes(encoder), tokens * encoder.width * _OUTCOME_BYTES)
+        most = max(most, together_in(job) * sample, *(part_bytes.get(part, 0) for part in prefix.parts))
+    return most
 
 
 def timed(cost: Cost, candidate: Candidate) -> Cost:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from edgefl.plan.cost import filled
 from edgefl.plan.values import Candidate
-from edgefl.records import GPU_MEMORY, Budget, Capabilities, Cost, Refusal
+from edgefl.records import GPU, GPU_MEMORY, HOST, Budget, Capabilities, Cost, Refusal
+from edgefl.resources.cuda import SEGMENT_BYTES
 
 
 def has_card(has: Capabilities) -> bool:
@@ -13,13 +14,16 @@ def has_card(has: Capabilities) -> bool:
 
 
 def gpu_limit(budget: Budget, has: Capabilities) -> int | None:
-    """Most bytes a step may take of the GPU: what its budget and the card allow; None: no limit of its own.
+    """Most bytes a step may take of the GPU: what its budget and the card leave it; None: no limit of its own.
 
-    ``gpu_free_bytes`` is without the CUDA context and what others use.
+    ``gpu_free_bytes`` is without the CUDA context and what others use. Of either the allocator keeps what it held
+    before a round, and takes up to a segment more than its tensors.
     """
     if not has.torch_device.startswith("cuda"):
         return None
-    return least(budget.gpu_memory_bytes, has.gpu_memory_bytes and (has.gpu_free_bytes or has.gpu_memory_bytes))
+    there = has.gpu_memory_bytes and (has.gpu_free_bytes or has.gpu_memory_bytes)
+    whole = least(budget.gpu_memory_bytes, there)
+    return None if whole is None else max(0, whole - has.gpu_idle_bytes - SEGMENT_BYTES)
 
 
 def least(allowed: int | None, there: int) -> int | None:
@@ -36,22 +40,23 @@ def verdict(cost: Cost, candidate: Candidate) -> Refusal | None:
     process with one budget.
     """
     budget, has = candidate.budget, candidate.capabilities
-    base = has.trainer_base_bytes
+    base, card = has.trainer_base_bytes, has_card(has)
     first = filled(cost, cost.filling_flops, candidate)
     host = least(budget.memory_bytes, has.memory_total_bytes)
-    process = base + cost.library_bytes + (cost.staging_bytes if has_card(has) else first.step_peak_bytes)
+    process = base + cost.library_bytes + (cost.staging_bytes if card else first.step_peak_bytes)
     payload = max(cost.payload_down_bytes, cost.whole_down_bytes) + max(cost.payload_up_bytes, cost.whole_up_bytes)
     joules = budget.energy_j if first.energy_j else None
+    step = float(first.step_peak_bytes)
     checks = [
-        ("step_memory", float(first.step_peak_bytes), budget.step_memory_bytes, "B", "memory above the idle trainer"),
-        ("memory", float(process), host if base else None, "B", "trainer process"),
-        ("memory", float(first.step_peak_bytes), gpu_limit(budget, has), "B", GPU_MEMORY),
-        ("flops", first.flops, budget.flops, "FLOP", "one round"),
-        ("payload", float(payload), budget.payload_bytes, "B", "tensors down and up in one round"),
-        ("energy", first.energy_j, joules, "J", "one round, by the profile's power"),
-        ("disk", float(cost.disk_bytes), budget.disk_bytes, "B", "objects and rows kept on the device"),
+        ("step_memory", step, budget.step_memory_bytes, "B", "memory above the idle trainer", GPU if card else ""),
+        ("memory", float(process), host if base else None, "B", "trainer process", HOST if card else ""),
+        ("memory", step, gpu_limit(budget, has), "B", GPU_MEMORY, GPU),
+        ("flops", first.flops, budget.flops, "FLOP", "one round", ""),
+        ("payload", float(payload), budget.payload_bytes, "B", "tensors down and up in one round", ""),
+        ("energy", first.energy_j, joules, "J", "one round, by the profile's power", ""),
+        ("disk", float(cost.disk_bytes), budget.disk_bytes, "B", "objects and rows kept on the device", ""),
     ]
-    for reason, needed, allowed, unit, detail in checks:
+    for reason, needed, allowed, unit, detail, where in checks:
         if allowed is not None and needed > allowed:
-            return Refusal(reason=reason, needed=needed, allowed=float(allowed), unit=unit, detail=detail)
+            return Refusal(reason, needed, float(allowed), unit, detail, where)
     return None

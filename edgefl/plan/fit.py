@@ -3,7 +3,9 @@
 Order of retreat: whole batch, smaller micro-batches, the smallest with blocks computed anew in the backward pass (the
 outcome of all these is the same); then a leaner optimiser, where the run file names one; then without storing the
 frozen prefix's outcome (which takes disk); then fewer trained encoder stages (from the input side), each again from the
-whole batch. What a device has declined with a measurement is not offered again, nor anything larger.
+whole batch. Where the step is on a card and the process' memory is short, smaller steps and a leaner optimiser are no
+way out: what comes through the process are whole parts and whole batches. What a device has declined with a measurement
+is not offered again, nor anything larger.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from edgefl.plan.needs import completed, needs_pairs, usable_samples
 from edgefl.plan.prefix import can_cache, prefixes, with_cache
 from edgefl.plan.schedule import restrict, shallower, trained_stages
 from edgefl.plan.values import Cache, Candidate, Decline, Hyper, Job, Placement, Slots, Stage, Transfer
-from edgefl.records import Refusal
+from edgefl.records import HOST, Refusal
 
 _MEMORY = frozenset({"memory", "step_memory"})
 
@@ -144,7 +146,7 @@ def _largest(
                 predicted_first=first_figures(job, before, cost, priced.filling, candidate),
                 predicted_last=figures_of(dearest) if dearest != cost else {},
             )
-        if refusal.reason not in _MEMORY:
+        if refusal.reason not in _MEMORY or refusal.where == HOST:
             break  # a smaller micro-batch costs more FLOPs and as many bytes: only a shallower stage can help
         short = True
     return _Nothing(refusal, short)
@@ -204,6 +206,10 @@ def _declined(job: Job, candidate: Candidate) -> bool:
             continue
         if was.cached and was.refusal.reason in {"disk", "cache"}:
             return True
+        if was.refusal.where == HOST:  # a smaller step, anew or leaned, brings as much through the process
+            if depth >= was.depth:
+                return True
+            continue
         less = depth < was.depth or (hyper.micro_batch or hyper.batch_size) < was.micro_batch
         if not less and hyper.checkpoint <= was.checkpoint and hyper.leaned <= was.leaned:
             return True

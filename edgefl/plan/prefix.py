@@ -15,6 +15,8 @@ from edgefl.plan.values import Cache, Job
 
 #: Bytes of one stored value.
 VALUE_BYTES = {"f16": 2, "f32": 4}
+#: Most samples that go through a frozen part at a time.
+TOGETHER = 32
 
 
 class Prefix(NamedTuple):
@@ -61,6 +63,11 @@ def built_parts(job: Job) -> tuple[str, ...]:
     """The parts that training holds in memory: those present without the stored prefixes."""
     gone = {part for prefix in prefixes(job).values() for part in prefix.parts}
     return tuple(part for part in job.stage.present if part not in gone)
+
+
+def together_in(job: Job) -> int:
+    """How many samples go through a frozen part at a time: no more than go through the trained ones."""
+    return min(TOGETHER, job.hyper.micro_batch or job.hyper.batch_size)
 
 
 def stored_bytes(job: Job, samples: Mapping[str, int]) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from edgefl.records import GPU_MEMORY, Refusal
+from edgefl.records import GPU, Refusal
 from edgefl.report import units
 from edgefl.report.grid import Cell, Column, Grid, count, words
 from edgefl.report.rows import RunReport
@@ -94,6 +94,7 @@ def refusal_of(data: Mapping[str, Any]) -> Refusal:
         allowed=data.get("allowed"),
         unit=str(data.get("unit") or ""),
         detail=str(data.get("detail") or ""),
+        where=str(data.get("where") or ""),
     )
 
 
@@ -107,7 +108,7 @@ def how_words(data: Mapping[str, Any]) -> str:
 
 def reason(refusal: Refusal) -> str:
     """The refusal's reason in words."""
-    if refusal.reason == "memory" and refusal.detail.startswith(GPU_MEMORY):
+    if refusal.reason == "memory" and refusal.where == GPU:
         return "GPU memory over budget"
     if refusal.reason == "data" and refusal.needed is None:
         return "data does not fit the model"  # its detail says how; without numbers it is not the amount

@@ -13,13 +13,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from edgefl.records import GPU_MEMORY, Budget, Refusal
+from edgefl.records import GPU, GPU_MEMORY, Budget, Refusal
 from edgefl.resources.ceiling import ceiling_bytes
 from edgefl.resources.memory import current_rss_bytes, shares_pool
 
 #: What torch takes at once for tensors of 1 to 10 MiB (kLargeBuffer in c10/cuda/CUDACachingAllocator): a step that fits
 #: may hold as much more than its tensors.
 SEGMENT_BYTES = 20 * 2**20
+
+
+class GpuMemoryError(MemoryError):
+    """Tensors hold more of a GPU than its budget leaves them."""
 
 
 class Gpu(NamedTuple):
@@ -82,6 +86,7 @@ class CudaCeiling:
         self._base = base_bytes
         self._resident = resident
         cuda.empty_cache()
+        cuda.reset_peak_memory_stats(self._index)  # else a refusal would tell the round before's
         self._idle = self._held()
         self.gpu = gpu_of(cuda, device)
         self.limit_bytes: int | None = None
@@ -89,7 +94,7 @@ class CudaCeiling:
     def hold(self) -> None:
         """Set the limit; after a step again, for on a shared pool it depends on what the process has taken by then.
 
-        Blocks that no tensor uses go back before they break it. Raises MemoryError when that is not enough.
+        Blocks that no tensor uses go back before they break it. Raises GpuMemoryError when that is not enough.
         """
         if self.limit_bytes is not None and not self.gpu.shared:
             return  # a card's does not change
@@ -99,7 +104,7 @@ class CudaCeiling:
         if self._held() > limit:
             self._cuda.empty_cache()
         if self._held() > limit:
-            raise MemoryError(f"tensors on the GPU hold {self._held()} B, of {limit} that the budget leaves them")
+            raise GpuMemoryError(f"tensors on the GPU hold {self._held()} B, of {limit} that the budget leaves them")
         self._cuda.set_per_process_memory_fraction(min(1.0, limit / self.gpu.total_bytes), self._index)
 
     def refusal(self, detail: str) -> Refusal:
@@ -111,8 +116,9 @@ class CudaCeiling:
         limit, free = self._limit(host), gpu_of(self._cuda, f"cuda:{self._index}").free_bytes
         peak = host + int(self._cuda.max_memory_reserved(self._index))
         allowed = host + (free if limit is None else min(limit, free))
-        where = "one pool of processor and GPU" if self.gpu.shared else GPU_MEMORY
-        return Refusal("memory", float(peak) if peak > allowed else None, float(allowed), "B", f"{where}: {detail}")
+        words, where = ("one pool of processor and GPU", "") if self.gpu.shared else (GPU_MEMORY, GPU)
+        needed = float(peak) if peak > allowed else None
+        return Refusal("memory", needed, float(allowed), "B", f"{words}: {detail}", where)
 
     def _limit(self, host_bytes: int) -> int | None:
         shared, base, idle = self.gpu.shared, self._base, self._idle

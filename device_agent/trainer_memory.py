@@ -1,0 +1,75 @@
+"""The trainer's memory: what holds a round on a GPU to its budget, what is given back, and how running out is told.
+
+Where a card has memory of its own, a refusal says which of the two was short: the plan answers them differently.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from edgefl.records import GPU, GPU_MEMORY, HOST, Budget, Refusal
+
+#: What torch says of memory that could not be had: on a GPU (by its allocator, by CUDA's libraries), by its own CPU
+#: allocator, inside other libraries.
+_MEMORY_WORDS = ("out of memory", "_ALLOC_FAILED", "DefaultCPUAllocator", "bad_alloc", "Cannot allocate memory")
+#: And where it is a GPU's and has no type of its own: "CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED".
+_GPU_WORDS = ("CUDA", "CUBLAS", "CUDNN")
+
+
+def gpu_ceiling(device: str, budget: Budget, base_bytes: int) -> Any:
+    """What holds torch's allocator on the GPU to the budget (edgefl.resources.cuda.CudaCeiling); None on a CPU."""
+    if not device.startswith("cuda"):
+        return None
+    import torch
+
+    from edgefl.resources.cuda import CudaCeiling
+
+    return CudaCeiling(torch.cuda, device, budget, base_bytes)
+
+
+def settle(device: str) -> None:
+    """What the round used goes back: to the kernel, and of a GPU to its driver."""
+    from edgefl.resources.memory import settle as settle_process
+
+    settle_process()
+    if device.startswith("cuda"):
+        import torch
+
+        torch.cuda.empty_cache()
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """torch raises OutOfMemoryError on a GPU and a plain RuntimeError from its CPU allocator."""
+    told = str(error)
+    return isinstance(error, MemoryError) or _by_type(error) or any(words in told for words in _MEMORY_WORDS)
+
+
+def memory_refusal(error: BaseException, ceiling: Any, *, card: bool) -> Refusal:
+    """Of the memory that ran out: the process', a card's own or, of a pool, both together.
+
+    ``ceiling``: the round's, None if it could not be made; ``card``: whether the trainer found a GPU's own memory.
+    """
+    from edgefl.resources.memory import high_water_bytes
+
+    told = str(error)
+    detail = f"out of memory: {(told.splitlines() or [''])[0][:300]}"
+    if ceiling is not None and (ceiling.gpu.shared or _of_gpu(error)):
+        refusal: Refusal = ceiling.refusal(detail)
+        return refusal
+    if card and _of_gpu(error):
+        return Refusal("memory", None, None, "B", f"{GPU_MEMORY}: {detail}", GPU)
+    return Refusal("memory", float(high_water_bytes() or 0), None, "B", detail, HOST if card else "")
+
+
+def _of_gpu(error: BaseException) -> bool:
+    """By its type; words decide where torch and CUDA's libraries raise a plain RuntimeError."""
+    plain = not isinstance(error, MemoryError) and any(word in str(error) for word in _GPU_WORDS)
+    return _by_type(error) or plain
+
+
+def _by_type(error: BaseException) -> bool:
+    import torch
+
+    from edgefl.resources.cuda import GpuMemoryError
+
+    return isinstance(error, (GpuMemoryError, torch.OutOfMemoryError))
