@@ -10,8 +10,15 @@ from typing import Any
 from edgefl.records import GPU, GPU_MEMORY, HOST, Budget, Refusal
 
 #: What torch says of memory that could not be had: on a GPU (by its allocator, by CUDA's libraries), by its own CPU
-#: allocator, inside other libraries.
-_MEMORY_WORDS = ("out of memory", "_ALLOC_FAILED", "DefaultCPUAllocator", "bad_alloc", "Cannot allocate memory")
+#: allocator, inside other libraries; the last is oneDNN's, of the room for a product, which the step before had.
+_MEMORY_WORDS = (
+    "out of memory",
+    "_ALLOC_FAILED",
+    "DefaultCPUAllocator",
+    "bad_alloc",
+    "Cannot allocate memory",
+    "could not create a primitive",
+)
 #: And where it is a GPU's and has no type of its own: "CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED".
 _GPU_WORDS = ("CUDA", "CUBLAS", "CUDNN")
 

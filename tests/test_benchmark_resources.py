@@ -83,7 +83,11 @@ def test_predictions_cover_every_stage_of_three_pairs() -> None:
     for pair in predictions.PAIRS:
         found = predictions.jobs(pair)
         assert [job.stage.index for what, job in found if what == "layer-wise"] == [1, 2, 3, 4, 5, 6]
-        assert {what for what, _ in found} == {"end to end", "layer-wise", "layer-wise, stored prefix"}
+        in_pieces = [job for what, job in found if "pieces" in what]
+        whole = {what for what, job in found if job not in in_pieces}
+        assert whole == {"end to end", "layer-wise", "layer-wise, stored prefix"}
+        assert len(in_pieces) == 6
+        assert all(0 < job.hyper.micro_batch < job.hyper.batch_size for job in in_pieces)
     told = predictions.Compared("p", "layer-wise", 2, 110.0 * MIB, 100.0 * MIB, 5e9, 5e9)
     assert "| p | layer-wise | 2 | 110 | 100 | +10.0% | 5.0 | 5.0 | +0.00% |" in predictions.page([told], "cpu")
 

@@ -13,12 +13,11 @@ from edgefl.plan.cost import Priced, cost_of
 from edgefl.plan.eligibility import verdict
 from edgefl.plan.fit import decline_of, micro_batches, place, trained_depth
 from edgefl.plan.needs import LIBRARY_BYTES, complete_only, usable_samples
-from edgefl.plan.prefix import prefixes, stored_bytes, together_in
+from edgefl.plan.prefix import prefixes, stored_bytes
 from edgefl.plan.schedule import SCHEDULES, restrict
 from edgefl.plan.values import Candidate, Decline, Hyper, Job, Lean, Placement, Slots, Stage, Transfer
 from edgefl.records import GPU, GPU_MEMORY, HOST, Budget, Capabilities, Cost, Refusal
 from edgefl.resources.cuda import SEGMENT_BYTES, allocator_bytes
-from edgefl.training import prefix as prefix_training
 
 SHAPE = (16, 3)
 SENSOR = encoder_of_size("sensor", "tiny", SHAPE)
@@ -490,13 +489,6 @@ def test_what_stored_prefixes_pass_through_a_card_s_process_by_hand():
 
 def cached(stage: Stage, batch: int, micro: int = 0) -> Job:
     return Job(MODEL, stage, Hyper(batch_size=batch, micro_batch=micro, cache="f16"), SUPERVISED)
-
-
-def test_as_many_samples_are_stored_at_a_time_as_is_planned():
-    stage = SCHEDULES["layerwise"](MODEL, [1, 1, 1], "frozen")[1]
-    for batch, micro in ((16, 0), (256, 0), (256, 64), (256, 8)):
-        job = cached(stage, batch, micro)
-        assert together_in(job) == prefix_training.together_in(job)
 
 
 def test_a_shortage_of_the_process_beside_a_card_is_answered_by_training_less():

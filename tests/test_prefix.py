@@ -178,8 +178,8 @@ def test_values_beyond_f16_are_an_error_with_the_part(tmp_path: Path) -> None:
 
 def test_the_price_is_that_of_the_cached_step(tmp_path: Path) -> None:
     made = last_stage()
-    plain_peak, plain, _, _ = Pricer()(made, dataset(24).samples())
-    peak, flops, filling, _ = Pricer()(with_cache(made, "f16"), dataset(24).samples())
+    plain_peak, plain, *_ = Pricer()(made, dataset(24).samples())
+    peak, flops, filling, *_ = Pricer()(with_cache(made, "f16"), dataset(24).samples())
     assert peak < plain_peak
     counts, cache, data = FlopCounts(), PrefixCache(tmp_path), dataset(24)
     ran = [

@@ -22,7 +22,6 @@ from edgefl.errors import ModelError
 from edgefl.models.spec import (
     ModelSpec,
     is_encoder,
-    is_matcher,
     match_parts,
     modality_of,
     part_names,
@@ -82,13 +81,14 @@ def heads(spec: ModelSpec, rounds: Sequence[int], embed: Embed = "auto") -> tupl
 def mixed(spec: ModelSpec, rounds: Sequence[int], embed: Embed = "auto") -> tuple[Stage, ...]:
     """Stage s trains everything; devices that can not, through encoder stage s. ``embed`` has no effect."""
     names = tuple(part_names(spec))
+    fitted = _fitted(spec, names)
     return tuple(
         Stage(
             index=s,
             depth=spec.stages,
             rounds=rounds[s - 1],
-            present=names,
-            trained=_fitted(spec, names),
+            present=names if s == spec.stages else fitted,
+            trained=fitted,
             fallback_depth=s,
         )
         for s in range(1, spec.stages + 1)
@@ -155,11 +155,11 @@ def shallower(stage: Stage) -> list[Stage]:
 
 
 def _cut(stage: Stage) -> Stage:
-    """The stage at its fallback depth. Small models for matching belong to the whole depth."""
+    """The stage at its fallback depth."""
     depth = stage.fallback_depth
 
     def keep(part: str) -> bool:
-        return not is_matcher(part) and (encoder_stage(part) or 0) <= depth
+        return (encoder_stage(part) or 0) <= depth
 
     present, trained = (tuple(filter(keep, parts)) for parts in (stage.present, stage.trained))
     return msgspec.structs.replace(stage, depth=depth, fallback_depth=0, present=present, trained=trained)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from edgefl.plan.eligibility import has_card
+from edgefl.plan.eligibility import gpu_limit, has_card
 from edgefl.records import Figure
 from edgefl.report import totals, units
 from edgefl.report.grid import Cell, Column, Grid, amount, compared, count, figure, words
@@ -175,8 +175,8 @@ def step_limit(device: DeviceRow) -> float | None:
     limits = [float(budget.step_memory_bytes)] if budget.step_memory_bytes is not None else []
     if budget.memory_bytes is not None and base and not has_card(has):
         limits.append(max(0.0, float(budget.memory_bytes - base)))
-    if budget.gpu_memory_bytes is not None and has.torch_device.startswith("cuda"):
-        limits.append(float(budget.gpu_memory_bytes))
+    if budget.gpu_memory_bytes is not None and (allowed := gpu_limit(budget, has)) is not None:
+        limits.append(float(allowed))
     return min(limits, default=None)
 
 

@@ -22,15 +22,13 @@ from edgefl.models.build import StagedModel, build
 from edgefl.models.encoder import TokenState
 from edgefl.models.spec import token_count
 from edgefl.models.state import load_part
-from edgefl.plan.prefix import Prefix, prefixes
+from edgefl.plan.prefix import Prefix, prefixes, together_in
 from edgefl.plan.values import Job
 from edgefl.training.batches import input_of
 from edgefl.training.counting import FlopCounts
 
 Tensors = Mapping[str, np.ndarray]
 _DTYPES = {"f16": np.float16, "f32": np.float32}
-#: Most samples encoded at a time.
-TOGETHER = 32
 
 
 @dataclass
@@ -176,11 +174,6 @@ class PrefixCache:
                 f"rows of frozen parts: {used + size} bytes needed, {self.limit_bytes} allowed beside the objects",
                 remedy="Raise the device's disk budget, or set training.cache: none.",
             )
-
-
-def together_in(job: Job) -> int:
-    """How many samples go through a frozen part at a time: no more than go through the trained ones."""
-    return min(TOGETHER, job.hyper.micro_batch or job.hyper.batch_size)
 
 
 @torch.no_grad()

@@ -18,7 +18,7 @@ from edgefl.models.matching import Table
 from edgefl.models.spec import fused_width, token_count
 from edgefl.plan.cost import Priced
 from edgefl.plan.needs import complete_only, completed, held_out, usable_samples
-from edgefl.plan.prefix import built_parts, prefixes, with_cache
+from edgefl.plan.prefix import built_parts, prefixes, together_in, with_cache
 from edgefl.plan.values import Job
 from edgefl.prototypes.library import FUSED
 from edgefl.resources.flops import FlopCounter
@@ -32,7 +32,6 @@ from edgefl.training.judging import matcher_of
 from edgefl.training.optimizers import TOGETHER_BYTES, factor_shapes
 from edgefl.training.poverty import is_exact, poverty_layers
 from edgefl.training.precision import FusedAttention
-from edgefl.training.prefix import together_in
 from edgefl.training.step import prepare, run_backward, run_forward
 
 
