@@ -87,8 +87,8 @@ def _tables(report: RunReport) -> dict[str, Any]:
     return {
         "evaluation": outcome.evaluation(report),
         "quality": [grid for grid in quality.grids(report) if grid.rows],
-        "device_bills": halves(bills.device_bill(report)),
-        "stage_bills": halves(bills.stage_bill(report)),
+        "device_bills": thirds(bills.device_bill(report)),
+        "stage_bills": thirds(bills.stage_bill(report)),
         "bill_notes": bills.NOTES,
         "stage_totals": bills.stage_totals(report),
         "refusals": decisions.refusals(report),
@@ -139,17 +139,20 @@ def cards(report: RunReport) -> list[Card]:
     return found
 
 
-def halves(grid: Grid) -> list[tuple[str, Grid]]:
-    """A bill as two tables that fit a page: memory and compute; bytes, time and energy."""
-    first = ("step memory", "process", "FLOPs")
+def thirds(grid: Grid) -> list[tuple[str, Grid]]:
+    """A bill as three tables that fit a page."""
+    groups_of = {
+        "Memory and compute": ("step memory", "process", "FLOPs"),
+        "Bytes": ("payload sent", "payload received", "on the wire"),
+        "Time and energy": ("time", "energy", "heat"),
+    }
     head = [index for index, column in enumerate(grid.columns) if column.key]
     counts = [index for index, column in enumerate(grid.columns) if not column.key and column.group in ("", "rounds")]
-    left = [index for group in first for index, column in enumerate(grid.columns) if column.group == group]
-    rest = [index for index in range(len(grid.columns)) if index not in {*head, *counts, *left}]
-    return [
-        ("Memory and compute", grid.select(head + counts + left)),
-        ("Bytes, time and energy", grid.select(head + rest)),
-    ]
+    found: list[tuple[str, Grid]] = []
+    for title, wanted in groups_of.items():
+        own = [index for group in wanted for index, column in enumerate(grid.columns) if column.group == group]
+        found.append((title, grid.select(head + (counts if not found else []) + own)))
+    return found
 
 
 def groups(grid: Grid) -> list[tuple[str, int]]:
