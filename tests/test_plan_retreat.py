@@ -1,0 +1,152 @@
+"""What a device gives up, and in which order, when it declined or its budget is short."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+from plan_fixture import MODEL, PART_BYTES, SUPERVISED, candidate, price, put
+
+from edgefl.plan.cost import Priced
+from edgefl.plan.eligibility import verdict
+from edgefl.plan.fit import decline_of, place, trained_depth
+from edgefl.plan.schedule import SCHEDULES
+from edgefl.plan.values import Decline, Hyper, Job, Lean, Placement
+from edgefl.records import Budget, Capabilities, Refusal
+
+
+def test_what_was_declined_is_not_offered_again_nor_anything_larger():
+    (stage,) = SCHEDULES["end_to_end"](MODEL, [1, 1, 1], "auto")
+    why = Refusal("ceiling", 3e9, 2e9, "B", "measured")
+    device = candidate(declined=(Decline(4, 4, False, why),))
+    placed = put(stage, device)
+    assert (placed.hyper.micro_batch, trained_depth(placed.stage)) == (2, 4)
+    device = candidate(declined=(Decline(4, 4, False, why), Decline(4, 1, False, why, True)))
+    assert (put(stage, device).hyper.micro_batch, trained_depth(put(stage, device).stage)) == (0, 3)
+    device = candidate(declined=(Decline(1, 1, False, why, True),))
+    assert put(stage, device).refusal == why  # nothing smaller is left: the device's own numbers
+
+
+def leaner(job: Job, samples) -> Priced:
+    """As ``price``, with 5 less where blocks are computed anew, and 40 less with the lean optimiser."""
+    plain = price(job, samples)
+    return plain._replace(peak=plain.peak - 5 * job.hyper.checkpoint - 40 * (job.hyper.optimizer == "adafactor"))
+
+
+LEAN = Lean("adafactor", {"head": 0.1})
+
+
+def put_lean(budget: int | None, declined: tuple[Decline, ...] = (), lean: Lean | None = LEAN):
+    (stage,) = SCHEDULES["end_to_end"](MODEL, [1, 1, 1], "auto")
+    hyper = Hyper(batch_size=8, lr={"head": 0.2}, lean=lean)
+    device = candidate(Budget(step_memory_bytes=budget), declined=declined)
+    return place(MODEL, stage, hyper, SUPERVISED, device, PART_BYTES, leaner)
+
+
+def how(placed: Placement) -> tuple[int, bool, str, int]:
+    hyper = placed.hyper
+    return hyper.micro_batch, hyper.checkpoint, hyper.optimizer, trained_depth(placed.stage)
+
+
+def test_blocks_are_computed_anew_before_the_optimiser_changes_and_that_before_depth():
+    for limit, expected in (
+        (480, (0, False, "adamw", 4)),
+        (410, (1, False, "adamw", 4)),
+        (409, (1, True, "adamw", 4)),
+        (404, (4, False, "adafactor", 4)),
+        (365, (1, True, "adafactor", 4)),
+        (364, (4, False, "adamw", 3)),
+    ):
+        assert how(put_lean(limit)) == expected, limit
+    assert put_lean(404).hyper.lr == {"head": 0.1}
+    assert put_lean(480).hyper.lr == {"head": 0.2}
+    assert how(put_lean(404, lean=None)) == (0, False, "adamw", 3)
+
+
+def test_a_decline_leaves_what_takes_less():
+    why = Refusal("ceiling", 2.0, 1.0, "B")
+    placed = put_lean(480)
+    declined = decline_of(placed, why)
+    assert declined == Decline(4, 8, False, why, False, False)
+    seen, told = [how(placed)], [declined]
+    while placed.refusal is None and len(seen) < 60:
+        placed = put_lean(None, tuple(told))
+        seen.append(how(placed))
+        told.append(decline_of(placed, why))
+    assert seen[:5] == [
+        (0, False, "adamw", 4),
+        (4, False, "adamw", 4),
+        (2, False, "adamw", 4),
+        (1, False, "adamw", 4),
+        (1, True, "adamw", 4),
+    ]
+    assert seen[5:7] == [(0, False, "adafactor", 4), (4, False, "adafactor", 4)]
+    assert placed.refusal == why
+    assert len(seen) == 1 + 4 * 10  # at each of four depths: four sizes and one anew, with either optimiser
+
+
+def test_what_is_not_for_want_of_memory_keeps_its_optimiser():
+    (stage,) = SCHEDULES["end_to_end"](MODEL, [1, 1, 1], "auto")
+    seen = []
+
+    def watched(job, samples):
+        seen.append((trained_depth(job.stage), job.hyper.optimizer))
+        return price(job, samples)
+
+    hyper = Hyper(batch_size=8, lean=Lean())
+    placed = place(MODEL, stage, hyper, SUPERVISED, candidate(Budget(flops=2000)), PART_BYTES, watched)
+    assert (placed.hyper.optimizer, seen) == ("adamw", [(4, "adamw"), (3, "adamw"), (2, "adamw")])
+
+
+def test_the_lean_optimiser_is_tried_where_any_size_lacked_memory():
+    """The whole batch lacks memory; smaller ones, which cost half as many FLOPs more, break that limit."""
+    (stage,) = SCHEDULES["end_to_end"](MODEL, [1, 1, 1], "auto")
+    hyper, device = Hyper(batch_size=8, lean=LEAN), candidate(Budget(step_memory_bytes=450, flops=5000))
+    assert how(place(MODEL, stage, hyper, SUPERVISED, device, PART_BYTES, leaner)) == (0, False, "adafactor", 4)
+    # Stored, it lacks disk; what is not stored was declined with the usual optimiser in every size.
+    third = SCHEDULES["layerwise"](MODEL, [1, 1, 1], "auto")[-1]
+    why = Refusal("ceiling", 2.0, 1.0, "B")
+    hot = candidate(Budget(disk_bytes=300), declined=(Decline(1, 1, False, why, True, False),))
+    hyper = Hyper(batch_size=8, cache="f16", lean=LEAN)
+    placed = place(MODEL, third, hyper, SUPERVISED, hot, PART_BYTES, leaner)
+    assert (placed.refusal, placed.hyper.cache, placed.hyper.optimizer) == (None, "", "adafactor")
+
+
+def test_bf16_is_for_trainers_on_a_gpu():
+    (stage,) = SCHEDULES["end_to_end"](MODEL, [1, 1, 1], "auto")
+    hyper = Hyper(batch_size=8, precision="bf16")
+    for torch_device, precision in (("cpu", "f32"), ("", "f32"), ("cuda", "bf16"), ("cuda:1", "bf16")):
+        device = candidate(capabilities=Capabilities(gpu="a card", torch_device=torch_device))
+        assert place(MODEL, stage, hyper, SUPERVISED, device, PART_BYTES, price).hyper.precision == precision
+
+
+DECLINES = st.builds(
+    Decline,
+    depth=st.integers(1, 4),
+    micro_batch=st.integers(1, 8),
+    cached=st.booleans(),
+    refusal=st.just(Refusal("ceiling", 2.0, 1.0, "B")),
+    checkpoint=st.booleans(),
+    leaned=st.booleans(),
+)
+
+
+@given(
+    st.sampled_from(sorted(SCHEDULES)),
+    st.lists(DECLINES, max_size=4),
+    st.none() | st.integers(50, 500),
+    st.none() | st.integers(500, 8000),
+    st.booleans(),
+)
+def test_a_placement_fits_and_is_less_than_all_that_was_declined(name, declined, memory, flops, lean):
+    stage = SCHEDULES[name](MODEL, [1, 1, 1], "auto")[-1]
+    device = candidate(Budget(step_memory_bytes=memory, flops=flops), declined=tuple(declined))
+    hyper = Hyper(batch_size=8, cache="f16", lean=LEAN if lean else None)
+    placed = place(MODEL, stage, hyper, SUPERVISED, device, PART_BYTES, leaner)
+    if placed.refusal is not None:
+        assert placed.refusal.needed is None or placed.refusal.needed > placed.refusal.allowed
+        return
+    assert verdict(placed.cost, device) is None
+    now = decline_of(placed, Refusal())
+    for was in declined:
+        smaller = now.depth < was.depth or now.micro_batch < was.micro_batch
+        assert smaller or now.cached != was.cached or now.checkpoint > was.checkpoint or now.leaned > was.leaned
