@@ -27,7 +27,6 @@ from device_agent.values import DataFacts, Result
 from edgefl.errors import DataError, EdgeFLError, MissingDependencyError, PrecisionError, StoreError
 from edgefl.models.spec import EncoderSpec, HeadSpec, ModelSpec, is_scheduled, part_names
 from edgefl.plan.exchange import LOST
-from edgefl.plan.needs import encoders_here
 from edgefl.plan.values import Hyper, Job, Slots, Stage
 from edgefl.records import Budget, Figure, Figures, Manifest, Refusal
 from edgefl.resources.allocator import give_back_at_once
@@ -84,13 +83,6 @@ class Trainer:
             self.facts = _facts(dataset, device, elastic=Path(self.data).is_dir())
         return self.facts
 
-    def libraries(self, body: object, note: Note | None = None) -> None:
-        """Load what these encoders need, before a round: it belongs to the idle size. Raises MissingDependencyError."""
-        from edgefl.models.encoder import kind_of
-
-        for encoder in msgspec.convert(body, list[EncoderSpec]):
-            kind_of(encoder)
-
     def train(self, body: object, note: Note) -> Result:
         """One round. A share that does not fit, or memory that does not suffice, is a refusal, not an error."""
         self.left_off = False
@@ -130,7 +122,6 @@ class Trainer:
         if usable < job.hyper.batch_size:
             detail = "the local share does not fill one batch"
             return Result(refusal=Refusal("data", float(job.hyper.batch_size), float(usable), "samples", detail))
-        self.libraries(encoders_here(job))
         store = ObjectStore(self.store, self.disk_bytes)
         kept = _StoredParts(request.kept, store)
         give_back_at_once(in_pieces=job.hyper.micro_batch > 0)
@@ -390,7 +381,7 @@ def main() -> None:
     trainer = Trainer(options.data, options.bad_samples, options.store, options.device, budget)
     signal.signal(signal.SIGUSR1, trainer.leave_off)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group: the agent decides when this ends
-    serve({"warm": trainer.warm, "libraries": trainer.libraries, "train": trainer.train})
+    serve({"warm": trainer.warm, "train": trainer.train})
 
 
 if __name__ == "__main__":

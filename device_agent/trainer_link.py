@@ -13,7 +13,6 @@ import msgspec
 
 from device_agent.timeouts import TRAINER_STOP_S
 from device_agent.values import DataFacts, Progressed, Result, Train
-from edgefl.plan.needs import encoders_here
 from edgefl.protocol.messages import Offer
 from edgefl.records import GPU, HOST, Budget, Figure, Figures, Manifest, Refusal
 from edgefl.resources.ceiling import PERIOD_S, Ceiling, ceiling_bytes
@@ -103,8 +102,6 @@ class TrainerProcess:
         pid = self._worker.pid
         if pid is None:
             return Ended(Result(refusal=Refusal("error", detail="the trainer did not start")), alive=False)
-        with contextlib.suppress(WorkerFailedError):  # the same; they belong to no round either
-            await self._worker.call("libraries", encoders_here(work.offer.job))
         # Idle size now: some MB above the first one after the first rounds; below it when the child was just restarted.
         base = max(self._base_bytes, resident_bytes(pid) or 0)
         limit = ceiling_bytes(self.settings.budget, base, card=self._card)

@@ -129,7 +129,6 @@ class Cost(msgspec.Struct, frozen=True):
     whole_up_bytes: int = 0
     filling_flops: float = 0.0  # once more: the frozen prefix's outcome of every sample, where it is stored
     memory: dict[str, int] = {}  # what the step's peak consists of, before what was learned of the device
-    library_bytes: int = 0  # of the process, above the idle trainer: libraries that the first round of a model loads
     staging_bytes: int = 0  # host memory above the idle trainer where the step is in a GPU's own: parts, one batch
 
 

@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from edgefl.models.build import build
-from edgefl.models.encoder import kind_of
 from edgefl.models.spec import EncoderSpec, HeadSpec, ModelSpec
 from edgefl.resources.flops import FlopCounter
 
@@ -48,21 +47,6 @@ def test_pooled_tokens_and_gradients_are_those_of_the_whole_block(name: str) -> 
     for parameter, gradient in every.items():
         torch.testing.assert_close(gradients[parameter], gradient, rtol=1e-4, atol=1e-4, msg=parameter)
     assert flops < 0.85 * all_flops  # one of two blocks loses most of its work
-
-
-def test_a_block_of_other_names_is_run_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As `transformers` before 5 calls the layers of ViT."""
-    spec = SPECS["vision"]
-    model = build(ModelSpec({"m": spec}, 2, HeadSpec(width=8, out=4)), seed=3)
-    x = samples(spec)
-    expected = model.encode("m", x)
-    block = model.part("m/stage2").blocks[0]
-    assert kind_of(spec).run_leading(block, torch.rand(2, 17, 16), None, 1).shape == (2, 1, 16)
-    monkeypatch.delattr(type(block.attention), "num_attention_heads", raising=False)
-    monkeypatch.delitem(block.attention.__dict__, "num_attention_heads")
-    block.attention.__dict__["heads_under_another_name"] = 2
-    assert kind_of(spec).run_leading(block, torch.rand(2, 17, 16), None, 1) is None
-    torch.testing.assert_close(model.encode("m", x), expected)
 
 
 def test_a_mean_over_tokens_needs_them_all() -> None:

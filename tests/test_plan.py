@@ -6,16 +6,15 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from plan_fixture import ALL, MODEL, PART_BYTES, SENSOR, SHAPE, SUPERVISED, TINY, candidate, price, put
+from plan_fixture import ALL, MODEL, PART_BYTES, SHAPE, SUPERVISED, TINY, candidate, price, put
 
-from edgefl.models.sizes import encoder_of_size
-from edgefl.models.spec import ModelSpec, part_names
-from edgefl.plan.cost import Priced, cost_of
+from edgefl.models.spec import part_names
+from edgefl.plan.cost import Priced
 from edgefl.plan.eligibility import verdict
 from edgefl.plan.fit import micro_batches, place, trained_depth
-from edgefl.plan.needs import LIBRARY_BYTES, complete_only, usable_samples
+from edgefl.plan.needs import complete_only, usable_samples
 from edgefl.plan.prefix import prefixes, stored_bytes
-from edgefl.plan.schedule import SCHEDULES, restrict
+from edgefl.plan.schedule import SCHEDULES
 from edgefl.plan.values import Candidate, Decline, Hyper, Job, Slots, Stage, Transfer
 from edgefl.records import Budget, Capabilities, Cost, Refusal
 
@@ -219,17 +218,3 @@ def test_the_process_limit_speaks_once_the_idle_trainer_is_measured():
     assert verdict(cost, candidate(budget)) is None
     measured = candidate(budget, capabilities=Capabilities(trainer_base_bytes=96))
     assert verdict(cost, measured) == Refusal("memory", 106.0, 105.0, "B", "trainer process")
-
-
-def test_libraries_of_the_encoders_that_a_device_has_count_for_its_process():
-    seen = encoder_of_size("vision", "tiny", (16, 16, 3), depth=3)
-    both = ModelSpec({"a": SENSOR, "b": seen}, stages=3, classes=2, label_names=("x", "y"))
-    (stage,) = SCHEDULES["end_to_end"](both, [1, 1, 1], "auto")
-    for modalities, expected in ((("a", "b"), LIBRARY_BYTES), (("a",), 0)):
-        own = Job(both, restrict(stage, modalities), Hyper(batch_size=8), SUPERVISED)
-        cost = cost_of(own, stage, candidate(), {}, Priced(10, 0.0))
-        assert cost.library_bytes == expected
-        has = Capabilities(trainer_base_bytes=50)
-        assert verdict(cost, candidate(Budget(memory_bytes=60 + expected), capabilities=has)) is None
-        short = verdict(cost, candidate(Budget(memory_bytes=59 + expected), capabilities=has))
-        assert (short.reason, short.needed) == ("memory", 60.0 + expected)

@@ -120,34 +120,6 @@ async def check_refusals(trainer, store):
     assert result.refusal.detail
 
 
-def test_libraries_of_encoders_are_no_part_of_a_step_nor_of_its_limit(place):
-    """Importing `transformers`' encoders takes 147 MiB, of the first round of a process."""
-    rows, seen = 8, EncoderSpec(kind="vision", input_shape=(16, 16, 3), width=8, depth=1, heads=2, patch=8)
-    model = ModelSpec({"eye": seen}, 1, HeadSpec(8, 4), 8, classes=2, label_names=("run", "rest"))
-    images, labels = np.zeros((rows, 16, 16, 3), np.float32), np.arange(rows, dtype=np.int64) % 2
-    ids = [str(i) for i in range(rows)]
-    Dataset({"eye": images}, {"eye": np.ones(rows, bool)}, labels, ("rest", "run"), ids).save_npz(place / "data.npz")
-    names = tuple(part_names(model))
-
-    async def scene():
-        store = ObjectStore(place / "objects")
-        manifest = {name: store.put(encode_part(tensors)) for name, tensors in initial_parts(model, 0)}
-        job = Job(model, Stage(1, 1, 1, names, names), Hyper(batch_size=4), offer_of(store).job.slots)
-        trainer = TrainerProcess(settings(place, budget=Budget(step_memory_bytes=60 * 2**20)), TOTAL)
-        try:
-            before = (await trainer.warm()).base_bytes
-            offer = Offer(Attempt("r", 1, 1, 1), 60.0, job, manifest)
-            result, alive = await trainer.train(Train(offer), lambda _: None)
-            assert alive
-            assert result.refusal is None, result.refusal
-            assert result.figures["step_peak_bytes"].value < 60 * 2**20
-            assert result.figures["process_peak_bytes"].value - before > 60 * 2**20  # they were loaded in this round
-        finally:
-            await trainer.stop()
-
-    asyncio.run(scene())
-
-
 def test_missing_data_is_told_as_such(place):
     async def scene():
         trainer = TrainerProcess(settings(place, data=str(place / "none.npz")), TOTAL)

@@ -1,7 +1,6 @@
 """What the four kinds of encoder have in common: the token state, the stage, the first weights, and their table.
 
-Each kind's module exports one ``KIND``; ``kind_of`` imports it only when it is asked for, because vision, text and
-audio need the `transformers` package and the sensor kind does not.
+Each kind's module exports one ``KIND``.
 """
 
 from __future__ import annotations
@@ -9,12 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from edgefl.errors import MissingDependencyError
 from edgefl.models.anew import run_anew
 from edgefl.models.spec import EncoderSpec
 
@@ -58,13 +56,10 @@ class Kind:
     """How one kind of encoder is built and run."""
 
     embed: Callable[[EncoderSpec], nn.Module]  # input [B, *shape] -> TokenState
-    block: Callable[[EncoderSpec], nn.Module]
-    run_block: Callable[[nn.Module, Tensor, Tensor | None], Tensor]  # block, tokens, mask -> tokens
+    block: Callable[[EncoderSpec], nn.Module]  # tokens, mask, how many are wanted (0: all) -> tokens
     norm: Callable[[EncoderSpec], nn.Module]  # tokens -> tokens
     pool: Callable[[Tensor], Tensor]  # tokens [B, N, D] -> [B, D]
     pooled: int  # how many leading tokens ``pool`` reads
-    # block, tokens, mask, n -> the first n tokens after the block [B, n, D]; None: not by themselves
-    run_leading: Callable[[nn.Module, Tensor, Tensor | None, int], Tensor | None]
 
 
 class Stage(nn.Module):
@@ -74,42 +69,28 @@ class Stage(nn.Module):
         super().__init__()
         self.blocks = nn.ModuleList(kind.block(spec) for _ in range(count))
         self.anew = False  # whether the backward pass computes the inside of blocks again (``edgefl.models.anew``)
-        self._kind = kind
 
     def forward(self, state: TokenState, leading: int = 0) -> TokenState:
         """``leading`` > 0: only that many first tokens are wanted."""
         tokens, mask = state.tokens, state.mask
         for i, block in enumerate(self.blocks):
             wanted = leading if i + 1 == len(self.blocks) else 0
-            run = partial(self._block, block, mask, wanted)
+            run = partial(_run, block, mask, wanted)
             tokens = run_anew(run, tokens, [block]) if self.anew and torch.is_grad_enabled() else run(tokens)
-        if not leading:
-            return TokenState(tokens, mask)
-        return TokenState(tokens[:, :leading], None if mask is None else mask[:, :leading])
+        return TokenState(tokens, mask[:, :leading] if mask is not None and leading else mask)
 
-    def _block(self, block: nn.Module, mask: Tensor | None, wanted: int, tokens: Tensor) -> Tensor:
-        some = self._kind.run_leading(block, tokens, mask, wanted) if wanted else None
-        return self._kind.run_block(block, tokens, mask) if some is None else some
+
+def _run(block: nn.Module, mask: Tensor | None, wanted: int, tokens: Tensor) -> Tensor:
+    result: Tensor = block(tokens, mask, wanted)
+    return result
 
 
 def kind_of(spec: EncoderSpec) -> Kind:
-    """The kind's table entry. Raises MissingDependencyError when `transformers` is needed and not installed."""
-    if spec.kind == "sensor":
-        from edgefl.models.sensor import KIND
+    """The kind's table entry."""
+    from edgefl.models import audio, sensor, text, vision
 
-        return KIND
-    try:
-        if spec.kind == "vision":
-            from edgefl.models.vision import KIND
-        elif spec.kind == "text":
-            from edgefl.models.text import KIND
-        else:
-            from edgefl.models.audio import KIND
-    except ModuleNotFoundError as error:
-        if error.name is None or error.name.partition(".")[0] != "transformers":
-            raise
-        raise MissingDependencyError("transformers", "train") from error
-    return KIND
+    kinds = {"sensor": sensor.KIND, "vision": vision.KIND, "text": text.KIND, "audio": audio.KIND}
+    return kinds[spec.kind]
 
 
 def first_token(tokens: Tensor) -> Tensor:
@@ -123,18 +104,6 @@ def mean_token(state: TokenState) -> Tensor:
         return state.tokens.mean(dim=1)
     real = state.mask[:, :, None].to(state.tokens.dtype)  # the first token of a text always is
     return (state.tokens * real).sum(dim=1) / real.sum(dim=1)
-
-
-def run_unmasked(block: nn.Module, tokens: Tensor, mask: Tensor | None) -> Tensor:
-    """Run a block whose tokens are all real."""
-    assert mask is None, "only text has padding"  # noqa: S101 - a state of another modality is a programming error
-    return only_tensor(block(tokens))
-
-
-def only_tensor(output: Any) -> Tensor:
-    """A block's tokens: `transformers` below 5 returns them in a tuple of one."""
-    tokens: Tensor = output[0] if isinstance(output, tuple) else output
-    return tokens
 
 
 @torch.no_grad()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,9 @@ import numpy as np
 from torch import Tensor, nn
 
 from edgefl.checkpoints import is_own, located
-from edgefl.errors import ModelError
+from edgefl.errors import MissingDependencyError, ModelError
 from edgefl.models.build import build
 from edgefl.models.check import CHOICES, check_spec
-from edgefl.models.encoder import kind_of
 from edgefl.models.own import SHARED, check_own, own_parts
 from edgefl.models.spec import EncoderSpec, ModelSpec, is_encoder, part_names
 from edgefl.models.state import Tensors, check_tensors, module_tensors, named_tensors, part_tensors
@@ -127,7 +127,8 @@ class _Source:
                 f"the {self.label} can not be used: a {self.encoder.kind} encoder has no public checkpoints",
                 remedy="Leave `pretrained` empty for this modality, or name an own file (.safetensors).",
             )
-        kind_of(self.encoder)  # reports a missing `transformers` in the user's terms
+        if find_spec("transformers") is None:
+            raise MissingDependencyError("transformers", "train")
         self._check_config(_read(self.label, self.name, _read_config))
 
     def load(self) -> nn.Module:

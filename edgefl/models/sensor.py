@@ -6,14 +6,12 @@ blocks.
 
 from __future__ import annotations
 
-from typing import cast
-
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own name for it
 from torch import Tensor, nn
 
-from edgefl.models.encoder import Kind, TokenState, first_token, run_unmasked
-from edgefl.models.leading import attend
+from edgefl.models.blocks import attend
+from edgefl.models.encoder import Kind, TokenState, first_token
 from edgefl.models.spec import EncoderSpec
 
 
@@ -52,20 +50,17 @@ class SensorBlock(nn.Module):
         self.mlp = nn.Sequential(nn.Linear(spec.width, hidden), nn.GELU(), nn.Linear(hidden, spec.width))
         self.dropout = nn.Dropout(spec.dropout)
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        # [B, N, 3D] -> three of [B, heads, N, D / heads]
-        q, k, v = self.qkv(self.attention_norm(tokens)).unflatten(2, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
-        attended = F.scaled_dot_product_attention(q, k, v, dropout_p=self.attention_dropout if self.training else 0.0)
-        return self._after(tokens, attended.transpose(1, 2).flatten(2))
-
-    def leading(self, tokens: Tensor, count: int) -> Tensor:
-        """The first ``count`` tokens alone [B, count, D]."""
+    def forward(self, tokens: Tensor, mask: Tensor | None = None, count: int = 0) -> Tensor:
+        """As ``PreNormBlock.forward``."""
         normed = self.attention_norm(tokens)
+        share = self.attention_dropout if self.training else 0.0
+        if not count:
+            q, k, v = self.qkv(normed).chunk(3, dim=2)
+            return self._after(tokens, attend(q, k, v, self.heads, mask, share))
         width = self.out.in_features
         q = F.linear(normed[:, :count], self.qkv.weight[:width], self.qkv.bias[:width])
         k, v = F.linear(normed, self.qkv.weight[width:], self.qkv.bias[width:]).chunk(2, dim=2)
-        share = self.attention_dropout if self.training else 0.0
-        return self._after(tokens[:, :count], attend(q, k, v, self.heads, None, share))
+        return self._after(tokens[:, :count], attend(q, k, v, self.heads, mask, share))
 
     def _after(self, tokens: Tensor, attended: Tensor) -> Tensor:
         tokens = tokens + self.dropout(self.out(attended))
@@ -77,16 +72,4 @@ def _norm(spec: EncoderSpec) -> nn.Module:
     return nn.LayerNorm(spec.width)
 
 
-def _run_leading(block: nn.Module, tokens: Tensor, _mask: Tensor | None, count: int) -> Tensor | None:
-    return cast("SensorBlock", block).leading(tokens, count)
-
-
-KIND = Kind(
-    embed=SensorEmbed,
-    block=SensorBlock,
-    run_block=run_unmasked,
-    norm=_norm,
-    pool=first_token,
-    pooled=1,
-    run_leading=_run_leading,
-)
+KIND = Kind(embed=SensorEmbed, block=SensorBlock, norm=_norm, pool=first_token, pooled=1)

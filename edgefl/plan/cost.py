@@ -10,7 +10,7 @@ import msgspec
 
 from edgefl.models.spec import EncoderSpec, match_parts, token_count
 from edgefl.plan.exchange import kept, packed_bytes, packing_of, sent
-from edgefl.plan.needs import completed, library_bytes
+from edgefl.plan.needs import completed
 from edgefl.plan.prefix import VALUE_BYTES, built_parts, prefixes, stored_bytes, together_in
 from edgefl.plan.values import Candidate, Job, Stage, Transfer
 from edgefl.records import Cost, Figure, Figures
@@ -74,7 +74,6 @@ def cost_of(job: Job, stage: Stage, candidate: Candidate, part_bytes: Mapping[st
         + stored_bytes(job, samples),
         memory=dict(priced.memory if peak == priced.peak else exchanging),
         staging_bytes=_staging(job, part_bytes),
-        library_bytes=library_bytes(job),
     )
     return timed(cost, candidate)
 

@@ -34,16 +34,15 @@ def least(allowed: int | None, there: int) -> int | None:
 def verdict(cost: Cost, candidate: Candidate) -> Refusal | None:
     """None when ``cost`` fits every limit of the device's budget; else the first limit that refuses.
 
-    The whole-process limit needs the idle trainer's own size, which the device measures before any model's libraries
-    are loaded; until then only ``step_memory_bytes`` speaks for memory. In a GPU's own memory the step has to fit
-    there, and the process then holds what passes through it; where processor and GPU share one pool, both are one
-    process with one budget.
+    The whole-process limit needs the idle trainer's own size, which the device measures; before it did, only
+    ``step_memory_bytes`` speaks for memory. In a GPU's own memory the step has to fit there, and the process then holds
+    what passes through it; where processor and GPU share one pool, both are one process with one budget.
     """
     budget, has = candidate.budget, candidate.capabilities
     base, card = has.trainer_base_bytes, has_card(has)
     first = filled(cost, cost.filling_flops, candidate)
     host = least(budget.memory_bytes, has.memory_total_bytes)
-    process = base + cost.library_bytes + (cost.staging_bytes if card else first.step_peak_bytes)
+    process = base + (cost.staging_bytes if card else first.step_peak_bytes)
     payload = max(cost.payload_down_bytes, cost.whole_down_bytes) + max(cost.payload_up_bytes, cost.whole_up_bytes)
     joules = budget.energy_j if first.energy_j else None
     step = float(first.step_peak_bytes)

@@ -1,15 +1,12 @@
-"""What a round needs: samples (for its terms, from its generator, without those set apart), libraries of encoders."""
+"""Which samples a recipe can train on: what its terms need, what its generator makes, what is set apart."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from edgefl.models.spec import EncoderSpec, is_encoder, modality_of
-from edgefl.plan.values import Hyper, Job, Slots
+from edgefl.models.spec import EncoderSpec
+from edgefl.plan.values import Hyper, Slots
 
-#: What importing encoders of `transformers` adds to a trainer after its toy round: 147 MiB with torch 2.13 and
-#: transformers 5, most of it what that imports in turn (sympy, scipy, torch.distributed, torch._dynamo).
-LIBRARY_BYTES = 148 * 2**20
 #: What a pretrained generator of ``edgefl.data.generators`` makes from what.
 _GENERATED = {"transformers": ("vision", "text"), "diffusers": ("text", "vision")}
 
@@ -68,17 +65,3 @@ def needs_labels(slots: Slots) -> bool:
 def needs_pairs(slots: Slots) -> bool:
     """Whether a task of the objective is learned from pairs of modalities."""
     return bool({"clip", "margin"} & set(slots.objective))
-
-
-def encoders_here(job: Job) -> list[EncoderSpec]:
-    """The encoders of which the device has parts."""
-    return [
-        spec
-        for modality, spec in job.model.encoders.items()
-        if any(is_encoder(part) and modality_of(part) in {modality, None} for part in job.stage.present)
-    ]
-
-
-def library_bytes(job: Job) -> int:
-    """What a trainer loads for these encoders, beyond the idle size that it tells. 0 for sensors alone."""
-    return LIBRARY_BYTES if any(spec.kind != "sensor" for spec in encoders_here(job)) else 0

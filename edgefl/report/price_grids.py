@@ -165,13 +165,12 @@ def _memory_of_devices(price: RunPrice) -> Grid:
     for device in placed:
         cost = device.placement.cost
         step = cost.staging_bytes if device.card else max(cost.step_peak_bytes, cost.filling_peak_bytes)
-        idle = base + cost.library_bytes
         head = (Cell(device.device), Cell(str(device.placement.stage.index)))
-        rows.append((*head, *_memory_cells(names, cost.memory), *_mib(cost.step_peak_bytes, idle, idle + step)))
+        rows.append((*head, *_memory_cells(names, cost.memory), *_mib(cost.step_peak_bytes, base, base + step)))
     sums = tuple(Column(name, "MiB") for name in ("step memory", "base", "process"))
     columns = (*lead, *_memory_columns(names), *sums)
     note = (
-        "Base: the idle trainer with the libraries of its encoders. Process: its largest moment, in a step or while a "
+        "Base: the idle trainer. Process: its largest moment, in a step or while a "
         "prefix is stored; beside a card, which holds the step in memory of its own, what passes through on the way "
         "there. Transit: parts while they come and go, where that takes more than a step."
     )

@@ -1,0 +1,187 @@
+"""Transformer blocks of published encoders in plain torch, their tensors named as `transformers` names them.
+
+That library's own blocks are the same to rounding (tests compare them), but importing them takes 147 MiB in every
+trainer, and they can not run for the pooled tokens alone (docs/decisions/0020).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F  # noqa: N812 - torch's own name for it
+from torch import Tensor, nn
+
+from edgefl.models.spec import EncoderSpec
+
+#: Of all norms of these encoders.
+EPSILON = 1e-12
+
+
+class Names(NamedTuple):
+    """What the layers of a block are called, by their paths."""
+
+    query: str
+    key: str
+    value: str
+    out: str
+    after_attention: str  # the norm: of pre-norm blocks that before the feed-forward
+    up: str
+    down: str
+    other: str  # the other norm
+
+
+VIT = Names(
+    query="attention.q_proj",
+    key="attention.k_proj",
+    value="attention.v_proj",
+    out="attention.o_proj",
+    after_attention="layernorm_after",
+    up="mlp.fc1",
+    down="mlp.fc2",
+    other="layernorm_before",
+)
+DISTILBERT = Names(
+    query="attention.q_lin",
+    key="attention.k_lin",
+    value="attention.v_lin",
+    out="attention.out_lin",
+    after_attention="sa_layer_norm",
+    up="ffn.lin1",
+    down="ffn.lin2",
+    other="output_layer_norm",
+)
+BERT = Names(
+    query="attention.self.query",
+    key="attention.self.key",
+    value="attention.self.value",
+    out="attention.output.dense",
+    after_attention="attention.output.LayerNorm",
+    up="intermediate.dense",
+    down="output.dense",
+    other="output.LayerNorm",
+)
+
+
+def attend(
+    queries: Tensor, keys: Tensor, values: Tensor, heads: int, mask: Tensor | None = None, dropout: float = 0.0
+) -> Tensor:
+    """[B, n, D] of queries [B, n, D], keys and values [B, N, D], mask [B, N] (True: real) or None."""
+    q, k, v = (x.reshape(len(x), x.shape[1], heads, -1).transpose(1, 2) for x in (queries, keys, values))
+    seen = None if mask is None else mask[:, None, None, :]
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=seen, dropout_p=dropout).transpose(1, 2).flatten(2)
+
+
+class _Block(nn.Module):
+    """The layers of a block under the ``names`` of its kind."""
+
+    def __init__(self, spec: EncoderSpec, names: Names) -> None:
+        super().__init__()
+        width, hidden = spec.width, int(spec.width * spec.mlp_ratio)
+        self.heads = spec.heads
+        self.share = spec.dropout
+        self.names = names
+        sizes = {names.up: (width, hidden), names.down: (hidden, width)}
+        for path in names:
+            norm = path in (names.after_attention, names.other)
+            hang(self, path, nn.LayerNorm(width, eps=EPSILON) if norm else nn.Linear(*sizes.get(path, (width, width))))
+        self.dropout = nn.Dropout(spec.dropout)
+
+    def gather(self, tokens: Tensor, mask: Tensor | None, count: int) -> Tensor:
+        """What the first ``count`` tokens (0: all) of [B, N, D] gather from all that are real by ``mask`` [B, N]."""
+        query, key, value, out = (self.get_submodule(path) for path in self.names[:4])
+        asking = tokens[:, :count] if count else tokens
+        share = self.share if self.training else 0.0
+        result: Tensor = out(attend(query(asking), key(tokens), value(tokens), self.heads, mask, share))
+        return result
+
+    def feed(self, tokens: Tensor) -> Tensor:
+        """The feed-forward network, token by token."""
+        up, down = self.get_submodule(self.names.up), self.get_submodule(self.names.down)
+        result: Tensor = self.dropout(down(F.gelu(up(tokens))))
+        return result
+
+    def norm(self, path: str, tokens: Tensor) -> Tensor:
+        """The norm of that name."""
+        result: Tensor = self.get_submodule(path)(tokens)
+        return result
+
+
+class PreNormBlock(_Block):
+    """x + attention(norm(x)), then x + mlp(norm(x)): ViT (arXiv 2010.11929), AST (arXiv 2104.01778)."""
+
+    def __init__(self, spec: EncoderSpec) -> None:
+        super().__init__(spec, VIT)
+
+    def forward(self, tokens: Tensor, mask: Tensor | None = None, count: int = 0) -> Tensor:
+        """[B, N, D] -> [B, N, D], or of the first ``count`` tokens alone [B, count, D]."""
+        seen = tokens[:, :count] if count else tokens
+        after = seen + self.dropout(self.gather(self.norm(self.names.other, tokens), mask, count))
+        result: Tensor = after + self.feed(self.norm(self.names.after_attention, after))
+        return result
+
+
+class PostNormBlock(_Block):
+    """norm(x + attention(x)), then norm(x + mlp(x)): BERT (arXiv 1810.04805), DistilBERT (arXiv 1910.01108)."""
+
+    def __init__(self, spec: EncoderSpec, names: Names) -> None:
+        super().__init__(spec, names)
+        self.drops = names is BERT  # what attention gathers; DistilBERT does not
+
+    def forward(self, tokens: Tensor, mask: Tensor | None = None, count: int = 0) -> Tensor:
+        """As ``PreNormBlock.forward``; ``mask`` [B, N]: which tokens are real."""
+        seen = tokens[:, :count] if count else tokens
+        gathered = self.gather(tokens, mask, count)
+        after = self.norm(self.names.after_attention, (self.dropout(gathered) if self.drops else gathered) + seen)
+        return self.norm(self.names.other, self.feed(after) + after)
+
+
+class PatchTokens(nn.Module):
+    """Patches of pictures [B, C, H, W] as tokens behind ``leading`` learned ones [B, leading + patches, D]."""
+
+    def __init__(self, spec: EncoderSpec, size: tuple[int, int], channels: int, leading: Iterable[str]) -> None:
+        super().__init__()
+        self.leading = tuple(leading)
+        stride = spec.stride or spec.patch
+        patches = ((size[0] - spec.patch) // stride + 1) * ((size[1] - spec.patch) // stride + 1)
+        for name in self.leading:
+            self.register_parameter(name, nn.Parameter(torch.zeros(1, 1, spec.width)))
+        hang(self, "patch_embeddings.projection", nn.Conv2d(channels, spec.width, spec.patch, stride))
+        self.position_embeddings = nn.Parameter(torch.zeros(1, len(self.leading) + patches, spec.width))
+        self.dropout = nn.Dropout(spec.dropout)
+
+    def forward(self, pictures: Tensor) -> Tensor:
+        patches = self.get_submodule("patch_embeddings.projection")(pictures).flatten(2).transpose(1, 2)
+        learned = [self.get_parameter(name).expand(len(pictures), -1, -1) for name in self.leading]
+        result: Tensor = self.dropout(torch.cat([*learned, patches], dim=1) + self.position_embeddings)
+        return result
+
+
+class WordTokens(nn.Module):
+    """Token ids [B, L] (0: padding) -> tokens [B, L, D]. ``types``: BERT's token types, of which the first is used."""
+
+    def __init__(self, spec: EncoderSpec, types: int) -> None:
+        super().__init__()
+        self.word_embeddings = nn.Embedding(spec.vocabulary, spec.width, padding_idx=0)
+        self.position_embeddings = nn.Embedding(spec.positions or spec.input_shape[0], spec.width)
+        self.token_type_embeddings = nn.Embedding(types, spec.width) if types else None
+        self.LayerNorm = nn.LayerNorm(spec.width, eps=EPSILON)
+        self.dropout = nn.Dropout(spec.dropout)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        places = self.position_embeddings.weight[: ids.shape[1]]
+        if self.token_type_embeddings is not None:
+            places = places + self.token_type_embeddings.weight[0]
+        result: Tensor = self.dropout(self.LayerNorm(self.word_embeddings(ids) + places))
+        return result
+
+
+def hang(root: nn.Module, path: str, module: nn.Module) -> None:
+    """Put ``module`` below ``root`` at a path with dots, in modules without anything of their own."""
+    *owners, name = path.split(".")
+    for owner in owners:
+        if not hasattr(root, owner):
+            root.add_module(owner, nn.Module())
+        root = root.get_submodule(owner)
+    root.add_module(name, module)
