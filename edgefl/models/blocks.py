@@ -68,7 +68,7 @@ def attend(
     queries: Tensor, keys: Tensor, values: Tensor, heads: int, mask: Tensor | None = None, dropout: float = 0.0
 ) -> Tensor:
     """[B, n, D] of queries [B, n, D], keys and values [B, N, D], mask [B, N] (True: real) or None."""
-    q, k, v = (x.reshape(len(x), x.shape[1], heads, -1).transpose(1, 2) for x in (queries, keys, values))
+    q, k, v = (x.unflatten(2, (heads, -1)).transpose(1, 2) for x in (queries, keys, values))  # type: ignore[no-untyped-call]
     seen = None if mask is None else mask[:, None, None, :]
     return F.scaled_dot_product_attention(q, k, v, attn_mask=seen, dropout_p=dropout).transpose(1, 2).flatten(2)
 
@@ -153,7 +153,7 @@ class PatchTokens(nn.Module):
 
     def forward(self, pictures: Tensor) -> Tensor:
         patches = self.get_submodule("patch_embeddings.projection")(pictures).flatten(2).transpose(1, 2)
-        learned = [self.get_parameter(name).expand(len(pictures), -1, -1) for name in self.leading]
+        learned = [self.get_parameter(name).expand(pictures.shape[0], -1, -1) for name in self.leading]
         result: Tensor = self.dropout(torch.cat([*learned, patches], dim=1) + self.position_embeddings)
         return result
 

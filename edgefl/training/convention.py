@@ -94,5 +94,7 @@ def _norm(x: Sequence[int], *_: object, **__: object) -> int:
 
 
 def _besides(encoder: EncoderSpec) -> int:
-    """Bytes of what `transformers`' whole models hold and our parts do not: the pooler of a ViT."""
+    """Bytes of what `transformers`' whole models hold and our parts do not: a pooler, numbers of positions."""
+    if encoder.kind == "text":
+        return 8 * (encoder.positions or encoder.input_shape[0])
     return 4 * (encoder.width**2 + encoder.width) if encoder.kind == "vision" else 0
