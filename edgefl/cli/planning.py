@@ -22,7 +22,7 @@ from edgefl.plan.eligibility import has_card
 from edgefl.plan.exchange import packed_bytes, packing_of
 from edgefl.plan.fit import place
 from edgefl.plan.prefix import can_cache, with_cache
-from edgefl.plan.schedule import SCHEDULES, stage_before
+from edgefl.plan.schedule import SCHEDULES, Embed, stage_before
 from edgefl.plan.values import Candidate, Hyper, Job, RunPlan, Stage
 from edgefl.records import Capabilities
 from edgefl.report.prices import Account, DevicePlan, RunPrice, StagePrice
@@ -108,7 +108,7 @@ def price_run(
     )
 
 
-def _schedules(model: ModelSpec, rounds: Sequence[int]) -> dict[str, tuple[Stage, ...]]:
+def _schedules(model: ModelSpec, rounds: Sequence[int], embed: Embed = "auto") -> dict[str, tuple[Stage, ...]]:
     """Every schedule's stages; of a model that one of them has nothing to train of, the others'.
 
     What devices train in mixed is a stage of one of the others.
@@ -118,7 +118,7 @@ def _schedules(model: ModelSpec, rounds: Sequence[int]) -> dict[str, tuple[Stage
         if schedule == "mixed":
             continue
         with suppress(ModelError):
-            found[schedule] = build(model, rounds, "auto")
+            found[schedule] = build(model, rounds, embed)
     return found
 
 
@@ -127,9 +127,9 @@ def _accounts(plan: RunPlan, rounds: Sequence[int]) -> tuple[Account, ...]:
     from edgefl.training.convention import totals
 
     return tuple(
-        Account(schedule, *totals(plan.model, build(plan.model, rounds, "frozen"), plan.hypers[0].epochs))
-        for schedule, build in SCHEDULES.items()
-        if schedule not in {"heads", "mixed"}
+        Account(schedule, *totals(plan.model, stages, plan.hypers[0].epochs))
+        for schedule, stages in _schedules(plan.model, rounds, "frozen").items()
+        if schedule != "heads"
     )
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from edgefl.models.blocks import EPSILON, PatchTokens, PreNormBlock
+from edgefl.models.blocks import PatchTokens, PreNormBlock, final_norm
 from edgefl.models.encoder import Kind, TokenState
 from edgefl.models.spec import EncoderSpec
 
@@ -24,12 +24,8 @@ class AudioEmbed(nn.Module):
         return TokenState(self.embeddings(x.transpose(1, 2)[:, None]))
 
 
-def _norm(spec: EncoderSpec) -> nn.Module:
-    return nn.LayerNorm(spec.width, eps=EPSILON)
-
-
 def _pool(tokens: Tensor) -> Tensor:
     return (tokens[:, 0] + tokens[:, 1]) / 2
 
 
-KIND = Kind(embed=AudioEmbed, block=PreNormBlock, norm=_norm, pool=_pool, pooled=2)
+KIND = Kind(embed=AudioEmbed, block=PreNormBlock, norm=final_norm, pool=_pool, pooled=2)

@@ -20,47 +20,29 @@ EPSILON = 1e-12
 
 
 class Names(NamedTuple):
-    """What the layers of a block are called, by their paths."""
+    """What the layers of a block are called, by their paths. Either half has a norm: before it, or after its sum."""
 
     query: str
     key: str
     value: str
     out: str
-    after_attention: str  # the norm: of pre-norm blocks that before the feed-forward
+    attention_norm: str
     up: str
     down: str
-    other: str  # the other norm
+    feed_norm: str
 
 
 VIT = Names(
-    query="attention.q_proj",
-    key="attention.k_proj",
-    value="attention.v_proj",
-    out="attention.o_proj",
-    after_attention="layernorm_after",
-    up="mlp.fc1",
-    down="mlp.fc2",
-    other="layernorm_before",
+    *("attention.q_proj", "attention.k_proj", "attention.v_proj", "attention.o_proj", "layernorm_before"),
+    *("mlp.fc1", "mlp.fc2", "layernorm_after"),
 )
 DISTILBERT = Names(
-    query="attention.q_lin",
-    key="attention.k_lin",
-    value="attention.v_lin",
-    out="attention.out_lin",
-    after_attention="sa_layer_norm",
-    up="ffn.lin1",
-    down="ffn.lin2",
-    other="output_layer_norm",
+    *("attention.q_lin", "attention.k_lin", "attention.v_lin", "attention.out_lin", "sa_layer_norm"),
+    *("ffn.lin1", "ffn.lin2", "output_layer_norm"),
 )
 BERT = Names(
-    query="attention.self.query",
-    key="attention.self.key",
-    value="attention.self.value",
-    out="attention.output.dense",
-    after_attention="attention.output.LayerNorm",
-    up="intermediate.dense",
-    down="output.dense",
-    other="output.LayerNorm",
+    *("attention.self.query", "attention.self.key", "attention.self.value", "attention.output.dense"),
+    *("attention.output.LayerNorm", "intermediate.dense", "output.dense", "output.LayerNorm"),
 )
 
 
@@ -68,7 +50,7 @@ def attend(
     queries: Tensor, keys: Tensor, values: Tensor, heads: int, mask: Tensor | None = None, dropout: float = 0.0
 ) -> Tensor:
     """[B, n, D] of queries [B, n, D], keys and values [B, N, D], mask [B, N] (True: real) or None."""
-    q, k, v = (x.unflatten(2, (heads, -1)).transpose(1, 2) for x in (queries, keys, values))  # type: ignore[no-untyped-call]
+    q, k, v = (x.reshape(*x.shape[:2], heads, -1).transpose(1, 2) for x in (queries, keys, values))
     seen = None if mask is None else mask[:, None, None, :]
     return F.scaled_dot_product_attention(q, k, v, attn_mask=seen, dropout_p=dropout).transpose(1, 2).flatten(2)
 
@@ -84,7 +66,7 @@ class _Block(nn.Module):
         self.names = names
         sizes = {names.up: (width, hidden), names.down: (hidden, width)}
         for path in names:
-            norm = path in (names.after_attention, names.other)
+            norm = path in (names.attention_norm, names.feed_norm)
             hang(self, path, nn.LayerNorm(width, eps=EPSILON) if norm else nn.Linear(*sizes.get(path, (width, width))))
         self.dropout = nn.Dropout(spec.dropout)
 
@@ -117,8 +99,8 @@ class PreNormBlock(_Block):
     def forward(self, tokens: Tensor, mask: Tensor | None = None, count: int = 0) -> Tensor:
         """[B, N, D] -> [B, N, D], or of the first ``count`` tokens alone [B, count, D]."""
         seen = tokens[:, :count] if count else tokens
-        after = seen + self.dropout(self.gather(self.norm(self.names.other, tokens), mask, count))
-        result: Tensor = after + self.feed(self.norm(self.names.after_attention, after))
+        after = seen + self.dropout(self.gather(self.norm(self.names.attention_norm, tokens), mask, count))
+        result: Tensor = after + self.feed(self.norm(self.names.feed_norm, after))
         return result
 
 
@@ -133,8 +115,13 @@ class PostNormBlock(_Block):
         """As ``PreNormBlock.forward``; ``mask`` [B, N]: which tokens are real."""
         seen = tokens[:, :count] if count else tokens
         gathered = self.gather(tokens, mask, count)
-        after = self.norm(self.names.after_attention, (self.dropout(gathered) if self.drops else gathered) + seen)
-        return self.norm(self.names.other, self.feed(after) + after)
+        after = self.norm(self.names.attention_norm, (self.dropout(gathered) if self.drops else gathered) + seen)
+        return self.norm(self.names.feed_norm, self.feed(after) + after)
+
+
+def final_norm(spec: EncoderSpec) -> nn.Module:
+    """What follows the last pre-norm block."""
+    return nn.LayerNorm(spec.width, eps=EPSILON)
 
 
 class PatchTokens(nn.Module):

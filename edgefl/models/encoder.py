@@ -75,14 +75,9 @@ class Stage(nn.Module):
         tokens, mask = state.tokens, state.mask
         for i, block in enumerate(self.blocks):
             wanted = leading if i + 1 == len(self.blocks) else 0
-            run = partial(_run, block, mask, wanted)
+            run = partial(block, mask=mask, count=wanted)
             tokens = run_anew(run, tokens, [block]) if self.anew and torch.is_grad_enabled() else run(tokens)
         return TokenState(tokens, mask[:, :leading] if mask is not None and leading else mask)
-
-
-def _run(block: nn.Module, mask: Tensor | None, wanted: int, tokens: Tensor) -> Tensor:
-    result: Tensor = block(tokens, mask, wanted)
-    return result
 
 
 def kind_of(spec: EncoderSpec) -> Kind:

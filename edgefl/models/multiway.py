@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from functools import partial
 
 import torch
-import torch.nn.functional as F  # noqa: N812 - torch's own name for it
 from torch import Tensor, nn
 
 from edgefl.models.anew import run_anew
+from edgefl.models.blocks import attend
 from edgefl.models.encoder import TokenState
 from edgefl.models.spec import EncoderSpec
 
@@ -31,16 +31,9 @@ class SharedAttention(nn.Module):
         self.dropout = nn.Dropout(spec.dropout)
 
     def forward(self, tokens: Tensor, keys: Tensor | None) -> Tensor:
-        # [B, N, 3D] -> three of [B, heads, N, D / heads]
-        q, k, v = self.qkv(self.norm(tokens)).unflatten(2, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
-        attended = F.scaled_dot_product_attention(
-            q,
-            k,
-            v,
-            attn_mask=None if keys is None else keys[:, None, None, :],
-            dropout_p=self.attention_dropout if self.training else 0.0,
-        )
-        after: Tensor = tokens + self.dropout(self.out(attended.transpose(1, 2).flatten(2)))
+        q, k, v = self.qkv(self.norm(tokens)).chunk(3, dim=2)
+        attended = attend(q, k, v, self.heads, keys, self.attention_dropout if self.training else 0.0)
+        after: Tensor = tokens + self.dropout(self.out(attended))
         return after
 
 

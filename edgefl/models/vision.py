@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from edgefl.models.blocks import EPSILON, PatchTokens, PreNormBlock
+from edgefl.models.blocks import PatchTokens, PreNormBlock, final_norm
 from edgefl.models.encoder import Kind, TokenState, first_token
 from edgefl.models.spec import EncoderSpec
 
@@ -26,8 +26,4 @@ class VisionEmbed(nn.Module):
         return TokenState(self.embeddings(pixels))
 
 
-def _norm(spec: EncoderSpec) -> nn.Module:
-    return nn.LayerNorm(spec.width, eps=EPSILON)
-
-
-KIND = Kind(embed=VisionEmbed, block=PreNormBlock, norm=_norm, pool=first_token, pooled=1)
+KIND = Kind(embed=VisionEmbed, block=PreNormBlock, norm=final_norm, pool=first_token, pooled=1)

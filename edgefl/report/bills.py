@@ -17,19 +17,18 @@ _COMPARED: tuple[tuple[str, str, str, str], ...] = (
     ("payload sent", "B", "payload_up_bytes", "counted"),
     ("payload received", "B", "payload_down_bytes", "counted"),
 )
-#: The same where some device's profile tells its speed and power; else spent alone.
-_ESTIMATED: tuple[tuple[str, str, str, str], ...] = (
-    ("energy", "J", "energy_j", "used"),
-    ("time", "s", "wall_s", "wall"),
-)
-#: Spent, never predicted.
+#: Spent. Neighbours of one group stay neighbours when some of _ESTIMATED go to the end of what is compared.
 _SPENT: tuple[tuple[str, str, str, str], ...] = (
+    ("time", "s", "wall_s", "wall"),
     ("time", "s", "compute_s", "compute"),
+    ("energy", "J", "energy_j", "used"),
     ("process", "B", "process_peak_bytes", "peak"),
     ("on the wire", "B", "wire_up_bytes", "sent"),
     ("on the wire", "B", "wire_down_bytes", "received"),
     ("heat", "°C", "temperature_c", "highest"),
 )
+#: Compared too where some device's profile tells its speed and power.
+_ESTIMATED = ("energy_j", "wall_s")
 #: The brief bill, for terminals: what a stage costs, without what hardly changes from stage to stage.
 _BRIEF_SPENT: tuple[tuple[str, str, str, str], ...] = (
     ("FLOPs", "FLOP", "flops", "counted"),
@@ -117,11 +116,8 @@ def stage_totals(report: RunReport) -> Grid:
 def _lines(report: RunReport) -> tuple[_Lines, _Lines]:
     """What is shown side by side, and what is shown as spent alone."""
     known = {name for row in report.assignments for name in row.predicted}
-    estimated = tuple(line for line in _ESTIMATED if line[2] in known)
-    alone = sorted(
-        (*(line for line in _ESTIMATED if line not in estimated), *_SPENT), key=lambda line: line[0] != "time"
-    )
-    return (*_COMPARED, *estimated), tuple(alone)  # what is grouped stands together: time at the border of both
+    estimated = [line for name in _ESTIMATED for line in _SPENT if line[2] == name and name in known]
+    return (*_COMPARED, *estimated), tuple(line for line in _SPENT if line not in estimated)
 
 
 def _columns(side_by_side: _Lines, spent: _Lines, *, budget: bool) -> tuple[Column, ...]:
