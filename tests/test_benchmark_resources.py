@@ -133,6 +133,16 @@ def test_mixed_depth_limits_who_is_not_eligible_and_tells_the_gain() -> None:
     assert "| 5 of 10 | mixed | 1 | 1-3 (5) |" in text
 
 
+def test_runs_of_savings_are_chosen_by_task_and_by_how_their_names_begin(tmp_path: Path) -> None:
+    runs = savings.plan(Grid(), Results(tmp_path / "tuning.jsonl"), [1])
+    assert savings.chosen(runs, [], []) == runs
+    some = savings.chosen(runs, ["har"], ["none", "small"])
+    assert [(cell.task, cell.method) for cell, _, _ in some] == [
+        ("har", "none"),
+        ("har", "small: the same with Adafactor"),
+    ]
+
+
 def test_savings_on_a_gpu_are_other_runs_and_tell_the_allocator(tmp_path: Path) -> None:
     grid, tried = Grid(), Results(tmp_path / "tuning.jsonl")
     own, theirs = (savings.plan(grid, tried, [1], device) for device in ("cuda", "cpu"))

@@ -37,6 +37,8 @@ def four_kinds(**changes: object) -> ModelSpec:
         ({"encoders": {"acc": tiny("sensor", shape=(4,))}}, "encoders.acc.input_shape", "[time, channels]"),
         ({"encoders": {"acc": tiny("sensor", patch=0)}}, "encoders.acc.patch", "use 1 or more"),
         ({"encoders": {"i": tiny("vision", patch=5)}}, "encoders.i.patch", "does not divide an image of 8 x 12"),
+        ({"encoders": {"i": tiny("vision", stride=2)}}, "encoders.i.stride", "only patches of audio overlap"),
+        ({"encoders": {"s": tiny("audio", stride=-1)}}, "encoders.s.stride", "is -1"),
         ({"encoders": {"w": tiny("text", vocabulary=0)}}, "encoders.w.vocabulary", "number of token ids"),
         ({"encoders": {"w": tiny("text", positions=5)}}, "encoders.w.positions", "5 rows for texts of 10"),
         ({"encoders": {"s": tiny("audio", patch=21)}}, "encoders.s.patch", "larger than a spectrogram"),

@@ -129,6 +129,10 @@ def _encoder_faults(encoder: EncoderSpec, stages: int) -> Iterator[tuple[str, st
             f"{list(encoder.input_shape)} is no sample's shape; {encoder.kind} needs [{', '.join(axes)}]",
         )
         return
+    if encoder.stride and encoder.kind != "audio":
+        yield "stride", f"is {encoder.stride}, but only patches of audio overlap; leave it out for {encoder.kind}"
+    elif encoder.stride < 0:
+        yield "stride", f"is {encoder.stride}; use 0 (no overlap) or more"
     yield from _text_faults(encoder) if encoder.kind == "text" else _patch_faults(encoder)
 
 
@@ -153,5 +157,3 @@ def _patch_faults(encoder: EncoderSpec) -> Iterator[tuple[str, str]]:
             "patch",
             f"{encoder.patch} is larger than a spectrogram of {shape[0]} x {shape[1]}; choose a smaller patch",
         )
-    if encoder.stride < 0:
-        yield "stride", f"is {encoder.stride}; use 0 (no overlap) or more"
