@@ -279,7 +279,7 @@ def _torch_device(wanted: str) -> str:
 def _first_round(device: str) -> None:
     """Train a toy round, so that the libraries take now what they take once: it belongs to the idle size, to no round.
 
-    Measured with torch 2.13 on a CPU: 229 MiB after importing torch and edgefl.training, 322 MiB after a first round.
+    Measured with torch 2.13 on a CPU: 229 MiB after importing torch and edgefl.training, 253 MiB after a first round.
     """
     import numpy as np
 

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -324,8 +325,9 @@ def test_publishing_leaves_only_the_new_folder(tmp_path: Path):
 # Other models
 
 
-def test_an_unlabelled_text_model_gives_embeddings_for_texts_of_any_length(tmp_path: Path):
-    words = encoder_of_size("text", "tiny", (9,), width=16, depth=1, vocabulary=40)
+@pytest.mark.parametrize("changes", [{}, {"arch": "bert", "pool": "mean", "positions": 12}], ids=["distilbert", "bert"])
+def test_an_unlabelled_text_model_gives_embeddings_for_texts_of_any_length(changes: dict[str, Any], tmp_path: Path):
+    words = encoder_of_size("text", "tiny", (9,), width=16, depth=1, vocabulary=40, **changes)
     spec = ModelSpec(encoders={"words": words}, stages=1, head=HeadSpec(width=16, out=8))
     model, parts = some_state(spec)
     ref = ObjectRef("0" * 64, 5)

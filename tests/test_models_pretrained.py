@@ -111,6 +111,30 @@ def test_staged_encoder_equals_the_original(kind: str, checkpoints: dict[str, Pa
 
 
 @pytest.mark.parametrize("kind", ["vision", "text", "bert", "audio"])
+@torch.no_grad()
+def test_training_drops_where_the_original_does(kind: str, checkpoints: dict[str, Path]):
+    """From one seed both draw the same masks, if they draw them in the same places and of the same shapes."""
+    names = {"text": ("dropout", "attention_dropout")}.get(
+        kind, ("hidden_dropout_prob", "attention_probs_dropout_prob")
+    )
+    classes = {"vision": "ViTModel", "text": "DistilBertModel", "bert": "BertModel", "audio": "ASTModel"}
+    library = getattr(transformers, classes[kind]).from_pretrained(checkpoints[kind], **dict.fromkeys(names, 0.3))
+    model, x = loaded(spec_for(kind, checkpoints[kind], dropout=0.3)).train(), inputs(kind)
+    key = {"vision": "pixel_values", "audio": "input_values"}.get(kind, "input_ids")
+    theirs = {key: (x.permute(0, 3, 1, 2) - 0.5) / 0.5 if kind == "vision" else x}
+    if key == "input_ids":
+        theirs["attention_mask"] = (x != 0).long()
+    torch.manual_seed(6)
+    hidden = library.train()(**theirs).last_hidden_state
+    torch.manual_seed(6)
+    state = model.embed("m", x)
+    for k in (1, 2, 3):
+        state = model.stage("m", k, state)
+    torch.testing.assert_close(model.part("m/norm")(state.tokens), hidden, atol=1e-5, rtol=0)
+    assert not torch.allclose(hidden, library.eval()(**theirs).last_hidden_state, atol=0.1)
+
+
+@pytest.mark.parametrize("kind", ["vision", "text", "bert", "audio"])
 def test_initial_parts_are_all_parts_in_order(kind: str, checkpoints: dict[str, Path]):
     spec = spec_for(kind, checkpoints[kind])
     parts = dict(initial_parts(spec, seed=4))
@@ -142,6 +166,26 @@ def test_another_pixel_scale_is_folded_into_the_projection(checkpoints: dict[str
 
 
 @pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"do_rescale": False}, "it was made for pixels other than value / 255"),
+        ({"rescale_factor": 1.0}, "it was made for pixels other than value / 255"),
+        ({"image_mean": [0.5, 0.5]}, r"image_mean \[0.5, 0.5\] and image_std 0.5 are unusable"),
+        ({"image_std": 0.0}, "image_std 0.0 are unusable"),
+    ],
+)
+def test_a_pixel_scale_that_can_not_be_met_is_refused(
+    settings: dict[str, object], message: str, checkpoints: dict[str, Path], tmp_path: Path
+):
+    for file in checkpoints["vision"].iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(settings))
+    with pytest.raises(ModelError, match=message) as caught:
+        list(initial_parts(spec_for("vision", tmp_path)))
+    assert "for modality 'm'" in caught.value.message
+
+
+@pytest.mark.parametrize(
     ("kind", "changes", "message"),
     [
         ("vision", {"width": 64}, r"m/embed: the tensor 'embeddings.cls_token' has shape \[1, 1, 32\].* \[1, 1, 64\]"),
@@ -156,6 +200,9 @@ def test_another_pixel_scale_is_folded_into_the_projection(checkpoints: dict[str
         ("text", {"arch": "bert"}, r"it is a 'distilbert', but a text encoder takes 'bert'; set its arch"),
         ("text", {"input_shape": (20,)}, r"position_embeddings.weight' has shape \[12, 32\].* \[20, 32\]"),
         ("audio", {"stride": 8}, r"its frequency_stride is 6, but the model computes with 8"),
+        ("vision", {"input_shape": (8, 32, 3)}, r"its image_size is \[16, 16\], but the model computes with \[8, 32\]"),
+        ("audio", {"input_shape": (20, 30)}, r"its max_length is 30, but the model computes with 20"),
+        ("audio", {"input_shape": (30, 18)}, r"its num_mel_bins is 20, but the model computes with 18"),
     ],
 )
 def test_a_checkpoint_that_does_not_fit_is_refused_by_name(

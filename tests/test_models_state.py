@@ -9,7 +9,7 @@ import torch
 from edgefl.errors import ModelError
 from edgefl.models.build import build
 from edgefl.models.sizes import encoder_of_size
-from edgefl.models.spec import HeadSpec, ModelSpec
+from edgefl.models.spec import EncoderSpec, HeadSpec, ModelSpec
 from edgefl.models.state import _stable, load_part, named_tensors, part_size_bytes, part_tensors
 
 torch.set_num_threads(1)
@@ -126,3 +126,16 @@ def test_the_names_on_the_wire_are_pinned():
         "embeddings.patch_embeddings.projection.weight",
         "embeddings.position_embeddings",
     ]
+
+
+def test_the_names_of_bert_on_the_wire_are_pinned():
+    """Its dense layers travel under ViT's names: all of them come from one rule of ``edgefl.models.state``."""
+    words = EncoderSpec("text", (9,), width=16, depth=1, heads=2, vocabulary=30, arch="bert")
+    part = build(ModelSpec({"words": words}, 1, HeadSpec(8, 4)), device="meta").part("words/stage1")
+    layers = [
+        "attention.o_proj",
+        "attention.output.LayerNorm",
+        *(f"attention.self.{n}" for n in ("key", "query", "value")),
+    ]
+    layers += ["mlp.fc1", "mlp.fc2", "output.LayerNorm"]
+    assert sorted(named_tensors(part)) == [f"blocks.0.{n}.{t}" for n in layers for t in ("bias", "weight")]

@@ -10,6 +10,7 @@ import yaml
 from fleet_fixture import RUN, share
 
 from edgefl.cli.planning import CUDA_CONTEXT_BYTES, TRAINER_BYTES, price_run
+from edgefl.errors import ConfigError
 from edgefl.records import GPU_MEMORY, HOST
 from edgefl.report.price_grids import price_grids
 from edgefl.report.prices import RunPrice
@@ -77,6 +78,44 @@ def test_schedules_are_priced_with_each_batch_size_asked_for(tmp_path: Path) -> 
     assert price.devices[0].placement.hyper.batch_size == 8  # the run's
     totals = price_grids(price)[0]
     assert [(row[0].text, row[1].text) for row in totals.rows][:2] == [("end_to_end", "4"), ("end_to_end", "16")]
+
+
+def test_a_batch_that_no_share_fills_is_not_priced(tmp_path: Path) -> None:
+    priced(tmp_path)  # writes the run file
+    ask = {"profiles": ["cpu"], "samples": None, "trainer_base": "", "batch_sizes": [4, 64]}
+    with pytest.raises(ConfigError, match="64 rows are more than any device's share") as caught:
+        price_run(str(tmp_path / "run.yaml"), [], **ask)
+    assert "--batch-size" in str(caught.value)
+    assert price_run(str(tmp_path / "run.yaml"), [], **{**ask, "samples": 64}).schedules
+
+
+def test_a_sample_costs_the_same_whatever_is_held_out_of_the_share(tmp_path: Path) -> None:
+    whole, half = (priced(tmp_path, f"training.holdout={share}") for share in (0.0, 0.5))
+    for one, other in zip(whole.schedules, half.schedules, strict=True):
+        assert one.flops_per_sample == other.flops_per_sample > 0
+        assert one.flops_per_round > 1.2 * other.flops_per_round  # what is held out is looked at, not trained on
+
+
+def test_schedules_move_what_the_recipe_exchanges(tmp_path: Path) -> None:
+    local = priced(tmp_path, recipe="local")
+    assert {(s.payload_down_bytes, s.payload_up_bytes, s.whole_bytes) for s in local.schedules} == {(0, 0, 0)}
+    assert all(s.whole_bytes for s in priced(tmp_path).schedules)
+
+
+def test_schedules_train_the_embeddings_the_recipe_wants_trained(tmp_path: Path) -> None:
+    slots = {"schedule": {"layerwise": {"embed": "frozen"}}}
+    first = {
+        embed: next(s for s in priced(tmp_path, **more).schedules if s.schedule == "layerwise")
+        for embed, more in (("auto", {}), ("frozen", {"slots": slots}))
+    }
+    assert first["frozen"].payload_up_bytes < first["auto"].payload_up_bytes
+
+
+def test_bf16_is_priced_where_a_device_computes_so(tmp_path: Path) -> None:
+    asked, plain = (priced(tmp_path, *more, profiles=("cpu",)) for more in (["training.precision=bf16"], []))
+    assert [s.step_peak_bytes for s in asked.schedules] == [s.step_peak_bytes for s in plain.schedules]
+    cards = priced(tmp_path, "training.precision=bf16", profiles=("h100",))
+    assert [s.step_peak_bytes for s in cards.schedules] != [s.step_peak_bytes for s in plain.schedules]
 
 
 def test_bf16_is_planned_where_the_profile_says_that_a_gpu_computes(tmp_path: Path) -> None:

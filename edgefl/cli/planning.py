@@ -19,7 +19,7 @@ from edgefl.errors import ConfigError, ModelError, Problem
 from edgefl.models.spec import ModelSpec
 from edgefl.plan.compile import compile_run
 from edgefl.plan.eligibility import has_card
-from edgefl.plan.exchange import packed_bytes, packing_of
+from edgefl.plan.exchange import packed_bytes, packing_of, sent
 from edgefl.plan.fit import place
 from edgefl.plan.prefix import can_cache, with_cache
 from edgefl.plan.schedule import SCHEDULES, Embed, stage_before
@@ -29,7 +29,7 @@ from edgefl.report.prices import Account, DevicePlan, RunPrice, StagePrice
 
 #: Whose accounting ``--convention`` knows.
 CONVENTIONS = ("lw-fedmml",)
-#: Idle trainer on a CPU after its toy round, without the libraries of encoders. Each agent measures its own in a run.
+#: Idle trainer on a CPU after its toy round. Each agent measures its own in a run.
 TRAINER_BYTES = 266 * 10**6
 #: CUDA context with torch's kernels on a card, about (read, not measured: 300 to 600 MB). Agents measure what is free.
 CUDA_CONTEXT_BYTES = 600 * 10**6
@@ -63,11 +63,20 @@ def price_run(
     part_bytes = _part_bytes(plan)
     base = _base(trainer_base)
     pricer = Pricer()
+    largest = max(share.samples[""] for share in shares.values())
+    for size in batch_sizes:
+        if size > largest:
+            text = f"{size} rows are more than any device's share ({largest}); give --samples, or a smaller batch"
+            raise ConfigError("--batch-size", [Problem("value", text)])
     batch_sizes = list(dict.fromkeys(batch_sizes)) or [config.training.batch_size]
+    schedule_name, options = next(iter(recipe.schedule.items()))
+    embed: Any = options.get("embed", "auto")
+    on_cuda = any(profile.torch_device.startswith("cuda") for _, profile in devices)
+    common = msgspec.structs.replace(plan.hypers[0], precision=plan.hypers[0].precision if on_cuda else "f32")
     schedules = tuple(
         price
-        for schedule, stages in _schedules(plan.model, config.training.rounds).items()
-        for hyper in [msgspec.structs.replace(plan.hypers[0], batch_size=size) for size in batch_sizes]
+        for schedule, stages in _schedules(plan.model, config.training.rounds, embed).items()
+        for hyper in [msgspec.structs.replace(common, batch_size=size) for size in batch_sizes]
         for price in _priced(plan, schedule, stages, hyper, _typical(shares, hyper.batch_size), part_bytes, pricer)
     )
     last = max(stage.index for stage in plan.stages if stage.rounds)
@@ -105,13 +114,14 @@ def price_run(
         devices=devices_planned,
         convention=convention,
         accounts=_accounts(plan, config.training.rounds) if convention else (),
+        schedule=schedule_name,
     )
 
 
 def _schedules(model: ModelSpec, rounds: Sequence[int], embed: Embed = "auto") -> dict[str, tuple[Stage, ...]]:
     """Every schedule's stages; of a model that one of them has nothing to train of, the others'.
 
-    What devices train in mixed is a stage of one of the others.
+    Mixed has none of its own: a device trains the whole model as in end_to_end, or at most what progressive has it do.
     """
     found: dict[str, tuple[Stage, ...]] = {}
     for schedule, build in SCHEDULES.items():
@@ -237,23 +247,21 @@ def _price(
     if not can_cache(job):
         job = with_cache(job, "")
     priced = pricer(job, samples)
+    moved = sent(stage, plan.slots.exchange)
     down, up = (
-        sum(packed_bytes(part_bytes[part], packing_of(rules, part), plan.transfer.top) for part in stage.trained)
+        sum(packed_bytes(part_bytes[part], packing_of(rules, part), plan.transfer.top) for part in moved)
         for rules in (plan.transfer.down, plan.transfer.up)
     )
-    seen = (
-        samples[""] // job.hyper.batch_size * job.hyper.batch_size * job.hyper.epochs
-    )  # a last short batch is dropped
     price = StagePrice(
         schedule=schedule,
         stage=stage.index,
         rounds=stage.rounds,
         step_peak_bytes=priced.peak,
         flops_per_round=priced.flops,
-        flops_per_sample=priced.flops / seen,
+        flops_per_sample=priced.sample_flops,
         payload_down_bytes=down,
         payload_up_bytes=up,
-        whole_bytes=2 * sum(part_bytes[part] for part in stage.trained),
+        whole_bytes=2 * sum(part_bytes[part] for part in moved),
         batch_size=hyper.batch_size,
         memory=dict(priced.memory),
     )

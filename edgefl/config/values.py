@@ -100,7 +100,14 @@ class EncoderConfig(Values):
     pool: Literal["token", "mean"] | None = Field(
         None, description="what stands for a sample: token (the class token) or mean (of all real tokens)"
     )
+    stride: Positive | None = Field(
+        None, description="audio only: bins between the starts of neighbouring patches; default: as wide as a patch"
+    )
     vocabulary: Positive | None = Field(None, description="text only: number of token ids")
+    positions: Positive | None = Field(
+        None, description="text only: rows of the table of positions; default: the text's length"
+    )
+    arch: Literal["distilbert", "bert"] | None = Field(None, description="text only: whose blocks")
     pretrained: str = Field(
         "",
         description="what to start from: a transformers checkpoint (name, folder, package:NAME/folder), or a file of "

@@ -1,4 +1,4 @@
-"""Transformer blocks of published encoders in plain torch, their tensors named as `transformers` names them.
+"""Transformer blocks of published encoders in plain torch, their tensors named as in published checkpoints.
 
 That library's own blocks are the same to rounding (tests compare them), but importing them takes 147 MiB in every
 trainer, and they can not run for the pooled tokens alone (docs/decisions/0020).
@@ -51,8 +51,8 @@ def attend(
 ) -> Tensor:
     """[B, n, D] of queries [B, n, D], keys and values [B, N, D], mask [B, N] (True: real) or None."""
     q, k, v = (x.reshape(*x.shape[:2], heads, -1).transpose(1, 2) for x in (queries, keys, values))
-    seen = None if mask is None else mask[:, None, None, :]
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=seen, dropout_p=dropout).transpose(1, 2).flatten(2)
+    real = None if mask is None else mask[:, None, None, :]
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=real, dropout_p=dropout).transpose(1, 2).flatten(2)
 
 
 class _Block(nn.Module):
@@ -62,7 +62,7 @@ class _Block(nn.Module):
         super().__init__()
         width, hidden = spec.width, int(spec.width * spec.mlp_ratio)
         self.heads = spec.heads
-        self.share = spec.dropout
+        self.attention_dropout = spec.dropout
         self.names = names
         sizes = {names.up: (width, hidden), names.down: (hidden, width)}
         for path in names:
@@ -74,18 +74,18 @@ class _Block(nn.Module):
         """What the first ``count`` tokens (0: all) of [B, N, D] gather from all that are real by ``mask`` [B, N]."""
         query, key, value, out = (self.get_submodule(path) for path in self.names[:4])
         asking = tokens[:, :count] if count else tokens
-        share = self.share if self.training else 0.0
-        result: Tensor = out(attend(query(asking), key(tokens), value(tokens), self.heads, mask, share))
+        dropout = self.attention_dropout if self.training else 0.0
+        result: Tensor = out(attend(query(asking), key(tokens), value(tokens), self.heads, mask, dropout))
         return result
 
     def feed(self, tokens: Tensor) -> Tensor:
-        """The feed-forward network, token by token."""
+        """The feed-forward network, token by token: [B, n, D] -> [B, n, D]."""
         up, down = self.get_submodule(self.names.up), self.get_submodule(self.names.down)
         result: Tensor = self.dropout(down(F.gelu(up(tokens))))
         return result
 
     def norm(self, path: str, tokens: Tensor) -> Tensor:
-        """The norm of that name."""
+        """The norm at ``path``: [B, n, D] -> [B, n, D]."""
         result: Tensor = self.get_submodule(path)(tokens)
         return result
 
@@ -98,8 +98,8 @@ class PreNormBlock(_Block):
 
     def forward(self, tokens: Tensor, mask: Tensor | None = None, count: int = 0) -> Tensor:
         """[B, N, D] -> [B, N, D], or of the first ``count`` tokens alone [B, count, D]."""
-        seen = tokens[:, :count] if count else tokens
-        after = seen + self.dropout(self.gather(self.norm(self.names.attention_norm, tokens), mask, count))
+        asking = tokens[:, :count] if count else tokens
+        after = asking + self.dropout(self.gather(self.norm(self.names.attention_norm, tokens), mask, count))
         result: Tensor = after + self.feed(self.norm(self.names.feed_norm, after))
         return result
 
@@ -109,23 +109,28 @@ class PostNormBlock(_Block):
 
     def __init__(self, spec: EncoderSpec, names: Names) -> None:
         super().__init__(spec, names)
-        self.drops = names is BERT  # what attention gathers; DistilBERT does not
+        self.drops_gathered = names is BERT
 
     def forward(self, tokens: Tensor, mask: Tensor | None = None, count: int = 0) -> Tensor:
         """As ``PreNormBlock.forward``; ``mask`` [B, N]: which tokens are real."""
-        seen = tokens[:, :count] if count else tokens
+        asking = tokens[:, :count] if count else tokens
         gathered = self.gather(tokens, mask, count)
-        after = self.norm(self.names.attention_norm, (self.dropout(gathered) if self.drops else gathered) + seen)
+        if self.drops_gathered:
+            gathered = self.dropout(gathered)
+        after = self.norm(self.names.attention_norm, gathered + asking)
         return self.norm(self.names.feed_norm, self.feed(after) + after)
 
 
 def final_norm(spec: EncoderSpec) -> nn.Module:
-    """What follows the last pre-norm block."""
+    """What follows the last pre-norm block: [B, N, D] -> [B, N, D]."""
     return nn.LayerNorm(spec.width, eps=EPSILON)
 
 
 class PatchTokens(nn.Module):
-    """Patches of pictures [B, C, H, W] as tokens behind ``leading`` learned ones [B, leading + patches, D]."""
+    """Patches of pictures [B, C, H, W] as tokens behind ``leading`` learned ones [B, leading + patches, D].
+
+    ``size``: H and W in pixels (of a spectrogram: bands and frames); what is over at their ends is not looked at.
+    """
 
     def __init__(self, spec: EncoderSpec, size: tuple[int, int], channels: int, leading: Iterable[str]) -> None:
         super().__init__()
@@ -165,7 +170,10 @@ class WordTokens(nn.Module):
 
 
 def hang(root: nn.Module, path: str, module: nn.Module) -> None:
-    """Put ``module`` below ``root`` at a path with dots, in modules without anything of their own."""
+    """Put ``module`` below ``root`` at a path with dots, in modules without anything of their own.
+
+    What is there already is replaced.
+    """
     *owners, name = path.split(".")
     for owner in owners:
         if not hasattr(root, owner):

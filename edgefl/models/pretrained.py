@@ -8,7 +8,7 @@ the specification cannot express (another activation, another norm) is refused i
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -148,7 +148,11 @@ class _Source:
     def _check_config(self, config: Any) -> None:
         wanted = MODEL_TYPES[self.architecture]
         if config.model_type != wanted:
-            other = "; set its arch" if self.encoder.kind == "text" and config.model_type in CHOICES["arch"] else ""
+            other = (
+                f"; set its arch to {config.model_type}"
+                if self.encoder.kind == "text" and config.model_type in CHOICES["arch"]
+                else ""
+            )
             raise self.misfit(
                 f"it is a '{config.model_type}', but a {self.encoder.kind} encoder takes '{wanted}'{other}"
             )
@@ -160,14 +164,27 @@ class _Source:
             )
         if config.num_attention_heads != self.encoder.heads:
             raise self.misfit(f"it has {config.num_attention_heads} attention heads, the model {self.encoder.heads}")
-        fixed: dict[str, Any] = dict(FIXED[self.architecture])
-        if self.encoder.kind == "audio":
-            stride = self.encoder.stride or self.encoder.patch
-            fixed |= {"frequency_stride": stride, "time_stride": stride}
-        for field, value in fixed.items():
+        for field, value in {**FIXED[self.architecture], **self._grid()}.items():
             own = getattr(config, field, ASSUMED.get(field))
+            if field == "image_size" and isinstance(own, int):
+                own = [own, own]
             if own != value:
                 raise self.misfit(f"its {field} is {own!r}, but the model computes with {value!r}")
+
+    def _grid(self) -> dict[str, Any]:
+        """What of a checkpoint's configuration says where its positions are in a picture."""
+        size = self.encoder.input_shape
+        if self.encoder.kind == "vision":
+            return {"image_size": list(size[:2])}
+        if self.encoder.kind == "audio":
+            stride = self.encoder.stride or self.encoder.patch
+            return {
+                "max_length": size[0],
+                "num_mel_bins": size[1],
+                "frequency_stride": stride,
+                "time_stride": stride,
+            }
+        return {}
 
     def _read_weights(self, name: str) -> tuple[Any, dict[str, Any]]:
         import transformers
@@ -191,9 +208,33 @@ class _Source:
             # Positions beyond the text's length are never read; more than the checkpoint has would be.
             return {**tensors, table: np.ascontiguousarray(tensors[table][:rows])}
         if self.encoder.kind == "vision":
-            mean, deviation = _read(self.label, self.name, _read_pixel_scale)
-            return _rescale_pixels(tensors, mean, deviation)
+            settings = _read(self.label, self.name, _read_preprocessing)
+            return self._rescaled(tensors, settings)
         return tensors
+
+    def _rescaled(self, tensors: Tensors, settings: Mapping[str, Any]) -> Tensors:
+        """Another pixel scale folded into the patch projection: our -1..1 pixels give what the checkpoint expects.
+
+        With y = (x - .5) / .5 and z = (x - m) / s: z = a y + c with a = .5 / s, c = (.5 - m) / s;
+        so W z + b = (a W) y + (b + W c). Where the checkpoint tells no scale it is ViT's own, 0.5 and 0.5.
+        """
+        from edgefl.models.vision import PIXEL_DEVIATION, PIXEL_MEAN
+
+        # Ours are 0..1 whatever the file's were.
+        if not settings.get("do_rescale", True) or abs(255 * settings.get("rescale_factor", 1 / 255) - 1) > 1e-3:
+            raise self.misfit("preprocessor_config.json: it was made for pixels other than value / 255")
+        mean, deviation = settings.get("image_mean", PIXEL_MEAN), settings.get("image_std", PIXEL_DEVIATION)
+        if not settings.get("do_normalize", True):
+            mean, deviation = 0.0, 1.0
+        weight_name, bias_name = (f"embeddings.patch_embeddings.projection.{kind}" for kind in ("weight", "bias"))
+        weight = tensors[weight_name].astype(np.float64)  # [D, C, patch, patch]
+        m, s = np.atleast_1d(np.asarray(mean, np.float64)), np.atleast_1d(np.asarray(deviation, np.float64))
+        if m.size not in (1, weight.shape[1]) or s.size not in (1, weight.shape[1]) or not np.all(s > 0):
+            raise self.misfit(f"preprocessor_config.json: image_mean {mean} and image_std {deviation} are unusable")
+        a = np.broadcast_to(PIXEL_DEVIATION / s, weight.shape[1])[None, :, None, None]
+        c = np.broadcast_to((PIXEL_MEAN - m) / s, weight.shape[1])[None, :, None, None]
+        bias = tensors[bias_name] + (weight * c).sum(axis=(1, 2, 3))
+        return {**tensors, weight_name: (weight * a).astype(np.float32), bias_name: bias.astype(np.float32)}
 
 
 def _split(spec: ModelSpec, modality: str, checkpoint: Any) -> dict[str, dict[str, nn.Module]]:
@@ -223,37 +264,13 @@ def _read_config(name: str) -> Any:
     return transformers.AutoConfig.from_pretrained(name)
 
 
-def _read_pixel_scale(name: str) -> tuple[list[float], list[float]]:
-    """Per-channel mean and deviation the checkpoint was trained with; ViT's own 0.5 and 0.5 when it does not say."""
+def _read_preprocessing(name: str) -> dict[str, Any]:
+    """What the checkpoint says was done to its pictures; {} when it does not say."""
     from transformers.utils.hub import cached_file
 
-    from edgefl.models.vision import PIXEL_DEVIATION, PIXEL_MEAN
-
     path = cached_file(name, "preprocessor_config.json", _raise_exceptions_for_missing_entries=False)
-    settings = json.loads(Path(path).read_text(encoding="utf-8")) if path else {}
-    if not settings.get("do_normalize", True):
-        return [0.0], [1.0]
-    mean, deviation = settings.get("image_mean", PIXEL_MEAN), settings.get("image_std", PIXEL_DEVIATION)
-    return (mean if isinstance(mean, list) else [mean]), (deviation if isinstance(deviation, list) else [deviation])
-
-
-def _rescale_pixels(tensors: Tensors, mean: list[float], deviation: list[float]) -> Tensors:
-    """Fold another pixel scale into the patch projection, so that our -1..1 pixels give what the checkpoint expects.
-
-    With y = (x - .5) / .5 and z = (x - m) / s: z = a y + c with a = .5 / s, c = (.5 - m) / s;
-    so W z + b = (a W) y + (b + W c).
-    """
-    from edgefl.models.vision import PIXEL_DEVIATION, PIXEL_MEAN
-
-    m, s = np.asarray(mean, np.float64), np.asarray(deviation, np.float64)
-    weight_name, bias_name = (f"embeddings.patch_embeddings.projection.{kind}" for kind in ("weight", "bias"))
-    weight = tensors[weight_name].astype(np.float64)  # [D, C, patch, patch]
-    if m.size not in (1, weight.shape[1]) or s.size not in (1, weight.shape[1]) or not np.all(s > 0):
-        raise ModelError(f"preprocessor_config.json: image_mean {mean} and image_std {deviation} are unusable")
-    a = np.broadcast_to(PIXEL_DEVIATION / s, weight.shape[1])[None, :, None, None]
-    c = np.broadcast_to((PIXEL_MEAN - m) / s, weight.shape[1])[None, :, None, None]
-    bias = tensors[bias_name] + (weight * c).sum(axis=(1, 2, 3))
-    return {**tensors, weight_name: (weight * a).astype(np.float32), bias_name: bias.astype(np.float32)}
+    settings: dict[str, Any] = json.loads(Path(path).read_text(encoding="utf-8")) if path else {}
+    return settings
 
 
 def _read(label: str, name: str, reader: Any) -> Any:

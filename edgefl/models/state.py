@@ -1,7 +1,7 @@
 """Parts as named numpy tensors, out of a model and back into it.
 
 Tensor names are part-relative and the same for every version of `transformers`, so that machines with different
-versions understand each other.
+versions understand each other; dense layers of BERT travel under ViT's names.
 """
 
 from __future__ import annotations

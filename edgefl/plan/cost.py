@@ -21,6 +21,7 @@ class Priced(NamedTuple):
 
     ``filling``: FLOPs for every sample through one part of a stored prefix, once; {} where nothing is stored;
     ``filling_peak``: memory meanwhile. ``memory``: what ``peak`` consists of, by the names of ``MEMORY``.
+    ``sample_flops``: of a step, by row.
     """
 
     peak: int
@@ -28,6 +29,7 @@ class Priced(NamedTuple):
     filling: Mapping[str, float] = {}
     filling_peak: int = 0
     memory: Mapping[str, int] = {}
+    sample_flops: float = 0.0
 
 
 #: What memory goes to. Activations are all that a step makes besides gradients; transit: parts that come and go.

@@ -69,6 +69,8 @@ def _totals(price: RunPrice) -> Grid:
         f"Model {units.mib(price.model_bytes)}; a share of {price.samples} samples, batches of {sizes}, "
         "all modalities present. Nothing was run: the training step is traced on shapes alone."
     )
+    if price.schedule == "mixed":
+        note += " Mixed, as this run is: a device trains the whole model, or at most what progressive has it train."
     return Grid(f"Schedules of {price.name}", columns, tuple(rows), (note,))
 
 

@@ -44,7 +44,7 @@ class Account(msgspec.Struct, frozen=True):
 class RunPrice(msgspec.Struct, frozen=True):
     """The whole answer. ``samples``: size of the share that the schedules are priced on, at least a batch of theirs.
 
-    ``batch_size``: the run's, which ``devices`` are planned with.
+    ``batch_size`` and ``schedule``: the run's, which ``devices`` are planned with.
     """
 
     name: str = ""
@@ -57,3 +57,4 @@ class RunPrice(msgspec.Struct, frozen=True):
     devices: tuple[DevicePlan, ...] = ()
     convention: str = ""
     accounts: tuple[Account, ...] = ()  # by that convention
+    schedule: str = ""

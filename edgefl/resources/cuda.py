@@ -18,7 +18,7 @@ from edgefl.resources.ceiling import ceiling_bytes
 from edgefl.resources.memory import current_rss_bytes, shares_pool
 
 #: What torch takes at once for tensors of 1 to 10 MiB (kLargeBuffer in c10/cuda/CUDACachingAllocator): a step that fits
-#: may hold as much more than its tensors.
+#: may hold at least as much more than its tensors. How much in truth is to be measured on a card (decision 0018).
 SEGMENT_BYTES = 20 * 2**20
 
 

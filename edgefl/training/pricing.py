@@ -84,6 +84,7 @@ class Pricer:
             {part: flops for part, (_, flops) in stores.items()},
             max((peak for peak, _ in stores.values()), default=0),
             largest.memory,
+            step / size,
         )
 
     def _store(self, job: Job, m: str, part: str, depth: int) -> tuple[int, float]:
