@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable
 
 from edgefl.errors import ProtocolError
-from edgefl.objects import ObjectStore, chunk_span
+from edgefl.objects import ObjectStore
+from edgefl.partials import chunk_span
 from edgefl.protocol import topics
 from edgefl.protocol.chunks import Chunk, encode_chunk
 from edgefl.protocol.messages import Need

@@ -1,7 +1,7 @@
 """Runs the machine: messages, transfers, timers and finished work become events; instructions are performed.
 
-One event at a time: the machine steps, the ledger commits, and only then anything is told, sent or begun. Work that
-takes long (plans, aggregation, evaluation) runs beside the loop and reports back as an event.
+The machine steps event by event, the ledger commits what has come meanwhile in one transaction, and only then anything
+is told, sent or begun. Work that takes long (plans, aggregation, evaluation) runs beside the loop and reports back as an event.
 """
 
 from __future__ import annotations
@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
@@ -37,6 +38,10 @@ from edgefl.report.units import public_url
 from edgefl.transport.base import Transport
 from edgefl.worker import WorkerProcess
 
+#: Phases after which nothing more happens.
+ENDED = frozenset({"finished", "failed"})
+#: Events taken in one transaction: many devices' messages that came while the last one was written.
+MOST_AT_ONCE = 256
 _ERRORS: dict[str, type[EdgeFLError]] = {"RunError": RunError, "BudgetError": BudgetError}
 
 
@@ -71,6 +76,15 @@ async def run(
         finally:
             await runner.close()
         return ledger.report(plan.run)
+
+
+class _Move(NamedTuple):
+    """What an event has made: the state, and what is to be done in it."""
+
+    state: State
+    event: Event | None = None
+    out: Sequence[do.Instruction] = ()
+    rows: Sequence[EventRow] = ()
 
 
 class Runner:
@@ -121,7 +135,7 @@ class Runner:
             await self._transport.connect()
             self._outbox.connected()
             await self._transport.subscribe(topics.coordinator_subscriptions(self._fleet))
-            self._step(await self._begin(resume, broker))
+            self._take([await self._begin(resume, broker)])
             await self._loop()
         except Exception as error:
             self._failed(error)
@@ -174,14 +188,11 @@ class Runner:
     async def _loop(self) -> None:
         ticker = asyncio.create_task(self._tick())
         try:
-            while self.state.phase not in {"finished", "failed"}:
-                event = await self._events.get()
-                if isinstance(event, BaseException):
-                    raise event
-                if isinstance(event, EventRow):
-                    self._keep(event)
-                else:
-                    self._step(event)
+            while self.state.phase not in ENDED:
+                due = [await self._events.get()]
+                while len(due) < MOST_AT_ONCE and not self._events.empty():
+                    due.append(self._events.get_nowait())
+                self._take(due)
         finally:
             ticker.cancel()
             await asyncio.gather(ticker, return_exceptions=True)
@@ -200,23 +211,41 @@ class Runner:
             except Exception as error:  # a full disk, say: the loop must hear of it
                 self._events.put_nowait(error)
 
-    def _step(self, event: Event) -> None:
-        state, out = step(self.state, event)
-        rows = [row_of(self._complete(one)) for one in out if isinstance(one, do.Tell)]
-        saves = [one for one in out if isinstance(one, do.Save)]
-        kept = [row for row in rows if row.kind not in FLEETING]
+    def _take(self, due: Sequence[Event | EventRow | BaseException]) -> None:
+        """Move by each of these, commit all that is to be kept in one transaction, then perform, in their order."""
+        moves: list[_Move] = []
+        try:
+            for event in due:
+                if isinstance(event, BaseException):
+                    raise event
+                moves.append(self._move(moves[-1].state if moves else self.state, event))
+                if moves[-1].state.phase in ENDED:
+                    break
+        finally:
+            self._carry_out(moves)
+
+    def _move(self, state: State, event: Event | EventRow) -> _Move:
+        if isinstance(event, EventRow):
+            return _Move(state, rows=[event])
+        state, out = step(state, event)
+        return _Move(state, event, out, [row_of(self._complete(one)) for one in out if isinstance(one, do.Tell)])
+
+    def _carry_out(self, moves: Sequence[_Move]) -> None:
+        saves = [one for move in moves for one in move.out if isinstance(one, do.Save)]
+        kept = [row for move in moves for row in move.rows if row.kind not in FLEETING]
         if saves or kept:
             self._ledger.commit(self.plan.run, saves, kept, time.time())
-        self.state = state
-        if isinstance(event, Left | Declined):
-            self._outbox.away(event.device)
-        for save in saves:
-            if isinstance(save, do.SaveRound) and save.manifest is not None:
-                self._work.advance(save.attempt.stage, save.manifest)
-        for row in rows:
-            self._journal.tell(row)
-        for one in out:
-            self._perform(one)
+        for move in moves:
+            self.state = move.state
+            if isinstance(move.event, Left | Declined):
+                self._outbox.away(move.event.device)
+            for save in move.out:
+                if isinstance(save, do.SaveRound) and save.manifest is not None:
+                    self._work.advance(save.attempt.stage, save.manifest)
+            for row in move.rows:
+                self._journal.tell(row)
+            for one in move.out:
+                self._perform(one)
 
     def _complete(self, tell: do.Tell) -> do.Tell:
         if tell.kind != "run_finished":

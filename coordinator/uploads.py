@@ -12,7 +12,8 @@ from typing import cast
 from coordinator.checking import LIMITS, check_update
 from coordinator.values import Received, Spoiled
 from edgefl.errors import ProtocolError
-from edgefl.objects import ObjectStore, PartialObject
+from edgefl.objects import ObjectStore
+from edgefl.partials import PartialObject
 from edgefl.plan.values import Transfer as Packings
 from edgefl.protocol.chunks import Chunk, decode_chunk
 from edgefl.protocol.messages import Grant, Update
@@ -155,7 +156,7 @@ class Uploads:
                     upload.partials[instruction.object_id].write(instruction.index, chunk.data)
                     upload.payload_bytes += len(chunk.data)
                 elif isinstance(instruction, VerifyObject):
-                    ok = upload.partials[instruction.object_id].complete()
+                    ok = upload.partials[instruction.object_id].verify()
                     self._perform(device, upload.receiver.on_verified(instruction.object_id, ok, self._clock()))
                 elif isinstance(instruction, SendNeed):
                     self._grant(device, cast("Grant", instruction.need))
@@ -167,6 +168,7 @@ class Uploads:
     async def _check(self, device: str, upload: _Upload) -> None:
         update = upload.update
         try:
+            await asyncio.to_thread(self._store.publish, upload.partials.values())
             found = await asyncio.to_thread(
                 check_update, self._store, update.manifest, upload.previous, self._signature, self._transfer
             )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from edgefl.objects import chunk_count
+from edgefl.partials import chunk_count
 from edgefl.protocol.chunks import HEADER_BYTES
 from edgefl.records import Attempt, Figure, Figures, Manifest
 

@@ -9,7 +9,8 @@ import secrets
 from collections.abc import Callable
 
 from edgefl.errors import StoreError
-from edgefl.objects import ObjectStore, PartialObject
+from edgefl.objects import ObjectStore
+from edgefl.partials import PartialObject
 from edgefl.protocol import transfer as t
 from edgefl.protocol.chunks import DEFAULT_CHUNK_BYTES, DEFAULT_CREDIT, Chunk, decode_chunk, encode_chunk
 from edgefl.protocol.messages import Grant, Need, Offer, Update
@@ -17,7 +18,9 @@ from edgefl.records import ObjectRef, Refusal
 
 
 class Download:
-    """Fetches what is missing of an offer's manifest. Calls ``done`` (with the bytes fetched) or ``failed``, once.
+    """Fetches what is missing of an offer's manifest. Calls ``done`` or ``failed``, once.
+
+    ``done`` is given the objects, which are right but not in the store yet, and the bytes fetched.
 
     Afterwards it still answers a sender that did not hear of the end, until ``stop``.
     """
@@ -28,7 +31,7 @@ class Download:
         device: str,
         store: ObjectStore,
         send: Callable[[Need], None],
-        done: Callable[[int], None],
+        done: Callable[[list[PartialObject], int], None],
         failed: Callable[[Refusal], None],
     ) -> None:
         self.offer = offer
@@ -95,11 +98,11 @@ class Download:
                 self._partials[instruction.object_id].write(instruction.index, self._arrived.data)
                 self.fetched_bytes += len(self._arrived.data)
             elif isinstance(instruction, t.VerifyObject):
-                ok = self._partials[instruction.object_id].complete()
+                ok = self._partials[instruction.object_id].verify()
                 self._carry_out(self._receiver.on_verified(instruction.object_id, ok, now), now)
             elif isinstance(instruction, t.Completed) and not self._ended:
                 self._ended = True
-                self._done(self.fetched_bytes)
+                self._done(list(self._partials.values()), self.fetched_bytes)
             elif isinstance(instruction, t.Failed):
                 self._fail("transfer", f"object {instruction.object_id[:12]}: {instruction.reason}")
 

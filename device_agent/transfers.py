@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable
 
@@ -11,8 +12,9 @@ from device_agent.exchange import Download, Upload
 from device_agent.identity import Identity
 from device_agent.log import Emit
 from device_agent.trainer_jobs import Spawn
-from edgefl.errors import BrokerError, ProtocolError
+from edgefl.errors import BrokerError, ProtocolError, StoreError
 from edgefl.objects import ObjectStore
+from edgefl.partials import PartialObject
 from edgefl.protocol import topics
 from edgefl.protocol.messages import Grant, Need, Offer, Update
 from edgefl.records import Attempt, Figures, Refusal
@@ -57,13 +59,21 @@ class Transfers:
         self.stop_fetch()
         bill = self._bill
 
-        def done(fetched_bytes: int) -> None:
-            bill.fetched_bytes += fetched_bytes
+        def failed(refusal: Refusal) -> None:
+            self._post(v.FetchFailed(offer.attempt, refusal))
+
+        async def store(partials: list[PartialObject], fetched_bytes: int) -> None:
+            try:
+                await asyncio.to_thread(self._objects.publish, partials)
+            except StoreError as error:
+                failed(Refusal("disk", detail=error.message))
+                return
             self._emit("fetched", attempt=str(offer.attempt), bytes=fetched_bytes, seconds=time.monotonic() - now)
             self._post(v.Fetched(offer.attempt))
 
-        def failed(refusal: Refusal) -> None:
-            self._post(v.FetchFailed(offer.attempt, refusal))
+        def done(partials: list[PartialObject], fetched_bytes: int) -> None:
+            bill.fetched_bytes += fetched_bytes
+            self._spawn(store(partials, fetched_bytes))
 
         try:
             self._download = Download(offer, self._identity.device, self._objects, self._send, done, failed)

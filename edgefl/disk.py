@@ -58,21 +58,21 @@ def _temporary(directory: Path) -> tuple[int, Path]:
         os.close(descriptor)  # a sweep took it between open and flock
 
 
-def write_file(path: Path, data: bytes | memoryview, offset: int) -> None:
-    """Overwrite part of a file that exists, from ``offset`` on; all of ``data`` or an OSError."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
-    try:
-        write_all(descriptor, data, offset)
-    finally:
-        os.close(descriptor)
-
-
 def write_all(descriptor: int, data: bytes | bytearray | memoryview, offset: int) -> None:
     """Write all of ``data`` at ``offset``; raises OSError."""
     rest = memoryview(data).cast("B")
     while rest:
         written = os.pwrite(descriptor, rest, offset)
         rest, offset = rest[written:], offset + written
+
+
+def sync_file(path: Path) -> None:
+    """Make what a file holds last through a power cut; raises OSError."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def sync_directory(path: Path) -> None:

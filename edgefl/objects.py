@@ -10,19 +10,16 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-import struct
+import threading
+from collections.abc import Iterable
 from pathlib import Path
 
-from edgefl.disk import explained, sweep_temporaries, sync_directory, write_file, write_new
+from edgefl.disk import explained, sweep_temporaries, sync_directory, sync_file, write_new
 from edgefl.errors import ProtocolError, StoreError
+from edgefl.partials import PartialObject, chunk_span
 from edgefl.records import ObjectRef
 
 _ID = re.compile(r"[0-9a-f]{64}")
-#: Head of a chunk map: magic with version, and the chunk size it belongs to. One byte per chunk follows (1: here).
-_MAP_HEAD = struct.Struct("<4sI")
-_MAP_MAGIC = b"EFM1"
-#: Bytes read at once while hashing: enough that hashing dominates (375 MB/s here), little beside any device's memory.
-_READ_BYTES = 1024 * 1024
 
 
 def object_id(data: bytes | bytearray | memoryview) -> str:
@@ -37,19 +34,6 @@ def check_id(name: str) -> str:
     return name
 
 
-def chunk_count(size: int, chunk_bytes: int) -> int:
-    """How many chunks an object of ``size`` bytes has; 0 for an empty object."""
-    return -(-size // chunk_bytes)
-
-
-def chunk_span(size: int, chunk_bytes: int, index: int) -> tuple[int, int]:
-    """(offset, length) of a chunk in bytes. Raises ProtocolError when there is no such chunk."""
-    if not 0 <= index < chunk_count(size, chunk_bytes):
-        raise ProtocolError(f"chunk {index} of an object with {chunk_count(size, chunk_bytes)} chunks")
-    offset = index * chunk_bytes
-    return offset, min(chunk_bytes, size - offset)
-
-
 class ObjectStore:
     """A directory of objects. Raises StoreError when the disk refuses or ``limit_bytes`` would be exceeded.
 
@@ -61,6 +45,8 @@ class ObjectStore:
         self.limit_bytes = limit_bytes
         self._partials = self.root / "partial"
         self._open: dict[str, PartialObject] = {}
+        self._publishing = threading.Lock()  # equal objects of two devices are one
+        self._proved: set[str] = set()  # whose sha256 this process has seen to be right
         with explained("open", self.root):
             self._partials.mkdir(parents=True, exist_ok=True)
             self._sweep()
@@ -79,7 +65,10 @@ class ObjectStore:
             return self.path(name).stat().st_size
 
     def read(self, name: str) -> bytes:
-        """All bytes of a finished object. Raises StoreError when it is not here, or is not what it was."""
+        """All bytes of a finished object. Raises StoreError when it is not here, or is not what it was.
+
+        Its sha256 is checked when this process reads it for the first time, unless it has come in through it.
+        """
         path = self.path(name)
         try:
             with explained("read", path):
@@ -88,9 +77,11 @@ class ObjectStore:
             if isinstance(error.__cause__, FileNotFoundError):
                 error.remedy = f"{self.root} is not whole: copy it anew from where it is."
             raise
-        if object_id(data) != name:
-            remedy = "Delete it: a device fetches it again. In a run's directory, put back a copy if there is one."
-            raise StoreError(f"{path} is damaged: its sha256 is not its name", remedy=remedy)
+        if name not in self._proved:
+            if object_id(data) != name:
+                remedy = "Delete it: a device fetches it again. In a run's directory, put back a copy if there is one."
+                raise StoreError(f"{path} is damaged: its sha256 is not its name", remedy=remedy)
+            self._proved.add(name)
         return data
 
     def read_chunk(self, name: str, chunk_bytes: int, index: int) -> bytes:
@@ -109,6 +100,7 @@ class ObjectStore:
             self._admit(ref)
             with explained("write", self.path(ref.id), ref.size):
                 write_new(self.path(ref.id), data)
+        self._proved.add(ref.id)
         return ref
 
     def partial(self, ref: ObjectRef, chunk_bytes: int) -> PartialObject:
@@ -129,8 +121,28 @@ class ObjectStore:
         with explained("write", self._partials / ref.id, ref.size):
             if not self.has(ref.id) and not (self._partials / f"{ref.id}.data").exists():
                 self._admit(ref)
-            opened = self._open[ref.id] = PartialObject(self, self._partials, ref, chunk_bytes)
+            opened = self._open[ref.id] = PartialObject(self._partials, ref, chunk_bytes, finished=self.has(ref.id))
         return opened
+
+    def publish(self, partials: Iterable[PartialObject]) -> None:
+        """Make verified objects finished ones, together: what is written first is synced as one with the rest."""
+        with self._publishing:
+            self._publish({one.ref.id: one for one in partials if not one.finished})
+
+    def _publish(self, fresh: dict[str, PartialObject]) -> None:
+        if not all(one.verified for one in fresh.values()):
+            raise StoreError(f"objects in {self.root} can not be published before they are whole")
+        for one in fresh.values():
+            with explained("finish", one.path, one.ref.size):
+                sync_file(one.path)
+        with explained("finish", self.root):
+            for one in fresh.values():
+                one.path.rename(self.path(one.ref.id))
+            if fresh:
+                sync_directory(self.root)
+        for one in fresh.values():
+            one.settle()
+            self._proved.add(one.ref.id)
 
     def used_bytes(self) -> int:
         """Sizes of all objects together, unfinished ones at their full size."""
@@ -145,6 +157,7 @@ class ObjectStore:
                 if name in keep:
                     continue
                 freed += file.stat().st_blocks * 512  # unfinished ones are sparse
+                self._proved.discard(name)
                 if (unfinished := self._open.pop(name, None)) is not None:
                     unfinished.abandon()
                 file.unlink(missing_ok=True)
@@ -169,126 +182,6 @@ class ObjectStore:
     def _sweep(self) -> None:
         sweep_temporaries(self.root)
         for path in self._partials.iterdir():
-            pair = path.with_suffix(".map" if path.suffix == ".data" else ".data")
-            if (self.root / path.stem).exists() or not pair.exists():
+            alone = path.suffix == ".map" and not path.with_suffix(".data").exists()
+            if (self.root / path.stem).exists() or alone:
                 path.unlink(missing_ok=True)
-
-
-class PartialObject:
-    """An object that arrives in chunks, in any order. Made by :meth:`ObjectStore.partial`; one thread at a time.
-
-    The data are written before the map that claims them, so the map under-claims after ``kill -9``. After a power cut
-    it may over-claim: the hash finds that out, and the object starts anew.
-    """
-
-    def __init__(self, store: ObjectStore, directory: Path, ref: ObjectRef, chunk_bytes: int) -> None:
-        self.ref = ref
-        self.chunk_bytes = chunk_bytes
-        self.chunk_count = chunk_count(ref.size, chunk_bytes)
-        self._store = store
-        self._data = directory / f"{ref.id}.data"
-        self._map = directory / f"{ref.id}.map"
-        self._here = bytearray(self.chunk_count)  # 1: chunk is on disk
-        self._finished = store.has(ref.id)
-        self._abandoned = False
-        self._restart_hash()
-        if not self._finished and not self._resume():
-            self._create()
-
-    @property
-    def finished(self) -> bool:
-        """Whether ``complete`` has been true."""
-        return self._finished
-
-    def missing(self) -> bytes:
-        """Bitmap of what is missing: bit i % 8 of byte i // 8 is set when chunk i is."""
-        bitmap = bytearray((self.chunk_count + 7) // 8)
-        if not self._finished:
-            for index, here in enumerate(self._here):
-                if not here:
-                    bitmap[index >> 3] |= 1 << (index & 7)
-        return bytes(bitmap)
-
-    def write(self, index: int, data: bytes | memoryview) -> None:
-        """Store one chunk; one that is already here is ignored. Raises ProtocolError on a wrong index or length."""
-        offset, length = chunk_span(self.ref.size, self.chunk_bytes, index)
-        if len(data) != length:
-            raise ProtocolError(f"chunk {index} of {self.ref.id[:12]} has {len(data)} bytes where {length} should be")
-        if self._finished or self._abandoned or self._here[index]:
-            return
-        with explained("write", self._data, length):
-            write_file(self._data, data, offset)
-            write_file(self._map, b"\x01", _MAP_HEAD.size + index)
-        self._here[index] = 1
-        if index == self._hashed_chunks:  # hashing as chunks arrive in order leaves little to do at the end
-            self._hash.update(data)
-            self._hashed_chunks += 1
-
-    def complete(self) -> bool:
-        """Whether everything is here and the sha256 is right; it is then a finished object of the store.
-
-        On a wrong hash everything is forgotten (``missing`` is full again) and the answer is False.
-        """
-        if self._finished or self._abandoned:
-            return self._finished
-        if not all(self._here):
-            return False
-        with explained("finish", self._data, self.ref.size):
-            self._hash_rest()
-            if self._hash.hexdigest() != self.ref.id:
-                self._create()
-                return False
-            self._publish()
-        return True
-
-    def abandon(self) -> None:
-        """Ignore later writes: the store has handed the object to another holder, or dropped it."""
-        self._abandoned = True
-
-    def _publish(self) -> None:
-        descriptor = os.open(self._data, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-        self._data.rename(self._store.path(self.ref.id))
-        sync_directory(self._store.root)
-        self._map.unlink(missing_ok=True)
-        self._finished = True
-
-    def _resume(self) -> bool:
-        try:
-            known = self._map.read_bytes()
-            size = self._data.stat().st_size
-        except FileNotFoundError:
-            return False
-        head, here = known[: _MAP_HEAD.size], known[_MAP_HEAD.size :]
-        if (
-            head != _MAP_HEAD.pack(_MAP_MAGIC, self.chunk_bytes)
-            or (size, len(here)) != (self.ref.size, self.chunk_count)
-            or here.strip(b"\x00\x01")
-        ):
-            return False
-        self._here[:] = here
-        return True
-
-    def _create(self) -> None:
-        """Begin with nothing: the map goes first, so that no moment has an old map beside new data."""
-        self._map.unlink(missing_ok=True)
-        self._data.unlink(missing_ok=True)
-        with self._data.open("xb") as file:
-            file.truncate(self.ref.size)  # sparse: reserves the length, not the blocks
-        self._here = bytearray(self.chunk_count)
-        self._map.write_bytes(_MAP_HEAD.pack(_MAP_MAGIC, self.chunk_bytes) + self._here)
-        self._restart_hash()
-
-    def _restart_hash(self) -> None:
-        self._hash = hashlib.sha256()
-        self._hashed_chunks = 0  # the hash covers chunks 0 … this - 1
-
-    def _hash_rest(self) -> None:
-        with self._data.open("rb", buffering=0) as file:
-            file.seek(self._hashed_chunks * self.chunk_bytes)
-            while block := file.read(_READ_BYTES):
-                self._hash.update(block)
-        self._hashed_chunks = self.chunk_count

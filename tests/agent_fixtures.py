@@ -129,7 +129,8 @@ class Coordinator:
                 self.receivers[transfer][1][one.object_id].write(one.index, chunk.data)
             elif isinstance(one, t.VerifyObject):
                 receiver, partials = self.receivers[transfer]
-                ok = partials[one.object_id].complete()
+                if ok := partials[one.object_id].verify():
+                    self.store.publish([partials[one.object_id]])
                 self.carry_out(transfer, receiver.on_verified(one.object_id, ok, time.monotonic()))
             elif isinstance(one, t.Completed) and transfer in self.receivers:
                 self.heard.setdefault(t.Completed, deque()).append((transfer, one))

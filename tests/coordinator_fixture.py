@@ -288,7 +288,9 @@ class FakeDevice:
                 self._partial(one.object_id).write(one.index, chunk.data)
             elif isinstance(one, VerifyObject):
                 assert self.receiver is not None
-                ok = self._partial(one.object_id).complete()
+                partial = self._partial(one.object_id)
+                if ok := partial.verify():
+                    self.store.publish([partial])
                 self._perform(self.receiver.on_verified(one.object_id, ok, 0.0))
             elif isinstance(one, Completed) and self.offer is not None and not self.hold:
                 self.train()

@@ -21,7 +21,8 @@ from hypothesis import strategies as st
 
 from edgefl import disk
 from edgefl.errors import ProtocolError, StoreError
-from edgefl.objects import ObjectStore, PartialObject, chunk_count, chunk_span, object_id
+from edgefl.objects import ObjectStore, object_id
+from edgefl.partials import PartialObject, chunk_count, chunk_span
 from edgefl.records import ObjectRef
 
 DATA = random.Random(0).randbytes(1000)
@@ -57,6 +58,14 @@ def test_put_names_by_content_and_is_idempotent(store):
     assert ObjectStore(store.root).read(ref.id) == b"abc"
 
 
+def completed(store: ObjectStore, partial: PartialObject) -> bool:
+    """Whether it is whole; it is then published."""
+    whole = partial.verify()
+    if whole:
+        store.publish([partial])
+    return whole
+
+
 def test_the_empty_object(store):
     assert store.read(store.put(b"").id) == b""
 
@@ -89,11 +98,11 @@ def test_chunks_in_any_order_make_the_object(tmp_path_factory, order):
     assert partial.chunk_count == 11
     for number, index in enumerate(order):
         assert members(partial.missing()) == set(order[number:])
-        assert not partial.complete()
+        assert not completed(store, partial)
         partial.write(index, memoryview(piece(index)))
         partial.write(index, bytes(len(piece(index))))  # a duplicate does not overwrite
-    assert partial.complete()
-    assert partial.complete()
+    assert completed(store, partial)
+    assert completed(store, partial)
     assert store.read(REF.id) == DATA
     assert not any(store.root.joinpath("partial").iterdir())
     assert partial.missing() == bytes(2)
@@ -108,7 +117,7 @@ def test_it_goes_on_from_the_disk(store):
     assert members(again.missing()) == set(range(11)) - {0, 1, 7}
     for index in members(again.missing()):
         again.write(index, piece(index))
-    assert again.complete()
+    assert completed(store, again)
 
 
 CHANGES = ["chunk size", "size", "map cut", "map garbage", "data cut", "data gone", "map gone"]
@@ -142,12 +151,12 @@ def test_a_wrong_hash_starts_anew_and_the_right_bytes_still_make_it(store):
     for order in (range(11), reversed(range(11))):
         for index in order:
             partial.write(index, piece(index) if index != 4 else bytes(CHUNK))
-        assert not partial.complete()
+        assert not completed(store, partial)
         assert not store.has(REF.id)
         assert members(partial.missing()) == set(range(11))
     for index in range(11):
         partial.write(index, piece(index))
-    assert partial.complete()
+    assert completed(store, partial)
 
 
 def test_a_map_that_claims_too_much_is_found_out(store):
@@ -156,7 +165,7 @@ def test_a_map_that_claims_too_much_is_found_out(store):
     (store.root / "partial" / f"{REF.id}.map").write_bytes(b"EFM1" + CHUNK.to_bytes(4, "little") + b"\x01" * 11)
     again = ObjectStore(store.root).partial(REF, CHUNK)
     assert again.missing() == bytes(2)
-    assert not again.complete()
+    assert not completed(store, again)
     assert members(again.missing()) == set(range(11))
     partial.abandon()
 
@@ -172,13 +181,13 @@ def test_an_object_that_is_here_already_lacks_nothing(store):
     store.put(DATA)
     partial = store.partial(REF, CHUNK)
     assert partial.missing() == bytes(2)
-    assert partial.complete()
+    assert completed(store, partial)
 
 
 def test_an_empty_object_is_complete_at_once(store):
     partial = store.partial(ObjectRef(object_id(b""), 0), CHUNK)
     assert partial.missing() == b""
-    assert partial.complete()
+    assert completed(store, partial)
     assert store.read(object_id(b"")) == b""
 
 
@@ -187,8 +196,8 @@ def test_two_holders_of_one_object_share_it_and_can_not_spoil_it(store):
     for index in range(11):
         honest.write(index, piece(index))
         other.write(index, b"?" * len(piece(index)))
-    assert other.complete()
-    assert honest.complete()
+    assert completed(store, other)
+    assert completed(store, honest)
     assert store.read(REF.id) == DATA
 
 
@@ -198,8 +207,8 @@ def test_a_holder_with_another_chunk_size_takes_over(store):
     assert members(second.missing()) == {0, 1}
     write_all(second, DATA)
     first.write(1, b"?" * CHUNK)
-    assert not first.complete()
-    assert second.complete()
+    assert not completed(store, first)
+    assert completed(store, second)
     assert store.read(REF.id) == DATA
 
 
@@ -242,7 +251,7 @@ def test_collect_keeps_what_is_named_and_counts_what_it_gives_back(store):
     assert ObjectStore(store.root).partial(REF, CHUNK).missing() == unfinished.missing()
     assert store.collect({kept.id}) > 0
     unfinished.write(1, piece(1))  # ignored: the store has dropped it
-    assert not unfinished.complete()
+    assert not completed(store, unfinished)
     assert sorted(file.name for file in store.root.rglob("*") if file.is_file()) == [kept.id]
     assert store.collect({kept.id}) == 0
 
@@ -305,13 +314,13 @@ def test_every_refusal_of_the_disk_is_a_store_error(store, monkeypatch):
     for index in range(11):
         partial.write(index, piece(index))
     monkeypatch.setattr(disk.os, "fsync", refuse)
-    for act in (lambda: store.put(b"abc"), partial.complete):
+    for act in (lambda: store.put(b"abc"), lambda: completed(store, partial)):
         with pytest.raises(StoreError, match="Read-only file system"):
             act()
     monkeypatch.undo()
     assert not store.has(object_id(b"abc"))
     assert not list(store.root.glob(".new-*"))
-    assert partial.complete()
+    assert completed(store, partial)
 
 
 def test_a_directory_that_can_not_be_made_is_a_store_error(tmp_path):
@@ -334,7 +343,8 @@ WRITER = """
     print("ready", flush=True)
     for index in indices:
         partial.write(index, data[index * 1000 : (index + 1) * 1000])
-    print(partial.complete(), flush=True)
+    print(partial.verify(), flush=True)
+    store.publish([partial])
 """
 
 

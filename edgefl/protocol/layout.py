@@ -6,7 +6,8 @@ from bisect import bisect_right
 from collections.abc import Iterable, Mapping
 
 from edgefl.errors import ProtocolError
-from edgefl.objects import check_id, chunk_count, chunk_span
+from edgefl.objects import check_id
+from edgefl.partials import chunk_count, chunk_span
 from edgefl.protocol.chunks import MAX_CHUNK_BYTES
 from edgefl.protocol.messages import MAX_MESSAGE_BYTES
 

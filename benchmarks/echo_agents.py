@@ -1,0 +1,126 @@
+"""Agents for the echo benchmark: the real supervisor, whose trainer sends back what it was sent, hardly changed.
+
+    python -m benchmarks.echo_agents OPTIONS.json           the agents of a list of ``device_agent.start.Options``
+    python -m benchmarks.echo_agents --store FOLDER …       the trainer of one of them, started by its supervisor
+
+One agent has its trainer in a process of its own, as in the field; several in one process have theirs in threads.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import resource
+import signal
+import struct
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from device_agent.log import line_writer
+from device_agent.runner import Agent
+from device_agent.start import MakeTrainer, Options, make_agent
+from device_agent.trainer_link import Ended, OnProgress, TrainerProcess, TrainerSettings, TrainRequest
+from device_agent.values import DataFacts, Result, Train
+from edgefl.objects import ObjectStore
+from edgefl.report.console import guarded
+from edgefl.worker import Note, serve
+
+MODALITY, SHAPE, CLASSES = "acc", (16, 3), ("a", "b", "c")
+SAMPLES = 60
+FACTS = DataFacts(
+    modalities={MODALITY: SHAPE},
+    samples={MODALITY: SAMPLES, "": SAMPLES},
+    class_counts=(SAMPLES // 3,) * 3,
+    label_names=CLASSES,
+    base_bytes=1,
+    runtime="echo",
+    torch_device="cpu",
+)
+
+
+def echo(request: TrainRequest, store: ObjectStore) -> Result:
+    """Every trained part with one value moved a little, so that each device's objects are others than it was sent."""
+    manifest = {}
+    for part in request.offer.job.stage.trained:
+        data = bytearray(store.read(request.offer.manifest[part].id))
+        (value,) = struct.unpack_from("<f", data, len(data) - 4)
+        nudge = 1e-3 * (1 + sum(request.device.encode()) % 97)
+        struct.pack_into("<f", data, len(data) - 4, value + nudge)
+        manifest[part] = store.put(data)
+    return Result(manifest=manifest, samples=dict.fromkeys(manifest, SAMPLES), metrics={"loss": 0.0})
+
+
+class InlineEcho:
+    """``device_agent.trainer_link.Trainer`` in a thread."""
+
+    def __init__(self, settings: TrainerSettings, memory_total_bytes: int) -> None:
+        self._settings = settings
+        self._store: ObjectStore | None = None
+
+    async def warm(self) -> DataFacts:
+        """Nothing to load."""
+        return FACTS
+
+    async def train(self, work: Train, on_progress: OnProgress) -> Ended:
+        """See ``echo``."""
+        self._store = self._store or ObjectStore(self._settings.store)
+        request = TrainRequest(work.offer, self._settings.device, work.kept)
+        return Ended(await asyncio.to_thread(echo, request, self._store), alive=True)
+
+    def interrupt(self) -> None:
+        """It is over sooner than anybody could ask."""
+
+    async def stop(self) -> None:
+        """Nothing runs."""
+
+
+def apart(settings: TrainerSettings, memory_total_bytes: int) -> TrainerProcess:
+    """The real link to a child process, which is this module."""
+    return TrainerProcess(settings._replace(module="benchmarks.echo_agents"), memory_total_bytes)
+
+
+def serve_echo(folder: Path) -> None:
+    """The child: answers until its supervisor closes the pipe."""
+    store = ObjectStore(folder)
+
+    def train(body: object, note: Note) -> Result:
+        return echo(msgspec.convert(body, TrainRequest), store)
+
+    serve({"warm": lambda body, note: FACTS, "train": train})
+
+
+async def run_agents(every: Sequence[Options]) -> None:
+    """Until SIGTERM; each agent writes its lines beside its state."""
+    make: MakeTrainer = apart if len(every) == 1 else InlineEcho
+    agents: list[Agent] = []
+    for options in every:
+        log = Path(options.state).with_suffix(".log").open("a", encoding="utf-8")  # noqa: SIM115 - until the end
+        agents.append(make_agent(options, line_writer("json", log), make))
+    for agent in agents:
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, lambda: [one.stop() for one in agents])
+        del agent
+    await asyncio.gather(*(agent.run() for agent in agents))
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("options", type=Path, nargs="?")
+    parser.add_argument("--store", type=Path)
+    chosen, _ = parser.parse_known_args()
+    if chosen.store is not None:
+        serve_echo(chosen.store)
+        return
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    with guarded():
+        broker = os.environ.pop("EDGEFL_BROKER", "")
+        found = msgspec.json.decode(chosen.options.read_bytes(), type=list[Options])
+        asyncio.run(run_agents([msgspec.structs.replace(options, broker=broker) for options in found]))
+
+
+if __name__ == "__main__":
+    main()
