@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from edgefl.aggregation.combine import MisfitError, check, layout_of
+from edgefl.aggregation.combine import MisfitError, check, stored_layout
 from edgefl.aggregation.groups import LIMIT_BYTES
 from edgefl.data.signature import check_signature
 from edgefl.errors import ProtocolError
@@ -73,8 +73,7 @@ def check_update(
             elif part == SIGNATURE:
                 check_signature(tensors, signature)
             else:
-                before = store.read(previous[part].id)
-                check(tensors, layout_of(decode_part(before, copy=False)))
+                check(tensors, stored_layout(store, previous[part]))
         except (ProtocolError, MisfitError) as error:
             reason = error.reason if isinstance(error, MisfitError) else "malformed"
             return Refusal(reason=reason, detail=f"part {part}: {error.message}"[:500])

@@ -13,6 +13,7 @@ import msgspec
 
 from coordinator import instructions as do
 from coordinator.downloads import Downloads
+from coordinator.pace import Pace
 from coordinator.uploads import Uploads
 from coordinator.values import State
 from edgefl.aggregation.audience import SERVER, view
@@ -24,7 +25,6 @@ from edgefl.objects import ObjectStore
 from edgefl.plan.values import Job, Placement, RunPlan, Transfer
 from edgefl.protocol import messages as m
 from edgefl.protocol import topics
-from edgefl.protocol.chunks import fitting_chunk_bytes
 from edgefl.records import Attempt, Figure, Figures, Manifest
 from edgefl.transport.base import Transport
 
@@ -55,14 +55,14 @@ class Outbox:
         self._session = secrets.token_hex(8)  # tells the devices that this coordinator has not met them
         self._posts: set[asyncio.Task[None]] = set()
         self._downloads: Downloads | None = None
+        self._chunks = (0, 0)  # of the downloads: bytes, and how many may be in flight
         self._layers: dict[str, str] = {}  # device -> the one layer it is sent for its personal model
-        self._chunk_bytes = plan.chunk_bytes
+        self._pace = Pace(plan.chunk_bytes, plan.credit)
         self.uploads = self._make_uploads()
 
     def connected(self) -> None:
         """The broker's limits are known."""
-        self._chunk_bytes = fitting_chunk_bytes(self._transport.max_payload, self._plan.chunk_bytes)
-        self.uploads = self._make_uploads()
+        self._pace.connected(self._transport.max_payload)
 
     def send(self, one: do.Send, manifest: Manifest, state: State) -> None:
         """Publish what the machine wants said."""
@@ -123,8 +123,7 @@ class Outbox:
     def _make_uploads(self) -> Uploads:
         return Uploads(
             self._store,
-            self._chunk_bytes,
-            self._plan.credit,
+            self._pace,
             signature=wanted(self._plan.server),
             rules=self._plan.transfer,
             clock=self._clock,
@@ -156,6 +155,7 @@ class Outbox:
                 publish=self._publish,
                 warn=self._warn,
             )
+            self._chunks = self._pace.of(expected)
         seen = _seen(manifest, one.device, state)
         due = {*one.placement.stage.present, PROTOTYPES, POVERTY}
         offered = {part: ref for part, ref in seen.items() if part in due}
@@ -168,8 +168,8 @@ class Outbox:
             job=job(self._plan, one.placement, one.attempt, signed=one.device in signed(manifest)),
             manifest=offered,
             transfer=transfer,
-            chunk_bytes=self._chunk_bytes,
-            credit=self._plan.credit,
+            chunk_bytes=self._chunks[0],
+            credit=self._chunks[1],
             packed=packed_parts(manifest, offered),
         )
         self._post(one.device, offer)

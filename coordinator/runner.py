@@ -1,7 +1,8 @@
 """Runs the machine: messages, transfers, timers and finished work become events; instructions are performed.
 
 The machine steps event by event, the ledger commits what has come meanwhile in one transaction, and only then anything
-is told, sent or begun. Work that takes long (plans, aggregation, evaluation) runs beside the loop and reports back as an event.
+is told, sent or begun. Work that takes long (plans, aggregation, evaluation) runs beside the loop and reports back as
+an event.
 """
 
 from __future__ import annotations

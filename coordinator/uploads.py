@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import cast
 
 from coordinator.checking import LIMITS, check_update
+from coordinator.pace import Pace
 from coordinator.values import Received, Spoiled
 from edgefl.errors import ProtocolError
 from edgefl.objects import ObjectStore
@@ -38,21 +39,22 @@ class _Upload:
     receiver: Receiver | None = None  # None: waits at the gate
     partials: dict[str, PartialObject] = field(default_factory=dict)
     payload_bytes: int = 0
+    began: float = 0.0  # when its first chunk came
     task: asyncio.Task[None] | None = None  # the check of the contents
 
 
 class Uploads:
     """Fetches updates.
 
-    ``signature``: what the run's clusters are made of; ``rules``: how parts may be packed; ``grant`` sends a message to
-    a device; ``down`` tells what it was sent; ``report`` takes Received and Spoiled, and exceptions that end the run.
+    ``pace``: how large chunks are; ``signature``: what the run's clusters are made of; ``rules``: how parts may be
+    packed; ``grant`` sends a message to a device; ``down`` tells what it was sent; ``report`` takes Received and
+    Spoiled, and exceptions that end the run.
     """
 
     def __init__(
         self,
         store: ObjectStore,
-        chunk_bytes: int,
-        credit: int,
+        pace: Pace,
         *,
         signature: str = "",
         rules: Packings | None = None,
@@ -62,8 +64,7 @@ class Uploads:
         report: Callable[[Received | Spoiled | BaseException], None],
     ) -> None:
         self._store = store
-        self._chunk_bytes = chunk_bytes
-        self._credit = credit
+        self._pace = pace
         self._signature = signature
         self._transfer = rules
         self._clock = clock
@@ -130,16 +131,17 @@ class Uploads:
         for device in devices:
             upload = self._uploads[device]
             refs = list({ref.id: ref for ref in upload.update.manifest.values()}.values())
+            chunk_bytes, credit = self._pace.of([device])
             with self._spoiling(device):
                 upload.partials = {
-                    ref.id: self._store.partial(ref, self._chunk_bytes) for ref in refs if not self._store.has(ref.id)
+                    ref.id: self._store.partial(ref, chunk_bytes) for ref in refs if not self._store.has(ref.id)
                 }
                 upload.receiver = Receiver(
                     upload.transfer,
                     device,
                     refs,
-                    self._chunk_bytes,
-                    self._credit,
+                    chunk_bytes,
+                    credit,
                     life=secrets.randbelow(2**31),
                     message=Grant,
                 )
@@ -155,12 +157,14 @@ class Uploads:
                 if isinstance(instruction, StoreChunk) and chunk is not None:
                     upload.partials[instruction.object_id].write(instruction.index, chunk.data)
                     upload.payload_bytes += len(chunk.data)
+                    upload.began = upload.began or self._clock()
                 elif isinstance(instruction, VerifyObject):
                     ok = upload.partials[instruction.object_id].verify()
                     self._perform(device, upload.receiver.on_verified(instruction.object_id, ok, self._clock()))
                 elif isinstance(instruction, SendNeed):
                     self._grant(device, cast("Grant", instruction.need))
                 elif isinstance(instruction, Completed) and upload.task is None:
+                    self._pace.note(device, upload.payload_bytes, self._clock() - upload.began)
                     upload.task = asyncio.ensure_future(self._check(device, upload))
                 elif isinstance(instruction, Failed):
                     self._spoil(device, Refusal(reason="update", detail=instruction.reason))

@@ -14,6 +14,7 @@ from edgefl.aggregation.aggregate import aggregate_round
 from edgefl.aggregation.audience import shared
 from edgefl.aggregation.remember import UpdateInfo
 from edgefl.aggregation.remember import load as load_memory
+from edgefl.errors import StoreError
 from edgefl.objects import ObjectStore
 from edgefl.plan.values import RunPlan
 from edgefl.records import Manifest
@@ -56,6 +57,7 @@ class Work:
         if isinstance(one, Tidy):
             keep = {ref.id for state in (self.manifest, *self._finals.values()) for ref in state.values()}
             self.store.collect(keep)
+            self._keep(asyncio.ensure_future(self._emptied()))
         elif isinstance(one, Plan):
             self._spawn(self._planned(one))
         elif isinstance(one, Aggregate):
@@ -69,8 +71,16 @@ class Work:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
+    async def _emptied(self) -> None:
+        try:
+            await asyncio.to_thread(self.store.empty)
+        except StoreError as error:
+            self._report(error)
+
     def _spawn(self, work: Awaitable[Event]) -> None:
-        task = asyncio.ensure_future(self._reported(work))
+        self._keep(asyncio.ensure_future(self._reported(work)))
+
+    def _keep(self, task: asyncio.Task[None]) -> None:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 

@@ -188,6 +188,7 @@ class Agent:
     def _collect(self, instruction: v.Collect) -> None:
         if freed := self.store.objects.collect(set(instruction.keep)):
             self.emit("collected", bytes=freed)
+            self._spawn(asyncio.to_thread(self.store.objects.empty))
 
     async def _leave(self) -> None:
         if self._listening and self.state.connected:

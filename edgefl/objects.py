@@ -1,8 +1,9 @@
 """Content-addressed objects on disk: files named by the sha256 of their bytes, shared by agent and coordinator.
 
-A store is one directory: finished objects lie in it under their hex id, unfinished ones in ``partial/``, and what is
-being written under a ``.new-`` name that a crash leaves behind and the next start sweeps away. A finished object is
-never changed. Several processes may read and ``put``; only one may hold partial objects.
+A store is one directory: finished objects lie in it under their hex id, unfinished ones in ``partial/``, those that
+nobody needs any more in ``dropped/`` until they are deleted, and what is being written under a ``.new-`` name that a
+crash leaves behind and the next start sweeps away. A finished object is never changed. Several processes may read and
+``put``; only one may hold partial objects.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import secrets
 import threading
 from collections.abc import Iterable
 from pathlib import Path
@@ -44,11 +46,13 @@ class ObjectStore:
         self.root = Path(root)
         self.limit_bytes = limit_bytes
         self._partials = self.root / "partial"
+        self._dropped = self.root / "dropped"
         self._open: dict[str, PartialObject] = {}
         self._publishing = threading.Lock()  # equal objects of two devices are one
         self._proved: set[str] = set()  # whose sha256 this process has seen to be right
         with explained("open", self.root):
             self._partials.mkdir(parents=True, exist_ok=True)
+            self._dropped.mkdir(exist_ok=True)
             self._sweep()
 
     def path(self, name: str) -> Path:
@@ -149,7 +153,10 @@ class ObjectStore:
         return sum(file.stat().st_size for file in self._files())
 
     def collect(self, keep: set[str]) -> int:
-        """Delete every object, finished or not, whose id is not in ``keep``; the number of bytes given back."""
+        """Drop every object, finished or not, whose id is not in ``keep``; the number of bytes ``empty`` gives back.
+
+        Quick: files only leave their places. What drops them for good may take its time, in another thread.
+        """
         freed = 0
         with explained("clean", self.root):
             for file in self._files():
@@ -160,9 +167,15 @@ class ObjectStore:
                 self._proved.discard(name)
                 if (unfinished := self._open.pop(name, None)) is not None:
                     unfinished.abandon()
-                file.unlink(missing_ok=True)
                 file.with_suffix(".map").unlink(missing_ok=True)
+                file.rename(self._dropped / secrets.token_hex(8))
         return freed
+
+    def empty(self) -> None:
+        """Delete what ``collect`` has dropped. Raises StoreError. Callable from any thread."""
+        with explained("clean", self._dropped):
+            for file in self._dropped.iterdir():
+                file.unlink(missing_ok=True)
 
     def _files(self) -> list[Path]:
         finished = [file for file in self.root.iterdir() if _ID.fullmatch(file.name)]
@@ -181,6 +194,7 @@ class ObjectStore:
 
     def _sweep(self) -> None:
         sweep_temporaries(self.root)
+        self.empty()
         for path in self._partials.iterdir():
             alone = path.suffix == ".map" and not path.with_suffix(".data").exists()
             if (self.root / path.stem).exists() or alone:

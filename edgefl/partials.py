@@ -126,22 +126,32 @@ class PartialObject:
     def _resume(self) -> bool:
         """What an earlier process left, as far as it can be told to be right."""
         try:
-            if self.chunk_count <= 1:
+            if self.chunk_count <= 1 and not self._map.exists():
                 self._here[:] = b"\x01" * self.chunk_count
                 return hashlib.sha256(self.path.read_bytes()).hexdigest() == self.ref.id
             known = self._map.read_bytes()
             size = self.path.stat().st_size
         except FileNotFoundError:
             return False
-        head, here = known[: _MAP_HEAD.size], known[_MAP_HEAD.size :]
-        if (
-            head != _MAP_HEAD.pack(_MAP_MAGIC, self.chunk_bytes)
-            or (size, len(here)) != (self.ref.size, self.chunk_count)
-            or here.strip(b"\x00\x01")
-        ):
+        if len(known) < _MAP_HEAD.size or size != self.ref.size:
             return False
-        self._here[:] = here
+        (magic, before), here = _MAP_HEAD.unpack_from(known), known[_MAP_HEAD.size :]
+        if magic != _MAP_MAGIC or before < 1 or len(here) != chunk_count(size, before) or here.strip(b"\x00\x01"):
+            return False
+        if before == self.chunk_bytes:
+            self._here[:] = here
+            return True
+        for index in range(self.chunk_count):
+            offset, length = chunk_span(size, self.chunk_bytes, index)
+            self._here[index] = all(here[offset // before : (offset + length - 1) // before + 1])
+        self._write_map()
         return True
+
+    def _write_map(self) -> None:
+        """In place of another: whole or not at all."""
+        fresh = self._map.with_suffix(".new")
+        fresh.write_bytes(_MAP_HEAD.pack(_MAP_MAGIC, self.chunk_bytes) + self._here)
+        fresh.rename(self._map)
 
     def _create(self) -> None:
         """Begin with nothing: the map goes first, so that no moment has an old map beside new data."""
@@ -151,7 +161,7 @@ class PartialObject:
             file.truncate(self.ref.size)  # sparse: reserves the length, not the blocks
         self._here = bytearray(self.chunk_count)
         if self.chunk_count > 1:
-            self._map.write_bytes(_MAP_HEAD.pack(_MAP_MAGIC, self.chunk_bytes) + self._here)
+            self._write_map()
         self._restart_hash()
 
     def _restart_hash(self) -> None:

@@ -120,7 +120,29 @@ def test_it_goes_on_from_the_disk(store):
     assert completed(store, again)
 
 
-CHANGES = ["chunk size", "size", "map cut", "map garbage", "data cut", "data gone", "map gone"]
+@settings(max_examples=60, deadline=None)
+@given(st.sets(st.integers(0, 10)), st.integers(1, 1200), st.integers(1, 1200))
+def test_it_goes_on_in_chunks_of_another_size(tmp_path_factory, here, middle, last):
+    """Whatever the sizes: nothing is claimed that is not there, and what is missing makes it whole."""
+    root = tmp_path_factory.mktemp("objects")
+    first = ObjectStore(root).partial(REF, CHUNK)
+    for index in here:
+        first.write(index, piece(index))
+    first.abandon()
+    covered = {byte for index in here for byte in range(index * CHUNK, min(len(DATA), (index + 1) * CHUNK))}
+    for size in (middle, last):
+        store = ObjectStore(root)
+        partial = store.partial(REF, size)
+        claimed = set(range(partial.chunk_count)) - members(partial.missing())
+        covered &= {byte for i in claimed for byte in range(i * size, min(len(DATA), (i + 1) * size))}
+        assert covered == {byte for i in claimed for byte in range(i * size, min(len(DATA), (i + 1) * size))}
+    for index in members(partial.missing()):
+        partial.write(index, DATA[index * last : (index + 1) * last])
+    assert completed(store, partial)
+    assert store.read(REF.id) == DATA
+
+
+CHANGES = ["size", "map cut", "map garbage", "data cut", "data gone", "map gone"]
 
 
 @pytest.mark.parametrize("change", CHANGES)
@@ -128,10 +150,8 @@ def test_what_does_not_fit_starts_anew(store, change):
     first = store.partial(REF, CHUNK)
     first.write(0, piece(0))
     data, chunk_map = (store.root / "partial" / f"{REF.id}.{suffix}" for suffix in ("data", "map"))
-    ref, chunk = REF, CHUNK
-    if change == "chunk size":
-        chunk = 100
-    elif change == "size":
+    ref = REF
+    if change == "size":
         ref = ObjectRef(REF.id, 900)
     elif change == "map cut":
         chunk_map.write_bytes(chunk_map.read_bytes()[:-1])
@@ -141,8 +161,8 @@ def test_what_does_not_fit_starts_anew(store, change):
         os.truncate(data, 999)
     else:
         (data if change == "data gone" else chunk_map).unlink()
-    again = ObjectStore(store.root).partial(ref, chunk)
-    assert members(again.missing()) == set(range(chunk_count(ref.size, chunk)))
+    again = ObjectStore(store.root).partial(ref, CHUNK)
+    assert members(again.missing()) == set(range(chunk_count(ref.size, CHUNK)))
     assert data.stat().st_size == ref.size
 
 
@@ -252,6 +272,7 @@ def test_collect_keeps_what_is_named_and_counts_what_it_gives_back(store):
     assert store.collect({kept.id}) > 0
     unfinished.write(1, piece(1))  # ignored: the store has dropped it
     assert not completed(store, unfinished)
+    store.empty()
     assert sorted(file.name for file in store.root.rglob("*") if file.is_file()) == [kept.id]
     assert store.collect({kept.id}) == 0
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from edgefl.aggregation import groups, remember
 from edgefl.aggregation.audience import SERVER, is_shared, shared
-from edgefl.aggregation.combine import Layout, MisfitError, Outcome, Tensors, check, layout_of
+from edgefl.aggregation.combine import Layout, MisfitError, Outcome, Tensors, check, stored_layout
 from edgefl.aggregation.optimise import plain
 from edgefl.aggregation.prototypes import merge_prototypes
 from edgefl.aggregation.publish import LOST, publish, settled, without_packed
@@ -165,7 +165,7 @@ def _outcomes(
     }
     counts = {u.device: u.samples.get(part, 0) for u in work.updates if u.device in objects}
     ignored = tuple(device for device, count in counts.items() if count <= 0)
-    layout = cache(lambda: layout_of(_loader(work.store, work.previous[part], limit)()))
+    layout = cache(lambda: stored_layout(work.store, work.previous[part]))
     shares = shares_of(
         part, counts, work.slots["weight"], work.standing, lambda device: _fitting(loaders[device](), layout())
     )
@@ -178,7 +178,7 @@ def _outcomes(
     for audience, weights in shares.items():
         key = audience + part
         before = work.previous.get(key, work.previous[part])
-        outcome = _mean(work, key, _loader(work.store, before, 2 * before.size), weights, loaders, ignored, results)
+        outcome = _mean(work, key, before, weights, loaders, ignored, results)
         started = work.exchange == "all" and (audience or len(shares) == 1)  # whether devices train from this state
         results += _published(work, key, part, before, outcome, feedback=bool(started))
     return results
@@ -199,14 +199,14 @@ def _published(
 def _mean(
     work: _Work,
     key: str,
-    load_previous: Load,
+    before: ObjectRef,
     weights: Mapping[str, float],
     loaders: Mapping[str, Load],
     ignored: tuple[str, ...],
     results: list[_Result],
 ) -> Outcome:
     """The weighted mean of one part for one audience, and the server's step from the state before."""
-    mean = work.slots["combine"].method(layout_of(load_previous()))
+    mean = work.slots["combine"].method(stored_layout(work.store, before))
     refused: dict[str, tuple[str, str]] = {}
     for device, weight in weights.items():
         try:
@@ -222,7 +222,8 @@ def _mean(
     shares = {device: weight / total for device, weight in taken.items()}
     kept = f"{SERVER}optimise/{key}"
     known = decode_part(work.store.read(work.previous[kept].id)) if kept in work.previous else None
-    tensors, state = work.step(known, dict(load_previous()), mean.result())
+    previous = _loader(work.store, before, 2 * before.size)()
+    tensors, state = work.step(known, dict(previous), mean.result())
     if state is not None:
         results.append((kept, work.store.put(encode_part(state)), None))
     return Outcome(tensors, {"devices": shares}, refused, "", ignored)

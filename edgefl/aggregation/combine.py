@@ -12,10 +12,16 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from edgefl.disk import explained
 from edgefl.errors import ModelError
+from edgefl.objects import ObjectStore
+from edgefl.protocol.parts import read_layout
+from edgefl.records import ObjectRef
 
 Tensor = npt.NDArray[Any]
 Tensors = Mapping[str, Tensor]
+#: Values added at a time: 1 MiB, which stays in the processor's cache.
+BLOCK = 2**18
 #: What the tensors of a part look like: name -> (shape, whether it is floating).
 Layout = dict[str, tuple[tuple[int, ...], bool]]
 
@@ -56,11 +62,10 @@ class WeightedMean:
                 if first:
                     self._sums[name] = np.array(tensors[name])
                 continue
-            scaled = np.multiply(tensors[name], np.float32(weight), dtype=np.float32)
             if first:
-                self._sums[name] = scaled
+                self._sums[name] = np.multiply(tensors[name], np.float32(weight), dtype=np.float32, order="C")
             else:
-                self._sums[name] += scaled
+                _add(self._sums[name], tensors[name], np.float32(weight))
         self._weight += weight
 
     def result(self) -> dict[str, Tensor]:
@@ -74,9 +79,24 @@ class WeightedMean:
         return self._sums
 
 
+def _add(total: Tensor, tensor: Tensor, weight: np.float32) -> None:
+    """total += weight * tensor, block by block: a product as large as the tensor is never there."""
+    flat, more = total.reshape(-1), np.ascontiguousarray(tensor).reshape(-1)
+    for start in range(0, flat.size, BLOCK):
+        span = slice(start, start + BLOCK)
+        flat[span] += np.multiply(more[span], weight, dtype=np.float32)
+
+
 def layout_of(tensors: Tensors) -> Layout:
     """The layout of a part, sorted by name."""
     return {name: (tensor.shape, _floating(tensor)) for name, tensor in sorted(tensors.items())}
+
+
+def stored_layout(store: ObjectStore, ref: ObjectRef) -> Layout:
+    """The same of a part in the store, whose values are not read. Raises StoreError, ProtocolError."""
+    path = store.path(ref.id)
+    with explained("read", path):
+        return read_layout(path)
 
 
 def check(tensors: Tensors, layout: Layout) -> None:

@@ -230,10 +230,12 @@ class RoundConfig(Values):
 class TransferConfig(Values):
     """How tensors cross the broker."""
 
-    chunk_bytes: Annotated[int, pydantic.BeforeValidator(parse_bytes), Field(ge=1024, le=16 * 2**20)] = Field(
-        96 * 1024, description="bytes of a chunk; lowered to what the broker allows"
+    chunk_bytes: Annotated[int, pydantic.BeforeValidator(parse_bytes), Field(ge=1024, le=16 * 2**20)] | None = Field(
+        None,
+        description="bytes of a chunk; default: 96 KiB, up to 384 KiB where a device's link has been seen to be fast; "
+        "lowered to what the broker allows",
     )
-    credit: Annotated[int, Field(ge=1, le=1024)] = Field(16, description="chunks in flight")
+    credit: Annotated[int, Field(ge=1, le=1024)] = Field(16, description="chunks of 96 KiB in flight; fewer of larger")
     up: Packing | dict[str, Packing] = Field(
         "f32", description="how trained parts travel up; or {pattern of part names: how}, the first that fits"
     )

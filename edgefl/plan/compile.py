@@ -61,7 +61,7 @@ def compile_run(
         ),
         evaluate_every=config.evaluate,
         test=test,
-        chunk_bytes=config.transfer.chunk_bytes,
+        chunk_bytes=config.transfer.chunk_bytes or 0,
         credit=config.transfer.credit,
         transfer=Transfer(_rules(config.transfer.up), _rules(config.transfer.down), config.transfer.top),
         config={"run": config.model_dump(mode="json"), "recipe": recipe.model_dump(mode="json")},

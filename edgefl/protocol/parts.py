@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -123,6 +125,24 @@ def decode_part(
     return tensors
 
 
+def read_layout(path: Path) -> dict[str, tuple[tuple[int, ...], bool]]:
+    """Of each tensor of a part on disk, sorted by name: its shape, and whether it is floating. Its values are not read.
+
+    Raises ProtocolError for anything malformed, OSError.
+    """
+    with path.open("rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        data = file.read(8)
+        length = int.from_bytes(data, "little")
+        if len(data) < 8 or length > min(size - 8, MAX_HEADER_BYTES):
+            raise ProtocolError(f"part of {size} bytes with a header of {length}: truncated or not safetensors")
+        header = _header(file.read(length))
+    encoding = _encoding_of(header)
+    entries = {name: _entry(name, raw, encoding) for name, raw in header.items()}
+    _check_layout(entries, size - 8 - length)
+    return {name: (entries[name].shape, entries[name].code not in _WHOLE) for name in sorted(entries)}
+
+
 def encoding_of(data: bytes | bytearray | memoryview) -> str:
     """The name of a part's encoding. Raises ProtocolError for what is no part."""
     view = memoryview(data).cast("B").toreadonly()
@@ -157,13 +177,17 @@ def _split(data: bytes | bytearray | memoryview, limit: int) -> tuple[dict[str, 
     length = int.from_bytes(view[:8], "little")
     if len(view) < 8 or length > min(len(view) - 8, MAX_HEADER_BYTES):
         raise ProtocolError(f"part of {len(view)} bytes with a header of {length}: truncated or not safetensors")
+    return _header(bytes(view[8 : 8 + length])), view[8 + length :]
+
+
+def _header(data: bytes) -> dict[str, Any]:
     try:
-        header = json.loads(bytes(view[8 : 8 + length]), object_pairs_hook=_unique)
+        header = json.loads(data, object_pairs_hook=_unique)
     except (ValueError, RecursionError) as error:
         raise ProtocolError(f"the header of a part is not JSON: {error}") from error
     if not isinstance(header, dict):
         raise ProtocolError("the header of a part is not a JSON object")
-    return header, view[8 + length :]
+    return header
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
