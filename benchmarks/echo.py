@@ -55,7 +55,7 @@ class Case(msgspec.Struct, frozen=True):
 
 
 CASES = (
-    Case("40KB", 16, 2, rounds=100, goal_s=0.1),
+    Case("40KB", 16, 2, rounds=150, goal_s=0.1),
     Case("1MB", 96, 2),
     Case("28MB", 384, 4, rounds=16, goal_s=1.5),
     Case("40KBx200", 16, 2, agents=200, rounds=8),

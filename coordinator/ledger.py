@@ -8,19 +8,17 @@ from types import TracebackType
 from typing import Any, NamedTuple
 
 import msgspec
-from sqlalchemy import Connection, Table, delete, insert, select, update
+from sqlalchemy import insert, select, update
 
 from coordinator import tables
 from coordinator.database import named_errors, open_engine, sqlite_url, writing
-from coordinator.instructions import Save, SaveAssignment, SaveDevice, SaveEnd, SaveEvaluation, SaveRound
+from coordinator.instructions import Save
 from coordinator.reading import read_report, read_runs
+from coordinator.saving import Saving
 from edgefl.errors import StoreError
 from edgefl.plan.values import RunPlan
-from edgefl.records import Attempt, Figures, Manifest
+from edgefl.records import Attempt, Manifest
 from edgefl.report.rows import BundleRow, EventRow, RunReport
-
-#: Figures of one device in one round, some times as many as FIGURES names. More is not a device of ours.
-MAX_FIGURES = 64
 
 
 class Position(NamedTuple):
@@ -48,6 +46,7 @@ class Ledger:
         self._url = text if "://" in text else sqlite_url(Path(text))
         self._engine = open_engine(self._url, create=create)
         self._name = self._engine.url.render_as_string(hide_password=True)
+        self._saving = Saving(self._engine.dialect.name)
 
     def close(self) -> None:
         """Close every connection."""
@@ -127,17 +126,14 @@ class Ledger:
     def commit(self, run: str, saves: Iterable[Save], events: Iterable[EventRow], at: float) -> None:
         """Write what changed and what will be told, in one transaction. ``at``: seconds since the epoch."""
         with named_errors(self._name), writing(self._engine) as connection, connection.begin():
-            for save in saves:
-                _save(connection, run, save, at)
-            rows = [{"run": run, **msgspec.structs.asdict(event)} for event in events]
-            if rows:
-                connection.execute(insert(tables.events), rows)
+            self._saving.save(connection, run, saves, at)
+            self._saving.tell(connection, run, events)
 
     def add_bundle(self, run: str, bundle: BundleRow) -> None:
         """Note an exported file; one of the same name is replaced."""
         values = msgspec.to_builtins(bundle)
         with named_errors(self._name), writing(self._engine) as connection, connection.begin():
-            _put(connection, tables.bundles, {"run": run, "name": values.pop("name")}, values)
+            self._saving.put(connection, tables.bundles, [{"run": run, **values}])
 
     def report(self, run: str = "") -> RunReport:
         """Everything about a run; "": the newest. Raises StoreError naming the runs there are."""
@@ -167,92 +163,3 @@ class Ledger:
 
 def _manifest(value: Any) -> Manifest:
     return msgspec.convert(value, Manifest)
-
-
-def _save(connection: Connection, run: str, save: Save, at: float) -> None:
-    if isinstance(save, SaveAssignment):
-        _save_assignment(connection, run, save)
-    elif isinstance(save, SaveRound):
-        _save_round(connection, run, save, at)
-    elif isinstance(save, SaveDevice):
-        hello = msgspec.to_builtins(save.hello)
-        values = {name: hello[name] for name in ("capabilities", "budget", "samples", "class_counts")}
-        values["profile"] = save.hello.profile[:128]
-        _put(connection, tables.devices, {"run": run, "device": save.hello.device}, values)
-    elif isinstance(save, SaveEvaluation):
-        rows = [{"run": run, **msgspec.structs.asdict(row), "available": list(row.available)} for row in save.rows]
-        if rows:
-            connection.execute(insert(tables.evaluations), rows)
-    elif isinstance(save, SaveEnd):
-        values = {"status": save.status, "finished_at": at}
-        connection.execute(update(tables.runs).where(tables.runs.c.run == run).values(values))
-
-
-def _save_round(connection: Connection, run: str, save: SaveRound, at: float) -> None:
-    values: dict[str, Any] = {
-        "status": save.status,
-        "participants": list(save.participants),
-        "metrics": save.metrics,
-        "record": save.record,
-        "manifest": msgspec.to_builtins(save.manifest),
-    }
-    if save.status != "running":
-        values["ended_at"] = at
-    _put(connection, tables.rounds, _key(run, save.attempt), values, {"started_at": at})
-
-
-def _save_assignment(connection: Connection, run: str, save: SaveAssignment) -> None:
-    key = {**_key(run, save.attempt), "device": save.device}
-    values: dict[str, Any] = {
-        "status": save.status,
-        "refusal": msgspec.to_builtins(save.refusal),
-        "batch_size": save.batch_size,
-        "micro_batch": save.placement.hyper.micro_batch,
-        "trained": list(save.placement.stage.trained),
-        "samples": dict(save.update.samples) if save.update is not None else {},
-        "metrics": dict(save.update.metrics) if save.update is not None else {},
-    }
-    _put(connection, tables.assignments, key, values)
-    if save.status in {"offered", "refused"}:
-        _save_figures(connection, key, save.placement.predicted, predicted=True)
-    if save.measured:
-        _save_figures(connection, key, save.measured, predicted=False)
-
-
-def _save_figures(connection: Connection, key: dict[str, Any], figures: Figures, *, predicted: bool) -> None:
-    key = {**key, "predicted": predicted}
-    connection.execute(delete(tables.figures).where(*_where(tables.figures, key)))
-    rows = [
-        {
-            **key,
-            "name": name[:64],
-            "value": figure.value,
-            "kind": figure.kind,
-            "source": figure.source[:256],
-            "reason": figure.reason[:1024],
-        }
-        for name, figure in list(figures.items())[:MAX_FIGURES]
-    ]
-    if rows:
-        connection.execute(insert(tables.figures), rows)
-
-
-def _key(run: str, attempt: Attempt) -> dict[str, Any]:
-    return {"run": run, "stage": attempt.stage, "round": attempt.round, "attempt": attempt.attempt}
-
-
-def _where(table: Table, key: dict[str, Any]) -> list[Any]:
-    return [table.c[name] == value for name, value in key.items()]
-
-
-def _put(
-    connection: Connection,
-    table: Table,
-    key: dict[str, Any],
-    values: dict[str, Any],
-    first: dict[str, Any] | None = None,
-) -> None:
-    """Update the row, or insert it (with ``first``) when there is none: the same words on every database."""
-    changed = connection.execute(update(table).where(*_where(table, key)).values(values))
-    if changed.rowcount == 0:
-        connection.execute(insert(table).values({**key, **(first or {}), **values}))
