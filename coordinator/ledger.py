@@ -8,13 +8,14 @@ from types import TracebackType
 from typing import Any, NamedTuple
 
 import msgspec
-from sqlalchemy import insert, select, update
+from sqlalchemy import and_, insert, select, update
 
 from coordinator import tables
 from coordinator.database import named_errors, open_engine, sqlite_url, writing
 from coordinator.instructions import Save
 from coordinator.reading import read_report, read_runs
 from coordinator.saving import Saving
+from coordinator.snapshot import NOTHING, Changes, Kept, kept
 from edgefl.errors import StoreError
 from edgefl.plan.values import RunPlan
 from edgefl.records import Attempt, Manifest
@@ -115,18 +116,36 @@ class Ledger:
                 states[row["stage"], row["round"]] = _manifest(row["manifest"])
         return states
 
-    def reopen(self, run: str, at: float) -> None:
-        """A run goes on: what was open when it stopped has failed."""
+    def reopen(self, run: str, at: float, going_on: Attempt | None = None) -> None:
+        """A run goes on: what was open when it stopped has failed, but for the attempt that is ``going_on``."""
         with named_errors(self._name), writing(self._engine) as connection, connection.begin():
             values = {"status": "running", "finished_at": None}
             connection.execute(update(tables.runs).where(tables.runs.c.run == run).values(values))
             broken = (tables.rounds.c.run == run) & (tables.rounds.c.status == "running")
+            if going_on is not None:
+                names = ("stage", "round", "attempt")
+                broken &= ~and_(*(tables.rounds.c[name] == getattr(going_on, name) for name in names))
             connection.execute(update(tables.rounds).where(broken).values(status="failed", ended_at=at))
 
-    def commit(self, run: str, saves: Iterable[Save], events: Iterable[EventRow], at: float) -> None:
+    def snapshot(self, run: str) -> Kept | None:
+        """The coordinator's state as the last process that committed left it; None: it kept none."""
+        columns = (tables.snapshots.c.kind, tables.snapshots.c.name, tables.snapshots.c.value)
+        with named_errors(self._name), self._engine.connect() as connection:
+            rows = connection.execute(select(*columns).where(tables.snapshots.c.run == run)).all()
+        return kept((kind, name, value) for kind, name, value in rows)
+
+    def commit(
+        self,
+        run: str,
+        saves: Iterable[Save],
+        events: Iterable[EventRow],
+        at: float,
+        changed: Changes = NOTHING,
+    ) -> None:
         """Write what changed and what will be told, in one transaction. ``at``: seconds since the epoch."""
         with named_errors(self._name), writing(self._engine) as connection, connection.begin():
             self._saving.save(connection, run, saves, at)
+            self._saving.keep(connection, run, changed)
             self._saving.tell(connection, run, events)
 
     def add_bundle(self, run: str, bundle: BundleRow) -> None:

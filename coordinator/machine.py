@@ -111,6 +111,8 @@ def _begin(state: State, event: Begin) -> Step:
     if state.phase != "starting":
         raise IllegalMoveError(event, state, "the run has begun already")
     following = _following(state, event.stage, event.round)
+    if event.resumed is not None and (event.resumed.stage, event.resumed.number) == following:
+        state = event.resumed
     until = event.at + state.policy.join_s
     state = replace(state, made_ms=event.made_ms, memory=event.memory, began_at=event.at, until=until)
     if following is not None:
@@ -120,6 +122,8 @@ def _begin(state: State, event: Begin) -> Step:
     last = event.unevaluated
     if last is not None and _due(state, last.stage, last.round):
         return replace(state, phase="evaluating", evaluating=last), [Evaluate(last)]
+    if state.open is not None:
+        return check_close(replace(state, phase="round"), event.at)
     return _finish(state, event.at) if following is None else (replace(state, phase="joining"), [])
 
 
@@ -213,8 +217,10 @@ def _enter(state: State, at: float) -> Step:
         state = replace(state, devices=devices, planned_stage=state.stage, phase="planning")
         state, out = ask(state, [name for name, device in devices.items() if device.online])
         return (state, out) if out else open_round(state, at)
+    new = [n for n, device in state.devices.items() if device.online and device.placement is None and not device.ticket]
+    state, out = ask(state, new)
     if any(device.online and device.ticket for device in state.devices.values()):
-        return replace(state, phase="planning"), []
+        return replace(state, phase="planning"), out
     return open_round(state, at)
 
 
@@ -293,11 +299,8 @@ def _evaluated(state: State, event: Evaluated) -> Step:
         Tell("evaluated", attempt.stage, attempt.round, data={"values": values}),
     ]
     state = replace(state, evaluating=None)
-    if state.planned_stage == 0:  # it was left over from before a restart: nobody has been planned yet
-        if _following(state, attempt.stage, attempt.round) is None:
-            state, more = _finish(state, event.at)
-        else:
-            state, more = _enough(replace(state, phase="joining", until=event.at + state.policy.join_s), event.at)
+    if (attempt.stage, attempt.round) != (state.stage, state.number):  # an earlier process had left it over
+        state, more = _enough(replace(state, phase="joining", until=event.at + state.policy.join_s), event.at)
         return state, out + more
     state, more = _advance(state, event.at)
     return state, out + more

@@ -87,8 +87,13 @@ class Outbox:
         seen = manifest | _seen(manifest, update.device, state)
         self.uploads.fetch(update, seen, transfer_name("u", update.attempt, update.device))
 
-    def on_need(self, device: str, need: m.Need) -> None:
-        """A device asks for objects; without an open round nothing is served."""
+    def on_need(self, device: str, need: m.Need, manifest: Manifest, state: State) -> None:
+        """A device asks for objects of the state ``manifest``; without an open round nothing is served.
+
+        It may have been offered them by an earlier process.
+        """
+        if self._downloads is None and state.open is not None and state.phase == "round":
+            self._serve(state.open.attempt, list(state.open.assignments), manifest)
         if self._downloads is not None:
             self._downloads.on_need(device, need, self._clock())
 
@@ -146,16 +151,7 @@ class Outbox:
         transfer = transfer_name("d", one.attempt)
         if self._downloads is None or self._downloads.transfer != transfer:
             expected = list(state.open.assignments) if state.open is not None else [one.device]
-            self._downloads = Downloads(
-                transfer,
-                {key: ref for key, ref in manifest.items() if not key.startswith(SERVER) or key.startswith(PACKED)},
-                expected,
-                store=self._store,
-                fleet=self._fleet,
-                publish=self._publish,
-                warn=self._warn,
-            )
-            self._chunks = self._pace.of(expected)
+            self._serve(one.attempt, expected, manifest)
         seen = _seen(manifest, one.device, state)
         due = {*one.placement.stage.present, PROTOTYPES, POVERTY}
         offered = {part: ref for part, ref in seen.items() if part in due}
@@ -173,6 +169,19 @@ class Outbox:
             packed=packed_parts(manifest, offered),
         )
         self._post(one.device, offer)
+
+    def _serve(self, attempt: Attempt, expected: list[str], manifest: Manifest) -> None:
+        """Let devices fetch what an attempt is about."""
+        self._downloads = Downloads(
+            transfer_name("d", attempt),
+            {key: ref for key, ref in manifest.items() if not key.startswith(SERVER) or key.startswith(PACKED)},
+            expected,
+            store=self._store,
+            fleet=self._fleet,
+            publish=self._publish,
+            warn=self._warn,
+        )
+        self._chunks = self._pace.of(expected)
 
     def _warn(self, device: str, text: str) -> None:
         _LOG.warning("%s %s", device, text)

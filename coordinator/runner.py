@@ -24,6 +24,7 @@ from coordinator.ledger import Ledger
 from coordinator.machine import initial, step
 from coordinator.outbox import Outbox
 from coordinator.place import LEDGER, hold_place
+from coordinator.snapshot import NOTHING, changes, resumed
 from coordinator.timeouts import Timeouts
 from coordinator.values import Begin, Declined, Event, Left, State, Tick
 from coordinator.work import Work, payload_sizes
@@ -61,9 +62,10 @@ async def run(
 ) -> RunReport:
     """Execute ``plan`` in ``directory`` (of this run alone) and return its report.
 
-    ``transport`` is connected and closed here. ``resume``: go on after the last finished round, if the ledger knows
-    the run. ``ledger_url``: a database, default ``ledger.sqlite`` in the directory. ``broker``: its address, to tell.
-    Raises an EdgeFLError that is also on record (status "failed"); cancelled, the run can be resumed.
+    ``transport`` is connected and closed here. ``resume``: go on where the run stands, if the ledger knows it: in the
+    same attempt of the same round. ``ledger_url``: a database, default ``ledger.sqlite`` in the directory. ``broker``:
+    its address, to tell. Raises an EdgeFLError that is also on record (status "failed"); cancelled, the run can be
+    resumed.
     """
     topics.check_name("fleet", fleet)
     worker = worker or WorkerProcess("coordinator.evaluator", [], directory / "logs" / "evaluator.log")
@@ -155,8 +157,10 @@ class Runner:
     async def _begin(self, resume: bool, broker: str) -> Begin:
         run = self.plan.run
         known = resume and any(report.run == run for report in self._ledger.runs())
+        was = self._ledger.snapshot(run) if known else None
+        state = resumed(self.state, was, self.clock()) if was is not None else None
         if known:
-            self._ledger.reopen(run, time.time())
+            self._ledger.reopen(run, time.time(), state.open.attempt if state and state.open else None)
         else:
             manifest = await self._work.initial_parts()
             self._ledger.create(self.plan, manifest, payload_sizes(self._work.store, manifest), time.time())
@@ -171,6 +175,7 @@ class Runner:
             unevaluated=position.unevaluated,
             made_ms=position.made_ms,
             memory=load_memory(self._work.store, position.manifest),
+            resumed=state,
         )
 
     def _started(self, manifest: Manifest, broker: str) -> do.Tell:
@@ -234,8 +239,9 @@ class Runner:
     def _carry_out(self, moves: Sequence[_Move]) -> None:
         saves = [one for move in moves for one in move.out if isinstance(one, do.Save)]
         kept = [row for move in moves for row in move.rows if row.kind not in FLEETING]
-        if saves or kept:
-            self._ledger.commit(self.plan.run, saves, kept, time.time())
+        changed = changes(self.state, moves[-1].state) if moves else NOTHING
+        if saves or kept or changed.rows or changed.anew:
+            self._ledger.commit(self.plan.run, saves, kept, time.time(), changed)
         for move in moves:
             self.state = move.state
             if isinstance(move.event, Left | Declined):
@@ -302,7 +308,7 @@ class Runner:
                 return
             event = self._inbox.read(topic, payload, now)
             if isinstance(event, Need):
-                self._outbox.on_need(topic.device, event)
+                self._outbox.on_need(topic.device, event, self._work.manifest, self.state)
             elif event is not None:
                 self._events.put_nowait(event)
         except Exception as error:  # the store may be full: the loop must hear of it, the network thread must not

@@ -14,6 +14,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 
 from coordinator import tables
 from coordinator.instructions import Save, SaveAssignment, SaveDevice, SaveEnd, SaveEvaluation, SaveRound
+from coordinator.snapshot import Changes
 from edgefl.errors import StoreError
 from edgefl.records import Attempt, Figures
 from edgefl.report.rows import EventRow
@@ -21,6 +22,8 @@ from edgefl.report.rows import EventRow
 #: Figures of one device in one round, some times as many as FIGURES names. More is not a device of ours.
 MAX_FIGURES = 64
 _INSERT: dict[str, Callable[[Table], Any]] = {"sqlite": sqlite.insert, "postgresql": postgresql.insert}
+
+_PLAIN = (tables.devices, tables.assignments, tables.bundles, tables.snapshots)
 
 Row = dict[str, Any]
 
@@ -32,7 +35,7 @@ class Saving:
         if dialect not in _INSERT:
             raise StoreError(f"a ledger can not be kept in {dialect}", remedy="Use sqlite:///PATH or postgresql://…")
         self._dialect = dialect
-        self._puts = {table: self._put(table) for table in (tables.devices, tables.assignments, tables.bundles)}
+        self._puts = {table: self._put(table) for table in _PLAIN}
         self._puts[tables.rounds] = self._put(tables.rounds, kept=("started_at",))
         self._no_figures = delete(tables.figures).where(
             *(tables.figures.c[name] == bindparam(f"of_{name}") for name in _FIGURES_OF)
@@ -61,6 +64,16 @@ class Saving:
         self._add(connection, tables.evaluations, batch.evaluations)
         if batch.end is not None:
             connection.execute(update(tables.runs).where(tables.runs.c.run == run).values(batch.end))
+
+    def keep(self, connection: Connection, run: str, changed: Changes) -> None:
+        """Write what of the machine's state has changed."""
+        if changed.anew:
+            of_run = (tables.snapshots.c.run == run) & (tables.snapshots.c.kind == "assignment")
+            connection.execute(delete(tables.snapshots).where(of_run))
+        rows = [
+            {"run": run, "kind": kind, "name": name, "value": value} for (kind, name), value in changed.rows.items()
+        ]
+        self.put(connection, tables.snapshots, rows)
 
     def tell(self, connection: Connection, run: str, events: Iterable[EventRow]) -> None:
         """Write what will be told."""

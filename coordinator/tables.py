@@ -5,7 +5,7 @@ from __future__ import annotations
 from sqlalchemy import JSON, BigInteger, Boolean, Column, Float, Integer, MetaData, String, Table
 
 #: The newest migration; a ledger of this revision is opened without loading Alembic.
-HEAD = "0002"
+HEAD = "0003"
 
 metadata = MetaData()
 
@@ -111,6 +111,17 @@ events = Table(
     Column("round", Integer, nullable=False),
     Column("device", String(64), nullable=False),
     Column("data", JSON, nullable=False),
+)
+
+#: What the coordinator's process has to know again (``coordinator.snapshot``): its outline, each device, each part in
+#: the open attempt.
+snapshots = Table(
+    "snapshots",
+    metadata,
+    Column("run", String(64), primary_key=True),
+    Column("kind", String(16), primary_key=True),
+    Column("name", String(64), primary_key=True),
+    Column("value", JSON, nullable=False),
 )
 
 bundles = Table(

@@ -102,7 +102,8 @@ class Begin(msgspec.Struct, frozen=True):
 
     ``stage`` and ``round`` are those of the last finished round, 0 and 0 when there is none; ``attempt`` is the last
     one begun for the round that comes next; ``unevaluated`` is the last finished round if it was not evaluated;
-    ``made_ms`` is when the run was made; ``memory`` is what the slots remember.
+    ``made_ms`` is when the run was made; ``memory`` is what the slots remember; ``resumed`` is the state as an earlier
+    process left it.
     """
 
     at: float
@@ -112,6 +113,7 @@ class Begin(msgspec.Struct, frozen=True):
     unevaluated: Attempt | None = None
     made_ms: int = 0
     memory: Memory = Memory()
+    resumed: State | None = None
 
 
 class Joined(msgspec.Struct, frozen=True):

@@ -60,6 +60,7 @@ def test_a_ledger_from_before_the_matcher_was_noted_keeps_its_rows(path: Path) -
         ledger.commit("r1", [do.SaveEvaluation((EvaluationRow(1, 1, ("acc",), "prototype"),))], [], 1.0)
     older = sqlite3.connect(path)
     older.execute("ALTER TABLE evaluations DROP COLUMN matcher")
+    older.execute("DROP TABLE snapshots")
     older.execute("UPDATE alembic_version SET version_num = '0001'")
     older.commit()
     older.close()

@@ -1,0 +1,134 @@
+"""What of the machine's state outlives the process: kept in the ledger, in the transaction of what changed it.
+
+The state is made of frozen values, so that what changed is what is another object: a device, its part in the open
+attempt, or the outline, which is the rest. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal, NamedTuple
+
+import msgspec
+
+from coordinator.values import Assignment, Device, Phase, Round, State
+from edgefl.records import Attempt
+
+Kind = Literal["outline", "device", "assignment"]
+
+
+class Outline(msgspec.Struct, frozen=True):
+    """Where the run stands. ``open``: the open attempt. Times are not kept: they are of one process' clock."""
+
+    phase: Phase = "starting"
+    stage: int = 0
+    number: int = 0
+    attempt: int = 0
+    tries: int = 0
+    planned_stage: int = 0
+    open: Attempt | None = None
+    evaluating: Attempt | None = None
+    closed: Attempt | None = None
+    counted: tuple[str, ...] = ()
+
+
+class Kept(msgspec.Struct, frozen=True):
+    """A state as it was when the process ended."""
+
+    outline: Outline = Outline()
+    devices: dict[str, Device] = {}
+    assignments: dict[str, Assignment] = {}
+
+
+class Changes(NamedTuple):
+    """Rows to put, by (kind, name), and whether the assignments of an attempt that is over go first."""
+
+    rows: dict[tuple[Kind, str], Any]
+    anew: bool = False
+
+
+#: Nothing has changed.
+NOTHING = Changes({})
+
+
+def changes(before: State, after: State) -> Changes:
+    """What has to be kept so that ``kept`` gives ``after``, where it gave ``before``."""
+    rows: dict[tuple[Kind, str], Any] = {}
+    if (outline := outline_of(after)) != outline_of(before):
+        rows["outline", ""] = msgspec.to_builtins(outline)
+    for name, device in after.devices.items():
+        if before.devices.get(name) is not device:
+            rows["device", name] = msgspec.to_builtins(device)
+    was = before.open.assignments if before.open is not None else {}
+    now = after.open.assignments if after.open is not None else {}
+    anew = _attempt(before) != _attempt(after)
+    for name, assignment in now.items():
+        if anew or was.get(name) is not assignment:
+            rows["assignment", name] = msgspec.to_builtins(assignment)
+    return Changes(rows, anew and bool(was))
+
+
+def kept(rows: Iterable[tuple[str, str, Any]]) -> Kept | None:
+    """The state in rows of (kind, name, value); None when there are none."""
+    found: dict[str, dict[str, Any]] = {"outline": {}, "device": {}, "assignment": {}}
+    for kind, name, value in rows:
+        found[kind][name] = value
+    if not found["outline"]:
+        return None
+    outline = msgspec.convert(found["outline"][""], Outline)
+    return Kept(
+        outline,
+        {name: msgspec.convert(value, Device) for name, value in sorted(found["device"].items())},
+        {name: msgspec.convert(value, Assignment) for name, value in sorted(found["assignment"].items())},
+    )
+
+
+def outline_of(state: State) -> Outline:
+    """The state without its devices and what they do."""
+    return Outline(
+        phase=state.phase,
+        stage=state.stage,
+        number=state.number,
+        attempt=state.attempt,
+        tries=state.tries,
+        planned_stage=state.planned_stage,
+        open=_attempt(state),
+        evaluating=state.evaluating,
+        closed=state.closed,
+        counted=tuple(sorted(state.counted)),
+    )
+
+
+def _attempt(state: State) -> Attempt | None:
+    return state.open.attempt if state.open is not None else None
+
+
+def resumed(state: State, was: Kept, at: float) -> State:
+    """``state``, which has not begun, as ``was``: nobody is there yet, and nothing is being worked on.
+
+    An open attempt goes on with its whole deadline: time without a coordinator is nobody's delay. Whoever was being
+    planned is planned again when it returns.
+    """
+    outline, replace = was.outline, msgspec.structs.replace
+    planning = {name for name, one in was.assignments.items() if one.status == "replanning"}
+    devices: Mapping[str, Device] = {
+        name: replace(device, online=False, ticket=0, placement=None if name in planning else device.placement)
+        for name, device in was.devices.items()
+    }
+    opened = None
+    if outline.open is not None and outline.phase != "failed":
+        deadline_s = state.policy.deadline_s if state.policy.deadline_s > 0 else float("inf")
+        opened = Round(outline.open, outline.tries, at, at + deadline_s, dict(was.assignments))
+    return replace(
+        state,
+        phase="round" if opened is not None else "joining",
+        stage=outline.stage,
+        number=outline.number,
+        attempt=outline.attempt,
+        tries=0 if outline.phase == "failed" else outline.tries,
+        planned_stage=outline.planned_stage,
+        devices=dict(devices),
+        open=opened,
+        closed=outline.closed,
+        counted=frozenset(outline.counted),
+    )
