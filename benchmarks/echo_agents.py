@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import os
 import resource
 import signal
@@ -30,6 +31,8 @@ from edgefl.worker import Note, serve
 
 MODALITY, SHAPE, CLASSES = "acc", (16, 3), ("a", "b", "c")
 SAMPLES = 60
+#: Names the module that trainers run.
+TRAINER = "EDGEFL_ECHO_TRAINER"
 FACTS = DataFacts(
     modalities={MODALITY: SHAPE},
     samples={MODALITY: SAMPLES, "": SAMPLES},
@@ -78,8 +81,9 @@ class InlineEcho:
 
 
 def apart(settings: TrainerSettings, memory_total_bytes: int) -> TrainerProcess:
-    """The real link to a child process, which is this module."""
-    return TrainerProcess(settings._replace(module="benchmarks.echo_agents"), memory_total_bytes)
+    """The real link to a child process, which is this module unless the environment names another."""
+    module = os.environ.get(TRAINER, "benchmarks.echo_agents")
+    return TrainerProcess(settings._replace(module=module), memory_total_bytes)
 
 
 def serve_echo(folder: Path) -> None:
@@ -95,14 +99,18 @@ def serve_echo(folder: Path) -> None:
 async def run_agents(every: Sequence[Options]) -> None:
     """Until SIGTERM; each agent writes its lines beside its state."""
     make: MakeTrainer = apart if len(every) == 1 else InlineEcho
-    agents: list[Agent] = []
-    for options in every:
-        log = Path(options.state).with_suffix(".log").open("a", encoding="utf-8")  # noqa: SIM115 - until the end
-        agents.append(make_agent(options, line_writer("json", log), make))
-    for agent in agents:
-        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, lambda: [one.stop() for one in agents])
-        del agent
-    await asyncio.gather(*(agent.run() for agent in agents))
+    with contextlib.ExitStack() as stack:
+        agents: list[Agent] = []
+        for options in every:
+            log = stack.enter_context(Path(options.state).with_suffix(".log").open("a", encoding="utf-8"))
+            agents.append(make_agent(options, line_writer("json", log), make))
+
+        def stop() -> None:
+            for agent in agents:
+                agent.stop()
+
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop)
+        await asyncio.gather(*(agent.run() for agent in agents))
 
 
 def main() -> None:

@@ -111,8 +111,9 @@ def _begin(state: State, event: Begin) -> Step:
     if state.phase != "starting":
         raise IllegalMoveError(event, state, "the run has begun already")
     following = _following(state, event.stage, event.round)
-    if event.resumed is not None and (event.resumed.stage, event.resumed.number) == following:
-        state = event.resumed
+    was = event.resumed
+    if was is not None and (was.stage, was.number) in {following, (event.stage, event.round)}:
+        state = was if (was.stage, was.number) == following else replace(was, open=None)
     until = event.at + state.policy.join_s
     state = replace(state, made_ms=event.made_ms, memory=event.memory, began_at=event.at, until=until)
     if following is not None:
