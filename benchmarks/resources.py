@@ -60,14 +60,14 @@ SETTINGS = (
     Setting("layer-wise", savings=False),
     Setting("+ pooled tokens alone, early updates"),
     Setting("+ stored prefix, packed exchange = fast", cache="f16", transfer=PACKED),
-    Setting("+ micro-batches of 32", cache="f16", micro_batch=32, transfer=PACKED),
-    Setting("+ Adafactor = small", cache="f16", micro_batch=32, optimizer="adafactor", transfer=PACKED),
-    Setting("micro-batches of 8 = smallest", cache="f16", micro_batch=8, optimizer="adafactor", transfer=PACKED),
+    Setting("+ micro-batches of 32 = small", cache="f16", micro_batch=32, transfer=PACKED),
+    Setting("+ Adafactor = smallest", cache="f16", micro_batch=32, optimizer="adafactor", transfer=PACKED),
+    Setting("the same in micro-batches of 8", cache="f16", micro_batch=8, optimizer="adafactor", transfer=PACKED),
 )
 #: Beside them where there is a GPU.
 ON_GPU = (
     Setting("fast in bf16", cache="f16", transfer=PACKED, precision="bf16"),
-    Setting("small in bf16", cache="f16", micro_batch=32, optimizer="adafactor", transfer=PACKED, precision="bf16"),
+    Setting("small in bf16", cache="f16", micro_batch=32, transfer=PACKED, precision="bf16"),
 )
 
 

@@ -35,7 +35,7 @@ def test_rows_of_the_table_and_their_ratios(tmp_path: Path) -> None:
         in text
     )
     assert (
-        "| + Adafactor = small | 100 | +10% | 400 | 4.00 | +0.0% | 360 | 20 | 2.00 | 10.0 | 4.0 | 4.0 | 20.0 | 4.0 |"
+        "| + Adafactor = smallest | 100 | +10% | 400 | 4.00 | +0.0% | 360 | 20 | 2.00 | 10.0 | 4.0 | 4.0 | 20.0 | 4.0 |"
         in text
     )
     assert "Untested on a GPU" in text
@@ -136,10 +136,10 @@ def test_mixed_depth_limits_who_is_not_eligible_and_tells_the_gain() -> None:
 def test_runs_of_savings_are_chosen_by_task_and_by_how_their_names_begin(tmp_path: Path) -> None:
     runs = savings.plan(Grid(), Results(tmp_path / "tuning.jsonl"), [1])
     assert savings.chosen(runs, [], []) == runs
-    some = savings.chosen(runs, ["har"], ["none", "small"])
+    some = savings.chosen(runs, ["har"], ["none", "smallest"])
     assert [(cell.task, cell.method) for cell, _, _ in some] == [
         ("har", "none"),
-        ("har", "small: the same with Adafactor"),
+        ("har", "smallest: the same with Adafactor"),
     ]
 
 

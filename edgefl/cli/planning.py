@@ -17,7 +17,7 @@ from edgefl.config.values import DeviceProfile, RunConfig
 from edgefl.data.split import Prepared, Share, prepare_shares
 from edgefl.errors import ConfigError, ModelError, Problem
 from edgefl.models.spec import ModelSpec
-from edgefl.plan.compile import compile_run
+from edgefl.plan.compile import compile_run, schedule_of
 from edgefl.plan.eligibility import has_card
 from edgefl.plan.exchange import packed_bytes, packing_of, sent
 from edgefl.plan.fit import place
@@ -63,14 +63,9 @@ def price_run(
     part_bytes = _part_bytes(plan)
     base = _base(trainer_base)
     pricer = Pricer()
-    largest = max(share.samples[""] for share in shares.values())
-    for size in batch_sizes:
-        if size > largest:
-            text = f"{size} rows are more than any device's share ({largest}); give --samples, or a smaller batch"
-            raise ConfigError("--batch-size", [Problem("value", text)])
+    _check_batches(batch_sizes, shares)
     batch_sizes = list(dict.fromkeys(batch_sizes)) or [config.training.batch_size]
-    schedule_name, options = next(iter(recipe.schedule.items()))
-    embed: Any = options.get("embed", "auto")
+    own_schedule, embed = schedule_of(recipe)
     on_cuda = any(profile.torch_device.startswith("cuda") for _, profile in devices)
     common = msgspec.structs.replace(plan.hypers[0], precision=plan.hypers[0].precision if on_cuda else "f32")
     schedules = tuple(
@@ -114,8 +109,15 @@ def price_run(
         devices=devices_planned,
         convention=convention,
         accounts=_accounts(plan, config.training.rounds) if convention else (),
-        schedule=schedule_name,
+        schedule=own_schedule,
     )
+
+
+def _check_batches(sizes: Sequence[int], shares: dict[str, Share]) -> None:
+    largest = max(share.samples[""] for share in shares.values())
+    if (size := max(sizes, default=0)) > largest:
+        text = f"{size} rows are more than any device's share ({largest}); give --samples, or a smaller batch"
+        raise ConfigError("--batch-size", [Problem("value", text)])
 
 
 def _schedules(model: ModelSpec, rounds: Sequence[int], embed: Embed = "auto") -> dict[str, tuple[Stage, ...]]:

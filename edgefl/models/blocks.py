@@ -1,6 +1,6 @@
 """Transformer blocks of published encoders in plain torch, their tensors named as in published checkpoints.
 
-That library's own blocks are the same to rounding (tests compare them), but importing them takes 147 MiB in every
+The blocks of `transformers` are the same to rounding (tests compare them), but importing them takes 147 MiB in every
 trainer, and they can not run for the pooled tokens alone (docs/decisions/0020).
 """
 
@@ -55,6 +55,11 @@ def attend(
     return F.scaled_dot_product_attention(q, k, v, attn_mask=real, dropout_p=dropout).transpose(1, 2).flatten(2)
 
 
+def leading(tokens: Tensor, count: int) -> Tensor:
+    """The first ``count`` of tokens [B, N, D]; 0: all."""
+    return tokens[:, :count] if count else tokens
+
+
 class _Block(nn.Module):
     """The layers of a block under the ``names`` of its kind."""
 
@@ -70,10 +75,9 @@ class _Block(nn.Module):
             hang(self, path, nn.LayerNorm(width, eps=EPSILON) if norm else nn.Linear(*sizes.get(path, (width, width))))
         self.dropout = nn.Dropout(spec.dropout)
 
-    def gather(self, tokens: Tensor, mask: Tensor | None, count: int) -> Tensor:
-        """What the first ``count`` tokens (0: all) of [B, N, D] gather from all that are real by ``mask`` [B, N]."""
+    def gather(self, asking: Tensor, tokens: Tensor, mask: Tensor | None) -> Tensor:
+        """What ``asking`` [B, n, D] gathers from those of ``tokens`` [B, N, D] that are real by ``mask`` [B, N]."""
         query, key, value, out = (self.get_submodule(path) for path in self.names[:4])
-        asking = tokens[:, :count] if count else tokens
         dropout = self.attention_dropout if self.training else 0.0
         result: Tensor = out(attend(query(asking), key(tokens), value(tokens), self.heads, mask, dropout))
         return result
@@ -98,8 +102,8 @@ class PreNormBlock(_Block):
 
     def forward(self, tokens: Tensor, mask: Tensor | None = None, count: int = 0) -> Tensor:
         """[B, N, D] -> [B, N, D], or of the first ``count`` tokens alone [B, count, D]."""
-        asking = tokens[:, :count] if count else tokens
-        after = asking + self.dropout(self.gather(self.norm(self.names.attention_norm, tokens), mask, count))
+        normed = self.norm(self.names.attention_norm, tokens)
+        after = leading(tokens, count) + self.dropout(self.gather(leading(normed, count), normed, mask))
         result: Tensor = after + self.feed(self.norm(self.names.feed_norm, after))
         return result
 
@@ -113,8 +117,8 @@ class PostNormBlock(_Block):
 
     def forward(self, tokens: Tensor, mask: Tensor | None = None, count: int = 0) -> Tensor:
         """As ``PreNormBlock.forward``; ``mask`` [B, N]: which tokens are real."""
-        asking = tokens[:, :count] if count else tokens
-        gathered = self.gather(tokens, mask, count)
+        asking = leading(tokens, count)
+        gathered = self.gather(asking, tokens, mask)
         if self.drops_gathered:
             gathered = self.dropout(gathered)
         after = self.norm(self.names.attention_norm, gathered + asking)

@@ -81,7 +81,7 @@ class Stage(nn.Module):
 
 
 def kind_of(spec: EncoderSpec) -> Kind:
-    """The kind's table entry."""
+    """The kind's table entry. Imported here: each of them needs this module."""
     from edgefl.models import audio, sensor, text, vision
 
     kinds = {"sensor": sensor.KIND, "vision": vision.KIND, "text": text.KIND, "audio": audio.KIND}

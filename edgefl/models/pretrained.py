@@ -148,11 +148,8 @@ class _Source:
     def _check_config(self, config: Any) -> None:
         wanted = MODEL_TYPES[self.architecture]
         if config.model_type != wanted:
-            other = (
-                f"; set its arch to {config.model_type}"
-                if self.encoder.kind == "text" and config.model_type in CHOICES["arch"]
-                else ""
-            )
+            mended = self.encoder.kind == "text" and config.model_type in CHOICES["arch"]
+            other = f"; set its arch to {config.model_type}" if mended else ""
             raise self.misfit(
                 f"it is a '{config.model_type}', but a {self.encoder.kind} encoder takes '{wanted}'{other}"
             )
@@ -166,8 +163,8 @@ class _Source:
             raise self.misfit(f"it has {config.num_attention_heads} attention heads, the model {self.encoder.heads}")
         for field, value in {**FIXED[self.architecture], **self._grid()}.items():
             own = getattr(config, field, ASSUMED.get(field))
-            if field == "image_size" and isinstance(own, int):
-                own = [own, own]
+            if isinstance(value, list) and isinstance(own, int):  # of a square
+                own = [own] * len(value)
             if own != value:
                 raise self.misfit(f"its {field} is {own!r}, but the model computes with {value!r}")
 

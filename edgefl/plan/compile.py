@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
@@ -15,10 +15,16 @@ from edgefl.models.check import spec_problems
 from edgefl.models.sizes import SIZES, encoder_of_size
 from edgefl.models.spec import EncoderSpec, HeadSpec, JointSpec, ModelSpec, fused_width
 from edgefl.plan.exchange import exchange_of
-from edgefl.plan.schedule import SCHEDULES
-from edgefl.plan.values import Hyper, Lean, RoundPolicy, RunPlan, Slots, Stage, Transfer
+from edgefl.plan.schedule import SCHEDULES, Embed
+from edgefl.plan.values import Hyper, Lean, RoundPolicy, RunPlan, ScheduleName, Slots, Stage, Transfer
 
 SERVER_ROLES = ("cluster", "select", "prototypes", "repair", "weight", "combine", "optimise")
+
+
+def schedule_of(recipe: RecipeConfig) -> tuple[ScheduleName, Embed]:
+    """The recipe's schedule, and whether it trains embeddings."""
+    name, options = next(iter(recipe.schedule.items()))
+    return cast("ScheduleName", name), cast("Embed", options.get("embed", "auto"))
 
 
 def compile_run(
@@ -36,9 +42,8 @@ def compile_run(
     the data or a recipe that does not fit the model.
     """
     model = model_spec(config, recipe, shapes, label_names)
-    name, options = next(iter(recipe.schedule.items()))
-    embed: Any = options.get("embed", "auto")
-    stages = SCHEDULES[name](model, config.training.rounds, embed)  # type: ignore[index]
+    name, embed = schedule_of(recipe)
+    stages = SCHEDULES[name](model, config.training.rounds, embed)
     return RunPlan(
         run=run,
         name=config.name,
