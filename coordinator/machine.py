@@ -150,7 +150,8 @@ def _joined(state: State, event: Joined) -> Step:
         device = Device(hello=hello)
     else:
         device = replace(known, hello=hello, online=True)
-    state = replace(state, devices={**state.devices, hello.device: device})
+    devices = {**state.devices, hello.device: device}
+    state = replace(state, devices=devices, returning=state.returning - {hello.device})
     out: list[Instruction] = [SaveDevice(hello), Greet(hello.device)]
     if back:
         budget = msgspec.to_builtins(hello.budget)
@@ -189,6 +190,9 @@ def _beat(state: State, event: Beat) -> Step:
 
 def _left(state: State, event: Left) -> Step:
     device = state.devices.get(event.device)
+    if event.device in state.returning:  # it went while this coordinator was away
+        state = replace(state, returning=state.returning - {event.device})
+        return _enough(state, event.at) if state.phase == "joining" else (state, [])
     if device is None or not device.online:
         return drop(state, "duplicate")
     state = replace(state, devices={**state.devices, event.device: replace(device, online=False)})
@@ -197,7 +201,14 @@ def _left(state: State, event: Left) -> Step:
     return state, [tell, *out]
 
 
+def _awaits(state: State, at: float) -> bool:
+    """Whether devices that were here before a restart are still expected back."""
+    return bool(state.returning) and at < state.returning_until
+
+
 def _enough(state: State, at: float) -> Step:
+    if _awaits(state, at):
+        return state, []
     online = sum(device.online for device in state.devices.values())
     if online >= state.policy.devices:
         return _enter(state, at)
@@ -213,6 +224,8 @@ def _enough(state: State, at: float) -> Step:
 
 def _enter(state: State, at: float) -> Step:
     """On to the round that comes next: plan its stage first if that has not been done, and wait for answers."""
+    if _awaits(state, at):
+        return replace(state, phase="joining", until=at + state.policy.join_s), []
     if state.planned_stage != state.stage:
         devices = {n: replace(d, placement=None, ticket=0, declined=()) for n, d in state.devices.items()}
         state = replace(state, devices=devices, planned_stage=state.stage, phase="planning")

@@ -30,6 +30,7 @@ class Outline(msgspec.Struct, frozen=True):
     evaluating: Attempt | None = None
     closed: Attempt | None = None
     counted: tuple[str, ...] = ()
+    returning: tuple[str, ...] = ()
 
 
 class Kept(msgspec.Struct, frozen=True):
@@ -96,6 +97,7 @@ def outline_of(state: State) -> Outline:
         evaluating=state.evaluating,
         closed=state.closed,
         counted=tuple(sorted(state.counted)),
+        returning=tuple(sorted(state.returning)),
     )
 
 
@@ -107,7 +109,8 @@ def resumed(state: State, was: Kept, at: float) -> State:
     """``state``, which has not begun, as ``was``: nobody is there yet, and nothing is being worked on.
 
     An open attempt goes on with its whole deadline: time without a coordinator is nobody's delay. Whoever was being
-    planned is planned again when it returns.
+    planned is planned again when it returns. No other round begins until those who were there have returned, or grace
+    is over: they take part in it as if nothing had happened.
     """
     outline, replace = was.outline, msgspec.structs.replace
     planning = {name for name, one in was.assignments.items() if one.status == "replanning"}
@@ -128,6 +131,8 @@ def resumed(state: State, was: Kept, at: float) -> State:
         tries=0 if outline.phase == "failed" else outline.tries,
         planned_stage=outline.planned_stage,
         devices=dict(devices),
+        returning=frozenset(name for name, device in was.devices.items() if device.online) | {*outline.returning},
+        returning_until=at + state.grace_s,
         open=opened,
         closed=outline.closed,
         counted=frozenset(outline.counted),

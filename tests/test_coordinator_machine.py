@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from coordinator import instructions as do
 from coordinator import values as v
 from coordinator.machine import initial, step
+from coordinator.snapshot import changes, kept, resumed
 from coordinator.timeouts import Timeouts
 from edgefl.plan.values import Decline, RoundPolicy
 from edgefl.protocol.messages import Hello, Update
@@ -34,6 +35,7 @@ class Play:
     def __init__(self, **changes: Any) -> None:
         self.plan = a_plan(policy=POLICY, **changes)
         self.state = initial(self.plan, TIMEOUTS)
+        self.kept: dict[tuple[str, str], Any] = {}
         self.now = 0.0
         self.plans: list[do.Plan] = []
         self.fetches: dict[str, Update] = {}
@@ -49,6 +51,9 @@ class Play:
         before = self.state
         self.log.append(event)
         self.state, out = step(before, event)
+        changed = changes(before, self.state)
+        self.kept = {key: row for key, row in self.kept.items() if not changed.anew or key[0] != "assignment"}
+        self.kept |= {key: msgspec.json.decode(msgspec.json.encode(row)) for key, row in changed.rows.items()}
         for one in out:
             self._note(one, before)
         self._check()
@@ -102,6 +107,31 @@ class Play:
             assert not (state.phase == "closing" and open_ones)
             assert all(a.update is not None for a in state.open.assignments.values() if a.status in {"updated", "done"})
         assert state.phase != "round" or self.aggregate is None
+
+    def restart(self) -> list[do.Instruction]:
+        """The process is killed and another goes on with what the ledger has."""
+        if self.aggregate is not None:  # begun anew by the process that comes
+            self.counted -= {(update.device, update.attempt) for update in self.aggregate.updates}
+        last = self.closed[-1] if self.closed else None
+        unevaluated = last if self.evaluate is not None else None
+        self.plans, self.fetches, self.aggregate, self.evaluate = [], {}, None, None
+        following = [
+            a.attempt for a in self.opened if (a.stage, a.round) > ((last.stage, last.round) if last else (0, 0))
+        ]
+        anew = initial(self.plan, TIMEOUTS)
+        was = kept((kind, name, row) for (kind, name), row in self.kept.items())
+        assert was is not None
+        begin = v.Begin(
+            self.now,
+            last.stage if last else 0,
+            last.round if last else 0,
+            max(following, default=0),
+            unevaluated,
+            MADE_MS,
+            resumed=resumed(anew, was, self.now),
+        )
+        self.state = anew
+        return self.send(begin)
 
     # What devices and the runner's work may do.
 
@@ -207,6 +237,7 @@ ACTIONS: dict[str, Callable[[Play, Any, str, Attempt], object]] = {
     "spoil": spoil,
     "plan": plan,
     "work": lambda play, draw, name, attempt: work(play),
+    "restart": lambda play, draw, name, attempt: play.restart(),
     "wait": lambda play, draw, name, attempt: play.wait(draw(st.sampled_from([0.1, 0.1, 0.1, 3.0, 6.0, 50.0]))),
 }
 
@@ -240,6 +271,8 @@ def behave(play: Play) -> None:
                     play.announce(name)
                 elif opened.assignments[name].status == "updated" and name in play.fetches:
                     play.receive(name)
+                elif opened.assignments[name].status == "updated":  # fetched by a process that is gone
+                    play.hello(name, opened.attempt)
             opened = play.state.open
         play.wait(1.0)
     raise AssertionError(f"the run goes nowhere: {play.state.phase}\n" + "\n".join(play.state.story))
@@ -440,6 +473,48 @@ def test_a_resumed_run_goes_on_after_its_last_round_with_a_new_attempt() -> None
     placements = tuple(place(a_plan().stages[1], a_plan().hypers[1], c) for c in plan.candidates)
     state, out = step(state, v.Planned(1.0, plan.ticket, placements))
     assert of(do.SendOffer, out)[0].attempt == Attempt("r1", 2, 2, 4)
+
+
+def test_after_a_restart_the_next_round_waits_for_those_who_were_there() -> None:
+    play = Play().started("a", "b")
+    play.announce("a")
+    play.announce("b")
+    play.receive("a")
+    play.receive("b")
+    play.restart()
+    assert of(do.Aggregate, [*play.hello("a"), *play.wait(0.1)]) or play.aggregate is not None
+    play.finish_aggregate()
+    play.finish_evaluate()
+    assert play.state.phase == "joining", "b was there and is expected back"
+    play.hello("b")
+    assert sorted(one.device for one in of(do.SendOffer, play.finish_plan())) == ["a", "b"]
+
+
+def test_after_a_restart_nobody_is_awaited_for_longer_than_the_grace() -> None:
+    play = Play().started("a", "b", "c")
+    play.finish_plan()
+    for name in ("a", "b", "c"):
+        play.announce(name)
+        play.receive(name)
+    play.restart()
+    play.hello("a")
+    play.hello("b")
+    play.finish_aggregate()
+    play.finish_evaluate()
+    assert play.state.phase == "joining"
+    play.restart()
+    play.hello("a")
+    play.hello("b")
+    assert play.state.phase == "joining", "a second restart has not forgotten c"
+    play.wait(TIMEOUTS.grace_s)
+    assert sorted(one.device for one in of(do.SendOffer, play.finish_plan())) == ["a", "b"]
+
+
+def test_who_left_while_the_coordinator_was_away_is_not_awaited() -> None:
+    play = Play().started("a", "b")
+    play.restart()
+    play.send(v.Left(play.now, "b"))
+    assert play.state.returning == {"a"}
 
 
 def test_stages_without_rounds_are_passed_over_and_a_finished_run_ends_at_once() -> None:

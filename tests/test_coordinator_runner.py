@@ -275,9 +275,7 @@ def test_a_stopped_coordinator_goes_on_with_the_same_attempt(tmp_path: Path) -> 
         await scene.until(lambda: "round_closed" in scene.kinds())
         for device in devices:
             device.hold = True
-        await scene.until(
-            lambda: all(d.offer and d.offer.attempt.stage == 2 and d.receiver.finished for d in devices)
-        )
+        await scene.until(lambda: all(d.offer and d.offer.attempt.stage == 2 and d.receiver.finished for d in devices))
         devices[0].train()
         await scene.until(lambda: len(devices[0].acks) == 2)
         task.cancel()
