@@ -238,8 +238,8 @@ def test_who_reads_events_hears_why_a_run_did_not_begin(capsys: pytest.CaptureFi
 
 
 def test_a_damaged_or_missing_object_is_named(workplace: Path) -> None:
+    ref = ObjectStore(workplace / "objects").put(b"weights")
     store = ObjectStore(workplace / "objects")
-    ref = store.put(b"weights")
     store.path(ref.id).write_bytes(b"weighty")
     with pytest.raises(StoreError, match=f"{ref.id} is damaged"):
         store.read(ref.id)
