@@ -67,7 +67,7 @@ def check_update(
                 tensors = unpack(data, base, packing_of((transfer or Transfer()).up, part), limit)
                 found[part] = store.put(encode_part(tensors))
             else:
-                tensors = decode_part(data, limit, finite=True, copy=False)
+                tensors = decode_part(data, limit, finite=part in (PROTOTYPES, SIGNATURE), copy=False)
             if part == PROTOTYPES:
                 from_tensors(tensors)
             elif part == SIGNATURE:

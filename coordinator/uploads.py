@@ -133,9 +133,8 @@ class Uploads:
             refs = list({ref.id: ref for ref in upload.update.manifest.values()}.values())
             chunk_bytes, credit = self._pace.of([device])
             with self._spoiling(device):
-                upload.partials = {
-                    ref.id: self._store.partial(ref, chunk_bytes) for ref in refs if not self._store.has(ref.id)
-                }
+                partials = (self._store.partial(ref, chunk_bytes) for ref in refs)
+                upload.partials = {one.ref.id: one for one in partials if not one.finished}
                 upload.receiver = Receiver(
                     upload.transfer,
                     device,
@@ -172,10 +171,7 @@ class Uploads:
     async def _check(self, device: str, upload: _Upload) -> None:
         update = upload.update
         try:
-            await asyncio.to_thread(self._store.publish, upload.partials.values())
-            found = await asyncio.to_thread(
-                check_update, self._store, update.manifest, upload.previous, self._signature, self._transfer
-            )
+            found = await asyncio.to_thread(self._checked, upload)
         except Exception as error:  # StoreError, or a defect: the runner must hear of it
             self._report(error)
             return
@@ -188,6 +184,10 @@ class Uploads:
         }
         self._done(device)
         self._report(Received(self._clock(), device, update.attempt, figures, found))
+
+    def _checked(self, upload: _Upload) -> Refusal | Manifest:
+        self._store.publish(upload.partials.values())
+        return check_update(self._store, upload.update.manifest, upload.previous, self._signature, self._transfer)
 
     def _spoil(self, device: str, refusal: Refusal) -> None:
         upload = self._uploads.get(device)

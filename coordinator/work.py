@@ -36,6 +36,7 @@ class Work:
         self._report = report
         self._finals: dict[int, Manifest] = {}  # stage -> its last state
         self._tasks: set[asyncio.Task[None]] = set()
+        self._emptying: asyncio.Task[None] | None = None  # deletes what was dropped; never broken off
 
     async def initial_parts(self) -> Manifest:
         """The state a new run starts from."""
@@ -57,7 +58,7 @@ class Work:
         if isinstance(one, Tidy):
             keep = {ref.id for state in (self.manifest, *self._finals.values()) for ref in state.values()}
             self.store.collect(keep)
-            self._keep(asyncio.ensure_future(self._emptied()))
+            self._emptying = asyncio.ensure_future(self._emptied(self._emptying))
         elif isinstance(one, Plan):
             self._spawn(self._planned(one))
         elif isinstance(one, Aggregate):
@@ -70,8 +71,12 @@ class Work:
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._emptying is not None:
+            await self._emptying
 
-    async def _emptied(self) -> None:
+    async def _emptied(self, before: asyncio.Task[None] | None) -> None:
+        if before is not None:
+            await before
         try:
             await asyncio.to_thread(self.store.empty)
         except StoreError as error:

@@ -44,6 +44,7 @@ class ObjectStore:
 
     def __init__(self, root: Path, limit_bytes: int | None = None) -> None:
         self.root = Path(root)
+        self._root = os.fspath(root)
         self.limit_bytes = limit_bytes
         self._partials = self.root / "partial"
         self._dropped = self.root / "dropped"
@@ -57,26 +58,27 @@ class ObjectStore:
 
     def path(self, name: str) -> Path:
         """Where the object lies when it is finished (it may not exist)."""
-        return self.root / check_id(name)
+        return Path(self._at(name))
 
     def has(self, name: str) -> bool:
         """Whether the object is finished."""
-        return self.path(name).is_file()
+        return os.path.isfile(self._at(name))
 
     def size(self, name: str) -> int:
         """Size in bytes of a finished object. Raises StoreError when it is not here."""
-        with explained("look up", self.path(name)):
-            return self.path(name).stat().st_size
+        path = self._at(name)
+        with explained("look up", path):
+            return os.stat(path).st_size
 
     def read(self, name: str) -> bytes:
         """All bytes of a finished object. Raises StoreError when it is not here, or is not what it was.
 
         Its sha256 is checked when this process reads it for the first time, unless it has come in through it.
         """
-        path = self.path(name)
+        path = self._at(name)
         try:
-            with explained("read", path):
-                data = path.read_bytes()
+            with explained("read", path), open(path, "rb", buffering=0) as file:
+                data = file.read()
         except StoreError as error:
             if isinstance(error.__cause__, FileNotFoundError):
                 error.remedy = f"{self.root} is not whole: copy it anew from where it is."
@@ -90,11 +92,12 @@ class ObjectStore:
 
     def read_chunk(self, name: str, chunk_bytes: int, index: int) -> bytes:
         """The bytes of one chunk of a finished object. Raises ProtocolError when there is no such chunk."""
-        with explained("read", self.path(name)), self.path(name).open("rb", buffering=0) as file:
+        path = self._at(name)
+        with explained("read", path), open(path, "rb", buffering=0) as file:
             offset, length = chunk_span(os.fstat(file.fileno()).st_size, chunk_bytes, index)
             data = os.pread(file.fileno(), length, offset)
         if len(data) != length:
-            raise StoreError(f"cannot read {self.path(name)}: {len(data)} bytes where {length} should be")
+            raise StoreError(f"cannot read {path}: {len(data)} bytes where {length} should be")
         return data
 
     def put(self, data: bytes | bytearray | memoryview) -> ObjectRef:
@@ -116,16 +119,17 @@ class ObjectStore:
         check_id(ref.id)
         if ref.size < 0 or chunk_bytes < 1:
             raise ProtocolError(f"object of {ref.size} bytes in chunks of {chunk_bytes}")
-        self._open = {name: one for name, one in self._open.items() if not one.finished}
         known = self._open.get(ref.id)
         if known is not None and (known.ref, known.chunk_bytes) == (ref, chunk_bytes):
             return known
         if known is not None:
             known.abandon()
+        if self.has(ref.id):
+            return PartialObject(self._partials, ref, chunk_bytes, finished=True)
         with explained("write", self._partials / ref.id, ref.size):
-            if not self.has(ref.id) and not (self._partials / f"{ref.id}.data").exists():
+            if self.limit_bytes is not None and not (self._partials / f"{ref.id}.data").exists():
                 self._admit(ref)
-            opened = self._open[ref.id] = PartialObject(self._partials, ref, chunk_bytes, finished=self.has(ref.id))
+            opened = self._open[ref.id] = PartialObject(self._partials, ref, chunk_bytes)
         return opened
 
     def publish(self, partials: Iterable[PartialObject]) -> None:
@@ -141,12 +145,13 @@ class ObjectStore:
                 sync_file(one.path)
         with explained("finish", self.root):
             for one in fresh.values():
-                one.path.rename(self.path(one.ref.id))
+                os.rename(one.path, self._at(one.ref.id))
             if fresh:
-                sync_directory(self.root)
+                sync_directory(self._root)
         for one in fresh.values():
             one.settle()
             self._proved.add(one.ref.id)
+            self._open.pop(one.ref.id, None)
 
     def used_bytes(self) -> int:
         """Sizes of all objects together, unfinished ones at their full size."""
@@ -176,6 +181,9 @@ class ObjectStore:
         with explained("clean", self._dropped):
             for file in self._dropped.iterdir():
                 file.unlink(missing_ok=True)
+
+    def _at(self, name: str) -> str:
+        return f"{self._root}/{check_id(name)}"
 
     def _files(self) -> list[Path]:
         finished = [file for file in self.root.iterdir() if _ID.fullmatch(file.name)]

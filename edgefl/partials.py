@@ -53,7 +53,7 @@ class PartialObject:
         self._here = bytearray(self.chunk_count)  # 1: chunk is on disk
         self._abandoned = False
         self._restart_hash()
-        if not finished and not self._resume():
+        if not finished and not (self._anything() and self._resume()):
             self._create()
 
     def missing(self) -> bytes:
@@ -77,7 +77,9 @@ class PartialObject:
                 if not self._files:
                     self._open()
                 write_all(self._files[0], data, offset)
-                if self.chunk_count > 1:
+                if self.chunk_count == 1:
+                    self._release()
+                else:
                     write_all(self._files[1], b"\x01", _MAP_HEAD.size + index)
         except StoreError:
             self._release()
@@ -108,7 +110,8 @@ class PartialObject:
     def settle(self) -> None:
         """The store has it. Raises OSError when the map can not be removed."""
         self.finished = True
-        self._map.unlink(missing_ok=True)
+        if self.chunk_count > 1:
+            self._map.unlink(missing_ok=True)
 
     def abandon(self) -> None:
         """Ignore later writes: the store has handed the object to another holder, or dropped it."""
@@ -116,12 +119,17 @@ class PartialObject:
         self._release()
 
     def _open(self) -> None:
-        paths = [self.path, self._map][: 1 + (self.chunk_count > 1)]
-        for path in paths:
+        if self.chunk_count == 1:
+            self._files.append(os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644))
+            return
+        for path in (self.path, self._map):
             self._files.append(os.open(path, os.O_WRONLY | os.O_CLOEXEC))
 
     def _release(self) -> None:
         _close_all(self._files)
+
+    def _anything(self) -> bool:
+        return os.path.exists(self.path) or os.path.exists(self._map)
 
     def _resume(self) -> bool:
         """What an earlier process left, as far as it can be told to be right."""
@@ -155,13 +163,15 @@ class PartialObject:
 
     def _create(self) -> None:
         """Begin with nothing: the map goes first, so that no moment has an old map beside new data."""
-        self._map.unlink(missing_ok=True)
-        self.path.unlink(missing_ok=True)
-        with self.path.open("xb") as file:
-            file.truncate(self.ref.size)  # sparse: reserves the length, not the blocks
+        if self._anything():
+            self._map.unlink(missing_ok=True)
+            self.path.unlink(missing_ok=True)
         self._here = bytearray(self.chunk_count)
-        if self.chunk_count > 1:
-            self._write_map()
+        if self.chunk_count != 1:  # a single chunk brings its file
+            with self.path.open("xb") as file:
+                file.truncate(self.ref.size)  # sparse: reserves the length, not the blocks
+            if self.chunk_count:
+                self._write_map()
         self._restart_hash()
 
     def _restart_hash(self) -> None:

@@ -6,6 +6,7 @@ copied from the first device (D-L2). The same devices in the same order give the
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -106,17 +107,24 @@ def check(tensors: Tensors, layout: Layout) -> None:
             raise MisfitError(
                 "names", f"it {verb} tensor '{min(names)}'" + f" and {len(names) - 1} more" * (len(names) > 1)
             )
-    for name, (shape, floating) in layout.items():
-        tensor = tensors[name]
-        if tensor.shape != shape:
-            raise MisfitError("shape", f"tensor '{name}' is {list(tensor.shape)}, expected {list(shape)}")
-        if _floating(tensor) != floating:
-            raise MisfitError(
-                "dtype", f"tensor '{name}' is {tensor.dtype}, expected {'float' if floating else 'integer'}"
-            )
-        if floating and not np.isfinite(tensor).all():
-            raise MisfitError("not_finite", f"tensor '{name}' holds NaN or infinity")
+    with np.errstate(over="ignore", invalid="ignore"):
+        for name, (shape, floating) in layout.items():
+            tensor = tensors[name]
+            if tensor.shape != shape:
+                raise MisfitError("shape", f"tensor '{name}' is {list(tensor.shape)}, expected {list(shape)}")
+            if _floating(tensor) != floating:
+                raise MisfitError(
+                    "dtype", f"tensor '{name}' is {tensor.dtype}, expected {'float' if floating else 'integer'}"
+                )
+            if floating and not _finite(tensor):
+                raise MisfitError("not_finite", f"tensor '{name}' holds NaN or infinity")
+
+
+def _finite(tensor: Tensor) -> bool:
+    """Whether no value is NaN or infinite: the sum of squares tells that in one pass, unless it overflows."""
+    flat = tensor.reshape(-1)
+    return math.isfinite(np.dot(flat, flat)) or bool(np.isfinite(flat).all())
 
 
 def _floating(tensor: Tensor) -> bool:
-    return bool(np.issubdtype(tensor.dtype, np.floating))
+    return tensor.dtype.kind == "f"

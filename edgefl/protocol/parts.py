@@ -9,6 +9,7 @@ import json
 import math
 import os
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -26,6 +27,8 @@ Array = np.ndarray[Any, np.dtype[Any]]
 DEFAULT_LIMIT_BYTES = 2 * 1024**3
 #: Largest safetensors header: about 100 bytes a tensor, so this admits 10,000 tensors in one part.
 MAX_HEADER_BYTES = 1024 * 1024
+#: Headers up to this size are kept once taken apart.
+_KEPT_HEADER_BYTES = 16 * 1024
 #: The dtypes a part may hold, little-endian: what parameters, buffers and counts of torch modules need.
 _DTYPES: dict[str, np.dtype[Any]] = {
     "F32": np.dtype("<f4"),
@@ -109,18 +112,15 @@ def decode_part(
     Raises ProtocolError naming the tensor for anything malformed.
     """
     header, body = _split(data, limit)
-    encoding = _encoding_of(header)
-    entries = {name: _entry(name, raw, encoding) for name, raw in header.items()}
-    _check_layout(entries, len(body))
-    decoded = sum(entry.decoded_bytes for entry in entries.values())
-    if decoded > limit:
-        raise ProtocolError(f"part of {decoded} bytes once decoded exceeds the limit of {limit}")
+    header.check_fills(len(body))
+    if header.decoded_bytes > limit:
+        raise ProtocolError(f"part of {header.decoded_bytes} bytes once decoded exceeds the limit of {limit}")
     tensors = {}
-    for name in sorted(entries):
-        entry = entries[name]
-        stored = np.frombuffer(body[entry.begin : entry.end], dtype=_DTYPES[entry.code]).reshape(entry.shape)
+    for name, entry in header.entries.items():
+        dtype = _DTYPES[entry.code]
+        stored = np.frombuffer(body, dtype, math.prod(entry.shape), entry.begin).reshape(entry.shape)
         _check_values(name, stored, finite=finite)
-        tensor = stored if entry.code in _WHOLE else encoding.unpack(stored)
+        tensor = stored if entry.code in _WHOLE else ENCODINGS[header.encoding].unpack(stored)
         tensors[name] = tensor.copy() if copy and tensor is stored else tensor
     return tensors
 
@@ -137,17 +137,13 @@ def read_layout(path: Path) -> dict[str, tuple[tuple[int, ...], bool]]:
         if len(data) < 8 or length > min(size - 8, MAX_HEADER_BYTES):
             raise ProtocolError(f"part of {size} bytes with a header of {length}: truncated or not safetensors")
         header = _header(file.read(length))
-    encoding = _encoding_of(header)
-    entries = {name: _entry(name, raw, encoding) for name, raw in header.items()}
-    _check_layout(entries, size - 8 - length)
-    return {name: (entries[name].shape, entries[name].code not in _WHOLE) for name in sorted(entries)}
+    header.check_fills(size - 8 - length)
+    return {name: (entry.shape, entry.code not in _WHOLE) for name, entry in header.entries.items()}
 
 
 def encoding_of(data: bytes | bytearray | memoryview) -> str:
     """The name of a part's encoding. Raises ProtocolError for what is no part."""
-    view = memoryview(data).cast("B").toreadonly()
-    metadata = _split(view, len(view))[0].get("__metadata__")
-    return str(metadata.get("encoding", "")) if isinstance(metadata, dict) else ""
+    return _split(data, memoryview(data).nbytes)[0].encoding
 
 
 class _Entry(NamedTuple):
@@ -164,13 +160,26 @@ class _Entry(NamedTuple):
         return math.prod(self.shape) * itemsize
 
 
+class _Header(NamedTuple):
+    """A checked header: tensors by name, in order; they lie one behind the other and fill ``body_bytes``."""
+
+    encoding: str
+    entries: dict[str, _Entry]
+    body_bytes: int
+    decoded_bytes: int
+
+    def check_fills(self, body_bytes: int) -> None:
+        if self.body_bytes != body_bytes:
+            raise ProtocolError(f"the tensors of a part fill {self.body_bytes} bytes, {body_bytes} are there")
+
+
 def _encoding(name: str) -> Encoding:
     if name not in ENCODINGS:
         raise ProtocolError(f"unknown encoding {name[:40]!r}; there are {', '.join(sorted(ENCODINGS))}")
     return ENCODINGS[name]
 
 
-def _split(data: bytes | bytearray | memoryview, limit: int) -> tuple[dict[str, Any], memoryview]:
+def _split(data: bytes | bytearray | memoryview, limit: int) -> tuple[_Header, memoryview]:
     view = memoryview(data).cast("B").toreadonly()
     if len(view) > limit + MAX_HEADER_BYTES:
         raise ProtocolError(f"part of {len(view)} bytes exceeds the limit of {limit}")
@@ -180,7 +189,22 @@ def _split(data: bytes | bytearray | memoryview, limit: int) -> tuple[dict[str, 
     return _header(bytes(view[8 : 8 + length])), view[8 + length :]
 
 
-def _header(data: bytes) -> dict[str, Any]:
+def _header(data: bytes) -> _Header:
+    return _parsed(data) if len(data) <= _KEPT_HEADER_BYTES else _parse(data)
+
+
+def _parse(data: bytes) -> _Header:
+    header = _json(data)
+    encoding = _encoding_of(header)
+    entries = {name: _entry(name, header[name], ENCODINGS[encoding]) for name in sorted(header)}
+    return _Header(encoding, entries, _body_bytes(entries), sum(entry.decoded_bytes for entry in entries.values()))
+
+
+#: The headers of one part are the same bytes in every round and on every device: each is taken apart once.
+_parsed = lru_cache(maxsize=64)(_parse)
+
+
+def _json(data: bytes) -> dict[str, Any]:
     try:
         header = json.loads(data, object_pairs_hook=_unique)
     except (ValueError, RecursionError) as error:
@@ -197,12 +221,13 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _encoding_of(header: dict[str, Any]) -> Encoding:
+def _encoding_of(header: dict[str, Any]) -> str:
     metadata = header.pop("__metadata__", None)
     name = metadata.get("encoding") if isinstance(metadata, dict) else None
     if not isinstance(name, str):
         raise ProtocolError("the header of a part names no encoding")
-    return _encoding(name)
+    _encoding(name)
+    return name
 
 
 def _entry(name: str, raw: object, encoding: Encoding) -> _Entry:
@@ -223,15 +248,14 @@ def _sizes(value: object) -> bool:
     return isinstance(value, list) and all(type(item) is int and 0 <= item < 2**48 for item in value)
 
 
-def _check_layout(entries: dict[str, _Entry], body_bytes: int) -> None:
-    """Tensors lie one behind the other and fill the body: no holes, no overlap, nothing left over."""
+def _body_bytes(entries: dict[str, _Entry]) -> int:
+    """How far the tensors reach, which lie one behind the other: no holes, no overlap."""
     position = 0
     for name, entry in sorted(entries.items(), key=lambda item: (item[1].begin, item[1].end)):
         if entry.begin != position:
             raise ProtocolError(f"tensor {name[:80]!r}: begins at byte {entry.begin} where {position} is due")
         position = entry.end
-    if position != body_bytes:
-        raise ProtocolError(f"the tensors of a part fill {position} bytes, {body_bytes} are there")
+    return position
 
 
 def _check_values(name: str, stored: Array, *, finite: bool) -> None:
