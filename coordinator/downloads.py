@@ -8,7 +8,7 @@ from edgefl.errors import ProtocolError
 from edgefl.objects import ObjectStore
 from edgefl.partials import chunk_span
 from edgefl.protocol import topics
-from edgefl.protocol.chunks import Chunk, encode_chunk
+from edgefl.protocol.chunks import Chunk, bundled
 from edgefl.protocol.messages import Need
 from edgefl.protocol.transfer import Failed, Instruction, SendChunk, Sender
 from edgefl.records import Manifest
@@ -66,19 +66,22 @@ class Downloads:
         return asked.get(of, 0) if of else sum(asked.values())
 
     def _perform(self, instructions: Iterable[Instruction]) -> None:
+        due: dict[str | None, list[SendChunk]] = {}
         for instruction in instructions:
             if isinstance(instruction, SendChunk):
-                self._send(instruction)
+                due.setdefault(instruction.device, []).append(instruction)
             elif isinstance(instruction, Failed):
                 self._warn(instruction.device, f"asked for what is not offered: {instruction.reason}")
-
-    def _send(self, chunk: SendChunk) -> None:
-        data = self._store.read_chunk(chunk.object_id, self._sender.chunk_bytes, chunk.index)
-        if chunk.device is None:
+        for device, chunks in due.items():
             topic = topics.shared_object(self._fleet, self.transfer)
-        else:
-            topic = topics.down_object(self._fleet, chunk.device, self.transfer)
-        self._publish(topic, encode_chunk(Chunk(chunk.object_id, chunk.index, data)))
+            if device is not None:
+                topic = topics.down_object(self._fleet, device, self.transfer)
+            for message in bundled(map(self._read, chunks), self._sender.chunk_bytes):
+                self._publish(topic, message)
+
+    def _read(self, one: SendChunk) -> Chunk:
+        data = self._store.read_chunk(one.object_id, self._sender.chunk_bytes, one.index)
+        return Chunk(one.object_id, one.index, data)
 
 
 def lacking_bytes(bitmap: bytes, size: int, chunk_bytes: int) -> int:

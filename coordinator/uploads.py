@@ -16,7 +16,7 @@ from edgefl.errors import ProtocolError
 from edgefl.objects import ObjectStore
 from edgefl.partials import PartialObject
 from edgefl.plan.values import Transfer as Packings
-from edgefl.protocol.chunks import Chunk, decode_chunk
+from edgefl.protocol.chunks import Chunk, decode_chunks
 from edgefl.protocol.messages import Grant, Update
 from edgefl.protocol.transfer import (
     Completed,
@@ -90,18 +90,21 @@ class Uploads:
             self._start(self._gate.request(device))
 
     def on_chunk(self, device: str, transfer: str, payload: bytes) -> None:
-        """A chunk came on a device's topic."""
+        """Chunks came on a device's topic."""
         upload = self._uploads.get(device)
         if upload is None or upload.receiver is None or upload.transfer != transfer or upload.task is not None:
             self.dropped += 1
             return
         try:
-            chunk = decode_chunk(payload)
+            chunks = decode_chunks(payload)
         except ProtocolError:
             upload.receiver.dropped["malformed"] += 1
             return
-        instructions = upload.receiver.on_chunk(chunk.object_id, chunk.index, len(chunk.data), self._clock())
-        self._perform(device, instructions, chunk)
+        for chunk in chunks:
+            if upload.receiver is None or self._uploads.get(device) is not upload:
+                return  # one of them has spoiled it
+            instructions = upload.receiver.on_chunk(chunk.object_id, chunk.index, len(chunk.data), self._clock())
+            self._perform(device, instructions, chunk)
 
     def on_tick(self) -> None:
         """Ask again where nothing comes; let others pass an upload that stalls."""

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from edgefl.partials import chunk_count
-from edgefl.protocol.chunks import HEADER_BYTES
+from edgefl.protocol.chunks import bundled_bytes
 from edgefl.records import Attempt, Figure, Figures, Manifest
 
 #: An MQTT PUBLISH besides topic and payload: fixed header 1 + 4, topic length 2, packet id 2, MQTT 5 properties 1.
@@ -32,8 +31,8 @@ class Bill:
         """``topic``: where the upload's chunks will go. The upload is still ahead, so it is counted, not measured."""
         objects = {ref.id: ref.size for ref in manifest.values()}
         payload = sum(objects.values())
-        chunks = sum(chunk_count(size, chunk_bytes) for size in objects.values()) if chunk_bytes > 0 else 0
-        upload = payload + chunks * (HEADER_BYTES + len(topic.encode()) + _PUBLISH_BYTES)
+        messages, upload = bundled_bytes(objects.values(), chunk_bytes) if chunk_bytes > 0 else (0, payload)
+        upload += messages * (len(topic.encode()) + _PUBLISH_BYTES)
         return {
             "wall_s": Figure(meters.at - self._begin.at, "measured", "monotonic clock, acceptance to announcement"),
             "payload_down_bytes": Figure(float(self.fetched_bytes), "counted", "chunks of objects this device lacked"),

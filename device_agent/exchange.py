@@ -12,7 +12,7 @@ from edgefl.errors import StoreError
 from edgefl.objects import ObjectStore
 from edgefl.partials import PartialObject
 from edgefl.protocol import transfer as t
-from edgefl.protocol.chunks import DEFAULT_CHUNK_BYTES, DEFAULT_CREDIT, Chunk, decode_chunk, encode_chunk
+from edgefl.protocol.chunks import DEFAULT_CHUNK_BYTES, DEFAULT_CREDIT, Chunk, bundled, decode_chunks
 from edgefl.protocol.messages import Grant, Need, Offer, Update
 from edgefl.records import ObjectRef, Refusal
 
@@ -70,13 +70,13 @@ class Download:
         self._carry_out(self._receiver.on_stall(now), now)
 
     def chunk(self, transfer: str, payload: bytes, now: float) -> None:
-        """A chunk arrived on one of the topics this device listens to. Raises ProtocolError when it is malformed."""
+        """Chunks arrived on one of the topics this device listens to. Raises ProtocolError for malformed ones."""
         if transfer != self.offer.transfer or (self._ended and not self._receiver.finished):
             return
-        self._arrived = decode_chunk(payload)
-        arrived = self._arrived
         try:
-            self._carry_out(self._receiver.on_chunk(arrived.object_id, arrived.index, len(arrived.data), now), now)
+            for arrived in decode_chunks(payload):
+                self._arrived = arrived
+                self._carry_out(self._receiver.on_chunk(arrived.object_id, arrived.index, len(arrived.data), now), now)
         except StoreError as error:
             self._fail("disk", error.message)
 
@@ -141,11 +141,13 @@ class Upload:
         self._carry_out(self._sender.on_tick(now))
 
     def _carry_out(self, instructions: list[t.Instruction]) -> str:
-        trouble = ""
-        for instruction in instructions:
-            if isinstance(instruction, t.SendChunk):
-                data = self._store.read_chunk(instruction.object_id, self._sender.chunk_bytes, instruction.index)
-                self._publish(encode_chunk(Chunk(instruction.object_id, instruction.index, data)))
-            elif isinstance(instruction, t.Failed):
-                trouble = f"object {instruction.object_id[:12]}: {instruction.reason}"
-        return trouble
+        chunks = (self._read(one) for one in instructions if isinstance(one, t.SendChunk))
+        for message in bundled(chunks, self._sender.chunk_bytes):
+            self._publish(message)
+        failed = [one for one in instructions if isinstance(one, t.Failed)]
+        return f"object {failed[-1].object_id[:12]}: {failed[-1].reason}" if failed else ""
+
+    def _read(self, one: t.SendChunk) -> Chunk:
+        return Chunk(
+            one.object_id, one.index, self._store.read_chunk(one.object_id, self._sender.chunk_bytes, one.index)
+        )

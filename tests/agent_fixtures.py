@@ -20,7 +20,7 @@ from edgefl.plan.values import Hyper, Job, Stage
 from edgefl.protocol import messages as m
 from edgefl.protocol import topics
 from edgefl.protocol import transfer as t
-from edgefl.protocol.chunks import Chunk, decode_chunk, encode_chunk
+from edgefl.protocol.chunks import Chunk, decode_chunks, encode_chunk
 from edgefl.records import Attempt, Figure, Refusal
 from edgefl.transport.memory import MemoryTransport
 
@@ -72,7 +72,8 @@ class Coordinator:
     def on_message(self, topic, payload):
         where = topics.parse(topic)
         if where.channel == "up-object":
-            self.on_chunk(where.transfer, decode_chunk(payload))
+            for chunk in decode_chunks(payload):
+                self.on_chunk(where.transfer, chunk)
             return
         message = m.decode_up(payload)
         if isinstance(message, m.Need):

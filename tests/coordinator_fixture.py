@@ -15,7 +15,7 @@ from edgefl.objects import ObjectStore
 from edgefl.plan.values import Candidate, Hyper, Placement, RoundPolicy, RunPlan, Stage
 from edgefl.protocol import messages as m
 from edgefl.protocol import topics
-from edgefl.protocol.chunks import Chunk, decode_chunk, encode_chunk
+from edgefl.protocol.chunks import Chunk, decode_chunks, encode_chunk
 from edgefl.protocol.parts import decode_part, encode_part
 from edgefl.protocol.transfer import (
     Completed,
@@ -225,7 +225,8 @@ class FakeDevice:
     def _on_message(self, name: str, payload: bytes) -> None:
         topic = topics.parse(name)
         if topic.channel in {"down-object", "shared-object"}:
-            self._on_chunk(topic.transfer, decode_chunk(payload))
+            for chunk in decode_chunks(payload):
+                self._on_chunk(topic.transfer, chunk)
             return
         message = m.decode_down(payload)
         if isinstance(message, m.Welcome):

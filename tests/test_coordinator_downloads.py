@@ -8,7 +8,7 @@ import pytest
 
 from coordinator.downloads import Downloads, lacking_bytes
 from edgefl.objects import ObjectStore
-from edgefl.protocol.chunks import Chunk, decode_chunk
+from edgefl.protocol.chunks import Chunk, decode_chunks
 from edgefl.protocol.messages import Need
 
 DATA = bytes(range(250)) * 10  # 2500 bytes: 3 chunks of 1000, or 5 of 512
@@ -26,7 +26,7 @@ class Scene:
             [],
             store=store,
             fleet="f",
-            publish=lambda topic, payload: self.sent.append((topic, decode_chunk(payload))),
+            publish=lambda topic, payload: self.sent.extend((topic, one) for one in decode_chunks(payload)),
             warn=lambda device, text: self.warned.append(device),
         )
 

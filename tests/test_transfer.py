@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from edgefl.errors import ProtocolError
 from edgefl.objects import ObjectStore
 from edgefl.partials import chunk_count
-from edgefl.protocol.chunks import Chunk, decode_chunk, encode_chunk
+from edgefl.protocol.chunks import Chunk, decode_chunks, encode_chunk
 from edgefl.protocol.layout import MAX_CHUNKS, Layout, in_at_least
 from edgefl.protocol.messages import Grant, Need, decode_down, encode
 from edgefl.protocol.transfer import (
@@ -635,7 +635,7 @@ def test_real_bytes_from_store_to_store(tmp_path):
                 if chunks_at_most < 0:
                     return False
                 data = source.read_chunk(one.object_id, sender.chunk_bytes, one.index)
-                arrived = decode_chunk(encode_chunk(Chunk(one.object_id, one.index, data)))
+                (arrived,) = decode_chunks(encode_chunk(Chunk(one.object_id, one.index, data)))
                 todo[:0] = receiver.on_chunk(arrived.object_id, arrived.index, len(arrived.data), 0.0)
             elif isinstance(one, StoreChunk):
                 partials[one.object_id].write(one.index, arrived.data)
