@@ -151,7 +151,7 @@ def _joined(state: State, event: Joined) -> Step:
     else:
         device = replace(known, hello=hello, online=True)
     devices = {**state.devices, hello.device: device}
-    state = replace(state, devices=devices, returning=state.returning - {hello.device})
+    state = replace(state, devices=devices, returning=_without(state.returning, hello.device))
     out: list[Instruction] = [SaveDevice(hello), Greet(hello.device)]
     if back:
         budget = msgspec.to_builtins(hello.budget)
@@ -190,27 +190,34 @@ def _beat(state: State, event: Beat) -> Step:
 
 def _left(state: State, event: Left) -> Step:
     device = state.devices.get(event.device)
-    if event.device in state.returning:  # it went while this coordinator was away
-        state = replace(state, returning=state.returning - {event.device})
-        return _enough(state, event.at) if state.phase == "joining" else (state, [])
     if device is None or not device.online:
         return drop(state, "duplicate")
     state = replace(state, devices={**state.devices, event.device: replace(device, online=False)})
+    if _online(state) < state.policy.devices:  # without it the next round would have fewer than were asked for
+        state = replace(state, returning={**state.returning, event.device: event.at + state.grace_s})
     tell = Tell("device_left", state.stage, state.number, event.device, {"reason": event.reason})
     state, out = check_close(state, event.at)
     return state, [tell, *out]
 
 
+def _without(returning: dict[str, float], name: str) -> dict[str, float]:
+    return {other: until for other, until in returning.items() if other != name} if name in returning else returning
+
+
+def _online(state: State) -> int:
+    return sum(device.online for device in state.devices.values())
+
+
 def _awaits(state: State, at: float) -> bool:
-    """Whether devices that were here before a restart are still expected back."""
-    return bool(state.returning) and at < state.returning_until
+    """Whether devices are expected back: who was here before a restart, or has just left and is needed."""
+    return any(at < until for until in state.returning.values())
 
 
 def _enough(state: State, at: float) -> Step:
     if _awaits(state, at):
         return state, []
-    online = sum(device.online for device in state.devices.values())
-    if online >= state.policy.devices:
+    online = _online(state)
+    if online >= state.policy.devices or not state.until:
         return _enter(state, at)
     if at < state.until:
         return state, []
@@ -225,7 +232,7 @@ def _enough(state: State, at: float) -> Step:
 def _enter(state: State, at: float) -> Step:
     """On to the round that comes next: plan its stage first if that has not been done, and wait for answers."""
     if _awaits(state, at):
-        return replace(state, phase="joining", until=at + state.policy.join_s), []
+        return replace(state, phase="joining", until=0.0), []
     if state.planned_stage != state.stage:
         devices = {n: replace(d, placement=None, ticket=0, declined=()) for n, d in state.devices.items()}
         state = replace(state, devices=devices, planned_stage=state.stage, phase="planning")

@@ -118,6 +118,7 @@ def resumed(state: State, was: Kept, at: float) -> State:
         name: replace(device, online=False, ticket=0, placement=None if name in planning else device.placement)
         for name, device in was.devices.items()
     }
+    there = {*outline.returning, *(name for name, device in was.devices.items() if device.online)}
     opened = None
     if outline.open is not None and outline.phase != "failed":
         deadline_s = state.policy.deadline_s if state.policy.deadline_s > 0 else float("inf")
@@ -131,8 +132,7 @@ def resumed(state: State, was: Kept, at: float) -> State:
         tries=0 if outline.phase == "failed" else outline.tries,
         planned_stage=outline.planned_stage,
         devices=dict(devices),
-        returning=frozenset(name for name, device in was.devices.items() if device.online) | {*outline.returning},
-        returning_until=at + state.grace_s,
+        returning=dict.fromkeys(there, at + state.grace_s),
         open=opened,
         closed=outline.closed,
         counted=frozenset(outline.counted),

@@ -510,11 +510,22 @@ def test_after_a_restart_nobody_is_awaited_for_longer_than_the_grace() -> None:
     assert sorted(one.device for one in of(do.SendOffer, play.finish_plan())) == ["a", "b"]
 
 
-def test_who_left_while_the_coordinator_was_away_is_not_awaited() -> None:
+@pytest.mark.parametrize("back", [True, False])
+def test_the_next_round_waits_a_little_for_a_device_that_has_left_if_without_it_there_are_too_few(back: bool) -> None:
     play = Play().started("a", "b")
-    play.restart()
+    for name in ("a", "b"):
+        play.announce(name)
+        play.receive(name)
     play.send(v.Left(play.now, "b"))
-    assert play.state.returning == {"a"}
+    play.finish_aggregate()
+    play.finish_evaluate()
+    assert play.state.phase == "joining"
+    if back:
+        play.hello("b")
+    else:
+        play.wait(TIMEOUTS.grace_s)
+    offered = [one.device for one in of(do.SendOffer, play.finish_plan())]
+    assert sorted(offered) == (["a", "b"] if back else ["a"])
 
 
 def test_stages_without_rounds_are_passed_over_and_a_finished_run_ends_at_once() -> None:
