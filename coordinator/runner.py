@@ -24,7 +24,7 @@ from coordinator.ledger import Ledger
 from coordinator.machine import initial, step
 from coordinator.outbox import Outbox
 from coordinator.place import LEDGER, hold_place
-from coordinator.snapshot import NOTHING, changes, resumed
+from coordinator.snapshot import changes, resumed
 from coordinator.timeouts import Timeouts
 from coordinator.values import Begin, Declined, Event, Left, State, Tick
 from coordinator.work import Work, payload_sizes
@@ -90,6 +90,12 @@ class _Move(NamedTuple):
     rows: Sequence[EventRow] = ()
 
 
+def _shows(move: _Move) -> bool:
+    """Whether anybody sees the move, so that it has to be in the ledger first; time passing is as good a reason."""
+    told = {row.kind for row in move.rows} - FLEETING
+    return bool(told) or isinstance(move.event, Tick) or any(not isinstance(one, do.Save | do.Tell) for one in move.out)
+
+
 class Runner:
     """One run. Everything happens in the event loop's thread, except what ``work`` hands to others."""
 
@@ -116,6 +122,8 @@ class Runner:
         self._events: asyncio.Queue[Event | EventRow | BaseException] = asyncio.Queue()
         self._inbox = Inbox(timeouts.silence_s, timeouts.introduce_s)
         self._connected = False
+        self._kept = self.state  # as the ledger has it
+        self._unsaved: list[do.Save] = []  # what has changed since, and nobody has been told of
         store = ObjectStore(directory / "objects")
         report = self._events.put_nowait
         self._outbox = Outbox(plan, transport, fleet, store, self.clock, timeouts.heartbeat_s, report)
@@ -140,6 +148,9 @@ class Runner:
             await self._transport.subscribe(topics.coordinator_subscriptions(self._fleet))
             self._take([await self._begin(resume, broker)])
             await self._loop()
+        except asyncio.CancelledError:
+            self._commit([], [], self.state)
+            raise
         except Exception as error:
             self._failed(error)
             self._outbox.send(do.DrainAll("the run failed"), self._work.manifest, self.state)
@@ -196,6 +207,7 @@ class Runner:
         try:
             while self.state.phase not in ENDED:
                 due = [await self._events.get()]
+                await asyncio.sleep(0)  # what has come with it
                 while len(due) < MOST_AT_ONCE and not self._events.empty():
                     due.append(self._events.get_nowait())
                 self._take(due)
@@ -237,11 +249,14 @@ class Runner:
         return _Move(state, event, out, [row_of(self._complete(one)) for one in out if isinstance(one, do.Tell)])
 
     def _carry_out(self, moves: Sequence[_Move]) -> None:
+        if not moves:
+            return
         saves = [one for move in moves for one in move.out if isinstance(one, do.Save)]
         kept = [row for move in moves for row in move.rows if row.kind not in FLEETING]
-        changed = changes(self.state, moves[-1].state) if moves else NOTHING
-        if saves or kept or changed.rows or changed.anew:
-            self._ledger.commit(self.plan.run, saves, kept, time.time(), changed)
+        if kept or any(map(_shows, moves)):
+            self._commit(saves, kept, moves[-1].state)
+        else:
+            self._unsaved += saves
         for move in moves:
             self.state = move.state
             if isinstance(move.event, Left | Declined):
@@ -253,6 +268,13 @@ class Runner:
                 self._journal.tell(row)
             for one in move.out:
                 self._perform(one)
+
+    def _commit(self, saves: Sequence[do.Save], kept: Sequence[EventRow], state: State) -> None:
+        """Bring the ledger up to ``state``."""
+        changed = changes(self._kept, state)
+        if self._unsaved or saves or kept or changed.rows or changed.anew:
+            self._ledger.commit(self.plan.run, [*self._unsaved, *saves], kept, time.time(), changed)
+        self._kept, self._unsaved = state, []
 
     def _complete(self, tell: do.Tell) -> do.Tell:
         if tell.kind != "run_finished":
@@ -285,7 +307,7 @@ class Runner:
         remedy = error.remedy if isinstance(error, EdgeFLError) else EdgeFLError.remedy
         row = row_of(do.Tell("run_failed", data={"text": text, "remedy": remedy, "expected": known}))
         with contextlib.suppress(EdgeFLError):
-            self._ledger.commit(self.plan.run, [do.SaveEnd("failed")], [row], time.time())
+            self._commit([do.SaveEnd("failed")], [row], self.state)
         with contextlib.suppress(EdgeFLError, OSError):
             self._journal.tell(row)
 
