@@ -121,6 +121,7 @@ class Outbox:
     async def close(self) -> None:
         """Drop what could not leave."""
         self.forget()
+        await self.uploads.close()
         for task in list(self._posts):
             task.cancel()
         await asyncio.gather(*self._posts, return_exceptions=True)

@@ -30,6 +30,9 @@ from edgefl.protocol.transfer import (
 )
 from edgefl.records import Attempt, Figure, Figures, Manifest, Refusal
 
+#: Updates that are less together are checked one after the other: threads would only get into each other's way.
+_SMALL_BYTES = 4 * 2**20
+
 
 @dataclass
 class _Upload:
@@ -40,7 +43,7 @@ class _Upload:
     partials: dict[str, PartialObject] = field(default_factory=dict)
     payload_bytes: int = 0
     began: float = 0.0  # when its first chunk came
-    task: asyncio.Task[None] | None = None  # the check of the contents
+    whole: bool = False  # its contents are being checked
 
 
 class Uploads:
@@ -73,6 +76,8 @@ class Uploads:
         self._report = report
         self._gate = UploadGate()
         self._uploads: dict[str, _Upload] = {}
+        self._waiting: list[_Upload] = []  # whole, to be checked next
+        self._checking: asyncio.Task[None] | None = None
         self.dropped = 0  # chunks of no upload
 
     def fetch(self, update: Update, previous: Manifest, transfer: str) -> None:
@@ -80,7 +85,7 @@ class Uploads:
         device = update.device
         known = self._uploads.get(device)
         if known is not None and (known.update.attempt, known.update.manifest) == (update.attempt, update.manifest):
-            if known.receiver is not None and known.task is None:
+            if known.receiver is not None and not known.whole:
                 self._perform(device, known.receiver.on_stall(self._clock()))
             return
         self.cancel(device)
@@ -92,7 +97,7 @@ class Uploads:
     def on_chunk(self, device: str, transfer: str, payload: bytes) -> None:
         """Chunks came on a device's topic."""
         upload = self._uploads.get(device)
-        if upload is None or upload.receiver is None or upload.transfer != transfer or upload.task is not None:
+        if upload is None or upload.receiver is None or upload.transfer != transfer or upload.whole:
             self.dropped += 1
             return
         try:
@@ -110,7 +115,7 @@ class Uploads:
         """Ask again where nothing comes; let others pass an upload that stalls."""
         now = self._clock()
         for device, upload in list(self._uploads.items()):
-            if upload.receiver is not None and upload.task is None:
+            if upload.receiver is not None and not upload.whole:
                 self._perform(device, upload.receiver.on_tick(now))
                 if upload.receiver.stalls >= 2 and (others := self._gate.rotate(device)):
                     upload.receiver = None
@@ -120,8 +125,6 @@ class Uploads:
         """The update is no longer wanted. What has arrived stays on disk until the store is tidied."""
         upload = self._uploads.pop(device, None)
         if upload is not None:
-            if upload.task is not None:
-                upload.task.cancel()
             self._start(self._gate.release(device))
 
     def clear(self) -> None:
@@ -129,6 +132,13 @@ class Uploads:
         self._gate = UploadGate(self._gate.limit)
         for device in list(self._uploads):
             self.cancel(device)
+
+    async def close(self) -> None:
+        """The same, for good."""
+        self.clear()
+        if self._checking is not None:
+            self._checking.cancel()
+            await asyncio.gather(self._checking, return_exceptions=True)
 
     def _start(self, devices: Iterable[str]) -> None:
         for device in devices:
@@ -165,18 +175,32 @@ class Uploads:
                     self._perform(device, upload.receiver.on_verified(instruction.object_id, ok, self._clock()))
                 elif isinstance(instruction, SendNeed):
                     self._grant(device, cast("Grant", instruction.need))
-                elif isinstance(instruction, Completed) and upload.task is None:
+                elif isinstance(instruction, Completed) and not upload.whole:
                     self._pace.note(device, upload.payload_bytes, self._clock() - upload.began)
-                    upload.task = asyncio.ensure_future(self._check(device, upload))
+                    upload.whole = True
+                    self._waiting.append(upload)
+                    if self._checking is None:
+                        self._checking = asyncio.ensure_future(self._check())
                 elif isinstance(instruction, Failed):
                     self._spoil(device, Refusal(reason="update", detail=instruction.reason))
 
-    async def _check(self, device: str, upload: _Upload) -> None:
-        update = upload.update
-        try:
-            found = await asyncio.to_thread(self._checked, upload)
-        except Exception as error:  # StoreError, or a defect: the runner must hear of it
-            self._report(error)
+    async def _check(self) -> None:
+        """Check what is whole; what becomes so meanwhile is the next batch, whose results are told together."""
+        while self._waiting:
+            batch, self._waiting = self._waiting, []
+            small = sum(upload.payload_bytes for upload in batch) < _SMALL_BYTES
+            groups = [batch] if small else [[upload] for upload in batch]
+            for found in await asyncio.gather(*(asyncio.to_thread(self._contents, group) for group in groups)):
+                for upload, verdict in found:
+                    self._judged(upload, verdict)
+        self._checking = None
+
+    def _judged(self, upload: _Upload, found: Refusal | Manifest | Exception) -> None:
+        update, device = upload.update, upload.update.device
+        if self._uploads.get(device) is not upload:
+            return  # nobody wants it any more
+        if isinstance(found, Exception):  # StoreError, or a defect: the runner must hear of it
+            self._report(found)
             return
         if isinstance(found, Refusal):
             self._spoil(device, found)
@@ -188,9 +212,16 @@ class Uploads:
         self._done(device)
         self._report(Received(self._clock(), device, update.attempt, figures, found))
 
-    def _checked(self, upload: _Upload) -> Refusal | Manifest:
-        self._store.publish(upload.partials.values())
-        return check_update(self._store, upload.update.manifest, upload.previous, self._signature, self._transfer)
+    def _contents(self, group: list[_Upload]) -> list[tuple[_Upload, Refusal | Manifest | Exception]]:
+        found: list[tuple[_Upload, Refusal | Manifest | Exception]] = []
+        for one in group:
+            try:
+                self._store.publish(one.partials.values())
+                rules = (self._signature, self._transfer)
+                found.append((one, check_update(self._store, one.update.manifest, one.previous, *rules)))
+            except Exception as error:  # its own matter: the others' contents may be right
+                found.append((one, error))
+        return found
 
     def _spoil(self, device: str, refusal: Refusal) -> None:
         upload = self._uploads.get(device)

@@ -36,7 +36,7 @@ class Work:
         self._report = report
         self._finals: dict[int, Manifest] = {}  # stage -> its last state
         self._tasks: set[asyncio.Task[None]] = set()
-        self._emptying: asyncio.Task[None] | None = None  # deletes what was dropped; never broken off
+        self._tidying: set[asyncio.Task[None]] = set()  # never broken off
 
     async def initial_parts(self) -> Manifest:
         """The state a new run starts from."""
@@ -56,9 +56,9 @@ class Work:
     def start(self, one: Plan | Aggregate | Evaluate | Tidy) -> None:
         """Begin a piece of work."""
         if isinstance(one, Tidy):
-            keep = {ref.id for state in (self.manifest, *self._finals.values()) for ref in state.values()}
-            self.store.collect(keep)
-            self._emptying = asyncio.ensure_future(self._emptied(self._emptying))
+            task = asyncio.ensure_future(self._tidied())
+            self._tidying.add(task)
+            task.add_done_callback(self._tidying.discard)
         elif isinstance(one, Plan):
             self._spawn(self._planned(one))
         elif isinstance(one, Aggregate):
@@ -71,13 +71,13 @@ class Work:
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        if self._emptying is not None:
-            await self._emptying
+        await asyncio.gather(*self._tidying)
 
-    async def _emptied(self, before: asyncio.Task[None] | None) -> None:
-        if before is not None:
-            await before
+    async def _tidied(self) -> None:
+        await asyncio.sleep(0)  # what is to be sent now goes first
+        keep = {ref.id for state in (self.manifest, *self._finals.values()) for ref in state.values()}
         try:
+            self.store.collect(keep)
             await asyncio.to_thread(self.store.empty)
         except StoreError as error:
             self._report(error)

@@ -127,12 +127,14 @@ class Agent:
                 self._jobs.interrupt()  # again: the first may have come before the trainer had read its order
 
     async def _publish(self) -> None:
+        """In their order, which MQTT keeps, but without waiting for each to be acknowledged."""
         up = topics.up(self.identity.fleet, self.identity.device)
         presence = topics.presence(self.identity.fleet, self.identity.device)
         while True:
             message = await self._outbox.get()
             retained = isinstance(message, Presence)
-            await self.transport.publish(presence if retained else up, encode(message), retain=retained)
+            topic = presence if retained else up
+            self._spawn(self.transport.publish(topic, encode(message), retain=retained))
 
     async def _take_events(self) -> None:
         while True:

@@ -8,6 +8,7 @@ crash leaves behind and the next start sweeps away. A finished object is never c
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import re
@@ -165,29 +166,37 @@ class ObjectStore:
         freed = 0
         with explained("clean", self.root):
             for file in self._files():
-                name = file.name.partition(".")[0]
+                name, _, unfinished = file.name.partition(".")
                 if name in keep:
                     continue
                 freed += file.stat().st_blocks * 512  # unfinished ones are sparse
                 self._proved.discard(name)
-                if (unfinished := self._open.pop(name, None)) is not None:
-                    unfinished.abandon()
-                file.with_suffix(".map").unlink(missing_ok=True)
-                file.rename(self._dropped / secrets.token_hex(8))
+                if unfinished:
+                    self._abandon(name)
+                os.rename(file.path, self._dropped / secrets.token_hex(8))
         return freed
+
+    def _abandon(self, name: str) -> None:
+        if (opened := self._open.pop(name, None)) is not None:
+            opened.abandon()
+        (self._partials / f"{name}.map").unlink(missing_ok=True)
 
     def empty(self) -> None:
         """Delete what ``collect`` has dropped. Raises StoreError. Callable from any thread."""
         with explained("clean", self._dropped):
-            for file in self._dropped.iterdir():
-                file.unlink(missing_ok=True)
+            with os.scandir(self._dropped) as found:
+                paths = [file.path for file in found]
+            for path in paths:
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(path)
 
     def _at(self, name: str) -> str:
         return f"{self._root}/{check_id(name)}"
 
-    def _files(self) -> list[Path]:
-        finished = [file for file in self.root.iterdir() if _ID.fullmatch(file.name)]
-        return finished + list(self._partials.glob("*.data"))
+    def _files(self) -> list[os.DirEntry[str]]:
+        with os.scandir(self._root) as finished, os.scandir(self._partials) as partial:
+            found = [file for file in finished if _ID.fullmatch(file.name)]
+            return found + [file for file in partial if file.name.endswith(".data")]
 
     def _admit(self, ref: ObjectRef) -> None:
         if self.limit_bytes is None:
