@@ -195,7 +195,7 @@ def faults(fleet: Fleet, reference: Manifest) -> list[str]:
     stores = {"coordinator": (fleet.folder / "runs" / "echo" / "objects", alive)}
     stores |= {name: (fleet.folder / name / "objects", set[str]()) for name in AGENTS}
     for name, (root, keep) in stores.items():
-        files = {str(file.relative_to(root)) for file in root.rglob("*") if file.is_file()}
+        files = {str(file.relative_to(root)) for file in root.rglob("*") if file.is_file() and file.name != "boot"}
         if files - keep:
             found.append(f"{name} is left with {len(files - keep)} files, such as {min(files - keep)}")
         if keep - files:

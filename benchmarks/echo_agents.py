@@ -69,7 +69,7 @@ class InlineEcho:
 
     async def train(self, work: Train, on_progress: OnProgress) -> Ended:
         """See ``echo``."""
-        self._store = self._store or ObjectStore(self._settings.store)
+        self._store = self._store or ObjectStore(self._settings.store, durable=False)
         request = TrainRequest(work.offer, self._settings.device, work.kept)
         return Ended(await asyncio.to_thread(echo, request, self._store), alive=True)
 
@@ -88,7 +88,7 @@ def apart(settings: TrainerSettings, memory_total_bytes: int) -> TrainerProcess:
 
 def serve_echo(folder: Path) -> None:
     """The child: answers until its supervisor closes the pipe."""
-    store = ObjectStore(folder)
+    store = ObjectStore(folder, durable=False)
 
     def train(body: object, note: Note) -> Result:
         return echo(msgspec.convert(body, TrainRequest), store)

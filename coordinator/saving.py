@@ -10,7 +10,6 @@ from typing import Any
 
 import msgspec
 from sqlalchemy import Connection, Table, bindparam, delete, insert, update
-from sqlalchemy.dialects import postgresql, sqlite
 
 from coordinator import tables
 from coordinator.instructions import Save, SaveAssignment, SaveDevice, SaveEnd, SaveEvaluation, SaveRound
@@ -21,20 +20,27 @@ from edgefl.report.rows import EventRow
 
 #: Figures of one device in one round, some times as many as FIGURES names. More is not a device of ours.
 MAX_FIGURES = 64
-_INSERT: dict[str, Callable[[Table], Any]] = {"sqlite": sqlite.insert, "postgresql": postgresql.insert}
-
 _PLAIN = (tables.devices, tables.assignments, tables.bundles, tables.snapshots)
 
 Row = dict[str, Any]
+
+
+def _inserting(dialect: str) -> Callable[[Table], Any]:
+    """Its insert, which can also change what is there; only its own code is loaded."""
+    if dialect == "sqlite":
+        from sqlalchemy.dialects.sqlite import insert as inserting
+    elif dialect == "postgresql":
+        from sqlalchemy.dialects.postgresql import insert as inserting  # type: ignore[assignment]
+    else:
+        raise StoreError(f"a ledger can not be kept in {dialect}", remedy="Use sqlite:///PATH or postgresql://…")
+    return inserting
 
 
 class Saving:
     """The statements for a kind of database. Raises StoreError for one that rows can not be put into."""
 
     def __init__(self, dialect: str) -> None:
-        if dialect not in _INSERT:
-            raise StoreError(f"a ledger can not be kept in {dialect}", remedy="Use sqlite:///PATH or postgresql://…")
-        self._dialect = dialect
+        self._insert = _inserting(dialect)
         self._puts = {table: self._put(table) for table in _PLAIN}
         self._puts[tables.rounds] = self._put(tables.rounds, kept=("started_at",))
         self._no_figures = delete(tables.figures).where(
@@ -85,7 +91,7 @@ class Saving:
 
     def _put(self, table: Table, kept: tuple[str, ...] = ()) -> Any:
         """``kept``: columns that stay as they were first."""
-        statement = _INSERT[self._dialect](table)
+        statement = self._insert(table)
         changing = [c.name for c in table.columns if not c.primary_key and c.name not in kept]
         values = {name: statement.excluded[name] for name in changing}
         return statement.on_conflict_do_update(index_elements=list(table.primary_key), set_=values)

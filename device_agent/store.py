@@ -54,7 +54,7 @@ class AgentStore:
         try:
             self._take(owner)
             sweep_temporaries(directory)
-            self.objects = ObjectStore(directory / "objects", limit_bytes)
+            self.objects = ObjectStore(directory / "objects", limit_bytes, durable=False)
         except BaseException:
             os.close(self._lock)
             raise

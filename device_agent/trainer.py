@@ -122,7 +122,7 @@ class Trainer:
         if usable < job.hyper.batch_size:
             detail = "the local share does not fill one batch"
             return Result(refusal=Refusal("data", float(job.hyper.batch_size), float(usable), "samples", detail))
-        store = ObjectStore(self.store, self.disk_bytes)
+        store = ObjectStore(self.store, self.disk_bytes, durable=False)
         kept = _StoredParts(request.kept, store)
         give_back_at_once(in_pieces=job.hyper.micro_batch > 0)
         memory, energy = MemoryProbe(self.device), EnergyProbe(self.device)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import fcntl
 import os
 import secrets
@@ -11,6 +12,9 @@ from pathlib import Path
 from edgefl.errors import StoreError
 
 _TEMPORARY = ".new-"
+#: Linux' sync_file_range with SYNC_FILE_RANGE_WRITE: starts writing and does not wait.
+_SYNC_FILE_RANGE = getattr(ctypes.CDLL(None), "sync_file_range", None)
+_WRITE = 2
 
 
 class explained:  # noqa: N801 - used like a function; a class costs a third of a generator, on every small object
@@ -30,19 +34,38 @@ class explained:  # noqa: N801 - used like a function; a class costs a third of 
             raise StoreError(f"cannot {self._verb} {self._path}{amount}: {error.strerror or error}") from error
 
 
-def write_new(path: Path, data: bytes | bytearray | memoryview) -> None:
-    """Write a whole file: temporary name, sync, rename, so that it is there fully or not at all. Raises OSError."""
+def write_new(path: Path, data: bytes | bytearray | memoryview, *, durable: bool = True) -> None:
+    """Write a whole file: temporary name, sync, rename, so that it is there fully or not at all. Raises OSError.
+
+    Not ``durable``: without the syncs, so that a loss of power may leave anything under its name.
+    """
     descriptor, temporary = _temporary(path.parent)
     try:
         write_all(descriptor, data, 0)
-        os.fsync(descriptor)
+        if durable:
+            os.fsync(descriptor)
         temporary.rename(path)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
     finally:
         os.close(descriptor)
-    sync_directory(path.parent)
+    if durable:
+        sync_directory(path.parent)
+
+
+def boot_id() -> str:
+    """Changes when the machine is started; "" where it can not be told."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:
+        return ""
+
+
+def begin_sync(descriptor: int, offset: int, length: int) -> None:
+    """Have the disk begin with these bytes of a file that is synced later; where that can not be asked, nothing."""
+    if _SYNC_FILE_RANGE is not None:
+        _SYNC_FILE_RANGE(descriptor, ctypes.c_int64(offset), ctypes.c_int64(length), _WRITE)
 
 
 def sweep_temporaries(directory: Path) -> None:

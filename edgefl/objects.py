@@ -17,7 +17,7 @@ import threading
 from collections.abc import Iterable
 from pathlib import Path
 
-from edgefl.disk import explained, sweep_temporaries, sync_directory, sync_file, write_new
+from edgefl.disk import boot_id, explained, sweep_temporaries, sync_directory, sync_file, write_new
 from edgefl.errors import ProtocolError, StoreError
 from edgefl.partials import PartialObject, chunk_span
 from edgefl.records import ObjectRef
@@ -37,16 +37,28 @@ def check_id(name: str) -> str:
     return name
 
 
+def _sha256(path: str) -> str:
+    found = hashlib.sha256()
+    with open(path, "rb", buffering=0) as file:
+        while block := file.read(2**20):
+            found.update(block)
+    return found.hexdigest()
+
+
 class ObjectStore:
     """A directory of objects. Raises StoreError when the disk refuses or ``limit_bytes`` would be exceeded.
 
-    ``limit_bytes`` bounds the sizes of finished and unfinished objects together; None: no limit.
+    ``limit_bytes`` bounds the sizes of finished and unfinished objects together; None: no limit. ``durable``: objects
+    are synced to the disk, for whoever answers for them. A device does not: what it holds can be fetched or trained
+    anew, a kill loses nothing, and many objects are gone before the disk has to write them. The first process after
+    the machine was started looks whether its objects are right.
     """
 
-    def __init__(self, root: Path, limit_bytes: int | None = None) -> None:
+    def __init__(self, root: Path, limit_bytes: int | None = None, *, durable: bool = True) -> None:
         self.root = Path(root)
         self._root = os.fspath(root)
         self.limit_bytes = limit_bytes
+        self.durable = durable
         self._partials = self.root / "partial"
         self._dropped = self.root / "dropped"
         self._open: dict[str, PartialObject] = {}
@@ -56,6 +68,8 @@ class ObjectStore:
             self._partials.mkdir(parents=True, exist_ok=True)
             self._dropped.mkdir(exist_ok=True)
             self._sweep()
+            if not durable:
+                self._look_after_boot()
 
     def path(self, name: str) -> Path:
         """Where the object lies when it is finished (it may not exist)."""
@@ -107,7 +121,7 @@ class ObjectStore:
         if not self.has(ref.id):
             self._admit(ref)
             with explained("write", self.path(ref.id), ref.size):
-                write_new(self.path(ref.id), data)
+                write_new(self.path(ref.id), data, durable=self.durable)
         self._proved.add(ref.id)
         return ref
 
@@ -130,7 +144,8 @@ class ObjectStore:
         with explained("write", self._partials / ref.id, ref.size):
             if self.limit_bytes is not None and not (self._partials / f"{ref.id}.data").exists():
                 self._admit(ref)
-            opened = self._open[ref.id] = PartialObject(self._partials, ref, chunk_bytes)
+            opened = PartialObject(self._partials, ref, chunk_bytes, durable=self.durable)
+            self._open[ref.id] = opened
         return opened
 
     def publish(self, partials: Iterable[PartialObject]) -> None:
@@ -141,13 +156,13 @@ class ObjectStore:
     def _publish(self, fresh: dict[str, PartialObject]) -> None:
         if not all(one.verified for one in fresh.values()):
             raise StoreError(f"objects in {self.root} can not be published before they are whole")
-        for one in fresh.values():
+        for one in fresh.values() if self.durable else ():
             with explained("finish", one.path, one.ref.size):
                 sync_file(one.path)
         with explained("finish", self.root):
             for one in fresh.values():
                 os.rename(one.path, self._at(one.ref.id))
-            if fresh:
+            if fresh and self.durable:
                 sync_directory(self._root)
         for one in fresh.values():
             one.settle()
@@ -208,6 +223,17 @@ class ObjectStore:
                 f"{self.limit_bytes} allowed",
                 remedy="Raise the device's disk budget, or let it hold fewer parts.",
             )
+
+    def _look_after_boot(self) -> None:
+        """Drop what a loss of power has left half written."""
+        seen = self.root / "boot"
+        now = boot_id()
+        if now and seen.is_file() and seen.read_text(encoding="ascii", errors="replace") == now:
+            return
+        for file in self._files():
+            if _ID.fullmatch(file.name) and _sha256(file.path) != file.name:
+                os.unlink(file.path)
+        write_new(seen, now.encode())
 
     def _sweep(self) -> None:
         sweep_temporaries(self.root)

@@ -9,7 +9,7 @@ import struct
 import weakref
 from pathlib import Path
 
-from edgefl.disk import explained, write_all
+from edgefl.disk import begin_sync, explained, write_all
 from edgefl.errors import ProtocolError, StoreError
 from edgefl.records import ObjectRef
 
@@ -40,13 +40,16 @@ class PartialObject:
     it may over-claim: the hash finds that out, and the object starts anew. One of a single chunk has no map.
     """
 
-    def __init__(self, directory: Path, ref: ObjectRef, chunk_bytes: int, *, finished: bool = False) -> None:
+    def __init__(
+        self, directory: Path, ref: ObjectRef, chunk_bytes: int, *, finished: bool = False, durable: bool = True
+    ) -> None:
         self.ref = ref
         self.chunk_bytes = chunk_bytes
         self.chunk_count = chunk_count(ref.size, chunk_bytes)
         self.path = directory / f"{ref.id}.data"
         self.finished = finished  # in the store
         self.verified = finished  # whole, and its sha256 is right
+        self._durable = durable  # synced in the end: the disk may begin now
         self._map = directory / f"{ref.id}.map"
         self._files: list[int] = []  # descriptors of data and map, while chunks arrive
         self._close = weakref.finalize(self, _close_all, self._files)
@@ -80,6 +83,8 @@ class PartialObject:
                 if self.chunk_count == 1:
                     self._release()
                 else:
+                    if self._durable:
+                        begin_sync(self._files[0], offset, length)
                     write_all(self._files[1], b"\x01", _MAP_HEAD.size + index)
         except StoreError:
             self._release()

@@ -397,3 +397,14 @@ def test_chunks_tile_the_object(size, chunk):
     assert [offset for offset, _ in spans] == list(range(0, size, chunk))
     assert sum(length for _, length in spans) == size
     assert all(1 <= length <= chunk for _, length in spans)
+
+
+def test_a_store_that_does_not_sync_drops_after_a_boot_what_a_loss_of_power_has_torn(tmp_path, monkeypatch):
+    root = tmp_path / "objects"
+    store = ObjectStore(root, durable=False)
+    whole, torn = store.put(b"whole"), store.put(b"torn")
+    store.path(torn.id).write_bytes(b"to")
+    assert ObjectStore(root, durable=False).has(torn.id), "the same boot: a kill tears nothing"
+    monkeypatch.setattr("edgefl.objects.boot_id", lambda: "another")
+    after = ObjectStore(root, durable=False)
+    assert (after.has(whole.id), after.has(torn.id)) == (True, False)
