@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import itertools
-import zlib
 
 import pytest
+import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -28,8 +28,8 @@ NAME = "ab" * 32
 def test_the_header_is_what_the_docstring_says():
     head = b"EFC" + b"\x02" + b"\xab" * 32 + (258).to_bytes(4, "little") + (4).to_bytes(4, "little")
     message = encode_chunk(Chunk(NAME, 258, b"data"))
-    assert message == head + zlib.crc32(head + b"data").to_bytes(4, "little") + b"data"
-    assert len(message) == HEADER_BYTES + 4 == 52
+    assert message == head + xxhash.xxh3_64_intdigest(head + b"data").to_bytes(8, "little") + b"data"
+    assert len(message) == HEADER_BYTES + 4 == 56
 
 
 @given(st.binary(min_size=32, max_size=32), st.integers(0, 2**32 - 1), st.binary(min_size=1, max_size=200))
@@ -72,7 +72,7 @@ def test_other_bytes_are_a_protocol_error(payload):
         decode_chunks(payload)
 
 
-@given(st.integers(0, 51))
+@given(st.integers(0, 55))
 def test_a_truncated_message_is_a_protocol_error(length):
     with pytest.raises(ProtocolError):
         decode_chunks(encode_chunk(Chunk(NAME, 0, b"data"))[:length])
@@ -106,7 +106,7 @@ def test_the_default_fits_a_broker_with_128_kib_and_longest_names():
 
 def test_the_chunk_size_follows_the_broker():
     assert fitting_chunk_bytes(128 * 1024) == DEFAULT_CHUNK_BYTES
-    assert fitting_chunk_bytes(64 * 1024) == 64 * 1024 - 48
+    assert fitting_chunk_bytes(64 * 1024) == 64 * 1024 - 52
     assert fitting_chunk_bytes(2**28, 2**27) == MAX_CHUNK_BYTES
     with pytest.raises(ProtocolError, match="too little"):
-        fitting_chunk_bytes(48)
+        fitting_chunk_bytes(52)

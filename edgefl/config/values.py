@@ -232,7 +232,7 @@ class TransferConfig(Values):
 
     chunk_bytes: Annotated[int, pydantic.BeforeValidator(parse_bytes), Field(ge=1024, le=16 * 2**20)] | None = Field(
         None,
-        description="bytes of a chunk; default: 96 KiB, up to 384 KiB where a device's link has been seen to be fast; "
+        description="bytes of a chunk; default: 96 KiB, up to 768 KiB where a device's link has been seen to be fast; "
         "lowered to what the broker allows",
     )
     credit: Annotated[int, Field(ge=1, le=1024)] = Field(16, description="chunks of 96 KiB in flight; fewer of larger")

@@ -1,17 +1,18 @@
 """Chunks: pieces of objects on their way, each with a fixed header and a checksum.
 
-Header, 48 bytes, little-endian: magic ``EFC`` (3), version (1), sha256 of the whole object (32), chunk index (4), bytes
-of data (4), crc32 of header and data (4); then the data. The crc finds a damaged or truncated message; the object's
-sha256, checked when all chunks are here, is what proves the content. A message holds one chunk or, where they are
-small, several: a message costs every process that handles it about a millisecond.
+Header, 52 bytes, little-endian: magic ``EFC`` (3), version (1), sha256 of the whole object (32), chunk index (4), bytes
+of data (4), XXH3 of 64 bits of header and data (8); then the data. The XXH3 finds a damaged or truncated message, at a
+tenth of what a crc32 costs; the object's sha256, checked when all chunks are here, is what proves the content. A
+message holds one chunk or, where they are small, several: each costs those who handle it about a millisecond.
 """
 
 from __future__ import annotations
 
 import struct
-import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+
+import xxhash
 
 from edgefl.errors import ProtocolError
 from edgefl.objects import check_id
@@ -26,10 +27,10 @@ DEFAULT_CREDIT = 16
 MAX_CHUNK_BYTES = 1000 * 1000
 
 _HEAD = struct.Struct("<3sB32sII")
-_CRC = struct.Struct("<I")
+_SUM = struct.Struct("<Q")
 _MAGIC = b"EFC"
 _VERSION = 2
-HEADER_BYTES = _HEAD.size + _CRC.size
+HEADER_BYTES = _HEAD.size + _SUM.size
 
 
 @dataclass(frozen=True)
@@ -83,8 +84,7 @@ def encode_chunk(chunk: Chunk) -> bytes:
     if not 0 <= chunk.index < 2**32:
         raise ProtocolError(f"chunk index {chunk.index} is out of range")
     head = _HEAD.pack(_MAGIC, _VERSION, bytes.fromhex(check_id(chunk.object_id)), chunk.index, len(chunk.data))
-    crc = zlib.crc32(chunk.data, zlib.crc32(head))
-    return b"".join((head, _CRC.pack(crc), chunk.data))
+    return b"".join((head, _SUM.pack(_checksum(head, chunk.data)), chunk.data))
 
 
 def decode_chunks(payload: bytes) -> list[Chunk]:
@@ -101,11 +101,17 @@ def decode_chunks(payload: bytes) -> list[Chunk]:
         data = view[begin + HEADER_BYTES : begin + HEADER_BYTES + length]
         if not length or len(data) < length:
             raise ProtocolError(f"a chunk says that it carries {length} bytes; {len(data)} are there")
-        if zlib.crc32(data, zlib.crc32(head[: _HEAD.size])) != _CRC.unpack_from(head, _HEAD.size)[0]:
+        if _checksum(head[: _HEAD.size], data) != _SUM.unpack_from(head, _HEAD.size)[0]:
             raise ProtocolError(f"chunk {index} of {name.hex()[:12]} is damaged: its checksum is wrong")
         found.append(Chunk(name.hex(), index, data))
         begin += HEADER_BYTES + length
     return found
+
+
+def _checksum(head: bytes | memoryview, data: bytes | memoryview) -> int:
+    found = xxhash.xxh3_64(head)
+    found.update(data)
+    return found.intdigest()
 
 
 def _check_length(length: int) -> None:
