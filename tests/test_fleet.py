@@ -15,6 +15,7 @@ from fleet_fixture import PATIENCE_S, RUN, Fleet, Line, Program, finish, of_kind
 from transport_fixtures import broker_kinds
 
 from coordinator.ledger import Ledger
+from coordinator.place import ledger_of
 from edgefl.leash import leashed
 from edgefl.records import FIGURES, Manifest
 from edgefl.report.rows import AssignmentRow, RunReport
@@ -88,7 +89,7 @@ def test_every_assignment_has_every_figure_with_its_origin(finished: Fleet) -> N
 
 
 def test_the_payload_is_the_objects_that_the_manifests_name(finished: Fleet) -> None:
-    with Ledger(finished.runs / "r1" / "ledger.sqlite", create=False) as ledger:
+    with Ledger(ledger_of(finished.runs / "r1"), create=False) as ledger:
         states, stages = ledger.states("r1"), ledger.plan("r1").stages
     before, after, last = states[0, 0], states[1, 1], states[2, 1]
     report = finished.report("r1")
