@@ -16,6 +16,7 @@ from edgefl.errors import BrokerError, ProtocolError, StoreError
 from edgefl.objects import ObjectStore
 from edgefl.partials import PartialObject
 from edgefl.protocol import topics
+from edgefl.protocol.chunks import HEADER_BYTES
 from edgefl.protocol.messages import Grant, Need, Offer, Update
 from edgefl.records import Attempt, Figures, Refusal
 from edgefl.transport.base import Transport
@@ -84,6 +85,7 @@ class Transfers:
     def stop_fetch(self) -> None:
         """Nobody needs what is being fetched; what has arrived stays on disk."""
         if self._download is not None:
+            self._note_resent()
             self._download.stop()
             self._download = None
 
@@ -117,20 +119,35 @@ class Transfers:
         if self._bill is None or self._bill.attempt != offer.attempt or self._restored == offer.attempt:
             return unknown()
         topic = topics.up_object(self._identity.fleet, self._identity.device, offer.transfer)  # about as long
+        self._note_resent()
         return self._bill.figures(self._meters(), result.manifest, topic, offer.chunk_bytes)
+
+    def _note_resent(self) -> None:
+        if self._bill is not None and self._download is not None and self._bill.attempt == self._download.offer.attempt:
+            self._bill.resent_bytes += self._download.take_resent_bytes()
 
     def _meters(self) -> Meters:
         transport = self._transport()
         return Meters(time.monotonic(), transport.bytes_sent, transport.bytes_received)
 
     def _publish_on(self, topic: str) -> Callable[[bytes], None]:
-        async def publish(payload: bytes) -> None:
+        leaving: set[bytes] = set()
+
+        async def publish(head: bytes, payload: bytes) -> None:
             try:
                 await self._transport().publish(topic, payload)
             except BrokerError as error:  # too large for this broker, or denied: the round is lost, the agent is not
                 self._emit("warning", text=error.message)
+            finally:
+                leaving.discard(head)
 
         def spawn(payload: bytes) -> None:
-            self._spawn(publish(payload))
+            """A chunk that is asked for again while it is leaving is not sent twice: it is late, or the link is cut,
+            after which the transport itself sends it again.
+            """
+            head = bytes(payload[:HEADER_BYTES])
+            if head not in leaving:
+                leaving.add(head)
+                self._spawn(publish(head, payload))
 
         return spawn

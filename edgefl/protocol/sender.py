@@ -12,6 +12,7 @@ from edgefl.protocol.chunks import DEFAULT_CHUNK_BYTES
 from edgefl.protocol.instructions import MAX_CREDIT, STEP_BITS, Completed, Failed, Instruction, SendChunk
 from edgefl.protocol.layout import Layout, in_at_least, lowest
 from edgefl.protocol.messages import Need
+from edgefl.protocol.receiver import SLOW_LINK
 
 #: How long a sender waits for the other receivers before the first chunk. Ends early when all that are expected have
 #: asked; a second is ample for an agent to check its store, and is only lost when one of them never asks.
@@ -35,6 +36,7 @@ class _Peer:
     credit: int
     todo: int  # set of chunks it asked for in this epoch and was not yet sent
     heard: float
+    since: float  # when it asked
     in_step: bool
     sent: int = 0  # in this epoch
     received: int = 0  # acknowledged in this epoch
@@ -229,6 +231,7 @@ class Sender:
             credit=min(need.credit, MAX_CREDIT),
             todo=todo,
             heard=now,
+            since=now,
             in_step=in_step or self._gather_until is not None,
         )
         self._plan()
@@ -292,10 +295,16 @@ class Sender:
             peer.take(number)
         return SendChunk(device, *self._layout.locate(number))
 
+    def _flight_s(self, peer: _Peer) -> float:
+        """How long what is on its way to it may take: twice what it has shown to need, or as over a slow link."""
+        on_its_way = peer.sent - peer.received
+        slow = 1.5 * on_its_way * self._layout.chunk_bytes / SLOW_LINK
+        return min(slow, 2 * on_its_way * (peer.heard - peer.since) / peer.received) if peer.received else slow
+
     def _probe(self, now: float) -> list[Instruction]:
         instructions: list[Instruction] = []
         for device, peer in self._peers.items():
-            patience = min(MAX_PROBE_S, PROBE_S * 2 ** min(peer.probes, 16))
+            patience = min(MAX_PROBE_S, max(PROBE_S, self._flight_s(peer)) * 2 ** min(peer.probes, 16))
             if not peer.todo and now - peer.heard >= patience:
                 peer.heard, peer.probes = now, peer.probes + 1
                 instructions.append(self._send(device, peer.last, ()))
