@@ -26,7 +26,6 @@ class Bill:
     def __init__(self, attempt: Attempt, meters: Meters) -> None:
         self.attempt = attempt
         self.fetched_bytes = 0
-        self.resent_bytes = 0
         self._begin = meters
 
     def figures(self, meters: Meters, manifest: Manifest, topic: str, chunk_bytes: int) -> Figures:
@@ -38,7 +37,6 @@ class Bill:
         return {
             "wall_s": Figure(meters.at - self._begin.at, "measured", "monotonic clock, acceptance to announcement"),
             "payload_down_bytes": Figure(float(self.fetched_bytes), "counted", "chunks of objects this device lacked"),
-            "resent_down_bytes": Figure(float(self.resent_bytes), "counted", "chunks that arrived more than once"),
             "payload_up_bytes": Figure(float(payload), "counted", "objects of the update"),
             "wire_down_bytes": Figure(
                 float(meters.received - self._begin.received), "measured", "socket, acceptance to announcement"
@@ -53,5 +51,5 @@ class Bill:
 
 def unknown() -> Figures:
     """The same figures for an attempt that was accepted by an earlier process of this agent."""
-    names = ("wall_s", "payload_down_bytes", "resent_down_bytes", "wire_down_bytes", "wire_up_bytes")
+    names = ("wall_s", "payload_down_bytes", "wire_down_bytes", "wire_up_bytes")
     return {name: Figure(reason="the agent was restarted during the round") for name in names}

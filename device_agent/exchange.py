@@ -53,11 +53,6 @@ class Download:
             life=secrets.randbelow(2**31),
         )
 
-    def take_resent_bytes(self) -> int:
-        """Bytes of chunks that arrived though they were here already, since this was asked last."""
-        taken, self._receiver.duplicate_bytes = self._receiver.duplicate_bytes, 0
-        return taken
-
     def start(self, now: float) -> None:
         """Look at what is here and ask for the rest. Raises nothing: a refusing disk goes to ``failed``."""
         try:

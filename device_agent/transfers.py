@@ -85,7 +85,6 @@ class Transfers:
     def stop_fetch(self) -> None:
         """Nobody needs what is being fetched; what has arrived stays on disk."""
         if self._download is not None:
-            self._note_resent()
             self._download.stop()
             self._download = None
 
@@ -119,12 +118,7 @@ class Transfers:
         if self._bill is None or self._bill.attempt != offer.attempt or self._restored == offer.attempt:
             return unknown()
         topic = topics.up_object(self._identity.fleet, self._identity.device, offer.transfer)  # about as long
-        self._note_resent()
         return self._bill.figures(self._meters(), result.manifest, topic, offer.chunk_bytes)
-
-    def _note_resent(self) -> None:
-        if self._bill is not None and self._download is not None and self._bill.attempt == self._download.offer.attempt:
-            self._bill.resent_bytes += self._download.take_resent_bytes()
 
     def _meters(self) -> Meters:
         transport = self._transport()

@@ -723,8 +723,11 @@ def test_the_gate_never_admits_too_many_and_never_leaves_a_place_empty(limit, ev
 # Slow links: what is late is not lost
 
 
-def slow_transfer(chunk_bytes: int, chunks: int, chunk_s: float, credit: int = 4) -> tuple[Receiver, int]:
-    """A transfer whose link takes ``chunk_s`` a chunk, one after the other; the receiver, and the chunks sent."""
+def slow_transfer(chunk_bytes: int, chunks: int, chunk_s: float, credit: int = 4) -> tuple[Receiver, int, int]:
+    """A transfer whose link takes ``chunk_s`` a chunk, one after the other.
+
+    The receiver, the chunks sent, and the bytes of those the sender knows to have sent more than once.
+    """
     objects = [ObjectRef(name(0), chunks * chunk_bytes)]
     sizes_of = {ref.id: ref.size for ref in objects}
     receiver = Receiver("t", "a", objects, chunk_bytes, credit, life=7)
@@ -754,18 +757,18 @@ def slow_transfer(chunk_bytes: int, chunks: int, chunk_s: float, credit: int = 4
         answer(receiver.on_tick(now))
         send(sender.on_tick(now))
         assert now < 10_000
-    return receiver, sent
+    return receiver, sent, sender.resent_bytes("a")
 
 
 @pytest.mark.parametrize("chunk_bytes", [96 * 1024, 384 * 1024])
 def test_at_256_kbit_s_nothing_is_sent_twice(chunk_bytes: int) -> None:
-    receiver, sent = slow_transfer(chunk_bytes, 12, 8 * chunk_bytes / 256_000)
-    assert (sent, receiver.duplicate_bytes) == (12, 0)
+    receiver, sent, again = slow_transfer(chunk_bytes, 12, 8 * chunk_bytes / 256_000)
+    assert (sent, receiver.duplicate_bytes, again) == (12, 0, 0)
 
 
 def test_a_link_slower_than_thought_is_learned_from_its_first_chunk() -> None:
     """9 s a chunk: the first window is asked for again, once, and probed once; then the pace is known."""
-    receiver, sent = slow_transfer(96 * 1024, 12, 9.0)
+    receiver, sent, again = slow_transfer(96 * 1024, 12, 9.0)
     assert receiver.finished
     assert sent <= 12 + 4 + 1
-    assert receiver.duplicate_bytes == (sent - 12) * 96 * 1024
+    assert receiver.duplicate_bytes == again == (sent - 12) * 96 * 1024
