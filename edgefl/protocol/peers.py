@@ -1,4 +1,4 @@
-"""What the sender of a transfer knows of its receivers: how far each is, what it was sent, which of its lives speaks."""
+"""What a sender knows of its receivers: how far each is, what it was sent, which of its lives speaks."""
 
 from __future__ import annotations
 
