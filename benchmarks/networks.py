@@ -333,7 +333,7 @@ async def over_bad_links(folder: Path, cases: Sequence[Case]) -> tuple[list[Row]
 
 #: The stopped device misses several deadlines, and is silent for longer than SILENCE_S.
 DEADLINE_S = 8.0
-STOPPED_ROUNDS = 14
+STOPPED_ROUNDS = 16
 SLOW = Conditions(delay_s=0.02, rate=4_000_000)
 
 
