@@ -175,7 +175,8 @@ class Fleet:
         if self._coordinator.returncode:
             last = self.events[-1].data.get("text", "") if self.events else ""
             return f"the coordinator ended with {self._coordinator.returncode}: {last}"
-        return ""
+        ended = [name for name, agent in self.agents.items() if agent.poll() is not None]
+        return f"these agents ended by themselves: {', '.join(ended)}; see {self.folder}" if ended else ""
 
     def stop(self) -> None:
         """End what still runs."""
@@ -189,6 +190,9 @@ class Fleet:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+        self._reader.join()
+        if self._coordinator.stdout is not None:
+            self._coordinator.stdout.close()
 
     def result(self) -> tuple[RunReport, Manifest]:
         """What the ledger holds, and the last state."""
