@@ -7,7 +7,9 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 TORCH := 'torch>=2.6,<2.14'
 
-.PHONY: help demo test test-all lint docs bench clean
+LEDGER_TESTS := $(addprefix tests/test_,ledger.py ledger_faults.py coordinator_runner.py cli_read.py fleet.py fleet_kept.py)
+
+.PHONY: help demo test test-all test-postgresql lint docs bench clean
 
 help:  ## what there is
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 12
@@ -47,6 +49,9 @@ test: $(VENV)/.dev lint  ## everything CI runs on each change
 
 test-all: $(VENV)/.dev lint  ## test, and the slow ones (nightly)
 	$(BIN)/python -m pytest
+
+test-postgresql: $(VENV)/.dev  ## what concerns the ledger, on a PostgreSQL server of its own (installed when missing)
+	.ci/postgresql $(BIN)/python -m pytest -n 2 --dist loadscope -m 'not slow' $(LEDGER_TESTS)
 
 docs: $(VENV)/.dev  ## regenerate the configuration and command references
 	$(BIN)/python docs/generate.py

@@ -13,17 +13,21 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import os
+import secrets
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
 import yaml
+from sqlalchemy import create_engine, text
+from sqlalchemy.engine import make_url
 
 from benchmarks import echo, echo_agents
 from benchmarks.crash_child import MARK, POINTS, VARIABLE, Point, point
@@ -68,7 +72,7 @@ class Fleet:
     def __init__(self, folder: Path, broker: Broker, crash: str, ledger: str) -> None:
         self.folder = folder
         self.broker = broker
-        self.ledger = ledger
+        self.ledger = ledger  # URL of a database of this run's own, "": a file
         self.mark = folder / "killed"
         self._environment = {
             **os.environ,
@@ -167,6 +171,27 @@ async def play(folder: Path, at: Point | None, ledger: str = "") -> tuple[Fleet,
     return fleet, ""
 
 
+@contextlib.contextmanager
+def own_database(server: str) -> Iterator[str]:
+    """The URL of an empty database on ``server`` (the URL of one there), dropped afterwards; "" without a server."""
+    if not server:
+        yield ""
+        return
+    url = make_url(server).set(drivername="postgresql+psycopg")
+    name = f"edgefl_crash_{secrets.token_hex(6)}"
+    engine = create_engine(url, isolation_level="AUTOCOMMIT")
+    try:
+        with engine.connect() as connection:
+            connection.execute(text(f"CREATE DATABASE {name} TEMPLATE template0"))
+        try:
+            yield make_url(server).set(database=name).render_as_string(hide_password=False)
+        finally:
+            with engine.connect() as connection:
+                connection.execute(text(f"DROP DATABASE {name} WITH (FORCE)"))
+    finally:
+        engine.dispose()
+
+
 def final_weights(fleet: Fleet) -> Manifest:
     """The state of the last round."""
     with Ledger(fleet.ledger or fleet.folder / "runs" / "echo" / "ledger.sqlite", create=False) as opened:
@@ -203,15 +228,16 @@ def faults(fleet: Fleet, reference: Manifest) -> list[str]:
     return found
 
 
-def judged(at: Point, folder: Path, reference: Manifest, ledger: str = "") -> Verdict:
-    """One point."""
-    started = time.monotonic()
-    fleet, trouble = asyncio.run(play(folder, at, ledger))
-    seconds = time.monotonic() - started
-    reached = fleet.mark.exists()
-    if trouble:
-        return Verdict(at, reached, seconds, (trouble,))
-    return Verdict(at, reached, seconds, tuple(faults(fleet, reference)))
+def judged(at: Point, folder: Path, reference: Manifest, server: str = "") -> Verdict:
+    """One point. ``server``: where its ledger is to be, "" for a file."""
+    with own_database(server) as ledger:
+        started = time.monotonic()
+        fleet, trouble = asyncio.run(play(folder, at, ledger))
+        seconds = time.monotonic() - started
+        reached = fleet.mark.exists()
+        if trouble:
+            return Verdict(at, reached, seconds, (trouble,))
+        return Verdict(at, reached, seconds, tuple(faults(fleet, reference)))
 
 
 def page(verdicts: Sequence[Verdict], seconds: float) -> str:
@@ -232,6 +258,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", help="points whose names hold this")
     parser.add_argument("--at", help="one point, as the table names it: coordinator/commit/before/1")
+    parser.add_argument("--ledger", default="", metavar="URL", help="a PostgreSQL server to make a database a run on")
     parser.add_argument("--keep", type=Path, help="folder to keep every run in")
     parser.add_argument("--write", type=Path, help="folder for crash_matrix.md")
     options = parser.parse_args()
@@ -239,23 +266,24 @@ def main() -> None:
     verdicts = []
     with tempfile.TemporaryDirectory(prefix="edgefl-crash-") as temporary:
         place = options.keep or Path(temporary)
-        started = time.monotonic()
-        fleet, trouble = asyncio.run(play(place / "undisturbed", None))
-        seconds = time.monotonic() - started
-        if trouble:
-            raise SystemExit(f"the undisturbed run failed: {trouble}")
-        reference = final_weights(fleet)
-        if wrong := faults(fleet, reference):
-            raise SystemExit(f"the undisturbed run is not clean: {'; '.join(wrong)}")
+        with own_database(options.ledger) as ledger:
+            started = time.monotonic()
+            fleet, trouble = asyncio.run(play(place / "undisturbed", None, ledger))
+            seconds = time.monotonic() - started
+            if trouble:
+                raise SystemExit(f"the undisturbed run failed: {trouble}")
+            reference = final_weights(fleet)
+            if wrong := faults(fleet, reference):
+                raise SystemExit(f"the undisturbed run is not clean: {'; '.join(wrong)}")
         for at in wanted:
-            verdicts.append(judged(at, place / str(at).replace("/", "-").replace(" ", "_"), reference))
+            verdicts.append(judged(at, place / str(at).replace("/", "-").replace(" ", "_"), reference, options.ledger))
             one = verdicts[-1]
             told = "; ".join(one.faults) or ("holds" if one.reached else "not reached")
             sys.stderr.write(f"{at}: {told} ({one.seconds:.1f} s)\n")
-    text = page(verdicts, seconds)
+    table = page(verdicts, seconds)
     if options.write is not None:
-        (options.write / "crash_matrix.md").write_text(text)
-    sys.stdout.write(text)
+        (options.write / "crash_matrix.md").write_text(table)
+    sys.stdout.write(table)
     if any(one.faults or not one.reached for one in verdicts):
         raise SystemExit(1)
 

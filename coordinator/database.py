@@ -8,14 +8,39 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from sqlalchemy import Connection, Engine, create_engine, event, inspect, select
-from sqlalchemy.engine import make_url
-from sqlalchemy.exc import ArgumentError, SQLAlchemyError
+from sqlalchemy import Connection, Engine, create_engine, event, func, inspect, select
+from sqlalchemy.engine import URL, make_url
+from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError
 from sqlalchemy.sql import column, table
 
 from coordinator.tables import HEAD
-from coordinator.timeouts import LEDGER_BUSY_S
-from edgefl.errors import StoreError
+from coordinator.timeouts import LEDGER_BUSY_S, LEDGER_CONNECT_S
+from coordinator.transactions import gone, reason, writing
+from edgefl.errors import MissingDependencyError, StoreError
+
+_KINDS = "Use sqlite:///PATH or postgresql://USER@HOST/DATABASE"
+#: A server that vanished without goodbye is found out within half a minute, not within the two hours of the kernel.
+_LASTING = {
+    "connect_timeout": LEDGER_CONNECT_S,
+    "keepalives_idle": 10,
+    "keepalives_interval": 5,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 30_000,
+}
+#: Two coordinators may find the same empty database: one migrates, the other waits. Any number that no other uses.
+_MIGRATING = 0x45444745464C
+#: What the database says -> the way out.
+_REMEDIES = (
+    (("not a database", "malformed"), "The file is damaged: put back a copy of it, or move this run's directory away."),
+    (
+        ("readonly", "read-only"),
+        "It can only be read: let this account write it, or work on a copy of it.",
+    ),
+    (("locked", "lock timeout"), "Another process holds it: let that end, then go on with --resume."),
+    (("does not exist",), "Create the database first (createdb), or correct its name in the URL."),
+    (("authentication", "permission denied", "role"), "Check the user, the password and its rights in the database."),
+)
+_GONE = "Start the database's server, or mend the way to it, then go on with --resume: what was committed is kept."
 
 
 def sqlite_url(path: Path) -> str:
@@ -25,33 +50,54 @@ def sqlite_url(path: Path) -> str:
 
 def open_engine(url: str, *, create: bool) -> Engine:
     """An engine on a database of the current revision. Raises StoreError with the reason and the way out."""
-    try:
-        parsed = make_url(url)
-    except ArgumentError as error:
-        raise StoreError(f"{url!r} is not a database URL", remedy="Use sqlite:///PATH or postgresql://…") from error
+    parsed = _parsed(url)
     name = parsed.render_as_string(hide_password=True)
-    if parsed.get_backend_name() == "sqlite":
+    sqlite = parsed.get_backend_name() == "sqlite"
+    if sqlite:
         file = Path(parsed.database or "")
         if not create and not file.is_file():
             raise StoreError(
                 f"there is no ledger {file}", remedy="Give the directory of a run; `edgefl runs` lists them."
             )
-    try:
-        engine = create_engine(parsed, json_serializer=_to_json, json_deserializer=msgspec.json.decode)
-    except ImportError as error:
-        raise StoreError(
-            f"the ledger {name} needs the package '{error.name}'", remedy=f"Install it with: pip install {error.name}"
-        ) from error
-    if parsed.get_backend_name() == "sqlite":
-        event.listen(engine, "connect", _prepare)
+    engine = _engine(parsed, name)
+    event.listen(engine, "connect", _prepare if sqlite else _prepare_postgresql)
+    if sqlite:
         event.listen(engine, "begin", _begin)
     with named_errors(name):
         try:
-            _migrate(engine, name)
+            _migrate(engine, name, create=create)
         except BaseException:
             engine.dispose()
             raise
     return engine
+
+
+def _parsed(url: str) -> URL:
+    try:
+        parsed = make_url(url)
+    except ArgumentError as error:
+        raise StoreError(f"{url!r} is not a database URL", remedy=_KINDS + ".") from error
+    kind = parsed.get_backend_name()
+    if kind not in {"sqlite", "postgresql"}:
+        raise StoreError(f"a ledger can not be kept in {kind}", remedy=_KINDS + ".")
+    return parsed.set(drivername="postgresql+psycopg") if parsed.drivername == "postgresql" else parsed
+
+
+def _engine(parsed: URL, name: str) -> Engine:
+    options: dict[str, Any] = {"json_serializer": _to_json, "json_deserializer": msgspec.json.decode}
+    if parsed.get_backend_name() == "postgresql":
+        options["connect_args"] = {key: value for key, value in _LASTING.items() if key not in parsed.query}
+        options["pool_pre_ping"] = True  # a connection that the server has ended meanwhile is not used
+    try:
+        return create_engine(parsed, **options)
+    except ModuleNotFoundError as error:
+        package = error.name or "psycopg"
+        if package == "psycopg":
+            raise MissingDependencyError("psycopg", "postgresql") from error
+        remedy = f"Install it with: pip install {package}"
+        raise StoreError(f"the ledger {name} needs the package {package!r}", remedy=remedy) from error
+    except NoSuchModuleError as error:
+        raise StoreError(f"there is no driver {parsed.drivername!r} for a ledger", remedy=_KINDS + ".") from error
 
 
 @contextmanager
@@ -60,17 +106,12 @@ def named_errors(name: str) -> Iterator[None]:
     try:
         yield
     except SQLAlchemyError as error:
-        cause = getattr(error, "orig", None) or error
-        damaged = any(word in str(cause) for word in ("not a database", "malformed"))
-        remedy = "The file is damaged: put back a copy of it, or move this run's directory away." if damaged else None
-        raise StoreError(f"the ledger {name} can not be used: {cause}", remedy=remedy) from error
+        cause = reason(error)
+        known = (remedy for words, remedy in _REMEDIES if any(word in cause for word in words))
+        elsewhere = _GONE if gone(error) and not name.startswith("sqlite") else None
+        raise StoreError(f"the ledger {name} can not be used: {cause}", remedy=next(known, elsewhere)) from error
     except OSError as error:
         raise StoreError(f"the ledger {name} can not be used: {error}") from error
-
-
-def writing(engine: Engine) -> Connection:
-    """A connection whose transactions take the write lock at once, so that two writers wait instead of failing."""
-    return engine.connect().execution_options(immediate=True)
 
 
 def _to_json(value: Any) -> str:
@@ -91,6 +132,15 @@ def _prepare(connection: Any, _record: Any) -> None:
     cursor.close()
 
 
+def _prepare_postgresql(connection: Any, _record: Any) -> None:
+    """Locks are waited for as long as SQLite's; a commit that returned survives a loss of power, as there."""
+    lasting = "SELECT set_config('synchronous_commit', 'on', false) WHERE current_setting('synchronous_commit') = 'off'"
+    with connection.cursor() as cursor:
+        cursor.execute(f"SET lock_timeout = {round(LEDGER_BUSY_S * 1000)}")
+        cursor.execute(lasting)
+    connection.commit()
+
+
 def _begin(connection: Connection) -> None:
     immediate = connection.get_execution_options().get("immediate", False)
     connection.exec_driver_sql("BEGIN IMMEDIATE" if immediate else "BEGIN")
@@ -102,10 +152,14 @@ def _revision(connection: Connection) -> str | None:
     return connection.execute(select(column("version_num")).select_from(table("alembic_version"))).scalar()
 
 
-def _migrate(engine: Engine, name: str) -> None:
+def _migrate(engine: Engine, name: str, *, create: bool) -> None:
     with engine.connect() as connection:
-        if _revision(connection) == HEAD:
-            return
+        revision = _revision(connection)
+    if revision == HEAD:
+        return
+    if revision is None and not create:
+        remedy = "Give the directory of a run, or the URL that the run was started with."
+        raise StoreError(f"there is no ledger in {name}", remedy=remedy)
     # Alembic is loaded only for a ledger that is not current: it costs memory the coordinator needs not hold.
     from alembic import command
     from alembic.config import Config
@@ -114,6 +168,8 @@ def _migrate(engine: Engine, name: str) -> None:
     config = Config()
     config.set_main_option("script_location", "coordinator:migrations")
     with writing(engine) as connection, connection.begin():
+        if engine.dialect.name == "postgresql":
+            connection.execute(select(func.pg_advisory_xact_lock(_MIGRATING)))
         if _revision(connection) == HEAD:
             return
         config.attributes["connection"] = connection

@@ -65,6 +65,10 @@ class Downloads:
         asked = self._asked.get(device, {})
         return asked.get(of, 0) if of else sum(asked.values())
 
+    def resent_bytes(self, device: str) -> int:
+        """Bytes of the chunks that a device was sent more than once."""
+        return self._sender.resent_bytes(device)
+
     def _perform(self, instructions: Iterable[Instruction]) -> None:
         due: dict[str | None, list[SendChunk]] = {}
         for instruction in instructions:

@@ -8,14 +8,15 @@ from types import TracebackType
 from typing import Any, NamedTuple
 
 import msgspec
-from sqlalchemy import and_, insert, select, update
+from sqlalchemy import Connection, and_, insert, select, update
 
 from coordinator import tables
-from coordinator.database import named_errors, open_engine, sqlite_url, writing
+from coordinator.database import named_errors, open_engine, sqlite_url
 from coordinator.instructions import Save
 from coordinator.reading import read_report, read_runs
 from coordinator.saving import Saving
 from coordinator.snapshot import NOTHING, Changes, Kept, kept
+from coordinator.transactions import transact, writing
 from edgefl.errors import StoreError
 from edgefl.plan.values import RunPlan
 from edgefl.records import Attempt, Manifest
@@ -142,11 +143,19 @@ class Ledger:
         at: float,
         changed: Changes = NOTHING,
     ) -> None:
-        """Write what changed and what will be told, in one transaction. ``at``: seconds since the epoch."""
-        with named_errors(self._name), writing(self._engine) as connection, connection.begin():
-            self._saving.save(connection, run, saves, at)
+        """Write what changed and what will be told, in one transaction. ``at``: seconds since the epoch.
+
+        A server that is being restarted is waited for (``coordinator.transactions``).
+        """
+        every, told = list(saves), list(events)
+
+        def work(connection: Connection) -> None:
+            self._saving.save(connection, run, every, at)
             self._saving.keep(connection, run, changed)
-            self._saving.tell(connection, run, events)
+            self._saving.tell(connection, run, told)
+
+        with named_errors(self._name):
+            transact(self._engine, self._name, work)
 
     def add_bundle(self, run: str, bundle: BundleRow) -> None:
         """Note an exported file; one of the same name is replaced."""

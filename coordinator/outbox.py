@@ -143,6 +143,8 @@ class Outbox:
         downloads, source = self._downloads, "chunks the coordinator sent"
         sent = downloads.payload_bytes(device) if downloads is not None else 0
         figures = {"payload_down_bytes": Figure(float(sent), "counted", source)}
+        again = downloads.resent_bytes(device) if downloads is not None else 0
+        figures["resent_down_bytes"] = Figure(float(again), "counted", "chunks the coordinator sent more than once")
         if downloads is not None and device in self._layers:
             layer = downloads.payload_bytes(device, self._layers[device])
             figures["layer_down_bytes"] = Figure(float(layer), "counted", source)

@@ -34,7 +34,7 @@ class Pace:
         self._limit = fitting_chunk_bytes(max_payload, self._fixed or LARGEST_BYTES)
 
     def note(self, device: str, size: int, seconds: float) -> None:
-        """An upload of ``size`` bytes took so long from its first chunk on."""
+        """An upload of ``size`` bytes took so long. From when it was asked for: it may be of one chunk."""
         if size >= LEAST_BYTES and seconds > 0:
             self._rates[device] = size / seconds
 

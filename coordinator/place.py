@@ -13,6 +13,33 @@ from edgefl.errors import StoreError
 
 #: The ledger's name in a run's directory.
 LEDGER = "ledger.sqlite"
+#: There in its place when the ledger is a database elsewhere: its URL, which may hold a password.
+LEDGER_URL = "ledger.url"
+#: What was told, as JSON lines.
+EVENTS = "events.jsonl"
+
+
+def ledger_file(directory: Path) -> Path | None:
+    """The file that is a run's ledger, or says where it is; None: the directory is no run's."""
+    return next((path for name in (LEDGER_URL, LEDGER) if (path := directory / name).is_file()), None)
+
+
+def ledger_of(directory: Path) -> str | Path:
+    """Where the ledger of the run in ``directory`` is, or would be: a URL or a path. Raises StoreError."""
+    file = directory / LEDGER_URL
+    if not file.is_file():
+        return directory / LEDGER
+    with explained("read", file):
+        return file.read_text(encoding="utf-8").strip()
+
+
+def note_ledger(directory: Path, url: str) -> None:
+    """Keep where the ledger is, for whoever reads or goes on with the run, and for nobody else. Raises StoreError."""
+    file = directory / LEDGER_URL
+    with explained("write", file):
+        file.unlink(missing_ok=True)
+        file.touch(mode=0o600)
+        file.write_text(url + "\n", encoding="utf-8")
 
 
 def new_run_id(runs: Path, name: str) -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 
 from coordinator.ledger import Ledger
-from coordinator.place import LEDGER, hold_place, new_run_id
+from coordinator.place import hold_place, ledger_file, ledger_of, new_run_id, note_ledger
 from coordinator.runner import run as run_plan
 from edgefl.config.load import load_run
 from edgefl.config.values import RunConfig
@@ -48,28 +48,31 @@ def execute(
     """Run ``file`` (or go on with ``resume``) to its end. Raises EdgeFLError; KeyboardInterrupt when told to stop.
 
     ``run``: its id, default name, date and time. ``broker``: a URL, or auto, mosquitto, amqtt to start one; default:
-    what the run file says. ``ledger``: URL of a database, default a file in the run's directory. ``say`` is told what
-    a person must know to connect agents.
+    what the run file says. ``ledger``: URL of a database, default the one the run was started with, else a file in
+    its directory. ``say`` is told what a person must know to connect agents.
     """
     check_name("fleet", fleet)
     if resume:
         check_name("run", resume)
     # A run that was killed before it had begun is not in the ledger: it starts anew, if there is a file to start from.
-    known = resume and (not file or _holds(ledger or directory / resume / LEDGER, resume))
+    known = resume and (not file or _holds(ledger or ledger_of(directory / resume), resume))
     if known:
-        plan, wanted = _resumed(ledger or directory / resume / LEDGER, resume)
+        plan, wanted = _resumed(ledger or ledger_of(directory / resume), resume)
     else:
         if resume and not (directory / resume).is_dir():
-            there = ", ".join(sorted(path.parent.name for path in directory.glob(f"*/{LEDGER}"))) or "none"
+            there = ", ".join(sorted(path.name for path in directory.glob("*") if ledger_file(path))) or "none"
             raise StoreError(f"there is no run {resume!r} in {directory}", remedy=f"Runs there are: {there}.")
         if run:  # before anything is written into its directory
             check_name("run", run)
-            _check_new(ledger or directory / run / LEDGER, run)
+            _check_new(ledger or ledger_of(directory / run), run)
         plan, wanted = _compiled(file, resume or run, directory, overrides)
     place = directory / plan.run
     write_run_file(plan, place / "run.yaml")
+    if ledger:
+        note_ledger(place, ledger)
+    elsewhere = ledger or str(ledger_of(place))
     try:
-        return asyncio.run(_run(plan, place, broker or wanted, fleet, bool(resume), ledger, emit, say))
+        return asyncio.run(_run(plan, place, broker or wanted, fleet, bool(resume), elsewhere, emit, say))
     except (KeyboardInterrupt, asyncio.CancelledError) as error:  # Ctrl-C, SIGTERM
         way_on = f"Go on after the last finished round with the same options and --resume {plan.run}."
         raise KeyboardInterrupt(way_on) from error

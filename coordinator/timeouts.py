@@ -8,6 +8,12 @@ from typing import Final, NamedTuple
 
 #: A second process (a report, a console) may hold the ledger's lock for one transaction: milliseconds. More is a hang.
 LEDGER_BUSY_S: Final = 15.0
+#: A database server that is lost in the middle of a run is waited for: a restart takes seconds, a standby that takes
+#: over up to half a minute. Nothing else happens meanwhile, and devices are silent no longer than they may be.
+LEDGER_AWAY_S: Final = 30.0
+LEDGER_RETRY_S: Final = 0.25
+#: Seconds until a database server that does not answer is given up.
+LEDGER_CONNECT_S: Final = 10
 
 
 class Timeouts(NamedTuple):

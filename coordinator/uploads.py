@@ -42,7 +42,8 @@ class _Upload:
     receiver: Receiver | None = None  # None: waits at the gate
     partials: dict[str, PartialObject] = field(default_factory=dict)
     payload_bytes: int = 0
-    began: float = 0.0  # when its first chunk came
+    resent_bytes: int = 0  # of receivers there were before this one
+    began: float = 0.0  # when it was asked for
     whole: bool = False  # its contents are being checked
 
 
@@ -118,6 +119,7 @@ class Uploads:
             if upload.receiver is not None and not upload.whole:
                 self._perform(device, upload.receiver.on_tick(now))
                 if upload.receiver.stalls >= 2 and (others := self._gate.rotate(device)):
+                    upload.resent_bytes += upload.receiver.duplicate_bytes
                     upload.receiver = None
                     self._start(others)
 
@@ -144,6 +146,7 @@ class Uploads:
         for device in devices:
             upload = self._uploads[device]
             refs = list({ref.id: ref for ref in upload.update.manifest.values()}.values())
+            upload.began = upload.began or self._clock()
             chunk_bytes, credit = self._pace.of([device])
             with self._spoiling(device):
                 partials = (self._store.partial(ref, chunk_bytes) for ref in refs)
@@ -169,7 +172,6 @@ class Uploads:
                 if isinstance(instruction, StoreChunk) and chunk is not None:
                     upload.partials[instruction.object_id].write(instruction.index, chunk.data)
                     upload.payload_bytes += len(chunk.data)
-                    upload.began = upload.began or self._clock()
                 elif isinstance(instruction, VerifyObject):
                     ok = upload.partials[instruction.object_id].verify()
                     self._perform(device, upload.receiver.on_verified(instruction.object_id, ok, self._clock()))
@@ -205,8 +207,10 @@ class Uploads:
         if isinstance(found, Refusal):
             self._spoil(device, found)
             return
+        resent = upload.resent_bytes + (upload.receiver.duplicate_bytes if upload.receiver is not None else 0)
         figures = {
             "payload_up_bytes": Figure(float(upload.payload_bytes), "counted", "chunks the coordinator received"),
+            "resent_up_bytes": Figure(float(resent), "counted", "chunks the coordinator received more than once"),
             **self._down(device),
         }
         self._done(device)

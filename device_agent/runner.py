@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import random
 import shutil
 import time
 from collections.abc import Callable, Coroutine
@@ -97,8 +98,8 @@ class Agent:
     async def _connect(self) -> None:
         self._post(v.Tick())  # lets the machine start the trainer while the broker is still being dialled
         wait_s = DIAL_FIRST_S
-        while not await self._dial(wait_s):
-            await asyncio.sleep(wait_s)
+        while not await self._dial(pause_s := random.uniform(wait_s / 2, wait_s)):
+            await asyncio.sleep(pause_s)
             wait_s = min(2 * wait_s, DIAL_LAST_S)
         await self.transport.subscribe(topics.device_subscriptions(self.identity.fleet, self.identity.device))
         self._listening = True

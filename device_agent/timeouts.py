@@ -22,7 +22,8 @@ TRAINER_STOP_S: Final = 3.0
 TRAINER_RESTART_S: Final = 1.0
 #: After so many deaths in a row while getting ready, the agent gives up: importing torch does not heal by itself.
 TRAINER_RESTARTS: Final = 3
-#: Wait before the broker is dialled again when it was unreachable at start: doubles from the first to the last.
+#: Wait before the broker is dialled again when it was unreachable at start: doubles from the first to the last, and
+#: each time some part of its second half is left out by chance: devices that got power together knock one by one.
 DIAL_FIRST_S: Final = 1.0
 DIAL_LAST_S: Final = 30.0
 #: What leaving may take: telling the broker, stopping the trainer. Service managers kill after 10 s (docker) or more.

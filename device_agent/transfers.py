@@ -16,6 +16,7 @@ from edgefl.errors import BrokerError, ProtocolError, StoreError
 from edgefl.objects import ObjectStore
 from edgefl.partials import PartialObject
 from edgefl.protocol import topics
+from edgefl.protocol.chunks import HEADER_BYTES
 from edgefl.protocol.messages import Grant, Need, Offer, Update
 from edgefl.records import Attempt, Figures, Refusal
 from edgefl.transport.base import Transport
@@ -124,13 +125,23 @@ class Transfers:
         return Meters(time.monotonic(), transport.bytes_sent, transport.bytes_received)
 
     def _publish_on(self, topic: str) -> Callable[[bytes], None]:
-        async def publish(payload: bytes) -> None:
+        leaving: set[bytes] = set()
+
+        async def publish(head: bytes, payload: bytes) -> None:
             try:
                 await self._transport().publish(topic, payload)
             except BrokerError as error:  # too large for this broker, or denied: the round is lost, the agent is not
                 self._emit("warning", text=error.message)
+            finally:
+                leaving.discard(head)
 
         def spawn(payload: bytes) -> None:
-            self._spawn(publish(payload))
+            """A chunk that is asked for again while it is leaving is not sent twice: it is late, or the link is cut,
+            after which the transport itself sends it again.
+            """
+            head = bytes(payload[:HEADER_BYTES])
+            if head not in leaving:
+                leaving.add(head)
+                self._spawn(publish(head, payload))
 
         return spawn

@@ -15,6 +15,7 @@ EXTRAS: dict[str, tuple[str, str]] = {
     "diffusers": ("diffusers", "completion"),
     "sqlalchemy": ("SQLAlchemy", "coordinator"),
     "alembic": ("alembic", "coordinator"),
+    "psycopg": ("psycopg", "postgresql"),
     "amqtt": ("amqtt", "coordinator"),
     "matplotlib": ("matplotlib", "coordinator"),
     "jinja2": ("jinja2", "coordinator"),

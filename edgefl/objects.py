@@ -176,10 +176,11 @@ class ObjectStore:
     def collect(self, keep: set[str]) -> int:
         """Drop every object, finished or not, whose id is not in ``keep``; the number of bytes ``empty`` gives back.
 
-        Quick: files only leave their places. What drops them for good may take its time, in another thread.
+        Quick: files only leave their places. What drops them for good may take its time, in another thread. What is
+        being published just now is waited for: its files are changing places.
         """
         freed = 0
-        with explained("clean", self.root):
+        with self._publishing, explained("clean", self.root):
             for file in self._files():
                 name, _, unfinished = file.name.partition(".")
                 if name in keep:

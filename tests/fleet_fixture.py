@@ -19,7 +19,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from ledger_fixture import ledger_at
 
+from coordinator.place import LEDGER
 from edgefl.cli.locate import read_run
 from edgefl.data.dataset import Dataset
 from edgefl.leash import leashed
@@ -202,6 +204,8 @@ class Fleet:
         file = self.directory / f"{run}.yaml"
         file.write_text(RUN)
         arguments = ["coordinator.cli", "run", str(file), "--run", run]
+        if isinstance(place := ledger_at(self.runs / run / LEDGER), str):
+            arguments += ["--ledger", place]
         for field, value in (settings or {}).items():
             arguments += ["--set", f"{field}={value}"]
         return self._coordinator(arguments)

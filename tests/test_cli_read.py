@@ -11,9 +11,11 @@ from pathlib import Path
 import msgspec
 import pytest
 import typer
+from ledger_fixture import ledger_in
 from report_fixture import run_report
 from typer.testing import CliRunner
 
+from coordinator.place import LEDGER
 from edgefl.cli import locate, main
 from edgefl.errors import BrokerError, EdgeFLError, RunError, StoreError
 
@@ -35,7 +37,7 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "runs"
     for age, name in enumerate(("20260101-old", "20260918-new")):
         (folder / name).mkdir(parents=True)
-        ledger = folder / name / locate.LEDGER
+        ledger = folder / name / LEDGER
         ledger.write_bytes(b"")
         os.utime(ledger, (1_000 + age, 1_000 + age))
     monkeypatch.setenv("EDGEFL_RUNS", str(folder))
@@ -214,7 +216,7 @@ def test_a_damaged_ledger_is_named_and_does_not_hide_the_others(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "bad").mkdir()
-    (tmp_path / "bad" / locate.LEDGER).write_bytes(b"this is no database" * 100)
+    (tmp_path / "bad" / LEDGER).write_bytes(b"this is no database" * 100)
     code, out, err = edgefl("runs", "--runs", str(tmp_path), "--format", "json", capsys=capsys)
     assert (code, json.loads(out)) == (0, [])
     assert "bad" in err
@@ -229,8 +231,7 @@ def test_the_verbs_read_a_real_ledger(
     from edgefl.plan.values import RunPlan
 
     monkeypatch.setenv("EDGEFL_RUNS", str(tmp_path))
-    (tmp_path / "r1").mkdir()
-    with Ledger(tmp_path / "r1" / locate.LEDGER) as ledger:
+    with Ledger(ledger_in(tmp_path / "r1")) as ledger:
         ledger.create(RunPlan(run="r1", name="first", recipe="layerwise"), {}, {"task": 4}, at=1_790_000_000.0)
     assert "first" in edgefl("runs", capsys=capsys)[1]
     assert json.loads(edgefl("runs", "--format", "json", capsys=capsys)[1])[0]["run"] == "r1"

@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 import pytest
 from coordinator_fixture import FLEET, STEP_BYTES, FakeDevice, FakeWorker, a_plan
+from ledger_fixture import ledger_at
 
 from coordinator.ledger import Ledger
 from coordinator.runner import run
@@ -51,6 +52,7 @@ class Scene:
             fleet=FLEET,
             emit=self.events.append,
             resume=resume,
+            ledger_url=str(ledger_at(self.directory / "run" / "ledger.sqlite")),
             worker=self.worker,
             timeouts=FAST._replace(**changes),
             broker="mqtt://user:secret@localhost:1883",
@@ -188,7 +190,7 @@ def test_nobody_fits_names_the_nearest_device_and_both_numbers(tmp_path: Path) -
 
     scene = played(tmp_path, script)
     assert scene.kinds()[-1] == "run_failed"
-    with Ledger(tmp_path / "run" / "ledger.sqlite") as ledger:
+    with Ledger(ledger_at(tmp_path / "run" / "ledger.sqlite")) as ledger:
         assert ledger.runs()[0].status == "failed"
 
 
@@ -281,7 +283,7 @@ def test_a_stopped_coordinator_goes_on_with_the_same_attempt(tmp_path: Path) -> 
         task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await task
-        with Ledger(tmp_path / "run" / "ledger.sqlite") as ledger:
+        with Ledger(ledger_at(tmp_path / "run" / "ledger.sqlite")) as ledger:
             assert ledger.report().status == "running"
         for device in devices:
             device.hold = False
@@ -339,7 +341,7 @@ def test_the_store_keeps_current_and_final_states_only(tmp_path: Path) -> None:
         await scene.coordinator(a_plan())
 
     played(tmp_path, script)
-    with Ledger(tmp_path / "run" / "ledger.sqlite") as ledger:
+    with Ledger(ledger_at(tmp_path / "run" / "ledger.sqlite")) as ledger:
         states = ledger.states("r1")
     keep = {ref.id for key in ((1, 1), (2, 2)) for ref in states[key].values()}
     store = tmp_path / "run" / "objects"

@@ -9,6 +9,7 @@ import pytest
 from fleet_fixture import Fleet, finish, share
 
 from coordinator.ledger import Ledger
+from coordinator.place import ledger_of
 from device_agent.values import Saved
 from edgefl.objects import ObjectStore
 from edgefl.records import Manifest
@@ -21,7 +22,7 @@ SETTINGS = {"recipe": "apromfl", "training.epochs": 12, "training.rounds": "[2, 
 
 def last_state(fleet: Fleet, run: str) -> Manifest:
     """Every part after round 2 that a device made: content hashes, equal when all their tensors are."""
-    with Ledger(fleet.runs / run / "ledger.sqlite", create=False) as ledger:
+    with Ledger(ledger_of(fleet.runs / run), create=False) as ledger:
         return {part: ref for part, ref in ledger.states(run)[1, 2].items() if part.startswith("@") or "head/" in part}
 
 

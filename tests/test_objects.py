@@ -13,6 +13,8 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 
 import pytest
@@ -408,3 +410,31 @@ def test_a_store_that_does_not_sync_drops_after_a_boot_what_a_loss_of_power_has_
     monkeypatch.setattr("edgefl.objects.boot_id", lambda: "another")
     after = ObjectStore(root, durable=False)
     assert (after.has(whole.id), after.has(torn.id)) == (True, False)
+
+
+def test_dropping_objects_waits_for_those_that_are_being_published(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An attempt is aborted while its objects are synced in another thread: neither finds the other's files gone."""
+    store = ObjectStore(tmp_path)
+    data = bytes(3000)
+    partial = store.partial(ObjectRef(object_id(data), len(data)), 1000)
+    for index in range(3):
+        partial.write(index, data[1000 * index : 1000 * (index + 1)])
+    assert partial.verify()
+    syncing, go_on = threading.Event(), threading.Event()
+
+    def slow(path: Path) -> None:
+        syncing.set()
+        assert go_on.wait(10)
+
+    monkeypatch.setattr("edgefl.objects.sync_file", slow)
+    with ThreadPoolExecutor(2) as pool:
+        publishing = pool.submit(store.publish, [partial])
+        assert syncing.wait(10)
+        dropping = pool.submit(store.collect, set())
+        assert wait([dropping], 0.2).not_done
+        go_on.set()
+        publishing.result(10)
+        assert dropping.result(10) > 0
+    assert not store.has(object_id(data))

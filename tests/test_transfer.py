@@ -718,3 +718,57 @@ def test_the_gate_never_admits_too_many_and_never_leaves_a_place_empty(limit, ev
         assert len(gate.admitted) == limit or not gate.waiting
         assert not gate.admitted & set(gate.waiting)
         assert len(set(gate.waiting)) == len(gate.waiting)
+
+
+# Slow links: what is late is not lost
+
+
+def slow_transfer(chunk_bytes: int, chunks: int, chunk_s: float, credit: int = 4) -> tuple[Receiver, int, int]:
+    """A transfer whose link takes ``chunk_s`` a chunk, one after the other.
+
+    The receiver, the chunks sent, and the bytes of those the sender knows to have sent more than once.
+    """
+    objects = [ObjectRef(name(0), chunks * chunk_bytes)]
+    sizes_of = {ref.id: ref.size for ref in objects}
+    receiver = Receiver("t", "a", objects, chunk_bytes, credit, life=7)
+    sender, now, free_at = Sender("t", sizes_of, ["a"]), 0.0, 0.0
+    on_the_way: list[tuple[float, int]] = []
+    sent = 0
+
+    def send(instructions: list[object]) -> None:
+        nonlocal free_at, sent
+        for one in instructions:
+            if isinstance(one, SendChunk):
+                free_at, sent = max(free_at, now) + chunk_s, sent + 1
+                on_the_way.append((free_at, one.index))
+
+    def answer(instructions: list[object]) -> None:
+        for one in instructions:
+            if isinstance(one, SendNeed):
+                send(sender.on_need("a", one.need, now))
+            elif isinstance(one, VerifyObject):
+                answer(receiver.on_verified(one.object_id, True, now))
+
+    answer(receiver.start({name(0): bitmap(chunks)}, now))
+    while not receiver.finished or on_the_way:
+        now += 0.25
+        while on_the_way and on_the_way[0][0] <= now:
+            answer(receiver.on_chunk(name(0), on_the_way.pop(0)[1], chunk_bytes, now))
+        answer(receiver.on_tick(now))
+        send(sender.on_tick(now))
+        assert now < 10_000
+    return receiver, sent, sender.resent_bytes("a")
+
+
+@pytest.mark.parametrize("chunk_bytes", [96 * 1024, 384 * 1024])
+def test_at_256_kbit_s_nothing_is_sent_twice(chunk_bytes: int) -> None:
+    receiver, sent, again = slow_transfer(chunk_bytes, 12, 8 * chunk_bytes / 256_000)
+    assert (sent, receiver.duplicate_bytes, again) == (12, 0, 0)
+
+
+def test_a_link_slower_than_thought_is_learned_from_its_first_chunk() -> None:
+    """9 s a chunk: the first window is asked for again, once, and probed once; then the pace is known."""
+    receiver, sent, again = slow_transfer(96 * 1024, 12, 9.0)
+    assert receiver.finished
+    assert sent <= 12 + 4 + 1
+    assert receiver.duplicate_bytes == again == (sent - 12) * 96 * 1024

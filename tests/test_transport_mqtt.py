@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import random
 import signal
 import socket
 import ssl
@@ -28,7 +29,8 @@ from transport_fixtures import (
 from edgefl.errors import BrokerError
 from edgefl.transport.address import parse_url
 from edgefl.transport.broker import Broker, start_broker
-from edgefl.transport.link import BACKOFF_BASE_S, BACKOFF_CAP_S, backoff_s
+from edgefl.transport.client import Meter, Settings
+from edgefl.transport.link import BACKOFF_BASE_S, BACKOFF_CAP_S, Link, Listener, backoff_s
 from edgefl.transport.mosquitto import write_configuration
 from edgefl.transport.mqtt import MqttTransport
 
@@ -310,6 +312,43 @@ def test_back_off_is_full_jitter_under_a_cap() -> None:
     assert backoff_s(0, 1.0) == BACKOFF_BASE_S
     assert backoff_s(3, 0.5) == 0.5 * 8 * BACKOFF_BASE_S
     assert backoff_s(100, 1.0) == BACKOFF_CAP_S
+
+
+def test_clients_that_lost_the_broker_together_do_not_knock_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of two hundred links draws its own pauses, which grow, and none is longer than its cap."""
+    pauses: list[list[float]] = []
+
+    class Ended:
+        """In place of the event that ends the thread: notes each pause, and ends after twelve of them."""
+
+        def __init__(self) -> None:
+            self.waits: list[float] = []
+
+        def is_set(self) -> bool:
+            return len(self.waits) == 12
+
+        def wait(self, seconds: float) -> None:
+            self.waits.append(seconds)
+
+    def away(_: Link) -> None:
+        raise BrokerError("nobody answers")
+
+    random.seed(5)
+    quiet = Listener(*(lambda *arguments: None for _ in range(6)))
+    for number in range(200):
+        link = Link(Settings(parse_url("mqtt://localhost"), f"client-{number}"), quiet, Meter())
+        monkeypatch.setattr(link, "_serve", lambda client: None)
+        monkeypatch.setattr(link, "_open", lambda link=link: setattr(link, "_open", lambda: away(link)))
+        link._stopping = ended = Ended()  # type: ignore[assignment]
+        link._run()
+        pauses.append(ended.waits)
+    for attempt in range(12):
+        drawn = sorted(waits[attempt] for waits in pauses)
+        most = min(BACKOFF_CAP_S, BACKOFF_BASE_S * 2**attempt)
+        assert 0 <= drawn[0] <= drawn[-1] <= most
+        # Spread over the whole range: a quarter of them in each quarter, with a wide margin (10 to 40 %).
+        quarters = [sum(most * q / 4 <= one < most * (q + 1) / 4 for one in drawn) for q in range(4)]
+        assert all(20 <= count <= 80 for count in quarters), quarters
 
 
 def test_messages_sent_through_many_breaks_all_arrive(broker: Broker) -> None:

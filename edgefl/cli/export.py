@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 import msgspec
 import typer
 
-from coordinator.place import LEDGER
+from coordinator.place import ledger_of
 from edgefl.cli.locate import RUNS, RunArgument, RunsOption, find_run, read_run
 from edgefl.cli.options import Format, print_json
 from edgefl.errors import RunError
@@ -135,7 +135,7 @@ def final_state(directory: Path) -> FinalState:
     from coordinator.ledger import Ledger
 
     report = read_run(directory)
-    with Ledger(directory / LEDGER, create=False) as ledger:
+    with Ledger(ledger_of(directory), create=False) as ledger:
         plan = ledger.plan(report.run)
         position = ledger.position(report.run)
     if position.stage == 0:
@@ -165,7 +165,7 @@ def _record(directory: Path, run: str, rows: list[BundleRow]) -> None:
     """Note the bundles in the ledger, those inside the run's directory by their path from there."""
     from coordinator.ledger import Ledger
 
-    with Ledger(directory / LEDGER, create=False) as ledger:
+    with Ledger(ledger_of(directory), create=False) as ledger:
         for row in rows:
             path = Path(row.path)
             inside = path.is_relative_to(directory)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from coordinator.place import LEDGER
+from coordinator.place import EVENTS, ledger_file, ledger_of
 from edgefl.errors import RunError, StoreError
 from edgefl.report.rows import RunReport
 
@@ -17,16 +17,21 @@ RUNS = Path("runs")
 
 
 def run_directories(runs: Path) -> list[Path]:
-    """Directories in ``runs`` that hold a ledger, newest ledger first."""
+    """Directories in ``runs`` that have a ledger, the one that was written last first."""
     if not runs.is_dir():
         return []
-    found = [path for path in runs.iterdir() if (path / LEDGER).is_file()]
-    return sorted(found, key=lambda path: (path / LEDGER).stat().st_mtime, reverse=True)
+    return sorted((path for path in runs.iterdir() if ledger_file(path)), key=_changed, reverse=True)
+
+
+def _changed(directory: Path) -> float:
+    """When something was last written about the run; its ledger may be a database elsewhere."""
+    files = (ledger_file(directory), directory / EVENTS)
+    return max((file.stat().st_mtime for file in files if file is not None and file.is_file()), default=0.0)
 
 
 def find_run(text: str, runs: Path) -> Path:
     """The directory of the run ``text`` names. Raises RunError naming what there is when none or several fit."""
-    if "/" in text and (Path(text) / LEDGER).is_file():
+    if "/" in text and ledger_file(Path(text)):
         return Path(text)
     directories = run_directories(runs)
     if not directories:
@@ -50,9 +55,11 @@ def read_run(directory: Path) -> RunReport:
     """The report of the run in ``directory``. Raises StoreError when its ledger cannot be read."""
     from coordinator.ledger import Ledger
 
-    with Ledger(directory / LEDGER, create=False) as ledger:
+    place = ledger_of(directory)
+    with Ledger(place, create=False) as ledger:
         known = [report.run for report in ledger.runs()]
-        return ledger.report(directory.name if directory.name in known else "")
+        # A renamed directory still holds its one run; a database may hold any others.
+        return ledger.report(directory.name if directory.name in known or isinstance(place, str) else "")
 
 
 def read_runs(runs: Path) -> tuple[list[RunReport], list[str]]:
@@ -66,8 +73,9 @@ def read_runs(runs: Path) -> tuple[list[RunReport], list[str]]:
     unreadable: list[str] = []
     for directory in directories:
         try:
-            with Ledger(directory / LEDGER, create=False) as ledger:
-                found += ledger.runs()
+            place = ledger_of(directory)
+            with Ledger(place, create=False) as ledger:
+                found += [run for run in ledger.runs() if isinstance(place, Path) or run.run == directory.name]
         except StoreError as error:
             unreadable.append(f"{directory}: {error.message}")
     return sorted(found, key=lambda report: report.started_at, reverse=True), unreadable

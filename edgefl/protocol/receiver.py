@@ -24,6 +24,12 @@ from edgefl.records import ObjectRef
 #: is not taken for a loss. Doubles with each silence in a row, up to MAX_STALL_S, so that any link gets through.
 STALL_S = 5.0
 MAX_STALL_S = 60.0
+#: At 256 kbit/s a chunk of 384 KiB, the largest that a link has been thought fit for, takes 12 s: what is on its way is
+#: not asked for again before one and a half times as long. Bytes a second.
+SLOW_LINK = 32_000
+#: A chunk that comes after it was asked for again so often (5 and 15 s after the last one) may be late by a slow link;
+#: a longer silence was a cut, or a sender that was away, and tells nothing of the link.
+SLOW_STALLS = 2
 #: A finished receiver that is still sent chunks repeats its ``done``, at most this often.
 REPEAT_S = 1.0
 #: Wrong hashes of one object after which the sender's copy must be taken as damaged.
@@ -53,6 +59,7 @@ class Receiver:
         self.device = device
         self.credit = max(1, min(credit, MAX_CREDIT))
         self.dropped: Counter[str] = Counter()
+        self.duplicate_bytes = 0  # of chunks that arrived though they were here already
         self.received = 0  # wanted chunks that arrived, in all epochs
         self.finished = False
         self.stalls = 0  # in a row, without a chunk between them
@@ -64,7 +71,9 @@ class Receiver:
         self._wrong_hashes: Counter[str] = Counter()
         self._in_epoch = 0
         self._acknowledged = 0
-        self._silent_since = 0.0
+        self._silent_since = 0.0  # the last chunk, or the last time it asked
+        self._last_at = 0.0  # the last chunk, or the first time it asked
+        self._gap_s = 0.0  # between chunks, of late
         self._said_done = 0.0
 
     @property
@@ -74,6 +83,7 @@ class Receiver:
 
     def start(self, missing: Mapping[str, bytes], now: float) -> list[Instruction]:
         """Begin. ``missing``: ``PartialObject.missing()`` of every object that is not finished; the others are here."""
+        self._last_at = now
         self._lacking = self._layout.pack(missing)
         self._unverified = set(missing)
         complete = [name for name in missing if not self._lacking & self._layout.whole(name)]
@@ -88,6 +98,7 @@ class Receiver:
         """A chunk of ``size`` bytes arrived, on the shared topic or the device's own."""
         if self.finished:
             self.dropped["finished"] += 1
+            self.duplicate_bytes += size
             return self._repeat_done(now) if now - self._said_done >= REPEAT_S else []
         number = self._layout.number(object_id, index)
         if number is None:
@@ -98,12 +109,16 @@ class Receiver:
             return []
         if not self._lacking >> number & 1:
             self.dropped["duplicate"] += 1
+            self.duplicate_bytes += size
+            self._silent_since = now  # what was asked for twice is arriving: the rest is behind it
             return []
         self._lacking ^= 1 << number
         self.received += 1
         self._in_epoch += 1
+        if self.stalls <= SLOW_STALLS:
+            self._gap_s = max(now - self._last_at, self._gap_s / 2)
         self.stalls = 0
-        self._silent_since = now
+        self._silent_since = self._last_at = now
         instructions: list[Instruction] = [StoreChunk(object_id, index)]
         if not self._lacking & self._layout.whole(object_id):
             instructions.append(VerifyObject(object_id))
@@ -128,7 +143,9 @@ class Receiver:
 
     def on_tick(self, now: float) -> list[Instruction]:
         """Call about twice a second: opens a new epoch when nothing has come for too long."""
-        patience = min(MAX_STALL_S, STALL_S * 2 ** min(self.stalls, 16))
+        # A slow link has shown its pace by the chunks before, and a large chunk takes its time.
+        least = max(STALL_S, 2 * self._gap_s, 1.5 * self._layout.chunk_bytes / SLOW_LINK)
+        patience = min(MAX_STALL_S, least * 2 ** min(self.stalls, 16))
         if self.finished or not self._lacking or now - self._silent_since < patience:
             return []
         self.stalls += 1

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
-from typing import Literal
 
 from edgefl.errors import ProtocolError
 from edgefl.protocol.chunks import DEFAULT_CHUNK_BYTES
-from edgefl.protocol.instructions import MAX_CREDIT, STEP_BITS, Completed, Failed, Instruction, SendChunk
+from edgefl.protocol.instructions import MAX_CREDIT, Completed, Failed, Instruction, SendChunk
 from edgefl.protocol.layout import Layout, in_at_least, lowest
 from edgefl.protocol.messages import Need
+from edgefl.protocol.peers import Epochs, Given, Peer
+from edgefl.protocol.receiver import SLOW_LINK
 
 #: How long a sender waits for the other receivers before the first chunk. Ends early when all that are expected have
 #: asked; a second is ample for an agent to check its store, and is only lost when one of them never asks.
@@ -24,62 +24,6 @@ PACE_STALL_S = 3.0
 #: that a device that never comes back costs a chunk every few minutes, until its round is closed.
 PROBE_S = 10.0
 MAX_PROBE_S = 160.0
-#: Earlier lives of a device that are remembered: no device restarts more often within one transfer.
-MAX_LIVES = 64
-
-
-@dataclass
-class _Peer:
-    """What a sender knows of one receiver that has asked and does not have everything yet."""
-
-    credit: int
-    todo: int  # set of chunks it asked for in this epoch and was not yet sent
-    heard: float
-    in_step: bool
-    sent: int = 0  # in this epoch
-    received: int = 0  # acknowledged in this epoch
-    blocked_at: float | None = None  # since when it holds up the shared topic
-    blocked_received: int = 0
-    last: int = 0
-    probes: int = 0
-
-    @property
-    def has_room(self) -> bool:
-        return self.sent - self.received < self.credit
-
-    def take(self, number: int) -> None:
-        """Count a chunk as sent to it."""
-        self.todo ^= 1 << number
-        self.sent += 1
-        self.last = number
-
-
-class _Epochs:
-    """Tells a new epoch of a device from the present one and from stale ones, through restarts of the device.
-
-    Lives are random, so nothing says which of two is the later one; a receiver that lives opens ever new epochs, which
-    is what counts. A message that was overtaken by one of a later life costs one stall, no more.
-    """
-
-    def __init__(self) -> None:
-        self._present: dict[str, int] = {}
-        self._last_steps: dict[str, dict[int, int]] = {}  # device -> life -> last step
-
-    def judge(self, device: str, epoch: int) -> Literal["new", "present", "replaced", "stale"]:
-        """``replaced``: the last epoch of a life, after another life has taken over."""
-        life, step = divmod(epoch, 1 << STEP_BITS)
-        last = self._last_steps.get(device, {}).get(life, -1)
-        if step != last:
-            return "new" if step > last else "stale"
-        return "present" if self._present.get(device) == epoch else "replaced"
-
-    def enter(self, device: str, epoch: int) -> None:
-        life, step = divmod(epoch, 1 << STEP_BITS)
-        lives = self._last_steps.setdefault(device, {})
-        lives[life] = step
-        if len(lives) > MAX_LIVES:
-            del lives[next(iter(lives))]
-        self._present[device] = epoch
 
 
 class Sender:
@@ -100,8 +44,9 @@ class Sender:
         self.stalls = 0
         self._sizes = dict(sizes)
         self._layout = Layout(sizes, DEFAULT_CHUNK_BYTES)
-        self._peers: dict[str, _Peer] = {}
-        self._epochs = _Epochs()
+        self._peers: dict[str, Peer] = {}
+        self._epochs = Epochs()
+        self._given: dict[str, Given] = {}
         self._awaited = set(expected)
         self._gather_until: float | None = None
         self._shared = 0  # set of chunks still to be published once for all
@@ -120,6 +65,10 @@ class Sender:
     def in_step(self) -> frozenset[str]:
         """Active devices at whose pace the shared topic runs."""
         return frozenset(device for device, peer in self._peers.items() if peer.in_step)
+
+    def resent_bytes(self, device: str) -> int:
+        """Bytes of the chunks that a device was sent more than once."""
+        return self._given[device].again_bytes if device in self._given else 0
 
     def on_need(self, device: str, need: Need, now: float) -> list[Instruction]:
         """A Need (or Grant) of ``device`` arrived."""
@@ -189,6 +138,8 @@ class Sender:
             return False
         self._peers.pop(device, None)
         self._shared = 0
+        for given in self._given.values():
+            given.chunks = 0  # these were numbers of other chunks
         return True
 
     def _complete(self, device: str, need: Need, now: float) -> list[Instruction]:
@@ -200,7 +151,7 @@ class Sender:
         self.completed.add(device)
         return [*news, *self._pump(now)]
 
-    def _acknowledge(self, device: str, peer: _Peer, need: Need, now: float) -> list[Instruction]:
+    def _acknowledge(self, device: str, peer: Peer, need: Need, now: float) -> list[Instruction]:
         if need.received <= peer.received:
             self.dropped["stale_progress"] += 1
             return []
@@ -225,10 +176,12 @@ class Sender:
         self._epochs.enter(device, need.epoch)
         self.completed.discard(device)
         self._awaited.discard(device)
-        self._peers[device] = _Peer(
+        self._peers[device] = Peer(
             credit=min(need.credit, MAX_CREDIT),
             todo=todo,
             heard=now,
+            since=now,
+            given=self._given.setdefault(device, Given()),
             in_step=in_step or self._gather_until is not None,
         )
         self._plan()
@@ -270,7 +223,7 @@ class Sender:
             self._note_blocked(now)
         return instructions
 
-    def _publishable(self, pacing: list[_Peer]) -> int:
+    def _publishable(self, pacing: list[Peer]) -> int:
         """Those of the shared chunks that nobody without room lacks."""
         free = self._shared
         for peer in pacing:
@@ -287,16 +240,25 @@ class Sender:
             elif peer.blocked_at is None and not peer.has_room:
                 peer.blocked_at, peer.blocked_received = now, peer.received
 
-    def _send(self, device: str | None, number: int, takers: Iterable[_Peer]) -> SendChunk:
+    def _send(self, device: str | None, number: int, takers: Iterable[Peer]) -> SendChunk:
+        where = self._layout.locate(number)
+        size = self._layout.length(*where)
         for peer in takers:
-            peer.take(number)
-        return SendChunk(device, *self._layout.locate(number))
+            peer.take(number, size)
+        return SendChunk(device, *where)
+
+    def _flight_s(self, peer: Peer) -> float:
+        """How long what is on its way to it may take: twice what it has shown to need, or as over a slow link."""
+        on_its_way = peer.sent - peer.received
+        slow = 1.5 * on_its_way * self._layout.chunk_bytes / SLOW_LINK
+        return min(slow, 2 * on_its_way * (peer.heard - peer.since) / peer.received) if peer.received else slow
 
     def _probe(self, now: float) -> list[Instruction]:
         instructions: list[Instruction] = []
         for device, peer in self._peers.items():
-            patience = min(MAX_PROBE_S, PROBE_S * 2 ** min(peer.probes, 16))
+            patience = min(MAX_PROBE_S, max(PROBE_S, self._flight_s(peer)) * 2 ** min(peer.probes, 16))
             if not peer.todo and now - peer.heard >= patience:
                 peer.heard, peer.probes = now, peer.probes + 1
                 instructions.append(self._send(device, peer.last, ()))
+                peer.given.count(peer.last, self._layout.length(*self._layout.locate(peer.last)))
         return instructions

@@ -24,6 +24,8 @@ MEANINGS: dict[str, str] = {
     "payload_up_bytes": "payload sent",
     "layer_down_bytes": "of the payload received, the one layer in place of the poverty layer",
     "payload_down_bytes": "payload received",
+    "resent_up_bytes": "payload sent again after losses and cuts",
+    "resent_down_bytes": "payload received again after losses and cuts",
     "wire_up_bytes": "sent on the wire",
     "wire_down_bytes": "received on the wire",
     "wall_s": "wall time, from offer to update",
