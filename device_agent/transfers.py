@@ -6,6 +6,8 @@ import asyncio
 import time
 from collections.abc import Callable
 
+import xxhash
+
 from device_agent import values as v
 from device_agent.bill import Bill, Meters, unknown
 from device_agent.exchange import Download, Upload
@@ -16,7 +18,6 @@ from edgefl.errors import BrokerError, ProtocolError, StoreError
 from edgefl.objects import ObjectStore
 from edgefl.partials import PartialObject
 from edgefl.protocol import topics
-from edgefl.protocol.chunks import HEADER_BYTES
 from edgefl.protocol.messages import Grant, Need, Offer, Update
 from edgefl.records import Attempt, Figures, Refusal
 from edgefl.transport.base import Transport
@@ -125,23 +126,23 @@ class Transfers:
         return Meters(time.monotonic(), transport.bytes_sent, transport.bytes_received)
 
     def _publish_on(self, topic: str) -> Callable[[bytes], None]:
-        leaving: set[bytes] = set()
+        leaving: set[int] = set()
 
-        async def publish(head: bytes, payload: bytes) -> None:
+        async def publish(name: int, payload: bytes) -> None:
             try:
                 await self._transport().publish(topic, payload)
             except BrokerError as error:  # too large for this broker, or denied: the round is lost, the agent is not
                 self._emit("warning", text=error.message)
             finally:
-                leaving.discard(head)
+                leaving.discard(name)
 
         def spawn(payload: bytes) -> None:
-            """A chunk that is asked for again while it is leaving is not sent twice: it is late, or the link is cut,
+            """What is asked for again while it is leaving is not sent twice: it is late, or the link is cut,
             after which the transport itself sends it again.
             """
-            head = bytes(payload[:HEADER_BYTES])
-            if head not in leaving:
-                leaving.add(head)
-                self._spawn(publish(head, payload))
+            name = xxhash.xxh3_64_intdigest(payload)
+            if name not in leaving:
+                leaving.add(name)
+                self._spawn(publish(name, payload))
 
         return spawn

@@ -8,7 +8,7 @@ from pathlib import Path
 from device_agent.identity import Identity
 from device_agent.transfers import Transfers
 from edgefl.objects import ObjectStore
-from edgefl.protocol.chunks import decode_chunk
+from edgefl.protocol.chunks import decode_chunks
 from edgefl.protocol.messages import Grant, Update
 from edgefl.records import Attempt
 from edgefl.transport.memory import MemoryBroker, MemoryTransport
@@ -51,13 +51,13 @@ def test_a_chunk_that_is_leaving_is_not_sent_again_and_one_that_has_left_is(tmp_
             await asyncio.sleep(0.01)
 
         await ask(1, b"\x07")
-        assert [decode_chunk(payload).index for payload in transport.taken] == [0, 1, 2]
+        assert [decode_chunks(payload)[0].index for payload in transport.taken] == [0, 1, 2]
         await ask(2, b"\x07")
         assert len(transport.taken) == 3
         transport.through.set()
         await asyncio.gather(*tasks)
         await ask(3, b"\x06")
-        assert [decode_chunk(payload).index for payload in transport.taken[3:]] == [1, 2]
+        assert [decode_chunks(payload)[0].index for payload in transport.taken[3:]] == [1, 2]
         await asyncio.gather(*tasks)
 
     asyncio.run(scene())
