@@ -29,7 +29,7 @@ import msgspec
 import numpy as np
 import yaml
 
-from benchmarks import raw_broker
+from benchmarks import raw_broker, sections
 from benchmarks.echo_agents import CLASSES, MODALITY, SAMPLES, SHAPE
 from benchmarks.resource_table import MIB
 from device_agent.start import Options
@@ -117,11 +117,11 @@ async def measured(case: Case, kind: str, folder: Path) -> Outcome:
     async with start_broker(folder / "broker", kind) as broker:
         run = folder / "runs" / "echo"
         environment = {**os.environ, "EDGEFL_BROKER": broker.url, "OMP_NUM_THREADS": "1"}
-        with _agents(case, folder, environment) as agents:
+        with agents(case, folder, environment) as spent:
             command = [sys.executable, "-m", "coordinator.cli", "run", str(folder / "run.yaml"), "--events"]
             command += ["--run", "echo", "--directory", str(run.parent)]
             coordinator = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)
-            peak = asyncio.create_task(_highest(coordinator.pid))
+            peak = asyncio.create_task(highest(coordinator.pid))
             _, status, used = await asyncio.to_thread(os.wait4, coordinator.pid, 0)
             coordinator.returncode = os.waitstatus_to_exitcode(status)
             if coordinator.returncode:
@@ -142,11 +142,11 @@ async def measured(case: Case, kind: str, folder: Path) -> Outcome:
         raw,
         await peak,
         (used.ru_utime + used.ru_stime) / len(begun),
-        sum(agents) / len(begun),
+        sum(spent) / len(begun),
     )
 
 
-async def _highest(pid: int) -> int:
+async def highest(pid: int) -> int:
     """The kernel's high-water mark of a process' memory, when it was last looked at before its end."""
     peak = 0
     while True:
@@ -161,10 +161,10 @@ async def _highest(pid: int) -> int:
 
 
 @contextlib.contextmanager
-def _agents(case: Case, folder: Path, environment: dict[str, str]) -> Iterator[list[float]]:
+def agents(case: Case, folder: Path, environment: dict[str, str]) -> Iterator[list[float]]:
     """The agents' processes; afterwards the CPU seconds each has used, its trainer's with it."""
     names = [f"agent-{n:03d}" for n in range(case.agents)]
-    children, spent = [], list[float]()
+    children, used_s = [], list[float]()
     for n in range(min(PROCESSES, case.agents)):
         every = [
             Options(device=name, data=str(folder / "test.npz"), state=str(folder / name), budget=Budget())
@@ -175,14 +175,14 @@ def _agents(case: Case, folder: Path, environment: dict[str, str]) -> Iterator[l
         command = [sys.executable, "-m", "benchmarks.echo_agents", str(file)]
         children.append(subprocess.Popen(command, env=environment))
     try:
-        yield spent
+        yield used_s
     finally:
         for child in children:
             child.send_signal(signal.SIGTERM)
         for child in children:
             _, _, used = os.wait4(child.pid, 0)
             child.returncode = 0
-            spent.append(used.ru_utime + used.ru_stime)
+            used_s.append(used.ru_utime + used.ru_stime)
 
 
 def page(found: Sequence[Outcome]) -> str:
@@ -213,6 +213,7 @@ def main() -> None:
     parser.add_argument("--case", choices=[case.name for case in CASES], action="append")
     parser.add_argument("--broker", choices=("mosquitto", "amqtt"), action="append")
     parser.add_argument("--keep", type=Path, help="folder to keep everything in")
+    parser.add_argument("--write", type=Path, help="folder of transport.md")
     options = parser.parse_args()
     found = []
     for kind in options.broker or ("mosquitto", "amqtt"):
@@ -225,7 +226,13 @@ def main() -> None:
                 started = time.monotonic()
                 found.append(asyncio.run(measured(case, kind, folder)))
             sys.stderr.write(f"{kind} {case.name}: {found[-1].round_s:.3f} s ({time.monotonic() - started:.0f} s)\n")
-    sys.stdout.write(page(found))
+    text = page(found)
+    if options.write is not None:
+        explained = (__doc__ or "").split("\n\n")[1]
+        sections.transport(
+            options.write, "Rounds without training", "python -m benchmarks.echo", f"{explained}\n\n{text}"
+        )
+    sys.stdout.write(text)
 
 
 if __name__ == "__main__":
