@@ -17,6 +17,8 @@ from coordinator.tables import HEAD
 from coordinator.timeouts import LEDGER_BUSY_S
 from edgefl.errors import StoreError
 
+_DAMAGED = "The file is damaged: put back a copy of it, or move this run's directory away."
+
 
 def sqlite_url(path: Path) -> str:
     """URL of a SQLite file."""
@@ -62,10 +64,12 @@ def named_errors(name: str) -> Iterator[None]:
     except SQLAlchemyError as error:
         cause = getattr(error, "orig", None) or error
         damaged = any(word in str(cause) for word in ("not a database", "malformed"))
-        remedy = "The file is damaged: put back a copy of it, or move this run's directory away." if damaged else None
+        remedy = _DAMAGED if damaged else None
         raise StoreError(f"the ledger {name} can not be used: {cause}", remedy=remedy) from error
     except OSError as error:
         raise StoreError(f"the ledger {name} can not be used: {error}") from error
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise StoreError(f"the ledger {name} holds what makes no sense: {error}", remedy=_DAMAGED) from error
 
 
 def writing(engine: Engine) -> Connection:

@@ -126,7 +126,7 @@ class _Batch:
     def _device(self, save: SaveDevice) -> None:
         hello = msgspec.to_builtins(save.hello)
         row = {name: hello[name] for name in ("capabilities", "budget", "samples", "class_counts")}
-        row["profile"] = save.hello.profile[:128]
+        row["profile"] = _text(save.hello.profile, 128)
         self.devices[save.hello.device] = {"run": self._run, "device": save.hello.device, **row}
 
     def _round(self, save: SaveRound) -> None:
@@ -162,14 +162,19 @@ class _Batch:
         self.figures[tuple(key[name] for name in _FIGURES_OF)] = [
             {
                 **key,
-                "name": name[:64],
+                "name": _text(name, 64),
                 "value": figure.value,
                 "kind": figure.kind,
-                "source": figure.source[:256],
-                "reason": figure.reason[:1024],
+                "source": _text(figure.source, 256),
+                "reason": _text(figure.reason, 1024),
             }
             for name, figure in list(figures.items())[:MAX_FIGURES]
         ]
 
     def _key(self, attempt: Attempt) -> Row:
         return {"run": self._run, "stage": attempt.stage, "round": attempt.round, "attempt": attempt.attempt}
+
+
+def _text(told: str, length: int) -> str:
+    """What a device said of itself, as every database takes it: PostgreSQL has no text with a zero byte."""
+    return told[:length].replace("\0", "")

@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import os
 import secrets
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -37,6 +38,17 @@ def write_new(path: Path, data: bytes | bytearray | memoryview) -> None:
     finally:
         os.close(descriptor)
     sync_directory(path.parent)
+
+
+def read_at_most(path: Path, limit: int) -> bytes:
+    """All bytes of a file that has at most ``limit``, also of one that tells no size. Raises OSError, ValueError."""
+    with path.open("rb") as file:
+        status = os.fstat(file.fileno())
+        # Reading takes memory for as much as it is asked for.
+        data = file.read(min(limit, status.st_size) + 1 if stat.S_ISREG(status.st_mode) else limit + 1)
+    if len(data) > limit:
+        raise ValueError(f"larger than {limit} bytes")
+    return data
 
 
 def sweep_temporaries(directory: Path) -> None:

@@ -14,7 +14,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from edgefl.data.arrays import Array, read_npz, write_npz
+from edgefl.data.arrays import MAX_DATASET_BYTES, Array, read_npz, write_npz
 from edgefl.data.rows import Rows, chosen
 from edgefl.errors import DataError, Problem
 from edgefl.records import MODALITY_RULE, is_modality
@@ -204,6 +204,15 @@ def _assemble(arrays: dict[str, Array], names: list[str], kinds: Mapping[str, st
             raise DataError(
                 f"array {name!r} has shape {arrays[name].shape}: a modality has samples along the first axis"
             )
+    # Small integers become float32 or int64: what they take then is bounded before it is taken.
+    room = sum(
+        arrays[m].size * (8 if arrays[m].dtype.kind in "iu" and arrays[m].dtype != np.uint8 else 4) for m in names
+    )
+    if room > MAX_DATASET_BYTES:
+        raise DataError(
+            f"{room} bytes of samples in memory, more than the limit of {MAX_DATASET_BYTES}",
+            remedy="Split the data set over several devices, or make the samples smaller.",
+        )
     count = len(arrays[names[0]])
     flags = {m: np.asarray(arrays.get(f"{m}.present", np.ones(count)), dtype=bool) for m in names}
     modalities = {m: as_values(arrays.pop(m), kinds.get(m, "")) for m in names}

@@ -99,6 +99,8 @@ def unpack(
 ) -> dict[str, Array]:
     """What ``pack`` called ``held``; ``base`` may be None for a packing that is no change of it.
 
+    ``limit`` bounds both the packed bytes and what they unpack to, before anything is allocated.
+
     Raises ProtocolError, naming the tensor, for what can not be right.
     """
     coded = decode_part(data, limit, finite=True, copy=False)
@@ -114,15 +116,20 @@ def unpack(
         strange = min(names.keys() ^ base.keys())
         raise ProtocolError(f"tensor {strange[:80]!r} is in the packed part or in what it is based on, but not in both")
     held = {}
+    room = limit
     for name in names:
         if f"{name}|whole" in coded:
             held[name] = coded[f"{name}|whole"]
+            room -= held[name].nbytes
             continue
         shape = next((coded[key].shape for form in ("f16", "bf16", "int8") if (key := f"{name}|{form}") in coded), ())
         start = None
         if base is not None:
             shape = base[name].shape
             start = np.asarray(base[name], np.float32) if packing.startswith("delta+") else None
+        room -= math.prod(max(1, size) for size in shape) * np.dtype(np.float32).itemsize
+        if room < 0:
+            raise ProtocolError(f"tensor {name[:80]!r} of shape {list(shape)} unpacks to more than {limit} bytes")
         if len(shape) < 2:
             raise ProtocolError(f"tensor {name[:80]!r} of shape {list(shape)} travels whole, and does not here")
         change = _decode(name, coded, shape)

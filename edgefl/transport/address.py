@@ -42,6 +42,10 @@ class Address:
 def parse_url(url: str) -> Address:
     """The address in a URL. Raises BrokerError, which never repeats the password."""
     try:
+        url.encode()
+    except UnicodeEncodeError:
+        raise BrokerError("the broker's URL is no text", remedy=_REMEDY) from None
+    try:
         parts = urlsplit(url)
         port = parts.port
     except ValueError as error:
