@@ -34,12 +34,10 @@ _KINDS = "fiubU"
 _DEFLATE_MOST = 1032
 #: A .npy header as numpy writes it, its three fields in any order. Numpy's own reader evaluates Python and gives memory
 #: to whatever shape that names.
-_HEADER = re.compile(
-    rb"\{(?:\s*'(?:descr|fortran_order|shape)':\s*(?:'[^'()]*'|True|False|\([0-9L, ]*\))\s*,?){3}\s*\}\s*"
-)
-_DESCR = re.compile(rb"'descr':\s*'([^']*)'")
-_SHAPE = re.compile(rb"'shape':\s*\(([^)]*)\)")
-_FORTRAN = re.compile(rb"'fortran_order':\s*(True|False)")
+_HEADER = re.compile(rb"\{(?: ?'(?:descr|fortran_order|shape)': ?(?:'[^'()]*'|True|False|\([0-9L, ]*\)),?){3} ?\}")
+_DESCR = re.compile(rb"'descr': ?'([^']*)'")
+_SHAPE = re.compile(rb"'shape': ?\(([^)]*)\)")
+_FORTRAN = re.compile(rb"'fortran_order': ?(True|False)")
 MAX_HEADER_BYTES = 10_000  # as numpy's own limit
 _MAX_AXES = 32
 #: What numpy and zipfile raise for a damaged or hostile file.
@@ -97,7 +95,7 @@ def _read_array(file: IO[bytes], size: int) -> Array:
     length = int.from_bytes(file.read(2 * version[0]), "little")
     if length > MAX_HEADER_BYTES:
         raise ValueError(f"a header of {length} bytes, at most {MAX_HEADER_BYTES} can be right")
-    dtype, shape, fortran = _parse_header(file.read(length))
+    dtype, shape, fortran = _parse_header(file.read(length).strip())
     count = math.prod(shape)
     if dtype.kind not in _KINDS or dtype.hasobject:
         raise ValueError(f"values of type {dtype} are not accepted; store numbers")

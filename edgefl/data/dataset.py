@@ -199,6 +199,9 @@ def as_values(array: Array, kind: str = "") -> Array:
 
 
 def _assemble(arrays: dict[str, Array], names: list[str], kinds: Mapping[str, str]) -> Dataset:
+    for name in {"ids", "label_names"} & arrays.keys():
+        if arrays[name].ndim != 1:
+            raise DataError(f"array {name!r} has shape {arrays[name].shape}: one name after the other is expected")
     for name in names:
         if arrays[name].ndim < 2:
             raise DataError(
@@ -240,11 +243,14 @@ def _assemble(arrays: dict[str, Array], names: list[str], kinds: Mapping[str, st
 
 def _check(data: Dataset) -> None:
     count = len(data.ids)
+    flat: dict[str, Array] = {f"array '{m}.present'": p for m, p in data.present.items()}
+    flat |= {} if data.labels is None else {"array 'label'": data.labels}
+    flat |= {} if data.groups is None else {"array 'group'": data.groups}
+    for name, one in flat.items():
+        if one.ndim != 1:
+            raise DataError(f"{name} has shape {list(one.shape)}: one value for each sample is expected")
     lengths = {f"array {m!r}": len(a) for m, a in data.modalities.items()}
-    lengths |= {f"array '{m}.present'": len(p) for m, p in data.present.items()}
-    lengths |= {} if data.labels is None else {"array 'label'": len(data.labels)}
-    lengths |= {} if data.groups is None else {"array 'group'": len(data.groups)}
-    for name, length in lengths.items():
+    for name, length in (lengths | {name: len(one) for name, one in flat.items()}).items():
         if length != count:
             raise DataError(f"{name} has {length} rows, but there are {count} samples")
     if set(data.modalities) != set(data.present):

@@ -264,7 +264,7 @@ def _decode(name: str, coded: Tensors, shape: tuple[int, ...]) -> Array:
     values, scale = piece("top", None, np.int8), piece("scale", (1,), np.float32)
     at = piece("at", values.shape, np.int32)
     size = math.prod(shape)
-    if at.size and (int(at[0]) < 0 or int(at[-1]) >= size or (np.diff(at) <= 0).any()):
+    if at.size and (int(at[0]) < 0 or int(at[-1]) >= size or (at[1:] <= at[:-1]).any()):  # a difference can overflow
         raise ProtocolError(f"tensor {name[:80]!r}: places are not ascending ones of {size}")
     flat = np.zeros(size, np.float32)
     flat[at] = _values(values[None], "int8", scale)[0]

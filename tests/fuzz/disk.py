@@ -202,8 +202,10 @@ TARGETS = (
     Target("chunk_map", "partials.PartialObject (chunk maps)", chunk_map, (), "1+bytes", (3 * MIB, 16)),
     Target("agent_state", "device_agent.store", agent_state, (StoreError,), "1+json", (MIB, 60)),
     Target("frames", "worker (pipe), trainer_link, host, desk", frames, (WorkerError,), "frames", (MIB, 60)),
-    Target("ledger", "coordinator.ledger, snapshot, reading", ledger, (StoreError,), "1+json", (12 * MIB, 200)),
-    Target("ledger_file", "coordinator.database", ledger_file, (StoreError,), "1+bytes", (3 * MIB, 60)),
+    Target(
+        "ledger", "coordinator.ledger, snapshot, reading", ledger, (StoreError,), "1+json", (12 * MIB, 200), slow=True
+    ),
+    Target("ledger_file", "coordinator.database", ledger_file, (StoreError,), "1+bytes", (12 * MIB, 60), slow=True),
     Target("bundle", "export.manifest, export.publish", bundle, (ExportError,), "1+json", (MIB, 60)),
     Target("broker_url", "transport.address.parse_url", broker_url, (BrokerError,), "text", (MIB, 60)),
     Target("broker_identity", "transport.broker", broker_identity, (), "json", (MIB, 60)),

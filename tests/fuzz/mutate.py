@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import json
+import lzma
 import random
 import struct
 import zipfile
@@ -85,7 +86,7 @@ def mutated(data: bytes, form: str, rng: random.Random) -> bytes:
             EOFError,
         ):
             data = _bytes(data, rng)
-        except (msgspec.MsgspecError, OverflowError, zlib.error, NotImplementedError):
+        except (msgspec.MsgspecError, OverflowError, zlib.error, lzma.LZMAError, NotImplementedError):
             data = _bytes(data, rng)
     return data
 

@@ -176,18 +176,28 @@ def series(data: bytes) -> None:
 
 
 TARGETS = (
-    Target("run_file", "config (YAML), plan.compile", run_file, (ConfigError, ModelError), "text", (8 * MIB, 2000)),
-    Target("recipe_file", "config (YAML)", recipe_file, (ConfigError,), "text", (8 * MIB, 2000)),
+    Target(
+        "run_file",
+        "config (YAML), plan.compile",
+        run_file,
+        (ConfigError, ModelError),
+        "text",
+        (8 * MIB, 2000),
+        slow=True,
+    ),
+    Target("recipe_file", "config (YAML)", recipe_file, (ConfigError,), "text", (8 * MIB, 2000), slow=True),
     Target("device_file", "config (YAML)", device_file, (ConfigError,), "text", (8 * MIB, 2000)),
     Target("override", "config.files.override", overrides, (ConfigError,), "text", (8 * MIB, 2000)),
-    Target("manifest_jsonl", "data.manifest, data.readers", samples, (DataError,), "json lines", (4 * MIB, 400)),
+    Target(
+        "manifest_jsonl", "data.manifest, data.readers", samples, (DataError,), "json lines", (4 * MIB, 400), slow=True
+    ),
     Target("labels_json", "data.manifest (labels.json)", labels, (DataError,), "json", (MIB, 100)),
-    Target("npz", "data.arrays.read_npz, data.dataset", npz, (DataError,), "zip", (2 * MIB, 100)),
+    Target("npz", "data.arrays.read_npz, data.dataset", npz, (DataError,), "zip", (2 * MIB, 100), slow=True),
     Target("npy", "data.arrays.read_npy", npy, (DataError,), "npy", (2 * MIB, 100)),
     Target("csv", "data.readers (.csv)", csv, (DataError,), "text", (2 * MIB, 100)),
     Target("txt", "data.readers (.txt)", text, (DataError,), "text", (2 * MIB, 100)),
     Target("wav", "data.audio", sound, (DataError,), "bytes", (32 * MIB, 4000)),
-    Target("png", "data.readers (.png)", png, (DataError,), "bytes", (8 * MIB, 8000)),
-    Target("jpeg", "data.readers (.jpg)", jpeg, (DataError,), "bytes", (8 * MIB, 8000)),
+    Target("png", "data.readers (.png)", png, (DataError,), "bytes", (8 * MIB, 8000), slow=True),
+    Target("jpeg", "data.readers (.jpg)", jpeg, (DataError,), "bytes", (8 * MIB, 8000), slow=True),
     Target("ts", "data.timeseries", series, (DataError,), "text", (MIB, 200)),
 )

@@ -34,7 +34,7 @@ def manifest_jsonl() -> Seeds:
     yield (
         "mixed",
         (
-            b'{"id": "w1", "label": "walk", "group": "anna", "acc": "a.npy", "gyro": [[0.1, 0], [1, 2.5]], "words": "a text"}\n'
+            b'{"id": "w1", "label": "walk", "group": "anna", "acc": "a.npy", "gyro": [[0.1], [2]], "words": "hi"}\n'
             b'{"id": "w2", "label": "rest", "acc": "b.csv", "words": "c.txt", "meta": {"any": [1, null]}}\n'
             b'{"label": "walk", "gyro": null, "acc": [[1, 2], [3, 4]]}\n'
         ),

@@ -30,6 +30,7 @@ class Target:
     errors: tuple[type[EdgeFLError], ...]
     form: str = "bytes"
     room: tuple[int, int] = (MIB, 16)
+    slow: bool = False  # takes some milliseconds or more: CI tries fewer inputs
 
 
 def attempt(target: Target, data: bytes) -> EdgeFLError | None:
