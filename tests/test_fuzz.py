@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
 
 import pytest
 from fuzz.mutate import mutated
@@ -74,3 +75,9 @@ def test_memory_that_is_claimed_and_never_touched_is_seen():
 
     _, peak = measured(Target("x", "x", lambda data: np.empty(2**28).resize(0), ()), b"")
     assert peak >= 2**31
+
+
+def test_every_target_is_in_the_page():
+    text = (Path(__file__).parent.parent / "docs" / "fuzzing.md").read_text(encoding="utf-8")
+    listed = [line.split(" | ")[0][2:] for line in text.splitlines() if line.startswith("| ") and " a byte |" in line]
+    assert listed == list(TARGETS)

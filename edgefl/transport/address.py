@@ -31,7 +31,8 @@ class Address:
 
     def secret_url(self) -> str:
         """The URL with the password: for files only their owner reads, never for logs."""
-        credentials = f"{quote(self.username, safe='')}:{quote(self.password, safe='')}@" if self.username else ""
+        given = self.username or self.password
+        credentials = f"{quote(self.username, safe='')}:{quote(self.password, safe='')}@" if given else ""
         version = "?version=3" if self.legacy else ""
         return f"{'mqtts' if self.tls else 'mqtt'}://{credentials}{self._netloc()}{version}"
 
