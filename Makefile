@@ -9,7 +9,7 @@ TORCH := 'torch>=2.6,<2.14'
 
 LEDGER_TESTS := $(addprefix tests/test_,ledger.py ledger_faults.py coordinator_runner.py cli_read.py fleet.py fleet_kept.py)
 
-.PHONY: help demo test test-all test-postgresql lint docs bench clean
+.PHONY: help demo test test-all test-postgresql lint docs bench fuzz clean
 
 help:  ## what there is
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 12
@@ -60,5 +60,12 @@ bench: $(VENV)/.dev  ## the figures of the README, side by side in one run
 	$(BIN)/python -m benchmarks.schedules --write docs/results/schedules.md
 	$(BIN)/python -m benchmarks.har_prototypes --seeds 3 --plain --write docs/results/har.md
 
+# atheris has wheels for Linux on x86-64; Python 3.10 to 3.13. SECONDS_EACH=600 TARGETS='part packed' for more of less.
+SECONDS_EACH ?= 60
+TARGETS ?=
+fuzz: $(VENV)/.dev  ## every decoder, guided by coverage: a minute each (docs/fuzzing.md)
+	@$(BIN)/python -c 'import atheris' 2>/dev/null || $(PIP) install 'atheris>=2.3'
+	PYTHONPATH=tests $(BIN)/python -m fuzz --time $(SECONDS_EACH) --target $(TARGETS)
+
 clean:  ## forget the environment and what was built; runs stay
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) build dist .fuzz .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

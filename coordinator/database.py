@@ -18,6 +18,7 @@ from coordinator.timeouts import LEDGER_BUSY_S, LEDGER_CONNECT_S
 from coordinator.transactions import gone, reason, writing
 from edgefl.errors import MissingDependencyError, StoreError
 
+_DAMAGED = "The file is damaged: put back a copy of it, or move this run's directory away."
 _KINDS = "Use sqlite:///PATH or postgresql://USER@HOST/DATABASE"
 #: A server that vanished without goodbye is found out within half a minute, not within the two hours of the kernel.
 _LASTING = {
@@ -31,7 +32,7 @@ _LASTING = {
 _MIGRATING = 0x45444745464C
 #: What the database says -> the way out.
 _REMEDIES = (
-    (("not a database", "malformed"), "The file is damaged: put back a copy of it, or move this run's directory away."),
+    (("not a database", "malformed"), _DAMAGED),
     (
         ("readonly", "read-only"),
         "It can only be read: let this account write it, or work on a copy of it.",
@@ -112,6 +113,8 @@ def named_errors(name: str) -> Iterator[None]:
         raise StoreError(f"the ledger {name} can not be used: {cause}", remedy=next(known, elsewhere)) from error
     except OSError as error:
         raise StoreError(f"the ledger {name} can not be used: {error}") from error
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise StoreError(f"the ledger {name} holds what makes no sense: {error}", remedy=_DAMAGED) from error
 
 
 def _to_json(value: Any) -> str:

@@ -11,6 +11,7 @@ from edgefl.aggregation.audience import shared
 from edgefl.plan.schedule import stage_before
 from edgefl.plan.values import Candidate, Placement, RunPlan
 from edgefl.records import EvaluationRow, Manifest
+from edgefl.worker import understood
 
 
 class Worker(Protocol):
@@ -36,7 +37,7 @@ class Desk:
     async def initial_parts(self) -> Manifest:
         """The weights the run starts from, written into the store."""
         body = {"model": self._plan.model, "seed": self._plan.seed, "store": self._store}
-        return msgspec.convert(await self._worker.call("initial_parts", body), Manifest)
+        return understood(await self._worker.call("initial_parts", body), Manifest)
 
     async def plan_stage(
         self, stage: int, candidates: tuple[Candidate, ...], manifest: Manifest
@@ -53,7 +54,7 @@ class Desk:
             "before": stage_before(self._plan.stages, self._plan.stages[stage - 1]),
             "last": not any(later.rounds for later in self._plan.stages[stage:]),
         }
-        return msgspec.convert(await self._worker.call("plan_stage", body), tuple[Placement, ...])
+        return understood(await self._worker.call("plan_stage", body), tuple[Placement, ...])
 
     async def similarity(self, stage: int, models: dict[str, Manifest]) -> dict[str, float]:
         """The devices' weights by how alike their models see the probe samples (slot weight: cka)."""
@@ -64,7 +65,7 @@ class Desk:
             "store": self._store,
             "test": self._plan.test,
         }
-        return msgspec.convert(await self._worker.call("similarity", body), dict[str, float])
+        return understood(await self._worker.call("similarity", body), dict[str, float])
 
     async def evaluate(
         self, stage: int, number: int, state: Manifest, networks: dict[str, dict[str, float]]
@@ -86,5 +87,5 @@ class Desk:
             "networks": networks,
             "probes": "cka" in self._plan.server.get("weight", {}),
         }
-        rows = msgspec.convert(await self._worker.call("evaluate", body), tuple[EvaluationRow, ...])
+        rows = understood(await self._worker.call("evaluate", body), tuple[EvaluationRow, ...])
         return tuple(msgspec.structs.replace(row, stage=stage, round=number) for row in rows)

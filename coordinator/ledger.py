@@ -85,7 +85,8 @@ class Ledger:
     def plan(self, run: str) -> RunPlan:
         """The plan a run was started with."""
         row = self._run(run)
-        return msgspec.convert(row["plan"], RunPlan)
+        with named_errors(self._name):
+            return msgspec.convert(row["plan"], RunPlan)
 
     def position(self, run: str) -> Position:
         """Where the run stands."""
@@ -98,7 +99,7 @@ class Ledger:
             made_ms = round(1000 * made["started_at"])
             if not done:
                 attempt = max((row["attempt"] for row in rows), default=0)
-                return Position(0, 0, attempt, _manifest(made["manifest"]), None, made_ms)
+                return Position(0, 0, attempt, self._manifest(made["manifest"]), None, made_ms)
             last = done[-1]
             key = (last["stage"], last["round"])
             attempt = max((row["attempt"] for row in rows if (row["stage"], row["round"]) > key), default=0)
@@ -106,15 +107,15 @@ class Ledger:
             evaluated = select(tables.evaluations.c.id).where((tables.evaluations.c.run == run) & is_last).limit(1)
             missing = connection.execute(evaluated).first() is None
         unevaluated = Attempt(run, *key, last["attempt"], made_ms) if missing else None
-        return Position(*key, attempt, _manifest(last["manifest"]), unevaluated, made_ms)
+        return Position(*key, attempt, self._manifest(last["manifest"]), unevaluated, made_ms)
 
     def states(self, run: str) -> dict[tuple[int, int], Manifest]:
         """The model state each finished round made, by (stage, round); (0, 0) is the initial state."""
-        states = {(0, 0): _manifest(self._run(run)["manifest"])}
+        states = {(0, 0): self._manifest(self._run(run)["manifest"])}
         with named_errors(self._name), self._engine.connect() as connection:
             query = select(tables.rounds).where((tables.rounds.c.run == run) & (tables.rounds.c.status == "done"))
             for row in connection.execute(query).mappings():
-                states[row["stage"], row["round"]] = _manifest(row["manifest"])
+                states[row["stage"], row["round"]] = self._manifest(row["manifest"])
         return states
 
     def reopen(self, run: str, at: float, going_on: Attempt | None = None) -> None:
@@ -133,7 +134,7 @@ class Ledger:
         columns = (tables.snapshots.c.kind, tables.snapshots.c.name, tables.snapshots.c.value)
         with named_errors(self._name), self._engine.connect() as connection:
             rows = connection.execute(select(*columns).where(tables.snapshots.c.run == run)).all()
-        return kept((kind, name, value) for kind, name, value in rows)
+            return kept((kind, name, value) for kind, name, value in rows)
 
     def commit(
         self,
@@ -188,6 +189,6 @@ class Ledger:
             raise StoreError(f"run {run!r} is not in the ledger {self._name}", remedy=f"Runs there are: {known}.")
         return dict(row)
 
-
-def _manifest(value: Any) -> Manifest:
-    return msgspec.convert(value, Manifest)
+    def _manifest(self, value: Any) -> Manifest:
+        with named_errors(self._name):
+            return msgspec.convert(value, Manifest)

@@ -51,7 +51,7 @@ def read_report(connection: Connection, run: str, ledger: str) -> RunReport:
 
 
 def _head(row: Mapping[Any, Any]) -> RunReport:
-    plan = row["plan"]
+    plan = msgspec.convert(row["plan"], dict[str, Any])
     return RunReport(
         run=row["run"],
         name=row["name"],
@@ -59,9 +59,9 @@ def _head(row: Mapping[Any, Any]) -> RunReport:
         status=row["status"],
         started_at=row["started_at"],
         finished_at=row["finished_at"],
-        config=plan.get("config", {}),
-        part_bytes=row["part_bytes"],
-        stages=tuple(plan.get("stages", ())),
+        config=msgspec.convert(plan.get("config", {}), dict[str, Any]),
+        part_bytes=msgspec.convert(row["part_bytes"], dict[str, int]),
+        stages=msgspec.convert(plan.get("stages", ()), tuple[dict[str, Any], ...]),
     )
 
 
@@ -73,7 +73,8 @@ def _rows(connection: Connection, table: Table, run: str, *order: str) -> Iterat
 
 def _convert(kind: type[T], row: dict[str, Any]) -> T:
     if "metrics" in row:  # a metric that was not a number is null in JSON: it is left out
-        row["metrics"] = {name: value for name, value in row["metrics"].items() if value is not None}
+        metrics = msgspec.convert(row["metrics"], dict[str, float | None])
+        row["metrics"] = {name: value for name, value in metrics.items() if value is not None}
     return msgspec.convert(row, kind)
 
 

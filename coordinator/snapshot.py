@@ -73,7 +73,8 @@ def kept(rows: Iterable[tuple[str, str, Any]]) -> Kept | None:
     """The state in rows of (kind, name, value); None when there are none."""
     found: dict[str, dict[str, Any]] = {"outline": {}, "device": {}, "assignment": {}}
     for kind, name, value in rows:
-        found[kind][name] = value
+        if kind in found:
+            found[kind][name] = value
     if not found["outline"]:
         return None
     outline = msgspec.convert(found["outline"][""], Outline)

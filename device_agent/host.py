@@ -20,12 +20,12 @@ from device_agent.log import line_writer
 from device_agent.start import Options, make_agent
 from device_agent.timeouts import TRAINER_STOP_S
 from device_agent.trainer_host import HostRequest, Seat
-from device_agent.trainer_link import Ended, OnProgress, TrainerSettings, TrainRequest
-from device_agent.values import DataFacts, Progressed, Result, Train
+from device_agent.trainer_link import Ended, OnProgress, TrainerSettings, TrainRequest, progressed
+from device_agent.values import DataFacts, Result, Train
 from edgefl.errors import ConfigError, EdgeFLError, Problem
 from edgefl.records import Refusal
 from edgefl.report.console import guarded
-from edgefl.worker import WorkerFailedError, WorkerProcess
+from edgefl.worker import WorkerFailedError, WorkerProcess, understood
 
 
 class HostedTrainers:
@@ -82,7 +82,7 @@ class HostedTrainer:
         """See ``Trainer.warm``."""
         self._worker.needed.add(self._seat)
         async with self._worker.turn:
-            return msgspec.convert(await self._worker.process.call("warm", HostRequest(self._seat)), DataFacts)
+            return understood(await self._worker.process.call("warm", HostRequest(self._seat)), DataFacts)
 
     async def train(self, work: Train, on_progress: OnProgress) -> Ended:
         """See ``Trainer.train``. When the process dies, so do the other devices' data in it: they load them again."""
@@ -94,15 +94,16 @@ class HostedTrainer:
                 await self._worker.process.call("warm", HostRequest(self._seat))
                 self._worker.active = self._seat
                 reply = await self._worker.process.call(
-                    "train", request, lambda note: on_progress(Progressed(work.offer.attempt, **note))
+                    "train", request, lambda note: on_progress(progressed(work.offer.attempt, note))
                 )
+                result = understood(reply, Result)
             except WorkerFailedError as error:
                 reason = "disk" if error.kind == "StoreError" else "error"
                 refusal = Refusal(reason, detail=error.message[:500])
                 return Ended(Result(refusal=refusal), alive=error.status is None)
             finally:
                 self._worker.active = None
-        return Ended(msgspec.convert(reply, Result), alive=True)
+        return Ended(result, alive=True)
 
     def interrupt(self) -> None:
         """See ``Trainer.interrupt``. Nothing while it is another's turn: the agent asks again."""

@@ -23,11 +23,13 @@ from typing import TypeVar
 import msgspec
 
 from device_agent.values import DataFacts, Saved
-from edgefl.disk import explained, sweep_temporaries, write_new
+from edgefl.disk import explained, read_at_most, sweep_temporaries, write_new
 from edgefl.errors import StoreError
 from edgefl.objects import ObjectStore
 
 T = TypeVar("T")
+#: An offer and an update of 120 KiB each, and what is kept of two rounds.
+MAX_FILE_BYTES = 4 * 2**20
 
 
 class Owner(msgspec.Struct, frozen=True):
@@ -103,10 +105,10 @@ class AgentStore:
         decode = msgspec.json.decode if file.suffix == ".json" else msgspec.msgpack.decode
         with explained("read", file):
             try:
-                return decode(file.read_bytes(), type=kind)
+                return decode(read_at_most(file, MAX_FILE_BYTES), type=kind)
             except FileNotFoundError:
                 return None
-            except msgspec.MsgspecError:
+            except (ValueError, RecursionError):  # msgspec's errors are ValueErrors
                 # Renaming makes half-written files impossible; a damaged disk or another version remains.
                 self.set_aside.append(file.replace(file.with_suffix(file.suffix + ".damaged")))
                 return None

@@ -7,17 +7,17 @@ import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
 from device_agent.timeouts import TRAINER_STOP_S
 from device_agent.values import DataFacts, Progressed, Result, Train
 from edgefl.protocol.messages import Offer
-from edgefl.records import GPU, HOST, Budget, Figure, Figures, Manifest, Refusal
+from edgefl.records import GPU, HOST, Attempt, Budget, Figure, Figures, Manifest, Refusal
 from edgefl.resources.ceiling import PERIOD_S, Ceiling, ceiling_bytes
 from edgefl.resources.procfs import resident_bytes
-from edgefl.worker import WorkerFailedError, WorkerProcess
+from edgefl.worker import WorkerFailedError, WorkerProcess, understood
 
 OnProgress = Callable[[Progressed], None]
 
@@ -87,7 +87,7 @@ class TrainerProcess:
 
     async def warm(self) -> DataFacts:
         """See ``Trainer.warm``."""
-        facts = msgspec.convert(await self._worker.call("warm", None), DataFacts)
+        facts = understood(await self._worker.call("warm", None), DataFacts)
         self._base_bytes = facts.base_bytes
         self._gpu = facts.gpu
         self._card = facts.gpu_memory_bytes > 0
@@ -111,11 +111,12 @@ class TrainerProcess:
                 reply = await self._worker.call(
                     "train",
                     TrainRequest(work.offer, self.settings.device, work.kept),
-                    lambda note: on_progress(Progressed(work.offer.attempt, **note)),
+                    lambda note: on_progress(progressed(work.offer.attempt, note)),
                 )
+                result = understood(reply, Result)
             except WorkerFailedError as error:
                 return failed(error, ceiling, self.settings.budget, self._total, card=self._card)
-        return Ended(_with_limit(msgspec.convert(reply, Result), limit), alive=True)
+        return Ended(_with_limit(result, limit), alive=True)
 
     def interrupt(self) -> None:
         """See ``Trainer.interrupt``."""
@@ -130,6 +131,11 @@ class TrainerProcess:
     async def stop(self) -> None:
         """See ``Trainer.stop``."""
         await self._worker.stop(TRAINER_STOP_S)
+
+
+def progressed(attempt: Attempt, note: Any) -> Progressed:
+    """What a trainer notes while it trains. Raises WorkerFailedError for anything else."""
+    return understood({**understood(note, dict[str, Any]), "attempt": attempt}, Progressed)
 
 
 def _with_limit(result: Result, limit: int | None) -> Result:

@@ -7,6 +7,7 @@ import ctypes
 import fcntl
 import os
 import secrets
+import stat
 from pathlib import Path
 
 from edgefl.errors import StoreError
@@ -66,6 +67,17 @@ def begin_sync(descriptor: int, offset: int, length: int) -> None:
     """Have the disk begin with these bytes of a file that is synced later; where that can not be asked, nothing."""
     if _SYNC_FILE_RANGE is not None:
         _SYNC_FILE_RANGE(descriptor, ctypes.c_int64(offset), ctypes.c_int64(length), _WRITE)
+
+
+def read_at_most(path: Path, limit: int) -> bytes:
+    """All bytes of a file that has at most ``limit``, also of one that tells no size. Raises OSError, ValueError."""
+    with path.open("rb") as file:
+        status = os.fstat(file.fileno())
+        # Reading takes memory for as much as it is asked for.
+        data = file.read(min(limit, status.st_size) + 1 if stat.S_ISREG(status.st_mode) else limit + 1)
+    if len(data) > limit:
+        raise ValueError(f"larger than {limit} bytes")
+    return data
 
 
 def sweep_temporaries(directory: Path) -> None:

@@ -13,7 +13,7 @@ import struct
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Literal, TypeVar
 
 import msgspec
 
@@ -23,8 +23,26 @@ from edgefl.errors import EdgeFLError, WorkerError, missing_dependency
 #: Largest frame. Frames carry paths and numbers, never tensors; a plan for 500 parts is under 1 MiB.
 MAX_FRAME_BYTES = 16 * 2**20
 
+T = TypeVar("T")
 Note = Callable[[Any], None]
 Handler = Callable[[Any, Note], Any]
+
+
+class Request(msgspec.Struct, frozen=True):
+    """From the parent: which of the handlers, and what it is given."""
+
+    method: str = ""
+    body: Any = None
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """From the child: a note while it works, then what came out, or the error that it ended with."""
+
+    kind: Literal["note", "reply", "error"]
+    body: Any = None
+    error: str = ""  # name of the error's class
+    message: str = ""
+    remedy: str = ""
 
 
 class WorkerProcess:
@@ -74,23 +92,26 @@ class WorkerProcess:
             process = self.process
             if process is None or process.stdin is None or process.stdout is None:
                 raise WorkerFailedError(f"{self.module} did not start", log=self.log)
-            request = _frame({"method": method, "body": msgspec.to_builtins(body)})
+            request = _frame(Request(method, msgspec.to_builtins(body)))
             try:
                 process.stdin.write(request)
                 await process.stdin.drain()
-                frame = await _answer(process.stdout, on_note)
+                frame = await read_answer(process.stdout, on_note)
             except (asyncio.IncompleteReadError, BrokenPipeError, ConnectionResetError) as error:
                 status = await process.wait()
                 how = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
                 raise WorkerFailedError(
                     f"{self.module} {how} while it did '{method}'", log=self.log, status=status
                 ) from error
+            except WorkerError as error:
+                self.kill()
+                raise WorkerFailedError(f"{self.module}: {error.message}", log=self.log) from error
             except BaseException:
                 self.kill()
                 raise
-            if frame["kind"] == "error":
-                raise WorkerFailedError(frame["message"], log=self.log, kind=frame["error"], remedy=frame["remedy"])
-            return frame["body"]
+            if frame.kind == "error":
+                raise WorkerFailedError(frame.message, log=self.log, kind=frame.error, remedy=frame.remedy)
+            return frame.body
 
     def kill(self) -> None:
         """End the child at once."""
@@ -115,7 +136,9 @@ class WorkerProcess:
 class WorkerFailedError(WorkerError):
     """``status``: how the child ended (< 0: by that signal; None: it lives). ``kind``: the child's own error class."""
 
-    def __init__(self, message: str, *, log: Path, status: int | None = None, kind: str = "", remedy: str = "") -> None:
+    def __init__(
+        self, message: str, *, log: Path | str = "its log", status: int | None = None, kind: str = "", remedy: str = ""
+    ) -> None:
         super().__init__(message, remedy=remedy or f"See {log}.")
         self.status = status
         self.kind = kind
@@ -132,37 +155,63 @@ def serve(handlers: dict[str, Handler]) -> None:
     os.dup2(nothing, 0)  # and a library that asks a question is told at once that nobody answers
     os.close(nothing)
 
-    def send(frame: dict[str, Any]) -> None:
+    def send(frame: Answer) -> None:
         frames_out.write(_frame(frame))
         frames_out.flush()
 
     def note(body: Any) -> None:
-        send({"kind": "note", "body": msgspec.to_builtins(body)})
+        send(Answer("note", msgspec.to_builtins(body)))
 
-    while (request := _read(frames_in)) is not None:
+    while (request := read_request(frames_in)) is not None:
         try:
-            reply = handlers[request["method"]](request["body"], note)
-            send({"kind": "reply", "body": msgspec.to_builtins(reply)})
+            reply = handlers[request.method](request.body, note)
+            send(Answer("reply", msgspec.to_builtins(reply)))
         except EdgeFLError as error:
-            send({"kind": "error", "error": type(error).__name__, "message": error.message, "remedy": error.remedy})
+            send(Answer("error", error=type(error).__name__, message=error.message, remedy=error.remedy))
         except ModuleNotFoundError as error:
             told = missing_dependency(error) or WorkerError(f"ModuleNotFoundError: {error}")
-            send({"kind": "error", "error": type(told).__name__, "message": told.message, "remedy": told.remedy})
+            send(Answer("error", error=type(told).__name__, message=told.message, remedy=told.remedy))
         except Exception as error:  # the parent must hear of every failure; the log has the traceback
             sys.excepthook(type(error), error, error.__traceback__)
             message = f"{type(error).__name__}: {error}"
-            send({"kind": "error", "error": type(error).__name__, "message": message, "remedy": ""})
+            send(Answer("error", error=type(error).__name__, message=message))
 
 
-async def _answer(stream: asyncio.StreamReader, on_note: Note | None) -> dict[str, Any]:
-    """The reply or error that ends a request, after its notes. Raises IncompleteReadError when the child ended."""
+async def read_answer(stream: asyncio.StreamReader, on_note: Note | None) -> Answer:
+    """The reply or error that ends a request, after its notes.
+
+    Raises IncompleteReadError when the child ended, WorkerError for what is no answer.
+    """
     while True:
         header = await stream.readexactly(4)
-        frame: dict[str, Any] = msgspec.msgpack.decode(await stream.readexactly(_length(header)))
-        if frame["kind"] != "note":
+        frame = _decoded(await stream.readexactly(_length(header)), Answer)
+        if frame.kind != "note":
             return frame
         if on_note is not None:
-            on_note(frame["body"])
+            on_note(frame.body)
+
+
+def read_request(stream: BinaryIO) -> Request | None:
+    """The next request; None when the parent has closed the pipe. Raises WorkerError for what is no request."""
+    header = stream.read(4)
+    if len(header) < 4:
+        return None
+    return _decoded(stream.read(_length(header)), Request)
+
+
+def understood(body: Any, kind: type[T]) -> T:
+    """What a worker said, as ``kind``. Raises WorkerFailedError when it is something else."""
+    try:
+        return msgspec.convert(body, kind)
+    except msgspec.ValidationError as error:
+        raise WorkerFailedError(f"a worker answered with something else than {kind}: {error}") from error
+
+
+def _decoded(data: bytes, kind: type[T]) -> T:
+    try:
+        return msgspec.msgpack.decode(data, type=kind)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, TypeError) as error:  # TypeError: a list as a key
+        raise WorkerError(f"a worker's frame of {len(data)} bytes makes no sense: {error}") from error
 
 
 def _frame(value: Any) -> bytes:
@@ -180,10 +229,3 @@ def _length(header: bytes) -> int:
 def _check_size(length: int) -> None:
     if length > MAX_FRAME_BYTES:
         raise WorkerError(f"a worker's frame of {length} bytes exceeds the limit of {MAX_FRAME_BYTES}")
-
-
-def _read(stream: BinaryIO) -> dict[str, Any] | None:
-    header = stream.read(4)
-    if len(header) < 4:
-        return None
-    return dict(msgspec.msgpack.decode(stream.read(_length(header))))

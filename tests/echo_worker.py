@@ -43,5 +43,7 @@ def leave(body, note):
 
 if __name__ == "__main__":
     handlers = {"echo": echo, "count": count, "fail": fail, "chat": chat, "hang": hang, "leave": leave}
+    pipe = os.dup(1)  # past ``serve``, as a library in C could write there
+    handlers["babble"] = lambda body, note: os.write(pipe, bytes.fromhex(body))
     handlers["swell"] = lambda body, note: "x" * body
     serve({**handlers, "pid": lambda body, note: os.getpid(), "odd": lambda body, note: object()})

@@ -358,9 +358,13 @@ def test_a_state_directory_has_one_agent_and_one_owner(tmp_path):
     AgentStore(tmp_path, Owner("d1", "f")).close()
 
 
-def test_damaged_work_is_set_aside_and_not_believed(tmp_path):
+DAMAGE = [b"\x93half", bytes(5 * 2**20), b"\x81\xa5offer\x81\xa8transfer\xa1\xff", b"\x81\xa1x" + b"\x91" * 9000]
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_damaged_work_is_set_aside_and_not_believed(tmp_path, damage):
     store = AgentStore(tmp_path, Owner("d1", "f"))
-    (tmp_path / "work.msgpack").write_bytes(b"\x93half")
+    (tmp_path / "work.msgpack").write_bytes(damage)
     assert store.load() == v.Saved()
     assert store.set_aside == [tmp_path / "work.msgpack.damaged"]
     assert store.set_aside[0].exists()

@@ -6,6 +6,7 @@ import json
 import math
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 from pathlib import Path
@@ -257,3 +258,29 @@ def test_what_was_announced_survives_kill_9(path: str | Path) -> None:
     assert stage == 1
     assert number >= announced[-1]
     assert manifest["task"].size == number
+
+
+@pytest.mark.parametrize("text", ["{", '"x"', "[1]", '{"run": []}', "\ud7ff", '{"stages": [' + "[" * 3000])
+@pytest.mark.parametrize("column", ["plan", "manifest", "part_bytes"])
+def test_json_that_makes_no_sense_is_a_damaged_ledger(path: Path, text: str, column: str) -> None:
+    if not isinstance(path, Path):
+        pytest.skip("PostgreSQL itself refuses JSON that is none")
+    begun(path).close()
+    with sqlite3.connect(path) as connection:
+        connection.execute(f"UPDATE runs SET {column} = ?", (text,))  # noqa: S608 - of the test's own
+    connection.close()
+    errors = []
+    with Ledger(path) as ledger:
+        for read in (ledger.plan, ledger.position, ledger.states, ledger.report):
+            try:
+                read("r1")
+            except StoreError as error:
+                errors.append(error)
+    assert errors
+    assert all("holds what makes no sense" in error.message and "is damaged" in error.remedy for error in errors)
+
+
+def test_a_zero_byte_in_a_device_s_words_reaches_no_database(path: Path) -> None:
+    with begun(path) as ledger:
+        ledger.commit("r1", [do.SaveDevice(Hello(device="d1", profile="a\0b"))], [], 1.0)
+        assert ledger.report("r1").devices[0].profile == "ab"

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from edgefl.errors import WorkerError
-from edgefl.worker import MAX_FRAME_BYTES, WorkerFailedError, WorkerProcess
+from edgefl.records import ObjectRef
+from edgefl.worker import MAX_FRAME_BYTES, WorkerFailedError, WorkerProcess, understood
 
 HERE = Path(__file__).parent
 
@@ -169,3 +170,23 @@ def test_a_frame_beyond_the_limit_is_refused_on_either_side(tmp_path):
         assert await worker.call("echo", 1) == 1
 
     scene(tmp_path, play)
+
+
+NONSENSE = [b"\xff\xff\xff\xff", b"\0\0\0\1\xc1", b"\0\0\0\1\x80", b"\0\0\0\2\x91\x01", b"\0\0\0\4\x81\x91\x01\x01"]
+
+
+@pytest.mark.parametrize("frame", NONSENSE)
+def test_a_child_that_answers_nonsense_is_ended_and_the_next_call_starts_another(tmp_path, frame):
+    async def play(worker):
+        with pytest.raises(WorkerFailedError, match=r"echo_worker: a worker's frame of \d+ bytes"):
+            await worker.call("babble", frame.hex())
+        assert await worker.call("echo", 1) == 1
+
+    scene(tmp_path, play)
+
+
+def test_an_answer_of_another_kind_is_a_failure_of_the_worker():
+    with pytest.raises(WorkerFailedError, match="something else than") as raised:
+        understood({"size": "large"}, ObjectRef)
+    assert raised.value.remedy
+    assert understood({"id": "a", "size": 1}, ObjectRef) == ObjectRef("a", 1)

@@ -187,7 +187,10 @@ class LocalRun:
         try:
             with self._view or contextlib.nullcontext():
                 async for line in _lines(process):
-                    event = msgspec.json.decode(line, type=EventRow)
+                    try:
+                        event = msgspec.json.decode(line, type=EventRow)
+                    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):  # a library's own words
+                        event = EventRow(time.time(), "warning", data={"text": line.decode("utf-8", "replace")[:500]})
                     if event.kind == "run_failed":
                         failure, remedy = str(event.data.get("text", "")), str(event.data.get("remedy", ""))
                     if self._view is not None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -11,12 +12,18 @@ import pydantic
 import yaml
 
 from edgefl.config.slots import valid_names
+from edgefl.disk import read_at_most
 from edgefl.errors import ConfigError, Problem
 
 #: A run file of the largest fleet we know of is under 200 KB; a limit keeps a wrong path from filling the memory.
 MAX_FILE_BYTES = 2 * 2**20
-#: Fields of a file once its anchors are written out: nine nested anchors can stand for a billion of them.
+#: Fields of a file, also once its anchors are written out: nine nested anchors can stand for a billion of them. A node
+#: takes about a kilobyte.
 MAX_FIELDS = 100_000
+#: Levels of fields in each other; ours have six.
+MAX_DEPTH = 64
+#: Characters of a number, a date and the like. YAML 1.1 reads 1:00:00 to the base of 60, however long it is.
+MAX_NUMBER = 64
 
 Lines = dict[tuple[str, ...], int]
 
@@ -46,21 +53,79 @@ def parse_bytes(value: Any) -> Any:
     return int(float(match[1]) * _UNITS[match[2].lower()])
 
 
-def read_yaml(file: Path) -> tuple[dict[str, Any], Lines]:
-    """The file's mapping, and the line of each of its paths. Raises ConfigError."""
+class _Loader(yaml.SafeLoader):
+    """YAML as a person writes it: of bounded size and depth, with text as keys, and without tags."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self._nodes = 0
+        self._depth = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        """One node with all that is in it, unless it is one too many."""
+        event = self.peek_event()  # type: ignore[no-untyped-call] # the one method that has no types
+        mark = event.start_mark
+        self._nodes += 1
+        self._depth += 1
+        if self._nodes > MAX_FIELDS:
+            raise yaml.MarkedYAMLError(problem=f"holds more than {MAX_FIELDS} fields", problem_mark=mark)
+        if self._depth > MAX_DEPTH:
+            raise yaml.MarkedYAMLError(problem="is nested too deeply", problem_mark=mark)
+        if getattr(event, "tag", None) not in {None, "!"}:
+            raise yaml.MarkedYAMLError(problem=f"has the tag {event.tag}; leave it out", problem_mark=mark)
+        node: yaml.Node | None = super().compose_node(parent, index)
+        self._depth -= 1
+        return node
+
+    def compose_scalar_node(self, anchor: Any) -> yaml.ScalarNode:
+        """A value, of a type that its own text shows."""
+        node: yaml.ScalarNode = super().compose_scalar_node(anchor)
+        if node.tag != "tag:yaml.org,2002:str" and len(node.value) > MAX_NUMBER:
+            problem = f"has a number of {len(node.value)} characters; put a text in quotation marks"
+            raise yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark)
+        return node
+
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        """A mapping of fields."""
+        node: yaml.MappingNode = super().compose_mapping_node(anchor)
+        for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                raise yaml.MarkedYAMLError(problem="has a field whose name is no text", problem_mark=key.start_mark)
+        return node
+
+
+def parse_yaml(text: str) -> tuple[Any, Lines, list[Problem]]:
+    """The value of a YAML text, the line of each of its paths, and the fields that are given twice.
+
+    Raises yaml.YAMLError, ValueError (a date that is none).
+    """
+    loader = _Loader(text)
     try:
-        if file.stat().st_size > MAX_FILE_BYTES:
-            raise ConfigError(str(file), [Problem("file", f"is larger than {MAX_FILE_BYTES} bytes")])
-        text = file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        node = loader.get_single_node()
+        lines: Lines = {}
+        problems: list[Problem] = []
+        _collect_lines(node, (), lines, problems, itertools.count(1))
+        return None if node is None else loader.construct_document(node), lines, problems
+    finally:
+        loader.dispose()
+
+
+def read_text(file: Path, limit: int) -> str:
+    """A text file of at most ``limit`` bytes. Raises ConfigError."""
+    try:
+        return read_at_most(file, limit).decode("utf-8")
+    except (OSError, ValueError) as error:  # ValueError: no UTF-8, or a name that no file can have
         reason = getattr(error, "strerror", None) or str(error)
         problem = Problem("file", f"cannot be read: {reason}")
-        raise ConfigError(str(file), [problem], remedy="Check the file's name and its permissions.") from error
-    lines: Lines = {}
-    problems: list[Problem] = []
+        name = str(file).encode("utf-8", "backslashreplace").decode()
+        raise ConfigError(name, [problem], remedy="Check the file's name and its permissions.") from error
+
+
+def read_yaml(file: Path) -> tuple[dict[str, Any], Lines]:
+    """The file's mapping, and the line of each of its paths. Raises ConfigError."""
+    text = read_text(file, MAX_FILE_BYTES)
     try:
-        _collect_lines(yaml.compose(text, Loader=yaml.SafeLoader), (), lines, problems)
-        value = yaml.safe_load(text)
+        value, lines, problems = parse_yaml(text)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ConfigError(str(file), [_malformed(error)]) from error
     if not isinstance(value, dict):
@@ -78,7 +143,9 @@ def _malformed(error: Exception) -> Problem:
     return Problem("YAML", str(reason), mark.line + 1 if mark is not None else 0)
 
 
-def _collect_lines(node: yaml.Node | None, path: tuple[str, ...], lines: Lines, problems: list[Problem]) -> None:
+def _collect_lines(
+    node: yaml.Node | None, path: tuple[str, ...], lines: Lines, problems: list[Problem], count: Iterator[int]
+) -> None:
     """Fill ``lines``; a field that is given twice, of which YAML would keep the last, is a problem."""
     children: list[tuple[str, yaml.Node, yaml.Node]] = []
     if isinstance(node, yaml.MappingNode):
@@ -89,10 +156,10 @@ def _collect_lines(node: yaml.Node | None, path: tuple[str, ...], lines: Lines, 
         here, line = (*path, name), start.start_mark.line + 1
         if here in lines:
             problems.append(Problem(".".join(here), f"is given twice, first on line {lines[here]}", line))
-        if len(lines) >= MAX_FIELDS:
+        if next(count) > MAX_FIELDS:
             raise yaml.YAMLError(f"holds more than {MAX_FIELDS} fields")
         lines[here] = line
-        _collect_lines(child, here, lines, problems)
+        _collect_lines(child, here, lines, problems, count)
 
 
 def override(values: dict[str, Any], overrides: Sequence[str], lines: Lines | None = None) -> dict[str, Any]:
@@ -105,9 +172,11 @@ def override(values: dict[str, Any], overrides: Sequence[str], lines: Lines | No
         if not equals or not path.strip():
             raise ConfigError("--set", [Problem(item, "is not of the form field.subfield=value")])
         try:
-            value = yaml.safe_load(text)
+            value, _, problems = parse_yaml(text)
         except (yaml.YAMLError, ValueError, RecursionError) as error:
-            raise ConfigError("--set", [Problem(path, f"has a value that is not YAML: {text!r}")]) from error
+            raise ConfigError("--set", [Problem(path, f"has a value that is not YAML: {text[:200]!r}")]) from error
+        if problems:
+            raise ConfigError("--set", problems)
         keys = path.strip().split(".")
         values = _with(values, keys, value, path)
         if lines is not None:

@@ -31,12 +31,19 @@ def shipped(kind: str) -> list[str]:
 def find(kind: str, name: str) -> Path:
     """File of a profile given by shipped name or by path. Raises ConfigError with the valid names."""
     names = shipped(kind)
-    if name.endswith((".yaml", ".yml")) or "/" in name or (name not in names and Path(name).is_file()):
+    if name.endswith((".yaml", ".yml")) or "/" in name or (name not in names and _is_file(name)):
         return Path(name)
     if name not in names:
         known = valid_names(name, names)
         raise ConfigError(name, [Problem(kind, f"there is no file and no shipped profile of this name; {known}")])
     return profiles_folder() / kind / f"{name}.yaml"
+
+
+def _is_file(name: str) -> bool:
+    try:
+        return Path(name).is_file()
+    except OSError:  # a name that is too long for one
+        return False
 
 
 def load_device(name: str, overrides: Sequence[str] = ()) -> DeviceProfile:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 import math
+import sys
 from typing import Any
 
 from edgefl.config.choices import SLOTS, Option
@@ -57,7 +58,7 @@ def _value(name: str, spec: Option, value: Any) -> float | str:
     if isinstance(value, str):
         with contextlib.suppress(ValueError):
             value = float(value)  # YAML 1.1 reads 1e-3 as text
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= sys.float_info.max:
         raise ValueError(f"{name} is {value!r}, not a number")
     if not spec.least <= value <= spec.most:
         most = f" to {spec.most:g}" if math.isfinite(spec.most) else " upwards"

@@ -14,7 +14,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from edgefl.data.arrays import Array, read_npz, write_npz
+from edgefl.data.arrays import MAX_DATASET_BYTES, Array, read_npz, write_npz
 from edgefl.data.rows import Rows, chosen
 from edgefl.errors import DataError, Problem
 from edgefl.records import MODALITY_RULE, is_modality
@@ -199,11 +199,23 @@ def as_values(array: Array, kind: str = "") -> Array:
 
 
 def _assemble(arrays: dict[str, Array], names: list[str], kinds: Mapping[str, str]) -> Dataset:
+    for name in {"ids", "label_names"} & arrays.keys():
+        if arrays[name].ndim != 1:
+            raise DataError(f"array {name!r} has shape {arrays[name].shape}: one name after the other is expected")
     for name in names:
         if arrays[name].ndim < 2:
             raise DataError(
                 f"array {name!r} has shape {arrays[name].shape}: a modality has samples along the first axis"
             )
+    # Small integers become float32 or int64: what they take then is bounded before it is taken.
+    room = sum(
+        arrays[m].size * (8 if arrays[m].dtype.kind in "iu" and arrays[m].dtype != np.uint8 else 4) for m in names
+    )
+    if room > MAX_DATASET_BYTES:
+        raise DataError(
+            f"{room} bytes of samples in memory, more than the limit of {MAX_DATASET_BYTES}",
+            remedy="Split the data set over several devices, or make the samples smaller.",
+        )
     count = len(arrays[names[0]])
     flags = {m: np.asarray(arrays.get(f"{m}.present", np.ones(count)), dtype=bool) for m in names}
     modalities = {m: as_values(arrays.pop(m), kinds.get(m, "")) for m in names}
@@ -231,11 +243,14 @@ def _assemble(arrays: dict[str, Array], names: list[str], kinds: Mapping[str, st
 
 def _check(data: Dataset) -> None:
     count = len(data.ids)
+    flat: dict[str, Array] = {f"array '{m}.present'": p for m, p in data.present.items()}
+    flat |= {} if data.labels is None else {"array 'label'": data.labels}
+    flat |= {} if data.groups is None else {"array 'group'": data.groups}
+    for name, one in flat.items():
+        if one.ndim != 1:
+            raise DataError(f"{name} has shape {list(one.shape)}: one value for each sample is expected")
     lengths = {f"array {m!r}": len(a) for m, a in data.modalities.items()}
-    lengths |= {f"array '{m}.present'": len(p) for m, p in data.present.items()}
-    lengths |= {} if data.labels is None else {"array 'label'": len(data.labels)}
-    lengths |= {} if data.groups is None else {"array 'group'": len(data.groups)}
-    for name, length in lengths.items():
+    for name, length in (lengths | {name: len(one) for name, one in flat.items()}).items():
         if length != count:
             raise DataError(f"{name} has {length} rows, but there are {count} samples")
     if set(data.modalities) != set(data.present):

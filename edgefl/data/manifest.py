@@ -22,11 +22,13 @@ import numpy as np
 from edgefl.data.arrays import MAX_DATASET_BYTES, Array
 from edgefl.data.dataset import MAX_CLASSES, Dataset, Encoder, check_modality
 from edgefl.data.readers import SampleError, Target, guess, read, target
+from edgefl.disk import read_at_most
 from edgefl.errors import DataError, Problem
 
 MAX_SAMPLES = 1_000_000  # a device's share has thousands; bounds what a stray file can make us read
 MAX_LINE_BYTES = 2**20  # room for some 100,000 inline numbers; larger values belong in files
 MAX_NAME = 200  # characters of an id, a label or a group: they are stored in arrays of fixed width
+MAX_LABELS_BYTES = 16 * 2**20  # of labels.json: 100,000 names of 160 bytes
 SHOWN = 20  # problems listed in an error
 _OWN_KEYS = frozenset({"id", "label", "group", "meta"})
 
@@ -83,7 +85,7 @@ def read_manifest(
     kept = [(row, label) for row, label in zip(rows, labels, strict=True) if label is not None]
     folder.problems.sort(key=lambda problem: int(problem.path.rpartition(":")[2]))
     decide(folder.problems, len(kept), bad_samples, str(path))
-    return _stack([row for row, _ in kept], [label for _, label in kept], names, folder.problems)
+    return _stack([row for row, _ in kept], [label for _, label in kept], names, folder.problems, str(path))
 
 
 def decide(problems: list[Problem], good: int, bad_samples: str, where: str) -> None:
@@ -106,8 +108,8 @@ def _named_labels(root: Path) -> tuple[str, ...]:
     if not path.exists():
         return ()
     try:
-        names = msgspec.json.decode(path.read_bytes(), type=list[str])
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
+        names = msgspec.json.decode(read_at_most(path, MAX_LABELS_BYTES), type=list[str])
+    except (OSError, ValueError) as error:
         raise DataError(f"{path}: {error}", remedy='Write a JSON list of names, such as ["rest", "walk"].') from None
     if len(set(names)) != len(names) or not 0 < len(names) <= MAX_CLASSES:
         raise DataError(f"{path}: names have to differ, and there has to be one", remedy="Name each label once.")
@@ -231,12 +233,20 @@ def _choices(names: tuple[str, ...]) -> str:
     return f"0 to {len(names) - 1} ({shown})" if names else "none"
 
 
-def _stack(rows: list[_Row], labels: list[Any], names: tuple[str, ...], skipped: list[Problem]) -> Dataset:
+def _stack(rows: list[_Row], labels: list[Any], names: tuple[str, ...], skipped: list[Problem], where: str) -> Dataset:
     modalities: dict[str, Array] = {}
     present = {}
+    room = 0
     for m in dict.fromkeys(m for row in rows for m in row.values):
         flags = np.array([m in row.values for row in rows], dtype=bool)
         example = next(row.values[m] for row in rows if m in row.values)
+        room += len(rows) * example.nbytes  # rows without it take as much
+        if room > MAX_DATASET_BYTES:
+            raise DataError(
+                f"{where}: {len(rows)} samples take {room} bytes of memory, where each of them has every modality, and "
+                f"at most {MAX_DATASET_BYTES} are admitted",
+                remedy="Split the data set over several devices, or make the samples smaller.",
+            )
         values = np.zeros((len(rows), *example.shape), dtype=example.dtype)
         for i, row in enumerate(rows):
             if m in row.values:

@@ -30,6 +30,7 @@ from edgefl.data.text import DEFAULT_LENGTH, DEFAULT_VOCABULARY, Tokenizer, toke
 from edgefl.errors import DataError, MissingDependencyError
 
 MAX_TEXT_BYTES = 2**20  # of one text; a model reads a few hundred words of it
+MAX_LINE_BYTES = 2**20  # of a .csv: a row of some 100,000 numbers
 MAX_PIXELS = 50_000_000  # beyond the largest phone cameras; 150 MB decoded
 DEFAULT_BANDS = 40  # as in av_digits
 
@@ -136,6 +137,7 @@ def _open(root: Path, value: object, kind: str) -> tuple[Path, str]:
 
 def _sensor(root: Path, value: object, to: Target) -> Array:
     if isinstance(value, list):
+        _check_numbers(value)
         try:
             rows = np.asarray(value)
         except (ValueError, OverflowError):
@@ -150,18 +152,38 @@ def _sensor(root: Path, value: object, to: Target) -> Array:
     return as_values(rows, "sensor")
 
 
+def _check_numbers(value: list[Any]) -> None:
+    """Raises SampleError unless this is a list of numbers, or of lists of numbers.
+
+    Among texts numpy gives each the room of the longest: a line of 1 MiB could ask for a hundred GiB.
+    """
+    for row in value:
+        for cell in row if isinstance(row, list) else (row,):
+            if isinstance(cell, list):
+                raise SampleError("has 3 axes or more; [time, channels] is expected")
+            if not isinstance(cell, int | float):
+                raise SampleError(f"values of type {type(cell).__name__} are not numbers")
+
+
 def _csv(path: Path) -> Array:
-    lines = [line for line in _decode(path, MAX_FILE_BYTES).splitlines() if line.strip()]
-    rows: list[list[float]] = []
-    for number, line in enumerate(lines):
-        try:
-            rows.append([float(cell) for cell in line.split(",")])
-        except ValueError:
-            if number:  # the first line may be a head line
-                raise DataError(f"row {number + 1} is not a row of numbers: {line[:60]!r}") from None
-        if rows and len(rows[-1]) != len(rows[0]):
-            raise DataError(f"row {number + 1} has {len(rows[-1])} values, the rows above {len(rows[0])}")
-    return np.asarray(rows, dtype=np.float64)
+    rows: list[Array] = []
+    number = 0
+    with path.open("rb") as file:
+        while data := file.readline(MAX_LINE_BYTES + 1):
+            if len(data) > MAX_LINE_BYTES:
+                raise DataError(f"row {number + 1} has more than {MAX_LINE_BYTES} bytes")
+            line = _utf8(data).strip()
+            if not line:
+                continue
+            number += 1
+            try:
+                rows.append(np.array([float(cell) for cell in line.split(",")]))
+            except ValueError:
+                if number > 1:  # the first line may be a head line
+                    raise DataError(f"row {number} is not a row of numbers: {line[:60]!r}") from None
+            if rows and len(rows[-1]) != len(rows[0]):
+                raise DataError(f"row {number} has {len(rows[-1])} values, the rows above {len(rows[0])}")
+    return np.array(rows)
 
 
 def _vision(root: Path, value: object, to: Target) -> Array:
@@ -227,7 +249,7 @@ def _text(root: Path, value: object, to: Target) -> Array:
     length = to.shape[0] if to.shape else DEFAULT_LENGTH
     suffix = _suffix(value)
     if suffix != ".npy":
-        text = _decode(inside(root, value, MAX_TEXT_BYTES), MAX_TEXT_BYTES) if suffix == ".txt" else value
+        text = _utf8(inside(root, value, MAX_TEXT_BYTES).read_bytes()) if suffix == ".txt" else value
         if not text.strip():
             raise SampleError("the text is empty")
         tokenize = to.tokenize or tokenizer(to.vocabulary)
@@ -241,9 +263,9 @@ def _text(root: Path, value: object, to: Target) -> Array:
     return np.asarray(np.pad(ids, (0, length - len(ids))))
 
 
-def _decode(path: Path, limit: int) -> str:
+def _utf8(data: bytes) -> str:
     try:
-        return path.read_bytes()[:limit].decode("utf-8-sig")
+        return data.decode("utf-8-sig")
     except UnicodeDecodeError:
         raise DataError("is not UTF-8 text") from None
 

@@ -38,6 +38,8 @@ def read_ts(path: Path) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64],
     for number, line in enumerate(lines, 1):
         text = line.strip()
         if text.lower().startswith("@classlabel"):
+            if labels:
+                raise DataError(f"{path}:{number}: names labels after the first series", remedy="Install sktime again.")
             names = tuple(text.split()[2:])
         if not text or text[0] in "#@%":
             continue

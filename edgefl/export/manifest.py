@@ -14,6 +14,7 @@ from typing import Literal
 
 import msgspec
 
+from edgefl.disk import read_at_most
 from edgefl.errors import ExportError
 from edgefl.models.spec import EncoderSpec, ModelSpec
 from edgefl.prototypes.mask import Matcher
@@ -193,15 +194,13 @@ def read_manifest(directory: Path) -> Manifest:
     """The manifest of the bundle in ``directory``. Raises ExportError (missing, damaged, of another version)."""
     path = directory / MANIFEST_FILE
     try:
-        if path.stat().st_size > MAX_MANIFEST_BYTES:
-            raise ExportError(f"{path} has more than {MAX_MANIFEST_BYTES} bytes", remedy=DAMAGED)
-        manifest = msgspec.json.decode(path.read_bytes(), type=Manifest)
+        manifest = msgspec.json.decode(read_at_most(path, MAX_MANIFEST_BYTES), type=Manifest)
     except OSError as error:
         raise ExportError(
             f"{directory} holds no bundle: {MANIFEST_FILE} can not be read ({error.strerror or error})",
             remedy="Give the folder of a bundle, or the folder `edgefl export` wrote.",
         ) from error
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise ExportError(f"{path} is damaged: {error}", remedy=DAMAGED) from error
     if manifest.format != FORMAT:
         raise ExportError(
@@ -217,8 +216,11 @@ def read_model(directory: Path, manifest: Manifest) -> bytes:
     try:
         size = path.stat().st_size
         data = path.read_bytes() if size == manifest.size_bytes else b""
-    except OSError as error:
-        raise ExportError(f"{path} can not be read: {error.strerror or error}", remedy=DAMAGED) from error
+    except (OSError, ValueError) as error:  # ValueError: a name that no file can have
+        reason = getattr(error, "strerror", None) or str(error)
+        raise ExportError(
+            f"{directory}: the model file {manifest.file!r:.80} can not be read: {reason}", remedy=DAMAGED
+        ) from error
     if size != manifest.size_bytes:
         raise ExportError(f"{path} has {size} bytes, its manifest says {manifest.size_bytes}", remedy=DAMAGED)
     found = hashlib.sha256(data).hexdigest()

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import msgspec
 
-from edgefl.disk import sync_directory
+from edgefl.disk import read_at_most, sync_directory
 from edgefl.errors import ExportError
-from edgefl.export.manifest import INDEX_FILE, INDEX_FORMAT, Index
+from edgefl.export.manifest import INDEX_FILE, INDEX_FORMAT, MAX_MANIFEST_BYTES, Index
 
 
 def check_target(directory: Path) -> None:
@@ -24,8 +24,8 @@ def check_target(directory: Path) -> None:
     if not names:
         return
     try:
-        index = msgspec.json.decode((directory / INDEX_FILE).read_bytes(), type=Index)
-    except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
+        index = msgspec.json.decode(read_at_most(directory / INDEX_FILE, MAX_MANIFEST_BYTES), type=Index)
+    except (OSError, ValueError):
         raise ExportError(other, remedy=remedy) from None
     known = {INDEX_FILE, *(row.name for row in index.bundles)}
     if index.format != INDEX_FORMAT or names - known:

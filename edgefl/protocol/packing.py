@@ -99,6 +99,8 @@ def unpack(
 ) -> dict[str, Array]:
     """What ``pack`` called ``held``; ``base`` may be None for a packing that is no change of it.
 
+    ``limit`` bounds both the packed bytes and what they unpack to, before anything is allocated.
+
     Raises ProtocolError, naming the tensor, for what can not be right.
     """
     coded = decode_part(data, limit, finite=True, copy=False)
@@ -114,15 +116,20 @@ def unpack(
         strange = min(names.keys() ^ base.keys())
         raise ProtocolError(f"tensor {strange[:80]!r} is in the packed part or in what it is based on, but not in both")
     held = {}
+    room = limit
     for name in names:
         if f"{name}|whole" in coded:
             held[name] = coded[f"{name}|whole"]
+            room -= held[name].nbytes
             continue
         shape = next((coded[key].shape for form in ("f16", "bf16", "int8") if (key := f"{name}|{form}") in coded), ())
         start = None
         if base is not None:
             shape = base[name].shape
             start = np.asarray(base[name], np.float32) if packing.startswith("delta+") else None
+        room -= math.prod(max(1, size) for size in shape) * np.dtype(np.float32).itemsize
+        if room < 0:
+            raise ProtocolError(f"tensor {name[:80]!r} of shape {list(shape)} unpacks to more than {limit} bytes")
         if len(shape) < 2:
             raise ProtocolError(f"tensor {name[:80]!r} of shape {list(shape)} travels whole, and does not here")
         change = _decode(name, coded, shape)
@@ -257,7 +264,7 @@ def _decode(name: str, coded: Tensors, shape: tuple[int, ...]) -> Array:
     values, scale = piece("top", None, np.int8), piece("scale", (1,), np.float32)
     at = piece("at", values.shape, np.int32)
     size = math.prod(shape)
-    if at.size and (int(at[0]) < 0 or int(at[-1]) >= size or (np.diff(at) <= 0).any()):
+    if at.size and (int(at[0]) < 0 or int(at[-1]) >= size or (at[1:] <= at[:-1]).any()):  # a difference can overflow
         raise ProtocolError(f"tensor {name[:80]!r}: places are not ascending ones of {size}")
     flat = np.zeros(size, np.float32)
     flat[at] = _values(values[None], "int8", scale)[0]

@@ -156,8 +156,9 @@ class _Entry(NamedTuple):
 
     @property
     def decoded_bytes(self) -> int:
+        """Bytes of the tensor. An axis of no length counts as one: such a tensor's other axes are also only claimed."""
         itemsize = _DTYPES[self.code].itemsize if self.code in _WHOLE else 4
-        return math.prod(self.shape) * itemsize
+        return math.prod(max(1, size) for size in self.shape) * itemsize
 
 
 class _Header(NamedTuple):
@@ -231,6 +232,8 @@ def _encoding_of(header: dict[str, Any]) -> str:
 
 
 def _entry(name: str, raw: object, encoding: Encoding) -> _Entry:
+    if any("\ud800" <= letter <= "\udfff" for letter in name):
+        raise ProtocolError(f"tensor {name[:80]!r}: half a character in its name, which no message can carry")
     if not isinstance(raw, dict) or set(raw) != {"dtype", "shape", "data_offsets"}:
         raise ProtocolError(f"tensor {name[:80]!r}: malformed entry in the header")
     code, shape, offsets = raw["dtype"], raw["shape"], raw["data_offsets"]

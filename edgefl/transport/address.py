@@ -31,7 +31,8 @@ class Address:
 
     def secret_url(self) -> str:
         """The URL with the password: for files only their owner reads, never for logs."""
-        credentials = f"{quote(self.username, safe='')}:{quote(self.password, safe='')}@" if self.username else ""
+        given = self.username or self.password
+        credentials = f"{quote(self.username, safe='')}:{quote(self.password, safe='')}@" if given else ""
         version = "?version=3" if self.legacy else ""
         return f"{'mqtts' if self.tls else 'mqtt'}://{credentials}{self._netloc()}{version}"
 
@@ -41,6 +42,10 @@ class Address:
 
 def parse_url(url: str) -> Address:
     """The address in a URL. Raises BrokerError, which never repeats the password."""
+    try:
+        url.encode()
+    except UnicodeEncodeError:
+        raise BrokerError("the broker's URL is no text", remedy=_REMEDY) from None
     try:
         parts = urlsplit(url)
         port = parts.port

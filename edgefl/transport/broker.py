@@ -11,6 +11,7 @@ import contextlib
 import errno
 import importlib.util
 import os
+import re
 import secrets
 import shutil
 import signal
@@ -23,6 +24,7 @@ from typing import Literal
 
 import msgspec
 
+from edgefl.disk import read_at_most
 from edgefl.errors import BrokerError, MissingDependencyError, StoreError
 from edgefl.leash import leashed
 from edgefl.transport.address import Address
@@ -37,6 +39,9 @@ START_TIMEOUT_S = 30.0
 STOP_TIMEOUT_S = 5.0
 _POLL_S = 0.01
 _USER = "edgefl"
+#: Of the file with port, user and password; and what the latter two are made of.
+_IDENTITY_BYTES = 4096
+_WORD = re.compile(r"[A-Za-z0-9_-]{1,200}")
 
 
 class _Identity(msgspec.Struct):
@@ -252,12 +257,19 @@ def broker_program(kind: BrokerKind) -> str | None:
     return shutil.which("mosquitto")
 
 
+def read_identity(path: Path) -> _Identity | None:
+    """What an earlier start left; None where that is of no use, which costs the devices a new URL, nothing else."""
+    try:
+        identity = msgspec.json.decode(read_at_most(path, _IDENTITY_BYTES), type=_Identity)
+    except (FileNotFoundError, ValueError):
+        return None
+    sound = 0 <= identity.port < 2**16 and _WORD.fullmatch(identity.username) and _WORD.fullmatch(identity.password)
+    return identity if sound else None
+
+
 def _load_identity(directory: Path, port: int) -> _Identity:
     path = directory / "identity.json"
-    try:
-        identity = msgspec.json.decode(path.read_bytes(), type=_Identity)
-    except (FileNotFoundError, msgspec.DecodeError):  # a damaged file costs the devices a new URL, nothing else
-        identity = _Identity(port, _USER, secrets.token_urlsafe(24))
+    identity = read_identity(path) or _Identity(port, _USER, secrets.token_urlsafe(24))
     identity.port = port or identity.port
     write_private(path, msgspec.json.encode(identity).decode())
     return identity

@@ -1,0 +1,193 @@
+"""What comes from the broker: messages, topics, chunks, what transfers are asked for, parts, whole updates."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from coordinator.checking import LIMITS, check_update
+from coordinator.inbox import Inbox
+from edgefl.errors import ModelError, ProtocolError
+from edgefl.objects import ObjectStore
+from edgefl.plan.values import Transfer
+from edgefl.protocol import chunks, layout, messages, packing, parts, topics
+from edgefl.protocol.messages import Ack, Need
+from edgefl.protocol.transfer import Instruction, Receiver, SendChunk, Sender, StoreChunk, VerifyObject
+from edgefl.records import PACKINGS, Attempt, Manifest, ObjectRef, Refusal
+from fuzz.target import MIB, Target, scratch
+
+#: Largest part the targets take: a header that claims more is refused, so that little is allocated.
+PART_LIMIT = MIB // 4
+SIZES = {"a" * 64: 5000, "b" * 64: 96 * 1024, "c" * 64: 1}
+DEVICE, OTHER = "cam-07", "cam-08"
+
+
+def up(data: bytes) -> None:
+    """The same message again from its own bytes; the inbox takes or counts it, whatever its topic."""
+    message = messages.decode_up(data)
+    _again(message, messages.decode_up)
+    for channel in ("up", "presence"):
+        inbox = Inbox(silence_s=30.0, introduce_s=1.0)
+        event = inbox.read(topics.Topic(channel, message.device, ""), data, 1.0)
+        assert event is not None or inbox.dropped.total() or channel == "presence" or message.device, message
+        inbox.silent(100.0)
+        inbox.strangers(100.0)
+
+
+def down(data: bytes) -> None:
+    _again(messages.decode_down(data), messages.decode_down)
+
+
+def _again(message: Any, decode: Any) -> None:
+    try:
+        sent = messages.encode(message)
+    except ProtocolError as error:  # with every default written out it may have become too long
+        if "exceeds the limit" not in error.message:
+            raise AssertionError(message) from error
+        return
+    assert messages.encode(decode(sent)) == sent
+
+
+def topic(data: bytes) -> None:
+    text = data.decode("utf-8", "replace")
+    found = topics.parse(text)
+    fleet = text.split("/")[2]
+    builders = {
+        "up": lambda: topics.up(fleet, found.device),
+        "down": lambda: topics.down(fleet, found.device),
+        "presence": lambda: topics.presence(fleet, found.device),
+        "up-object": lambda: topics.up_object(fleet, found.device, found.transfer),
+        "down-object": lambda: topics.down_object(fleet, found.device, found.transfer),
+        "shared-object": lambda: topics.shared_object(fleet, found.transfer),
+    }
+    assert builders[found.channel]() == text
+    for name in (fleet, found.device, found.transfer):
+        assert not name or topics.check_name("name", name) == name
+
+
+def chunk(data: bytes) -> None:
+    found = chunks.decode_chunks(data)
+    assert b"".join(map(chunks.encode_chunk, found)) == data
+    sizes = [len(one.data) for one in found]
+    assert sum(sizes) == len(data) - chunks.HEADER_BYTES * len(found)
+    assert all(sizes)
+
+
+def asked(data: bytes) -> None:
+    """A sender that is sent these Needs: it never raises, and sends only chunks that exist, at most what is allowed."""
+    try:
+        needs = msgspec.msgpack.decode(data, type=list[Need])
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return  # ``up`` sees to what is no Need
+    sender = Sender("t", SIZES, (DEVICE, OTHER))
+    now = 0.0
+    for number, need in enumerate(needs[:50]):
+        now += number % 3
+        _sent(sender, sender.on_need(need.device, need, now))
+        _sent(sender, sender.on_tick(now))
+    for device in (DEVICE, OTHER, ""):
+        _sent(sender, sender.drop(device, now))
+    assert not sender.active & {DEVICE, OTHER}
+
+
+def _sent(sender: Sender, instructions: list[Instruction]) -> None:
+    sends = [one for one in instructions if isinstance(one, SendChunk)]
+    for one in sends:
+        assert 0 <= one.index < -(-SIZES[one.object_id] // sender.chunk_bytes)
+    assert len(sends) <= 3 * 256 * 2
+
+
+def received(data: bytes) -> None:
+    """A receiver of these (object, index, size, verdict): it never raises, and stores each chunk once."""
+    try:
+        rows = msgspec.msgpack.decode(data, type=list[tuple[int, int, int, bool]])
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return
+    ids = [*SIZES, "d" * 64]
+    receiver = Receiver("t", DEVICE, [ObjectRef(*one) for one in SIZES.items()], 1024, 4, life=1)
+    whole = layout.Layout(SIZES, 1024)
+    receiver.start({name: whole.unpack(whole.whole(name))[name] for name in SIZES}, 0.0)
+    stored = set()
+    for now, (place, index, size, verdict) in enumerate(rows[:200]):
+        name = ids[place % len(ids)]
+        for one in receiver.on_chunk(name, index, size, float(now)):
+            if isinstance(one, StoreChunk):
+                assert (one.object_id, one.index) not in stored
+                assert size == whole.length(one.object_id, one.index)
+                stored.add((one.object_id, one.index))
+            if isinstance(one, VerifyObject):
+                if not verdict:
+                    stored -= {chunk for chunk in stored if chunk[0] == one.object_id}
+                receiver.on_verified(one.object_id, verdict, float(now))
+        receiver.on_tick(float(now))
+    assert receiver.received >= len(stored)
+
+
+def part(data: bytes) -> None:
+    """Tensors or a refusal; where there are tensors they are within the limit, and a file of them reads the same."""
+    tensors = parts.decode_part(data, PART_LIMIT, finite=True)
+    assert sum(value.nbytes for value in tensors.values()) <= PART_LIMIT
+    assert parts.decode_part(parts.encode_part(tensors), PART_LIMIT).keys() == tensors.keys()
+    file = scratch("part") / "part"
+    file.write_bytes(data)
+    assert parts.read_layout(file) == {n: (v.shape, v.dtype.kind == "f") for n, v in tensors.items()}
+    for name in tensors:
+        name.encode()  # it will stand in messages and logs
+
+
+def packed(data: bytes) -> None:
+    """The first byte says how it is packed, and whether it is based on something."""
+    way = PACKINGS[data[0] % len(PACKINGS)] if data else PACKINGS[0]
+    base = None if data[:1] >= b"\x80" else {"w": np.ones((32, 40), np.float32), "b": np.zeros(3, np.float32)}
+    with np.errstate(over="ignore", invalid="ignore"):
+        held = packing.unpack(data[1:], base, way, PART_LIMIT)
+    assert base is None or held.keys() == base.keys()
+    assert sum(value.nbytes for value in held.values()) <= PART_LIMIT
+
+
+@functools.cache
+def _store() -> tuple[ObjectStore, Manifest]:
+    store = ObjectStore(scratch("update"))
+    model = {"w": np.ones((32, 40), np.float32), "n": np.zeros(1, np.int64)}
+    return store, {"acc/stage1": store.put(parts.encode_part(model))}
+
+
+def update(data: bytes) -> None:
+    """A whole object of an update, of a part the first byte chooses: counted, or refused in words that can be sent."""
+    store, model = _store()
+    name = ("acc/stage1", "prototypes", "signature", "strange")[data[0] % 4] if data else "strange"
+    kind = ("", "sketch", "bases")[data[0] // 4 % 3] if data else ""
+    ref = store.put(data[1:])
+    try:
+        LIMITS.check_sizes({name: ref}, model)
+        rules = Transfer(up=(("*", "delta+int8" if data[0] & 64 else "f16"),))
+        with np.errstate(over="ignore", invalid="ignore"):
+            found = check_update(store, {name: ref}, model, kind, rules)
+    finally:
+        if ref not in model.values():
+            store.path(ref.id).unlink()
+    if isinstance(found, Refusal):
+        messages.encode(Ack(Attempt(), accepted=False, refusal=found))
+        raise ProtocolError(found.detail)
+    assert found.keys() == {name}
+    if found[name] not in {ref, *model.values()}:
+        store.path(found[name].id).unlink()
+
+
+TARGETS = (
+    Target("message_up", "protocol.messages.decode_up, coordinator.inbox", up, (ProtocolError,), "msgpack", (MIB, 100)),
+    Target("message_down", "protocol.messages.decode_down", down, (ProtocolError,), "msgpack", (MIB, 100)),
+    Target("topic", "protocol.topics.parse", topic, (ProtocolError,), "text"),
+    Target("chunk", "protocol.chunks.decode_chunks", chunk, (ProtocolError,), "chunk"),
+    Target("needs", "protocol.sender, layout (Need, Grant)", asked, (), "msgpack", (4 * MIB, 400)),
+    Target("chunks_in", "protocol.receiver, layout", received, (), "msgpack", (4 * MIB, 400)),
+    Target("part", "protocol.parts.decode_part, read_layout", part, (ProtocolError,), "part", (2 * MIB, 40)),
+    Target("packed", "protocol.packing.unpack", packed, (ProtocolError,), "1+part", (2 * MIB, 40)),
+    Target(
+        "update", "coordinator.checking (parts, prototypes, signature)", update, (ProtocolError, ModelError),
+        "1+part", (4 * MIB, 40),
+    ),
+)  # fmt: skip
