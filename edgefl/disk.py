@@ -24,9 +24,9 @@ def explained(verb: str, path: Path, size: int | None = None) -> Iterator[None]:
         raise StoreError(f"cannot {verb} {path}{amount}: {error.strerror or error}") from error
 
 
-def write_new(path: Path, data: bytes | bytearray | memoryview) -> None:
+def write_new(path: Path, data: bytes | bytearray | memoryview, mode: int = 0o644) -> None:
     """Write a whole file: temporary name, sync, rename, so that it is there fully or not at all. Raises OSError."""
-    descriptor, temporary = _temporary(path.parent)
+    descriptor, temporary = _temporary(path.parent, mode)
     try:
         write_all(descriptor, data, 0)
         os.fsync(descriptor)
@@ -47,11 +47,11 @@ def sweep_temporaries(directory: Path) -> None:
             path.unlink()
 
 
-def _temporary(directory: Path) -> tuple[int, Path]:
+def _temporary(directory: Path, mode: int) -> tuple[int, Path]:
     """A new locked file. The lock, gone with its process, tells a sweep that the file is not an orphan."""
     while True:
         path = directory / f"{_TEMPORARY}{secrets.token_hex(8)}"
-        descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o644)
+        descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, mode)
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         if os.fstat(descriptor).st_nlink:
             return descriptor, path
