@@ -7,6 +7,7 @@ agent's supervisor.
 from __future__ import annotations
 
 import datetime as dt
+import hashlib
 import ipaddress
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
@@ -150,6 +151,12 @@ def requested(der: bytes) -> tuple[str, ec.EllipticCurvePublicKey]:
     if len(names) != 1:
         raise IdentityError("the signing request must name its device, and nothing else")
     return names[0], key
+
+
+def fingerprint(key: ec.EllipticCurvePublicKey) -> str:
+    """sha256 of a public key, hexadecimal."""
+    spki = key.public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
+    return hashlib.sha256(spki).hexdigest()
 
 
 def _builder(

@@ -31,17 +31,20 @@ EARLIEST_RENEWAL = 0.25
 
 
 class Issued(msgspec.Struct, frozen=True):
-    """What is kept of a token: enough to recognise it, not enough to print it again. ``answer``: given to ``request``."""
+    """What is kept of a token: enough to recognise it, not enough to print it again.
+
+    ``holder``: fingerprint of the device's key that ``answer`` was given to.
+    """
 
     name: str = ""
     key: bytes = b""
     expires: float = 0.0
-    request: str = ""
+    holder: str = ""
     answer: t.Answer | None = None
 
 
 def issue_token(fleet: Fleet, name: str, now: float, life_s: float = TOKEN_LIFE_S) -> str:
-    """A token for a new device; an earlier one for it that was not used ends. Raises IdentityError for a name in use."""
+    """A token for a new device; an earlier unused one of its name ends. Raises IdentityError for a name in use."""
     check_name("device", name)
     if name == COORDINATOR:
         raise IdentityError(f"no device can be called {name!r}", remedy="Choose another name.")
@@ -75,43 +78,39 @@ def answer_request(fleet: Fleet, client: str, payload: bytes, now: float) -> byt
         issued = msgspec.msgpack.decode(read_private(path), type=Issued)
         if not t.request_is_proved(issued.key, fleet.record.fleet, client, request):
             return None
-        given = hashlib.sha256(request.request).hexdigest()
-        answer = issued.answer
-        if answer is None or issued.request != given:
-            answer = _answer(fleet, devices, issued, request, now)
-            if answer.certificate:
-                write_private(path, msgspec.msgpack.encode(replace(issued, request=given, answer=answer)))
+        answer = _answer(fleet, devices, issued, request, now)
+        if answer.certificate and answer is not issued.answer:
+            spent = replace(issued, holder=devices[issued.name].holder, answer=answer)
+            write_private(path, msgspec.msgpack.encode(spent))
         return t.encode(t.prove_answer(issued.key, answer, request))
 
 
 def _answer(fleet: Fleet, devices: Devices, issued: Issued, request: t.Request, now: float) -> t.Answer:
-    if issued.answer is not None:
-        return t.Answer(refusal="this token has been used already")
-    if now > issued.expires:
-        return t.Answer(refusal="this token has expired")
-    if request.name != issued.name:
-        return t.Answer(refusal="this token is for a device with another name")
     try:
-        _check_free(devices, issued.name)
-        certificate = _sign(fleet, issued.name, request.request, now)
+        asked, key = x.requested(request.request)
+        holder = x.fingerprint(key)
+        if now > issued.expires:
+            return t.Answer(refusal="this token has expired")
+        if issued.answer is not None:
+            return issued.answer if holder == issued.holder else t.Answer(refusal="this token has been used already")
+        if request.name != issued.name or asked != issued.name:
+            return t.Answer(refusal="this token is for a device with another name")
+        known = devices.get(issued.name)
+        if known is None or known.holder != holder:  # else a crash came between the two files
+            _check_free(devices, issued.name)
     except IdentityError as error:
         return t.Answer(refusal=error.message)
-    client_id = f"{issued.name}-{secrets.token_hex(16)}"
-    devices[issued.name] = Device(
-        (f"{certificate.serial:x}",),
-        hashlib.sha256(request.request).hexdigest(),
-        certificate.der,
-        certificate.not_before,
-        certificate.not_after,
-        client_id,
-    )
+    if known is None:
+        certificate = fleet.authority().client(issued.name, key, fleet.record.life_s, now)
+        known = Device(client_id=f"{issued.name}-{secrets.token_hex(16)}").with_certificate(certificate, holder)
+        devices[issued.name] = known
     return t.Answer(
-        certificate=certificate.der,
-        not_before=certificate.not_before,
-        not_after=certificate.not_after,
+        certificate=known.certificate,
+        not_before=known.not_before,
+        not_after=known.not_after,
         signer=fleet.signer.public,
         broker=fleet.url,
-        client_id=client_id,
+        client_id=known.client_id,
     )
 
 
@@ -122,30 +121,18 @@ def renew(fleet: Fleet, name: str, request: bytes, now: float) -> Renewed:
         device = devices.get(name)
         if device is None or device.revoked_at is not None:
             return Renewed(given, refusal=f"{name} is not enrolled here")
-        if device.request != given:
+        try:
+            asked, key = x.requested(request)
+        except IdentityError as error:
+            return Renewed(given, refusal=error.message)
+        if asked != name:
+            return Renewed(given, refusal=f"the signing request is for {asked[:64]!r}, not for {name!r}")
+        if device.holder != x.fingerprint(key):
             if now < device.not_before + EARLIEST_RENEWAL * (device.not_after - device.not_before):
                 return Renewed(given, refusal="it is too early: the certificate was made not long ago")
-            try:
-                certificate = _sign(fleet, name, request, now)
-            except IdentityError as error:
-                return Renewed(given, refusal=error.message)
-            device = replace(
-                device,
-                serials=(*device.serials[-9:], f"{certificate.serial:x}"),
-                request=given,
-                certificate=certificate.der,
-                not_before=certificate.not_before,
-                not_after=certificate.not_after,
-            )
-            devices[name] = device
+            certificate = fleet.authority().client(name, key, fleet.record.life_s, now)
+            device = devices[name] = device.with_certificate(certificate, x.fingerprint(key))
         return Renewed(given, device.certificate, device.not_before, device.not_after)
-
-
-def _sign(fleet: Fleet, name: str, request: bytes, now: float) -> x.Certificate:
-    asked, key = x.requested(request)
-    if asked != name:
-        raise IdentityError(f"the signing request is for {asked[:64]!r}, not for {name!r}")
-    return fleet.authority().client(name, key, fleet.record.life_s, now)
 
 
 def _check_free(devices: Devices, name: str) -> None:

@@ -37,7 +37,7 @@ def check_private(path: Path) -> None:
     try:
         status = path.stat()
     except OSError as error:
-        raise StoreError(f"cannot read {path}: {error.strerror}", remedy="Enrol this device, or name the file.") from error
+        raise StoreError(f"cannot read {path}: {error.strerror}") from error
     if stat.S_IMODE(status.st_mode) & 0o077:
         mode = stat.S_IMODE(status.st_mode)
         raise IdentityError(

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from edgefl.disk import explained
 from edgefl.errors import IdentityError, StoreError
@@ -41,6 +42,8 @@ DEFAULT_DIRECTORY = Path("fleet")
 PORT, ENROLL_PORT = 8883, 8884
 #: A device that is away longer than this must be enrolled anew: a drawer's worth, but no stolen box lasts for ever.
 LIFE_S = 90 * 86400.0
+#: Certificates of a device that can be valid at once: it may renew when a quarter of a life has passed, so five.
+SERIALS = 10
 
 
 class Record(msgspec.Struct, frozen=True):
@@ -62,15 +65,26 @@ class Record(msgspec.Struct, frozen=True):
 
 
 class Device(msgspec.Struct, frozen=True):
-    """A device's certificates. ``request``: sha256 of the signing request that the newest of them answers."""
+    """A device's certificates. ``holder``: fingerprint of the key that the newest of them is for."""
 
     serials: tuple[str, ...] = ()  # hexadecimal: they have 160 bits
-    request: str = ""
+    holder: str = ""
     certificate: bytes = b""
     not_before: float = 0.0
     not_after: float = 0.0
     client_id: str = ""
     revoked_at: float | None = None
+
+    def with_certificate(self, certificate: x.Certificate, holder: str) -> Device:
+        """The same with a newer certificate. Of the older ones those are remembered that can still be valid."""
+        return replace(
+            self,
+            serials=(*self.serials[1 - SERIALS :], f"{certificate.serial:x}"),
+            holder=holder,
+            certificate=certificate.der,
+            not_before=certificate.not_before,
+            not_after=certificate.not_after,
+        )
 
 
 Devices = dict[str, Device]
@@ -111,7 +125,8 @@ class Fleet:
 
     def devices(self) -> Devices:
         """Every device that was ever enrolled, by name."""
-        return self._decode("devices.json", Devices)
+        devices: Devices = self._decode("devices.json", Devices)
+        return devices
 
     def revoked(self) -> frozenset[str]:
         """Names of the revoked devices."""
@@ -188,6 +203,7 @@ def create_fleet(
     pem = x.pem_of(authority.certificate)
     place = directory / "broker"
     server, own = x.new_key(), x.new_key()
+    names = list(dict.fromkeys([*hosts, *([bind] if bind else []), "localhost", "127.0.0.1", "::1"]))
     write_private(directory / "ca.key", x.key_pem(key))
     write_private(directory / "ca.pem", pem)
     write_private(directory / "signing.key", key_text(secrets.token_bytes(KEY_BYTES)).encode() + b"\n")
@@ -195,7 +211,7 @@ def create_fleet(
     write_private(directory / "coordinator.pem", x.pem_of(certificate.der) + x.key_pem(own))
     write_private(directory / "devices.json", b"{}")
     write_private(place / "ca.pem", pem)
-    write_private(place / "server.pem", x.pem_of(authority.server(server.public_key(), hosts, now).der))
+    write_private(place / "server.pem", x.pem_of(authority.server(server.public_key(), names, now).der))
     write_private(place / "server.key", x.key_pem(server))
     listeners = TlsListeners(place.absolute(), port, enroll_port, bind)
     write_private(place / "mosquitto.conf", tls_configuration(listeners).encode())
@@ -224,9 +240,12 @@ def fleet_broker(fleet: Fleet) -> Broker:
     """The fleet's own mosquitto, not yet started. Raises BrokerError when there is none on the PATH."""
     place, port = fleet.directory / "broker", fleet.record.port
     if fleet.record.broker:
-        raise IdentityError(f"this fleet's broker is {fleet.url}", remedy="It is not started here; leave --broker away.")
-    dial = fleet.record.bind or "127.0.0.1"
-    address = Address({"0.0.0.0": "127.0.0.1", "::": "::1"}.get(dial, dial), port, tls=True)  # noqa: S104 - as told
-    return start_broker(place, "mosquitto", host=fleet.record.bind or "0.0.0.0", port=port, ready=Ready(  # noqa: S104
-        place / "mosquitto.conf", address, lambda: fleet.transport(f"probe-{secrets.token_hex(8)}")
-    ))
+        raise IdentityError(f"this fleet's broker is {fleet.url}", remedy="It is started where it runs, not here.")
+    every = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - bound only when the user asks for it
+    address = Address(every.get(fleet.record.bind, fleet.record.bind), port, tls=True)
+
+    def probe() -> MqttTransport:
+        return fleet.transport(f"probe-{secrets.token_hex(16)}", str(address))
+
+    ready = Ready(place / "mosquitto.conf", address, probe)
+    return start_broker(place, "mosquitto", host=fleet.record.bind or "0.0.0.0", port=port, ready=ready)  # noqa: S104

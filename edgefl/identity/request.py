@@ -1,4 +1,4 @@
-"""Makes a device's key and its signing request, in a process of its own: ``python -m edgefl.identity.request NAME KEY``.
+"""Makes a device's key and its signing request; as a process: ``python -m edgefl.identity.request NAME KEY``.
 
 What makes keys weighs 8 MB, which the supervisor would keep for as long as it lives. The key goes into the file KEY,
 for its owner alone, unless that is there already; the request, which is no secret, to standard output as DER.

@@ -10,6 +10,7 @@ import base64
 import binascii
 import hashlib
 import hmac
+from typing import TypeVar
 
 import msgspec
 from msgspec.structs import replace
@@ -24,6 +25,8 @@ MAX_TEXT = 8192
 #: Largest enrolment message: a request is 400 bytes, an answer 800.
 MAX_MESSAGE_BYTES = 8192
 _CHECKSUM_BYTES = 6
+
+M = TypeVar("M")
 
 
 class Token(msgspec.Struct, frozen=True, array_like=True):
@@ -137,7 +140,7 @@ def encode(message: Request | Answer) -> bytes:
     return msgspec.msgpack.encode(message)
 
 
-def _decode(payload: bytes, kind: type[Request] | type[Answer]) -> Request | Answer:
+def _decode(payload: bytes, kind: type[M]) -> M:
     if len(payload) > MAX_MESSAGE_BYTES:
         raise ProtocolError(f"an enrolment message of {len(payload)} bytes; at most {MAX_MESSAGE_BYTES} are allowed")
     try:

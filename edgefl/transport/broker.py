@@ -236,7 +236,8 @@ def start_broker(
     """A broker that keeps its files in ``directory``, ready for ``await broker.start()`` or ``async with``.
 
     kind: mosquitto, amqtt, or auto (mosquitto if there is one). port 0: the one used last in this directory if it is
-    free, else any. ``ready``: as somebody else has set it up. Raises BrokerError for an unknown kind, a missing program or an unusable directory.
+    free, else any. ``ready``: as somebody else has set it up. Raises BrokerError for an unknown kind, a missing program
+    or an unusable directory.
     """
     chosen = resolve_kind(kind)
     program = broker_program(chosen)
