@@ -110,7 +110,7 @@ def init_command(
 
         from edgefl.identity.fleet import create_fleet
 
-        made = create_fleet(
+        create_fleet(
             directory,
             fleet,
             host,
@@ -122,9 +122,7 @@ def init_command(
             reload=shlex.split(reload),
         )
         typer.echo(f"fleet {fleet!r} is in {directory}; keep it secret, and keep a copy of all of it elsewhere")
-        typer.echo(
-            f"its broker's files are in {made.directory / 'broker'}; `enrollments` and `run` start it if none runs"
-        )
+        typer.echo(f"its broker's files are in {directory / 'broker'}; `run` and `enrollments` start it if none runs")
         typer.echo(f"next: edgefl-coordinator enroll --name cam-01 --identity {directory} --wait")
 
 

@@ -69,13 +69,13 @@ async def serve(fleet: Fleet, say: Callable[[str], None], until: str = "", limit
                     if isinstance(message, m.Renew) and message.device == topic.device:
                         guard.renew(message)
 
-        guard.start(publish, post)
+        guard.start(publish, post, say)
         transport.on_message = hear
         try:
             await transport.connect()
             await transport.subscribe([*guard.subscriptions, topics.up(fleet.record.fleet, "+")])
             say(f"answering devices that enrol in fleet {fleet.record.fleet!r}; Ctrl-C ends it")
-            await _until(fleet, guard, say, until, limit_s)
+            await _until(fleet, guard, until, limit_s)
             if posts:
                 await asyncio.wait(posts)
         finally:
@@ -83,15 +83,11 @@ async def serve(fleet: Fleet, say: Callable[[str], None], until: str = "", limit
             await transport.close()
 
 
-async def _until(fleet: Fleet, guard: Guard, say: Callable[[str], None], name: str, limit_s: float) -> None:
+async def _until(fleet: Fleet, guard: Guard, name: str, limit_s: float) -> None:
     deadline = time.monotonic() + limit_s
-    told: set[str] = set()
     while True:
         await asyncio.sleep(_LOOK_S)
         guard.newly_revoked()
-        for one in sorted(guard.enrolled - told):
-            told.add(one)
-            say(f"device {one} has enrolled")
         if name and name in fleet.devices():
             return
         if limit_s and time.monotonic() > deadline:

@@ -32,16 +32,21 @@ class Guard:
         self.seal = fleet.signer.seal
         self.subscriptions = [topics.enroll_up(fleet.record.fleet, "+")]
         self.dropped: Counter[str] = Counter()
-        self.enrolled: set[str] = set()  # names, of those that this coordinator answered
         self._revoked = fleet.revoked()
         self._seen = self._stamp()
         self._publish: Callable[[str, bytes], None] | None = None
         self._post: Callable[[str, DownMessage], None] | None = None
+        self._say: Callable[[str], None] = _LOG.warning
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def start(self, publish: Callable[[str, bytes], None], post: Callable[[str, DownMessage], None]) -> None:
-        """``publish`` on a topic; ``post`` a message to a device, signed."""
-        self._publish, self._post = publish, post
+    def start(
+        self,
+        publish: Callable[[str, bytes], None],
+        post: Callable[[str, DownMessage], None],
+        say: Callable[[str], None] = _LOG.warning,
+    ) -> None:
+        """``publish`` on a topic; ``post`` a message to a device, signed; ``say`` something to a person."""
+        self._publish, self._post, self._say = publish, post, say
 
     def newly_revoked(self) -> list[str]:
         """Devices shut out since the last call: to be called on the tick. One look at a file's date."""
@@ -52,7 +57,7 @@ class Guard:
             revoked = self.fleet.revoked()
         except EdgeFLError as error:
             self._seen = stamp
-            _LOG.warning("who is revoked can not be read, so nobody more is: %s", error.message)
+            self._say(f"who is revoked can not be read, so nobody more is: {error.message}")
             return []
         fresh = sorted(revoked - self._revoked)
         self._revoked, self._seen = revoked, stamp
@@ -93,8 +98,7 @@ class Guard:
         if self._publish is not None:
             self._publish(topics.enroll_down(self.fleet.record.fleet, client), answer)
         for name in set(self.fleet.devices()) - before:
-            self.enrolled.add(name)
-            _LOG.warning("device %s has enrolled", name)
+            self._say(f"device {name} has enrolled")
 
     async def _renewing(self, message: Renew) -> None:
         answer = await asyncio.to_thread(renew, self.fleet, message.device, message.request, time.time())
@@ -116,7 +120,7 @@ class Guard:
         try:
             await work
         except EdgeFLError as error:  # a full disk, say: the run goes on, the device asks again
-            _LOG.warning("a device could not be answered: %s", error.message)
+            self._say(f"a device could not be answered: {error.message}")
 
     def _stamp(self) -> tuple[int, int]:
         try:

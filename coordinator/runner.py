@@ -68,8 +68,8 @@ async def run(
 
     ``transport`` is connected and closed here. ``resume``: go on where the run stands, if the ledger knows it: in the
     same attempt of the same round. ``ledger_url``: a database, default ``ledger.sqlite`` in the directory. ``broker``:
-    its address, to tell. ``guard``: the fleet's identity, if it has one. Raises an EdgeFLError that is also on record (status "failed"); cancelled, the run can be
-    resumed.
+    its address, to tell. ``guard``: the fleet's identity, if it has one. Raises an EdgeFLError that is also on record
+    (status "failed"); cancelled, the run can be resumed.
     """
     topics.check_name("fleet", fleet)
     worker = worker or WorkerProcess("coordinator.evaluator", [], directory / "logs" / "evaluator.log")

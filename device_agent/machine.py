@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from device_agent import values as v
 from device_agent.judge import judge
 from device_agent.keeping import keeping, kept_before, not_taken
-from device_agent.replays import finished, is_over, later, replayed, taken_up
+from device_agent.replays import finished, is_older_run, is_over, later, replayed, taken_up
 from device_agent.timeouts import ANNOUNCE_S, GREETING_S, PROGRESS_S
 from device_agent.values import Event, Instruction, State
 from edgefl.errors import ProtocolError
@@ -131,7 +131,7 @@ def _received(state: State, event: v.Received, now: float) -> Step:
 
 
 def _welcome(state: State, message: m.Welcome, now: float) -> Step:
-    if replayed(state, Attempt(message.run, made_ms=message.made_ms)):
+    if is_older_run(state, Attempt(message.run, made_ms=message.made_ms)):
         return _drop(state, "old-run", message.run)
     # A welcome nobody asked for, or one from another coordinator than the hello went to, asks who this is.
     late = state.coordinator == "" and now - state.greeted_at > GREETING_S

@@ -23,17 +23,22 @@ def later(closed: Attempt | None, attempt: Attempt) -> Attempt:
 
 
 def replayed(state: State, attempt: Attempt) -> Refusal | None:
-    """Why an offer (or, with a run alone, a welcome) is older than what this device has taken up already."""
+    """Why an offer is older than what this device has taken up already; None when it is not."""
     newest = state.newest
-    if not state.strict or newest is None:
-        return None
-    if newest.same_run(attempt):
-        old = attempt.stage > 0 and attempt < newest
-        return Refusal("replay", detail=f"attempt {newest} of the same run came before") if old else None
-    if attempt.made_ms > newest.made_ms or not attempt.run:
-        return None
-    detail = f"run {newest.run} is newer; a device with an identity never goes back to an older run"
-    return Refusal("replay", detail=detail)
+    if newest is not None and is_older_run(state, attempt):
+        detail = f"run {newest.run} is newer; a device with an identity never goes back to an older run"
+        return Refusal("replay", detail=detail)
+    if state.strict and newest is not None and newest.same_run(attempt) and attempt < newest:
+        return Refusal("replay", detail=f"attempt {newest} of the same run came before")
+    return None
+
+
+def is_older_run(state: State, run: Attempt) -> bool:
+    """Whether a run (as an attempt of it) was made before the newest that this device has taken up."""
+    newest = state.newest
+    if not state.strict or newest is None or not run.run or newest.same_run(run):
+        return False
+    return run.made_ms <= newest.made_ms
 
 
 def taken_up(state: State, attempt: Attempt) -> State:
