@@ -54,6 +54,8 @@ def execute(
     a person must know to connect agents. ``identity``: directory of the fleet's identity (its name is then the fleet);
     ``insecure``: a broker on another machine may be without TLS.
     """
+    if "://" in broker:
+        check_protected(broker, insecure=insecure)
     guard = _guard(identity, fleet)
     fleet = guard.fleet.record.fleet if guard is not None else check_name("fleet", fleet or "default")
     if resume:
@@ -73,10 +75,9 @@ def execute(
     place = directory / plan.run
     write_run_file(plan, place / "run.yaml")
     try:
-        where = broker or wanted
-        if "://" in where:
-            check_protected(where, insecure=insecure)
-        return asyncio.run(_run(plan, place, where, fleet, bool(resume), ledger, guard, emit, say))
+        if not broker and "://" in wanted:
+            check_protected(wanted, insecure=insecure)
+        return asyncio.run(_run(plan, place, broker or wanted, fleet, bool(resume), ledger, guard, emit, say))
     except (KeyboardInterrupt, asyncio.CancelledError) as error:  # Ctrl-C, SIGTERM
         way_on = f"Go on after the last finished round with the same options and --resume {plan.run}."
         raise KeyboardInterrupt(way_on) from error
