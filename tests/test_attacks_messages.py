@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import struct
 import tracemalloc
 from collections.abc import Iterator
@@ -394,3 +395,17 @@ def test_a_broker_elsewhere_without_tls_needs_insecure() -> None:
         check_protected(url, insecure=False)
     assert not is_loopback("localhost.evil.example")
     assert not is_loopback("127.0.0.1.evil.example")
+
+
+def test_every_attack_has_a_test_and_stands_in_the_list() -> None:
+    """SECURITY.md names tests that exist, and every test of these two files but those beside an attack."""
+    here = Path(__file__).parent
+    told = set(re.findall(r"`(test_\w+)`", (here.parent / "SECURITY.md").read_text(encoding="utf-8")))
+    files = [here / "test_attacks.py", here / "test_attacks_messages.py"]
+    there = set(re.findall(r"(?m)^def (test_\w+)", "\n".join(path.read_text(encoding="utf-8") for path in files)))
+    beside = {
+        test_every_attack_has_a_test_and_stands_in_the_list.__name__,
+        "test_without_an_identity_an_older_run_may_go_on",
+    }
+    assert told == there - beside
+    assert len(told) >= 15
