@@ -24,7 +24,11 @@ BROKER = typer.Option(
     envvar="EDGEFL_BROKER",
     help="mqtt://user:password@host:port, mqtts://…, or auto: start one. Default: what the run file says.",
 )
-FLEET = typer.Option(help="Name of the fleet; its agents use the same.")
+FLEET = typer.Option(help="Name of the fleet; its agents use the same. Default: the identity's, else default.")
+IDENTITY = typer.Option(
+    envvar="EDGEFL_IDENTITY", help="Directory of the fleet's identity: TLS, signed messages, only enrolled devices."
+)
+INSECURE = typer.Option("--insecure", envvar="EDGEFL_INSECURE", help="Accept a broker elsewhere without TLS.")
 DIRECTORY = typer.Option(help="Where runs are kept, one folder each.")
 RUN = typer.Option(metavar="RUN", help="Id of the new run; default: its name, date and time.")
 RESUME = typer.Option(metavar="RUN", help="Go on with this run after its last finished round.")
@@ -46,12 +50,14 @@ def commands() -> None:
 def run_command(
     file: Annotated[str, FILE] = "",
     broker: Annotated[str, BROKER] = "",
-    fleet: Annotated[str, FLEET] = "default",
+    fleet: Annotated[str, FLEET] = "",
     directory: Annotated[Path, DIRECTORY] = Path("runs"),
     run: Annotated[str, RUN] = "",
     resume: Annotated[str, RESUME] = "",
     ledger: Annotated[str, LEDGER] = "",
     overrides: Annotated[list[str] | None, SET] = None,
+    identity: Annotated[Path | None, IDENTITY] = None,
+    insecure: Annotated[bool, INSECURE] = False,
     events: Annotated[bool, EVENTS] = False,
     debug: Annotated[bool, DEBUG] = False,
 ) -> None:
@@ -73,11 +79,98 @@ def run_command(
                 resume=resume,
                 overrides=overrides or [],
                 ledger=ledger,
+                identity=identity,
+                insecure=insecure,
                 emit=emit,
-                say=lambda text: typer.echo(text, err=True),
+                say=say,
             )
         if not events:
             typer.echo(f"run {report.run} is {report.status}; see it with: edgefl report {directory / report.run}")
+
+
+@app.command("init")
+def init_command(
+    host: Annotated[list[str], typer.Option(help="Name or address that devices dial the broker by. Repeatable.")],
+    directory: Annotated[Path, typer.Option(help="Where the identity is kept.")] = Path("fleet"),
+    fleet: Annotated[str, typer.Option(help="Name of the fleet.")] = "default",
+    port: Annotated[int, typer.Option(help="The broker's port for enrolled devices.")] = 8883,
+    enroll_port: Annotated[int, typer.Option(help="Its port for devices that enrol.")] = 8884,
+    bind: Annotated[str, typer.Option(help="Address it listens on. Default: all.")] = "",
+    days: Annotated[float, typer.Option(help="Life of a device's certificate; it is renewed at half of it.")] = 90.0,
+    broker: Annotated[str, typer.Option(help="mqtts:// URL of a broker elsewhere that enrolled devices use.")] = "",
+    reload: Annotated[str, typer.Option(help="Command that makes the broker elsewhere read its files again.")] = "",
+    debug: Annotated[bool, DEBUG] = False,
+) -> None:
+    """Make a fleet's identity, once: certificate authority, signing key, and the files of its broker.
+
+    Example: edgefl-coordinator init --host broker.example --host 192.0.2.7
+    """
+    with guarded(debug):
+        import shlex
+
+        from edgefl.identity.fleet import create_fleet
+
+        create_fleet(
+            directory,
+            fleet,
+            host,
+            port=port,
+            enroll_port=enroll_port,
+            bind=bind,
+            life_s=days * 86400,
+            broker=broker,
+            reload=shlex.split(reload),
+        )
+        typer.echo(f"fleet {fleet!r} is in {directory}; keep it secret, and keep a copy of all of it elsewhere")
+        typer.echo(f"its broker's files are in {directory / 'broker'}; `run` and `enrollments` start it if none runs")
+        typer.echo(f"next: edgefl-coordinator enroll --name cam-01 --identity {directory} --wait")
+
+
+@app.command("enroll")
+def enroll_command(
+    name: Annotated[str, typer.Option(help="Name of the new device.")],
+    identity: Annotated[Path, IDENTITY] = Path("fleet"),
+    hours: Annotated[float, typer.Option(help="How long the token can be used.")] = 24.0,
+    wait: Annotated[bool, typer.Option(help="Stay until the device has come, and answer it.")] = False,
+    debug: Annotated[bool, DEBUG] = False,
+) -> None:
+    """Print a one-time token by which one new device gets its identity.
+
+    Carry it to the device as you would a password: there, `edgefl-agent enroll TOKEN`. A run in progress answers the
+    device, and so do `edgefl-coordinator enrollments` and --wait.
+    """
+    with guarded(debug):
+        import asyncio
+
+        from edgefl.identity.enrolling import issue_token
+        from edgefl.identity.fleet import Fleet
+
+        fleet = Fleet(identity)
+        typer.echo(issue_token(fleet, name, time.time(), hours * 3600))
+        if wait:
+            from coordinator.enrollments import serve
+
+            asyncio.run(serve(fleet, say, until=name, limit_s=hours * 3600))
+
+
+@app.command("enrollments")
+def enrollments_command(
+    identity: Annotated[Path, IDENTITY] = Path("fleet"),
+    debug: Annotated[bool, DEBUG] = False,
+) -> None:
+    """Answer devices that enrol or renew their certificates, until stopped. Starts the fleet's broker if none runs."""
+    with guarded(debug):
+        import asyncio
+
+        from coordinator.enrollments import serve
+        from edgefl.identity.fleet import Fleet
+
+        asyncio.run(serve(Fleet(identity), say))
+
+
+def say(text: str) -> None:
+    """A line for the person who looks on; standard output is for what a program may read."""
+    typer.echo(text, err=True)
 
 
 @contextlib.contextmanager

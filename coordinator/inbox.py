@@ -20,7 +20,7 @@ from coordinator.values import (
 )
 from edgefl.errors import ProtocolError
 from edgefl.protocol import messages, topics
-from edgefl.protocol.messages import Need, UnknownMessageError
+from edgefl.protocol.messages import Need, Renew, UnknownMessageError
 
 V = TypeVar("V")
 
@@ -41,7 +41,7 @@ class Inbox:
         self._sessions: dict[str, str] = {}
         self._heard: dict[str, float] = {}
 
-    def read(self, topic: topics.Topic, payload: bytes, now: float) -> FromDevice | Need | None:
+    def read(self, topic: topics.Topic, payload: bytes, now: float) -> FromDevice | Need | Renew | None:
         """What a message on an ``up`` or ``presence`` topic says; None when it says nothing of use."""
         try:
             message = messages.decode_up(payload)
@@ -84,7 +84,7 @@ class Inbox:
                 del self._strangers[name]
         return [Beat(now, name, telling=False) for name in due]
 
-    def _event(self, message: messages.UpMessage, now: float) -> FromDevice | Need | None:
+    def _event(self, message: messages.UpMessage, now: float) -> FromDevice | Need | Renew | None:
         device = message.device
         if isinstance(message, messages.Presence):
             if message.online:

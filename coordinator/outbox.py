@@ -44,7 +44,10 @@ class Outbox:
         clock: Callable[[], float],
         heartbeat_s: float,
         report: Report,
+        seal: Callable[[str, bytes], bytes] | None = None,
     ) -> None:
+        """``seal``: signs a message for its topic; None: messages travel unsigned."""
+        self._seal = seal
         self._plan = plan
         self._transport = transport
         self._fleet = fleet
@@ -68,7 +71,8 @@ class Outbox:
         """Publish what the machine wants said."""
         if isinstance(one, do.DrainAll):
             for device in state.devices:
-                self._post(device, m.Drain(self._plan.run, one.reason, state.made_ms))
+                final = state.phase == "finished"
+                self._post(device, m.Drain(self._plan.run, one.reason, state.made_ms, final))
         elif isinstance(one, do.Greet):
             run, made_ms, beat = self._plan.run, state.made_ms, self._heartbeat_s
             self._post(one.device, m.Welcome(self._session, run=run, made_ms=made_ms, heartbeat_s=beat))
@@ -181,7 +185,7 @@ class Outbox:
             expected,
             store=self._store,
             fleet=self._fleet,
-            publish=self._publish,
+            publish=self.publish,
             warn=self._warn,
         )
         self._chunks = self._pace.of(expected)
@@ -190,9 +194,15 @@ class Outbox:
         _LOG.warning("%s %s", device, text)
 
     def _post(self, device: str, message: m.DownMessage) -> None:
-        self._publish(topics.down(self._fleet, device), m.encode(message))
+        topic, body = topics.down(self._fleet, device), m.encode(message)
+        self.publish(topic, body if self._seal is None else self._seal(topic, body))
 
-    def _publish(self, topic: str, payload: bytes) -> None:
+    def post(self, device: str, message: m.DownMessage) -> None:
+        """Send a device a message that the machine knows nothing of."""
+        self._post(device, message)
+
+    def publish(self, topic: str, payload: bytes) -> None:
+        """Send without waiting; what the broker refuses is reported."""
         task = asyncio.ensure_future(self._transport.publish(topic, payload))
         self._posts.add(task)
         task.add_done_callback(self._published)

@@ -12,7 +12,7 @@ import contextlib
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
@@ -33,12 +33,15 @@ from edgefl.errors import BudgetError, EdgeFLError, ProtocolError, RunError
 from edgefl.objects import ObjectStore
 from edgefl.plan.values import RunPlan
 from edgefl.protocol import topics
-from edgefl.protocol.messages import Need
+from edgefl.protocol.messages import Need, Renew
 from edgefl.records import Manifest
 from edgefl.report.rows import EventRow, RunReport
 from edgefl.report.units import public_url
 from edgefl.transport.base import Transport
 from edgefl.worker import WorkerProcess
+
+if TYPE_CHECKING:  # runs without an identity load no cryptography
+    from coordinator.guard import Guard
 
 #: Phases after which nothing more happens.
 ENDED = frozenset({"finished", "failed"})
@@ -59,13 +62,14 @@ async def run(
     worker: Worker | None = None,
     timeouts: Timeouts | None = None,
     broker: str = "",
+    guard: Guard | None = None,
 ) -> RunReport:
     """Execute ``plan`` in ``directory`` (of this run alone) and return its report.
 
     ``transport`` is connected and closed here. ``resume``: go on where the run stands, if the ledger knows it: in the
     same attempt of the same round. ``ledger_url``: a database, default ``ledger.sqlite`` in the directory. ``broker``:
-    its address, to tell. Raises an EdgeFLError that is also on record (status "failed"); cancelled, the run can be
-    resumed.
+    its address, to tell. ``guard``: the fleet's identity, if it has one. Raises an EdgeFLError that is also on record
+    (status "failed"); cancelled, the run can be resumed.
     """
     topics.check_name("fleet", fleet)
     worker = worker or WorkerProcess("coordinator.evaluator", [], directory / "logs" / "evaluator.log")
@@ -73,7 +77,7 @@ async def run(
         stack.enter_context(hold_place(directory))
         ledger = stack.enter_context(Ledger(ledger_url or directory / LEDGER))
         journal = stack.enter_context(Journal(directory / "events.jsonl", emit))
-        runner = Runner(plan, directory, transport, fleet, ledger, journal, worker, timeouts or Timeouts())
+        runner = Runner(plan, directory, transport, fleet, ledger, journal, worker, timeouts or Timeouts(), guard)
         try:
             await runner.run(resume=resume, broker=broker)
         finally:
@@ -109,6 +113,7 @@ class Runner:
         journal: Journal,
         worker: Worker,
         timeouts: Timeouts,
+        guard: Guard | None = None,
     ) -> None:
         self.plan = plan
         self.timeouts = timeouts
@@ -126,7 +131,11 @@ class Runner:
         self._unsaved: list[do.Save] = []  # what has changed since, and nobody has been told of
         store = ObjectStore(directory / "objects")
         report = self._events.put_nowait
-        self._outbox = Outbox(plan, transport, fleet, store, self.clock, timeouts.heartbeat_s, report)
+        seal = None if guard is None else guard.seal
+        self._outbox = Outbox(plan, transport, fleet, store, self.clock, timeouts.heartbeat_s, report, seal)
+        self._guard = guard
+        if guard is not None:
+            guard.start(self._outbox.publish, self._outbox.post)
         self._work = Work(plan, store, Desk(worker, plan, store.root), self.clock, report)
 
     @staticmethod
@@ -145,7 +154,8 @@ class Runner:
             self._transport.on_connection = self._on_connection
             await self._transport.connect()
             self._outbox.connected()
-            await self._transport.subscribe(topics.coordinator_subscriptions(self._fleet))
+            guarded = [] if self._guard is None else self._guard.subscriptions
+            await self._transport.subscribe([*topics.coordinator_subscriptions(self._fleet), *guarded])
             self._take([await self._begin(resume, broker)])
             await self._loop()
         except asyncio.CancelledError:
@@ -161,6 +171,8 @@ class Runner:
     async def close(self) -> None:
         """End everything that still runs; the ledger stays open."""
         await self._work.close()
+        if self._guard is not None:
+            await self._guard.close()
         await self._outbox.close()
         await self._transport.close()
         await self._worker.stop()
@@ -225,6 +237,8 @@ class Runner:
                     due: list[Event] = [*self._inbox.silent(now), *self._inbox.strangers(now)]
                     for event in due:
                         self._events.put_nowait(event)
+                for name in self._guard.newly_revoked() if self._guard is not None else ():
+                    self._events.put_nowait(Left(now, name, "revoked"))
                 self._events.put_nowait(Tick(now))
             except Exception as error:  # a full disk, say: the loop must hear of it
                 self._events.put_nowait(error)
@@ -324,6 +338,8 @@ class Runner:
             self._inbox.dropped["unknown topic"] += 1
             return
         try:
+            if self._guard is not None and self._guard.takes(topic, payload):
+                return
             if topic.channel == "up-object":
                 self._inbox.heard(topic.device, now)
                 self._outbox.uploads.on_chunk(topic.device, topic.transfer, payload)
@@ -331,6 +347,9 @@ class Runner:
             event = self._inbox.read(topic, payload, now)
             if isinstance(event, Need):
                 self._outbox.on_need(topic.device, event, self._work.manifest, self.state)
+            elif isinstance(event, Renew):
+                if self._guard is not None:
+                    self._guard.renew(event)
             elif event is not None:
                 self._events.put_nowait(event)
         except Exception as error:  # the store may be full: the loop must hear of it, the network thread must not

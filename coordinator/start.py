@@ -8,6 +8,7 @@ import signal
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -19,13 +20,17 @@ from edgefl.config.values import RunConfig
 from edgefl.data.dataset import Dataset
 from edgefl.data.load import load, load_pair
 from edgefl.disk import explained, write_new
-from edgefl.errors import ConfigError, Problem, StoreError
+from edgefl.errors import ConfigError, IdentityError, Problem, StoreError
 from edgefl.plan.compile import compile_run
 from edgefl.plan.values import RunPlan
 from edgefl.protocol.topics import check_name
 from edgefl.report.rows import EventRow, RunReport
+from edgefl.transport.address import check_protected
 from edgefl.transport.broker import start_broker
 from edgefl.transport.mqtt import MqttTransport
+
+if TYPE_CHECKING:
+    from coordinator.guard import Guard
 
 #: How long a thread that computes (an aggregation) may keep the loop and the network from going on: a tenth of
 #: Python's own 5 ms, which are felt in rounds of a tenth of a second.
@@ -37,11 +42,13 @@ def execute(
     *,
     run: str = "",
     broker: str = "",
-    fleet: str = "default",
+    fleet: str = "",
     directory: Path = Path("runs"),
     resume: str = "",
     overrides: Sequence[str] = (),
     ledger: str = "",
+    identity: Path | None = None,
+    insecure: bool = False,
     emit: Callable[[EventRow], None],
     say: Callable[[str], None],
 ) -> RunReport:
@@ -49,9 +56,13 @@ def execute(
 
     ``run``: its id, default name, date and time. ``broker``: a URL, or auto, mosquitto, amqtt to start one; default:
     what the run file says. ``ledger``: URL of a database, default the one the run was started with, else a file in
-    its directory. ``say`` is told what a person must know to connect agents.
+    its directory. ``say`` is told what a person must know to connect agents. ``identity``: directory of the fleet's
+    identity (its name is then the fleet); ``insecure``: a broker on another machine may be without TLS.
     """
-    check_name("fleet", fleet)
+    if "://" in broker:
+        check_protected(broker, insecure=insecure)
+    guard = _guard(identity, fleet)
+    fleet = guard.fleet.record.fleet if guard is not None else check_name("fleet", fleet or "default")
     if resume:
         check_name("run", resume)
     # A run that was killed before it had begun is not in the ledger: it starts anew, if there is a file to start from.
@@ -72,7 +83,9 @@ def execute(
         note_ledger(place, ledger)
     elsewhere = ledger or str(ledger_of(place))
     try:
-        return asyncio.run(_run(plan, place, broker or wanted, fleet, bool(resume), elsewhere, emit, say))
+        if not broker and "://" in wanted:
+            check_protected(wanted, insecure=insecure)
+        return asyncio.run(_run(plan, place, broker or wanted, fleet, bool(resume), elsewhere, guard, emit, say))
     except (KeyboardInterrupt, asyncio.CancelledError) as error:  # Ctrl-C, SIGTERM
         way_on = f"Go on after the last finished round with the same options and --resume {plan.run}."
         raise KeyboardInterrupt(way_on) from error
@@ -85,13 +98,23 @@ async def _run(
     fleet: str,
     resume: bool,
     ledger: str,
+    guard: Guard | None,
     emit: Callable[[EventRow], None],
     say: Callable[[str], None],
 ) -> RunReport:
     _heed_signals()
     sys.setswitchinterval(_SWITCH_S)
-    async with _broker(broker, place / "broker", fleet, say) as url:
-        transport = MqttTransport(url, f"edgefl-coordinator-{fleet}"[:64])
+    if guard is not None:
+        from coordinator.enrollments import fleets_broker
+
+        opened = fleets_broker(guard.fleet, broker, say)
+    else:
+        opened = _broker(broker, place / "broker", fleet, say)
+    async with opened as url:
+        if guard is not None:
+            transport = guard.fleet.transport(url=url)
+        else:
+            transport = MqttTransport(url, f"edgefl-coordinator-{fleet}"[:64])
         return await run_plan(
             plan,
             directory=place,
@@ -101,7 +124,22 @@ async def _run(
             resume=resume,
             ledger_url=ledger,
             broker=url,
+            guard=guard,
         )
+
+
+def _guard(identity: Path | None, fleet: str) -> Guard | None:
+    """The fleet's identity. Raises IdentityError when there is none, or when it is another fleet's."""
+    if identity is None:
+        return None
+    from coordinator.guard import Guard
+    from edgefl.identity.fleet import Fleet
+
+    opened = Fleet(identity)
+    if fleet not in {"", opened.record.fleet}:
+        text = f"{identity} is the identity of fleet {opened.record.fleet!r}, not of {fleet!r}"
+        raise IdentityError(text, remedy="Leave --fleet away, or name the other fleet's --identity.")
+    return Guard(opened)
 
 
 def _heed_signals() -> None:

@@ -8,7 +8,7 @@ import socket
 import sys
 from enum import Enum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import typer
 
@@ -41,14 +41,19 @@ STATE = typer.Option(help="Directory for identity, objects and unsent work. Defa
 DATA = typer.Option(help="Local data: a folder with manifest.jsonl, or an .npz file. It never leaves this machine.")
 FORMAT = typer.Option("--format", help="text, or json: one object a line.")
 DEBUG = typer.Option(help="Show the traceback of an error.")
+INSECURE = typer.Option("--insecure", help="Accept a broker on another machine without TLS.", envvar="EDGEFL_INSECURE")
 
 
 @app.command()
 def run(
-    broker: Annotated[str, BROKER],
     data: Annotated[str, DATA],
-    device: Annotated[str, typer.Option(help="This device's name in the fleet. Default: the host name.")] = "",
-    fleet: Annotated[str, typer.Option(help="The fleet's name, the same at the coordinator.")] = "default",
+    broker: Annotated[str, BROKER] = "",
+    device: Annotated[
+        str, typer.Option(help="This device's name in the fleet. Default: as it was enrolled, else the host name.")
+    ] = "",
+    fleet: Annotated[
+        str, typer.Option(help="The fleet's name, the same at the coordinator. Default: as enrolled, else default.")
+    ] = "",
     profile: Annotated[str, PROFILE] = "cpu",
     overrides: Annotated[list[str] | None, SET] = None,
     state: Annotated[Path | None, STATE] = None,
@@ -56,12 +61,15 @@ def run(
     ca: Annotated[str, typer.Option(help="PEM file of the authority that signed the broker's certificate.")] = "",
     cert: Annotated[str, typer.Option(help="PEM file of this device's certificate.")] = "",
     key: Annotated[str, typer.Option(help="PEM file of this device's private key.")] = "",
+    insecure: Annotated[bool, INSECURE] = False,
     form: Annotated[Format, FORMAT] = Format.text,
     debug: Annotated[bool, DEBUG] = False,
 ) -> None:
     """Take part in training until stopped (Ctrl-C or SIGTERM).
 
-    Exit codes: 0 stopped, 10 profile, 11 data, 14 broker refuses, 15 disk, 19 torch is missing, 20 trainer.
+    An enrolled device needs --data alone: broker, names and certificates are in its identity.
+
+    Exit codes: 0 stopped, 10 profile, 11 data, 14 broker refuses, 15 disk, 19 no torch, 20 trainer, 21 identity.
     """
     from edgefl.report.console import guarded
 
@@ -69,15 +77,17 @@ def run(
         from device_agent.start import Options, become
         from edgefl.config.load import load_device
 
-        name = device or re.sub(r"[^A-Za-z0-9._-]", "-", socket.gethostname())[:64]
+        where = whose(state, fleet, device)
+        if not (broker or where.broker):
+            raise typer.BadParameter("is needed by a device that is not enrolled", param_hint="--broker")
         found = load_device(profile, overrides or [])
         become(
             Options(
-                broker=broker,
-                fleet=fleet,
-                device=name,
+                broker=broker or where.broker,
+                fleet=where.fleet,
+                device=where.device,
                 data=data,
-                state=str(state or default_state() / fleet / name),
+                state=str(where.state),
                 profile=found.name,
                 budget=found.budget.record(),
                 speed=found.speed.record(),
@@ -89,8 +99,35 @@ def run(
                 key=key,
                 form=form.value,
                 debug=debug,
+                insecure=insecure,
             )
         )
+
+
+@app.command()
+def enroll(
+    text: Annotated[str, typer.Argument(metavar="TOKEN", help="The token, or - to read it from standard input.")] = "-",
+    file: Annotated[Path | None, typer.Option(help="Read the token from this file.")] = None,
+    state: Annotated[Path | None, STATE] = None,
+    wait: Annotated[float, typer.Option(help="Seconds to wait for the coordinator.")] = 60.0,
+    debug: Annotated[bool, DEBUG] = False,
+) -> None:
+    """Exchange a one-time token of `edgefl-coordinator enroll` for an identity of this device.
+
+    The private key is made here and never leaves this device. Where others can see the list of processes, give the
+    token on standard input or by --file. Afterwards: edgefl-agent run --data PATH
+    """
+    from edgefl.report.console import guarded
+
+    with guarded(debug):
+        import asyncio
+
+        from device_agent.enroll import enroll as exchange
+
+        given = file.read_text(encoding="utf-8") if file else sys.stdin.read() if text == "-" else text
+        where = asyncio.run(exchange(given, state, default_state(), wait, lambda line: typer.echo(line, err=True)))
+        more = f" --state {state}" if state is not None else ""
+        typer.echo(f"enrolled; the identity is in {where}\nNow start it: edgefl-agent run --data PATH{more}")
 
 
 @app.command()
@@ -156,6 +193,39 @@ def profile(
         found = measured_profile(called, torch_device, state or default_state(), broker, fleet, **given)
         out.write_text(yaml.safe_dump(found, sort_keys=False, allow_unicode=True, width=110))
         sys.stdout.write(f"{out}\n{out.read_text()}")
+
+
+class Whose(NamedTuple):
+    """Which device an agent is, and where its state lies. ``broker``: as enrolled, "" for one that is not."""
+
+    fleet: str
+    device: str
+    state: Path
+    broker: str = ""
+
+
+def whose(state: Path | None, fleet: str, device: str) -> Whose:
+    """Who is meant: the identity in ``state``, or the one under the default directory that fits; else by name."""
+    from edgefl.identity import device as own
+
+    root = default_state()
+    if state is not None:
+        places = [state]
+    else:
+        pattern = f"{fleet or '*'}/{device or '*'}/{own.DIRECTORY}/device.json"
+        places = [path.parent.parent for path in sorted(root.glob(pattern))]
+    if len(places) > 1:
+        from edgefl.errors import IdentityError
+
+        there = ", ".join(str(place.relative_to(root)) for place in places)
+        raise IdentityError(f"several devices are enrolled here: {there}", remedy="Say which by --fleet and --device.")
+    found = own.find(places[0]) if places else None
+    if found is not None:
+        record = found.record
+        return Whose(fleet or record.fleet, device or record.device, places[0], record.broker)
+    name = device or re.sub(r"[^A-Za-z0-9._-]", "-", socket.gethostname())[:64]
+    fleet = fleet or "default"
+    return Whose(fleet, name, state or root / fleet / name)
 
 
 def default_state() -> Path:

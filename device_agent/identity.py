@@ -28,6 +28,7 @@ class Identity(NamedTuple):
     heartbeat_s: float = HEARTBEAT_S
     fingerprint: str = ""  # of the data
     session: str = ""
+    strict: bool = False  # it has credentials: see ``device_agent.replays``
 
     def started(self) -> Identity:
         """The same with a new session."""
@@ -48,6 +49,7 @@ class Identity(NamedTuple):
             budget=self.budget,
             capabilities=self.capabilities,
             heartbeat_s=self.heartbeat_s,
+            strict=self.strict,
         )
 
 

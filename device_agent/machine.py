@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from device_agent import values as v
 from device_agent.judge import judge
 from device_agent.keeping import keeping, kept_before, not_taken
+from device_agent.replays import finished, is_older_run, is_over, later, replayed, taken_up
 from device_agent.timeouts import ANNOUNCE_S, GREETING_S, PROGRESS_S
 from device_agent.values import Event, Instruction, State
 from edgefl.errors import ProtocolError
@@ -34,7 +35,8 @@ class MachineError(ProtocolError):
 def initial(identity: State, saved: v.Saved, facts: v.DataFacts | None) -> State:
     """The state after a start: ``identity`` with what an earlier process left on disk."""
     task = v.Task(saved.offer) if saved.offer is not None else None
-    return replace(identity, task=task, update=saved.update, closed=saved.closed, kept=saved.kept, facts=facts)
+    known = {"closed": saved.closed, "kept": saved.kept, "newest": saved.newest}
+    return replace(identity, task=task, update=saved.update, facts=facts, **known)
 
 
 def step(state: State, event: Event, now: float) -> Step:
@@ -129,6 +131,8 @@ def _received(state: State, event: v.Received, now: float) -> Step:
 
 
 def _welcome(state: State, message: m.Welcome, now: float) -> Step:
+    if is_older_run(state, Attempt(message.run, made_ms=message.made_ms)):
+        return _drop(state, "old-run", message.run)
     # A welcome nobody asked for, or one from another coordinator than the hello went to, asks who this is.
     late = state.coordinator == "" and now - state.greeted_at > GREETING_S
     unknown = not state.greeting or late or state.coordinator not in {"", message.coordinator}
@@ -165,6 +169,8 @@ def _offer(state: State, offer: m.Offer, disk: v.Disk, now: float) -> Step:
     reason = _stale(state, offer)
     if reason:
         return _drop(state, reason, offer.attempt)
+    if old := replayed(state, offer.attempt):
+        return _decline(state, offer, old)
     facts = state.facts
     if facts is None:
         return replace(state, waiting=offer), []
@@ -172,7 +178,7 @@ def _offer(state: State, offer: m.Offer, disk: v.Disk, now: float) -> Step:
     if foreign and state.task is not None and not _current(state).same_run(offer.attempt):
         return _decline(state, offer, Refusal("busy", detail=f"working on {state.task.attempt}"))
     state, out = _drop_task(state, "superseded") if state.task is not None else (state, [])
-    refusal = judge(state, facts, offer, disk)
+    state, refusal = taken_up(state, offer.attempt), judge(state, facts, offer, disk)
     if refusal is not None:
         state, declined = _decline(state, offer, refusal)
         return state, [*out, *declined]
@@ -212,17 +218,13 @@ def _same(one: m.Offer, other: m.Offer) -> bool:
 def _stale(state: State, offer: m.Offer) -> str:
     """Why this offer comes too late; "" when it does not."""
     attempt = offer.attempt
-    if _over(state.closed, attempt):
+    if is_over(state.closed, attempt):
         return "closed-attempt"
     known = [state.task.attempt] if state.task is not None else []
     known += [state.update.attempt] if state.update is not None else []
     known += [state.declined[0].attempt] if state.declined is not None else []
     known += [state.waiting.attempt] if state.waiting is not None else []
     return "stale-offer" if any(old.same_run(attempt) and attempt < old for old in known) else ""
-
-
-def _over(closed: Attempt | None, attempt: Attempt) -> bool:
-    return closed is not None and closed.same_run(attempt) and attempt <= closed
 
 
 def _grant(state: State, message: m.Grant, now: float) -> Step:
@@ -237,7 +239,7 @@ def _ack(state: State, message: m.Ack, now: float) -> Step:
         return _drop(state, "stale-ack", message.attempt)
     if not message.accepted:
         state = not_taken(state, message.attempt)
-    state = replace(state, update=None, closed=_later(state.closed, message.attempt))
+    state = replace(state, update=None, closed=later(state.closed, message.attempt))
     event = "delivered" if message.accepted else "refused"
     log = v.Log(event, {"attempt": str(message.attempt), "reason": message.refusal.reason})
     return state, [_save(state), v.StopServe(message.attempt), log]
@@ -247,7 +249,7 @@ def _abort(state: State, message: m.Abort, now: float) -> Step:
     before = state
     state = not_taken(state, message.attempt)  # also what was accepted: the attempt is tried again without it
     state, out = _forget(state, lambda attempt: attempt.same_run(message.attempt) and attempt <= message.attempt)
-    state = replace(state, closed=_later(state.closed, message.attempt))
+    state = replace(state, closed=later(state.closed, message.attempt))
     if before.closed == state.closed and not out:
         return _drop(state, "stale-abort", message.attempt)
     log = v.Log("aborted", {"attempt": str(message.attempt), "reason": message.reason})
@@ -256,7 +258,7 @@ def _abort(state: State, message: m.Abort, now: float) -> Step:
 
 def _drain(state: State, message: m.Drain, now: float) -> Step:
     over = Attempt(message.run, made_ms=message.made_ms)
-    state, out = _forget(state, over.same_run)
+    state, out = _forget(finished(state, over) if message.final else state, over.same_run)
     state = replace(state, kept=tuple(one for one in state.kept if not one.attempt.same_run(over)))
     if _current(state).same_run(over):
         state = replace(state, run="", made_ms=0)
@@ -401,11 +403,7 @@ def _settle(state: State) -> Step:
 
 def _save(state: State) -> v.Save:
     offer = state.task.offer if state.task is not None else None
-    return v.Save(v.Saved(offer, state.update, state.closed, state.kept))
-
-
-def _later(closed: Attempt | None, attempt: Attempt) -> Attempt:
-    return closed if closed is not None and _over(closed, attempt) else attempt
+    return v.Save(v.Saved(offer, state.update, state.closed, state.kept, state.newest))
 
 
 def _drop(state: State, reason: str, what: object) -> Step:

@@ -12,7 +12,7 @@ import random
 import shutil
 import time
 from collections.abc import Callable, Coroutine
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psutil
 
@@ -20,6 +20,7 @@ from device_agent import values as v
 from device_agent.identity import Identity, complete
 from device_agent.log import Emit
 from device_agent.machine import initial, step
+from device_agent.renewal import Renewal
 from device_agent.store import AgentStore
 from device_agent.timeouts import DIAL_FIRST_S, DIAL_LAST_S, LEAVE_S, TICK_S
 from device_agent.trainer_jobs import TrainerJobs
@@ -27,8 +28,11 @@ from device_agent.trainer_link import Trainer
 from device_agent.transfers import Transfers
 from edgefl.errors import BrokerError, BrokerUnreachableError, ProtocolError
 from edgefl.protocol import topics
-from edgefl.protocol.messages import Offer, Presence, UpMessage, decode_down, encode
+from edgefl.protocol.messages import DownMessage, Offer, Presence, Renewed, UpMessage, decode_down, encode
 from edgefl.transport.base import Transport
+
+if TYPE_CHECKING:  # what checks signatures weighs a megabyte, which agents without an identity go without
+    from edgefl.identity.device import Credentials
 
 
 class Agent:
@@ -38,7 +42,13 @@ class Agent:
     """
 
     def __init__(
-        self, identity: Identity, dial: Callable[[], Transport], trainer: Trainer, store: AgentStore, emit: Emit
+        self,
+        identity: Identity,
+        dial: Callable[[], Transport],
+        trainer: Trainer,
+        store: AgentStore,
+        emit: Emit,
+        credentials: Credentials | None = None,
     ) -> None:
         self.identity = identity
         self.transport = dial()
@@ -64,6 +74,9 @@ class Agent:
         )
         self._jobs = TrainerJobs(trainer, self._spawn, self._post, emit, self._transfers.figures)
         self._perform = self._performers()
+        self._down = topics.down(identity.fleet, identity.device)
+        self._credentials = credentials
+        self._renewal = None if credentials is None else Renewal(credentials, self._outbox.put_nowait, emit)
 
     async def run(self) -> None:
         """Until ``stop``. Raises the EdgeFLError that ended it."""
@@ -105,6 +118,8 @@ class Agent:
         self._listening = True
         self._spawn(self._publish())
         self._spawn(self._tick())
+        if self._renewal is not None:
+            self._spawn(self._renewal.run(self.transport))
         self._on_connection(connected=True)
 
     async def _dial(self, wait_s: float) -> bool:
@@ -156,15 +171,21 @@ class Agent:
     def _on_message(self, topic: str, payload: bytes) -> None:
         try:
             where = topics.parse(topic)
-            if where.channel == "down":
-                self._post(self._received(payload))
+            if topic == self._down:
+                self._hear(self._credentials.verifier.open(topic, payload) if self._credentials else payload)
             elif where.channel in {"down-object", "shared-object"}:
                 self._transfers.chunk(where.transfer, payload)
         except ProtocolError as error:  # also a kind of message that only newer versions know
             self.emit("ignored", topic=topic, text=error.message)
 
-    def _received(self, payload: bytes) -> v.Received:
-        message = decode_down(payload)
+    def _hear(self, body: bytes) -> None:
+        message = decode_down(body)
+        if not isinstance(message, Renewed):
+            self._post(self._received(message))
+        elif self._renewal is not None:
+            self._renewal.answered(message)
+
+    def _received(self, message: DownMessage) -> v.Received:
         if not isinstance(message, Offer):
             return v.Received(message)
         sizes = {ref.id: ref.size for ref in message.manifest.values()}

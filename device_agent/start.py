@@ -13,7 +13,7 @@ import signal
 import sys
 from collections.abc import Callable, MutableMapping
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import msgspec
 
@@ -23,13 +23,17 @@ from device_agent.runner import Agent
 from device_agent.store import AgentStore, Owner, fingerprint
 from device_agent.timeouts import HEARTBEAT_S
 from device_agent.trainer_link import Trainer, TrainerProcess, TrainerSettings
-from edgefl.errors import EdgeFLError
+from edgefl.errors import EdgeFLError, IdentityError
+from edgefl.identity.files import check_private
 from edgefl.protocol.topics import check_name
 from edgefl.records import Budget, Speed
 from edgefl.report.console import guarded
 from edgefl.resources.machine import capabilities
-from edgefl.transport.address import parse_url
+from edgefl.transport.address import check_protected, parse_url
 from edgefl.transport.mqtt import MqttTransport
+
+if TYPE_CHECKING:
+    from edgefl.identity.device import Credentials
 
 MakeTrainer = Callable[[TrainerSettings, int], Trainer]
 #: Carries the options over the exec, and is taken out at once so that no child inherits the password.
@@ -55,6 +59,7 @@ class Options(msgspec.Struct, frozen=True):
     key: str = ""
     form: str = "text"
     debug: bool = False
+    insecure: bool = False
 
 
 def become(options: Options) -> NoReturn:
@@ -83,6 +88,8 @@ def make_agent(options: Options, emit: Emit, trainer: MakeTrainer = TrainerProce
     ``trainer``: makes its trainer of the settings and the machine's memory in bytes.
     """
     state = Path(options.state)
+    check_protected(options.broker, insecure=options.insecure)
+    credentials = _credentials(state, options)
     store = AgentStore(state, Owner(options.device, options.fleet), options.budget.disk_bytes)
     try:
         machine = msgspec.structs.replace(capabilities(state), speed=options.speed)
@@ -94,6 +101,7 @@ def make_agent(options: Options, emit: Emit, trainer: MakeTrainer = TrainerProce
             capabilities=machine,
             heartbeat_s=options.heartbeat_s,
             fingerprint=fingerprint(options.data, options.bad_samples, options.torch_device),
+            strict=credentials is not None,
         ).started()
         settings = TrainerSettings(
             device=options.device,
@@ -105,21 +113,42 @@ def make_agent(options: Options, emit: Emit, trainer: MakeTrainer = TrainerProce
             torch_device=options.torch_device,
         )
 
+        client, ca, cert = f"{options.fleet}.{options.device}", options.ca, options.cert
+        if credentials is not None:
+            client, ca, cert = credentials.record.client_id, str(credentials.authority), str(credentials.certificate)
+
         def dial() -> MqttTransport:
             return MqttTransport(
-                options.broker,
-                f"{options.fleet}.{options.device}",
-                identity.will(),
-                ca=options.ca or None,
-                cert=options.cert or None,
-                key=options.key or None,
+                options.broker, client, identity.will(), ca=ca or None, cert=cert or None, key=options.key or None
             )
 
         emit("starting", device=options.device, profile=options.profile, broker=str(parse_url(options.broker)))
-        return Agent(identity, dial, trainer(settings, machine.memory_total_bytes), store, emit)
+        return Agent(identity, dial, trainer(settings, machine.memory_total_bytes), store, emit, credentials)
     except BaseException:
         store.close()
         raise
+
+
+def _credentials(state: Path, options: Options) -> Credentials | None:
+    """The identity in the state directory. Raises IdentityError when it is another's, or not fit to be used."""
+    if not (state / "credentials" / "device.json").is_file():
+        if options.key:
+            check_private(Path(options.key))
+        return None
+    from edgefl.identity.device import Credentials
+
+    if options.cert or options.key:
+        raise IdentityError(
+            f"{state} holds an identity of its own", remedy="Leave --cert and --key away, or name another --state."
+        )
+    found = Credentials(state)
+    if (found.record.fleet, found.record.device) != (options.fleet, options.device):
+        raise IdentityError(
+            f"the identity in {state} is of {found.record.device!r} in fleet {found.record.fleet!r}, not of "
+            f"{options.device!r} in {options.fleet!r}",
+            remedy="Leave --device and --fleet away, or name another --state.",
+        )
+    return found
 
 
 async def run_agent(options: Options, emit: Emit) -> None:

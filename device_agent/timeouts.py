@@ -28,3 +28,7 @@ DIAL_FIRST_S: Final = 1.0
 DIAL_LAST_S: Final = 30.0
 #: What leaving may take: telling the broker, stopping the trainer. Service managers kill after 10 s (docker) or more.
 LEAVE_S: Final = 5.0
+#: How often a device looks whether its certificate is due: clocks of small boards jump when they hear of the time.
+RENEWAL_CHECK_S: Final = 3600.0
+#: An answer to a renewal that has not come by then is asked for again: no coordinator may be there for days.
+RENEWAL_RETRY_S: Final = 600.0

@@ -59,6 +59,7 @@ class Saved(msgspec.Struct, frozen=True):
     update: Update | None = None
     closed: Attempt | None = None
     kept: tuple[Kept, ...] = ()
+    newest: Attempt | None = None  # that was ever taken up, by a device with an identity
 
 
 class Task(msgspec.Struct, frozen=True):
@@ -109,6 +110,8 @@ class State(msgspec.Struct, frozen=True):
     kept: tuple[Kept, ...] = ()  # as in Saved
     dropped: dict[str, int] = {}  # reason -> messages dropped
     story: tuple[str, ...] = ()  # the last things that happened, for the error of an illegal move
+    strict: bool = False  # it has an identity: nothing older than ``newest`` is taken up
+    newest: Attempt | None = None  # as in Saved
 
 
 class Disk(msgspec.Struct, frozen=True):

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import fcntl
 import os
 import secrets
 import stat
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 from edgefl.errors import StoreError
 
 _TEMPORARY = ".new-"
-#: Linux' sync_file_range with SYNC_FILE_RANGE_WRITE: starts writing and does not wait.
-_SYNC_FILE_RANGE = getattr(ctypes.CDLL(None), "sync_file_range", None)
+#: SYNC_FILE_RANGE_WRITE of Linux' sync_file_range: start writing and do not wait.
 _WRITE = 2
 
 
@@ -35,12 +35,12 @@ class explained:  # noqa: N801 - used like a function; a class costs a third of 
             raise StoreError(f"cannot {self._verb} {self._path}{amount}: {error.strerror or error}") from error
 
 
-def write_new(path: Path, data: bytes | bytearray | memoryview, *, durable: bool = True) -> None:
+def write_new(path: Path, data: bytes | bytearray | memoryview, *, mode: int = 0o644, durable: bool = True) -> None:
     """Write a whole file: temporary name, sync, rename, so that it is there fully or not at all. Raises OSError.
 
     Not ``durable``: without the syncs, so that a loss of power may leave anything under its name.
     """
-    descriptor, temporary = _temporary(path.parent)
+    descriptor, temporary = _temporary(path.parent, mode)
     try:
         write_all(descriptor, data, 0)
         if durable:
@@ -65,8 +65,18 @@ def boot_id() -> str:
 
 def begin_sync(descriptor: int, offset: int, length: int) -> None:
     """Have the disk begin with these bytes of a file that is synced later; where that can not be asked, nothing."""
-    if _SYNC_FILE_RANGE is not None:
-        _SYNC_FILE_RANGE(descriptor, ctypes.c_int64(offset), ctypes.c_int64(length), _WRITE)
+    if (begin := _sync_file_range()) is not None:
+        begin(descriptor, offset, length, _WRITE)
+
+
+@cache
+def _sync_file_range() -> Any:
+    import ctypes  # 1 MB that a device's supervisor needs not hold
+
+    function = getattr(ctypes.CDLL(None), "sync_file_range", None)
+    if function is not None:
+        function.argtypes = (ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint)
+    return function
 
 
 def read_at_most(path: Path, limit: int) -> bytes:
@@ -88,11 +98,11 @@ def sweep_temporaries(directory: Path) -> None:
             path.unlink()
 
 
-def _temporary(directory: Path) -> tuple[int, Path]:
+def _temporary(directory: Path, mode: int) -> tuple[int, Path]:
     """A new locked file. The lock, gone with its process, tells a sweep that the file is not an orphan."""
     while True:
         path = directory / f"{_TEMPORARY}{secrets.token_hex(8)}"
-        descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o644)
+        descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, mode)
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         if os.fstat(descriptor).st_nlink:
             return descriptor, path

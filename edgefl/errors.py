@@ -159,3 +159,10 @@ class WorkerError(EdgeFLError):
 
     exit_code = 20
     remedy = "The worker's own log, named above, tells more."
+
+
+class IdentityError(EdgeFLError):
+    """A certificate, key or enrolment token is missing, unsafe or refused."""
+
+    exit_code = 21
+    remedy = "docs/security.md leads from an empty directory to enrolled devices."

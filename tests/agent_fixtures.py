@@ -49,6 +49,7 @@ class Coordinator:
         self.welcomes = True
         self.taken = set()
         self.tasks = set()
+        self.seal = None  # signs for a topic
 
     async def __aenter__(self):
         await self.transport.connect()
@@ -67,7 +68,8 @@ class Coordinator:
         task.add_done_callback(self.tasks.discard)
 
     def send(self, message):
-        self.spawn(self.transport.publish(topics.down(FLEET, DEVICE), m.encode(message)))
+        topic, body = topics.down(FLEET, DEVICE), m.encode(message)
+        self.spawn(self.transport.publish(topic, body if self.seal is None else self.seal(topic, body)))
 
     def on_message(self, topic, payload):
         where = topics.parse(topic)
@@ -215,13 +217,13 @@ class FakeTrainer:
 class Running:
     """An agent in its own task, with its state directory; ``kill`` ends it without goodbye, as kill -9 would."""
 
-    def __init__(self, broker, directory, **identity):
+    def __init__(self, broker, directory, credentials=None, **identity):
         self.broker = broker
         self.store = AgentStore(directory, Owner(DEVICE, FLEET))
         self.identity = Identity(FLEET, DEVICE, "cpu", fingerprint="data", **identity).started()
         self.trainer = FakeTrainer(self.store.objects)
         self.lines = []
-        self.agent = Agent(self.identity, self.dial, self.trainer, self.store, self.emit)
+        self.agent = Agent(self.identity, self.dial, self.trainer, self.store, self.emit, credentials)
         self.task = None
 
     def dial(self):

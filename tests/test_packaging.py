@@ -25,6 +25,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("edgefl", "device_agent", "coordinator")
 BASE = {
     "paho-mqtt", "msgspec", "pyyaml", "psutil", "numpy", "safetensors", "pydantic", "typer", "rich",
+    "cryptography", "pynacl",
 }  # fmt: skip
 MACHINES = [
     (platform, machine, f"3.{minor}")

@@ -222,6 +222,7 @@ async def _start(arguments: list[str], url: str, log: Path, *, stdout: int | Non
         log.parent.mkdir(parents=True, exist_ok=True)
     # Many trainers share this machine's cores: one thread each, unless the user says otherwise.
     environment = {"OMP_NUM_THREADS": "1", **os.environ, "EDGEFL_BROKER": url}
+    environment.pop("EDGEFL_IDENTITY", None)  # of the user's own fleet; this one is a fleet of its own
     with log.open("ab") as out:
         return await asyncio.create_subprocess_exec(
             *leashed([sys.executable, "-m", *arguments]), env=environment, stdin=asyncio.subprocess.DEVNULL,

@@ -108,6 +108,13 @@ class Heartbeat(_Message, frozen=True, tag="heartbeat"):
     memory_free_bytes: int = 0
 
 
+class Renew(_Message, frozen=True, tag="renew"):
+    """Device → coordinator: my certificate is half over; sign this request (DER) for a fresh key."""
+
+    device: str = ""
+    request: bytes = b""
+
+
 class Presence(_Message, frozen=True, tag="presence"):
     """Device (or its last will) → coordinator: online or offline. Retained, tiny, nothing secret."""
 
@@ -175,10 +182,24 @@ class Drain(_Message, frozen=True, tag="drain"):
     run: str = ""
     reason: str = ""
     made_ms: int = 0  # as in Attempt
+    final: bool = False  # the run is finished and never goes on
 
 
-UpMessage = Hello | Accept | Decline | Progress | Update | Need | Heartbeat | Presence
-DownMessage = Welcome | Offer | Grant | Ack | Abort | Drain
+class Renewed(_Message, frozen=True, tag="renewed"):
+    """Coordinator → device: the certificate asked for (DER) and when it is valid (epoch seconds), or why there is none.
+
+    ``request``: sha256 (hex) of the request that this answers.
+    """
+
+    request: str = ""
+    certificate: bytes = b""
+    not_before: float = 0.0
+    not_after: float = 0.0
+    refusal: str = ""
+
+
+UpMessage = Hello | Accept | Decline | Progress | Update | Need | Heartbeat | Presence | Renew
+DownMessage = Welcome | Offer | Grant | Ack | Abort | Drain | Renewed
 M = TypeVar("M", UpMessage, DownMessage)
 
 

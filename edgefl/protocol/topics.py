@@ -11,11 +11,17 @@ _ROOT = "edgefl/1"
 #: Fleet, device and transfer names: one topic level, no wildcard, short enough for a client id.
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
-Channel = Literal["up", "down", "presence", "up-object", "down-object", "shared-object"]
+#: The coordinator's name, and its user at the broker: no device is called so.
+COORDINATOR = "coordinator"
+
+Channel = Literal["up", "down", "presence", "up-object", "down-object", "shared-object", "enroll-up", "enroll-down"]
 
 
 class Topic(NamedTuple):
-    """A parsed topic. ``device`` is "" for shared objects; ``transfer`` is "" for messages."""
+    """A parsed topic. ``device`` is "" for shared objects; ``transfer`` is "" for messages.
+
+    On the enrolment channels, ``device`` is the client id of the device that has no name yet.
+    """
 
     channel: Channel
     device: str
@@ -62,6 +68,16 @@ def shared_object(fleet: str, transfer: str) -> str:
     return f"{_ROOT}/{fleet}/o/{transfer}"
 
 
+def enroll_up(fleet: str, client: str) -> str:
+    """The request of a device that has no certificate yet, by its client id."""
+    return f"{_ROOT}/{fleet}/enroll/{client}/up"
+
+
+def enroll_down(fleet: str, client: str) -> str:
+    """The answer to it."""
+    return f"{_ROOT}/{fleet}/enroll/{client}/down"
+
+
 def device_subscriptions(fleet: str, device: str) -> list[str]:
     """What a device listens to: its own branch and the fleet's shared objects."""
     return [down(fleet, device), down_object(fleet, device, "+"), shared_object(fleet, "+")]
@@ -75,7 +91,8 @@ def coordinator_subscriptions(fleet: str) -> list[str]:
 _N = NAME.pattern
 _PATTERN = re.compile(
     rf"{_ROOT}/{_N}/"
-    rf"(?:d/(?P<device>{_N})/(?P<rest>up|down|presence|(?P<way>up|down)/o/(?P<own>{_N}))|o/(?P<shared>{_N}))"
+    rf"(?:d/(?P<device>{_N})/(?P<rest>up|down|presence|(?P<way>up|down)/o/(?P<own>{_N}))|o/(?P<shared>{_N})"
+    rf"|enroll/(?P<client>{_N})/(?P<side>up|down))"
 )
 
 
@@ -86,6 +103,8 @@ def parse(topic: str) -> Topic:
         raise ProtocolError(f"unknown topic {topic[:200]!r}")
     if match["shared"]:
         return Topic("shared-object", "", match["shared"])
+    if match["client"]:
+        return Topic("enroll-up" if match["side"] == "up" else "enroll-down", match["client"], "")
     if match["own"]:
         return Topic("up-object" if match["way"] == "up" else "down-object", match["device"], match["own"])
     channel: Channel = match["rest"]  # type: ignore[assignment]

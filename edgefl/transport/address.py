@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 from dataclasses import dataclass, field, replace
 from urllib.parse import parse_qs, quote, unquote, urlsplit
 
@@ -74,6 +75,25 @@ def parse_url(url: str) -> Address:
         password=unquote(parts.password or ""),
         legacy=version != "5",
     )
+
+
+def check_protected(url: str, *, insecure: bool) -> None:
+    """Raises BrokerError for a broker on another machine without TLS, unless that is what the user wants."""
+    address = parse_url(url)
+    if address.tls or insecure or is_loopback(address.host):
+        return
+    raise BrokerError(
+        f"{address} is on another machine and without TLS: whoever is between reads and changes everything",
+        remedy="Use mqtts://, best with an identity of the fleet (docs/security.md), or accept it with --insecure.",
+    )
+
+
+def is_loopback(host: str) -> bool:
+    """Whether what is sent to this host never leaves the machine."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host.lower() in {"localhost", "localhost.", "ip6-localhost"}
 
 
 def with_credentials(address: Address, username: str | None, password: str | None, *, tls: bool) -> Address:

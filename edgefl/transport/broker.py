@@ -18,9 +18,10 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import msgspec
 
@@ -52,6 +53,14 @@ class _Identity(msgspec.Struct):
     password: str
 
 
+class Ready(NamedTuple):
+    """A configuration that others wrote, where it makes the broker listen, and a client that it admits."""
+
+    configuration: Path
+    address: Address
+    probe: Callable[[], MqttTransport]
+
+
 class Broker:
     """One broker program. Made by ``start_broker``; use it as ``async with``, or call ``start`` and ``stop``.
 
@@ -62,8 +71,11 @@ class Broker:
     kind: BrokerKind
     address: Address
 
-    def __init__(self, kind: BrokerKind, program: str, directory: Path, host: str, port: int) -> None:
+    def __init__(
+        self, kind: BrokerKind, program: str, directory: Path, host: str, port: int, ready: Ready | None = None
+    ) -> None:
         self.kind = kind
+        self._ready = ready
         self.directory = directory.absolute()
         self.log = self.directory / f"{kind}.log"
         self._program = program
@@ -73,7 +85,7 @@ class Broker:
         self._log_start = 0
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
-            self._identity = _load_identity(self.directory, port)
+            self._identity = _load_identity(self.directory, port) if ready is None else _Identity(port, "", "")
         except OSError as error:
             raise _refusing_disk(error, self.directory) or BrokerError(
                 f"can not use {self.directory} for the broker: {error.strerror}",
@@ -171,6 +183,8 @@ class Broker:
     def _prepare(self) -> list[str]:
         """Write the program's files; returns its command line."""
         who = self._identity
+        if self._ready is not None:
+            return [self._program, "-c", str(self._ready.configuration)]
         if self.kind == "mosquitto":
             path = write_configuration(self.directory, self._host, who.port, who.username, who.password)
             return [self._program, "-c", str(path)]
@@ -193,7 +207,10 @@ class Broker:
                 await writer.wait_closed()
             break
         # Somebody listens. Only our own broker admits our secret.
-        probe = MqttTransport(self.url, f"{_USER}-probe-{os.getpid()}", clean_session=True)
+        if self._ready is not None:
+            probe = self._ready.probe()
+        else:
+            probe = MqttTransport(self.url, f"{_USER}-probe-{os.getpid()}", clean_session=True)
         await probe.connect()
         await probe.close()
         self._fixed_port = True  # from now on others know the URL
@@ -209,17 +226,23 @@ class Broker:
         )
 
     def _set_address(self) -> None:
+        if self._ready is not None:
+            self.address = self._ready.address
+            return
         every = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - bound only when the user asks for it
         dial = every.get(self._host, self._host)
         who = self._identity
         self.address = Address(dial, who.port, False, who.username, who.password, legacy=self.kind == "amqtt")
 
 
-def start_broker(directory: Path, kind: str = "auto", host: str = "127.0.0.1", port: int = 0) -> Broker:
+def start_broker(
+    directory: Path, kind: str = "auto", host: str = "127.0.0.1", port: int = 0, ready: Ready | None = None
+) -> Broker:
     """A broker that keeps its files in ``directory``, ready for ``await broker.start()`` or ``async with``.
 
     kind: mosquitto, amqtt, or auto (mosquitto if there is one). port 0: the one used last in this directory if it is
-    free, else any. Raises BrokerError for an unknown kind, a missing program or an unusable directory.
+    free, else any. ``ready``: as somebody else has set it up. Raises BrokerError for an unknown kind, a missing program
+    or an unusable directory.
     """
     chosen = resolve_kind(kind)
     program = broker_program(chosen)
@@ -230,7 +253,7 @@ def start_broker(directory: Path, kind: str = "auto", host: str = "127.0.0.1", p
             "mosquitto is not on the PATH (Debian keeps it in /usr/sbin)",
             remedy="Install it (apt install mosquitto), choose broker: amqtt, or give the URL of a running broker.",
         )
-    return Broker(chosen, program, directory, host, port)
+    return Broker(chosen, program, directory, host, port, ready)
 
 
 def resolve_kind(kind: str) -> BrokerKind:

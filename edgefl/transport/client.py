@@ -143,12 +143,18 @@ def tls_context(address: Address, ca: str | None, cert: str | None, key: str | N
         context = ssl.create_default_context(cafile=ca)
     except OSError as error:
         raise failures.unreadable(f"the authority's certificate {ca}", error) from error
-    if cert is not None:
-        try:
-            context.load_cert_chain(cert, key)
-        except OSError as error:
-            raise failures.unreadable(f"the client's certificate {cert} with key {key or cert}", error) from error
+    load_own(context, cert, key)
     return context
+
+
+def load_own(context: ssl.SSLContext, cert: str | None, key: str | None) -> None:
+    """Show this certificate in handshakes from now on. Raises BrokerError naming the file that can not be loaded."""
+    if cert is None:
+        return
+    try:
+        context.load_cert_chain(cert, key)
+    except OSError as error:
+        raise failures.unreadable(f"the client's certificate {cert} with key {key or cert}", error) from error
 
 
 def _connect_properties(clean_session: bool) -> Properties:

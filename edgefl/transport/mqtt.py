@@ -30,7 +30,7 @@ from edgefl.transport.base import (
     ignore_connection,
     ignore_message,
 )
-from edgefl.transport.client import Meter, Settings, tls_context
+from edgefl.transport.client import Meter, Settings, load_own, tls_context
 from edgefl.transport.link import Link, Listener
 
 _LOG = logging.getLogger(__name__)
@@ -104,6 +104,7 @@ class MqttTransport:
         if self._link is not None or self._closed:
             raise BrokerError("a transport connects once", remedy="Make a new one with the same client id.")
         settings = dataclasses.replace(self._settings, tls=tls_context(self.address, *self._files))
+        self._settings = settings
         loop = asyncio.get_running_loop()
         self._up = asyncio.Event()
         self._window = asyncio.Semaphore(WINDOW)
@@ -115,6 +116,11 @@ class MqttTransport:
         except BaseException:
             await self.close()
             raise
+
+    def read_certificate_again(self) -> None:
+        """The next connection shows the certificate that the files hold now. Raises BrokerError when it is unusable."""
+        if self._settings.tls is not None:
+            load_own(self._settings.tls, *self._files[1:])
 
     async def subscribe(self, patterns: list[str]) -> None:
         """See ``Transport.subscribe``; before ``connect`` it only remembers."""

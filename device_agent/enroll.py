@@ -1,0 +1,95 @@
+"""``edgefl-agent enroll``: from a one-time token to an identity. The key is made here and never leaves the device."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from edgefl.errors import IdentityError, ProtocolError
+from edgefl.identity import device, token
+from edgefl.identity.files import make_private_directory, read_private, write_private
+from edgefl.identity.request import make_request
+from edgefl.identity.signing import key_text
+from edgefl.protocol import topics
+from edgefl.transport.mqtt import MqttTransport
+
+#: The request is sent again this often: the coordinator may start after the device.
+RESEND_S = 2.0
+#: How long to wait for the coordinator by default: a person is looking on.
+WAIT_S = 60.0
+
+
+async def enroll(text: str, state: Path | None, states: Path, wait_s: float, say: Callable[[str], None]) -> Path:
+    """Exchange a token for an identity in ``state`` (default: by fleet and name in ``states``); returns the directory.
+
+    Raises IdentityError for a token that is mistyped, expired, spent or of a device that has an identity already,
+    BrokerError when the broker can not be reached or is not the fleet's.
+    """
+    given = token.decode_token(text)
+    state = state or states / given.fleet / given.name
+    known = device.find(state)
+    if known is not None:
+        raise IdentityError(
+            f"{state} holds the identity of {known.record.device!r} already",
+            remedy=f"Start it with `edgefl-agent run`; to replace it, delete {known.directory} first.",
+        )
+    make_private_directory(state)
+    directory = state / device.DIRECTORY
+    make_private_directory(directory)
+    client = token.client_id(given.secret)
+    pending = directory / f"{client}.key"
+    authority = directory / f"{client}.pem"
+    write_private(authority, ssl.DER_cert_to_PEM_cert(given.authority).encode())
+    request = token.Request(name=given.name, request=make_request(given.name, pending))
+    request = token.prove_request(token.proof_key(given.secret), given.fleet, client, request)
+    say(f"asking {given.url} for the identity of {given.name!r} in fleet {given.fleet!r}")
+    transport = MqttTransport(given.url, client, ca=str(authority), clean_session=True)
+    try:
+        answer = await _exchange(transport, given, client, request, wait_s)
+    finally:
+        await transport.close()
+    if answer.refusal:
+        raise IdentityError(
+            f"the coordinator refuses: {answer.refusal}",
+            remedy=f"Ask for a new token: edgefl-coordinator enroll --name {given.name}",
+        )
+    pem = device.bundle(answer.certificate, read_private(pending), answer.not_before, answer.not_after)
+    record = device.Record(given.fleet, given.name, answer.broker, key_text(answer.signer), answer.client_id)
+    device.save(state, record, given.authority, pem)
+    device.check_pair(directory / "device.pem")
+    pending.unlink()
+    authority.unlink()
+    return state
+
+
+async def _exchange(
+    transport: MqttTransport, given: token.Token, client: str, request: token.Request, wait_s: float
+) -> token.Answer:
+    """Ask until there is an answer that the token proves. Others' are overlooked."""
+    key = token.proof_key(given.secret)
+    found: asyncio.Future[token.Answer] = asyncio.get_running_loop().create_future()
+
+    def hear(topic: str, payload: bytes) -> None:
+        try:
+            answer = token.decode_answer(payload)
+        except ProtocolError:
+            return
+        if token.answer_is_proved(key, answer, request) and not found.done():
+            found.set_result(answer)
+
+    transport.on_message = hear
+    await transport.connect()
+    await transport.subscribe([topics.enroll_down(given.fleet, client)])
+    deadline = time.monotonic() + wait_s
+    while (left := deadline - time.monotonic()) > 0:
+        await transport.publish(topics.enroll_up(given.fleet, client), token.encode(request))
+        done, _ = await asyncio.wait([found], timeout=min(RESEND_S, left))
+        if done:
+            return found.result()
+    raise IdentityError(
+        f"nobody answered at {given.url} within {wait_s:g} s",
+        remedy="Start the run, or `edgefl-coordinator enrollments`, at the coordinator; or ask for a new token.",
+    )

@@ -1,0 +1,1 @@
+"""Who is who in a fleet: certificates, one-time tokens, signatures, revocation."""

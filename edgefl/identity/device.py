@@ -1,0 +1,108 @@
+"""A device's own identity, in its state directory. Light: the supervisor reads it, and makes no keys.
+
+``credentials/`` holds ca.pem, device.pem (certificate and key) and device.json (Record), each for its owner alone.
+"""
+
+from __future__ import annotations
+
+import ssl
+from pathlib import Path
+
+import msgspec
+
+from edgefl.errors import IdentityError
+from edgefl.identity.files import check_private, make_private_directory, read, write_private
+from edgefl.identity.signing import Verifier, key_of
+from edgefl.transport import failures
+
+DIRECTORY = "credentials"
+#: A certificate is renewed after this share of its life, so that two thirds never pass while the fleet can be reached.
+RENEW_AFTER = 0.5
+_VALID = "edgefl-valid:"
+
+
+class Record(msgspec.Struct, frozen=True):
+    """Whose identity it is, and of which fleet. ``signer``: public key of the coordinator's signatures, as text.
+
+    ``client_id`` is known to this device and its fleet alone: whoever knows it could push the device off the broker.
+    """
+
+    fleet: str = ""
+    device: str = ""
+    broker: str = ""
+    signer: str = ""
+    client_id: str = ""
+
+
+class Credentials:
+    """The identity in a state directory. Raises IdentityError when it is damaged or others could read its key."""
+
+    def __init__(self, state: Path) -> None:
+        self.directory = state / DIRECTORY
+        self.authority = self.directory / "ca.pem"
+        self.certificate = self.directory / "device.pem"
+        check_private(self.certificate)
+        try:
+            self.record = msgspec.json.decode(read(self.directory / "device.json"), type=Record)
+        except msgspec.MsgspecError as error:
+            raise IdentityError(f"{self.directory / 'device.json'} is damaged: {error}") from error
+        self.verifier = Verifier(key_of(self.record.signer, str(self.directory / "device.json")))
+
+    def valid(self) -> tuple[float, float]:
+        """From when until when the certificate is valid, seconds since the epoch."""
+        return _valid(read(self.certificate), self.certificate)
+
+    def renewal_due(self) -> float:
+        """When to renew it."""
+        begin, end = self.valid()
+        return begin + RENEW_AFTER * (end - begin)
+
+
+def find(state: Path) -> Credentials | None:
+    """The identity in a state directory, None if there is none."""
+    return Credentials(state) if (state / DIRECTORY / "device.json").is_file() else None
+
+
+def save(state: Path, record: Record, authority_der: bytes, pem: bytes) -> None:
+    """Write a new identity; the record comes last, since it says that the rest is there. Raises StoreError."""
+    directory = state / DIRECTORY
+    make_private_directory(directory)
+    write_private(directory / "ca.pem", ssl.DER_cert_to_PEM_cert(authority_der).encode())
+    write_private(directory / "device.pem", pem)
+    write_private(directory / "device.json", msgspec.json.encode(record))
+
+
+def bundle(certificate_der: bytes, key_pem: bytes, not_before: float, not_after: float) -> bytes:
+    """Certificate and key in one file, so that they are replaced as one, with the dates in a line for us."""
+    head = f"{_VALID} {not_before:.0f} {not_after:.0f}\n"
+    return head.encode() + ssl.DER_cert_to_PEM_cert(certificate_der).encode() + key_pem
+
+
+def replace_certificate(credentials: Credentials, pem: bytes) -> None:
+    """Put a renewed certificate in place, if it and its key belong together. Raises IdentityError or StoreError."""
+    fresh = credentials.directory / "next.pem"
+    write_private(fresh, pem)
+    try:
+        check_pair(fresh)
+    except IdentityError:
+        fresh.unlink(missing_ok=True)
+        raise
+    write_private(credentials.certificate, pem)
+    fresh.unlink(missing_ok=True)
+
+
+def check_pair(path: Path) -> None:
+    """Raises IdentityError when the certificate and the key in a file do not belong together."""
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_cert_chain(path)
+    except OSError as error:
+        raise IdentityError(f"{failures.unreadable(str(path), error).message}") from error
+
+
+def _valid(pem: bytes, path: Path) -> tuple[float, float]:
+    line = pem.split(b"\n", 1)[0].decode(errors="replace")
+    try:
+        begin, end = line.removeprefix(_VALID).split()
+        return float(begin), float(end)
+    except ValueError as error:
+        raise IdentityError(f"{path} does not say how long it is valid", remedy="Enrol this device anew.") from error

@@ -1,0 +1,251 @@
+"""The directory of a fleet's identity, on the machine of its coordinator: authority, certificates, devices, rules.
+
+Layout (all of it for its owner alone)::
+
+    fleet.json       Record: name, addresses of the broker
+    ca.pem, ca.key   the fleet's certificate authority
+    signing.key      seed of the Ed25519 key that signs the coordinator's messages
+    coordinator.pem  the coordinator's certificate and key
+    devices.json     every device that was ever enrolled
+    tokens/          what is needed to recognise the tokens that are out
+    broker/          what a broker needs: configuration, access rules, certificates, list of revoked ones
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import secrets
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec.structs import replace
+
+from edgefl.disk import explained
+from edgefl.errors import IdentityError, StoreError
+from edgefl.identity import authority as x
+from edgefl.identity.files import check_private, make_private_directory, read, read_private, write_private
+from edgefl.identity.signing import KEY_BYTES, Signer, key_of, key_text
+from edgefl.protocol.access import emqx_acl, mosquitto_acl, mosquitto_newcomers_acl
+from edgefl.protocol.topics import COORDINATOR, check_name
+from edgefl.transport.address import Address, parse_url
+from edgefl.transport.broker import Broker, Ready, start_broker
+from edgefl.transport.mosquitto import TlsListeners, tls_configuration
+from edgefl.transport.mqtt import MqttTransport
+
+DEFAULT_DIRECTORY = Path("fleet")
+#: MQTT over TLS, as registered; and the next port for devices without a certificate.
+PORT, ENROLL_PORT = 8883, 8884
+#: A device that is away longer than this must be enrolled anew: a drawer's worth, but no stolen box lasts for ever.
+LIFE_S = 90 * 86400.0
+#: Certificates of a device that can be valid at once: it may renew when a quarter of a life has passed, so five.
+SERIALS = 10
+
+
+class Record(msgspec.Struct, frozen=True):
+    """What ``init`` was told.
+
+    ``broker``: URL of a broker for everybody with a certificate, "" for the one whose files lie here; ``reload``: the
+    command that makes it read its files again.
+    """
+
+    fleet: str = "default"
+    hosts: tuple[str, ...] = ()
+    port: int = PORT
+    enroll_port: int = ENROLL_PORT
+    bind: str = ""
+    life_s: float = LIFE_S
+    client_id: str = ""
+    broker: str = ""
+    reload: tuple[str, ...] = ()
+
+
+class Device(msgspec.Struct, frozen=True):
+    """A device's certificates. ``holder``: fingerprint of the key that the newest of them is for."""
+
+    serials: tuple[str, ...] = ()  # hexadecimal: they have 160 bits
+    holder: str = ""
+    certificate: bytes = b""
+    not_before: float = 0.0
+    not_after: float = 0.0
+    client_id: str = ""
+    revoked_at: float | None = None
+
+    def with_certificate(self, certificate: x.Certificate, holder: str) -> Device:
+        """The same with a newer certificate. Of the older ones those are remembered that can still be valid."""
+        return replace(
+            self,
+            serials=(*self.serials[1 - SERIALS :], f"{certificate.serial:x}"),
+            holder=holder,
+            certificate=certificate.der,
+            not_before=certificate.not_before,
+            not_after=certificate.not_after,
+        )
+
+
+Devices = dict[str, Device]
+
+
+class Fleet:
+    """An opened directory. Raises IdentityError when there is none, or when others could have read its keys."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory.absolute()
+        if not (directory / "fleet.json").is_file():
+            raise IdentityError(
+                f"{directory} is no fleet's directory",
+                remedy="Make one with `edgefl-coordinator init --host NAME`, or name it with --identity DIRECTORY.",
+            )
+        self.record = self._decode("fleet.json", Record)
+        self.signer = Signer(key_of(read_private(self.directory / "signing.key"), "signing.key"))
+        self.authority_der = x.der_of(read(self.directory / "ca.pem"), "ca.pem")
+
+    @property
+    def url(self) -> str:
+        """The broker's address for everybody with a certificate."""
+        return self.record.broker or f"mqtts://{_netloc(self.record.hosts[0])}:{self.record.port}"
+
+    @property
+    def enroll_url(self) -> str:
+        """The broker's address for devices without one."""
+        return f"mqtts://{_netloc(self.record.hosts[0])}:{self.record.enroll_port}"
+
+    @property
+    def devices_file(self) -> Path:
+        """Changes with every enrolment, renewal and revocation."""
+        return self.directory / "devices.json"
+
+    def authority(self) -> x.Authority:
+        """The fleet's authority, with its key."""
+        return x.Authority(self.authority_der, x.load_key(read_private(self.directory / "ca.key"), "ca.key"))
+
+    def devices(self) -> Devices:
+        """Every device that was ever enrolled, by name."""
+        devices: Devices = self._decode("devices.json", Devices)
+        return devices
+
+    def revoked(self) -> frozenset[str]:
+        """Names of the revoked devices."""
+        return frozenset(name for name, device in self.devices().items() if device.revoked_at is not None)
+
+    def transport(self, client_id: str = "", url: str = "") -> MqttTransport:
+        """The coordinator's connection. With a ``client_id`` of its own, it is a second one, whose session ends."""
+        certificate = self.directory / "coordinator.pem"
+        check_private(certificate)
+        return MqttTransport(
+            url or self.url,
+            client_id or self.record.client_id,
+            ca=str(self.directory / "ca.pem"),
+            cert=str(certificate),
+            clean_session=bool(client_id),
+        )
+
+    @contextlib.contextmanager
+    def changing(self) -> Iterator[Devices]:
+        """The devices, to be changed in place: written at the end, by one process at a time."""
+        with explained("lock", self.directory / "lock"):
+            lock = os.open(self.directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            devices = self.devices()
+            before = dict(devices)
+            yield devices
+            if devices != before:
+                write_private(self.devices_file, msgspec.json.encode(devices))
+        finally:
+            os.close(lock)
+
+    def write_rules(self, now: float) -> None:
+        """Write what the broker reads anew when a device is revoked."""
+        write_rules(self.directory / "broker", self.record.fleet, self.authority(), self.devices(), now)
+
+    def _decode(self, file: str, kind: type) -> Any:
+        path = self.directory / file
+        try:
+            return msgspec.json.decode(read(path), type=kind)
+        except msgspec.MsgspecError as error:
+            raise StoreError(f"{path} is damaged: {error}", remedy="Restore it from a backup of the fleet.") from error
+
+
+def create_fleet(
+    directory: Path,
+    fleet: str = "default",
+    hosts: Sequence[str] = ("localhost", "127.0.0.1"),
+    *,
+    port: int = PORT,
+    enroll_port: int = ENROLL_PORT,
+    bind: str = "",
+    life_s: float = LIFE_S,
+    broker: str = "",
+    reload: Sequence[str] = (),
+) -> Fleet:
+    """A new fleet's directory. Raises IdentityError when there is something in it already: keys are not replaced."""
+    check_name("fleet", fleet)
+    if broker and not parse_url(broker).tls:
+        raise IdentityError("a fleet's broker is reached by TLS", remedy="Write its URL as mqtts://host:port.")
+    if not hosts:
+        raise IdentityError("the broker needs a name", remedy="Give --host NAME, as devices will dial it.")
+    with explained("open", directory):
+        if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
+            raise IdentityError(
+                f"{directory} is not empty: what is in it may be a fleet's keys",
+                remedy="Name another --directory. A fleet whose keys are replaced must enrol every device anew.",
+            )
+    make_private_directory(directory)
+    for folder in ("tokens", "broker"):
+        make_private_directory(directory / folder)
+    now, key = time.time(), x.new_key()
+    authority = x.Authority(x.self_signed(fleet, key, now).der, key)
+    pem = x.pem_of(authority.certificate)
+    place = directory / "broker"
+    server, own = x.new_key(), x.new_key()
+    names = list(dict.fromkeys([*hosts, *([bind] if bind else []), "localhost", "127.0.0.1", "::1"]))
+    write_private(directory / "ca.key", x.key_pem(key))
+    write_private(directory / "ca.pem", pem)
+    write_private(directory / "signing.key", key_text(secrets.token_bytes(KEY_BYTES)).encode() + b"\n")
+    certificate = authority.client(COORDINATOR, own.public_key(), x.LONG_LIFE_S, now)
+    write_private(directory / "coordinator.pem", x.pem_of(certificate.der) + x.key_pem(own))
+    write_private(directory / "devices.json", b"{}")
+    write_private(place / "ca.pem", pem)
+    write_private(place / "server.pem", x.pem_of(authority.server(server.public_key(), names, now).der))
+    write_private(place / "server.key", x.key_pem(server))
+    listeners = TlsListeners(place.absolute(), port, enroll_port, bind)
+    write_private(place / "mosquitto.conf", tls_configuration(listeners).encode())
+    write_rules(place, fleet, authority, {}, now)
+    client_id = f"{COORDINATOR}-{secrets.token_hex(16)}"
+    record = Record(fleet, tuple(hosts), port, enroll_port, bind, life_s, client_id, broker, tuple(reload))
+    write_private(directory / "fleet.json", msgspec.json.format(msgspec.json.encode(record)))
+    return Fleet(directory)
+
+
+def write_rules(broker: Path, fleet: str, authority: x.Authority, devices: Devices, now: float) -> None:
+    """The files of the broker that name devices: access rules and the list of revoked certificates."""
+    revoked = {name: device for name, device in devices.items() if device.revoked_at is not None}
+    serials = [int(serial, 16) for device in revoked.values() for serial in device.serials]
+    write_private(broker / "crl.pem", authority.revocations(serials, now))
+    write_private(broker / "fleet.acl", mosquitto_acl(fleet, revoked).encode())
+    write_private(broker / "newcomers.acl", mosquitto_newcomers_acl(fleet).encode())
+    write_private(broker / "emqx-acl.conf", emqx_acl(fleet, revoked).encode())
+
+
+def _netloc(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
+
+
+def fleet_broker(fleet: Fleet) -> Broker:
+    """The fleet's own mosquitto, not yet started. Raises BrokerError when there is none on the PATH."""
+    place, port = fleet.directory / "broker", fleet.record.port
+    if fleet.record.broker:
+        raise IdentityError(f"this fleet's broker is {fleet.url}", remedy="It is started where it runs, not here.")
+    every = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - bound only when the user asks for it
+    address = Address(every.get(fleet.record.bind, fleet.record.bind), port, tls=True)
+
+    def probe() -> MqttTransport:
+        return fleet.transport(f"probe-{secrets.token_hex(16)}", str(address))
+
+    ready = Ready(place / "mosquitto.conf", address, probe)
+    return start_broker(place, "mosquitto", host=fleet.record.bind or "0.0.0.0", port=port, ready=ready)  # noqa: S104

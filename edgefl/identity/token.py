@@ -1,0 +1,167 @@
+"""One-time enrolment tokens, and the two messages of an enrolment, proved by the token's secret.
+
+A token is text for a person to carry: ``edgefl-`` and base64url of a record with a checksum. Its secret never travels:
+the device proves it by an HMAC over its signing request, the coordinator by one over its answer.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import hmac
+from typing import TypeVar
+
+import msgspec
+from msgspec.structs import replace
+
+from edgefl.errors import IdentityError, ProtocolError
+from edgefl.protocol.topics import check_name
+
+PREFIX = "edgefl-"
+SECRET_BYTES = 32
+#: Longest token that is looked at: the authority's certificate is 450 bytes, an address 100.
+MAX_TEXT = 8192
+#: Largest enrolment message: a request is 400 bytes, an answer 800.
+MAX_MESSAGE_BYTES = 8192
+_CHECKSUM_BYTES = 6
+
+M = TypeVar("M")
+
+
+class Token(msgspec.Struct, frozen=True, array_like=True):
+    """What a device needs to enrol. ``authority``: the fleet's certificate, DER: the device trusts nothing else."""
+
+    version: int = 1
+    fleet: str = ""
+    name: str = ""
+    url: str = ""
+    secret: bytes = b""
+    authority: bytes = b""
+
+
+class Request(msgspec.Struct, frozen=True, array_like=True):
+    """Device → coordinator. ``request``: certificate signing request, DER."""
+
+    version: int = 1
+    name: str = ""
+    request: bytes = b""
+    proof: bytes = b""
+
+
+class Answer(msgspec.Struct, frozen=True, array_like=True):
+    """Coordinator → device: a certificate (DER) and what else an identity is made of, or a refusal."""
+
+    version: int = 1
+    refusal: str = ""
+    certificate: bytes = b""
+    not_before: float = 0.0
+    not_after: float = 0.0
+    signer: bytes = b""  # public key of the coordinator's signatures
+    broker: str = ""  # URL for devices with certificates
+    client_id: str = ""
+    proof: bytes = b""
+
+
+def encode_token(token: Token) -> str:
+    """The token as text."""
+    body = msgspec.msgpack.encode(token)
+    data = body + hashlib.sha256(body).digest()[:_CHECKSUM_BYTES]
+    return PREFIX + base64.urlsafe_b64encode(data).decode().rstrip("=")
+
+
+def decode_token(text: str) -> Token:
+    """The token in a text; white space inside is overlooked. Raises IdentityError, which never repeats the text."""
+    again = "Copy the whole token, from `edgefl-` to its end, or ask for another one."
+    joined = "".join(text[: 2 * MAX_TEXT].split())
+    if not joined.startswith(PREFIX) or len(joined) > MAX_TEXT:
+        raise IdentityError(f"not an enrolment token: it begins with {PREFIX!r}", remedy=again)
+    coded = joined.removeprefix(PREFIX)
+    try:
+        data = base64.b64decode(coded + "=" * (-len(coded) % 4), altchars=b"-_", validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise IdentityError("the enrolment token has a character that does not belong there", remedy=again) from error
+    body, checksum = data[:-_CHECKSUM_BYTES], data[-_CHECKSUM_BYTES:]
+    if not hmac.compare_digest(hashlib.sha256(body).digest()[:_CHECKSUM_BYTES], checksum):
+        raise IdentityError("the enrolment token is incomplete or mistyped: its checksum is wrong", remedy=again)
+    try:
+        token = msgspec.msgpack.decode(body, type=Token)
+    except msgspec.MsgspecError as error:
+        raise IdentityError("the enrolment token is malformed", remedy=again) from error
+    if token.version != 1 or len(token.secret) != SECRET_BYTES or not token.authority:
+        raise IdentityError("the enrolment token is of another version", remedy="Bring agent and coordinator together.")
+    check_name("fleet", token.fleet)
+    check_name("device", token.name)
+    return token
+
+
+def client_id(secret: bytes) -> str:
+    """The client id that a device enrols with: nobody who has not seen the token can guess it."""
+    return "enroll-" + _derived(secret, b"edgefl enrolment client")[:16].hex()
+
+
+def proof_key(secret: bytes) -> bytes:
+    """What both sides prove with. The coordinator keeps this, not the secret."""
+    return _derived(secret, b"edgefl enrolment proof")
+
+
+def prove_request(key: bytes, fleet: str, client: str, request: Request) -> Request:
+    """The request with its proof."""
+    return replace(request, proof=_request_proof(key, fleet, client, request))
+
+
+def request_is_proved(key: bytes, fleet: str, client: str, request: Request) -> bool:
+    """Whether the sender knows the token."""
+    return hmac.compare_digest(request.proof, _request_proof(key, fleet, client, request))
+
+
+def prove_answer(key: bytes, answer: Answer, request: Request) -> Answer:
+    """The answer to ``request`` with its proof."""
+    return replace(answer, proof=_answer_proof(key, answer, request))
+
+
+def answer_is_proved(key: bytes, answer: Answer, request: Request) -> bool:
+    """Whether the answer is to this request, by somebody who knows the token."""
+    return hmac.compare_digest(answer.proof, _answer_proof(key, answer, request))
+
+
+def decode_request(payload: bytes) -> Request:
+    """Raises ProtocolError when it is malformed or too large."""
+    return _decode(payload, Request)
+
+
+def decode_answer(payload: bytes) -> Answer:
+    """Raises ProtocolError when it is malformed or too large."""
+    return _decode(payload, Answer)
+
+
+def encode(message: Request | Answer) -> bytes:
+    """As bytes."""
+    return msgspec.msgpack.encode(message)
+
+
+def _decode(payload: bytes, kind: type[M]) -> M:
+    if len(payload) > MAX_MESSAGE_BYTES:
+        raise ProtocolError(f"an enrolment message of {len(payload)} bytes; at most {MAX_MESSAGE_BYTES} are allowed")
+    try:
+        return msgspec.msgpack.decode(payload, type=kind)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise ProtocolError(f"malformed enrolment message: {error}") from error
+
+
+def _request_proof(key: bytes, fleet: str, client: str, request: Request) -> bytes:
+    body = msgspec.msgpack.encode(replace(request, proof=b""))
+    return _hmac(key, b"\0".join((b"request", fleet.encode(), client.encode(), body)))
+
+
+def _answer_proof(key: bytes, answer: Answer, request: Request) -> bytes:
+    body = msgspec.msgpack.encode(replace(answer, proof=b""))
+    return _hmac(key, b"\0".join((b"answer", request.proof, body)))
+
+
+def _derived(secret: bytes, purpose: bytes) -> bytes:
+    return _hmac(secret, purpose)
+
+
+def _hmac(key: bytes, message: bytes) -> bytes:
+    return hmac.new(key, message, hashlib.sha256).digest()

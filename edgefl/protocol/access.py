@@ -1,0 +1,80 @@
+"""Who may write and read which topic: one table, and from it the access rules of the brokers.
+
+``%u`` stands for the user name, which is the common name of the client's certificate; ``%c`` for the client id, all
+that a device without a certificate has. A broker that lets a client do anything else is wrongly set up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Literal, NamedTuple
+
+from edgefl.protocol import topics
+
+Who = Literal["device", "coordinator", "newcomer"]
+May = Literal["write", "read"]
+_USER, _CLIENT, _ANY = "%u", "%c", "+"
+
+
+class Rule(NamedTuple):
+    """``who`` may ``may`` a topic. A newcomer has no certificate yet and comes by a listener of its own."""
+
+    who: Who
+    may: May
+    topic: str
+
+
+def rules(fleet: str) -> list[Rule]:
+    """Everything that is allowed in a fleet. Raises ProtocolError for a fleet that can not be a topic level."""
+    topics.check_name("fleet", fleet)
+    return [
+        Rule("device", "write", topics.up(fleet, _USER)),
+        Rule("device", "write", topics.up_object(fleet, _USER, _ANY)),
+        Rule("device", "write", topics.presence(fleet, _USER)),
+        Rule("device", "read", topics.down(fleet, _USER)),
+        Rule("device", "read", topics.down_object(fleet, _USER, _ANY)),
+        Rule("device", "read", topics.shared_object(fleet, _ANY)),
+        Rule("coordinator", "read", topics.up(fleet, _ANY)),
+        Rule("coordinator", "read", topics.up_object(fleet, _ANY, _ANY)),
+        Rule("coordinator", "read", topics.presence(fleet, _ANY)),
+        Rule("coordinator", "write", topics.down(fleet, _ANY)),
+        Rule("coordinator", "write", topics.down_object(fleet, _ANY, _ANY)),
+        Rule("coordinator", "write", topics.shared_object(fleet, _ANY)),
+        Rule("coordinator", "read", topics.enroll_up(fleet, _ANY)),
+        Rule("coordinator", "write", topics.enroll_down(fleet, _ANY)),
+        Rule("newcomer", "write", topics.enroll_up(fleet, _CLIENT)),
+        Rule("newcomer", "read", topics.enroll_down(fleet, _CLIENT)),
+    ]
+
+
+def mosquitto_acl(fleet: str, revoked: Collection[str] = ()) -> str:
+    """The acl_file of mosquitto's listener for clients with certificates.
+
+    ``revoked`` devices lose every topic as soon as the file is read again, also on a connection that is open.
+    """
+    lines = [f"user {topics.COORDINATOR}"]
+    lines += [f"topic {rule.may} {rule.topic}" for rule in rules(fleet) if rule.who == "coordinator"]
+    for name in sorted(revoked):
+        lines += ["", f"user {topics.check_name('device', name)}", "topic deny #"]
+    lines += ["", *(f"pattern {rule.may} {rule.topic}" for rule in rules(fleet) if rule.who == "device")]
+    return "\n".join(lines) + "\n"
+
+
+def mosquitto_newcomers_acl(fleet: str) -> str:
+    """The acl_file of mosquitto's listener for devices that have no certificate yet."""
+    return "".join(f"pattern {rule.may} {rule.topic}\n" for rule in rules(fleet) if rule.who == "newcomer")
+
+
+def emqx_acl(fleet: str, revoked: Collection[str] = ()) -> str:
+    """EMQX's acl.conf for clients with certificates: the first rule that matches counts, the last one denies the rest.
+
+    Newcomers are left out: rules can not tell EMQX's listeners apart, and a client without a certificate may call
+    itself anything there.
+    """
+    lines = [f'{{deny, {{username, "{topics.check_name("device", name)}"}}, all, ["#"]}}.' for name in sorted(revoked)]
+    for rule in (one for one in rules(fleet) if one.who != "newcomer"):
+        who = f'{{username, "{topics.COORDINATOR}"}}' if rule.who == "coordinator" else "all"
+        action = "publish" if rule.may == "write" else "subscribe"
+        topic = rule.topic.replace(_USER, "${username}")
+        lines.append(f'{{allow, {who}, {action}, ["{topic}"]}}.')
+    return "\n".join([*lines, "{deny, all}."]) + "\n"

@@ -1,0 +1,377 @@
+"""Tokens, access rules, the fleet's directory and the programs around them. Attacks: test_attacks*.py."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from identity_fixture import FLEET, Asked, Attackers, a_fleet, enrolled
+from msgspec.structs import replace
+from transport_fixtures import MqttWorld, fails, mosquitto_wanted, run, until
+
+from coordinator.enrollments import fleets_broker, serve
+from coordinator.guard import Guard
+from device_agent.cli import whose
+from device_agent.renewal import Renewal
+from device_agent.start import Options, make_agent
+from edgefl.errors import BrokerError, EdgeFLError, IdentityError, StoreError
+from edgefl.identity import authority as x
+from edgefl.identity import device, enrolling
+from edgefl.identity import token as t
+from edgefl.identity.fleet import Fleet, create_fleet, fleet_broker
+from edgefl.identity.revoking import reload_broker, revoke, running
+from edgefl.protocol import messages as m
+from edgefl.protocol import topics
+from edgefl.protocol.access import emqx_acl, mosquitto_acl, mosquitto_newcomers_acl, rules
+
+needs_mosquitto = pytest.mark.skipif(not mosquitto_wanted(), reason="mosquitto is not installed")
+
+
+@pytest.fixture
+def fleet(tmp_path: Path) -> Fleet:
+    return a_fleet(tmp_path / "fleet")
+
+
+# Tokens
+
+
+def a_token() -> t.Token:
+    return t.Token(1, "default", "cam-07", "mqtts://broker.example:8884", bytes(range(32)), b"certificate" * 40)
+
+
+def test_a_token_survives_being_copied() -> None:
+    text = t.encode_token(a_token())
+    assert text.startswith("edgefl-")
+    assert t.decode_token(text) == a_token()
+    wrapped = "\n".join(text[i : i + 60] for i in range(0, len(text), 60))
+    assert t.decode_token(f"  {wrapped}\r\n") == a_token()
+
+
+def test_a_mistyped_token_is_told_and_never_repeated() -> None:
+    text = t.encode_token(a_token())
+    middle = len(text) // 2
+    other = "A" if text[middle] != "A" else "B"
+    wrong = [text[:-5], text[5:], text[:middle] + other + text[middle + 1 :], text[:middle] + "!" + text[middle + 1 :]]
+    wrong += ["", "edgefl-", "edgefl-AAAA", text * 20, "hello"]
+    for one in wrong:
+        with pytest.raises(IdentityError) as caught:
+            t.decode_token(one)
+        assert text[10:40] not in f"{caught.value.message} {caught.value.remedy}"
+
+
+def test_a_token_of_another_version_says_so() -> None:
+    with pytest.raises(IdentityError, match="another version"):
+        t.decode_token(t.encode_token(replace(a_token(), version=2)))
+
+
+def test_what_the_fleet_keeps_of_a_token_does_not_make_it_again(fleet: Fleet) -> None:
+    text = enrolling.issue_token(fleet, "cam", time.time())
+    secret = t.decode_token(text).secret
+    kept = b"".join(path.read_bytes() for path in fleet.directory.rglob("*") if path.is_file())
+    assert secret not in kept
+
+
+# Rules: one table
+
+
+def test_every_topic_the_programs_use_is_in_the_table() -> None:
+    allowed = {(rule.who, rule.may, rule.topic.replace("%u", "cam")) for rule in rules(FLEET)}
+    for pattern in topics.device_subscriptions(FLEET, "cam"):
+        assert ("device", "read", pattern) in allowed
+    for pattern in topics.coordinator_subscriptions(FLEET):
+        assert ("coordinator", "read", pattern) in allowed
+    assert len(rules(FLEET)) == 16
+
+
+def test_both_brokers_say_the_same() -> None:
+    """Every rule of the table stands in each language, and nothing else does."""
+    of_mosquitto = set()
+    who = ""
+    for line in mosquitto_acl(FLEET).splitlines():
+        word, *rest = line.split() or [""]
+        if word == "user":
+            (who,) = rest
+        elif word in {"topic", "pattern"}:
+            of_mosquitto.add((who if word == "topic" else "device", *rest))
+    of_emqx = set()
+    *allows, last = emqx_acl(FLEET).splitlines()
+    assert last == "{deny, all}."
+    for line in allows:
+        user = "coordinator" if '{username, "coordinator"}' in line else "device"
+        may = "write" if ", publish, " in line else "read"
+        topic = line.split('["')[1].split('"]')[0].replace("${username}", "%u")
+        of_emqx.add((user, may, topic))
+    table = {(rule.who, rule.may, rule.topic) for rule in rules(FLEET) if rule.who != "newcomer"}
+    assert of_mosquitto == of_emqx == table
+    newcomers = {tuple(line.split()) for line in mosquitto_newcomers_acl(FLEET).splitlines()}
+    assert newcomers == {("pattern", rule.may, rule.topic) for rule in rules(FLEET) if rule.who == "newcomer"}
+
+
+def test_revoked_devices_are_denied_before_anything_is_allowed() -> None:
+    assert "user thief\ntopic deny #\n" in mosquitto_acl(FLEET, ["thief"])
+    assert emqx_acl(FLEET, ["thief"]).startswith('{deny, {username, "thief"}, all, ["#"]}.\n')
+
+
+# The directory
+
+
+def test_init_does_not_replace_a_fleet(fleet: Fleet, tmp_path: Path) -> None:
+    before = {path: path.read_bytes() for path in fleet.directory.rglob("*") if path.is_file()}
+    with pytest.raises(IdentityError, match="not empty"):
+        create_fleet(fleet.directory)
+    assert before == {path: path.read_bytes() for path in fleet.directory.rglob("*") if path.is_file()}
+    with pytest.raises(IdentityError, match="needs a name"):
+        create_fleet(tmp_path / "new", hosts=[])
+    with pytest.raises(IdentityError, match="by TLS"):
+        create_fleet(tmp_path / "new", broker="mqtt://plain.example")
+    with pytest.raises(IdentityError, match="neither a host name"):
+        create_fleet(tmp_path / "new", hosts=["b\u00fccher..example"])
+
+
+def test_a_directory_that_is_none_and_one_that_is_damaged_are_named(fleet: Fleet, tmp_path: Path) -> None:
+    with pytest.raises(IdentityError, match="no fleet's directory"):
+        Fleet(tmp_path)
+    (fleet.directory / "devices.json").write_text("{")
+    with pytest.raises(StoreError, match=r"devices\.json is damaged"):
+        fleet.devices()
+    (fleet.directory / "signing.key").write_text("nonsense!")
+    with pytest.raises(IdentityError, match="does not hold a key"):
+        Fleet(fleet.directory)
+
+
+def test_a_damaged_list_of_devices_shuts_nobody_in_or_out(fleet: Fleet, tmp_path: Path) -> None:
+    """While a coordinator runs: it goes on with what it knows, and says so."""
+    enrolled(fleet, "cam", tmp_path / "cam")
+    run(revoke(fleet, "cam", time.time()))
+    guard, told = Guard(fleet), []
+    guard.start(lambda topic, payload: None, lambda name, message: None, told.append)
+    (fleet.directory / "devices.json").write_text("{")
+    assert guard.newly_revoked() == []
+    assert "damaged" in told[0]
+    assert guard.takes(topics.Topic("up", "cam", ""), b"")
+    assert guard.dropped == {"revoked": 1}
+
+
+def test_a_reload_command_is_run_and_its_failure_told(tmp_path: Path, fleet: Fleet) -> None:
+    done = tmp_path / "done"
+    good = a_fleet(tmp_path / "good", reload=["touch", str(done)])
+    assert reload_broker(good)
+    assert done.exists()
+    enrolled(good, "cam", tmp_path / "cam")
+    bad = a_fleet(tmp_path / "bad", reload=["sh", "-c", "echo no such host >&2; exit 3"])
+    enrolled(bad, "cam", tmp_path / "cam2")
+    outcome = run(revoke(bad, "cam", time.time()))
+    assert (outcome.reloaded, outcome.dropped) == (False, False)
+    assert "ended with 3: no such host" in outcome.trouble
+    assert bad.revoked() == {"cam"}  # the coordinator refuses it all the same
+    with pytest.raises(IdentityError, match="failed"):
+        reload_broker(a_fleet(tmp_path / "none", reload=["/no/such/program"]))
+    assert not reload_broker(fleet)
+
+
+def test_a_stale_process_id_is_nobodys(tmp_path: Path) -> None:
+    file = tmp_path / "pid"
+    for text in ("", "x", "999999999", str(os.getpid())):
+        file.write_text(text)
+        assert running(file) is None
+    assert running(tmp_path / "absent") is None
+
+
+def test_whoever_is_not_enrolled_can_not_be_revoked(fleet: Fleet) -> None:
+    error = run(fails(revoke(fleet, "nobody", time.time())))
+    assert isinstance(error, IdentityError)
+    assert "no device 'nobody' is enrolled" in error.message
+
+
+def test_amqtt_and_a_broker_elsewhere_are_not_started_for_a_fleet(fleet: Fleet, tmp_path: Path) -> None:
+    async def enter(one: Fleet, wanted: str) -> str:
+        async with fleets_broker(one, wanted, print) as url:
+            return url
+
+    assert "amqtt" in str(run(fails(enter(fleet, "amqtt"))))
+    far = a_fleet(tmp_path / "far", broker="mqtts://broker.example:8883")
+    assert run(enter(far, "auto")) == "mqtts://broker.example:8883"
+    assert run(enter(far, "mqtts://other.example")) == "mqtts://other.example"
+    with pytest.raises(IdentityError, match=r"broker\.example"):
+        fleet_broker(far)
+
+
+# Devices
+
+
+def test_a_device_is_known_by_its_identity(fleet: Fleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "home"))
+    root = tmp_path / "home" / "edgefl" / "agents"
+    assert whose(None, "", "box") == ("default", "box", root / "default" / "box", "")
+    enrolled(fleet, "cam-1", root / FLEET / "cam-1")
+    assert whose(None, "", "") == (FLEET, "cam-1", root / FLEET / "cam-1", fleet.url)
+    enrolled(fleet, "cam-2", root / FLEET / "cam-2")
+    with pytest.raises(IdentityError, match="default/cam-1, default/cam-2"):
+        whose(None, "", "")
+    assert whose(None, "", "cam-2").device == "cam-2"
+    assert whose(root / FLEET / "cam-1", "", "").device == "cam-1"
+    assert whose(None, "", "cam-9").broker == ""
+
+
+def test_an_agent_does_not_start_with_what_does_not_fit(fleet: Fleet, tmp_path: Path) -> None:
+    enrolled(fleet, "cam", tmp_path / "cam")
+    options = Options(broker=fleet.url, fleet=FLEET, device="cam", data="x.npz", state=str(tmp_path / "cam"))
+    wrong = [
+        (replace(options, device="other"), "is of 'cam'"),
+        (replace(options, fleet="other"), "is of 'cam'"),
+        (replace(options, cert="c.pem", key="k.pem"), "identity of its own"),
+        (replace(options, broker="mqtt://broker.example"), "without TLS"),
+    ]
+    for given, told in wrong:
+        with pytest.raises(EdgeFLError, match=told):
+            make_agent(given, lambda event, **fields: None)
+    key = tmp_path / "k.pem"
+    key.write_text("key")
+    key.chmod(0o644)
+    given = replace(options, state=str(tmp_path / "new"), cert="c.pem", key=str(key))
+    with pytest.raises(IdentityError, match="0644"):
+        make_agent(given, lambda event, **fields: None)
+
+
+def test_a_damaged_identity_is_named(fleet: Fleet, tmp_path: Path) -> None:
+    own = enrolled(fleet, "cam", tmp_path / "cam")
+    begin, end = own.valid()
+    assert begin < time.time() < end
+    assert begin < own.renewal_due() < begin + (end - begin) * 2 / 3
+    own.certificate.write_bytes(b"rubbish\n")
+    with pytest.raises(IdentityError, match="how long it is valid"):
+        own.valid()
+    (own.directory / "device.json").write_text("{")
+    with pytest.raises(IdentityError, match="damaged"):
+        device.Credentials(tmp_path / "cam")
+
+
+@needs_mosquitto
+def test_a_renewed_certificate_is_shown_at_the_next_connection(fleet: Fleet, tmp_path: Path) -> None:
+    """Seen by what the broker allows: the file now holds the certificate of another name."""
+    one, two = enrolled(fleet, "one", tmp_path / "one"), enrolled(fleet, "two", tmp_path / "two")
+
+    async def scene() -> None:
+        async with fleet_broker(fleet), Attackers(fleet) as at:
+            client, heard = await at.device(one)
+            await client.publish(topics.up(FLEET, "one"), b"x")
+            device.replace_certificate(one, two.certificate.read_bytes())
+            client.read_certificate_again()
+            assert isinstance(await fails(client.publish(topics.up(FLEET, "two"), b"x")), BrokerError)
+            MqttWorld(fleet.url).cut(client)
+            await until(lambda: heard.connections[-2:] == [False, True])
+            await client.publish(topics.up(FLEET, "two"), b"x")
+
+    run(scene())
+
+
+@needs_mosquitto
+def test_a_standing_coordinator_renews_and_gives_up_in_time(fleet: Fleet, tmp_path: Path) -> None:
+    short = a_fleet(tmp_path / "short", life_s=60.0)  # backdated by a day: half of it is over at once
+    own = enrolled(short, "cam", tmp_path / "cam")
+
+    async def scene() -> None:
+        told: list[str] = []
+        serving = asyncio.ensure_future(serve(short, told.append, until="late", limit_s=4.0))
+        await until(lambda: any("answering" in line for line in told))
+        async with Attackers(short) as at:
+            client, heard = await at.device(own, topics.down(FLEET, "cam"))
+
+            def send(message: m.Renew) -> None:
+                tasks.append(asyncio.ensure_future(client.publish(topics.up(FLEET, "cam"), m.encode(message))))
+
+            tasks: list[asyncio.Future[None]] = []
+            renewal = Renewal(own, send, lambda event, **fields: None)
+            before = own.certificate.read_bytes()
+            asking = asyncio.ensure_future(renewal.renew())
+            await heard.arrived(1)
+            answer = m.decode_down(own.verifier.open(*heard.messages[0]))
+            assert isinstance(answer, m.Renewed)
+            renewal.answered(replace(answer, request="another"))  # of an earlier request: not this one's
+            assert not asking.done()
+            renewal.answered(answer)
+            assert await asking == answer.not_after
+            assert own.certificate.read_bytes() != before
+            assert len(short.devices()["cam"].serials) == 2
+        error = await fails(serving)
+        assert isinstance(error, IdentityError)
+        assert "has not come" in error.message
+
+    run(scene(), 30)
+
+
+# The command line
+
+
+class Done(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Done]:
+    """Runs a program inside this process: eleven interpreters would take half a minute."""
+
+    def call(module: str, *arguments: str) -> Done:
+        monkeypatch.setattr(sys, "argv", [module, *arguments])
+        with pytest.raises(SystemExit) as ended:
+            importlib.import_module(module).main()
+        out, err = capsys.readouterr()
+        return Done(int(ended.value.code or 0), out, err)
+
+    return call
+
+
+def test_the_programs_lead_from_nothing_to_a_token_and_say_what_is_wrong(
+    tmp_path: Path, command: Callable[..., Done], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    place = str(tmp_path / "fleet")
+    made = command("coordinator.cli", "init", "--directory", place, "--host", "broker.example", "--fleet", "f1")
+    assert made.code == 0, made.err
+    assert "enroll --name cam-01" in made.out
+    again = command("coordinator.cli", "init", "--directory", place, "--host", "broker.example")
+    assert again.code == IdentityError.exit_code
+    printed = command("coordinator.cli", "enroll", "--name", "cam-07", "--identity", place)
+    token = t.decode_token(printed.out)
+    assert (token.fleet, token.name, token.url) == ("f1", "cam-07", "mqtts://broker.example:8884")
+    file = tmp_path / "token"
+    file.write_text(printed.out[:-20])
+    typo = command("device_agent.cli", "enroll", "--file", str(file), "--state", str(tmp_path / "state"))
+    assert typo.code == IdentityError.exit_code
+    assert "checksum" in typo.err
+    assert not (tmp_path / "state").exists()
+    unknown = command("edgefl.cli.main", "devices", "revoke", "cam-08", "--identity", place)
+    assert unknown.code == IdentityError.exit_code
+    assert "no device 'cam-08' is enrolled" in unknown.err
+    nameless = command("edgefl.cli.main", "devices", "revoke", "--identity", place)
+    assert nameless.code == 2
+    fleet = Fleet(tmp_path / "fleet")
+    asked = Asked(printed.out)
+    assert asked.answered(fleet).certificate
+    gone = command("edgefl.cli.main", "devices", "revoke", "cam-07", "--identity", place, "--format", "json")
+    assert json.loads(gone.out)["reloaded"] is False
+    plain = command("coordinator.cli", "run", "demo", "--broker", "mqtt://broker.example")
+    assert plain.code == BrokerError.exit_code
+    assert "--insecure" in plain.err
+    wrong = command("coordinator.cli", "run", "demo", "--identity", place, "--fleet", "other")
+    assert wrong.code == IdentityError.exit_code
+    unenrolled = command("device_agent.cli", "run", "--data", "x.npz", "--state", str(tmp_path / "new"))
+    assert unenrolled.code == 2
+    assert "not enrolled" in unenrolled.err
+
+
+def test_a_key_that_is_none_is_named() -> None:
+    with pytest.raises(IdentityError, match="not a private key"):
+        x.load_key(b"rubbish", "ca.key")
+    with pytest.raises(IdentityError, match="not a certificate"):
+        x.der_of(b"rubbish", "ca.pem")
