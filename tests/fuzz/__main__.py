@@ -22,8 +22,8 @@ from fuzz.target import CORPUS, Target, attempt, measured, room_for
 KEPT = Path(".fuzz")
 #: Address space of a target: what claims gigabytes and gets them fails here, with a MemoryError.
 MOST_BYTES = 6 * 2**30
-#: An input that takes more of the processor is a finding: the slowest of ours takes a tenth of a second. Of the processor,
-#: since a machine that is paused or busy hangs without any fault of the input; the other limit is for what never returns.
+#: An input that takes more seconds of the processor is a finding: the slowest of ours takes a tenth of one. A machine that
+#: is paused or busy makes any input slow, so the clock's limit is only for what never returns.
 HANG_S = 10.0
 STUCK_S = 900
 LONGEST = 4096
