@@ -117,7 +117,9 @@ def late_conflicts(recipe: Recipe, *, asynchronous: bool) -> list[Problem]:
         barred = (*choices, "random") if role == "select" and asynchronous else choices
         for choice in recipe[role]:
             if choice in barred:
-                why = "chooses the devices of a round" if role == "select" else "needs the devices of one round together"
+                why = (
+                    "chooses the devices of a round" if role == "select" else "needs the devices of one round together"
+                )
                 text = f"{role}: {choice} {why}; set slots.{role} to {_INSTEAD[role]}, or {path}: {way_on}"
                 found.append(Problem(path, text))
     return found

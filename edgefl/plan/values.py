@@ -149,7 +149,9 @@ class RoundPolicy(msgspec.Struct, frozen=True):
     quorum: float = 0.5
     deadline_s: float = 600.0
     max_attempts: int = 3
-    mode: Literal["lockstep", "async"] = "lockstep"  # async: the server steps after ``buffer`` updates, and nobody waits
+    mode: Literal["lockstep", "async"] = (
+        "lockstep"  # async: the server steps after ``buffer`` updates, and nobody waits
+    )
     buffer: int = 1
     late: Literal["drop", "keep"] = "drop"  # what becomes of updates that come after the close; async keeps them
     alpha: float = 0.5  # an update that is s rounds late weighs (1 + s) ** -alpha
