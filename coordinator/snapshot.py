@@ -69,7 +69,7 @@ def changes(before: State, after: State) -> Changes:
     for name, assignment in now.items():
         if anew or was.get(name) is not assignment:
             rows["assignment", name] = msgspec.to_builtins(assignment)
-    gone: list[tuple[Kind, str]] = []
+    gone: list[tuple[Kind, str]] = [] if anew else [("assignment", name) for name in was if name not in now]
     for kind, old, new in _of_earlier_rounds(before, after):
         rows |= {(kind, name): msgspec.to_builtins(one) for name, one in new.items() if old.get(name) is not one}
         gone += [(kind, name) for name in old if name not in new]
