@@ -240,7 +240,7 @@ class Runner:
         saves = [one for move in moves for one in move.out if isinstance(one, do.Save)]
         kept = [row for move in moves for row in move.rows if row.kind not in FLEETING]
         changed = changes(self.state, moves[-1].state) if moves else NOTHING
-        if saves or kept or changed.rows or changed.anew:
+        if saves or kept or changed != NOTHING:
             self._ledger.commit(self.plan.run, saves, kept, time.time(), changed)
         for move in moves:
             self.state = move.state
@@ -248,7 +248,7 @@ class Runner:
                 self._outbox.away(move.event.device)
             for save in move.out:
                 if isinstance(save, do.SaveRound) and save.manifest is not None:
-                    self._work.advance(save.attempt.stage, save.manifest)
+                    self._work.advance(save.attempt, save.manifest)
             for row in move.rows:
                 self._journal.tell(row)
             for one in move.out:
@@ -263,11 +263,14 @@ class Runner:
         if isinstance(one, do.Send):
             self._outbox.send(one, self._work.manifest, self.state)
         elif isinstance(one, do.Fetch):
-            self._outbox.fetch(one.update, self._work.manifest, self.state)
+            self._outbox.fetch(one.update, self._work.base(one.update.attempt), self.state)
         elif isinstance(one, do.Forget):
             self._outbox.forget()
-        elif isinstance(one, do.Plan | do.Aggregate | do.Evaluate | do.Tidy):
+        elif isinstance(one, do.Plan | do.Aggregate | do.Evaluate):
             self._work.start(one)
+        elif isinstance(one, do.Tidy):
+            if (arriving := self._outbox.uploads.arriving()) is not None:  # else after the next round
+                self._work.tidy(one, arriving)
         elif isinstance(one, do.Fail):
             raise _ERRORS[one.kind](one.message)
 
@@ -308,7 +311,7 @@ class Runner:
                 return
             event = self._inbox.read(topic, payload, now)
             if isinstance(event, Need):
-                self._outbox.on_need(topic.device, event, self._work.manifest, self.state)
+                self._outbox.on_need(topic.device, event, self._work.base, self.state)
             elif event is not None:
                 self._events.put_nowait(event)
         except Exception as error:  # the store may be full: the loop must hear of it, the network thread must not

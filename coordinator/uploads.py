@@ -28,7 +28,7 @@ from edgefl.protocol.transfer import (
     UploadGate,
     VerifyObject,
 )
-from edgefl.records import Attempt, Figure, Figures, Manifest, Refusal
+from edgefl.records import Attempt, Figure, Figures, Manifest, ObjectRef, Refusal
 
 
 @dataclass
@@ -60,7 +60,7 @@ class Uploads:
         rules: Packings | None = None,
         clock: Callable[[], float],
         grant: Callable[[str, Grant], None],
-        down: Callable[[str], Figures],
+        down: Callable[[Update], Figures],
         report: Callable[[Received | Spoiled | BaseException], None],
     ) -> None:
         self._store = store
@@ -73,6 +73,7 @@ class Uploads:
         self._report = report
         self._gate = UploadGate()
         self._uploads: dict[str, _Upload] = {}
+        self._told: dict[str, tuple[ObjectRef, ...]] = {}  # of each device's last update that was reported
         self.dropped = 0  # chunks of no upload
 
     def fetch(self, update: Update, previous: Manifest, transfer: str) -> None:
@@ -86,7 +87,9 @@ class Uploads:
         self.cancel(device)
         self._uploads[device] = _Upload(update, transfer, previous)
         with self._spoiling(device):
-            LIMITS.check_sizes(update.manifest, previous)
+            if (refusal := LIMITS.check_sizes(update.manifest, previous, self._transfer)) is not None:
+                self._spoil(device, refusal)
+                return
             self._start(self._gate.request(device))
 
     def on_chunk(self, device: str, transfer: str, payload: bytes) -> None:
@@ -121,9 +124,17 @@ class Uploads:
                 upload.task.cancel()
             self._start(self._gate.release(device))
 
+    def arriving(self) -> set[str] | None:
+        """Objects the ledger may not know of yet; None while contents are checked, which may make more of them."""
+        if any(upload.task is not None for upload in self._uploads.values()):
+            return None
+        refs = [ref for upload in self._uploads.values() for ref in upload.update.manifest.values()]
+        return {ref.id for ref in [*refs, *(ref for told in self._told.values() for ref in told)]}
+
     def clear(self) -> None:
         """The attempt is closed."""
         self._gate = UploadGate(self._gate.limit)
+        self._told.clear()
         for device in list(self._uploads):
             self.cancel(device)
 
@@ -182,9 +193,10 @@ class Uploads:
         if isinstance(found, Refusal):
             self._spoil(device, found)
             return
+        self._told[device] = (*update.manifest.values(), *found.values())
         figures = {
             "payload_up_bytes": Figure(float(upload.payload_bytes), "counted", "chunks the coordinator received"),
-            **self._down(device),
+            **self._down(update),
         }
         self._done(device)
         self._report(Received(self._clock(), device, update.attempt, figures, found))

@@ -114,8 +114,18 @@ def check(tensors: Tensors, layout: Layout) -> None:
             raise MisfitError(
                 "dtype", f"tensor '{name}' is {tensor.dtype}, expected {'float' if floating else 'integer'}"
             )
-        if floating and not np.isfinite(tensor).all():
-            raise MisfitError("not_finite", f"tensor '{name}' holds NaN or infinity")
+    check_finite({name: tensors[name] for name, (_, floating) in layout.items() if floating})
+
+
+def check_finite(tensors: Tensors) -> None:
+    """Raises MisfitError, naming the tensor and where, for the first value that is NaN or infinity."""
+    for name, tensor in tensors.items():
+        if not _floating(tensor) or np.isfinite(tensor).all():
+            continue
+        bad = np.flatnonzero(~np.isfinite(tensor))
+        value, where = tensor.reshape(-1)[bad[0]], [int(i) for i in np.unravel_index(bad[0], tensor.shape)]
+        text = f"tensor '{name}' holds NaN or infinity: {value} at {where}, and {len(bad) - 1} more"
+        raise MisfitError("not_finite", text)
 
 
 def _floating(tensor: Tensor) -> bool:
