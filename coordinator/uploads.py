@@ -178,7 +178,9 @@ class Uploads:
                     self._pace.note(device, upload.payload_bytes, self._clock() - upload.began)
                     upload.task = asyncio.ensure_future(self._check(device, upload))
                 elif isinstance(instruction, Failed):
-                    self._spoil(device, Refusal(reason="update", detail=instruction.reason))
+                    parts = [p for p, ref in upload.update.manifest.items() if ref.id == instruction.object_id]
+                    text = f"part {', '.join(parts)[:200]}: {instruction.reason} of {instruction.object_id[:12]}"
+                    self._spoil(device, Refusal(reason="hash", detail=text))
 
     async def _check(self, device: str, upload: _Upload) -> None:
         update = upload.update

@@ -33,6 +33,7 @@ REASONS: dict[str, str] = {
     "names": "other tensors than the part's",
     "dtype": "tensor of another kind of number",
     "malformed": "update is no safetensors part",
+    "hash": "bytes that are not what they are named by",
     "quarantine": "in quarantine",
 }
 
@@ -71,8 +72,8 @@ def refusals(report: RunReport) -> Grid:
     ]
     note = (
         "Decided by the plan: the predicted cost exceeds the device's budget, so it was not asked. Decided by the "
-        "device: it was asked, and found out by its own measurement or its data. Decided by the coordinator: its update "
-        "could not be used, or after several of these it was not asked."
+        "device: it was asked, and found out by its own measurement or its data. Decided by the coordinator: its "
+        "update could not be used, or after several of these it was not asked."
     )
     return Grid("Refusals and decisions", columns, tuple(lines), (note,), "Every device took part in every round.")
 
