@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -118,7 +119,7 @@ def test_the_benchmarks_page_tells_each_way_and_the_quarantine() -> None:
     events = []
     for number in range(1, CASE.rounds + 1):
         if way_of(number) and number <= WARM + 2 * len(WAYS):
-            data = {"reason": WAYS[way_of(number)][1], "detail": "part task"}
+            data: dict[str, Any] = {"reason": WAYS[way_of(number)][1], "detail": "part task"}
             events += [EventRow(0.0, "rejected", 1, number, device, data) for device in BROKEN]
         data = {"participants": ["x"] * 6, "seconds": 2.0 if way_of(number) else 1.0}
         events.append(EventRow(0.0, "round_closed", 1, number, "", data))
