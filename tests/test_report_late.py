@@ -6,11 +6,13 @@ from typing import Any
 
 import pytest
 
+from benchmarks.async_rounds import NAMES, SLOW, result_of
+from benchmarks.async_rounds import page as async_page
 from edgefl.records import Refusal
 from edgefl.report import decisions, outcome, staleness
 from edgefl.report.html import render
 from edgefl.report.lines import line
-from edgefl.report.rows import AssignmentRow, DeviceRow, EventRow, RoundRow, RunReport
+from edgefl.report.rows import AssignmentRow, DeviceRow, EvaluationRow, EventRow, RoundRow, RunReport
 from edgefl.report.watch import Watch
 
 SHAPE = Refusal("shape", detail="part task: tensor 'w' is [3], expected [2]")
@@ -115,3 +117,17 @@ def test_the_display_shows_who_is_in_quarantine_until_it_is_over() -> None:
     assert watch.devices["c"].doing == "quarantined"
     watch.feed(event("readmitted", "c", 3))
     assert watch.devices["c"].doing == "idle"
+
+
+def test_the_benchmark_of_rounds_counts_updates_by_device_and_by_age() -> None:
+    slow, quick = SLOW[0], NAMES[0]
+    late = {f"{slow}~2": {"device": slow, "staleness": 2, "factor": 0.6}}
+    rows = (
+        RoundRow(1, 1, 1, "done", record=parts(**{quick: 1.0})),
+        RoundRow(1, 2, 1, "done", record={**parts(**{quick: 0.5, f"{slow}~2": 0.5}), "stale": late}),
+    )
+    events = (EventRow(2.0, "round_started"), EventRow(9.5, "round_closed"))
+    score = EvaluationRow(1, 2, ("acc", "gyro"), "none", "accuracy", 0.75, 10)
+    found = result_of("async", RunReport(rounds=rows, events=events, evaluations=(score,)))
+    assert (found.seconds, found.updates, found.slow, found.late, found.oldest) == (7.5, 3, 1, 1, 2)
+    assert "| async | 7.5 | 2 | 3 | 1 | 1 | 2 | 75.0 | × 1.0 |" in async_page([found])
