@@ -6,6 +6,9 @@ from typing import Any
 
 import msgspec
 
+from coordinator import quarantine
+from coordinator.behind import assignment_of, staleness
+from coordinator.fitness import unfit
 from coordinator.instructions import Fetch, Instruction, SendAbort, SendAck, Step, Tell
 from coordinator.learning import learned
 from coordinator.planning import ask, figures_of, how_data
@@ -22,8 +25,6 @@ from coordinator.values import (
     Spoiled,
     State,
 )
-from edgefl.models.spec import PROTOTYPES, is_scheduled
-from edgefl.plan.exchange import exchange_of, sent
 from edgefl.plan.fit import decline_of
 from edgefl.protocol.messages import Update
 from edgefl.records import Attempt, Figures, Refusal
@@ -34,21 +35,24 @@ replace = msgspec.structs.replace
 REPLAN = frozenset({"step_memory", "memory", "ceiling", "flops", "payload", "disk", "cache", "packed"})
 
 
-def assignment_of(state: State, device: str) -> Assignment | None:
-    """A device's part in the open round."""
-    return state.open.assignments.get(device) if state.open is not None else None
-
-
 def resync(state: State, device: str, working_on: Attempt | None, at: float) -> Step:
     """A device is back: go on where both sides stand, without asking for anything twice."""
+    state, out, over = _resync_behind(state, device, working_on)
+    if over:
+        return state, out
+    state, more = _resync_open(state, device, working_on, at)
+    return state, [*out, *more]
+
+
+def _resync_open(state: State, device: str, working_on: Attempt | None, at: float) -> Step:
     opened = state.open
     assignment = opened.assignments.get(device) if opened is not None else None
     if working_on is not None and (opened is None or working_on != opened.attempt):
-        if working_on == state.closed and device in state.counted:
+        if is_counted(state, device, working_on):
             return state, [SendAck(device, working_on)]
         if (working_on.run, working_on.made_ms) == (state.run, state.made_ms):
             out: list[Instruction] = [SendAbort(device, working_on, "this attempt is closed")]
-            state, more = resync(state, device, None, at)
+            state, more = _resync_open(state, device, None, at)
             return state, out + more
     if opened is None or assignment is None or state.phase != "round":
         return state, []
@@ -68,9 +72,30 @@ def resync(state: State, device: str, working_on: Attempt | None, at: float) -> 
     return state, []
 
 
+def _resync_behind(state: State, device: str, working_on: Attempt | None) -> tuple[State, list[Instruction], bool]:
+    """The same for a device whose round has closed without it; also whether that is all there is to say."""
+    one = assignment_of(state, device, working_on) if working_on is not None else None
+    if one is not None and one.attempt is not None:
+        if one.status == "done":
+            return state, [SendAck(device, one.attempt)], True
+        if one.status == "updated" and one.update is not None:
+            return state, [Fetch(one.update)], True
+        state, out = put(state, device, replace(one, status="accepted")) if one.status == "offered" else (state, [])
+        return state, out, True
+    if (gone := state.behind.get(device)) is None:
+        return state, [], False
+    state, out = put(state, device, replace(gone, status="lost"))  # it knows nothing of it any more
+    return state, out, False
+
+
+def is_counted(state: State, device: str, attempt: Attempt) -> bool:
+    """Whether what a device made in this attempt is in the model."""
+    return (attempt == state.closed and device in state.counted) or attempt == state.devices[device].taken
+
+
 def accepted(state: State, event: Accepted) -> Step:
     """The device trains."""
-    assignment = assignment_of(state, event.device)
+    assignment = assignment_of(state, event.device, event.attempt)
     if assignment is None or assignment.status != "offered":
         return drop(state, "duplicate")
     return put(state, event.device, replace(assignment, status="accepted"))
@@ -78,7 +103,7 @@ def accepted(state: State, event: Accepted) -> Step:
 
 def progressed(state: State, event: Progressed) -> Step:
     """The device is so far; it also says that it took the offer, should that message have been lost."""
-    assignment = assignment_of(state, event.device)
+    assignment = assignment_of(state, event.device, event.attempt)
     if assignment is None or assignment.status not in {"offered", "accepted"}:
         return drop(state, "late")
     out: list[Instruction] = []
@@ -89,7 +114,7 @@ def progressed(state: State, event: Progressed) -> Step:
 
 def declined(state: State, event: Declined) -> Step:
     """Plan the device again when it ran into a limit for the first time with these numbers; else record why."""
-    assignment = assignment_of(state, event.device)
+    assignment = assignment_of(state, event.device, event.attempt)
     if assignment is None or assignment.status not in {"offered", "accepted"}:
         return drop(state, "duplicate")
     refusal, placement = event.refusal, assignment.placement
@@ -103,7 +128,8 @@ def declined(state: State, event: Declined) -> Step:
         return state, [*out, tell, *more]
     device = replace(device, declined=(*device.declined, decline_of(placement, refusal)))
     state = replace(state, devices={**state.devices, event.device: device})
-    changed = replace(assignment, status="replanning", refusal=refusal)
+    over = assignment.attempt is not None  # its round is: what it is planned anew for is the next
+    changed = replace(assignment, status="declined" if over else "replanning", refusal=refusal)
     state, out = put(state, event.device, changed, event.figures)
     state, plan = ask(state, [event.device])
     return state, [*out, tell, *plan]
@@ -111,7 +137,8 @@ def declined(state: State, event: Declined) -> Step:
 
 def replanned(state: State, device: str, at: float) -> Step:
     """The planner answered for a device that declined in this round."""
-    opened, assignment = state.open, assignment_of(state, device)
+    opened = state.open
+    assignment = opened.assignments.get(device) if opened is not None else None
     placement = state.devices[device].placement
     if opened is None or assignment is None or assignment.status != "replanning" or placement is None:
         return state, []
@@ -138,27 +165,16 @@ def replanned(state: State, device: str, at: float) -> Step:
 def announced(state: State, event: Announced) -> Step:
     """Fetch an update, unless it can not be one."""
     update = event.update
-    opened, assignment = state.open, assignment_of(state, update.device)
-    if opened is None or assignment is None or assignment.status not in {*OPEN, "done"}:
+    assignment = assignment_of(state, update.device, update.attempt)
+    if assignment is None or assignment.status not in {*OPEN, "done"}:
         state, out = drop(state, "late")
         return state, [*out, SendAck(update.device, update.attempt, False, Refusal(reason="late"))]
     if assignment.status == "done":
         state, out = drop(state, "duplicate")
         return state, [*out, SendAck(update.device, update.attempt)]
-    exchange = exchange_of(state.recipe.get("weight", {}))
-    wanted = sent(assignment.placement.stage, exchange)
-    strange = sorted(part for part in update.manifest if part not in wanted and is_scheduled(part))
-    if PROTOTYPES in update.manifest and "none" in state.recipe.get("prototypes", {}):
-        strange.append(PROTOTYPES)  # they would be merged, and sent to everyone
-    if strange or (wanted and not update.manifest):
-        what = f"parts it was not asked to train: {', '.join(strange[:5])}" if strange else "no part"
-        return _refuse(state, update.device, Refusal(reason="update", detail=f"the update holds {what}"), event.at)
-    owned = state.devices[update.device].hello.samples.get("", 0)
-    claimed = max(update.samples.values(), default=0)
-    if claimed > owned or min(update.samples.values(), default=0) < 0:  # it would outweigh the others in the mean
-        detail = "the update claims samples that the device did not introduce itself with"
-        refusal = Refusal("update", float(claimed), float(owned), "samples", detail)
-        return _refuse(state, update.device, refusal, event.at)
+    refusal = unfit(state, assignment, update)
+    if refusal is not None:
+        return _reject(state, update.device, assignment, refusal, event.at)
     if assignment.status == "updated":
         state, _ = drop(state, "duplicate")
     state, out = put(state, update.device, replace(assignment, status="updated", update=update))
@@ -167,7 +183,7 @@ def announced(state: State, event: Announced) -> Step:
 
 def received(state: State, event: Received) -> Step:
     """An update is on disk: count it once."""
-    assignment = assignment_of(state, event.device)
+    assignment = assignment_of(state, event.device, event.attempt)
     if assignment is not None and assignment.status == "done":  # announced again while its arrival was being told
         return drop(state, "duplicate")
     if assignment is None or assignment.status != "updated" or assignment.update is None:
@@ -180,34 +196,35 @@ def received(state: State, event: Received) -> Step:
     done = replace(assignment, status="done", update=update, measured=measured)
     device = state.devices[event.device]
     told = usual(state, event.attempt, assignment.placement)
-    device = replace(device, factors=learned(device.factors, assignment.placement, told, measured))
+    device = replace(device, factors=learned(device.factors, assignment.placement, told, measured), bad=0)
     state = replace(state, devices={**state.devices, event.device: device})
     state, out = put(state, event.device, done, measured)
     out.append(SendAck(event.device, event.attempt))
-    out.append(Tell("update", state.stage, state.number, event.device, _bill(update, measured)))
+    bill = _bill(update, measured)
+    if late := staleness(state, event.attempt):
+        bill["staleness"] = late
+    out.append(Tell("update", state.stage, state.number, event.device, bill))
     state, more = check_close(state, event.at)
     return state, out + more
 
 
 def spoiled(state: State, event: Spoiled) -> Step:
     """An update that can not be used."""
-    assignment = assignment_of(state, event.device)
-    if assignment is not None and assignment.status in {"done", "declined"}:  # announced again: it has its answer
+    assignment = assignment_of(state, event.device, event.attempt)
+    if assignment is not None and assignment.status in {"done", "declined", "rejected"}:  # it has had its answer
         return drop(state, "duplicate")
     if assignment is None or assignment.status != "updated":
         raise IllegalMoveError(event, state, f"{event.device} has no update being fetched")
-    return _refuse(state, event.device, event.refusal, event.at)
+    return _reject(state, event.device, assignment, event.refusal, event.at)
 
 
-def _refuse(state: State, device: str, refusal: Refusal, at: float) -> Step:
-    assignment = assignment_of(state, device)
-    if assignment is None or state.open is None:
-        return state, []
-    ack = SendAck(device, state.open.attempt, False, refusal)
-    state, out = put(state, device, replace(assignment, status="declined", refusal=refusal))
-    tell = Tell("declined", state.stage, state.number, device, figures_of(refusal))
+def _reject(state: State, device: str, assignment: Assignment, refusal: Refusal, at: float) -> Step:
+    """An update that can not be used: the round goes on with the others, and the device may end in quarantine."""
+    attempt = assignment.attempt or (state.open.attempt if state.open is not None else Attempt())
+    state, out = put(state, device, replace(assignment, status="rejected", refusal=refusal))
+    state, told = quarantine.rejected(state, device, refusal)
     state, more = check_close(state, at)
-    return state, [*out, ack, tell, *more]
+    return state, [*out, SendAck(device, attempt, False, refusal), *told, *more]
 
 
 def _bill(update: Update, measured: Figures) -> dict[str, Any]:

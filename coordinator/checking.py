@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from edgefl.aggregation.combine import MisfitError, check, stored_layout
+from edgefl.aggregation.combine import MisfitError, check, check_finite, stored_layout
 from edgefl.aggregation.groups import LIMIT_BYTES
 from edgefl.data.signature import check_signature
 from edgefl.errors import ProtocolError
@@ -26,6 +26,8 @@ class Limits(NamedTuple):
     header_bytes: int = 2**20
     #: 310 classes of 3 tables at width 768 are 2.9 MB.
     prototypes_bytes: int = 64 * 2**20
+    #: A packed tensor has longer names, and one or two entries more; it is sent packed where that saves a tenth.
+    packed_header_bytes: int = 4096
 
     def of(self, part: str, previous: Manifest) -> int:
         """The largest object that can be a new version of this part. Raises ProtocolError for an unknown part."""
@@ -37,12 +39,23 @@ class Limits(NamedTuple):
             raise ProtocolError(f"the model has no part {part[:80]!r}")
         return self.factor * previous[part].size + self.header_bytes
 
-    def check_sizes(self, manifest: Manifest, previous: Manifest) -> None:
-        """Raises ProtocolError naming the part whose object is too large."""
-        for part, ref in manifest.items():
-            limit = self.of(part, previous)
-            if not 0 < ref.size <= limit:
-                raise ProtocolError(f"part {part[:80]!r} has {ref.size} bytes, at most {limit} can be right")
+    def check_sizes(self, manifest: Manifest, previous: Manifest, transfer: Transfer | None = None) -> Refusal | None:
+        """The first part whose object can not be what the plan asks for, told by its size alone.
+
+        The same tensors have the same size, to the byte; packed ones (``transfer``) have fewer bytes. Raises
+        ProtocolError for an unknown part.
+        """
+        for part, ref in sorted(manifest.items()):
+            least, limit = 1, self.of(part, previous)
+            if part not in {PROTOTYPES, SIGNATURE}:
+                packed = packing_of((transfer or Transfer()).up, part) != "f32"
+                limit = previous[part].size + (self.packed_header_bytes if packed else 0)
+                least = 1 if packed else limit
+            if not least <= ref.size <= limit:
+                can = f"exactly {limit}" if least == limit else f"at most {limit}"
+                text = f"part {part[:80]}: {ref.size} bytes announced, {can} can be right"
+                return Refusal("size", float(ref.size), float(limit), "B", text)
+        return None
 
 
 LIMITS = Limits()
@@ -67,8 +80,9 @@ def check_update(
                 tensors = unpack(data, base, packing_of((transfer or Transfer()).up, part), limit)
                 found[part] = store.put(encode_part(tensors))
             else:
-                tensors = decode_part(data, limit, finite=part in (PROTOTYPES, SIGNATURE), copy=False)
+                tensors = decode_part(data, limit, copy=False)
             if part == PROTOTYPES:
+                check_finite(tensors)
                 from_tensors(tensors)
             elif part == SIGNATURE:
                 check_signature(tensors, signature)

@@ -120,7 +120,10 @@ class Evaluate(msgspec.Struct, frozen=True):
 
 
 class Tidy(msgspec.Struct, frozen=True):
-    """Delete objects nothing points to."""
+    """Delete objects nothing points to. Still needed: ``updates``, and the states that ``attempts`` started from."""
+
+    updates: tuple[Update, ...] = ()
+    attempts: frozenset[Attempt] = frozenset()
 
 
 class DrainAll(msgspec.Struct, frozen=True):

@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 
 from coordinator import answers
+from coordinator.behind import assignment_of, counted, staleness, still_needed
 from coordinator.instructions import (
     DrainAll,
     Evaluate,
@@ -33,7 +34,7 @@ from coordinator.instructions import (
     Tidy,
 )
 from coordinator.planning import answer, ask, nobody_fits
-from coordinator.rounds import check_close, done, drop, open_round
+from coordinator.rounds import check_close, counted_updates, done, drop, offer_free, open_round
 from coordinator.timeouts import Timeouts
 from coordinator.values import (
     Accepted,
@@ -51,7 +52,6 @@ from coordinator.values import (
     Planned,
     Progressed,
     Received,
-    Round,
     Spoiled,
     State,
     Tick,
@@ -86,6 +86,8 @@ def step(state: State, event: Event) -> Step:
     """The one door: what happened goes in, the new state and what is to be done come out."""
     before = state.phase
     state, out = _HANDLERS[type(event)](state, event)
+    state, more = offer_free(state, event.at)
+    out = [*out, *more]
     for instruction in out:
         if isinstance(instruction, Fail):
             state = replace(state, phase="failed")
@@ -147,7 +149,8 @@ def _joined(state: State, event: Joined) -> Step:
     known = state.devices.get(hello.device)
     back = known is None or not known.online
     if known is None or _facts(known.hello) != _facts(hello):
-        device = Device(hello=hello)
+        was = known or Device(hello=hello)  # what it has done wrong stays its own, whatever it says of itself now
+        device = Device(hello, bad=was.bad, rejected=was.rejected, barred=was.barred, taken=was.taken)
     else:
         device = replace(known, hello=hello, online=True)
     devices = {**state.devices, hello.device: device}
@@ -267,15 +270,15 @@ def _message(state: State, event: Accepted | Declined | Progressed | Announced) 
     if device not in state.devices:
         state, out = drop(state, "unknown device")
         return state, [*out, Greet(device)]
-    if state.open is None or attempt != state.open.attempt:
+    if assignment_of(state, device, attempt) is None:
+        if state.open is not None and attempt == state.open.attempt:
+            return drop(state, "out of turn")
         state, _ = drop(state, "stale")
-        counted = attempt == state.closed and device in state.counted
+        counted = answers.is_counted(state, device, attempt)
         if announced:
             return state, [SendAck(device, attempt, counted, Refusal() if counted else Refusal(reason="stale"))]
         quiet = isinstance(event, Declined) or counted
         return state, [] if quiet else [SendAbort(device, attempt, "this attempt is closed")]
-    if device not in state.open.assignments:
-        return drop(state, "out of turn")
     if isinstance(event, Accepted):
         return answers.accepted(state, event)
     if isinstance(event, Declined):
@@ -286,7 +289,8 @@ def _message(state: State, event: Accepted | Declined | Progressed | Announced) 
 
 
 def _fetched(state: State, event: Received | Spoiled) -> Step:
-    if state.phase != "round" or state.open is None or event.attempt != state.open.attempt:
+    assignment = assignment_of(state, event.device, event.attempt)
+    if assignment is None or (assignment.attempt is None and state.phase != "round"):
         return drop(state, "late")  # its last chunk came while the round was being closed
     return answers.received(state, event) if isinstance(event, Received) else answers.spoiled(state, event)
 
@@ -295,15 +299,16 @@ def _aggregated(state: State, event: Aggregated) -> Step:
     opened = state.open
     if state.phase != "closing" or opened is None or event.attempt != opened.attempt:
         raise IllegalMoveError(event, state, "this attempt is not being aggregated")
-    names = tuple(done(opened))
-    metrics = _metrics(opened)
+    names = tuple(sorted({update.device for update in counted_updates(state)}))
+    metrics = _metrics(state)
     saved = SaveRound(opened.attempt, "done", names, metrics, event.record, event.manifest)
     out: list[Instruction] = [saved, Tell("round_closed", state.stage, state.number, data=_summary(state, event.at))]
     for refused in event.record.get("refused", ()):
         text = f"part {refused['part']} of {refused['device']} was left out: {refused['detail']}"
         out.append(Tell("warning", state.stage, state.number, refused["device"], {"text": text}))
-    counted = frozenset(names)
-    state = replace(state, open=None, closed=opened.attempt, counted=counted, tries=0, memory=event.memory)
+    own = frozenset(done(opened))
+    state = counted(state, state.counting)
+    state = replace(state, open=None, closed=opened.attempt, counted=own, tries=0, memory=event.memory)
     if _due(state, state.stage, state.number):
         return replace(state, phase="evaluating", evaluating=opened.attempt), [*out, Evaluate(opened.attempt)]
     state, more = _advance(state, event.at)
@@ -329,7 +334,7 @@ def _evaluated(state: State, event: Evaluated) -> Step:
 
 def _advance(state: State, at: float) -> Step:
     """The round is over: tidy up, then the next round, the next stage, or the end."""
-    out: list[Instruction] = [Tidy()]
+    out: list[Instruction] = [Tidy(*still_needed(state))]
     following = _following(state, state.stage, state.number)
     if following is None or following[0] != state.stage:
         out.append(Tell("stage_finished", state.stage, state.number))
@@ -361,35 +366,39 @@ def _tick(state: State, event: Tick) -> Step:
     return state, []
 
 
-def _metrics(opened: Round) -> dict[str, float]:
+def _metrics(state: State) -> dict[str, float]:
     """Means of the devices' metrics, weighted by samples."""
     sums: dict[str, tuple[float, float]] = {}
-    for name in done(opened):
-        update = opened.assignments[name].update
-        if update is not None:
-            weight = float(max(update.samples.values(), default=0))
-            for metric, value in update.metrics.items():
-                total, weights = sums.get(metric, (0.0, 0.0))
-                sums[metric] = (total + weight * value, weights + weight)
+    for update in counted_updates(state):
+        weight = float(max(update.samples.values(), default=0))
+        for metric, value in update.metrics.items():
+            total, weights = sums.get(metric, (0.0, 0.0))
+            sums[metric] = (total + weight * value, weights + weight)
     return {metric: total / weights for metric, (total, weights) in sorted(sums.items()) if weights > 0}
 
 
 def _summary(state: State, at: float) -> dict[str, Any]:
     opened = state.open
     assignments = opened.assignments if opened is not None else {}
+    older = [state.taken[key] for key in state.counting]
     payload = 0.0
-    for assignment in assignments.values():
+    for assignment in [*assignments.values(), *older]:
         for name in ("payload_up_bytes", "payload_down_bytes"):
             figure = assignment.measured.get(name)
             payload += (figure.value or 0.0) if figure is not None else 0.0
-    return {
-        "participants": done(opened) if opened is not None else [],
+    found: dict[str, Any] = {
+        "participants": sorted({update.device for update in counted_updates(state)}),
         "late": sorted(name for name, a in assignments.items() if a.status == "late"),
         "lost": sorted(name for name, a in assignments.items() if a.status == "lost"),
-        "loss": _metrics(opened).get("loss") if opened is not None else None,
+        "loss": _metrics(state).get("loss"),
         "seconds": at - opened.opened_at if opened is not None else None,
         "payload_bytes": payload,
     }
+    if state.policy.keeps:
+        found["updates"] = len(counted_updates(state))
+        found["behind"] = sorted(state.behind)
+        found["staleness"] = {u.device: late for u in counted_updates(state) if (late := staleness(state, u.attempt))}
+    return found
 
 
 _HANDLERS: dict[type, Callable[[State, Any], Step]] = {

@@ -57,8 +57,8 @@ class Outbox:
         self._report = report
         self._session = secrets.token_hex(8)  # tells the devices that this coordinator has not met them
         self._posts: set[asyncio.Task[None]] = set()
-        self._downloads: Downloads | None = None
-        self._chunks = (0, 0)  # of the downloads: bytes, and how many may be in flight
+        self._downloads: dict[str, Downloads] = {}  # by transfer: of the open attempt, and of earlier ones at work
+        self._chunks = (0, 0)  # of the newest downloads: bytes, and how many may be in flight
         self._layers: dict[str, str] = {}  # device -> the one layer it is sent for its personal model
         self._pace = Pace(plan.chunk_bytes, plan.credit)
         self.uploads = self._make_uploads()
@@ -91,30 +91,32 @@ class Outbox:
         seen = manifest | _seen(manifest, update.device, state)
         self.uploads.fetch(update, seen, transfer_name("u", update.attempt, update.device))
 
-    def on_need(self, device: str, need: m.Need, manifest: Manifest, state: State) -> None:
-        """A device asks for objects of the state ``manifest``; without an open round nothing is served.
+    def on_need(self, device: str, need: m.Need, base: Callable[[Attempt], Manifest], state: State) -> None:
+        """A device asks for objects of the state that its attempt starts from, which ``base`` gives.
 
-        It may have been offered them by an earlier process.
+        It may have been offered them by an earlier process. Nothing is served of attempts nobody is at work on.
         """
-        if self._downloads is None and state.open is not None and state.phase == "round":
-            self._serve(state.open.attempt, list(state.open.assignments), manifest)
-        if self._downloads is not None:
-            self._downloads.on_need(device, need, self._clock())
+        if need.transfer not in self._downloads:
+            for attempt, expected in _at_work(state).items():
+                if transfer_name("d", attempt) == need.transfer:
+                    self._serve(attempt, expected, base(attempt))
+        if need.transfer in self._downloads:
+            self._downloads[need.transfer].on_need(device, need, self._clock())
 
     def away(self, device: str) -> None:
         """A device left, or takes nothing now: the others' downloads do not wait for it. It may ask again."""
-        if self._downloads is not None:
-            self._downloads.drop(device, self._clock())
+        for downloads in self._downloads.values():
+            downloads.drop(device, self._clock())
 
     def tick(self) -> None:
         """Time passed, and the broker is there."""
-        if self._downloads is not None:
-            self._downloads.on_tick(self._clock())
+        for downloads in list(self._downloads.values()):
+            downloads.on_tick(self._clock())
         self.uploads.on_tick()
 
     def forget(self) -> None:
-        """The attempt is closed: its transfers end."""
-        self._downloads = None
+        """All attempts are closed: their transfers end."""
+        self._downloads = {}
         self.uploads.clear()
 
     async def flush(self, timeout_s: float) -> None:
@@ -142,9 +144,10 @@ class Outbox:
             report=self._report,
         )
 
-    def _down(self, device: str) -> Figures:
-        """What a device was sent in this attempt; the one layer of its personal model also by itself."""
-        downloads, source = self._downloads, "chunks the coordinator sent"
+    def _down(self, update: m.Update) -> Figures:
+        """What a device was sent in its attempt; the one layer of its personal model also by itself."""
+        device, source = update.device, "chunks the coordinator sent"
+        downloads = self._downloads.get(transfer_name("d", update.attempt))
         sent = downloads.payload_bytes(device) if downloads is not None else 0
         figures = {"payload_down_bytes": Figure(float(sent), "counted", source)}
         again = downloads.resent_bytes(device) if downloads is not None else 0
@@ -156,9 +159,11 @@ class Outbox:
 
     def _offer(self, one: do.SendOffer, manifest: Manifest, state: State) -> None:
         transfer = transfer_name("d", one.attempt)
-        if self._downloads is None or self._downloads.transfer != transfer:
-            expected = list(state.open.assignments) if state.open is not None else [one.device]
-            self._serve(one.attempt, expected, manifest)
+        if transfer not in self._downloads:
+            working = _at_work(state)
+            names = {transfer_name("d", attempt) for attempt in working}
+            self._downloads = {name: found for name, found in self._downloads.items() if name in names}
+            self._serve(one.attempt, working.get(one.attempt, [one.device]), manifest)
         seen = _seen(manifest, one.device, state)
         due = {*one.placement.stage.present, PROTOTYPES, POVERTY}
         offered = {part: ref for part, ref in seen.items() if part in due}
@@ -179,8 +184,9 @@ class Outbox:
 
     def _serve(self, attempt: Attempt, expected: list[str], manifest: Manifest) -> None:
         """Let devices fetch what an attempt is about."""
-        self._downloads = Downloads(
-            transfer_name("d", attempt),
+        name = transfer_name("d", attempt)
+        self._downloads[name] = Downloads(
+            name,
             {key: ref for key, ref in manifest.items() if not key.startswith(SERVER) or key.startswith(PACKED)},
             expected,
             store=self._store,
@@ -211,6 +217,17 @@ class Outbox:
         self._posts.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             self._report(error)
+
+
+def _at_work(state: State) -> dict[Attempt, list[str]]:
+    """The attempts that devices are at work on, and which devices."""
+    found: dict[Attempt, list[str]] = {}
+    if state.open is not None and state.phase == "round":
+        found[state.open.attempt] = list(state.open.assignments)
+    for name, one in state.behind.items():
+        if one.attempt is not None:
+            found.setdefault(one.attempt, []).append(name)
+    return found
 
 
 def _seen(manifest: Manifest, device: str, state: State) -> Manifest:

@@ -102,6 +102,10 @@ def no_placement(state: State, at: float) -> Step:
     hopeful = any(device.eligible or device.placement is None for device in state.devices.values())
     if refused and not hopeful:
         return state, [Fail("BudgetError", nobody_fits(state))]
+    barred = sorted(name for name, device in state.devices.items() if device.barred)
+    if barred and not any((d.eligible or d.placement is None) and not d.barred for d in state.devices.values()):
+        text = f"every device that can train stage {state.stage} is in quarantine: {', '.join(barred)}"
+        return state, [Fail("RunError", text)]
     if state.phase == "waiting":
         return state, []
     text = f"no device that can train stage {state.stage} is connected; waiting {state.policy.join_s:g} s for one"

@@ -7,6 +7,8 @@ import math
 import msgspec
 import numpy as np
 
+from coordinator import quarantine
+from coordinator.behind import is_buffered, placed, staleness, updates_of
 from coordinator.instructions import (
     Aggregate,
     Fail,
@@ -23,19 +25,25 @@ from coordinator.planning import no_placement, reason_text
 from coordinator.values import OPEN, Assignment, Round, State, Status
 from edgefl.aggregation.slots import choose
 from edgefl.plan.values import Placement
-from edgefl.records import Attempt, Figures
+from edgefl.protocol.messages import Update
+from edgefl.records import Attempt, Figures, Refusal
 
 replace = msgspec.structs.replace
 
 
 def open_round(state: State, at: float) -> Step:
     """Offer the next attempt to every chosen device; wait, or fail, when there is none."""
-    able = sorted(name for name, device in state.devices.items() if device.online and device.eligible)
-    if not able:
-        return no_placement(state, at)
+    state, begun = quarantine.readmitted(state)
+    state, more = _outdated(state)
+    begun += more
+    able = free(state)
+    if not able and not state.taken and not any(state.devices[name].online for name in state.behind):
+        state, more = no_placement(state, at)
+        return state, begun + more
     number = Attempt(state.run, state.stage, state.number, state.attempt + 1, state.made_ms)
     draw = np.random.default_rng((state.seed, state.stage, state.number))  # the same run draws the same devices again
-    names = choose("select", state.recipe).method(able, draw, state.memory)
+    full = state.policy.mode == "async" and len(state.taken) >= state.policy.buffer  # an offer would be old at once
+    names = choose("select", state.recipe).method(able, draw, state.memory) if able and not full else []
     placements = {name: p for name in names if (p := state.devices[name].placement) is not None}
     deadline_s = state.policy.deadline_s if state.policy.deadline_s > 0 else math.inf
     opened = Round(
@@ -45,27 +53,87 @@ def open_round(state: State, at: float) -> Step:
         deadline_at=at + deadline_s,
         assignments={name: Assignment(placement) for name, placement in placements.items()},
     )
-    out: list[Instruction] = [SaveRound(number)]
+    out: list[Instruction] = [*begun, SaveRound(number)]
     out += [_saved(state, number, name, assignment) for name, assignment in opened.assignments.items()]
-    out += [
-        _saved(state, number, name, Assignment(device.placement, "refused", refusal=device.placement.refusal))
-        for name, device in state.devices.items()
-        if device.placement is not None and device.placement.refusal is not None
-    ]
+    out += [_saved(state, number, name, assignment) for name, assignment in _not_asked(state).items()]
     data = {"participants": names, "attempt": number.attempt}
+    if state.behind:
+        data["behind"] = sorted(state.behind)
     out.append(Tell("round_started", state.stage, state.number, data=data))
     out += [send_offer(opened, name, at) for name in names]
-    return replace(state, phase="round", attempt=number.attempt, tries=opened.tries, open=opened), out
+    state = replace(state, phase="round", attempt=number.attempt, tries=opened.tries, open=opened)
+    state, more = check_close(state, at) if not names else (state, [])
+    return state, out + more
+
+
+def free(state: State) -> list[str]:
+    """Devices that can be offered something, in order of name."""
+    return sorted(
+        name
+        for name, device in state.devices.items()
+        if device.online and device.eligible and not device.barred and name not in state.behind
+    )
+
+
+def offer_free(state: State, at: float) -> Step:
+    """Without lockstep: whoever has nothing to do in the open round is offered its model at once."""
+    out: list[Instruction] = []
+    opened = state.open
+    if opened is None or state.phase != "round" or state.policy.mode != "async":
+        return state, out
+    for name in free(state):
+        device = state.devices[name]
+        if name not in opened.assignments and not device.ticket and device.placement is not None:
+            state, more = put(state, name, Assignment(device.placement))
+            opened = state.open or opened
+            out += [*more, send_offer(opened, name, at)]
+    return state, out
+
+
+def _not_asked(state: State) -> dict[str, Assignment]:
+    """Devices that the planner has excluded, or that are in quarantine, and why."""
+    found: dict[str, Assignment] = {}
+    for name, device in state.devices.items():
+        if device.placement is None:
+            continue
+        if device.placement.refusal is not None:
+            found[name] = Assignment(device.placement, "refused", refusal=device.placement.refusal)
+        elif device.barred:
+            found[name] = Assignment(device.placement, "quarantined", refusal=quarantine.why(state, name))
+    return found
+
+
+def _outdated(state: State) -> Step:
+    """What is made from a model older than the policy admits does not count any more."""
+    out: list[Instruction] = []
+    most = state.policy.max_staleness
+    working = list(state.behind.items())
+    waiting = [(one.update.device, one) for one in state.taken.values() if one.update is not None]
+    for device, one in working + waiting:
+        if one.attempt is not None and (late := staleness(state, one.attempt)) > most:
+            late_by = Refusal("late", float(late), float(most), "rounds", "its model is too old")
+            state, saved = put(state, device, replace(one, status="late", refusal=late_by))
+            out += saved
+            if one.status != "done":
+                out.append(SendAbort(device, one.attempt, "its model is too old"))
+    return state, out
 
 
 def check_close(state: State, at: float) -> Step:
-    """Close when all have answered, or the deadline is over, or only absent devices are missing and grace is over."""
+    """Close when all have answered, or the deadline is over, or only absent devices are missing and grace is over.
+
+    Without lockstep: when the buffer is full. Devices at work on an earlier model are waited for only then, and where
+    nobody is asked anew.
+    """
     opened = state.open
     if opened is None or state.phase != "round":
         return state, []
     waiting = [name for name, a in opened.assignments.items() if a.status in OPEN]
-    enough = len(done(opened)) >= quorum(state)
-    if not waiting or at >= opened.deadline_at:
+    have, enough, full = len(done(opened)), len(done(opened)) >= quorum(state), False
+    if is_buffered(state):
+        waiting, have = [*waiting, *state.behind], have + len(state.taken)
+        enough, full = have > 0, state.policy.mode == "async" and have >= state.policy.buffer
+    if full or not waiting or at >= opened.deadline_at:
         return _close(state, at) if enough else _retry(state, at)
     if enough and not any(state.devices[name].online for name in waiting):
         if opened.grace_at is None:
@@ -76,7 +144,7 @@ def check_close(state: State, at: float) -> Step:
 
 def quorum(state: State) -> int:
     """Updates needed: the policy's share of the devices offered, without those the planner has excluded; at least 1."""
-    if state.open is None:
+    if state.open is None or is_buffered(state):
         return 1
     offered = sum(a.status != "refused" for a in state.open.assignments.values())
     return max(1, math.ceil(state.policy.quorum * offered - 1e-9))
@@ -87,6 +155,13 @@ def done(opened: Round) -> list[str]:
     return sorted(name for name, a in opened.assignments.items() if a.status == "done")
 
 
+def counted_updates(state: State) -> list[Update]:
+    """The updates of the round that is being closed: its own, and what was made from earlier models."""
+    opened = state.open
+    own = [opened.assignments[name].update for name in done(opened)] if opened is not None else []
+    return [update for update in own if update is not None] + updates_of(state, state.counting)
+
+
 def drop(state: State, reason: str) -> Step:
     """Count a message without effect."""
     return replace(state, dropped={**state.dropped, reason: state.dropped.get(reason, 0) + 1}), []
@@ -95,6 +170,9 @@ def drop(state: State, reason: str) -> Step:
 def put(state: State, device: str, assignment: Assignment, measured: Figures | None = None) -> Step:
     """Set a device's assignment, and have it recorded."""
     opened = state.open
+    if assignment.attempt is not None:
+        save = _saved(state, assignment.attempt, device, assignment, measured)
+        return placed(state, device, assignment), [save]
     if opened is None:
         return state, []
     opened = replace(opened, assignments={**opened.assignments, device: assignment})
@@ -141,12 +219,20 @@ def _saved(
 
 
 def _close(state: State, at: float) -> Step:
-    state, out = _cut(state)
+    """Nobody's answer counts any more in this round; where the policy keeps updates, it will in the next."""
+    last = state.number == state.rounds[state.stage - 1]
+    keep = state.policy.keeps and not last
+    state = replace(state, counting=tuple(sorted(state.taken)))
+    state, out = _cut(state, keep=keep)
     opened = state.open
     if opened is None:
         return state, out
-    updates = [u for name in done(opened) if (u := opened.assignments[name].update) is not None]
-    out.append(Aggregate(opened.attempt, tuple(updates)))
+    for name, one in state.behind.items() if not keep else ():
+        state, more = _given_up(state, name, one)
+        out += more
+    if not keep:
+        out.append(Forget(opened.attempt))
+    out.append(Aggregate(opened.attempt, tuple(counted_updates(state))))
     return replace(state, phase="closing", until=at), out
 
 
@@ -155,6 +241,8 @@ def _retry(state: State, at: float) -> Step:
     opened = state.open
     if opened is None:
         return state, out
+    if not state.policy.keeps:
+        out.append(Forget(opened.attempt))
     out.append(SaveRound(opened.attempt, "failed", tuple(done(opened))))
     story = "; ".join(_outcome(name, a) for name, a in sorted(opened.assignments.items()))
     counted, needed = len(done(opened)), quorum(state)
@@ -167,17 +255,28 @@ def _retry(state: State, at: float) -> Step:
     return replace(state, phase="pausing", until=until, open=None), out
 
 
-def _cut(state: State) -> Step:
-    """Whoever has not answered is late, or lost when it is not there either."""
+def _cut(state: State, *, keep: bool = False) -> Step:
+    """Whoever has not answered is late, or lost when it is not there either; or it goes on, one round behind."""
     out: list[Instruction] = []
     opened = state.open
     for name, assignment in opened.assignments.items() if opened is not None else ():
-        if assignment.status in OPEN:
-            status: Status = "late" if state.devices[name].online else "lost"
-            state, saved = put(state, name, replace(assignment, status=status))
-            attempt = opened.attempt if opened is not None else Attempt()
-            out += [*saved, SendAbort(name, attempt, "the round is closed")]
-    return state, [*out, Forget(opened.attempt)] if opened is not None else out
+        if opened is None or assignment.status not in OPEN:
+            continue
+        if keep and assignment.status != "replanning":
+            left = {other: one for other, one in (state.open or opened).assignments.items() if other != name}
+            state = replace(state, open=replace(state.open or opened, assignments=left))
+            state = placed(state, name, replace(assignment, attempt=opened.attempt))
+        else:
+            state, more = _given_up(state, name, assignment)
+            out += more
+    return state, out
+
+
+def _given_up(state: State, device: str, assignment: Assignment) -> Step:
+    status: Status = "late" if state.devices[device].online else "lost"
+    state, saved = put(state, device, replace(assignment, status=status))
+    attempt = assignment.attempt or (state.open.attempt if state.open is not None else Attempt())
+    return state, [*saved, SendAbort(device, attempt, "the round is closed")]
 
 
 def send_offer(opened: Round, device: str, at: float) -> SendOffer:

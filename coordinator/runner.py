@@ -170,6 +170,7 @@ class Runner:
 
     async def close(self) -> None:
         """End everything that still runs; the ledger stays open."""
+        await asyncio.sleep(0)  # what was to be tidied up is
         await self._work.close()
         if self._guard is not None:
             await self._guard.close()
@@ -277,10 +278,10 @@ class Runner:
                 self._outbox.away(move.event.device)
             for save in move.out:
                 if isinstance(save, do.SaveRound) and save.manifest is not None:
-                    self._work.advance(save.attempt.stage, save.manifest)
+                    self._work.advance(save.attempt, save.manifest)
             for row in move.rows:
                 self._journal.tell(row)
-            for one in move.out:
+            for one in sorted(move.out, key=lambda one: isinstance(one, do.Tidy)):  # what is to be sent goes first
                 self._perform(one)
 
     def _commit(self, saves: Sequence[do.Save], kept: Sequence[EventRow], state: State) -> None:
@@ -299,13 +300,22 @@ class Runner:
         if isinstance(one, do.Send):
             self._outbox.send(one, self._work.manifest, self.state)
         elif isinstance(one, do.Fetch):
-            self._outbox.fetch(one.update, self._work.manifest, self.state)
+            self._outbox.fetch(one.update, self._work.base(one.update.attempt), self.state)
         elif isinstance(one, do.Forget):
             self._outbox.forget()
-        elif isinstance(one, do.Plan | do.Aggregate | do.Evaluate | do.Tidy):
+        elif isinstance(one, do.Plan | do.Aggregate | do.Evaluate):
             self._work.start(one)
+        elif isinstance(one, do.Tidy):
+            asyncio.get_running_loop().call_soon(self._tidy, one)
         elif isinstance(one, do.Fail):
             raise _ERRORS[one.kind](one.message)
+
+    def _tidy(self, one: do.Tidy) -> None:
+        try:
+            if (arriving := self._outbox.uploads.arriving()) is not None:  # else after the next round
+                self._work.tidy(one, arriving)
+        except Exception as error:  # a disk that refuses: the loop must hear of it
+            self._events.put_nowait(error)
 
     def _tell(self, tell: do.Tell) -> None:
         self._keep(row_of(tell))
@@ -346,7 +356,7 @@ class Runner:
                 return
             event = self._inbox.read(topic, payload, now)
             if isinstance(event, Need):
-                self._outbox.on_need(topic.device, event, self._work.manifest, self.state)
+                self._outbox.on_need(topic.device, event, self._work.base, self.state)
             elif isinstance(event, Renew):
                 if self._guard is not None:
                     self._guard.renew(event)

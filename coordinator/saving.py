@@ -47,6 +47,8 @@ class Saving:
         self._no_figures = delete(tables.figures).where(
             *(tables.figures.c[name] == bindparam(f"of_{name}") for name in _FIGURES_OF)
         )
+        key = ("run", "kind", "name")
+        self._no_row = delete(tables.snapshots).where(*(tables.snapshots.c[n] == bindparam(f"of_{n}") for n in key))
 
     def put(self, connection: Connection, table: Table, rows: Iterable[Row]) -> None:
         """Insert rows, or change those that are there."""
@@ -77,6 +79,9 @@ class Saving:
         if changed.anew:
             of_run = (tables.snapshots.c.run == run) & (tables.snapshots.c.kind == "assignment")
             connection.execute(delete(tables.snapshots).where(of_run))
+        if changed.gone:
+            gone = [{"of_run": run, "of_kind": kind, "of_name": name} for kind, name in changed.gone]
+            connection.execute(self._no_row, gone)
         rows = [
             {"run": run, "kind": kind, "name": name, "value": value} for (kind, name), value in changed.rows.items()
         ]

@@ -7,14 +7,14 @@ attempt, or the outline, which is the rest. Pure.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import msgspec
 
 from coordinator.values import Assignment, Device, Phase, Round, State
 from edgefl.records import Attempt
 
-Kind = Literal["outline", "device", "assignment"]
+Kind = Literal["outline", "device", "assignment", "behind", "taken"]
 
 
 class Outline(msgspec.Struct, frozen=True):
@@ -39,13 +39,16 @@ class Kept(msgspec.Struct, frozen=True):
     outline: Outline = Outline()
     devices: dict[str, Device] = {}
     assignments: dict[str, Assignment] = {}
+    behind: dict[str, Assignment] = {}
+    taken: dict[str, Assignment] = {}
 
 
 class Changes(NamedTuple):
-    """Rows to put, by (kind, name), and whether the assignments of an attempt that is over go first."""
+    """Rows to put, by (kind, name); whether the assignments of an attempt that is over go first; rows that go."""
 
     rows: dict[tuple[Kind, str], Any]
     anew: bool = False
+    gone: tuple[tuple[Kind, str], ...] = ()
 
 
 #: Nothing has changed.
@@ -66,12 +69,20 @@ def changes(before: State, after: State) -> Changes:
     for name, assignment in now.items():
         if anew or was.get(name) is not assignment:
             rows["assignment", name] = msgspec.to_builtins(assignment)
-    return Changes(rows, anew and bool(was))
+    gone: list[tuple[Kind, str]] = [] if anew else [("assignment", name) for name in was if name not in now]
+    for kind, old, new in _of_earlier_rounds(before, after):
+        rows |= {(kind, name): msgspec.to_builtins(one) for name, one in new.items() if old.get(name) is not one}
+        gone += [(kind, name) for name in old if name not in new]
+    return Changes(rows, anew and bool(was), tuple(gone))
+
+
+def _of_earlier_rounds(before: State, after: State) -> list[tuple[Kind, dict[str, Assignment], dict[str, Assignment]]]:
+    return [("behind", before.behind, after.behind), ("taken", before.taken, after.taken)]
 
 
 def kept(rows: Iterable[tuple[str, str, Any]]) -> Kept | None:
     """The state in rows of (kind, name, value); None when there are none."""
-    found: dict[str, dict[str, Any]] = {"outline": {}, "device": {}, "assignment": {}}
+    found: dict[str, dict[str, Any]] = {kind: {} for kind in get_args(Kind)}
     for kind, name, value in rows:
         if kind in found:
             found[kind][name] = value
@@ -81,7 +92,10 @@ def kept(rows: Iterable[tuple[str, str, Any]]) -> Kept | None:
     return Kept(
         outline,
         {name: msgspec.convert(value, Device) for name, value in sorted(found["device"].items())},
-        {name: msgspec.convert(value, Assignment) for name, value in sorted(found["assignment"].items())},
+        *(
+            {name: msgspec.convert(value, Assignment) for name, value in sorted(found[kind].items())}
+            for kind in ("assignment", "behind", "taken")
+        ),
     )
 
 
@@ -135,6 +149,8 @@ def resumed(state: State, was: Kept, at: float) -> State:
         devices=dict(devices),
         returning=dict.fromkeys(there, at + state.grace_s),
         open=opened,
+        behind=was.behind if outline.phase != "failed" else {},  # when a run fails, its devices are told to stop
+        taken=was.taken,
         closed=outline.closed,
         counted=frozenset(outline.counted),
     )

@@ -28,7 +28,7 @@ from edgefl.protocol.transfer import (
     UploadGate,
     VerifyObject,
 )
-from edgefl.records import Attempt, Figure, Figures, Manifest, Refusal
+from edgefl.records import Attempt, Figure, Figures, Manifest, ObjectRef, Refusal
 
 #: Updates that are less together are checked one after the other: threads would only get into each other's way.
 _SMALL_BYTES = 4 * 2**20
@@ -64,7 +64,7 @@ class Uploads:
         rules: Packings | None = None,
         clock: Callable[[], float],
         grant: Callable[[str, Grant], None],
-        down: Callable[[str], Figures],
+        down: Callable[[Update], Figures],
         report: Callable[[Received | Spoiled | BaseException], None],
     ) -> None:
         self._store = store
@@ -79,6 +79,7 @@ class Uploads:
         self._uploads: dict[str, _Upload] = {}
         self._waiting: list[_Upload] = []  # whole, to be checked next
         self._checking: asyncio.Task[None] | None = None
+        self._told: dict[str, tuple[ObjectRef, ...]] = {}  # of each device's last update that was reported
         self.dropped = 0  # chunks of no upload
 
     def fetch(self, update: Update, previous: Manifest, transfer: str) -> None:
@@ -92,7 +93,9 @@ class Uploads:
         self.cancel(device)
         self._uploads[device] = _Upload(update, transfer, previous)
         with self._spoiling(device):
-            LIMITS.check_sizes(update.manifest, previous)
+            if (refusal := LIMITS.check_sizes(update.manifest, previous, self._transfer)) is not None:
+                self._spoil(device, refusal)
+                return
             self._start(self._gate.request(device))
 
     def on_chunk(self, device: str, transfer: str, payload: bytes) -> None:
@@ -129,9 +132,17 @@ class Uploads:
         if upload is not None:
             self._start(self._gate.release(device))
 
+    def arriving(self) -> set[str] | None:
+        """Objects the ledger may not know of yet; None while contents are checked, which may make more of them."""
+        if self._checking is not None:
+            return None
+        refs = [ref for upload in self._uploads.values() for ref in upload.update.manifest.values()]
+        return {ref.id for ref in [*refs, *(ref for told in self._told.values() for ref in told)]}
+
     def clear(self) -> None:
         """The attempt is closed."""
         self._gate = UploadGate(self._gate.limit)
+        self._told.clear()
         for device in list(self._uploads):
             self.cancel(device)
 
@@ -184,7 +195,9 @@ class Uploads:
                     if self._checking is None:
                         self._checking = asyncio.ensure_future(self._check())
                 elif isinstance(instruction, Failed):
-                    self._spoil(device, Refusal(reason="update", detail=instruction.reason))
+                    parts = [p for p, ref in upload.update.manifest.items() if ref.id == instruction.object_id]
+                    text = f"part {', '.join(parts)[:200]}: {instruction.reason} of {instruction.object_id[:12]}"
+                    self._spoil(device, Refusal(reason="hash", detail=text))
 
     async def _check(self) -> None:
         """Check what is whole; what becomes so meanwhile is the next batch, whose results are told together."""
@@ -208,10 +221,11 @@ class Uploads:
             self._spoil(device, found)
             return
         resent = upload.resent_bytes + (upload.receiver.duplicate_bytes if upload.receiver is not None else 0)
+        self._told[device] = (*update.manifest.values(), *found.values())
         figures = {
             "payload_up_bytes": Figure(float(upload.payload_bytes), "counted", "chunks the coordinator received"),
             "resent_up_bytes": Figure(float(resent), "counted", "chunks the coordinator received more than once"),
-            **self._down(device),
+            **self._down(update),
         }
         self._done(device)
         self._report(Received(self._clock(), device, update.attempt, figures, found))

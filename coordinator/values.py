@@ -18,7 +18,11 @@ from edgefl.records import Attempt, EvaluationRow, Figures, Manifest, Refusal
 Phase = Literal[
     "starting", "joining", "planning", "waiting", "pausing", "round", "closing", "evaluating", "finished", "failed"
 ]
-Status = Literal["offered", "accepted", "replanning", "updated", "done", "declined", "refused", "lost", "late"]
+#: "declined" by the device, "refused" by the planner, "rejected": its update could not be used.
+Status = (
+    Literal["offered", "accepted", "replanning", "updated", "done", "lost", "late"]
+    | Literal["declined", "refused", "rejected", "quarantined"]
+)
 
 #: Statuses that still can become "done".
 OPEN: frozenset[Status] = frozenset({"offered", "accepted", "replanning", "updated"})
@@ -33,6 +37,10 @@ class Device(msgspec.Struct, frozen=True):
     ticket: int = 0  # of the plan that was asked for and has not come yet; 0: none
     declined: tuple[Decline, ...] = ()
     factors: dict[str, float] = {}  # measured / predicted, by figure, over all its rounds
+    bad: int = 0  # updates in a row that could not be used
+    rejected: dict[str, int] = {}  # all of them, by reason
+    barred: int = 0  # in quarantine through this round, counted over all stages; -1: for good; 0: it is not
+    taken: Attempt | None = None  # the newest of its attempts that is in the model
 
     @property
     def eligible(self) -> bool:
@@ -48,6 +56,7 @@ class Assignment(msgspec.Struct, frozen=True):
     update: Update | None = None
     refusal: Refusal | None = None
     measured: Figures = {}
+    attempt: Attempt | None = None  # where it is not the open one but an earlier, whose update still counts
 
 
 class Round(msgspec.Struct, frozen=True):
@@ -90,6 +99,9 @@ class State(msgspec.Struct, frozen=True):
     devices: dict[str, Device] = {}
     returning: dict[str, float] = {}  # devices that are expected back, and until when the next round waits for each
     open: Round | None = None
+    behind: dict[str, Assignment] = {}  # devices at work on an earlier round's model, whose updates will count
+    taken: dict[str, Assignment] = {}  # such updates, on disk and not in the model yet, by ``key_of``
+    counting: tuple[str, ...] = ()  # those of them that are being aggregated
     evaluating: Attempt | None = None
     closed: Attempt | None = None  # the last attempt that was aggregated
     counted: frozenset[str] = frozenset()  # the devices whose updates it holds

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from pathlib import Path
+
+import msgspec
 
 from coordinator.desk import Desk
 from coordinator.instructions import Aggregate, Evaluate, Plan, Tidy
@@ -14,10 +16,12 @@ from edgefl.aggregation.aggregate import aggregate_round
 from edgefl.aggregation.audience import shared
 from edgefl.aggregation.remember import UpdateInfo
 from edgefl.aggregation.remember import load as load_memory
+from edgefl.aggregation.staleness import factor
 from edgefl.errors import StoreError
 from edgefl.objects import ObjectStore
 from edgefl.plan.values import RunPlan
-from edgefl.records import Manifest
+from edgefl.protocol.messages import Update
+from edgefl.records import Attempt, Manifest
 
 Report = Callable[[Event | BaseException], None]
 
@@ -35,6 +39,7 @@ class Work:
         self._clock = clock
         self._report = report
         self._finals: dict[int, Manifest] = {}  # stage -> its last state
+        self._states: dict[tuple[int, int], Manifest] = {}  # (stage, round) -> the state it made, while it is needed
         self._tasks: set[asyncio.Task[None]] = set()
         self._tidying: set[asyncio.Task[None]] = set()  # never broken off
 
@@ -45,21 +50,34 @@ class Work:
     def begin(self, manifest: Manifest, states: Mapping[tuple[int, int], Manifest]) -> None:
         """Take up a run where it stands."""
         self.manifest = manifest
+        self._states = dict(states)
         for (stage, _), state in sorted(states.items()):
             if stage:
                 self._finals[stage] = state
 
-    def advance(self, stage: int, manifest: Manifest) -> None:
+    def advance(self, attempt: Attempt, manifest: Manifest) -> None:
         """A round has made a new state."""
-        self.manifest = self._finals[stage] = manifest
+        self.manifest = self._finals[attempt.stage] = self._states[attempt.stage, attempt.round] = manifest
 
-    def start(self, one: Plan | Aggregate | Evaluate | Tidy) -> None:
+    def base(self, attempt: Attempt) -> Manifest:
+        """The state that devices of this attempt start from."""
+        before = [place for place in self._states if place < (attempt.stage, attempt.round)]
+        return self._states[max(before)] if before else self.manifest
+
+    def tidy(self, one: Tidy, arriving: Iterable[str]) -> None:
+        """Delete objects nothing points to. ``arriving``: objects of uploads that are not in the ledger yet."""
+        bases = {id(base): base for base in map(self.base, one.attempts)}
+        states = [self.manifest, *self._finals.values(), *bases.values()]
+        self._states = {place: state for place, state in self._states.items() if any(state is kept for kept in states)}
+        manifests = [*states, *(update.manifest for update in one.updates)]
+        self.store.collect({ref.id for manifest in manifests for ref in manifest.values()} | set(arriving))
+        task = asyncio.ensure_future(self._emptied())
+        self._tidying.add(task)
+        task.add_done_callback(self._tidying.discard)
+
+    def start(self, one: Plan | Aggregate | Evaluate) -> None:
         """Begin a piece of work."""
-        if isinstance(one, Tidy):
-            task = asyncio.ensure_future(self._tidied())
-            self._tidying.add(task)
-            task.add_done_callback(self._tidying.discard)
-        elif isinstance(one, Plan):
+        if isinstance(one, Plan):
             self._spawn(self._planned(one))
         elif isinstance(one, Aggregate):
             self._spawn(self._aggregated(one))
@@ -73,11 +91,8 @@ class Work:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await asyncio.gather(*self._tidying)
 
-    async def _tidied(self) -> None:
-        await asyncio.sleep(0)  # what is to be sent now goes first
-        keep = {ref.id for state in (self.manifest, *self._finals.values()) for ref in state.values()}
+    async def _emptied(self) -> None:
         try:
-            self.store.collect(keep)
             await asyncio.to_thread(self.store.empty)
         except StoreError as error:
             self._report(error)
@@ -100,7 +115,7 @@ class Work:
         return Planned(self._clock(), one.ticket, placements)
 
     async def _aggregated(self, one: Aggregate) -> Aggregated:
-        updates = [UpdateInfo(u.device, u.manifest, u.samples, u.metrics, u.complete, u.poverty) for u in one.updates]
+        updates = [self._info(update, one.attempt) for update in one.updates]
         similarity: dict[str, float] = {}
         if "cka" in self._plan.server.get("weight", {}):
             models = {update.device: {**shared(self.manifest), **update.manifest} for update in updates}
@@ -117,6 +132,17 @@ class Work:
         )
         memory = await asyncio.to_thread(load_memory, self.store, manifest)
         return Aggregated(self._clock(), one.attempt, manifest, record, memory)
+
+    def _info(self, update: Update, attempt: Attempt) -> UpdateInfo:
+        """An update as it is aggregated in ``attempt``, which may be a later one than it was made in."""
+        late = attempt.round - update.attempt.round
+        info = UpdateInfo(
+            update.device, update.manifest, update.samples, update.metrics, update.complete, update.poverty
+        )
+        if not late:
+            return info
+        damped = factor(late, self._plan.policy.alpha)
+        return msgspec.structs.replace(info, staleness=late, base=self.base(update.attempt), factor=damped)
 
     async def _evaluated(self, one: Evaluate) -> Evaluated:
         memory = await asyncio.to_thread(load_memory, self.store, self.manifest)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,10 @@ FLEET = "test"
 SIZE = 400
 STEP_BYTES = 1000
 MODEL = ModelSpec(encoders={"acc": EncoderSpec(input_shape=(8, 3), depth=2)}, stages=2, classes=2)
+
+
+#: (manifest, samples, store) -> the same, spoiled.
+Breaking = Callable[[Manifest, dict[str, int], ObjectStore], tuple[Manifest, dict[str, int]]]
 
 
 def a_plan(**changes: Any) -> RunPlan:
@@ -116,7 +121,10 @@ def place(stage: Stage, hyper: Hyper, candidate: Candidate) -> Placement:
 
 
 class FakeDevice:
-    """An agent in one class. ``add``: what training adds to every value; ``beside``: parts beside the model's."""
+    """An agent in one class.
+
+    ``add``: what training adds to every value; ``beside``: parts beside the model's; ``breaking`` spoils updates.
+    """
 
     def __init__(
         self,
@@ -131,6 +139,7 @@ class FakeDevice:
         hold: bool = False,
         spoil: bool = False,
         beside: dict[str, bytes] | None = None,
+        breaking: Breaking | None = None,
     ) -> None:
         self.name = name
         self.store = ObjectStore(directory / name)
@@ -141,6 +150,7 @@ class FakeDevice:
         self.decline = list(decline or [])
         self.hold, self.spoil = hold, spoil
         self.beside = dict(beside or {})
+        self.breaking = breaking
         self.offers: list[m.Offer] = []
         self.acks: list[m.Ack] = []
         self.aborts: list[m.Abort] = []
@@ -206,6 +216,8 @@ class FakeDevice:
             manifest[part] = self.store.put(encode_part({"w": values}))
         samples = dict.fromkeys(manifest, self.samples)
         manifest |= {part: self.store.put(data) for part, data in self.beside.items()}
+        if self.breaking is not None:
+            manifest, samples = self.breaking(manifest, samples, self.store)
         figures = {"step_peak_bytes": Figure(900.0, "measured", "test"), "energy_j": Figure(reason="no sensor")}
         self.update = m.Update(self.name, offer.attempt, manifest, samples, {"loss": self.add}, figures)
         self.offer = None

@@ -14,6 +14,7 @@ from edgefl.config.files import MAX_FIELDS, MAX_FILE_BYTES, override, parse_byte
 from edgefl.config.load import budget_overrides, find, fleet_profile, load_device, load_recipe, load_run, shipped
 from edgefl.config.slots import SLOTS, parse_slot
 from edgefl.errors import ConfigError
+from edgefl.plan.compile import compile_run
 from edgefl.records import RESERVED
 
 RUN = """\
@@ -326,3 +327,46 @@ def test_a_run_file_of_the_wrong_shape_everywhere_is_still_only_a_message(tmp_pa
         for value in ("3", "[1]", "{a: {b: 1}}", "null", "[{name: x, budget: [1]}]", "[{profile: 3}]"):
             with pytest.raises(ConfigError):
                 load_run(write(tmp_path, RUN), [f"{field}={value}", "seed=-1"])
+
+
+@pytest.mark.parametrize("way", ["rounds=async", "round.late=keep"])
+@pytest.mark.parametrize(
+    ("recipe", "roles"),
+    [
+        ("mmic", {"cluster", "select", "repair", "optimise"}),
+        ("apromfl", {"prototypes", "weight"}),
+        ("fedmvp", {"weight"}),
+        ("local", {"weight"}),
+        ("lw-fedmml", set()),
+        ("prog-fedmml", set()),
+        ("lw-prototypes", set()),
+        ("fedadam", set()),
+    ],
+)
+def test_recipes_that_need_a_rounds_devices_together_are_refused_late_updates(way, recipe, roles):
+    chosen = ["recipe=" + recipe, way]
+    if not roles:
+        config, _ = load_run("har", chosen)
+        assert config.rounds == "async" or config.round.late == "keep"
+        return
+    with pytest.raises(ConfigError) as caught:
+        load_run("har", chosen)
+    told = {problem.message.split(":")[0]: problem for problem in caught.value.problems}
+    assert told.keys() - {"select"} == roles - {"select"}
+    for role in roles:
+        assert told[role].path == way.partition("=")[0]
+        assert f"set slots.{role} to " in told[role].message
+
+
+def test_without_lockstep_the_devices_of_a_round_are_not_drawn_at_random():
+    load_run("har", ["recipe=pmcmfl", "round.late=keep"])
+    load_run("har", ["recipe=pmcmfl", "rounds=async", "slots.select=all"])
+    with pytest.raises(ConfigError, match=r"select: random chooses the devices of a round; set slots\.select to all"):
+        load_run("har", ["recipe=pmcmfl", "rounds=async"])
+
+
+def test_the_buffer_is_half_of_the_devices_unless_it_is_given():
+    for overrides, buffer in (([], 15), (["round.buffer=4"], 4), (["round.devices=5"], 3)):
+        config, recipe = load_run("har", ["rounds=async", *overrides])
+        plan = compile_run(config, recipe, run="r", shapes={"acc": (128, 3), "gyro": (128, 3)}, label_names=("a", "b"))
+        assert (plan.policy.mode, plan.policy.buffer) == ("async", buffer)

@@ -120,8 +120,8 @@ def test_a_malformed_signature_is_refused_on_arrival_and_the_round_goes_on(tmp_p
 
     scene = played(tmp_path, script)
     told = {(a.device, a.status) for a in report.assignments}
-    assert (report.status, told) == ("done", {("a", "declined"), ("b", "done")})
-    refusals = [a.refusal for a in report.assignments if a.device == "a"]
+    assert (report.status, told) == ("done", {("a", "rejected"), ("a", "quarantined"), ("b", "done")})
+    refusals = [a.refusal for a in report.assignments if (a.device, a.status) == ("a", "rejected")]
     assert {r.reason for r in refusals if r is not None} == {"malformed"}
     assert all(r is not None and r.detail.startswith("part signature: ") for r in refusals)
     assert np.allclose(values(scene, "task"), 10 * 6 + 3)  # "task" is part 6: what b adds in three rounds

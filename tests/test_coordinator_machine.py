@@ -32,8 +32,8 @@ TIMEOUTS = Timeouts(grace_s=5.0, retry_pause_s=1.0)
 class Play:
     """A machine with its history, and what a runner would have in hand; ``send`` checks the invariants."""
 
-    def __init__(self, **changes: Any) -> None:
-        self.plan = a_plan(policy=POLICY, **changes)
+    def __init__(self, policy: RoundPolicy = POLICY, **changes: Any) -> None:
+        self.plan = a_plan(policy=policy, **changes)
         self.state = initial(self.plan, TIMEOUTS)
         self.kept: dict[tuple[str, str], Any] = {}
         self.now = 0.0
@@ -44,6 +44,8 @@ class Play:
         self.opened: list[Attempt] = []
         self.closed: list[Attempt] = []
         self.counted: set[tuple[str, Attempt]] = set()
+        self.acked: set[tuple[str, Attempt]] = set()
+        self.outdated: set[tuple[str, Attempt]] = set()
         self.log: list[v.Event] = []
         self.send(v.Begin(self.now, made_ms=MADE_MS))
 
@@ -53,6 +55,7 @@ class Play:
         self.state, out = step(before, event)
         changed = changes(before, self.state)
         self.kept = {key: row for key, row in self.kept.items() if not changed.anew or key[0] != "assignment"}
+        self.kept = {key: row for key, row in self.kept.items() if key not in changed.gone}
         self.kept |= {key: msgspec.json.decode(msgspec.json.encode(row)) for key, row in changed.rows.items()}
         for one in out:
             self._note(one, before)
@@ -64,6 +67,8 @@ class Play:
             self.plans.append(one)
         elif isinstance(one, do.Fetch):
             self.fetches[one.update.device] = one.update
+        elif isinstance(one, do.SendAbort):
+            self.fetches.pop(one.device, None)
         elif isinstance(one, do.SendOffer):
             self.fetches.pop(one.device, None)
             assert one.attempt == (self.state.open or before.open).attempt  # type: ignore[union-attr]
@@ -72,14 +77,26 @@ class Play:
         elif isinstance(one, do.Evaluate):
             assert self.evaluate is None
             self.evaluate = one
-        elif isinstance(one, do.SaveRound) and one.status == "running":
+        elif isinstance(one, do.Aggregate):
+            self._note_aggregate(one)
+        else:
+            self._note_record(one)
+
+    def _note_record(self, one: do.Instruction) -> None:
+        if isinstance(one, do.SaveRound) and one.status == "running":
             assert not self.opened or one.attempt > self.opened[-1], "attempts go up"
             self.opened.append(one.attempt)
         elif isinstance(one, do.SaveRound) and one.status == "done":
             assert (one.attempt.stage, one.attempt.round) not in [(a.stage, a.round) for a in self.closed]
             self.closed.append(one.attempt)
-        elif isinstance(one, do.Aggregate):
-            self._note_aggregate(one)
+        elif isinstance(one, do.SendAck) and one.accepted:
+            self.acked.add((one.device, one.attempt))
+        elif isinstance(one, do.SaveAssignment) and one.status == "late":
+            self.outdated.add((one.device, one.attempt))
+        elif isinstance(one, do.Tidy):
+            states = {update.attempt for update in one.updates} | one.attempts
+            held = [*self.state.behind.values(), *self.state.taken.values()]
+            assert {a.attempt for a in held} <= states, "what somebody may still bring stays readable"
 
     def _note_aggregate(self, one: do.Aggregate) -> None:
         assert self.aggregate is None
@@ -87,13 +104,22 @@ class Play:
         opened = self.state.open
         assert opened is not None
         assert opened.attempt == one.attempt == self.opened[-1]
+        policy = self.plan.policy
         offered = [a for a in opened.assignments.values() if a.status != "refused"]
-        assert len(one.updates) >= max(1, math.ceil(POLICY.quorum * len(offered) - 1e-9)), "a quorum"
-        missed = [name for name, a in opened.assignments.items() if a.status in {"late", "lost"}]
-        alone = all(not self.state.devices[name].online for name in missed)
-        assert not missed or alone or self.now >= opened.deadline_at, "nobody present is left out before the deadline"
+        assert one.updates
+        if policy.mode == "lockstep":
+            own = [update for update in one.updates if update.attempt == one.attempt]
+            assert not offered or len(own) >= max(1, math.ceil(POLICY.quorum * len(offered) - 1e-9)), "a quorum"
+            missed = [name for name, a in opened.assignments.items() if a.status in {"late", "lost"}]
+            alone = all(not self.state.devices[name].online for name in missed)
+            assert not missed or alone or self.now >= opened.deadline_at, "nobody present is left out before its time"
+        last = one.attempt.round == self.state.rounds[one.attempt.stage - 1]
+        assert not (last and self.state.behind), "a stage leaves nobody behind"
         for update in one.updates:
-            assert update.attempt == one.attempt
+            late = one.attempt.round - update.attempt.round
+            assert update.attempt.stage == one.attempt.stage
+            assert 0 <= late <= policy.max_staleness
+            assert update.attempt == one.attempt or policy.keeps
             assert (update.device, update.attempt) not in self.counted, "an update counts once"
             self.counted.add((update.device, update.attempt))
 
@@ -102,11 +128,15 @@ class Play:
         assert (state.open is not None) == (state.phase in {"round", "closing"})
         if state.open is not None:
             assert state.open.attempt == Attempt(state.run, state.stage, state.number, state.attempt, MADE_MS)
-            assert state.open.assignments
+            assert state.open.assignments or state.policy.keeps
             open_ones = [a for a in state.open.assignments.values() if a.status in v.OPEN]
             assert not (state.phase == "closing" and open_ones)
             assert all(a.update is not None for a in state.open.assignments.values() if a.status in {"updated", "done"})
         assert state.phase != "round" or self.aggregate is None
+        assert state.policy.keeps or not (state.behind or state.taken)
+        assert all(one.status in v.OPEN and one.attempt is not None for one in state.behind.values())
+        assert all(one.status == "done" and one.update is not None for one in state.taken.values())
+        assert all(name not in state.behind for name in (state.open.assignments if state.open else ()))
 
     def restart(self) -> list[do.Instruction]:
         """The process is killed and another goes on with what the ledger has."""
@@ -263,25 +293,42 @@ def behave(play: Play) -> None:
         work(play)
         opened = play.state.open
         for name in NAMES:
-            device = play.state.devices.get(name)
+            device, part = play.state.devices.get(name), play.state.behind.get(name)
+            if part is None and opened is not None and play.state.open == opened:
+                part = opened.assignments.get(name)
+            attempt = part.attempt if part is not None else None
             if device is None or not device.online:
                 play.hello(name)
-            elif opened is not None and play.state.open == opened and name in opened.assignments:
-                if opened.assignments[name].status in {"offered", "accepted"}:
-                    play.announce(name)
-                elif opened.assignments[name].status == "updated" and name in play.fetches:
-                    play.receive(name)
-                elif opened.assignments[name].status == "updated":  # fetched by a process that is gone
-                    play.hello(name, opened.attempt)
+            elif part is not None and part.status in {"offered", "accepted"}:
+                play.announce(name, attempt)
+            elif part is not None and part.status == "updated" and name in play.fetches:
+                play.receive(name)
+            elif part is not None and part.status == "updated":  # fetched by a process that is gone
+                play.hello(name, attempt or play.opened[-1])
             opened = play.state.open
         play.wait(1.0)
     raise AssertionError(f"the run goes nowhere: {play.state.phase}\n" + "\n".join(play.state.story))
 
 
-@settings(max_examples=150, deadline=None)
-@given(st.data())
-def test_whatever_happens_the_invariants_hold_and_the_run_comes_to_an_end(data: st.DataObject) -> None:
-    play = Play()
+KEEPING = msgspec.structs.replace(POLICY, late="keep", max_staleness=2)
+ASYNC = msgspec.structs.replace(POLICY, mode="async", buffer=2, max_staleness=1)
+#: Rounds a stage: enough for updates to grow old.
+ROUNDS = {"drop": (1, 2), "keep": (3, 2), "async": (4, 3)}
+
+
+def rounds_of(name: str) -> tuple[Any, ...]:
+    stages = zip(a_plan().stages, ROUNDS[name], strict=True)
+    return tuple(msgspec.structs.replace(stage, rounds=rounds) for stage, rounds in stages)
+
+
+@pytest.mark.parametrize(("name", "policy"), [("drop", POLICY), ("keep", KEEPING), ("async", ASYNC)])
+@settings(max_examples=80, deadline=None)
+@given(data=st.data())
+def test_whatever_happens_the_invariants_hold_and_the_run_comes_to_an_end(
+    name: str, policy: RoundPolicy, data: st.DataObject
+) -> None:
+    after = data.draw(st.sampled_from([0, 2]))
+    play = Play(msgspec.structs.replace(policy, quarantine_after=after), stages=rounds_of(name))
     if data.draw(st.booleans()):
         play.started(*NAMES)
         if play.plans:
@@ -291,7 +338,221 @@ def test_whatever_happens_the_invariants_hold_and_the_run_comes_to_an_end(data: 
             act(play, data.draw)
     behave(play)
     if play.state.phase == "finished":
-        assert [(a.stage, a.round) for a in play.closed] == [(1, 1), (2, 1), (2, 2)]
+        first, second = ROUNDS[name]
+        expected = [*((1, n + 1) for n in range(first)), *((2, n + 1) for n in range(second))]
+        assert [(a.stage, a.round) for a in play.closed] == expected
+        finished = set(play.closed)
+        lost = {one for one in play.acked - play.counted - play.outdated if one[1] in finished}
+        assert not lost, "what was taken is in the model"
+
+
+def test_an_update_made_from_an_earlier_model_counts_in_the_next_round() -> None:
+    play = Play(KEEPING, stages=rounds_of("keep")).started("a", "b")
+    first = play.opened[-1]
+    play.announce("a")
+    play.receive("a")
+    out = play.wait(POLICY.deadline_s)
+    assert not of(do.SendAbort, out), "b goes on"
+    assert not of(do.Forget, out), "and so do its transfers"
+    play.finish_aggregate()
+    out = play.finish_evaluate()
+    assert [one.device for one in of(do.SendOffer, out)] == ["a"], "b is not asked for something else"
+    assert of(do.Tidy, out)[0].attempts == {first}
+    play.announce("b", first)
+    (told,) = [one for one in of(do.Tell, play.receive("b")) if one.kind == "update"]
+    assert told.data["staleness"] == 1
+    assert of(do.SendAck, play.announce("b", first))[0].accepted, "said twice, it is taken once"
+    play.announce("a")
+    out = play.receive("a")
+    assert [(u.device, u.attempt.round) for u in of(do.Aggregate, out)[0].updates] == [("a", 2), ("b", 1)]
+    saved = of(do.SaveRound, play.finish_aggregate())[0]
+    assert saved.participants == ("a", "b")
+    assert of(do.SendAck, play.announce("b", first))[0].accepted, "also once it is in the model"
+    assert [one.device for one in of(do.SendOffer, play.finish_evaluate())] == ["a", "b"]
+
+
+def test_a_late_update_is_lost_neither_by_a_failed_attempt_nor_by_restarts() -> None:
+    play = Play(KEEPING, stages=rounds_of("keep")).started("a", "b")
+    first = play.opened[-1]
+    play.announce("a")
+    play.receive("a")
+    play.wait(POLICY.deadline_s)
+    play.finish_aggregate()
+    play.finish_evaluate()
+    play.announce("b", first)
+    play.restart()
+    play.hello("b", working_on=first)
+    play.hello("a", working_on=play.opened[-1])
+    play.receive("b")
+    play.restart()
+    play.hello("a", working_on=play.opened[-1])
+    assert of(do.SendAck, play.hello("b", working_on=first))[0].accepted
+    play.wait(POLICY.deadline_s)  # a has not delivered: no quorum of those asked
+    assert play.state.phase == "pausing"
+    play.wait(TIMEOUTS.retry_pause_s)
+    play.announce("a")
+    out = play.receive("a")
+    play.announce("b")
+    out += play.receive("b")
+    assert [(u.device, u.attempt.round) for u in of(do.Aggregate, out)[0].updates] == [("a", 2), ("b", 2), ("b", 1)]
+
+
+def test_without_lockstep_the_server_steps_when_the_buffer_is_full_and_nobody_waits() -> None:
+    play = Play(ASYNC, stages=rounds_of("async")).started("a", "b")
+    play.hello("c")
+    assert [one.device for one in of(do.SendOffer, play.finish_plan())] == ["c"], "a newcomer begins at once"
+    first = play.opened[-1]
+    play.announce("a")
+    assert not of(do.SendOffer, play.receive("a")), "it has made the newest model's update already"
+    play.announce("b")
+    out = play.receive("b")
+    assert [u.device for u in of(do.Aggregate, out)[0].updates] == ["a", "b"]
+    play.announce("c", first)
+    play.receive("c")  # while the server is at its step: counts in the next one
+    play.finish_aggregate()
+    out = play.finish_evaluate()
+    assert [one.device for one in of(do.SendOffer, out)] == ["a", "b", "c"]
+    play.announce("b")
+    out = play.receive("b")
+    assert [(u.device, u.attempt.round) for u in of(do.Aggregate, out)[0].updates] == [("b", 2), ("c", 1)]
+
+
+def test_who_delivers_late_is_offered_the_newest_model_at_once() -> None:
+    play = Play(ASYNC, stages=rounds_of("async")).started("a", "b")
+    play.hello("c")
+    play.finish_plan()
+    first = play.opened[-1]
+    for name in ("a", "b"):
+        play.announce(name)
+        play.receive(name)
+    play.finish_aggregate()
+    play.finish_evaluate()
+    play.announce("c", first)
+    (offer,) = of(do.SendOffer, play.receive("c"))
+    assert (offer.device, offer.attempt) == ("c", play.opened[-1])
+
+
+def test_an_update_older_than_the_policy_admits_is_dropped_and_the_device_asked_anew() -> None:
+    play = Play(ASYNC, stages=rounds_of("async")).started("a", "b")
+    play.hello("c")
+    play.finish_plan()
+    first = play.opened[-1]
+    for number in (1, 2):
+        for name in ("a", "b"):
+            play.announce(name)
+            play.receive(name)
+        play.finish_aggregate()
+        out = play.finish_evaluate()
+        assert ("c" in play.state.behind) == (number == 1)
+    assert [(one.device, one.attempt) for one in of(do.SendAbort, out)] == [("c", first)]
+    (late,) = [one for one in of(do.SaveAssignment, out) if one.status == "late"]
+    assert (late.refusal.needed, late.refusal.allowed, late.refusal.unit) == (2.0, 1.0, "rounds")
+    assert [one.device for one in of(do.SendOffer, out)] == ["a", "b", "c"]
+    (ack,) = of(do.SendAck, play.announce("c", first))
+    assert (ack.accepted, ack.refusal.reason) == (False, "stale")
+
+
+def test_a_stages_last_round_leaves_nobody_behind_and_another_stages_update_is_stale() -> None:
+    play = Play(ASYNC, stages=rounds_of("drop")).started("a", "b")  # one round in the first stage
+    play.hello("c")
+    play.finish_plan()
+    first = play.opened[-1]
+    for name in ("a", "b"):
+        play.announce(name)
+        out = play.receive(name)
+    assert [(one.device, one.attempt) for one in of(do.SendAbort, out)] == [("c", first)]
+    assert of(do.Forget, out)
+    play.finish_aggregate()
+    play.finish_evaluate()
+    play.finish_plan()
+    assert play.state.stage == 2
+    (ack,) = of(do.SendAck, play.announce("c", first))
+    assert (ack.accepted, ack.refusal.reason) == (False, "stale")
+
+
+def test_a_buffer_larger_than_the_fleet_waits_for_everybody_and_no_longer() -> None:
+    play = Play(msgspec.structs.replace(ASYNC, buffer=9), stages=rounds_of("async")).started("a", "b")
+    play.announce("a")
+    play.receive("a")
+    play.announce("b")
+    assert len(of(do.Aggregate, play.receive("b"))[0].updates) == 2
+
+
+def test_a_device_that_forgot_what_it_was_behind_with_is_offered_the_newest() -> None:
+    play = Play(ASYNC, stages=rounds_of("async")).started("a", "b")
+    play.hello("c")
+    play.finish_plan()
+    for name in ("a", "b"):
+        play.announce(name)
+        play.receive(name)
+    play.finish_aggregate()
+    play.finish_evaluate()
+    out = play.hello("c")
+    assert [one.status for one in of(do.SaveAssignment, out)] == ["lost", "offered"]
+    assert of(do.SendOffer, out)[0].attempt == play.opened[-1]
+
+
+def broken(play: Play, name: str) -> list[do.Instruction]:
+    """An update with a part nobody asked for."""
+    return play.send(v.Announced(play.now, Update(name, play.opened[-1], {"strange": REF}, {}, {})))
+
+
+def test_a_device_is_quarantined_after_bad_updates_in_a_row_and_the_round_goes_on() -> None:
+    play = Play(msgspec.structs.replace(POLICY, quarantine_rounds=1), stages=rounds_of("async")).started("a", "b")
+    assert not [one for one in of(do.Tell, broken(play, "b")) if one.kind == "quarantined"]
+    play.announce("a")
+    assert of(do.Aggregate, play.receive("a")), "at once: b has had its answer"
+    play.finish_aggregate()
+    play.finish_evaluate()
+    out = broken(play, "b")
+    told = [one.kind for one in of(do.Tell, out)]
+    assert told == ["rejected", "quarantined"]
+    assert of(do.SendAck, out)[0].refusal.reason == "parts"
+    play.announce("a")
+    play.receive("a")
+    play.restart()
+    play.hello("a")
+    play.hello("b", profile="of another name")
+    play.finish_aggregate()
+    out = play.finish_evaluate()
+    while play.plans:
+        out += play.finish_plan()
+    assert [one.device for one in of(do.SendOffer, out)] == ["a"], "kept over a restart and a new introduction"
+    (row,) = [one for one in of(do.SaveAssignment, out) if one.status == "quarantined"]
+    assert row.refusal.reason == "quarantine"
+    assert "2 updates in a row could not be used (in all: parts × 2)" in row.refusal.detail
+    play.announce("a")
+    play.receive("a")
+    play.finish_aggregate()
+    out = play.finish_evaluate()
+    assert [one.device for one in of(do.SendOffer, out)] == ["a", "b"]
+    assert [one.kind for one in of(do.Tell, out)].count("readmitted") == 1
+    assert play.state.devices["b"].bad == 0
+
+
+def test_a_good_update_between_bad_ones_keeps_a_device_out_of_quarantine() -> None:
+    play = Play(stages=rounds_of("async")).started("a", "b")
+    for number in range(3):
+        broken(play, "b") if number != 1 else play.announce("b")
+        if number == 1:
+            play.receive("b")
+        play.announce("a")
+        play.receive("a")
+        play.finish_aggregate()
+        play.finish_evaluate()
+    assert play.state.devices["b"].rejected == {"parts": 2}
+    assert not play.state.devices["b"].barred
+
+
+def test_when_all_are_in_quarantine_the_run_ends_and_names_them() -> None:
+    play = Play(msgspec.structs.replace(POLICY, max_attempts=9)).started("a", "b")
+    for number in (1, 2):
+        assert play.opened[-1].attempt == number
+        broken(play, "a")
+        broken(play, "b")
+        out = play.wait(10.0)
+    (failure,) = of(do.Fail, out)
+    assert failure.message == "every device that can train stage 1 is in quarantine: a, b"
 
 
 def test_a_recorded_log_replays_to_the_same_state() -> None:

@@ -204,7 +204,7 @@ def test_an_update_with_nan_is_refused_and_the_round_goes_on(tmp_path: Path) -> 
         report = await scene.coordinator(a_plan())
 
     scene = played(tmp_path, script)
-    assert {a.status for a in report.assignments if a.device == "a"} == {"declined"}
+    assert [a.status for a in report.assignments if a.device == "a"] == ["rejected", "rejected", "quarantined"]
     assert not any(ack.accepted for ack in scene.devices["a"].acks)
     assert np.isfinite(values(scene, "task")).all()
 
@@ -439,3 +439,85 @@ def test_two_coordinators_in_one_directory_are_refused(tmp_path: Path) -> None:
             await task
 
     played(tmp_path, script)
+
+
+def one_stage(policy: RoundPolicy, rounds: int) -> RunPlan:
+    """The tiny run with that many rounds of its first stage, and none of the second."""
+    plan = a_plan(policy=policy)
+    first, second = plan.stages
+    replace = msgspec.structs.replace
+    return replace(plan, stages=(replace(first, rounds=rounds), replace(second, rounds=0)))
+
+
+def ready(device: FakeDevice, number: int) -> bool:
+    """Whether it has all it needs to train for round ``number``."""
+    offer = device.offer
+    if offer is None or offer.attempt.round != number:
+        return False
+    return all(device.store.has(ref.id) for ref in offer.manifest.values())
+
+
+def test_without_lockstep_nobody_waits_and_late_updates_count_damped(tmp_path: Path) -> None:
+    report = RunReport()
+    policy = RoundPolicy(devices=3, join_s=2.0, deadline_s=20.0, mode="async", buffer=2, alpha=1.0)
+
+    async def script(scene: Scene) -> None:
+        nonlocal report
+        a, b = [await scene.device(name, add=1.0, hold=True) for name in ("a", "b")]
+        c = await scene.device("c", add=8.0, hold=True)
+        running = asyncio.create_task(scene.coordinator(one_stage(policy, 4)))
+        await scene.until(lambda: all(ready(device, 1) for device in (a, b, c)))
+        a.train()
+        b.train()
+        await scene.until(lambda: ready(a, 2) and ready(b, 2))  # nobody has waited for c
+        c.train()
+        await scene.until(lambda: ready(c, 2))  # nor does c wait for anybody
+        a.train()
+        await scene.until(lambda: ready(a, 3))
+        b.train()
+        c.train()
+        await scene.until(lambda: ready(c, 4) and ready(b, 3))  # b had delivered before the buffer was full
+        a.train()
+        c.train()
+        report = await running
+
+    scene = played(tmp_path, script)
+    # "task" is part 6, and begins at 60; an update one round late counts half:
+    means = [np.mean([1, 1]), np.mean([1, 8 / 2]), np.mean([1 / 2, 8 / 2]), np.mean([1 / 2, 8])]
+    assert np.allclose(values(scene, "task"), 60 + sum(means))
+    told = [{one["device"]: one["factor"] for one in r.record.get("stale", {}).values()} for r in report.rounds]
+    assert told == [{}, {"c": 0.5}, {"b": 0.5, "c": 0.5}, {"a": 0.5}]
+    assert [r.participants for r in report.rounds] == [("a", "b"), ("a", "c"), ("b", "c"), ("a", "c")]
+    closed = [event.data for event in scene.events if event.kind == "round_closed"]
+    assert [one["staleness"] for one in closed] == [{}, {"c": 1}, {"b": 1, "c": 1}, {"a": 1}]
+    assert closed[0]["behind"] == ["c"]
+
+
+def test_a_late_update_is_kept_over_a_restart_with_the_state_it_was_made_from(tmp_path: Path) -> None:
+    report = RunReport()
+    plan = one_stage(RoundPolicy(devices=2, join_s=2.0, deadline_s=1.5, late="keep", alpha=1.0), 3)
+
+    async def script(scene: Scene) -> None:
+        nonlocal report
+        a, b = await scene.device("a", add=2.0, hold=True), await scene.device("b", add=8.0, hold=True)
+        running = asyncio.create_task(scene.coordinator(plan))
+        await scene.until(lambda: ready(a, 1) and ready(b, 1))
+        a.train()
+        await scene.until(lambda: ready(a, 2))  # the deadline has closed the first round without b
+        running.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await running
+        before = len(scene.events)
+        running = asyncio.create_task(scene.coordinator(plan, resume=True))
+        await scene.until(lambda: [event.kind for event in scene.events[before:]].count("device_joined") == 2)
+        b.train()
+        await scene.until(lambda: b.acks)
+        a.train()
+        a.hold = b.hold = False
+        report = await running
+
+    scene = played(tmp_path, script)
+    # 60 at first; a alone; a, and b's of the first round at half its weight; both.
+    assert np.allclose(values(scene, "task"), 60 + 2 + (2 + 8 / 2) / 2 + (2 + 8) / 2)
+    assert [r.attempt for r in report.rounds] == [1, 1, 1]
+    assert [list(r.record.get("stale", {})) for r in report.rounds] == [[], ["b~1"], []]

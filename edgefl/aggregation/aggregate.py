@@ -24,6 +24,7 @@ from edgefl.aggregation.publish import LOST, publish, settled, without_packed
 from edgefl.aggregation.remember import UpdateInfo
 from edgefl.aggregation.shares import Standing, shares_of
 from edgefl.aggregation.slots import Choice, Recipe, choose
+from edgefl.aggregation.staleness import faded, moved
 from edgefl.errors import ProtocolError
 from edgefl.models.spec import PROTOTYPES, SIGNATURE, is_matcher
 from edgefl.objects import ObjectStore
@@ -58,19 +59,25 @@ def aggregate_round(
     ``previous`` holds every part of the model; parts nobody trained keep their object. ``similarity``: the devices'
     weights of the slot cka, which need the models to be run; those without one are left out (part "model").
     ``transfer``: how the new state will travel, and so what devices will hold of it.
+    A device may bring two updates, made from different states; in the record they have the names of ``UpdateInfo``.
     In the record: per slot, role -> {choice, options}; ``parts`` {part: {devices: {name: weight}}}, weights as they
     took effect, sum 1; ``refused`` [{device, part, reason, detail}], reason names, shape, dtype, not_finite, malformed
     or unknown_part; ``ignored`` {part: [devices without samples of it]}; ``kept`` {part: why it stays as it was
-    although it was sent}; ``clusters``, ``repaired`` and ``momentum`` where a slot made them.
+    although it was sent}; ``stale`` {name: {device, staleness, factor}}, of updates made from earlier states, whose
+    changes are damped by the factor; ``clusters``, ``repaired`` and ``momentum`` where a slot made them.
     Raises StoreError when the store fails (no fault of a device), ConfigError for a recipe with unknown methods,
-    ValueError when a device is named twice.
+    ValueError when two updates have one name.
     """
     slots = {role: choose(role, recipe or {}) for role in _ROLES}
-    if len({update.device for update in updates}) != len(updates):
+    if len({update.name for update in updates}) != len(updates):
         raise ValueError("a device appears twice among the updates of one round")
-    updates, diverged = _alike(sorted(updates, key=lambda update: update.device), slots["weight"], similarity or {})
+    updates, diverged = _alike(sorted(updates, key=lambda update: update.name), slots["weight"], similarity or {})
     record: dict[str, Any] = {role: {"choice": slot.name, **slot.options} for role, slot in slots.items()}
     record |= {"parts": {}, "refused": [], "ignored": {}, "kept": {}}
+    if any(update.staleness for update in updates):
+        record["stale"] = {
+            u.name: {"device": u.device, "staleness": u.staleness, "factor": u.factor} for u in updates if u.staleness
+        }
     state = without_packed(previous)
     _refuse(record, _MODEL, diverged)
     signatures, strange = groups.sign(slots["cluster"], updates, store)
@@ -88,7 +95,7 @@ def aggregate_round(
     mended = remember.repair(slots["repair"], updates, shared(previous), store, clusters, record)
     names = {part for update in updates for part in update.manifest}
     for part in sorted(names - {SIGNATURE}):
-        objects = {u.device: u.manifest[part] for u in updates if part in u.manifest}
+        objects = {u.name: u.manifest[part] for u in updates if part in u.manifest}
         for key, ref, outcome in _outcomes(work, part, objects, mended):
             if outcome is not None and outcome.tensors is not None:
                 state.pop(LOST + key, None)
@@ -142,7 +149,7 @@ def _standing(
     slots: Mapping[str, Choice],
 ) -> Standing:
     return Standing(
-        modalities={u.device: u.modalities for u in updates},
+        modalities={u.name: u.modalities for u in updates},
         clusters={u.device: clusters[u.device] for u in updates if u.device in clusters},
         similarity=similarity or {},
         own_models=slots["cluster"].options.get("models") == "own",
@@ -163,9 +170,13 @@ def _outcomes(
     loaders = {
         device: _mending(_loader(work.store, ref, limit), mended.get((device, part))) for device, ref in objects.items()
     }
-    counts = {u.device: u.samples.get(part, 0) for u in work.updates if u.device in objects}
+    counts = {u.name: u.samples.get(part, 0) for u in work.updates if u.name in objects}
     ignored = tuple(device for device, count in counts.items() if count <= 0)
     layout = cache(lambda: stored_layout(work.store, work.previous[part]))
+    for update in work.updates:
+        if update.staleness and update.name in objects:
+            start, now = (_loader(work.store, refs[part], limit) for refs in (update.base, work.previous))
+            loaders[update.name] = moved(loaders[update.name], start, now, update.factor, layout())
     shares = shares_of(
         part, counts, work.slots["weight"], work.standing, lambda device: _fitting(loaders[device](), layout())
     )
@@ -240,6 +251,9 @@ def _unknown(objects: Mapping[str, ObjectRef]) -> Outcome:
 
 def _prototypes(work: _Work, objects: Mapping[str, ObjectRef]) -> Outcome:
     loaders = {device: _loader(work.store, ref, _PROTOTYPES_LIMIT_BYTES) for device, ref in objects.items()}
+    for update in work.updates:
+        if update.staleness and update.name in loaders:
+            loaders[update.name] = faded(loaders[update.name], update.factor)
     before = work.previous.get(PROTOTYPES)
     load_previous = _loader(work.store, before, _PROTOTYPES_LIMIT_BYTES) if before is not None else None
     return merge_prototypes(loaders, load_previous, work.slots["prototypes"], np.random.default_rng(work.seed))

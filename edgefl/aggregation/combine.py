@@ -107,17 +107,27 @@ def check(tensors: Tensors, layout: Layout) -> None:
             raise MisfitError(
                 "names", f"it {verb} tensor '{min(names)}'" + f" and {len(names) - 1} more" * (len(names) > 1)
             )
+    for name, (shape, floating) in layout.items():
+        tensor = tensors[name]
+        if tensor.shape != shape:
+            raise MisfitError("shape", f"tensor '{name}' is {list(tensor.shape)}, expected {list(shape)}")
+        if _floating(tensor) != floating:
+            raise MisfitError(
+                "dtype", f"tensor '{name}' is {tensor.dtype}, expected {'float' if floating else 'integer'}"
+            )
+    check_finite({name: tensors[name] for name, (_, floating) in layout.items() if floating})
+
+
+def check_finite(tensors: Tensors) -> None:
+    """Raises MisfitError, naming the tensor and where, for the first value that is NaN or infinity."""
     with np.errstate(over="ignore", invalid="ignore"):
-        for name, (shape, floating) in layout.items():
-            tensor = tensors[name]
-            if tensor.shape != shape:
-                raise MisfitError("shape", f"tensor '{name}' is {list(tensor.shape)}, expected {list(shape)}")
-            if _floating(tensor) != floating:
-                raise MisfitError(
-                    "dtype", f"tensor '{name}' is {tensor.dtype}, expected {'float' if floating else 'integer'}"
-                )
-            if floating and not _finite(tensor):
-                raise MisfitError("not_finite", f"tensor '{name}' holds NaN or infinity")
+        broken = next((name for name, one in tensors.items() if _floating(one) and not _finite(one)), None)
+    if broken is not None:
+        tensor = tensors[broken]
+        bad = np.flatnonzero(~np.isfinite(tensor))
+        value, where = tensor.reshape(-1)[bad[0]], [int(i) for i in np.unravel_index(bad[0], tensor.shape)]
+        text = f"tensor '{broken}' holds NaN or infinity: {value} at {where}, and {len(bad) - 1} more"
+        raise MisfitError("not_finite", text)
 
 
 def _finite(tensor: Tensor) -> bool:

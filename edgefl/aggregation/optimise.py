@@ -28,7 +28,7 @@ Step = tuple[dict[str, Tensor], dict[str, Tensor] | None]
 
 MOMENTUM, SECOND = "momentum.", "second."
 #: What torch calls the buffers of batch norm.
-_BUFFERS = ("running_mean", "running_var", "num_batches_tracked")
+BUFFERS = ("running_mean", "running_var", "num_batches_tracked")
 
 
 def plain(state: Tensors | None, previous: Tensors, combined: Tensors) -> Step:
@@ -130,7 +130,7 @@ def _changes(previous: Tensors, combined: Tensors) -> dict[str, Array]:
     """D of every tensor but the buffers, f32."""
     changes: dict[str, Array] = {}
     for name, tensor in sorted(combined.items()):
-        if not np.issubdtype(tensor.dtype, np.floating) or name.endswith(_BUFFERS):
+        if not np.issubdtype(tensor.dtype, np.floating) or name.endswith(BUFFERS):
             continue
         if name not in previous or previous[name].shape != tensor.shape:
             had = list(previous[name].shape) if name in previous else "nothing"

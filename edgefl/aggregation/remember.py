@@ -31,7 +31,8 @@ Mended = dict[tuple[str, str], dict[str, np.ndarray]]
 class UpdateInfo(msgspec.Struct, frozen=True):
     """One device's finished update, all of whose objects are in the store. ``samples``: part -> samples trained on.
 
-    ``complete``: every sample had every modality; ``poverty``: the place of its poverty layer in ``weight_tensors``.
+    ``complete``: every sample had every modality; ``poverty``: the place of its poverty layer in ``weight_tensors``;
+    ``staleness``: how many rounds ago the state was the newest that it was made from, the parts of which are ``base``.
     """
 
     device: str = ""
@@ -40,6 +41,14 @@ class UpdateInfo(msgspec.Struct, frozen=True):
     metrics: dict[str, float] = {}
     complete: bool = True
     poverty: int = -1
+    staleness: int = 0
+    base: Manifest = {}
+    factor: float = 1.0  # what its change is damped by
+
+    @property
+    def name(self) -> str:
+        """What it is called among the updates of a round, of which a device may have two: "cam-07~2"."""
+        return f"{self.device}~{self.staleness}" if self.staleness else self.device
 
     @property
     def modalities(self) -> int:
@@ -53,7 +62,8 @@ def load(store: ObjectStore, state: Manifest) -> Memory:
 
 
 def note(memory: Memory, updates: Sequence[UpdateInfo], clusters: Mapping[str, int]) -> Memory:
-    """The memory after a round."""
+    """The memory after a round; of a device that brought two updates, by the newer one."""
+    updates = list({u.device: u for u in sorted(updates, key=lambda one: -one.staleness)}.values())
     metrics = {u.device: u.metrics[TRAINED] for u in updates if TRAINED in u.metrics}
     received = {u.device: u.metrics[RECEIVED] for u in updates if RECEIVED in u.metrics}
     weights = {u.device: float(max(u.samples.values(), default=0)) for u in updates}

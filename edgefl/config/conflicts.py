@@ -88,3 +88,38 @@ def _server(recipe: Recipe) -> list[Problem]:
         if options["beta"] + 1 / options["temperature"] > 1:
             found.append(Problem("optimise", "beta + 1/temperature of fedadagrad_mpo exceeds 1; raise temperature"))
     return found
+
+
+#: What makes something of all devices of one round together, or of how one round differs from the last: role, choice.
+_OF_ONE_ROUND = {
+    "cluster": ("lsh", "pacfl"),
+    "select": ("banzhaf", "banzhaf_sampled"),
+    "prototypes": ("adaptive",),
+    "repair": ("poverty",),
+    "weight": ("cka", "relationship", "own"),
+    "optimise": ("fedadagrad_mpo",),
+}
+_INSTEAD = {
+    "cluster": "none",
+    "select": "all",
+    "prototypes": "none or class_mean",
+    "repair": "none",
+    "weight": "samples or fediot",
+    "optimise": "plain, momentum, fedadagrad, fedadam or fedyogi",
+}
+
+
+def late_conflicts(recipe: Recipe, *, asynchronous: bool) -> list[Problem]:
+    """What of a recipe has no meaning for updates made from an earlier model (rounds: async, round.late: keep)."""
+    path, way_on = ("rounds", "lockstep") if asynchronous else ("round.late", "drop")
+    found = []
+    for role, choices in _OF_ONE_ROUND.items():
+        barred = (*choices, "random") if role == "select" and asynchronous else choices
+        for choice in recipe[role]:
+            if choice in barred:
+                why = (
+                    "chooses the devices of a round" if role == "select" else "needs the devices of one round together"
+                )
+                text = f"{role}: {choice} {why}; set slots.{role} to {_INSTEAD[role]}, or {path}: {way_on}"
+                found.append(Problem(path, text))
+    return found

@@ -225,6 +225,22 @@ class RoundConfig(Values):
     quorum: Share = Field(0.5, description="share of the devices offered that must deliver")
     deadline_s: Annotated[float, Field(gt=0)] = Field(600.0, description="a round closes after this long")
     max_attempts: Positive = Field(3, description="tries of a round before the run fails")
+    buffer: Positive | None = Field(
+        None, description="rounds: async: updates the server takes before it steps; default: half of `devices`"
+    )
+    late: Literal["drop", "keep"] = Field(
+        "drop", description="updates that come after their round has closed: drop, or keep for the next round"
+    )
+    alpha: Annotated[float, Field(ge=0, le=10)] = Field(
+        0.5, description="an update made s rounds ago weighs (1 + s) ** -alpha; 0: as much as any"
+    )
+    max_staleness: Annotated[int, Field(ge=1)] = Field(10, description="rounds; an update made longer ago is dropped")
+    quarantine_after: Annotated[int, Field(ge=0)] = Field(
+        2, description="unusable updates in a row before a device is not asked any more; 0: it always is"
+    )
+    quarantine_rounds: Annotated[int, Field(ge=0)] = Field(
+        0, description="rounds until it is asked again; 0: not in this run"
+    )
 
 
 class TransferConfig(Values):
@@ -267,6 +283,11 @@ class RunConfig(Values):
     data: DataConfig = Field(DataConfig(), description="the data")
     training: TrainingConfig = Field(description="local training")
     round: RoundConfig = Field(RoundConfig(), description="when rounds start and close")
+    rounds: Literal["lockstep", "async"] = Field(
+        "lockstep",
+        description="lockstep: a round waits for its devices; async: the server steps after `round.buffer` updates, "
+        "and who is done goes on with the newest model (FedBuff)",
+    )
     evaluate: Literal["round", "stage"] = Field("round", description="how often the global model is tested")
     transfer: TransferConfig = Field(TransferConfig(), description="how tensors cross the broker")
     broker: str = Field("auto", description="auto, mosquitto, amqtt, or mqtt://host:port")

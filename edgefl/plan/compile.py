@@ -60,10 +60,7 @@ def compile_run(
             exchange=exchange_of(recipe.weight),
         ),
         server={role: getattr(recipe, role) for role in SERVER_ROLES},
-        policy=RoundPolicy(
-            devices=config.round.devices or max(1, len(config.fleet)),
-            **config.round.model_dump(exclude={"devices"}),
-        ),
+        policy=_policy(config),
         evaluate_every=config.evaluate,
         test=test,
         chunk_bytes=config.transfer.chunk_bytes or 0,
@@ -71,6 +68,12 @@ def compile_run(
         transfer=Transfer(_rules(config.transfer.up), _rules(config.transfer.down), config.transfer.top),
         config={"run": config.model_dump(mode="json"), "recipe": recipe.model_dump(mode="json")},
     )
+
+
+def _policy(config: RunConfig) -> RoundPolicy:
+    devices = config.round.devices or max(1, len(config.fleet))
+    given = config.round.model_dump(exclude={"devices", "buffer"})
+    return RoundPolicy(devices=devices, mode=config.rounds, buffer=config.round.buffer or (devices + 1) // 2, **given)
 
 
 def model_spec(

@@ -149,6 +149,20 @@ class RoundPolicy(msgspec.Struct, frozen=True):
     quorum: float = 0.5
     deadline_s: float = 600.0
     max_attempts: int = 3
+    mode: Literal["lockstep", "async"] = (
+        "lockstep"  # async: the server steps after ``buffer`` updates, and nobody waits
+    )
+    buffer: int = 1
+    late: Literal["drop", "keep"] = "drop"  # what becomes of updates that come after the close; async keeps them
+    alpha: float = 0.5  # an update that is s rounds late weighs (1 + s) ** -alpha
+    max_staleness: int = 10  # rounds; what is later is dropped
+    quarantine_after: int = 2  # rejected updates in a row; 0: never
+    quarantine_rounds: int = 0  # 0: the rest of the run
+
+    @property
+    def keeps(self) -> bool:
+        """Whether updates count that were made from an earlier round's model."""
+        return self.mode == "async" or self.late == "keep"
 
 
 class RunPlan(msgspec.Struct, frozen=True):

@@ -22,7 +22,7 @@ Weighting = Literal["modality", "class"]
 
 #: The table of representations of complete samples, beside one table per modality.
 FUSED = "fused"
-_COUNT = ".count"
+COUNT = ".count"
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,7 @@ def to_tensors(tables: Mapping[str, ClassMeans]) -> dict[str, npt.NDArray[np.flo
     tensors: dict[str, npt.NDArray[np.float32]] = {}
     for name, table in tables.items():
         tensors[name] = np.ascontiguousarray(table.means, np.float32)
-        tensors[name + _COUNT] = np.ascontiguousarray(table.counts, np.float32)
+        tensors[name + COUNT] = np.ascontiguousarray(table.counts, np.float32)
     return tensors
 
 
@@ -139,14 +139,14 @@ def from_tensors(tensors: Mapping[str, npt.NDArray[np.generic]]) -> dict[str, Cl
     """The inverse of :func:`to_tensors`. Raises ProtocolError for what a device should not have sent."""
     tables: dict[str, ClassMeans] = {}
     for name in sorted(tensors):
-        if name.endswith(_COUNT):
-            if name.removesuffix(_COUNT) not in tensors:
+        if name.endswith(COUNT):
+            if name.removesuffix(COUNT) not in tensors:
                 raise ProtocolError(f"prototypes: '{name}' has no table beside it")
             continue
-        if name + _COUNT not in tensors:
+        if name + COUNT not in tensors:
             raise ProtocolError(f"prototypes: table '{name}' has no counts")
         means = np.asarray(tensors[name], np.float32)
-        counts = np.asarray(tensors[name + _COUNT], np.float32)
+        counts = np.asarray(tensors[name + COUNT], np.float32)
         if means.ndim != 2 or counts.shape != means.shape[:1]:
             raise ProtocolError(
                 f"prototypes: table '{name}' is {list(means.shape)} with counts {list(counts.shape)}, "

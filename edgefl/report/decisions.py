@@ -25,6 +25,16 @@ REASONS: dict[str, str] = {
     "update": "update could not be used",
     "lost": "lost contact",
     "late": "update came after the deadline",
+    "parts": "update of other parts than asked for",
+    "samples": "more samples claimed than it has",
+    "size": "object of an impossible size",
+    "not_finite": "update holds NaN or infinity",
+    "shape": "tensor of another shape",
+    "names": "other tensors than the part's",
+    "dtype": "tensor of another kind of number",
+    "malformed": "update is no safetensors part",
+    "hash": "bytes that are not what they are named by",
+    "quarantine": "in quarantine",
 }
 
 
@@ -62,7 +72,8 @@ def refusals(report: RunReport) -> Grid:
     ]
     note = (
         "Decided by the plan: the predicted cost exceeds the device's budget, so it was not asked. Decided by the "
-        "device: it was asked, and found out by its own measurement or its data."
+        "device: it was asked, and found out by its own measurement or its data. Decided by the coordinator: its "
+        "update could not be used, or after several of these it was not asked."
     )
     return Grid("Refusals and decisions", columns, tuple(lines), (note,), "Every device took part in every round.")
 
@@ -79,6 +90,8 @@ def _collected(report: RunReport) -> dict[_Key, set[int]]:
     for event in report.events:
         if event.kind == "declined":
             found.setdefault((event.device, event.stage, "device", refusal_of(event.data)), set()).add(event.round)
+        if event.kind == "rejected":  # also those of attempts that were tried again
+            found.setdefault((event.device, event.stage, "coordinator", refusal_of(event.data)), set()).add(event.round)
     told = {(device, stage) for device, stage, who, _ in found if who == "plan"}
     for device, stage, refusal in planned_refusals(report):
         if (device, stage) not in told:
@@ -138,6 +151,10 @@ def _then(report: RunReport, device: str, stage: int) -> Cell:
         for event in report.events
         if event.kind == "replanned" and (event.device, event.stage) == (device, stage)
     ]
+    barred = [(e.stage, e.round) for e in report.events if (e.device, e.kind) == (device, "quarantined")]
+    back = [(e.stage, e.round) for e in report.events if (e.device, e.kind) == (device, "readmitted")]
+    if barred and min(barred)[0] <= stage:
+        return Cell("quarantined, asked again later" if back else "quarantined", tone="warn")
     trained = any(row.status == "done" for row in report.assignments if (row.device, row.stage) == (device, stage))
     if again and trained:
         return Cell(f"planned again, trained with {how_words(again[-1]) or 'the whole batch at once'}", tone="good")

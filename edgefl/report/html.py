@@ -10,7 +10,7 @@ import yaml
 
 from edgefl import __version__
 from edgefl.records import FIGURES
-from edgefl.report import bills, decisions, inventory, outcome, plots, quality, totals, units
+from edgefl.report import bills, decisions, inventory, outcome, plots, quality, staleness, totals, units
 from edgefl.report.drawing import Plot
 from edgefl.report.grid import Column, Grid, letters
 from edgefl.report.rows import RunReport
@@ -94,6 +94,7 @@ def _tables(report: RunReport) -> dict[str, Any]:
         "bill_notes": bills.NOTES,
         "stage_totals": bills.stage_totals(report),
         "refusals": decisions.refusals(report),
+        "late": [grid for grid in (staleness.by_device(report),) if grid.rows],
         "rounds": outcome.rounds(report),
         "devices": inventory.devices(report),
         "stages": inventory.stages(report),

@@ -114,6 +114,21 @@ def _declined(event: EventRow, data: Data) -> str:
     return f"{event.device} declined: {refusal_words(data)}"
 
 
+def _rejected(event: EventRow, data: Data) -> str:
+    return f"{event.device}'s update was rejected: {refusal_words(data)}" + _detail(data)
+
+
+def _detail(data: Data) -> str:
+    told = data.get("detail") if data.get("needed") is not None and data.get("allowed") is not None else ""
+    return f" ({told})" if told else ""
+
+
+def _quarantined(event: EventRow, data: Data) -> str:
+    rounds = int(data.get("rounds") or 0)
+    until = f"for {rounds} round{'' if rounds == 1 else 's'}" if rounds else "for the rest of the run"
+    return f"{event.device} is in quarantine {until}: {data.get('bad', 0)} updates in a row could not be used"
+
+
 def _replanned(event: EventRow, data: Data) -> str:
     micro = how_words(data) or "the whole batch at once"
     why = reason(refusal_of(data)) if data.get("reason") else "as its plan changed"
@@ -129,7 +144,9 @@ def _update(event: EventRow, data: Data) -> str:
 
 
 def _round_closed(event: EventRow, data: Data) -> str:
-    missing = "".join(f" · {name}: {names(data[name])}" for name in ("late", "lost") if data.get(name))
+    missing = "".join(f" · {name}: {names(data[name])}" for name in ("late", "lost", "behind") if data.get(name))
+    if stale := data.get("staleness"):
+        missing = " · made earlier: " + ", ".join(f"{name} (by {late})" for name, late in stale.items()) + missing
     took = units.seconds(data.get("seconds"))
     return (
         f"stage {event.stage} round {event.round} closed: {how_many(data.get('participants'))} devices · "
@@ -158,6 +175,9 @@ _TELLERS: dict[str, Callable[[EventRow, Data], str]] = {
     "stage_planned": _stage_planned,
     "round_started": _round_started,
     "declined": _declined,
+    "rejected": _rejected,
+    "quarantined": _quarantined,
+    "readmitted": lambda event, _: f"{event.device} is out of quarantine",
     "replanned": _replanned,
     "update": _update,
     "round_closed": _round_closed,

@@ -26,13 +26,18 @@ _STYLES = {
     "done": "green",
     "refused": "yellow",
     "declined": "yellow",
+    "rejected": "red",
+    "quarantined": "red",
     "lost": "red",
     "late": "red",
     "waiting": "",
     "idle": "dim",
 }
 #: Kinds that stay on a terminal as a line above the display; the rest is visible in it.
-_KEPT = {"run_started", "declined", "replanned", "device_left", "round_closed", "evaluated", "warning", "run_failed"}
+_KEPT = {
+    *("run_started", "declined", "rejected", "quarantined", "readmitted", "replanned", "device_left"),
+    *("round_closed", "evaluated", "warning", "run_failed"),
+}
 
 
 class LiveView:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edgefl.report import totals, units
+from edgefl.report import staleness, totals, units
 from edgefl.report.grid import Cell, Column, Grid, Tone, amount, count, words
 from edgefl.report.rows import EvaluationRow, RoundRow, RunReport
 
@@ -68,7 +68,7 @@ def rounds(report: RunReport) -> Grid:
     lines = []
     for row in report.rounds:
         here = [a for a in report.assignments if (a.stage, a.round) == (row.stage, row.round)]
-        offered = {a.device for a in here if a.status != "refused"} | set(row.participants)
+        offered = {a.device for a in here if a.status not in {"refused", "quarantined"}} | set(row.participants)
         moved = totals.total(
             "payload", [totals.measured(n, here) for n in ("payload_up_bytes", "payload_down_bytes") if here]
         )
@@ -86,6 +86,10 @@ def rounds(report: RunReport) -> Grid:
                 amount(_lasted(row), "s", why="" if row.ended_at is not None else "the round has not ended"),
             )
         )
+    if any(staleness.stale(row) for row in report.rounds):
+        late = Column("late updates", tip="Made from earlier models, and by how many rounds.")
+        more = tuple((*line, staleness.of_round(row)) for line, row in zip(lines, report.rounds, strict=True))
+        return _with_slots(Grid("Rounds", (*columns, late), more), report)
     return _with_slots(Grid("Rounds", columns, tuple(lines), empty="No round has started yet."), report)
 
 
@@ -123,6 +127,8 @@ def _slots(row: RoundRow) -> Cell:
     """ "select all · weight samples · combine mean"; what each slot decided in detail is the tip."""
     short, long = [], []
     for role, did in row.record.items():
+        if role == "stale":  # has a column of its own
+            continue
         choice = did.get("choice", "") if isinstance(did, dict) else did
         short.append(f"{role} {choice}".strip())
         details = {name: value for name, value in did.items() if name != "choice"} if isinstance(did, dict) else {}

@@ -14,7 +14,10 @@ from edgefl.report.rows import EventRow
 
 @dataclass
 class Watched:
-    """One device as the display shows it. ``doing``: waiting, training, done, refused, declined, lost, idle."""
+    """One device as the display shows it.
+
+    ``doing``: waiting, training, done, refused, declined, rejected, quarantined, lost, late, idle.
+    """
 
     name: str
     profile: str = ""
@@ -100,7 +103,7 @@ def _round_started(watch: Watch, event: EventRow, data: dict[str, Any]) -> None:
     for device in watch.devices.values():
         if isinstance(chosen, (list, tuple)) and device.name in chosen:
             device.doing, device.why, device.step, device.loss = "waiting", "", 0, None
-        elif device.doing not in ("refused", "lost"):
+        elif device.doing not in ("refused", "lost", "quarantined") and device.name not in data.get("behind", ()):
             device.doing, device.why = "idle", ""
 
 
@@ -116,6 +119,21 @@ def _declined(watch: Watch, event: EventRow, data: dict[str, Any]) -> None:
     device.doing, device.why = "declined", refusal_words(data)
     refusal = refusal_of(data)
     device.measured_bytes = refusal.needed if refusal.reason in ("ceiling", "step_memory") else device.measured_bytes
+
+
+def _rejected(watch: Watch, event: EventRow, data: dict[str, Any]) -> None:
+    device = watch.device(event.device)
+    device.doing, device.why = "rejected", refusal_words(data)
+
+
+def _quarantined(watch: Watch, event: EventRow, data: dict[str, Any]) -> None:
+    device = watch.device(event.device)
+    device.doing, device.why = "quarantined", refusal_words(data)
+
+
+def _readmitted(watch: Watch, event: EventRow, data: dict[str, Any]) -> None:
+    device = watch.device(event.device)
+    device.doing, device.why = "idle", ""
 
 
 def _replanned(watch: Watch, event: EventRow, data: dict[str, Any]) -> None:
@@ -167,6 +185,9 @@ _TAKERS: dict[str, Callable[[Watch, EventRow, dict[str, Any]], None]] = {
     "round_started": _round_started,
     "progress": _progress,
     "declined": _declined,
+    "rejected": _rejected,
+    "quarantined": _quarantined,
+    "readmitted": _readmitted,
     "replanned": _replanned,
     "update": _update,
     "round_closed": _round_closed,
