@@ -410,9 +410,9 @@ def test_a_silent_device_is_given_up_and_taken_back_when_it_beats(tmp_path: Path
     async def script(scene: Scene) -> None:
         silent = await scene.device("a", hold=True)
         steady = await scene.device("b", hold=True)
-        task = asyncio.ensure_future(scene.coordinator(a_plan(), silence_s=0.3, grace_s=5.0))
+        task = asyncio.ensure_future(scene.coordinator(a_plan(), silence_s=1.0, grace_s=5.0))
         await scene.until(lambda: silent.offer and steady.offer)
-        for _ in range(10):
+        while "device_left" not in scene.kinds():
             steady.beat()
             await asyncio.sleep(0.05)
         assert [event.device for event in scene.events if event.kind == "device_left"] == ["a"]

@@ -182,13 +182,16 @@ def test_multiway_encoders_name_one_own_file():
     assert [path for path, _ in faults("some/name", "some/name")] == ["encoders.a.pretrained", "encoders.b.pretrained"]
 
 
-@pytest.mark.parametrize("content", ["absent", "damaged", "foreign", "folder", "half"])
+@pytest.mark.parametrize("content", ["absent", "damaged", "foreign", "empty", "folder", "half"])
 def test_files_that_are_no_own_checkpoints(content: str, tmp_path: Path):
     path = tmp_path / "own.safetensors"
     if content == "damaged":
         path.write_bytes(b"\x10\x00\x00\x00\x00\x00\x00\x00not a header")
     elif content == "foreign":
         save_file({"weight": np.zeros(2, np.float32)}, path, metadata={"format": "pt"})
+    elif content == "empty":
+        about = {"format": "edgefl-encoders/1", "encoders": "{}", "sharing": "none"}
+        save_file({"weight": np.zeros(2, np.float32)}, path, metadata=about)
     elif content == "folder":
         path.mkdir()
     elif content == "half":
@@ -201,6 +204,7 @@ def test_files_that_are_no_own_checkpoints(content: str, tmp_path: Path):
         "absent": "can not be read: there is no such file",
         "folder": "can not be read: there is no such file",
         "damaged": "can not be read",
+        "empty": "does not say that it is of the form edgefl-encoders/1",
         "foreign": "does not say that it is of the form edgefl-encoders/1",
         "half": r"the tensor '.*' is F16, not F32",
     }[content]

@@ -121,6 +121,8 @@ class _File:
             if metadata.get("format") != _FORMAT:
                 raise ValueError(metadata.get("format"))
             encoders = msgspec.json.decode(metadata.get("encoders", ""), type=dict[str, EncoderSpec])
+            if not encoders:
+                raise ValueError("no encoders")
         except (ValueError, msgspec.DecodeError) as error:
             raise ModelError(
                 f"the {self.label} can not be used: it does not say that it is of the form {_FORMAT}",
