@@ -18,6 +18,7 @@ from typing import Any
 
 import msgspec
 
+from benchmarks import sections
 from benchmarks.field import played, table
 from benchmarks.fleet import accuracy
 from device_agent.start import Options
@@ -151,8 +152,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--updates", type=int, default=48)
     parser.add_argument("--rest", type=float, default=2.0, help="seconds by which slow devices are slower")
+    parser.add_argument("--write", type=Path, help="folder of transport.md")
     options = parser.parse_args()
-    sys.stdout.write(markdown(options.updates, options.rest))
+    text = markdown(options.updates, options.rest)
+    if options.write is not None:
+        sections.transport(options.write, "Rounds beyond lockstep", "python -m benchmarks.async_rounds", text)
+    sys.stdout.write(text)
 
 
 if __name__ == "__main__":

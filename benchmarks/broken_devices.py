@@ -18,6 +18,7 @@ from pathlib import Path
 
 import msgspec
 
+from benchmarks import sections
 from benchmarks.broken_agents import WARM, WAYS, way_of
 from benchmarks.echo import Case, run_file, test_set
 from benchmarks.field import played, table
@@ -121,8 +122,13 @@ def markdown() -> str:
 
 def main() -> None:
     """The command line."""
-    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
-    sys.stdout.write(markdown())
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--write", type=Path, help="folder of transport.md")
+    options = parser.parse_args()
+    text = markdown()
+    if options.write is not None:
+        sections.transport(options.write, "Broken devices", "python -m benchmarks.broken_devices", text)
+    sys.stdout.write(text)
 
 
 if __name__ == "__main__":

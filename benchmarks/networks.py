@@ -30,7 +30,7 @@ from typing import Any
 import msgspec
 import yaml
 
-from benchmarks import echo
+from benchmarks import echo, sections
 from benchmarks.network_links import CLEAN, Conditions, Counters, Link, Namespace, unavailable
 from coordinator.ledger import Ledger
 from coordinator.timeouts import Timeouts
@@ -456,6 +456,7 @@ def main() -> None:
         "--only", default="", help="cases whose names hold this; 'stalled' for the stopped device alone"
     )
     parser.add_argument("--keep", type=Path, help="folder to keep everything in")
+    parser.add_argument("--write", type=Path, help="folder of transport.md")
     options = parser.parse_args()
     if reason := unavailable():
         raise SystemExit(f"no bad networks here: {reason}")
@@ -466,6 +467,8 @@ def main() -> None:
             raise SystemExit(bool(wrong))
         cases = [case for case in CASES if options.only in case.name]
         text, good = page(folder, cases, stalled=not options.only)
+    if options.write is not None:
+        sections.transport(options.write, "Bad networks", "python -m benchmarks.networks", text)
     sys.stdout.write(text)
     if not good:
         raise SystemExit(1)

@@ -27,6 +27,7 @@ import msgspec
 import psutil
 import yaml
 
+from benchmarks import sections
 from benchmarks.echo import Case, run_file, test_set
 from benchmarks.resource_table import MIB
 from coordinator.enrollments import serve
@@ -113,10 +114,9 @@ def _free_port() -> int:
 def page(rows: dict[str, Seen]) -> str:
     """A table."""
     lines = [
-        "# What a supervisor weighs\n",
         "The most that an agent's supervisor held in a run of five rounds with a model of 1 MB, MiB; its trainer is a",
         f"process of its own. The limit is {LIMIT_BYTES / 1e6:.0f} MB ({LIMIT_BYTES / MIB:.1f} MiB) resident.",
-        "`python -m benchmarks.supervisor`\n",
+        "",
         "| connection | RSS | PSS | USS |",
         "|---|---|---|---|",
     ]
@@ -127,16 +127,16 @@ def page(rows: dict[str, Seen]) -> str:
 def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--write", type=Path, help="file that the table is written to")
+    parser.add_argument("--write", type=Path, help="folder of transport.md")
     chosen = parser.parse_args()
     rows = {}
     for name, measure in (("loopback, no TLS", plain), ("identity: TLS, signed messages", identified)):
         with tempfile.TemporaryDirectory(prefix="edgefl-supervisor-") as folder:
             rows[name] = asyncio.run(measure(Path(folder)))
     text = page(rows)
+    if chosen.write is not None:
+        sections.transport(chosen.write, "What a supervisor weighs", "python -m benchmarks.supervisor", text)
     sys.stdout.write(text)
-    if chosen.write:
-        chosen.write.write_text(text, encoding="utf-8")
     worst = max(seen.rss for seen in rows.values())
     if worst > LIMIT_BYTES:
         raise SystemExit(f"{worst} bytes are more than {LIMIT_BYTES}")
