@@ -4,7 +4,7 @@ The programs as they are: broker, coordinator, and one agent whose trainer, a pr
 sent. The supervisor is looked at ten times a second; printed is the most that was seen. RSS counts shared libraries in
 full, PSS shares them out, USS is what would be free if it ended.
 
-    python -m benchmarks.supervisor [--write docs/results/supervisor.md]
+    python -m benchmarks.supervisor [--write docs/results]
 """
 
 from __future__ import annotations
