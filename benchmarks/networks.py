@@ -144,14 +144,14 @@ class Fleet:
         (folder / "run.yaml").write_text(yaml.safe_dump(settings))
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         for name, namespace in network.devices.items():
-            options = Options(device=name, data=str(test), state=str(folder / name))
+            options = Options(device=name, data=str(test), state=str(folder / name), insecure=True)
             file = folder / f"{name}.json"
             file.write_bytes(msgspec.json.encode([options]))
             there = {**environment, "EDGEFL_BROKER": url.replace("127.0.0.1", network.links[name].near_address)}
             with namespace.entered(), (folder / f"{name}.out").open("wb") as log:
                 command = leashed([sys.executable, "-m", "benchmarks.echo_agents", str(file)])
                 self.agents[name] = subprocess.Popen(command, env=there, stdout=log, stderr=log)
-        command = [sys.executable, "-m", "coordinator.cli", "run", str(folder / "run.yaml"), "--events"]
+        command = [sys.executable, "-m", "coordinator.cli", "run", str(folder / "run.yaml"), "--events", "--insecure"]
         command += ["--run", "echo", "--directory", str(folder / "runs"), "--broker", url]
         with (folder / "coordinator.out").open("wb") as log:
             self._coordinator = subprocess.Popen(leashed(command), env=environment, stdout=subprocess.PIPE, stderr=log)

@@ -184,10 +184,10 @@ def announced(state: State, event: Announced) -> Step:
 def received(state: State, event: Received) -> Step:
     """An update is on disk: count it once."""
     assignment = assignment_of(state, event.device, event.attempt)
-    if assignment is not None and assignment.status == "done":  # announced again while its arrival was being told
-        return drop(state, "duplicate")
-    if assignment is None or assignment.status != "updated" or assignment.update is None:
+    if assignment is None:
         raise IllegalMoveError(event, state, f"{event.device} has no update being fetched")
+    if assignment.status != "updated" or assignment.update is None:  # it has said something else while this was told
+        return drop(state, "duplicate")
     update = replace(assignment.update, manifest=event.manifest or assignment.update.manifest)
     measured = {**event.figures, **{name: f for name, f in update.figures.items() if f.value is not None}}
     measured = {**update.figures, **measured}
@@ -211,10 +211,10 @@ def received(state: State, event: Received) -> Step:
 def spoiled(state: State, event: Spoiled) -> Step:
     """An update that can not be used."""
     assignment = assignment_of(state, event.device, event.attempt)
-    if assignment is not None and assignment.status in {"done", "declined", "rejected"}:  # it has had its answer
-        return drop(state, "duplicate")
-    if assignment is None or assignment.status != "updated":
+    if assignment is None:
         raise IllegalMoveError(event, state, f"{event.device} has no update being fetched")
+    if assignment.status != "updated":  # it has had its answer, or has said something else
+        return drop(state, "duplicate")
     return _reject(state, event.device, assignment, event.refusal, event.at)
 
 

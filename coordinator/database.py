@@ -161,7 +161,7 @@ def _migrate(engine: Engine, name: str, *, create: bool) -> None:
     if revision == HEAD:
         return
     if revision is None and not create:
-        remedy = "Give the directory of a run, or the URL that the run was started with."
+        remedy = "Give the directory of a run, or its URL. Did it end before it had begun, use --resume."
         raise StoreError(f"there is no ledger in {name}", remedy=remedy)
     # Alembic is loaded only for a ledger that is not current: it costs memory the coordinator needs not hold.
     from alembic import command

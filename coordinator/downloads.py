@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
 
-from edgefl.errors import ProtocolError
 from edgefl.objects import ObjectStore
-from edgefl.partials import chunk_span
+from edgefl.partials import chunk_count
 from edgefl.protocol import topics
 from edgefl.protocol.chunks import Chunk, bundled
 from edgefl.protocol.messages import Need
@@ -90,13 +89,7 @@ class Downloads:
 
 def lacking_bytes(bitmap: bytes, size: int, chunk_bytes: int) -> int:
     """Bytes of the chunks whose bits are set; bits that belong to no chunk count nothing."""
-    total = 0
-    bits = int.from_bytes(bitmap, "little")
-    while bits:
-        lowest = bits & -bits
-        bits ^= lowest
-        try:
-            total += chunk_span(size, chunk_bytes, lowest.bit_length() - 1)[1]
-        except ProtocolError:
-            break
-    return total
+    count = chunk_count(size, chunk_bytes)
+    bits = int.from_bytes(bitmap, "little") & ((1 << count) - 1)
+    last = bits >> (count - 1) if count else 0
+    return bits.bit_count() * chunk_bytes - last * (count * chunk_bytes - size)

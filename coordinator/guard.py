@@ -32,8 +32,8 @@ class Guard:
         self.seal = fleet.signer.seal
         self.subscriptions = [topics.enroll_up(fleet.record.fleet, "+")]
         self.dropped: Counter[str] = Counter()
+        self._seen = self._stamp()  # before it is read: what changes in between is seen at the next tick
         self._revoked = fleet.revoked()
-        self._seen = self._stamp()
         self._publish: Callable[[str, bytes], None] | None = None
         self._post: Callable[[str, DownMessage], None] | None = None
         self._say: Callable[[str], None] = _LOG.warning

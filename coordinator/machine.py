@@ -236,6 +236,7 @@ def _enter(state: State, at: float) -> Step:
     """On to the round that comes next: plan its stage first if that has not been done, and wait for answers."""
     if _awaits(state, at):
         return replace(state, phase="joining", until=0.0), []
+    state = replace(state, returning={}) if state.returning else state
     if state.planned_stage != state.stage:
         devices = {n: replace(d, placement=None, ticket=0, declined=()) for n, d in state.devices.items()}
         state = replace(state, devices=devices, planned_stage=state.stage, phase="planning")

@@ -81,6 +81,8 @@ class Outbox:
             self.away(one.device)
             self._post(one.device, m.Abort(one.attempt, one.reason))
         elif isinstance(one, do.SendAck):
+            if not one.accepted:
+                self.uploads.cancel(one.device, one.attempt)
             self._post(one.device, m.Ack(one.attempt, one.accepted, one.refusal))
         else:
             self.uploads.cancel(one.device)

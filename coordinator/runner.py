@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from coordinator import instructions as do
+from coordinator.behind import still_needed
 from coordinator.desk import Desk, Worker
 from coordinator.inbox import Inbox
 from coordinator.journal import FLEETING, Journal, hearing, row_of
@@ -24,7 +25,7 @@ from coordinator.ledger import Ledger
 from coordinator.machine import initial, step
 from coordinator.outbox import Outbox
 from coordinator.place import LEDGER, hold_place
-from coordinator.snapshot import changes, resumed
+from coordinator.snapshot import NOTHING, changes, resumed
 from coordinator.timeouts import Timeouts
 from coordinator.values import Begin, Declined, Event, Left, State, Tick
 from coordinator.work import Work, payload_sizes
@@ -128,6 +129,7 @@ class Runner:
         self._inbox = Inbox(timeouts.silence_s, timeouts.introduce_s)
         self._connected = False
         self._kept = self.state  # as the ledger has it
+        self._untidy = False
         self._unsaved: list[do.Save] = []  # what has changed since, and nobody has been told of
         store = ObjectStore(directory / "objects")
         report = self._events.put_nowait
@@ -170,7 +172,6 @@ class Runner:
 
     async def close(self) -> None:
         """End everything that still runs; the ledger stays open."""
-        await asyncio.sleep(0)  # what was to be tidied up is
         await self._work.close()
         if self._guard is not None:
             await self._guard.close()
@@ -233,6 +234,8 @@ class Runner:
             await asyncio.sleep(self.timeouts.tick_s)
             now = self.clock()
             try:
+                if self._untidy and self.state.phase != "closing":
+                    self._tidy(do.Tidy(*still_needed(self.state)))
                 if self._connected:
                     self._outbox.tick()
                     due: list[Event] = [*self._inbox.silent(now), *self._inbox.strangers(now)]
@@ -281,13 +284,13 @@ class Runner:
                     self._work.advance(save.attempt, save.manifest)
             for row in move.rows:
                 self._journal.tell(row)
-            for one in sorted(move.out, key=lambda one: isinstance(one, do.Tidy)):  # what is to be sent goes first
+            for one in move.out:
                 self._perform(one)
 
     def _commit(self, saves: Sequence[do.Save], kept: Sequence[EventRow], state: State) -> None:
         """Bring the ledger up to ``state``."""
         changed = changes(self._kept, state)
-        if self._unsaved or saves or kept or changed.rows or changed.anew:
+        if self._unsaved or saves or kept or changed != NOTHING:
             self._ledger.commit(self.plan.run, [*self._unsaved, *saves], kept, time.time(), changed)
         self._kept, self._unsaved = state, []
 
@@ -306,16 +309,15 @@ class Runner:
         elif isinstance(one, do.Plan | do.Aggregate | do.Evaluate):
             self._work.start(one)
         elif isinstance(one, do.Tidy):
-            asyncio.get_running_loop().call_soon(self._tidy, one)
+            self._tidy(one)
         elif isinstance(one, do.Fail):
             raise _ERRORS[one.kind](one.message)
 
     def _tidy(self, one: do.Tidy) -> None:
-        try:
-            if (arriving := self._outbox.uploads.arriving()) is not None:  # else after the next round
-                self._work.tidy(one, arriving)
-        except Exception as error:  # a disk that refuses: the loop must hear of it
-            self._events.put_nowait(error)
+        arriving = self._outbox.uploads.arriving()
+        self._untidy = arriving is None  # then as soon as nothing is being checked
+        if arriving is not None:
+            self._work.tidy(one, arriving)
 
     def _tell(self, tell: do.Tell) -> None:
         self._keep(row_of(tell))

@@ -126,10 +126,11 @@ class Uploads:
                     upload.receiver = None
                     self._start(others)
 
-    def cancel(self, device: str) -> None:
-        """The update is no longer wanted. What has arrived stays on disk until the store is tidied."""
-        upload = self._uploads.pop(device, None)
-        if upload is not None:
+    def cancel(self, device: str, attempt: Attempt | None = None) -> None:
+        """The update (of this attempt) is no longer wanted. What has arrived stays until the store is tidied."""
+        upload = self._uploads.get(device)
+        if upload is not None and attempt in {None, upload.update.attempt}:
+            del self._uploads[device]
             self._start(self._gate.release(device))
 
     def arriving(self) -> set[str] | None:
@@ -201,14 +202,18 @@ class Uploads:
 
     async def _check(self) -> None:
         """Check what is whole; what becomes so meanwhile is the next batch, whose results are told together."""
-        while self._waiting:
-            batch, self._waiting = self._waiting, []
-            small = sum(upload.payload_bytes for upload in batch) < _SMALL_BYTES
-            groups = [batch] if small else [[upload] for upload in batch]
-            for found in await asyncio.gather(*(asyncio.to_thread(self._contents, group) for group in groups)):
-                for upload, verdict in found:
-                    self._judged(upload, verdict)
-        self._checking = None
+        try:
+            while self._waiting:
+                batch, self._waiting = self._waiting, []
+                small = sum(upload.payload_bytes for upload in batch) < _SMALL_BYTES
+                groups = [batch] if small else [[upload] for upload in batch]
+                for found in await asyncio.gather(*(asyncio.to_thread(self._contents, group) for group in groups)):
+                    for upload, verdict in found:
+                        self._judged(upload, verdict)
+        except Exception as error:  # a disk that refuses the next in line: the runner must hear of it
+            self._report(error)
+        finally:
+            self._checking = None
 
     def _judged(self, upload: _Upload, found: Refusal | Manifest | Exception) -> None:
         update, device = upload.update, upload.update.device
@@ -227,8 +232,8 @@ class Uploads:
             "resent_up_bytes": Figure(float(resent), "counted", "chunks the coordinator received more than once"),
             **self._down(update),
         }
-        self._done(device)
         self._report(Received(self._clock(), device, update.attempt, figures, found))
+        self._done(device)
 
     def _contents(self, group: list[_Upload]) -> list[tuple[_Upload, Refusal | Manifest | Exception]]:
         found: list[tuple[_Upload, Refusal | Manifest | Exception]] = []
@@ -244,8 +249,8 @@ class Uploads:
     def _spoil(self, device: str, refusal: Refusal) -> None:
         upload = self._uploads.get(device)
         attempt = upload.update.attempt if upload is not None else Attempt()
-        self._done(device)
         self._report(Spoiled(self._clock(), device, attempt, refusal))
+        self._done(device)
 
     def _done(self, device: str) -> None:
         upload = self._uploads.pop(device, None)

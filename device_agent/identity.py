@@ -54,8 +54,14 @@ class Identity(NamedTuple):
 
 
 def complete(store: AgentStore) -> v.Saved:
-    """What an earlier process left; an update whose objects are gone cannot be delivered and is trained again."""
+    """What an earlier process left; an update whose objects are gone cannot be delivered and is trained again.
+
+    What was to stay here and is gone, in a loss of power, is as if it had not been kept.
+    """
     saved = store.load()
+    here = [{part: ref for part, ref in one.manifest.items() if store.objects.has(ref.id)} for one in saved.kept]
+    kept = tuple(msgspec.structs.replace(one, manifest=found) for one, found in zip(saved.kept, here, strict=True))
+    saved = msgspec.structs.replace(saved, kept=kept)
     update = saved.update
     if update is not None and not all(store.objects.has(ref.id) for ref in update.manifest.values()):
         return msgspec.structs.replace(saved, update=None)

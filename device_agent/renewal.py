@@ -54,8 +54,8 @@ class Renewal:
                 await asyncio.sleep(RENEWAL_RETRY_S)
             except asyncio.TimeoutError:
                 continue  # no coordinator was there
-            except EdgeFLError as error:
-                self._emit("warning", text=f"the certificate was not renewed: {error.message}")
+            except (EdgeFLError, OSError) as error:
+                self._emit("warning", text=f"the certificate was not renewed: {error}")
                 await asyncio.sleep(RENEWAL_RETRY_S)
 
     async def renew(self) -> float:

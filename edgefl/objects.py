@@ -190,6 +190,8 @@ class ObjectStore:
                 if unfinished:
                     self._abandon(name)
                 os.rename(file.path, self._dropped / secrets.token_hex(8))
+            for name in self._open.keys() - keep:  # of which nothing has come yet
+                self._abandon(name)
         return freed
 
     def _abandon(self, name: str) -> None:

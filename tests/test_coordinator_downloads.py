@@ -5,9 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from coordinator.downloads import Downloads, lacking_bytes
 from edgefl.objects import ObjectStore
+from edgefl.partials import chunk_count, chunk_span
 from edgefl.protocol.chunks import Chunk, decode_chunks
 from edgefl.protocol.messages import Need
 
@@ -62,3 +65,10 @@ def test_a_device_that_asks_for_what_is_not_offered_is_told_of(scene: Scene) -> 
     need = Need("d1", "t1", epoch=1, chunk_bytes=1000, credit=1, missing={"0" * 64: b"\x01"})
     scene.downloads.on_need("d1", need, 0.0)
     assert (scene.sent, scene.warned) == ([], ["d1"])
+
+
+@given(st.integers(1, 2000), st.integers(1, 300), st.binary(max_size=40))
+def test_what_a_device_lacks_is_counted_to_the_byte(size: int, chunk_bytes: int, bitmap: bytes) -> None:
+    spans = [chunk_span(size, chunk_bytes, index)[1] for index in range(chunk_count(size, chunk_bytes))]
+    bits = int.from_bytes(bitmap, "little")
+    assert lacking_bytes(bitmap, size, chunk_bytes) == sum(n for i, n in enumerate(spans) if bits >> i & 1)

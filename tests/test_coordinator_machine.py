@@ -812,6 +812,21 @@ def test_an_update_announced_again_while_its_arrival_is_told_counts_once() -> No
     assert [u.device for u in of(do.Aggregate, play.receive("b"))[0].updates] == ["a", "b"]
 
 
+@pytest.mark.parametrize("again", ["unfit", "another attempt"])
+def test_a_device_that_changes_its_mind_while_its_update_is_fetched_does_not_end_the_run(again: str) -> None:
+    play = Play().started("a", "b")
+    play.announce("a")
+    update = play.fetches["a"]
+    if again == "unfit":
+        claimed = msgspec.structs.replace(update, samples={"task": 10**6})
+        assert not of(do.SendAck, play.send(v.Announced(play.now, claimed)))[0].accepted
+    else:
+        play.hello("a", Attempt("r1", 1, 1, 0, MADE_MS))
+    for late in (v.Received(play.now, "a", FIRST), v.Spoiled(play.now, "a", FIRST, Refusal())):
+        assert not of(do.SaveAssignment, play.send(late))
+    assert play.state.dropped["duplicate"] == 2
+
+
 @pytest.mark.parametrize("claimed", [9, 10**18, -1])
 def test_an_update_with_more_samples_than_the_device_has_is_refused(claimed: int) -> None:
     play = Play().started("a", "b")
@@ -827,8 +842,6 @@ def test_an_update_with_more_samples_than_the_device_has_is_refused(claimed: int
         v.Begin(1.0),
         v.Aggregated(1.0, FIRST),
         v.Evaluated(1.0, FIRST),
-        v.Received(1.0, "a", FIRST),
-        v.Spoiled(1.0, "a", FIRST, Refusal()),
     ],
 )
 def test_illegal_moves_tell_the_story(event: v.Event) -> None:

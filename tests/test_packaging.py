@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("edgefl", "device_agent", "coordinator")
 BASE = {
     "paho-mqtt", "msgspec", "pyyaml", "psutil", "numpy", "safetensors", "pydantic", "typer", "rich",
-    "cryptography", "pynacl",
+    "cryptography", "pynacl", "xxhash",
 }  # fmt: skip
 MACHINES = [
     (platform, machine, f"3.{minor}")
@@ -168,6 +168,7 @@ def test_metadata_says_what_is_promised(metadata):
     assert metadata["License-Expression"] == "Apache-2.0"
     assert set(metadata.get_all("Provides-Extra")) == {
         "train", "coordinator", "export", "profile", "completion", "minilm", "demo", "all", "dev",
+        "postgresql",
     }  # fmt: skip
 
 

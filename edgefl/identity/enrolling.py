@@ -79,10 +79,12 @@ def answer_request(fleet: Fleet, client: str, payload: bytes, now: float) -> byt
         if not t.request_is_proved(issued.key, fleet.record.fleet, client, request):
             return None
         answer = _answer(fleet, devices, issued, request, now)
-        if answer.certificate and answer is not issued.answer:
-            spent = replace(issued, holder=devices[issued.name].holder, answer=answer)
-            write_private(path, msgspec.msgpack.encode(spent))
-        return t.encode(t.prove_answer(issued.key, answer, request))
+        spent = answer.certificate and answer is not issued.answer
+        holder = devices[issued.name].holder if spent else ""
+    # The device is on record by now. A crash in between leaves a token that its own key alone can use again.
+    if spent:
+        write_private(path, msgspec.msgpack.encode(replace(issued, holder=holder, answer=answer)))
+    return t.encode(t.prove_answer(issued.key, answer, request))
 
 
 def _answer(fleet: Fleet, devices: Devices, issued: Issued, request: t.Request, now: float) -> t.Answer:
@@ -127,8 +129,9 @@ def renew(fleet: Fleet, name: str, request: bytes, now: float) -> Renewed:
             return Renewed(given, refusal=error.message)
         if asked != name:
             return Renewed(given, refusal=f"the signing request is for {asked[:64]!r}, not for {name!r}")
-        if device.holder != x.fingerprint(key):
-            if now < device.not_before + EARLIEST_RENEWAL * (device.not_after - device.not_before):
+        early = now < device.not_before + EARLIEST_RENEWAL * (device.not_after - device.not_before)
+        if device.holder != x.fingerprint(key) or not early:  # early and the same: it has not heard the answer
+            if early:
                 return Renewed(given, refusal="it is too early: the certificate was made not long ago")
             certificate = fleet.authority().client(name, key, fleet.record.life_s, now)
             device = devices[name] = device.with_certificate(certificate, x.fingerprint(key))

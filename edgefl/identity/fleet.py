@@ -159,9 +159,10 @@ class Fleet:
         finally:
             os.close(lock)
 
-    def write_rules(self, now: float) -> None:
-        """Write what the broker reads anew when a device is revoked."""
-        write_rules(self.directory / "broker", self.record.fleet, self.authority(), self.devices(), now)
+    def write_rules(self, now: float, devices: Devices | None = None) -> None:
+        """Write what the broker reads anew when a device is revoked. ``devices``: as they will be."""
+        known = self.devices() if devices is None else devices
+        write_rules(self.directory / "broker", self.record.fleet, self.authority(), known, now)
 
     def _decode(self, file: str, kind: type) -> Any:
         path = self.directory / file

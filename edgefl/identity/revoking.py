@@ -35,7 +35,7 @@ async def revoke(fleet: Fleet, name: str, now: float) -> Revoked:
         device = devices[name]
         if device.revoked_at is None:
             device = devices[name] = replace(device, revoked_at=now)
-    fleet.write_rules(now)
+        fleet.write_rules(now, devices)  # before anybody else can change them
     try:
         reloaded = reload_broker(fleet)
     except IdentityError as error:
