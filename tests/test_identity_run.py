@@ -195,6 +195,7 @@ def test_a_device_enrols_into_a_run_over_tls_and_no_secret_is_left_anywhere(tmp_
             assert where == [], what
 
 
+@pytest.mark.slow
 def test_a_device_that_is_revoked_in_a_run_is_out_and_the_run_goes_on(tmp_path: Path) -> None:
     with begun(tmp_path) as scene:
         revoked_in(scene)

@@ -110,6 +110,7 @@ def test_nothing_passes_a_cut_and_what_was_under_way_arrives_after_it(
 
 @pytest.mark.skipif(broker_program("mosquitto") is None, reason="needs mosquitto")
 @pytest.mark.timeout(240)
+@pytest.mark.slow
 def test_rounds_over_a_bad_link_are_made_at_once_and_by_everybody(tmp_path: Path) -> None:
     """That the weights are those of clean links, the benchmark itself checks, with a second run."""
     bad = Conditions(delay_s=0.02, loss=0.05, reorder=0.1, duplicate=0.05, rate=4_000_000)
