@@ -158,8 +158,7 @@ def agent(crash: Crash) -> None:
     from edgefl.protocol import messages, topics
     from edgefl.transport.mqtt import MqttTransport
 
-    def arming(agent: Any, payload: bytes) -> str:
-        message = messages.decode_down(payload)
+    def arming(agent: Any, message: Any) -> str:
         crash.armed = crash.armed or (isinstance(message, messages.Offer) and message.attempt.round == DISTURBED)
         return "receive"
 
