@@ -18,8 +18,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from benchmarks.agents import options_in, run_agents
 from benchmarks.echo_agents import InlineEcho
-from benchmarks.field import run_agents
 from device_agent.trainer_link import Ended, OnProgress, TrainerSettings
 from device_agent.values import Train
 from edgefl.objects import ObjectStore
@@ -153,7 +153,7 @@ def main() -> None:
     parser.add_argument("broken", nargs="*")
     chosen = parser.parse_args()
     with guarded():
-        asyncio.run(run_agents(chosen.options, partial(_trainer, frozenset(chosen.broken))))
+        asyncio.run(run_agents(options_in(chosen.options), partial(_trainer, frozenset(chosen.broken))))
 
 
 if __name__ == "__main__":

@@ -120,6 +120,17 @@ def _end() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+def sending(topic: str, payload: bytes) -> str:
+    """The point that a message is, by its topic."""
+    from edgefl.protocol import messages, topics
+
+    channel = topics.parse(topic).channel
+    if channel == "presence":
+        return "send presence"
+    decode = {"up": messages.decode_up, "down": messages.decode_down}.get(channel)
+    return f"send {type(decode(payload)).__name__.lower()}" if decode is not None else "send chunk"
+
+
 def coordinator(crash: Crash) -> None:
     """Armed when the disturbed round is told to have started."""
     import coordinator.uploads
@@ -127,17 +138,11 @@ def coordinator(crash: Crash) -> None:
     from coordinator.journal import Journal
     from coordinator.ledger import Ledger
     from edgefl.objects import ObjectStore
-    from edgefl.protocol import messages, topics
     from edgefl.transport.mqtt import MqttTransport
 
     def arming(journal: Any, row: Any) -> str:
         crash.armed = crash.armed or (row.kind == "round_started" and row.round == DISTURBED)
         return "journal"
-
-    def sending(topic: str, payload: bytes) -> str:
-        if topics.parse(topic).channel != "down":
-            return "send chunk"
-        return f"send {type(messages.decode_down(payload)).__name__.lower()}"
 
     crash.wrap(Journal, "tell", arming)
     crash.wrap(Ledger, "commit", "commit")
@@ -155,17 +160,12 @@ def agent(crash: Crash) -> None:
     from device_agent.runner import Agent
     from device_agent.store import AgentStore
     from edgefl.objects import ObjectStore
-    from edgefl.protocol import messages, topics
+    from edgefl.protocol import messages
     from edgefl.transport.mqtt import MqttTransport
 
     def arming(agent: Any, message: Any) -> str:
         crash.armed = crash.armed or (isinstance(message, messages.Offer) and message.attempt.round == DISTURBED)
         return "receive"
-
-    def sending(topic: str, payload: bytes) -> str:
-        if topics.parse(topic).channel != "up":
-            return "send chunk" if topics.parse(topic).channel == "up-object" else "send presence"
-        return f"send {type(messages.decode_up(payload)).__name__.lower()}"
 
     crash.wrap(Agent, "_received", arming)
     crash.wrap(AgentStore, "save", "save")

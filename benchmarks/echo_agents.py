@@ -10,19 +10,14 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import os
 import resource
-import signal
 import struct
-from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 
-from device_agent.log import line_writer
-from device_agent.runner import Agent
-from device_agent.start import MakeTrainer, Options, make_agent
+from benchmarks.agents import options_in, run_agents
 from device_agent.trainer_link import Ended, OnProgress, TrainerProcess, TrainerSettings, TrainRequest
 from device_agent.values import DataFacts, Result, Train
 from edgefl.objects import ObjectStore
@@ -96,23 +91,6 @@ def serve_echo(folder: Path) -> None:
     serve({"warm": lambda body, note: FACTS, "train": train})
 
 
-async def run_agents(every: Sequence[Options]) -> None:
-    """Until SIGTERM; each agent writes its lines beside its state."""
-    make: MakeTrainer = apart if len(every) == 1 else InlineEcho
-    with contextlib.ExitStack() as stack:
-        agents: list[Agent] = []
-        for options in every:
-            log = stack.enter_context(Path(options.state).with_suffix(".log").open("a", encoding="utf-8"))
-            agents.append(make_agent(options, line_writer("json", log), make))
-
-        def stop() -> None:
-            for agent in agents:
-                agent.stop()
-
-        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop)
-        await asyncio.gather(*(agent.run() for agent in agents))
-
-
 def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser()
@@ -125,9 +103,8 @@ def main() -> None:
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     with guarded():
-        broker = os.environ.pop("EDGEFL_BROKER", "")
-        found = msgspec.json.decode(chosen.options.read_bytes(), type=list[Options])
-        asyncio.run(run_agents([msgspec.structs.replace(options, broker=broker) for options in found]))
+        every = options_in(chosen.options)
+        asyncio.run(run_agents(every, apart if len(every) == 1 else InlineEcho))
 
 
 if __name__ == "__main__":

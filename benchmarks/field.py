@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Coroutine, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import yaml
 
-from device_agent.log import line_writer
-from device_agent.start import MakeTrainer, Options, make_agent
+from device_agent.start import Options
 from edgefl.cli.locate import read_run
 from edgefl.report.rows import RunReport
 from edgefl.transport.broker import start_broker
@@ -57,28 +55,6 @@ async def _ended(coordinator: subprocess.Popen[bytes], agents: subprocess.Popen[
             return await asyncio.to_thread(coordinator.wait) or 1
         await asyncio.sleep(0.1)
     return status
-
-
-def run_agents(file: Path, make: MakeTrainer) -> Coroutine[Any, Any, None]:
-    """The agents of a file of ``Options``, in this process until SIGTERM; each writes a log beside its state."""
-    broker = os.environ.pop("EDGEFL_BROKER", "")
-    every = msgspec.json.decode(file.read_bytes(), type=list[Options])
-    return _run_agents([msgspec.structs.replace(one, broker=broker) for one in every], make)
-
-
-async def _run_agents(every: Sequence[Options], make: MakeTrainer) -> None:
-    with contextlib.ExitStack() as stack:
-        agents = []
-        for options in every:
-            log = stack.enter_context(Path(options.state).with_suffix(".log").open("a", encoding="utf-8"))
-            agents.append(make_agent(options, line_writer("json", log), make))
-
-        def stop() -> None:
-            for agent in agents:
-                agent.stop()
-
-        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop)
-        await asyncio.gather(*(agent.run() for agent in agents))
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -13,7 +13,7 @@ import asyncio
 from functools import partial
 from pathlib import Path
 
-from benchmarks.field import run_agents
+from benchmarks.agents import options_in, run_agents
 from device_agent.host import HostedTrainer, HostedTrainers
 from device_agent.trainer_link import Ended, OnProgress, Trainer, TrainerSettings
 from device_agent.values import DataFacts, Train
@@ -63,7 +63,7 @@ def main() -> None:
 
     async def run() -> None:
         shared = HostedTrainers(1, chosen.options.parent)
-        await run_agents(chosen.options, partial(_trainer, shared, frozenset(chosen.slow), chosen.seconds))
+        await run_agents(options_in(chosen.options), partial(_trainer, shared, frozenset(chosen.slow), chosen.seconds))
 
     with guarded():
         asyncio.run(run())

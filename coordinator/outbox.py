@@ -72,18 +72,18 @@ class Outbox:
         if isinstance(one, do.DrainAll):
             for device in state.devices:
                 final = state.phase == "finished"
-                self._post(device, m.Drain(self._plan.run, one.reason, state.made_ms, final))
+                self.post(device, m.Drain(self._plan.run, one.reason, state.made_ms, final))
         elif isinstance(one, do.Greet):
             run, made_ms, beat = self._plan.run, state.made_ms, self._heartbeat_s
-            self._post(one.device, m.Welcome(self._session, run=run, made_ms=made_ms, heartbeat_s=beat))
+            self.post(one.device, m.Welcome(self._session, run=run, made_ms=made_ms, heartbeat_s=beat))
         elif isinstance(one, do.SendAbort):
             self.uploads.cancel(one.device)
             self.away(one.device)
-            self._post(one.device, m.Abort(one.attempt, one.reason))
+            self.post(one.device, m.Abort(one.attempt, one.reason))
         elif isinstance(one, do.SendAck):
             if not one.accepted:
                 self.uploads.cancel(one.device, one.attempt)
-            self._post(one.device, m.Ack(one.attempt, one.accepted, one.refusal))
+            self.post(one.device, m.Ack(one.attempt, one.accepted, one.refusal))
         else:
             self.uploads.cancel(one.device)
             self._offer(one, manifest, state)
@@ -141,7 +141,7 @@ class Outbox:
             signature=wanted(self._plan.server),
             rules=self._plan.transfer,
             clock=self._clock,
-            grant=self._post,
+            grant=self.post,
             down=self._down,
             report=self._report,
         )
@@ -182,7 +182,7 @@ class Outbox:
             credit=self._chunks[1],
             packed=packed_parts(manifest, offered),
         )
-        self._post(one.device, offer)
+        self.post(one.device, offer)
 
     def _serve(self, attempt: Attempt, expected: list[str], manifest: Manifest) -> None:
         """Let devices fetch what an attempt is about."""
@@ -201,13 +201,10 @@ class Outbox:
     def _warn(self, device: str, text: str) -> None:
         _LOG.warning("%s %s", device, text)
 
-    def _post(self, device: str, message: m.DownMessage) -> None:
+    def post(self, device: str, message: m.DownMessage) -> None:
+        """Send a device a message, signed where the fleet signs."""
         topic, body = topics.down(self._fleet, device), m.encode(message)
         self.publish(topic, body if self._seal is None else self._seal(topic, body))
-
-    def post(self, device: str, message: m.DownMessage) -> None:
-        """Send a device a message that the machine knows nothing of."""
-        self._post(device, message)
 
     def publish(self, topic: str, payload: bytes) -> None:
         """Send without waiting; what the broker refuses is reported."""

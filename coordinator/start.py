@@ -111,10 +111,8 @@ async def _run(
     else:
         opened = _broker(broker, place / "broker", fleet, say)
     async with opened as url:
-        if guard is not None:
-            transport = guard.fleet.transport(url=url)
-        else:
-            transport = MqttTransport(url, f"edgefl-coordinator-{fleet}"[:64])
+        own = None if guard is None else guard.fleet.transport(url=url)
+        transport = own or MqttTransport(url, f"edgefl-coordinator-{fleet}"[:64])
         return await run_plan(
             plan,
             directory=place,
