@@ -74,9 +74,9 @@ def check_update(
     found = dict(manifest)
     for part, ref in sorted(manifest.items()):
         try:
-            data, limit = store.read(ref.id), LIMITS.of(part, previous)
+            data, limit = store.view(ref.id), LIMITS.of(part, previous)
             if part in previous and is_packed(data):
-                base = decode_part(store.read(previous[part].id), copy=False)
+                base = decode_part(store.view(previous[part].id), copy=False)
                 tensors = unpack(data, base, packing_of((transfer or Transfer()).up, part), limit)
                 found[part] = store.put(encode_part(tensors))
             else:

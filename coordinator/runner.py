@@ -96,9 +96,14 @@ class _Move(NamedTuple):
 
 
 def _shows(move: _Move) -> bool:
-    """Whether anybody sees the move, so that it has to be in the ledger first; time passing is as good a reason."""
+    """Whether anybody relies on the move, so that it has to be in the ledger first; time passing is as good a reason.
+
+    Nobody relies on being asked for an update's bytes: what has come of them is on disk, and a coordinator that knows
+    nothing of the update hears of it again.
+    """
     told = {row.kind for row in move.rows} - FLEETING
-    return bool(told) or isinstance(move.event, Tick) or any(not isinstance(one, do.Save | do.Tell) for one in move.out)
+    idle = do.Save | do.Tell | do.Fetch
+    return bool(told) or isinstance(move.event, Tick) or any(not isinstance(one, idle) for one in move.out)
 
 
 class Runner:

@@ -15,6 +15,7 @@ import msgspec
 from coordinator.ledger import Ledger
 from coordinator.place import hold_place, ledger_file, ledger_of, new_run_id, note_ledger
 from coordinator.runner import run as run_plan
+from edgefl.allocator import keep_freed
 from edgefl.config.load import load_run
 from edgefl.config.values import RunConfig
 from edgefl.data.dataset import Dataset
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
 #: How long a thread that computes (an aggregation) may keep the loop and the network from going on: a tenth of
 #: Python's own 5 ms, which are felt in rounds of a tenth of a second.
 _SWITCH_S = 0.0005
+#: Parts are added up in memory that was there before: the largest that the C library keeps, and one of them.
+_BUFFERS = (32 * 2**20, 32 * 2**20)
 
 
 def execute(
@@ -104,6 +107,7 @@ async def _run(
 ) -> RunReport:
     _heed_signals()
     sys.setswitchinterval(_SWITCH_S)
+    keep_freed(*_BUFFERS)
     if guard is not None:
         from coordinator.enrollments import fleets_broker
 

@@ -23,6 +23,7 @@ from device_agent.runner import Agent
 from device_agent.store import AgentStore, Owner, fingerprint
 from device_agent.timeouts import HEARTBEAT_S
 from device_agent.trainer_link import Trainer, TrainerProcess, TrainerSettings
+from edgefl.allocator import keep_freed
 from edgefl.errors import EdgeFLError, IdentityError
 from edgefl.identity.files import check_private
 from edgefl.protocol.topics import check_name
@@ -151,8 +152,13 @@ def _credentials(state: Path, options: Options) -> Credentials | None:
     return found
 
 
+#: A supervisor holds a few chunks at a time, of up to 768 KiB.
+BUFFERS = (2 * 2**20, 8 * 2**20)
+
+
 async def run_agent(options: Options, emit: Emit) -> None:
     """Until SIGTERM or SIGINT. Raises the EdgeFLError that ended the agent."""
+    keep_freed(*BUFFERS)
     agent = make_agent(options, emit)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):

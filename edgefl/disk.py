@@ -9,6 +9,7 @@ import secrets
 import stat
 from functools import cache
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 from edgefl.errors import StoreError
@@ -40,19 +41,55 @@ def write_new(path: Path, data: bytes | bytearray | memoryview, *, mode: int = 0
 
     Not ``durable``: without the syncs, so that a loss of power may leave anything under its name.
     """
-    descriptor, temporary = _temporary(path.parent, mode)
-    try:
-        write_all(descriptor, data, 0)
+    with NewFile(path.parent, data, mode) as new:
         if durable:
-            os.fsync(descriptor)
-        temporary.rename(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    finally:
-        os.close(descriptor)
+            new.sync()
+        new.rename(path)
     if durable:
         sync_directory(path.parent)
+
+
+class NewFile:
+    """A whole file under a temporary name, which goes with the process or with ``close`` unless it was renamed.
+
+    Raises OSError.
+    """
+
+    def __init__(self, directory: Path, data: bytes | bytearray | memoryview, mode: int = 0o644) -> None:
+        self._descriptor, self.path = _temporary(directory, mode)
+        self._named = False
+        try:
+            write_all(self._descriptor, data, 0)
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> NewFile:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def begin_sync(self) -> None:
+        """Have the disk begin."""
+        begin_sync(self._descriptor, 0, 0)
+
+    def sync(self) -> None:
+        """Wait for the disk."""
+        os.fsync(self._descriptor)
+
+    def rename(self, path: str | Path) -> None:
+        """Give it its name."""
+        self.path.rename(path)
+        self._named = True
+
+    def close(self) -> None:
+        """Let go of it."""
+        if not self._named:
+            self.path.unlink(missing_ok=True)
+        os.close(self._descriptor)
 
 
 def boot_id() -> str:
@@ -64,7 +101,10 @@ def boot_id() -> str:
 
 
 def begin_sync(descriptor: int, offset: int, length: int) -> None:
-    """Have the disk begin with these bytes of a file that is synced later; where that can not be asked, nothing."""
+    """Have the disk begin with these bytes of a file that is synced later; ``length`` 0: all from ``offset`` on.
+
+    Where that can not be asked, nothing.
+    """
     if (begin := _sync_file_range()) is not None:
         begin(descriptor, offset, length, _WRITE)
 

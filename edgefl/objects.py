@@ -10,14 +10,15 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import mmap
 import os
 import re
 import secrets
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from edgefl.disk import boot_id, explained, sweep_temporaries, sync_directory, sync_file, write_new
+from edgefl.disk import NewFile, boot_id, explained, sweep_temporaries, sync_directory, sync_file, write_new
 from edgefl.errors import ProtocolError, StoreError
 from edgefl.partials import PartialObject, chunk_span
 from edgefl.records import ObjectRef
@@ -105,6 +106,17 @@ class ObjectStore:
             self._proved.add(name)
         return data
 
+    def view(self, name: str) -> memoryview:
+        """The same for reading only, without a copy in memory where this process knows the object already.
+
+        What lies on a disk that fails meanwhile ends the process (SIGBUS).
+        """
+        if name not in self._proved or not self.size(name):
+            return memoryview(self.read(name))
+        path = self._at(name)
+        with explained("read", path), open(path, "rb", buffering=0) as file:
+            return memoryview(mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ))
+
     def read_chunk(self, name: str, chunk_bytes: int, index: int) -> bytes:
         """The bytes of one chunk of a finished object. Raises ProtocolError when there is no such chunk."""
         path = self._at(name)
@@ -120,10 +132,26 @@ class ObjectStore:
         ref = ObjectRef(object_id(data), memoryview(data).nbytes)
         if not self.has(ref.id):
             self._admit(ref)
-            with explained("write", self.path(ref.id), ref.size):
-                write_new(self.path(ref.id), data, durable=self.durable)
+            with explained("write", self._at(ref.id), ref.size):
+                self._write(ref.id, data)
         self._proved.add(ref.id)
         return ref
+
+    def _write(self, name: str, data: bytes | bytearray | memoryview) -> None:
+        write_new(self.path(name), data, durable=self.durable)
+
+    @contextlib.contextmanager
+    def together(self) -> Iterator[ObjectStore]:
+        """This store, for one thread, whose puts are synced together when the block ends: the disk works meanwhile.
+
+        Until then only it has them; after an error nobody does.
+        """
+        batch = _Together(self)
+        try:
+            yield batch
+            batch.settle()
+        finally:
+            batch.forget()
 
     def partial(self, ref: ObjectRef, chunk_bytes: int) -> PartialObject:
         """The object as far as it has arrived. Goes on from the disk when the chunk size is the same, else anew.
@@ -245,3 +273,41 @@ class ObjectStore:
             alone = path.suffix == ".map" and not path.with_suffix(".data").exists()
             if (self.root / path.stem).exists() or alone:
                 path.unlink(missing_ok=True)
+
+
+class _Together(ObjectStore):
+    """See ``ObjectStore.together``. Everything but what is new it shares with the store."""
+
+    #: Files that are open at a time.
+    _MOST = 64
+
+    def __init__(self, store: ObjectStore) -> None:
+        vars(self).update(vars(store))
+        self._new: dict[str, NewFile] = {}
+
+    def settle(self) -> None:
+        """All that is new becomes part of the store."""
+        with explained("finish", self.root):
+            for new in self._new.values() if self.durable else ():
+                new.sync()
+            for name, new in self._new.items():
+                new.rename(super()._at(name))
+            if self._new and self.durable:
+                sync_directory(self._root)
+        self.forget()
+
+    def forget(self) -> None:
+        """What has not become part of it never was."""
+        while self._new:
+            self._new.popitem()[1].close()
+
+    def _write(self, name: str, data: bytes | bytearray | memoryview) -> None:
+        if len(self._new) == self._MOST:
+            self.settle()
+        self._new[name] = new = NewFile(self.root, data)
+        if self.durable:
+            new.begin_sync()
+
+    def _at(self, name: str) -> str:
+        new = self._new.get(name)
+        return super()._at(name) if new is None else os.fspath(new.path)

@@ -68,10 +68,23 @@ def aggregate_round(
     Raises StoreError when the store fails (no fault of a device), ConfigError for a recipe with unknown methods,
     ValueError when two updates have one name.
     """
-    slots = {role: choose(role, recipe or {}) for role in _ROLES}
+    with store.together() as made:
+        return _aggregated(updates, made, previous, recipe or {}, similarity or {}, seed, transfer or Transfer())
+
+
+def _aggregated(
+    updates: Sequence[UpdateInfo],
+    store: ObjectStore,
+    previous: Manifest,
+    recipe: Recipe,
+    similarity: Mapping[str, float],
+    seed: int,
+    transfer: Transfer,
+) -> tuple[Manifest, dict[str, Any]]:
+    slots = {role: choose(role, recipe) for role in _ROLES}
     if len({update.name for update in updates}) != len(updates):
         raise ValueError("a device appears twice among the updates of one round")
-    updates, diverged = _alike(sorted(updates, key=lambda update: update.name), slots["weight"], similarity or {})
+    updates, diverged = _alike(sorted(updates, key=lambda update: update.name), slots["weight"], similarity)
     record: dict[str, Any] = {role: {"choice": slot.name, **slot.options} for role, slot in slots.items()}
     record |= {"parts": {}, "refused": [], "ignored": {}, "kept": {}}
     if any(update.staleness for update in updates):
@@ -90,8 +103,8 @@ def aggregate_round(
         record["clusters"] = clusters
     step = remember.server_step(slots["optimise"], memory, updates, clusters, record)
     standing = _standing(updates, clusters, similarity, slots)
-    exchange = exchange_of((recipe or {}).get("weight") or {})
-    work = _Work(store, previous, slots, updates, standing, step, seed, transfer or Transfer(), exchange, {})
+    exchange = exchange_of(recipe.get("weight") or {})
+    work = _Work(store, previous, slots, updates, standing, step, seed, transfer, exchange, {})
     mended = remember.repair(slots["repair"], updates, shared(previous), store, clusters, record)
     names = {part for update in updates for part in update.manifest}
     for part in sorted(names - {SIGNATURE}):
@@ -145,13 +158,13 @@ _Result = tuple[str, ObjectRef | None, Outcome | None]
 def _standing(
     updates: Sequence[UpdateInfo],
     clusters: Mapping[str, int],
-    similarity: Mapping[str, float] | None,
+    similarity: Mapping[str, float],
     slots: Mapping[str, Choice],
 ) -> Standing:
     return Standing(
         modalities={u.name: u.modalities for u in updates},
         clusters={u.device: clusters[u.device] for u in updates if u.device in clusters},
-        similarity=similarity or {},
+        similarity=similarity,
         own_models=slots["cluster"].options.get("models") == "own",
         small=slots["prototypes"].options.get("combine", "average"),
     )
@@ -264,7 +277,7 @@ def _loader(store: ObjectStore, ref: ObjectRef, limit: int) -> Load:
         size = store.size(ref.id)
         if size > limit:
             raise ProtocolError(f"its object has {size} bytes, at most {limit} can be right")
-        return decode_part(store.read(ref.id), limit, copy=False)
+        return decode_part(store.view(ref.id), limit, copy=False)
 
     return load
 

@@ -58,7 +58,7 @@ def publish(
     if packing == "f32" or transfer.whole or not pays(target, packing, transfer.top):
         return Published(store.put(encode_part(target)), {})
     try:
-        sent = pack(target, decode_part(store.read(base.id), copy=False), packing, transfer.top)
+        sent = pack(target, decode_part(store.view(base.id), copy=False), packing, transfer.top)
     except ProtocolError as error:
         return Published(store.put(encode_part(target)), {}, error.message)
     ref = store.put(encode_part(sent.held))
