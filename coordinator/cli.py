@@ -96,7 +96,9 @@ def init_command(
     port: Annotated[int, typer.Option(help="The broker's port for enrolled devices.")] = 8883,
     enroll_port: Annotated[int, typer.Option(help="Its port for devices that enrol.")] = 8884,
     bind: Annotated[str, typer.Option(help="Address it listens on. Default: all.")] = "",
-    days: Annotated[float, typer.Option(help="Life of a device's certificate; it is renewed at half of it.")] = 90.0,
+    days: Annotated[
+        float, typer.Option(min=7, help="Life of a device's certificate; it is renewed at half of it.")
+    ] = 90.0,
     broker: Annotated[str, typer.Option(help="mqtts:// URL of a broker elsewhere that enrolled devices use.")] = "",
     reload: Annotated[str, typer.Option(help="Command that makes the broker elsewhere read its files again.")] = "",
     debug: Annotated[bool, DEBUG] = False,

@@ -25,7 +25,7 @@ from coordinator.ledger import Ledger
 from coordinator.machine import initial, step
 from coordinator.outbox import Outbox
 from coordinator.place import LEDGER, hold_place
-from coordinator.snapshot import NOTHING, changes, resumed
+from coordinator.snapshot import NOTHING, changes, resumed, rows_of
 from coordinator.timeouts import Timeouts
 from coordinator.values import Begin, Declined, Event, Left, State, Tick
 from coordinator.work import Work, payload_sizes
@@ -189,6 +189,7 @@ class Runner:
         known = resume and any(report.run == run for report in self._ledger.runs())
         was = self._ledger.snapshot(run) if known else None
         state = resumed(self.state, was, self.clock()) if was is not None else None
+        self._kept = rows_of(self.state, was) if was is not None else self.state
         if known:
             self._ledger.reopen(run, time.time(), state.open.attempt if state and state.open else None)
         else:

@@ -99,6 +99,15 @@ def kept(rows: Iterable[tuple[str, str, Any]]) -> Kept | None:
     )
 
 
+def rows_of(state: State, was: Kept) -> State:
+    """``state``, which has not begun, with all that the ledger has rows of: ``changes`` from it tells which of them go.
+
+    A run that had failed leaves rows behind that do not go on.
+    """
+    opened = Round(was.outline.open or Attempt(), 0, 0.0, 0.0, was.assignments) if was.assignments else None
+    return msgspec.structs.replace(state, open=opened, behind=was.behind, taken=was.taken)
+
+
 def outline_of(state: State) -> Outline:
     """The state without its devices and what they do."""
     return Outline(
@@ -137,7 +146,7 @@ def resumed(state: State, was: Kept, at: float) -> State:
     opened = None
     if outline.open is not None and outline.phase != "failed":
         deadline_s = state.policy.deadline_s if state.policy.deadline_s > 0 else float("inf")
-        opened = Round(outline.open, outline.tries, at, at + deadline_s, dict(was.assignments))
+        opened = Round(outline.open, outline.tries, at, at + deadline_s, was.assignments)
     return replace(
         state,
         phase="round" if opened is not None else "joining",

@@ -160,6 +160,8 @@ class Uploads:
             refs = list({ref.id: ref for ref in upload.update.manifest.values()}.values())
             upload.began = upload.began or self._clock()
             chunk_bytes, credit = self._pace.of([device])
+            # Two devices that send equal objects send them in equal chunks.
+            chunk_bytes = self._store.arriving_in(ref.id for ref in refs) or chunk_bytes
             with self._spoiling(device):
                 partials = (self._store.partial(ref, chunk_bytes) for ref in refs)
                 upload.partials = {one.ref.id: one for one in partials if not one.finished}

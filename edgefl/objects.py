@@ -176,6 +176,10 @@ class ObjectStore:
             self._open[ref.id] = opened
         return opened
 
+    def arriving_in(self, names: Iterable[str]) -> int:
+        """Bytes of a chunk in which one of these objects arrives already; 0: none does."""
+        return next((self._open[name].chunk_bytes for name in names if name in self._open), 0)
+
     def publish(self, partials: Iterable[PartialObject]) -> None:
         """Make verified objects finished ones, together: what is written first is synced as one with the rest."""
         with self._publishing:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from coordinator import instructions as do
 from coordinator import values as v
 from coordinator.machine import initial, step
-from coordinator.snapshot import changes, kept, resumed
+from coordinator.snapshot import changes, kept, resumed, rows_of
 from coordinator.timeouts import Timeouts
 from edgefl.plan.values import Decline, RoundPolicy
 from edgefl.protocol.messages import Hello, Update
@@ -47,13 +47,14 @@ class Play:
         self.acked: set[tuple[str, Attempt]] = set()
         self.outdated: set[tuple[str, Attempt]] = set()
         self.log: list[v.Event] = []
+        self.saved = self.state
         self.send(v.Begin(self.now, made_ms=MADE_MS))
 
     def send(self, event: v.Event) -> list[do.Instruction]:
         before = self.state
         self.log.append(event)
         self.state, out = step(before, event)
-        changed = changes(before, self.state)
+        changed, self.saved = changes(self.saved, self.state), self.state
         self.kept = {key: row for key, row in self.kept.items() if not changed.anew or key[0] != "assignment"}
         self.kept = {key: row for key, row in self.kept.items() if key not in changed.gone}
         self.kept |= {key: msgspec.json.decode(msgspec.json.encode(row)) for key, row in changed.rows.items()}
@@ -125,6 +126,11 @@ class Play:
 
     def _check(self) -> None:
         state = self.state
+        working = state.open.assignments if state.open is not None else {}
+        for kind, there in (("assignment", working), ("behind", state.behind), ("taken", state.taken)):
+            assert {name for of, name in self.kept if of == kind} == set(there), (
+                "the ledger has what goes on, and no more"
+            )
         assert (state.open is not None) == (state.phase in {"round", "closing"})
         if state.open is not None:
             assert state.open.attempt == Attempt(state.run, state.stage, state.number, state.attempt, MADE_MS)
@@ -160,7 +166,7 @@ class Play:
             MADE_MS,
             resumed=resumed(anew, was, self.now),
         )
-        self.state = anew
+        self.state, self.saved = anew, rows_of(anew, was)
         return self.send(begin)
 
     # What devices and the runner's work may do.

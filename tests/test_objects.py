@@ -234,6 +234,50 @@ def test_a_holder_with_another_chunk_size_takes_over(store):
     assert store.read(REF.id) == DATA
 
 
+def test_a_second_holder_can_ask_in_what_chunks_an_object_arrives_already(store):
+    assert store.arriving_in([REF.id]) == 0
+    first = store.partial(REF, 500)
+    assert store.arriving_in(["0" * 64, REF.id]) == 500
+    write_all(first, DATA)
+    assert completed(store, first)
+    assert store.arriving_in([REF.id]) == 0
+
+
+def test_what_is_put_together_is_there_at_the_end_of_the_block_or_not_at_all(store):
+    with store.together() as batch:
+        refs = [batch.put(str(n).encode()) for n in range(3)]
+        assert [bytes(batch.view(ref.id)) for ref in refs] == [b"0", b"1", b"2"]
+        assert batch.has(refs[0].id)
+        assert not store.has(refs[0].id)
+    assert [store.read(ref.id) for ref in refs] == [b"0", b"1", b"2"]
+    lost = []
+    with pytest.raises(StoreError, match="cannot look up"), store.together() as batch:
+        lost.append(batch.put(b"lost")) or batch.size("0" * 64)
+    assert not store.has(lost[0].id)
+    assert sorted(path.name for path in store.root.iterdir() if path.is_file()) == sorted(ref.id for ref in refs)
+
+
+def test_more_is_put_together_than_files_may_be_open(store, monkeypatch):
+    monkeypatch.setattr("edgefl.objects._Together._MOST", 2)
+    with store.together() as batch:
+        refs = [batch.put(bytes([n])) for n in range(5)]
+        assert all(batch.size(ref.id) == 1 for ref in refs)
+    assert all(store.has(ref.id) for ref in refs)
+
+
+def test_a_view_is_proved_once_and_outlives_the_object(store):
+    ref = store.put(DATA)
+    view = store.view(ref.id)
+    store.collect(set())
+    store.empty()
+    assert bytes(view) == DATA
+    broken = store.put(b"right")
+    store.path(broken.id).write_bytes(b"wrong")
+    with pytest.raises(StoreError, match="damaged"):
+        ObjectStore(store.root).view(broken.id)
+    assert bytes(store.view(store.put(b"").id)) == b""
+
+
 def test_unfinished_objects_are_sparse(store):
     store.partial(ObjectRef(object_id(b"large"), 2**30), 2**20)
     assert (store.root / "partial" / f"{object_id(b'large')}.data").stat().st_blocks * 512 < 2**20
