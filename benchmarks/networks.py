@@ -16,38 +16,24 @@ import asyncio
 import contextlib
 import itertools
 import os
-import signal
 import statistics
-import subprocess
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
-import yaml
 
-from benchmarks import echo, sections
-from benchmarks.network_links import CLEAN, Conditions, Counters, Link, Namespace, unavailable
-from coordinator.ledger import Ledger
-from coordinator.timeouts import Timeouts
-from device_agent.start import Options
-from edgefl.leash import leashed
+from benchmarks import sections
+from benchmarks.network_fleet import DEVICES, SILENCE_S, TELLING_S, VICTIM, Fleet, Mark, Network, fleet_over
+from benchmarks.network_links import CLEAN, Conditions, unavailable
+from benchmarks.network_stalled import beside_a_stalled_device
 from edgefl.records import Manifest
 from edgefl.report.rows import EventRow, RunReport
-from edgefl.transport.broker import start_broker
 
-DEVICES = ("far", "left", "right")
-#: Its link is cut, or it is stopped; it is the first in every order that there is.
-VICTIM = DEVICES[0]
 CUT_S = 30.0
-PATIENCE_S = 400.0
-SILENCE_S = Timeouts().silence_s
-#: What telling takes besides: a tick, and a machine that is busy.
-TELLING_S = 3.0
 #: A cut device says hello again within: the pause of its back-off, opening the connection, and another try after those
 #: that fell into the cut.
 RETURN_S = 45.0
@@ -72,8 +58,6 @@ CASES = (
     Case("30 s cut in an upload, 1 Mbit/s", Conditions(delay_s=0.02, rate=1_000_000), rounds=1, cut="up"),
     Case("30 s cut in a download, 1 Mbit/s", Conditions(delay_s=0.02, rate=1_000_000), rounds=1, cut="down"),
 )
-#: About 400 KB: 4 s at 1 Mbit/s, 13 s at 256 kbit/s, each way.
-MODEL = echo.Case("networks", 48, 3, agents=len(DEVICES))
 
 
 class Row(msgspec.Struct, frozen=True):
@@ -88,128 +72,6 @@ class Row(msgspec.Struct, frozen=True):
     segments_resent: int
     presence: str
     faults: tuple[str, ...] = ()
-
-
-class Mark(msgspec.Struct, frozen=True):
-    """The counters when a round began."""
-
-    at: float
-    links: tuple[tuple[Counters, Counters], ...]
-    segments: int
-
-
-class Network:
-    """The namespaces and their links; this thread is in that of broker and coordinator while it is open."""
-
-    def __init__(self, seed: int = 1) -> None:
-        self._stack = contextlib.ExitStack()
-        self.server = self._stack.enter_context(Namespace())
-        self.devices = {name: self._stack.enter_context(Namespace()) for name in DEVICES}
-        self.links = {
-            name: self._stack.enter_context(Link(self.server, namespace, number, seed + number))
-            for number, (name, namespace) in enumerate(self.devices.items(), 1)
-        }
-        self._stack.enter_context(self.server.entered())
-
-    def set(self, conditions: Conditions) -> None:
-        """Of every link."""
-        for link in self.links.values():
-            link.conditions = conditions
-
-    def mark(self) -> Mark:
-        """All counters now."""
-        links = tuple((link.to_near, link.to_far) for link in self.links.values())
-        spaces = (self.server, *self.devices.values())
-        return Mark(time.time(), links, sum(space.tcp()["RetransSegs"] for space in spaces))
-
-    def __enter__(self) -> Network:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stack.close()
-
-
-class Fleet:
-    """Coordinator and agents of one run, each where it belongs. ``heard``: what the coordinator has told."""
-
-    def __init__(self, folder: Path, network: Network, url: str, rounds: int, policy: dict[str, Any]) -> None:
-        self.folder = folder
-        self.events: list[EventRow] = []
-        self.agents: dict[str, subprocess.Popen[bytes]] = {}
-        self.on_event: Callable[[EventRow], None] = lambda row: None
-        test = folder / "test.npz"
-        echo.test_set().save_npz(test)
-        settings = echo.run_file(msgspec.structs.replace(MODEL, rounds=rounds - 1), test)
-        settings["round"] = settings["round"] | policy
-        (folder / "run.yaml").write_text(yaml.safe_dump(settings))
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        for name, namespace in network.devices.items():
-            options = Options(device=name, data=str(test), state=str(folder / name), insecure=True)
-            file = folder / f"{name}.json"
-            file.write_bytes(msgspec.json.encode([options]))
-            there = {**environment, "EDGEFL_BROKER": url.replace("127.0.0.1", network.links[name].near_address)}
-            with namespace.entered(), (folder / f"{name}.out").open("wb") as log:
-                command = leashed([sys.executable, "-m", "benchmarks.echo_agents", str(file)])
-                self.agents[name] = subprocess.Popen(command, env=there, stdout=log, stderr=log)
-        command = [sys.executable, "-m", "coordinator.cli", "run", str(folder / "run.yaml"), "--events", "--insecure"]
-        command += ["--run", "echo", "--directory", str(folder / "runs"), "--broker", url]
-        with (folder / "coordinator.out").open("wb") as log:
-            self._coordinator = subprocess.Popen(leashed(command), env=environment, stdout=subprocess.PIPE, stderr=log)
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
-
-    def _read(self) -> None:
-        for line in self._coordinator.stdout or ():
-            row = msgspec.json.decode(line, type=EventRow)
-            self.events.append(row)
-            self.on_event(row)
-
-    async def finish(self) -> str:
-        """Wait for the end; what went wrong, "" for nothing."""
-        until = time.monotonic() + PATIENCE_S
-        while self._coordinator.poll() is None:
-            if time.monotonic() > until:
-                return f"not finished after {PATIENCE_S:.0f} s"
-            await asyncio.sleep(0.05)
-        self._reader.join()
-        if self._coordinator.returncode:
-            last = self.events[-1].data.get("text", "") if self.events else ""
-            return f"the coordinator ended with {self._coordinator.returncode}: {last}"
-        ended = [name for name, agent in self.agents.items() if agent.poll() is not None]
-        return f"these agents ended by themselves: {', '.join(ended)}; see {self.folder}" if ended else ""
-
-    def stop(self) -> None:
-        """End what still runs."""
-        for process in (self._coordinator, *self.agents.values()):
-            if process.poll() is None:
-                process.send_signal(signal.SIGCONT)
-                process.send_signal(signal.SIGTERM)
-        for process in (self._coordinator, *self.agents.values()):
-            try:
-                process.wait(20)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-        self._reader.join()
-        if self._coordinator.stdout is not None:
-            self._coordinator.stdout.close()
-
-    def result(self) -> tuple[RunReport, Manifest]:
-        """What the ledger holds, and the last state."""
-        with Ledger(self.folder / "runs" / "echo" / "ledger.sqlite", create=False) as ledger:
-            return ledger.report("echo"), ledger.position("echo").manifest
-
-
-@contextlib.asynccontextmanager
-async def fleet_over(network: Network, folder: Path, rounds: int, **policy: Any) -> AsyncIterator[Fleet]:
-    """A broker, and a fleet on it, ended in order."""
-    folder.mkdir(parents=True)
-    async with start_broker(folder / "broker", "mosquitto", host="0.0.0.0") as broker:  # noqa: S104 - a namespace's own
-        fleet = Fleet(folder, network, broker.url, rounds, policy)
-        try:
-            yield fleet
-        finally:
-            await asyncio.to_thread(fleet.stop)
 
 
 class Course:
@@ -333,68 +195,6 @@ async def over_bad_links(folder: Path, cases: Sequence[Case]) -> tuple[list[Row]
                 return [], {}, trouble
             report, manifest = fleet.result()
             return rows_of(cases, course, fleet, report), manifest, ""
-
-
-#: The stopped device misses several deadlines, and is silent for longer than SILENCE_S.
-DEADLINE_S = 8.0
-STOPPED_ROUNDS = 16
-SLOW = Conditions(delay_s=0.02, rate=4_000_000)
-
-
-async def beside_a_stalled_device(folder: Path) -> tuple[list[str], list[str]]:
-    """What was seen, and what is wrong."""
-    with Network() as network:
-        network.set(SLOW)
-        async with fleet_over(network, folder, STOPPED_ROUNDS, quorum=0.5, deadline_s=DEADLINE_S) as fleet:
-            state: dict[str, float] = {}
-
-            def hear(row: EventRow) -> None:
-                victim = fleet.agents[VICTIM]
-                if row.kind == "round_started" and row.round == 3:
-                    state["stopped"] = row.at
-                    victim.send_signal(signal.SIGSTOP)
-                elif row.kind == "device_left" and row.device == VICTIM:
-                    state["left"] = row.at
-                elif row.kind == "round_closed" and "left" in state and "going" not in state:
-                    state["going"] = row.at  # a round after it was told away
-                    victim.send_signal(signal.SIGCONT)
-
-            fleet.on_event = hear
-            if trouble := await fleet.finish():
-                return [], [trouble]
-            report, _ = fleet.result()
-    return stalled_words(fleet.events, report, state)
-
-
-def stalled_words(
-    events: Sequence[EventRow], report: RunReport, state: dict[str, float]
-) -> tuple[list[str], list[str]]:
-    """What was seen of the run beside a stalled device, and what is wrong."""
-    begun = {row.round: row.at for row in events if row.kind == "round_started"}
-    own = [row for row in events if row.kind == "update" and row.device != VICTIM]
-    healthy = {n: max(row.at - begun[n] for row in own if row.round == n) for n in begun}
-    stalled = [row.round for row in report.rounds if VICTIM not in row.participants]
-    free = [number for number in begun if number not in stalled and number > 1]
-    wrong = []
-    if {tuple(row.participants) for row in report.rounds} != {DEVICES, DEVICES[1:]}:
-        wrong.append("a round was closed without a healthy device")
-    if "left" not in state or abs(state["left"] - state["stopped"] - SILENCE_S) > TELLING_S + Timeouts().heartbeat_s:
-        wrong.append(f"{VICTIM} was not told away in time")
-    if VICTIM not in report.rounds[-1].participants:
-        wrong.append(f"{VICTIM} did not take part again")
-    slowest = max(healthy[number] for number in stalled) if stalled else 0.0
-    if slowest > DEADLINE_S / 2:
-        wrong.append(f"a healthy device took {slowest:.1f} s beside the stalled one")
-    rounds = {row.round: (row.ended_at or 0) - row.started_at for row in report.rounds}
-    words = [
-        f"rounds with everybody: median {statistics.median(rounds[n] for n in free):.1f} s",
-        f"updates of the healthy in them: after {statistics.median(healthy[n] for n in free):.1f} s",
-        f"rounds without the stopped device: {len(stalled)}, of {', '.join(f'{rounds[n]:.1f}' for n in stalled)} s",
-        f"updates of the healthy in them: after {slowest:.1f} s at most; the deadline is {DEADLINE_S:.0f} s",
-        f"told away {state.get('left', 0) - state.get('stopped', 0):.0f} s after it was stopped",
-        f"took part in the last round: {'yes' if VICTIM in report.rounds[-1].participants else 'no'}",
-    ]
-    return words, wrong
 
 
 def table(rows: Sequence[Row]) -> str:
