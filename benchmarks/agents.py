@@ -13,8 +13,8 @@ import msgspec
 
 from device_agent.log import line_writer
 from device_agent.runner import Agent
-from device_agent.start import BUFFERS, MakeTrainer, Options, make_agent
-from edgefl.allocator import keep_freed
+from device_agent.start import MakeTrainer, Options, make_agent
+from edgefl.resources.allocator import keep_for_chunks
 
 
 def options_in(file: Path) -> list[Options]:
@@ -26,7 +26,7 @@ def options_in(file: Path) -> list[Options]:
 
 async def run_agents(every: Sequence[Options], make: MakeTrainer) -> None:
     """Until SIGTERM; each agent writes its lines beside its state."""
-    keep_freed(*BUFFERS)
+    keep_for_chunks()
     with contextlib.ExitStack() as stack:
         agents: list[Agent] = []
         for options in every:

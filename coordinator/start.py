@@ -15,7 +15,6 @@ import msgspec
 from coordinator.ledger import Ledger
 from coordinator.place import hold_place, ledger_file, ledger_of, new_run_id, note_ledger
 from coordinator.runner import run as run_plan
-from edgefl.allocator import keep_freed
 from edgefl.config.load import load_run
 from edgefl.config.values import RunConfig
 from edgefl.data.dataset import Dataset
@@ -26,6 +25,7 @@ from edgefl.plan.compile import compile_run
 from edgefl.plan.values import RunPlan
 from edgefl.protocol.topics import check_name
 from edgefl.report.rows import EventRow, RunReport
+from edgefl.resources.allocator import keep_for_parts
 from edgefl.transport.address import check_protected
 from edgefl.transport.broker import start_broker
 from edgefl.transport.mqtt import MqttTransport
@@ -36,8 +36,6 @@ if TYPE_CHECKING:
 #: How long a thread that computes (an aggregation) may keep the loop and the network from going on: a tenth of
 #: Python's own 5 ms, which are felt in rounds of a tenth of a second.
 _SWITCH_S = 0.0005
-#: Parts are added up in memory that was there before: the largest that the C library keeps, and one of them.
-_BUFFERS = (32 * 2**20, 32 * 2**20)
 
 
 def execute(
@@ -107,7 +105,7 @@ async def _run(
 ) -> RunReport:
     _heed_signals()
     sys.setswitchinterval(_SWITCH_S)
-    keep_freed(*_BUFFERS)
+    keep_for_parts()
     if guard is not None:
         from coordinator.enrollments import fleets_broker
 

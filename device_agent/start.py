@@ -23,12 +23,12 @@ from device_agent.runner import Agent
 from device_agent.store import AgentStore, Owner, fingerprint
 from device_agent.timeouts import HEARTBEAT_S
 from device_agent.trainer_link import Trainer, TrainerProcess, TrainerSettings
-from edgefl.allocator import keep_freed
 from edgefl.errors import EdgeFLError, IdentityError
 from edgefl.identity.files import check_private
 from edgefl.protocol.topics import check_name
 from edgefl.records import Budget, Speed
 from edgefl.report.console import guarded
+from edgefl.resources.allocator import keep_for_chunks
 from edgefl.resources.machine import capabilities
 from edgefl.transport.address import check_protected, parse_url
 from edgefl.transport.mqtt import MqttTransport
@@ -152,13 +152,9 @@ def _credentials(state: Path, options: Options) -> Credentials | None:
     return found
 
 
-#: A supervisor holds a few chunks at a time, of up to 768 KiB.
-BUFFERS = (2 * 2**20, 8 * 2**20)
-
-
 async def run_agent(options: Options, emit: Emit) -> None:
     """Until SIGTERM or SIGINT. Raises the EdgeFLError that ended the agent."""
-    keep_freed(*BUFFERS)
+    keep_for_chunks()
     agent = make_agent(options, emit)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):

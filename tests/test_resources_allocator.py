@@ -38,3 +38,35 @@ def test_freed_memory_leaves_the_process(size, how, otherwise):
     )
     assert given > 0.8 * 20 * size
     assert kept < given / 2
+
+
+#: Messages of one chunk, one after the other: how many pages have to be zeroed for them.
+CHUNKS = """
+import ctypes, resource, sys
+if sys.argv[1]:
+    from edgefl.resources import allocator
+    assert getattr(allocator, sys.argv[1])()
+libc = ctypes.CDLL(None)
+libc.malloc.restype, libc.malloc.argtypes, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_size_t], [ctypes.c_void_p]
+size = int(sys.argv[2])
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(100):
+    block = libc.malloc(size)
+    more = libc.malloc(size)
+    ctypes.memset(block, 1, size)
+    ctypes.memset(more, 1, size)
+    libc.free(block)
+    libc.free(more)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc's allocator")
+@pytest.mark.parametrize(("how", "size"), [("keep_for_chunks", 786_432), ("keep_for_parts", 7_000_000)])
+def test_freed_memory_stays_for_the_next(how, size):
+    kept, given = (
+        int(subprocess.run([sys.executable, "-c", CHUNKS, set_up, str(size)], stdout=-1, text=True, check=True).stdout)
+        for set_up in (how, "")
+    )
+    assert kept < 3 * 2 * size / 4096, "as many pages as the first two blocks have, and some"
+    assert given > 10 * kept
