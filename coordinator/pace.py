@@ -41,9 +41,15 @@ class Pace:
     def of(self, devices: Iterable[str]) -> tuple[int, int]:
         """(bytes of a chunk, chunks in flight) that suit the slowest of these; what is in flight stays the same."""
         if self._fixed:
-            return self._limit, self._credit
+            return self._limit, self.credit(self._limit)
         slowest = min((self._rates.get(device, 0.0) for device in devices), default=0.0)
         size = min(DEFAULT_CHUNK_BYTES, self._limit)
         while 2 * size <= min(self._limit, slowest * CHUNK_S):
             size *= 2
-        return size, min(self._credit, max(LEAST_CREDIT, self._credit * DEFAULT_CHUNK_BYTES // size))
+        return size, self.credit(size)
+
+    def credit(self, chunk_bytes: int) -> int:
+        """Chunks of this size in flight: as many bytes for every size."""
+        if self._fixed:
+            return self._credit
+        return min(self._credit, max(LEAST_CREDIT, self._credit * DEFAULT_CHUNK_BYTES // chunk_bytes))

@@ -189,7 +189,6 @@ class Runner:
         known = resume and any(report.run == run for report in self._ledger.runs())
         was = self._ledger.snapshot(run) if known else None
         state = resumed(self.state, was, self.clock()) if was is not None else None
-        self._kept = rows_of(self.state, was) if was is not None else self.state
         if known:
             self._ledger.reopen(run, time.time(), state.open.attempt if state and state.open else None)
         else:
@@ -198,6 +197,7 @@ class Runner:
         position = self._ledger.position(run)
         self._work.begin(position.manifest, self._ledger.states(run))
         self._tell(self._started(position.manifest, broker))
+        self._kept = rows_of(self.state, was) if was is not None else self.state
         return Begin(
             at=self.clock(),
             stage=position.stage,
@@ -294,11 +294,12 @@ class Runner:
                 self._perform(one)
 
     def _commit(self, saves: Sequence[do.Save], kept: Sequence[EventRow], state: State) -> None:
-        """Bring the ledger up to ``state``."""
-        changed = changes(self._kept, state)
+        """Bring the ledger up to ``state``; one that has not begun knows nothing of what the ledger holds."""
+        begun = state.phase != "starting"
+        changed = changes(self._kept, state) if begun else NOTHING
         if self._unsaved or saves or kept or changed != NOTHING:
             self._ledger.commit(self.plan.run, [*self._unsaved, *saves], kept, time.time(), changed)
-        self._kept, self._unsaved = state, []
+        self._kept, self._unsaved = state if begun else self._kept, []
 
     def _complete(self, tell: do.Tell) -> do.Tell:
         if tell.kind != "run_finished":

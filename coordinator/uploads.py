@@ -159,9 +159,8 @@ class Uploads:
             upload = self._uploads[device]
             refs = list({ref.id: ref for ref in upload.update.manifest.values()}.values())
             upload.began = upload.began or self._clock()
-            chunk_bytes, credit = self._pace.of([device])
-            # Two devices that send equal objects send them in equal chunks.
-            chunk_bytes = self._store.arriving_in(ref.id for ref in refs) or chunk_bytes
+            # Devices that send equal objects send them in equal chunks.
+            chunk_bytes = self._store.arriving_in((ref.id for ref in refs), self._pace.of([device])[0])
             with self._spoiling(device):
                 partials = (self._store.partial(ref, chunk_bytes) for ref in refs)
                 upload.partials = {one.ref.id: one for one in partials if not one.finished}
@@ -170,11 +169,11 @@ class Uploads:
                     device,
                     refs,
                     chunk_bytes,
-                    credit,
+                    self._pace.credit(chunk_bytes),
                     life=secrets.randbelow(2**31),
                     message=Grant,
                 )
-                missing = {name: partial.missing() for name, partial in upload.partials.items()}
+                missing = {name: partial.missing(chunk_bytes) for name, partial in upload.partials.items()}
                 self._perform(device, upload.receiver.start(missing, self._clock()))
 
     def _perform(self, device: str, instructions: Iterable[Instruction], chunk: Chunk | None = None) -> None:
@@ -183,6 +182,13 @@ class Uploads:
             return
         with self._spoiling(device):
             for instruction in instructions:
+                if (
+                    isinstance(instruction, StoreChunk | VerifyObject)
+                    and upload.partials[instruction.object_id].abandoned
+                ):
+                    upload.resent_bytes += upload.receiver.duplicate_bytes
+                    self._start([device])  # in the chunks of whoever has taken it over
+                    return
                 if isinstance(instruction, StoreChunk) and chunk is not None:
                     upload.partials[instruction.object_id].write(instruction.index, chunk.data)
                     upload.payload_bytes += len(chunk.data)

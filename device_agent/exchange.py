@@ -59,8 +59,9 @@ class Download:
             missing = {}
             for ref in self._refs:
                 if not self._store.has(ref.id):
-                    self._partials[ref.id] = self._store.partial(ref, self.offer.chunk_bytes or DEFAULT_CHUNK_BYTES)
-                    missing[ref.id] = self._partials[ref.id].missing()
+                    chunk_bytes = self.offer.chunk_bytes or DEFAULT_CHUNK_BYTES
+                    self._partials[ref.id] = self._store.partial(ref, chunk_bytes)
+                    missing[ref.id] = self._partials[ref.id].missing(chunk_bytes)
             self._carry_out(self._receiver.start(missing, now), now)
         except StoreError as error:
             self._fail("disk", error.message)

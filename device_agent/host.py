@@ -25,6 +25,7 @@ from device_agent.values import DataFacts, Result, Train
 from edgefl.errors import ConfigError, EdgeFLError, Problem
 from edgefl.records import Refusal
 from edgefl.report.console import guarded
+from edgefl.resources.allocator import keep_for_chunks
 from edgefl.worker import WorkerFailedError, WorkerProcess, understood
 
 
@@ -127,6 +128,7 @@ async def run_agents(every: Sequence[Options], trainers: int, logs: Path) -> Non
 
     Each writes its lines to ``logs``/<device>.log. Raises the EdgeFLError of the agent that failed.
     """
+    keep_for_chunks()
     async with contextlib.AsyncExitStack() as stack:
         shared = HostedTrainers(trainers, logs)
         agents = []

@@ -59,7 +59,11 @@ def working_on(state: State) -> Attempt | None:
 
 def _connected(state: State, event: v.Connected, now: float) -> Step:
     state, hello = _hello(replace(state, connected=True, heartbeat_at=now), now)
-    out: list[Instruction] = [v.Send(m.Presence(state.device, state.session, online=True)), *hello]
+    return _say_again(state, [v.Send(m.Presence(state.device, state.session, online=True)), *hello], now)
+
+
+def _say_again(state: State, out: list[Instruction], now: float) -> Step:
+    """What a coordinator may not have heard, or not know any more: who is at work, what is lacking, the update."""
     if state.task is not None:
         out.append(v.Send(m.Accept(state.device, state.task.attempt)))
         if state.task.phase == "fetching":
@@ -135,7 +139,8 @@ def _welcome(state: State, message: m.Welcome, now: float) -> Step:
         return _drop(state, "old-run", message.run)
     # A welcome nobody asked for, or one from another coordinator than the hello went to, asks who this is.
     late = state.coordinator == "" and now - state.greeted_at > GREETING_S
-    unknown = not state.greeting or late or state.coordinator not in {"", message.coordinator}
+    another = state.coordinator not in {"", message.coordinator}
+    unknown = not state.greeting or late or another
     before = _current(state)
     state = replace(
         state,
@@ -154,7 +159,7 @@ def _welcome(state: State, message: m.Welcome, now: float) -> Step:
         state = replace(state, kept=tuple(one for one in state.kept if one.attempt.same_run(current)))
         state, dropped = _forget(state, lambda attempt: not attempt.same_run(current))
         out += dropped
-    return state, out
+    return _say_again(state, out, now) if another else (state, out)
 
 
 def _current(state: State) -> Attempt:

@@ -24,6 +24,8 @@ from edgefl.partials import PartialObject, chunk_span
 from edgefl.records import ObjectRef
 
 _ID = re.compile(r"[0-9a-f]{64}")
+#: From this size on mapping is quicker than reading, and worth a descriptor as long as anybody looks.
+_MAPPED_BYTES = 2**20
 
 
 def object_id(data: bytes | bytearray | memoryview) -> str:
@@ -111,11 +113,10 @@ class ObjectStore:
 
         What lies on a disk that fails meanwhile ends the process (SIGBUS).
         """
-        if name not in self._proved or not self.size(name):
-            return memoryview(self.read(name))
-        path = self._at(name)
-        with explained("read", path), open(path, "rb", buffering=0) as file:
-            return memoryview(mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ))
+        with contextlib.suppress(OSError), open(self._at(name), "rb", buffering=0) as file:
+            if name in self._proved and os.fstat(file.fileno()).st_size >= _MAPPED_BYTES:
+                return memoryview(mmap.mmap(file.fileno(), 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ))
+        return memoryview(self.read(name))
 
     def read_chunk(self, name: str, chunk_bytes: int, index: int) -> bytes:
         """The bytes of one chunk of a finished object. Raises ProtocolError when there is no such chunk."""
@@ -144,7 +145,8 @@ class ObjectStore:
     def together(self) -> Iterator[ObjectStore]:
         """This store, for one thread, whose puts are synced together when the block ends: the disk works meanwhile.
 
-        Until then only it has them; after an error nobody does.
+        Until then only it has them; after an error nobody does, but for some of very many, which are then in the store
+        like any that nothing points to.
         """
         batch = _Together(self)
         try:
@@ -154,16 +156,17 @@ class ObjectStore:
             batch.forget()
 
     def partial(self, ref: ObjectRef, chunk_bytes: int) -> PartialObject:
-        """The object as far as it has arrived. Goes on from the disk when the chunk size is the same, else anew.
+        """The object as far as it has arrived, from the disk also in chunks of another size.
 
         Asked twice for one object, it gives the same PartialObject, so that equal uploads of two devices help each
-        other and neither can overwrite what the other brought.
+        other and neither can overwrite what the other brought. In chunks of another size it is handed over: whoever
+        had it finds it abandoned.
         """
         check_id(ref.id)
         if ref.size < 0 or chunk_bytes < 1:
             raise ProtocolError(f"object of {ref.size} bytes in chunks of {chunk_bytes}")
         known = self._open.get(ref.id)
-        if known is not None and (known.ref, known.chunk_bytes) == (ref, chunk_bytes):
+        if known is not None and known.ref == ref and known.takes(chunk_bytes):
             return known
         if known is not None:
             known.abandon()
@@ -176,9 +179,10 @@ class ObjectStore:
             self._open[ref.id] = opened
         return opened
 
-    def arriving_in(self, names: Iterable[str]) -> int:
-        """Bytes of a chunk in which one of these objects arrives already; 0: none does."""
-        return next((self._open[name].chunk_bytes for name in names if name in self._open), 0)
+    def arriving_in(self, names: Iterable[str], chunk_bytes: int) -> int:
+        """Bytes of a chunk in which one of these objects arrives already; ``chunk_bytes`` where that is no matter."""
+        opened = [one for one in map(self._open.get, names) if one is not None and not one.takes(chunk_bytes)]
+        return min((one.chunk_bytes for one in opened), default=chunk_bytes)
 
     def publish(self, partials: Iterable[PartialObject]) -> None:
         """Make verified objects finished ones, together: what is written first is synced as one with the rest."""
@@ -298,10 +302,15 @@ class _Together(ObjectStore):
                 new.rename(super()._at(name))
             if self._new and self.durable:
                 sync_directory(self._root)
-        self.forget()
+        self._close()
 
     def forget(self) -> None:
         """What has not become part of it never was."""
+        self._proved.difference_update(self._new)
+        with contextlib.suppress(OSError):  # the next start sweeps; what went wrong first is told
+            self._close()
+
+    def _close(self) -> None:
         while self._new:
             self._new.popitem()[1].close()
 

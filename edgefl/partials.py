@@ -54,18 +54,25 @@ class PartialObject:
         self._files: list[int] = []  # descriptors of data and map, while chunks arrive
         self._close = weakref.finalize(self, _close_all, self._files)
         self._here = bytearray(self.chunk_count)  # 1: chunk is on disk
-        self._abandoned = False
+        self.abandoned = False  # another holder has it
         self._restart_hash()
         if not finished and not (self._anything() and self._resume()):
             self._create()
 
-    def missing(self) -> bytes:
-        """Bitmap of what is missing: bit i % 8 of byte i // 8 is set when chunk i is."""
-        bitmap = bytearray((self.chunk_count + 7) // 8)
-        if not self.verified:
-            for index, here in enumerate(self._here):
-                if not here:
-                    bitmap[index >> 3] |= 1 << (index & 7)
+    def takes(self, chunk_bytes: int) -> bool:
+        """Whether chunks of this size are as good as its own."""
+        whole = self.verified or max(self.chunk_count, chunk_count(self.ref.size, chunk_bytes)) <= 1
+        return whole or chunk_bytes == self.chunk_bytes
+
+    def missing(self, chunk_bytes: int = 0) -> bytes:
+        """Bitmap of what is missing: bit i % 8 of byte i // 8 is set when chunk i is.
+
+        ``chunk_bytes``: of a size that it takes; 0: its own.
+        """
+        bitmap = bytearray((chunk_count(self.ref.size, chunk_bytes or self.chunk_bytes) + 7) // 8)
+        for index, here in enumerate(() if self.verified else self._here):
+            if not here:
+                bitmap[index >> 3] |= 1 << (index & 7)
         return bytes(bitmap)
 
     def write(self, index: int, data: bytes | memoryview) -> None:
@@ -73,7 +80,7 @@ class PartialObject:
         offset, length = chunk_span(self.ref.size, self.chunk_bytes, index)
         if len(data) != length:
             raise ProtocolError(f"chunk {index} of {self.ref.id[:12]} has {len(data)} bytes where {length} should be")
-        if self.verified or self._abandoned or self._here[index]:
+        if self.verified or self.abandoned or self._here[index]:
             return
         try:
             with explained("write", self.path, length):
@@ -99,7 +106,7 @@ class PartialObject:
 
         On a wrong hash everything is forgotten (``missing`` is full again) and the answer is False.
         """
-        if self.verified or self._abandoned:
+        if self.verified or self.abandoned:
             return self.verified
         if not all(self._here):
             return False
@@ -120,7 +127,7 @@ class PartialObject:
 
     def abandon(self) -> None:
         """Ignore later writes: the store has handed the object to another holder, or dropped it."""
-        self._abandoned = True
+        self.abandoned = True
         self._release()
 
     def _open(self) -> None:

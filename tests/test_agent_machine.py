@@ -229,6 +229,19 @@ def test_an_unasked_welcome_is_answered_with_a_hello_and_an_asked_one_is_not():
     assert sent(out, m.Hello) == []
 
 
+def test_another_coordinator_hears_at_once_what_the_last_one_knew():
+    busy = offer()
+    state, _ = play(ready(), m.Welcome("c1", run="r1"), busy)
+    state, out = play(state, m.Welcome("c2", run="r1"))
+    assert sent(out, m.Accept) == [m.Accept("d1", busy.attempt)]
+    assert "Fetch" in kinds(out)
+    state, _ = play(state, v.Fetched(busy.attempt), trained(busy.attempt))
+    state, out = play(state, m.Welcome("c2", run="r1"))
+    assert sent(out, m.Update) == []
+    _, out = play(state, m.Welcome("c3", run="r1"))
+    assert [update.attempt for update in sent(out, m.Update)] == [busy.attempt]
+
+
 def test_after_a_drain_the_trainer_gives_its_memory_back():
     state, out = play(ready(), m.Drain("r1"))
     assert kinds(out)[-1] == "StopTrainer"

@@ -266,7 +266,10 @@ def test_without_quorum_at_the_deadline_the_round_is_tried_again_then_fails(tmp_
     played(tmp_path, script)
 
 
-def test_a_stopped_coordinator_goes_on_with_the_same_attempt(tmp_path: Path) -> None:
+def test_a_stopped_coordinator_goes_on_with_the_same_attempt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def damaged(*_: Any) -> Any:
+        raise StoreError("the directory is not whole")
+
     """One device's update is here, the other still trains, and is neither offered nor asked for anything again."""
     report = RunReport()
 
@@ -285,6 +288,10 @@ def test_a_stopped_coordinator_goes_on_with_the_same_attempt(tmp_path: Path) -> 
             await task
         with Ledger(ledger_at(tmp_path / "run" / "ledger.sqlite")) as ledger:
             assert ledger.report().status == "running"
+        with monkeypatch.context() as patch:  # one that can not even begin changes nothing of it
+            patch.setattr("coordinator.runner.load_memory", damaged)
+            with pytest.raises(StoreError, match="not whole"):
+                await scene.coordinator(a_plan(), resume=True)
         for device in devices:
             device.hold = False
         going_on = asyncio.ensure_future(scene.coordinator(a_plan(), resume=True))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,42 +25,96 @@ def part(seed: int) -> bytes:
     return encode_part({"w": np.random.default_rng(seed).normal(size=300_000).astype(np.float32)})
 
 
+class Devices:
+    """Devices that announce parts which are equal bytes, and send what they are asked for."""
+
+    def __init__(self, root: Path, fast: tuple[str, ...] = ()) -> None:
+        self.store, self.pace = ObjectStore(root), Pace(0, 32)
+        for name in fast:
+            self.pace.note(name, 10**9, 1.0)
+        self.data: dict[str, bytes] = {}
+        self.grants: dict[str, Grant] = {}
+        self.todo: dict[str, list[tuple[str, int]]] = {}
+        self.reports: list[Any] = []
+        self.sizes: dict[str, set[int]] = {}
+        self.uploads = Uploads(
+            self.store,
+            self.pace,
+            clock=lambda: 0.0,
+            grant=self._granted,
+            down=lambda update: {},
+            report=self.reports.append,
+        )
+        self._before = self.store.put(part(0))
+
+    def _granted(self, device: str, grant: Grant) -> None:
+        self.grants[device] = grant
+        if grant.missing:  # of a new epoch; else what has come is told
+            self.todo[device] = [
+                (name, index)
+                for name, bitmap in grant.missing.items()
+                for index in range(8 * len(bitmap))
+                if bitmap[index >> 3] >> (index & 7) & 1
+            ]
+        self.sizes.setdefault(device, set()).add(grant.chunk_bytes)
+
+    def announce(self, device: str, **seeds: int) -> None:
+        manifest = {}
+        for name, seed in seeds.items():
+            data = part(seed)
+            manifest[name] = ObjectRef(object_id(data), len(data))
+            self.data[manifest[name].id] = data
+        before = dict.fromkeys(manifest, self._before)
+        self.uploads.fetch(Update(device, ATTEMPT, manifest, dict.fromkeys(manifest, 8)), before, f"u-{device}")
+
+    def send(self, device: str, draw: random.Random) -> None:
+        """One chunk of what it was asked for."""
+        if not self.todo[device]:
+            return
+        name, index = self.todo[device].pop(draw.randrange(len(self.todo[device])))
+        size = self.grants[device].chunk_bytes
+        chunk = Chunk(name, index, self.data[name][index * size : (index + 1) * size])
+        self.uploads.on_chunk(device, f"u-{device}", encode_chunk(chunk))
+
+    async def all_received(self, names: tuple[str, ...], seed: int) -> None:
+        draw = random.Random(seed)
+        for _ in range(2000):
+            if len(self.reports) == len(names):
+                break
+            self.send(draw.choice(names), draw)
+            await asyncio.sleep(0)
+        for _ in range(500):
+            if len(self.reports) == len(names):
+                break
+            await asyncio.sleep(0.01)
+        assert sorted((type(one).__name__, one.device) for one in self.reports) == [
+            (Received.__name__, name) for name in sorted(names)
+        ]
+        assert all(self.store.read(name) == data for name, data in self.data.items())
+        await self.uploads.close()
+
+
 def test_equal_objects_of_two_devices_arrive_in_equal_chunks(tmp_path) -> None:
-    asyncio.run(equal_objects(tmp_path))
+    async def play() -> None:
+        devices = Devices(tmp_path / "objects", fast=("fast",))
+        for name in ("slow", "fast"):
+            devices.announce(name, task=1)
+        assert devices.sizes["slow"] == devices.sizes["fast"] != {devices.pace.of(["fast"])[0]}
+        assert devices.grants["fast"].credit == devices.grants["slow"].credit
+        await devices.all_received(("slow", "fast"), 0)
+
+    asyncio.run(play())
 
 
-async def equal_objects(tmp_path) -> None:
-    store, pace = ObjectStore(tmp_path / "objects"), Pace(0, 32)
-    pace.note("fast", 10**9, 1.0)
-    grants: list[tuple[str, Grant]] = []
-    reports: list[Any] = []
-    uploads = Uploads(
-        store,
-        pace,
-        clock=lambda: 0.0,
-        grant=lambda device, grant: grants.append((device, grant)),
-        down=lambda update: {},
-        report=reports.append,
-    )
-    before, data = store.put(part(0)), part(1)
-    ref = ObjectRef(object_id(data), len(data))
-    for device in ("slow", "fast"):
-        uploads.fetch(Update(device, ATTEMPT, {"task": ref}, {"task": 8}), {"task": before}, f"u-{device}")
-    sizes = {device: grant.chunk_bytes for device, grant in grants}
-    assert sizes["slow"] == sizes["fast"] < pace.of(["fast"])[0]
-    pieces = [data[at : at + sizes["slow"]] for at in range(0, len(data), sizes["slow"])]
-    order = list(range(len(pieces)))
-    random.Random(0).shuffle(order)
-    for turn, index in enumerate(order):  # each brings a part of it
-        device = ("slow", "fast")[turn % 2]
-        uploads.on_chunk(device, f"u-{device}", encode_chunk(Chunk(ref.id, index, pieces[index])))
-    for device in ("slow", "fast"):
-        for index, piece in enumerate(pieces):
-            uploads.on_chunk(device, f"u-{device}", encode_chunk(Chunk(ref.id, index, piece)))
-    for _ in range(200):
-        if len(reports) == 2:
-            break
-        await asyncio.sleep(0.01)
-    assert sorted((type(one), one.device) for one in reports) == [(Received, "fast"), (Received, "slow")]
-    assert store.read(ref.id) == data
-    await uploads.close()
+def test_what_arrives_in_chunks_of_two_sizes_goes_on_in_the_smaller(tmp_path) -> None:
+    async def play(seed: int) -> None:
+        devices = Devices(tmp_path / f"objects-{seed}", fast=("fast", "third"))
+        devices.announce("slow", task=1)
+        devices.announce("fast", head=2)
+        assert devices.sizes["slow"] != devices.sizes["fast"]
+        devices.send("fast", random.Random(seed))
+        devices.announce("third", task=1, head=2)
+        await devices.all_received(("slow", "fast", "third"), seed)
+
+    for seed in range(8):
+        asyncio.run(play(seed))

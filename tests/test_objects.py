@@ -229,18 +229,27 @@ def test_a_holder_with_another_chunk_size_takes_over(store):
     assert members(second.missing()) == {0, 1}
     write_all(second, DATA)
     first.write(1, b"?" * CHUNK)
+    assert first.abandoned
     assert not completed(store, first)
     assert completed(store, second)
     assert store.read(REF.id) == DATA
 
 
 def test_a_second_holder_can_ask_in_what_chunks_an_object_arrives_already(store):
-    assert store.arriving_in([REF.id]) == 0
+    assert store.arriving_in([REF.id], CHUNK) == CHUNK
     first = store.partial(REF, 500)
-    assert store.arriving_in(["0" * 64, REF.id]) == 500
+    assert store.arriving_in(["0" * 64, REF.id], CHUNK) == 500
+    small = ObjectRef(object_id(b"small"), 5)
+    alone = store.partial(small, 10)
+    assert store.arriving_in([small.id], CHUNK) == CHUNK, "one chunk in either size"
+    assert store.partial(small, CHUNK) is alone
     write_all(first, DATA)
-    assert completed(store, first)
-    assert store.arriving_in([REF.id]) == 0
+    assert first.verify()
+    assert store.arriving_in([REF.id], CHUNK) == CHUNK, "nothing of it is to come"
+    assert store.partial(REF, CHUNK) is first
+    assert first.missing(CHUNK) == bytes(2)
+    store.publish([first])
+    assert store.arriving_in([REF.id], CHUNK) == CHUNK
 
 
 def test_what_is_put_together_is_there_at_the_end_of_the_block_or_not_at_all(store):
@@ -265,12 +274,16 @@ def test_more_is_put_together_than_files_may_be_open(store, monkeypatch):
     assert all(store.has(ref.id) for ref in refs)
 
 
-def test_a_view_is_proved_once_and_outlives_the_object(store):
+@pytest.mark.parametrize("mapped_bytes", [1, 2**20])
+def test_a_view_is_proved_once_and_outlives_the_object(store, monkeypatch, mapped_bytes):
+    monkeypatch.setattr("edgefl.objects._MAPPED_BYTES", mapped_bytes)
     ref = store.put(DATA)
     view = store.view(ref.id)
     store.collect(set())
     store.empty()
     assert bytes(view) == DATA
+    with pytest.raises(StoreError, match="No such file"):
+        store.view(ref.id)
     broken = store.put(b"right")
     store.path(broken.id).write_bytes(b"wrong")
     with pytest.raises(StoreError, match="damaged"):

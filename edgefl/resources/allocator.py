@@ -23,7 +23,7 @@ MAPPED_BYTES = 2 * 2**20
 MAPPED_BYTES_IN_PIECES = 2**18
 #: The end of the heap that may stay there unused. Bytes.
 TRIM_BYTES = 4 * 2**20
-#: The same for chunks of up to 768 KiB, some of which are on their way.
+#: The same, of each thread's heap, for chunks of up to 768 KiB, some of which are on their way.
 CHUNKS_KEPT_BYTES = 8 * 2**20
 #: The same for parts that are added up. The most that glibc does not map by itself.
 PARTS_KEPT_BYTES = 32 * 2**20
@@ -58,4 +58,4 @@ def _set(mapped_bytes: int, trim_bytes: int) -> bool:
         mallopt = ctypes.CDLL(None).mallopt
     except (OSError, AttributeError):
         return False
-    return bool(mallopt(_M_MMAP_THRESHOLD, mapped_bytes)) and bool(mallopt(_M_TRIM_THRESHOLD, trim_bytes))
+    return all([mallopt(_M_MMAP_THRESHOLD, mapped_bytes), mallopt(_M_TRIM_THRESHOLD, trim_bytes)])
