@@ -86,6 +86,7 @@ def told(spec: ModelSpec, slots: Slots, networks: Networks, data: Dataset) -> di
     return {row.available[0]: row.value for row in found}
 
 
+@pytest.mark.slow  # 20 s; what it serves is compared in test_export_match.py
 def test_an_ensemble_serves_as_it_was_evaluated():
     spec, data = small(), labelled(small())
     expected = told(spec, SLOTS, NETWORKS, data)

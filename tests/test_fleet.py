@@ -281,7 +281,12 @@ def local(directory: Path, *options: str) -> list[str]:
     ("options", "export", "logged"),
     [
         (("--no-export",), False, {"one", "two"}),
-        (("--no-export", "--no-page", "--trainers", "1"), False, {"one", "two", "agents", "trainers-1"}),
+        pytest.param(
+            ("--no-export", "--no-page", "--trainers", "1"),
+            False,
+            {"one", "two", "agents", "trainers-1"},
+            marks=pytest.mark.slow,  # test_trainer_host.py has the sharing
+        ),
         pytest.param((), True, {"one", "two"}, marks=pytest.mark.slow),  # three exports take 30 s
     ],
 )

@@ -26,6 +26,7 @@ def last_state(fleet: Fleet, run: str) -> Manifest:
         return {part: ref for part, ref in ledger.states(run)[1, 2].items() if part.startswith("@") or "head/" in part}
 
 
+@pytest.mark.slow  # a minute: a device is silent until it is given up
 def test_what_a_killed_device_keeps_is_used_when_it_trains_again(tmp_path: Path) -> None:
     with Fleet(tmp_path) as fleet:
         fleet.agent("left", share(24, "acc", "gyro", seed=1))

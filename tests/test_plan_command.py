@@ -152,6 +152,7 @@ def test_the_step_of_a_card_is_planned_in_the_card_s_memory(tmp_path: Path) -> N
     assert 1000 < refusal.needed <= cost.step_peak_bytes
 
 
+@pytest.mark.slow  # four fleets are priced
 def test_a_machine_s_memory_limits_the_step_only_where_it_is_known_to_hold_it(tmp_path: Path) -> None:
     """A profile that says cuda and no more may be of a card beside the machine's memory, or of a pool."""
     refused = {}

@@ -33,7 +33,14 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
         yield fleet
 
 
-@pytest.mark.parametrize("recipe", SYSTEMS)
+#: Half a minute each: with every change these two, which have most that is their own; all of them nightly. That each
+#: recipe trains is in test_recipes.py.
+OFTEN = {"lw-fedmml", "mmic"}
+
+
+@pytest.mark.parametrize(
+    "recipe", [name if name in OFTEN else pytest.param(name, marks=pytest.mark.slow) for name in SYSTEMS]
+)
 def test_a_system_trains_over_mqtt(fleet: Fleet, recipe: str) -> None:
     finish(fleet.coordinator(recipe, {"recipe": recipe, "round.devices": 4, **SYSTEMS[recipe]}))
     report = fleet.report(recipe)

@@ -103,7 +103,7 @@ def run(made: Job) -> tuple[int, float, float]:
         {"checkpoint": True, "micro_batch": 8},
         {"checkpoint": True, "micro_batch": 1},
         {"precision": "bf16"},
-        {"precision": "bf16", "checkpoint": True, "micro_batch": 4},
+        pytest.param({"precision": "bf16", "checkpoint": True, "micro_batch": 4}, marks=pytest.mark.slow),
     ],
     ids=str,
 )
