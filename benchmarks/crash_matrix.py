@@ -240,11 +240,14 @@ def judged(at: Point, folder: Path, reference: Manifest, server: str = "") -> Ve
         return Verdict(at, reached, seconds, tuple(faults(fleet, reference)))
 
 
-def page(verdicts: Sequence[Verdict], seconds: float) -> str:
+def page(verdicts: Sequence[Verdict], seconds: float, ledger: str = "SQLite") -> str:
     """Markdown: a row a point."""
     good = sum(one.reached and not one.faults for one in verdicts)
     lines = ["# Crash matrix", "", *(__doc__ or "").split("\n\n")[1].splitlines(), ""]
-    lines += [f"{good} of {len(verdicts)} points hold. The undisturbed run takes {seconds:.1f} s.", ""]
+    lines += [
+        f"Ledger in {ledger}: {good} of {len(verdicts)} points hold. The undisturbed run takes {seconds:.1f} s.",
+        "",
+    ]
     lines += ["| process | at | when | call | the same round goes on | run, s |", "|---|---|---|---|---|---|"]
     for one in verdicts:
         told = "yes" if not one.faults else "**no**: " + "; ".join(one.faults)
@@ -260,7 +263,7 @@ def main() -> None:
     parser.add_argument("--at", help="one point, as the table names it: coordinator/commit/before/1")
     parser.add_argument("--ledger", default="", metavar="URL", help="a PostgreSQL server to make a database a run on")
     parser.add_argument("--keep", type=Path, help="folder to keep every run in")
-    parser.add_argument("--write", type=Path, help="folder for crash_matrix.md")
+    parser.add_argument("--write", type=Path, help="folder for crash_matrix.md, or crash_matrix_postgresql.md")
     options = parser.parse_args()
     wanted = [point(options.at)] if options.at else points(options.only)
     verdicts = []
@@ -280,9 +283,10 @@ def main() -> None:
             one = verdicts[-1]
             told = "; ".join(one.faults) or ("holds" if one.reached else "not reached")
             sys.stderr.write(f"{at}: {told} ({one.seconds:.1f} s)\n")
-    table = page(verdicts, seconds)
+    table = page(verdicts, seconds, "PostgreSQL" if options.ledger else "SQLite")
     if options.write is not None:
-        (options.write / "crash_matrix.md").write_text(table)
+        name = "crash_matrix_postgresql.md" if options.ledger else "crash_matrix.md"
+        (options.write / name).write_text(table)
     sys.stdout.write(table)
     if any(one.faults or not one.reached for one in verdicts):
         raise SystemExit(1)
