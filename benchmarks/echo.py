@@ -40,6 +40,8 @@ from edgefl.transport.broker import start_broker
 
 #: Agents that have a process of their own; more are dealt to as many.
 PROCESSES = 4
+#: Most of them in one: paho waits by select(), which takes descriptors below 1,024, and an agent has six.
+MOST_IN_ONE = 125
 READY_S = 300.0
 
 
@@ -165,10 +167,11 @@ def agents(case: Case, folder: Path, environment: dict[str, str]) -> Iterator[li
     """The agents' processes; afterwards the CPU seconds each has used, its trainer's with it."""
     names = [f"agent-{n:03d}" for n in range(case.agents)]
     children, used_s = [], list[float]()
-    for n in range(min(PROCESSES, case.agents)):
+    processes = max(min(PROCESSES, case.agents), -(-case.agents // MOST_IN_ONE))
+    for n in range(processes):
         every = [
             Options(device=name, data=str(folder / "test.npz"), state=str(folder / name), budget=Budget())
-            for name in names[n::PROCESSES]
+            for name in names[n::processes]
         ]
         file = folder / f"agents-{n}.json"
         file.write_bytes(msgspec.json.encode(every))

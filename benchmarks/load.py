@@ -1,6 +1,7 @@
 """Many light agents on one machine through one broker: who is asked, who is lost, what is sent twice.
 
-Real coordinator, broker and supervisors; trainers echo (``benchmarks.echo_agents``), 250 agents a process. Two loads:
+Real coordinator, broker and supervisors; trainers echo (``benchmarks.echo_agents``), 125 agents
+a process. Two loads:
 1,000 agents of which each round asks 200; and 200 agents that all upload 2 MB at once to a coordinator that is stopped
 for half of every second. A chunk the broker drops is one that has to be sent again, so bytes sent again are counted.
 
