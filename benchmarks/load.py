@@ -1,7 +1,6 @@
 """Many light agents on one machine through one broker: who is asked, who is lost, what is sent twice.
 
-Real coordinator, broker and supervisors; trainers echo (``benchmarks.echo_agents``), 125 agents
-a process. Two loads:
+Real coordinator, broker and supervisors; trainers echo (``benchmarks.echo_agents``), 125 agents a process. Two loads:
 1,000 agents of which each round asks 200; and 200 agents that all upload 2 MB at once to a coordinator that is stopped
 for half of every second. A chunk the broker drops is one that has to be sent again, so bytes sent again are counted.
 
@@ -160,7 +159,7 @@ def page(found: list[Outcome]) -> str:
 
 
 #: Above the table.
-_EXPLAINED = """1,000 agents (250 a process) of which each round asks 200, and 200 agents that upload 2 MB each to a
+_EXPLAINED = """1,000 agents (125 a process) of which each round asks 200, and 200 agents that upload 2 MB each to a
 coordinator that stands still for half of every second. *Lost*: devices that were asked and not counted, of all rounds.
 *Sent again*: chunks that the broker or anybody else has dropped. The first rounds are counted too."""
 
