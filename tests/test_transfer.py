@@ -364,6 +364,16 @@ def test_a_lost_done_is_repeated_when_the_sender_probes():
     assert receiver.on_stall(PROBE_S)[0].need.done
 
 
+def test_a_probe_is_the_smallest_chunk_that_was_sent():
+    objects = refs(2, 3)  # the last chunk of each is the smallest
+    sender = Sender("t", sizes(objects))
+    sent = sender.on_need("a", need(missing=everything(objects), credit=9), 0.0)
+    least = min(sent, key=lambda one: sender._layout.length(one.object_id, one.index))
+    assert sender.on_tick(PROBE_S) == [least]
+    assert sent[0] != least
+    assert sender.resent_bytes("a") == sender._layout.length(least.object_id, least.index) < CHUNK
+
+
 def test_probing_slows_down():
     sender = Sender("t", sizes(refs(1)))
     sender.on_need("a", need(missing={name(0): b"\x01"}), 0.0)

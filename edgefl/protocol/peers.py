@@ -39,7 +39,7 @@ class Peer:
     received: int = 0  # acknowledged in this epoch
     blocked_at: float | None = None  # since when it holds up the shared topic
     blocked_received: int = 0
-    last: int = 0
+    least: tuple[int, int] = (0, 0)  # (bytes, number) of the smallest chunk it was sent in this epoch
     probes: int = 0
 
     @property
@@ -51,8 +51,8 @@ class Peer:
         """Count a chunk of ``size`` bytes as sent to it."""
         self.given.count(number, size)
         self.todo ^= 1 << number
+        self.least = min(self.least, (size, number)) if self.sent else (size, number)
         self.sent += 1
-        self.last = number
 
 
 class Epochs:

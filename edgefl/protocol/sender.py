@@ -19,9 +19,9 @@ GATHER_S = 1.0
 #: How long one receiver may block the others without acknowledging half a window. Half of 16 x 96 KiB in 3 s keeps
 #: every link of at least 2.1 Mbit/s in step; slower ones are better served alone.
 PACE_STALL_S = 3.0
-#: When everything was sent and the receiver says nothing for this long, one chunk is sent again to make it answer (its
-#: ``done`` may have been lost). Longer than STALL_S, after which it would ask by itself; doubles up to MAX_PROBE_S, so
-#: that a device that never comes back costs a chunk every few minutes, until its round is closed.
+#: When everything was sent and the receiver says nothing for this long, the smallest chunk is sent again to make it
+#: answer (its ``done`` may have been lost). Longer than STALL_S, after which it would ask by itself; doubles up to
+#: MAX_PROBE_S, so that a device that never comes back costs a chunk every few minutes, until its round is closed.
 PROBE_S = 10.0
 MAX_PROBE_S = 160.0
 
@@ -259,6 +259,7 @@ class Sender:
             patience = min(MAX_PROBE_S, max(PROBE_S, self._flight_s(peer)) * 2 ** min(peer.probes, 16))
             if not peer.todo and now - peer.heard >= patience:
                 peer.heard, peer.probes = now, peer.probes + 1
-                instructions.append(self._send(device, peer.last, ()))
-                peer.given.count(peer.last, self._layout.length(*self._layout.locate(peer.last)))
+                size, number = peer.least
+                instructions.append(self._send(device, number, ()))
+                peer.given.count(number, size)
         return instructions
