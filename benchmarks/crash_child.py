@@ -1,4 +1,4 @@
-"""One process of the crash matrix, which kills itself with -9 at a named point of a round.
+"""One process of the crash matrix, which kills itself with -9 at a named point of a round, or meets another trouble.
 
     EDGEFL_CRASH="coordinator/commit/before/1" EDGEFL_CRASH_MARK=FILE python -m benchmarks.crash_child MODULE ARGUMENTS…
 
@@ -8,11 +8,13 @@ is to be disturbed, the process ends before or after the given call. Nothing of 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import runpy
 import signal
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,6 +24,9 @@ DISTURBED = 2
 VARIABLE = "EDGEFL_CRASH"
 #: A file that is there once the process has ended at its point.
 MARK = "EDGEFL_CRASH_MARK"
+#: The directory that is filled where the disk is to be full, and the file that fills it.
+PLACE, BALLAST = "EDGEFL_CRASH_PLACE", "ballast"
+_DAY_S = 86_400.0
 #: Role -> its points: what is written, sent, acknowledged or begun.
 POINTS = {
     "coordinator": (
@@ -52,21 +57,22 @@ POINTS = {
 
 
 class Point(NamedTuple):
-    """``count``: which call of the disturbed round, from 1."""
+    """``count``: which call of the disturbed round, from 1. ``what`` happens then."""
 
     role: str
     name: str
     when: str  # before, after
     count: int = 1
+    what: str = "killed"  # or "disk full", "clock ahead", "clock behind"; killed and then "read-only", "half written"
 
     def __str__(self) -> str:
-        return "/".join((self.role, self.name, self.when, str(self.count)))
+        return "/".join((self.role, self.name, self.when, str(self.count), self.what)).removesuffix("/killed")
 
 
 def point(text: str) -> Point:
     """The point that ``str`` wrote."""
-    role, name, when, count = text.split("/")
-    return Point(role, name, when, int(count))
+    role, name, when, count, *what = text.split("/")
+    return Point(role, name, when, int(count), *what)
 
 
 class Crash:
@@ -85,10 +91,10 @@ class Crash:
         def wrapped(*arguments: Any, **options: Any) -> Any:
             due = self._due(name if isinstance(name, str) else name(*arguments, **options))
             if due and self.at.when == "before":
-                _end()
+                self._happen()
             result = plain(*arguments, **options)
-            if due:
-                _end()
+            if due and self.at.when == "after":
+                self._happen()
             return result
 
         setattr(owner, method, wrapped)
@@ -100,10 +106,10 @@ class Crash:
         async def publish(transport: Any, topic: str, payload: bytes, **options: Any) -> None:
             due = self._due(name(topic, payload))
             if due and self.at.when == "before":
-                _end()
+                self._happen()
             await plain(transport, topic, payload, **options)
-            if due:
-                _end()
+            if due and self.at.when == "after":
+                self._happen()
 
         owner.publish = publish
 
@@ -113,11 +119,30 @@ class Crash:
         self.calls += 1
         return self.calls == self.at.count
 
+    def _happen(self) -> None:
+        """Once: whoever is started in place of this process finds the mark."""
+        Path(os.environ[MARK]).touch()
+        if self.at.what == "disk full":
+            _fill(Path(os.environ[PLACE]) / BALLAST)
+        elif self.at.what.startswith("clock"):
+            _set_clock(_DAY_S if self.at.what == "clock ahead" else -_DAY_S)
+        else:
+            os.kill(os.getpid(), signal.SIGKILL)
 
-def _end() -> None:
-    """Once: whoever is started in place of this process finds the mark."""
-    Path(os.environ[MARK]).touch()
-    os.kill(os.getpid(), signal.SIGKILL)
+
+def _fill(file: Path) -> None:
+    with contextlib.suppress(OSError), file.open("wb", buffering=0) as ballast:
+        size = 2**20
+        while size:
+            try:
+                ballast.write(bytes(size))
+            except OSError:
+                size //= 2
+
+
+def _set_clock(by_s: float) -> None:
+    plain = time.time
+    time.time = lambda: plain() + by_s
 
 
 def sending(topic: str, payload: bytes) -> str:

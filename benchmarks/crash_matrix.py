@@ -1,10 +1,13 @@
-"""Kill -9 at every named point of a round, start again, and compare with the undisturbed run.
+"""Kill -9 and worse at every named point of a round, start again, and compare with the undisturbed run.
 
 Two agents with trainers that echo, three rounds, real broker, coordinator, ledger and supervisors. In the second round
 one process ends before or after a write, a send or an acknowledgement (``benchmarks.crash_child``), or the broker is
 killed when something has been told; whoever died is started again with the same command (the coordinator with
---resume). A point holds when the run finishes, each round was made in its first attempt with both devices, the weights
-are bit for bit those of the undisturbed run, the ledger has nothing open, and no file is left that nothing points to.
+--resume). Where it is told, the process is not killed, but finds its disk full (and must end with the exit code of
+that, and go on when there is room again), or its clock a day ahead or behind; or it is killed and finds its files half
+written, or its disk read-only (the same). A point holds when the run finishes, each round was made in its first attempt
+with both devices, the weights are bit for bit those of the undisturbed run, the ledger has nothing open, and no file is
+left that nothing points to.
 
     python -m benchmarks.crash_matrix [--only coordinator] [--ledger postgresql://…] [--write docs/results]
 """
@@ -30,7 +33,8 @@ from sqlalchemy import create_engine, text
 from sqlalchemy.engine import make_url
 
 from benchmarks import echo, echo_agents
-from benchmarks.crash_child import MARK, POINTS, VARIABLE, Point, point
+from benchmarks.crash_child import MARK, PLACE, POINTS, VARIABLE, Point, point
+from benchmarks.crash_faults import Trouble, own_disk
 from coordinator.ledger import Ledger
 from device_agent.start import Options
 from edgefl.records import Manifest
@@ -43,6 +47,20 @@ ROUNDS = 3
 PATIENCE_S = 120.0
 #: The broker ends when one of these has been told of the disturbed round.
 TOLD = ("round_started", "update", "round_closed")
+#: What happens where beside being killed.
+FAULTS = (
+    *(Point("coordinator", name, "before", 1, "disk full") for name in ("commit", "store update", "aggregate")),
+    *(Point("agent", name, "after", 1, "disk full") for name in ("send accept", "send update")),
+    *(
+        Point(*at, 1, f"clock {way}")
+        for at in (("coordinator", "commit", "before"), ("agent", "send accept", "after"))
+        for way in ("ahead", "behind")
+    ),
+    *(Point("coordinator", name, "after", 1, "half written") for name in ("send grant", "store update", "aggregate")),
+    *(Point("agent", name, "after", 1, "half written") for name in ("send need", "store parts", "send update")),
+    Point("coordinator", "aggregate", "before", 1, "read-only"),
+    Point("agent", "send need", "after", 1, "read-only"),
+)
 CASE = echo.Case("crash", 96, 2, agents=len(AGENTS), rounds=ROUNDS - 1)
 
 
@@ -62,14 +80,14 @@ def points(only: str = "") -> list[Point]:
         for name in names:
             counts = (1, 3) if name in {"commit", "send chunk", "journal", "save"} else (1,)
             found += [Point(role, name, when, count) for count in counts for when in ("before", "after")]
-    found += [Point("broker", told, "after") for told in TOLD]
+    found += [*(Point("broker", told, "after") for told in TOLD), *FAULTS]
     return [one for one in found if only in str(one)]
 
 
 class Fleet:
     """The processes of one run, started again when they were killed."""
 
-    def __init__(self, folder: Path, broker: Broker, crash: str, ledger: str) -> None:
+    def __init__(self, folder: Path, broker: Broker, at: Point | None, ledger: str) -> None:
         self.folder = folder
         self.broker = broker
         self.ledger = ledger  # URL of a database of this run's own, "": a file
@@ -78,12 +96,14 @@ class Fleet:
             **os.environ,
             "EDGEFL_BROKER": broker.url,
             "OMP_NUM_THREADS": "1",
-            VARIABLE: crash,
+            VARIABLE: str(at or ""),
             MARK: str(self.mark),
+            PLACE: str(place_of(folder, at)),
             echo_agents.TRAINER: "benchmarks.crash_child",
         }
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
-        self._disturbed = "" if not crash or crash.startswith("broker") else crash.partition("/")[0]
+        self._trouble = Trouble(at, place_of(folder, at)) if at is not None else None
+        self._disturbed = disturbed(at)
 
     def start(self) -> None:
         """Everybody, for the first time."""
@@ -125,11 +145,16 @@ class Fleet:
                 await self.broker.start()
             for name, process in list(self._processes.items()):
                 code = process.poll()
-                if code == -signal.SIGKILL:
+                if code is None:
+                    continue
+                mine = self._trouble if name == self._disturbed and self.mark.exists() else None
+                if mine is not None and code != 0 and mine.ended(code, code == -signal.SIGKILL):
                     self._start(name, again=True)
                 elif code == 0 and name == "coordinator":
+                    if self._trouble is not None and (left := self._trouble.left):
+                        raise RuntimeError(left)
                     return
-                elif code is not None:
+                else:
                     raise RuntimeError(f"{name} ended with {code}")
 
     def _told(self, kind: str) -> bool:
@@ -155,11 +180,24 @@ class Fleet:
                 process.wait()
 
 
+def disturbed(at: Point | None) -> str:
+    """The process that a point is about; "" for the broker."""
+    if at is None or at.role == "broker":
+        return ""
+    return "coordinator" if at.role == "coordinator" else AGENTS[0]
+
+
+def place_of(folder: Path, at: Point | None) -> Path:
+    """The directory of the process that a point is about."""
+    name = disturbed(at)
+    return folder / ("runs" if name == "coordinator" else name)
+
+
 async def play(folder: Path, at: Point | None, ledger: str = "") -> tuple[Fleet, str]:
     """One run; what went wrong, "" for nothing."""
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
     async with start_broker(folder / "broker", "mosquitto") as broker:
-        fleet = Fleet(folder, broker, str(at) if at is not None else "", ledger)
+        fleet = Fleet(folder, broker, at, ledger)
         try:
             fleet.start()
             await fleet.run(at)
@@ -230,7 +268,7 @@ def faults(fleet: Fleet, reference: Manifest) -> list[str]:
 
 def judged(at: Point, folder: Path, reference: Manifest, server: str = "") -> Verdict:
     """One point. ``server``: where its ledger is to be, "" for a file."""
-    with own_database(server) as ledger:
+    with own_database(server) as ledger, own_disk(place_of(folder, at), at):
         started = time.monotonic()
         fleet, trouble = asyncio.run(play(folder, at, ledger))
         seconds = time.monotonic() - started
@@ -248,11 +286,12 @@ def page(verdicts: Sequence[Verdict], seconds: float, ledger: str = "SQLite") ->
         f"Ledger in {ledger}: {good} of {len(verdicts)} points hold. The undisturbed run takes {seconds:.1f} s.",
         "",
     ]
-    lines += ["| process | at | when | call | the same round goes on | run, s |", "|---|---|---|---|---|---|"]
+    lines += ["| process | is | when | at | call | the same round goes on | run, s |", "|---|---|---|---|---|---|---|"]
     for one in verdicts:
         told = "yes" if not one.faults else "**no**: " + "; ".join(one.faults)
         told = told if one.reached else "not reached" + (f": {'; '.join(one.faults)}" if one.faults else "")
-        lines.append(f"| {one.at.role} | {one.at.name} | {one.at.when} | {one.at.count} | {told} | {one.seconds:.1f} |")
+        at = (one.at.role, one.at.what, one.at.when, one.at.name, str(one.at.count))
+        lines.append(f"| {' | '.join(at)} | {told} | {one.seconds:.1f} |")
     return "\n".join(lines) + "\n"
 
 

@@ -168,7 +168,7 @@ def presence_of(
         return "as it is" if not wrong else "wrong", wrong
     left = next((row.at for row in told if row.kind == "device_left"), None)
     back = next((row.at for row in told if row.kind == "device_joined" and row.at > cut[1]), None)
-    if back is None or back - cut[1] > RETURN_S:
+    if left is not None and (back is None or back - cut[1] > RETURN_S):
         wrong.append(f"{VICTIM} is not told to be back within {RETURN_S:.0f} s after the cut")
     if left is not None and not SILENCE_S - TELLING_S <= left - cut[0] <= SILENCE_S + TELLING_S:
         wrong.append(f"{VICTIM} is told to have left {left - cut[0]:.0f} s after the cut began")

@@ -62,6 +62,7 @@ class Agent:
         self._tasks: set[asyncio.Task[None]] = set()
         self._end: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._listening = False
+        self._leaving = 0  # messages the broker has not acknowledged
         self._transfers = Transfers(
             identity,
             lambda: self.transport,
@@ -138,7 +139,7 @@ class Agent:
         while True:
             await asyncio.sleep(TICK_S)
             self._post(v.Tick(psutil.virtual_memory().available))
-            self._transfers.tick(connected=self.state.connected)
+            self._transfers.tick(connected=self.state.connected, heard=not self._leaving)
             if self.state.abandoned is not None:
                 self._jobs.interrupt()  # again: the first may have come before the trainer had read its order
 
@@ -150,7 +151,14 @@ class Agent:
             message = await self._outbox.get()
             retained = isinstance(message, Presence)
             topic = presence if retained else up
-            self._spawn(self.transport.publish(topic, encode(message), retain=retained))
+            self._spawn(self._say(topic, encode(message), retained))
+
+    async def _say(self, topic: str, payload: bytes, retained: bool) -> None:
+        self._leaving += 1
+        try:
+            await self.transport.publish(topic, payload, retain=retained)
+        finally:
+            self._leaving -= 1
 
     async def _take_events(self) -> None:
         while True:

@@ -106,10 +106,14 @@ class Transfers:
         """The update is delivered, or not wanted."""
         self._upload = None
 
-    def tick(self, *, connected: bool) -> None:
-        """Time passed."""
+    def tick(self, *, connected: bool, heard: bool = True) -> None:
+        """Time passed. ``heard``: whether all that was said has come to the broker.
+
+        Until then nothing is asked for again: a link that is cut would carry every repetition once it is back, and
+        each would be answered with all that is missing.
+        """
         now = time.monotonic()
-        if self._download is not None:
+        if self._download is not None and heard:
             self._download.tick(now)
         if self._upload is not None and connected:
             self._upload.tick(now)

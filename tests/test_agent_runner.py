@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from device_agent import values as v
 from device_agent.store import AgentStore, Owner
+from device_agent.timeouts import TICK_S
 from device_agent.trainer_link import Ended
 from edgefl.errors import BrokerError, BrokerUnreachableError, DataError, EdgeFLError, StoreError
 from edgefl.protocol import messages as m
@@ -110,6 +111,40 @@ def test_chunks_that_are_lost_are_asked_for_again(tmp_path, monkeypatch):
             coordinator.chunk_limit = None
             update = await coordinator.take_update()
             assert update.figures["payload_down_bytes"].value == 8000
+
+    play(scene())
+
+
+def test_over_a_cut_link_nothing_is_asked_for_twice(tmp_path, monkeypatch):
+    monkeypatch.setattr("edgefl.protocol.receiver.STALL_S", 0.1)
+    acknowledging = asyncio.Event()
+    said: list[int] = []
+
+    async def scene():
+        broker = MemoryBroker()
+        async with Coordinator(broker, tmp_path / "c") as coordinator, Running(broker, tmp_path / "a") as running:
+            await coordinator.expect(m.Hello)
+            transport = running.agent.transport
+            plain = transport.publish
+
+            async def publish(topic: str, payload: bytes, *, retain: bool = False) -> None:
+                message = m.decode_up(payload) if topic.endswith("/up") else None
+                if isinstance(message, m.Need) and message.missing:
+                    said.append(asked_chunks(message))
+                    await acknowledging.wait()
+                await plain(topic, payload, retain=retain)
+
+            monkeypatch.setattr(transport, "publish", publish)
+            coordinator.offer()
+            await coordinator.expect(m.Accept)
+            await asyncio.sleep(2.5 * TICK_S + 0.5)
+            assert said == [8]
+            coordinator.chunk_limit = 2  # then some are lost, and asked for as ever
+            acknowledging.set()
+            while said != [8, 6]:
+                await asyncio.sleep(0.01)
+            coordinator.chunk_limit = None
+            await coordinator.take_update()
 
     play(scene())
 
