@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from edgefl.errors import StoreError
 
 #: Enough for three rounds of the matrix' model, and filled in a moment.
 SIZE_MIB = 24
+_CHILDREN_S = 15.0
 
 
 @contextlib.contextmanager
@@ -95,4 +97,9 @@ def _cut(file: Path, size: int) -> None:
 
 
 def _call(*command: str) -> None:
-    subprocess.run(command, check=True)
+    """Again while a child of the process, which ends with it, is still there."""
+    until = time.monotonic() + _CHILDREN_S
+    while (done := subprocess.run(command, check=False, capture_output=True, text=True)).returncode:
+        if time.monotonic() > until:
+            raise SystemExit(f"{' '.join(command)}: {done.stderr.strip()}")
+        time.sleep(0.1)
