@@ -10,7 +10,6 @@ it, in the same process, copying 256 MiB in memory. Every number of devices has 
 from __future__ import annotations
 
 import argparse
-import resource
 import statistics
 import subprocess
 import sys
@@ -28,6 +27,7 @@ from edgefl.aggregation.remember import UpdateInfo
 from edgefl.objects import ObjectStore
 from edgefl.protocol.parts import encode_part
 from edgefl.records import Manifest
+from edgefl.resources.procfs import status_bytes
 
 DEVICES = (4, 16, 64)
 ROUNDS = 7
@@ -90,7 +90,7 @@ def measured(folder: Path, devices: int) -> Outcome:
         store.collect({ref.id for refs in (work.state, *work.updates) for ref in refs.values()})
         store.empty()
     size = sum(ref.size for ref in work.state.values())
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # before the copies, which are larger
+    peak = status_bytes("VmHWM") or 0  # before the copies, which are larger; ru_maxrss would be the parent's
     return Outcome(devices, size, statistics.median(seconds), _copy_bytes_s(), peak)
 
 

@@ -26,7 +26,12 @@ VARIABLE = "EDGEFL_CRASH"
 MARK = "EDGEFL_CRASH_MARK"
 #: The directory that is filled where the disk is to be full, and the file that fills it.
 PLACE, BALLAST = "EDGEFL_CRASH_PLACE", "ballast"
-_DAY_S = 86_400.0
+#: What can happen to a process at its point.
+KILLED, FULL, AHEAD, BEHIND = "killed", "disk full", "clock ahead", "clock behind"
+#: It is killed, and then …
+TORN, READ_ONLY = "half written", "read-only"
+WHATS = (KILLED, FULL, AHEAD, BEHIND, TORN, READ_ONLY)
+DAY_S = 86_400.0
 #: Role -> its points: what is written, sent, acknowledged or begun.
 POINTS = {
     "coordinator": (
@@ -63,16 +68,19 @@ class Point(NamedTuple):
     name: str
     when: str  # before, after
     count: int = 1
-    what: str = "killed"  # or "disk full", "clock ahead", "clock behind"; killed and then "read-only", "half written"
+    what: str = KILLED
 
     def __str__(self) -> str:
-        return "/".join((self.role, self.name, self.when, str(self.count), self.what)).removesuffix("/killed")
+        return "/".join((self.role, self.name, self.when, str(self.count), self.what)).removesuffix(f"/{KILLED}")
 
 
 def point(text: str) -> Point:
-    """The point that ``str`` wrote."""
+    """The point that ``str`` wrote. Raises ValueError for anything else."""
     role, name, when, count, *what = text.split("/")
-    return Point(role, name, when, int(count), *what)
+    found = Point(role, name, when, int(count), *what)
+    if found.what not in WHATS or when not in {"before", "after"}:
+        raise ValueError(f"no such point: {text}; what happens is one of {', '.join(WHATS)}")
+    return found
 
 
 class Crash:
@@ -122,10 +130,10 @@ class Crash:
     def _happen(self) -> None:
         """Once: whoever is started in place of this process finds the mark."""
         Path(os.environ[MARK]).touch()
-        if self.at.what == "disk full":
+        if self.at.what == FULL:
             _fill(Path(os.environ[PLACE]) / BALLAST)
-        elif self.at.what.startswith("clock"):
-            _set_clock(_DAY_S if self.at.what == "clock ahead" else -_DAY_S)
+        elif self.at.what in {AHEAD, BEHIND}:
+            _set_clock(DAY_S if self.at.what == AHEAD else -DAY_S)
         else:
             os.kill(os.getpid(), signal.SIGKILL)
 

@@ -94,8 +94,10 @@ class Fleet:
                 if mine is not None and code != 0 and mine.ended(code, code == -signal.SIGKILL):
                     self._start(name, again=True)
                 elif code == 0 and name == "coordinator":
-                    if self._trouble is not None and (left := self._trouble.left):
-                        raise RuntimeError(left)
+                    if self._trouble is not None and (
+                        lacking := self._trouble.lacking(self.folder / f"{self._disturbed}.out")
+                    ):
+                        raise RuntimeError(lacking)
                     return
                 else:
                     raise RuntimeError(f"{name} ended with {code}")
@@ -137,8 +139,7 @@ def place_of(folder: Path, at: Point | None) -> Path:
 
 
 async def play(folder: Path, at: Point | None, ledger: str = "") -> tuple[Fleet, str]:
-    """One run; what went wrong, "" for nothing."""
-    folder.mkdir(parents=True, exist_ok=True)
+    """One run in a folder that is empty but for what is mounted there; what went wrong, "" for nothing."""
     async with start_broker(folder / "broker", "mosquitto") as broker:
         fleet = Fleet(folder, broker, at, ledger)
         try:

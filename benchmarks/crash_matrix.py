@@ -9,7 +9,7 @@ written, or its disk read-only (the same). A point holds when the run finishes, 
 with both devices, the weights are bit for bit those of the undisturbed run, the ledger has nothing open, and no file is
 left that nothing points to.
 
-    python -m benchmarks.crash_matrix [--only coordinator] [--ledger postgresql://…] [--write docs/results]
+    python -m benchmarks.crash_matrix [--only coordinator] [--ledger postgresql://…] [--write docs/results]     as root
 """
 
 from __future__ import annotations
@@ -28,27 +28,28 @@ import msgspec
 from sqlalchemy import create_engine, text
 from sqlalchemy.engine import make_url
 
-from benchmarks.crash_child import POINTS, Point, point
-from benchmarks.crash_faults import own_disk
-from benchmarks.crash_fleet import AGENTS, ROUNDS, Fleet, place_of, play
+from benchmarks.crash_child import AHEAD, BEHIND, FULL, POINTS, READ_ONLY, TORN, Point, point
+from benchmarks.crash_faults import own_disk, unavailable
+from benchmarks.crash_fleet import AGENTS, PATIENCE_S, ROUNDS, Fleet, place_of, play
 from coordinator.ledger import Ledger
 from edgefl.records import Manifest
+from edgefl.report.rows import EventRow
 
 #: The broker ends when one of these has been told of the disturbed round.
 TOLD = ("round_started", "update", "round_closed")
 #: Where something else happens than being killed.
 FAULTS = (
-    *(Point("coordinator", name, "before", 1, "disk full") for name in ("commit", "store update", "aggregate")),
-    *(Point("agent", name, "after", 1, "disk full") for name in ("send accept", "send update")),
+    *(Point("coordinator", name, "before", 1, FULL) for name in ("commit", "store update", "aggregate")),
+    *(Point("agent", name, "after", 1, FULL) for name in ("send accept", "send update")),
     *(
-        Point(*at, 1, f"clock {way}")
+        Point(*at, 1, way)
         for at in (("coordinator", "commit", "before"), ("agent", "send accept", "after"))
-        for way in ("ahead", "behind")
+        for way in (AHEAD, BEHIND)
     ),
-    *(Point("coordinator", name, "after", 1, "half written") for name in ("send grant", "store update", "aggregate")),
-    *(Point("agent", name, "after", 1, "half written") for name in ("send need", "store parts", "send update")),
-    Point("coordinator", "aggregate", "before", 1, "read-only"),
-    Point("agent", "send need", "after", 1, "read-only"),
+    *(Point("coordinator", name, "after", 1, TORN) for name in ("send grant", "store update", "aggregate")),
+    *(Point("agent", name, "after", 1, TORN) for name in ("send need", "store parts", "send update")),
+    Point("coordinator", "aggregate", "before", 1, READ_ONLY),
+    Point("agent", "send need", "after", 1, READ_ONLY),
 )
 
 
@@ -104,6 +105,14 @@ def faults(fleet: Fleet, reference: Manifest) -> list[str]:
     found = []
     with Ledger(fleet.ledger or fleet.folder / "runs" / "echo" / "ledger.sqlite", create=False) as opened:
         report, position, states = opened.report("echo"), opened.position("echo"), opened.states("echo")
+    try:
+        lines = (fleet.folder / "runs" / "echo" / "events.jsonl").read_bytes().splitlines()
+        rows = [msgspec.json.decode(line, type=EventRow) for line in lines]
+        seconds = [row.data["seconds"] for row in rows if row.kind == "round_closed"]
+        if not all(0 <= one <= PATIENCE_S for one in seconds):
+            found.append(f"rounds are told to have taken {seconds} s")
+    except msgspec.DecodeError as error:
+        found.append(f"events.jsonl: {error}")
     if report.status != "done":
         found.append(f"the run is {report.status}")
     rounds = [(row.round, row.attempt, row.status, tuple(row.participants)) for row in report.rounds]
@@ -131,6 +140,7 @@ def faults(fleet: Fleet, reference: Manifest) -> list[str]:
 
 def judged(at: Point, folder: Path, reference: Manifest, server: str = "") -> Verdict:
     """One point. ``server``: where its ledger is to be, "" for a file."""
+    folder.mkdir(parents=True)
     with own_database(server) as ledger, own_disk(place_of(folder, at), at):
         started = time.monotonic()
         fleet, trouble = asyncio.run(play(folder, at, ledger))
@@ -164,13 +174,16 @@ def main() -> None:
     parser.add_argument("--only", default="", help="points whose names hold this")
     parser.add_argument("--at", help="one point, as the table names it: coordinator/commit/before/1")
     parser.add_argument("--ledger", default="", metavar="URL", help="a PostgreSQL server to make a database a run on")
-    parser.add_argument("--keep", type=Path, help="folder to keep every run in")
+    parser.add_argument("--keep", type=Path, help="new folder to keep every run in, but for disks that were mounted")
     parser.add_argument("--write", type=Path, help="folder for crash_matrix.md, or crash_matrix_postgresql.md")
     options = parser.parse_args()
     wanted = [point(options.at)] if options.at else points(options.only)
+    if reason := unavailable(wanted):
+        raise SystemExit(reason)
     verdicts = []
     with tempfile.TemporaryDirectory(prefix="edgefl-crash-") as temporary:
         place = options.keep or Path(temporary)
+        (place / "undisturbed").mkdir(parents=True)
         with own_database(options.ledger) as ledger:
             started = time.monotonic()
             fleet, trouble = asyncio.run(play(place / "undisturbed", None, ledger))
@@ -181,8 +194,12 @@ def main() -> None:
             if wrong := faults(fleet, reference):
                 raise SystemExit(f"the undisturbed run is not clean: {'; '.join(wrong)}")
         for at in wanted:
-            verdicts.append(judged(at, place / str(at).replace("/", "-").replace(" ", "_"), reference, options.ledger))
-            one = verdicts[-1]
+            folder = place / str(at).replace("/", "-").replace(" ", "_")
+            try:
+                one = judged(at, folder, reference, options.ledger)
+            except RuntimeError as error:  # of the harness
+                one = Verdict(at, False, 0.0, (str(error),))
+            verdicts.append(one)
             told = "; ".join(one.faults) or ("holds" if one.reached else "not reached")
             sys.stderr.write(f"{at}: {told} ({one.seconds:.1f} s)\n")
     table = page(verdicts, seconds, "PostgreSQL" if options.ledger else "SQLite")

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
+from typing import BinaryIO
 
 import msgspec
 
@@ -18,16 +20,19 @@ from edgefl.report.rows import EventRow
 
 #: Told live but not kept in the ledger: hundreds a round.
 FLEETING = frozenset({"progress"})
+#: More than any event has.
+LONGEST_LINE = 2**20
 
 
 class Journal:
-    """Appends events to a file of JSON lines and passes them on."""
+    """Appends events to a file of JSON lines and passes them on. A line that a crash has torn is cut off."""
 
     def __init__(self, file: Path, emit: Callable[[EventRow], None]) -> None:
         self._emit = emit
         self._name = file
         with explained("open", file):
-            self._file = file.open("ab", buffering=0)
+            self._file = file.open("a+b", buffering=0)
+            _cut_off_torn_line(self._file)
 
     def __enter__(self) -> Journal:
         return self
@@ -44,6 +49,14 @@ class Journal:
                 self._file.write(msgspec.json.encode(row) + b"\n")
         finally:
             self._emit(row)
+
+
+def _cut_off_torn_line(file: BinaryIO) -> None:
+    size = file.seek(0, os.SEEK_END)
+    file.seek(max(0, size - LONGEST_LINE))
+    end = file.read(min(size, LONGEST_LINE))
+    if end and not end.endswith(b"\n"):
+        file.truncate(size - len(end) + end.rfind(b"\n") + 1)
 
 
 class _Ear(logging.Handler):

@@ -86,6 +86,10 @@ class Download:
         if not self._ended:
             self._carry_out(self._receiver.on_tick(now), now)
 
+    def wait(self, now: float) -> None:
+        """Time passed, but the sender can not have heard what was said: nothing is late."""
+        self._receiver.on_unheard(now)
+
     def stop(self) -> None:
         """Nobody needs it any more; what has arrived stays on disk."""
         self._ended = True

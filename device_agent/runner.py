@@ -62,7 +62,7 @@ class Agent:
         self._tasks: set[asyncio.Task[None]] = set()
         self._end: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._listening = False
-        self._leaving = 0  # messages the broker has not acknowledged
+        self._leaving: list[UpMessage] = []  # what the broker has not acknowledged
         self._transfers = Transfers(
             identity,
             lambda: self.transport,
@@ -71,6 +71,7 @@ class Agent:
             self._post,
             self._outbox.put_nowait,
             emit,
+            self._leaving,
             self.state.task.attempt if self.state.task is not None else None,
         )
         self._jobs = TrainerJobs(trainer, self._spawn, self._post, emit, self._transfers.figures)
@@ -139,26 +140,24 @@ class Agent:
         while True:
             await asyncio.sleep(TICK_S)
             self._post(v.Tick(psutil.virtual_memory().available))
-            self._transfers.tick(connected=self.state.connected, heard=not self._leaving)
+            self._transfers.tick(connected=self.state.connected)
             if self.state.abandoned is not None:
                 self._jobs.interrupt()  # again: the first may have come before the trainer had read its order
 
     async def _publish(self) -> None:
         """In their order, which MQTT keeps, but without waiting for each to be acknowledged."""
-        up = topics.up(self.identity.fleet, self.identity.device)
-        presence = topics.presence(self.identity.fleet, self.identity.device)
         while True:
             message = await self._outbox.get()
-            retained = isinstance(message, Presence)
-            topic = presence if retained else up
-            self._spawn(self._say(topic, encode(message), retained))
+            self._leaving.append(message)
+            self._spawn(self._say(message))
 
-    async def _say(self, topic: str, payload: bytes, retained: bool) -> None:
-        self._leaving += 1
+    async def _say(self, message: UpMessage) -> None:
+        retained = isinstance(message, Presence)
+        topic = (topics.presence if retained else topics.up)(self.identity.fleet, self.identity.device)
         try:
-            await self.transport.publish(topic, payload, retain=retained)
+            await self.transport.publish(topic, encode(message), retain=retained)
         finally:
-            self._leaving -= 1
+            self._leaving.remove(message)
 
     async def _take_events(self) -> None:
         while True:

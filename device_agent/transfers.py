@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import xxhash
 
@@ -18,7 +18,7 @@ from edgefl.errors import BrokerError, ProtocolError, StoreError
 from edgefl.objects import ObjectStore
 from edgefl.partials import PartialObject
 from edgefl.protocol import topics
-from edgefl.protocol.messages import Grant, Need, Offer, Update
+from edgefl.protocol.messages import Grant, Need, Offer, Update, UpMessage
 from edgefl.records import Attempt, Figures, Refusal
 from edgefl.transport.base import Transport
 
@@ -35,9 +35,13 @@ class Transfers:
         post: Callable[[v.Event], None],
         send: Callable[[Need], None],
         emit: Emit,
+        leaving: Collection[UpMessage],
         restored: Attempt | None = None,
     ) -> None:
-        """``restored``: accepted by an earlier process, which took its counters with it."""
+        """``leaving``: what was said and the broker has not acknowledged.
+
+        ``restored``: accepted by an earlier process, which took its counters with it.
+        """
         self._identity = identity
         self._restored = restored
         self._transport = transport
@@ -46,6 +50,7 @@ class Transfers:
         self._post = post
         self._send = send
         self._emit = emit
+        self._leaving = leaving
         self._download: Download | None = None
         self._upload: Upload | None = None
         self._bill: Bill | None = None
@@ -54,7 +59,9 @@ class Transfers:
         """Ask for what the offer's manifest names and is not here; again for the same offer: ask again."""
         now = time.monotonic()
         if self._download is not None and self._download.offer == offer:
-            self._download.again(now)
+            asking = (one for one in self._leaving if isinstance(one, Need) and one.missing)
+            if all(one.transfer != offer.transfer for one in asking):
+                self._download.again(now)  # else the transport says it, as soon as it can
             return
         if self._bill is None or self._bill.attempt != offer.attempt:
             self._bill = Bill(offer.attempt, self._meters())
@@ -106,15 +113,18 @@ class Transfers:
         """The update is delivered, or not wanted."""
         self._upload = None
 
-    def tick(self, *, connected: bool, heard: bool = True) -> None:
-        """Time passed. ``heard``: whether all that was said has come to the broker.
+    def tick(self, *, connected: bool) -> None:
+        """Time passed.
 
-        Until then nothing is asked for again: a link that is cut would carry every repetition once it is back, and
-        each would be answered with all that is missing.
+        Nothing is asked for again before the broker has all that was said: a link that is cut would carry every
+        repetition once it is back, and each would be answered with all that is missing.
         """
         now = time.monotonic()
-        if self._download is not None and heard:
-            self._download.tick(now)
+        if self._download is not None:
+            if self._leaving:
+                self._download.wait(now)
+            else:
+                self._download.tick(now)
         if self._upload is not None and connected:
             self._upload.tick(now)
 

@@ -115,36 +115,60 @@ def test_chunks_that_are_lost_are_asked_for_again(tmp_path, monkeypatch):
     play(scene())
 
 
-def test_over_a_cut_link_nothing_is_asked_for_twice(tmp_path, monkeypatch):
-    monkeypatch.setattr("edgefl.protocol.receiver.STALL_S", 0.1)
-    acknowledging = asyncio.Event()
-    said: list[int] = []
+class Late:
+    """Holds back what the agent asks for until ``through``; ``said``: chunks of each question."""
+
+    def __init__(self, transport):
+        self.said = []
+        self.through = asyncio.Event()
+        self._publish = transport.publish
+        transport.publish = self.publish
+
+    async def publish(self, topic: str, payload: bytes, *, retain: bool = False) -> None:
+        message = m.decode_up(payload) if topic.endswith("/up") else None
+        if isinstance(message, m.Need) and message.missing:
+            self.said.append(asked_chunks(message))
+            await self.through.wait()
+        await self._publish(topic, payload, retain=retain)
+
+
+def test_what_the_broker_has_not_heard_yet_is_not_asked_for_again(tmp_path, monkeypatch):
+    monkeypatch.setattr("edgefl.protocol.receiver.STALL_S", 0.8)
 
     async def scene():
         broker = MemoryBroker()
         async with Coordinator(broker, tmp_path / "c") as coordinator, Running(broker, tmp_path / "a") as running:
             await coordinator.expect(m.Hello)
-            transport = running.agent.transport
-            plain = transport.publish
-
-            async def publish(topic: str, payload: bytes, *, retain: bool = False) -> None:
-                message = m.decode_up(payload) if topic.endswith("/up") else None
-                if isinstance(message, m.Need) and message.missing:
-                    said.append(asked_chunks(message))
-                    await acknowledging.wait()
-                await plain(topic, payload, retain=retain)
-
-            monkeypatch.setattr(transport, "publish", publish)
+            late = Late(running.agent.transport)
+            coordinator.chunk_limit = 2  # the others are lost, and asked for when all has been silent for long enough
             coordinator.offer()
             await coordinator.expect(m.Accept)
-            await asyncio.sleep(2.5 * TICK_S + 0.5)
-            assert said == [8]
-            coordinator.chunk_limit = 2  # then some are lost, and asked for as ever
-            acknowledging.set()
-            while said != [8, 6]:
-                await asyncio.sleep(0.01)
+            await asyncio.sleep(1.6 + TICK_S)
+            assert late.said == [8]
+            late.through.set()
+            await asyncio.sleep(0.7)
+            assert late.said == [8]
             coordinator.chunk_limit = None
             await coordinator.take_update()
+            assert late.said == [8, 6]
+
+    play(scene())
+
+
+def test_a_question_that_is_on_its_way_is_not_repeated_after_a_cut(tmp_path):
+    async def scene():
+        broker = MemoryBroker()
+        async with Coordinator(broker, tmp_path / "c") as coordinator, Running(broker, tmp_path / "a") as running:
+            await coordinator.expect(m.Hello)
+            late = Late(running.agent.transport)
+            coordinator.offer()
+            await coordinator.expect(m.Accept)
+            broker.cut(DEVICE)
+            await coordinator.expect(m.Hello)
+            await coordinator.expect(m.Accept)  # with which it would ask again
+            late.through.set()
+            await coordinator.take_update()
+            assert late.said == [8]
 
     play(scene())
 

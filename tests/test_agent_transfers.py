@@ -43,6 +43,7 @@ def test_a_chunk_that_is_leaving_is_not_sent_again_and_one_that_has_left_is(tmp_
             lambda event: None,
             lambda need: None,
             lambda event, **fields: None,
+            leaving=(),
         )
 
         async def ask(epoch: int, bitmap: bytes) -> None:

@@ -20,6 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -217,6 +218,18 @@ def test_an_event_is_told_although_the_disk_is_full(workplace: Path) -> None:
     with Journal(Path("/dev/full"), told.append) as journal, pytest.raises(StoreError, match="No space left"):
         journal.tell(EventRow(kind="run_failed"))
     assert [row.kind for row in told] == ["run_failed"]
+
+
+@pytest.mark.parametrize("torn", [b"", b'{"at":3.0,"ki', b'{"at":3.0,"kind":"stage_finished"}', b"x" * 5000])
+def test_a_torn_line_of_events_is_cut_off_and_the_next_one_whole(workplace: Path, torn: bytes) -> None:
+    file = workplace / "events.jsonl"
+    for number, kind in enumerate(("run_started", "run_resumed")):
+        with Journal(file, lambda row: None) as journal:
+            journal.tell(EventRow(float(number), kind))
+        if number == 0:
+            file.write_bytes(file.read_bytes() + torn)
+    rows = [msgspec.json.decode(line, type=EventRow) for line in file.read_bytes().splitlines()]
+    assert [row.kind for row in rows] == ["run_started", "run_resumed"]
 
 
 def test_the_exit_code_survives_a_log_on_a_full_disk(monkeypatch: pytest.MonkeyPatch) -> None:

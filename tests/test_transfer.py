@@ -364,6 +364,17 @@ def test_a_lost_done_is_repeated_when_the_sender_probes():
     assert receiver.on_stall(PROBE_S)[0].need.done
 
 
+def test_what_could_not_be_heard_is_waited_for_and_says_nothing_of_the_link():
+    receiver = Receiver("t", "a", refs(3), CHUNK, 4, life=7)
+    receiver.start(everything(refs(3)), 0.0)
+    for second in range(1, 301):
+        receiver.on_unheard(float(second))
+    receiver.on_chunk(name(0), 0, CHUNK, 300.5)
+    assert receiver.on_tick(300.5 + STALL_S - 0.1) == []
+    [again] = receiver.on_tick(300.5 + STALL_S)
+    assert again.need.missing == {name(0): b"\x06"}
+
+
 def test_a_probe_is_the_smallest_chunk_that_was_sent():
     objects = refs(2, 3)  # the last chunk of each is the smallest
     sender = Sender("t", sizes(objects))

@@ -151,6 +151,10 @@ class Receiver:
         self.stalls += 1
         return [self._open_epoch(now)]
 
+    def on_unheard(self, now: float) -> None:
+        """Call in place of ``on_tick`` while what was said can not have come to the sender: silence tells nothing."""
+        self._silent_since = self._last_at = now
+
     def on_stall(self, now: float) -> list[Instruction]:
         """Say it all again at once: after a reconnect, or when the sender announces the transfer anew."""
         if self.finished:

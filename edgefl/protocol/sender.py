@@ -19,9 +19,10 @@ GATHER_S = 1.0
 #: How long one receiver may block the others without acknowledging half a window. Half of 16 x 96 KiB in 3 s keeps
 #: every link of at least 2.1 Mbit/s in step; slower ones are better served alone.
 PACE_STALL_S = 3.0
-#: When everything was sent and the receiver says nothing for this long, the smallest chunk is sent again to make it
-#: answer (its ``done`` may have been lost). Longer than STALL_S, after which it would ask by itself; doubles up to
-#: MAX_PROBE_S, so that a device that never comes back costs a chunk every few minutes, until its round is closed.
+#: When everything was sent and the receiver says nothing for this long, the smallest chunk is sent again: one that has
+#: finished answers (its ``done`` may have been lost). Longer than STALL_S, after which one that lacks something asks by
+#: itself; doubles up to MAX_PROBE_S, so that a device that never comes back costs a chunk every few minutes, until its
+#: round is closed.
 PROBE_S = 10.0
 MAX_PROBE_S = 160.0
 
