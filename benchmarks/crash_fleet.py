@@ -48,6 +48,11 @@ class Fleet:
         self._trouble = Trouble(at, place_of(folder, at)) if at is not None else None
         self._disturbed = disturbed(at)
 
+    @property
+    def _log(self) -> Path:
+        """What the disturbed process says, as JSON lines."""
+        return self.folder / ("coordinator.out" if self._disturbed == "coordinator" else f"{self._disturbed}.log")
+
     def start(self) -> None:
         """Everybody, for the first time."""
         echo.test_set().save_npz(self.folder / "test.npz")
@@ -94,9 +99,7 @@ class Fleet:
                 if mine is not None and code != 0 and mine.ended(code, code == -signal.SIGKILL):
                     self._start(name, again=True)
                 elif code == 0 and name == "coordinator":
-                    if self._trouble is not None and (
-                        lacking := self._trouble.lacking(self.folder / f"{self._disturbed}.out")
-                    ):
+                    if self._trouble is not None and (lacking := self._trouble.lacking(self._log)):
                         raise RuntimeError(lacking)
                     return
                 else:
