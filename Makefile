@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 TORCH := 'torch>=2.6,<2.14'
 
-LEDGER_TESTS := $(addprefix tests/test_,ledger.py ledger_faults.py coordinator_runner.py cli_read.py fleet.py fleet_kept.py)
+LEDGER_TESTS := $(addprefix tests/test_,ledger.py coordinator_runner.py cli_read.py fleet.py fleet_kept.py)
 
 .PHONY: help demo test test-all test-postgresql lint docs bench fuzz clean
 
@@ -51,7 +51,8 @@ test-all: $(VENV)/.dev lint  ## test, and the slow ones (nightly)
 	$(BIN)/python -m pytest
 
 test-postgresql: $(VENV)/.dev  ## what concerns the ledger, on a PostgreSQL server of its own (installed when missing)
-	.ci/postgresql $(BIN)/python -m pytest -n 2 --dist loadscope -m 'not slow' $(LEDGER_TESTS)
+	.ci/postgresql sh -c "$(BIN)/python -m pytest -n 2 --dist loadscope -m 'not slow' $(LEDGER_TESTS) \
+		&& $(BIN)/python -m pytest -m 'not slow' tests/test_ledger_faults.py" # which restarts the server
 
 docs: $(VENV)/.dev  ## regenerate the configuration and command references
 	$(BIN)/python docs/generate.py
