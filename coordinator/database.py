@@ -21,7 +21,9 @@ from edgefl.errors import MissingDependencyError, StoreError
 _DAMAGED = "The file is damaged: put back a copy of it, or move this run's directory away."
 _KINDS = "Use sqlite:///PATH or postgresql://USER@HOST/DATABASE"
 #: A server that vanished without goodbye is found out within half a minute, not within the two hours of the kernel.
-_LASTING = {
+#: Texts are UTF-8 also in a database of no encoding (SQL_ASCII), of which the driver would give bytes.
+_CONNECTION = {
+    "client_encoding": "utf8",
     "connect_timeout": LEDGER_CONNECT_S,
     "keepalives_idle": 10,
     "keepalives_interval": 5,
@@ -87,7 +89,7 @@ def _parsed(url: str) -> URL:
 def _engine(parsed: URL, name: str) -> Engine:
     options: dict[str, Any] = {"json_serializer": _to_json, "json_deserializer": msgspec.json.decode}
     if parsed.get_backend_name() == "postgresql":
-        options["connect_args"] = {key: value for key, value in _LASTING.items() if key not in parsed.query}
+        options["connect_args"] = {key: value for key, value in _CONNECTION.items() if key not in parsed.query}
         options["pool_pre_ping"] = True  # a connection that the server has ended meanwhile is not used
     try:
         return create_engine(parsed, **options)
