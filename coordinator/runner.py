@@ -316,7 +316,9 @@ class Runner:
         elif isinstance(one, do.Plan | do.Aggregate | do.Evaluate):
             self._work.start(one)
         elif isinstance(one, do.Tidy):
-            self._tidy(one)
+            self._untidy = True  # the next tick sees to it: offers leave first
+            if self.state.phase in ENDED:
+                self._tidy(one)
         elif isinstance(one, do.Fail):
             raise _ERRORS[one.kind](one.message)
 

@@ -245,9 +245,12 @@ class Uploads:
 
     def _contents(self, group: list[_Upload]) -> list[tuple[_Upload, Refusal | Manifest | Exception]]:
         found: list[tuple[_Upload, Refusal | Manifest | Exception]] = []
+        try:
+            self._store.publish(partial for one in group for partial in one.partials.values())
+        except Exception as error:  # the disk: it is everybody's matter
+            return [(one, error) for one in group]
         for one in group:
             try:
-                self._store.publish(one.partials.values())
                 rules = (self._signature, self._transfer)
                 found.append((one, check_update(self._store, one.update.manifest, one.previous, *rules)))
             except Exception as error:  # its own matter: the others' contents may be right

@@ -22,7 +22,7 @@ from device_agent.log import Emit
 from device_agent.machine import initial, step
 from device_agent.renewal import Renewal
 from device_agent.store import AgentStore
-from device_agent.timeouts import DIAL_FIRST_S, DIAL_LAST_S, LEAVE_S, TICK_S
+from device_agent.timeouts import DIAL_FIRST_S, DIAL_LAST_S, LEAVE_S, SETTLE_S, TICK_S
 from device_agent.trainer_jobs import TrainerJobs
 from device_agent.trainer_link import Trainer
 from device_agent.transfers import Transfers
@@ -62,6 +62,7 @@ class Agent:
         self._tasks: set[asyncio.Task[None]] = set()
         self._end: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._listening = False
+        self._settling = False  # the disk is taking what was saved
         self._leaving: list[UpMessage] = []  # what the broker has not acknowledged
         self._transfers = Transfers(
             identity,
@@ -202,7 +203,7 @@ class Agent:
     def _performers(self) -> dict[type, Callable[[Any], None]]:
         return {
             v.Send: lambda i: self._outbox.put_nowait(i.message),
-            v.Save: lambda i: self.store.save(i.saved),
+            v.Save: self._save,
             v.SaveFacts: lambda i: self.store.save_facts(self.identity.fingerprint, i.facts),
             v.Log: lambda i: self.emit(i.event, **i.fields),
             v.Collect: self._collect,
@@ -215,6 +216,18 @@ class Agent:
             v.Train: self._jobs.train,
             v.Interrupt: lambda i: self._jobs.interrupt(),
         }
+
+    def _save(self, instruction: v.Save) -> None:
+        self.store.save(instruction.saved)
+        if not self._settling:
+            self._settling = True
+            self._spawn(self._settle())
+
+    async def _settle(self) -> None:
+        while not self.store.settled:
+            await asyncio.sleep(SETTLE_S)
+            await asyncio.to_thread(self.store.settle)
+        self._settling = False
 
     def _collect(self, instruction: v.Collect) -> None:
         if freed := self.store.objects.collect(set(instruction.keep)):

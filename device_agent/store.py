@@ -4,12 +4,12 @@ Layout of the state directory::
 
     lock           held while an agent runs here
     identity.json  device name and fleet this directory belongs to
-    work.msgpack   values.Saved
+    work.msgpack   values.Saved; work.before: the one before, until the disk has the newer one
     facts.json     values.DataFacts and the fingerprint of the data they were read from
     objects/       edgefl.objects.ObjectStore
     trainer.log
 
-Files are replaced whole, so that a power cut leaves the old or the new one.
+Files are replaced whole, so that a kill or a power cut leaves the old or the new one.
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
+import threading
 from pathlib import Path
 from typing import TypeVar
 
 import msgspec
 
 from device_agent.values import DataFacts, Saved
-from edgefl.disk import explained, read_at_most, sweep_temporaries, write_new
+from edgefl.disk import NewFile, explained, read_at_most, sweep_temporaries, sync_directory, sync_files, write_new
 from edgefl.errors import StoreError
 from edgefl.objects import ObjectStore
 
@@ -50,6 +51,11 @@ class AgentStore:
     def __init__(self, directory: Path, owner: Owner, limit_bytes: int | None = None) -> None:
         self.directory = directory
         self.set_aside: list[Path] = []  # files that could not be understood, under their new names
+        self._work = directory / "work.msgpack"
+        self._before = directory / "work.before"
+        self._saves = 0
+        self._lasting = 0  # of these, the disk has
+        self._changing = threading.Lock()
         with explained("open", directory):
             directory.mkdir(parents=True, exist_ok=True)
             self._lock = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -81,16 +87,41 @@ class AgentStore:
     def close(self) -> None:
         """Let another process use the directory."""
         if self._lock >= 0:
+            self.settle()
             os.close(self._lock)
             self._lock = -1
 
     def load(self) -> Saved:
         """The work in hand. What cannot be read is as if there were none: the coordinator offers again."""
-        return self._read(self.directory / "work.msgpack", Saved) or Saved()
+        return self._read(self._work, Saved) or self._read(self._before, Saved) or Saved()
 
     def save(self, saved: Saved) -> None:
-        """Make ``saved`` what the next start finds. Raises StoreError."""
-        _write(self.directory / "work.msgpack", msgspec.msgpack.encode(saved))
+        """Make ``saved`` what the next start finds. Raises StoreError.
+
+        At once after any end of this process; after a loss of power, what the last ``settle`` has seen to.
+        """
+        data = msgspec.msgpack.encode(saved)
+        with explained("write", self._work, len(data)), self._changing:
+            with NewFile(self.directory, data) as new:
+                if self._saves and self.settled:
+                    self._work.replace(self._before)
+                new.rename(self._work)
+            self._saves += 1
+
+    @property
+    def settled(self) -> bool:
+        """Whether the disk has what was saved."""
+        return self._saves == self._lasting
+
+    def settle(self) -> None:
+        """Have the disk keep what was saved. Callable from any thread. Raises StoreError."""
+        if (saves := self._saves) == self._lasting:
+            return
+        with explained("sync", self._work):
+            sync_files([self._work])
+            sync_directory(self.directory)
+        with self._changing:
+            self._lasting = max(saves, self._lasting)
 
     def load_facts(self, fingerprint: str) -> DataFacts | None:
         """What the data was, if it has not changed since."""

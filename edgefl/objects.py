@@ -18,7 +18,7 @@ import threading
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from edgefl.disk import NewFile, boot_id, explained, sweep_temporaries, sync_directory, sync_file, write_new
+from edgefl.disk import NewFile, boot_id, explained, sweep_temporaries, sync_directory, sync_files, write_new
 from edgefl.errors import ProtocolError, StoreError
 from edgefl.partials import PartialObject, chunk_span
 from edgefl.records import ObjectRef
@@ -192,10 +192,9 @@ class ObjectStore:
     def _publish(self, fresh: dict[str, PartialObject]) -> None:
         if not all(one.verified for one in fresh.values()):
             raise StoreError(f"objects in {self.root} can not be published before they are whole")
-        for one in fresh.values() if self.durable else ():
-            with explained("finish", one.path, one.ref.size):
-                sync_file(one.path)
         with explained("finish", self.root):
+            if self.durable:
+                sync_files([one.path for one in fresh.values()])
             for one in fresh.values():
                 os.rename(one.path, self._at(one.ref.id))
             if fresh and self.durable:

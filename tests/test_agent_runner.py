@@ -16,7 +16,7 @@ from edgefl.errors import BrokerError, BrokerUnreachableError, DataError, EdgeFL
 from edgefl.protocol import messages as m
 from edgefl.protocol.chunks import HEADER_BYTES
 from edgefl.protocol.transfer import Completed
-from edgefl.records import ObjectRef, Refusal
+from edgefl.records import Attempt, ObjectRef, Refusal
 from edgefl.transport.memory import MemoryBroker
 from edgefl.worker import WorkerFailedError
 
@@ -428,3 +428,61 @@ def test_damaged_work_is_set_aside_and_not_believed(tmp_path, damage):
     assert store.set_aside == [tmp_path / "work.msgpack.damaged"]
     assert store.set_aside[0].exists()
     store.close()
+
+
+def saved(number: int) -> v.Saved:
+    return v.Saved(closed=Attempt("run", 1, number, 1))
+
+
+def test_what_is_saved_is_there_after_a_kill_before_the_disk_has_it(tmp_path):
+    store = AgentStore(tmp_path, Owner("d1", "f"))
+    for number in (1, 2, 3):
+        store.save(saved(number))
+        assert store.load() == saved(number)
+    assert not store.settled
+    store.settle()
+    assert store.settled
+    store.close()
+
+
+def test_a_loss_of_power_leaves_what_the_disk_had(tmp_path):
+    """A file system may lose the contents of a file that was renamed and not synced, but not what was synced before."""
+    store = AgentStore(tmp_path, Owner("d1", "f"))
+    store.save(saved(1))
+    store.settle()
+    store.save(saved(2))
+    store.save(saved(3))
+    store.close()
+    (tmp_path / "work.msgpack").write_bytes(b"")
+    after = AgentStore(tmp_path, Owner("d1", "f"))
+    assert after.load() == saved(1)
+    assert after.set_aside == [tmp_path / "work.msgpack.damaged"]
+    after.close()
+
+
+def test_a_kill_between_two_files_leaves_the_older(tmp_path, monkeypatch):
+    store = AgentStore(tmp_path, Owner("d1", "f"))
+    store.save(saved(1))
+    store.settle()
+
+    def killed(*arguments, **options):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("edgefl.disk.NewFile.rename", killed)
+        with pytest.raises(KeyboardInterrupt):
+            store.save(saved(2))
+    assert store.load() == saved(1)
+    store.close()
+
+
+def test_what_is_saved_while_the_disk_is_busy_is_settled_next(tmp_path, monkeypatch):
+    store = AgentStore(tmp_path, Owner("d1", "f"))
+    store.save(saved(1))
+    monkeypatch.setattr("device_agent.store.sync_files", lambda paths: store.save(saved(2)))
+    store.settle()
+    assert not store.settled
+    monkeypatch.undo()
+    assert store.load() == saved(2)
+    store.close()
+    assert store.settled

@@ -417,7 +417,7 @@ def test_a_silent_device_is_given_up_and_taken_back_when_it_beats(tmp_path: Path
     async def script(scene: Scene) -> None:
         silent = await scene.device("a", hold=True)
         steady = await scene.device("b", hold=True)
-        task = asyncio.ensure_future(scene.coordinator(a_plan(), silence_s=1.0, grace_s=5.0))
+        task = asyncio.ensure_future(scene.coordinator(a_plan(), silence_s=3.0, grace_s=15.0))
         await scene.until(lambda: silent.offer and steady.offer)
         while "device_left" not in scene.kinds():
             steady.beat()

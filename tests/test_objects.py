@@ -485,7 +485,7 @@ def test_dropping_objects_waits_for_those_that_are_being_published(
         syncing.set()
         assert go_on.wait(10)
 
-    monkeypatch.setattr("edgefl.objects.sync_file", slow)
+    monkeypatch.setattr("edgefl.objects.sync_files", slow)
     with ThreadPoolExecutor(2) as pool:
         publishing = pool.submit(store.publish, [partial])
         assert syncing.wait(10)

@@ -9,6 +9,7 @@ import random
 import signal
 import socket
 import ssl
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -445,3 +446,24 @@ def test_giving_up_does_not_wait_for_a_deaf_broker() -> None:
         return took
 
     assert run(scenario()) < 2.0
+
+
+def test_what_a_busy_link_reports_arrives_whole_and_in_its_order() -> None:
+    """The loop is woken once for what comes while it is busy; nothing may stay behind."""
+
+    async def scene() -> None:
+        transport, heard, told = MqttTransport("mqtt://127.0.0.1", "one"), list[str](), 20_000
+        transport.on_message = lambda topic, payload: heard.append(topic)
+        listener = transport._listener(asyncio.get_running_loop())
+
+        def report() -> None:
+            for number in range(told):
+                listener.message(str(number), b"")
+                if number % 50 == 0:
+                    time.sleep(0.0001)
+
+        await asyncio.to_thread(report)
+        await until(lambda: len(heard) == told)
+        assert heard == [str(number) for number in range(told)]
+
+    run(scene())

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import dataclasses
 import logging
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -188,10 +189,19 @@ class MqttTransport:
             if not self._closed:
                 method(*arguments)
 
+        told: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
+
+        def deliver_all() -> None:
+            while told:
+                method, arguments = told.popleft()
+                loop.call_soon(deliver, method, *arguments)
+
         def hand_over(method: Callable[..., None]) -> Callable[..., None]:
             def report(*arguments: Any) -> None:
-                with contextlib.suppress(RuntimeError):  # the loop was closed and the transport was not
-                    loop.call_soon_threadsafe(deliver, method, *arguments)
+                told.append((method, arguments))
+                if len(told) == 1:  # waking the loop costs more than a small message; who finds more has woken it
+                    with contextlib.suppress(RuntimeError):  # the loop was closed and the transport was not
+                        loop.call_soon_threadsafe(deliver_all)
 
             return report
 
