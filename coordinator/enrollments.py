@@ -76,6 +76,7 @@ async def serve(fleet: Fleet, say: Callable[[str], None], until: str = "", limit
             await transport.subscribe([*guard.subscriptions, topics.up(fleet.record.fleet, "+")])
             say(f"answering devices that enrol in fleet {fleet.record.fleet!r}; Ctrl-C ends it")
             await _until(fleet, guard, until, limit_s)
+            await guard.answered()  # who was waited for stands in the fleet's record before that
             if posts:
                 await asyncio.wait(posts)
         finally:

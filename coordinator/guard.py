@@ -77,6 +77,11 @@ class Guard:
         """A device, known by its topic, asks for a fresh certificate."""
         self._spawn(self._renewing(message))
 
+    async def answered(self) -> None:
+        """Wait until whoever has asked has an answer on its way."""
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+
     async def close(self) -> None:
         """Drop what is in hand: devices ask again."""
         for task in list(self._tasks):

@@ -174,6 +174,9 @@ class Runner:
             await self._outbox.flush(self.timeouts.drain_s)
             raise
         await self._outbox.flush(self.timeouts.drain_s)
+        if self._untidy:  # a late update was being checked
+            await self._outbox.uploads.checked()
+            self._tidy(do.Tidy(*still_needed(self.state)))
 
     async def close(self) -> None:
         """End everything that still runs; the ledger stays open."""
@@ -316,9 +319,10 @@ class Runner:
         elif isinstance(one, do.Plan | do.Aggregate | do.Evaluate):
             self._work.start(one)
         elif isinstance(one, do.Tidy):
-            self._untidy = True  # the next tick sees to it: offers leave first
-            if self.state.phase in ENDED:
+            if self._untidy or self.state.phase in ENDED:
                 self._tidy(one)
+            else:
+                self._untidy = True  # the next tick sees to it, or the next round: offers leave first
         elif isinstance(one, do.Fail):
             raise _ERRORS[one.kind](one.message)
 

@@ -140,6 +140,11 @@ class Uploads:
         refs = [ref for upload in self._uploads.values() for ref in upload.update.manifest.values()]
         return {ref.id for ref in [*refs, *(ref for told in self._told.values() for ref in told)]}
 
+    async def checked(self) -> None:
+        """Wait until no contents are being checked."""
+        while self._checking is not None:
+            await asyncio.wait([self._checking])
+
     def clear(self) -> None:
         """The attempt is closed."""
         self._gate = UploadGate(self._gate.limit)
@@ -245,12 +250,9 @@ class Uploads:
 
     def _contents(self, group: list[_Upload]) -> list[tuple[_Upload, Refusal | Manifest | Exception]]:
         found: list[tuple[_Upload, Refusal | Manifest | Exception]] = []
-        try:
-            self._store.publish(partial for one in group for partial in one.partials.values())
-        except Exception as error:  # the disk: it is everybody's matter
-            return [(one, error) for one in group]
         for one in group:
             try:
+                self._store.publish(one.partials.values())
                 rules = (self._signature, self._transfer)
                 found.append((one, check_update(self._store, one.update.manifest, one.previous, *rules)))
             except Exception as error:  # its own matter: the others' contents may be right

@@ -244,5 +244,7 @@ class Agent:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self.trainer.stop()
         await self.transport.close()
-        self.store.close()
-        self.emit("stopped", device=self.identity.device, dropped=self.state.dropped)
+        try:
+            self.store.close()
+        finally:
+            self.emit("stopped", device=self.identity.device, dropped=self.state.dropped)

@@ -4,12 +4,13 @@ Layout of the state directory::
 
     lock           held while an agent runs here
     identity.json  device name and fleet this directory belongs to
-    work.msgpack   values.Saved; work.before: the one before, until the disk has the newer one
+    work.msgpack   values.Saved
+    work.copy      the same as the disk had it last; a loss of power may tear the other, which is not synced at once
     facts.json     values.DataFacts and the fingerprint of the data they were read from
     objects/       edgefl.objects.ObjectStore
     trainer.log
 
-Files are replaced whole, so that a kill or a power cut leaves the old or the new one.
+Files are replaced whole, so that whatever ends the process leaves the old or the new one.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from typing import TypeVar
 import msgspec
 
 from device_agent.values import DataFacts, Saved
-from edgefl.disk import NewFile, explained, read_at_most, sweep_temporaries, sync_directory, sync_files, write_new
+from edgefl.disk import explained, read_at_most, sweep_temporaries, sync_files, write_new
 from edgefl.errors import StoreError
 from edgefl.objects import ObjectStore
 
@@ -52,10 +53,10 @@ class AgentStore:
         self.directory = directory
         self.set_aside: list[Path] = []  # files that could not be understood, under their new names
         self._work = directory / "work.msgpack"
-        self._before = directory / "work.before"
-        self._saves = 0
-        self._lasting = 0  # of these, the disk has
-        self._changing = threading.Lock()
+        self._copy = directory / "work.copy"
+        self._newest = (0, b"")  # what was saved by this process: number, contents
+        self._lasting = 0  # the number that the disk has
+        self._settling = threading.Lock()
         with explained("open", directory):
             directory.mkdir(parents=True, exist_ok=True)
             self._lock = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -85,43 +86,46 @@ class AgentStore:
             _write(self.directory / "identity.json", msgspec.json.encode(owner))
 
     def close(self) -> None:
-        """Let another process use the directory."""
-        if self._lock >= 0:
+        """Let another process use the directory. Raises StoreError when the disk does not take what was saved."""
+        if self._lock < 0:
+            return
+        try:
             self.settle()
+        finally:
             os.close(self._lock)
             self._lock = -1
 
     def load(self) -> Saved:
-        """The work in hand. What cannot be read is as if there were none: the coordinator offers again."""
-        return self._read(self._work, Saved) or self._read(self._before, Saved) or Saved()
+        """The work in hand, or that of the copy where it can not be read.
+
+        Where neither can be, it is as if there were none: the coordinator offers again.
+        """
+        return self._read(self._work, Saved) or self._read(self._copy, Saved) or Saved()
 
     def save(self, saved: Saved) -> None:
-        """Make ``saved`` what the next start finds. Raises StoreError.
+        """Make ``saved`` what the next start finds, however this process ends. Raises StoreError.
 
-        At once after any end of this process; after a loss of power, what the last ``settle`` has seen to.
+        After a loss of power it finds this or a later one only once ``settle`` has returned.
         """
         data = msgspec.msgpack.encode(saved)
-        with explained("write", self._work, len(data)), self._changing:
-            with NewFile(self.directory, data) as new:
-                if self._saves and self.settled:
-                    self._work.replace(self._before)
-                new.rename(self._work)
-            self._saves += 1
+        with explained("write", self._work, len(data)):
+            write_new(self._work, data, durable=False)
+        self._newest = (self._newest[0] + 1, data)
 
     @property
     def settled(self) -> bool:
         """Whether the disk has what was saved."""
-        return self._saves == self._lasting
+        return self._newest[0] == self._lasting
 
     def settle(self) -> None:
         """Have the disk keep what was saved. Callable from any thread. Raises StoreError."""
-        if (saves := self._saves) == self._lasting:
-            return
-        with explained("sync", self._work):
+        with self._settling:
+            number, data = self._newest
+            if number == self._lasting:
+                return
+            _write(self._copy, data)
             sync_files([self._work])
-            sync_directory(self.directory)
-        with self._changing:
-            self._lasting = max(saves, self._lasting)
+            self._lasting = number
 
     def load_facts(self, fingerprint: str) -> DataFacts | None:
         """What the data was, if it has not changed since."""

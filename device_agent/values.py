@@ -204,7 +204,7 @@ class Send(msgspec.Struct, frozen=True):
 
 
 class Save(msgspec.Struct, frozen=True):
-    """Put on disk before any later instruction is performed."""
+    """Put into its file before any later instruction is performed; the disk has it a second later (``SETTLE_S``)."""
 
     saved: Saved
 

@@ -161,17 +161,19 @@ def write_all(descriptor: int, data: bytes | bytearray | memoryview, offset: int
 
 
 def sync_files(paths: Sequence[str | Path]) -> None:
-    """Make what files hold last through a power cut, together: the disk begins with all of them. Raises OSError."""
+    """Make what files hold last through a power cut, together: the disk begins with all of them. Raises StoreError."""
     for first in range(0, len(paths), _OPEN):
         with contextlib.ExitStack() as stack:
-            descriptors = []
+            opened: list[tuple[str | Path, int]] = []
             for path in paths[first : first + _OPEN]:
-                descriptors.append(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
-                stack.callback(os.close, descriptors[-1])
-            for descriptor in descriptors if len(descriptors) > 1 else ():
+                with explained("sync", path):
+                    opened.append((path, os.open(path, os.O_RDONLY | os.O_CLOEXEC)))
+                stack.callback(os.close, opened[-1][1])
+            for _, descriptor in opened if len(opened) > 1 else ():
                 begin_sync(descriptor, 0, 0)
-            for descriptor in descriptors:
-                os.fsync(descriptor)
+            for path, descriptor in opened:
+                with explained("sync", path):
+                    os.fsync(descriptor)
 
 
 def sync_directory(path: str | Path) -> None:

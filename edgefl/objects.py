@@ -192,9 +192,9 @@ class ObjectStore:
     def _publish(self, fresh: dict[str, PartialObject]) -> None:
         if not all(one.verified for one in fresh.values()):
             raise StoreError(f"objects in {self.root} can not be published before they are whole")
+        if self.durable:
+            sync_files([one.path for one in fresh.values()])
         with explained("finish", self.root):
-            if self.durable:
-                sync_files([one.path for one in fresh.values()])
             for one in fresh.values():
                 os.rename(one.path, self._at(one.ref.id))
             if fresh and self.durable:

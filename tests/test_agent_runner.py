@@ -440,49 +440,83 @@ def test_what_is_saved_is_there_after_a_kill_before_the_disk_has_it(tmp_path):
         store.save(saved(number))
         assert store.load() == saved(number)
     assert not store.settled
-    store.settle()
-    assert store.settled
     store.close()
+    assert store.settled
 
 
-def test_a_loss_of_power_leaves_what_the_disk_had(tmp_path):
-    """A file system may lose the contents of a file that was renamed and not synced, but not what was synced before."""
+def without_power(directory):
+    """A file system may lose the contents of a file that was renamed and not synced, but not what was synced."""
+    (directory / "work.msgpack").write_bytes(b"")
+    store = AgentStore(directory, Owner("d1", "f"))
+    found = store.load()
+    assert store.set_aside == [directory / "work.msgpack.damaged"]
+    store.close()
+    return found
+
+
+def test_a_loss_of_power_leaves_what_the_disk_had(tmp_path, monkeypatch):
     store = AgentStore(tmp_path, Owner("d1", "f"))
     store.save(saved(1))
     store.settle()
     store.save(saved(2))
+    with monkeypatch.context() as patch:
+        patch.setattr(AgentStore, "settle", lambda store: None)
+        store.close()
+        assert without_power(tmp_path) == saved(1)
+
+
+def test_so_it_does_when_the_first_save_of_another_process_was_torn(tmp_path, monkeypatch):
+    for number in (1, 2):
+        store = AgentStore(tmp_path, Owner("d1", "f"))
+        store.save(saved(number))
+        store.close()
+    store = AgentStore(tmp_path, Owner("d1", "f"))
     store.save(saved(3))
-    store.close()
-    (tmp_path / "work.msgpack").write_bytes(b"")
-    after = AgentStore(tmp_path, Owner("d1", "f"))
-    assert after.load() == saved(1)
-    assert after.set_aside == [tmp_path / "work.msgpack.damaged"]
-    after.close()
+    with monkeypatch.context() as patch:
+        patch.setattr(AgentStore, "settle", lambda store: None)
+        store.close()
+        assert without_power(tmp_path) == saved(2)
 
 
-def test_a_kill_between_two_files_leaves_the_older(tmp_path, monkeypatch):
+def test_what_is_saved_while_the_disk_is_busy_takes_nothing_from_it(tmp_path, monkeypatch):
     store = AgentStore(tmp_path, Owner("d1", "f"))
     store.save(saved(1))
-    store.settle()
+    with monkeypatch.context() as patch:
+        patch.setattr("device_agent.store.sync_files", lambda paths: store.save(saved(2)))
+        store.settle()
+        assert not store.settled
+        patch.setattr(AgentStore, "settle", lambda store: None)
+        store.close()
+        assert store.load() == saved(2)
+        assert without_power(tmp_path) == saved(1)
 
-    def killed(*arguments, **options):
-        raise KeyboardInterrupt
+
+def test_a_disk_that_does_not_take_it_lets_another_process_in(tmp_path, monkeypatch):
+    store = AgentStore(tmp_path, Owner("d1", "f"))
+    store.save(saved(1))
+
+    def refused(paths):
+        raise StoreError("cannot sync work.msgpack: Input/output error")
 
     with monkeypatch.context() as patch:
-        patch.setattr("edgefl.disk.NewFile.rename", killed)
-        with pytest.raises(KeyboardInterrupt):
-            store.save(saved(2))
-    assert store.load() == saved(1)
-    store.close()
+        patch.setattr("device_agent.store.sync_files", refused)
+        with pytest.raises(StoreError, match="Input/output error"):
+            store.close()
+    AgentStore(tmp_path, Owner("d1", "f")).close()
 
 
-def test_what_is_saved_while_the_disk_is_busy_is_settled_next(tmp_path, monkeypatch):
-    store = AgentStore(tmp_path, Owner("d1", "f"))
-    store.save(saved(1))
-    monkeypatch.setattr("device_agent.store.sync_files", lambda paths: store.save(saved(2)))
-    store.settle()
-    assert not store.settled
-    monkeypatch.undo()
-    assert store.load() == saved(2)
-    store.close()
-    assert store.settled
+def test_an_agent_has_its_disk_keep_what_it_saved(tmp_path, monkeypatch):
+    monkeypatch.setattr("device_agent.runner.SETTLE_S", 0.05)
+
+    async def scene():
+        broker = MemoryBroker()
+        async with Coordinator(broker, tmp_path / "c") as coordinator, Running(broker, tmp_path / "a") as running:
+            await coordinator.expect(m.Hello)
+            coordinator.offer()
+            await coordinator.take_update()
+            while running.agent.state.update is not None or not running.store.settled:
+                await asyncio.sleep(0.01)
+            kept = (tmp_path / "a" / "work.copy").read_bytes()
+            assert kept == (tmp_path / "a" / "work.msgpack").read_bytes()
+
+    play(scene())

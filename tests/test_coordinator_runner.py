@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,12 @@ import pytest
 from coordinator_fixture import FLEET, STEP_BYTES, FakeDevice, FakeWorker, a_plan
 from ledger_fixture import ledger_at
 
+from coordinator import uploads
 from coordinator.ledger import Ledger
+from coordinator.outbox import Outbox
 from coordinator.runner import run
 from coordinator.timeouts import Timeouts
+from coordinator.work import Work
 from edgefl.errors import BrokerError, BudgetError, RunError, StoreError
 from edgefl.objects import ObjectStore
 from edgefl.plan.values import RoundPolicy, RunPlan
@@ -353,6 +357,62 @@ def test_the_store_keeps_current_and_final_states_only(tmp_path: Path) -> None:
     keep = {ref.id for key in ((1, 1), (2, 2)) for ref in states[key].values()}
     store = tmp_path / "run" / "objects"
     assert {file.name for file in store.iterdir() if len(file.name) == 64} == keep
+
+
+def test_the_next_offers_do_not_wait_for_what_is_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    done, send, tidy = list[str](), Outbox.send, Work.tidy
+
+    def sending(outbox: Outbox, one: Any, *rest: Any) -> None:
+        done.append(type(one).__name__)
+        send(outbox, one, *rest)
+
+    def tidying(work: Work, *rest: Any) -> None:
+        done.append("Tidy")
+        tidy(work, *rest)
+
+    async def script(scene: Scene) -> None:
+        await scene.device("a")
+        await scene.coordinator(one_stage(RoundPolicy(devices=1, join_s=2.0), 2))
+
+    monkeypatch.setattr(Outbox, "send", sending)
+    monkeypatch.setattr(Work, "tidy", tidying)
+    played(tmp_path, script)
+    found = [name for name in done if name in {"SendOffer", "Tidy"}]
+    assert found[:3] == ["SendOffer", "SendOffer", "Tidy"]
+    assert found[-1] == "Tidy"
+
+
+def test_an_update_that_is_being_checked_as_the_run_ends_leaves_no_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    late, finished, check = list[FakeDevice](), threading.Event(), uploads.check_update
+
+    def slow(store: ObjectStore, manifest: Any, *rest: Any) -> Any:
+        update = late[0].update if late else None
+        if update is not None and manifest == update.manifest:
+            assert finished.wait(10)
+        return check(store, manifest, *rest)
+
+    async def script(scene: Scene) -> None:
+        a, b = await scene.device("a", hold=True), await scene.device("b", add=5.0, hold=True)
+        late.append(b)
+        policy = RoundPolicy(devices=2, join_s=2.0, quorum=0.5, deadline_s=1.5)
+        running = asyncio.create_task(scene.coordinator(one_stage(policy, 1)))
+        await scene.until(lambda: ready(a, 1) and ready(b, 1))
+        a.train()
+        await scene.until(lambda: a.acks)
+        b.train()
+        await scene.until(lambda: "run_finished" in scene.kinds())
+        finished.set()
+        await running
+
+    monkeypatch.setattr(uploads, "check_update", slow)
+    played(tmp_path, script)
+    with Ledger(ledger_at(tmp_path / "run" / "ledger.sqlite")) as ledger:
+        keep = {ref.id for ref in ledger.states("r1")[1, 1].values()}
+    store = tmp_path / "run" / "objects"
+    assert {file.name for file in store.iterdir() if file.is_file()} == keep
+    assert not [*(store / "dropped").iterdir(), *(store / "partial").iterdir()]
 
 
 def test_a_full_disk_ends_the_run_with_its_reason_and_loses_nothing(

@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 from identity_fixture import FLEET, Asked, Attackers, a_fleet, enrolled
@@ -20,6 +20,7 @@ from transport_fixtures import MqttWorld, fails, mosquitto_wanted, run, until
 from coordinator.enrollments import fleets_broker, serve
 from coordinator.guard import Guard
 from device_agent.cli import whose
+from device_agent.enroll import enroll
 from device_agent.renewal import Renewal
 from device_agent.start import Options, make_agent
 from edgefl.errors import BrokerError, EdgeFLError, IdentityError, StoreError
@@ -271,6 +272,28 @@ def test_a_renewed_certificate_is_shown_at_the_next_connection(fleet: Fleet, tmp
             await client.publish(topics.up(FLEET, "two"), b"x")
 
     run(scene())
+
+
+@needs_mosquitto
+def test_who_is_waited_for_gets_its_answer_before_the_coordinator_goes(
+    fleet: Fleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def slow(*asked: Any) -> bytes | None:
+        answer = enrolling.answer_request(*asked)  # from here on the device stands in the fleet's record
+        time.sleep(1.0)
+        return answer
+
+    async def scene() -> None:
+        monkeypatch.setattr("coordinator.guard.answer_request", slow)
+        told: list[str] = []
+        serving = asyncio.ensure_future(serve(fleet, told.append, until="cam", limit_s=20.0))
+        await until(lambda: any("answering" in line for line in told))
+        text = enrolling.issue_token(fleet, "cam", time.time())
+        state = await enroll(text, tmp_path / "cam", tmp_path, 5.0, lambda line: None)
+        await serving
+        assert device.Credentials(state).record.device == "cam"
+
+    run(scene(), 30)
 
 
 @needs_mosquitto

@@ -22,6 +22,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgefl import disk
+from edgefl.disk import sync_files
 from edgefl.errors import ProtocolError, StoreError
 from edgefl.objects import ObjectStore, object_id
 from edgefl.partials import PartialObject, chunk_count, chunk_span
@@ -481,7 +482,7 @@ def test_dropping_objects_waits_for_those_that_are_being_published(
     assert partial.verify()
     syncing, go_on = threading.Event(), threading.Event()
 
-    def slow(path: Path) -> None:
+    def slow(paths: list[Path]) -> None:
         syncing.set()
         assert go_on.wait(10)
 
@@ -495,3 +496,15 @@ def test_dropping_objects_waits_for_those_that_are_being_published(
         publishing.result(10)
         assert dropping.result(10) > 0
     assert not store.has(object_id(data))
+
+
+def test_a_file_that_can_not_be_synced_is_named(tmp_path: Path) -> None:
+    files = [tmp_path / f"{number}" for number in range(150)]
+    for file in files:
+        file.write_bytes(b"x")
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    sync_files(files)
+    files[-1].unlink()
+    with pytest.raises(StoreError, match=f"cannot sync {files[-1]}: No such file"):
+        sync_files(files)
+    assert len(list(Path("/proc/self/fd").iterdir())) == before

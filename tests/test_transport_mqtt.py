@@ -9,6 +9,7 @@ import random
 import signal
 import socket
 import ssl
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -449,8 +450,6 @@ def test_giving_up_does_not_wait_for_a_deaf_broker() -> None:
 
 
 def test_what_a_busy_link_reports_arrives_whole_and_in_its_order() -> None:
-    """The loop is woken once for what comes while it is busy; nothing may stay behind."""
-
     async def scene() -> None:
         transport, heard, told = MqttTransport("mqtt://127.0.0.1", "one"), list[str](), 20_000
         transport.on_message = lambda topic, payload: heard.append(topic)
@@ -465,5 +464,21 @@ def test_what_a_busy_link_reports_arrives_whole_and_in_its_order() -> None:
         await asyncio.to_thread(report)
         await until(lambda: len(heard) == told)
         assert heard == [str(number) for number in range(told)]
+
+    run(scene())
+
+
+def test_a_busy_loop_is_woken_once_for_what_comes_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scene() -> None:
+        transport, heard, loop = MqttTransport("mqtt://127.0.0.1", "one"), list[str](), asyncio.get_running_loop()
+        transport.on_message = lambda topic, payload: heard.append(topic)
+        listener, woken, wake = transport._listener(loop), list[Any](), loop.call_soon_threadsafe
+        with monkeypatch.context() as patch:
+            patch.setattr(loop, "call_soon_threadsafe", lambda *call: (woken.append(call), wake(*call)))
+            reporting = threading.Thread(target=lambda: [listener.message(str(number), b"") for number in range(9)])
+            reporting.start()
+            reporting.join()  # the loop does nothing else meanwhile
+        assert len(woken) == 1
+        await until(lambda: len(heard) == 9)
 
     run(scene())

@@ -7,7 +7,6 @@ where all state of this file lives.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import dataclasses
 import logging
 from collections import deque
@@ -199,9 +198,12 @@ class MqttTransport:
         def hand_over(method: Callable[..., None]) -> Callable[..., None]:
             def report(*arguments: Any) -> None:
                 told.append((method, arguments))
-                if len(told) == 1:  # waking the loop costs more than a small message; who finds more has woken it
-                    with contextlib.suppress(RuntimeError):  # the loop was closed and the transport was not
-                        loop.call_soon_threadsafe(deliver_all)
+                if len(told) > 1:  # what lies there already has woken the loop, which costs more than a small message
+                    return
+                try:
+                    loop.call_soon_threadsafe(deliver_all)
+                except RuntimeError:  # the loop was closed and the transport was not
+                    told.clear()
 
             return report
 
