@@ -1,36 +1,21 @@
-"""A whole fleet in one process: the real coordinator, agents, trainer and evaluator over the in-memory transport.
-
-Trainers take turns (torch's random generator is the process's), so that a run is the same every time.
-"""
+"""Tiny runs for tests: made-up sensors whose class shows, over a whole fleet in this process (benchmarks/inprocess)."""
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
-from unittest import mock
 
-import msgspec
 import numpy as np
 import torch
 
-from coordinator.evaluator import Evaluator
-from coordinator.runner import run as coordinate
-from device_agent.identity import Identity
-from device_agent.runner import Agent
-from device_agent.store import AgentStore, Owner
-from device_agent.trainer import Trainer
-from device_agent.trainer_link import Ended, TrainRequest
-from device_agent.values import DataFacts, Progressed, Result
+from benchmarks import inprocess
 from edgefl.config.load import load_run
 from edgefl.data.dataset import Dataset
 from edgefl.objects import ObjectStore
 from edgefl.plan.compile import compile_run
 from edgefl.plan.values import RunPlan
+from edgefl.records import Manifest
 from edgefl.report.rows import RunReport
-from edgefl.transport.memory import MemoryBroker, MemoryTransport
 
 torch.set_num_threads(1)
 
@@ -52,57 +37,6 @@ training: {{rounds: [1, 1], batch_size: 6, holdout: 0.2}}
 round: {{devices: {devices}, join_s: 20, quorum: 0.5}}
 """
 _ENCODER = "    {m}: {{kind: sensor, width: 8, depth: 2, heads: 2, patch: 4}}"
-
-
-class InlineTrainer:
-    """The real trainer without a process of its own."""
-
-    def __init__(self, data: Path, store: Path, turn: asyncio.Lock) -> None:
-        self._trainer = Trainer(str(data), "error", store, "cpu")
-        self._turn = turn
-
-    async def warm(self) -> DataFacts:
-        async with self._turn:
-            return await asyncio.to_thread(self._trainer.warm)
-
-    async def train(self, work: Any, on_progress: Any) -> Ended:
-        def note(values: Mapping[str, Any]) -> None:
-            loop.call_soon_threadsafe(on_progress, Progressed(work.offer.attempt, **values))
-
-        loop = asyncio.get_running_loop()
-        request = TrainRequest(work.offer, self._trainer_name, work.kept)
-        async with self._turn:
-            result: Result = await asyncio.to_thread(self._trainer.train, request, note)
-        return Ended(result, alive=True)
-
-    def interrupt(self) -> None:
-        self._trainer.leave_off(0, None)
-
-    async def stop(self) -> None:
-        pass
-
-    _trainer_name = ""
-
-    def named(self, device: str) -> InlineTrainer:
-        self._trainer_name = device
-        return self
-
-
-class InlineWorker:
-    """The real evaluator without a process of its own."""
-
-    def __init__(self, turn: asyncio.Lock) -> None:
-        self._evaluator = Evaluator()
-        self._turn = turn
-
-    async def call(self, method: str, body: Any) -> Any:
-        async with self._turn:
-            answer = getattr(self._evaluator, method)
-            found = await asyncio.to_thread(answer, msgspec.to_builtins(body), lambda _: None)
-        return msgspec.to_builtins(found)
-
-    async def stop(self) -> None:
-        pass
 
 
 def share(rows: int, present: Mapping[str, float], seed: int, labelled: bool = True) -> Dataset:
@@ -137,57 +71,11 @@ def plan_of(directory: Path, recipe: str, modalities: str, devices: int, overrid
 
 def run_fleet(directory: Path, plan: RunPlan, shares: Mapping[str, Dataset], seconds: float = 120.0) -> RunReport:
     """The run's report. The last state: ``state_of``."""
-    # What measures a trainer's memory, and warms it for that, has no meaning in a process that holds all of them.
-    with mock.patch("device_agent.trainer._first_round"), mock.patch("device_agent.trainer.settle"):
-        return asyncio.run(asyncio.wait_for(_run(directory, plan, shares), seconds))
+    for device, data in shares.items():
+        data.save_npz(directory / f"{device}.npz")
+    return inprocess.run_fleet(directory, plan, {device: directory / f"{device}.npz" for device in shares}, seconds)
 
 
-async def _run(directory: Path, plan: RunPlan, shares: Mapping[str, Dataset]) -> RunReport:
-    broker, turn = MemoryBroker(), asyncio.Lock()
-    tasks = []
-    with contextlib.ExitStack() as stack:
-        for device, data in shares.items():
-            data.save_npz(directory / f"{device}.npz")
-            store = AgentStore(directory / "agents" / device, Owner(device, "default"))
-            stack.callback(store.close)
-            identity = Identity("default", device, fingerprint=device).started()
-            trainer = InlineTrainer(directory / f"{device}.npz", store.objects.root, turn).named(device)
-            agent = Agent(
-                identity,
-                lambda device=device, identity=identity: MemoryTransport(broker, device, identity.will()),
-                trainer,
-                store,
-                lambda event, **fields: None,
-            )
-            tasks.append((agent, asyncio.create_task(agent.run())))
-        run = asyncio.create_task(
-            coordinate(
-                plan,
-                directory=directory / "run",
-                transport=MemoryTransport(broker, "coordinator"),
-                fleet="default",
-                emit=lambda row: None,
-                resume=False,
-                worker=InlineWorker(turn),
-            )
-        )
-        try:  # an agent that ends by itself has failed, and the run would wait for it in vain
-            await asyncio.wait([run, *(task for _, task in tasks)], return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for agent, _ in tasks:
-                agent.stop()
-            ended = await asyncio.gather(*(task for _, task in tasks), return_exceptions=True)
-            if any(isinstance(one, Exception) for one in ended):
-                run.cancel()
-        for one in ended:
-            if isinstance(one, Exception):
-                raise one
-        return await run
-
-
-def state_of(directory: Path) -> tuple[ObjectStore, dict[str, Any]]:
+def state_of(directory: Path) -> tuple[ObjectStore, Manifest]:
     """The object store of a finished run, and its last state."""
-    from coordinator.ledger import Ledger
-
-    with Ledger(directory / "run" / "ledger.sqlite") as ledger:
-        return ObjectStore(directory / "run" / "objects"), ledger.position("tiny").manifest
+    return inprocess.state_of(directory, "tiny")
