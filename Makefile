@@ -9,7 +9,7 @@ TORCH := 'torch>=2.6,<2.14'
 
 LEDGER_TESTS := $(addprefix tests/test_,ledger.py coordinator_runner.py cli_read.py fleet.py fleet_kept.py)
 
-.PHONY: help demo test test-all test-postgresql lint docs bench fuzz clean
+.PHONY: help wheel demo test test-all test-postgresql lint docs bench fuzz clean
 
 help:  ## what there is
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 12
@@ -34,6 +34,12 @@ $(VENV)/.demo: $(VENV)/.base pyproject.toml
 $(VENV)/.dev: $(VENV)/.base pyproject.toml
 	$(PIP) install --editable '.[dev]'
 	@touch $@ $(VENV)/.demo
+
+# In an environment of its own: building needs neither torch nor .venv.
+wheel:  ## dist/edgefl_toolkit-*.whl, to install on devices and servers (the project is on no package index)
+	$(PYTHON) -m venv build/wheel-environment
+	build/wheel-environment/bin/python -m pip --disable-pip-version-check --quiet wheel --no-deps --wheel-dir dist .
+	@ls dist/*.whl
 
 demo: $(VENV)/.demo  ## the main job on real data: broker, coordinator, four devices, six stages, the bill
 	@$(BIN)/edgefl run demo

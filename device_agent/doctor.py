@@ -13,7 +13,7 @@ from typing import Literal
 
 import msgspec
 
-from edgefl.errors import BrokerError
+from edgefl.errors import BrokerError, install_command
 
 Status = Literal["ok", "warn", "fail"]
 
@@ -76,7 +76,7 @@ def torch(device: str = "auto") -> Check:
         return Check("torch", "ok", done.stdout.strip())
     last = (done.stderr.strip().splitlines() or [f"ended with status {done.returncode}"])[-1][:300]
     if "No module named 'torch'" in last:
-        remedy = "pip install 'edgefl[train]'; on a Jetson with JetPack 6 use NVIDIA's wheel or container instead."
+        remedy = f"{install_command('train')}; on a Jetson with JetPack 6 use NVIDIA's wheel or container instead."
     else:
         remedy = "Install a torch build that fits this device, or set torch_device: cpu in its profile."
     return Check("torch", "fail", last, remedy)

@@ -5,6 +5,7 @@ One base class; each child has an exit code that never changes, so scripts can r
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 
 #: Optional package (as imported) -> (name on the package index, extra that brings it).
@@ -26,6 +27,19 @@ EXTRAS: dict[str, tuple[str, str]] = {
     "fvcore": ("fvcore", "profile"),
     "sktime": ("sktime", "demo"),
 }
+
+
+#: What pip calls this project. On the package index "edgefl" is another project's.
+DISTRIBUTION = "edgefl-toolkit"
+
+
+def install_command(extra: str) -> str:
+    """The command that adds an extra to the environment this runs in.
+
+    The distribution itself is installed there already, from a wheel or a checkout, so that pip fetches only what the
+    extra adds.
+    """
+    return f"{sys.executable or 'python'} -m pip install '{DISTRIBUTION}[{extra}]'"
 
 
 class EdgeFLError(Exception):
@@ -142,7 +156,7 @@ class MissingDependencyError(EdgeFLError):
     def __init__(self, package: str, extra: str) -> None:
         super().__init__(
             f"this command needs the package '{package}', which is not installed",
-            remedy=f"Install it with: pip install 'edgefl[{extra}]'",
+            remedy=f"Install it with: {install_command(extra)}",
         )
 
 

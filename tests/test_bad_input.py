@@ -357,7 +357,7 @@ def test_a_worker_s_error_keeps_its_exit_code(workplace: Path, statement: str, e
         asyncio.run(_call(worker))
     assert failed.value.exit_code == error.exit_code
     if error is MissingDependencyError:
-        assert "edgefl[train]" in failed.value.remedy
+        assert "edgefl-toolkit[train]" in failed.value.remedy
 
 
 def test_an_agent_that_ends_at_once_says_only_why(workplace: Path) -> None:

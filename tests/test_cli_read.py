@@ -104,7 +104,7 @@ def fake_verb(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
     ("error", "code", "words"),
     [
         (BrokerError("mqtt://host:1 refuses the connection"), 14, "what to do: Check the broker"),
-        (ModuleNotFoundError("No module named 'onnx'", name="onnx"), 19, "pip install 'edgefl[export]'"),
+        (ModuleNotFoundError("No module named 'onnx'", name="onnx"), 19, "pip install 'edgefl-toolkit[export]'"),
         (KeyboardInterrupt(), 130, "interrupted"),
         (ValueError("odd"), 1, "--debug"),
     ],
@@ -137,7 +137,7 @@ def test_a_verb_whose_package_is_missing_names_the_extra(
     code, _, err = edgefl("runs", capsys=capsys)
     assert code == 19
     assert "'SQLAlchemy'" in err
-    assert "pip install 'edgefl[coordinator]'" in err
+    assert "pip install 'edgefl-toolkit[coordinator]'" in err
 
 
 # Finding runs

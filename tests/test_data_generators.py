@@ -214,4 +214,4 @@ def test_without_diffusers_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -
     share = data([0], [1], np.zeros((1, LENGTH), np.int64))
     with pytest.raises(MissingDependencyError, match="diffusers") as raised:
         generator("diffusers", "any", share, spec())
-    assert "edgefl[completion]" in raised.value.remedy
+    assert "edgefl-toolkit[completion]" in raised.value.remedy

@@ -71,7 +71,7 @@ def test_without_sktime_the_extra_is_named(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
     with pytest.raises(MissingDependencyError, match="sktime") as caught:
         named("basic_motions")
-    assert "edgefl[demo]" in caught.value.remedy
+    assert "edgefl-toolkit[demo]" in caught.value.remedy
 
 
 def test_loading_executes_none_of_the_heavy_packages():

@@ -149,7 +149,7 @@ def test_the_driver_of_postgresql_is_an_extra(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setitem(sys.modules, "psycopg", None)
     with pytest.raises(MissingDependencyError, match="psycopg") as caught:
         Ledger("postgresql://user@localhost/db")
-    assert "edgefl[postgresql]" in caught.value.remedy
+    assert "edgefl-toolkit[postgresql]" in caught.value.remedy
 
 
 def test_a_server_that_is_not_there_is_named_without_its_password() -> None:

@@ -8,6 +8,7 @@ import importlib
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 import zipfile
@@ -19,7 +20,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 import edgefl
-from edgefl.errors import EXTRAS
+from edgefl.errors import EXTRAS, install_command
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("edgefl", "device_agent", "coordinator")
@@ -85,7 +86,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
 
 @pytest.fixture(scope="module")
 def metadata(wheel: zipfile.ZipFile) -> Message:
-    return email.message_from_bytes(wheel.read(f"edgefl-{edgefl.__version__}.dist-info/METADATA"))
+    return email.message_from_bytes(wheel.read(f"edgefl_toolkit-{edgefl.__version__}.dist-info/METADATA"))
 
 
 @pytest.fixture(scope="module")
@@ -102,7 +103,7 @@ def unpacked(wheel: zipfile.ZipFile, tmp_path_factory: pytest.TempPathFactory) -
 
 
 def base_only(unpacked: Path, folder: Path, commands: list[tuple[str, list[str]]]) -> list[tuple[int, str, str]]:
-    """(exit code, stdout, stderr) of each (module, arguments), as after ``pip install edgefl`` without any extra."""
+    """(exit code, stdout, stderr) of each (module, arguments), as after the base install, without any extra."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("EDGEFL_")}
     done = subprocess.run(
         [sys.executable, "-c", COMMANDS, json.dumps(commands)],
@@ -118,7 +119,7 @@ def base_only(unpacked: Path, folder: Path, commands: list[tuple[str, list[str]]
 
 
 def for_extra(requirements: list[Requirement], extra: str, **machine: str) -> set[str]:
-    """Names that ``edgefl[extra]`` brings beyond the base."""
+    """Names that ``edgefl-toolkit[extra]`` brings beyond the base."""
     return {
         canonicalize_name(found.name)
         for found in requirements
@@ -163,13 +164,35 @@ def test_git_ignores_nothing_that_ships():
 
 
 def test_metadata_says_what_is_promised(metadata):
-    assert (metadata["Name"], metadata["Version"]) == ("edgefl", edgefl.__version__)
+    assert (metadata["Name"], metadata["Version"]) == ("edgefl-toolkit", edgefl.__version__)
     assert metadata["Requires-Python"] == ">=3.10"
     assert metadata["License-Expression"] == "Apache-2.0"
     assert set(metadata.get_all("Provides-Extra")) == {
         "train", "coordinator", "export", "profile", "completion", "minilm", "demo", "all", "dev",
         "postgresql",
     }  # fmt: skip
+
+
+def test_nothing_tells_people_to_install_the_stranger_of_the_same_name():
+    """On the package index ``edgefl`` is another project's."""
+    kinds = {".md", ".py", ".toml", ".yaml", ".j2", ".html", ""}
+    folders = [*PACKAGES, "profiles", "docs", "benchmarks", ".ci"]
+    files = [f for f in ROOT.iterdir() if f.is_file()] + [f for name in folders for f in (ROOT / name).rglob("*")]
+    texts = [f for f in files if f.is_file() and f.suffix in kinds and "__pycache__" not in f.parts]
+    assert len(texts) > 300
+    stranger = re.compile(r"""pip[^\n]* install [^\n#]*?(?<![\w./@-])edgefl(?=[\[\s'"`=<>~!]|$)""", re.MULTILINE)
+    assert stranger.search("pip install 'edgefl[train]'")
+    assert stranger.search("python -m pip install -U torch edgefl")
+    assert not stranger.search("pip install 'edgefl-toolkit[train]'")
+    assert {str(f.relative_to(ROOT)) for f in texts if stranger.search(f.read_text(errors="replace"))} == set()
+
+
+def test_a_remedy_works_in_the_environment_it_was_shown_in_and_fetches_no_stranger():
+    """pip takes the installed distribution: what is here already is all that the extra needs, without any index."""
+    command = shlex.split(install_command("train"))
+    done = subprocess.run([*command, "--no-index", "--dry-run"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "Would install" not in done.stdout
 
 
 def test_the_base_is_light(requirements):
@@ -205,7 +228,7 @@ def test_demo_and_all_bring_what_they_join(requirements):
 
 def test_console_scripts_resolve(wheel):
     scripts = configparser.ConfigParser()
-    scripts.read_string(wheel.read(f"edgefl-{edgefl.__version__}.dist-info/entry_points.txt").decode())
+    scripts.read_string(wheel.read(f"edgefl_toolkit-{edgefl.__version__}.dist-info/entry_points.txt").decode())
     assert scripts.sections() == ["console_scripts"]
     entries = dict(scripts["console_scripts"])
     assert set(entries) == {"edgefl", "edgefl-agent", "edgefl-coordinator"}
@@ -238,11 +261,11 @@ def test_a_command_that_needs_an_extra_names_it(unpacked, tmp_path):
     }
     for extra, (code, _, err) in zip(commands, base_only(unpacked, tmp_path, list(commands.values())), strict=True):
         assert code == 19
-        assert f"pip install 'edgefl[{extra}]'" in err
+        assert f"pip install 'edgefl-toolkit[{extra}]'" in err
         assert "Traceback" not in err
 
 
 def test_doctor_says_what_the_base_install_lacks(unpacked, tmp_path):
     ((code, out, _),) = base_only(unpacked, tmp_path, [("edgefl.cli.main", ["doctor"])])
     assert code == 1
-    assert "edgefl[train]" in out
+    assert "edgefl-toolkit[train]" in out

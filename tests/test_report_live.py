@@ -173,7 +173,7 @@ def test_all_problems_of_a_file_are_shown(capsys: pytest.CaptureFixture[str]) ->
     [
         (KeyboardInterrupt(), 130, "interrupted"),
         (ZeroDivisionError("division by zero"), 1, "ZeroDivisionError: division by zero"),
-        (ModuleNotFoundError("No module named 'torch.nn'", name="torch.nn"), 19, "pip install 'edgefl[train]'"),
+        (ModuleNotFoundError("No module named 'torch.nn'", name="torch.nn"), 19, "pip install 'edgefl-toolkit[train]'"),
         (ModuleNotFoundError("No module named 'edgefl.x'", name="edgefl.x"), 1, "edgefl.x"),
     ],
 )
