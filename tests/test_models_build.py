@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -12,7 +13,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from edgefl.errors import ModelError
 from edgefl.models.build import StagedModel, build
+from edgefl.models.check import check_spec
 from edgefl.models.encoder import TokenState
+from edgefl.models.heads import projection_head
 from edgefl.models.sizes import encoder_of_size
 from edgefl.models.spec import EncoderSpec, HeadSpec, ModelSpec, part_names
 from edgefl.models.state import load_part, part_tensors
@@ -221,6 +224,29 @@ def test_projection_head_follows_the_papers_layers():
     assert all(layer.bias is None for layer in head if isinstance(layer, torch.nn.Linear))
     r = head(torch.randn(8, 32, generator=torch.Generator().manual_seed(0)))
     torch.testing.assert_close(r.mean(0), torch.zeros(16), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("norm", "layers"),
+    [("layer", [*(["Linear", "Dropout", "LayerNorm", "ReLU"] * 2), "Linear", "LayerNorm"]),
+     ("none", [*(["Linear", "Dropout", "ReLU"] * 2), "Linear"])],
+)  # fmt: skip
+def test_heads_without_batch_norm_hold_no_statistics_and_train_on_one_row(norm, layers):
+    head = projection_head(32, HeadSpec(width=24, out=16, norm=norm))
+    assert [type(layer).__name__ for layer in head] == layers
+    assert [layer.bias is not None for layer in head if isinstance(layer, torch.nn.Linear)] == [norm == "none"] * 3
+    assert not list(head.buffers())
+    r = head.train()(torch.randn(1, 32, generator=torch.Generator().manual_seed(0)))
+    assert r.shape == (1, 16)
+    if norm == "layer":  # the last one without parameters: mean 0, variance 1 over each row
+        assert not list(head[-1].parameters())
+        torch.testing.assert_close(r.mean(1), torch.zeros(1), atol=1e-5, rtol=0)
+
+
+def test_a_stored_head_without_a_norm_has_batch_norm():
+    assert msgspec.json.decode(b'{"width": 8, "out": 4}', type=HeadSpec) == HeadSpec(8, 4, norm="batch")
+    with pytest.raises(ModelError, match=r"head\.norm: 'group' is unknown; choose batch, layer, none"):
+        check_spec(msgspec.structs.replace(four_kinds(), head=HeadSpec(8, 4, norm="group")))
 
 
 def test_fusion_concatenates_in_the_order_of_the_specification():

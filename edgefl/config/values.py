@@ -124,6 +124,11 @@ class HeadConfig(Values):
     width: Positive = Field(256, description="hidden width (the paper: 4096)")
     out: Positive = Field(64, description="shared width (the paper: 256); without a head the encoders' own")
     dropout: Annotated[float, Field(ge=0, lt=1)] = Field(0.1, description="dropout in the head")
+    norm: Literal["batch", "layer", "none"] | None = Field(
+        None,
+        description="normalisation in the head: batch (LW-FedMML), layer, or none (AproMFL); default: none with "
+        "weight: relationship, layer where optimise or repair moves the weights off the devices' mean, else batch",
+    )
 
 
 class ModelConfig(Values):

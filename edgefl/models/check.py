@@ -24,6 +24,7 @@ CHOICES = {
     "matching": ("none", "classifier", "prior"),
     "arch": ("distilbert", "bert"),
     "pool": ("token", "mean"),
+    "head.norm": ("batch", "layer", "none"),
 }
 
 
@@ -72,6 +73,8 @@ def _choice_faults(spec: ModelSpec) -> Iterator[tuple[str, str]]:
         value, choices = getattr(spec, field), CHOICES[field]
         if value not in choices:
             yield field, f"'{value}' is unknown; choose {', '.join(choices)}"
+    if spec.head.norm not in CHOICES["head.norm"]:
+        yield "head.norm", f"'{spec.head.norm}' is unknown; choose {', '.join(CHOICES['head.norm'])}"
     joint = spec.joint
     if spec.fusion == "joint" and (joint.heads < 1 or joint.width < 1 or joint.width % joint.heads):
         yield "joint.width", f"{joint.width} is no multiple of the {joint.heads} attention heads; change one of them"

@@ -12,23 +12,23 @@ import torch
 from torch import Tensor, nn
 
 from edgefl.models.joint import JointFusion
-from edgefl.models.spec import HeadSpec, ModelSpec, fused_width
+from edgefl.models.spec import HeadSpec, ModelSpec, Norm, fused_width
 
 
 def projection_head(width: int, head: HeadSpec) -> nn.Module:
-    """h [B, width] -> r [B, head.out]: (Linear → dropout → batch norm → ReLU) twice, Linear → batch norm.
+    """h [B, width] -> r [B, head.out]: (Linear → dropout → norm → ReLU) twice, Linear → norm without parameters.
 
-    The last batch norm has no affine parameters. No Linear has a bias, since the batch norm behind it would cancel it.
-    In training mode a batch needs two rows. Without a head (kind "none"): h itself.
+    A Linear has a bias only where no norm follows (norm "none"): batch norm would cancel it, layer norm has its own.
+    With batch norm a batch in training mode needs two rows. Without a head (kind "none"): h itself.
     """
     if head.kind == "none":
         return nn.Identity()
-    return nn.Sequential(
-        *_hidden(width, head.width, head.dropout),
-        *_hidden(head.width, head.width, head.dropout),
-        nn.Linear(head.width, head.out, bias=False),
-        nn.BatchNorm1d(head.out, affine=False),
-    )
+    bias = head.norm == "none"
+    layers: list[nn.Module] = []
+    for inputs in (width, head.width):
+        linear = nn.Linear(inputs, head.width, bias=bias)
+        layers += [linear, nn.Dropout(head.dropout), *_norm(head.norm, head.width), nn.ReLU()]
+    return nn.Sequential(*layers, nn.Linear(head.width, head.out, bias=bias), *_norm(head.norm, head.out, affine=False))
 
 
 def fusion(spec: ModelSpec) -> nn.Module:
@@ -73,5 +73,8 @@ def _mlp(inputs: int, hidden: int, outputs: int) -> nn.Module:
     return nn.Sequential(nn.Linear(inputs, hidden), nn.GELU(), nn.Linear(hidden, outputs))
 
 
-def _hidden(inputs: int, outputs: int, dropout: float) -> list[nn.Module]:
-    return [nn.Linear(inputs, outputs, bias=False), nn.Dropout(dropout), nn.BatchNorm1d(outputs), nn.ReLU()]
+def _norm(norm: Norm, width: int, *, affine: bool = True) -> list[nn.Module]:
+    """The normalisation of rows [B, width]; none for "none"."""
+    if norm == "none":
+        return []
+    return [nn.BatchNorm1d(width, affine=affine) if norm == "batch" else nn.LayerNorm(width, elementwise_affine=affine)]

@@ -23,6 +23,7 @@ PROTOTYPES, SIGNATURE = "prototypes", "signature"
 _MATCH = "match/"
 
 EncoderKind = Literal["sensor", "vision", "text", "audio"]
+Norm = Literal["batch", "layer", "none"]
 
 
 class EncoderSpec(msgspec.Struct, frozen=True):
@@ -49,16 +50,19 @@ class EncoderSpec(msgspec.Struct, frozen=True):
 
 
 class HeadSpec(msgspec.Struct, frozen=True):
-    """Projection head: twice (Linear → dropout → batch norm → ReLU), then Linear to ``out`` → plain batch norm.
+    """Projection head: twice (Linear → dropout → norm → ReLU), then Linear to ``out`` → plain norm.
 
-    The last batch norm has no affine parameters, no Linear has a bias (arXiv 2407.15426). ``kind`` "none": no head, the
-    pooled token itself goes into the fusion (arXiv 2312.13508); then every encoder is ``out`` wide.
+    ``norm`` "batch": the last one has no affine parameters, no Linear has a bias (arXiv 2407.15426); "layer": layer
+    norm in place of each batch norm; "none": no norm at all, each Linear with a bias (arXiv 2502.04400). ``kind``
+    "none": no head, the pooled token itself goes into the fusion (arXiv 2312.13508); then every encoder is ``out``
+    wide.
     """
 
     width: int = 4096
     out: int = 256
     dropout: float = 0.1
     kind: Literal["mlp", "none"] = "mlp"
+    norm: Norm = "batch"
 
 
 class JointSpec(msgspec.Struct, frozen=True):

@@ -15,8 +15,9 @@ from edgefl.models.check import spec_problems
 from edgefl.models.sizes import SIZES, encoder_of_size
 from edgefl.models.spec import EncoderSpec, HeadSpec, JointSpec, ModelSpec, fused_width
 from edgefl.plan.exchange import exchange_of
+from edgefl.plan.norm import default_norm
 from edgefl.plan.schedule import SCHEDULES, Embed
-from edgefl.plan.values import Hyper, Lean, RoundPolicy, RunPlan, ScheduleName, Slots, Stage, Transfer
+from edgefl.plan.values import Hyper, Lean, RoundPolicy, RunPlan, ScheduleName, Slot, Slots, Stage, Transfer
 
 SERVER_ROLES = ("cluster", "select", "prototypes", "repair", "weight", "combine", "optimise")
 
@@ -59,7 +60,7 @@ def compile_run(
             repair=recipe.repair,
             exchange=exchange_of(recipe.weight),
         ),
-        server={role: getattr(recipe, role) for role in SERVER_ROLES},
+        server=_server(recipe),
         policy=_policy(config),
         evaluate_every=config.evaluate,
         test=test,
@@ -68,6 +69,10 @@ def compile_run(
         transfer=Transfer(_rules(config.transfer.up), _rules(config.transfer.down), config.transfer.top),
         config={"run": config.model_dump(mode="json"), "recipe": recipe.model_dump(mode="json")},
     )
+
+
+def _server(recipe: RecipeConfig) -> dict[str, Slot]:
+    return {role: getattr(recipe, role) for role in SERVER_ROLES}
 
 
 def _policy(config: RunConfig) -> RoundPolicy:
@@ -104,7 +109,7 @@ def model_spec(
     spec = ModelSpec(
         encoders=encoders,
         stages=config.model.stages,
-        head=_head(config, encoders),
+        head=_head(config, recipe, encoders),
         fusion_width=config.model.fusion_width,
         classes=len(label_names) if supervised else 0,
         label_names=label_names if supervised else (),
@@ -157,8 +162,9 @@ def _wide_enough(spec: ModelSpec, recipe: RecipeConfig) -> list[Problem]:
     return [Problem("model.fusion_width", text)]
 
 
-def _head(config: RunConfig, encoders: Mapping[str, EncoderSpec]) -> HeadSpec:
-    head = HeadSpec(**config.model.head.model_dump())
+def _head(config: RunConfig, recipe: RecipeConfig, encoders: Mapping[str, EncoderSpec]) -> HeadSpec:
+    given = config.model.head.model_dump()
+    head = HeadSpec(**{**given, "norm": given["norm"] or default_norm(_server(recipe))})
     widths = {encoder.width for encoder in encoders.values()}
     if head.kind == "none" and len(widths) == 1:
         return msgspec.structs.replace(head, out=widths.pop())
