@@ -7,6 +7,7 @@ import fcntl
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 from edgefl.disk import explained
 from edgefl.errors import StoreError
@@ -15,6 +16,9 @@ from edgefl.errors import StoreError
 LEDGER = "ledger.sqlite"
 #: There in its place when the ledger is a database elsewhere: its URL, which may hold a password.
 LEDGER_URL = "ledger.url"
+#: Tries to take a run's lock, and the pause between: a reader that asks whether it is held needs microseconds.
+LOCK_TRIES = 5
+LOCK_PAUSE_S = 0.02
 #: What was told, as JSON lines.
 EVENTS = "events.jsonl"
 
@@ -49,6 +53,18 @@ def new_run_id(runs: Path, name: str) -> str:
     return next(one for one in [stamp, *(f"{stamp[:60]}-{number}" for number in range(2, 1000))] if one not in taken)
 
 
+def is_held(directory: Path) -> bool:
+    """Whether a process holds the directory: True also where that can not be known, such as another user's."""
+    try:
+        with (directory / "lock").open("rb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
+    return False
+
+
 @contextlib.contextmanager
 def hold_place(directory: Path) -> Iterator[None]:
     """Make the directory and hold it. Raises StoreError when it can not be written or another process holds it.
@@ -60,11 +76,20 @@ def hold_place(directory: Path) -> Iterator[None]:
     with explained("lock", directory / "lock"):
         lock = (directory / "lock").open("ab")
     with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
+        if not _locked(lock):
             raise StoreError(
                 f"another coordinator runs in {directory}",
                 remedy="End it first, or choose another directory or run name.",
-            ) from error
+            )
         yield
+
+
+def _locked(lock: BinaryIO) -> bool:
+    """Take the lock, unless a process holds it; ``is_held`` of a report that is being made holds it for an instant."""
+    for _ in range(LOCK_TRIES):
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            time.sleep(LOCK_PAUSE_S)
+    return False

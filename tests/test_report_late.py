@@ -80,7 +80,10 @@ def test_a_device_has_its_late_updates_added_up() -> None:
 def test_the_coordinators_rejections_and_quarantine_stand_among_the_refusals() -> None:
     rows = [[cell.text for cell in row] for row in decisions.refusals(REPORT).rows]
     mine = [row[2:5] for row in rows if row[0] == "c"]
-    assert mine == [["1", "coordinator", "tensor of another shape"], ["2", "coordinator", "in quarantine"]]
+    assert mine == [
+        ["1", "coordinator", "tensor of another shape: part task: tensor 'w' is [3], expected [2]"],
+        ["2", "coordinator", "in quarantine"],
+    ]
     assert {row[-1] for row in rows if row[0] == "c"} == {"quarantined"}
 
 

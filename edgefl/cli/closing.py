@@ -32,12 +32,13 @@ def close_run(directory: Path, *, export: bool, page: bool, quiet: bool) -> RunR
 def _show(report: RunReport, directory: Path, *, export: bool, page: bool) -> None:
     from rich.console import Console
 
-    from edgefl.report import bills, decisions, inventory, outcome
+    from edgefl.report import absences, bills, decisions, inventory, outcome
     from edgefl.report.tables import print_grid
 
     console = Console()
     told: set[str] = set()
     grids = [outcome.evaluation(report), bills.device_bill(report), decisions.refusals(report)]
+    grids += [grid for grid in (absences.table(report),) if grid.rows]
     if export:
         grids.append(inventory.bundles(report))
     for grid in grids:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from coordinator.place import EVENTS, ledger_file, ledger_of
+from coordinator.place import EVENTS, is_held, ledger_file, ledger_of
 from edgefl.errors import RunError, StoreError
 from edgefl.report.rows import RunReport
 
@@ -59,7 +59,17 @@ def read_run(directory: Path) -> RunReport:
     with Ledger(place, create=False) as ledger:
         known = [report.run for report in ledger.runs()]
         # A renamed directory still holds its one run; a database may hold any others.
-        return ledger.report(directory.name if directory.name in known or isinstance(place, str) else "")
+        name = directory.name if directory.name in known or isinstance(place, str) else ""
+        return _as_it_stands(ledger.report(name), directory)
+
+
+def _as_it_stands(report: RunReport, directory: Path) -> RunReport:
+    """The report; of a run that is on record as running and that no coordinator holds, as interrupted."""
+    if report.status != "running" or is_held(directory):
+        return report
+    import msgspec
+
+    return msgspec.structs.replace(report, status="interrupted")
 
 
 def read_runs(runs: Path) -> tuple[list[RunReport], list[str]]:
@@ -75,7 +85,8 @@ def read_runs(runs: Path) -> tuple[list[RunReport], list[str]]:
         try:
             place = ledger_of(directory)
             with Ledger(place, create=False) as ledger:
-                found += [run for run in ledger.runs() if isinstance(place, Path) or run.run == directory.name]
+                here = [run for run in ledger.runs() if isinstance(place, Path) or run.run == directory.name]
+                found += [_as_it_stands(run, directory) for run in here]
         except StoreError as error:
             unreadable.append(f"{directory}: {error.message}")
     return sorted(found, key=lambda report: report.started_at, reverse=True), unreadable

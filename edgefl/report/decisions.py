@@ -60,7 +60,7 @@ def refusals(report: RunReport) -> Grid:
             count(stage),
             words(units.spans(sorted(numbers))),
             words(who),
-            words(reason(refusal), tip=refusal.detail),
+            _why(refusal),
             words(_number(refusal.needed, refusal.unit)),
             words(_number(refusal.allowed, refusal.unit)),
             _then(report, device, stage),
@@ -75,7 +75,26 @@ def refusals(report: RunReport) -> Grid:
         "device: it was asked, and found out by its own measurement or its data. Decided by the coordinator: its "
         "update could not be used, or after several of these it was not asked."
     )
-    return Grid("Refusals and decisions", columns, tuple(lines), (note,), "Every device took part in every round.")
+    return Grid("Refusals and decisions", columns, tuple(lines), (note,), _none_refused(report))
+
+
+def _none_refused(report: RunReport) -> str:
+    """What stands in the table's place: that everybody took part only where everybody did."""
+    rounds = {(row.stage, row.round) for row in report.rounds}
+    if not rounds:
+        return "No round has started yet."
+    done = {(row.device, row.stage, row.round) for row in report.assignments if row.status == "done"}
+    missed = [row.device for row in report.devices if any((row.device, *key) not in done for key in rounds)]
+    if report.devices and not missed:
+        return "Every device took part in every round."
+    return "No device was refused, declined or dropped."
+
+
+def _why(refusal: Refusal) -> Cell:
+    """The reason with the device's own words: behind it where there are no numbers, else in a footnote."""
+    if refusal.needed is None and refusal.detail:
+        return Cell(f"{reason(refusal)}: {refusal.detail}")
+    return Cell(reason(refusal), why=refusal.detail)
 
 
 def _collected(report: RunReport) -> dict[_Key, set[int]]:

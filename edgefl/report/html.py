@@ -10,7 +10,7 @@ import yaml
 
 from edgefl import __version__
 from edgefl.records import FIGURES
-from edgefl.report import bills, decisions, inventory, outcome, plots, quality, staleness, totals, units
+from edgefl.report import absences, bills, decisions, inventory, outcome, plots, quality, staleness, totals, units
 from edgefl.report.drawing import Plot
 from edgefl.report.grid import Column, Grid, letters
 from edgefl.report.rows import RunReport
@@ -69,9 +69,11 @@ def render(report: RunReport) -> str:
         style=Markup(style),  # noqa: S704  # a file of this package
         started=units.moment(report.started_at),
         took=took(report),
+        standing=outcome.standing(report),
         version=__version__,
         cards=cards(report),
         learning=drawn(plots.learning(report)),
+        subsets=drawn(plots.subsets(report)),
         memory=drawn(plots.memory(report)),
         spending=drawn(plots.spending(report)),
         **_tables(report),
@@ -94,6 +96,7 @@ def _tables(report: RunReport) -> dict[str, Any]:
         "bill_notes": bills.NOTES,
         "stage_totals": bills.stage_totals(report),
         "refusals": decisions.refusals(report),
+        "absences": [grid for grid in (absences.table(report),) if grid.rows],
         "late": [grid for grid in (staleness.by_device(report),) if grid.rows],
         "rounds": outcome.rounds(report),
         "devices": inventory.devices(report),
@@ -103,9 +106,9 @@ def _tables(report: RunReport) -> dict[str, Any]:
 
 
 def took(report: RunReport) -> str:
-    """How long the run took, or that it still goes on."""
+    """How long the run took, or that it still goes on, or was interrupted."""
     if report.finished_at is None:
-        return "still going on" if report.status == "running" else "end not on record"
+        return {"running": "still going on", "interrupted": "did not end"}.get(report.status, "end not on record")
     return units.seconds(report.finished_at - report.started_at)
 
 
@@ -126,7 +129,10 @@ def cards(report: RunReport) -> list[Card]:
         found.append(Card("weakest modality alone", shown(worst.value), told))
     trained = {row.device for row in report.assignments if row.status == "done"}
     refused = {row.device for row in report.assignments if row.refusal is not None}
-    detail = f"{len(refused)} refused or declined at times" if refused else "none refused"
+    away = absences.absences(report)
+    missed = [f"{len(refused)} refused or declined at times"] if refused else []
+    missed += [f"{len(away)} not offered every round"] if away else []
+    detail = " · ".join(missed) or "none refused"
     found.append(Card("devices that trained", f"{len(trained)} of {len(report.devices)}", detail))
     done = [row for row in report.rounds if row.status == "done"]
     stages = len({row.stage for row in done})

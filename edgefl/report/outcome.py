@@ -42,10 +42,23 @@ def evaluation(report: RunReport) -> Grid:
     matchers = ", ".join(dict.fromkeys(row.matcher for row in rows if row.matcher))
     where = f", after stage {rows[0].stage}, round {rows[0].round}" if rows else ""
     notes = (
-        "One global model on the test set. Alone: the model gets this modality only and fills in the other by a mask.",
+        "One global model on the test set. Alone: the model gets this modality only and fills in the others by a mask.",
         *([f"Prototype mask: classes matched by {matchers}."] if matchers else []),
     )
     return Grid(f"Test {metric}{where}", columns, tuple(lines), notes, "The model has not been evaluated yet.")
+
+
+def standing(report: RunReport) -> str:
+    """How a run that is not done ended, and how to go on; "" for one that is done or goes on."""
+    if report.status == "failed":
+        told = next((event.data for event in reversed(report.events) if event.kind == "run_failed"), {})
+        return f"The run failed: {told.get('text') or 'no reason on record'}"
+    if report.status != "interrupted":
+        return ""
+    done = [row for row in report.rounds if row.status == "done"]
+    after = f"after stage {done[-1].stage}, round {done[-1].round}" if done else "before its first round was finished"
+    last = f"; the last event is of {units.moment(report.events[-1].at)}" if report.events else ""
+    return f"The run was interrupted {after}{last}. No coordinator holds it; --resume {report.run} goes on."
 
 
 def rounds(report: RunReport) -> Grid:

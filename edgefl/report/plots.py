@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from edgefl.report import bills, totals, units
+from edgefl.report import bills, curves, totals, units
 from edgefl.report.drawing import INKS, Plot, figure, style, svg, whole_numbers
-from edgefl.report.rows import AssignmentRow, EvaluationRow, RunReport
+from edgefl.report.rows import AssignmentRow, RunReport
 
-SERIES = ("--c1", "--c2", "--c3", "--c4", "--c5")
 #: More panels than this cannot be compared by eye; the table has them all.
 MAX_PANELS = 12
 
@@ -23,14 +23,72 @@ def learning(report: RunReport) -> Plot | None:
     with style():
         drawn = figure(10.6, 4.9)
         upper, lower = drawn.subplots(2, 1, sharex=True, gridspec_kw={"height_ratios": (1.7, 1)})
-        _scores(upper, report, metric, at)
+        _scores(upper, together(curves.curves(report, metric, at)), metric)
         _losses(lower, report, at)
         _bands(upper, lower, rounds)
+        lower.grid(axis="y", alpha=0.6)
         for axes in (upper, lower):
-            axes.grid(axis="y", alpha=0.6)
             if axes.get_legend_handles_labels()[1]:
                 axes.legend(loc="center left", bbox_to_anchor=(1.005, 0.5), handlelength=2.4)
         return Plot(svg(drawn, "learning"), f"Test {metric} and training loss over {len(rounds)} rounds.")
+
+
+def together(found: Mapping[curves.Curve, curves.Points]) -> dict[curves.Curve, curves.Points]:
+    """What stands in the plot over all rounds: with many subsets the fullest input alone, they have panels."""
+    few = len(curves.subsets(found)) <= curves.MAX_TOGETHER
+    most = max((len(available) for available, _ in found), default=0)
+    return {curve: points for curve, points in found.items() if few or len(curve[0]) == most}
+
+
+def subsets(report: RunReport) -> Plot | None:
+    """Many subsets of the modalities, a panel each, beside the complete input; None: they stand in ``learning``."""
+    metric = totals.primary_metric(report)
+    at = {(row.stage, row.round): index + 1 for index, row in enumerate(report.rounds)}
+    found = curves.curves(report, metric, at)
+    whole = together(found)
+    if len(whole) == len(found):
+        return None
+    names = curves.subsets(curve for curve in found if curve not in whole)
+    columns = next((count for count in (4, 3, 5) if len(names) % count == 0), 4)  # the last line is full
+    lines = -(-len(names) // columns)
+    with style():
+        drawn = figure(10.6, 0.6 + 2.0 * lines)
+        grid = drawn.subplots(lines, columns, sharex=True, sharey=True, squeeze=False)
+        for axes, available in zip(grid.flat, names, strict=False):
+            _subset_panel(axes, available, found, whole)
+            _metric_axis(axes, metric)
+        for axes in list(grid.flat)[len(names) :]:
+            axes.set_visible(False)
+        for row in grid:
+            row[0].set_ylabel(f"{metric} (%)" if totals.is_share(metric) else metric)
+        for axes in list(grid.flat)[max(0, len(names) - columns) : len(names)]:
+            axes.set_xlabel("round")
+            axes.tick_params(labelbottom=True)
+        handles = _once(axes.get_legend_handles_labels() for axes in grid.flat)
+        drawn.legend(*handles, loc="outside upper left", ncols=len(handles[0]), handlelength=2.4, columnspacing=2)
+        return Plot(svg(drawn, "subsets"), f"Test {metric} of the one model where only some modalities are given.")
+
+
+def _subset_panel(
+    axes: Any,
+    available: tuple[str, ...],
+    found: Mapping[curves.Curve, curves.Points],
+    whole: Mapping[curves.Curve, curves.Points],
+) -> None:
+    for points in whole.values():
+        axes.plot(*zip(*points, strict=True), color=INKS["--muted"], linewidth=1, alpha=0.7, label="complete input")
+    own = [curve for curve in found if curve[0] == available and curve not in whole]
+    looks = curves.in_a_panel(own)
+    for curve in own:
+        axes.plot(*zip(*found[curve], strict=True), label=f"{curve[1]} mask", **looks[curve])
+    axes.xaxis.set_major_locator(whole_numbers())
+    axes.set_title(" + ".join(available) + (" alone" if len(available) == 1 else ""), loc="left", fontweight="bold")
+
+
+def _once(legends: Iterable[tuple[list[Any], list[str]]]) -> tuple[list[Any], list[str]]:
+    """The entries of several panels' legends, each once."""
+    entries = {label: handle for handles, labels in legends for handle, label in zip(handles, labels, strict=True)}
+    return list(entries.values()), list(entries)
 
 
 def memory(report: RunReport) -> Plot | None:
@@ -54,8 +112,10 @@ def memory(report: RunReport) -> Plot | None:
     with style():
         drawn = figure(10.6, 0.6 + 2.35 * lines)
         grid = drawn.subplots(lines, columns, sharex=True, squeeze=False)
+        with_budget = False
         for axes, name in zip(grid.flat, shown, strict=False):
-            _memory_panel(axes, report, name, {stage: known.get((name, stage), (None, None)) for stage in stages})
+            pairs = {stage: known.get((name, stage), (None, None)) for stage in stages}
+            with_budget |= _memory_panel(axes, report, name, pairs)
         for axes in list(grid.flat)[len(shown) :]:
             axes.set_visible(False)
         for row in grid:
@@ -63,7 +123,12 @@ def memory(report: RunReport) -> Plot | None:
         for axes in list(grid.flat)[max(0, len(shown) - columns) : len(shown)]:
             axes.set_xlabel("stage")
             axes.tick_params(labelbottom=True)
-        handles = _memory_handles()
+        values = [known[key] for key in known if key[0] in shown]
+        handles = _memory_handles(
+            measured=any(pair[1] is not None for pair in values),
+            predicted=any(pair[0] is not None for pair in values),
+            budget=with_budget,
+        )
         drawn.legend(handles=handles, loc="outside upper left", ncols=len(handles), handlelength=2.4, columnspacing=2)
         more = f" Of {len(names)} devices, the {len(shown)} closest to their budget." if len(shown) < len(names) else ""
         return Plot(svg(drawn, "memory"), f"Peak step memory per device and stage, predicted and measured.{more}")
@@ -89,15 +154,19 @@ def spending(report: RunReport) -> Plot | None:
         return Plot(svg(drawn, "spending"), "Payload bytes and FLOPs per stage, added up over devices and rounds.")
 
 
-def _scores(axes: Any, report: RunReport, metric: str, at: dict[tuple[int, int], int]) -> None:
-    """The metric of the complete input and of each modality alone; ``at``: (stage, round) -> place on the axis."""
-    share = totals.is_share(metric)
-    for (name, mask), rows in _series(report, metric).items():
-        points = sorted((at[row.stage, row.round], row.value * (100 if share else 1)) for row in rows)
-        axes.plot(*zip(*points, strict=True), label=_label(name, mask), **_line(report, name, mask))
-    axes.set_ylabel(f"test {metric} (%)" if share else f"test {metric}")
-    if share:
+def _scores(axes: Any, found: Mapping[curves.Curve, curves.Points], metric: str) -> None:
+    """The metric of the complete input and, where there is room, of each subset of the modalities."""
+    looks = curves.looks(found)
+    for curve, points in found.items():
+        axes.plot(*zip(*points, strict=True), label=curves.label(curve), **looks[curve])
+    _metric_axis(axes, metric)
+    axes.set_ylabel(f"test {metric} (%)" if totals.is_share(metric) else f"test {metric}")
+
+
+def _metric_axis(axes: Any, metric: str) -> None:
+    if totals.is_share(metric):
         axes.set_ylim(0, 103)
+    axes.grid(axis="y", alpha=0.6)
 
 
 def _losses(axes: Any, report: RunReport, at: dict[tuple[int, int], int]) -> None:
@@ -119,37 +188,6 @@ def _losses(axes: Any, report: RunReport, at: dict[tuple[int, int], int]) -> Non
     axes.xaxis.set_major_locator(whole_numbers())
 
 
-def _series(report: RunReport, metric: str) -> dict[tuple[tuple[str, ...], str], list[EvaluationRow]]:
-    found: dict[tuple[tuple[str, ...], str], list[EvaluationRow]] = {}
-    for row in sorted(report.evaluations, key=lambda row: (-len(row.available), row.available, row.missing)):
-        if row.metric == metric and any((row.stage, row.round) == (r.stage, r.round) for r in report.rounds):
-            found.setdefault((row.available, row.missing), []).append(row)
-    return found
-
-
-def _label(available: tuple[str, ...], mask: str) -> str:
-    name = " + ".join(available)
-    return name if mask == "none" else f"{name} alone, {mask} mask"
-
-
-def _line(report: RunReport, available: tuple[str, ...], mask: str) -> dict[str, Any]:
-    """The complete input is the heavy line; each modality has one colour, its zero mask dashed, others solid."""
-    if mask == "none":
-        return {"color": INKS["--c0"], "linewidth": 2.2, "marker": "o", "markersize": 4}
-    alone = sorted({row.available for row in report.evaluations if row.missing != "none"})
-    colour = INKS[SERIES[alone.index(available) % len(SERIES)]]
-    if mask == "zero":
-        return {
-            "color": colour,
-            "linewidth": 1.3,
-            "linestyle": (0, (3, 2)),
-            "marker": "o",
-            "markersize": 3,
-            "mfc": "none",
-        }
-    return {"color": colour, "linewidth": 1.6, "marker": "^" if mask == "reconstruction" else "s", "markersize": 3.2}
-
-
 def _bands(upper: Any, lower: Any, rounds: list[tuple[int, int]]) -> None:
     """Every second stage shaded; its number above."""
     stages = list(dict.fromkeys(stage for stage, _ in rounds))
@@ -165,7 +203,8 @@ def _bands(upper: Any, lower: Any, rounds: list[tuple[int, int]]) -> None:
     upper.set_xlim(0.5, len(rounds) + 0.5)
 
 
-def _memory_panel(axes: Any, report: RunReport, name: str, pairs: dict[int, tuple[float | None, float | None]]) -> None:
+def _memory_panel(axes: Any, report: RunReport, name: str, pairs: dict[int, tuple[float | None, float | None]]) -> bool:
+    """One device's panel; returns whether its budget is drawn: one far above the curves is told in words alone."""
     nan = float("nan")
     stages = list(pairs)
     predicted = [nan if pair[0] is None else pair[0] / units.MIB for pair in pairs.values()]
@@ -186,16 +225,25 @@ def _memory_panel(axes: Any, report: RunReport, name: str, pairs: dict[int, tupl
     axes.set_title(name, loc="left", fontweight="bold", pad=16)
     colour = INKS["--warn"] if near else INKS["--muted"]
     axes.text(0, 1.035, told, transform=axes.transAxes, color=colour, size=8)
+    return near
 
 
-def _memory_handles() -> list[Any]:
+def _memory_handles(*, measured: bool, predicted: bool, budget: bool) -> list[Any]:
+    """The legend of what is drawn in any panel, and of nothing else."""
     from matplotlib.lines import Line2D
 
-    return [
-        Line2D([], [], color=INKS["--c1"], linewidth=1.8, marker="o", markersize=4, label="measured"),
-        Line2D([], [], color=INKS["--muted"], linestyle=(0, (3, 2)), marker="o", mfc="none", label="predicted"),
-        Line2D([], [], color=INKS["--warn"], linewidth=1.2, linestyle=(0, (6, 2)), label="budget of the device"),
-    ]
+    every = (
+        (measured, {"color": INKS["--c1"], "linewidth": 1.8, "marker": "o", "markersize": 4, "label": "measured"}),
+        (
+            predicted,
+            {"color": INKS["--muted"], "linestyle": (0, (3, 2)), "marker": "o", "mfc": "none", "label": "predicted"},
+        ),
+        (
+            budget,
+            {"color": INKS["--warn"], "linewidth": 1.2, "linestyle": (0, (6, 2)), "label": "budget of the device"},
+        ),
+    )
+    return [Line2D([], [], **look) for drawn, look in every if drawn]
 
 
 def _closeness(report: RunReport, name: str, known: dict[tuple[str, int], tuple[float | None, float | None]]) -> float:

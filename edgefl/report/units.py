@@ -8,6 +8,8 @@ from datetime import datetime
 
 MIB = 2**20
 GIGA = 1e9
+#: Units of things that are counted: without decimals.
+COUNTED = frozenset({"samples", "rounds", "updates", "classes", "version"})
 #: What stands for a number nobody has.
 NOTHING = "—"
 
@@ -43,6 +45,8 @@ def quantity(value: float | None, unit: str) -> str:
     """Number and printed unit: ``quantity(2**21, "B") == "2.00 MiB"``; None is a dash."""
     if value is None:
         return NOTHING
+    if unit in COUNTED:
+        return f"{value:,.0f} {unit}"
     return f"{number(scaled(value, unit))} {printed_unit(unit)}".rstrip()
 
 

@@ -1,0 +1,229 @@
+"""What a report states of a run: who took part and who did not, why, and whether the run still goes on."""
+
+from __future__ import annotations
+
+import io
+import itertools
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from ledger_fixture import ledger_in
+from matplotlib.figure import Figure
+from report_fixture import START, assignment, evaluations, round_row, run_report
+from rich.console import Console
+
+from coordinator.ledger import Ledger
+from coordinator.place import hold_place
+from edgefl.cli.locate import read_run, read_runs
+from edgefl.plan.values import RunPlan
+from edgefl.records import Budget, Refusal
+from edgefl.report import decisions, plots, tables, units
+from edgefl.report.html import render
+from edgefl.report.rows import AssignmentRow, DeviceRow, EvaluationRow, EventRow, RunReport
+
+EVERYBODY = "Every device took part in every round."
+STAGES = range(1, 6)
+
+
+def terminal(report: RunReport, width: int = 120) -> str:
+    console = Console(record=True, width=width, file=io.StringIO())
+    tables.print_report(report, console)
+    return console.export_text()
+
+
+def fleet(*others: str, tell: dict[tuple[int, int], list[EventRow]] | None = None, **record: Any) -> RunReport:
+    """Five stages of two rounds that gpu-box and nobody else trains; ``tell``: events before a round begins."""
+    rounds, rows = [], []
+    events = [EventRow(START, "run_started"), EventRow(START, "device_joined", device="gpu-box")]
+    for stage, number in itertools.product(STAGES, range(2)):
+        rows.append(assignment("gpu-box", stage, number))
+        held = round_row(stage, number, rows[-1:])
+        rounds.append(msgspec.structs.replace(held, record={**held.record, **record}))
+        events += (tell or {}).get((stage, number + 1), [])
+        events.append(EventRow(START, "round_started", stage, number + 1, data={"participants": ["gpu-box"]}))
+    devices = tuple(DeviceRow(name) for name in ("gpu-box", *others))
+    return RunReport(
+        run="lab2", status="done", devices=devices, rounds=tuple(rounds), assignments=tuple(rows), events=tuple(events)
+    )
+
+
+def joined(device: str) -> EventRow:
+    return EventRow(START, "device_joined", device=device)
+
+
+def left(device: str) -> EventRow:
+    return EventRow(START, "device_left", device=device, data={"reason": "offline"})
+
+
+# Who took part
+
+
+def test_everybody_took_part_is_said_only_where_it_is_so() -> None:
+    assert EVERYBODY in terminal(fleet())
+    away = fleet("p3", tell={(1, 1): [joined("p3")], (1, 2): [left("p3")]})
+    assert EVERYBODY not in terminal(away)
+    assert EVERYBODY not in render(away)
+
+
+def test_a_device_that_was_offline_is_told_with_the_rounds_and_stages() -> None:
+    asked = AssignmentRow(device="p3", stage=1, round=1, attempt=1, status="done")
+    report = fleet("p3", tell={(1, 1): [joined("p3")], (1, 2): [left("p3")]})
+    report = msgspec.structs.replace(report, assignments=(*report.assignments, asked))
+    text = terminal(report)
+    line = next(row for row in text.splitlines() if row.startswith("p3") and "offline" in row)
+    assert line.split() == ["p3", "offline", "9", "/", "10", "1", "(round", "2),", "2–5"]
+    assert "offline" in render(report)
+    assert "1 not offered every round" in render(report)
+
+
+def test_a_device_that_comes_back_or_never_came_is_told_by_stage() -> None:
+    back = {(1, 1): [joined("p3"), left("p3")], (3, 2): [joined("p3")]}
+    lines = terminal(fleet("p3", "p4", tell=back)).splitlines()
+    assert any(row.split() == ["p3", "offline", "5", "/", "10", "1–2,", "3", "(round", "1)"] for row in lines)
+    assert any(row.split() == ["p3", "not", "chosen", "5", "/", "10", "3", "(round", "2),", "4–5"] for row in lines)
+    assert any(row.split() == ["p4", "not", "connected", "yet", "10", "/", "10", "1–5"] for row in lines)
+
+
+def test_a_device_that_a_slot_did_not_draw_is_told_so() -> None:
+    report = fleet("p3", tell={(1, 1): [joined("p3")]}, select={"choice": "random", "count": 1})
+    assert "not chosen (select: random)" in terminal(report)
+
+
+def test_who_was_at_work_on_an_earlier_round_is_told_so() -> None:
+    report = fleet("p3", tell={(1, 1): [joined("p3")]})
+    events = tuple(
+        msgspec.structs.replace(event, data={**event.data, "behind": ["p3"]})
+        if event.kind == "round_started"
+        else event
+        for event in report.events
+    )
+    assert "at work on an earlier round" in terminal(msgspec.structs.replace(report, events=events))
+
+
+def test_after_a_restart_a_device_is_there_once_it_has_said_so() -> None:
+    tell = {(1, 1): [joined("p3")], (4, 1): [EventRow(START, "run_started"), joined("gpu-box")]}
+    report = fleet("p3", tell=tell)
+    assert any("offline" in row and "4–5" in row for row in terminal(report).splitlines())
+
+
+# Why
+
+
+def test_a_device_s_own_words_are_in_the_text_and_not_in_a_tooltip_alone() -> None:
+    error = Refusal("error", detail="IndexError: index out of range in self")
+    memory = Refusal("ceiling", 26.4 * 2**20, 24 * 2**20, "B", "trainer stopped at its memory ceiling")
+    rows = tuple(
+        AssignmentRow(device="p1", stage=1, round=n, attempt=1, status="declined", refusal=why)
+        for n, why in enumerate((error, memory), start=1)
+    )
+    report = RunReport(devices=(DeviceRow("p1"),), assignments=rows)
+    grid = decisions.refusals(report)
+    assert next(row[4].text for row in grid.rows) == "training failed: IndexError: index out of range in self"
+    assert grid.footnotes == ("trainer stopped at its memory ceiling",)
+    body = render(report).split("<body>")[1]
+    for words in ("IndexError: index out of range in self", "trainer stopped at its memory ceiling"):
+        assert f">{words}" in body.replace("training failed: ", "").replace("</b> ", "</b>")
+
+
+def test_things_are_counted_without_decimals() -> None:
+    assert units.quantity(40.0, "samples") == "40 samples"
+    assert units.quantity(16, "rounds") == "16 rounds"
+    assert units.quantity(1234567.0, "samples") == "1,234,567 samples"
+    assert units.quantity(12.5, "s") == "12.5 s"
+
+
+# How it stands
+
+
+def test_a_run_that_no_coordinator_holds_is_interrupted(tmp_path: Path) -> None:
+    directory = tmp_path / "runs" / "r1"
+    with Ledger(ledger_in(directory)) as ledger:
+        ledger.create(RunPlan(run="r1", name="first"), {}, {}, at=START)
+    with hold_place(directory):
+        assert read_run(directory).status == "running"
+        assert [run.status for run in read_runs(tmp_path / "runs")[0]] == ["running"]
+    assert [run.status for run in read_runs(tmp_path / "runs")[0]] == ["interrupted"]
+    report = read_run(directory)
+    assert report.status == "interrupted"
+    page = render(report)
+    assert '<span class="badge interrupted">interrupted</span>' in page
+    assert "still going on" not in page
+    assert f"--resume {report.run}" in page
+    assert "interrupted" in terminal(report)
+
+
+def test_a_failed_run_says_why_on_top() -> None:
+    told = EventRow(START, "run_failed", data={"text": "attempt 3 got 1 of 2 updates it needs"})
+    report = msgspec.structs.replace(run_report(), status="failed", events=(told,))
+    assert "The run failed: attempt 3 got 1 of 2 updates it needs" in terminal(report)
+    assert "The run failed: attempt 3 got 1 of 2 updates it needs" in render(report)
+
+
+# Plots
+
+
+@pytest.fixture
+def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
+    """The figures that are drawn, as matplotlib has them."""
+    found: list[Figure] = []
+
+    def keep(figure: Figure, _: str) -> str:
+        found.append(figure)
+        return "<svg></svg>"
+
+    monkeypatch.setattr(plots, "svg", keep)
+    return found
+
+
+def with_sensors(names: tuple[str, ...], masks: tuple[str, ...]) -> RunReport:
+    subsets = [some for size in range(1, len(names)) for some in itertools.combinations(names, size)]
+    rows = [EvaluationRow(1, n, names, "none", "accuracy", 0.9, 10) for n in (1, 2)]
+    rows += [EvaluationRow(1, n, some, mask, "accuracy", 0.5, 10) for some in subsets for mask in masks for n in (1, 2)]
+    return msgspec.structs.replace(run_report(), evaluations=tuple(rows))
+
+
+@pytest.mark.parametrize(
+    ("names", "panels"), [(("acc", "gyro"), 2), (("acc", "gyro", "press"), 6), (("a", "b", "c", "d"), 14)]
+)
+def test_no_two_curves_of_a_plot_have_one_colour_and_dash(
+    names: tuple[str, ...], panels: int, drawn: list[Figure]
+) -> None:
+    report = with_sensors(names, ("zero", "prototype", "reconstruction", "random"))
+    plots.learning(report)
+    if panels > 2:
+        plots.subsets(report)
+    curves = 0
+    for axes in itertools.chain.from_iterable(figure.axes for figure in drawn):
+        if axes.get_ylabel() == "training loss":
+            continue
+        lines = [line for line in axes.lines if len(line.get_xdata()) == 2]
+        looks = [(line.get_color(), line.get_linestyle(), str(line._dash_pattern), line.get_marker()) for line in lines]
+        assert len(looks) == len(set(looks))
+        curves += len([line for line in lines if line.get_label() != "complete input"])
+    assert curves == 1 + 4 * panels
+
+
+def test_the_legend_of_the_memory_plot_names_only_what_is_drawn(drawn: list[Figure]) -> None:
+    report = run_report()
+    plots.memory(report)
+    wide = tuple(msgspec.structs.replace(row, budget=Budget(step_memory_bytes=2**36)) for row in report.devices)
+    plots.memory(msgspec.structs.replace(report, devices=wide))
+    with_line, without = ([text.get_text() for text in figure.legends[0].get_texts()] for figure in drawn)
+    assert with_line == ["measured", "predicted", "budget of the device"]
+    assert without == ["measured", "predicted"]
+
+
+def test_curves_of_an_evaluation_still_stand_in_one_plot_with_two_sensors(drawn: list[Figure]) -> None:
+    report = msgspec.structs.replace(run_report(), evaluations=tuple(evaluations(1, 0)))
+    plots.learning(report)
+    labels = [line.get_label() for line in drawn[0].axes[0].lines]
+    assert labels == [
+        "acc + gyro",
+        "acc alone, prototype mask",
+        "acc alone, zero mask",
+        "gyro alone, prototype mask",
+        "gyro alone, zero mask",
+    ]
+    assert plots.subsets(report) is None
