@@ -193,10 +193,10 @@ def received(state: State, event: Received) -> Step:
     measured = {**update.figures, **measured}
     if "payload_up_bytes" in event.figures:  # the device can not know it before the last chunk has left
         measured["payload_up_bytes"] = event.figures["payload_up_bytes"]
-    done = replace(assignment, status="done", update=update, measured=measured)
+    done = replace(assignment, status="done", update=update, measured=measured, changes=event.changes)
     device = state.devices[event.device]
     told = usual(state, event.attempt, assignment.placement)
-    device = replace(device, factors=learned(device.factors, assignment.placement, told, measured), bad=0)
+    device = replace(device, factors=learned(device.factors, assignment.placement, told, measured))
     state = replace(state, devices={**state.devices, event.device: device})
     state, out = put(state, event.device, done, measured)
     out.append(SendAck(event.device, event.attempt))

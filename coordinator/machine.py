@@ -10,6 +10,7 @@ runner that can not be true raise :class:`coordinator.values.IllegalMoveError` w
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -58,7 +59,7 @@ from coordinator.values import (
 )
 from edgefl.plan.values import RunPlan
 from edgefl.protocol.messages import Hello
-from edgefl.records import Refusal
+from edgefl.records import EvaluationRow, Refusal
 
 replace = msgspec.structs.replace
 
@@ -320,17 +321,26 @@ def _evaluated(state: State, event: Evaluated) -> Step:
     if state.phase != "evaluating" or event.attempt != state.evaluating:
         raise IllegalMoveError(event, state, "this attempt is not being evaluated")
     attempt = event.attempt
-    values = [msgspec.to_builtins(row) for row in event.rows]
+    rows = tuple(row for row in event.rows if math.isfinite(row.value))
+    values = [msgspec.to_builtins(row) for row in rows]
     out: list[Instruction] = [
-        SaveEvaluation(event.rows),
+        SaveEvaluation(rows),
         Tell("evaluated", attempt.stage, attempt.round, data={"values": values}),
     ]
+    if lost := [row for row in event.rows if not math.isfinite(row.value)]:
+        out.append(Tell("warning", attempt.stage, attempt.round, data={"text": _no_numbers(lost)}))
     state = replace(state, evaluating=None)
     if (attempt.stage, attempt.round) != (state.stage, state.number):  # an earlier process had left it over
         state, more = _enough(replace(state, phase="joining", until=event.at + state.policy.join_s), event.at)
         return state, out + more
     state, more = _advance(state, event.at)
     return state, out + more
+
+
+def _no_numbers(rows: list[EvaluationRow]) -> str:
+    names = sorted({f"{row.metric} with {'+'.join(row.available)}" for row in rows})
+    text = f"the evaluation has no figure for {len(rows)} of its rows: {', '.join(names[:3])}"
+    return f"{text}{', …' if len(names) > 3 else ''} is not a finite number; the model has diverged"
 
 
 def _advance(state: State, at: float) -> Step:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import msgspec
 
 from coordinator.instructions import Instruction, Step, Tell
 from coordinator.planning import figures_of
-from coordinator.values import State
+from coordinator.values import Assignment, State
 from edgefl.records import Refusal
 
 replace = msgspec.structs.replace
@@ -33,6 +35,12 @@ def rejected(state: State, device: str, refusal: Refusal) -> Step:
     return replace(state, devices={**state.devices, device: known}), out
 
 
+def counted(state: State, names: Iterable[str]) -> State:
+    """Updates of these devices are used: no longer are their last ones bad."""
+    good = {name: replace(state.devices[name], bad=0) for name in names if state.devices[name].bad}
+    return replace(state, devices={**state.devices, **good}) if good else state
+
+
 def readmitted(state: State) -> Step:
     """Devices whose quarantine was over with the round before are asked again, as if nothing had happened."""
     now, devices, out = ordinal(state), dict(state.devices), list[Instruction]()
@@ -50,3 +58,16 @@ def why(state: State, device: str) -> Refusal:
     until = "the end of the run" if known.barred == FOR_GOOD else f"round {known.barred} of the run"
     text = f"{known.bad} updates in a row could not be used (in all: {told}); not asked until {until}"
     return Refusal("quarantine", float(known.bad), float(state.policy.quarantine_after - 1), "updates", text)
+
+
+def not_asked(state: State) -> dict[str, Assignment]:
+    """Devices that the planner has excluded, or that are in quarantine, and why."""
+    found: dict[str, Assignment] = {}
+    for name, device in state.devices.items():
+        if device.placement is None:
+            continue
+        if device.placement.refusal is not None:
+            found[name] = Assignment(device.placement, "refused", refusal=device.placement.refusal)
+        elif device.barred:
+            found[name] = Assignment(device.placement, "quarantined", refusal=why(state, name))
+    return found

@@ -21,6 +21,7 @@ from coordinator.instructions import (
     Step,
     Tell,
 )
+from coordinator.outliers import outliers
 from coordinator.planning import no_placement, reason_text
 from coordinator.values import OPEN, Assignment, Round, State, Status
 from edgefl.aggregation.slots import choose
@@ -55,7 +56,7 @@ def open_round(state: State, at: float) -> Step:
     )
     out: list[Instruction] = [*begun, SaveRound(number)]
     out += [_saved(state, number, name, assignment) for name, assignment in opened.assignments.items()]
-    out += [_saved(state, number, name, assignment) for name, assignment in _not_asked(state).items()]
+    out += [_saved(state, number, name, assignment) for name, assignment in quarantine.not_asked(state).items()]
     data = {"participants": names, "attempt": number.attempt}
     if state.behind:
         data["behind"] = sorted(state.behind)
@@ -90,19 +91,6 @@ def offer_free(state: State, at: float) -> Step:
     return state, out
 
 
-def _not_asked(state: State) -> dict[str, Assignment]:
-    """Devices that the planner has excluded, or that are in quarantine, and why."""
-    found: dict[str, Assignment] = {}
-    for name, device in state.devices.items():
-        if device.placement is None:
-            continue
-        if device.placement.refusal is not None:
-            found[name] = Assignment(device.placement, "refused", refusal=device.placement.refusal)
-        elif device.barred:
-            found[name] = Assignment(device.placement, "quarantined", refusal=quarantine.why(state, name))
-    return found
-
-
 def _outdated(state: State) -> Step:
     """What is made from a model older than the policy admits does not count any more."""
     out: list[Instruction] = []
@@ -134,12 +122,25 @@ def check_close(state: State, at: float) -> Step:
         waiting, have = [*waiting, *state.behind], have + len(state.taken)
         enough, full = have > 0, state.policy.mode == "async" and have >= state.policy.buffer
     if full or not waiting or at >= opened.deadline_at:
-        return _close(state, at) if enough else _retry(state, at)
+        return _end(state, at, enough=enough)
     if enough and not any(state.devices[name].online for name in waiting):
         if opened.grace_at is None:
             return replace(state, open=replace(opened, grace_at=at + state.grace_s)), []
-        return _close(state, at) if at >= opened.grace_at else (state, [])
+        return _end(state, at, enough=True) if at >= opened.grace_at else (state, [])
     return replace(state, open=replace(opened, grace_at=None)) if opened.grace_at is not None else state, []
+
+
+def _end(state: State, at: float, *, enough: bool) -> Step:
+    """Close, or try again; but first leave out what is out of line, whereupon more answers may be needed."""
+    out: list[Instruction] = []
+    for device, assignment, refusal in outliers(state):
+        state, saved = put(state, device, replace(assignment, status="rejected", refusal=refusal))
+        state, told = quarantine.rejected(state, device, refusal)
+        out += [*saved, *told]
+    if not out:
+        return _close(state, at) if enough else _retry(state, at)
+    state, more = check_close(state, at)
+    return state, [*out, *more]
 
 
 def quorum(state: State) -> int:
@@ -232,7 +233,9 @@ def _close(state: State, at: float) -> Step:
         out += more
     if not keep:
         out.append(Forget(opened.attempt))
-    out.append(Aggregate(opened.attempt, tuple(counted_updates(state))))
+    updates = counted_updates(state)
+    out.append(Aggregate(opened.attempt, tuple(updates)))
+    state = quarantine.counted(state, {update.device for update in updates})
     return replace(state, phase="closing", until=at), out
 
 

@@ -9,9 +9,10 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import cast
 
+from coordinator.changes import changes_of
 from coordinator.checking import LIMITS, check_update
 from coordinator.pace import Pace
-from coordinator.values import Received, Spoiled
+from coordinator.values import Changes, Received, Spoiled
 from edgefl.errors import ProtocolError
 from edgefl.objects import ObjectStore
 from edgefl.partials import PartialObject
@@ -32,6 +33,10 @@ from edgefl.records import Attempt, Figure, Figures, Manifest, ObjectRef, Refusa
 
 #: Updates that are less together are checked one after the other: threads would only get into each other's way.
 _SMALL_BYTES = 4 * 2**20
+
+
+#: What has come of an upload's contents.
+_Verdict = Refusal | tuple[Manifest, Changes] | Exception
 
 
 @dataclass
@@ -228,7 +233,7 @@ class Uploads:
         finally:
             self._checking = None
 
-    def _judged(self, upload: _Upload, found: Refusal | Manifest | Exception) -> None:
+    def _judged(self, upload: _Upload, found: _Verdict) -> None:
         update, device = upload.update, upload.update.device
         if self._uploads.get(device) is not upload:
             return  # nobody wants it any more
@@ -238,23 +243,28 @@ class Uploads:
         if isinstance(found, Refusal):
             self._spoil(device, found)
             return
+        manifest, changes = found
         resent = upload.resent_bytes + (upload.receiver.duplicate_bytes if upload.receiver is not None else 0)
-        self._told[device] = (*update.manifest.values(), *found.values())
+        self._told[device] = (*update.manifest.values(), *manifest.values())
         figures = {
             "payload_up_bytes": Figure(float(upload.payload_bytes), "counted", "chunks the coordinator received"),
             "resent_up_bytes": Figure(float(resent), "counted", "chunks the coordinator received more than once"),
             **self._down(update),
         }
-        self._report(Received(self._clock(), device, update.attempt, figures, found))
+        self._report(Received(self._clock(), device, update.attempt, figures, manifest, changes))
         self._done(device)
 
-    def _contents(self, group: list[_Upload]) -> list[tuple[_Upload, Refusal | Manifest | Exception]]:
-        found: list[tuple[_Upload, Refusal | Manifest | Exception]] = []
+    def _contents(self, group: list[_Upload]) -> list[tuple[_Upload, _Verdict]]:
+        found: list[tuple[_Upload, _Verdict]] = []
         for one in group:
             try:
                 self._store.publish(one.partials.values())
                 rules = (self._signature, self._transfer)
-                found.append((one, check_update(self._store, one.update.manifest, one.previous, *rules)))
+                whole = check_update(self._store, one.update.manifest, one.previous, *rules)
+                if not isinstance(whole, Refusal):
+                    found.append((one, (whole, changes_of(self._store, whole, one.previous))))
+                else:
+                    found.append((one, whole))
             except Exception as error:  # its own matter: the others' contents may be right
                 found.append((one, error))
         return found

@@ -28,6 +28,17 @@ Status = (
 OPEN: frozenset[Status] = frozenset({"offered", "accepted", "replanning", "updated"})
 
 
+class Change(msgspec.Struct, frozen=True, array_like=True):
+    """How far a device's training has moved a part: L2 norms of its change, and of what it started from."""
+
+    norm: float = 0.0
+    base: float = 0.0
+
+
+#: By part; a part's buffers have an entry of their own, ``coordinator.outliers.buffers_of``.
+Changes = dict[str, Change]
+
+
 class Device(msgspec.Struct, frozen=True):
     """One device the coordinator has met. ``placement`` and ``declined`` belong to the current stage."""
 
@@ -57,6 +68,7 @@ class Assignment(msgspec.Struct, frozen=True):
     refusal: Refusal | None = None
     measured: Figures = {}
     attempt: Attempt | None = None  # where it is not the open one but an earlier, whose update still counts
+    changes: Changes = {}  # of the update
 
 
 class Round(msgspec.Struct, frozen=True):
@@ -196,13 +208,17 @@ class Announced(msgspec.Struct, frozen=True):
 
 
 class Received(msgspec.Struct, frozen=True):
-    """An update lies complete and checked in the store. ``figures`` are the coordinator's own, counted."""
+    """An update lies complete and checked in the store. ``figures`` are the coordinator's own, counted.
+
+    ``changes``: how far it is from what the device was offered.
+    """
 
     at: float
     device: str
     attempt: Attempt
     figures: Figures = {}
     manifest: Manifest = {}  # of the update, with what came packed unpacked
+    changes: Changes = {}
 
 
 class Spoiled(msgspec.Struct, frozen=True):

@@ -23,6 +23,7 @@ from edgefl.models.spec import EncoderSpec, HeadSpec, ModelSpec
 from edgefl.objects import ObjectStore
 from edgefl.plan.schedule import SCHEDULES
 from edgefl.protocol.parts import decode_part, encode_part
+from edgefl.records import Refusal
 from edgefl.report.rows import RunReport
 
 Tensors = dict[str, np.ndarray]
@@ -206,7 +207,9 @@ def test_a_diverged_model_has_no_likeness_and_ends_nothing(tmp_path: Path) -> No
     good = {part: store.put(encode_part(tensors)) for part, tensors in parts.items()}
     huge = {name: np.full_like(value, 3e38) for name, value in parts["fusion"].items()}
     models = {"a": good, "b": good | {"fusion": store.put(encode_part(huge))}, "c": good}
-    assert check_update(store, models["b"], good) == models["b"]  # every number is one
+    refused = check_update(store, models["b"], good)  # what had come before this was checked is still weighed
+    assert isinstance(refused, Refusal)
+    assert (refused.reason, refused.detail.split(":")[0]) == ("range", "part fusion")
     body = {"model": spec, "stage": stage, "models": models, "store": str(tmp_path / "objects")}
     weights = Evaluator().similarity(to_builtins({**body, "test": str(tmp_path / "test.npz")}), lambda _: None)
     assert weights == pytest.approx({"a": 0.5, "c": 0.5})

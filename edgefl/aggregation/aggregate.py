@@ -17,7 +17,7 @@ import numpy as np
 
 from edgefl.aggregation import groups, remember
 from edgefl.aggregation.audience import SERVER, is_shared, shared
-from edgefl.aggregation.combine import Layout, MisfitError, Outcome, Tensors, check, stored_layout
+from edgefl.aggregation.combine import Layout, MisfitError, Outcome, Tensors, check, check_finite, stored_layout
 from edgefl.aggregation.optimise import plain
 from edgefl.aggregation.prototypes import merge_prototypes
 from edgefl.aggregation.publish import LOST, publish, settled, without_packed
@@ -248,6 +248,11 @@ def _mean(
     known = decode_part(work.store.read(work.previous[kept].id)) if kept in work.previous else None
     previous = _loader(work.store, before, 2 * before.size)()
     tensors, state = work.step(known, dict(previous), mean.result())
+    try:
+        check_finite(tensors)
+    except MisfitError as error:
+        refused |= dict.fromkeys(taken, (error.reason, f"of the new part {error.message}"))
+        return Outcome(None, {"devices": {}}, refused, "its new values can not be calculated with", ignored)
     if state is not None:
         results.append((kept, work.store.put(encode_part(state)), None))
     return Outcome(tensors, {"devices": shares}, refused, "", ignored)

@@ -38,7 +38,7 @@ class Outcome(NamedTuple):
 
 
 class MisfitError(ModelError):
-    """A device's tensors do not fit the part. ``reason`` is machine-readable: names, shape, dtype or not_finite."""
+    """A device's tensors do not fit the part. ``reason``: names, shape, dtype, not_finite or range."""
 
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(message, remedy="The device and the coordinator must build the same model.")
@@ -101,7 +101,7 @@ def stored_layout(store: ObjectStore, ref: ObjectRef) -> Layout:
 
 
 def check(tensors: Tensors, layout: Layout) -> None:
-    """Raises MisfitError, naming the tensor, when ``tensors`` do not have this layout or hold NaN or infinity."""
+    """Raises MisfitError, naming the tensor, when ``tensors`` do not have this layout, or as ``check_finite`` does."""
     for verb, names in (("lacks", layout.keys() - tensors.keys()), ("has unknown", tensors.keys() - layout.keys())):
         if names:
             raise MisfitError(
@@ -119,21 +119,28 @@ def check(tensors: Tensors, layout: Layout) -> None:
 
 
 def check_finite(tensors: Tensors) -> None:
-    """Raises MisfitError, naming the tensor and where, for the first value that is NaN or infinity."""
+    """Raises MisfitError, naming the tensor and where, for the first one that f32 arithmetic can not go on with.
+
+    That is one with a value that is NaN or infinite, or with finite values whose sum of squares overflows (from 1.8e19
+    on): the first product with such a tensor is infinite.
+    """
     with np.errstate(over="ignore", invalid="ignore"):
-        broken = next((name for name, one in tensors.items() if _floating(one) and not _finite(one)), None)
-    if broken is not None:
-        tensor = tensors[broken]
-        bad = np.flatnonzero(~np.isfinite(tensor))
-        value, where = tensor.reshape(-1)[bad[0]], [int(i) for i in np.unravel_index(bad[0], tensor.shape)]
+        broken = next((name for name, one in tensors.items() if _floating(one) and not _calculable(one)), None)
+    if broken is None:
+        return
+    tensor = tensors[broken]
+    bad = np.flatnonzero(~np.isfinite(tensor))
+    at = bad[0] if len(bad) else np.abs(tensor).argmax()
+    value, where = tensor.reshape(-1)[at], [int(i) for i in np.unravel_index(at, tensor.shape)]
+    if len(bad):
         text = f"tensor '{broken}' holds NaN or infinity: {value} at {where}, and {len(bad) - 1} more"
         raise MisfitError("not_finite", text)
+    raise MisfitError("range", f"tensor '{broken}' holds {value:g} at {where}: its sum of squares overflows f32")
 
 
-def _finite(tensor: Tensor) -> bool:
-    """Whether no value is NaN or infinite: the sum of squares tells that in one pass, unless it overflows."""
+def _calculable(tensor: Tensor) -> bool:
     flat = tensor.reshape(-1)
-    return math.isfinite(np.dot(flat, flat)) or bool(np.isfinite(flat).all())
+    return math.isfinite(np.dot(flat, flat))
 
 
 def _floating(tensor: Tensor) -> bool:

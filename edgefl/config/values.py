@@ -246,6 +246,11 @@ class RoundConfig(Values):
     quarantine_rounds: Annotated[int, Field(ge=0)] = Field(
         0, description="rounds until it is asked again; 0: not in this run"
     )
+    largest_change: Annotated[float, Field(ge=0)] = Field(
+        100.0,
+        description="an update that moves a part further than this many times the median of the others' is left out; "
+        "0: none is",
+    )
 
 
 class TransferConfig(Values):

@@ -29,6 +29,8 @@ REASONS: dict[str, str] = {
     "samples": "more samples claimed than it has",
     "size": "object of an impossible size",
     "not_finite": "update holds NaN or infinity",
+    "range": "values beyond what f32 can calculate with",
+    "change": "change out of line with the other devices'",
     "shape": "tensor of another shape",
     "names": "other tensors than the part's",
     "dtype": "tensor of another kind of number",
