@@ -31,13 +31,48 @@ def test_js_divergence_is_scipys_squared_distance(size, seed):
 
 
 def test_prototype_transfer_by_hand():
-    """Row 0 sees [1, 0] and [0, 1]: softmax(1, 0) and softmax(0, 1); row 1 sees the same twice; row 2 lacks b."""
+    """Row 0 sees [1, 0] and [0, 1]: softmax(1, 0) and softmax(0, 1); row 1 sees the same twice; row 2 has nothing."""
     e = {"a": tensor([[2, 0], [0, 1], [1, 1]]), "b": tensor([[0, 1], [0, 3], [5, 5]])}
     tables = {m: table(tensor([[4, 0], [0, 1]])) for m in "ab"}
     p = np.exp([1, 0]) / np.exp([1, 0]).sum()
-    near(prototype_transfer(e, flags("111", "110"), tables, 1.0), jensenshannon(p, p[::-1]) ** 2 / 2)
+    near(prototype_transfer(e, flags("110", "110"), tables, 1.0), jensenshannon(p, p[::-1]) ** 2 / 2)
     sharp = np.exp(np.array([1, 0]) / 0.07) / np.exp(np.array([1, 0]) / 0.07).sum()
-    near(prototype_transfer(e, flags("111", "110"), tables), jensenshannon(sharp, sharp[::-1]) ** 2 / 2)
+    near(prototype_transfer(e, flags("110", "110"), tables), jensenshannon(sharp, sharp[::-1]) ** 2 / 2)
+
+
+def test_the_one_embedding_of_a_unimodal_device_is_compared_with_both_halves_by_hand():
+    """e = [2, 0]; halves p^a = [1, 0], [0, 1] and p^b = [0, 1], [1, 0]; τ = 1.
+
+    Q^a = softmax(1, 0) = (p, 1 - p) with p = 0.731059, Q^b = (1 - p, p), M = (½, ½):
+    JS = p ln 2p + (1 - p) ln 2(1 - p) = 0.731059 · 0.379885 - 0.268941 · 0.620115 = 0.110944.
+    By the angle φ of e: p = σ(cos φ - sin φ), dJS/dp = ln p/(1 - p) = 1 at φ = 0, dp/dφ = -p (1 - p) = -0.196612, and
+    dφ = de_2 / |e| = de_2 / 2: the gradient is (0, -0.098306).
+    """
+    e = {"a": tensor([[2, 0]]).requires_grad_()}
+    tables = {"a": table(tensor([[1, 0], [0, 1]])), "b": table(tensor([[0, 1], [1, 0]]))}
+    loss = prototype_transfer(e, flags("1"), tables, 1.0)
+    near(loss.detach(), 0.110944)
+    loss.backward()
+    near(e["a"].grad, [[0, -0.098306]])
+
+
+def test_a_row_of_one_modality_counts_like_one_of_both_by_hand():
+    """Row 0 has both: Q^a = softmax(1, 0), Q^b = softmax(1, 0), 0. Row 1 has only a, row 2 only b: 0.110944 each."""
+    e = {"a": tensor([[2, 0], [2, 0], [7, 7]]), "b": tensor([[0, 3], [7, 7], [1, 0]])}
+    tables = {"a": table(tensor([[1, 0], [0, 1]])), "b": table(tensor([[0, 1], [1, 0]]))}
+    near(prototype_transfer(e, flags("110", "101"), tables, 1.0), 2 * 0.110944 / 3)
+    alone = prototype_transfer({"a": e["a"][1:2]}, flags("1"), tables, 1.0)
+    near(prototype_transfer({m: rows[1:2] for m, rows in e.items()}, flags("1", "0"), tables, 1.0), alone)
+
+
+def test_of_three_modalities_a_row_of_two_compares_these_and_a_row_of_one_every_pair_it_is_in():
+    e = {m: normal(i, 1, 4) for i, m in enumerate("abc")}
+    tables = {m: table(normal(7 + i, 3, 4)) for i, m in enumerate("abc")}
+    two = prototype_transfer(e, flags("1", "1", "0"), tables, 0.5)
+    torch.testing.assert_close(two, prototype_transfer(e, flags("1", "1"), {m: tables[m] for m in "ab"}, 0.5))
+    one = prototype_transfer(e, flags("0", "1", "0"), tables, 0.5)
+    each = [prototype_transfer(e, flags("0", "1", "0"), {m: tables[m] for m in pair}, 0.5) for pair in ("ab", "bc")]
+    torch.testing.assert_close(one, torch.stack(each).mean())
 
 
 def test_prototype_transfer_is_over_prototypes_that_both_have_and_pairs_that_count():
@@ -60,8 +95,21 @@ def test_model_transfer_by_hand():
     inputs, expected = oracle("transfer-2")
     local, glob = {"a": inputs["local"].unsqueeze(0)}, {"a": inputs["glob"].unsqueeze(0)}
     near(inputs["nu"] * kl_divergence(inputs["local"], inputs["glob"], 1.0), expected)
-    near(model_transfer(local, glob, flags("1"), inputs["nu"]), expected)
-    near(model_transfer(local, glob, flags("1"), ratio(tensor(0.3), tensor(0.6))), expected)
+    scaled = {m: torch.nn.functional.normalize(rows) for m, rows in (local | {"b": glob["a"]}).items()}
+    by_units = inputs["nu"] * kl_divergence(scaled["a"], scaled["b"], 1.0)
+    near(model_transfer(local, glob, flags("1"), inputs["nu"]), by_units[0])
+    near(model_transfer(local, glob, flags("1"), ratio(tensor(0.3), tensor(0.6))), by_units[0])
+
+
+def test_model_transfer_compares_unit_vectors_by_hand():
+    """ê_local = [3, 4]/5, ê_global = [1, 0]; T = 1, ν = 2.
+
+    P = softmax(0.6, 0.8) = (0.450166, 0.549834), Q = softmax(1, 0) = (0.731059, 0.268941):
+    KL = 0.450166 ln(0.450166/0.731059) + 0.549834 ln(0.549834/0.268941) = -0.218275 + 0.393199 = 0.174924.
+    """
+    has = flags("1")
+    near(model_transfer({"a": tensor([[3, 4]])}, {"a": tensor([[9, 0]])}, has, 2.0), 2 * 0.174924)
+    near(model_transfer({"a": tensor([[30, 40]])}, {"a": tensor([[1, 0]])}, has, 2.0), 2 * 0.174924)
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.3])
@@ -70,10 +118,10 @@ def test_model_transfer_agrees_with_scipy_and_has_no_gradient_for_the_teacher(te
     p, q = ((x.detach() / temperature).softmax(1).numpy() for x in (local, glob))
     near(kl_divergence(local, glob, temperature).detach(), entropy(p, q, axis=1))
     near(kl_divergence(local, glob, temperature, reverse=True).detach(), entropy(q, p, axis=1))
+    p, q = ((x / x.norm(dim=1, keepdim=True) / temperature).softmax(1).numpy() for x in (local.detach(), glob.detach()))
     e, teacher, has = {"a": local, "b": local * 2, "c": local}, dict.fromkeys("abc", glob), flags("110", "011", "000")
     loss = model_transfer(e, teacher, has, 2.0, temperature, reverse=True)
-    doubled = (local.detach() * 2 / temperature).softmax(1).numpy()
-    expected = entropy(q, p, axis=1)[:2].mean() + entropy(q, doubled, axis=1)[1:].mean()
+    expected = entropy(q, p, axis=1)[:2].mean() + entropy(q, p, axis=1)[1:].mean()  # twice as long: as far away
     near(loss.detach(), expected)  # times two, over the two modalities at hand
     loss.backward()
     assert glob.grad is None

@@ -56,6 +56,7 @@ def test_the_private_copies_learn_their_task_with_the_recipes_margins(margins, e
 def test_the_teachers_worth_is_by_the_recipes_margins():
     # local 0.5; the teacher's s_ii = s_12 = 1: relu(1.5 - 1) + relu(1 - 0.2) = 1.3; nu = 0.5 / 1.3, by default 0 / 0.8.
     by_recipe = OBJECTIVES["model_transfer"](forward({"positive": 1.5, "negative": 0.2}), OPTIONS)
+    # The teacher's rows are all alike in every coordinate, of length 1 or not: softmax makes them flat.
     local, flat = torch.eye(2, 6).softmax(1), torch.full((2, 6), 1 / 6)
     divergence = (local * (local / flat).log()).sum(1).mean()
     assert by_recipe.item() == pytest.approx(0.5 / 1.3 * divergence.item(), rel=1e-5)

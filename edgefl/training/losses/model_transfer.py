@@ -1,7 +1,7 @@
 """The aggregated mapping teaches the local one (AproMFL, arXiv 2502.04400, equation 9).
 
-ν KL(softmax(e_local / T) ‖ softmax(e_global / T)) over coordinates,  ν = L_task(local) / L_task(global), detached.
-D-A3: direction and T are parameters; as printed by default, T = 1. ν = 0 when the teacher's loss is 0.
+ν KL(softmax(ê_local / T) ‖ softmax(ê_global / T)) over coordinates, ê = e/|e|,  ν = L_task(local) / L_task(global),
+detached. D-A3: direction and T are parameters; as printed by default, T = 1. ν = 0 when the teacher's loss is 0.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from edgefl.models.matching import unit
 from edgefl.training.losses.rows import Embeddings, Flags, Terms, blank, mean_of, mean_where
 
 
@@ -23,11 +24,13 @@ def model_transfer(
 ) -> Tensor:
     """ν times the mean over the modalities at hand of the mean over their rows; no gradient reaches the teacher.
 
-    ``local``, ``teacher``: embeddings [B, d] of the same samples; ``nu``: see ``ratio``; ``reverse``: teacher ‖ local.
+    ``local``, ``teacher``: embeddings [B, d] of the same samples, not normalised; ``nu``: see ``ratio``; ``reverse``:
+    teacher ‖ local.
     """
     found = []
     for m, own in local.items():
-        divergence = kl_divergence(blank(own, has[m]), blank(teacher[m].detach(), has[m]), temperature, reverse=reverse)
+        rows = unit(blank(own, has[m])), unit(blank(teacher[m].detach(), has[m]))
+        divergence = kl_divergence(*rows, temperature, reverse=reverse)
         found.append(Terms(mean_where(divergence, has[m]), has[m].any()))
     return nu * mean_of(found, local)
 

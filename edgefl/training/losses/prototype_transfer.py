@@ -1,7 +1,8 @@
-"""Both modalities of a sample see the global prototypes alike (AproMFL, arXiv 2502.04400, equation 8).
+"""A sample sees both halves of the global prototype pairs alike (AproMFL, arXiv 2502.04400, equations 7-8).
 
-mean_i JS(Q_i^I, Q_i^T),  Q^m = softmax over k of cos(e^m, p_k^m) / τ,  JS(p, q) = ½KL(p‖M) + ½KL(q‖M),  M = (p + q)/2.
-Natural logarithm; D-A2: τ = 0.07. More than two modalities: the mean over unordered pairs.
+mean_j JS(Q_j^a, Q_j^b),  Q_j^m = softmax over k of cos(e_j, p_k^m) / τ,  JS(p, q) = ½KL(p‖M) + ½KL(q‖M), M = (p + q)/2.
+A sample of one modality has one embedding, compared with both halves; one of several compares the embedding of each
+with that modality's half. Natural logarithm; D-A2: τ = 0.07. More than two modalities: the mean over unordered pairs.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor
 
 from edgefl.models.matching import Table, unit
-from edgefl.training.losses.rows import Embeddings, Flags, Terms, blank, masked, mean_of, mean_where
+from edgefl.training.losses.rows import Embeddings, Flags, Terms, blank, masked, mean_of, mean_where, nothing
 
 
 def js_divergence(log_p: Tensor, log_q: Tensor) -> Tensor:
@@ -26,19 +27,36 @@ def js_divergence(log_p: Tensor, log_q: Tensor) -> Tensor:
 def prototype_transfer(
     embeddings: Embeddings, has: Flags, tables: Mapping[str, Table], temperature: float = 0.07
 ) -> Tensor:
-    """Mean over pairs of modalities with prototypes, on the rows that have both.
+    """Mean over pairs of modalities with prototypes, on the rows that have both, or one of them and no other modality.
 
-    Tables [K, d] are pairs by index: a prototype counts where both modalities have it. A pair without such a prototype
-    or without such a row does not count; 0 when none counts.
+    ``tables`` [K, d], also of modalities that no row has: rows at the same index are a pair, and a prototype counts
+    where both modalities have it. A pair without such a prototype or row does not count; 0 when none counts.
     """
-    pairs = combinations([m for m in embeddings if m in tables], 2)
-    return mean_of([_pair(a, b, embeddings, has, tables, temperature) for a, b in pairs], embeddings)
+    own = {m: e for m, e in embeddings.items() if m in tables}
+    if not own:
+        return nothing(embeddings)
+    single = torch.stack([has[m] for m in own]).sum(dim=0) == 1  # [B]
+    pairs = [(a, b) for a, b in combinations(tables, 2) if a in own or b in own]
+    return mean_of([_pair(a, b, own, has, single, tables, temperature) for a, b in pairs], embeddings)
 
 
-def _pair(a: str, b: str, embeddings: Embeddings, has: Flags, tables: Mapping[str, Table], temperature: float) -> Terms:
-    both, valid = has[a] & has[b], tables[a].valid & tables[b].valid
+def _pair(
+    a: str, b: str, own: Embeddings, has: Flags, single: Tensor, tables: Mapping[str, Table], temperature: float
+) -> Terms:
+    """``single`` [B]: rows with one modality only."""
+    at_hand = {m: has[m] for m in (a, b) if m in own}
+    shown = torch.stack(list(at_hand.values()))
+    counts = (shown.sum(dim=0) == 2) | (single & shown.any(dim=0))  # both, or one and nothing else
+    valid = tables[a].valid & tables[b].valid
     views = [
-        masked(unit(blank(embeddings[m], both)) @ unit(tables[m].rows).T / temperature, valid).log_softmax(dim=1)
+        masked(unit(seen) @ unit(tables[m].rows).T / temperature, valid).log_softmax(dim=1)
         for m in (a, b)
+        for seen in [_compared(m, own, at_hand, counts, single)]
     ]
-    return Terms(mean_where(js_divergence(*views), both), both.any() & valid.any())
+    return Terms(mean_where(js_divergence(*views), counts), counts.any() & valid.any())
+
+
+def _compared(m: str, own: Embeddings, at_hand: Flags, counts: Tensor, single: Tensor) -> Tensor:
+    """[B, d] that the prototypes of ``m`` are compared with: each row's embedding of m, or the only one it has."""
+    found = [blank(own[n], rows & (counts if n == m else single)) for n, rows in at_hand.items()]
+    return torch.stack(found).sum(dim=0)
