@@ -217,19 +217,19 @@ OBJECTIVE: Choices = {
         },
     ),
     "cluster_contrast": (
-        "within and between modalities, samples of one class or local cluster together (AproMFL, eqs 3-4)",
+        "devices without labels cluster by a private copy of the mapping, taught by those clusters (AproMFL, eqs 3-5)",
         {"weight": _weight(), "temperature": _temperature(0.07)},
     ),
     "prototype_transfer": (
-        "both modalities see the global prototypes alike: Jensen-Shannon divergence (AproMFL, eq. 8)",
+        "a sample, of one modality too, sees both halves of the global prototype pairs alike (AproMFL, eqs 7-8)",
         {"weight": _weight(), "temperature": _temperature(0.07)},
     ),
     "model_transfer": (
-        "the mapping received teaches the device's own: Kullback-Leibler divergence (AproMFL, eq. 9)",
+        "the mapping received teaches the device's own: Kullback-Leibler divergence of unit vectors (AproMFL, eq. 9)",
         {"weight": _weight(), "temperature": _temperature(1.0)},
     ),
     "regulariser": (
-        "the mapping stays near its private copy (AproMFL, eq. 6)",
+        "the mapping of a device without labels stays near its private copy (AproMFL, eq. 6)",
         {"weight": _weight(0.01)},
     ),
     "mcm": (

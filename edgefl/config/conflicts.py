@@ -33,6 +33,9 @@ def _objective(recipe: Recipe) -> list[Problem]:
     if "model_transfer" in terms and "relationship" not in recipe["weight"]:
         advice = "set weight: relationship, or leave the term out"
         found.append(Problem("objective", f"model_transfer needs a mapping of the device's own; {advice}"))
+    if "cluster_contrast" in terms and not {"clip", "margin"} & set(terms):
+        text = "cluster_contrast is trained by devices without labels, whose task is of pairs; add margin or clip"
+        found.append(Problem("objective", text))
     if "regulariser" in terms and "cluster_contrast" not in terms:
         found.append(Problem("objective", "regulariser needs the private copy that cluster_contrast trains; add it"))
     for term in ("ram", "mcm", "gmc"):

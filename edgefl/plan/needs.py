@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from edgefl.models.spec import EncoderSpec
-from edgefl.plan.values import Hyper, Slots
+from edgefl.plan.values import Hyper, Slots, Stage
 
 #: What a pretrained generator of ``edgefl.data.generators`` makes from what.
 _GENERATED = {"transformers": ("vision", "text"), "diffusers": ("text", "vision")}
@@ -55,6 +55,14 @@ def completed(slots: Slots, samples: Mapping[str, int], encoders: Mapping[str, E
 def complete_only(slots: Slots) -> bool:
     """Whether only samples with every modality are trained on."""
     return "ignore" in slots.missing or not needs_labels(slots)
+
+
+def clusters_apart(slots: Slots, stage: Stage) -> bool:
+    """Whether a device trains a private copy of its mappings to cluster with: one without labels, as in AproMFL.
+
+    ``stage`` is the device's own: without labels it trains no classifier.
+    """
+    return "cluster_contrast" in slots.objective and "task" not in stage.trained
 
 
 def needs_labels(slots: Slots) -> bool:

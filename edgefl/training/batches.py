@@ -15,6 +15,7 @@ from torch import Tensor
 
 from edgefl.data.dataset import Dataset
 from edgefl.models.encoder import Input, TokenState, rows_in
+from edgefl.plan.needs import clusters_apart
 from edgefl.plan.prefix import prefixes
 from edgefl.plan.values import Job
 
@@ -149,6 +150,7 @@ def meta_batch(job: Job, rows: Mapping[str, int]) -> Batch:
     size = job.hyper.batch_size
     index = {m: None if n == size else torch.empty(n, dtype=torch.int64, device="meta") for m, n in rows.items()}
     inputs = {m: meta_input(job, m, count) for m, count in rows.items()}
-    labels = torch.empty(size, dtype=torch.int64, device="meta") if "cross_entropy" in job.slots.objective else None
-    marks = torch.empty(size, dtype=torch.int64, device="meta") if "cluster_contrast" in job.slots.objective else None
+    labelled = "cross_entropy" in job.slots.objective and "task" in job.stage.trained
+    labels = torch.empty(size, dtype=torch.int64, device="meta") if labelled else None
+    marks = torch.empty(size, dtype=torch.int64, device="meta") if clusters_apart(job.slots, job.stage) else None
     return Batch(size, inputs, index, labels, marks, min(rows.values(), default=0))

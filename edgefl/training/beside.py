@@ -18,7 +18,7 @@ from torch import nn
 from edgefl.models.build import StagedModel, build
 from edgefl.models.encoder import TokenState
 from edgefl.models.spec import encodes_together
-from edgefl.plan.needs import needs_labels, needs_pairs
+from edgefl.plan.needs import clusters_apart, needs_labels, needs_pairs
 from edgefl.plan.prefix import built_parts
 from edgefl.plan.values import Job
 from edgefl.resources.flops import FlopCounter
@@ -98,7 +98,7 @@ class Beside:
 
     def _prototypes(self, job: Job, share: Share) -> float:
         if "adaptive" in job.slots.prototypes:
-            marked = "cluster_contrast" in job.slots.objective  # clusters are looked for before training too
+            marked = clusters_apart(job.slots, job.stage)  # clusters are looked for before training too
             count = share.own if needs_labels(job.slots) else share.trained  # clusters are of complete samples
             return count * self._alone(job, share) * (2 if marked else 1)
         if "class_mean" not in job.slots.prototypes:

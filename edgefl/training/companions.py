@@ -1,7 +1,8 @@
 """What stands beside the model while it trains: prototypes, private copies of heads, teachers, and the values received.
 
-A private copy (AproMFL's clustering model) begins as the mapping the device was first sent, is trained along and stays
-on the device. A teacher is the mapping as it was received in this round; the device's own goes on from its own copy.
+A private copy (AproMFL's clustering model) is that of a device without labels: it begins as the mapping the device was
+first sent, is trained along and stays on the device. A teacher is the mapping as it was received in this round; the
+device's own goes on from its own copy.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from edgefl.models.build import StagedModel
 from edgefl.models.matching import Table
 from edgefl.models.spec import PROTOTYPES
 from edgefl.models.state import load_module, module_tensors
+from edgefl.plan.needs import clusters_apart
 from edgefl.plan.values import Job
 from edgefl.prototypes.adaptive import LOCAL_CLUSTERS, Local, local_pairs
 from edgefl.prototypes.library import from_tensors
@@ -43,7 +45,7 @@ def aids_of(
     teacher: dict[str, nn.Module] = {}
     for m in heads:
         head = model.part(f"head/{m}")
-        if "cluster_contrast" in terms:
+        if clusters_apart(job.slots, job.stage):
             twin[m] = copied(head, trained=True)
             load_module(TWIN + m, twin[m], kept.get(TWIN + m, parts[f"head/{m}"]))
         if "model_transfer" in terms:
@@ -101,8 +103,8 @@ def counted_prototypes(
 def marks_of(
     job: Job, model: StagedModel, aids: Aids, dataset: Dataset, rng: np.random.Generator, counts: FlopCounts
 ) -> tuple[np.ndarray | None, float]:
-    """Each sample's class or local cluster [N] for this round, where a term asks for it, and the FLOPs that took."""
-    if "cluster_contrast" not in job.slots.objective:
+    """Each sample's local cluster [N] for this round, where a private copy is trained by it, and the FLOPs it took."""
+    if not clusters_apart(job.slots, job.stage):
         return None, 0.0
     local, flops = counted_prototypes(job, model, aids, dataset, rng, counts)
     return local.labels, flops

@@ -1,8 +1,8 @@
 """Terms of the local loss, as a closed dictionary: each takes a forward pass and its options, returns a scalar.
 
 The equations are in ``edgefl.training.losses``, a file each. Here: what of the model each of them looks at. AproMFL's
-clustering model is the private copy (twin) of the heads: it has the task's terms and the contrast, the device's own
-model has the task's terms and the transfers (arXiv 2502.04400).
+clustering model is the private copy (twin) of the heads, on devices without labels: it has the task's terms and the
+contrast; every device's own model has the task's terms and the transfers (arXiv 2502.04400).
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - the field's own name for it
 from torch import Tensor
 
+from edgefl.models.build import StagedModel
 from edgefl.models.heads import mean_at_hand
 from edgefl.models.matching import unit
 from edgefl.prototypes.library import FUSED
@@ -93,7 +94,7 @@ def prototype_contrast(forward: Forward, options: Options) -> Tensor:
 
 
 def cluster_contrast(forward: Forward, options: Options) -> Tensor:
-    """The private copies' task and contrast, by class or local cluster."""
+    """The private copies' task and contrast by local cluster; zero where there are none."""
     values, has = forward.twins()
     if not values:
         return forward.nothing()
@@ -104,8 +105,9 @@ def cluster_contrast(forward: Forward, options: Options) -> Tensor:
 
 
 def prototype_transfer(forward: Forward, options: Options) -> Tensor:
-    """Both modalities see the global prototypes alike; zero while there are none."""
-    return prototype_transfer_term(*forward.spread, forward.aids.tables, float(options["temperature"]))
+    """Both halves of the global prototype pairs are seen alike, by one modality too; zero while there are none."""
+    tables = {m: forward.aids.tables[m] for m in forward.model.spec.encoders if m in forward.aids.tables}
+    return prototype_transfer_term(*forward.spread, tables, float(options["temperature"]))
 
 
 def model_transfer(forward: Forward, options: Options) -> Tensor:
@@ -178,12 +180,17 @@ def reconstruction(forward: Forward, options: Options) -> Tensor:
 def _task(forward: Forward, values: Mapping[str, Tensor], has: Mapping[str, Tensor]) -> Tensor:
     """The device's own task by other projections: its labels through the classifier, else the margins of its pairs.
 
-    The margins are those of the recipe's term margin; without one the paper's.
+    A device without labels does not train its classifier. The margins are those of the recipe's term margin; without
+    one the paper's.
     """
-    if forward.model.spec.classes and forward.labels is not None and "task" in forward.model.parts_present:
+    if forward.labels is not None and _classifies(forward.model):
         return _classified(forward, values, has)
     margins = {name: float(value) for name, value in forward.objective.get("margin", {}).items() if name != "weight"}
     return margin_term(values, has, **margins)
+
+
+def _classifies(model: StagedModel) -> bool:
+    return "task" in model.parts_present and all(p.requires_grad for p in model.part("task").parameters())
 
 
 def _classified(forward: Forward, values: Mapping[str, Tensor], has: Mapping[str, Tensor]) -> Tensor:

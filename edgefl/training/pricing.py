@@ -17,7 +17,7 @@ from edgefl.models.encoder import TokenState
 from edgefl.models.matching import Table
 from edgefl.models.spec import fused_width, token_count
 from edgefl.plan.cost import Priced
-from edgefl.plan.needs import complete_only, completed, held_out, usable_samples
+from edgefl.plan.needs import clusters_apart, complete_only, completed, held_out, usable_samples
 from edgefl.plan.prefix import built_parts, prefixes, together_in, with_cache
 from edgefl.plan.values import Job
 from edgefl.prototypes.library import FUSED
@@ -190,7 +190,7 @@ def _meta_aids(job: Job, model: StagedModel) -> Aids:
     trained = [p for p in model.parameters() if p.requires_grad] if "proximal" in terms else []
     return Aids(
         _meta_tables(job),
-        {m: copied(head, trained=True) for m, head in heads.items()} if "cluster_contrast" in terms else {},
+        {m: copied(head, trained=True) for m, head in heads.items()} if clusters_apart(job.slots, job.stage) else {},
         {m: copied(head, trained=False) for m, head in heads.items()} if "model_transfer" in terms else {},
         tuple((p, p.detach().clone()) for p in trained),
         matcher_of(job.slots, {}),
