@@ -137,7 +137,13 @@ class Work:
         """An update as it is aggregated in ``attempt``, which may be a later one than it was made in."""
         late = attempt.round - update.attempt.round
         info = UpdateInfo(
-            update.device, update.manifest, update.samples, update.metrics, update.complete, update.poverty
+            device=update.device,
+            manifest=update.manifest,
+            samples=update.samples,
+            metrics=update.metrics,
+            complete=update.complete,
+            poverty=update.poverty,
+            poverty_change=update.poverty_change,
         )
         if not late:
             return info

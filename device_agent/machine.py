@@ -340,6 +340,7 @@ def _training_ended(state: State, event: v.TrainingEnded, now: float) -> Step:
         samples=result.samples,
         complete=result.complete,
         poverty=result.poverty,
+        poverty_change=result.poverty_change,
         metrics=result.metrics,
         figures=result.figures,
     )

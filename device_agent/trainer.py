@@ -160,6 +160,7 @@ class Trainer:
             figures=_figures(outcome, memory, energy),
             complete=outcome.complete,
             poverty=outcome.poverty,
+            poverty_change=outcome.poverty_change,
             kept=staying | sending.lost | waiting,
         )
 

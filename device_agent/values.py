@@ -36,8 +36,9 @@ class Result(msgspec.Struct, frozen=True):
     samples: dict[str, int] = {}  # part -> samples it was trained on
     metrics: dict[str, float] = {}
     figures: Figures = {}
-    complete: bool = True  # every sample had every modality
-    poverty: int = -1  # as in Update
+    complete: bool = True  # as in Update, like the next two
+    poverty: int = -1
+    poverty_change: float = 0.0
     kept: Manifest = {}  # what stays here for the next round: private parts, a personal model
     refusal: Refusal | None = None
 

@@ -204,19 +204,89 @@ def test_the_selectors_defaults_are_the_papers():
     assert defaults(select.banzhaf_sampled) == {**expected, "samples": 128}
 
 
+# Selection inside clusters
+
+
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=8), st.integers(1, 40), st.integers(0, 99))
+@settings(max_examples=200, deadline=None)
+def test_seats_are_all_given_and_no_device_of_a_larger_cluster_sits_alone(sizes, count, seed):
+    clusters = dict(enumerate(sizes))
+    given_seats = select.seats(clusters, count, np.random.default_rng(seed))
+    assert sum(given_seats.values()) == min(count, sum(sizes))
+    assert all(0 <= given_seats[m] <= size for m, size in clusters.items())
+    alone = [m for m, seat in given_seats.items() if seat == 1 < clusters[m]]
+    room = [m for m, seat in given_seats.items() if m not in alone and 0 < seat < clusters[m]]
+    assert not alone or (len(alone) == 1 and not room)
+    assert given_seats == select.seats(dict(reversed(clusters.items())), count, np.random.default_rng(seed))
+
+
+def test_seats_by_hand():
+    """6 of 12 in clusters of 6, 4 and 2: 3, 2 and 2 would be 7; a single last seat goes to a cluster that has some."""
+    for seed in range(20):
+        got = select.seats({0: 6, 1: 4, 2: 2}, 6, np.random.default_rng(seed))
+        assert [got[m] for m in range(3)] in ([2, 2, 2], [3, 3, 0], [4, 0, 2], [4, 2, 0])
+    assert select.seats({0: 6, 1: 6}, 6, np.random.default_rng(0)) == {0: 3, 1: 3}
+    assert sorted(select.seats({0: 4, 1: 4, 2: 4}, 3, np.random.default_rng(0)).values()) == [0, 0, 3]
+    assert sorted(select.seats({0: 4, 1: 4, 2: 4}, 1, np.random.default_rng(0)).values()) == [0, 0, 1]
+
+
+def grouped(**clusters: int) -> Memory:
+    return Memory(rounds=9, devices={name: Track(cluster=cluster, selected=1) for name, cluster in clusters.items()})
+
+
+FOUR_BY_THREE = grouped(**{f"{m}{i}": m_number for m_number, m in enumerate("pqrs") for i in range(3)})
+
+
+@pytest.mark.parametrize("method", [select.at_random, select.banzhaf, select.banzhaf_sampled])
+def test_two_or_more_of_a_cluster_train_together(method):
+    """4 of 12 in four clusters of three: two of each of two clusters; one draw for all does so in 54 of 495."""
+    options = {} if method is select.at_random else {"warmup_rounds": 0}
+    times = dict.fromkeys(FOUR_BY_THREE.devices, 0)
+    for seed in range(200):
+        drawn = method(sorted(times), np.random.default_rng(seed), FOUR_BY_THREE, share=1 / 3, **options)
+        sizes = [sum(name[0] == m for name in drawn) for m in "pqrs"]
+        assert sorted(sizes) == [0, 0, 2, 2]
+        for name in drawn:
+            times[name] += 1
+    assert all(40 <= count <= 95 for count in times.values())  # 67 each, deviation 7
+
+
+def test_a_uniform_draw_of_the_warm_up_is_inside_clusters_too():
+    options = {"share": 1 / 3, "warmup_rounds": 100}
+    drawn = select.banzhaf(sorted(FOUR_BY_THREE.devices), np.random.default_rng(5), FOUR_BY_THREE, **options)
+    assert len({name[0] for name in drawn}) == 2
+
+
+def test_the_softmax_is_over_a_clusters_own_devices():
+    """In cluster 0 a and c are ahead of b, in cluster 1 all are behind: two of each take part."""
+    tracks = {name: Track(core=4 * (name in "ac"), selected=4, cluster=int(name in "def")) for name in "abcdef"}
+    memory = Memory(rounds=9, devices=tracks)
+    options = {"share": 4 / 6, "warmup_rounds": 0, "temperature": 500.0}
+    drawn = select.banzhaf(list("abcdef"), np.random.default_rng(1), memory, **options)
+    assert drawn[:2] == ["a", "c"]
+    assert len(drawn) == 4
+
+
+def test_devices_whose_cluster_is_not_known_yet_are_a_group_of_their_own():
+    memory = grouped(a=0, b=0)
+    for seed in range(20):
+        drawn = select.at_random(list("abcd"), np.random.default_rng(seed), memory, share=0.5)
+        assert drawn in (["a", "b"], ["c", "d"])
+    nothing_known = select.at_random(list("abcd"), np.random.default_rng(3), grouped(a=-1), share=0.5)
+    assert nothing_known == select.at_random(list("abcd"), np.random.default_rng(3), share=0.5)
+
+
 # Memory
 
 
 def test_two_rounds_by_hand():
-    """Round 2: returns a 0.2, b -0.1; alpha* = 0.4 - 0.3 = 0.1; A = (3 x 0.2 - 0.1) / 4 = 0.125, and a turns it."""
+    """Round 2: returns a 0.2, b -0.1; alpha* = (3 x 0.15 - 0.05) / 4 = 0.1; A = (0.6 - 0.1) / 4 = 0.125, by a."""
     first = note_round(Memory(), {"a": 0.5, "b": 0.6}, {"a": 0.25, "b": 0.45}, {"a": 3, "b": 1})
-    assert (first.rounds, first.gain) == (1, 0.0)
-    assert first.metric == pytest.approx(0.3)  # (3 x 0.25 + 0.45) / 4
-    assert first.devices["a"] == Track(metric=0.5, selected=1, weight=3)
+    assert (first.rounds, first.gains) == (1, {})
+    assert first.devices["a"] == Track(metric=0.5, received=0.25, selected=1, weight=3)
 
     second = note_round(first, {"a": 0.7, "b": 0.5, "c": 0.9}, {"a": 0.4, "b": 0.4}, {"a": 3, "b": 1, "c": 2})
-    assert second.metric == pytest.approx(0.4)
-    assert second.gain == pytest.approx(0.1)
+    assert second.gains == {-1: pytest.approx(0.1)}
     assert second.devices["a"].returns == pytest.approx({2: 0.2})
     assert second.devices["b"].returns == pytest.approx({2: -0.1})
     assert second.devices["c"].returns == {}  # it needs an earlier metric
@@ -228,18 +298,53 @@ def test_two_rounds_by_hand():
 
 
 def test_a_return_reaches_back_to_the_last_time_and_the_rest_stays():
-    memory = note_round(Memory(), {"a": 0.5, "b": 0.1}, {"a": 0.5}, {"a": 1, "b": 1})
+    memory = note_round(Memory(), {"a": 0.5, "b": 0.1}, {"b": 0.5}, {"a": 1, "b": 1})
     memory = note_round(memory, {"b": 0.2}, {"b": 0.6}, {"b": 1})
+    assert memory.gains == {-1: pytest.approx(0.1)}
     memory = note_round(memory, {"a": 0.8}, {}, {"a": 2})
     assert memory.devices["a"].returns == pytest.approx({3: 0.3})
-    assert memory.devices["b"] == Track(metric=0.2, returns={2: 0.1}, core=1, selected=2, weight=1)
-    assert (memory.metric, memory.gain) == (0.6, pytest.approx(0.1))  # nobody measured it: as it was
+    assert memory.devices["b"] == Track(metric=0.2, received=0.6, returns={2: 0.1}, core=1, selected=2, weight=1)
+    assert memory.gains == {}  # no device measured what it was sent
     assert memory.devices["a"].core == 0  # alpha* was unknown in round 3
+
+
+def test_coalitions_are_of_clusters():
+    """Cluster 0: returns a .2, b .1, alpha* 0: either alone reaches it, and neither is core.
+
+    Cluster 1: returns c .3, d -.1, alpha* .05: A = .1 reaches it, without c -.1 does not, without d .3 does: c is core.
+    As one coalition: A = .125, alpha* = .025; without any one of them the others still reach it: nobody would be core.
+    """
+    clusters, ones = {"a": 0, "b": 0, "c": 1, "d": 1}, dict.fromkeys("abcd", 1)
+    memory = note_round(Memory(), dict.fromkeys("abcd", 0.5), dict.fromkeys("abcd", 0.4), ones, clusters)
+    trained = {"a": 0.7, "b": 0.6, "c": 0.8, "d": 0.4}
+    received = {"a": 0.4, "b": 0.4, "c": 0.45, "d": 0.45}
+    apart = note_round(memory, trained, received, ones, clusters)
+    assert apart.gains == {0: pytest.approx(0.0), 1: pytest.approx(0.05)}
+    assert {name for name, track in apart.devices.items() if track.core} == {"c"}
+    together = note_round(memory, trained, received, ones)
+    assert not any(track.core for track in together.devices.values())
+
+
+def test_a_device_alone_in_its_cluster_is_core_when_it_reaches_what_it_was_sent():
+    clusters, ones = {"a": 0, "b": 1, "c": 1}, dict.fromkeys("abc", 1)
+    memory = note_round(Memory(), dict.fromkeys("abc", 0.5), dict.fromkeys("abc", 0.5), ones, clusters)
+    memory = note_round(memory, {"a": 0.6, "b": 0.2, "c": 0.2}, dict.fromkeys("abc", 0.55), ones, clusters)
+    assert {name: track.core for name, track in memory.devices.items()} == {"a": 1, "b": 0, "c": 0}
+    assert {name: track.cluster for name, track in memory.devices.items()} == clusters
+
+
+def test_a_memory_from_before_coalitions_were_of_clusters_is_read():
+    old = b'{"rounds":2,"metric":0.4,"gain":0.1,"devices":{"a":{"metric":0.5,"core":1,"selected":2,"cluster":3}}}'
+    memory = msgspec.json.decode(old, type=Memory)
+    assert memory == Memory(rounds=2, devices={"a": Track(metric=0.5, core=1, selected=2, cluster=3)})
+    memory = note_round(memory, {"a": 0.7}, {"a": 0.6}, {"a": 1}, {"a": 3})
+    assert memory.devices["a"].returns == pytest.approx({3: 0.2})
+    assert memory.gains == {}  # what it was sent before is not known
 
 
 def test_who_reports_first_does_not_matter():
     values, weights = named([0.1, 0.2, 0.3, 0.7]), named([0.1, 0.7, 0.3, 0.9])
-    memory = Memory(metric=0.2, devices={"d": Track(metric=0.1, returns={-1: 0.5, -3: 0.4})})
+    memory = Memory(devices={"d": Track(metric=0.1, received=0.2, returns={-1: 0.5, -3: 0.4})})
     one = note_round(memory, values, values, weights)
     other = note_round(memory, *(dict(reversed(x.items())) for x in (values, values, weights)))
     assert one == other
@@ -248,8 +353,8 @@ def test_who_reports_first_does_not_matter():
 
 
 def test_what_is_known_of_nobody_and_that_it_cannot_be_changed():
-    assert Track() == Track(metric=None, returns={}, core=0, selected=0, weight=0.0, cluster=-1)
-    assert Memory() == Memory(rounds=0, metric=None, gain=0.0, devices={})
+    assert Track() == Track(metric=None, received=None, returns={}, core=0, selected=0, weight=0.0, cluster=-1)
+    assert Memory() == Memory(rounds=0, gains={}, devices={}, networks={})
     with pytest.raises(AttributeError):
         Track().core = 1
     with pytest.raises(AttributeError):
@@ -258,10 +363,9 @@ def test_what_is_known_of_nobody_and_that_it_cannot_be_changed():
 
 def test_devices_without_metrics_or_weight_are_only_counted():
     memory = note_round(Memory(), {"a": 0.5, "c": 0.5}, {"a": 0.5, "c": 9.0}, {"a": 1, "b": 1, "c": 0})
-    assert memory.metric == 0.5
     assert memory.devices["b"] == Track(selected=1, weight=1)
     memory = note_round(memory, {"c": 9.0}, {"c": 9.0}, {"c": 0})
-    assert (memory.rounds, memory.metric, memory.gain) == (2, 0.5, 0.0)
+    assert (memory.rounds, memory.gains) == (2, {})
     assert memory.devices["c"].core == 0
     assert note_round(memory, {}, {}, {}) == msgspec.structs.replace(memory, rounds=3)
 

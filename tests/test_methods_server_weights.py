@@ -19,7 +19,7 @@ from sklearn.preprocessing import KernelCenterer
 
 from edgefl.aggregation.cka import cka_weights, linear_cka
 from edgefl.aggregation.combine import MisfitError
-from edgefl.aggregation.repair import Substitution, plan_substitution, substitute
+from edgefl.aggregation.repair import Substitution, plan_substitution, substitute, unlikely
 from edgefl.aggregation.weight import by_samples, fediot
 from edgefl.errors import ModelError
 
@@ -166,7 +166,7 @@ def test_the_plan_names_donors_or_the_reason():
     complete = ["c", "a", "far", "self", "nowhere"]
     assert plan_substitution(poverty, complete, CLUSTERS) == {
         "poor": Substitution(*LAYER, ("a", "c", "self")),
-        "lonely": "no device of cluster 2 trained with complete data",
+        "lonely": "no other device of its cluster trained the layer's part",
         "self": "it trained with complete data and needs no repair",
         "stray": "it belongs to no cluster",
     }
@@ -180,8 +180,39 @@ def test_the_plan_heeds_who_trained_the_part():
 
     part = LAYER[0]
     assert plan(**{part: {"poor", "b", "c"}}) == Substitution(*LAYER, ("b",))
-    assert plan(**{part: {"poor", "c"}}) == f"no device of cluster 0 with complete data trained part '{part}'"
-    assert plan(**{part: {"a", "b"}}) == plan() == f"it did not train part '{part}'"
+    assert plan(**{part: {"poor", "c"}}) == "no device of its cluster had complete data"
+    assert plan(**{part: {"a", "b"}}) == plan() == "it did not train the layer's part"
+
+
+def test_less_affected_devices_lend_where_the_cluster_has_no_complete_one():
+    def plan(complete, **changes):
+        return plan_substitution({"poor": LAYER}, complete, CLUSTERS, None, {"poor": 0.3, **changes})["poor"]
+
+    assert plan([], a=0.2, b=0.1, c=0.4, far=0.1) == Substitution(*LAYER, ("a", "b"))
+    assert plan(["c"], a=0.2, c=0.0) == Substitution(*LAYER, ("c",))  # a complete one comes first
+    assert plan([], a=0.3, b=0.0, c=math.nan) == "no device of its cluster had complete data or was less affected"
+    assert plan([]) == "no device of its cluster had complete data or was less affected"
+    old = plan_substitution({"poor": LAYER}, [], CLUSTERS, None, {"poor": 0.0, "a": 0.2})  # it did not say
+    assert old["poor"] == "no device of its cluster had complete data or was less affected"
+
+
+@pytest.mark.parametrize(
+    ("samples", "donors", "told"),
+    [
+        ({"a": (9, 9, 9), "b": (9, 9, 9)}, "less_affected", "no device has samples that lack"),
+        ({"a": (9, 0, 9), "b": (0, 9, 9)}, "less_affected", "no device has both"),
+        ({"a": (9, 9, 9), "b": (0, 9, 9)}, "less_affected", "no device has both"),
+        ({"a": (7, 8, 9)}, "less_affected", "one device alone"),
+        ({"a": (7, 8, 9), "b": (8, 9, 9)}, "complete", "donors: less_affected"),
+        ({"a": (7, 8, 9), "b": (8, 9, 9)}, "less_affected", ""),
+        ({"a": (7, 8, 9), "b": (9, 9, 9)}, "complete", ""),
+    ],
+)
+def test_data_tell_that_nothing_can_be_replaced(samples, donors, told):
+    counts = {device: {"x": x, "y": y, "": n} for device, (x, y, n) in samples.items()}
+    why = unlikely(counts, ["x", "y"], donors)
+    assert told in why
+    assert bool(why) == bool(told)
 
 
 class Uploads:

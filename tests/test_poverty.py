@@ -175,6 +175,18 @@ def test_a_transition_is_from_a_complete_batch_to_the_next_within_an_epoch():
     assert meter.poorest() is None
 
 
+def test_data_are_complete_by_the_batches_of_the_round():
+    """Complete batches, and none that lacks modalities after one; incomplete batches alone make no donor."""
+    cases = {(): False, (True, True): True, (False, True): True, (True, False): False, (False, False): False}
+    for batches, complete in cases.items():
+        meter = PovertyMeter()
+        for one in batches:
+            meter.batch(one, {"x": 0.25})
+        meter.epoch()
+        assert meter.complete is complete
+        assert meter.change == (0.25 if batches == (True, False) else 0.0)
+
+
 def test_a_layer_counts_over_the_transitions_in_which_it_was_trained():
     meter = PovertyMeter()
     for changes in ({"x": 0.3, "y": 0.4}, {"x": 0.3}):

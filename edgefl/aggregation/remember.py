@@ -10,9 +10,9 @@ import numpy as np
 
 from edgefl.aggregation.audience import SERVER, of_device
 from edgefl.aggregation.combine import Tensors
-from edgefl.aggregation.memory import Memory, note_round
+from edgefl.aggregation.memory import NO_CLUSTER, Memory, note_round
 from edgefl.aggregation.portfolio import portfolio_beta
-from edgefl.aggregation.repair import plan_substitution, substitute
+from edgefl.aggregation.repair import Substitution, plan_substitution, substitute
 from edgefl.aggregation.slots import Choice
 from edgefl.models.spec import is_matcher, is_scheduled, modality_of
 from edgefl.objects import ObjectStore
@@ -31,7 +31,7 @@ Mended = dict[tuple[str, str], dict[str, np.ndarray]]
 class UpdateInfo(msgspec.Struct, frozen=True):
     """One device's finished update, all of whose objects are in the store. ``samples``: part -> samples trained on.
 
-    ``complete``: every sample had every modality; ``poverty``: the place of its poverty layer in ``weight_tensors``;
+    ``complete``, ``poverty``, ``poverty_change``: as in an update; ``poverty`` counts ``weight_tensors``;
     ``staleness``: how many rounds ago the state was the newest that it was made from, the parts of which are ``base``.
     """
 
@@ -41,6 +41,7 @@ class UpdateInfo(msgspec.Struct, frozen=True):
     metrics: dict[str, float] = {}
     complete: bool = True
     poverty: int = -1
+    poverty_change: float = 0.0
     staleness: int = 0
     base: Manifest = {}
     factor: float = 1.0  # what its change is damped by
@@ -67,12 +68,7 @@ def note(memory: Memory, updates: Sequence[UpdateInfo], clusters: Mapping[str, i
     metrics = {u.device: u.metrics[TRAINED] for u in updates if TRAINED in u.metrics}
     received = {u.device: u.metrics[RECEIVED] for u in updates if RECEIVED in u.metrics}
     weights = {u.device: float(max(u.samples.values(), default=0)) for u in updates}
-    memory = note_round(memory, metrics, received, weights)
-    tracks = {
-        device: msgspec.structs.replace(track, cluster=clusters.get(device, -1))
-        for device, track in memory.devices.items()
-    }
-    return msgspec.structs.replace(memory, devices=tracks)
+    return note_round(memory, metrics, received, weights, clusters)
 
 
 def networks(record: Mapping[str, Any]) -> dict[str, dict[str, float]]:
@@ -100,7 +96,7 @@ def server_step(
         return step
     weights = {u.device: float(max(u.samples.values(), default=0)) for u in updates}
     total = sum(weights.values()) or 1.0
-    participants = {u.device: clusters.get(u.device, 0) for u in updates}
+    participants = {u.device: NO_CLUSTER for u in updates} | _grouped(updates, clusters)
     options = {name: slot.options[name] for name in ("beta", "risk", "temperature") if name in slot.options}
     shares = {device: weight / total for device, weight in weights.items()}
     beta, told = portfolio_beta(memory, participants, shares, **options)
@@ -124,36 +120,56 @@ def repair(
     """(device, part) -> tensors to put in place of the device's own: its poverty layer, from its cluster's donors."""
     if slot.name != "poverty":
         return {}
+    grouped = _grouped(updates, clusters)
     by_device = {u.device: u for u in updates}
 
     def tensors(device: str, part: str) -> Tensors:
         return decode_part(store.read(by_device[device].manifest[part].id), copy=False)
 
-    poorest: dict[str, tuple[str, str]] = {}
-    for update in updates:
-        if update.poverty >= 0 and not update.complete:
-            trained = [p for p in update.manifest if p in model and is_scheduled(p)]
-            parts = {p: decode_part(store.read(model[p].id), copy=False) for p in trained}
-            layers = weight_tensors(parts)
-            if update.poverty < len(layers):
-                poorest[update.device] = layers[update.poverty]
+    poorest, plan = _poorest(updates, model, store)
     complete = {u.device for u in updates if u.complete}
-    grouped = {u.device: clusters.get(u.device, 0) for u in updates}
     holders: dict[str, set[str]] = {}
     for update in updates:
         for part in update.manifest:
             if update.samples.get(part, 0) > 0:
                 holders.setdefault(part, set()).add(update.device)
-    plan = plan_substitution(poorest, complete, grouped, holders)
+    changes = {u.device: u.poverty_change for u in updates if u.poverty >= 0}
+    less = changes if slot.options.get("donors") == "less_affected" else None
+    plan |= plan_substitution(poorest, complete, grouped, holders, less)
     weights = {u.device: float(max(u.samples.values(), default=0)) for u in updates}
     found = substitute(tensors, plan, weights)
     record["repaired"] = {
         device: {"part": one.part, "tensor": one.tensor, "donors": list(one.donors)}
         if not isinstance(one, str)
         else {"kept": one}
-        for device, one in plan.items()
+        for device, one in sorted(plan.items())
     }
     return {(device, part): {tensor: value} for device, (part, tensor, value) in found.items()}
+
+
+def _poorest(
+    updates: Sequence[UpdateInfo], model: Manifest, store: ObjectStore
+) -> tuple[dict[str, tuple[str, str]], dict[str, Substitution | str]]:
+    """device -> (part, tensor) of its poverty layer; and why the other devices without complete data have none."""
+    poorest: dict[str, tuple[str, str]] = {}
+    none: dict[str, Substitution | str] = {}
+    for update in (u for u in updates if not u.complete):
+        trained = [part for part in update.manifest if part in model and is_scheduled(part)]
+        layers = weight_tensors({part: decode_part(store.read(model[part].id), copy=False) for part in trained})
+        if 0 <= update.poverty < len(layers):
+            poorest[update.device] = layers[update.poverty]
+        elif update.poverty < 0:
+            none[update.device] = "no batch that lacks modalities came after a complete one"
+        else:
+            none[update.device] = "it names a layer that it did not train"
+    return poorest, none
+
+
+def _grouped(updates: Sequence[UpdateInfo], clusters: Mapping[str, int]) -> dict[str, int]:
+    """device -> cluster, without those that belong to none; where the recipe makes no clusters, all are one."""
+    if not clusters:
+        return {u.device: 0 for u in updates}
+    return {u.device: clusters[u.device] for u in updates if u.device in clusters}
 
 
 def repaired_layers(mended: Mended) -> dict[str, Tensors]:

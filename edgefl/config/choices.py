@@ -261,7 +261,13 @@ REPAIR: Choices = {
                 "optimiser",
                 "how the change is had: from copies, or from the optimiser's own step",
                 ("exact", "optimiser"),
-            )
+            ),
+            "donors": Option(
+                "less_affected",
+                "who lends it: devices that trained with complete data in the round (eq. 11); less_affected: where "
+                "the group has none, also those whose layers missing modalities changed less",
+                ("complete", "less_affected"),
+            ),
         },
     ),
 }

@@ -75,8 +75,9 @@ class Update(_Message, frozen=True, tag="update"):
     samples: dict[str, int] = {}  # part -> number of samples it was trained on
     metrics: dict[str, float] = {}
     figures: Figures = {}
-    complete: bool = True  # whether every sample had every modality of the model
+    complete: bool = True  # whether it trained with complete data: with repair: poverty, has no poverty layer
     poverty: int = -1  # the poverty layer, as its place among the weight tensors of the manifest's parts; -1: none
+    poverty_change: float = 0.0  # how much missing modalities changed it; 0: none, or not told
 
 
 class Need(_Message, frozen=True, tag="need"):

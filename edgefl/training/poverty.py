@@ -119,6 +119,8 @@ class PovertyMeter:
     _sums: dict[str, float] = field(default_factory=dict, init=False)  # name -> sum over this epoch's transitions
     _counts: dict[str, int] = field(default_factory=dict, init=False)
     _after_complete: bool = field(default=False, init=False)
+    _complete: int = field(default=0, init=False)  # batches
+    _transitions: int = field(default=0, init=False)
 
     def due(self, complete: bool) -> bool:
         """Whether the changes of a step on such a batch, the next one, are wanted."""
@@ -130,7 +132,9 @@ class PovertyMeter:
         A tensor counts over the transitions in which it was trained. Raises ModelError, naming the tensor, for a
         change that is not a finite number.
         """
+        self._complete += complete
         if self.due(complete):
+            self._transitions += 1
             for name, change in changes.items():
                 if not math.isfinite(change):
                     raise ModelError(
@@ -146,6 +150,16 @@ class PovertyMeter:
         for name, total in self._sums.items():
             self._worst[name] = max(self._worst.get(name, 0.0), total / self._counts[name])
         self._sums, self._counts, self._after_complete = {}, {}, False
+
+    @property
+    def complete(self) -> bool:
+        """Whether the device has no poverty layer to lend for: complete batches, and none that lacks after them."""
+        return self._complete > 0 and self._transitions == 0
+
+    @property
+    def change(self) -> float:
+        """The poverty layer's change, over the epochs closed so far; 0: there is none."""
+        return max(self._worst.values(), default=0.0)
 
     def poorest(self) -> str | None:
         """The poverty layer by the epochs closed so far, of equals the first by name; None: no transition yet."""

@@ -49,8 +49,8 @@ class RoundResult:
     """What one device's round came to.
 
     ``parts``: what is sent, "prototypes" and "signature" among it; ``kept``: what stays for the next round;
-    ``samples[part]``: samples the part was trained on; ``complete``, ``poverty``: as in an update; ``flops``: counted,
-    ``filling`` of them for the frozen prefix of every sample.
+    ``samples[part]``: samples the part was trained on; ``complete``, ``poverty``, ``poverty_change``: as in an update;
+    ``flops``: counted, ``filling`` of them for the frozen prefix of every sample.
     """
 
     parts: dict[str, Tensors]
@@ -61,6 +61,7 @@ class RoundResult:
     compute_s: float
     complete: bool = True
     poverty: int = -1
+    poverty_change: float = 0.0
     filling: float = 0.0
 
 
@@ -137,8 +138,9 @@ def train_round(
         metrics=_metrics(tally) | metrics | personal_metrics | after,
         flops=tally.flops,
         compute_s=tally.compute_s,
-        complete=all(dataset.has(m).all() for m in job.model.encoders),
+        complete=meter.complete if meter is not None else all(dataset.has(m).all() for m in job.model.encoders),
         poverty=_poverty(meter, sending),
+        poverty_change=meter.change if meter is not None else 0.0,
         filling=filling,
     )
 
