@@ -24,7 +24,9 @@ from coordinator.instructions import (
 from coordinator.outliers import outliers
 from coordinator.planning import no_placement, reason_text
 from coordinator.values import OPEN, Assignment, Round, State, Status
+from edgefl.aggregation.repair import unlikely
 from edgefl.aggregation.slots import choose
+from edgefl.models.spec import modality_of
 from edgefl.plan.values import Placement
 from edgefl.protocol.messages import Update
 from edgefl.records import Attempt, Figures, Refusal
@@ -55,6 +57,7 @@ def open_round(state: State, at: float) -> Step:
         assignments={name: Assignment(placement) for name, placement in placements.items()},
     )
     out: list[Instruction] = [*begun, SaveRound(number)]
+    out += _unrepairable(state)
     out += [_saved(state, number, name, assignment) for name, assignment in opened.assignments.items()]
     out += [_saved(state, number, name, assignment) for name, assignment in quarantine.not_asked(state).items()]
     data = {"participants": names, "attempt": number.attempt}
@@ -65,6 +68,25 @@ def open_round(state: State, at: float) -> Step:
     state = replace(state, phase="round", attempt=number.attempt, tries=opened.tries, open=opened)
     state, more = check_close(state, at) if not names else (state, [])
     return state, out + more
+
+
+def _unrepairable(state: State) -> list[Instruction]:
+    """In a stage's first attempt: the warning that by the devices' data no layer can be replaced."""
+    options = state.recipe.get("repair", {}).get("poverty")
+    if options is None or (state.number, state.attempt) != (1, 0):
+        return []
+    able = [device for device in state.devices.values() if device.eligible and device.placement is not None]
+    modalities = {
+        owner
+        for device in able
+        if device.placement is not None
+        for part in device.placement.stage.present
+        if (owner := modality_of(part)) is not None
+    }
+    samples = {device.hello.device: device.hello.samples for device in able}
+    why = unlikely(samples, sorted(modalities), options.get("donors", "less_affected"))
+    text = f"repair: poverty will replace nothing, or little: {why}"
+    return [Tell("warning", state.stage, state.number, data={"text": text})] if why else []
 
 
 def free(state: State) -> list[str]:

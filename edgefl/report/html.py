@@ -10,7 +10,19 @@ import yaml
 
 from edgefl import __version__
 from edgefl.records import FIGURES
-from edgefl.report import absences, bills, decisions, inventory, outcome, plots, quality, staleness, totals, units
+from edgefl.report import (
+    absences,
+    bills,
+    decisions,
+    inventory,
+    outcome,
+    plots,
+    quality,
+    repairs,
+    staleness,
+    totals,
+    units,
+)
 from edgefl.report.drawing import Plot
 from edgefl.report.grid import Column, Grid, letters
 from edgefl.report.rows import RunReport
@@ -97,7 +109,7 @@ def _tables(report: RunReport) -> dict[str, Any]:
         "stage_totals": bills.stage_totals(report),
         "refusals": decisions.refusals(report),
         "absences": [grid for grid in (absences.table(report),) if grid.rows],
-        "late": [grid for grid in (staleness.by_device(report),) if grid.rows],
+        "late": [grid for grid in (staleness.by_device(report), repairs.substitutions(report)) if grid.rows],
         "rounds": outcome.rounds(report),
         "devices": inventory.devices(report),
         "stages": inventory.stages(report),

@@ -7,7 +7,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from edgefl.report import absences, bills, decisions, inventory, outcome, quality, staleness
+from edgefl.report import absences, bills, decisions, inventory, outcome, quality, repairs, staleness
 from edgefl.report.grid import Cell, Column, Grid, letters
 from edgefl.report.rows import RunReport
 
@@ -30,7 +30,7 @@ def print_report(report: RunReport, console: Console) -> None:
         bills.stage_bill(report, brief=True),
         decisions.refusals(report),
         *(grid for grid in (absences.table(report),) if grid.rows),
-        *(grid for grid in (staleness.by_device(report),) if grid.rows),
+        *(grid for grid in (staleness.by_device(report), repairs.substitutions(report)) if grid.rows),
         outcome.rounds(report),
         inventory.bundles(report),
     )
