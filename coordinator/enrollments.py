@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable
 
 from coordinator.guard import Guard
 from edgefl.errors import BrokerError, IdentityError, ProtocolError
-from edgefl.identity.fleet import Fleet, fleet_broker
+from edgefl.identity.fleet import Fleet, fleet_broker, newcomers_broker
 from edgefl.identity.revoking import running
 from edgefl.protocol import messages as m
 from edgefl.protocol import topics
@@ -36,13 +36,22 @@ async def fleets_broker(fleet: Fleet, wanted: str, say: Callable[[str], None]) -
     if fleet.record.broker:
         yield fleet.url
         return
-    broker = fleet_broker(fleet)
-    if running(fleet.directory / "broker" / "mosquitto.pid") is not None:
-        yield str(broker.address)
+    place = fleet.directory / "broker"
+    if running(place / "mosquitto.pid") is not None:
+        newcomers = newcomers_broker(fleet) if fleet.record.newcomers else None
+        if newcomers is None or running(place / "newcomers.pid") is not None:
+            yield fleet.local_url
+            return
+        async with newcomers:
+            say(f"the broker for devices that enrol listens on {fleet.enroll_url}")
+            yield fleet.local_url
         return
+    broker = fleet_broker(fleet)
+    if not fleet.record.newcomers:
+        say(f"{place / 'mosquitto.conf'} was edited and is left as it is: strangers share its limits (SECURITY.md)")
     async with broker:
         say(f"the fleet's broker listens on {fleet.url}, and on {fleet.enroll_url} for devices that enrol")
-        yield str(broker.address)
+        yield fleet.local_url
 
 
 async def serve(fleet: Fleet, say: Callable[[str], None], until: str = "", limit_s: float = 0.0) -> None:
@@ -52,28 +61,26 @@ async def serve(fleet: Fleet, say: Callable[[str], None], until: str = "", limit
         transport = fleet.transport(f"{fleet.record.client_id}-{secrets.token_hex(8)}", url)
         posts: set[asyncio.Task[None]] = set()
 
-        def publish(topic: str, payload: bytes) -> None:
-            task = asyncio.ensure_future(transport.publish(topic, payload))
-            posts.add(task)
-            task.add_done_callback(lambda done: _published(done, posts, say))
-
         def post(device: str, message: m.DownMessage) -> None:
             topic = topics.down(fleet.record.fleet, device)
-            publish(topic, guard.seal(topic, m.encode(message)))
+            task = asyncio.ensure_future(transport.publish(topic, guard.seal(topic, m.encode(message))))
+            posts.add(task)
+            task.add_done_callback(lambda done: _published(done, posts, say))
 
         def hear(name: str, payload: bytes) -> None:
             with contextlib.suppress(ProtocolError):
                 topic = topics.parse(name)
-                if not guard.takes(topic, payload):
+                if not guard.takes(topic):
                     message = m.decode_up(payload)
                     if isinstance(message, m.Renew) and message.device == topic.device:
                         guard.renew(message)
 
-        guard.start(publish, post, say)
+        guard.start(post, say)
         transport.on_message = hear
         try:
             await transport.connect()
-            await transport.subscribe([*guard.subscriptions, topics.up(fleet.record.fleet, "+")])
+            await transport.subscribe([topics.up(fleet.record.fleet, "+")])
+            await guard.listen(url).connected.wait()
             say(f"answering devices that enrol in fleet {fleet.record.fleet!r}; Ctrl-C ends it")
             await _until(fleet, guard, until, limit_s)
             await guard.answered()  # who was waited for stands in the fleet's record before that

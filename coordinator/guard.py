@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+from coordinator.newcomers import Newcomers
 from edgefl.errors import EdgeFLError
 from edgefl.identity.enrolling import answer_request, is_expected, renew
 from edgefl.identity.fleet import Fleet
@@ -25,28 +26,32 @@ MOST_AT_ONCE = 32
 
 
 class Guard:
-    """One coordinator's. ``start`` it with what publishes; all calls come from the event loop's thread."""
+    """One coordinator's: ``start`` it, then ``listen``. All calls come from the event loop's thread."""
 
     def __init__(self, fleet: Fleet) -> None:
         self.fleet = fleet
         self.seal = fleet.signer.seal
-        self.subscriptions = [topics.enroll_up(fleet.record.fleet, "+")]
         self.dropped: Counter[str] = Counter()
         self._seen = self._stamp()  # before it is read: what changes in between is seen at the next tick
         self._revoked = fleet.revoked()
-        self._publish: Callable[[str, bytes], None] | None = None
+        self._newcomers: Newcomers | None = None
         self._post: Callable[[str, DownMessage], None] | None = None
         self._say: Callable[[str], None] = _LOG.warning
         self._tasks: set[asyncio.Task[None]] = set()
 
     def start(
         self,
-        publish: Callable[[str, bytes], None],
         post: Callable[[str, DownMessage], None],
         say: Callable[[str], None] = _LOG.warning,
     ) -> None:
-        """``publish`` on a topic; ``post`` a message to a device, signed; ``say`` something to a person."""
-        self._publish, self._post, self._say = publish, post, say
+        """``post`` a message to a device, signed; ``say`` something to a person."""
+        self._post, self._say = post, say
+
+    def listen(self, url: str) -> Newcomers:
+        """Answer devices that enrol, from now on. ``url``: of the fleet's broker as this machine dials it."""
+        self._newcomers = Newcomers(self.fleet, self._enroll, self._say)
+        self._newcomers.start(url)
+        return self._newcomers
 
     def newly_revoked(self) -> list[str]:
         """Devices shut out since the last call: to be called on the tick. One look at a file's date."""
@@ -63,10 +68,10 @@ class Guard:
         self._revoked, self._seen = revoked, stamp
         return fresh
 
-    def takes(self, topic: topics.Topic, payload: bytes) -> bool:
-        """Whether a message ends here: it is an enrolment, or comes from a revoked device."""
+    def takes(self, topic: topics.Topic) -> bool:
+        """Whether a message ends here: it comes from a revoked device, or by the fleet's connection from a newcomer."""
         if topic.channel == "enroll-up":
-            self._enroll(topic.device, payload)
+            self.dropped["stranger"] += 1
             return True
         if topic.device in self._revoked:
             self.dropped["revoked"] += 1
@@ -78,15 +83,19 @@ class Guard:
         self._spawn(self._renewing(message))
 
     async def answered(self) -> None:
-        """Wait until whoever has asked has an answer on its way."""
+        """Wait until whoever has asked has an answer."""
         if self._tasks:
             await asyncio.wait(self._tasks)
+        if self._newcomers is not None:
+            await self._newcomers.published()
 
     async def close(self) -> None:
         """Drop what is in hand: devices ask again."""
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._newcomers is not None:
+            await self._newcomers.close()
 
     def _enroll(self, client: str, payload: bytes) -> None:
         if not is_expected(self.fleet, client):
@@ -100,8 +109,8 @@ class Guard:
         if answer is None:
             self.dropped["unproved"] += 1
             return
-        if self._publish is not None:
-            self._publish(topics.enroll_down(self.fleet.record.fleet, client), answer)
+        if self._newcomers is not None:
+            self._newcomers.publish(client, answer)
         for name in set(self.fleet.devices()) - before:
             self._say(f"device {name} has enrolled")
 

@@ -40,6 +40,7 @@ class Inbox:
         self._strangers: dict[str, tuple[float, int]] = {}  # when, and how many times, it was asked who it is
         self._sessions: dict[str, str] = {}
         self._heard: dict[str, float] = {}
+        self._hellos: dict[str, tuple[float, messages.Hello]] = {}
 
     def read(self, topic: topics.Topic, payload: bytes, now: float) -> FromDevice | Need | Renew | None:
         """What a message on an ``up`` or ``presence`` topic says; None when it says nothing of use."""
@@ -92,12 +93,17 @@ class Inbox:
                     self._strangers[device] = (now, 0)
                 return None
             self._strangers.pop(device, None)
+            self._hellos.pop(device, None)
             known = self._sessions.get(device) == message.session  # an earlier session's last will says nothing
             return Left(now, device, "offline") if known and self._heard.pop(device, None) is not None else None
         self.heard(device, now)
         if isinstance(message, messages.Hello):
             self._sessions[device] = message.session
             self._strangers.pop(device, None)
+            at, before = self._hellos.get(device, (-math.inf, None))
+            if before == message and now - at < self._introduce_s:
+                return None  # it was called just when it came by itself
+            self._hellos[device] = (now, message)
             return Joined(now, message)
         if isinstance(message, messages.Heartbeat):
             return Beat(now, device, message.working_on)

@@ -116,6 +116,10 @@ class Outbox:
             downloads.on_tick(self._clock())
         self.uploads.on_tick()
 
+    def call(self) -> None:
+        """Ask who is there, what they are at work on, and what they lack."""
+        self.publish(topics.call(self._fleet), b"")
+
     def forget(self) -> None:
         """All attempts are closed: their transfers end."""
         self._downloads = {}

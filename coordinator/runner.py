@@ -133,6 +133,7 @@ class Runner:
         self._events: asyncio.Queue[Event | EventRow | BaseException] = asyncio.Queue()
         self._inbox = Inbox(timeouts.silence_s, timeouts.introduce_s)
         self._connected = False
+        self._listening = False
         self._kept = self.state  # as the ledger has it
         self._untidy = False
         self._unsaved: list[do.Save] = []  # what has changed since, and nobody has been told of
@@ -142,7 +143,7 @@ class Runner:
         self._outbox = Outbox(plan, transport, fleet, store, self.clock, timeouts.heartbeat_s, report, seal)
         self._guard = guard
         if guard is not None:
-            guard.start(self._outbox.publish, self._outbox.post)
+            guard.start(self._outbox.post)
         self._work = Work(plan, store, Desk(worker, plan, store.root), self.clock, report)
 
     @staticmethod
@@ -161,8 +162,11 @@ class Runner:
             self._transport.on_connection = self._on_connection
             await self._transport.connect()
             self._outbox.connected()
-            guarded = [] if self._guard is None else self._guard.subscriptions
-            await self._transport.subscribe([*topics.coordinator_subscriptions(self._fleet), *guarded])
+            await self._transport.subscribe(topics.coordinator_subscriptions(self._fleet))
+            if self._guard is not None:
+                self._guard.listen(broker)
+            self._listening = True
+            self._outbox.call()
             self._take([await self._begin(resume, broker)])
             await self._loop()
         except asyncio.CancelledError:
@@ -354,6 +358,8 @@ class Runner:
         self._connected = connected
         if connected:
             self._inbox.reset(self.clock())
+        if connected and self._listening and not self._transport.session_kept:
+            self._outbox.call()  # what devices have said meanwhile is lost
 
     def _on_message(self, name: str, payload: bytes) -> None:
         now = self.clock()
@@ -363,7 +369,7 @@ class Runner:
             self._inbox.dropped["unknown topic"] += 1
             return
         try:
-            if self._guard is not None and self._guard.takes(topic, payload):
+            if self._guard is not None and self._guard.takes(topic):
                 return
             if topic.channel == "up-object":
                 self._inbox.heard(topic.device, now)

@@ -78,6 +78,7 @@ class Agent:
         self._jobs = TrainerJobs(trainer, self._spawn, self._post, emit, self._transfers.figures)
         self._perform = self._performers()
         self._down = topics.down(identity.fleet, identity.device)
+        self._call = topics.call(identity.fleet)
         self._credentials = credentials
         self._renewal = None if credentials is None else Renewal(credentials, self._outbox.put_nowait, emit)
 
@@ -153,10 +154,9 @@ class Agent:
             self._spawn(self._say(message))
 
     async def _say(self, message: UpMessage) -> None:
-        retained = isinstance(message, Presence)
-        topic = (topics.presence if retained else topics.up)(self.identity.fleet, self.identity.device)
+        topic = topics.presence if isinstance(message, Presence) else topics.up
         try:
-            await self.transport.publish(topic, encode(message), retain=retained)
+            await self.transport.publish(topic(self.identity.fleet, self.identity.device), encode(message))
         finally:
             self._leaving.remove(message)
 
@@ -179,7 +179,9 @@ class Agent:
     def _on_message(self, topic: str, payload: bytes) -> None:
         try:
             where = topics.parse(topic)
-            if topic == self._down:
+            if topic == self._call:
+                self._post(v.Connected())  # says everything that a coordinator has to know
+            elif topic == self._down:
                 self._hear(self._credentials.verifier.open(topic, payload) if self._credentials else payload)
             elif where.channel in {"down-object", "shared-object"}:
                 self._transfers.chunk(where.transfer, payload)
@@ -238,7 +240,7 @@ class Agent:
         if self._listening and self.state.connected:
             will = self.identity.will()
             with contextlib.suppress(BrokerError, asyncio.TimeoutError):
-                await asyncio.wait_for(self.transport.publish(will.topic, will.payload, retain=True), LEAVE_S)
+                await asyncio.wait_for(self.transport.publish(will.topic, will.payload), LEAVE_S)
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

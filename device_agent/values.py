@@ -199,7 +199,7 @@ Event = (
 
 
 class Send(msgspec.Struct, frozen=True):
-    """Publish a message (presence: retained, on its own topic)."""
+    """Publish a message (presence: on its own topic)."""
 
     message: UpMessage
 

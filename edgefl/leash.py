@@ -1,5 +1,8 @@
 """Start a program that must not outlive its parent: ``python -I -S leash.py PARENT_PID PROGRAM ARGUMENT…``.
 
+After ``--descriptors`` it may open as many files and sockets as the system allows (the hard limit), not only as many
+as a shell's programs by default.
+
 Sets the Linux parent-death signal, which the exec keeps, and becomes the program: its process id is the program's own
 and nothing stays in between. ``preexec_fn`` would do the same inside the fork of a threaded interpreter, which can
 deadlock; a supervising process would cost memory and be one more thing to kill. The signal is SIGTERM, so that the
@@ -12,21 +15,32 @@ from __future__ import annotations
 
 import ctypes
 import os
+import resource
 import signal
 import sys
 from collections.abc import Sequence
 
 _PR_SET_PDEATHSIG = 1
+_DESCRIPTORS = "--descriptors"
 
 
-def leashed(command: Sequence[str]) -> list[str]:
-    """``command`` as it is to be started by this process in order to end with it."""
-    return [sys.executable, "-I", "-S", os.path.abspath(__file__), str(os.getpid()), *command]  # noqa: PTH100 - pathlib alone would double what this start-up imports
+def leashed(command: Sequence[str], *, descriptors: bool = False) -> list[str]:
+    """``command`` as it is to be started by this process in order to end with it.
+
+    ``descriptors``: raise its limit of open files, for a server: each connection takes one.
+    """
+    more = [_DESCRIPTORS] if descriptors else []
+    return [sys.executable, "-I", "-S", os.path.abspath(__file__), *more, str(os.getpid()), *command]  # noqa: PTH100 - pathlib alone would double what this start-up imports
 
 
 def main() -> None:
     """Leash this process to its parent, then become the program."""
-    parent, program = int(sys.argv[1]), sys.argv[2:]
+    arguments = sys.argv[1:]
+    if arguments[0] == _DESCRIPTORS:
+        arguments = arguments[1:]
+        hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    parent, program = int(arguments[0]), arguments[1:]
     if sys.platform.startswith("linux"):
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
         if os.getppid() != parent:  # it died before the leash was on

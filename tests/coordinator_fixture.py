@@ -237,8 +237,7 @@ class FakeDevice:
     def _on_message(self, name: str, payload: bytes) -> None:
         topic = topics.parse(name)
         if topic.channel in {"down-object", "shared-object"}:
-            for chunk in decode_chunks(payload):
-                self._on_chunk(topic.transfer, chunk)
+            self._on_object(topic.transfer, payload)
             return
         message = m.decode_down(payload)
         if isinstance(message, m.Welcome):
@@ -287,6 +286,12 @@ class FakeDevice:
         assert self.offers
         sizes = {ref.id: ref for ref in self.offers[-1].manifest.values()}
         return self.store.partial(sizes[name], self.offers[-1].chunk_bytes)
+
+    def _on_object(self, transfer: str, payload: bytes) -> None:
+        if not payload:
+            self.hello()  # the coordinator calls
+        for chunk in decode_chunks(payload) if payload else ():
+            self._on_chunk(transfer, chunk)
 
     def _on_chunk(self, transfer: str, chunk: Chunk) -> None:
         if self.receiver is not None and self.receiver.transfer == transfer:

@@ -94,6 +94,10 @@ class Attackers:
         made = self.fleet.transport(f"coordinator-{id(self)}")
         return await self._connected(made, patterns)
 
+    async def greeter(self, *patterns: str) -> Any:
+        """The fleet's coordinator, where newcomers come."""
+        return await self._connected(self.fleet.newcomers(), patterns)
+
     async def newcomer(self, client_id: str, *patterns: str, **options: Any) -> Any:
         """Without a certificate, on the port for enrolment."""
         ca = str(self.fleet.directory / "ca.pem")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from agent_fixtures import CHUNK_BYTES, DEVICE, FACTS, Coordinator, Running, asked_chunks, attempt
+from agent_fixtures import CHUNK_BYTES, DEVICE, FACTS, FLEET, Coordinator, Running, asked_chunks, attempt
 from msgspec.structs import replace
 
 from device_agent import values as v
@@ -14,6 +14,7 @@ from device_agent.timeouts import TICK_S
 from device_agent.trainer_link import Ended
 from edgefl.errors import BrokerError, BrokerUnreachableError, DataError, EdgeFLError, StoreError
 from edgefl.protocol import messages as m
+from edgefl.protocol import topics
 from edgefl.protocol.chunks import HEADER_BYTES
 from edgefl.protocol.transfer import Completed
 from edgefl.records import Attempt, ObjectRef, Refusal
@@ -49,16 +50,29 @@ def test_a_round_goes_through_and_is_billed(tmp_path):
             assert running.store.load() == v.Saved(closed=offer.attempt)
             assert len(coordinator.heard[m.Progress]) == 1
             await coordinator.expect(m.Heartbeat)
-        assert not (await coordinator_presence(coordinator)).online
+        assert not coordinator.heard[m.Presence][-1].online
         assert running.trainer.stopped == 1
 
     play(scene())
 
 
-async def coordinator_presence(coordinator):
-    """What the broker retained last."""
-    (payload,) = coordinator.transport._broker._retained.values()
-    return m.decode_up(payload)
+def test_a_device_that_is_called_says_again_who_it_is_and_what_it_is_at(tmp_path):
+    async def scene():
+        broker = MemoryBroker()
+        async with Coordinator(broker, tmp_path / "c") as coordinator, Running(broker, tmp_path / "a"):
+            coordinator.chunk_limit = 1  # the download stays open
+            await coordinator.expect(m.Hello)
+            offer = coordinator.offer()
+            await coordinator.expect(m.Accept)
+            await coordinator.expect(m.Need)
+            coordinator.heard.clear()
+            await coordinator.transport.publish(topics.call(FLEET), b"")
+            assert (await coordinator.expect(m.Hello)).working_on == offer.attempt
+            assert (await coordinator.expect(m.Accept)).attempt == offer.attempt
+            assert (await coordinator.expect(m.Need)).missing
+        assert broker._retained == {}
+
+    play(scene())
 
 
 def test_the_second_round_fetches_only_what_changed(tmp_path):

@@ -73,3 +73,14 @@ def test_numbers_that_are_none_are_left_out_and_entries_limited() -> None:
     progress = read(inbox, m.Progress("a", Attempt("r"), loss=math.inf))
     assert isinstance(progress, Progressed)
     assert progress.data["loss"] is None
+
+
+def test_a_device_that_says_hello_twice_in_a_moment_is_answered_once() -> None:
+    """It came just when the coordinator called. After it has left, or with other words, it is a hello like any."""
+    inbox, hello = Inbox(10.0, 1.0), m.Hello(device="a", session="s")
+    assert isinstance(read(inbox, hello), Joined)
+    assert read(inbox, hello, now=NOW + 0.5) is None
+    assert isinstance(read(inbox, m.Hello(device="a", session="s", profile="p"), now=NOW + 0.6), Joined)
+    assert isinstance(read(inbox, m.Presence("a", "s", online=False), "presence", now=NOW + 0.7), Left)
+    assert isinstance(read(inbox, m.Hello(device="a", session="s", profile="p"), now=NOW + 0.8), Joined)
+    assert isinstance(read(inbox, m.Hello(device="a", session="s", profile="p"), now=NOW + 2.0), Joined)

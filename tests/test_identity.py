@@ -153,11 +153,11 @@ def test_a_damaged_list_of_devices_shuts_nobody_in_or_out(fleet: Fleet, tmp_path
     enrolled(fleet, "cam", tmp_path / "cam")
     run(revoke(fleet, "cam", time.time()))
     guard, told = Guard(fleet), []
-    guard.start(lambda topic, payload: None, lambda name, message: None, told.append)
+    guard.start(lambda name, message: None, told.append)
     (fleet.directory / "devices.json").write_text("{")
     assert guard.newly_revoked() == []
     assert "damaged" in told[0]
-    assert guard.takes(topics.Topic("up", "cam", ""), b"")
+    assert guard.takes(topics.Topic("up", "cam", ""))
     assert guard.dropped == {"revoked": 1}
 
 

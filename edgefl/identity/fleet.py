@@ -19,6 +19,7 @@ import os
 import secrets
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace as replace_address
 from pathlib import Path
 from typing import Any
 
@@ -30,11 +31,11 @@ from edgefl.errors import IdentityError, StoreError
 from edgefl.identity import authority as x
 from edgefl.identity.files import check_private, make_private_directory, read, read_private, write_private
 from edgefl.identity.signing import KEY_BYTES, Signer, key_of, key_text
-from edgefl.protocol.access import emqx_acl, mosquitto_acl, mosquitto_newcomers_acl
+from edgefl.protocol.access import emqx_acl, mosquitto_acl, mosquitto_enroll_acl, mosquitto_newcomers_acl
 from edgefl.protocol.topics import COORDINATOR, check_name
 from edgefl.transport.address import Address, parse_url
 from edgefl.transport.broker import Broker, Ready, start_broker
-from edgefl.transport.mosquitto import TlsListeners, tls_configuration
+from edgefl.transport.mosquitto import TlsListeners, hash_password, newcomers_configuration, tls_configuration
 from edgefl.transport.mqtt import MqttTransport
 
 DEFAULT_DIRECTORY = Path("fleet")
@@ -50,7 +51,9 @@ class Record(msgspec.Struct, frozen=True):
     """What ``init`` was told.
 
     ``broker``: URL of a broker for everybody with a certificate, "" for the one whose files lie here; ``reload``: the
-    command that makes it read its files again.
+    command that makes it read its files again. ``newcomers``: the coordinator's password at the broker process for
+    devices that enrol; "": the files are of an earlier release, and that is a listener of the fleet's broker.
+    ``retain``: the fleet has agents of such a release, which retain their presence.
     """
 
     fleet: str = "default"
@@ -62,6 +65,8 @@ class Record(msgspec.Struct, frozen=True):
     client_id: str = ""
     broker: str = ""
     reload: tuple[str, ...] = ()
+    newcomers: str = ""
+    retain: bool = True
 
 
 class Device(msgspec.Struct, frozen=True):
@@ -115,6 +120,11 @@ class Fleet:
         return f"mqtts://{_netloc(self.record.hosts[0])}:{self.record.enroll_port}"
 
     @property
+    def local_url(self) -> str:
+        """The address of the fleet's own broker as this machine dials it."""
+        return str(_here(self, self.record.port))
+
+    @property
     def devices_file(self) -> Path:
         """Changes with every enrolment, renewal and revocation."""
         return self.directory / "devices.json"
@@ -144,6 +154,20 @@ class Fleet:
             clean_session=bool(client_id),
         )
 
+    def newcomers(self, url: str = "") -> MqttTransport:
+        """The coordinator's connection to whoever enrols, apart from the one to the fleet.
+
+        ``url``: of the fleet's broker as this machine dials it; the process for newcomers is on the same host.
+        """
+        own = f"{COORDINATOR}-{secrets.token_hex(16)}"
+        if not self.record.newcomers:
+            return self.transport(own, url)
+        there = parse_url(self.enroll_url)
+        if url and not self.record.broker:
+            there = replace_address(there, host=parse_url(url).host)
+        who = {"username": COORDINATOR, "password": self.record.newcomers}
+        return MqttTransport(str(there), own, **who, ca=str(self.directory / "ca.pem"), clean_session=True)
+
     @contextlib.contextmanager
     def changing(self) -> Iterator[Devices]:
         """The devices, to be changed in place: written at the end, by one process at a time."""
@@ -158,6 +182,26 @@ class Fleet:
                 write_private(self.devices_file, msgspec.json.encode(devices))
         finally:
             os.close(lock)
+
+    def write_configuration(self) -> bool:
+        """Bring the configurations of the fleet's own brokers up to date, before they start; False: left as they are.
+
+        Files of an earlier release are rewritten, with their ports, unless somebody has put lines of their own in.
+        """
+        place = self.directory / "broker" / "mosquitto.conf"
+        with self.changing() as devices:
+            self.record = self._decode("fleet.json", Record)
+            texts = [text for retain in (True, False) for text in _configurations(self, retain)]
+            known = {line for text in texts for line in text.split("\n")}
+            known.add(f"acl_file {place.parent}/newcomers.acl")  # when newcomers had a listener of the same process
+            if place.exists() and not set(read(place).decode(errors="replace").split("\n")) <= known:
+                return False
+            if not self.record.newcomers:
+                self.record = replace(self.record, newcomers=secrets.token_urlsafe(24))
+                _write_record(self.directory, self.record)
+            _write_configurations(self)
+            self.write_rules(time.time(), devices)
+        return True
 
     def write_rules(self, now: float, devices: Devices | None = None) -> None:
         """Write what the broker reads anew when a device is revoked. ``devices``: as they will be."""
@@ -214,13 +258,33 @@ def create_fleet(
     write_private(place / "ca.pem", pem)
     write_private(place / "server.pem", x.pem_of(authority.server(server.public_key(), names, now).der))
     write_private(place / "server.key", x.key_pem(server))
-    listeners = TlsListeners(place.absolute(), port, enroll_port, bind)
-    write_private(place / "mosquitto.conf", tls_configuration(listeners).encode())
     write_rules(place, fleet, authority, {}, now)
-    client_id = f"{COORDINATOR}-{secrets.token_hex(16)}"
-    record = Record(fleet, tuple(hosts), port, enroll_port, bind, life_s, client_id, broker, tuple(reload))
+    client_id, password = f"{COORDINATOR}-{secrets.token_hex(16)}", secrets.token_urlsafe(24)
+    given = (tuple(hosts), port, enroll_port, bind, life_s, client_id, broker, tuple(reload))
+    _write_record(directory, Record(fleet, *given, newcomers=password, retain=False))
+    made = Fleet(directory)
+    _write_configurations(made)
+    return made
+
+
+def _write_record(directory: Path, record: Record) -> None:
     write_private(directory / "fleet.json", msgspec.json.format(msgspec.json.encode(record)))
-    return Fleet(directory)
+
+
+def _configurations(fleet: Fleet, retain: bool) -> tuple[str, str]:
+    """Of the fleet's broker, and of the one for devices that enrol."""
+    record = fleet.record
+    listeners = TlsListeners(fleet.directory / "broker", record.port, record.enroll_port, record.bind, retain)
+    return tls_configuration(listeners), newcomers_configuration(listeners)
+
+
+def _write_configurations(fleet: Fleet) -> None:
+    place = fleet.directory / "broker"
+    own, newcomers = _configurations(fleet, fleet.record.retain)
+    password = f"{COORDINATOR}:{hash_password(fleet.record.newcomers)}\n"
+    write_private(place / "enroll.passwords", password.encode())
+    write_private(place / "newcomers.conf", newcomers.encode())
+    write_private(place / "mosquitto.conf", own.encode())
 
 
 def write_rules(broker: Path, fleet: str, authority: x.Authority, devices: Devices, now: float) -> None:
@@ -230,6 +294,7 @@ def write_rules(broker: Path, fleet: str, authority: x.Authority, devices: Devic
     write_private(broker / "crl.pem", authority.revocations(serials, now))
     write_private(broker / "fleet.acl", mosquitto_acl(fleet, revoked).encode())
     write_private(broker / "newcomers.acl", mosquitto_newcomers_acl(fleet).encode())
+    write_private(broker / "enroll.acl", mosquitto_enroll_acl(fleet).encode())
     write_private(broker / "emqx-acl.conf", emqx_acl(fleet, revoked).encode())
 
 
@@ -238,15 +303,40 @@ def _netloc(host: str) -> str:
 
 
 def fleet_broker(fleet: Fleet) -> Broker:
-    """The fleet's own mosquitto, not yet started. Raises BrokerError when there is none on the PATH."""
-    place, port = fleet.directory / "broker", fleet.record.port
+    """The fleet's own mosquitto, not yet started, with the one for newcomers beside it.
+
+    Raises BrokerError when there is none on the PATH.
+    """
     if fleet.record.broker:
         raise IdentityError(f"this fleet's broker is {fleet.url}", remedy="It is started where it runs, not here.")
-    every = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - bound only when the user asks for it
-    address = Address(every.get(fleet.record.bind, fleet.record.bind), port, tls=True)
+    fleet.write_configuration()
+    address = _here(fleet, fleet.record.port)
 
     def probe() -> MqttTransport:
         return fleet.transport(f"probe-{secrets.token_hex(16)}", str(address))
 
-    ready = Ready(place / "mosquitto.conf", address, probe)
-    return start_broker(place, "mosquitto", host=fleet.record.bind or "0.0.0.0", port=port, ready=ready)  # noqa: S104
+    broker = _started(fleet, Ready(fleet.directory / "broker" / "mosquitto.conf", address, probe))
+    if fleet.record.newcomers:
+        broker.beside = newcomers_broker(fleet)
+    return broker
+
+
+def newcomers_broker(fleet: Fleet) -> Broker:
+    """The mosquitto for devices that enrol, not yet started."""
+    address = _here(fleet, fleet.record.enroll_port)
+
+    def probe() -> MqttTransport:
+        return fleet.newcomers(str(address))
+
+    return _started(fleet, Ready(fleet.directory / "broker" / "newcomers.conf", address, probe, "newcomers.log"))
+
+
+def _here(fleet: Fleet, port: int) -> Address:
+    """As this machine dials it."""
+    every = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - bound only when the user asks for it
+    return Address(every.get(fleet.record.bind, fleet.record.bind), port, tls=True)
+
+
+def _started(fleet: Fleet, ready: Ready) -> Broker:
+    host, port = fleet.record.bind or "0.0.0.0", ready.address.port  # noqa: S104
+    return start_broker(fleet.directory / "broker", "mosquitto", host=host, port=port, ready=ready)

@@ -61,8 +61,16 @@ def mosquitto_acl(fleet: str, revoked: Collection[str] = ()) -> str:
 
 
 def mosquitto_newcomers_acl(fleet: str) -> str:
-    """The acl_file of mosquitto's listener for devices that have no certificate yet."""
+    """What devices without a certificate may do; in fleets of earlier releases, the acl_file of a listener."""
     return "".join(f"pattern {rule.may} {rule.topic}\n" for rule in rules(fleet) if rule.who == "newcomer")
+
+
+def mosquitto_enroll_acl(fleet: str) -> str:
+    """The acl_file of a mosquitto for newcomers alone, where the coordinator is a user with a password."""
+    enrolment = {topics.enroll_up(fleet, _ANY), topics.enroll_down(fleet, _ANY)}
+    own = [rule for rule in rules(fleet) if rule.who == "coordinator" and rule.topic in enrolment]
+    lines = [f"user {topics.COORDINATOR}", *(f"topic {rule.may} {rule.topic}" for rule in own)]
+    return "\n".join(lines) + "\n\n" + mosquitto_newcomers_acl(fleet)
 
 
 def emqx_acl(fleet: str, revoked: Collection[str] = ()) -> str:

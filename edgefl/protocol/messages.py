@@ -117,7 +117,7 @@ class Renew(_Message, frozen=True, tag="renew"):
 
 
 class Presence(_Message, frozen=True, tag="presence"):
-    """Device (or its last will) → coordinator: online or offline. Retained, tiny, nothing secret."""
+    """Device (or its last will) → coordinator: online or offline."""
 
     device: str = ""
     session: str = ""

@@ -14,6 +14,9 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 #: The coordinator's name, and its user at the broker: no device is called so.
 COORDINATOR = "coordinator"
 
+#: In place of a transfer, whose names begin with a direction.
+_CALL = "call"
+
 Channel = Literal["up", "down", "presence", "up-object", "down-object", "shared-object", "enroll-up", "enroll-down"]
 
 
@@ -66,6 +69,11 @@ def down_object(fleet: str, device: str, transfer: str) -> str:
 def shared_object(fleet: str, transfer: str) -> str:
     """Chunks many devices need, published once."""
     return f"{_ROOT}/{fleet}/o/{transfer}"
+
+
+def call(fleet: str) -> str:
+    """The coordinator asks who is there: it has just come, or the broker has forgotten it. An empty message."""
+    return shared_object(fleet, _CALL)
 
 
 def enroll_up(fleet: str, client: str) -> str:

@@ -42,6 +42,8 @@ class Transport(Protocol):
     on_connection: OnConnection
     #: Largest payload the broker admits, bytes. Known after ``connect``.
     max_payload: int
+    #: Whether the broker still knew this session at the last connection; if not, what was published to it is lost.
+    session_kept: bool
 
     @property
     def bytes_sent(self) -> int:

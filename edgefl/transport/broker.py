@@ -54,22 +54,28 @@ class _Identity(msgspec.Struct):
 
 
 class Ready(NamedTuple):
-    """A configuration that others wrote, where it makes the broker listen, and a client that it admits."""
+    """A configuration that others wrote, where it makes the broker listen, and a client that it admits.
+
+    ``log``: name of its log file, where two brokers share a directory.
+    """
 
     configuration: Path
     address: Address
     probe: Callable[[], MqttTransport]
+    log: str = "mosquitto.log"
 
 
 class Broker:
     """One broker program. Made by ``start_broker``; use it as ``async with``, or call ``start`` and ``stop``.
 
     ``url`` holds the password: hand it on in files and environments of the same user, never print it
-    (``str(broker.address)`` can be printed). Not bound to an event loop.
+    (``str(broker.address)`` can be printed). Not bound to an event loop. ``beside``: another broker that starts and
+    ends with it.
     """
 
     kind: BrokerKind
     address: Address
+    beside: Broker | None = None
 
     def __init__(
         self, kind: BrokerKind, program: str, directory: Path, host: str, port: int, ready: Ready | None = None
@@ -77,7 +83,7 @@ class Broker:
         self.kind = kind
         self._ready = ready
         self.directory = directory.absolute()
-        self.log = self.directory / f"{kind}.log"
+        self.log = self.directory / (f"{kind}.log" if ready is None else ready.log)
         self._program = program
         self._host = host
         self._fixed_port = port != 0
@@ -113,7 +119,7 @@ class Broker:
             self._log_start = self.log.stat().st_size if self.log.exists() else 0
             with self.log.open("ab") as log:
                 self._process = subprocess.Popen(
-                    leashed(command),
+                    leashed(command, descriptors=True),
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,
@@ -134,9 +140,17 @@ class Broker:
             if isinstance(error, BrokerError) and code is not None:
                 raise self._start_error(f"ended at once with exit code {code}") from error
             raise
+        if self.beside is not None:
+            try:
+                await self.beside.start()
+            except BaseException:
+                await self.stop()
+                raise
 
     async def stop(self) -> None:
         """End it in an orderly way (mosquitto saves its sessions); kills it when that takes too long."""
+        if self.beside is not None:
+            await self.beside.stop()
         if self.pid is not None:
             self._signal(signal.SIGTERM)
             with contextlib.suppress(asyncio.TimeoutError):
@@ -145,6 +159,8 @@ class Broker:
 
     async def kill(self) -> None:
         """End it on the spot. mosquitto keeps what it saved ``mosquitto.AUTOSAVE_S`` ago or before; amqtt nothing."""
+        if self.beside is not None:
+            await self.beside.kill()
         if self._process is None:
             return
         if self.pid is not None:

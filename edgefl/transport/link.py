@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from paho.mqtt.client import Client, MQTTMessage
 from paho.mqtt.enums import MQTTErrorCode, MQTTProtocolVersion
@@ -49,8 +49,8 @@ GOODBYE_S = 2.0
 class Listener:
     """Whom a link tells what happens. All are called in the link's thread."""
 
-    #: The broker accepted the connection; the client may now publish and subscribe.
-    opened: Callable[[Client, Properties | None], None]
+    #: The broker accepted the connection; the client may now publish and subscribe. True: it still knew the session.
+    opened: Callable[[Client, Properties | None, bool], None]
     #: The connection ended without ``stop``; with a reason to read.
     lost: Callable[[str], None]
     #: An attempt failed; True: it was the first, and the link gives up.
@@ -63,6 +63,14 @@ class Listener:
     subscribed: Callable[[int, list[str | None]], None]
 
 
+class _Answer(NamedTuple):
+    """What the broker says to a greeting."""
+
+    reason: ReasonCode
+    properties: Properties | None
+    session_kept: bool
+
+
 class Link:
     """Keeps the connection of ``settings`` open from ``start`` to ``stop``, reporting to ``listener``."""
 
@@ -73,7 +81,7 @@ class Link:
         self._client: MeteredClient | None = None
         self._stopping = threading.Event()
         self._deadline = 0.0
-        self._answer: tuple[ReasonCode, Properties | None] | None = None
+        self._answer: _Answer | None = None
         self._reason = ""
         self._short_lived = 0  # connections in a row that the broker accepted and that soon ended
         self._thread = threading.Thread(target=self._run, name=f"mqtt-{settings.client_id}", daemon=True)
@@ -149,19 +157,19 @@ class Link:
         address = self._settings.address
         try:
             answer = self._exchange(client, timeout_s)
-            if answer is None or answer[0].getName() == "Unsupported protocol version":
+            if answer is None or answer.reason.getName() == "Unsupported protocol version":
                 raise _NoAnswerError(f"the broker {address} does not answer")
-            if answer[0].is_failure:
-                raise failures.refused(address, self._settings.client_id, answer[0].getName())
+            if answer.reason.is_failure:
+                raise failures.refused(address, self._settings.client_id, answer.reason.getName())
         except OSError as error:
             client.drop()
             raise failures.unreachable(address, error) from error
         except Exception:
             client.drop()
             raise
-        self._listener.opened(client, answer[1])
+        self._listener.opened(client, answer.properties, answer.session_kept)
 
-    def _exchange(self, client: MeteredClient, timeout_s: float) -> tuple[ReasonCode, Properties | None] | None:
+    def _exchange(self, client: MeteredClient, timeout_s: float) -> _Answer | None:
         """What the broker answers to the greeting, None if nothing in time."""
         self._answer = None
         client.reconnect()
@@ -191,7 +199,7 @@ class Link:
     def _on_connect(
         self, client: Client, data: Any, flags: Any, reason: ReasonCode, properties: Properties | None
     ) -> None:
-        self._answer = (reason, properties)
+        self._answer = _Answer(reason, properties, bool(flags.session_present))
 
     def _on_disconnect(self, client: Client, data: Any, flags: Any, reason: ReasonCode, properties: Any) -> None:
         if flags.is_disconnect_packet_from_server:

@@ -159,11 +159,13 @@ class MemoryTransport:
     on_message: OnMessage
     on_connection: OnConnection
     max_payload: int
+    session_kept: bool
 
     def __init__(self, broker: MemoryBroker, client_id: str, will: Will | None = None) -> None:
         self.on_message = ignore_message
         self.on_connection = ignore_connection
         self.max_payload = DEFAULT_MAX_PAYLOAD
+        self.session_kept = True
         self.will = will
         self.bytes_sent = 0
         self.bytes_received = 0

@@ -23,8 +23,18 @@ MAX_QUEUED_MESSAGES = 100_000
 FLEET_PACKET_BYTES = 2**20
 #: Bytes waiting per client: ten times all uploads that are admitted at once. A device that never reads fills no memory.
 MAX_QUEUED_BYTES = 512 * 2**20
+#: Connections of enrolled devices: far more than a coordinator serves, and fewer than the descriptors of most machines
+#: (``leash`` raises them to the hard limit), so that some are left for the broker's own files.
+CONNECTIONS = 10_000
 #: Connections of devices that enrol at the same time; each takes a second.
 NEWCOMERS = 100
+#: Largest message of a device that enrols (``identity.token.MAX_MESSAGE_BYTES``), and with header, topic and client id.
+NEWCOMER_BYTES = 8192
+NEWCOMER_PACKET_BYTES = NEWCOMER_BYTES + 1024
+#: Heap of the newcomers' broker: 100 connections with 20 messages in flight each need 16 MiB.
+NEWCOMER_MEMORY_BYTES = 64 * 2**20
+#: Requests that wait for the coordinator; a device that gets no answer asks again.
+NEWCOMER_QUEUE = 1000
 #: PBKDF2 rounds of mosquitto's own password files. The secret is 192 random bits, so more rounds would add nothing.
 _ROUNDS = 101
 
@@ -37,7 +47,9 @@ def write_configuration(directory: Path, host: str, port: int, username: str, pa
         f"listener {port} {host}",
         "allow_anonymous false",
         f"password_file {passwords}",
-        *_common(directory, MAX_PACKET_BYTES),
+        *_common(MAX_PACKET_BYTES),
+        *_lasting(directory),
+        f"max_queued_messages {MAX_QUEUED_MESSAGES}",
     ]
     configuration = directory / "mosquitto.conf"
     write_private(configuration, "\n".join(lines) + "\n")
@@ -45,56 +57,96 @@ def write_configuration(directory: Path, host: str, port: int, username: str, pa
 
 
 class TlsListeners(NamedTuple):
-    """Where a fleet's broker listens, and where its files lie. ``bind``: an address, "" for all."""
+    """Where a fleet's brokers listen, and where their files lie. ``bind``: an address, "" for all.
+
+    ``retain``: agents of releases before 0036 (docs/decisions) retain their presence and need it allowed.
+    """
 
     directory: Path
     port: int
     enroll_port: int
     bind: str = ""
+    retain: bool = False
 
 
 def tls_configuration(listeners: TlsListeners) -> str:
-    """The configuration of a fleet's broker: one listener for certificates, one for devices that have none yet.
+    """The configuration of a fleet's broker, for clients with certificates.
 
     The user is the common name of the certificate. Files in the directory: ca.pem, server.pem, server.key, crl.pem,
-    fleet.acl, newcomers.acl. SIGHUP reads the last three again.
+    fleet.acl. SIGHUP reads the last two again.
     """
     place = listeners.directory
-    files = [f"cafile {place}/ca.pem", f"certfile {place}/server.pem", f"keyfile {place}/server.key"]
-    files.append("tls_version tlsv1.2")  # the least: TLS 1.3 where both sides have it
     lines = [
         "per_listener_settings true",
-        *_common(place, FLEET_PACKET_BYTES),
+        *_common(FLEET_PACKET_BYTES),
+        *_lasting(place),
+        f"retain_available {'true' if listeners.retain else 'false'}",
+        f"max_queued_messages {MAX_QUEUED_MESSAGES}",
         f"max_queued_bytes {MAX_QUEUED_BYTES}",
         f"pid_file {place}/mosquitto.pid",
         "",
         f"listener {listeners.port} {listeners.bind}".rstrip(),
-        *files,
+        *_tls(place),
+        f"max_connections {CONNECTIONS}",
         f"crlfile {place}/crl.pem",
         "require_certificate true",
         "use_identity_as_username true",
         "allow_anonymous false",
         f"acl_file {place}/fleet.acl",
-        "",
-        f"listener {listeners.enroll_port} {listeners.bind}".rstrip(),
-        *files,
-        f"max_connections {NEWCOMERS}",
-        "allow_anonymous true",
-        f"acl_file {place}/newcomers.acl",
     ]
     return "\n".join(lines) + "\n"
 
 
-def _common(directory: Path, packet_bytes: int) -> list[str]:
-    """What every broker of ours is told, whoever may connect to it."""
+def newcomers_configuration(listeners: TlsListeners) -> str:
+    """The configuration of a broker process for devices without a certificate, who may be anybody.
+
+    Its limits hold for the whole process, so it can not be a listener of the fleet's broker: nothing is retained or
+    written to disk, messages are small, memory is bounded, and client ids are a name space of their own. The
+    coordinator comes with a password. Files in the directory: ca.pem, server.pem, server.key, enroll.passwords,
+    enroll.acl.
+    """
+    place = listeners.directory
     lines = [
+        "per_listener_settings true",
+        *_common(NEWCOMER_PACKET_BYTES),
+        "persistence false",
+        "persistent_client_expiration 1h",
+        "retain_available false",
+        f"message_size_limit {NEWCOMER_BYTES}",
+        f"memory_limit {NEWCOMER_MEMORY_BYTES}",
+        f"max_queued_messages {NEWCOMER_QUEUE}",
+        f"pid_file {place}/newcomers.pid",
+        "",
+        f"listener {listeners.enroll_port} {listeners.bind}".rstrip(),
+        *_tls(place),
+        f"max_connections {NEWCOMERS}",
+        "allow_anonymous true",
+        f"password_file {place}/enroll.passwords",
+        f"acl_file {place}/enroll.acl",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _tls(place: Path) -> list[str]:
+    files = [f"cafile {place}/ca.pem", f"certfile {place}/server.pem", f"keyfile {place}/server.key"]
+    return [*files, "tls_version tlsv1.2"]  # the least: TLS 1.3 where both sides have it
+
+
+def _lasting(directory: Path) -> list[str]:
+    """Sessions and their queues survive a restart."""
+    return [
         "persistence true",
         f"persistence_location {directory}/",
         "persistence_file sessions.db",
         f"autosave_interval {AUTOSAVE_S}",
         "autosave_on_changes false",
         "persistent_client_expiration 1d",
-        f"max_queued_messages {MAX_QUEUED_MESSAGES}",
+    ]
+
+
+def _common(packet_bytes: int) -> list[str]:
+    """What every broker of ours is told, whoever may connect to it."""
+    lines = [
         f"max_packet_size {packet_bytes}",
         "set_tcp_nodelay true",
         "sys_interval 0",

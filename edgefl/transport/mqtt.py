@@ -58,6 +58,7 @@ class MqttTransport:
     on_message: OnMessage
     on_connection: OnConnection
     max_payload: int
+    session_kept: bool
 
     def __init__(
         self,
@@ -76,6 +77,7 @@ class MqttTransport:
         self.on_message = ignore_message
         self.on_connection = ignore_connection
         self.max_payload = DEFAULT_MAX_PAYLOAD
+        self.session_kept = False
         self.address = with_credentials(parse_url(url), username, password, tls=bool(ca or cert or key))
         self._settings = Settings(self.address, client_id, will, None, keepalive_s, clean_session)
         self._files = (ca, cert, key)
@@ -216,8 +218,9 @@ class MqttTransport:
             subscribed=hand_over(self._subscribed),
         )
 
-    def _opened(self, client: Client, properties: Properties | None) -> None:
+    def _opened(self, client: Client, properties: Properties | None, session_kept: bool) -> None:
         self._client = client
+        self.session_kept = session_kept
         limit = getattr(properties, "MaximumPacketSize", None)
         in_flight = getattr(properties, "ReceiveMaximum", WINDOW)
         if not self._first.done() and in_flight < WINDOW:
