@@ -143,10 +143,14 @@ class Tell(msgspec.Struct, frozen=True):
 
 
 class Fail(msgspec.Struct, frozen=True):
-    """End the run with this error; what was finished is kept. ``kind`` names a class of :mod:`edgefl.errors`."""
+    """End the run with this error; what was finished is kept. ``kind`` names a class of :mod:`edgefl.errors`.
 
-    kind: Literal["RunError", "BudgetError"]
+    ``remedy``: what to do, where the class's own remedy does not fit.
+    """
+
+    kind: Literal["RunError", "BudgetError", "DataError"]
     message: str
+    remedy: str = ""
 
 
 Save = SaveDevice | SaveRound | SaveAssignment | SaveEvaluation | SaveEnd

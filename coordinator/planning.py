@@ -10,6 +10,7 @@ import msgspec
 from coordinator.instructions import Fail, Instruction, Plan, Step, Tell
 from coordinator.values import Device, State
 from edgefl.plan.fit import trained_depth
+from edgefl.plan.needs import LABEL_THEM, UNLABELLED
 from edgefl.plan.values import Candidate, Placement
 from edgefl.records import Refusal
 from edgefl.report.units import quantity
@@ -101,6 +102,8 @@ def no_placement(state: State, at: float) -> Step:
     refused = [d.placement.refusal for d in state.devices.values() if d.placement is not None and d.placement.refusal]
     hopeful = any(device.eligible or device.placement is None for device in state.devices.values())
     if refused and not hopeful:
+        if all(refusal.reason == UNLABELLED for refusal in refused):
+            return state, [Fail("DataError", nobody_fits(state), LABEL_THEM)]
         return state, [Fail("BudgetError", nobody_fits(state))]
     barred = sorted(name for name, device in state.devices.items() if device.barred)
     if barred and not any((d.eligible or d.placement is None) and not d.barred for d in state.devices.values()):

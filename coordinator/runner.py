@@ -30,7 +30,7 @@ from coordinator.timeouts import Timeouts
 from coordinator.values import Begin, Declined, Event, Left, State, Tick
 from coordinator.work import Work, payload_sizes
 from edgefl.aggregation.remember import load as load_memory
-from edgefl.errors import BudgetError, EdgeFLError, ProtocolError, RunError
+from edgefl.errors import BudgetError, DataError, EdgeFLError, ProtocolError, RunError
 from edgefl.objects import ObjectStore
 from edgefl.plan.values import RunPlan
 from edgefl.protocol import topics
@@ -48,7 +48,11 @@ if TYPE_CHECKING:  # runs without an identity load no cryptography
 ENDED = frozenset({"finished", "failed"})
 #: Events taken in one transaction: many devices' messages that came while the last one was written.
 MOST_AT_ONCE = 256
-_ERRORS: dict[str, type[EdgeFLError]] = {"RunError": RunError, "BudgetError": BudgetError}
+_ERRORS: dict[str, type[EdgeFLError]] = {
+    "RunError": RunError,
+    "BudgetError": BudgetError,
+    "DataError": DataError,
+}
 
 
 async def run(
@@ -328,7 +332,7 @@ class Runner:
             else:
                 self._untidy = True  # the next tick sees to it, or the next round: offers leave first
         elif isinstance(one, do.Fail):
-            raise _ERRORS[one.kind](one.message)
+            raise _ERRORS[one.kind](one.message, remedy=one.remedy or None)
 
     def _tidy(self, one: do.Tidy) -> None:
         arriving = self._outbox.uploads.arriving()

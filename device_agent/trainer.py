@@ -114,14 +114,15 @@ class Trainer:
         from edgefl.resources.energy import EnergyProbe
         from edgefl.resources.memory import MemoryProbe
         from edgefl.training.round import train_round
-        from edgefl.training.share import usable_rows
+        from edgefl.training.share import no_label, usable_rows
 
         job, attempt = request.offer.job, request.offer.attempt
         data = self._split(job, request.device)
         usable = len(usable_rows(job, data.own))
         if usable < job.hyper.batch_size:
             detail = "the local share does not fill one batch"
-            return Result(refusal=Refusal("data", float(job.hyper.batch_size), float(usable), "samples", detail))
+            few = Refusal("data", float(job.hyper.batch_size), float(usable), "samples", detail)
+            return Result(refusal=no_label(job, data.own) or few)
         store = ObjectStore(self.store, self.disk_bytes, durable=False)
         kept = _StoredParts(request.kept, store)
         give_back_at_once(in_pieces=job.hyper.micro_batch > 0)

@@ -172,7 +172,6 @@ def test_a_device_with_nothing_in_common_is_told_both_sides():
     [
         ({"samples": {"": 7, "a": 7, "b": 7}}, SUPERVISED, 7.0),
         ({"class_counts": (2, 3)}, SUPERVISED, 5.0),
-        ({"class_counts": (0, 0)}, SUPERVISED, 0.0),
         ({"samples": {"": 90, "a": 90, "b": 5}}, msgspec.structs.replace(SUPERVISED, missing={"ignore": {}}), 5.0),
         ({"samples": {"": 90, "a": 90, "b": 4}}, Slots({"clip": {"weight": 1.0}}, {"zero": {}}, {}), 4.0),
     ],
@@ -181,6 +180,12 @@ def test_a_share_that_can_not_fill_a_batch_is_refused_with_both_numbers(fields, 
     stage = SCHEDULES["layerwise"](MODEL, [1, 1, 1], "auto")[0]
     refusal = put(stage, candidate(**fields), slots=slots).refusal
     assert (refusal.reason, refusal.needed, refusal.allowed, refusal.unit) == ("data", 8.0, allowed, "samples")
+
+
+def test_a_share_without_a_label_is_called_that():
+    stage = SCHEDULES["layerwise"](MODEL, [1, 1, 1], "auto")[0]
+    refusal = put(stage, candidate(class_counts=(0, 0))).refusal
+    assert (refusal.reason, refusal.detail, refusal.needed) == ("labels", "100 samples, none has a label", None)
 
 
 def test_samples_of_another_shape_are_refused():

@@ -336,7 +336,7 @@ def test_the_same_samples_are_set_apart_whatever_the_recipe_leaves_out_or_comple
         (
             type(dataset())(dataset(12).modalities, dataset(12).present, None, (), dataset(12).ids),
             {},
-            "no labels, and the objective cross_entropy needs them",
+            "12 samples, none has a label",
         ),
     ],
     ids=["few", "incomplete", "unlabelled"],

@@ -1,7 +1,8 @@
 """The value everything else works on: samples of several modalities, any of which may be absent.
 
 As a file (.npz): arrays ``<modality>`` [N, ...], ``<modality>.present`` [N], ``label`` [N], ``label_names`` [C],
-``ids`` [N] and ``group`` [N]; of these only the modalities are required.
+``ids`` [N] and ``group`` [N]; of these only the modalities are required. Labels are numbers from 0 (-1: none) or names
+("": none).
 """
 
 from __future__ import annotations
@@ -222,14 +223,9 @@ def _assemble(arrays: dict[str, Array], names: list[str], kinds: Mapping[str, st
     for m, values in modalities.items():
         if flags[m].shape == (len(values),):
             values[~flags[m]] = 0
-    labels = arrays.get("label")
-    if labels is not None and labels.dtype.kind not in "iu":
-        raise DataError(f"array 'label' has type {labels.dtype}, not integers", remedy="Number the labels from 0.")
-    label_names = tuple(str(name) for name in arrays.get("label_names", np.empty(0, dtype=np.str_)))
-    if labels is not None:
-        labels = labels.astype(np.int64)
-        if not label_names:
-            label_names = tuple(str(i) for i in range(min(int(labels.max(initial=-1)) + 1, MAX_CLASSES)))
+    labels, label_names = _labels(
+        arrays.get("label"), tuple(str(name) for name in arrays.get("label_names", np.empty(0, dtype=np.str_)))
+    )
     ids = arrays.get("ids")
     return Dataset(
         modalities=modalities,
@@ -238,6 +234,43 @@ def _assemble(arrays: dict[str, Array], names: list[str], kinds: Mapping[str, st
         label_names=label_names,
         ids=[str(i) for i in range(count)] if ids is None else [str(i) for i in ids],
         groups=None if "group" not in arrays else arrays["group"].astype(np.str_),
+    )
+
+
+def _labels(given: Array | None, names: tuple[str, ...]) -> tuple[Integers | None, tuple[str, ...]]:
+    """Labels as numbers (-1: none), and their names: texts are numbered in alphabetical order unless ``names`` does."""
+    if given is None:
+        return None, names
+    if given.dtype.kind == "U":
+        found, places = np.unique(given, return_inverse=True)
+        texts = [str(text) for text in found]
+        names = names or tuple(text for text in texts if text)[:MAX_CLASSES]
+        number = {name: i for i, name in enumerate(names)} | {"": -1}
+        if unknown := [text for text in texts if text not in number]:
+            raise DataError(
+                f"array 'label' holds {unknown[0]!r:.60}, which is not in 'label_names'",
+                remedy="Name every label in 'label_names', or leave that array out.",
+            )
+        table = np.array([number[text] for text in texts], dtype=np.int64)
+        return table[places.reshape(given.shape)] if texts else np.empty(given.shape, dtype=np.int64), names
+    if given.dtype.kind not in "iu":
+        raise DataError(
+            f"array 'label' has type {given.dtype}, not integers or texts",
+            remedy="Number the labels from 0 (-1: no label), or write their names (an empty one: no label).",
+        )
+    labels = given.astype(np.int64)
+    return labels, names or tuple(str(i) for i in range(min(int(labels.max(initial=-1)) + 1, MAX_CLASSES)))
+
+
+def _check_lengths(lengths: Mapping[str, int], count: int) -> None:
+    if all(length == count for length in lengths.values()):
+        return
+    name, length = next((name, length) for name, length in lengths.items() if length != count)
+    told = ", ".join(f"{each} {rows}" for each, rows in lengths.items() if not each.endswith(".present'"))
+    raise DataError(
+        f"{name} has {length} rows, but there are {count} samples",
+        remedy=f"Give every array one row a sample, in one order ({told}); where a sample lacks a modality, any row "
+        "stands for it and '<modality>.present' is false.",
     )
 
 
@@ -250,9 +283,7 @@ def _check(data: Dataset) -> None:
         if one.ndim != 1:
             raise DataError(f"{name} has shape {list(one.shape)}: one value for each sample is expected")
     lengths = {f"array {m!r}": len(a) for m, a in data.modalities.items()}
-    for name, length in (lengths | {name: len(one) for name, one in flat.items()}).items():
-        if length != count:
-            raise DataError(f"{name} has {length} rows, but there are {count} samples")
+    _check_lengths(lengths | {name: len(one) for name, one in flat.items()}, count)
     if set(data.modalities) != set(data.present):
         raise DataError(f"modalities {sorted(data.modalities)} and presence flags {sorted(data.present)} differ")
     for name, values in data.modalities.items():

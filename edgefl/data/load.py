@@ -126,6 +126,8 @@ def _only(data: Dataset, where: str, modalities: Mapping[str, Encoder]) -> Datas
 
 def _screened(data: Dataset, where: str, bad_samples: str, modalities: Mapping[str, Encoder]) -> Dataset:
     """Row by row what a manifest's reader has already seen to: finite values, known tokens, at least one modality."""
+    if not len(data):
+        raise DataError(f"{where}: holds no sample", remedy="Add samples, or leave this device out of the run.")
     bad: dict[int, str] = {}
     anything = np.zeros(len(data), dtype=bool)
     for m, values in data.modalities.items():

@@ -15,6 +15,7 @@ from edgefl.models.check import spec_problems
 from edgefl.models.sizes import SIZES, encoder_of_size
 from edgefl.models.spec import EncoderSpec, HeadSpec, JointSpec, ModelSpec, fused_width
 from edgefl.plan.exchange import exchange_of
+from edgefl.plan.needs import LABEL_THEM
 from edgefl.plan.norm import default_norm
 from edgefl.plan.schedule import SCHEDULES, Embed
 from edgefl.plan.values import Hyper, Lean, RoundPolicy, RunPlan, ScheduleName, Slot, Slots, Stage, Transfer
@@ -100,7 +101,7 @@ def model_spec(
     problems += _readable(config.training, recipe)
     supervised = "cross_entropy" in recipe.objective
     if supervised and shapes and not label_names:
-        problems.append(Problem("data", "objective cross_entropy needs labels, and the data names no classes"))
+        problems.append(Problem("data", f"objective cross_entropy needs labels, and no sample has one. {LABEL_THEM}"))
     if len(config.model.encoders) < 2:
         paired = [term for term in ("clip", "margin", "reconstruction", "mcm") if term in recipe.objective]
         problems += [Problem("model.encoders", f"objective {term} needs two modalities or more") for term in paired]

@@ -18,7 +18,7 @@ import msgspec
 from edgefl.models.spec import ModelSpec, is_encoder
 from edgefl.plan.cost import Price, cost_of, figures_of, first_figures
 from edgefl.plan.eligibility import verdict
-from edgefl.plan.needs import completed, needs_pairs, usable_samples
+from edgefl.plan.needs import completed, needs_pairs, unlabelled, usable_samples
 from edgefl.plan.prefix import can_cache, prefixes, with_cache
 from edgefl.plan.schedule import restrict, shallower, trained_stages
 from edgefl.plan.values import Cache, Candidate, Decline, Hyper, Job, Placement, Slots, Stage, Transfer
@@ -168,6 +168,8 @@ def _unfit(model: ModelSpec, hyper: Hyper, slots: Slots, candidate: Candidate) -
         return Refusal(reason="data", detail=f"this device has {own}, the model takes {', '.join(model.encoders)}")
     unknown = not candidate.class_counts and not needs_pairs(slots)  # its trainer will tell
     labelled = None if unknown else sum(candidate.class_counts)
+    if labelled is not None and (refusal := unlabelled(slots, candidate.samples.get("", 0), labelled)) is not None:
+        return refusal
     usable = usable_samples(slots, candidate.samples, list(model.encoders), labelled)
     if usable < hyper.batch_size:
         return Refusal(

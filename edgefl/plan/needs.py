@@ -6,7 +6,13 @@ from collections.abc import Mapping, Sequence
 
 from edgefl.models.spec import EncoderSpec
 from edgefl.plan.values import Hyper, Slots, Stage
+from edgefl.records import Refusal
 
+#: Reason of a refusal: an objective that learns from labels, and samples of which none has one.
+UNLABELLED = "labels"
+LABEL_THEM = (
+    "Label the samples, or take a recipe that needs no labels (`edgefl recipes` lists them), such as lw-fedmml-clip."
+)
 #: What a pretrained generator of ``edgefl.data.generators`` makes from what.
 _GENERATED = {"transformers": ("vision", "text"), "diffusers": ("text", "vision")}
 
@@ -25,6 +31,13 @@ def usable_samples(
         some = paired = min(counts, default=0)
     known = some if labelled is None else min(some, labelled)
     return max(known if needs_labels(slots) else 0, paired if needs_pairs(slots) else 0)
+
+
+def unlabelled(slots: Slots, samples: int, labelled: int) -> Refusal | None:
+    """A refusal where ``samples`` are there, the objective learns from labels alone, and none is ``labelled``."""
+    if not samples or labelled or needs_pairs(slots) or not needs_labels(slots):
+        return None
+    return Refusal(UNLABELLED, detail=f"{samples} samples, none has a label")
 
 
 def held_out(hyper: Hyper, usable: int) -> int:

@@ -18,6 +18,7 @@ REASONS: dict[str, str] = {
     "payload": "bytes over budget",
     "disk": "disk space over budget",
     "data": "too little data for one batch",
+    "labels": "unlabelled data",
     "busy": "busy with another round",
     "ceiling": "memory ceiling hit while training",
     "error": "training failed",

@@ -28,6 +28,8 @@ def share_grid(name: str, prepared: Prepared) -> Grid:
     )
     shapes = ", ".join(f"{m} {list(shape)}" for m, shape in prepared.signature.items())
     notes = [f"One sample: {shapes}. Test set: {prepared.test_samples} samples."]
+    if not prepared.label_names:
+        notes.append("No sample has a label: recipes that learn from labels can not train on them.")
     if prepared.skipped:
         notes.append(f"{len(prepared.skipped)} bad samples left out; the first: {prepared.skipped[0]}.")
     return Grid(f"Shares of {name}", columns, rows, tuple(notes))

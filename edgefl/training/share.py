@@ -9,8 +9,9 @@ import numpy as np
 
 from edgefl.data.dataset import Dataset
 from edgefl.errors import DataError
-from edgefl.plan.needs import complete_only, held_out, needs_labels, needs_pairs
+from edgefl.plan.needs import LABEL_THEM, complete_only, held_out, needs_labels, needs_pairs, unlabelled
 from edgefl.plan.values import Job
+from edgefl.records import Refusal
 
 
 class Split(NamedTuple):
@@ -58,13 +59,16 @@ def _telling(job: Job, dataset: Dataset) -> np.ndarray:
     return keep
 
 
+def no_label(job: Job, dataset: Dataset) -> Refusal | None:
+    """The refusal of a share without a label whose objective learns from labels alone."""
+    labelled = 0 if dataset.labels is None else int((dataset.labels >= 0).sum())
+    return unlabelled(job.slots, len(dataset), labelled)
+
+
 def too_few(job: Job, dataset: Dataset, usable: int) -> DataError:
     """Why the share does not fill one batch (decision D-L3)."""
-    if dataset.labels is None and needs_labels(job.slots) and not needs_pairs(job.slots):
-        return DataError(
-            "the share has no labels, and the objective cross_entropy needs them",
-            remedy="Label the samples, or train with objective: clip.",
-        )
+    if (refusal := no_label(job, dataset)) is not None:
+        return DataError(refusal.detail, remedy=LABEL_THEM)
     which = "complete samples" if complete_only(job.slots) else "usable samples"
     return DataError(
         f"the share has {usable} {which}, fewer than one batch of {job.hyper.batch_size}",
