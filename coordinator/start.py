@@ -21,7 +21,7 @@ from edgefl.data.dataset import Dataset
 from edgefl.data.load import load, load_pair
 from edgefl.disk import explained, write_new
 from edgefl.errors import ConfigError, IdentityError, Problem, StoreError
-from edgefl.plan.compile import compile_run
+from edgefl.plan.compile import compile_run, read_as
 from edgefl.plan.values import RunPlan
 from edgefl.protocol.topics import check_name
 from edgefl.report.rows import EventRow, RunReport
@@ -211,11 +211,14 @@ def _test_set(config: RunConfig, file: str, place: Path) -> tuple[Dataset, str]:
     """The test set, which also tells the shapes and labels of the data; and its path as .npz."""
     data = config.data
     if data.test:
-        test: Dataset | None = load(data.test, bad_samples=data.bad_samples)
+        encoders = read_as(config, folder=Path(data.test).is_dir())
+        test: Dataset | None = load(data.test, bad_samples=data.bad_samples, modalities=encoders)
         if Path(data.test).suffix == ".npz" and test is not None:
             return test, str(Path(data.test).resolve())
     else:
-        test = load_pair(data.source, bad_samples=data.bad_samples)[1] if data.source is not None else None
+        encoders = read_as(config, folder=False)
+        source = data.source
+        test = load_pair(source, bad_samples=data.bad_samples, modalities=encoders)[1] if source is not None else None
     if test is None:
         text = "is needed: the coordinator learns the shapes and labels of the data from it (`edgefl data` writes one)"
         raise ConfigError(file, [Problem("data.test", text)])

@@ -329,7 +329,7 @@ def _facts(dataset: Any, device: str, *, elastic: bool) -> DataFacts:
     card = gpu if gpu is not None and not gpu.shared else None
     held = torch.cuda.memory_reserved(device) if gpu is not None else 0
     return DataFacts(
-        modalities=dataset.signature(),
+        modalities={m: () if m in dataset.resizable else shape for m, shape in dataset.signature().items()},
         samples=dataset.samples(),
         class_counts=dataset.class_counts(),
         label_names=tuple(dataset.label_names),

@@ -188,9 +188,9 @@ class Fleet:
         asyncio.run(self.broker.kill())
         asyncio.run(self.broker.start())
 
-    def agent(self, name: str, data: Dataset | None = None, **budget: object) -> Program:
+    def agent(self, name: str, data: Dataset | None = None, folder: Path | None = None, **budget: object) -> Program:
         """``edgefl-agent run``; started again without ``data``, it finds its share and its state."""
-        path = self.directory / f"{name}.npz"
+        path = folder or self.directory / f"{name}.npz"
         if data is not None:
             data.save_npz(path)
         arguments = ["device_agent.cli", "run", "--device", name, "--data", str(path), "--format", "json"]
@@ -199,10 +199,11 @@ class Fleet:
             arguments += ["--set", f"budget.{field}={value}"]
         return self._start(arguments, f"{name}.log", lines="stderr")
 
-    def coordinator(self, run: str, settings: Mapping[str, object] | None = None) -> Program:
-        """``edgefl-coordinator run`` with ``RUN`` and the ``settings`` that differ."""
-        file = self.directory / f"{run}.yaml"
-        file.write_text(RUN)
+    def coordinator(self, run: str, settings: Mapping[str, object] | None = None, file: Path | None = None) -> Program:
+        """``edgefl-coordinator run`` with ``file``, else ``RUN``, and the ``settings`` that differ."""
+        if file is None:
+            file = self.directory / f"{run}.yaml"
+            file.write_text(RUN)
         arguments = ["coordinator.cli", "run", str(file), "--run", run]
         if isinstance(place := ledger_at(self.runs / run / LEDGER), str):
             arguments += ["--ledger", place]

@@ -102,7 +102,7 @@ def test_bare_npz_gets_defaults_and_absent_rows_are_zeroed(tmp_path):
     assert data.modalities["text"].dtype == np.int64
     assert (data.label_names, data.ids) == (("0", "1", "2"), ["0", "1"])
     np.savez(path, **{"acc": np.ones((2, 3)), "acc.present": np.array([True, False])})
-    assert load_npz(path).modalities["acc"].tolist() == [[1, 1, 1], [0, 0, 0]]
+    assert load_npz(path).modalities["acc"].tolist() == [[[1], [1], [1]], [[0], [0], [0]]]
 
 
 def test_relabelled_follows_the_names():

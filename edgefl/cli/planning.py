@@ -14,10 +14,11 @@ from edgefl.config.files import parse_bytes
 from edgefl.config.load import fleet_profile, load_run
 from edgefl.config.recipe import RecipeConfig
 from edgefl.config.values import DeviceProfile, RunConfig
+from edgefl.data.load import Source
 from edgefl.data.split import Prepared, Share, prepare_shares
 from edgefl.errors import ConfigError, ModelError, Problem
 from edgefl.models.spec import ModelSpec
-from edgefl.plan.compile import compile_run, schedule_of
+from edgefl.plan.compile import compile_run, read_as, schedule_of
 from edgefl.plan.eligibility import has_card
 from edgefl.plan.exchange import packed_bytes, packing_of, sent
 from edgefl.plan.fit import place
@@ -167,6 +168,10 @@ def _compile(
     return plan, {share.device: _scaled(share, samples) for share in prepared.shares}
 
 
+def _is_folder(source: Source) -> bool:
+    return isinstance(source, str) and Path(source).is_dir()
+
+
 def shares_of(config: RunConfig, devices: Sequence[str], folder: Path) -> Prepared:
     """Write every device's share and the test set of a run below ``folder``. Raises DataError."""
     if config.data.source is None:
@@ -180,6 +185,7 @@ def shares_of(config: RunConfig, devices: Sequence[str], folder: Path) -> Prepar
         seed=config.seed,
         test=config.data.test or None,
         bad_samples=config.data.bad_samples,
+        modalities=read_as(config, folder=_is_folder(config.data.source)),
     )
 
 

@@ -97,6 +97,11 @@ class EncoderConfig(Values):
     mlp_ratio: Annotated[float, Field(gt=0)] | None = Field(None, description="feed-forward width / token width")
     patch: Positive | None = Field(None, description="time steps, pixels or spectrogram bins per patch side")
     dropout: Annotated[float, Field(ge=0, lt=1)] | None = Field(None, description="dropout of the encoder")
+    image_size: Positive | Annotated[list[Positive], Field(min_length=2, max_length=2)] | None = Field(
+        None,
+        description="vision only: pictures of the data are resized to this many pixels, one number or [height, width]; "
+        "default: the size's own, else as they are, which must then be alike",
+    )
     pool: Literal["token", "mean"] | None = Field(
         None, description="what stands for a sample: token (the class token) or mean (of all real tokens)"
     )

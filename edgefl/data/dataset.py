@@ -72,7 +72,8 @@ class Dataset:
     ``modalities``: name -> [N, *shape] float32, or int64 token ids; ``present``: name -> [N] bool;
     ``labels``: [N] int64, -1 for none, or None when nothing is labelled; ``groups``: [N] strings, who or what a
     sample came from (a person, a speaker), used to share samples out; ``skipped``: bad samples that were left out;
-    ``encoded``: what a model is shown in place of a modality's own values, from a part of it that is frozen.
+    ``encoded``: what a model is shown in place of a modality's own values, from a part of it that is frozen;
+    ``resizable``: modalities that were read from files which can be read again to another shape.
     """
 
     modalities: Mapping[str, Rows]
@@ -83,6 +84,7 @@ class Dataset:
     groups: Array | None = None
     skipped: list[Problem] = field(default_factory=list)
     encoded: Mapping[str, Encoded] = field(default_factory=dict)
+    resizable: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
         _check(self)
@@ -165,7 +167,7 @@ class Dataset:
         """Read ``path``; with ``encoders`` only these modalities. Raises DataError (missing, damaged, inconsistent).
 
         Values become float32; unsigned bytes are pixels and become 0..1; other integers, and everything of a text
-        encoder, are token ids (int64).
+        encoder, are token ids (int64). Feature vectors [N, d] become signals [N, d, 1].
         """
         path = Path(path)
         kinds = None if encoders is None else {m: e.kind for m, e in encoders.items()}
@@ -199,6 +201,11 @@ def as_values(array: Array, kind: str = "") -> Array:
         return array.astype(np.float32)
 
 
+def _is_features(array: Array, kind: str) -> bool:
+    """Numbers [N, d] without an axis of channels: a signal of one channel, as a list of numbers is in a folder."""
+    return array.ndim == 2 and (kind == "sensor" or (not kind and array.dtype.kind == "f"))
+
+
 def _assemble(arrays: dict[str, Array], names: list[str], kinds: Mapping[str, str]) -> Dataset:
     for name in {"ids", "label_names"} & arrays.keys():
         if arrays[name].ndim != 1:
@@ -218,6 +225,7 @@ def _assemble(arrays: dict[str, Array], names: list[str], kinds: Mapping[str, st
             remedy="Split the data set over several devices, or make the samples smaller.",
         )
     count = len(arrays[names[0]])
+    arrays |= {m: arrays[m][:, :, None] for m in names if _is_features(arrays[m], kinds.get(m, ""))}
     flags = {m: np.asarray(arrays.get(f"{m}.present", np.ones(count)), dtype=bool) for m in names}
     modalities = {m: as_values(arrays.pop(m), kinds.get(m, "")) for m in names}
     for m, values in modalities.items():

@@ -12,6 +12,7 @@ import numpy as np
 from edgefl.data.dataset import Dataset, Encoder
 from edgefl.data.manifest import decide, read_manifest
 from edgefl.data.named import NAMED, named
+from edgefl.data.readers import fits, shown
 from edgefl.errors import DataError, Problem
 
 #: A folder or .npz file, the name of a data set, or {name: options}.
@@ -112,10 +113,10 @@ def _only(data: Dataset, where: str, modalities: Mapping[str, Encoder]) -> Datas
         )
     for m in names:
         shape, expected = data.modalities[m].shape[1:], tuple(modalities[m].input_shape)
-        if expected and shape != expected:
+        if not fits(shape, expected):
             raise DataError(
-                f"{where}: samples of {m!r} have shape {list(shape)}, the encoder takes {list(expected)}",
-                remedy="Set the encoder's input shape to the data's, or prepare the data anew.",
+                f"{where}: samples of {m!r} have shape {list(shape)}, the encoder takes {shown(expected)}",
+                remedy="Prepare the arrays in that shape; of a picture encoder, set image_size to theirs.",
             )
         integers = data.modalities[m].dtype == np.int64
         if integers != (modalities[m].kind == "text"):

@@ -12,7 +12,7 @@ from __future__ import annotations
 import difflib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -85,7 +85,8 @@ def read_manifest(
     kept = [(row, label) for row, label in zip(rows, labels, strict=True) if label is not None]
     folder.problems.sort(key=lambda problem: int(problem.path.rpartition(":")[2]))
     decide(folder.problems, len(kept), bad_samples, str(path))
-    return _stack([row for row, _ in kept], [label for _, label in kept], names, folder.problems, str(path))
+    data = _stack([row for row, _ in kept], [label for _, label in kept], names, folder.problems, str(path))
+    return replace(data, resizable=_resizable(folder))
 
 
 def decide(problems: list[Problem], good: int, bad_samples: str, where: str) -> None:
@@ -192,16 +193,43 @@ def _unique_ids(folder: _Folder, rows: list[_Row]) -> list[_Row]:
     return [row for row in rows if first[row.id] == row.line]
 
 
+def _resizable(folder: _Folder) -> frozenset[str]:
+    """The modalities read by guess, whose files a model's shapes are yet to come for: pictures, sounds, texts."""
+    return frozenset() if folder.closed else frozenset(m for m, to in folder.targets.items() if to.kind != "sensor")
+
+
+def _in_colour(rows: list[_Row], modality: str) -> None:
+    """Grey pictures among coloured ones get three equal channels."""
+    values = [row.values[modality] for row in rows if modality in row.values]
+    if {value.shape[-1] for value in values if value.ndim == 3} == {1, 3}:
+        for row in rows:
+            if modality in row.values and row.values[modality].shape[-1] == 1:
+                row.values[modality] = np.repeat(row.values[modality], 3, axis=-1)
+
+
 def _same_shapes(folder: _Folder, rows: list[_Row]) -> list[_Row]:
-    """Where no encoder says the shape, the most frequent one counts (of equals, the first)."""
+    """Where no encoder says the shape, the most frequent one counts (of equals, the first).
+
+    Of modalities whose files are read again when the model is known, values of other shapes become zeros of that one:
+    only their number is of use until then.
+    """
     bad: set[int] = set()
-    for modality in folder.targets:
+    later = _resizable(folder)
+    for modality, to in folder.targets.items():
+        if to.kind == "vision":
+            _in_colour(rows, modality)
         values = [(row.line, row.values[modality]) for row in rows if modality in row.values]
         counts = Counter((value.shape, value.dtype) for _, value in values)
         usual = counts.most_common(1)[0][0] if counts else None
+        if modality in later and usual is not None:
+            for row in rows:
+                if modality in row.values and row.values[modality].shape != usual[0]:
+                    row.values[modality] = np.zeros(*usual)
+            continue
         for line, value in values:
             if usual is not None and (value.shape, value.dtype) != usual:
-                folder.problem(line, f"{modality}: has shape {list(value.shape)}, the others {list(usual[0])}")
+                advice = f"; set model.encoders.{modality}.image_size to resize them" if to.kind == "vision" else ""
+                folder.problem(line, f"{modality}: has shape {list(value.shape)}, the others {list(usual[0])}{advice}")
                 bad.add(line)
     return [row for row in rows if row.line not in bad]
 

@@ -51,7 +51,10 @@ class SampleError(DataError):
 
 @dataclass(frozen=True)
 class Target:
-    """What a modality's values have to become. ``shape`` (): whatever the value gives; ``vocabulary`` 0: not known."""
+    """What a modality's values have to become. ``vocabulary`` 0: not known.
+
+    ``shape`` (): whatever the value gives; an axis of 0: as the value has it.
+    """
 
     kind: str
     shape: tuple[int, ...] = ()
@@ -70,6 +73,18 @@ def target(encoder: Encoder) -> Target:
         return Target(kind, shape, ids, tokenizer(ids, encoder.pretrained))
     # A public audio checkpoint has a spectrogram of its own; ours would be a silent mismatch.
     return Target("features" if kind == "audio" and public else kind, shape)
+
+
+def fits(shape: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
+    """Whether a value's shape is the wanted one; an axis of 0 is open, () takes any shape."""
+    return not wanted or (
+        len(shape) == len(wanted) and all(w in {0, size} for size, w in zip(shape, wanted, strict=True))
+    )
+
+
+def shown(shape: tuple[int, ...]) -> str:
+    """A wanted shape as text, open axes as "any"."""
+    return f"[{', '.join(str(size) if size else 'any' for size in shape)}]"
 
 
 def guess(value: object) -> Target:
@@ -93,8 +108,8 @@ def read(root: Path, value: object, to: Target) -> Array:
     except DataError as error:
         name = f"{value}: " if isinstance(value, str) and len(value) < 200 else ""
         raise SampleError(f"{name}{error.message}") from None
-    if to.shape and array.shape != to.shape:
-        raise SampleError(f"has shape {list(array.shape)}, the encoder takes {list(to.shape)}")
+    if not fits(array.shape, to.shape):
+        raise SampleError(f"has shape {list(array.shape)}, the encoder takes {shown(to.shape)}")
     if array.size == 0:
         raise SampleError(f"is empty (shape {list(array.shape)})")
     if array.dtype.kind == "f" and not np.isfinite(array).all():
@@ -215,7 +230,7 @@ def _picture(path: Path, shape: tuple[int, ...]) -> Array:
                 if image.mode.startswith(("I", "F")):
                     raise SampleError(f"{path.name}: 16-bit pictures are not supported; store .npy in 0..1")
                 picture = ImageOps.exif_transpose(image)
-                grey = shape[2] == 1 if len(shape) == 3 else image.mode in {"1", "L", "LA"}
+                grey = shape[2] == 1 if len(shape) == 3 and shape[2] else image.mode in {"1", "L", "LA"}
                 white = Image.new("RGBA", picture.size, "white")
                 white.alpha_composite(picture.convert("RGBA"))
                 picture = white.convert("L" if grey else "RGB")

@@ -76,6 +76,27 @@ def _server(recipe: RecipeConfig) -> dict[str, Slot]:
     return {role: getattr(recipe, role) for role in SERVER_ROLES}
 
 
+def read_as(config: RunConfig, *, folder: bool) -> dict[str, EncoderSpec]:
+    """How the data's values are read, by modality: kind, vocabulary, tokenizer, and the shape where one is asked for.
+
+    For reading before the model is known, whose remaining shapes come from the data. ``folder``: the data are files,
+    which are brought to the shape of an encoder's named size too; arrays are as they are. An axis of 0 is as found.
+    """
+    found: dict[str, EncoderSpec] = {}
+    for modality, encoder in config.model.encoders.items():
+        if encoder.size not in SIZES[encoder.kind]:
+            continue  # model_spec says so
+        spec = _encoder(encoder, ())
+        size = encoder.image_size
+        if encoder.kind == "vision" and size is not None:
+            height, width = size if isinstance(size, list) else (size, size)
+            spec = msgspec.structs.replace(spec, input_shape=(height, width, 0))
+        elif not folder:
+            spec = msgspec.structs.replace(spec, input_shape=())
+        found[modality] = spec
+    return found
+
+
 def _policy(config: RunConfig) -> RoundPolicy:
     devices = config.round.devices or max(1, len(config.fleet))
     given = config.round.model_dump(exclude={"devices", "buffer"})
@@ -97,6 +118,8 @@ def model_spec(
             known = valid_names(encoder.size, list(SIZES[encoder.kind]))
             problems.append(Problem(f"{path}.size", f"kind {encoder.kind} has no size {encoder.size!r}; {known}"))
             continue
+        if encoder.image_size is not None and encoder.kind != "vision":
+            problems.append(Problem(f"{path}.image_size", f"is for pictures, and the kind is {encoder.kind}"))
         encoders[modality] = _encoder(encoder, shapes.get(modality, ()))
     problems += _readable(config.training, recipe)
     supervised = "cross_entropy" in recipe.objective
@@ -173,7 +196,11 @@ def _head(config: RunConfig, recipe: RecipeConfig, encoders: Mapping[str, Encode
 
 
 def _encoder(config: EncoderConfig, shape: tuple[int, ...]) -> EncoderSpec:
-    changes = {key: value for key, value in config.model_dump(exclude={"kind", "size"}).items() if value is not None}
+    changes = {
+        key: value
+        for key, value in config.model_dump(exclude={"kind", "size", "image_size"}).items()
+        if value is not None
+    }
     return encoder_of_size(config.kind, config.size, tuple(shape), **changes)
 
 

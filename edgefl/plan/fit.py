@@ -160,7 +160,7 @@ def trained_depth(stage: Stage) -> int:
 def _unfit(model: ModelSpec, hyper: Hyper, slots: Slots, candidate: Candidate) -> Refusal | None:
     for modality, shape in candidate.modalities.items():
         spec = model.encoders.get(modality)
-        if spec is not None and tuple(spec.input_shape) != tuple(shape):
+        if shape and spec is not None and tuple(spec.input_shape) != tuple(shape):
             detail = f"{modality} samples have shape {tuple(shape)}, the model takes {tuple(spec.input_shape)}"
             return Refusal(reason="data", detail=detail)
     if not any(candidate.samples.get(modality) for modality in model.encoders):
