@@ -126,7 +126,8 @@ def test_load_screens_npz_rows(tmp_path):
     acc[1, 0] = np.nan
     present = np.array([True, True, False, True])
     np.savez(path, **{"acc": acc, "acc.present": present, "text": np.array([[1], [2], [3], [9]])})
-    encoders = {"acc": EncoderSpec(input_shape=(2, 1)), "text": EncoderSpec(kind="text", input_shape=(1,), vocabulary=9)}
+    text = EncoderSpec(kind="text", input_shape=(1,), vocabulary=9)
+    encoders = {"acc": EncoderSpec(input_shape=(2, 1)), "text": text}
     with pytest.raises(DataError, match="2 problems") as caught:
         load(path, modalities=encoders)
     assert f"{path}:1: sample 1: acc: holds values that are not finite" in caught.value.message

@@ -61,7 +61,9 @@ coloured). Without one, all pictures have to be of one size.
 ```python
 {npz}```
 
-Feature vectors [N, d] are signals of d steps and one channel. `edgefl data RUN --out shares` writes such a file for each device, and `test.npz`.
+Feature vectors [N, d] are signals of d steps and one channel.
+
+`edgefl data RUN --out shares` writes such a file for each device, and `test.npz`.
 
 ### By name
 
