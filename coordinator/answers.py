@@ -8,7 +8,7 @@ import msgspec
 
 from coordinator import quarantine
 from coordinator.behind import assignment_of, staleness
-from coordinator.fitness import unfit
+from coordinator.fitness import bounded, unfit
 from coordinator.instructions import Fetch, Instruction, SendAbort, SendAck, Step, Tell
 from coordinator.learning import learned
 from coordinator.planning import ask, figures_of, how_data
@@ -175,6 +175,7 @@ def announced(state: State, event: Announced) -> Step:
     refusal = unfit(state, assignment, update)
     if refusal is not None:
         return _reject(state, update.device, assignment, refusal, event.at)
+    update = bounded(update, state.devices[update.device].claim)
     if assignment.status == "updated":
         state, _ = drop(state, "duplicate")
     state, out = put(state, update.device, replace(assignment, status="updated", update=update))

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
+import numpy as np
+
+from coordinator.values import Claim
 from edgefl.aggregation.combine import MisfitError, check, check_finite, stored_layout
 from edgefl.aggregation.groups import LIMIT_BYTES
 from edgefl.data.signature import check_signature
@@ -14,7 +18,7 @@ from edgefl.plan.exchange import packing_of
 from edgefl.plan.values import Transfer
 from edgefl.protocol.packing import is_packed, unpack
 from edgefl.protocol.parts import decode_part, encode_part
-from edgefl.prototypes.library import from_tensors
+from edgefl.prototypes.library import ClassMeans, from_tensors
 from edgefl.records import Manifest, Refusal
 
 
@@ -61,14 +65,52 @@ class Limits(NamedTuple):
 LIMITS = Limits()
 
 
+class Own(NamedTuple):
+    """What bounds a device's prototypes: the data it introduced itself with, and the fewest samples of a row.
+
+    ``by_class``: rows are classes; else they may be clusters.
+    """
+
+    claim: Claim
+    min_count: float = 1
+    by_class: bool = True
+
+    def check(self, tables: Mapping[str, ClassMeans]) -> None:
+        """Raises MisfitError, naming table and class, for a row of more samples than the device has, or of too few."""
+        total = self.claim.samples.get("", 0)
+        for name, table in tables.items():
+            held = np.full(len(table.counts), 0.0 if self.by_class else total)
+            if self.by_class:
+                known = self.claim.class_counts[: len(held)]
+                held[: len(known)] = known
+            if (more := np.flatnonzero(table.counts > held)).size:
+                row = int(more[0])
+                text = (
+                    f"table '{name}', class {row}: {table.counts[row]:g} samples claimed, the device has {held[row]:g}"
+                )
+                raise MisfitError("samples", text)
+            if float(table.counts.sum(dtype=np.float64)) > total:
+                text = f"table '{name}': {table.counts.sum():g} samples claimed in all, the device has {total}"
+                raise MisfitError("samples", text)
+            if (few := np.flatnonzero(table.present & (table.counts < self.min_count))).size:
+                row = int(few[0])
+                text = f"table '{name}', class {row}: a mean of {table.counts[row]:g} samples"
+                raise MisfitError("few", f"{text}, at least {self.min_count:g} are asked for (prototypes: min_count)")
+
+
 def check_update(
-    store: ObjectStore, manifest: Manifest, previous: Manifest, signature: str = "", transfer: Transfer | None = None
+    store: ObjectStore,
+    manifest: Manifest,
+    previous: Manifest,
+    signature: str = "",
+    transfer: Transfer | None = None,
+    own: Own | None = None,
 ) -> Refusal | Manifest:
     """The update's parts, those that came packed by their unpacked objects, when every one has the tensors of the
     state before, all finite; else the first fault.
 
     ``previous``: the parts as the device was offered them; ``signature``: what the run's clusters are made of
-    (``groups.wanted``), "" for nothing; ``transfer``: how parts may be packed.
+    (``groups.wanted``), "" for nothing; ``transfer``: how parts may be packed; ``own``: what bounds its prototypes.
     One part of each is in memory at a time. Raises StoreError when the disk fails.
     """
     found = dict(manifest)
@@ -83,7 +125,9 @@ def check_update(
                 tensors = decode_part(data, limit, copy=False)
             if part == PROTOTYPES:
                 check_finite(tensors)
-                from_tensors(tensors)
+                tables = from_tensors(tensors)
+                if own is not None:
+                    own.check(tables)
             elif part == SIGNATURE:
                 check_signature(tensors, signature)
             else:

@@ -18,6 +18,7 @@ import msgspec
 
 from coordinator import answers
 from coordinator.behind import assignment_of, counted, staleness, still_needed
+from coordinator.fitness import exceeds, overweights
 from coordinator.instructions import (
     DrainAll,
     Evaluate,
@@ -36,6 +37,7 @@ from coordinator.instructions import (
 )
 from coordinator.planning import answer, ask, nobody_fits
 from coordinator.rounds import check_close, counted_updates, done, drop, offer_free, open_round
+from coordinator.telling import tell_once
 from coordinator.timeouts import Timeouts
 from coordinator.values import (
     Accepted,
@@ -151,9 +153,17 @@ def _joined(state: State, event: Joined) -> Step:
     back = known is None or not known.online
     if known is None or _facts(known.hello) != _facts(hello):
         was = known or Device(hello=hello)  # what it has done wrong stays its own, whatever it says of itself now
-        device = Device(hello, bad=was.bad, rejected=was.rejected, barred=was.barred, taken=was.taken)
+        device = Device(
+            hello,
+            bad=was.bad,
+            rejected=was.rejected,
+            barred=was.barred,
+            taken=was.taken,
+            first=was.claim,
+            told=was.told,
+        )
     else:
-        device = replace(known, hello=hello, online=True)
+        device = replace(known, hello=hello, online=True, first=known.claim)
     devices = {**state.devices, hello.device: device}
     state = replace(state, devices=devices, returning=_without(state.returning, hello.device))
     out: list[Instruction] = [SaveDevice(hello), Greet(hello.device)]
@@ -161,6 +171,11 @@ def _joined(state: State, event: Joined) -> Step:
         budget = msgspec.to_builtins(hello.budget)
         data = {"profile": hello.profile, "samples": hello.samples, "budget": budget}
         out.append(Tell("device_joined", state.stage, state.number, hello.device, data))
+    if exceeds(hello, device.claim):
+        counts = device.claim.samples.get("", 0)
+        text = f"it now says it has {hello.samples.get('', 0)} samples; in this run the first {counts} count"
+        state, more = tell_once(state, hello.device, "claim", text)
+        out += more
     state, more = answers.resync(state, hello.device, hello.working_on, event.at)
     out += more
     if state.phase == "joining":
@@ -308,6 +323,9 @@ def _aggregated(state: State, event: Aggregated) -> Step:
     for refused in event.record.get("refused", ()):
         text = f"part {refused['part']} of {refused['device']} was left out: {refused['detail']}"
         out.append(Tell("warning", state.stage, state.number, refused["device"], {"text": text}))
+    for device, text in overweights(event.record):
+        state, more = tell_once(state, device, "weight", text)
+        out += more
     own = frozenset(done(opened))
     state = counted(state, state.counting)
     state = replace(state, open=None, closed=opened.attempt, counted=own, tries=0, memory=event.memory)

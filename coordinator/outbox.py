@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from coordinator import instructions as do
+from coordinator.checking import Own
 from coordinator.downloads import Downloads
 from coordinator.pace import Pace
 from coordinator.uploads import Uploads
@@ -61,6 +62,8 @@ class Outbox:
         self._chunks = (0, 0)  # of the newest downloads: bytes, and how many may be in flight
         self._layers: dict[str, str] = {}  # device -> the one layer it is sent for its personal model
         self._pace = Pace(plan.chunk_bytes, plan.credit)
+        self._prototypes, options = next(iter(plan.server.get("prototypes", {}).items()), ("none", {}))
+        self._min_count = float(options.get("min_count", 1))  # a run begun before there was such an option has none
         self.uploads = self._make_uploads()
 
     def connected(self) -> None:
@@ -91,7 +94,8 @@ class Outbox:
     def fetch(self, update: m.Update, manifest: Manifest, state: State) -> None:
         """Get the objects of an update to the state ``manifest``, or go on with it."""
         seen = manifest | _seen(manifest, update.device, state)
-        self.uploads.fetch(update, seen, transfer_name("u", update.attempt, update.device))
+        own = Own(state.devices[update.device].claim, self._min_count, self._prototypes == "class_mean")
+        self.uploads.fetch(update, seen, transfer_name("u", update.attempt, update.device), own)
 
     def on_need(self, device: str, need: m.Need, base: Callable[[Attempt], Manifest], state: State) -> None:
         """A device asks for objects of the state that its attempt starts from, which ``base`` gives.

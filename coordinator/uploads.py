@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import cast
 
 from coordinator.changes import changes_of
-from coordinator.checking import LIMITS, check_update
+from coordinator.checking import LIMITS, Own, check_update
 from coordinator.pace import Pace
 from coordinator.values import Changes, Received, Spoiled
 from edgefl.errors import ProtocolError
@@ -44,6 +44,7 @@ class _Upload:
     update: Update
     transfer: str
     previous: Manifest  # the parts as the device was offered them
+    own: Own | None = None  # what bounds its prototypes
     receiver: Receiver | None = None  # None: waits at the gate
     partials: dict[str, PartialObject] = field(default_factory=dict)
     payload_bytes: int = 0
@@ -87,8 +88,11 @@ class Uploads:
         self._told: dict[str, tuple[ObjectRef, ...]] = {}  # of each device's last update that was reported
         self.dropped = 0  # chunks of no upload
 
-    def fetch(self, update: Update, previous: Manifest, transfer: str) -> None:
-        """Fetch an update to the parts ``previous``, as the device was offered them; asked again, go on."""
+    def fetch(self, update: Update, previous: Manifest, transfer: str, own: Own | None = None) -> None:
+        """Fetch an update to the parts ``previous``, as the device was offered them; asked again, go on.
+
+        ``own``: what bounds its prototypes.
+        """
         device = update.device
         known = self._uploads.get(device)
         if known is not None and (known.update.attempt, known.update.manifest) == (update.attempt, update.manifest):
@@ -96,7 +100,7 @@ class Uploads:
                 self._perform(device, known.receiver.on_stall(self._clock()))
             return
         self.cancel(device)
-        self._uploads[device] = _Upload(update, transfer, previous)
+        self._uploads[device] = _Upload(update, transfer, previous, own)
         with self._spoiling(device):
             if (refusal := LIMITS.check_sizes(update.manifest, previous, self._transfer)) is not None:
                 self._spoil(device, refusal)
@@ -259,7 +263,7 @@ class Uploads:
         for one in group:
             try:
                 self._store.publish(one.partials.values())
-                rules = (self._signature, self._transfer)
+                rules = (self._signature, self._transfer, one.own)
                 whole = check_update(self._store, one.update.manifest, one.previous, *rules)
                 if not isinstance(whole, Refusal):
                     found.append((one, (whole, changes_of(self._store, whole, one.previous))))

@@ -39,6 +39,13 @@ class Change(msgspec.Struct, frozen=True, array_like=True):
 Changes = dict[str, Change]
 
 
+class Claim(msgspec.Struct, frozen=True):
+    """What data a device said it has when it first introduced itself in this run: no more of it counts."""
+
+    samples: dict[str, int] = {}  # modality -> samples that have it; "" -> all samples
+    class_counts: tuple[int, ...] = ()
+
+
 class Device(msgspec.Struct, frozen=True):
     """One device the coordinator has met. ``placement`` and ``declined`` belong to the current stage."""
 
@@ -52,6 +59,13 @@ class Device(msgspec.Struct, frozen=True):
     rejected: dict[str, int] = {}  # all of them, by reason
     barred: int = 0  # in quarantine through this round, counted over all stages; -1: for good; 0: it is not
     taken: Attempt | None = None  # the newest of its attempts that is in the model
+    first: Claim | None = None  # None: kept by a version that had no such field; ``claim`` tells
+    told: tuple[str, ...] = ()  # what operators have been told of it, once in a run
+
+    @property
+    def claim(self) -> Claim:
+        """The data that counts."""
+        return self.first or Claim(self.hello.samples, self.hello.class_counts)
 
     @property
     def eligible(self) -> bool:

@@ -129,6 +129,7 @@ class Work:
             similarity=similarity,
             seed=self._plan.seed,
             transfer=transfer_of(self._plan, one.attempt),
+            largest_share=self._plan.policy.largest_share,
         )
         memory = await asyncio.to_thread(load_memory, self.store, manifest)
         return Aggregated(self._clock(), one.attempt, manifest, record, memory)

@@ -140,6 +140,7 @@ class FakeDevice:
         spoil: bool = False,
         beside: dict[str, bytes] | None = None,
         breaking: Breaking | None = None,
+        class_counts: tuple[int, ...] = (),
     ) -> None:
         self.name = name
         self.store = ObjectStore(directory / name)
@@ -151,6 +152,7 @@ class FakeDevice:
         self.hold, self.spoil = hold, spoil
         self.beside = dict(beside or {})
         self.breaking = breaking
+        self.class_counts = class_counts
         self.offers: list[m.Offer] = []
         self.acks: list[m.Ack] = []
         self.aborts: list[m.Abort] = []
@@ -200,6 +202,7 @@ class FakeDevice:
                 budget=self.budget,
                 modalities={"acc": (8, 3)},
                 samples={"": self.samples, "acc": self.samples},
+                class_counts=self.class_counts,
                 working_on=self.working_on,
             )
         )

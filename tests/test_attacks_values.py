@@ -17,10 +17,13 @@ from coordinator.outliers import out_of_line
 from coordinator.values import Change, Changes
 from edgefl.aggregation.aggregate import aggregate_round
 from edgefl.aggregation.remember import UpdateInfo
+from edgefl.aggregation.weight import capped
 from edgefl.objects import ObjectStore
 from edgefl.plan.values import RoundPolicy
 from edgefl.protocol.parts import decode_part, encode_part
-from edgefl.records import EvaluationRow
+from edgefl.prototypes.library import ClassMeans, to_tensors
+from edgefl.records import EvaluationRow, Manifest
+from edgefl.report import decisions
 from edgefl.report.rows import RunReport
 
 POLICY = RoundPolicy(devices=3, join_s=5.0, quorum=0.5, deadline_s=600.0)
@@ -175,3 +178,107 @@ def test_a_new_part_that_can_not_be_calculated_with_leaves_the_part_as_it_was(tm
     assert record["kept"] == {"task": "its new values can not be calculated with"}
     assert [(r["device"], r["part"], r["reason"]) for r in record["refused"]] == [("a", "task", "range")]
     assert decode_part(store.read(state["fusion"].id))["w"].tolist() == [10.0, 10.0]
+
+
+# How much a device can weigh
+
+
+def claiming(count: int) -> Breaking:
+    return lambda manifest, samples, store: (manifest, dict.fromkeys(samples, count))
+
+
+def weights(report: RunReport) -> dict[str, float]:
+    return report.rounds[-1].record["parts"]["task"]["devices"]
+
+
+def test_a_device_that_introduces_itself_with_a_trillion_samples_is_told_of_and_can_be_capped(tmp_path: Path) -> None:
+    reports: list[RunReport] = []
+
+    async def script(scene: Scene) -> None:
+        await scene.device("evil", samples=10**12)
+        await scene.device("b", samples=30)
+        await scene.device("c", samples=10)
+        policy = msgspec.structs.replace(POLICY, largest_share=0.4) if reports else POLICY
+        reports.append(await scene.coordinator(one_stage(policy, 2)))
+
+    told = [
+        [e.data["text"] for e in played(tmp_path / name, script).events if e.kind == "warning"] for name in ("1", "2")
+    ]
+    assert weights(reports[0])["evil"] > 0.999
+    assert len(told[0]) == 1, "once a run"
+    assert told[0][0].startswith("evil: it has 100 % of the weight of part ")
+    assert told[0][0].endswith(" and more than half of 1 more; round.largest_share caps it")
+    notes = decisions.refusals(reports[0]).notes
+    assert f"Warned of {told[0][0]}." in notes
+    # 0.4 of the weight is evil's; b and c share 0.6 as 3 to 1: 0.45 and 0.15, of which b's is capped too
+    assert weights(reports[1]) == pytest.approx({"evil": 0.4, "b": 0.4, "c": 0.2})
+    assert told[1] == []
+
+
+@pytest.mark.parametrize(
+    ("shares", "most", "expected"),
+    [
+        ({"a": 0.7, "b": 0.2, "c": 0.1}, 1.0, {"a": 0.7, "b": 0.2, "c": 0.1}),
+        ({"a": 0.7, "b": 0.2, "c": 0.1}, 0.4, {"a": 0.4, "b": 0.4, "c": 0.2}),
+        ({"a": 0.7, "b": 0.2, "c": 0.1}, 0.1, {"a": 1 / 3, "b": 1 / 3, "c": 1 / 3}),
+        ({"a": 1.0}, 0.5, {"a": 1.0}),
+        ({}, 0.5, {}),
+    ],
+)
+def test_a_capped_share_goes_to_the_others(shares: dict[str, float], most: float, expected: dict[str, float]) -> None:
+    assert capped(shares, most) == pytest.approx(expected)
+
+
+def test_the_first_hello_of_a_run_says_how_many_samples_count(tmp_path: Path) -> None:
+    report = RunReport()
+
+    async def script(scene: Scene) -> None:
+        nonlocal report
+        device = await scene.device("a", samples=10)
+        await scene.device("b", samples=30)
+
+        def growing(manifest: Manifest, samples: dict[str, int], store: ObjectStore) -> tuple[Manifest, dict[str, int]]:
+            device.samples = 1000
+            device.hello()
+            return manifest, dict.fromkeys(samples, 1000)
+
+        device.breaking = growing
+        report = await scene.coordinator(one_stage(RoundPolicy(devices=2, join_s=5.0, deadline_s=600.0), 1))
+
+    scene = played(tmp_path, script)
+    assert weights(report) == pytest.approx({"a": 0.25, "b": 0.75})
+    told = [e.data["text"] for e in scene.events if e.kind == "warning"]
+    assert told == ["a: it now says it has 1000 samples; in this run the first 10 count"]
+
+
+def tables(count: float, mean: float, classes: int = 2) -> bytes:
+    table = ClassMeans(np.full((classes, 3), mean, np.float32), np.full(classes, count, np.float32))
+    return encode_part(to_tensors({"acc": table}))
+
+
+@pytest.mark.parametrize(
+    ("count", "mean", "reason"), [(1e6, 1.0, "samples"), (6, 1.0, "samples"), (1, 1.0, "few"), (5, 1e30, "range")]
+)
+def test_prototypes_of_more_samples_than_a_device_has_or_of_one_are_refused(
+    tmp_path: Path, count: float, mean: float, reason: str
+) -> None:
+    report = RunReport()
+    plan = one_stage(RoundPolicy(devices=2, join_s=5.0, deadline_s=600.0), 3)
+    plan = msgspec.structs.replace(plan, server={"prototypes": {"class_mean": {"min_count": 2.0}}})
+
+    async def script(scene: Scene) -> None:
+        nonlocal report
+        await scene.device("evil", class_counts=(5, 5), beside={"prototypes": tables(count, mean)})
+        await scene.device("b", class_counts=(5, 5), beside={"prototypes": tables(5, 1.0)})
+        report = await scene.coordinator(plan)
+
+    scene = played(tmp_path, script)
+    mine = [row for row in report.assignments if row.device == "evil"]
+    assert [row.status for row in mine] == ["rejected", "rejected", "quarantined"]
+    assert mine[0].refusal is not None
+    assert mine[0].refusal.reason == reason
+    assert "prototypes" in mine[0].refusal.detail
+    state = scene.worker.evaluated[-1]["prototypes"]
+    merged = decode_part(ObjectStore(tmp_path / "run" / "objects").read(state.id))
+    assert merged["acc.count"].tolist() == [5.0, 5.0]
+    assert merged["acc"].max() == 1.0

@@ -53,12 +53,14 @@ def aggregate_round(
     similarity: Mapping[str, float] | None = None,
     seed: int = 0,
     transfer: Transfer | None = None,
+    largest_share: float = 1.0,
 ) -> tuple[Manifest, dict[str, Any]]:
     """The next state, whose new objects are in ``store``, and the record of the round as plain values.
 
     ``previous`` holds every part of the model; parts nobody trained keep their object. ``similarity``: the devices'
     weights of the slot cka, which need the models to be run; those without one are left out (part "model").
-    ``transfer``: how the new state will travel, and so what devices will hold of it.
+    ``transfer``: how the new state will travel, and so what devices will hold of it. ``largest_share``: the most that a
+    device may weigh in a part.
     A device may bring two updates, made from different states; in the record they have the names of ``UpdateInfo``.
     In the record: per slot, role -> {choice, options}; ``parts`` {part: {devices: {name: weight}}}, weights as they
     took effect, sum 1; ``refused`` [{device, part, reason, detail}], reason names, shape, dtype, not_finite, malformed
@@ -69,7 +71,9 @@ def aggregate_round(
     ValueError when two updates have one name.
     """
     with store.together() as made:
-        return _aggregated(updates, made, previous, recipe or {}, similarity or {}, seed, transfer or Transfer())
+        return _aggregated(
+            updates, made, previous, recipe or {}, similarity or {}, seed, transfer or Transfer(), largest_share
+        )
 
 
 def _aggregated(
@@ -80,6 +84,7 @@ def _aggregated(
     similarity: Mapping[str, float],
     seed: int,
     transfer: Transfer,
+    largest_share: float,
 ) -> tuple[Manifest, dict[str, Any]]:
     slots = {role: choose(role, recipe) for role in _ROLES}
     if len({update.name for update in updates}) != len(updates):
@@ -102,7 +107,7 @@ def _aggregated(
     if clusters:
         record["clusters"] = clusters
     step = remember.server_step(slots["optimise"], memory, updates, clusters, record)
-    standing = _standing(updates, clusters, similarity, slots)
+    standing = _standing(updates, clusters, similarity, slots, largest_share)
     exchange = exchange_of(recipe.get("weight") or {})
     work = _Work(store, previous, slots, updates, standing, step, seed, transfer, exchange, {})
     mended = remember.repair(slots["repair"], updates, shared(previous), store, clusters, record)
@@ -160,6 +165,7 @@ def _standing(
     clusters: Mapping[str, int],
     similarity: Mapping[str, float],
     slots: Mapping[str, Choice],
+    most: float,
 ) -> Standing:
     return Standing(
         modalities={u.name: u.modalities for u in updates},
@@ -167,6 +173,7 @@ def _standing(
         similarity=similarity,
         own_models=slots["cluster"].options.get("models") == "own",
         small=slots["prototypes"].options.get("combine", "average"),
+        most=most,
     )
 
 

@@ -15,7 +15,7 @@ from edgefl.aggregation.audience import EVERYONE, of_cluster, of_device
 from edgefl.aggregation.combine import MisfitError
 from edgefl.aggregation.graph import relationship
 from edgefl.aggregation.slots import Choice
-from edgefl.aggregation.weight import by_samples, fediot
+from edgefl.aggregation.weight import by_samples, capped, fediot
 from edgefl.errors import ProtocolError
 from edgefl.models.spec import is_matcher, modality_of
 
@@ -29,7 +29,8 @@ class Standing:
     """What is known of the devices of a round besides their tensors.
 
     ``modalities``: how many each has; ``clusters``: the cluster of each, empty: there are none; ``similarity``: the
-    weights of the slot cka; ``own_models``: clusters have models of their own; ``small``: how small networks combine.
+    weights of the slot cka; ``own_models``: clusters have models of their own; ``small``: how small networks combine;
+    ``most``: the largest share that a device may have of a part.
     """
 
     modalities: Mapping[str, int] = field(default_factory=dict)
@@ -37,6 +38,7 @@ class Standing:
     similarity: Mapping[str, float] = field(default_factory=dict)
     own_models: bool = False
     small: str = "average"
+    most: float = 1.0
 
 
 def shares_of(part: str, counts: Mapping[str, int], slot: Choice, standing: Standing, load: Load) -> Shares:
@@ -49,7 +51,7 @@ def shares_of(part: str, counts: Mapping[str, int], slot: Choice, standing: Stan
     if not everyone:
         return {}
     if is_matcher(part):
-        return _small_networks(by_samples(counts), standing.small)
+        return _small_networks(capped(by_samples(counts), standing.most), standing.small)
     shares = {EVERYONE: everyone}
     if slot.name == "relationship" and part.startswith("head/") and modality_of(part) is not None:
         graph = relationship({device: partial(load, device) for device in everyone if _sound(device, load)})
@@ -80,6 +82,10 @@ def _small_networks(weights: Mapping[str, float], how: str) -> Shares:
 
 
 def _weigh(counts: Mapping[str, int], slot: Choice, standing: Standing) -> dict[str, float]:
+    return capped(_weighed(counts, slot, standing), standing.most)
+
+
+def _weighed(counts: Mapping[str, int], slot: Choice, standing: Standing) -> dict[str, float]:
     if slot.name == "fediot":
         return fediot(counts, standing.modalities, **slot.options)
     if slot.name == "cka":

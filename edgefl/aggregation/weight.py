@@ -29,6 +29,28 @@ def fediot(samples: Mapping[str, int], modalities: Mapping[str, int], *, factor:
     return _shares({device: n * (factor if modalities.get(device, 0) > 1 else 1.0) for device, n in samples.items()})
 
 
+def capped(shares: Mapping[str, float], most: float) -> dict[str, float]:
+    """Weights (sum 1) of which none exceeds ``most``: what is above it goes to the others, in proportion to theirs.
+
+    Where ``most`` is less than one over their number, all weigh the same.
+    """
+    if most >= 1 or not shares:
+        return dict(shares)
+    high: set[str] = set()
+    while over := {d for d, w in _rest(shares, high, most).items() if w > most * (1 + 1e-12)} - high:
+        high |= over
+    if len(high) == len(shares):
+        return dict.fromkeys(shares, 1 / len(shares))
+    return _rest(shares, high, most)
+
+
+def _rest(shares: Mapping[str, float], high: set[str], most: float) -> dict[str, float]:
+    """The devices in ``high`` weigh ``most``; the others share what is left."""
+    left = sum(weight for device, weight in shares.items() if device not in high)
+    scale = (1 - most * len(high)) / left if left else 0.0
+    return {device: most if device in high else weight * scale for device, weight in shares.items()}
+
+
 def _shares(amounts: Mapping[str, float]) -> dict[str, float]:
     present = {device: amount for device, amount in sorted(amounts.items()) if amount > 0}
     total = sum(present.values())

@@ -37,6 +37,8 @@ def _count(default: float, doc: str) -> Option:
     return Option(default, doc, least=1)
 
 
+#: A mean of one sample is that sample.
+_MIN_COUNT = Option(2, "fewest samples of a class on a device whose mean it sends; fewer would give them away", least=1)
 DROP = Option(0.0, "probability that a complete sample trains with one of its modalities hidden", least=0, most=1)
 _LR = Option(0.05, "the server's learning rate", least=0)
 _BETA = Option(0.9, "share of the momentum kept from round to round", least=0, most=0.999)
@@ -171,6 +173,7 @@ PROTOTYPES: Choices = {
                 "how the devices' small networks become one: their mean, the largest device's, or all of them",
                 ("average", "largest", "ensemble"),
             ),
+            "min_count": _MIN_COUNT,
             "k": _count(3, "classes mixed at inference"),
             "temperature": Option(
                 0.0,
@@ -183,6 +186,7 @@ PROTOTYPES: Choices = {
     "adaptive": (
         "class means where there are labels, else K-means; completed and clustered on the server (AproMFL)",
         {
+            "min_count": _MIN_COUNT,
             "local_clusters": _count(20, "prototypes of a device without labels"),
             "clusters": _count(10, "global prototypes"),
             "neighbours": _count(10, "multimodal prototypes that complete a unimodal one"),

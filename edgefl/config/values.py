@@ -251,6 +251,9 @@ class RoundConfig(Values):
     quarantine_rounds: Annotated[int, Field(ge=0)] = Field(
         0, description="rounds until it is asked again; 0: not in this run"
     )
+    largest_share: Annotated[float, Field(gt=0, le=1)] = Field(
+        1.0, description="the most that one device may weigh in a part's mean; the others share what is above it"
+    )
     largest_change: Annotated[float, Field(ge=0)] = Field(
         100.0,
         description="an update that moves a part further than this many times the median of the others' is left out; "

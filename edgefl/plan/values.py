@@ -158,6 +158,7 @@ class RoundPolicy(msgspec.Struct, frozen=True):
     max_staleness: int = 10  # rounds; what is later is dropped
     quarantine_after: int = 2  # rejected updates in a row; 0: never
     quarantine_rounds: int = 0  # 0: the rest of the run
+    largest_share: float = 1.0  # of a part's weight that one device may have
     largest_change: float = 100.0  # times the median of the other devices' changes of a part; 0: any
 
     @property

@@ -46,6 +46,12 @@ class ClassMeans:
         return self.counts > 0
 
 
+def of_several(table: ClassMeans, least: float) -> ClassMeans:
+    """The table without the rows of fewer than ``least`` samples: those classes are absent."""
+    kept = table.counts >= least
+    return ClassMeans(np.where(kept[:, None], table.means, np.float32(0)), np.where(kept, table.counts, np.float32(0)))
+
+
 def empty(classes: int, width: int) -> ClassMeans:
     """A table in which every class is absent."""
     return ClassMeans(np.zeros((classes, width), np.float32), np.zeros(classes, np.float32))

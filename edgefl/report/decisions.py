@@ -32,6 +32,7 @@ REASONS: dict[str, str] = {
     "not_finite": "update holds NaN or infinity",
     "range": "values beyond what f32 can calculate with",
     "change": "change out of line with the other devices'",
+    "few": "prototype of too few samples",
     "shape": "tensor of another shape",
     "names": "other tensors than the part's",
     "dtype": "tensor of another kind of number",
@@ -78,7 +79,14 @@ def refusals(report: RunReport) -> Grid:
         "device: it was asked, and found out by its own measurement or its data. Decided by the coordinator: its "
         "update could not be used, or after several of these it was not asked."
     )
-    return Grid("Refusals and decisions", columns, tuple(lines), (note,), _none_refused(report))
+    notes = (note, *(f"Warned of {text}." for text in _warned(report)))
+    return Grid("Refusals and decisions", columns, tuple(lines), notes, _none_refused(report))
+
+
+def _warned(report: RunReport) -> list[str]:
+    """What operators were told of a device once: its weight, its claims, its figures."""
+    told = (e.data.get("text") for e in report.events if e.kind == "warning" and e.data.get("about"))
+    return [str(text) for text in dict.fromkeys(told)]
 
 
 def _none_refused(report: RunReport) -> str:

@@ -16,11 +16,14 @@ from edgefl.models.build import StagedModel
 from edgefl.models.encoder import TokenState
 from edgefl.models.spec import fused_width
 from edgefl.plan.values import Job
-from edgefl.prototypes.library import FUSED, ClassMeans, to_tensors
+from edgefl.prototypes.library import FUSED, ClassMeans, of_several, to_tensors
 from edgefl.training.batches import ShapeKey, make_batch
 from edgefl.training.companions import counted_prototypes
 from edgefl.training.counting import FlopCounts, kind_of_step, linear_in
 from edgefl.training.forward import Aids
+
+#: Fewest samples of a row that leaves the device, where the coordinator is too old to say.
+MIN_COUNT = 2
 
 
 def local_tables(
@@ -33,13 +36,15 @@ def local_tables(
     rng: np.random.Generator,
 ) -> tuple[dict[str, np.ndarray] | None, float]:
     """The tensors of the part "prototypes" by the recipe's slot, None without one, and the FLOPs they took."""
-    if "class_mean" in job.slots.prototypes:
+    name, options = next(iter(job.slots.prototypes.items()), ("none", {}))
+    least = float(options.get("min_count", MIN_COUNT))
+    if name == "class_mean":
         means, flops = class_means(model, job, dataset, device, counts)
-        return to_tensors(means), flops
-    if "adaptive" not in job.slots.prototypes:
+        return to_tensors({table: of_several(rows, least) for table, rows in means.items()}), flops
+    if name != "adaptive":
         return None, 0.0
     found, flops = counted_prototypes(job, model, aids, dataset, rng, counts)
-    tables = {m: table for m, table in found.pairs.tables.items() if len(table.counts)}
+    tables = {m: of_several(table, least) for m, table in found.pairs.tables.items() if len(table.counts)}
     return (to_tensors(tables) if tables else None), flops
 
 

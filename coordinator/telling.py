@@ -1,0 +1,20 @@
+"""Warnings that operators get once a device and run, however often there is a reason. Pure."""
+
+from __future__ import annotations
+
+import msgspec
+
+from coordinator.instructions import Step, Tell
+from coordinator.values import State
+
+replace = msgspec.structs.replace
+
+
+def tell_once(state: State, device: str, about: str, text: str) -> Step:
+    """A warning about a device that has been met. ``about``: what it is told once of."""
+    known = state.devices[device]
+    if about in known.told:
+        return state, []
+    devices = {**state.devices, device: replace(known, told=(*known.told, about))}
+    tell = Tell("warning", state.stage, state.number, device, {"text": f"{device}: {text}", "about": about})
+    return replace(state, devices=devices), [tell]
