@@ -47,6 +47,7 @@ class LineHandler(logging.Handler):
 
     def __init__(self, emit: Emit) -> None:
         super().__init__(logging.WARNING)
+        self.setFormatter(logging.Formatter("%(message)s"))  # the line has level and source in fields of their own
         self._line = emit
 
     def emit(self, record: logging.LogRecord) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import ssl
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,16 +60,27 @@ class MeteredClient(Client):
     def __init__(self, meter: Meter, **options: Any) -> None:
         super().__init__(CallbackAPIVersion.VERSION2, **options)
         self._meter = meter
+        self.alert: ssl.SSLError | None = None  # what the peer's TLS said last; paho only logs it
 
     def _sock_send(self, buf: bytes | bytearray) -> int:
-        count = super()._sock_send(buf)
+        with self._heeding():
+            count = super()._sock_send(buf)
         self._meter.sent += count
         return count
 
     def _sock_recv(self, bufsize: int) -> bytes:
-        data = super()._sock_recv(bufsize)
+        with self._heeding():
+            data = super()._sock_recv(bufsize)
         self._meter.received += len(data)
         return data
+
+    @contextlib.contextmanager
+    def _heeding(self) -> Iterator[None]:
+        try:
+            yield
+        except ssl.SSLError as error:
+            self.alert = error
+            raise
 
     def _ssl_wrap_socket(self, tcp_sock: socket.socket) -> ssl.SSLSocket:
         """As paho's, which leaks the socket when the handshake fails."""

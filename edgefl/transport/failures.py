@@ -4,13 +4,65 @@ from __future__ import annotations
 
 import socket
 import ssl
+import time
 
 from edgefl.errors import BrokerError, BrokerUnreachableError
 from edgefl.transport.address import Address
 
+#: OpenSSL's numbers of what is wrong with a certificate.
+_NOT_YET_VALID, _EXPIRED, _OTHER_HOST = 9, 10, frozenset({62, 64})
+_ENROL = "ask the coordinator for a new token (`edgefl-coordinator enroll`) and enrol it: edgefl-agent enroll TOKEN"
+#: What a broker's TLS says of this device's certificate: (what that means, what to do), by OpenSSL's name of the alert.
+_ALERTS: dict[str, tuple[str, str]] = {
+    **dict.fromkeys(
+        ("SSLV3_ALERT_CERTIFICATE_REVOKED", "SSL/TLS_ALERT_CERTIFICATE_REVOKED"),
+        (
+            "this device's certificate was revoked: the fleet has shut it out",
+            "Stop it; to let it in again, delete its state directory and enrol it under another name.",
+        ),
+    ),
+    **dict.fromkeys(
+        ("SSLV3_ALERT_CERTIFICATE_EXPIRED", "SSL/TLS_ALERT_CERTIFICATE_EXPIRED"),
+        (
+            "this device's certificate has expired",
+            f"Set the clocks here and at the broker; if they are right, {_ENROL}.",
+        ),
+    ),
+    "TLSV1_ALERT_UNKNOWN_CA": (
+        "the broker does not know the authority of this device's certificate",
+        f"Check --cert; if it is of another fleet, {_ENROL}.",
+    ),
+    **dict.fromkeys(
+        ("TLSV13_ALERT_CERTIFICATE_REQUIRED", "SSLV3_ALERT_HANDSHAKE_FAILURE"),
+        (
+            "the broker asks for a certificate of this device",
+            f"Give --cert and --key, or {_ENROL}.",
+        ),
+    ),
+}
 
-def unreachable(address: Address, error: OSError) -> BrokerUnreachableError:
-    """For a connection that could not be opened."""
+
+def _distrusted(error: ssl.SSLCertVerificationError, now: float) -> tuple[str, str]:
+    """What is wrong with the broker's certificate, and what to do. ``now``: seconds since the epoch."""
+    clock = f"this device's clock says {time.strftime('%Y-%m-%d %H:%M UTC', time.gmtime(now))}"
+    if error.verify_code == _NOT_YET_VALID:
+        return (
+            f"its certificate is not valid yet: {clock}, which is before the certificate begins",
+            "Set this device's clock: timedatectl set-ntp true, or timedatectl set-time 'YYYY-MM-DD hh:mm'.",
+        )
+    if error.verify_code == _EXPIRED:
+        return (
+            f"its certificate has expired: {clock}",
+            "If that is wrong, set the clock (timedatectl set-ntp true); else renew the broker's certificate.",
+        )
+    reason = f"its certificate is not trusted: {error.verify_message}"
+    if error.verify_code in _OTHER_HOST:
+        return reason, "Dial the broker by a name or address that its certificate was made for."
+    return reason, "Give the authority's certificate by --ca FILE; an enrolled device has it in its identity."
+
+
+def unreachable(address: Address, error: OSError, now: float | None = None) -> BrokerUnreachableError:
+    """For a connection that could not be opened. ``now``: this device's clock, seconds since the epoch."""
     where = f"{address.host}:{address.port}"
     reason = error.strerror or str(error) or type(error).__name__
     remedy: str | None = None
@@ -25,18 +77,22 @@ def unreachable(address: Address, error: OSError) -> BrokerUnreachableError:
         reason, remedy = f"{where} does not answer", "Check the address, the network and any firewall between"
         remedy += "; if the port speaks plain MQTT, write mqtt://." if address.tls else "."
     elif isinstance(error, ssl.SSLCertVerificationError):
-        reason = f"its certificate is not trusted: {error.verify_message}"
-        remedy = "Give the authority's certificate as broker.ca, and use the host name the certificate was made for."
+        reason, remedy = _distrusted(error, time.time() if now is None else now)
+    elif isinstance(error, ssl.SSLError) and (told := _ALERTS.get(getattr(error, "reason", ""))) is not None:
+        reason, remedy = told
     elif isinstance(error, ssl.SSLError) or (address.tls and isinstance(error, ConnectionResetError)):
         reason = f"no TLS session with {where}: {getattr(error, 'reason', None) or reason}"
-        remedy = "Use mqtt:// if the port speaks plain MQTT; check broker.ca, broker.cert and broker.key."
+        remedy = "Use mqtt:// if the port speaks plain MQTT; check --ca, --cert and --key."
     return BrokerUnreachableError(f"can not reach the broker {address}: {reason}", remedy=remedy)
 
 
 def silent(address: Address) -> BrokerUnreachableError:
     """For a peer that accepts the connection but never answers the greeting."""
     hint = "Check that an MQTT broker listens there" + (
-        "." if address.tls else "; if it expects TLS, write mqtts:// instead of mqtt://."
+        ", and that it knows this device's certificate: one that was revoked, has expired or is of another fleet can "
+        "be turned away without a word."
+        if address.tls
+        else "; if it expects TLS, write mqtts:// instead of mqtt://."
     )
     text = f"can not reach the broker {address}: it does not answer as an MQTT broker"
     return BrokerUnreachableError(text, remedy=hint)

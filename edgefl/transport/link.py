@@ -157,6 +157,8 @@ class Link:
         address = self._settings.address
         try:
             answer = self._exchange(client, timeout_s)
+            if answer is None and client.alert is not None:
+                raise client.alert
             if answer is None or answer.reason.getName() == "Unsupported protocol version":
                 raise _NoAnswerError(f"the broker {address} does not answer")
             if answer.reason.is_failure:
@@ -172,6 +174,7 @@ class Link:
     def _exchange(self, client: MeteredClient, timeout_s: float) -> _Answer | None:
         """What the broker answers to the greeting, None if nothing in time."""
         self._answer = None
+        client.alert = None
         client.reconnect()
         deadline = time.monotonic() + timeout_s
         while self._answer is None and not self._stopping.is_set():

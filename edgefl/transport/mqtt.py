@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
+import time
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -35,6 +36,9 @@ from edgefl.transport.link import Link, Listener
 
 _LOG = logging.getLogger(__name__)
 
+#: The reason why a lost broker can not be reached again is told this often: six lines an hour tell whoever looks at a
+#: log of the last minutes.
+REMIND_S = 600.0
 #: Messages sent and not yet acknowledged by the broker. The default of paho and mosquitto; at 20 ms round trip and 96
 #: KiB that is 98 MB/s, and it bounds memory: window × payload.
 WINDOW = 20
@@ -89,7 +93,7 @@ class MqttTransport:
         self._link: Link | None = None
         self._client: Client | None = None
         self._closed = False
-        self._complaint = ""
+        self._complaint, self._remind_at = "", 0.0
 
     @property
     def bytes_sent(self) -> int:
@@ -259,9 +263,9 @@ class MqttTransport:
         if not self._first.done():
             if final:
                 self._first.set_exception(error)
-        elif error.message != self._complaint:  # said once, not at every attempt
-            self._complaint = error.message
-            _LOG.warning("%s; trying again", error.message)
+        elif error.message != self._complaint or time.monotonic() >= self._remind_at:  # not at every attempt
+            self._complaint, self._remind_at = error.message, time.monotonic() + REMIND_S
+            _LOG.warning("%s; trying again. %s", error.message, error.remedy)
 
     def _message(self, topic: str, payload: bytes) -> None:
         self.on_message(topic, payload)
