@@ -58,6 +58,7 @@ class Trainer:
         self.dataset: Any = None  # edgefl.data.dataset.Dataset; the import costs numpy, so it waits
         self.read_for: object = None  # the (encoders, label names) the files were last read for
         self.split: tuple[Any, Any] | None = None  # what it was made of and for, and the data as rounds take it
+        self.completed: dict[str, float] = {}  # what the recipe's generator made of it, as metrics
         self.facts = DataFacts()
         self.left_off = False
         self.frozen = False
@@ -157,7 +158,7 @@ class Trainer:
         return Result(
             manifest=sending.manifest,
             samples=outcome.samples,
-            metrics=outcome.metrics,
+            metrics=outcome.metrics | self.completed,
             figures=_figures(outcome, memory, energy),
             complete=outcome.complete,
             poverty=outcome.poverty,
@@ -223,7 +224,8 @@ class Trainer:
             if self.cache is not None:
                 self.cache.keep_only([])
             fresh = split(job, dataset, device)
-            self.split = (wanted, fresh._replace(own=self._on_disk(_completed(fresh.own, job))))
+            own, self.completed = _completed(fresh.own, job)
+            self.split = (wanted, fresh._replace(own=self._on_disk(own)))
         return self.split[1]
 
     def _check(self) -> None:
@@ -307,15 +309,19 @@ def _load(
     return load(source, bad_samples=bad_samples, modalities=encoders, label_names=label_names)
 
 
-def _completed(dataset: Any, job: Job) -> Any:
+def _completed(dataset: Any, job: Job) -> tuple[Any, dict[str, float]]:
+    """The data with what the recipe's generator made, and how much that was; what it could not do well is told."""
     options = job.slots.missing.get("completion")
     if options is None:
-        return dataset
+        return dataset, {}
     from edgefl.data.completion import complete, generator
 
     encoders = job.model.encoders
     make = generator(str(options["generator"]), str(options["checkpoint"]), dataset, encoders)
-    return complete(dataset, encoders, make).dataset
+    done = complete(dataset, encoders, make)
+    if reason := done.reason():
+        sys.stderr.write(f"{reason}\n")
+    return done.dataset, done.metrics()
 
 
 def _facts(dataset: Any, device: str, *, elastic: bool) -> DataFacts:

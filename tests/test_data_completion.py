@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -25,8 +27,8 @@ def some(a_present, words_present) -> Dataset:
 
 
 def test_the_nearest_complete_sample_lends_its_other_half():
-    # row 3 = (8, 9) lacks words: its nearest by a is row 2 = (9, 9), not row 1 = (1, 1)
-    data = some([1, 1, 1, 1], [1, 1, 1, 0])
+    # row 3 = (8, 9) lacks words: its nearest by a is row 2 = (9, 9), not row 1 = (1, 1); no sample has a label
+    data = replace(some([1, 1, 1, 1], [1, 1, 1, 0]), labels=None)
     done = complete(data, ENCODERS, nearest(data))
     assert done.made == {"a": 0, "words": 1}
     assert done.dataset.modalities["words"][3].tolist() == [1, 9, 3, 0]

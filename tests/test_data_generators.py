@@ -80,7 +80,7 @@ def spoken(checkpoint: Path, picture: np.ndarray) -> str:
     image = processor.image_processor((picture * 255).astype(np.uint8), return_tensors="pt")["pixel_values"]
     seen = model.vision_model(image)[0]
     said = []
-    for question in ("", *QUESTIONS):
+    for question in (*QUESTIONS, ""):
         asked = processor.tokenizer(question)["input_ids"][1:-1]
         ids = [5, *asked]
         for _ in range(20):
@@ -101,7 +101,9 @@ def test_texts_are_made_of_images_by_a_real_checkpoint(blip: Path) -> None:
     assert done.dataset.has("words").all()
     made, pictures = done.dataset.modalities["words"], share.modalities["picture"]
     assert made.dtype == np.int64
-    texts = [spoken(blip, picture) for picture in pictures]
+    names = [share.label_names[label] for label in share.labels]
+    texts = [prompt_of(name, spoken(blip, picture)) for name, picture in zip(names, pictures, strict=True)]
+    assert texts[0].startswith("A photo of ")
     assert texts[0] != texts[2]  # it looks at the picture
     assert made[0].tolist() == hashed(texts[0], LENGTH, 100).tolist()
     assert made[2].tolist() == hashed(texts[2], LENGTH, 100).tolist()

@@ -13,6 +13,7 @@ from training_fixture import CLIP, SHAPE, dataset, job, model_spec, parts_of, st
 from edgefl.data.dataset import Dataset
 from edgefl.errors import DataError, ModelError
 from edgefl.models.build import build
+from edgefl.models.spec import JointSpec
 from edgefl.models.state import load_part
 from edgefl.prototypes.library import ClassMeans, to_tensors
 from edgefl.prototypes.mask import TEMPERATURE, TOP_K, Matcher, masked, prototype_mask
@@ -331,7 +332,14 @@ def test_a_labelled_model_needs_a_labelled_test_set(tmp_path):
         TestSet.load(str(tmp_path / "other.npz"), SPEC)
 
 
-@pytest.mark.parametrize("changes", [{"encoder_sharing": "multiway"}, {"fusion": "joint"}])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"encoder_sharing": "multiway"},
+        {"fusion": "joint"},
+        {"fusion": "joint", "joint": JointSpec(width=8, heads=2, layers=1, shared=True)},
+    ],
+)
 def test_modalities_that_meet_before_the_fusion_are_encoded_anew_for_every_condition(changes):
     spec = msgspec.structs.replace(model_spec(), **changes)
     stage = stages_of(spec)[-1]

@@ -395,8 +395,13 @@ def test_a_model_of_one_sensor_without_prototypes_gives_one_bundle(tmp_path: Pat
 @pytest.mark.timeout(300)  # nine exports
 @pytest.mark.parametrize(
     "changes",
-    [{"fusion": "mean"}, {"encoder_sharing": "multiway"}, {"fusion": "joint", "joint": JointSpec(8, 2, 1)}],
-    ids=["mean", "multiway", "joint"],
+    [
+        {"fusion": "mean"},
+        {"encoder_sharing": "multiway"},
+        {"fusion": "joint", "joint": JointSpec(8, 2, 1)},
+        {"fusion": "joint", "joint": JointSpec(8, 2, 1, shared=True)},
+    ],
+    ids=["mean", "multiway", "joint", "shared"],
 )
 def test_the_other_ways_to_share_and_to_fuse_are_exported_too(tmp_path: Path, changes: dict[str, object]):
     spec = two_sensors(**changes)

@@ -62,6 +62,7 @@ MODELS = {
     "mean": changed(fusion="mean"),
     "multiway": changed(encoder_sharing="multiway"),
     "joint": joint(),
+    "joint shared": changed(fusion="joint", joint=JointSpec(8, 2, 1, shared=True)),
 }
 
 

@@ -30,7 +30,7 @@ ALONE = dataset(9, {"b": list(range(9))})
 
 def spec_with(**changes: object) -> ModelSpec:
     whole = model_spec(modalities=str(changes.pop("modalities", "ab")))
-    return msgspec.structs.replace(whole, joint=JointSpec(8, 2, 1), **changes)
+    return msgspec.structs.replace(whole, joint=JointSpec(8, 2, 1, shared=True), **changes)
 
 
 def made_of(spec: ModelSpec, **slots: object) -> Job:

@@ -8,7 +8,7 @@ import torch
 from training_fixture import CLIP, CONTRAST, job, model_spec, random_batch, stages_of, with_hyper
 
 from edgefl.models.build import build
-from edgefl.models.spec import ModelSpec
+from edgefl.models.spec import JointSpec, ModelSpec
 from edgefl.plan.values import Job
 from edgefl.training.early import EarlyUpdates, may_update_early
 from edgefl.training.forward import Aids
@@ -52,7 +52,11 @@ def test_the_same_weights_whenever_they_are_updated(changes, micro, schedule, mo
 @pytest.mark.parametrize("sharing", ["multiway", "joint"])
 def test_parts_that_are_read_several_times_too(sharing, monkeypatch):
     plain = model_spec()
-    changes = {"encoder_sharing": "multiway"} if sharing == "multiway" else {"fusion": "joint"}
+    changes = (
+        {"encoder_sharing": "multiway"}
+        if sharing == "multiway"
+        else {"fusion": "joint", "joint": JointSpec(8, 2, 1, shared=True)}
+    )
     spec = ModelSpec(plain.encoders, 3, plain.head, 10, 3, plain.label_names, **changes)
     made = job(spec, stages_of(spec, "end_to_end")[0], micro_batch=2)
     late = trained(made)

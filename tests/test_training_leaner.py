@@ -13,7 +13,7 @@ from training_fixture import dataset, job, model_spec, parts_of, random_batch, s
 from edgefl.models import anew
 from edgefl.models.build import build
 from edgefl.models.sizes import encoder_of_size
-from edgefl.models.spec import HeadSpec, ModelSpec
+from edgefl.models.spec import HeadSpec, JointSpec, ModelSpec
 from edgefl.models.state import part_tensors
 from edgefl.plan.schedule import SCHEDULES
 from edgefl.plan.values import Hyper, Job, Slots
@@ -44,7 +44,8 @@ def trained(made: Job, steps: int = 3) -> dict[str, np.ndarray]:
 @pytest.mark.parametrize("schedule", ["end_to_end", "layerwise"])
 def test_blocks_computed_anew_train_the_same(schedule, sharing, micro, monkeypatch):
     plain = model_spec(dropout=0.1)
-    changes = {"own": {}, "multiway": {"encoder_sharing": "multiway"}, "joint": {"fusion": "joint"}}[sharing]
+    joint = {"fusion": "joint", "joint": JointSpec(8, 2, 1, shared=True)}
+    changes = {"own": {}, "multiway": {"encoder_sharing": "multiway"}, "joint": joint}[sharing]
     spec = ModelSpec(plain.encoders, 3, plain.head, 10, 3, plain.label_names, **changes)
     monkeypatch.setattr("edgefl.training.early.TOGETHER_BYTES", 0)  # and updates come inside the backward pass
     made = job(spec, stages_of(spec, schedule)[-1], micro_batch=micro)

@@ -76,9 +76,9 @@ FUSION: Choices = {
     "concat": ("concatenation and a two-layer network", {}),
     "mean": ("the mean of the projections at hand, no parameters", {}),
     "joint": (
-        "cross-attention between the modalities' tokens, then self-attention (FedMVP)",
+        "cross-attention between the modalities' tokens, then self-attention; one projection for all (FedMVP, eqs 2-3)",
         {
-            "width": _count(256, "token width"),
+            "width": Option(0, "token width; 0: that of the widest encoder, at most 256, the paper's", least=0),
             "heads": _count(4, "attention heads"),
             "layers": _count(3, "self-attention layers"),
         },

@@ -15,7 +15,7 @@ Recipe = Mapping[str, Mapping[str, Mapping[str, Any]]]
 
 def conflicts(recipe: Recipe) -> list[Problem]:
     """Every rule that ``recipe`` (role -> {choice: options}) breaks, with the way out."""
-    return [*_objective(recipe), *_prototypes(recipe), *_missing(recipe), *_server(recipe)]
+    return [*_objective(recipe), *_prototypes(recipe), *_missing(recipe), *_fusion(recipe), *_server(recipe)]
 
 
 def _objective(recipe: Recipe) -> list[Problem]:
@@ -64,6 +64,15 @@ def _missing(recipe: Recipe) -> list[Problem]:
         if options.get("generator") != "nearest" and not named:
             found.append(Problem("missing", f"completion by {options.get('generator')} needs a checkpoint; name one"))
     return found
+
+
+def _fusion(recipe: Recipe) -> list[Problem]:
+    """Joint fusion has one projection for all modalities, so that none has a mapping that could be its own."""
+    own = [("objective", "cluster_contrast"), ("weight", "relationship")]
+    if "joint" not in recipe["fusion"] or "cross_entropy" not in recipe["objective"]:
+        return []
+    text = "joint has one projection for all modalities, and {} keeps a mapping of each; set fusion: concat or mean"
+    return [Problem("fusion", text.format(choice)) for role, choice in own if choice in recipe[role]]
 
 
 def _server(recipe: Recipe) -> list[Problem]:

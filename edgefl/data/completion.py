@@ -1,8 +1,10 @@
 """Completion (FedMVP): samples that lack a modality get one made from a modality they have, once, before training.
 
-A generator is ``make(source, target, values [n, *shape], classes [n]) -> [n, *shape] or None``; None: it can not make
-this one. ``classes``: the names of the samples' classes, "" where there is none.
-nearest: the local sample that has both and is most alike lends its other half. The others run a pretrained model
+A generator is ``make(source, target, values [n, *shape], classes [n]) -> Made or None``; None: it can not make this.
+``classes``: the names of the samples' classes, "" where there is none. As in the paper's prompts (section 3.2), which
+name the class, what is made is of the sample's own class.
+nearest: of the local samples that have both and are of the same class, the most alike lends its other half; where the
+class has none, the most alike of any class, which is counted. The others run a pretrained model
 (``edgefl.data.generators``). What can not be made stays absent.
 """
 
@@ -19,7 +21,16 @@ from edgefl.data.dataset import Dataset, Encoder
 from edgefl.errors import ConfigError, Problem
 
 Array = npt.NDArray[np.generic]
-Make = Callable[[str, str, Array, Sequence[str]], Array | None]
+
+
+class Made(NamedTuple):
+    """What a generator made, [n, *shape]. ``other``: class -> how many of its samples got a half of another class."""
+
+    values: Array
+    other: Mapping[str, int] = {}
+
+
+Make = Callable[[str, str, Array, Sequence[str]], Made | None]
 #: Token counts are kept in this many bins: enough to tell short texts apart.
 _TOKEN_BINS = 512
 #: Rows compared at once, so that the distances of a large share stay small in memory.
@@ -27,10 +38,25 @@ _ROWS = 256
 
 
 class Completed(NamedTuple):
-    """The data with what was made, and how many samples got each modality."""
+    """The data with what was made, and how many samples got each modality.
+
+    ``other``: by modality and class, how many got one of another class, since no complete sample here is of theirs.
+    """
 
     dataset: Dataset
     made: dict[str, int]
+    other: dict[str, dict[str, int]]
+
+    def metrics(self) -> dict[str, float]:
+        """How many halves were made, and how many of them are of another class."""
+        lent = sum(sum(counts.values()) for counts in self.other.values())
+        return {"completed": float(sum(self.made.values())), "completed_other_class": float(lent)}
+
+    def reason(self) -> str:
+        """Which classes got halves of others, and why; "": none."""
+        told = [f"{n} of {name} lacking {m}" for m, of in self.other.items() for name, n in sorted(of.items())]
+        why = "completed from other classes, since no complete sample here is of theirs"
+        return f"{why}: {', '.join(told)}" if told else ""
 
 
 def complete(dataset: Dataset, encoders: Mapping[str, Encoder], make: Make) -> Completed:
@@ -40,15 +66,20 @@ def complete(dataset: Dataset, encoders: Mapping[str, Encoder], make: Make) -> C
     """
     modalities, present, made = dict(dataset.modalities), dict(dataset.present), {}
     whole: dict[str, Array] = {}
+    other: dict[str, dict[str, int]] = {}
     for target, encoder in encoders.items():
         absent, count = ~dataset.has(target), 0
         for source in encoders:
             rows = np.flatnonzero(absent & dataset.has(source)) if source != target else np.empty(0, np.int64)
-            values = (
+            found = (
                 make(source, target, dataset.modalities[source][rows], _classes(dataset, rows)) if len(rows) else None
             )
-            if values is None:
+            if found is None:
                 continue
+            values = found.values
+            for name, lent in found.other.items():
+                counts = other.setdefault(target, {})
+                counts[name] = counts.get(name, 0) + lent
             if target not in whole:
                 dtype = np.int64 if encoder.kind == "text" else np.float32
                 nothing = np.zeros((len(dataset) if target not in modalities else 0, *values.shape[1:]), dtype)
@@ -59,7 +90,7 @@ def complete(dataset: Dataset, encoders: Mapping[str, Encoder], make: Make) -> C
         if target in modalities:
             present[target] = ~absent
         made[target] = count
-    return Completed(replace(dataset, modalities=modalities, present=present), made)
+    return Completed(replace(dataset, modalities=modalities, present=present), made, other)
 
 
 def _classes(dataset: Dataset, rows: npt.NDArray[np.int64]) -> list[str]:
@@ -70,20 +101,31 @@ def _classes(dataset: Dataset, rows: npt.NDArray[np.int64]) -> list[str]:
 def nearest(dataset: Dataset) -> Make:
     """The generator that needs no model: other halves of the local samples themselves."""
 
-    def make(source: str, target: str, values: Array, classes: Sequence[str]) -> Array | None:
+    def make(source: str, target: str, values: Array, classes: Sequence[str]) -> Made | None:
         donors = np.flatnonzero(dataset.has(source) & dataset.has(target))
         if not len(donors):
             return None
-        known = _features(dataset.modalities[source][donors])
-        chosen = []
-        for start in range(0, len(values), _ROWS):
-            wanted = _features(values[start : start + _ROWS])
-            distance = (wanted**2).sum(1)[:, None] - 2 * wanted @ known.T + (known**2).sum(1)
-            chosen.append(donors[distance.argmin(axis=1)])
-        made: Array = dataset.modalities[target][np.concatenate(chosen)]
-        return made
+        own, wanted = np.array(_classes(dataset, donors)), np.array(classes)
+        chosen, other = np.empty(len(values), np.int64), {}
+        for name in sorted(set(classes)):
+            rows, alike = np.flatnonzero(wanted == name), donors[own == name] if name else donors
+            if not len(alike):
+                other[name], alike = len(rows), donors
+            chosen[rows] = alike[_closest(values[rows], dataset.modalities[source][alike])]
+        return Made(dataset.modalities[target][chosen], other)
 
     return make
+
+
+def _closest(values: Array, among: Array) -> npt.NDArray[np.int64]:
+    """[n]: which of ``among`` each of ``values`` [n, *shape] is most like."""
+    known = _features(among)
+    chosen = []
+    for start in range(0, len(values), _ROWS):
+        wanted = _features(values[start : start + _ROWS])
+        distance = (wanted**2).sum(1)[:, None] - 2 * wanted @ known.T + (known**2).sum(1)
+        chosen.append(distance.argmin(axis=1))
+    return np.concatenate(chosen)
 
 
 def generator(name: str, checkpoint: str, dataset: Dataset, encoders: Mapping[str, Encoder]) -> Make:

@@ -1,9 +1,9 @@
 """Adapters of pretrained generators for completion (FedMVP, arXiv 2406.11048): image to text, text to image.
 
-transformers: a caption, then the answers to three questions about the image, joined to one text and tokenized as the
-text encoder wants it. diffusers: a prompt to a picture of the image encoder's size. They run once; the trainer keeps
-what they made. Nothing is left to chance: words are the likeliest ones, and the noise that a picture begins with is
-drawn by its prompt, so that the same sample gets the same half on every device and in every run.
+transformers: the class, the answers to three questions about the image, then a caption, joined to one text and
+tokenized as the text encoder wants it. diffusers: a prompt to a picture of the image encoder's size. They run once; the
+trainer keeps what they made. Nothing is left to chance: words are the likeliest ones, and the noise that a picture
+begins with is drawn by its prompt, so that the same sample gets the same half on every device and in every run.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from edgefl.checkpoints import is_own, located
-from edgefl.data.completion import Array, Make
+from edgefl.data.completion import Array, Made, Make
 from edgefl.data.dataset import Encoder
 from edgefl.data.text import DEFAULT_LENGTH, tokenizer
 from edgefl.errors import DataError, MissingDependencyError
@@ -40,13 +40,14 @@ def image_to_text(checkpoint: str, encoders: Mapping[str, Encoder]) -> Make:
         )
     model.eval()
 
-    def make(source: str, target: str, values: Array, classes: Sequence[str]) -> Array | None:
+    def make(source: str, target: str, values: Array, classes: Sequence[str]) -> Made | None:
         if (encoders[source].kind, encoders[target].kind) != ("vision", "text"):
             return None
         encode = tokenizer(encoders[target].vocabulary, encoders[target].pretrained)
         length = next(iter(encoders[target].input_shape), DEFAULT_LENGTH)
         texts = [_describe(processor, model, picture) for picture in values]
-        return np.stack([encode(text, length) for text in texts])
+        named = [prompt_of(name, text) if name else text for name, text in zip(classes, texts, strict=True)]
+        return Made(np.stack([encode(text, length) for text in named]))
 
     return make
 
@@ -64,7 +65,7 @@ def text_to_image(checkpoint: str, encoders: Mapping[str, Encoder]) -> Make:
     pipeline = _load(checkpoint, AutoPipelineForText2Image)
     pipeline.set_progress_bar_config(disable=True)
 
-    def make(source: str, target: str, values: Array, classes: Sequence[str]) -> Array | None:
+    def make(source: str, target: str, values: Array, classes: Sequence[str]) -> Made | None:
         if (encoders[source].kind, encoders[target].kind) != ("text", "vision"):
             return None
         height, width, channels = encoders[target].input_shape
@@ -75,7 +76,7 @@ def text_to_image(checkpoint: str, encoders: Mapping[str, Encoder]) -> Make:
             picture = pipeline(prompt, output_type="pil", generator=noise).images[0]
             picture = picture.convert("RGB" if channels == 3 else "L").resize((width, height))
             made.append(np.asarray(picture, np.float32).reshape(height, width, channels) / 255)
-        return np.stack(made)
+        return Made(np.stack(made))
 
     return make
 
@@ -87,19 +88,19 @@ GENERATORS: dict[str, Callable[[str, Mapping[str, Encoder]], Make]] = {
 
 
 def prompt_of(name: str, text: str) -> str:
-    """What a picture is made from: the paper's words with one class name (it has a fine and a coarse one)."""
+    """What a picture is made from, or a text begins with: the paper's words with one class name (it has two levels)."""
     return f"A photo of {name}, {text}" if name else f"A photo of {text}"
 
 
 def _describe(processor: Any, model: Any, values: Array) -> str:
-    """A caption and the answers to the questions, as one text."""
+    """The answers to the questions and a caption, as one text."""
     import torch
 
     picture = np.clip(np.asarray(values, np.float32) * 255, 0, 255).astype(np.uint8)
     picture = np.repeat(picture, 3, axis=2) if picture.shape[2] == 1 else picture
     said = []
     with torch.no_grad():
-        for prompt in (None, *QUESTIONS):
+        for prompt in (*QUESTIONS, None):
             words = {} if prompt is None else {"text": prompt}
             inputs = processor(images=picture, return_tensors="pt", **words)
             ids = model.generate(**inputs, max_new_tokens=_ANSWER_TOKENS, do_sample=False, num_beams=1)

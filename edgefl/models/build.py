@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from edgefl.errors import ModelError
 from edgefl.models.check import check_spec
 from edgefl.models.encoder import Input, Stage, TokenState, initialise, kind_of, mean_token, rows_in, rows_of
-from edgefl.models.heads import classifier, fusion, matcher, mean_at_hand, projection_head, reconstruction
-from edgefl.models.joint import Given
+from edgefl.models.heads import classifier, fusion, matcher, mean_at_hand, modality_head, reconstruction
+from edgefl.models.joint import Given, JointFusion
 from edgefl.models.multiway import OwnStage, SharedStage, run_stage
 from edgefl.models.rows import Index, Rows, merged, patterns
-from edgefl.models.spec import ModelSpec, is_encoder, modality_of, part_names
+from edgefl.models.spec import ModelSpec, is_encoder, modality_of, part_names, shares_projection
 
 
 class StagedModel(nn.Module):
@@ -31,6 +31,7 @@ class StagedModel(nn.Module):
         own = {modality_of(part) for part in modules if is_encoder(part)}
         self._kinds = {m: kind_of(e) for m, e in spec.encoders.items() if m in own}
         self._multiway = spec.encoder_sharing == "multiway"
+        self._shared = shares_projection(spec)
         self._parts = nn.ModuleDict(dict(modules))
 
     @property
@@ -164,9 +165,9 @@ class StagedModel(nn.Module):
             yield index, self._encode_rows({m: rows_of(inputs[m], own) for m, own in index.items()}, depth)
 
     def project(self, modality: str, h: Tensor) -> Tensor:
-        """h [B, D] -> r [B, head.out] through the modality's head."""
+        """h [B, D] -> r [B, head.out] through the modality's head and, if there is one, the shared projection."""
         projected: Tensor = self.part(f"head/{modality}")(h)
-        return projected
+        return cast("JointFusion", self.part("fusion")).embed(projected) if self._shared else projected
 
     def fuse(
         self,
@@ -287,7 +288,7 @@ def _module(spec: ModelSpec, part: str) -> nn.Module:
         return classifier(spec)
     owner, _, rest = part.partition("/")
     if owner == "head":
-        return projection_head(spec.encoders[rest].width, spec.head)
+        return modality_head(spec, rest)
     if owner == "reconstruct":
         return reconstruction(spec)
     if owner == "match":

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from edgefl.models.joint import JointFusion
-from edgefl.models.spec import HeadSpec, ModelSpec, Norm, fused_width
+from edgefl.models.spec import HeadSpec, ModelSpec, Norm, fused_width, shared_width, shares_projection
 
 
 def projection_head(width: int, head: HeadSpec) -> nn.Module:
@@ -29,6 +29,17 @@ def projection_head(width: int, head: HeadSpec) -> nn.Module:
         linear = nn.Linear(inputs, head.width, bias=bias)
         layers += [linear, nn.Dropout(head.dropout), *_norm(head.norm, head.width), nn.ReLU()]
     return nn.Sequential(*layers, nn.Linear(head.width, head.out, bias=bias), *_norm(head.norm, head.out, affine=False))
+
+
+def modality_head(spec: ModelSpec, modality: str) -> nn.Module:
+    """The part ``head/<m>``: h [B, width] -> r [B, head.out], or to what the shared projection takes, if there is one.
+
+    An encoder as wide as that needs none, and the part is empty.
+    """
+    width = spec.encoders[modality].width
+    if not shares_projection(spec):
+        return projection_head(width, spec.head)
+    return nn.Identity() if width == shared_width(spec) else nn.Linear(width, shared_width(spec))
 
 
 def fusion(spec: ModelSpec) -> nn.Module:
@@ -51,7 +62,9 @@ def mean_at_hand(projections: Mapping[str, Tensor], has: Mapping[str, Tensor] | 
 
 
 def classifier(spec: ModelSpec) -> nn.Module:
-    """f [B, fused_width] -> logits [B, classes]."""
+    """f [B, fused_width] -> logits [B, classes]; two layers where the projection is shared (FedMVP, eq. 8)."""
+    if shares_projection(spec):
+        return _mlp(spec.head.out, spec.head.out, spec.classes)
     return nn.Linear(fused_width(spec), spec.classes)
 
 

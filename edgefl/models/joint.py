@@ -1,8 +1,12 @@
-"""Joint fusion of token sequences (FedMVP, section 4 of its paper).
+"""Joint fusion of token sequences (FedMVP, arXiv 2406.11048, section 3.3, eqs 2-3).
 
 t_m <- W_m x_m + position;  t_m <- t_m + attention(Q = t_m, K = V = the others' t), all modalities at once;
-t = [t_1; …; t_M] along the features, cut to the shortest length;  3 self-attention layers;
-f = mean over tokens of (W t) / ||W t||.
+t = [t_1; …; t_M] along the features, cut to the shortest length; of other than two modalities t <- U t, 2 x width wide;
+3 self-attention layers;  X^joint = f(A mean over tokens of t),  X^m = f(A_m h_m),  f(h) = (W h + b) / ||W h + b||.
+
+f is one projection for all. h_m is the encoder's output for a sample; A_m is there only for encoders narrower than the
+widest one. Every modality adds the same number of parameters; the self-attention is as wide as for two
+(docs/decisions/0030). Without ``JointSpec.shared``: t stays M x width wide and f = mean over tokens of (W t) / ||W t||.
 
 An absent modality is one token, made from the stand-in of its projection: the others attend to this one token, and in
 the concatenation it stands at every position.
@@ -17,7 +21,11 @@ import torch.nn.functional as F  # noqa: N812 - torch's own name for it
 from torch import Tensor, nn
 
 from edgefl.models.encoder import TokenState
-from edgefl.models.spec import ModelSpec, token_count
+from edgefl.models.matching import unit
+from edgefl.models.spec import ModelSpec, shared_width, token_count
+
+#: The paper has two modalities, whose concatenation is this many times as wide as one's tokens.
+_PAIR = 2
 
 
 class Given(NamedTuple):
@@ -102,7 +110,7 @@ class JointInput(nn.Module):
 
 
 class JointFusion(nn.Module):
-    """The tokens of every modality of the model -> f [B, head.out], no longer than one."""
+    """The tokens of every modality of the model -> f [B, head.out], a unit vector where the projection is shared."""
 
     def __init__(self, spec: ModelSpec) -> None:
         super().__init__()
@@ -117,8 +125,14 @@ class JointFusion(nn.Module):
         self.norms = nn.ModuleList(nn.LayerNorm(joint.width) for _ in crossing)
         self.cross = nn.ModuleList(Attention(joint.width, joint.heads) for _ in crossing)
         whole = len(encoders) * joint.width
+        self.shared = joint.shared
+        if self.shared:
+            paired = _PAIR * joint.width
+            self.merge = nn.Identity() if whole == paired else nn.Linear(whole, paired)
+            self.widen = nn.Linear(paired, shared_width(spec))
+            whole = paired
         self.layers = nn.ModuleList(SelfLayer(whole, joint.heads) for _ in range(joint.layers))
-        self.project = nn.Linear(whole, spec.head.out)
+        self.project = nn.Linear(shared_width(spec) if self.shared else whole, spec.head.out)
 
     def forward(self, given: list[Given]) -> Tensor:
         """``given``: in the order of the specification's encoders."""
@@ -128,13 +142,17 @@ class JointFusion(nn.Module):
         masks = [mask for _, mask in evened if mask is not None]
         # A position is real when it is in any modality.
         mask = torch.stack(masks).any(0) if len(masks) == len(evened) else None
+        if self.shared:
+            tokens = self.merge(tokens)
         for layer in self.layers:
             tokens = layer(tokens, mask)
-        unit = F.normalize(self.project(tokens), dim=2)
-        if mask is None:
-            return unit.mean(dim=1)
-        weights = mask.to(unit.dtype).unsqueeze(2)
-        return (unit * weights).sum(dim=1) / weights.sum(dim=1)
+        if self.shared:
+            return self.embed(self.widen(_mean(tokens, mask)))
+        return _mean(F.normalize(self.project(tokens), dim=2), mask)
+
+    def embed(self, h: Tensor) -> Tensor:
+        """The shared projection: h [B, shared width] -> unit vectors [B, head.out]."""
+        return unit(self.project(h))
 
     def _attend(self, sequences: list[Sequence]) -> list[Sequence]:
         if not self.cross:
@@ -147,6 +165,14 @@ class JointFusion(nn.Module):
             change = attention(normed[i], torch.cat([normed[j] for j in others], dim=1), mask)
             after.append(sequence._replace(tokens=sequence.tokens + change))
         return after
+
+
+def _mean(tokens: Tensor, mask: Tensor | None) -> Tensor:
+    """Mean of the real tokens [B, L, W] -> [B, W]."""
+    if mask is None:
+        return tokens.mean(dim=1)
+    weights = mask.to(tokens.dtype).unsqueeze(2)
+    return (tokens * weights).sum(dim=1) / weights.sum(dim=1)
 
 
 def evened_out(sequence: Sequence, length: int) -> tuple[Tensor, Tensor | None]:

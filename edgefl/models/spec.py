@@ -66,11 +66,16 @@ class HeadSpec(msgspec.Struct, frozen=True):
 
 
 class JointSpec(msgspec.Struct, frozen=True):
-    """Joint fusion (FedMVP): tokens are ``width`` wide for the cross-attention, modalities x ``width`` afterwards."""
+    """Joint fusion (FedMVP): tokens are ``width`` wide for the cross-attention, 2 x ``width`` afterwards.
+
+    ``shared``: one projection makes the joint embedding and the modalities' own; False, in runs made before there was
+    one: a head for each modality, and modalities x ``width`` after the cross-attention.
+    """
 
     width: int = 256
     heads: int = 4
     layers: int = 3  # of self-attention, after the cross-attention
+    shared: bool = False
 
 
 class ModelSpec(msgspec.Struct, frozen=True):
@@ -157,6 +162,16 @@ def is_encoder(part: str) -> bool:
 def fused_width(spec: ModelSpec) -> int:
     """Width of f, which ``task`` classifies: only the concatenation's MLP changes it."""
     return spec.fusion_width if spec.fusion == "concat" else spec.head.out
+
+
+def shares_projection(spec: ModelSpec) -> bool:
+    """Whether the joint embedding and the modalities' own come from one projection, which is in the part ``fusion``."""
+    return spec.fusion == "joint" and spec.joint.shared and spec.classes > 0
+
+
+def shared_width(spec: ModelSpec) -> int:
+    """What the shared projection takes: the widest encoder's output, so that equal encoders' go in as they are."""
+    return max(encoder.width for encoder in spec.encoders.values())
 
 
 def encodes_together(spec: ModelSpec) -> bool:

@@ -20,6 +20,8 @@ from edgefl.plan.norm import default_norm
 from edgefl.plan.schedule import SCHEDULES, Embed
 from edgefl.plan.values import Hyper, Lean, RoundPolicy, RunPlan, ScheduleName, Slot, Slots, Stage, Transfer
 
+#: Token width of FedMVP's joint module, whose encoders are 768 wide (ViT-B, BERT).
+JOINT_WIDTH = 256
 SERVER_ROLES = ("cluster", "select", "prototypes", "repair", "weight", "combine", "optimise")
 
 
@@ -137,7 +139,7 @@ def model_spec(
         fusion_width=config.model.fusion_width,
         classes=len(label_names) if supervised else 0,
         label_names=label_names if supervised else (),
-        **_shape(recipe),
+        **_shape(recipe, encoders),
     )
     problems += _wide_enough(spec, recipe)
     if problems:
@@ -164,17 +166,26 @@ def _readable(training: TrainingConfig, recipe: RecipeConfig) -> list[Problem]:
     ]
 
 
-def _shape(recipe: RecipeConfig) -> dict[str, Any]:
+def _shape(recipe: RecipeConfig, encoders: Mapping[str, EncoderSpec]) -> dict[str, Any]:
     """What the recipe decides of the model."""
     fusion, options = next(iter(recipe.fusion.items()))
     match = recipe.prototypes.get("class_mean", {}).get("match", "")
     return {
         "encoder_sharing": next(iter(recipe.sharing)),
         "fusion": fusion,
-        "joint": JointSpec(**{name: int(value) for name, value in options.items()}) if options else JointSpec(),
+        "joint": _joint(options, encoders) if fusion == "joint" else JointSpec(),
         "reconstruction": "reconstruction" in recipe.objective,
         "matching": match if match in {"classifier", "prior"} else "none",
     }
+
+
+def _joint(options: Mapping[str, float | str], encoders: Mapping[str, EncoderSpec]) -> JointSpec:
+    """Width 0: that of the widest encoder, at most the paper's, so that small encoders get a small joint module."""
+    chosen = {name: int(value) for name, value in options.items()}
+    if not chosen["width"]:
+        widest = max((encoder.width for encoder in encoders.values()), default=JOINT_WIDTH)
+        chosen["width"] = max(1, min(JOINT_WIDTH, widest) // chosen["heads"]) * chosen["heads"]
+    return JointSpec(**chosen, shared=True)
 
 
 def _wide_enough(spec: ModelSpec, recipe: RecipeConfig) -> list[Problem]:

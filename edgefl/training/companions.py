@@ -76,7 +76,7 @@ def local_prototypes(job: Job, model: StagedModel, aids: Aids, dataset: Dataset,
     any. ``model`` and the copies end in the modes they had.
     """
     options = job.slots.prototypes.get("adaptive", {})
-    heads = {m: aids.twin.get(m) or model.part(f"head/{m}") for m in _own(job, dataset)}
+    heads = {m: aids.twin.get(m) for m in _own(job, dataset)}  # None: the model's own
     teaching = _teaching(job, dataset)
     projections = {m: embeddings(model, m, dataset, job.stage.depth, head, teaching) for m, head in heads.items()}
     has = {m: dataset.has(m) for m in projections}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import torch
 from torch import nn
@@ -27,6 +29,7 @@ def embeddings(
     ``head``: another one than the model's own; ``wanted`` [N] bool: the other rows hold zeros, too. Everything ends in
     the mode (training or evaluation) it had.
     """
+    project = partial(model.project, modality) if head is None else head
     head = model.part(f"head/{modality}") if head is None else head
     out = np.zeros((len(dataset), model.spec.head.out), np.float32)
     rows = np.flatnonzero(dataset.has(modality) if wanted is None else dataset.has(modality) & wanted)
@@ -37,7 +40,7 @@ def embeddings(
         for start in range(0, len(rows), BATCH):
             index = rows[start : start + BATCH]
             x = input_of(dataset, modality, index, device_of(model))
-            out[index] = head(model.encode(modality, x, depth)).cpu().numpy()
+            out[index] = project(model.encode(modality, x, depth)).cpu().numpy()
     for module, training in modes:
         module.training = training
     return out

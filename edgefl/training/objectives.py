@@ -140,17 +140,18 @@ def mcm(forward: Forward, options: Options) -> Tensor:
 
 
 def ram(forward: Forward, options: Options) -> Tensor:
-    """The joint representation follows a modality from which the classifier does better."""
+    """The joint representation follows a modality from which the classifier does better; both as unit vectors."""
     if forward.labels is None:
         return forward.nothing()
     full, has = forward.spread
     known = forward.labels >= 0
     labels = forward.labels.clamp(min=0)
-    logits = forward.logits.detach()  # made with its graph, which other terms need
+    joint, own = unit(forward.fused), {m: unit(r) for m, r in full.items()}
     with torch.no_grad():
-        of = {m: F.cross_entropy(forward.model.classify(r), labels, reduction="none") for m, r in full.items()}
-        joint = F.cross_entropy(logits, labels, reduction="none")
-    return ram_term(forward.fused, full, {m: rows & known for m, rows in has.items()}, joint, of)
+        ce, *each = (
+            F.cross_entropy(forward.model.classify(x), labels, reduction="none") for x in (joint, *own.values())
+        )
+    return ram_term(joint, own, {m: rows & known for m, rows in has.items()}, ce, dict(zip(own, each, strict=True)))
 
 
 def gmc(forward: Forward, options: Options) -> Tensor:
