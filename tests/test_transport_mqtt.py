@@ -159,7 +159,7 @@ def test_tls_is_checked_and_carries(broker: Broker) -> None:
             untrusted = await fails(MqttTransport(url, "one").connect())
             assert isinstance(untrusted, BrokerError)
             assert "certificate is not trusted" in untrusted.message
-            assert "broker.ca" in untrusted.remedy
+            assert "--ca" in untrusted.remedy
             transport = MqttTransport(url, "one", ca=str(TLS_PEM))
             received = Recorder(transport)
             await transport.connect()
