@@ -8,6 +8,7 @@ from typing import TypeVar
 
 import msgspec
 
+from coordinator.texts import cleaned
 from coordinator.values import (
     Accepted,
     Announced,
@@ -58,7 +59,7 @@ class Inbox:
         if isinstance(message, messages.Presence) != (topic.channel == "presence"):
             self.dropped["wrong topic"] += 1
             return None
-        return self._event(message, now)
+        return self._event(message if isinstance(message, Need | Renew) else cleaned(message), now)
 
     def heard(self, device: str, now: float) -> None:
         """A device shows life."""
@@ -104,7 +105,7 @@ class Inbox:
             if before == message and now - at < self._introduce_s:
                 return None  # it was called just when it came by itself
             self._hellos[device] = (now, message)
-            return Joined(now, message)
+            return Joined(now, _sparing(message))
         if isinstance(message, messages.Heartbeat):
             return Beat(now, device, message.working_on)
         if isinstance(message, messages.Accept):
@@ -120,9 +121,14 @@ class Inbox:
         return message
 
 
+def _sparing(hello: messages.Hello) -> messages.Hello:
+    """Without more modalities than anyone has."""
+    return msgspec.structs.replace(hello, modalities=limited(hello.modalities), samples=limited(hello.samples))
+
+
 def _sane(update: messages.Update) -> messages.Update:
     """Without metrics that are no numbers, and without more entries than anyone needs."""
-    metrics = {name[:64]: value for name, value in update.metrics.items() if math.isfinite(value)}
+    metrics = {name: value for name, value in update.metrics.items() if math.isfinite(value)}
     return msgspec.structs.replace(update, metrics=limited(metrics), figures=limited(update.figures))
 
 

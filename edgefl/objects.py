@@ -119,8 +119,14 @@ class ObjectStore:
         return memoryview(self.read(name))
 
     def read_chunk(self, name: str, chunk_bytes: int, index: int) -> bytes:
-        """The bytes of one chunk of a finished object. Raises ProtocolError when there is no such chunk."""
+        """The bytes of one chunk of a finished object. Raises ProtocolError when there is no such chunk.
+
+        Who answers for its objects (``durable``) looks first whether this one is right, once a process, and raises
+        StoreError where it is not: whoever fetched it would be taken for the culprit.
+        """
         path = self._at(name)
+        if self.durable and name not in self._proved:
+            self.read(name)
         with explained("read", path), open(path, "rb", buffering=0) as file:
             offset, length = chunk_span(os.fstat(file.fileno()).st_size, chunk_bytes, index)
             data = os.pread(file.fileno(), length, offset)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 
 import msgspec
 
@@ -12,6 +13,9 @@ from edgefl.report.rows import RunReport
 
 #: Grows when a field changes its meaning or goes away; new fields leave it as it is.
 SCHEMA = "edgefl.report/1"
+#: What a spreadsheet begins to calculate at.
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")
+_NUMBER = re.compile(r"-?[0-9.]+(e[+-]?[0-9]+)?|-?inf|nan")
 CSV_COLUMNS = (
     "run", "device", "stage", "round", "attempt", "status", "figure", "unit",
     "predicted", "measured", "kind", "source", "reason", "refusal", "needed", "allowed",
@@ -41,11 +45,19 @@ def to_csv(report: RunReport) -> str:
             plan = None if predicted is None else predicted.value
             where = (report.run, row.device, row.stage, row.round, row.attempt, row.status)
             origin = (told.kind, told.source, told.reason) if measured else ("", "", told.reason)
-            writer.writerow((*where, name, unit, _field(plan), _field(told.value), *origin, *why))
+            cells = (*where, name, unit, _field(plan), _field(told.value), *origin, *why)
+            writer.writerow(map(_inert, cells))
         if refusal is not None and not row.predicted and not row.measured:
             where = (report.run, row.device, row.stage, row.round, row.attempt, row.status)
-            writer.writerow((*where, "", "", "", "", "", "", "", *why))
+            writer.writerow(map(_inert, (*where, "", "", "", "", "", "", "", *why)))
     return out.getvalue()
+
+
+def _inert(cell: str | int) -> str | int:
+    """A text that no spreadsheet takes for a formula; numbers are as they are."""
+    if not isinstance(cell, str) or not cell.startswith(_FORMULA) or _NUMBER.fullmatch(cell):
+        return cell
+    return "'" + cell
 
 
 def _field(value: float | None) -> str:
