@@ -53,7 +53,7 @@ def to_csv(report: RunReport) -> str:
     return out.getvalue()
 
 
-def _inert(cell: str | int) -> str | int:
+def _inert(cell: object) -> object:
     """A text that no spreadsheet takes for a formula; numbers are as they are."""
     if not isinstance(cell, str) or not cell.startswith(_FORMULA) or _NUMBER.fullmatch(cell):
         return cell
