@@ -135,7 +135,7 @@ def test_classes_without_a_prototype_are_never_guessed_and_without_any_the_mask_
         match_scores([[1, 2, 3]], ~EVERY)
 
 
-def test_the_small_model_of_the_modality_at_hand_speaks():
+def test_the_small_models_of_the_modalities_at_hand_are_asked():
     tables = {"c": table([[1, 0], [0, 1]])}  # a classifier needs no table of its own modality
     h = {"a": np.full((1, 2), 1, np.float32), "b": np.full((1, 2), 2, np.float32)}
     asked = []
@@ -149,7 +149,7 @@ def test_the_small_model_of_the_modality_at_hand_speaks():
     assert filled["c"].tolist() == [[0, 1]]
     assert asked == [2.0]
     masked(h, ["a", "b", "c"], tables, "prototype", 2, one, {("b", "c"): [(1.0, spy)], ("a", "c"): [(1.0, spy)]})
-    assert asked == [2.0, 1.0]
+    assert asked == [2.0, 1.0, 2.0]
     assert masked(h, ["a", "b", "d"], tables, "prototype", 2, one)["d"].tolist() == [[0, 0]]  # no table: zeros
     with pytest.raises(ModelError, match="what 'c' is from a or b"):
         masked(h, ["a", "b", "c"], tables, "prototype", 2, one)

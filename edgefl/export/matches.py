@@ -7,46 +7,17 @@ cosines, probabilities, or distances as shares of the largest, since their round
 
 from __future__ import annotations
 
-from typing import NamedTuple, cast
-
 import numpy as np
 import numpy.typing as npt
 
 from edgefl.prototypes.library import Array, ClassMeans
-from edgefl.prototypes.mask import Matcher, SmallModels
-from edgefl.prototypes.matching import METRICS, TrainedMetric, ensemble, trained_scores
+from edgefl.prototypes.matching import Scored
 
 #: Largest difference in scores. Rounding of cosines came to 1.4e-6 at most (two trained models, two sensors, 60 random
 #: inputs each, every mask); 2e-5 is 0.2 % of a weight at T = 0.01, and of a plain softmax 0.002 %.
 SCORE_TOLERANCE = 2e-5
 #: A weight below this counts as this in logarithms: at most 1e-6 of a row enters the mix.
 _SMALLEST_WEIGHT = 1e-6
-
-
-class Scored(NamedTuple):
-    """``scores`` [B, P] of every prototype, and which may match ``among`` [P]."""
-
-    scores: Array
-    among: npt.NDArray[np.bool_]
-
-
-def scored(h: Array, own: ClassMeans, other: ClassMeans, matcher: Matcher) -> Scored:
-    """How near projections ``h`` [B, d] are to their ``own`` table, which matches where both have a row."""
-    return Scored(METRICS[matcher.metric](h, own.means), own.present & other.present)
-
-
-def heard(h: Array, other: ClassMeans, matcher: Matcher, small: SmallModels) -> Scored:
-    """What the ``small`` models say of projections ``h`` [B, d], together.
-
-    A classifier's scores are padded to the table's capacity by rows that can not match.
-    """
-    metric = cast("TrainedMetric", matcher.metric)
-    said = [(weight, model(h)) for weight, model in small]
-    rows = said[0][1].shape[1] if metric == "classifier" else len(other.counts)
-    known = ClassMeans(other.means[:rows], other.counts[:rows])
-    scores = ensemble(np.stack([trained_scores(metric, y, known) for _, y in said]), [weight for weight, _ in said])
-    spare = (0, len(other.counts) - rows)
-    return Scored(np.pad(scores, ((0, 0), spare)), np.pad(known.present, spare))
 
 
 def shortfall(found: Scored, rows: npt.NDArray[np.int64], k: int) -> float:

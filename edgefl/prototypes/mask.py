@@ -1,7 +1,7 @@
-"""The prototype mask at inference: stand-ins for absent modalities from the one that is there (arXiv 2312.13508).
+"""The prototype mask at inference: stand-ins for absent modalities from those that are there (arXiv 2312.13508).
 
-match the projection r_m to classes, by m's own table or by a small trained model, then mix the other modality's
-prototypes of those classes.
+match the projection r_m of each modality m at hand to classes, by m's own table or by a small trained model, average
+the scores, then mix the absent modality's prototypes of the best classes.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from edgefl.prototypes.library import Array, ClassMeans
 from edgefl.prototypes.matching import (
     METRICS,
     TRAINED_METRICS,
-    Metric,
+    Scored,
     TrainedMetric,
+    averaged,
     ensemble,
-    match,
     match_scores,
     mix,
     trained_scores,
@@ -76,29 +76,50 @@ def prototype_mask(h: Array, own: ClassMeans, other: ClassMeans, matcher: Matche
 
     For the metrics without a model; with one: :func:`trained_mask`.
     """
-    among = own.present & other.present
-    if not among.any():
-        return np.zeros((len(h), other.means.shape[1]), np.float32)
-    index, weights = match(h, own, cast("Metric", matcher.metric), matcher.k, matcher.temperature, among)
-    return mix(index, weights, other)
+    return stand_ins([scored(h, own, other, matcher)], other, matcher)
 
 
 def trained_mask(h: Array, other: ClassMeans, matcher: Matcher, small: SmallModels) -> Array:
     """Stand-ins [B, d'] of the other modality for ``h`` [B, d] by small models; zeros when it has no prototype.
 
-    The classes' scores are the weighted mean of those the models give. Raises ModelError when there is no model.
+    Raises ModelError when there is no model.
     """
     if not small:
         raise ModelError(
             f"the matcher '{matcher.metric}' needs a small model, and there is none",
             remedy="Train them in the last round, or match by cosine, l1 or l2.",
         )
-    if not other.present.any():
-        return np.zeros((len(h), other.means.shape[1]), np.float32)
+    return stand_ins([heard(h, other, matcher, small)], other, matcher)
+
+
+def scored(h: Array, own: ClassMeans, other: ClassMeans, matcher: Matcher) -> Scored:
+    """How near projections ``h`` [B, d] are to their ``own`` table, which matches where both have a row."""
+    among = own.present & other.present
+    scores = np.zeros((len(h), len(among)), np.float32)
+    scores[:, among] = METRICS[matcher.metric](h, own.means[among]) if among.any() else 0
+    return Scored(scores, among)
+
+
+def heard(h: Array, other: ClassMeans, matcher: Matcher, small: SmallModels) -> Scored:
+    """What the ``small`` models say of projections ``h`` [B, d]: the mean of their scores by weight.
+
+    The rows of ``other`` beyond a classifier's classes can not match.
+    """
     metric = cast("TrainedMetric", matcher.metric)
-    scores = np.stack([trained_scores(metric, model(h), other) for _, model in small])  # [D, B, C]
-    combined = ensemble(scores, [weight for weight, _ in small])
-    index, weights = match_scores(combined, other.present, matcher.k, matcher.temperature)
+    said = [(weight, model(h)) for weight, model in small]
+    rows = said[0][1].shape[1] if metric == "classifier" else len(other.counts)
+    known = ClassMeans(other.means[:rows], other.counts[:rows])
+    scores = ensemble(np.stack([trained_scores(metric, y, known) for _, y in said]), [weight for weight, _ in said])
+    spare = (0, len(other.counts) - rows)
+    return Scored(np.pad(scores, ((0, 0), spare)), np.pad(known.present, spare))
+
+
+def stand_ins(each: Sequence[Scored], other: ClassMeans, matcher: Matcher) -> Array:
+    """Stand-ins [B, d'] of the ``other`` modality by the scores of each at hand; zeros when no class may match."""
+    scores, among = averaged(each)
+    if not among.any():
+        return np.zeros((len(scores), other.means.shape[1]), np.float32)
+    index, weights = match_scores(scores, among, matcher.k, matcher.temperature)
     return mix(index, weights, other)
 
 
@@ -113,38 +134,41 @@ def masked(
 ) -> dict[str, Array]:
     """``projections`` ([B, d] each, at least one) with every other modality of ``wanted`` filled in.
 
-    ``kind``: "zero" or "prototype" ("none": nothing is absent). With several modalities at hand, the first that has a
-    table speaks; with a trained matcher the first that has a small model: ``small`` by (at hand, absent). A modality
-    without a table of its own is filled with zeros. Raises ModelError for an unknown kind, and when a trained matcher
-    has no model for the modalities at hand.
+    ``kind``: "zero" or "prototype" ("none": nothing is absent). With several modalities at hand, all that have a table
+    are matched and their scores averaged; with a trained matcher all that have a small model: ``small`` by (at hand,
+    absent). A modality without a table of its own is filled with zeros. Raises ModelError for an unknown kind, and
+    when a trained matcher has no model for any of the modalities at hand.
     """
     if kind not in ("none", "zero", "prototype"):
         raise ModelError(f"unknown mask {kind!r}", remedy="Choose zero or prototype.")
     batch = len(next(iter(projections.values())))
     filled = dict(projections)
-    source = next((m for m in projections if m in tables), None)
     for modality in wanted:
         if modality in filled:
             continue
-        if kind != "prototype" or modality not in tables:
-            filled[modality] = np.zeros((batch, width), np.float32)
-        elif matcher.trained:
-            speaker, models = _speaker(list(projections), modality, small or {})
-            filled[modality] = trained_mask(projections[speaker], tables[modality], matcher, models)
-        elif source is not None:
-            filled[modality] = prototype_mask(projections[source], tables[source], tables[modality], matcher)
-        else:
-            filled[modality] = np.zeros((batch, width), np.float32)
+        each = _each(projections, modality, tables, matcher, small or {}) if kind == "prototype" else []
+        zeros = np.zeros((batch, width), np.float32)
+        filled[modality] = stand_ins(each, tables[modality], matcher) if each else zeros
     return filled
 
 
-def _speaker(
-    at_hand: list[str], modality: str, small: Mapping[tuple[str, str], SmallModels]
-) -> tuple[str, SmallModels]:
-    for m in at_hand:
-        if small.get((m, modality)):
-            return m, small[m, modality]
-    raise ModelError(
-        f"no small model tells what '{modality}' is from {' or '.join(at_hand)}",
-        remedy="Train the small models in the last round, or match by cosine, l1 or l2.",
-    )
+def _each(
+    projections: Mapping[str, Array],
+    modality: str,
+    tables: Mapping[str, ClassMeans],
+    matcher: Matcher,
+    small: Mapping[tuple[str, str], SmallModels],
+) -> list[Scored]:
+    """What each modality at hand says of the absent one's classes; [] where that has no table, or none of them has."""
+    if modality not in tables:
+        return []
+    other = tables[modality]
+    if not matcher.trained:
+        return [scored(h, tables[m], other, matcher) for m, h in projections.items() if m in tables]
+    said = [heard(h, other, matcher, small[m, modality]) for m, h in projections.items() if small.get((m, modality))]
+    if not said:
+        raise ModelError(
+            f"no small model tells what '{modality}' is from {' or '.join(projections)}",
+            remedy="Train the small models in the last round, or match by cosine, l1 or l2.",
+        )
+    return said

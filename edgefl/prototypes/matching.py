@@ -1,6 +1,7 @@
 """Matching a representation to classes, and mixing the other modality's prototypes (ProtoMix, arXiv 2312.13508).
 
 s_c = -distance(h, P[c]) or cosine(h, P[c]); with a small model: its probability of c, or cosine(prior(h), Q[c]);
+with several modalities at hand s_c is the mean over those that have scores of c (docs/decisions/0034);
 top k;  weights = softmax(s / T);  mask = sum_j weights_j Q[index_j].
 The devices' small models become one by the largest device, the mean parameters, or s = sum_n w_n s_n / sum_n w_n.
 The ONNX bundles hold the model-free arithmetic in their graph (``edgefl.models.matching``).
@@ -9,7 +10,7 @@ The ONNX bundles hold the model-free arithmetic in their graph (``edgefl.models.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -90,6 +91,25 @@ def trained_scores(metric: TrainedMetric, output: npt.ArrayLike, other: ClassMea
     if found.ndim != 2 or found.shape[1] != expected:
         raise ModelError(f"a {metric} gave {list(found.shape)}, expected [B, {expected}]")
     return _softmax(found) if metric == "classifier" else _cosine(found, other.means)
+
+
+class Scored(NamedTuple):
+    """``scores`` [B, C] of every class (larger is better), and which of them may match ``among`` [C]."""
+
+    scores: Array
+    among: npt.NDArray[np.bool_]
+
+
+def averaged(each: Sequence[Scored]) -> Scored:
+    """The scores of several modalities at hand as one: of each class the mean over those that have a score of it.
+
+    Of one modality its own, to the bit. At least one.
+    """
+    if len(each) == 1:
+        return each[0]
+    counts = np.sum([one.among for one in each], axis=0)
+    total = np.sum([np.where(one.among, one.scores, np.float32(0)) for one in each], axis=0)
+    return Scored(np.asarray(total / np.maximum(counts, 1), np.float32), counts > 0)
 
 
 def mix(index: Index, weights: Array, other: ClassMeans) -> Array:

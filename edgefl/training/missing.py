@@ -1,9 +1,9 @@
 """What stands in for an absent modality's projection while training (arXiv 2312.13508, eqs 4-6, and its baselines).
 
 zero: 0.  random: N(0, 1).  prototype by label: P_m[y], the global prototype of the sample's own class (the paper).
-prototype by match: what inference will do, from a modality s that the sample has: sum_j w_j P_m[c_j] over the classes
-c_j whose prototypes P_s lie nearest to r_s (docs/decisions/0005), by the recipe's metric; cosine where that is a small
-network, since those are trained last.
+prototype by match: what inference will do, from the modalities s that the sample has: sum_j w_j P_m[c_j] over the
+classes c_j whose prototypes P_s lie nearest to r_s in the mean over s (docs/decisions/0005, 0034), by the recipe's
+metric; cosine where that is a small network, since those are trained last.
 
 ``drop`` hides one modality of a complete sample from the fusion with that probability, so that every device learns to
 do without (modality dropout: Neverova et al., ModDrop, arXiv 1501.00102).
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from edgefl.models.build import StagedModel
 from edgefl.models.heads import mean_at_hand
-from edgefl.models.matching import Table, stand_in
+from edgefl.models.matching import SCORES, Table, averaged, mixed
 from edgefl.prototypes.mask import DEFAULT_MATCHER, Matcher
 
 
@@ -72,14 +72,17 @@ def prototype(modality: str, given: AtHand) -> Tensor:
 
 
 def _matched(modality: str, given: AtHand) -> Tensor:
-    """From the first modality each sample has, as ``edgefl.prototypes.mask`` does at inference."""
-    result = given.zeros()
-    for source in reversed([m for m in given.full if m != modality and m in given.tables]):
-        own, matcher = given.tables[source], given.matcher
-        k = min(matcher.k, own.rows.shape[0])
-        mixed, _, _ = stand_in(given.full[source], own, given.tables[modality], k, matcher.temperature, matcher.metric)
-        result = torch.where(given.has[source].unsqueeze(1), mixed, result)
-    return result
+    """From all other modalities a sample has, their scores averaged as in ``edgefl.prototypes.mask`` at inference."""
+    other, matcher = given.tables[modality], given.matcher
+    each = [
+        (SCORES[matcher.metric](r, given.tables[m].rows), given.tables[m].valid & other.valid & given.has[m][:, None])
+        for m, r in given.full.items()
+        if m != modality and m in given.tables
+    ]
+    if not each:
+        return given.zeros()
+    scores, among = averaged(each)
+    return mixed(scores, among, other.rows, min(matcher.k, other.rows.shape[0]), matcher.temperature)[0]
 
 
 def reconstruction(modality: str, given: AtHand) -> Tensor:
