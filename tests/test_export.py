@@ -84,7 +84,8 @@ def test_parity_covers_two_batch_sizes_each_mask_and_other_tables():
     }
     assert all(set(one.differences) == {"logits", "probabilities", MATCHED, WEIGHTS} for one in checks)
     complete = read_manifest(exported().directory / "acc+gyro").parity
-    assert {one.mask for one in complete} == {"none"}
+    assert {(one.mask, one.sizes["batch"]) for one in complete} == {(one.mask, one.sizes["batch"]) for one in checks}
+    assert {given for one in complete for given in one.given} == {"acc", "gyro", "acc+gyro"}
 
 
 def test_the_file_holds_no_trace_of_the_machine_that_wrote_it():
@@ -158,8 +159,8 @@ def test_the_complete_bundle_needs_the_same_samples_of_every_modality():
 def test_a_mask_or_tables_the_bundle_has_not_are_refused():
     spec = exported().spec
     complete = load_bundle(exported().directory / "acc+gyro")
-    with pytest.raises(ExportError, match="does not offer the mask 'zero'"):
-        complete.predict(windows(spec, 1), mask="zero")
+    with pytest.raises(ExportError, match="does not offer the mask 'reconstruction'"):
+        complete.predict(windows(spec, 1), mask="reconstruction")
     large = {"acc": ClassMeans(np.ones((7, 8), np.float32), np.ones(7, np.float32))}
     with pytest.raises(DataError, match=r"\[7, 8\] do not fit the bundle 'acc', which has room for \[6, 8\]"):
         load_bundle(exported().directory / "acc").predict({"acc": np.zeros((1, 12, 3))}, prototypes=large)

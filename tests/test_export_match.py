@@ -23,19 +23,26 @@ from edgefl.export.manifest import (
     table_name,
     valid_name,
 )
-from edgefl.export.matches import Scored, mixed, scored, shortfall, weight_difference
+from edgefl.export.matches import mixed, shortfall, weight_difference
 from edgefl.models import matching
 from edgefl.models.build import StagedModel, build
-from edgefl.models.matching import Table, stand_in
+from edgefl.models.matching import Table
 from edgefl.models.spec import ModelSpec
 from edgefl.prototypes.library import ClassMeans
-from edgefl.prototypes.mask import TEMPERATURE, TEMPERATURES, TOP_K, Matcher, masked, prototype_mask
-from edgefl.prototypes.matching import METRICS, match
+from edgefl.prototypes.mask import TEMPERATURE, TEMPERATURES, TOP_K, Matcher, masked, prototype_mask, scored
+from edgefl.prototypes.matching import METRICS, Scored, match
 from edgefl.training.judging import answers
 
 
 def table(rows: list[list[float]], valid: list[bool]) -> Table:
     return Table(torch.tensor(rows), torch.tensor(valid))
+
+
+def stand_in(
+    r: torch.Tensor, own: Table, other: Table, k: int, temperature: float, metric: str = "cosine"
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """What the graph makes of one modality at hand: stand-ins, rows and weights."""
+    return matching.mixed(matching.SCORES[metric](r, own.rows), own.valid & other.valid, other.rows, k, temperature)
 
 
 # The graph's mask
@@ -231,7 +238,9 @@ def subject(metric: str = "cosine") -> parity.Subject:
     spec, model = model_of(metric)
     inputs, axes = input_ports(spec, ("acc",))
     masks = ("prototype", "zero")
-    return parity.Subject(model, 2, ("acc",), inputs, axes, tables_of(metric), masks, Matcher(metric), networks(metric))
+    return parity.Subject(
+        model, 2, ("acc",), inputs, axes, tables_of(metric), masks, Matcher(metric), {"acc": networks(metric)}
+    )
 
 
 Answer = Callable[[dict[str, np.ndarray]], dict[str, np.ndarray]]
@@ -239,7 +248,7 @@ Answer = Callable[[dict[str, np.ndarray]], dict[str, np.ndarray]]
 
 def in_torch(metric: str = "cosine", speakers: tuple[tuple[float, StagedModel], ...] | None = None) -> Answer:
     """What a right file answers, from the graph before its export."""
-    matching = Matching(Matcher(metric), networks(metric) if speakers is None else speakers)
+    matching = Matching(Matcher(metric), {"acc": networks(metric) if speakers is None else speakers})
     graph = BundleGraph(model_of(metric)[1], 2, ("acc",), matching)
 
     def answer(feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -247,7 +256,7 @@ def in_torch(metric: str = "cosine", speakers: tuple[tuple[float, StagedModel], 
         for m, t in tables_of(metric).items():
             tables += [feeds.get(table_name(m), t.means), feeds.get(valid_name(m), t.present)]
         with torch.no_grad():
-            found = graph((torch.from_numpy(feeds["acc"]),), tuple(torch.from_numpy(t) for t in tables))
+            found = graph((torch.from_numpy(feeds["acc"]),), (), tuple(torch.from_numpy(t) for t in tables))
         return dict(zip(("logits", "probabilities", "matched", "weights"), (f.numpy() for f in found), strict=True))
 
     return answer

@@ -110,7 +110,9 @@ def test_the_manifest_says_what_matches():
     assert {one.mask for one in manifest.parity} == {"prototype", "zero", "override"}
     assert all({MATCHED, WEIGHTS} <= set(one.differences) for one in manifest.parity)
     assert not any("one" in part or "two" in part for part in manifest.parts)  # names of devices stay at home
-    assert read_manifest(pmcmfl() / "acc+gyro").networks == ()
+    complete = read_manifest(pmcmfl() / "acc+gyro")
+    assert complete.networks == (3.0, 1.0, 3.0, 1.0)  # of acc and of gyro
+    assert {given for one in complete.parity for given in one.given} == {"acc", "gyro", "acc+gyro"}
     data = (pmcmfl() / "acc" / MODEL_FILE).read_bytes()
     assert b"@one" not in data
     ports = [value.name for value in onnx.load_model_from_string(data).graph.input]

@@ -71,7 +71,9 @@ def test_a_bundle_of_one_modality_reconstructs_the_other():
         found = load_bundle(rebuilt().directory / given).predict({given: x})
         np.testing.assert_allclose(found.logits, logits, atol=1e-5)
         assert found.matched == {}
-    assert read_manifest(rebuilt().directory / "acc+gyro").mask == "none"
+    complete = read_manifest(rebuilt().directory / "acc+gyro")
+    assert (complete.mask, complete.fills) == ("reconstruction", ("acc", "gyro"))
+    assert {given for one in complete.parity for given in one.given} == {"acc", "gyro", "acc+gyro"}
     with pytest.raises(ExportError, match="does not offer the mask 'zero'; it offers reconstruction"):
         load_bundle(rebuilt().directory / "acc").predict({"acc": np.zeros((1, 12, 3))}, mask="zero")
 
@@ -95,7 +97,7 @@ def checked(monkeypatch: pytest.MonkeyPatch, spec: ModelSpec, change: Callable[[
 
     def answer(_: object, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         with torch.no_grad():
-            found = graph((torch.from_numpy(feeds["acc"]),), ())
+            found = graph((torch.from_numpy(feeds["acc"]),), (), ())
         return dict(zip(("logits", "probabilities"), (f.numpy() for f in found), strict=True))
 
     monkeypatch.setattr(parity, "run", answer)
@@ -117,7 +119,7 @@ def test_a_graph_that_leaves_the_absent_one_out_is_refused(monkeypatch: pytest.M
 
 
 def test_a_graph_that_reconstructs_from_something_else_is_refused(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("edgefl.export.graph.mean_at_hand", lambda given: 0.99 * next(iter(given.values())))
+    monkeypatch.setattr("edgefl.export.graph.mean_at_hand", lambda given, _: 0.99 * next(iter(given.values())))
     with pytest.raises(ExportError, match=r"'logits' differs by .* \(mask reconstruction"):
         checked(monkeypatch, small(), lambda _: None)
 
@@ -163,7 +165,7 @@ def test_predict_names_what_stands_in(tmp_path: Path, capsys: pytest.CaptureFixt
             main(["predict", str(rebuilt().directory), str(tmp_path / "x.npz"), *words])
         assert not ended.value.code
         out = " ".join(capsys.readouterr().out.split())
-        assert "Absent modalities are filled in by reconstruction (bundle acc)." in out
+        assert "Absent modalities are filled in by reconstruction (given acc)." in out
     with pytest.raises(SystemExit):
         main(["predict", str(rebuilt().directory), str(tmp_path / "x.npz"), "--format", "json"])
     told = json.loads(capsys.readouterr().out)["by_bundle"]

@@ -66,7 +66,8 @@ def command(
 ) -> None:
     """Classify the samples of a file, and count how many answers are right where it has labels.
 
-    With a folder of bundles, each sample goes to the bundle of all modalities it has, else to a single modality's.
+    Each sample is answered by all modalities it has. With a folder of bundles, a sample with one modality goes to that
+    modality's bundle, any other to the bundle of all modalities.
 
     Examples: edgefl predict runs/ID/bundles runs/ID/shares/test.npz · edgefl predict bundles/acc walk.csv
     """
@@ -144,6 +145,15 @@ def accuracy(data: Dataset, answers: list[Answers]) -> float | None:
     return sum(int((r & k).sum()) for r, k in zip(right, known, strict=True)) / total if total else None
 
 
+def _given(one: Answers) -> str:
+    return "+".join(one.modalities)
+
+
+def _embeddings(one: Answers) -> dict[str, np.ndarray]:
+    """Of the modalities the samples have."""
+    return {m: e for m, e in one.prediction.embeddings.items() if m in one.modalities}
+
+
 def _having(data: Dataset, row: int) -> str:
     return " + ".join(m for m in data.modalities if data.present[m][row]) or "nothing"
 
@@ -161,7 +171,7 @@ def _places(answers: list[Answers], limit: int | None) -> list[tuple[int, Answer
 
 
 def _grid(data: Dataset, answers: list[Answers], limit: int) -> Grid:
-    columns = [Column("sample", key=True, text=True), Column("bundle", text=True)]
+    columns = [Column("sample", key=True, text=True), Column("given", text=True)]
     embeds = not len(answers[0].prediction.classes)
     labelled = accuracy(data, answers) is not None
     if embeds:
@@ -171,10 +181,10 @@ def _grid(data: Dataset, answers: list[Answers], limit: int) -> Grid:
         columns += [Column("truth", text=True)] if labelled else []
     rows = []
     for row, one, at in _places(answers, limit):
-        cells = [words(data.ids[row]), words(one.bundle)]
+        cells = [words(data.ids[row]), words(_given(one))]
         p = one.prediction
         if embeds:
-            vectors = [f"{m} [{', '.join(f'{x:.3f}' for x in e[at][:4])}, …]" for m, e in p.embeddings.items()]
+            vectors = [f"{m} [{', '.join(f'{x:.3f}' for x in e[at][:4])}, …]" for m, e in _embeddings(one).items()]
             cells.append(words("; ".join(vectors)))
         else:
             truth = _truth(data, row)
@@ -190,10 +200,10 @@ def _notes(data: Dataset, answers: list[Answers], shown: int) -> list[str]:
     notes = [f"{shown} of {count} samples shown; --limit shows more."] if shown < count else []
     share = accuracy(data, answers)
     if share is not None:
-        each = [f"{a.bundle} {units.percent(value)}" for a in answers if (value := accuracy(data, [a])) is not None]
+        each = [f"{_given(a)} {units.percent(value)}" for a in answers if (value := accuracy(data, [a])) is not None]
         parts = f" ({', '.join(each)})" if len(each) > 1 else ""
         notes.append(f"Accuracy {units.percent(share)}{parts}.")
-    masks = [f"by {STAND_INS[one.mask]} (bundle {one.bundle})" for one in answers if one.mask in STAND_INS]
+    masks = [f"by {STAND_INS[one.mask]} (given {_given(one)})" for one in answers if one.mask in STAND_INS]
     if masks:
         notes.append(f"Absent modalities are filled in {', '.join(masks)}.")
     return notes
@@ -202,26 +212,32 @@ def _notes(data: Dataset, answers: list[Answers], shown: int) -> list[str]:
 def _json(
     data: Dataset, answers: list[Answers], left: np.ndarray, bundles: Mapping[Path, Manifest], limit: int | None
 ) -> dict[str, Any]:
+    used = dict.fromkeys(one.bundle for one in answers)
     return {
         "schema": SCHEMA,
         "bundles": [manifest.name for manifest in bundles.values()],
         "samples": len(data),
         "answered": sum(len(one.rows) for one in answers),
         "accuracy": accuracy(data, answers),
-        "by_bundle": {
-            a.bundle: {"samples": len(a.rows), "accuracy": accuracy(data, [a]), "mask": a.mask} for a in answers
-        },
+        "by_bundle": {name: _summary(data, [a for a in answers if a.bundle == name]) for name in used},
+        "by_given": {_given(a): _summary(data, [a]) for a in answers},
         "left_out": [{"id": data.ids[row], "has": _having(data, row)} for row in left.tolist()],
         "bad_samples": [str(problem) for problem in data.skipped],
         "predictions": [_entry(data, row, one, at, bundles) for row, one, at in _places(answers, limit)],
     }
 
 
+def _summary(data: Dataset, answers: list[Answers]) -> dict[str, Any]:
+    masks = dict.fromkeys(one.mask for one in answers if one.mask != "none")
+    samples = sum(len(one.rows) for one in answers)
+    return {"samples": samples, "accuracy": accuracy(data, answers), "mask": next(iter(masks), "none")}
+
+
 def _entry(data: Dataset, row: int, one: Answers, at: int, bundles: Mapping[Path, Manifest]) -> dict[str, Any]:
     p = one.prediction
-    entry: dict[str, Any] = {"id": data.ids[row], "bundle": one.bundle}
+    entry: dict[str, Any] = {"id": data.ids[row], "bundle": one.bundle, "given": list(one.modalities)}
     if not len(p.classes):
-        return {**entry, "embeddings": {m: e[at].tolist() for m, e in p.embeddings.items()}}
+        return {**entry, "embeddings": {m: e[at].tolist() for m, e in _embeddings(one).items()}}
     names = next(iter(bundles.values())).labels
     entry |= {"label": p.labels[at], "probability": float(p.probabilities[at].max()), "truth": _truth(data, row)}
     entry["probabilities"] = dict(zip(names, p.probabilities[at].tolist(), strict=True))
@@ -233,5 +249,6 @@ def _entry(data: Dataset, row: int, one: Answers, at: int, bundles: Mapping[Path
                 if c >= 0
             ]
             for m, match in p.matched.items()
+            if m not in one.modalities
         }
     return entry

@@ -1,4 +1,4 @@
-"""A data set through a folder of bundles: each sample by the bundle that takes most of what the sample has."""
+"""A data set through a folder of bundles: each sample by a bundle that uses every modality the sample has."""
 
 from __future__ import annotations
 
@@ -9,17 +9,19 @@ from pathlib import Path
 import numpy as np
 
 from edgefl.data.dataset import Dataset
+from edgefl.errors import DataError
 from edgefl.export.manifest import Manifest
-from edgefl.export.serve import Prediction, load_bundle
+from edgefl.export.serve import Bundle, Prediction, load_bundle
 from edgefl.export.session import Device
 from edgefl.models.spec import EncoderSpec
 
 
 @dataclass(frozen=True)
 class Answers:
-    """What one bundle said: ``rows`` of the data set [n], in the order of the prediction's samples.
+    """What one bundle said of samples that have the same ``modalities``, all of which it used.
 
-    ``mask``: what stood in for the modalities the bundle does not take; "none": it takes them all.
+    ``rows`` of the data set [n], in the order of the prediction's samples. ``mask``: what stood in for the model's
+    other modalities; "none": there are no others.
     """
 
     bundle: str
@@ -35,12 +37,12 @@ def encoders(bundles: Mapping[Path, Manifest]) -> dict[str, EncoderSpec]:
 
 
 def choose(bundles: Mapping[Path, Manifest], has: frozenset[str]) -> Path | None:
-    """The bundle that takes most of the modalities in ``has`` and nothing else; of equals the first. None: no such.
+    """The bundle that answers samples with exactly the modalities ``has``; of several the one that takes fewest.
 
-    So the complete bundle where everything is there, else a single modality's.
+    So a single modality's bundle where there is one modality, else the one of all. None: there is no such bundle.
     """
-    fitting = [path for path, manifest in bundles.items() if set(manifest.modalities) <= has]
-    return max(fitting, key=lambda path: len(bundles[path].modalities), default=None)
+    fitting = [path for path, manifest in bundles.items() if manifest.serves(has)]
+    return min(fitting, key=lambda path: len(bundles[path].modalities), default=None)
 
 
 def apply(
@@ -48,23 +50,41 @@ def apply(
 ) -> tuple[list[Answers], np.ndarray]:
     """What the bundles say, and the rows [n] that none of them can take. Loads only the bundles that are needed.
 
-    ``mask`` applies to the bundles that fill something in. Raises as ``load_bundle`` and ``Bundle.predict``.
+    ``mask`` applies where something is filled in. Raises DataError for samples of which the bundles could use a part
+    only, and as ``load_bundle`` and ``Bundle.predict``.
     """
-    chosen: dict[Path, list[int]] = {}
-    left = []
-    for row in range(len(data)):
-        has = frozenset(m for m in data.modalities if data.present[m][row])
-        path = choose(bundles, has)
+    names = tuple(m for m in encoders(bundles) if m in data.modalities)
+    has = np.stack([data.present[m] for m in names], axis=1)  # [N, M]
+    answers: list[Answers] = []
+    left: list[int] = []
+    loaded: dict[Path, Bundle] = {}
+    for pattern in np.unique(has, axis=0)[::-1]:  # the most complete samples first
+        rows = np.flatnonzero((has == pattern).all(axis=1))
+        given = tuple(m for m, there in zip(names, pattern.tolist(), strict=True) if there)
+        path = choose(bundles, frozenset(given))
         if path is None:
-            left.append(row)
-        else:
-            chosen.setdefault(path, []).append(row)
-    answers = []
-    for path, indices in chosen.items():
-        rows = np.array(indices, np.int64)
-        bundle = load_bundle(path, device=device)
-        inputs = {m: data.modalities[m][rows] for m in bundle.modalities}
-        used = (mask or bundle.manifest.mask) if bundle.manifest.absent else "none"
+            _refuse_parts(bundles, given, data.ids[rows[0]])
+            left += rows.tolist()
+            continue
+        if path not in loaded:
+            loaded[path] = load_bundle(path, device=device)
+        bundle = loaded[path]
+        fills = set(bundle.manifest.fills) - set(given)
+        used = (mask or bundle.manifest.mask) if fills else "none"
+        inputs = {m: data.modalities[m][rows] for m in given}
         prediction = bundle.predict(inputs, mask=None if used == "none" else used)
-        answers.append(Answers(bundle.manifest.name, bundle.modalities, rows, prediction, used))
-    return answers, np.array(left, np.int64)
+        answers.append(Answers(bundle.manifest.name, given, rows, prediction, used))
+    return answers, np.array(sorted(left), np.int64)
+
+
+def _refuse_parts(bundles: Mapping[Path, Manifest], given: tuple[str, ...], sample: str) -> None:
+    """Raise for a sample that a bundle could answer only by dropping some of what it has."""
+    usable = [manifest.modalities for manifest in bundles.values() if set(manifest.modalities) < set(given)]
+    if usable:
+        most = max(usable, key=len)
+        unused = ", ".join(m for m in given if m not in most)
+        raise DataError(
+            f"sample {sample} has {' + '.join(given)}, and no bundle uses them together: {unused} would be dropped",
+            remedy="Export the run again, whose bundle of all modalities then takes any of them, or choose what to use "
+            f"with {' '.join(f'--modality {m}' for m in most)}.",
+        )

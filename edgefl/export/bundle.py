@@ -1,4 +1,4 @@
-"""Writes a model as ONNX bundles: one for each modality alone, one for the complete input; all of them or none.
+"""Writes a model as ONNX bundles: one for each modality alone, one for any of them; all of the bundles or none.
 
 Everything is written and checked beside the target and renamed into place at the end.
 """
@@ -34,8 +34,10 @@ from edgefl.export.manifest import (
     MaskName,
     bundle_name,
     encode_json,
+    fillable,
     input_ports,
     output_ports,
+    presence_ports,
     table_names,
     table_ports,
 )
@@ -98,7 +100,7 @@ def export_bundles(
     ``parts``: part -> tensors, for every part in ``stage.present``, and "prototypes" unless ``mask`` is "zero" or
     "reconstruction" (which leave the tables out). ``capacity``: rows of each table, the number of classes by default.
     ``refs``: the parts' objects, for the record. ``matcher``: how prototypes are found; ``networks``: the small
-    networks a trained one asks, all among ``parts``. Rows in the order: single modalities, then the complete input.
+    networks a trained one asks, all among ``parts``. Rows in the order: single modalities, then all of them.
 
     Raises ExportError, and publishes nothing, when parts are missing, the export fails, or onnxruntime and torch differ
     by more than ``tolerance``; StoreError when the disk refuses; MissingDependencyError.
@@ -160,22 +162,23 @@ def _write_bundle(root: Path, export: _Export, given: tuple[str, ...]) -> Manife
     present = restrict(stage, given).present
     built = _built(export, present)
     absent = tuple(m for m in model.encoders if m not in given) if model.classes else ()
-    names = table_names(model, given, export.matcher) if absent else ()
+    names = table_names(model, given, export.matcher) if fillable(model, given) else ()
     tables = {m: export.tables[m] for m in names if m in export.tables}
     rows = len(next(iter(tables.values())).counts) if tables else 0
     inputs, axes = input_ports(model, given)
-    outputs = output_ports(model, given, len(absent), min(export.matcher.k, rows))
-    matching = Matching(export.matcher, tuple(_speakers(export, given[0]))) if tables else None
+    presence, outputs = presence_ports(given), output_ports(model, given, min(export.matcher.k, rows))
+    speaking = {m: _speakers(export, m) for m in given if tables and export.matcher.trained}
+    matching = Matching(export.matcher, speaking) if tables else None
     graph = BundleGraph(built, stage.depth, given, matching, reconstructs="reconstruction" in export.masks)
-    data = to_onnx(graph, inputs, outputs, axes, defaults(tables))
-    speaking = matching.speakers if matching else ()
+    data = to_onnx(graph, inputs, presence, outputs, axes, defaults(tables))
     subject = Subject(built, stage.depth, given, inputs, axes, tables, export.masks, export.matcher, speaking)
     manifest = Manifest(
         **_described(model, given, absent),
         inputs=inputs,
+        presence=presence,
         outputs=outputs,
         axes=axes,
-        **_masking(export, absent, tables, [weight for weight, _ in speaking]),
+        **_masking(export, given, tables, [weight for one in speaking.values() for weight, _ in one]),
         stage=stage.index,
         depth=stage.depth,
         parts={p: export.refs[p] for p in (*present, *([PROTOTYPES] if tables else [])) if p in export.refs},
@@ -206,18 +209,17 @@ def _described(model: ModelSpec, given: tuple[str, ...], absent: tuple[str, ...]
         "task": "classify" if model.classes else "embed",
         "modalities": given,
         "absent": absent,
+        "subsets": "any" if len(given) > 1 else "complete",
         "encoders": {m: model.encoders[m] for m in given},
         "labels": model.label_names or tuple(str(i) for i in range(model.classes)),
     }
 
 
 def _speakers(export: _Export, modality: str) -> list[tuple[float, StagedModel]]:
-    """The small networks that match ``modality``, for a trained matcher. Raises ExportError when there is none."""
+    """The small networks that match ``modality``. Raises ExportError when there is none."""
     from edgefl.training.judging import speakers
 
     part = f"match/{modality}"
-    if not export.matcher.trained:
-        return []
     weights = export.networks.get(part, {})
     missing = [name for name in weights if name not in export.parts]
     if missing or not weights:
@@ -230,14 +232,15 @@ def _speakers(export: _Export, modality: str) -> list[tuple[float, StagedModel]]
 
 
 def _masking(
-    export: _Export, absent: tuple[str, ...], tables: Mapping[str, ClassMeans], weights: list[float]
+    export: _Export, given: tuple[str, ...], tables: Mapping[str, ClassMeans], weights: list[float]
 ) -> dict[str, Any]:
     """How absent modalities are filled in."""
+    fills = fillable(export.model, given)
     rows = len(next(iter(tables.values())).counts) if tables else 0
     return {
         "tables": table_ports(export.model, tuple(tables), rows),
-        "mask": export.masks[0] if absent else "none",
-        "masks": export.masks if absent else (),
+        "mask": export.masks[0] if fills else "none",
+        "masks": export.masks if fills else (),
         "metric": export.matcher.metric if rows else "",
         "top_k": min(export.matcher.k, rows),
         "temperature": export.matcher.temperature if rows else 0.0,

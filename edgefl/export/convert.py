@@ -24,22 +24,32 @@ _FIELDS = {"float32": 1, "int64": 7, "bool": 9}  # onnx.TensorProto's numbers
 def to_onnx(
     graph: BundleGraph,
     inputs: Sequence[Port],
+    presence: Sequence[Port],
     outputs: Sequence[Port],
     axes: Mapping[str, Axis],
     tables: Mapping[str, np.ndarray],
 ) -> bytes:
-    """The ONNX file. ``tables``: optional inputs by name, in the order the graph takes them, with their defaults.
+    """The ONNX file. ``presence``: which samples have each input, () where all do; ``tables``: optional inputs by name,
+    in the order the graph takes them, with their defaults.
 
     Raises ExportError when torch can not export the graph, made a dynamic axis constant, or the file exceeds 2 GiB.
     """
     import onnx
 
-    example = tuple(_example(port, axes) for port in inputs)
+    given = (*inputs, *presence)
+    example = tuple(tuple(_example(port, axes) for port in ports) for ports in (inputs, presence))
     defaults = tuple(torch.from_numpy(np.ascontiguousarray(table)) for table in tables.values())
     try:
-        proto = _export(graph.eval(), example, defaults, [*(p.name for p in inputs), *tables], inputs, outputs, axes)
+        shapes = _dynamic((inputs, presence), axes)
+        proto = _export(
+            graph.eval(),
+            (*example, defaults),
+            (*shapes, (None,) * len(defaults)),
+            [*(port.name for port in given), *tables],
+            [port.name for port in outputs],
+        )
         _strip(proto)
-        _name_axes(proto, inputs, outputs)
+        _name_axes(proto, given, outputs)
         proto.graph.initializer.extend(onnx.numpy_helper.from_array(np.asarray(v), k) for k, v in tables.items())
         onnx.checker.check_model(proto)
         data: bytes = proto.SerializeToString()
@@ -61,33 +71,26 @@ def _example(port: Port, axes: Mapping[str, Axis]) -> Tensor:
     return torch.zeros(EXAMPLE_ROWS, *rest)
 
 
-def _export(
-    graph: BundleGraph,
-    example: tuple[Tensor, ...],
-    tables: tuple[Tensor, ...],
-    names: list[str],
-    inputs: Sequence[Port],
-    outputs: Sequence[Port],
-    axes: Mapping[str, Axis],
-) -> Any:
-    """The model proto. The tables are inputs of the trace, so that no optimisation folds them away."""
+def _dynamic(groups: Sequence[Sequence[Port]], axes: Mapping[str, Axis]) -> tuple[tuple[dict[int, Any], ...], ...]:
+    """Each port's dynamic axes as torch takes them."""
     dims = {
         name: torch.export.Dim(f"axis{i}", min=axis.minimum, max=axis.maximum)
         for i, (name, axis) in enumerate(axes.items())
     }
-    shapes = tuple({at: dims[size] for at, size in enumerate(p.shape) if isinstance(size, str)} for p in inputs)
+    return tuple(
+        tuple({at: dims[size] for at, size in enumerate(p.shape) if isinstance(size, str)} for p in ports)
+        for ports in groups
+    )
+
+
+def _export(
+    graph: BundleGraph, example: tuple[Any, ...], shapes: tuple[Any, ...], names: list[str], outputs: list[str]
+) -> Any:
+    """The model proto. The tables are inputs of the trace, so that no optimisation folds them away."""
     with torch.no_grad(), _quiet():
-        program = torch.export.export(
-            graph, (example, tables), dynamic_shapes=(shapes, (None,) * len(tables)), strict=False
-        )
+        program = torch.export.export(graph, example, dynamic_shapes=shapes, strict=False)
         onnx_program = torch.onnx.export(
-            program,
-            (),
-            dynamo=True,
-            verbose=False,
-            optimize=True,
-            input_names=names,
-            output_names=[port.name for port in outputs],
+            program, (), dynamo=True, verbose=False, optimize=True, input_names=names, output_names=outputs
         )
     if onnx_program is None:
         raise ExportError("torch.onnx.export returned nothing", remedy="Use a torch of 2.6 or newer.")

@@ -1,14 +1,17 @@
 """What a bundle says about itself: a folder with ``model.onnx`` and this manifest. Neither torch nor onnx here.
 
-A model of several modalities gives one bundle for each alone and one for the complete input. Labelled ones take the
-prototype tables as optional inputs whose defaults are inside the file: ``prototypes.<m>`` [capacity, d] and
-``prototypes.<m>.valid`` [capacity]. A call whose ``valid`` is all false gets the zero mask, so one file serves both.
-A model that reconstructs absent modalities holds the networks for it, and has that mask alone.
+A model of several modalities gives one bundle for each alone and one of all. The latter answers samples that lack some
+of them (docs/decisions/0034): beside each modality it takes ``<m>.present`` [batch], 1 where a sample has it and 0
+where not; whatever finite numbers stand in the input there do not count. Labelled bundles take the prototype tables as
+optional inputs whose defaults are inside the file: ``prototypes.<m>`` [capacity, d] and ``prototypes.<m>.valid``
+[capacity]. A call whose ``valid`` is all false gets the zero mask, so one file serves both. A model that reconstructs
+absent modalities holds the networks for it, and has that mask alone.
 """
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Collection
 from pathlib import Path
 from typing import Literal
 
@@ -63,19 +66,21 @@ class Check(msgspec.Struct, frozen=True):
     logits, probabilities, embeddings: the largest absolute difference. ``MATCHED`` and ``WEIGHTS`` are in scores
     (cosines, probabilities, or distances as shares of the largest): how much larger one left out is than one chosen,
     and how far off one would have to be to give the weight. ``mask`` "override": with other tables than those in the
-    file.
+    file. ``given``: what the samples had, such as "acc" and "acc+gyro", each sample another.
     """
 
     mask: str = "none"
+    given: tuple[str, ...] = ()
     sizes: dict[str, int] = {}
     differences: dict[str, float] = {}
 
 
 class Manifest(msgspec.Struct, frozen=True):
-    """A bundle's description. ``masks``: the masks it was checked with; ``absent``: the modalities they fill in.
+    """A bundle's description. ``masks``: the masks it was checked with; ``absent``: the modalities no sample has.
 
+    ``subsets``: "complete", a sample has all ``modalities``; "any", at least one of them, as ``presence`` says of each.
     ``metric``, ``top_k``, ``temperature``: how prototypes are found; ``networks``: the weights of the small networks
-    that do it, where the metric is a trained one.
+    that do it, where the metric is a trained one, of one modality after the other.
     """
 
     format: str = FORMAT
@@ -88,9 +93,11 @@ class Manifest(msgspec.Struct, frozen=True):
     task: Literal["classify", "embed"] = "classify"
     modalities: tuple[str, ...] = ()
     absent: tuple[str, ...] = ()
+    subsets: Literal["complete", "any"] = "complete"
     encoders: dict[str, EncoderSpec] = {}  # of the modalities it takes
     labels: tuple[str, ...] = ()
     inputs: tuple[Port, ...] = ()
+    presence: tuple[Port, ...] = ()
     tables: tuple[Port, ...] = ()  # optional inputs
     outputs: tuple[Port, ...] = ()
     axes: dict[str, Axis] = {}
@@ -108,6 +115,16 @@ class Manifest(msgspec.Struct, frozen=True):
     depth: int = 0
     parts: dict[str, ObjectRef] = {}
     versions: dict[str, str] = {}
+
+    @property
+    def fills(self) -> tuple[str, ...]:
+        """The modalities that a mask may fill in, as in the output ``matched``."""
+        return self.absent or (self.modalities if self.subsets == "any" and self.task == "classify" else ())
+
+    def serves(self, given: Collection[str]) -> bool:
+        """Whether it answers a sample that has exactly the modalities ``given``."""
+        known = set(self.modalities)
+        return set(given) == known or (self.subsets == "any" and bool(given) and set(given) <= known)
 
 
 class Index(msgspec.Struct, frozen=True):
@@ -141,12 +158,22 @@ def input_ports(model: ModelSpec, modalities: tuple[str, ...]) -> tuple[tuple[Po
     return tuple(ports), axes
 
 
-def table_names(model: ModelSpec, given: tuple[str, ...], matcher: Matcher) -> tuple[str, ...]:
-    """The modalities whose prototypes a bundle takes: all, and where a network matches in place of a table, the absent.
+def presence_ports(modalities: tuple[str, ...]) -> tuple[Port, ...]:
+    """Of several modalities one flag a sample each; of one none, since no sample lacks it."""
+    # As numbers: several runtimes do not take inputs of type bool.
+    return tuple(Port(present_name(m), "float32", (BATCH,)) for m in modalities if len(modalities) > 1)
 
-    In the order of the graph's inputs.
+
+def fillable(model: ModelSpec, given: tuple[str, ...]) -> tuple[str, ...]:
+    """The modalities a labelled model's bundle of those ``given`` may have to fill in: all that a sample may lack."""
+    return tuple(m for m in model.encoders if len(given) > 1 or m not in given) if model.classes else ()
+
+
+def table_names(model: ModelSpec, given: tuple[str, ...], matcher: Matcher) -> tuple[str, ...]:
+    """The modalities whose prototypes a bundle takes: all, and where networks match in place of tables, those that it
+    may fill in. In the order of the graph's inputs.
     """
-    return tuple(m for m in model.encoders if not matcher.trained or m not in given)
+    return tuple(m for m in model.encoders if not matcher.trained or m in fillable(model, given))
 
 
 def table_ports(model: ModelSpec, names: tuple[str, ...], capacity: int) -> tuple[Port, ...]:
@@ -161,8 +188,8 @@ def table_ports(model: ModelSpec, names: tuple[str, ...], capacity: int) -> tupl
     )
 
 
-def output_ports(model: ModelSpec, modalities: tuple[str, ...], absent: int, top_k: int) -> tuple[Port, ...]:
-    """Logits and probabilities, with ``top_k`` the matches of each absent modality; or embeddings."""
+def output_ports(model: ModelSpec, modalities: tuple[str, ...], top_k: int) -> tuple[Port, ...]:
+    """Logits and probabilities, with ``top_k`` the matches of each modality that may be absent; or embeddings."""
     if not model.classes:
         return tuple(Port(f"embedding.{m}", "float32", (BATCH, model.head.out)) for m in modalities)
     ports = (
@@ -171,8 +198,13 @@ def output_ports(model: ModelSpec, modalities: tuple[str, ...], absent: int, top
     )
     if not top_k:
         return ports
-    matches = (BATCH, absent, top_k)
+    matches = (BATCH, len(fillable(model, modalities)), top_k)
     return (*ports, Port("matched", "int64", matches), Port("weights", "float32", matches))
+
+
+def present_name(modality: str) -> str:
+    """The input that says which samples have a modality."""
+    return f"{modality}.present"
 
 
 def table_name(modality: str) -> str:

@@ -1,34 +1,51 @@
 """Is the ONNX file the model? onnxruntime against torch, and against numpy for the prototype mask.
 
-Two sizes of each dynamic axis; each mask the bundle offers; and, where there are tables, other tables than those in
-the file, which shows that no optimisation folded them into the graph. The mask is compared link by link: which rows and
-weights the file found (``edgefl.export.matches``), and everything after them from the file's own stand-ins; what is
-reconstructed, with what the evaluation makes.
+Two sizes of each dynamic axis; every subset of the modalities (of many, a part of the subsets); each mask the bundle
+offers; and, where there are tables, other tables than those in the file, which shows that no optimisation folded them
+into the graph. The mask is compared link by link: which rows and weights the file found (``edgefl.export.matches``),
+and everything after them from the file's own stand-ins; what is reconstructed, with what the evaluation makes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import combinations
 from typing import Any
 
 import numpy as np
 import torch
 
 from edgefl.errors import ExportError
-from edgefl.export.manifest import BATCH, MATCHED, WEIGHTS, Axis, Check, Port, table_name, valid_name
-from edgefl.export.matches import SCORE_TOLERANCE, heard, mixed, scored, shortfall, weight_difference
+from edgefl.export.manifest import (
+    BATCH,
+    MATCHED,
+    WEIGHTS,
+    Axis,
+    Check,
+    Port,
+    fillable,
+    present_name,
+    table_name,
+    valid_name,
+)
+from edgefl.export.matches import SCORE_TOLERANCE, mixed, shortfall, weight_difference
 from edgefl.export.session import run
 from edgefl.models.build import StagedModel
 from edgefl.models.encoder import TokenState
 from edgefl.prototypes.library import ClassMeans
-from edgefl.prototypes.mask import DEFAULT_MATCHER, Matcher
+from edgefl.prototypes.mask import DEFAULT_MATCHER, Matcher, heard, scored
+from edgefl.prototypes.matching import Scored, averaged
 from edgefl.training.evaluate import reconstructed
 from edgefl.training.judging import answers
 
 #: Batch sizes compared: one sample, as a device serves it, and several.
 BATCHES = (1, 5)
 Arrays = dict[str, np.ndarray]
+
+
+#: All subsets are checked up to this many modalities, 15 of them; beyond, the whole, each alone and as many drawn.
+ALL_SUBSETS, DRAWN = 4, 8
 
 
 @dataclass(frozen=True)
@@ -46,14 +63,12 @@ class Subject:
     tables: Mapping[str, ClassMeans]
     masks: Sequence[str]
     matcher: Matcher = DEFAULT_MATCHER
-    speakers: Sequence[tuple[float, StagedModel]] = ()
+    speakers: Mapping[str, Sequence[tuple[float, StagedModel]]] = field(default_factory=dict)
 
     @property
-    def absent(self) -> tuple[str, ...]:
-        """Modalities the bundle fills in."""
-        if not self.model.spec.classes:
-            return ()
-        return tuple(m for m in self.model.spec.encoders if m not in self.modalities)
+    def fills(self) -> tuple[str, ...]:
+        """Modalities the bundle may fill in."""
+        return fillable(self.model.spec, self.modalities)
 
 
 def check(session: Any, subject: Subject, tolerance: float, seed: int = 0) -> tuple[Check, ...]:
@@ -61,12 +76,35 @@ def check(session: Any, subject: Subject, tolerance: float, seed: int = 0) -> tu
     rng = np.random.default_rng(seed)
     checks = []
     for sizes in _sizes(subject.axes):
-        inputs = {port.name: _random(subject, port, sizes, rng) for port in subject.inputs}
-        for mask, tables, feeds in _conditions(subject, rng):
-            found = run(session, {**inputs, **feeds})
-            checks.append(Check(mask, sizes, differences(subject, inputs, tables, found)))
+        for given in _batches(subset_list(subject.modalities, rng), sizes[BATCH]):
+            inputs = {port.name: _random(subject, port, sizes, rng) for port in subject.inputs}
+            shown = _presence(subject, given)
+            for mask, tables, feeds in _conditions(subject, rng):
+                found = run(session, {**inputs, **shown, **feeds})
+                off = differences(subject, given, inputs, tables, found)
+                checks.append(Check(mask, tuple(dict.fromkeys(map("+".join, given))), sizes, off))
     _refuse_beyond(subject, checks, tolerance)
     return tuple(checks)
+
+
+def subset_list(modalities: tuple[str, ...], rng: np.random.Generator) -> list[tuple[str, ...]]:
+    """The subsets that are checked, the complete one first."""
+    several = [some for n in range(len(modalities), 1, -1) for some in combinations(modalities, n)]
+    if len(modalities) > ALL_SUBSETS:
+        drawn = rng.choice(len(several) - 1, DRAWN, replace=False) + 1
+        several = [several[0], *(several[i] for i in sorted(drawn.tolist()))]
+    return [*several, *((m,) for m in modalities if len(modalities) > 1)] or [modalities]
+
+
+def _batches(subsets: list[tuple[str, ...]], size: int) -> list[list[tuple[str, ...]]]:
+    """What each of ``size`` samples has, batch by batch: all subsets in turn, from the first again where they end."""
+    count = -(-len(subsets) // size)
+    return [[subsets[(i * size + row) % len(subsets)] for row in range(size)] for i in range(count)]
+
+
+def _presence(subject: Subject, given: Sequence[tuple[str, ...]]) -> Arrays:
+    several = subject.modalities if len(subject.modalities) > 1 else ()
+    return {present_name(m): np.array([m in one for one in given], np.float32) for m in several}
 
 
 def _refuse_beyond(subject: Subject, checks: Sequence[Check], tolerance: float) -> None:
@@ -79,22 +117,45 @@ def _refuse_beyond(subject: Subject, checks: Sequence[Check], tolerance: float) 
             sizes = ", ".join(f"{axis} {size}" for axis, size in one.sizes.items())
             raise ExportError(
                 f"{' + '.join(subject.modalities)}: '{name}' differs by {value:.3g} between torch and onnxruntime "
-                f"(mask {one.mask}, {sizes}); the tolerance is {limit:.3g}"
+                f"(mask {one.mask}, {sizes}, given {', '.join(one.given)}); the tolerance is {limit:.3g}"
             )
 
 
-def differences(subject: Subject, inputs: Arrays, tables: Mapping[str, ClassMeans], found: Arrays) -> dict[str, float]:
-    """How far what the file ``found`` is off, by output; the match in scores, under ``MATCHED`` and ``WEIGHTS``."""
+def differences(
+    subject: Subject,
+    given: Sequence[tuple[str, ...]],
+    inputs: Arrays,
+    tables: Mapping[str, ClassMeans],
+    found: Arrays,
+) -> dict[str, float]:
+    """How far what the file ``found`` is off, by output; the match in scores, under ``MATCHED`` and ``WEIGHTS``.
+
+    ``given``: what each sample has; the reference sees nothing else of it.
+    """
+    worst: dict[str, float] = {}
+    whole = {name: array for name, array in found.items() if len(array) == len(given)}
+    for subset in dict.fromkeys(given):
+        rows = [i for i, one in enumerate(given) if one == subset]
+        own = {m: inputs[m][rows] for m in subset}
+        off = _differences(subject, own, tables, {name: array[rows] for name, array in whole.items()})
+        worst |= {name: float(np.maximum(value, worst.get(name, 0.0))) for name, value in off.items()}
+    return worst
+
+
+def _differences(subject: Subject, inputs: Arrays, tables: Mapping[str, ClassMeans], found: Arrays) -> dict[str, float]:
+    """As :func:`differences`, of samples that all have exactly the modalities of ``inputs``."""
     model = subject.model
     with torch.no_grad():
-        states = _encoded(model, inputs, subject)
+        states = _encoded(model, inputs, subject.depth)
         given = {m: _projected(model, m, state) for m, state in states.items()}
+        size = len(next(iter(given.values())))
         if not model.spec.classes:
-            return {f"embedding.{m}": _largest(found, f"embedding.{m}", _unit(r)) for m, r in given.items()}
+            nothing = np.zeros((size, model.spec.head.out), np.float32)
+            units = {m: _unit(given[m]) if m in given else nothing for m in subject.modalities}
+            return {f"embedding.{m}": _largest(found, f"embedding.{m}", r) for m, r in units.items()}
         stand_ins, match = _stand_ins(subject, given, tables, found)
         filled = given | stand_ins
         full = {m: torch.from_numpy(filled[m]) for m in model.spec.encoders}
-        size = len(given[subject.modalities[0]])
         shown = {m: m in given or bool(np.any(filled[m])) for m in full}  # zeros say that nothing is there
         at_hand = {m: torch.full((size,), there) for m, there in shown.items()}
         logits = model.classify(model.fuse(full, at_hand, states))
@@ -107,32 +168,39 @@ def _stand_ins(
 ) -> tuple[Arrays, dict[str, float]]:
     """Stand-ins [B, d] for the absent modalities: ours, or as the file mixed them and how far its choice is from ours.
 
-    ``given[m]`` [B, d]: projections, of which the first are matched. A choice without sense is infinitely far off.
+    ``given[m]`` [B, d]: projections, all of which are matched. A choice without sense is infinitely far off.
     """
-    absent, speaker, matcher = subject.absent, subject.modalities[0], subject.matcher
-    source = given[speaker]
+    like, matcher = next(iter(given.values())), subject.matcher
     if "reconstruction" in subject.masks:
         return reconstructed(subject.model, given), {}
-    nothing = {m: np.zeros_like(source) for m in absent}
-    if not tables or not absent:
-        return nothing, {}
-    capacity = len(tables[absent[0]].counts)
+    stand_ins = {m: np.zeros_like(like) for m in subject.fills if m not in given}
+    if not tables:
+        return stand_ins, {}
+    capacity = len(next(iter(tables.values())).counts)
     rows, weights = (found.get(name, np.empty(0)) for name in ("matched", "weights"))
-    shape = (len(source), len(absent), min(matcher.k, capacity))
+    shape = (len(like), len(subject.fills), min(matcher.k, capacity))
     if rows.shape != shape or rows.min() < -1 or rows.max() >= capacity:
-        return nothing, {MATCHED: float("inf")}
+        return stand_ins, {MATCHED: float("inf")}
     if weights.shape != shape:
-        return nothing, {WEIGHTS: float("inf")}
-    stand_ins, off = {}, []
-    for i, m in enumerate(absent):
-        if matcher.trained:
-            ours = heard(source, tables[m], matcher, answers(subject.speakers, speaker, m))
-        else:
-            ours = scored(source, tables[speaker], tables[m], matcher)
+        return stand_ins, {WEIGHTS: float("inf")}
+    off = [(0.0, 0.0)]
+    for i, m in enumerate(subject.fills):
+        if m in given:  # nothing stands in for it
+            off.append((float("inf") if (rows[:, i] >= 0).any() else 0.0, float(np.abs(weights[:, i]).max())))
+            continue
+        ours = averaged([_said(subject, s, r, tables, m) for s, r in given.items()])
         missed = shortfall(ours, rows[:, i], matcher.k)
         off.append((missed, weight_difference(ours, rows[:, i], weights[:, i], matcher.temperature)))
         stand_ins[m] = mixed(rows[:, i], weights[:, i], tables[m])
     return stand_ins, dict(zip((MATCHED, WEIGHTS), np.max(off, axis=0).tolist(), strict=True))
+
+
+def _said(subject: Subject, modality: str, r: np.ndarray, tables: Mapping[str, ClassMeans], absent: str) -> Scored:
+    """What the projections ``r`` [B, d] of one modality at hand say of the absent one's prototypes."""
+    if subject.matcher.trained:
+        small = answers(subject.speakers[modality], modality, absent)
+        return heard(r, tables[absent], subject.matcher, small)
+    return scored(r, tables[modality], tables[absent], subject.matcher)
 
 
 def _largest(found: Arrays, name: str, expected: np.ndarray) -> float:
@@ -165,7 +233,7 @@ def _conditions(subject: Subject, rng: np.random.Generator) -> Iterator[tuple[st
     """(mask, tables the reference uses, what the call gives besides the inputs)."""
     if not subject.tables:
         made = "reconstruction" if "reconstruction" in subject.masks else "zero"
-        yield (made if subject.absent else "none"), {}, {}
+        yield (made if subject.fills else "none"), {}, {}
         return
     if "prototype" in subject.masks:
         yield "prototype", subject.tables, {}
@@ -180,15 +248,13 @@ def _conditions(subject: Subject, rng: np.random.Generator) -> Iterator[tuple[st
     yield "override", other, feeds
 
 
-def _encoded(model: StagedModel, inputs: Arrays, subject: Subject) -> dict[str, TokenState]:
+def _encoded(model: StagedModel, inputs: Arrays, depth: int) -> dict[str, TokenState]:
     values = {}
-    for m in subject.modalities:
-        x = inputs[m]
-        if model.spec.encoders[m].kind == "text":  # torch's model takes the full length only
-            x = np.pad(x, ((0, 0), (0, model.spec.encoders[m].input_shape[0] - x.shape[1])))
-        values[m] = torch.from_numpy(x)
+    for m, x in inputs.items():  # torch's model takes texts of the full length only
+        short = model.spec.encoders[m].input_shape[0] - x.shape[1] if model.spec.encoders[m].kind == "text" else 0
+        values[m] = torch.from_numpy(np.pad(x, ((0, 0), (0, short))) if short else x)
     size = len(next(iter(values.values())))
-    return model.encode_batch_tokens(values, dict.fromkeys(values), size, subject.depth)
+    return model.encode_batch_tokens(values, dict.fromkeys(values), size, depth)
 
 
 def _projected(model: StagedModel, modality: str, state: TokenState) -> np.ndarray:

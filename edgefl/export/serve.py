@@ -1,7 +1,7 @@
 """Runs bundles: numpy in, numpy out, through onnxruntime. No torch.
 
-bundle = load_bundle(Path("bundles/acc"))
-bundle.predict({"acc": windows}).labels
+bundle = load_bundle(Path("bundles/acc+gyro+press"))
+bundle.predict({"acc": windows, "gyro": turns}).labels
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from edgefl.export.manifest import (
     MANIFEST_FILE,
     Manifest,
     Port,
+    present_name,
     read_manifest,
     read_model,
     table_name,
@@ -30,6 +31,7 @@ from edgefl.prototypes.library import ClassMeans
 
 Floats = npt.NDArray[np.float32]
 Integers = npt.NDArray[np.int64]
+Flags = npt.NDArray[np.bool_]
 #: Samples given to onnxruntime at once: bounds the memory of activations, large enough to keep the cores busy.
 ROWS = 64
 
@@ -44,7 +46,9 @@ class Matched:
 
 @dataclass(frozen=True)
 class Prediction:
-    """N samples' answers. A bundle without labels gives only ``embeddings``: modality -> [N, d], of length one."""
+    """N samples' answers. A bundle without labels gives only ``embeddings``: modality -> [N, d], of length one, and
+    zero for samples that lack the modality.
+    """
 
     labels: tuple[str, ...] = ()
     classes: Integers = field(default_factory=lambda: np.zeros(0, np.int64))  # [N]
@@ -71,22 +75,28 @@ class Bundle:
         self,
         inputs: Mapping[str, npt.ArrayLike],
         *,
+        present: Mapping[str, npt.ArrayLike] | None = None,
         mask: str | None = None,
         prototypes: Mapping[str, ClassMeans] | None = None,
     ) -> Prediction:
         """Answers for N samples: ``inputs`` holds one array [N, *shape] for each modality of the bundle.
 
+        A bundle that serves any subset (``manifest.subsets``) takes fewer modalities too, and ``present``: which
+        samples have one [N], all where nothing is said; what stands in the rows of the others is not looked at.
         ``mask``: "prototype", "zero" or "reconstruction", where the manifest offers it (None: its default).
         ``prototypes``: tables used instead of those in the file, by modality, of at most ``manifest.capacity`` rows;
         where networks match, that of a modality at hand is not looked at.
         Texts may be shorter than the model's length. Raises DataError for input that does not fit, ExportError for a
         mask the bundle has not.
         """
-        arrays = self._arrays(inputs)
+        has = self._has(inputs, present or {})
+        feeds = self._arrays(inputs, has)
+        if self.manifest.subsets == "any":
+            feeds |= {present_name(m): rows.astype(np.float32) for m, rows in has.items()}
         tables = self._tables(mask, prototypes)
-        count = len(next(iter(arrays.values())))
+        count = len(next(iter(has.values())))
         runs = [
-            run(self.session, {**{m: a[start : start + ROWS] for m, a in arrays.items()}, **tables})
+            run(self.session, {**{m: a[start : start + ROWS] for m, a in feeds.items()}, **tables})
             for start in range(0, count, ROWS)
         ]
         out = {name: np.concatenate([one[name] for one in runs]) for name in runs[0]}
@@ -95,30 +105,60 @@ class Bundle:
         classes = out["logits"].argmax(axis=1)
         matched = {
             m: Matched(out["matched"][:, i], out["weights"][:, i])
-            for i, m in enumerate(self.manifest.absent)
-            if "matched" in out
+            for i, m in enumerate(self.manifest.fills)
+            if "matched" in out and not (m in has and has[m].all())
         }
         labels = tuple(self.manifest.labels[c] for c in classes)
         return Prediction(labels, classes, out["probabilities"], out["logits"], matched)
 
-    def _arrays(self, inputs: Mapping[str, npt.ArrayLike]) -> dict[str, np.ndarray]:
-        name = self.manifest.name
-        takes = ", ".join(self.modalities)
-        surplus, lacking = (
-            [m for m in inputs if m not in self.modalities],
-            [m for m in self.modalities if m not in inputs],
-        )
-        if surplus or lacking:
+    def _has(self, inputs: Mapping[str, npt.ArrayLike], present: Mapping[str, npt.ArrayLike]) -> dict[str, Flags]:
+        """Which of the N samples have each of the bundle's modalities [N]. Raises DataError."""
+        name, takes = self.manifest.name, ", ".join(self.modalities)
+        surplus = [m for m in (*inputs, *present) if m not in self.modalities]
+        lacking = [m for m in self.modalities if m not in inputs]
+        some = self.manifest.subsets == "any"
+        if surplus or not inputs or (lacking and not some):
             what = f"does not take {', '.join(surplus)}" if surplus else f"needs {', '.join(lacking)} as well"
-            raise DataError(f"the bundle '{name}' {what}; it takes {takes}", remedy=f"Give exactly: {takes}.")
-        arrays = {port.name: self._array(port, np.asarray(inputs[port.name])) for port in self.manifest.inputs}
-        counts = {m: len(a) for m, a in arrays.items()}
+            remedy = f"Give {'one or more of' if some else 'exactly'}: {takes}."
+            raise DataError(f"the bundle '{name}' {what}; it takes {takes}", remedy=remedy)
+        counts = {m: len(np.asarray(array)) for m, array in inputs.items() if np.ndim(array)}
+        counts |= {f"{m} (present)": np.size(rows) for m, rows in present.items()}
         if len(set(counts.values())) > 1:
             raise DataError(
                 f"the modalities differ in their number of samples: {', '.join(f'{m} {n}' for m, n in counts.items())}",
                 remedy="Give the same samples of every modality, in the same order.",
             )
+        count = max(counts.values(), default=0)
+        every, none = np.ones(count, np.bool_), np.zeros(count, np.bool_)
+        has = {m: np.asarray(present.get(m, every), np.bool_) if m in inputs else none for m in self.modalities}
+        shown = np.stack(list(has.values()))
+        odd = ~shown.any(axis=0) if some else ~shown.all(axis=0)
+        if odd.any():
+            lacks = "has none of" if some else "has not all of"
+            raise DataError(
+                f"sample {int(odd.argmax())} {lacks} {takes}, and the bundle '{name}' needs "
+                f"{'one' if some else 'them all'}",
+                remedy="Leave it out, or use the folder of all bundles.",
+            )
+        return has
+
+    def _arrays(self, inputs: Mapping[str, npt.ArrayLike], has: Mapping[str, Flags]) -> dict[str, np.ndarray]:
+        """Every input of the graph, zeros where a sample lacks it."""
+        arrays = {}
+        for port in self.manifest.inputs:
+            rows = has[port.name]
+            if port.name not in inputs:
+                arrays[port.name] = np.zeros((len(rows), *self._least(port)), port.dtype)
+                continue
+            given = np.asarray(inputs[port.name])
+            if not rows.all():
+                given = np.where(rows.reshape(-1, *[1] * (given.ndim - 1)), given, np.zeros((), given.dtype))
+            arrays[port.name] = self._array(port, given)
         return arrays
+
+    def _least(self, port: Port) -> list[int]:
+        """A sample's shape where nobody reads it: as small as the graph takes it."""
+        return [self.manifest.axes[size].minimum if isinstance(size, str) else size for size in port.shape[1:]]
 
     def _array(self, port: Port, array: np.ndarray) -> np.ndarray:
         """The input as the graph takes it. Raises DataError."""
@@ -164,7 +204,7 @@ class Bundle:
             )
         feeds: dict[str, np.ndarray] = {}
         for m, table in (prototypes or {}).items():
-            if self.manifest.networks and m in self.modalities:
+            if self.manifest.networks and m in self.modalities and table_name(m) not in has:
                 continue  # networks match it, not its table
             rows, width = has.get(table_name(m), (0, 0))
             if table.means.shape[1] != width or len(table.counts) > int(rows):

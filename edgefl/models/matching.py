@@ -2,13 +2,14 @@
 
     s_p = cosine(r, own_p) or -distance(r, own_p);  best k among the rows valid in both tables;  w = softmax(s / T);
     sum_j w_j other_j
+    with several modalities at hand s_p is the mean over those that have row p (docs/decisions/0034)
 
 ``edgefl.prototypes.mask`` is the reference in numpy. No row valid in both tables: the stand-in is zero.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -29,20 +30,26 @@ class Table:
     valid: Tensor
 
 
-def stand_in(
-    r: Tensor, own: Table, other: Table, top_k: int, temperature: float, metric: str = "cosine"
-) -> tuple[Tensor, Tensor, Tensor]:
-    """For projections r [B, d]: stand-ins of the other modality [B, d], matched rows [B, k] (-1: none), weights [B, k].
+def averaged(each: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    """Scores [B, P] of several modalities as one: of each row of the table the mean over those that may match it.
 
-    The weights sum to one, or are all zero when no row is valid in both tables. ``metric``: a key of ``SCORES``.
+    ``each``: a modality's scores [B, P], and for which of them it counts [P] or [B, P]; of one modality its own.
     """
-    return mixed(SCORES[metric](r, own.rows), own.valid & other.valid, other.rows, top_k, temperature)
+    if len(each) == 1:
+        return each[0]
+    counts = torch.stack([among.expand_as(scores) for scores, among in each]).sum(dim=0)
+    total = torch.stack([torch.where(among, scores, 0.0) for scores, among in each]).sum(dim=0)
+    return total / counts.clamp(min=1), counts > 0
 
 
 def mixed(scores: Tensor, among: Tensor, rows: Tensor, top_k: int, temperature: float) -> tuple[Tensor, Tensor, Tensor]:
-    """As :func:`stand_in`, from scores [B, P] of the ``rows`` [P, d], of which those ``among`` [P] may match."""
+    """For B samples: stand-ins of an absent modality [B, d], matched rows [B, k] (-1: none), weights [B, k].
+
+    From ``scores`` [B, P] of the ``rows`` [P, d] of its table, of which those ``among`` may match: [P], or [B, P] where
+    that differs between samples. The weights sum to one, or are all zero when no row may match.
+    """
     best, index = torch.where(among, scores, EXCLUDED).topk(top_k, dim=1)
-    usable = among[index]  # [B, k]
+    usable = among[index] if among.ndim == 1 else among.gather(1, index)  # [B, k]
     weights = (best / temperature).softmax(dim=1) * usable
     total = weights.sum(dim=1, keepdim=True)
     weights = weights / torch.where(total > 0, total, 1.0)
@@ -66,7 +73,7 @@ def l2(r: Tensor, rows: Tensor) -> Tensor:
     return -(r.unsqueeze(1) - rows).square().sum(dim=2).clamp(min=SMALLEST_NORM**2).sqrt()
 
 
-#: Scores by the metrics that need no trained network; larger is nearer.
+#: Scores (r [B, d], rows [P, d]) -> [B, P] by the metrics that need no trained network; larger is nearer.
 SCORES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"cosine": cosine, "l1": l1, "l2": l2}
 
 
