@@ -41,6 +41,9 @@ STATE = typer.Option(help="Directory for identity, objects and unsent work. Defa
 DATA = typer.Option(help="Local data: a folder with manifest.jsonl, or an .npz file. It never leaves this machine.")
 FORMAT = typer.Option("--format", help="text, or json: one object a line.")
 DEBUG = typer.Option(help="Show the traceback of an error.")
+CA = typer.Option(help="PEM file of the authority that signed the broker's certificate.")
+CERT = typer.Option(help="PEM file of this device's certificate.")
+KEY = typer.Option(help="PEM file of this device's private key.")
 INSECURE = typer.Option("--insecure", help="Accept a broker on another machine without TLS.", envvar="EDGEFL_INSECURE")
 
 
@@ -58,9 +61,9 @@ def run(
     overrides: Annotated[list[str] | None, SET] = None,
     state: Annotated[Path | None, STATE] = None,
     bad_samples: Annotated[BadSamples, typer.Option(help="error: stop; skip: leave out and count.")] = BadSamples.error,
-    ca: Annotated[str, typer.Option(help="PEM file of the authority that signed the broker's certificate.")] = "",
-    cert: Annotated[str, typer.Option(help="PEM file of this device's certificate.")] = "",
-    key: Annotated[str, typer.Option(help="PEM file of this device's private key.")] = "",
+    ca: Annotated[str, CA] = "",
+    cert: Annotated[str, CERT] = "",
+    key: Annotated[str, KEY] = "",
     insecure: Annotated[bool, INSECURE] = False,
     form: Annotated[Format, FORMAT] = Format.text,
     debug: Annotated[bool, DEBUG] = False,
@@ -132,13 +135,24 @@ def enroll(
 
 @app.command()
 def doctor(
-    broker: Annotated[str, typer.Option(help="Also try this broker.", envvar="EDGEFL_BROKER")] = "",
+    broker: Annotated[
+        str, typer.Option(help="Also try this broker. Default: an enrolled device's own.", envvar="EDGEFL_BROKER")
+    ] = "",
+    device: Annotated[str, typer.Option(help="Which device, where several are enrolled here.")] = "",
+    fleet: Annotated[str, typer.Option(help="Which fleet, where several are enrolled here.")] = "",
     profile: Annotated[str, PROFILE] = "cpu",
     state: Annotated[Path | None, STATE] = None,
+    data: Annotated[str, typer.Option(help="Also read this local data.")] = "",
+    ca: Annotated[str, CA] = "",
+    cert: Annotated[str, CERT] = "",
+    key: Annotated[str, KEY] = "",
     form: Annotated[Format, FORMAT] = Format.text,
     debug: Annotated[bool, DEBUG] = False,
 ) -> None:
-    """Check Python, torch on this device, memory, disk, sensors and the broker; exit code 1 when one of them fails."""
+    """Check this device before it takes part; exit code 1 when a check fails.
+
+    Its identity, clock and broker, Python, torch with a training step, memory, disk, local data if named, sensors.
+    """
     from edgefl.report.console import guarded
 
     with guarded(debug):
@@ -148,7 +162,13 @@ def doctor(
         from edgefl.config.load import load_device
 
         torch_device = load_device(profile).torch_device
-        checks = examine(broker=broker, directory=state or default_state(), torch_device=torch_device)
+        checks = examine(
+            broker=broker,
+            directory=whose(state, fleet, device).state,
+            torch_device=torch_device,
+            data=data,
+            files={option: value for option, value in (("ca", ca), ("cert", cert), ("key", key)) if value},
+        )
         if form is Format.json:
             sys.stdout.write(msgspec.json.encode(checks).decode() + "\n")
         else:
@@ -168,9 +188,9 @@ def profile(
     fleet: Annotated[str, typer.Option(help="The fleet's name, the same at the coordinator.")] = "default",
     torch_device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     state: Annotated[Path | None, STATE] = None,
-    ca: Annotated[str, typer.Option(help="PEM file of the authority that signed the broker's certificate.")] = "",
-    cert: Annotated[str, typer.Option(help="PEM file of this device's certificate.")] = "",
-    key: Annotated[str, typer.Option(help="PEM file of this device's private key.")] = "",
+    ca: Annotated[str, CA] = "",
+    cert: Annotated[str, CERT] = "",
+    key: Annotated[str, KEY] = "",
     force: Annotated[bool, typer.Option(help="Replace a file that is there already.")] = False,
     debug: Annotated[bool, DEBUG] = False,
 ) -> None:

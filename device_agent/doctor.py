@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.metadata
 import secrets
 import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
-from edgefl.errors import BrokerError, install_command
+from edgefl.errors import BrokerError, EdgeFLError, IdentityError, install_command
+
+if TYPE_CHECKING:
+    from edgefl.identity.device import Credentials
 
 Status = Literal["ok", "warn", "fail"]
 
@@ -22,6 +27,12 @@ _OLDEST_PYTHON = (3, 10)
 _MEMORY_BYTES = 2**30
 #: Smallest free disk that is not worth a warning: one published model (426 MiB) and its update.
 _DISK_BYTES = 2**30
+#: Less is not enough for the agent's own state and one update of the smallest shipped model (6 MiB).
+_DISK_LEAST_BYTES = 16 * 2**20
+#: 2026-01-01: no clock that is right shows an earlier time to this program.
+_WRITTEN = 1_767_225_600.0
+#: Distributions that bring the one package ``onnxruntime``.
+_RUNTIMES = ("onnxruntime", "onnxruntime-gpu")
 #: Importing torch from a cold SD card takes most of a minute; a broken driver hangs for ever.
 _TORCH_TIMEOUT_S = 180.0
 
@@ -49,12 +60,100 @@ class Check(msgspec.Struct, frozen=True):
     remedy: str = ""
 
 
-def examine(*, broker: str = "", directory: Path | None = None, torch_device: str = "auto") -> list[Check]:
-    """All checks, in order. ``broker``: an URL to try; ``directory``: where the agent will keep its state."""
-    checks = [python(), torch(torch_device), memory(), disk(directory or Path.cwd()), *sensors(torch_device)]
+def examine(
+    *,
+    broker: str = "",
+    directory: Path | None = None,
+    torch_device: str = "auto",
+    data: str = "",
+    files: Mapping[str, str] | None = None,
+) -> list[Check]:
+    """All checks, in order. ``broker``: an URL to try; ``directory``: where the agent will keep its state.
+
+    An identity in the directory is checked too, and its broker dialled with it. ``data``: local data to read;
+    ``files``: PEM files for the broker, by ``ca``, ``cert`` and ``key``.
+    """
+    own, checks = identity(directory)
+    if own is not None:
+        broker = broker or own.record.broker
+        files = {"ca": str(own.authority), "cert": str(own.certificate)} | dict(files or {})
+    checks.append(clock(time.time(), own.valid()[0] if own is not None else None))
     if broker:
-        checks.insert(0, reach(broker))
-    return checks
+        checks.append(reach(broker, files))
+    checks += [python(), torch(torch_device), *runtimes(), memory(), disk(directory or Path.cwd())]
+    return checks + ([local_data(data)] if data else []) + sensors(torch_device)
+
+
+def identity(directory: Path | None) -> tuple[Credentials | None, list[Check]]:
+    """The identity in a state directory, if there is one and it can be used, and what is found of it."""
+    from edgefl.identity.device import find
+
+    try:
+        own = None if directory is None else find(directory)
+        begin, end = own.valid() if own is not None else (0.0, 0.0)
+    except IdentityError as error:
+        return None, [Check("identity", "fail", error.message, error.remedy)]
+    if own is None:
+        return None, []
+    record = own.record
+    detail = f"{record.device!r} of fleet {record.fleet!r}, broker {record.broker}"
+    detail += f", valid from {_date(begin)} to {_date(end)}"
+    if time.time() >= end:
+        remedy = "If the clock is right: get a new token (edgefl-coordinator enroll), then edgefl-agent enroll TOKEN."
+        return own, [Check("identity", "fail", f"{detail}: expired", remedy)]
+    return own, [Check("identity", "ok", detail)]
+
+
+def clock(now: float, begins: float | None = None) -> Check:
+    """This device's clock against its own certificate, else against when this program was written."""
+    text = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(now))
+    remedy = "Set it: timedatectl set-ntp true, or timedatectl set-time 'YYYY-MM-DD hh:mm'."
+    if begins is not None and now < begins:
+        return Check("clock", "fail", f"{text} is before this device's certificate begins, {_date(begins)}", remedy)
+    if now < _WRITTEN:
+        return Check("clock", "fail", f"{text} can not be right", remedy)
+    return Check("clock", "ok", text)
+
+
+def runtimes() -> list[Check]:
+    """onnxruntime, where it is installed: that there is one build of it, and that it can use what it was built for."""
+    there = {name: found for name in _RUNTIMES if (found := _version(name))}
+    if not there:
+        return []
+    told = " and ".join(f"{name} {version}" for name, version in there.items())
+    if len(there) > 1:
+        names = " ".join(there)
+        remedy = f"Keep one: pip uninstall {names}, then install onnxruntime-gpu (with a GPU) or onnxruntime."
+        return [Check("onnxruntime", "warn", f"{told} are both installed and overwrite each other's files", remedy)]
+    script = "import onnxruntime; print(', '.join(onnxruntime.get_available_providers()))"
+    try:
+        command = [sys.executable, "-c", script]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_TORCH_TIMEOUT_S, check=False)
+    except subprocess.TimeoutExpired:
+        return [Check("onnxruntime", "fail", f"{told}: no answer within {_TORCH_TIMEOUT_S:.0f} s", "Check the driver.")]
+    providers = done.stdout.strip()
+    if done.returncode:
+        return [Check("onnxruntime", "fail", f"{told}: {_last_line(done)}", "Install it again.")]
+    if "onnxruntime-gpu" in there and "CUDAExecutionProvider" not in providers:
+        remedy = "Another build's files lie over it: pip install --force-reinstall --no-deps onnxruntime-gpu."
+        return [Check("onnxruntime", "warn", f"{told} offers {providers}, and no CUDA", remedy)]
+    return [Check("onnxruntime", "ok", f"{told}: {providers}")]
+
+
+def local_data(source: str) -> Check:
+    """Whether the local data can be read, and what it holds."""
+    from edgefl.data.load import load
+
+    try:
+        data = load(source)
+    except EdgeFLError as error:
+        return Check("data", "fail", error.message, error.remedy)
+    parts = ", ".join(f"{name} {count}" for name, count in data.samples().items() if name)
+    detail = f"{len(data)} samples ({parts})"
+    if data.labels is None or not (data.labels >= 0).any():
+        remedy = "Recipes that learn from labels can not use them; `edgefl recipes` lists those that need none."
+        return Check("data", "warn", f"{detail}, none has a label", remedy)
+    return Check("data", "ok", f"{detail}, labels {', '.join(data.label_names)[:200]}")
 
 
 def python(version: tuple[int, ...] = sys.version_info[:3]) -> Check:
@@ -74,7 +173,7 @@ def torch(device: str = "auto") -> Check:
         return Check("torch", "fail", f"no answer within {_TORCH_TIMEOUT_S:.0f} s", "Check the GPU driver.")
     if done.returncode == 0:
         return Check("torch", "ok", done.stdout.strip())
-    last = (done.stderr.strip().splitlines() or [f"ended with status {done.returncode}"])[-1][:300]
+    last = _last_line(done)
     if "No module named 'torch'" in last:
         remedy = f"{install_command('train')}; on a Jetson with JetPack 6 use NVIDIA's wheel or container instead."
     else:
@@ -106,17 +205,23 @@ def disk(directory: Path) -> Check:
         return Check("disk", "fail", f"{place}: {error.strerror}", "Give --state a directory this user may write.")
     free = shutil.disk_usage(place).free
     detail = f"{_mib(free)} free in {place}"
+    if free < _DISK_LEAST_BYTES:
+        return Check("disk", "fail", detail, "Free space, or give --state a directory on another disk.")
     if free < _DISK_BYTES:
         return Check("disk", "warn", detail, "Free space, or set budget.disk_bytes in the profile.")
     return Check("disk", "ok", detail)
 
 
-def reach(url: str) -> Check:
-    """A connection to the broker and back."""
+def reach(url: str, files: Mapping[str, str] | None = None) -> Check:
+    """A connection to the broker and back. ``files``: PEM files by ``ca``, ``cert`` and ``key``."""
     from edgefl.transport.mqtt import MqttTransport
 
+    given = files or {}
+    ca, cert, key = (given.get(option) or None for option in ("ca", "cert", "key"))
+
     async def connect() -> float:
-        transport = MqttTransport(url, f"doctor-{secrets.token_hex(4)}", clean_session=True)
+        name = f"doctor-{secrets.token_hex(4)}"
+        transport = MqttTransport(url, name, ca=ca, cert=cert, key=key, clean_session=True)
         started = time.monotonic()
         try:
             await transport.connect()
@@ -147,6 +252,21 @@ def sensors(torch_device: str = "auto") -> list[Check]:
         else:
             found.append(Check(name, "ok", figure.source))
     return found
+
+
+def _last_line(done: subprocess.CompletedProcess[str]) -> str:
+    return (done.stderr.strip().splitlines() or [f"ended with status {done.returncode}"])[-1][:300]
+
+
+def _version(distribution: str) -> str:
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+def _date(at: float) -> str:
+    return time.strftime("%Y-%m-%d", time.gmtime(at))
 
 
 def _mib(size: int) -> str:

@@ -94,7 +94,10 @@ def test_doctor_tells_each_check_with_a_remedy_for_what_is_not_well(tmp_path):
     done = agent("doctor", "--broker", "mqtt://127.0.0.1:9", "--format", "json", "--state", str(tmp_path))
     assert done.returncode == 1  # the broker is not there
     found = {check["name"]: check for check in json.loads(done.stdout)}
-    assert list(found) == ["broker", "python", "torch", "memory", "disk", "energy sensor", "temperature"]
+    assert list(found) == [
+        *("clock", "broker", "python", "torch", "onnxruntime", "memory", "disk"),
+        *("energy sensor", "temperature"),
+    ]
     assert (found["broker"]["status"], found["torch"]["status"]) == ("fail", "ok")
     assert "Start the broker" in found["broker"]["remedy"]
     assert all(check["remedy"] for check in found.values() if check["status"] != "ok")
