@@ -7,6 +7,7 @@ typer and pydantic is 13 MB smaller for as long as it lives, and the broker's pa
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import logging
 import os
 import signal
@@ -23,7 +24,7 @@ from device_agent.runner import Agent
 from device_agent.store import AgentStore, Owner, fingerprint
 from device_agent.timeouts import HEARTBEAT_S
 from device_agent.trainer_link import Trainer, TrainerProcess, TrainerSettings
-from edgefl.errors import EdgeFLError, IdentityError
+from edgefl.errors import EdgeFLError, IdentityError, MissingDependencyError
 from edgefl.identity.files import check_private
 from edgefl.protocol.topics import check_name
 from edgefl.records import Budget, Speed
@@ -63,10 +64,23 @@ class Options(msgspec.Struct, frozen=True):
     insecure: bool = False
 
 
+def check_fit(data: str) -> None:
+    """What training needs and can be known without loading it: torch, and local data where it was said to be.
+
+    Before anything is dialled: a coordinator would count on the device. Raises MissingDependencyError, DataError.
+    """
+    from edgefl.data.load import check_source
+
+    if importlib.util.find_spec("torch") is None:
+        raise MissingDependencyError("torch", "train")
+    check_source(data)
+
+
 def become(options: Options) -> NoReturn:
     """Replace this process by the agent."""
     check_name("fleet", options.fleet)
     check_name("device", options.device)
+    check_fit(options.data)
     environment = {name: value for name, value in os.environ.items() if name != "EDGEFL_BROKER"}
     environment[_VARIABLE] = msgspec.json.encode(options).decode()
     sys.stdout.flush()

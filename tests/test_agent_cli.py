@@ -12,12 +12,21 @@ import sys
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import pytest
 
 from device_agent import doctor
 from device_agent.log import LineHandler, line_writer
-from device_agent.start import Options, take_options
-from edgefl.errors import BrokerError, BrokerUnreachableError, ConfigError, DataError, EdgeFLError, ProtocolError
+from device_agent.start import Options, check_fit, take_options
+from edgefl.errors import (
+    BrokerError,
+    BrokerUnreachableError,
+    ConfigError,
+    DataError,
+    EdgeFLError,
+    MissingDependencyError,
+    ProtocolError,
+)
 from edgefl.transport import failures
 from edgefl.transport.address import parse_url
 from edgefl.transport.broker import start_broker
@@ -33,7 +42,16 @@ def test_a_broker_that_refuses_ends_the_agent_and_its_password_is_not_printed(tm
     async def scene():
         async with start_broker(tmp_path / "broker", "auto") as broker:
             wrong = broker.url.replace(broker.address.password, "guessed-secret")
-            options = ["--broker", wrong, "--data", "x.npz", "--device", "d1", "--state", str(tmp_path / "state")]
+            options = [
+                "--broker",
+                wrong,
+                "--data",
+                "basic_motions",
+                "--device",
+                "d1",
+                "--state",
+                str(tmp_path / "state"),
+            ]
             return await asyncio.to_thread(agent, "run", *options)
 
     done = asyncio.run(scene())
@@ -44,12 +62,20 @@ def test_a_broker_that_refuses_ends_the_agent_and_its_password_is_not_printed(tm
     assert "Traceback" not in done.stderr
 
 
-def test_missing_data_ends_the_agent_and_is_named(tmp_path):
+def test_a_bad_sample_ends_the_agent_and_is_named(tmp_path):
     # The broker is not there either: the agent goes on dialling, and the data's fault ends it.
-    options = ["--broker", "mqtt://127.0.0.1:9", "--data", str(tmp_path / "no.npz"), "--state", str(tmp_path / "state")]
+    np.savez(tmp_path / "bad.npz", acc=np.full((3, 4, 2), np.nan, np.float32), label=np.zeros(3, np.int64))
+    options = [
+        "--broker",
+        "mqtt://127.0.0.1:9",
+        "--data",
+        str(tmp_path / "bad.npz"),
+        "--state",
+        str(tmp_path / "state"),
+    ]
     done = agent("run", *options, "--device", "d1", "--format", "json")
     assert done.returncode == DataError.exit_code
-    assert "no.npz" in done.stderr.splitlines()[-2]
+    assert "bad.npz:0: sample 0: acc: holds values that are not finite" in done.stderr
     lines = [json.loads(line) for line in done.stderr.splitlines() if line.startswith("{")]
     assert [line["event"] for line in lines if line["event"] == "unreachable"]
     assert lines[-1]["event"] == "stopped"
@@ -68,6 +94,27 @@ def test_faults_of_the_command_line_are_named(tmp_path, options, code, words):
     assert done.returncode == code
     assert words in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [("nothere", "does not exist"), ("folder", "has no manifest.jsonl"), ("bad.npz", "not a readable .npz file")],
+)
+def test_data_that_is_not_there_is_told_before_anything_is_dialled(tmp_path, data, words):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "bad.npz").write_bytes(b"PK")
+    given = ["--broker", "mqtt://127.0.0.1:9", "--data", str(tmp_path / data), "--state", str(tmp_path / "state")]
+    done = agent("run", *given)
+    assert done.returncode == DataError.exit_code
+    assert words in done.stderr
+    assert "unreachable" not in done.stderr
+    assert not (tmp_path / "state").exists()
+
+
+def test_a_device_without_torch_is_told_before_anything_is_dialled(monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    with pytest.raises(MissingDependencyError, match="'torch'"):
+        check_fit("basic_motions")
 
 
 def test_the_options_pass_the_exec_once():

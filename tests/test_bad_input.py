@@ -361,7 +361,8 @@ def test_a_worker_s_error_keeps_its_exit_code(workplace: Path, statement: str, e
 
 
 def test_an_agent_that_ends_at_once_says_only_why(workplace: Path) -> None:
-    options = ["--broker", "mqtts://127.0.0.1:9", "--data", "x.npz", "--device", "d", "--state", "s", "--ca", "no.pem"]
+    options = ["--broker", "mqtts://127.0.0.1:9", "--data", "basic_motions", "--device", "d", "--state", "s"]
+    options += ["--ca", "no.pem"]
     done = subprocess.run(
         [sys.executable, "-m", "device_agent.cli", "run", *options], capture_output=True, text=True, timeout=60
     )

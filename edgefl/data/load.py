@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from edgefl.data.arrays import read_npz
 from edgefl.data.dataset import Dataset, Encoder
 from edgefl.data.manifest import decide, read_manifest
 from edgefl.data.named import NAMED, named
@@ -72,8 +73,25 @@ def _open(
         return data, None, str(path)
     if path.suffix == ".npz":
         return Dataset.load_npz(path, modalities), None, str(path)
+    raise _no_source(path)
+
+
+def check_source(source: str) -> None:
+    """Raise DataError for a source that is not there or is none, without reading its samples."""
+    path = Path(source)
+    if source in NAMED and not path.exists():
+        return
+    if path.suffix == ".npz" and not path.is_dir():
+        read_npz(path, ())
+    elif not path.is_dir():
+        raise _no_source(path)
+    elif not (path / "manifest.jsonl").is_file():
+        raise DataError(f"{path}: has no manifest.jsonl", remedy=_FORMS)
+
+
+def _no_source(path: Path) -> DataError:
     what = "is neither a folder nor an .npz file" if path.exists() else "does not exist"
-    raise DataError(f"data source {str(path)!r} {what}", remedy=_FORMS)
+    return DataError(f"data source {str(path)!r} {what}", remedy=_FORMS)
 
 
 _FORMS = f"Give a folder with manifest.jsonl, an .npz file, or one of: {', '.join(NAMED)}."
