@@ -12,7 +12,9 @@ from coordinator.fitness import bounded, unfit
 from coordinator.instructions import Fetch, Instruction, SendAbort, SendAck, Step, Tell
 from coordinator.learning import learned
 from coordinator.planning import ask, figures_of, how_data
-from coordinator.rounds import check_close, drop, put, send_offer, usual
+from coordinator.plausible import likely, plausible
+from coordinator.rounds import check_close, drop, expected, put, send_offer, usual
+from coordinator.telling import tell_once
 from coordinator.values import (
     OPEN,
     Accepted,
@@ -189,14 +191,20 @@ def received(state: State, event: Received) -> Step:
         raise IllegalMoveError(event, state, f"{event.device} has no update being fetched")
     if assignment.status != "updated" or assignment.update is None:  # it has said something else while this was told
         return drop(state, "duplicate")
-    update = replace(assignment.update, manifest=event.manifest or assignment.update.manifest)
+    told = usual(state, event.attempt, assignment.placement)
+    own, odd = plausible(assignment.update.figures, expected(state, event.attempt, assignment.placement))
+    update = replace(
+        assignment.update,
+        manifest=event.manifest or assignment.update.manifest,
+        metrics=likely(assignment.update.metrics),
+        figures=own,
+    )
     measured = {**event.figures, **{name: f for name, f in update.figures.items() if f.value is not None}}
     measured = {**update.figures, **measured}
     if "payload_up_bytes" in event.figures:  # the device can not know it before the last chunk has left
         measured["payload_up_bytes"] = event.figures["payload_up_bytes"]
     done = replace(assignment, status="done", update=update, measured=measured, changes=event.changes)
     device = state.devices[event.device]
-    told = usual(state, event.attempt, assignment.placement)
     device = replace(device, factors=learned(device.factors, assignment.placement, told, measured))
     state = replace(state, devices={**state.devices, event.device: device})
     state, out = put(state, event.device, done, measured)
@@ -205,6 +213,10 @@ def received(state: State, event: Received) -> Step:
     if late := staleness(state, event.attempt):
         bill["staleness"] = late
     out.append(Tell("update", state.stage, state.number, event.device, bill))
+    if odd:
+        text = f"figures that can not be are left out: {'; '.join(odd)}"
+        state, warned = tell_once(state, event.device, "figures", text)
+        out += warned
     state, more = check_close(state, event.at)
     return state, out + more
 

@@ -94,6 +94,13 @@ class SendAck(msgspec.Struct, frozen=True):
     refusal: Refusal = Refusal()
 
 
+class SendDrain(msgspec.Struct, frozen=True):
+    """Tell one device that there is nothing for it here, and why."""
+
+    device: str
+    reason: str
+
+
 class Fetch(msgspec.Struct, frozen=True):
     """Get the objects of an update; asked again, it goes on where it stopped."""
 
@@ -154,7 +161,7 @@ class Fail(msgspec.Struct, frozen=True):
 
 
 Save = SaveDevice | SaveRound | SaveAssignment | SaveEvaluation | SaveEnd
-Send = Greet | SendOffer | SendAbort | SendAck | DrainAll
+Send = Greet | SendOffer | SendAbort | SendAck | SendDrain | DrainAll
 Work = Plan | Fetch | Forget | Aggregate | Evaluate | Tidy
 Instruction = Save | Send | Work | Tell | Fail
 

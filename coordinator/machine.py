@@ -18,14 +18,13 @@ import msgspec
 
 from coordinator import answers
 from coordinator.behind import assignment_of, counted, staleness, still_needed
-from coordinator.fitness import exceeds, overweights
+from coordinator.fitness import overweights
 from coordinator.instructions import (
     DrainAll,
     Evaluate,
     Fail,
     Greet,
     Instruction,
-    SaveDevice,
     SaveEnd,
     SaveEvaluation,
     SaveRound,
@@ -35,6 +34,7 @@ from coordinator.instructions import (
     Tell,
     Tidy,
 )
+from coordinator.introductions import MOST_COMINGS, introduced, strange
 from coordinator.planning import answer, ask, nobody_fits
 from coordinator.rounds import check_close, counted_updates, done, drop, offer_free, open_round
 from coordinator.telling import tell_once
@@ -46,7 +46,6 @@ from coordinator.values import (
     Beat,
     Begin,
     Declined,
-    Device,
     Evaluated,
     Event,
     IllegalMoveError,
@@ -60,7 +59,7 @@ from coordinator.values import (
     Tick,
 )
 from edgefl.plan.values import RunPlan
-from edgefl.protocol.messages import Hello
+from edgefl.protocol.messages import PROTOCOL_VERSION
 from edgefl.records import EvaluationRow, Refusal
 
 replace = msgspec.structs.replace
@@ -149,33 +148,11 @@ def _due(state: State, stage: int, number: int) -> bool:
 
 def _joined(state: State, event: Joined) -> Step:
     hello = event.hello
-    known = state.devices.get(hello.device)
-    back = known is None or not known.online
-    if known is None or _facts(known.hello) != _facts(hello):
-        was = known or Device(hello=hello)  # what it has done wrong stays its own, whatever it says of itself now
-        device = Device(
-            hello,
-            bad=was.bad,
-            rejected=was.rejected,
-            barred=was.barred,
-            taken=was.taken,
-            first=was.claim,
-            told=was.told,
-        )
-    else:
-        device = replace(known, hello=hello, online=True, first=known.claim)
-    devices = {**state.devices, hello.device: device}
-    state = replace(state, devices=devices, returning=_without(state.returning, hello.device))
-    out: list[Instruction] = [SaveDevice(hello), Greet(hello.device)]
-    if back:
-        budget = msgspec.to_builtins(hello.budget)
-        data = {"profile": hello.profile, "samples": hello.samples, "budget": budget}
-        out.append(Tell("device_joined", state.stage, state.number, hello.device, data))
-    if exceeds(hello, device.claim):
-        counts = device.claim.samples.get("", 0)
-        text = f"it now says it has {hello.samples.get('', 0)} samples; in this run the first {counts} count"
-        state, more = tell_once(state, hello.device, "claim", text)
-        out += more
+    if hello.protocol != PROTOCOL_VERSION:
+        return strange(drop(state, "protocol")[0], hello)
+    state, out = introduced(state, hello)
+    device = state.devices[hello.device]
+    state = replace(state, returning=_without(state.returning, hello.device))
     state, more = answers.resync(state, hello.device, hello.working_on, event.at)
     out += more
     if state.phase == "joining":
@@ -189,12 +166,6 @@ def _joined(state: State, event: Joined) -> Step:
             state, more = _enter(state, event.at)
             return state, out + more
     return state, out
-
-
-def _facts(hello: Hello) -> tuple[Any, ...]:
-    """What a device's placement depends on; a change means that it must be planned again."""
-    measured = hello.capabilities.trainer_base_bytes > 0
-    return hello.profile, hello.budget, hello.samples, hello.modalities, hello.class_counts, measured
 
 
 def _beat(state: State, event: Beat) -> Step:
@@ -214,9 +185,10 @@ def _left(state: State, event: Left) -> Step:
     state = replace(state, devices={**state.devices, event.device: replace(device, online=False)})
     if _online(state) < state.policy.devices:  # without it the next round would have fewer than were asked for
         state = replace(state, returning={**state.returning, event.device: event.at + state.grace_s})
-    tell = Tell("device_left", state.stage, state.number, event.device, {"reason": event.reason})
     state, out = check_close(state, event.at)
-    return state, [tell, *out]
+    if device.comings > MOST_COMINGS:
+        return state, out
+    return state, [Tell("device_left", state.stage, state.number, event.device, {"reason": event.reason}), *out]
 
 
 def _without(returning: dict[str, float], name: str) -> dict[str, float]:

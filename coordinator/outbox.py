@@ -76,6 +76,8 @@ class Outbox:
             for device in state.devices:
                 final = state.phase == "finished"
                 self.post(device, m.Drain(self._plan.run, one.reason, state.made_ms, final))
+        elif isinstance(one, do.SendDrain):
+            self.post(one.device, m.Drain(self._plan.run, one.reason, state.made_ms))
         elif isinstance(one, do.Greet):
             run, made_ms, beat = self._plan.run, state.made_ms, self._heartbeat_s
             self.post(one.device, m.Welcome(self._session, run=run, made_ms=made_ms, heartbeat_s=beat))

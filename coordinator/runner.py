@@ -46,6 +46,8 @@ if TYPE_CHECKING:  # runs without an identity load no cryptography
 
 #: Phases after which nothing more happens.
 ENDED = frozenset({"finished", "failed"})
+#: Seconds by which a clock goes back that was set; one that is disciplined goes slower instead.
+STEP_S = 1.0
 #: Events taken in one transaction: many devices' messages that came while the last one was written.
 MOST_AT_ONCE = 256
 _ERRORS: dict[str, type[EdgeFLError]] = {
@@ -140,6 +142,7 @@ class Runner:
         self._listening = False
         self._kept = self.state  # as the ledger has it
         self._untidy = False
+        self._ahead = time.time() - self.clock()
         self._unsaved: list[do.Save] = []  # what has changed since, and nobody has been told of
         store = ObjectStore(directory / "objects")
         report = self._events.put_nowait
@@ -261,8 +264,16 @@ class Runner:
                 for name in self._guard.newly_revoked() if self._guard is not None else ():
                     self._events.put_nowait(Left(now, name, "revoked"))
                 self._events.put_nowait(Tick(now))
+                self._watch_clock(time.time() - now)
             except Exception as error:  # a full disk, say: the loop must hear of it
                 self._events.put_nowait(error)
+
+    def _watch_clock(self, ahead: float) -> None:
+        """``ahead``: how far the clock that dates events is before the one that only goes forward."""
+        if ahead < self._ahead - STEP_S:
+            text = f"this machine's clock was set back by {self._ahead - ahead:.0f} s: times in the record go back here"
+            self._events.put_nowait(row_of(do.Tell("warning", data={"text": text})))
+        self._ahead = ahead
 
     def _take(self, due: Sequence[Event | EventRow | BaseException]) -> None:
         """Move by each of these, commit all that is to be kept in one transaction, then perform, in their order."""

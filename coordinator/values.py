@@ -60,6 +60,8 @@ class Device(msgspec.Struct, frozen=True):
     barred: int = 0  # in quarantine through this round, counted over all stages; -1: for good; 0: it is not
     taken: Attempt | None = None  # the newest of its attempts that is in the model
     first: Claim | None = None  # None: kept by a version that had no such field; ``claim`` tells
+    comings: int = 0  # how often it was there again
+    former: str = ""  # the session before the present one
     told: tuple[str, ...] = ()  # what operators have been told of it, once in a run
 
     @property
@@ -132,6 +134,7 @@ class State(msgspec.Struct, frozen=True):
     closed: Attempt | None = None  # the last attempt that was aggregated
     counted: frozenset[str] = frozenset()  # the devices whose updates it holds
     tickets: int = 0
+    strange: frozenset[str] = frozenset()  # devices of another protocol version, which operators know of
     dropped: dict[str, int] = {}  # messages without effect, by reason
     story: tuple[str, ...] = ()  # what happened last, for error messages
 

@@ -141,6 +141,7 @@ class FakeDevice:
         beside: dict[str, bytes] | None = None,
         breaking: Breaking | None = None,
         class_counts: tuple[int, ...] = (),
+        protocol: int = m.PROTOCOL_VERSION,
     ) -> None:
         self.name = name
         self.store = ObjectStore(directory / name)
@@ -153,6 +154,7 @@ class FakeDevice:
         self.beside = dict(beside or {})
         self.breaking = breaking
         self.class_counts = class_counts
+        self.protocol = protocol
         self.offers: list[m.Offer] = []
         self.acks: list[m.Ack] = []
         self.aborts: list[m.Abort] = []
@@ -203,6 +205,7 @@ class FakeDevice:
                 modalities={"acc": (8, 3)},
                 samples={"": self.samples, "acc": self.samples},
                 class_counts=self.class_counts,
+                protocol=self.protocol,
                 working_on=self.working_on,
             )
         )

@@ -62,6 +62,10 @@ class Scene:
             broker="mqtt://user:secret@localhost:1883",
         )
 
+    async def both(self, run: Coroutine[Any, Any, RunReport], script: Coroutine[Any, Any, None]) -> tuple[Any, ...]:
+        """The run's report, while the script goes on beside it."""
+        return await asyncio.gather(run, script)
+
     def kinds(self) -> list[str]:
         return [event.kind for event in self.events]
 
