@@ -143,6 +143,7 @@ class Evaluator:
             tasks=tasks,
             matcher=matcher,
             small=small,
+            statistics=request.slots.statistics,
         )
 
     def similarity(self, body: Any, note: Note) -> dict[str, float]:

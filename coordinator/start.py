@@ -22,6 +22,7 @@ from edgefl.data.load import load, load_pair
 from edgefl.disk import explained, write_new
 from edgefl.errors import ConfigError, IdentityError, Problem, StoreError
 from edgefl.plan.compile import compile_run, read_as
+from edgefl.plan.norm import untaken, with_statistics
 from edgefl.plan.values import RunPlan
 from edgefl.protocol.topics import check_name
 from edgefl.report.rows import EventRow, RunReport
@@ -176,7 +177,7 @@ async def _broker(wanted: str, place: Path, fleet: str, say: Callable[[str], Non
 def _resumed(ledger: str | Path, run: str) -> tuple[RunPlan, str]:
     """The plan as the run was started with: a run file changed since then can not tear it apart."""
     with Ledger(ledger, create=False) as opened:
-        plan = opened.plan(run)
+        plan = with_statistics(opened.plan(run))
     config = plan.config.get("run")
     broker = config.get("broker", "auto") if isinstance(config, dict) else "auto"
     return plan, str(broker)
@@ -190,6 +191,8 @@ def _compiled(file: str, run: str, directory: Path, overrides: Sequence[str]) ->
     place = directory / run
     test, path = _test_set(config, file, place)
     plan = compile_run(config, recipe, run=run, shapes=test.signature(), label_names=test.label_names, test=path)
+    if problem := untaken(plan, test.samples()):
+        raise ConfigError(file, [problem])
     return plan, config.broker
 
 

@@ -36,7 +36,7 @@ def stages_of(spec: ModelSpec, schedule: str = "layerwise") -> tuple[Stage, ...]
 def job(spec: ModelSpec | None = None, stage: Stage | None = None, **changes) -> Job:
     spec = spec or model_spec()
     slots = {"objective": CROSS_ENTROPY, "missing": {"zero": {}}, "prototypes": {"none": {}}}
-    slots |= {name: changes.pop(name) for name in list(changes) if name in slots}
+    slots |= {name: changes.pop(name) for name in list(changes) if name in Slots.__struct_fields__}
     hyper = {"batch_size": 6, "lr": {"encoder": 1e-2, "head": 1e-2}, **changes}
     return Job(spec, stage or stages_of(spec)[-1], Hyper(**hyper), Slots(**slots))
 

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import msgspec
 import typer
@@ -14,11 +14,15 @@ import typer
 from coordinator.place import ledger_of
 from edgefl.cli.locate import RUNS, RunArgument, RunsOption, find_run, read_run
 from edgefl.cli.options import Format, print_json
-from edgefl.errors import RunError
+from edgefl.errors import DataError, ExportError, RunError
 from edgefl.models.spec import PROTOTYPES
+from edgefl.plan.norm import with_statistics
 from edgefl.plan.values import RunPlan, Stage
 from edgefl.records import Manifest
 from edgefl.report.rows import BundleRow, RunReport
+
+if TYPE_CHECKING:
+    from edgefl.training.statistics import Tensors
 
 FOLDER = "bundles"
 #: Rounding of float32 in another order of operations gives 1e-6; a wrong graph gives 1e-2 and more.
@@ -113,16 +117,17 @@ def export_run(
     wanted = {*state.stage.present, PROTOTYPES, *(name for one in networks.values() for name in one)}
     parts = {part: decode_part(store.read(state.manifest[part].id)) for part in sorted(wanted & set(state.manifest))}
     chosen = _own_mask(state.plan, parts) if mask == "auto" else mask
+    fresh = _statistics(state, parts)
     target = output if output is not None else directory / FOLDER
     rows = export_bundles(
         state.plan.model,
         state.stage,
-        parts,
+        parts | fresh,
         target,
         capacity=capacity,
         mask=chosen,
         tolerance=tolerance,
-        refs=state.manifest,
+        refs={part: ref for part, ref in state.manifest.items() if part not in fresh},
         matcher=matcher_of(state.plan.slots, networks),
         networks=networks,
     )
@@ -136,7 +141,7 @@ def final_state(directory: Path) -> FinalState:
 
     report = read_run(directory)
     with Ledger(ledger_of(directory), create=False) as ledger:
-        plan = ledger.plan(report.run)
+        plan = with_statistics(ledger.plan(report.run))
         position = ledger.position(report.run)
     if position.stage == 0:
         raise RunError(
@@ -145,6 +150,23 @@ def final_state(directory: Path) -> FinalState:
         )
     stage = next(stage for stage in plan.stages if stage.index == position.stage)
     return FinalState(report, plan, stage, position.round, position.manifest)
+
+
+def _statistics(state: FinalState, parts: dict[str, Tensors]) -> dict[str, Tensors]:
+    """The heads with batch statistics taken on the test set's inputs, where those of the state are other weights'."""
+    if not state.plan.slots.statistics:
+        return {}
+    from edgefl.training.evaluate import TestSet
+    from edgefl.training.statistics import heads_with_statistics
+
+    try:
+        test = TestSet.load(state.plan.test, state.plan.model)
+    except DataError as error:
+        raise ExportError(
+            f"the heads' batch statistics are taken on the run's test set: {error.message}",
+            remedy=f"Put {state.plan.test or 'data.test'} back, or train with model.head.norm: layer.",
+        ) from error
+    return heads_with_statistics(state.plan.model, state.stage, parts, test.data)
 
 
 def _own_mask(plan: RunPlan, parts: Collection[str]) -> Literal["reconstruction", "both", "zero"]:

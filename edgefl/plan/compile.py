@@ -16,7 +16,7 @@ from edgefl.models.sizes import SIZES, encoder_of_size
 from edgefl.models.spec import EncoderSpec, HeadSpec, JointSpec, ModelSpec, fused_width
 from edgefl.plan.exchange import exchange_of
 from edgefl.plan.needs import LABEL_THEM
-from edgefl.plan.norm import default_norm
+from edgefl.plan.norm import default_norm, with_statistics
 from edgefl.plan.schedule import SCHEDULES, Embed
 from edgefl.plan.values import Hyper, Lean, RoundPolicy, RunPlan, ScheduleName, Slot, Slots, Stage, Transfer
 
@@ -48,7 +48,7 @@ def compile_run(
     model = model_spec(config, recipe, shapes, label_names)
     name, embed = schedule_of(recipe)
     stages = SCHEDULES[name](model, config.training.rounds, embed)
-    return RunPlan(
+    plan = RunPlan(
         run=run,
         name=config.name,
         recipe=recipe.name,
@@ -72,6 +72,7 @@ def compile_run(
         transfer=Transfer(_rules(config.transfer.up), _rules(config.transfer.down), config.transfer.top),
         config={"run": config.model_dump(mode="json"), "recipe": recipe.model_dump(mode="json")},
     )
+    return with_statistics(plan)
 
 
 def _server(recipe: RecipeConfig) -> dict[str, Slot]:

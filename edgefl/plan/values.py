@@ -89,6 +89,7 @@ class Slots(msgspec.Struct, frozen=True):
     prototypes: Slot = {}
     repair: Slot = {}
     exchange: Exchange = "all"
+    statistics: bool = False  # batch norm's are taken at the weights received, before they are evaluated
 
 
 class Job(msgspec.Struct, frozen=True):

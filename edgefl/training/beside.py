@@ -19,6 +19,7 @@ from edgefl.models.build import StagedModel, build
 from edgefl.models.encoder import TokenState
 from edgefl.models.spec import encodes_together
 from edgefl.plan.needs import clusters_apart, needs_labels, needs_pairs
+from edgefl.plan.norm import LEAST, MOST
 from edgefl.plan.prefix import built_parts
 from edgefl.plan.values import Job
 from edgefl.resources.flops import FlopCounter
@@ -28,9 +29,9 @@ from edgefl.training.matchers import MatcherSettings, classifier_loss, prior_los
 from edgefl.training.missing import AtHand, reconstruction
 
 Pattern = tuple[str, ...]
-#: How far a sample goes: to the projections of its modalities, each alone or together, to the fused representation, to
-#: the logits.
-Through = Literal["alone", "project", "fuse", "classify"]
+#: How far a sample goes: to what its heads are given, to the projections of its modalities, each alone or together, to
+#: the fused representation, to the logits.
+Through = Literal["encode", "alone", "project", "fuse", "classify"]
 #: Rows of a traced pass. FLOPs are by row, so that any number would do.
 _ROWS = 2
 
@@ -80,7 +81,8 @@ class Beside:
 
     def __call__(self, job: Job, share: Share) -> float:
         """FLOPs of a round from the second on, when there is something received and something kept."""
-        return self._trials(job, share) + self._prototypes(job, share) + self._matchers(job, share)
+        made = self._prototypes(job, share) + self._matchers(job, share)
+        return self._trials(job, share) + made + self._statistics(job, share)
 
     def _trials(self, job: Job, share: Share) -> float:
         """The model as received and as trained on the samples apart and, where poverty is mended, the personal one."""
@@ -95,6 +97,27 @@ class Beside:
                 encoded = 0.0 if together else self._row(job, pattern, "alone")  # taken over from each alone
                 flops += part * (self._row(job, pattern, "classify") - encoded)
         return share.apart * flops * (3 if "poverty" in job.slots.repair else 2)
+
+    def _statistics(self, job: Job, share: Share) -> float:
+        """Of the model as received, of a personal one and of teachers: each takes them by an own pass."""
+        if not job.slots.statistics:
+            return 0.0
+        personal = "poverty" in job.slots.repair and share.apart > 0
+        passes = 1 + personal + ("model_transfer" in job.slots.objective)
+        return passes * sum(
+            min(MOST, count) * self._head_input(job, share, m)
+            for m in job.model.encoders
+            if (count := round(share.trained * share.having(m))) >= LEAST
+        )
+
+    def _head_input(self, job: Job, share: Share, m: str) -> float:
+        """One sample of m through its head, with shared attention beside what else such a sample has."""
+        alone = self._row(job, (m,), "alone")
+        if job.model.encoder_sharing != "multiway":
+            return alone
+        having = {pattern: part / share.having(m) for pattern, part in share.patterns.items() if m in pattern}
+        encoded = sum(part * self._row(job, pattern, "encode") for pattern, part in having.items())
+        return encoded + alone - self._row(job, (m,), "encode")
 
     def _prototypes(self, job: Job, share: Share) -> float:
         if "adaptive" in job.slots.prototypes:
@@ -151,11 +174,13 @@ def _run(model: StagedModel, job: Job, pattern: Pattern, through: Through) -> No
     encoders = job.model.encoders
     inputs = {m: meta_input(job, m, _ROWS) for m in pattern}
     states: dict[str, TokenState] = {}
-    if job.model.fusion == "joint" and through != "alone":
+    if job.model.fusion == "joint" and through not in {"encode", "alone"}:
         states = model.encode_batch_tokens(inputs, dict.fromkeys(inputs), _ROWS, job.stage.depth)
         pooled = {m: model.pool_tokens(m, state) for m, state in states.items()}
     else:
         pooled = model.encode_batch(inputs, dict.fromkeys(inputs), _ROWS, job.stage.depth)
+    if through == "encode":
+        return
     projected = {m: model.project(m, h) for m, h in pooled.items()}
     if through in {"alone", "project"}:
         return

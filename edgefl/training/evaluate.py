@@ -35,6 +35,7 @@ from edgefl.training.batches import input_of
 from edgefl.training.embeddings import BATCH, device_of, embeddings
 from edgefl.training.metrics import classification, pairs, retrieval, same_items
 from edgefl.training.missing import AtHand, reconstruction
+from edgefl.training.statistics import take_statistics
 
 #: What a model can be judged by: labels, and pairs of modalities.
 TASKS = frozenset({"classification", "retrieval"})
@@ -121,19 +122,22 @@ def evaluate(
     tasks: frozenset[str] | None = None,
     matcher: Matcher = DEFAULT_MATCHER,
     small: Small | None = None,
+    statistics: bool = False,
 ) -> list[EvaluationRow]:
     """Rows of the model made of ``parts``: classification under every condition, then retrieval of every pair.
 
     ``tasks``: None means classification for a model with classes, else retrieval. ``prototypes``: also with the
     prototype mask, matched by ``matcher`` (``small``: the models a trained one needs). A model with parts that
-    reconstruct is also shown with what they make. Raises DataError for classification without labels, ModelError for a
-    task the model was not made for.
+    reconstruct is also shown with what they make. ``statistics``: those of batch norm are first taken on the inputs of
+    the test set. Raises DataError for classification without labels, ModelError for a task the model was not made for.
     """
     asked = _tasks(model, tasks)
     built = build(model, stage.present)
     for name in stage.present:
         load_part(built, name, parts[name])
     built.eval()
+    if statistics:
+        take_statistics(built, test.data, stage.depth)
     names = tuple(m for m in model.encoders if test.data.has(m).any())
     tables = from_tensors(parts[PROTOTYPES]) if prototypes and PROTOTYPES in parts else {}
     alone = _alone(built, test.data, names, stage.depth, asked)

@@ -11,6 +11,7 @@ import time
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -36,6 +37,7 @@ from edgefl.training.poverty import PovertyMeter, exact_changes, is_exact, optim
 from edgefl.training.prefix import PrefixCache
 from edgefl.training.prototypes import local_tables
 from edgefl.training.share import too_few, usable_rows
+from edgefl.training.statistics import counted_statistics
 from edgefl.training.step import make_optimizer, prepare, train_step
 from edgefl.training.trial import personal_trial, trial
 
@@ -116,14 +118,17 @@ def train_round(
     apart, more = cache.encoded(job, apart, parts, names, device, counts)
     filling += more
     model = _load(job, parts, kept, device)
+    statistics = partial(counted_statistics, job, model, dataset, usable, counts)
+    taking = statistics()
     metrics, spent = trial(job, model, apart, parts, "received", counts)
-    personal_metrics, more = personal_trial(job, model, apart, parts, kept, counts)
+    personal_metrics, more = personal_trial(job, model, apart, parts, kept, counts, statistics)
     prepare(model, job.stage.trained, checkpoint=job.hyper.checkpoint)
     aids = aids_of(job, model, parts, kept, device)
+    taking += statistics(aids.teacher)
     marks, marking = marks_of(job, model, aids, dataset, rng, counts)
     meter = PovertyMeter() if "poverty" in job.slots.repair else None
     tally = _Tally(kind_of_step(job, with_tables=bool(aids.tables)), counts, meter)
-    tally.flops = filling + spent + more + marking
+    tally.flops = filling + taking + spent + more + marking
     _train(job, model, dataset, usable, aids, marks, tally, device, rng, steps, on_progress)
     model.zero_grad(set_to_none=True)
     after, spent = trial(job, model, apart, parts, "trained", counts)

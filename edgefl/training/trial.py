@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
@@ -27,10 +27,12 @@ def personal_trial(
     parts: Mapping[str, Tensors],
     kept: Mapping[str, Tensors],
     counts: FlopCounts,
+    statistics: Callable[[], float],
 ) -> tuple[dict[str, float], float]:
     """The device's own model of its last round, with the one layer it was sent in place of its poverty layer (MMiC).
 
-    ``model`` holds afterwards what it held before. Without such a model: no metrics.
+    ``statistics``: takes those of ``model`` where that is called for, and tells the FLOPs. ``model`` holds afterwards
+    what it held before. Without such a model: no metrics.
     """
     own = [part for part in job.stage.trained if part in kept]
     if "poverty" not in job.slots.repair or not len(apart) or len(own) < len(job.stage.trained):
@@ -42,10 +44,11 @@ def personal_trial(
     before = {part: part_tensors(model, part) for part in own}
     for part in own:
         load_part(model, part, {**kept[part], **better.get(part, {})})
-    found = trial(job, model, apart, parts, "personal", counts)
+    taking = statistics()
+    found, flops = trial(job, model, apart, parts, "personal", counts)
     for part, tensors in before.items():
         load_part(model, part, tensors)
-    return found
+    return found, taking + flops
 
 
 def trial(
