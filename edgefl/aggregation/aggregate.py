@@ -1,9 +1,9 @@
 """A whole round on the server: from the devices' updates to the next state, part by part, and the record of it.
 
-Each part is the mean over the devices that trained it, so devices with other depths, modalities or shares can be in one
-round; where the recipe says so, there is one mean for each audience. One device's part is in memory at a time. Devices
-are taken in sorted order: the result does not depend, not even in its last bit, on who arrived first. Whatever is left
-out is in the record with its reason.
+Each part is the mean over the devices that trained it, with those that could have and kept it, so devices with other
+depths, modalities or shares can be in one round; where the recipe says so, there is one mean for each audience. One
+device's part is in memory at a time. Devices are taken in sorted order: the result does not depend, not even in its
+last bit, on who arrived first. Whatever is left out is in the record with its reason.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from edgefl.aggregation.optimise import plain
 from edgefl.aggregation.prototypes import merge_prototypes
 from edgefl.aggregation.publish import LOST, publish, settled, without_packed
 from edgefl.aggregation.remember import UpdateInfo
-from edgefl.aggregation.shares import Standing, shares_of
+from edgefl.aggregation.shares import Standing, absent_from, shares_of
 from edgefl.aggregation.slots import Choice, Recipe, choose
 from edgefl.aggregation.staleness import faded, moved
 from edgefl.errors import ProtocolError
@@ -62,9 +62,10 @@ def aggregate_round(
     ``transfer``: how the new state will travel, and so what devices will hold of it. ``largest_share``: the most that a
     device may weigh in a part.
     A device may bring two updates, made from different states; in the record they have the names of ``UpdateInfo``.
-    In the record: per slot, role -> {choice, options}; ``parts`` {part: {devices: {name: weight}}}, weights as they
-    took effect, sum 1; ``refused`` [{device, part, reason, detail}], reason names, shape, dtype, not_finite, malformed
-    or unknown_part; ``ignored`` {part: [devices without samples of it]}; ``kept`` {part: why it stays as it was
+    In the record: per slot, role -> {choice, options}; ``parts`` {part: {devices: {name: weight}, kept: weight}},
+    weights as they took effect, sum 1, ``kept`` that of the part as it was, where devices kept it;
+    ``refused`` [{device, part, reason, detail}], reason names, shape, dtype, not_finite, range, malformed or
+    unknown_part; ``ignored`` {part: [devices without samples of it]}; ``kept`` {part: why it stays as it was
     although it was sent}; ``stale`` {name: {device, staleness, factor}}, of updates made from earlier states, whose
     changes are damped by the factor; ``clusters``, ``repaired`` and ``momentum`` where a slot made them.
     Raises StoreError when the store fails (no fault of a device), ConfigError for a recipe with unknown methods,
@@ -197,8 +198,10 @@ def _outcomes(
         if update.staleness and update.name in objects:
             start, now = (_loader(work.store, refs[part], limit) for refs in (update.base, work.previous))
             loaders[update.name] = moved(loaders[update.name], start, now, update.factor, layout())
+    keeps = work.slots["combine"].options.get("absent") == "keep"
+    absent = absent_from(part, {u.name: u.samples for u in work.updates}) if keeps else {}
     shares = shares_of(
-        part, counts, work.slots["weight"], work.standing, lambda device: _fitting(loaders[device](), layout())
+        part, counts, work.slots["weight"], work.standing, lambda device: _fitting(loaders[device](), layout()), absent
     )
     if not shares:
         none = Outcome(None, {"devices": {}}, {}, "no device trained it on any sample", ignored)
@@ -239,21 +242,27 @@ def _mean(
     """The weighted mean of one part for one audience, and the server's step from the state before."""
     mean = work.slots["combine"].method(stored_layout(work.store, before))
     refused: dict[str, tuple[str, str]] = {}
+    kept_share = sum(weight for device, weight in weights.items() if device not in loaders)
     for device, weight in weights.items():
+        if device not in loaders:
+            continue
         try:
             mean.add(weight, loaders[device]())
         except MisfitError as error:
             refused[device] = (error.reason, error.message)
         except ProtocolError as error:
             refused[device] = ("malformed", error.message)
-    taken = {device: weight for device, weight in weights.items() if device not in refused}
+    taken = {device: weight for device, weight in weights.items() if device in loaders and device not in refused}
     if not taken:
         return Outcome(None, {"devices": {}}, refused, "every device that trained it was refused", ignored)
-    total = sum(taken.values())
-    shares = {device: weight / total for device, weight in taken.items()}
+    total = sum(taken.values()) + kept_share
+    told: dict[str, Any] = {"devices": {device: weight / total for device, weight in taken.items()}}
     kept = f"{SERVER}optimise/{key}"
     known = decode_part(work.store.read(work.previous[kept].id)) if kept in work.previous else None
     previous = _loader(work.store, before, 2 * before.size)()
+    if kept_share > 0:  # after the others, so that integer buffers are a device's
+        mean.add(kept_share, previous)
+        told["kept"] = kept_share / total
     tensors, state = work.step(known, dict(previous), mean.result())
     try:
         check_finite(tensors)
@@ -262,7 +271,7 @@ def _mean(
         return Outcome(None, {"devices": {}}, refused, "its new values can not be calculated with", ignored)
     if state is not None:
         results.append((kept, work.store.put(encode_part(state)), None))
-    return Outcome(tensors, {"devices": shares}, refused, "", ignored)
+    return Outcome(tensors, told, refused, "", ignored)
 
 
 def _stored(store: ObjectStore, outcome: Outcome) -> ObjectRef | None:

@@ -31,7 +31,7 @@ class Outcome(NamedTuple):
     """What became of one part. ``tensors`` None: it stays as it was, because of ``kept``."""
 
     tensors: dict[str, Tensor] | None
-    weights: dict[str, dict[str, Any]]  # "devices": {name: weight}; for prototypes also "tables"
+    weights: dict[str, Any]  # "devices": {name: weight}; "kept": weight of the part before; for prototypes "tables"
     refused: dict[str, tuple[str, str]]  # device -> (machine-readable reason, detail)
     kept: str = ""
     ignored: tuple[str, ...] = ()  # devices that have no samples of it

@@ -1,5 +1,8 @@
-"""Who weighs what in one part, for each audience: the slots cluster and weight, applied.
+"""Who weighs what in one part, for each audience: the slots cluster, weight and combine, applied.
 
+Where devices of a round train different depths (schedule mixed, budgets), the mean over those that trained a part would
+let a single one replace everybody's, below what the others trained upon the old one. With combine: {mean: {absent:
+keep}} the others keep it: theta' = sum over trained w_k theta_k + sum over absent w_k theta, w over both sums to 1.
 An audience is the prefix of a state's part (``edgefl.aggregation.audience``): everyone, a cluster, a device.
 """
 
@@ -18,6 +21,7 @@ from edgefl.aggregation.slots import Choice
 from edgefl.aggregation.weight import by_samples, capped, fediot
 from edgefl.errors import ProtocolError
 from edgefl.models.spec import is_matcher, modality_of
+from edgefl.plan.schedule import encoder_stage
 
 Load = Callable[[str], Mapping[str, np.ndarray]]
 #: audience -> device -> weight, sum 1.
@@ -41,15 +45,45 @@ class Standing:
     most: float = 1.0
 
 
-def shares_of(part: str, counts: Mapping[str, int], slot: Choice, standing: Standing, load: Load) -> Shares:
+def absent_from(part: str, trained: Mapping[str, Mapping[str, int]]) -> dict[str, int]:
+    """device -> samples, of the devices that hold samples of the part's modality and trained without it.
+
+    ``trained``: device -> part -> samples. Encoder stages alone can be left out for a stage or a budget. A device that
+    lacks the modality is not absent: of its encoder it knows nothing.
+    """
+    if encoder_stage(part) is None:
+        return {}
+    owner = modality_of(part)
+    held = {
+        device: max((n for p, n in samples.items() if owner is None or modality_of(p) == owner), default=0)
+        for device, samples in trained.items()
+        if part not in samples
+    }
+    return {device: count for device, count in held.items() if count > 0}
+
+
+def shares_of(
+    part: str,
+    counts: Mapping[str, int],
+    slot: Choice,
+    standing: Standing,
+    load: Load,
+    absent: Mapping[str, int] | None = None,
+) -> Shares:
     """The shares of ``part`` for each audience; empty when nobody has samples of it.
 
     ``counts``: device -> samples; ``load``: a device's tensors of this part; it raises MisfitError or ProtocolError for
-    those that can not be it, whose devices have no row and no column in the relationship graph.
+    those that can not be it, whose devices have no row and no column in the relationship graph. ``absent``: device ->
+    samples, of those that keep the part; they have a share where a device that trained it has one.
     """
-    everyone = _weigh(counts, slot, standing)
-    if not everyone:
+    if not any(count > 0 for count in counts.values()):
         return {}
+    shares = _shares_of(part, {**counts, **(absent or {})}, slot, standing, load)
+    return {audience: weights for audience, weights in shares.items() if weights.keys() - (absent or {}).keys()}
+
+
+def _shares_of(part: str, counts: Mapping[str, int], slot: Choice, standing: Standing, load: Load) -> Shares:
+    everyone = _weigh(counts, slot, standing)
     if is_matcher(part):
         return _small_networks(capped(by_samples(counts), standing.most), standing.small)
     shares = {EVERYONE: everyone}

@@ -290,6 +290,20 @@ WEIGHT: Choices = {
     "own": ("nothing is exchanged: each device trains alone", {}),
 }
 
+COMBINE: Choices = {
+    "mean": (
+        "streaming weighted mean per part",
+        {
+            "absent": Option(
+                "keep",
+                "devices of the round whose stage or budget left out an encoder stage of a modality that they have: "
+                "they count as keeping it as it was, or are left out",
+                ("keep", "leave_out"),
+            )
+        },
+    ),
+}
+
 OPTIMISE: Choices = {
     "plain": ("it replaces it", {}),
     "momentum": ("server momentum (FedAvgM, arXiv 1909.06335)", {"lr": Option(1.0, _LR.doc, least=0), "beta": _BETA}),
@@ -320,6 +334,6 @@ SLOTS: dict[str, tuple[str, Choices]] = {
     "objective": ("terms of the local loss, summed", OBJECTIVE),
     "repair": ("what is replaced in uploads before they are combined", REPAIR),
     "weight": ("weights of the devices", WEIGHT),
-    "combine": ("how uploads become one", {"mean": ("streaming weighted mean per part", {})}),
+    "combine": ("how uploads become one", COMBINE),
     "optimise": ("how the mean changes the global model", OPTIMISE),
 }
