@@ -25,7 +25,7 @@ from device_agent.trainer_link import Ended, TrainRequest
 from device_agent.values import DataFacts, Progressed, Result
 from edgefl.objects import ObjectStore
 from edgefl.plan.values import RunPlan
-from edgefl.records import Manifest
+from edgefl.records import Budget, Manifest
 from edgefl.report.rows import RunReport
 from edgefl.transport.memory import MemoryBroker, MemoryTransport
 
@@ -81,24 +81,30 @@ class InlineWorker:
         pass
 
 
-def run_fleet(directory: Path, plan: RunPlan, shares: Mapping[str, Path], seconds: float) -> RunReport:
+def run_fleet(
+    directory: Path,
+    plan: RunPlan,
+    shares: Mapping[str, Path],
+    seconds: float,
+    budgets: Mapping[str, Budget] | None = None,
+) -> RunReport:
     """Run ``plan`` in ``directory`` with one agent a share (device -> .npz) and give its report; at most ``seconds``.
 
-    The last state: ``state_of``.
+    ``budgets``: device -> what it may spend; others have no limit. The last state: ``state_of``.
     """
     # What measures a trainer's memory, and warms it for that, has no meaning in a process that holds all of them.
     with mock.patch("device_agent.trainer._first_round"), mock.patch("device_agent.trainer.settle"):
-        return asyncio.run(asyncio.wait_for(_run(directory, plan, shares), seconds))
+        return asyncio.run(asyncio.wait_for(_run(directory, plan, shares, budgets or {}), seconds))
 
 
-async def _run(directory: Path, plan: RunPlan, shares: Mapping[str, Path]) -> RunReport:
+async def _run(directory: Path, plan: RunPlan, shares: Mapping[str, Path], budgets: Mapping[str, Budget]) -> RunReport:
     broker, turn = MemoryBroker(), asyncio.Lock()
     tasks = []
     with contextlib.ExitStack() as stack:
         for device, data in shares.items():
             store = AgentStore(directory / "agents" / device, Owner(device, "default"))
             stack.callback(store.close)
-            identity = Identity("default", device, fingerprint=device).started()
+            identity = Identity("default", device, budget=budgets.get(device, Budget()), fingerprint=device).started()
             trainer = InlineTrainer(data, store.objects.root, turn).named(device)
             agent = Agent(
                 identity,
