@@ -102,6 +102,20 @@ def _server(recipe: Recipe) -> list[Problem]:
     return found
 
 
+def headless(recipe: Recipe) -> list[Problem]:
+    """What of a recipe has no meaning for a model without projection heads (model.head.kind: none)."""
+    path, way_on = "model.head.kind", "set model.head.kind: mlp"
+    if "relationship" in recipe["weight"]:
+        text = (
+            f"weight: relationship exchanges the mappings, the heads, and without them nothing is left to map; {way_on}"
+        )
+        return [Problem(path, f"{text}, or another slots.weight")]
+    if "cluster_contrast" in recipe["objective"]:
+        text = f"cluster_contrast trains a copy of the mappings, the heads, and without them there is none; {way_on}"
+        return [Problem(path, f"{text}, or leave the term out")]
+    return []
+
+
 #: What makes something of all devices of one round together, or of how one round differs from the last: role, choice.
 _OF_ONE_ROUND = {
     "cluster": ("lsh", "pacfl"),

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from edgefl.config.conflicts import late_conflicts
+from edgefl.config.conflicts import headless, late_conflicts
 from edgefl.config.files import Lines, override, read_yaml, validate
 from edgefl.config.recipe import RecipeConfig
 from edgefl.config.slots import parse_slot, valid_names
@@ -77,15 +77,19 @@ def load_run(name: str, overrides: Sequence[str] = ()) -> tuple[RunConfig, Recip
         recipe = _collect(problems, lambda: load_recipe(used, _valid_slots(values)), "recipe", lines)
     for path, profile, budget in _fleet(values):
         _collect(problems, partial(fleet_profile, profile, budget), path, lines)
-    if config is not None and recipe is not None and (config.rounds == "async" or config.round.late == "keep"):
-        problems += _late(config, recipe, lines)
+    if config is not None and recipe is not None:
+        problems += _together(config, recipe, lines)
     if problems or config is None or recipe is None:
         raise ConfigError(str(file), problems or [Problem("recipe", "must be a name or a file")])
     return config, recipe
 
 
-def _late(config: RunConfig, recipe: RecipeConfig, lines: Lines) -> list[Problem]:
-    found = late_conflicts(recipe.model_dump(), asynchronous=config.rounds == "async")
+def _together(config: RunConfig, recipe: RecipeConfig, lines: Lines) -> list[Problem]:
+    """What of the recipe does not go with the run file's own settings."""
+    slots, asynchronous = recipe.model_dump(), config.rounds == "async"
+    late = asynchronous or config.round.late == "keep"
+    found = late_conflicts(slots, asynchronous=asynchronous) if late else []
+    found += headless(slots) if config.model.head.kind == "none" else []
     return [Problem(one.path, one.message, lines.get(tuple(one.path.split(".")), 0)) for one in found]
 
 
