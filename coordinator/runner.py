@@ -33,6 +33,7 @@ from edgefl.aggregation.remember import load as load_memory
 from edgefl.errors import BudgetError, DataError, EdgeFLError, ProtocolError, RunError
 from edgefl.objects import ObjectStore
 from edgefl.plan.values import RunPlan
+from edgefl.plan.warnings import warnings_of
 from edgefl.protocol import topics
 from edgefl.protocol.messages import Need, Renew
 from edgefl.records import Manifest
@@ -211,6 +212,8 @@ class Runner:
         position = self._ledger.position(run)
         self._work.begin(position.manifest, self._ledger.states(run))
         self._tell(self._started(position.manifest, broker))
+        for text in () if known else warnings_of(self.plan):
+            self._tell(do.Tell("warning", data={"text": text, "lasting": True}))
         self._kept = rows_of(self.state, was) if was is not None else self.state
         return Begin(
             at=self.clock(),

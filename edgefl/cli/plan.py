@@ -72,5 +72,7 @@ def command(
     from edgefl.report.tables import print_grid
 
     console = Console()
+    for text in price.warnings:
+        console.print(f"warning: {text}", style="yellow", markup=False, highlight=False)
     for grid in price_grids(price):
         print_grid(grid, console)

@@ -25,6 +25,7 @@ from edgefl.plan.fit import place
 from edgefl.plan.prefix import can_cache, with_cache
 from edgefl.plan.schedule import SCHEDULES, Embed, stage_before
 from edgefl.plan.values import Candidate, Hyper, Job, RunPlan, Stage
+from edgefl.plan.warnings import warnings_of
 from edgefl.records import Capabilities
 from edgefl.report.prices import Account, DevicePlan, RunPrice, StagePrice
 
@@ -111,6 +112,7 @@ def price_run(
         convention=convention,
         accounts=_accounts(plan, config.training.rounds) if convention else (),
         schedule=own_schedule,
+        warnings=warnings_of(plan),
     )
 
 

@@ -26,6 +26,7 @@ from edgefl.report import (
 from edgefl.report.drawing import Plot
 from edgefl.report.grid import Column, Grid, letters
 from edgefl.report.rows import RunReport
+from edgefl.report.warnings import warnings
 
 #: What each ledger figure means, for the table of sources.
 MEANINGS: dict[str, str] = {
@@ -82,6 +83,7 @@ def render(report: RunReport) -> str:
         started=units.moment(report.started_at),
         took=took(report),
         standing=outcome.standing(report),
+        warnings=warnings(report),
         version=__version__,
         cards=cards(report),
         learning=drawn(plots.learning(report)),
@@ -132,6 +134,13 @@ def cards(report: RunReport) -> list[Card]:
     found = [
         Card(f"test {metric}", shown(row.value), " + ".join(row.available)) for row in scores if row.missing == "none"
     ]
+    if (
+        not any(row.metric == "accuracy" for row in report.evaluations)
+        and (own := quality.own_accuracy(report)) is not None
+    ):
+        found.append(
+            Card("accuracy of the devices' own models", units.percent(own), "on samples set apart; their mean")
+        )
     alone = [row for row in scores if row.missing in outcome.STAND_INS]
     if alone:
         worst = min(alone, key=lambda row: row.value)

@@ -58,3 +58,4 @@ class RunPrice(msgspec.Struct, frozen=True):
     convention: str = ""
     accounts: tuple[Account, ...] = ()  # by that convention
     schedule: str = ""
+    warnings: tuple[str, ...] = ()

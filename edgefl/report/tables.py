@@ -10,6 +10,7 @@ from rich.text import Text
 from edgefl.report import absences, bills, decisions, inventory, outcome, quality, repairs, staleness
 from edgefl.report.grid import Cell, Column, Grid, letters
 from edgefl.report.rows import RunReport
+from edgefl.report.warnings import warnings
 
 #: Tone -> rich style. The terminal's own colours, so that both dark and light themes stay readable.
 STYLES: dict[str, str] = {"": "", "good": "green", "warn": "yellow", "bad": "red", "dim": "dim"}
@@ -37,6 +38,8 @@ def print_report(report: RunReport, console: Console) -> None:
     told: set[str] = set()
     if stood := outcome.standing(report):
         console.print(Text(stood, style="red" if report.status == "failed" else "yellow"))
+    for text in warnings(report):
+        console.print(Text(f"Warning: {text}.", style="yellow"))
     for grid in grids:
         print_grid(grid, console, told=told)
 
