@@ -32,12 +32,16 @@ def close_run(directory: Path, *, export: bool, page: bool, quiet: bool) -> RunR
 def _show(report: RunReport, directory: Path, *, export: bool, page: bool) -> None:
     from rich.console import Console
 
-    from edgefl.report import absences, bills, decisions, inventory, outcome
+    from edgefl.report import absences, bills, decisions, inventory, outcome, quality
     from edgefl.report.tables import print_grid
+    from edgefl.report.warnings import warnings
 
     console = Console()
     told: set[str] = set()
-    grids = [outcome.evaluation(report), bills.device_bill(report), decisions.refusals(report)]
+    for text in warnings(report):
+        console.print(f"Warning: {text}.", style="yellow", markup=False, highlight=False)
+    grids = [outcome.evaluation(report), *(grid for grid in (quality.personal(report),) if grid.rows)]
+    grids += [bills.device_bill(report), decisions.refusals(report)]
     grids += [grid for grid in (absences.table(report),) if grid.rows]
     if export:
         grids.append(inventory.bundles(report))

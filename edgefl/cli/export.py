@@ -39,6 +39,13 @@ class FinalState:
     stage: Stage
     round: int
     manifest: Manifest
+    first: Manifest
+
+    @property
+    def untrained(self) -> tuple[str, ...]:
+        """Parts that the recipe trains and that still are what the run began with: no device sent an update of them."""
+        meant = {part for stage in self.plan.stages for part in stage.trained}
+        return tuple(p for p in self.stage.present if p in meant and self.manifest.get(p) == self.first.get(p))
 
 
 @dataclass(frozen=True)
@@ -82,7 +89,8 @@ def command(
     done = export_run(directory, output=output, mask=mask, capacity=capacity, tolerance=tolerance)
     if format == "json":
         body = {"run": done.state.report.run, "stage": done.state.stage.index, "round": done.state.round}
-        print_json({**body, "mask": done.mask, "directory": str(done.directory), "bundles": done.rows})
+        body |= {"mask": done.mask, "directory": str(done.directory), "untrained": done.state.untrained}
+        print_json({**body, "bundles": done.rows})
         return
     from rich.console import Console
 
@@ -130,7 +138,10 @@ def export_run(
         refs={part: ref for part, ref in state.manifest.items() if part not in fresh},
         matcher=matcher_of(state.plan.slots, networks),
         networks=networks,
+        untrained=state.untrained,
     )
+    if state.untrained:
+        sys.stderr.write(f"warning: {_never_trained(state)}\n")
     _record(directory, state.report.run, rows)
     return Exported(state, chosen, target, rows)
 
@@ -143,13 +154,14 @@ def final_state(directory: Path) -> FinalState:
     with Ledger(ledger_of(directory), create=False) as ledger:
         plan = with_statistics(ledger.plan(report.run))
         position = ledger.position(report.run)
+        first = ledger.states(report.run)[0, 0]
     if position.stage == 0:
         raise RunError(
             f"run {report.run!r} has not finished a round: there is nothing to export",
             remedy="Wait for its first round, or export another run; `edgefl runs` lists them.",
         )
     stage = next(stage for stage in plan.stages if stage.index == position.stage)
-    return FinalState(report, plan, stage, position.round, position.manifest)
+    return FinalState(report, plan, stage, position.round, position.manifest, first)
 
 
 def _statistics(state: FinalState, parts: dict[str, Tensors]) -> dict[str, Tensors]:
@@ -181,6 +193,14 @@ def _what(state: FinalState) -> str:
     place = f"stage {state.stage.index} of {last.index}, round {state.round} of {state.stage.rounds}"
     unfinished = "" if state.report.status == "done" else f" (the run is {state.report.status})"
     return f"exporting run {state.report.run} after {place}{unfinished}; this takes some seconds a bundle"
+
+
+def _never_trained(state: FinalState) -> str:
+    text = f"no device sent an update of {', '.join(state.untrained)}: in the bundles these are as the run began"
+    if "task" not in state.untrained:
+        return text
+    why = " (its classifiers stay on the devices)" if state.plan.slots.exchange != "all" else ""
+    return f"{text}{why}, and labels are chance"
 
 
 def _record(directory: Path, run: str, rows: list[BundleRow]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -25,6 +26,9 @@ from edgefl.report.grid import Cell, Column, Grid, words
 #: Samples listed on a terminal when --limit says nothing.
 SHOWN = 20
 SCHEMA = "edgefl.predictions/1"
+#: Parts without which a label is chance.
+CLASSIFIER = {"task", "fusion"}
+CHANCE = "no device trained the classifier in these bundles: labels and probabilities are chance, accuracy is not shown"
 #: What a mask is called where people read it.
 STAND_INS = {"prototype": "prototypes", "zero": "zeros", "reconstruction": "reconstruction"}
 #: Ends of a single sample's file -> kinds of modality it may hold.
@@ -73,6 +77,9 @@ def command(
     """
     bundles = find_bundles(bundle)
     data = read_input(file, encoders(bundles), next(iter(bundles.values())).labels, modality or [], bad_samples)
+    if any(CLASSIFIER & set(manifest.untrained) for manifest in bundles.values()):
+        sys.stderr.write(f"warning: {CHANCE}\n")
+        data = replace(data, labels=None)
     answers, left = apply(bundles, data, mask=mask, device=device)
     if not answers:
         raise DataError(
@@ -219,6 +226,7 @@ def _json(
         "samples": len(data),
         "answered": sum(len(one.rows) for one in answers),
         "accuracy": accuracy(data, answers),
+        "untrained": sorted({part for manifest in bundles.values() for part in manifest.untrained}),
         "by_bundle": {name: _summary(data, [a for a in answers if a.bundle == name]) for name in used},
         "by_given": {_given(a): _summary(data, [a]) for a in answers},
         "left_out": [{"id": data.ids[row], "has": _having(data, row)} for row in left.tolist()],

@@ -222,8 +222,10 @@ class TrainingConfig(Values):
     lean: LeanConfig | None = Field(
         None, description="optimiser and rates of a device whose memory does not hold the run's; default: none"
     )
-    holdout: Annotated[float, Field(ge=0, le=0.5)] = Field(
-        0.0, description="share of each device's samples that is only tested on: personal figures, returns"
+    holdout: Annotated[float, Field(ge=0, le=0.5)] | None = Field(
+        None,
+        description="share of each device's samples that is only tested on: personal figures, returns; default: 0.2 "
+        "where the classifiers stay on the devices (weight: relationship or own), else 0",
     )
 
 

@@ -80,6 +80,7 @@ class _Export:
     refs: State
     matcher: Matcher
     networks: Networks
+    untrained: tuple[str, ...]
 
 
 def export_bundles(
@@ -94,20 +95,24 @@ def export_bundles(
     refs: State | None = None,
     matcher: Matcher = DEFAULT_MATCHER,
     networks: Networks | None = None,
+    untrained: Sequence[str] = (),
 ) -> list[BundleRow]:
     """Write ``directory``/<modalities>/{model.onnx, manifest.json} and index.json; replaces an earlier export there.
 
     ``parts``: part -> tensors, for every part in ``stage.present``, and "prototypes" unless ``mask`` is "zero" or
     "reconstruction" (which leave the tables out). ``capacity``: rows of each table, the number of classes by default.
     ``refs``: the parts' objects, for the record. ``matcher``: how prototypes are found; ``networks``: the small
-    networks a trained one asks, all among ``parts``. Rows in the order: single modalities, then all of them.
+    networks a trained one asks, all among ``parts``. ``untrained``: parts that no device has trained, for the record.
+    Rows in the order: single modalities, then all of them.
 
     Raises ExportError, and publishes nothing, when parts are missing, the export fails, or onnxruntime and torch differ
     by more than ``tolerance``; StoreError when the disk refuses; MissingDependencyError.
     """
     masks = _ready(model, stage, parts, mask)
     tables = padded(model, parts, masks, capacity)
-    export = _Export(model, stage, parts, tables, masks, tolerance, refs or {}, matcher, networks or {})
+    export = _Export(
+        model, stage, parts, tables, masks, tolerance, refs or {}, matcher, networks or {}, tuple(untrained)
+    )
     place = directory.resolve()
     check_target(place)
     with explained("write bundles to", directory):
@@ -182,6 +187,7 @@ def _write_bundle(root: Path, export: _Export, given: tuple[str, ...]) -> Manife
         stage=stage.index,
         depth=stage.depth,
         parts={p: export.refs[p] for p in (*present, *([PROTOTYPES] if tables else [])) if p in export.refs},
+        untrained=tuple(p for p in export.untrained if p in present),
         **_checked(check(open_session(data), subject, export.tolerance), export.tolerance),
         **_file(data),
         versions=_software(),

@@ -80,7 +80,8 @@ class Manifest(msgspec.Struct, frozen=True):
 
     ``subsets``: "complete", a sample has all ``modalities``; "any", at least one of them, as ``presence`` says of each.
     ``metric``, ``top_k``, ``temperature``: how prototypes are found; ``networks``: the weights of the small networks
-    that do it, where the metric is a trained one, of one modality after the other.
+    that do it, where the metric is a trained one, of one modality after the other. ``untrained``: parts that the recipe
+    trains, and of which no device sent an update: they hold what the run began with.
     """
 
     format: str = FORMAT
@@ -114,6 +115,7 @@ class Manifest(msgspec.Struct, frozen=True):
     stage: int = 0
     depth: int = 0
     parts: dict[str, ObjectRef] = {}
+    untrained: tuple[str, ...] = ()
     versions: dict[str, str] = {}
 
     @property

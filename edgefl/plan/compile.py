@@ -14,7 +14,7 @@ from edgefl.errors import ConfigError, Problem
 from edgefl.models.check import spec_problems
 from edgefl.models.sizes import SIZES, encoder_of_size
 from edgefl.models.spec import EncoderSpec, HeadSpec, JointSpec, ModelSpec, fused_width
-from edgefl.plan.exchange import exchange_of
+from edgefl.plan.exchange import default_holdout, exchange_of
 from edgefl.plan.needs import LABEL_THEM
 from edgefl.plan.norm import default_norm, with_statistics
 from edgefl.plan.schedule import SCHEDULES, Embed
@@ -55,7 +55,7 @@ def compile_run(
         seed=config.seed,
         model=model,
         stages=stages,
-        hypers=tuple(_hyper(config.training, stage, config.seed) for stage in stages),
+        hypers=tuple(_hyper(config.training, recipe, stage, config.seed) for stage in stages),
         slots=Slots(
             objective=recipe.objective,
             missing=recipe.missing,
@@ -220,15 +220,16 @@ def _rules(chosen: str | Mapping[str, str]) -> tuple[tuple[str, str], ...]:
     return tuple(chosen.items()) if isinstance(chosen, Mapping) else (("*", chosen),)
 
 
-def _hyper(training: TrainingConfig, stage: Stage, seed: int) -> Hyper:
+def _hyper(training: TrainingConfig, recipe: RecipeConfig, stage: Stage, seed: int) -> Hyper:
     """The stage's hyper-parameters; the one stage of end_to_end, which has every depth, takes a list's last value.
 
     A stage of mixed takes the value of its fallback depth, for whole models as well.
     """
-    same = {"epochs", "batch_size", "optimizer", "weight_decay", "momentum", "clip_norm", "holdout", "precision"}
+    same = {"epochs", "batch_size", "optimizer", "weight_decay", "momentum", "clip_norm", "precision"}
     lean = training.lean
     changed = {
         "cache": "" if training.cache == "none" else training.cache,
+        "holdout": default_holdout(exchange_of(recipe.weight)) if training.holdout is None else training.holdout,
         "lr": _rates(training.lr, stage),
         "lean": Lean(lean.optimizer, _rates(lean.lr, stage)) if lean is not None else None,
         "seed": seed,

@@ -14,6 +14,9 @@ from edgefl.plan.values import Exchange, Job, Stage
 
 #: What a device calls, among what it keeps, that which it has not sent of a part.
 LOST = "lost/"
+#: Share of a device's samples that its own model is tested on. Of 100 samples 20: the standard error of an accuracy is
+#: at most 11 points on one device, and 3 over twelve of them.
+OWN_HOLDOUT = 0.2
 #: By the recipe's slot weight; every other choice exchanges all that is trained.
 _EXCHANGE: dict[str, Exchange] = {"own": "nothing", "relationship": "mappings"}
 
@@ -21,6 +24,11 @@ _EXCHANGE: dict[str, Exchange] = {"own": "nothing", "relationship": "mappings"}
 def exchange_of(weight: Mapping[str, Any]) -> Exchange:
     """What a recipe's slot ``weight`` makes travel."""
     return _EXCHANGE.get(next(iter(weight), ""), "all")
+
+
+def default_holdout(exchange: Exchange) -> float:
+    """``training.holdout`` of a run file that sets none: only the device can judge a classifier that stays on it."""
+    return 0.0 if exchange == "all" else OWN_HOLDOUT
 
 
 def private(stage: Stage, exchange: Exchange) -> tuple[str, ...]:

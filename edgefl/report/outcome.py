@@ -11,6 +11,7 @@ STAND_INS = {
     "prototype": "The absent modality is replaced by the prototypes of the classes that match.",
     "reconstruction": "The absent modality is replaced by what a small network, trained along, makes of the others.",
 }
+_NOT_YET = "The model has not been evaluated yet."
 
 
 def evaluation(report: RunReport) -> Grid:
@@ -45,7 +46,9 @@ def evaluation(report: RunReport) -> Grid:
         "One global model on the test set. Alone: the model gets this modality only and fills in the others by a mask.",
         *([f"Prototype mask: classes matched by {matchers}."] if matchers else []),
     )
-    return Grid(f"Test {metric}{where}", columns, tuple(lines), notes, "The model has not been evaluated yet.")
+    own = any(name.startswith("trained_") for row in report.assignments for name in row.metrics)
+    empty = "Each device keeps its own model: see how it does on the device's own samples." if own else _NOT_YET
+    return Grid(f"Test {metric}{where}", columns, tuple(lines), notes, empty)
 
 
 def standing(report: RunReport) -> str:

@@ -71,12 +71,20 @@ def retrieval(report: RunReport) -> Grid:
     return Grid("Retrieval", columns, tuple(lines), notes, "The model does not retrieve.")
 
 
+def own_accuracy(report: RunReport) -> float | None:
+    """Mean over the devices with labels of their own model's accuracy, as trained last, on the samples set apart."""
+    found = [row.metrics["trained_accuracy"] for row in _judged(report).values() if "trained_accuracy" in row.metrics]
+    return sum(found) / len(found) if found else None
+
+
+def _judged(report: RunReport) -> dict[str, AssignmentRow]:
+    """Each device's last finished round in which it judged its own model."""
+    done = [row for row in report.assignments if row.status == "done"]
+    return {row.device: row for row in done if any(name.startswith("trained_") for name in row.metrics)}
+
+
 def personal(report: RunReport) -> Grid:
     """Each device in its last round: the model it was sent, its own mended one, and the one it trained."""
-    last: dict[str, AssignmentRow] = {}
-    for row in report.assignments:
-        if row.status == "done" and any(name.startswith("trained_") for name in row.metrics):
-            last[row.device] = row
     columns = (
         Column("device", key=True, text=True),
         Column("stage"),
@@ -88,7 +96,7 @@ def personal(report: RunReport) -> Grid:
         ),
     )
     lines = []
-    for device, row in sorted(last.items()):
+    for device, row in sorted(_judged(report).items()):
         cells: list[Cell] = []
         for name, _ in _MODELS:
             own = {k.removeprefix(f"{name}_"): v for k, v in row.metrics.items() if k.startswith(f"{name}_")}
@@ -96,7 +104,15 @@ def personal(report: RunReport) -> Grid:
             mean = {"recall": sum(recalls) / len(recalls)} if recalls else {}
             cells += _shares({**own, **mean}, ["accuracy", "macro_f1", "recall"])
         lines.append((words(device), count(row.stage), count(row.round), *cells))
-    notes = ("On the samples each device set apart (training.holdout). Recall at 1: the mean over both ways.",)
+    overall = own_accuracy(report)
+    notes = (
+        *(
+            [f"Accuracy as trained: {units.percent(overall)}, the mean of devices with labels."]
+            if overall is not None
+            else []
+        ),
+        "On the samples each device set apart (training.holdout). Recall at 1: the mean over both ways.",
+    )
     return Grid(
         "On each device's own samples", columns, tuple(lines), notes, "Nothing was set apart: training.holdout."
     )

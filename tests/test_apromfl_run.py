@@ -1,0 +1,176 @@
+"""What is told of a run of AproMFL: accuracy of the devices' own models, what no device trained, random encoders."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+from export_fixture import exported, some_state, stage_of, windows
+from memory_fleet import plan_of, run_fleet, share
+from rich.console import Console
+from test_plan_command import priced
+from test_predict import edgefl
+
+from edgefl.cli.export import final_state
+from edgefl.data.dataset import Dataset
+from edgefl.errors import ConfigError
+from edgefl.export import convert
+from edgefl.export.bundle import export_bundles
+from edgefl.export.manifest import MODEL_FILE, read_manifest
+from edgefl.models.spec import EncoderSpec, ModelSpec
+from edgefl.plan.schedule import SCHEDULES
+from edgefl.plan.values import RunPlan, Stage
+from edgefl.plan.warnings import random_and_frozen, warnings_of
+from edgefl.report import html, outcome, quality
+from edgefl.report.rows import RunReport
+from edgefl.report.tables import print_report
+
+SMALL = ["training.batch_size=6", "training.holdout=null"]
+
+
+def shown(report: RunReport) -> str:
+    console = Console(width=240, record=True, file=io.StringIO())
+    print_report(report, console)
+    return console.export_text()
+
+
+def test_a_run_tells_accuracy_random_encoders_and_what_no_device_trained(ram_path: Path):
+    """With nothing said about a hold-out: labelled devices of one modality, and pairs without labels."""
+    own = {
+        "pairs": share(40, {"a": 1.0, "b": 1.0}, seed=1, labelled=False),
+        "names-a": share(40, {"a": 1.0}, seed=2),
+        "names-b": share(40, {"b": 1.0}, seed=3),
+    }
+    plan = plan_of(ram_path, "apromfl", "ab", 3, SMALL)
+    assert [hyper.holdout for hyper in plan.hypers] == [0.2]
+    assert plan.model.head.norm == "none"
+    report = run_fleet(ram_path, plan, own)
+    (warning,) = [event for event in report.events if event.kind == "warning" and event.data.get("lasting")]
+    assert warning.data["text"].startswith(
+        "recipe apromfl never trains encoders, and these start from random weights: a, b"
+    )
+    page, text = html.render(report), shown(report)
+    for told in (page, text):
+        assert "these start from random weights: a, b; name a checkpoint in model.encoders.a.pretrained" in told
+    last = {row.device: row.metrics for row in report.assignments if row.round == 2}
+    figures = [last[device]["trained_accuracy"] for device in ("names-a", "names-b")]
+    assert quality.own_accuracy(report) == pytest.approx(np.mean(figures))
+    assert f"Accuracy as trained: {100 * np.mean(figures):.1f} %" in text
+    assert "accuracy of the devices' own models" in page.replace("&#39;", "'")
+    assert final_state(ram_path / "run").untrained == ("task",)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "overrides", "expected"),
+    [
+        ("apromfl", [], 0.2),
+        ("local", [], 0.2),
+        ("fedmvp", [], 0.0),
+        ("apromfl", ["training.holdout=0"], 0.0),
+        ("fedmvp", ["training.holdout=0.1"], 0.1),
+    ],
+)
+def test_the_default_hold_out_is_for_models_that_no_one_else_can_judge(tmp_path: Path, recipe, overrides, expected):
+    plan = plan_of(tmp_path, recipe, "ab", 1, [*SMALL, *overrides])
+    assert {hyper.holdout for hyper in plan.hypers} == {expected}
+
+
+def test_the_mappings_of_the_shipped_recipe_have_no_running_statistics(tmp_path: Path):
+    plan = plan_of(tmp_path, "apromfl", "ab", 1, SMALL)
+    _, parts = some_state(plan.model, prototypes=False)
+    assert {name.partition(".")[2] for m in "ab" for name in parts[f"head/{m}"]} == {"weight", "bias"}
+
+
+@pytest.mark.parametrize(
+    ("recipe", "slots", "said"),
+    [
+        (
+            "apromfl",
+            [],
+            "weight: relationship exchanges the mappings, the heads, and without them nothing is left to map",
+        ),
+        (
+            "apromfl",
+            ["slots.weight=samples", "slots.objective={margin: {}, cluster_contrast: {}}"],
+            "a copy of the mapp",
+        ),
+    ],
+)
+def test_without_heads_there_is_nothing_to_map(tmp_path: Path, recipe: str, slots: list[str], said: str):
+    with pytest.raises(ConfigError, match=said) as refused:
+        plan_of(tmp_path, recipe, "ab", 1, ["model.head.kind=none", *slots])
+    assert "set model.head.kind: mlp" in refused.value.message
+    assert "model.head.kind" in refused.value.message
+
+
+# ---- encoders that stay random
+
+
+def spec_of(**pretrained: str) -> ModelSpec:
+    encoders = {m: EncoderSpec(input_shape=(8, 2), depth=2, pretrained=name) for m, name in pretrained.items()}
+    return ModelSpec(encoders, stages=2, classes=3)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "pretrained", "named"),
+    [
+        ("heads", {"a": "", "b": ""}, ["a", "b"]),
+        ("heads", {"a": "own.safetensors", "b": ""}, ["b"]),
+        ("heads", {"a": "own.safetensors", "b": "x/y"}, []),
+        ("end_to_end", {"a": "", "b": ""}, []),
+        ("layerwise", {"a": "", "b": ""}, []),
+        ("mixed", {"a": "", "b": ""}, []),
+    ],
+)
+def test_which_encoders_are_random_and_never_trained(schedule, pretrained, named):
+    model = spec_of(**pretrained)
+    stages = SCHEDULES[schedule](model, [1, 1], "auto")
+    assert random_and_frozen(model, stages) == named
+    texts = warnings_of(RunPlan(recipe="mine", model=model, stages=stages))
+    assert [all(f"model.encoders.{m}.pretrained" in text for m in named) for text in texts] == [True] * bool(named)
+
+
+def test_a_stage_without_rounds_trains_nothing():
+    model = spec_of(a="")
+    first, frozen = Stage(1, 2, 0, (), ("a/stage1", "task")), Stage(2, 2, 3, (), ("head/a", "task"))
+    assert random_and_frozen(model, [first, frozen]) == ["a"]
+    assert random_and_frozen(model, [msgspec.structs.replace(first, rounds=1), frozen]) == []
+
+
+def test_the_price_of_a_run_tells_it_too(tmp_path: Path):
+    (text,) = priced(tmp_path, recipe="fedmvp", slots={"fusion": {"joint": {"width": 16, "heads": 2}}}).warnings
+    assert "recipe fedmvp never trains encoders, and these start from random weights: acc, gyro" in text
+    assert priced(tmp_path).warnings == ()
+
+
+# ---- bundles whose classifier no device trained
+
+
+def test_a_bundle_says_what_no_device_trained_and_predict_gives_no_accuracy(tmp_path: Path, capsys, monkeypatch):
+    made, folder = exported(), tmp_path / "bundles"
+    spec = made.spec
+    files = {name: (made.directory / name / MODEL_FILE).read_bytes() for name in ("acc", "gyro", "acc+gyro")}
+    monkeypatch.setattr(convert, "to_onnx", lambda graph, *_: files["+".join(graph.given)])  # tracing takes seconds
+    export_bundles(spec, stage_of(spec), made.parts, folder, capacity=6, untrained=("task", "head/gyro"))
+    found = {name: read_manifest(folder / name).untrained for name in ("acc", "gyro", "acc+gyro")}
+    assert found == {"acc": ("task",), "gyro": ("task", "head/gyro"), "acc+gyro": ("task", "head/gyro")}
+    arrays = windows(spec, 4)
+    data = Dataset(arrays, {m: np.ones(4, bool) for m in arrays}, np.zeros(4, np.int64), spec.label_names, list("abcd"))
+    data.save_npz(tmp_path / "x.npz")
+    assert edgefl("predict", folder, tmp_path / "x.npz") == 0
+    said = capsys.readouterr()
+    assert "no device trained the classifier in these bundles" in said.err
+    assert "Accuracy" not in said.out
+    assert "truth" not in said.out
+    assert edgefl("predict", folder, tmp_path / "x.npz", "--format", "json") == 0
+    body = json.loads(capsys.readouterr().out)
+    assert body["accuracy"] is None
+    assert body["untrained"] == ["head/gyro", "task"]
+
+
+def test_a_report_without_a_global_figure_points_to_the_devices_own():
+    assert outcome.evaluation(RunReport()).empty == "The model has not been evaluated yet."
