@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import sqlite3
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import msgspec
 from sqlalchemy import Connection, Engine, create_engine, event, func, inspect, select
@@ -19,6 +23,8 @@ from coordinator.transactions import gone, reason, writing
 from edgefl.errors import MissingDependencyError, StoreError
 
 _DAMAGED = "The file is damaged: put back a copy of it, or move this run's directory away."
+#: The name of a copy that is read in a ledger's place.
+LEDGER_COPY = "ledger.sqlite"
 _KINDS = "Use sqlite:///PATH or postgresql://USER@HOST/DATABASE"
 #: A server that vanished without goodbye is found out within half a minute, not within the two hours of the kernel.
 #: Texts are UTF-8 also in a database of no encoding (SQL_ASCII), of which the driver would give bytes.
@@ -51,8 +57,11 @@ def sqlite_url(path: Path) -> str:
     return f"sqlite:///{path}"
 
 
-def open_engine(url: str, *, create: bool) -> Engine:
-    """An engine on a database of the current revision. Raises StoreError with the reason and the way out."""
+def open_engine(url: str, *, create: bool, migrate: bool = True) -> Engine:
+    """An engine on a database of the current revision. Raises StoreError with the reason and the way out.
+
+    Not ``migrate``: for one of an older revision too.
+    """
     parsed = _parsed(url)
     name = parsed.render_as_string(hide_password=True)
     sqlite = parsed.get_backend_name() == "sqlite"
@@ -68,7 +77,7 @@ def open_engine(url: str, *, create: bool) -> Engine:
         event.listen(engine, "begin", _begin)
     with named_errors(name):
         try:
-            _migrate(engine, name, create=create)
+            _migrate(engine, name, create=create, migrate=migrate)
         except BaseException:
             engine.dispose()
             raise
@@ -157,7 +166,31 @@ def _revision(connection: Connection) -> str | None:
     return connection.execute(select(column("version_num")).select_from(table("alembic_version"))).scalar()
 
 
-def _migrate(engine: Engine, name: str, *, create: bool) -> None:
+def copy_to_read(url: str) -> tempfile.TemporaryDirectory[str] | None:
+    """A SQLite ledger of an older revision as ``LEDGER_COPY`` in a folder of its own: reading migrates only that.
+
+    None where the ledger can be read where it is, or can not be read at all, which opening it explains.
+    """
+    parsed = _parsed(url)
+    file = Path(parsed.database or "")
+    if parsed.get_backend_name() != "sqlite" or not file.is_file():
+        return None
+    with contextlib.suppress(sqlite3.Error), contextlib.closing(_reading(file)) as source:
+        if (source.execute("SELECT version_num FROM alembic_version").fetchone() or (HEAD,))[0] < HEAD:
+            folder = tempfile.TemporaryDirectory(prefix="edgefl-ledger-")
+            with contextlib.closing(sqlite3.connect(Path(folder.name) / LEDGER_COPY)) as copy:
+                source.backup(copy)
+            return folder
+    return None
+
+
+def _reading(file: Path) -> sqlite3.Connection:
+    """Where there is no journal, nobody writes, and SQLite need not leave files of its own."""
+    how = "mode=ro" if file.with_name(f"{file.name}-wal").exists() else "immutable=1"
+    return sqlite3.connect(f"file:{quote(str(file.resolve()))}?{how}", uri=True)
+
+
+def _migrate(engine: Engine, name: str, *, create: bool, migrate: bool) -> None:
     with engine.connect() as connection:
         revision = _revision(connection)
     if revision == HEAD:
@@ -165,6 +198,9 @@ def _migrate(engine: Engine, name: str, *, create: bool) -> None:
     if revision is None and not create:
         remedy = "Give the directory of a run, or its URL. Did it end before it had begun, use --resume."
         raise StoreError(f"there is no ledger in {name}", remedy=remedy)
+    if revision is not None and not migrate and revision < HEAD:
+        text = f"the ledger {name} has revision {revision}, and reading it does not change it to {HEAD}"
+        raise StoreError(text, remedy="`--resume RUN` does, or read it with the release that wrote it.")
     # Alembic is loaded only for a ledger that is not current: it costs memory the coordinator needs not hold.
     from alembic import command
     from alembic.config import Config

@@ -9,9 +9,10 @@ from typing import Any, NamedTuple
 
 import msgspec
 from sqlalchemy import Connection, and_, insert, select, update
+from sqlalchemy.engine import make_url
 
 from coordinator import tables
-from coordinator.database import named_errors, open_engine, sqlite_url
+from coordinator.database import LEDGER_COPY, copy_to_read, named_errors, open_engine, sqlite_url
 from coordinator.instructions import Save
 from coordinator.reading import read_report, read_runs
 from coordinator.saving import Saving
@@ -41,18 +42,23 @@ class Ledger:
     """One database with any number of runs. ``url``: sqlite:///PATH, postgresql://…, or a path of a SQLite file.
 
     Raises StoreError when it can not be opened, read or written; ``create=False``: also when it does not exist.
+    ``reading``: for reports, which leave a ledger of an older revision as it is.
     """
 
-    def __init__(self, url: str | Path, *, create: bool = True) -> None:
+    def __init__(self, url: str | Path, *, create: bool = True, reading: bool = False) -> None:
         text = str(url)
         self._url = text if "://" in text else sqlite_url(Path(text))
-        self._engine = open_engine(self._url, create=create)
-        self._name = self._engine.url.render_as_string(hide_password=True)
+        self._copy = copy_to_read(self._url) if reading else None
+        here = self._url if self._copy is None else sqlite_url(Path(self._copy.name) / LEDGER_COPY)
+        self._engine = open_engine(here, create=create and not reading, migrate=not reading or self._copy is not None)
+        self._name = make_url(self._url).render_as_string(hide_password=True)
         self._saving = Saving(self._engine.dialect.name)
 
     def close(self) -> None:
         """Close every connection."""
         self._engine.dispose()
+        if self._copy is not None:
+            self._copy.cleanup()
 
     def __enter__(self) -> Ledger:
         return self

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from edgefl.disk import explained
+from edgefl.disk import explained, make_private
 from edgefl.errors import StoreError
 
 #: The ledger's name in a run's directory.
@@ -67,12 +67,11 @@ def is_held(directory: Path) -> bool:
 
 @contextlib.contextmanager
 def hold_place(directory: Path) -> Iterator[None]:
-    """Make the directory and hold it. Raises StoreError when it can not be written or another process holds it.
+    """Make the directory, for its owner alone, and hold it. Raises StoreError when it can not, or another does.
 
     The lock goes with its process, so nothing is left behind by ``kill -9``.
     """
-    with explained("create", directory):
-        directory.mkdir(parents=True, exist_ok=True)
+    make_private(directory)
     with explained("lock", directory / "lock"):
         lock = (directory / "lock").open("ab")
     with lock:

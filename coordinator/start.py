@@ -19,7 +19,7 @@ from edgefl.config.load import load_run
 from edgefl.config.values import RunConfig
 from edgefl.data.dataset import Dataset
 from edgefl.data.load import load, load_pair
-from edgefl.disk import explained, write_new
+from edgefl.disk import explained, make_private, write_new
 from edgefl.errors import ConfigError, IdentityError, Problem, StoreError
 from edgefl.plan.compile import compile_run, read_as
 from edgefl.plan.norm import untaken, with_statistics
@@ -80,6 +80,7 @@ def execute(
             _check_new(ledger or ledger_of(directory / run), run)
         plan, wanted = _compiled(file, resume or run, directory, overrides)
     place = directory / plan.run
+    make_private(place)
     write_run_file(plan, place / "run.yaml")
     if ledger:
         note_ledger(place, ledger)

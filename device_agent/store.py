@@ -25,7 +25,7 @@ from typing import TypeVar
 import msgspec
 
 from device_agent.values import DataFacts, Saved
-from edgefl.disk import explained, read_at_most, sweep_temporaries, sync_files, write_new
+from edgefl.disk import explained, make_private, read_at_most, sweep_temporaries, sync_files, write_new
 from edgefl.errors import StoreError
 from edgefl.objects import ObjectStore
 
@@ -57,8 +57,8 @@ class AgentStore:
         self._newest = (0, b"")  # what was saved by this process: number, contents
         self._lasting = 0  # the number that the disk has
         self._settling = threading.Lock()
+        make_private(directory)
         with explained("open", directory):
-            directory.mkdir(parents=True, exist_ok=True)
             self._lock = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             self._take(owner)

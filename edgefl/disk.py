@@ -39,6 +39,18 @@ class explained:  # noqa: N801 - used like a function; a class costs a third of 
             raise StoreError(f"cannot {self._verb} {self._path}{amount}: {error.strerror or error}") from error
 
 
+def make_private(directory: Path) -> None:
+    """Make a directory whose files are its owner's alone, whatever the umask; one of ours that is open is closed.
+
+    Its parents are made as the umask says. Raises StoreError.
+    """
+    with explained("create", directory):
+        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        status = directory.stat()
+        if status.st_uid == os.geteuid() and stat.S_IMODE(status.st_mode) != 0o700:
+            directory.chmod(0o700)
+
+
 def write_new(path: Path, data: bytes | bytearray | memoryview, *, mode: int = 0o644, durable: bool = True) -> None:
     """Write a whole file: temporary name, sync, rename, so that it is there fully or not at all. Raises OSError.
 

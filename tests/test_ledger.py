@@ -26,6 +26,7 @@ from coordinator import instructions as do
 from coordinator import migrations, tables
 from coordinator.ledger import Ledger
 from coordinator.snapshot import Changes, Outline
+from edgefl.cli.locate import read_run
 from edgefl.errors import StoreError
 from edgefl.plan.values import Hyper, Placement
 from edgefl.protocol.messages import Hello, Update
@@ -284,3 +285,27 @@ def test_a_zero_byte_in_a_device_s_words_reaches_no_database(path: Path) -> None
     with begun(path) as ledger:
         ledger.commit("r1", [do.SaveDevice(Hello(device="d1", profile="a\0b"))], [], 1.0)
         assert ledger.report("r1").devices[0].profile == "ab"
+
+
+@pytest.mark.parametrize("revision", ["0001", "0002"])
+def test_reading_an_older_ledger_shows_it_and_does_not_change_a_byte(tmp_path: Path, revision: str) -> None:
+    path = tmp_path / "r1" / "ledger.sqlite"
+    path.parent.mkdir()
+    begun(path).close()
+    config = Config()
+    config.set_main_option("script_location", "coordinator:migrations")
+    engine = engine_of(path)
+    with engine.begin() as connection:
+        config.attributes["connection"] = connection
+        command.downgrade(config, revision)
+    engine.dispose()
+    before = {file.name: file.read_bytes() for file in path.parent.iterdir()}
+    with Ledger(path, reading=True) as ledger:
+        assert ledger.report().run == "r1"
+        with pytest.raises(StoreError, match=str(path)):
+            ledger.report("other")
+    assert read_run(path.parent).run == "r1"
+    assert {file.name: file.read_bytes() for file in path.parent.iterdir()} == before
+    with Ledger(path) as ledger:  # going on with it brings it up to date
+        assert ledger.report().run == "r1"
+    assert path.read_bytes() != before[path.name]

@@ -56,7 +56,7 @@ def read_run(directory: Path) -> RunReport:
     from coordinator.ledger import Ledger
 
     place = ledger_of(directory)
-    with Ledger(place, create=False) as ledger:
+    with Ledger(place, reading=True) as ledger:
         known = [report.run for report in ledger.runs()]
         # A renamed directory still holds its one run; a database may hold any others.
         name = directory.name if directory.name in known or isinstance(place, str) else ""
@@ -84,7 +84,7 @@ def read_runs(runs: Path) -> tuple[list[RunReport], list[str]]:
     for directory in directories:
         try:
             place = ledger_of(directory)
-            with Ledger(place, create=False) as ledger:
+            with Ledger(place, reading=True) as ledger:
                 here = [run for run in ledger.runs() if isinstance(place, Path) or run.run == directory.name]
                 found += [_as_it_stands(run, directory) for run in here]
         except StoreError as error:

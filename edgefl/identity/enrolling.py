@@ -7,6 +7,7 @@ another request by the same token gets a refusal.
 from __future__ import annotations
 
 import hashlib
+import logging
 import secrets
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from edgefl.identity.fleet import Device, Devices, Fleet
 from edgefl.protocol.messages import Renewed
 from edgefl.protocol.topics import COORDINATOR, check_name
 
+_LOG = logging.getLogger(__name__)
 #: A token is used within a day of being printed, or printed again.
 TOKEN_LIFE_S = 86400.0
 #: Spent tokens are remembered so long, to tell their late users why they are refused.
@@ -75,7 +77,7 @@ def answer_request(fleet: Fleet, client: str, payload: bytes, now: float) -> byt
         path = _path(fleet, client)
         if not path.is_file():
             return None
-        issued = msgspec.msgpack.decode(read_private(path), type=Issued)
+        issued = _issued(path)
         if not t.request_is_proved(issued.key, fleet.record.fleet, client, request):
             return None
         answer = _answer(fleet, devices, issued, request, now)
@@ -151,4 +153,19 @@ def _path(fleet: Fleet, client: str) -> Path:
 
 def _tokens(fleet: Fleet) -> list[tuple[Path, Issued]]:
     paths = sorted((fleet.directory / "tokens").glob("enroll-*"))
-    return [(path, msgspec.msgpack.decode(read_private(path), type=Issued)) for path in paths]
+    found = []
+    for path in paths:
+        try:
+            found.append((path, _issued(path)))
+        except IdentityError as error:  # one token's matter: the others' devices enrol
+            _LOG.warning("%s %s", error.message, error.remedy)
+    return found
+
+
+def _issued(path: Path) -> Issued:
+    """What is kept of a token. Raises IdentityError, naming the file, when that is damaged or open to others."""
+    try:
+        return msgspec.msgpack.decode(read_private(path), type=Issued)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        remedy = "Delete it, and give the device another token with `edgefl-coordinator enroll`."
+        raise IdentityError(f"{path} is damaged: it is no record of a token ({error})", remedy=remedy) from error
