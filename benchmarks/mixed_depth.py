@@ -5,9 +5,10 @@ train everything; of the others, by turns, one may spend 0.8 and one 0.6 of the 
 The same 12 rounds in three ways. *Excluded*: only who can train everything takes part, as in a pure end-to-end run.
 *Last stages*: schedule end_to_end, in which others train the last stages of the whole model. *Mixed*: schedule mixed,
 4 rounds a stage, in which others train as in progressive where they can, else fewer stages, down to layer-wise.
-Whoever takes part is in the same rounds, and each part is averaged over those that trained it.
+Whoever takes part is in every round: nothing here says how *mixed* does where few of a fleet are drawn for a round,
+so that one device alone may train a part; benchmarks/mixed_few.py does.
 
-    python -m benchmarks.mixed_depth [--seeds 3] [--write docs/results]
+    python -m benchmarks.mixed_depth [--seeds 3] [--absent leave_out] [--write docs/results]
 """
 
 from __future__ import annotations
@@ -41,6 +42,14 @@ STAGES = 3
 ROUNDS = 12
 #: A budget that nothing fits.
 NOTHING = 1.0
+#: Where the page's next section begins, which benchmarks/mixed_few.py writes.
+FEW = "## A few devices a round"
+PAGE = "mixed_depth.md"
+#: absent -> what the page says of it.
+ABSENT = {
+    "keep": "Devices that left a part out count as keeping it (combine: {mean: {absent: keep}}).",
+    "leave_out": "Each part is averaged over those that trained it (combine: {mean: {absent: leave_out}}).",
+}
 #: way -> schedule
 WAYS = {"excluded": "end_to_end", "last stages": "end_to_end", "mixed": "mixed"}
 
@@ -57,7 +66,9 @@ class Result(msgspec.Struct, frozen=True):
     reserved_bytes: float = 0.0  # most that torch's allocator held, on a GPU
 
 
-def run_file(seed: int, eligible: int, way: str, whole: Mapping[str, float], device: str = "cpu") -> dict[str, Any]:
+def run_file(
+    seed: int, eligible: int, way: str, whole: Mapping[str, float], device: str = "cpu", absent: str = "keep"
+) -> dict[str, Any]:
     """``whole``: FLOPs of a round of end-to-end training, by device."""
     encoder = {"kind": "sensor", "size": "tiny", "depth": STAGES, "patch": 16}
     names = [f"person-{i + 1:02d}" for i in range(DEVICES)]
@@ -71,7 +82,7 @@ def run_file(seed: int, eligible: int, way: str, whole: Mapping[str, float], dev
         "name": "mixed-depth",
         "seed": seed,
         "recipe": "end_to_end",
-        "slots": {"schedule": WAYS[way]},
+        "slots": {"schedule": WAYS[way], "combine": {"mean": {"absent": absent}}},
         "data": {"source": {"har_hapt": {"clients": DEVICES}}, "partition": "natural"},
         "model": {
             "stages": STAGES,
@@ -90,13 +101,13 @@ def run_file(seed: int, eligible: int, way: str, whole: Mapping[str, float], dev
     }
 
 
-def measured(folder: Path, seed: int, eligible: int, way: str, device: str) -> Result:
+def measured(folder: Path, seed: int, eligible: int, way: str, device: str, absent: str) -> Result:
     """One run through broker, coordinator and agents."""
     file = folder / "mixed-depth.yaml"
     file.write_text(yaml.safe_dump(run_file(seed, DEVICES, "excluded", {}, device)))
     plans = price_run(str(file), [], profiles=[], samples=None, trainer_base="").devices
     whole = {plan.device: plan.placement.cost.flops for plan in plans}
-    file.write_text(yaml.safe_dump(run_file(seed, eligible, way, whole, device)))
+    file.write_text(yaml.safe_dump(run_file(seed, eligible, way, whole, device, absent)))
     report = run(str(file), label=f"{eligible} of {DEVICES}, {way}, seed {seed}")
     took_part = [len(row.participants) for row in report.rounds if row.status == "done"]
     score = accuracy(report, ("acc", "gyro"), "none")
@@ -116,12 +127,13 @@ def depths(report: RunReport) -> dict[int, dict[str, int]]:
     return found
 
 
-def page(results: Sequence[Result]) -> str:
+def page(results: Sequence[Result], absent: str) -> str:
     """Markdown: accuracy by how many are eligible and by way; then what the devices of the first seed trained."""
     lines = [
         "# Mixed depth",
         "",
         *((__doc__ or "").split("\n\n")[1].splitlines()),
+        ABSENT[absent],
         "",
         "Accuracy with both sensors in percent, mean and deviation over the seeds; gain over *excluded*, seed by seed.",
         "",
@@ -183,7 +195,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where the trainers compute")
-    parser.add_argument("--write", type=Path, help="folder for mixed_depth.md")
+    parser.add_argument("--absent", choices=tuple(ABSENT), default="keep", help="see the option of combine: mean")
+    parser.add_argument("--write", type=Path, help=f"folder for {PAGE}")
     options = parser.parse_args()
     if options.device == "cpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""  # of the fleets, too: a run file leaves it to what there is
@@ -192,12 +205,14 @@ def main() -> None:
         for seed in range(1, options.seeds + 1):
             for eligible in ELIGIBLE:
                 ways = WAYS if eligible < DEVICES else ("excluded",)
-                results += [measured(Path(folder), seed, eligible, way, options.device) for way in ways]
-    text = page(results)
+                results += [measured(Path(folder), seed, eligible, way, options.device, options.absent) for way in ways]
+    text = page(results, options.absent)
     if options.write is not None:
         draw(results, options.write / "mixed_depth.svg")
         text += "\n![Accuracy by how many devices may train everything](mixed_depth.svg)\n"
-        (options.write / "mixed_depth.md").write_text(text)
+        file = options.write / PAGE
+        _, heading, few = file.read_text().partition(FEW) if file.exists() else ("", "", "")
+        file.write_text(text + (f"\n{heading}{few}" if few else ""))
     sys.stdout.write(text)
 
 

@@ -24,7 +24,7 @@ import numpy as np
 import yaml
 
 from benchmarks.inprocess import run_fleet
-from benchmarks.mixed_depth import SHARES
+from benchmarks.mixed_depth import FEW, PAGE, SHARES
 from benchmarks.pretrain import make
 from benchmarks.table.grid import EPOCHS, SHARE, Cell, Grid, Settings
 from edgefl.cli.planning import price_run, shares_of
@@ -35,9 +35,6 @@ from edgefl.plan.values import Stage
 from edgefl.records import Budget
 from edgefl.report.rows import RunReport
 
-#: Where this section of the page begins, which the page's own command leaves as it is.
-HEADING = "## A few devices a round"
-PAGE = "mixed_depth.md"
 #: task -> learning rate.
 TASKS = {"av": 1e-3, "har": 1e-3}
 #: way -> its slots.
@@ -125,7 +122,7 @@ def _trained(report: RunReport) -> dict[int, dict[str, int]]:
 
 def section(rows: Sequence[Row]) -> str:
     """Markdown: a row a task and way, means and deviations over the seeds."""
-    lines = [HEADING, "", *(__doc__ or "").split("\n\n")[1].splitlines(), ""]
+    lines = [FEW, "", *(__doc__ or "").split("\n\n")[1].splitlines(), ""]
     lines += [
         "Accuracy with both modalities in percent, mean and deviation over the seeds. *Last four*: mean of the last",
         "four rounds. *Fall*: the largest from one round to the next, of all seeds.",
@@ -174,7 +171,7 @@ def main() -> None:
     text = section(rows)
     if options.write is not None:
         page = options.write / PAGE
-        page.write_text(page.read_text().partition(HEADING)[0].rstrip() + "\n\n" + text)
+        page.write_text(page.read_text().partition(FEW)[0].rstrip() + "\n\n" + text)
     sys.stdout.write(text)
 
 

@@ -127,7 +127,7 @@ def test_mixed_depth_limits_who_is_not_eligible_and_tells_the_gain() -> None:
         for way, gain, devices in (("excluded", 0.0, 5.0), ("mixed", 0.05, 10.0))
         for seed in (1, 2)
     ]
-    text = mixed_depth.page(made)
+    text = mixed_depth.page(made, "keep")
     assert "| 5 of 10 | excluded | 81.5 ± 0.7 |  | 5 |" in text
     assert "| 5 of 10 | mixed | 86.5 ± 0.7 | +5.0 ± 0.0 | 10 |" in text
     assert "| 5 of 10 | mixed | 1 | 1-3 (5) |" in text
