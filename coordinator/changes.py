@@ -8,7 +8,8 @@ from math import sqrt
 import numpy as np
 
 from coordinator.values import Change, Changes
-from edgefl.aggregation.combine import BLOCK, Tensor, Tensors
+from edgefl.aggregation.audience import shared
+from edgefl.aggregation.combine import BLOCK, MisfitError, Tensor, Tensors, check_finite
 from edgefl.aggregation.optimise import BUFFERS
 from edgefl.models.spec import PROTOTYPES
 from edgefl.objects import ObjectStore
@@ -40,6 +41,16 @@ def changes_of(store: ObjectStore, manifest: Manifest, previous: Manifest) -> Ch
                 if names:
                     found[key] = _change(before, after, names)
     return found
+
+
+def ruined(store: ObjectStore, manifest: Manifest) -> str:
+    """The first part of a model state that nothing can be calculated with, and why; "" for a sound one."""
+    for part, ref in sorted(shared(manifest).items()):
+        try:
+            check_finite(_tensors(store, ref))
+        except MisfitError as error:
+            return f"part {part}: {error.message}"
+    return ""
 
 
 def _tensors(store: ObjectStore, ref: ObjectRef) -> Tensors:

@@ -135,6 +135,14 @@ class Ledger:
                 broken &= ~and_(*(tables.rounds.c[name] == getattr(going_on, name) for name in names))
             connection.execute(update(tables.rounds).where(broken).values(status="failed", ended_at=at))
 
+    def take_back(self, run: str, attempt: Attempt) -> None:
+        """A round that was done has failed: the state it made can not be gone on from."""
+        with named_errors(self._name), writing(self._engine) as connection, connection.begin():
+            names = ("stage", "round", "attempt")
+            key = and_(*(tables.rounds.c[name] == getattr(attempt, name) for name in names))
+            query = update(tables.rounds).where((tables.rounds.c.run == run) & key)
+            connection.execute(query.values(status="failed", manifest=None))
+
     def snapshot(self, run: str) -> Kept | None:
         """The coordinator's state as the last process that committed left it; None: it kept none."""
         columns = (tables.snapshots.c.kind, tables.snapshots.c.name, tables.snapshots.c.value)

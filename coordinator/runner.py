@@ -18,6 +18,7 @@ import msgspec
 
 from coordinator import instructions as do
 from coordinator.behind import still_needed
+from coordinator.changes import ruined
 from coordinator.desk import Desk, Worker
 from coordinator.inbox import Inbox
 from coordinator.journal import FLEETING, Journal, hearing, row_of
@@ -36,7 +37,7 @@ from edgefl.plan.values import RunPlan
 from edgefl.plan.warnings import warnings_of
 from edgefl.protocol import topics
 from edgefl.protocol.messages import Need, Renew
-from edgefl.records import Manifest
+from edgefl.records import Attempt, Manifest
 from edgefl.report.rows import EventRow, RunReport
 from edgefl.report.units import public_url
 from edgefl.transport.base import Transport
@@ -210,6 +211,9 @@ class Runner:
             manifest = await self._work.initial_parts()
             self._ledger.create(self.plan, manifest, payload_sizes(self._work.store, manifest), time.time())
         position = self._ledger.position(run)
+        if known and position.unevaluated is not None and (why := self._ruined(position.unevaluated)):
+            self._tell(do.Tell("warning", position.stage, position.round, data={"text": why}))
+            position = self._ledger.position(run)
         self._work.begin(position.manifest, self._ledger.states(run))
         self._tell(self._started(position.manifest, broker))
         for text in () if known else warnings_of(self.plan):
@@ -225,6 +229,19 @@ class Runner:
             memory=load_memory(self._work.store, position.manifest),
             resumed=state,
         )
+
+    def _ruined(self, attempt: Attempt) -> str:
+        """Take back a round whose state can not be evaluated or gone on from; why, or "" where that is not so.
+
+        Versions that did not check a state before they committed it have left runs so.
+        """
+        states = self._ledger.states(self.plan.run)
+        why = ruined(self._work.store, states.pop((attempt.stage, attempt.round)))
+        before = states[max(states)]
+        if not why or not all(self._work.store.has(ref.id) for ref in before.values()):
+            return ""
+        self._ledger.take_back(self.plan.run, attempt)
+        return f"round {attempt.round} of stage {attempt.stage} is taken back and done again: of its model, {why}"
 
     def _started(self, manifest: Manifest, broker: str) -> do.Tell:
         rounds = [stage.rounds for stage in self.plan.stages]

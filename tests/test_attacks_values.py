@@ -15,9 +15,11 @@ from test_coordinator_runner import Scene, one_stage, played, values
 
 from coordinator.outliers import out_of_line
 from coordinator.values import Change, Changes
+from edgefl.aggregation import combine
 from edgefl.aggregation.aggregate import aggregate_round
 from edgefl.aggregation.remember import UpdateInfo
 from edgefl.aggregation.weight import capped
+from edgefl.errors import StoreError
 from edgefl.objects import ObjectStore
 from edgefl.plan.values import RoundPolicy
 from edgefl.protocol.parts import decode_part, encode_part
@@ -282,3 +284,40 @@ def test_prototypes_of_more_samples_than_a_device_has_or_of_one_are_refused(
     merged = decode_part(ObjectStore(tmp_path / "run" / "objects").read(state.id))
     assert merged["acc.count"].tolist() == [5.0, 5.0]
     assert merged["acc"].max() == 1.0
+
+
+def test_a_run_whose_last_round_was_ruined_before_this_was_checked_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As versions without these checks left it: the round is done, its evaluation has ended the run."""
+    report = RunReport()
+    plan = one_stage(msgspec.structs.replace(POLICY, largest_change=0.0), 3)
+
+    class Failing(FakeWorker):
+        def evaluate(self, body: dict[str, Any]) -> list[EvaluationRow]:
+            raise StoreError("NOT NULL constraint failed: evaluations.value")
+
+    async def script(scene: Scene) -> None:
+        nonlocal report
+        scene.worker = Failing()
+        evil = await scene.device("evil")
+        for name in ("b", "c"):
+            await scene.device(name, add=3.0)
+        evil.breaking = one(3e38)
+        with monkeypatch.context() as patch:
+            patch.setattr(combine, "_calculable", lambda tensor: bool(np.isfinite(tensor).all()))
+            with pytest.raises(StoreError, match="NOT NULL"):
+                await scene.coordinator(plan)
+        scene.worker = Diverging()
+        report = await scene.coordinator(plan, resume=True)
+
+    scene = played(tmp_path, script)
+    assert report.status == "done"
+    assert [(r.round, r.attempt, r.participants) for r in report.rounds] == [
+        (1, 2, ("b", "c")),
+        (2, 1, ("b", "c")),
+        (3, 1, ("b", "c")),
+    ]
+    told = [e.data["text"] for e in scene.events if e.kind == "warning"]
+    assert "round 1 of stage 1 is taken back and done again: of its model, part acc/stage1: tensor 'w' holds" in told[0]
+    assert np.allclose(values(scene, "task"), 60 + 3 * 3)
