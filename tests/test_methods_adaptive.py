@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -10,6 +12,8 @@ from sklearn.cluster import KMeans
 from sklearn.metrics import adjusted_rand_score
 
 from edgefl.aggregation.completion import complete, partners
+from edgefl.aggregation.prototypes import merge_prototypes
+from edgefl.aggregation.slots import Choice
 from edgefl.errors import ModelError
 from edgefl.protocol.parts import decode_part, encode_part
 from edgefl.prototypes import kmeans as module
@@ -277,6 +281,15 @@ def test_global_pairs_are_the_means_of_clusters_of_unit_rows():
     }
 
 
+def test_pairs_are_clustered_by_their_fused_embedding_as_on_a_device():
+    """Fused, (x, y) and (y, x) are both (½, ½), and (x, x) is (1, 0): two clusters, the first with images x and y."""
+    tables, record = complete({"d": {"image": table(X, Y, X), "text": table(Y, X, X)}}, rng(), clusters=3)
+    assert record["pairs"] == 2
+    assert tables["image"].counts.tolist() == [2, 1]
+    np.testing.assert_allclose(tables["image"].means, [[0.5**0.5, 0.5**0.5], X], atol=1e-6)
+    np.testing.assert_allclose(tables["text"].means, [[0.5**0.5, 0.5**0.5], X], atol=1e-6)
+
+
 def test_one_cluster_is_the_direction_of_the_mean():
     """Images x, y, x: mean direction (2, 1)/√5. Texts x, y and the unit of (e, 1): see the test of partners."""
     tables, _ = complete(fleet(), rng(), clusters=1)
@@ -376,19 +389,38 @@ def test_global_clusters_are_those_of_scikit_learn():
     image, text = x.astype(np.float32), np.roll(x, 1, axis=1).astype(np.float32)
     devices = {f"d{i}": {"image": table(*image[i::3]), "text": table(*text[i::3])} for i in range(3)}
     tables, _ = complete(devices, rng(), clusters=4)
-    rows = np.concatenate([normalised(image), normalised(text)], axis=1)
-    theirs = KMeans(4, n_init=10, random_state=0).fit(rows).cluster_centers_
+    rows = (normalised(image) + normalised(text)) / 2
+    members = np.eye(4)[KMeans(4, n_init=10, random_state=0).fit(rows).labels_].T
     mine = np.concatenate([tables["image"].means, tables["text"].means], axis=1)
-    expected = np.concatenate([normalised(theirs[:, :5]), normalised(theirs[:, 5:])], axis=1)
+    expected = np.concatenate([normalised(members @ normalised(half)) for half in (image, text)], axis=1)
     np.testing.assert_allclose(mine[np.lexsort(mine.T)], expected[np.lexsort(expected.T)], atol=1e-5)
 
 
 def test_a_device_whose_tables_do_not_fit_is_named():
     with pytest.raises(ModelError, match="device 'b' has prototypes of 'image' of width 3, others of 2"):
         complete({"b": {"image": table([1, 2, 3])}, "a": {"image": table(X)}}, rng())
+    with pytest.raises(ModelError, match="device 'b' has prototypes of 'text' of width 3, others of 2"):
+        complete({"b": {"text": table([1, 2, 3])}, "a": {"image": table(X)}}, rng())
     with pytest.raises(ModelError, match=r"device 'b': tables of 2 \(image\), 1 \(text\) rows"):
         complete({"b": {"image": table(X, Y), "text": table(X)}, "a": {"image": table(X)}}, rng())
     with pytest.raises(ModelError, match="neighbours >= 1, got 10 and 0"):
         complete(fleet(), rng(), neighbours=0)
     with pytest.raises(ModelError, match="got 0 and 10"):
         complete(fleet(), rng(), clusters=0)
+
+
+def test_tables_of_another_width_are_refused_by_device():
+    """The first fitting device's width holds for all modalities: a cluster is one of means over them."""
+    sent = {
+        "torn": {"image": table(X), "text": table([1, 2, 3])},
+        "good": {"image": table(X), "text": table(Y)},
+        "wide": {"text": table([1, 2, 3])},
+    }
+    loaders = {device: partial(to_tensors, tables) for device, tables in sent.items()}
+    slot = Choice("adaptive", {}, complete)
+    outcome = merge_prototypes(loaders, None, slot, rng())
+    assert outcome.refused == {
+        "torn": ("shape", "table 'text' is 3 wide, others are 2"),
+        "wide": ("shape", "table 'text' is 3 wide, others are 2"),
+    }
+    assert set(from_tensors(outcome.tensors)) == {"image", "text"}

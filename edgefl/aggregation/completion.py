@@ -1,7 +1,8 @@
 """Global prototype pairs from the devices' local ones: completion, then multimodal clustering (AproMFL).
 
 Completion:  a prototype p^a without modality b gets  p^b = sum_o softmax_o(cos(p^a, q_o^a)) q_o^b  over the O nearest
-multimodal prototypes q.  Clustering:  K-means on [p^a/|p^a|; p^b/|p^b|; ...], global pairs = the clusters' means.
+multimodal prototypes q.  Clustering, as on a device without labels:  K-means on the mean over the modalities of
+p^m/|p^m|, global pairs = the clusters' means of each modality.
 With more than two modalities the cosine is the mean over the modalities that both have. Every row is normalised first,
 so that class means (not normalised on the devices) and cluster means count alike.
 """
@@ -98,14 +99,15 @@ def _gather(devices: Mapping[str, Tables]) -> tuple[dict[str, Array], dict[str, 
 
 
 def _widths(devices: Mapping[str, Tables]) -> dict[str, int]:
-    widths: dict[str, int] = {}
+    widths: dict[str, int] = {}  # all alike: a cluster is one of means over the modalities
     for device, tables in sorted(devices.items()):
         try:
             Pairs(dict(tables))
         except ModelError as error:
             raise ModelError(f"device '{device}': {error.message}", remedy=error.remedy) from None
         for m, table in tables.items():
-            width = widths.setdefault(m, table.means.shape[1])
+            width = next(iter(widths.values()), table.means.shape[1])
+            widths[m] = width
             if table.means.shape[1] != width:
                 raise ModelError(
                     f"device '{device}' has prototypes of '{m}' of width {table.means.shape[1]}, others of {width}",
@@ -134,7 +136,7 @@ def _cluster(
     labels = np.empty(_count(has), np.int64)
     total = 0
     for pattern, members in _patterns(has):
-        found = kmeans(np.concatenate([units[m][members] for m in pattern], axis=1), clusters, rng)
+        found = kmeans(np.mean([units[m][members] for m in pattern], axis=0), clusters, rng)
         labels[members] = total + found.labels
         total += len(found.centres)
     means = {m: class_means(h, np.where(has[m], labels, -1), total) for m, h in units.items()}

@@ -59,7 +59,7 @@ def merge_prototypes(
 def _adaptive(loaders: Mapping[str, Load], slot: Choice, rng: np.random.Generator) -> Outcome:
     """Global pairs of the devices' pairs; those of the round before are forgotten, as in the paper."""
     tables: dict[str, dict[str, ClassMeans]] = {}
-    widths: dict[str, int] = {}
+    width = 0  # of all tables alike: the first fitting device's
     refused: dict[str, tuple[str, str]] = {}
     for device, load in loaders.items():
         try:
@@ -68,11 +68,13 @@ def _adaptive(loaders: Mapping[str, Load], slot: Choice, rng: np.random.Generato
         except (ProtocolError, ModelError) as error:
             refused[device] = ("malformed", error.message)
             continue
-        odd = next((m for m, t in own.items() if t.means.shape[1] != widths.setdefault(m, t.means.shape[1])), None)
+        sizes = {m: table.means.shape[1] for m, table in own.items()}
+        wanted = width or next(iter(sizes.values()), 0)
+        odd = next((m for m, size in sizes.items() if size != wanted), None)
         if odd is None:
-            tables[device] = own
+            tables[device], width = own, wanted
         else:
-            refused[device] = ("shape", f"table '{odd}' is {own[odd].means.shape[1]} wide, others are {widths[odd]}")
+            refused[device] = ("shape", f"table '{odd}' is {sizes[odd]} wide, others are {wanted}")
     found, record = slot.method(tables, rng)
     if not record["pairs"]:
         return Outcome(None, {"devices": {}, "tables": {}}, refused, "no device sent usable prototypes")
