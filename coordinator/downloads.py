@@ -31,6 +31,7 @@ class Downloads:
     ) -> None:
         self.transfer = transfer
         self._sizes = {ref.id: ref.size for ref in manifest.values()}
+        self._expected = expected
         self._sender = Sender(transfer, self._sizes, expected)
         self._asked: dict[str, dict[str, int]] = {}  # device -> object -> bytes it lacked when it first asked
         self._store = store
@@ -54,6 +55,10 @@ class Downloads:
     def on_tick(self, now: float) -> None:
         """Time passed, and the broker is there."""
         self._perform(self._sender.on_tick(now))
+
+    def restart(self) -> None:
+        """Forget who was sent what: devices ask anew, in chunks of another size."""
+        self._sender = Sender(self.transfer, self._sizes, self._expected)
 
     def drop(self, device: str, now: float) -> None:
         """Nobody waits for this device any more; it may ask again."""

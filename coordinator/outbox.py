@@ -13,7 +13,9 @@ import msgspec
 
 from coordinator import instructions as do
 from coordinator.checking import Own
+from coordinator.chunking import Chunking
 from coordinator.downloads import Downloads
+from coordinator.journal import row_of
 from coordinator.pace import Pace
 from coordinator.uploads import Uploads
 from coordinator.values import State
@@ -21,6 +23,7 @@ from edgefl.aggregation.audience import SERVER, view
 from edgefl.aggregation.groups import signed, wanted
 from edgefl.aggregation.publish import PACKED, packed_parts
 from edgefl.aggregation.remember import POVERTY
+from edgefl.errors import MessageSizeError
 from edgefl.models.spec import PROTOTYPES
 from edgefl.objects import ObjectStore
 from edgefl.plan.values import Job, Placement, RunPlan, Transfer
@@ -64,11 +67,19 @@ class Outbox:
         self._pace = Pace(plan.chunk_bytes, plan.credit)
         self._prototypes, options = next(iter(plan.server.get("prototypes", {}).items()), ("none", {}))
         self._min_count = float(options.get("min_count", 1))  # a run begun before there was such an option has none
+        self.chunking = Chunking(transport, fleet, self._pace, self._tell)
+        self._offers: dict[str, m.Offer] = {}  # device -> what it was last offered
         self.uploads = self._make_uploads()
 
-    def connected(self) -> None:
-        """The broker's limits are known."""
-        self._pace.connected(self._transport.max_payload)
+    def facts(self) -> dict[str, Any]:
+        """What holds at the broker, to tell."""
+        limits = self._transport.limits
+        return {
+            "mqtt": limits.version,
+            "receive_maximum": limits.receive_maximum,
+            "maximum_packet_size": limits.packet_bytes or None,
+            "chunk_bytes": self._pace.of(())[0],
+        }
 
     def send(self, one: do.Send, manifest: Manifest, state: State) -> None:
         """Publish what the machine wants said."""
@@ -121,6 +132,7 @@ class Outbox:
         for downloads in list(self._downloads.values()):
             downloads.on_tick(self._clock())
         self.uploads.on_tick()
+        self.chunking.tick()
 
     def call(self) -> None:
         """Ask who is there, what they are at work on, and what they lack."""
@@ -129,6 +141,7 @@ class Outbox:
     def forget(self) -> None:
         """All attempts are closed: their transfers end."""
         self._downloads = {}
+        self._offers = {}
         self.uploads.clear()
 
     async def flush(self, timeout_s: float) -> None:
@@ -140,6 +153,7 @@ class Outbox:
         """Drop what could not leave."""
         self.forget()
         await self.uploads.close()
+        await self.chunking.close()
         for task in list(self._posts):
             task.cancel()
         await asyncio.gather(*self._posts, return_exceptions=True)
@@ -192,7 +206,19 @@ class Outbox:
             credit=self._chunks[1],
             packed=packed_parts(manifest, offered),
         )
+        self._offers[one.device] = offer
         self.post(one.device, offer)
+
+    def _smaller(self) -> None:
+        """Offer what is on its way again, in the chunks that the broker takes."""
+        for name, downloads in self._downloads.items():
+            downloads.restart()
+            for device, offer in self._offers.items():
+                if offer.transfer == name:
+                    self._chunks = self._pace.of([device])
+                    again = msgspec.structs.replace(offer, chunk_bytes=self._chunks[0], credit=self._chunks[1])
+                    self._offers[device] = again
+                    self.post(device, again)
 
     def _serve(self, attempt: Attempt, expected: list[str], manifest: Manifest) -> None:
         """Let devices fetch what an attempt is about."""
@@ -207,6 +233,9 @@ class Outbox:
             warn=self._warn,
         )
         self._chunks = self._pace.of(expected)
+
+    def _tell(self, text: str) -> None:
+        self._report(row_of(do.Tell("warning", data={"text": text})))
 
     def _warn(self, device: str, text: str) -> None:
         _LOG.warning("%s %s", device, text)
@@ -224,8 +253,16 @@ class Outbox:
 
     def _published(self, task: asyncio.Task[None]) -> None:
         self._posts.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            self._report(error)
+        error = None if task.cancelled() else task.exception()
+        if error is None:
+            return
+        try:
+            if not isinstance(error, MessageSizeError):
+                self._report(error)
+            elif self.chunking.refused(error):
+                self._smaller()
+        except MessageSizeError as final:
+            self._report(final)
 
 
 def _at_work(state: State) -> dict[Attempt, list[str]]:

@@ -21,17 +21,35 @@ LEAST_CREDIT = 4
 
 
 class Pace:
-    """``fixed``: bytes of every chunk, 0: by the link. ``credit``: chunks of the smallest size in flight."""
+    """``fixed``: bytes of every chunk, 0: by the link. ``credit``: chunks of the smallest size in flight.
+
+    ``limit``: what the broker may take, ``proven``: what it has been seen to take; ``wanted``: a size that a link would
+    carry and that has not been tried, 0 for none.
+    """
 
     def __init__(self, fixed: int, credit: int) -> None:
         self._fixed = fixed
         self._credit = credit
         self._rates: dict[str, float] = {}
-        self._limit = fixed or LARGEST_BYTES
+        self.limit = self.proven = fixed or LARGEST_BYTES
+        self.wanted = 0
 
     def connected(self, max_payload: int) -> None:
-        """The broker's limit is known."""
-        self._limit = fitting_chunk_bytes(max_payload, self._fixed or LARGEST_BYTES)
+        """The limit that the broker announces is known."""
+        self.limit = fitting_chunk_bytes(max_payload, self._fixed or LARGEST_BYTES)
+        self.proven = min(self.proven, self.limit)
+
+    def proved(self, size: int) -> None:
+        """The broker takes chunks of this size. One that is smaller than was meant is also its limit."""
+        if size < min(self._fixed or DEFAULT_CHUNK_BYTES, self.limit):
+            self.limit = size
+        self.proven = size
+        self.wanted = 0
+
+    def capped(self, size: int) -> None:
+        """The broker takes no larger chunks than these."""
+        self.limit = self.proven = min(self.proven, size)
+        self.wanted = 0
 
     def note(self, device: str, size: int, seconds: float) -> None:
         """An upload of ``size`` bytes took so long. From when it was asked for: it may be of one chunk."""
@@ -41,10 +59,13 @@ class Pace:
     def of(self, devices: Iterable[str]) -> tuple[int, int]:
         """(bytes of a chunk, chunks in flight) that suit the slowest of these; what is in flight stays the same."""
         if self._fixed:
-            return self._limit, self.credit(self._limit)
+            return self.limit, self.credit(self.limit)
         slowest = min((self._rates.get(device, 0.0) for device in devices), default=0.0)
-        size = min(DEFAULT_CHUNK_BYTES, self._limit)
-        while 2 * size <= min(self._limit, slowest * CHUNK_S):
+        size = min(DEFAULT_CHUNK_BYTES, self.limit)
+        while 2 * size <= min(self.limit, slowest * CHUNK_S):
+            if 2 * size > self.proven:
+                self.wanted = 2 * size
+                break
             size *= 2
         return size, self.credit(size)
 

@@ -170,12 +170,12 @@ class Runner:
             self._transport.on_message = self._on_message
             self._transport.on_connection = self._on_connection
             await self._transport.connect()
-            self._outbox.connected()
             await self._transport.subscribe(topics.coordinator_subscriptions(self._fleet))
             if self._guard is not None:
                 self._guard.listen(broker)
             self._listening = True
             self._outbox.call()
+            await self._outbox.chunking.begin()
             self._take([await self._begin(resume, broker)])
             await self._loop()
         except asyncio.CancelledError:
@@ -251,6 +251,7 @@ class Runner:
             "stages": len(rounds),
             "rounds_total": sum(rounds),
             "broker": public_url(broker),
+            **self._outbox.facts(),
             "parts": len(manifest),
             "bytes": sum(ref.size for ref in manifest.values()),
         }
@@ -404,6 +405,9 @@ class Runner:
             self._inbox.dropped["unknown topic"] += 1
             return
         try:
+            if topic.channel == "probe":
+                self._outbox.chunking.heard(payload)
+                return
             if self._guard is not None and self._guard.takes(topic):
                 return
             if topic.channel == "up-object":

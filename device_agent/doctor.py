@@ -19,6 +19,7 @@ from edgefl.errors import BrokerError, EdgeFLError, IdentityError, install_comma
 
 if TYPE_CHECKING:
     from edgefl.identity.device import Credentials
+    from edgefl.transport.base import Limits
 
 Status = Literal["ok", "warn", "fail"]
 
@@ -33,6 +34,8 @@ _DISK_LEAST_BYTES = 16 * 2**20
 _WRITTEN = 1_767_225_600.0
 #: Distributions that bring the one package ``onnxruntime``.
 _RUNTIMES = ("onnxruntime", "onnxruntime-gpu")
+#: No broker worth using takes less; the coordinator does not try smaller chunks either.
+_LEAST_CHUNK_BYTES = 8 * 1024
 #: Importing torch from a cold SD card takes most of a minute; a broken driver hangs for ever.
 _TORCH_TIMEOUT_S = 180.0
 
@@ -79,7 +82,8 @@ def examine(
         files = {"ca": str(own.authority), "cert": str(own.certificate)} | dict(files or {})
     checks.append(clock(time.time(), own.valid()[0] if own is not None else None))
     if broker:
-        checks.append(reach(broker, files))
+        whose = (own.record.fleet, own.record.device) if own is not None else ()
+        checks.append(reach(broker, files, *whose))
     checks += [python(), torch(torch_device), *runtimes(), memory(), disk(directory or Path.cwd())]
     return checks + ([local_data(data)] if data else []) + sensors(torch_device)
 
@@ -212,28 +216,59 @@ def disk(directory: Path) -> Check:
     return Check("disk", "ok", detail)
 
 
-def reach(url: str, files: Mapping[str, str] | None = None) -> Check:
-    """A connection to the broker and back. ``files``: PEM files by ``ca``, ``cert`` and ``key``."""
+def reach(url: str, files: Mapping[str, str] | None = None, fleet: str = "default", device: str = "") -> Check:
+    """A connection to the broker, what holds there, and whether chunks of the usual size come through it.
+
+    ``files``: PEM files by ``ca``, ``cert`` and ``key``. ``fleet``, ``device``: whose topics this client may use.
+    """
+    from edgefl.protocol import topics
+    from edgefl.protocol.chunks import DEFAULT_CHUNK_BYTES, HEADER_BYTES
     from edgefl.transport.mqtt import MqttTransport
+    from edgefl.transport.probe import Probe
 
     given = files or {}
     ca, cert, key = (given.get(option) or None for option in ("ca", "cert", "key"))
+    name = f"doctor-{secrets.token_hex(4)}"
 
-    async def connect() -> float:
-        name = f"doctor-{secrets.token_hex(4)}"
+    async def connect() -> tuple[float, MqttTransport, int | None, str]:
         transport = MqttTransport(url, name, ca=ca, cert=cert, key=key, clean_session=True)
+        probe = Probe(transport, topics.probe(fleet, device or name))
+        transport.on_message = lambda topic, payload: probe.heard(payload)
         started = time.monotonic()
         try:
             await transport.connect()
-            return time.monotonic() - started
+            seconds = time.monotonic() - started
+            fits = await probe.largest(DEFAULT_CHUNK_BYTES, _LEAST_CHUNK_BYTES, HEADER_BYTES)
+            return seconds, transport, fits, probe.reason
         finally:
             await transport.close()
 
     try:
-        seconds = asyncio.run(connect())
+        seconds, transport, fits, reason = asyncio.run(connect())
     except BrokerError as error:
         return Check("broker", "fail", error.message, error.remedy)
-    return Check("broker", "ok", f"answers in {seconds * 1000:.0f} ms")
+    return _broker(seconds, transport.limits, fits, reason)
+
+
+def _broker(seconds: float, limits: Limits, fits: int | None, reason: str) -> Check:
+    """What a broker that answers is good for. ``fits``: bytes of the largest chunk that passes, None: not known."""
+    from edgefl.protocol.chunks import DEFAULT_CHUNK_BYTES
+
+    packet = f"packets of {limits.packet_bytes:,} bytes" if limits.packet_bytes else "no packet limit announced"
+    detail = f"answers in {seconds * 1000:.0f} ms; MQTT {limits.version}, {packet}, {limits.receive_maximum} in flight"
+    if fits is None:
+        return Check("broker", "ok", f"{detail}; chunks were not tried: {reason}")
+    if fits == DEFAULT_CHUNK_BYTES:
+        return Check("broker", "ok", f"{detail}; chunks of {fits:,} bytes pass")
+    remedy = "Raise the broker's limit (mosquitto: message_size_limit, max_packet_size)"
+    if fits == 0:
+        return Check("broker", "fail", f"{detail}; not even {_LEAST_CHUNK_BYTES:,} bytes pass: {reason}", f"{remedy}.")
+    return Check(
+        "broker",
+        "warn",
+        f"{detail}; chunks of {DEFAULT_CHUNK_BYTES:,} bytes do not pass, {fits:,} do",
+        f"{remedy}, or run with --set transfer.chunk_bytes={fits}; runs find it by themselves, a little later.",
+    )
 
 
 def sensors(torch_device: str = "auto") -> list[Check]:

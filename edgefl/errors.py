@@ -120,6 +120,13 @@ class BrokerUnreachableError(BrokerError):
     """Nobody answers at the broker's address: waiting may help, unlike with a broker that answers and refuses."""
 
 
+class MessageSizeError(BrokerError):
+    """The broker does not take a message of this size. ``reason``: what it did."""
+
+    size = 0
+    reason = ""
+
+
 class StoreError(EdgeFLError):
     """The object store or the ledger cannot be read or written (disk full, read-only, damaged)."""
 

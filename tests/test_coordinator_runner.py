@@ -592,3 +592,27 @@ def test_a_late_update_is_kept_over_a_restart_with_the_state_it_was_made_from(tm
     assert np.allclose(values(scene, "task"), 60 + 2 + (2 + 8 / 2) / 2 + (2 + 8) / 2)
     assert [r.attempt for r in report.rounds] == [1, 1, 1]
     assert [list(r.record.get("stale", {})) for r in report.rounds] == [[], ["b~1"], []]
+
+
+def test_devices_are_called_when_the_broker_has_forgotten_the_coordinator(tmp_path: Path) -> None:
+    """And only then: what they said is kept otherwise. At 8515bcb a lost update came again after 15 s (ANNOUNCE_S)."""
+
+    async def script(scene: Scene) -> None:
+        device = await scene.device("a", hold=True)
+        going = asyncio.ensure_future(scene.coordinator(one_stage(RoundPolicy(devices=1, join_s=2.0), 1)))
+        await scene.until(lambda: device.receiver is not None and device.receiver.finished)
+        said: list[bool] = []
+        device.hello = lambda: said.append(transport.session_kept)  # type: ignore[method-assign]
+        transport = scene.broker._sessions["coordinator"].transport
+        assert isinstance(transport, MemoryTransport)
+        for kept in (True, False):
+            transport.session_kept = kept
+            scene.broker.cut("coordinator")
+            await scene.until(lambda: not transport._up.is_set())
+            await scene.until(transport._up.is_set)
+        await scene.until(lambda: said)
+        device.train()
+        await going
+        assert said == [False]
+
+    played(tmp_path, script)

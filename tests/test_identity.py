@@ -89,7 +89,7 @@ def test_every_topic_the_programs_use_is_in_the_table() -> None:
         assert ("device", "read", pattern) in allowed
     for pattern in topics.coordinator_subscriptions(FLEET):
         assert ("coordinator", "read", pattern) in allowed
-    assert len(rules(FLEET)) == 16
+    assert len(rules(FLEET)) == 20
 
 
 def test_both_brokers_say_the_same() -> None:

@@ -482,3 +482,25 @@ def test_a_busy_loop_is_woken_once_for_what_comes_meanwhile(monkeypatch: pytest.
         await until(lambda: len(heard) == 9)
 
     run(scene())
+
+
+@pytest.mark.skipif(not mosquitto_wanted(), reason="mosquitto is not installed here")
+def test_a_client_knows_whether_the_broker_still_knew_its_session(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        broker = start_broker(tmp_path, "mosquitto")
+        await broker.start()
+        world = MqttWorld(broker.url)
+        transport, seen = await world.connected("one", "x")
+        assert not transport.session_kept  # it is new
+        world.cut(transport)
+        await until(lambda: seen.connections == [True, False, True])
+        assert transport.session_kept
+        await broker.kill()
+        (tmp_path / "sessions.db").unlink(missing_ok=True)
+        await broker.start()
+        await until(lambda: seen.connections == [True, False, True, False, True])
+        assert not transport.session_kept
+        await world.close()
+        await broker.stop()
+
+    run(scenario())

@@ -17,7 +17,9 @@ COORDINATOR = "coordinator"
 #: In place of a transfer, whose names begin with a direction.
 _CALL = "call"
 
-Channel = Literal["up", "down", "presence", "up-object", "down-object", "shared-object", "enroll-up", "enroll-down"]
+Channel = Literal[
+    "up", "down", "presence", "probe", "up-object", "down-object", "shared-object", "enroll-up", "enroll-down"
+]
 
 
 class Topic(NamedTuple):
@@ -54,6 +56,11 @@ def down(fleet: str, device: str) -> str:
 def presence(fleet: str, device: str) -> str:
     """Retained presence of a device, and its last will."""
     return f"{_ROOT}/{fleet}/d/{device}/presence"
+
+
+def probe(fleet: str, name: str) -> str:
+    """What a device, or the coordinator, sends to itself to find out what the broker takes."""
+    return f"{_ROOT}/{fleet}/d/{name}/probe"
 
 
 def up_object(fleet: str, device: str, transfer: str) -> str:
@@ -99,7 +106,7 @@ def coordinator_subscriptions(fleet: str) -> list[str]:
 _N = NAME.pattern
 _PATTERN = re.compile(
     rf"{_ROOT}/{_N}/"
-    rf"(?:d/(?P<device>{_N})/(?P<rest>up|down|presence|(?P<way>up|down)/o/(?P<own>{_N}))|o/(?P<shared>{_N})"
+    rf"(?:d/(?P<device>{_N})/(?P<rest>up|down|presence|probe|(?P<way>up|down)/o/(?P<own>{_N}))|o/(?P<shared>{_N})"
     rf"|enroll/(?P<client>{_N})/(?P<side>up|down))"
 )
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
-from edgefl.errors import BrokerError
+from edgefl.errors import BrokerError, MessageSizeError
 
 #: Largest payload when the broker names no limit of its own. 1 KiB below 256 KiB leaves room for header and topic.
 #: Hosted brokers allow more (EMQX 1 MB, Event Grid 512 KB), except AWS IoT Core (128 KiB), which names its limit in
@@ -29,6 +29,18 @@ class Will(NamedTuple):
     retain: bool
 
 
+class Limits(NamedTuple):
+    """What holds at a connection. ``packet_bytes``: the broker's own largest packet, 0 when it announces none.
+
+    ``certain``: whether nothing but ``max_payload`` limits a message.
+    """
+
+    version: str = ""
+    receive_maximum: int = 0
+    packet_bytes: int = 0
+    certain: bool = False
+
+
 class Transport(Protocol):
     """One client's session with a broker. Callbacks run in the event loop's thread and must return soon.
 
@@ -44,6 +56,8 @@ class Transport(Protocol):
     max_payload: int
     #: Whether the broker still knew this session at the last connection; if not, what was published to it is lost.
     session_kept: bool
+    #: Known after ``connect``.
+    limits: Limits
 
     @property
     def bytes_sent(self) -> int:
@@ -81,12 +95,15 @@ def ignore_connection(connected: bool) -> None:
 
 
 def check_payload(topic: str, payload: bytes, limit: int) -> None:
-    """Raise BrokerError for a payload over the limit, which a broker would answer by dropping the connection."""
+    """Raise MessageSizeError for a payload over the limit, which a broker would answer by dropping the connection."""
     if len(payload) > limit:
-        raise BrokerError(
+        error = MessageSizeError(
             f"a message of {len(payload)} bytes on {topic} is larger than the {limit} bytes the broker admits",
-            remedy="Lower the chunk size, or raise the broker's packet limit (mosquitto: max_packet_size).",
+            remedy="Lower the chunk size (--set transfer.chunk_bytes=16384), or raise the broker's packet limit"
+            " (mosquitto: max_packet_size, message_size_limit).",
         )
+        error.size, error.reason = len(payload), f"its limit is {limit:,} bytes"
+        raise error
 
 
 def closed_error(client_id: str) -> BrokerError:

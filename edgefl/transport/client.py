@@ -7,10 +7,10 @@ import socket
 import ssl
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from paho.mqtt.client import Client
-from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
+from paho.mqtt.enums import CallbackAPIVersion, MQTTErrorCode, MQTTProtocolVersion
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 
@@ -28,6 +28,8 @@ SESSION_EXPIRY_S = 24 * 3600
 #: Largest packet a broker may send us. MQTT 5 brokers drop larger ones; with 3.1.1 only the broker's own limit
 #: protects. Equal to mosquitto's default since 2.1 and to what the generated configuration admits.
 MAX_PACKET_BYTES = 2 * 2**20
+#: Reasons of MQTT 5. paho admits the second one in a PUBACK, and not the first.
+_PACKET_TOO_LARGE, _QUOTA_EXCEEDED = 0x95, 0x97
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,7 @@ class MeteredClient(Client):
         super().__init__(CallbackAPIVersion.VERSION2, **options)
         self._meter = meter
         self.alert: ssl.SSLError | None = None  # what the peer's TLS said last; paho only logs it
+        self._oversize: set[int] = set()
 
     def _sock_send(self, buf: bytes | bytearray) -> int:
         with self._heeding():
@@ -94,6 +97,29 @@ class MeteredClient(Client):
             wrapped.close()
             raise
         return wrapped
+
+    def _handle_pubackcomp(self, cmd: Literal["PUBACK", "PUBCOMP"]) -> MQTTErrorCode:
+        """As paho's, which ends the connection on a reason that it does not know for this packet.
+
+        mosquitto refuses what exceeds its message_size_limit so.
+        """
+        packet = self._in_packet["packet"]
+        if self.protocol == MQTTProtocolVersion.MQTTv5 and len(packet) > 2 and packet[2] == _PACKET_TOO_LARGE:
+            self._oversize.add(int.from_bytes(packet[:2], "big"))
+            packet[2] = _QUOTA_EXCEEDED
+        return super()._handle_pubackcomp(cmd)
+
+    def refused_as_too_large(self, mid: int) -> bool:
+        """Whether the broker has just refused this message for its size."""
+        known = mid in self._oversize
+        self._oversize.discard(mid)
+        return known
+
+    def withdraw(self, mid: int) -> None:
+        """Do not send this message again when the connection is back."""
+        with self._out_message_mutex:
+            if self._out_messages.pop(mid, None) is not None:
+                self._inflight_messages -= 1
 
     def drop(self) -> None:
         """Close the connection without goodbye. It may connect again, and other threads may go on publishing."""

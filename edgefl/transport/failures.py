@@ -6,7 +6,7 @@ import socket
 import ssl
 import time
 
-from edgefl.errors import BrokerError, BrokerUnreachableError
+from edgefl.errors import BrokerError, BrokerUnreachableError, MessageSizeError
 from edgefl.transport.address import Address
 
 #: OpenSSL's numbers of what is wrong with a certificate.
@@ -118,6 +118,17 @@ def denied(address: Address, topic: str, verb: str, reason: str) -> BrokerError:
         f"the broker {address} does not let {address.username or 'this client'!r} {verb} {topic}: {reason}",
         remedy="Grant it in the broker's access list, or check that the fleet and device names match it.",
     )
+
+
+def too_large(address: Address, topic: str, size: int, reason: str) -> MessageSizeError:
+    """For a message that the broker does not take, though it has announced no limit, or a larger one."""
+    error = MessageSizeError(
+        f"the broker {address} does not take a message of {size:,} bytes on {topic}: {reason}",
+        remedy="Lower the chunk size (--set transfer.chunk_bytes=16384), or raise the broker's limit (mosquitto:"
+        " message_size_limit, max_packet_size).",
+    )
+    error.size, error.reason = size, reason
+    return error
 
 
 def unreadable(what: str, error: OSError) -> BrokerError:

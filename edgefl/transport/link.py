@@ -37,6 +37,8 @@ BACKOFF_CAP_S = 30.0
 STABLE_S = 10.0
 #: A network that fails seldom accepts a connection only to drop it, this many times in a row; a rival client does it.
 TAKEN_OVER = 3
+#: Reasons for which a broker refuses a message because of its size, or of what it holds already.
+TOO_LARGE, QUOTA = "Packet too large", "Quota exceeded"
 _SAME_ID = "another client uses the same id, give each device its own name"
 #: How long the broker may take to answer the greeting. The first, MQTT 5, gets less, since 3.1.1 is tried after it.
 ANSWER_TIMEOUT_S = 5.0
@@ -50,7 +52,7 @@ class Listener:
     """Whom a link tells what happens. All are called in the link's thread."""
 
     #: The broker accepted the connection; the client may now publish and subscribe. True: it still knew the session.
-    opened: Callable[[Client, Properties | None, bool], None]
+    opened: Callable[[MeteredClient, Properties | None, bool], None]
     #: The connection ended without ``stop``; with a reason to read.
     lost: Callable[[str], None]
     #: An attempt failed; True: it was the first, and the link gives up.
@@ -209,6 +211,8 @@ class Link:
             self._reason = f"the broker closed the connection: {reason.getName()}"
             if reason.getName() == "Session taken over":
                 self._reason += f"; {_SAME_ID}"
+        elif reason.getName() not in {"Success", "Unspecified error"}:
+            self._reason = f"the connection was given up: {reason.getName()}"
 
     def _on_socket_close(self, client: Client, data: Any, closing: Any) -> None:
         if self._stopping.is_set() and isinstance(client, MeteredClient):
@@ -222,7 +226,8 @@ class Link:
         self._listener.message(topic, bytes(message.payload))
 
     def _on_publish(self, client: Client, data: Any, mid: int, reason: ReasonCode, properties: Any) -> None:
-        self._listener.published(mid, reason.getName() if reason.is_failure else None)
+        large = isinstance(client, MeteredClient) and client.refused_as_too_large(mid)
+        self._listener.published(mid, TOO_LARGE if large else reason.getName() if reason.is_failure else None)
 
     def _on_subscribe(self, client: Client, data: Any, mid: int, reasons: list[ReasonCode], properties: Any) -> None:
         self._listener.subscribed(mid, [reason.getName() if reason.is_failure else None for reason in reasons])

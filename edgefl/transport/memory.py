@@ -16,6 +16,7 @@ from paho.mqtt.client import topic_matches_sub
 
 from edgefl.transport.base import (
     DEFAULT_MAX_PAYLOAD,
+    Limits,
     OnConnection,
     OnMessage,
     Will,
@@ -160,12 +161,14 @@ class MemoryTransport:
     on_connection: OnConnection
     max_payload: int
     session_kept: bool
+    limits: Limits
 
     def __init__(self, broker: MemoryBroker, client_id: str, will: Will | None = None) -> None:
         self.on_message = ignore_message
         self.on_connection = ignore_connection
         self.max_payload = DEFAULT_MAX_PAYLOAD
         self.session_kept = True
+        self.limits = Limits("memory", certain=True)
         self.will = will
         self.bytes_sent = 0
         self.bytes_received = 0

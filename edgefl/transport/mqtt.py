@@ -14,8 +14,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from paho.mqtt.client import Client
-from paho.mqtt.enums import MQTTErrorCode
+from paho.mqtt.enums import MQTTErrorCode, MQTTProtocolVersion
 from paho.mqtt.properties import Properties
 
 from edgefl.errors import BrokerError
@@ -23,6 +22,7 @@ from edgefl.transport import failures
 from edgefl.transport.address import parse_url, with_credentials
 from edgefl.transport.base import (
     DEFAULT_MAX_PAYLOAD,
+    Limits,
     OnConnection,
     OnMessage,
     Will,
@@ -31,8 +31,9 @@ from edgefl.transport.base import (
     ignore_connection,
     ignore_message,
 )
-from edgefl.transport.client import Meter, Settings, load_own, tls_context
-from edgefl.transport.link import Link, Listener
+from edgefl.transport.client import Meter, MeteredClient, Settings, load_own, tls_context
+from edgefl.transport.link import QUOTA, TOO_LARGE, Link, Listener
+from edgefl.transport.sizes import Sizes
 
 _LOG = logging.getLogger(__name__)
 
@@ -50,6 +51,8 @@ PACKET_OVERHEAD_BYTES = 1024
 _LOSS_NOTICE_S = 0.02
 _KEPT = (MQTTErrorCode.MQTT_ERR_SUCCESS, MQTTErrorCode.MQTT_ERR_NO_CONN)
 _LOST: list[str | None] = []
+#: In place of a refusal, for a message at which each connection ended.
+CLOSES = "it closes the connection"
 
 
 class MqttTransport:
@@ -63,6 +66,7 @@ class MqttTransport:
     on_connection: OnConnection
     max_payload: int
     session_kept: bool
+    limits: Limits
 
     def __init__(
         self,
@@ -82,6 +86,7 @@ class MqttTransport:
         self.on_connection = ignore_connection
         self.max_payload = DEFAULT_MAX_PAYLOAD
         self.session_kept = False
+        self.limits = Limits()
         self.address = with_credentials(parse_url(url), username, password, tls=bool(ca or cert or key))
         self._settings = Settings(self.address, client_id, will, None, keepalive_s, clean_session)
         self._files = (ca, cert, key)
@@ -91,9 +96,11 @@ class MqttTransport:
         self._answers: dict[int, asyncio.Future[list[str | None]]] = {}
         self._renewal: tuple[int, list[str]] | None = None
         self._link: Link | None = None
-        self._client: Client | None = None
+        self._client: MeteredClient | None = None
         self._closed = False
         self._complaint, self._remind_at = "", 0.0
+        self._sizes = Sizes()
+        self._found: int | None = None  # the largest payload, where the broker has shown that it takes no larger one
 
     @property
     def bytes_sent(self) -> int:
@@ -146,7 +153,11 @@ class MqttTransport:
         if refusals is _LOST:
             await self._connected()  # the next connection has renewed every pattern by then
         else:
-            self._check_refusals(new, refusals)
+            try:
+                self._check_refusals(new, refusals)
+            except BrokerError:
+                self._patterns = [pattern for pattern in self._patterns if pattern not in new]
+                raise
 
     async def publish(self, topic: str, payload: bytes, *, retain: bool = False) -> None:
         """See ``Transport.publish``."""
@@ -160,7 +171,10 @@ class MqttTransport:
                 raise BrokerError(f"could not send on {topic}: {information.rc.name}")
             acknowledged: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
             self._pending[information.mid] = acknowledged  # after a loss paho itself sends it again
+            self._sizes.sent(information.mid, len(payload))
             refusal = await acknowledged
+        if refusal in {TOO_LARGE, QUOTA, CLOSES}:
+            raise failures.too_large(self.address, topic, len(payload), refusal)
         if refusal is not None:
             raise failures.denied(self.address, topic, "publish to", refusal)
 
@@ -180,7 +194,7 @@ class MqttTransport:
         self._answers.clear()
         await asyncio.get_running_loop().run_in_executor(None, self._link.stop)
 
-    async def _connected(self) -> Client:
+    async def _connected(self) -> MeteredClient:
         """The client, once the connection is there. Raises BrokerError after ``close``."""
         await self._up.wait()
         if self._closed or self._client is None:
@@ -222,15 +236,19 @@ class MqttTransport:
             subscribed=hand_over(self._subscribed),
         )
 
-    def _opened(self, client: Client, properties: Properties | None, session_kept: bool) -> None:
+    def _opened(self, client: MeteredClient, properties: Properties | None, session_kept: bool) -> None:
         self._client = client
         self.session_kept = session_kept
         limit = getattr(properties, "MaximumPacketSize", None)
         in_flight = getattr(properties, "ReceiveMaximum", WINDOW)
+        version = "5" if client.protocol == MQTTProtocolVersion.MQTTv5 else "3.1.1"
+        self.limits = Limits(version, min(in_flight, WINDOW), limit or 0)
         if not self._first.done() and in_flight < WINDOW:
             self._window = asyncio.Semaphore(in_flight)
         if limit:
             self.max_payload = max(1, min(limit - PACKET_OVERHEAD_BYTES, 2**28 - PACKET_OVERHEAD_BYTES))
+        if self._found is not None:
+            self.max_payload = min(self.max_payload, self._found)
         if not self._patterns:
             self._ready()
             return
@@ -258,6 +276,10 @@ class MqttTransport:
             self._up.clear()
             self.on_connection(False)
         _LOG.warning("lost the broker %s: %s", self.address, reason)
+        mid = self._sizes.lost()
+        if mid is not None and self._client is not None:
+            self._client.withdraw(mid)
+            self._published(mid, CLOSES)
 
     def _failed(self, error: BrokerError, final: bool) -> None:
         if not self._first.done():
@@ -271,6 +293,11 @@ class MqttTransport:
         self.on_message(topic, payload)
 
     def _published(self, mid: int, refusal: str | None) -> None:
+        if refusal is None:
+            self._sizes.taken(mid)
+        elif (size := self._sizes.refused(mid)) and refusal in {TOO_LARGE, CLOSES}:
+            self._found = size - 1
+            self.max_payload = min(self.max_payload, self._found)
         acknowledged = self._pending.pop(mid, None)
         if acknowledged is not None and not acknowledged.done():
             acknowledged.set_result(refusal)

@@ -59,6 +59,7 @@ def topic(data: bytes) -> None:
         "up": lambda: topics.up(fleet, found.device),
         "down": lambda: topics.down(fleet, found.device),
         "presence": lambda: topics.presence(fleet, found.device),
+        "probe": lambda: topics.probe(fleet, found.device),
         "up-object": lambda: topics.up_object(fleet, found.device, found.transfer),
         "down-object": lambda: topics.down_object(fleet, found.device, found.transfer),
         "shared-object": lambda: topics.shared_object(fleet, found.transfer),
