@@ -1,0 +1,80 @@
+"""The bounds on updates and prototypes against what real training makes of real parts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from training_fixture import dataset, job, parts_of
+
+from coordinator.changes import BUFFERS_OF, changes_of
+from coordinator.outliers import out_of_line
+from coordinator.values import Changes
+from edgefl.objects import ObjectStore
+from edgefl.plan.values import RoundPolicy
+from edgefl.protocol.parts import encode_part
+from edgefl.prototypes.library import from_tensors
+from edgefl.records import Manifest
+from edgefl.training.round import train_round
+
+MOST = RoundPolicy().largest_change
+RATES = {"encoder": 1e-3, "head": 1e-3}
+
+
+def stored(store: ObjectStore, parts: dict[str, dict[str, np.ndarray]]) -> Manifest:
+    return {part: store.put(encode_part(tensors)) for part, tensors in parts.items()}
+
+
+def trained(store: ObjectStore, samples: int, epochs: int, salt: str) -> Changes:
+    made = job(lr=RATES, epochs=epochs)
+    before = parts_of(made)
+    result = train_round(made, dataset(samples, seed=len(salt)), before, salt=salt)
+    return changes_of(store, stored(store, result.parts), stored(store, before))
+
+
+def test_noise_in_place_of_weights_is_out_of_line_and_ninety_times_the_steps_are_not(tmp_path: Path) -> None:
+    store = ObjectStore(tmp_path)
+    honest = {
+        "a": trained(store, 12, 1, "a"),
+        "bb": trained(store, 12, 1, "bb"),
+        "much": trained(store, 54, 20, "much"),
+    }
+    assert out_of_line(honest, MOST) == {}
+    before = parts_of(job())
+    rng = np.random.default_rng(0)
+    noise = {
+        part: {name: rng.normal(size=tensor.shape).astype(tensor.dtype) for name, tensor in tensors.items()}
+        for part, tensors in before.items()
+        if part in honest["a"]
+    }
+    sent = changes_of(store, stored(store, noise), stored(store, before))
+    assert list(out_of_line({**honest, "evil": sent}, MOST)) == ["evil"]
+
+
+def test_weights_and_buffers_of_a_part_are_measured_apart(tmp_path: Path) -> None:
+    store = ObjectStore(tmp_path)
+    before = {"w": np.zeros(4, np.float32), "running_var": np.ones(4, np.float32), "n": np.zeros(1, np.int64)}
+    after = {"w": np.full(4, 3, np.float32), "running_var": np.full(4, 5, np.float32), "n": np.ones(1, np.int64)}
+    found = changes_of(store, stored(store, {"task": after}), stored(store, {"task": before}))
+    # ||3, 3, 3, 3|| = 6 from ||0|| = 0; ||4, 4, 4, 4|| = 8 from ||1, 1, 1, 1|| = 2
+    assert {part: (change.norm, change.base) for part, change in found.items()} == {
+        "task": (6.0, 0.0),
+        BUFFERS_OF + "task": (8.0, 2.0),
+    }
+
+
+def test_a_class_of_which_a_device_has_one_sample_stays_on_it() -> None:
+    """Ten samples of x, one of y, none of z: the mean of the one would be that sample."""
+    data = dataset(11, labels=[0] * 10 + [1])
+    sent = {}
+    for least in (1.0, 2.0):
+        made = job(batch_size=5, prototypes={"class_mean": {"weighting": "modality", "min_count": least}})
+        sent[least] = from_tensors(train_round(made, data, parts_of(made)).parts["prototypes"])
+    assert [table.counts.tolist() for table in sent[1.0].values()] == [[10.0, 1.0, 0.0]] * 3
+    assert [table.counts.tolist() for table in sent[2.0].values()] == [[10.0, 0.0, 0.0]] * 3
+    for name, table in sent[2.0].items():
+        assert not table.means[1].any()
+        assert np.array_equal(table.means[0], sent[1.0][name].means[0])
+    made = job(batch_size=5, prototypes={"class_mean": {}})
+    old = from_tensors(train_round(made, data, parts_of(made)).parts["prototypes"])
+    assert old["a"].counts.tolist() == [10.0, 0.0, 0.0], "a coordinator that knows no such option"
