@@ -30,7 +30,7 @@ from torch import nn
 from benchmarks.inprocess import run_fleet, state_of
 from benchmarks.pretrain import make
 from benchmarks.table.grid import EPOCHS, SHARE, Cell, Grid, Settings
-from edgefl.cli.planning import shares_of
+from edgefl.cli.sharing import shares_of
 from edgefl.config.load import load_run
 from edgefl.data.dataset import Dataset
 from edgefl.models.build import StagedModel, build

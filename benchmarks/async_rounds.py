@@ -22,7 +22,7 @@ from benchmarks import sections
 from benchmarks.field import played, table
 from benchmarks.fleet import accuracy
 from device_agent.start import Options
-from edgefl.cli.planning import shares_of
+from edgefl.cli.sharing import shares_of
 from edgefl.config.load import load_run
 from edgefl.records import Budget
 from edgefl.report.rows import RunReport

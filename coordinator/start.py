@@ -19,6 +19,7 @@ from edgefl.config.load import load_run
 from edgefl.config.values import RunConfig
 from edgefl.data.dataset import Dataset
 from edgefl.data.load import load, load_pair
+from edgefl.data.split import TEST_SHARE, groups_kept, hold_out
 from edgefl.disk import explained, make_private, write_new
 from edgefl.errors import ConfigError, IdentityError, Problem, StoreError
 from edgefl.plan.compile import compile_run, read_as
@@ -78,7 +79,7 @@ def execute(
         if run:  # before anything is written into its directory
             check_name("run", run)
             _check_new(ledger or ledger_of(directory / run), run)
-        plan, wanted = _compiled(file, resume or run, directory, overrides)
+        plan, wanted = _compiled(file, resume or run, directory, overrides, say)
     place = directory / plan.run
     make_private(place)
     write_run_file(plan, place / "run.yaml")
@@ -184,16 +185,19 @@ def _resumed(ledger: str | Path, run: str) -> tuple[RunPlan, str]:
     return plan, str(broker)
 
 
-def _compiled(file: str, run: str, directory: Path, overrides: Sequence[str]) -> tuple[RunPlan, str]:
+def _compiled(
+    file: str, run: str, directory: Path, overrides: Sequence[str], say: Callable[[str], None]
+) -> tuple[RunPlan, str]:
     if not file:
         raise ConfigError("RUN.yaml", [Problem("RUN.yaml", "name a run file, or a run to go on with by --resume")])
     config, recipe = load_run(file, overrides)
     run = check_name("run", run or new_run_id(directory, config.name))
     place = directory / run
-    test, path = _test_set(config, file, place)
+    test, path = _test_set(config, file, place, say)
     plan = compile_run(config, recipe, run=run, shapes=test.signature(), label_names=test.label_names, test=path)
     if problem := untaken(plan, test.samples()):
         raise ConfigError(file, [problem])
+    say(f"waiting for {plan.policy.devices} device{'' if plan.policy.devices == 1 else 's'} (round.devices)")
     return plan, config.broker
 
 
@@ -211,27 +215,41 @@ def _check_new(ledger: str | Path, run: str) -> None:
         raise StoreError(f"there is a run {run!r} already", remedy=remedy)
 
 
-def _test_set(config: RunConfig, file: str, place: Path) -> tuple[Dataset, str]:
+def _test_set(config: RunConfig, file: str, place: Path, say: Callable[[str], None]) -> tuple[Dataset, str]:
     """The test set, which also tells the shapes and labels of the data; and its path as .npz."""
     data = config.data
     if data.test:
         encoders = read_as(config, folder=Path(data.test).is_dir())
-        test: Dataset | None = load(data.test, bad_samples=data.bad_samples, modalities=encoders)
-        if Path(data.test).suffix == ".npz" and test is not None:
+        test = load(data.test, bad_samples=data.bad_samples, modalities=encoders)
+        if Path(data.test).suffix == ".npz":
             return test, str(Path(data.test).resolve())
+    elif data.source is not None:
+        test = _held_out(config, say)
     else:
-        encoders = read_as(config, folder=False)
-        source = data.source
-        test = load_pair(source, bad_samples=data.bad_samples, modalities=encoders)[1] if source is not None else None
-    if test is None:
-        text = "is needed: the coordinator learns the shapes and labels of the data from it (`edgefl data` writes one)"
-        raise ConfigError(file, [Problem("data.test", text)])
+        text = "is needed, or data.source: the coordinator learns the shapes and labels of the data from it"
+        raise ConfigError(file, [Problem("data.test", f"{text} (`edgefl data` writes one)")])
     path = place / "shares" / "test.npz"
     with explained("create", path.parent):
         path.parent.mkdir(parents=True, exist_ok=True)
     with explained("write", path):
         test.save_npz(path)
     return test, str(path.resolve())
+
+
+def _held_out(config: RunConfig, say: Callable[[str], None]) -> Dataset:
+    """The test set of the run file's own source, the one that `edgefl run` and `edgefl data` take too."""
+    data, source = config.data, config.data.source
+    if source is None:
+        raise ValueError("a run file without a source")
+    encoders = read_as(config, folder=isinstance(source, str) and Path(source).is_dir())
+    every, official = load_pair(source, bad_samples=data.bad_samples, modalities=encoders)
+    if official is not None:
+        return official
+    kept = groups_kept({str(method) for method in data.partition}, config.round.devices or max(1, len(config.fleet)))
+    _, test, _ = hold_out(every, TEST_SHARE, config.seed, groups_kept=kept)
+    where = source if isinstance(source, str) else ", ".join(source)
+    say(f"data.test is not given: the test set is {len(test)} of {len(every)} samples of {where}, as for `edgefl run`")
+    return test
 
 
 def write_run_file(plan: RunPlan, path: Path) -> None:

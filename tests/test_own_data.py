@@ -16,7 +16,7 @@ import yaml
 from fleet_fixture import PATIENCE_S, Fleet, finish
 from PIL import Image
 
-from edgefl.cli.planning import shares_of
+from edgefl.cli.sharing import shares_of
 from edgefl.config.load import load_run
 from edgefl.data.dataset import Dataset
 from edgefl.data.load import load

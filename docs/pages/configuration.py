@@ -24,6 +24,10 @@ mode, a **device profile** for each device. All three are YAML. A name without a
 `--set a.b=c` on a command line overrides a field, and may be repeated; lists take an index
 (`--set fleet.0.profile=gpu-box`).
 
+Paths in a run file (`data.source`, `data.test`, `recipe`, a device's `profile`) are relative to the file, those given
+by `--set` to the working directory. Where nothing is beside the file and something is in the working directory, that
+is used, with a warning.
+
 Every problem of a file is reported at once, with its line, its path and the valid choices; the exit code is 10. A field
 that is not listed here is an error, and so is one that is given twice. Amounts of bytes are numbers or text such as
 `600 MiB`, `1.5 GiB` or `2 MB`. Files are at most {limit} MiB.

@@ -29,7 +29,7 @@ def command(
     """
     from tempfile import TemporaryDirectory
 
-    from edgefl.cli.planning import shares_of
+    from edgefl.cli.sharing import shares_of
     from edgefl.config.load import load_run
 
     config, _ = load_run(run, set_ or [])

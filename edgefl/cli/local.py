@@ -18,7 +18,7 @@ import yaml
 from coordinator.place import hold_place, new_run_id
 from device_agent.start import Options
 from edgefl.cli.locate import RUNS, find_run
-from edgefl.cli.planning import shares_of
+from edgefl.cli.sharing import shares_of
 from edgefl.config.load import budget_overrides, load_device, load_run
 from edgefl.config.values import FleetDevice, RunConfig
 from edgefl.data.split import TEST

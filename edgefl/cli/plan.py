@@ -52,7 +52,7 @@ def command(
 
     Example: edgefl plan demo --device jetson-nano --device single-stage
     """
-    from edgefl.cli.planning import price_run
+    from edgefl.cli.planning import assumptions, price_run
 
     price = price_run(
         run,
@@ -66,6 +66,8 @@ def command(
     if format == "json":
         print_json(price)
         return
+    for sentence in assumptions(run, set_ or [], device or [], samples):
+        typer.echo(sentence)
     from rich.console import Console
 
     from edgefl.report.price_grids import price_grids

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import msgspec
 
+from edgefl.cli.sharing import data_of
 from edgefl.config.files import parse_bytes
 from edgefl.config.load import fleet_profile, load_run
 from edgefl.config.recipe import RecipeConfig
 from edgefl.config.values import DeviceProfile, RunConfig
-from edgefl.data.load import Source
-from edgefl.data.split import Prepared, Share, prepare_shares
+from edgefl.data.split import Share
 from edgefl.errors import ConfigError, ModelError, Problem
 from edgefl.models.spec import ModelSpec
-from edgefl.plan.compile import compile_run, read_as, schedule_of
+from edgefl.plan.compile import compile_run, schedule_of
 from edgefl.plan.eligibility import has_card
 from edgefl.plan.exchange import packed_bytes, packing_of, sent
 from edgefl.plan.fit import place
@@ -31,6 +29,8 @@ from edgefl.report.prices import Account, DevicePlan, RunPrice, StagePrice
 
 #: Whose accounting ``--convention`` knows.
 CONVENTIONS = ("lw-fedmml",)
+#: Profile of the devices of a run file that names none.
+UNKNOWN_DEVICE = "cpu"
 #: Idle trainer on a CPU after its toy round. Each agent measures its own in a run.
 TRAINER_BYTES = 266 * 10**6
 #: CUDA context with torch's kernels on a card, about (read, not measured: 300 to 600 MB). Agents measure what is free.
@@ -154,41 +154,32 @@ def _devices(config: RunConfig, profiles: Sequence[str]) -> list[tuple[str, Devi
         return [(f"{profile.name}-{i}", profile) for i, profile in enumerate(found, start=1)]
     if config.fleet:
         return [(device.name, fleet_profile(device.profile, device.budget)) for device in config.fleet]
-    raise ConfigError(config.name, [Problem("fleet", "the run names no devices; give --device PROFILE")])
+    unknown = fleet_profile(UNKNOWN_DEVICE, None)  # a file for agents elsewhere, which say themselves what they are
+    return [(f"device-{i}", unknown) for i in range(1, max(1, config.round.devices or 1) + 1)]
 
 
 def _compile(
     config: RunConfig, recipe: RecipeConfig, devices: list[str], samples: int | None
 ) -> tuple[RunPlan, dict[str, Share]]:
     """The plan, and the share of each device."""
-    if config.data.source is None:
-        raise ConfigError(config.name, [Problem("data.source", "is needed to know the shapes of the samples")])
-    with TemporaryDirectory() as folder:
-        prepared = shares_of(config, devices, Path(folder))
-    shapes, names = prepared.signature, prepared.label_names
+    shapes, names, own = data_of(config, devices)
     plan = compile_run(config, recipe, run="plan", shapes=shapes, label_names=names)
-    return plan, {share.device: _scaled(share, samples) for share in prepared.shares}
+    return plan, {share.device: _scaled(share, samples) for share in own}
 
 
-def _is_folder(source: Source) -> bool:
-    return isinstance(source, str) and Path(source).is_dir()
-
-
-def shares_of(config: RunConfig, devices: Sequence[str], folder: Path) -> Prepared:
-    """Write every device's share and the test set of a run below ``folder``. Raises DataError."""
-    if config.data.source is None:
-        raise ConfigError(config.name, [Problem("data.source", "is needed to share data out")])
-    return prepare_shares(
-        config.data.source,
-        devices,
-        folder,
-        partition={str(method): options for method, options in config.data.partition.items()},
-        missing=config.data.missing.model_dump(),
-        seed=config.seed,
-        test=config.data.test or None,
-        bad_samples=config.data.bad_samples,
-        modalities=read_as(config, folder=_is_folder(config.data.source)),
-    )
+def assumptions(name: str, overrides: Sequence[str], profiles: Sequence[str], samples: int | None) -> list[str]:
+    """What a plan takes for granted where the run file does not say it, as sentences."""
+    config, _ = load_run(name, overrides)
+    found = []
+    if not profiles and not config.fleet:
+        count = max(1, config.round.devices or 1)
+        found.append(
+            f"The run file names no fleet: planned for {count} device{'' if count == 1 else 's'} of profile "
+            f"{UNKNOWN_DEVICE}, without a budget; --device PROFILE plans for yours."
+        )
+    if config.data.source is None and samples is None:
+        found.append("data.source is not given: each device has as many samples as the test set; --samples says other.")
+    return found
 
 
 def _scaled(share: Share, samples: int | None) -> Share:

@@ -11,6 +11,7 @@ from typing import Any
 
 from edgefl.config.conflicts import headless, late_conflicts
 from edgefl.config.files import Lines, override, read_yaml, validate
+from edgefl.config.paths import beside
 from edgefl.config.recipe import RecipeConfig
 from edgefl.config.slots import parse_slot, valid_names
 from edgefl.config.values import DeviceProfile, FleetDevice, RunConfig
@@ -64,11 +65,12 @@ def load_recipe(name: str, slots: dict[str, Any] | None = None) -> RecipeConfig:
 def load_run(name: str, overrides: Sequence[str] = ()) -> tuple[RunConfig, RecipeConfig]:
     """A run file by shipped name or path, and its recipe with the run's own slots. Raises ConfigError.
 
+    Paths in the file are relative to it, those in ``overrides`` to the working directory.
     Problems of the run file, its recipe and its fleet's device profiles are reported together.
     """
     file = find("runs", name)
     values, lines = read_yaml(file)
-    values = override(values, overrides, lines)
+    values = override(beside(values, file, shipped), overrides, lines)
     problems: list[Problem] = []
     config = _collect(problems, lambda: validate(RunConfig, values, str(file), lines))
     recipe = None

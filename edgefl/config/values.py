@@ -159,14 +159,17 @@ class DataConfig(Values):
     """Where the data comes from, how it is shared out in local mode, and the coordinator's test set."""
 
     source: str | dict[str, dict[str, Any]] | None = Field(
-        None, description="folder with manifest.jsonl, .npz file, or {basic_motions: {…}}; for local mode"
+        None,
+        description="folder with manifest.jsonl, .npz file, or {basic_motions: {…}}; shared out in local mode",
     )
     partition: dict[Literal["natural", "uniform", "dirichlet"], dict[str, float] | None] = Field(
         {"uniform": {}}, description="natural (by person, speaker, vendor), uniform, or {dirichlet: {alpha: 0.5}}"
     )
     missing: MissingConfig = Field(MissingConfig(), description="modalities taken away")
     bad_samples: Literal["error", "skip"] = Field("error", description="what to do with samples that can't be read")
-    test: str = Field("", description="test set (.npz, or folder with manifest.jsonl) of the coordinator")
+    test: str = Field(
+        "", description="test set (.npz, or folder with manifest.jsonl) of the coordinator; empty: from the source"
+    )
 
     @pydantic.field_validator("partition", mode="before")
     @classmethod

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,8 @@ from edgefl.data.partition import partition as share_out
 from edgefl.errors import DataError
 
 TEST = "test"
+#: Share of the samples that are only tested on, where nobody says which.
+TEST_SHARE = 0.2
 
 
 class Share(msgspec.Struct, frozen=True):
@@ -50,7 +52,7 @@ def prepare_shares(
     missing: Mapping[str, Any] | None = None,
     seed: int = 0,
     test: Source | None = None,
-    test_share: float = 0.2,
+    test_share: float = TEST_SHARE,
     bad_samples: str = "error",
     modalities: Mapping[str, Encoder] | None = None,
 ) -> Prepared:
@@ -68,8 +70,7 @@ def prepare_shares(
     elif official is not None:
         origin, tested = "official", official
     else:
-        kept = len(devices) if "natural" in partition else 1
-        data, tested, origin = hold_out(data, test_share, seed, groups_kept=kept)
+        data, tested, origin = hold_out(data, test_share, seed, groups_kept=groups_kept(partition, len(devices)))
     _check_shapes(data, tested)
     parts = share_out(data.labels, data.groups, len(devices), partition, seed, count=len(data), names=devices)
     own = {d: drop(data.subset(rows), missing, seed, device=d) for d, rows in zip(devices, parts, strict=True)}
@@ -104,6 +105,11 @@ def _write(own: Dataset, name: str, directory: Path, before: int) -> Share:
     path = directory / f"{name}.npz"
     own.save_npz(path)
     return Share(name, str(path), own.samples(), own.class_counts(), before - len(own))
+
+
+def groups_kept(partition: Collection[str], devices: int) -> int:
+    """Groups that stay for training when whole groups are held out: one a device where they are shared out so."""
+    return devices if "natural" in partition else 1
 
 
 def hold_out(data: Dataset, share: float, seed: int, *, groups_kept: int = 1) -> tuple[Dataset, Dataset, str]:

@@ -336,7 +336,8 @@ def _port_fault(host: str, port: int) -> BrokerError | None:
         if error.errno == errno.EADDRINUSE:
             return BrokerError(
                 f"{where} is already in use",
-                remedy="Stop the program that uses it, choose another port, or give its URL if it is a broker.",
+                remedy="Stop the program that uses it, or choose another port (of a fleet with an identity: "
+                "`edgefl-coordinator init --port … --enroll-port … --directory …`), or give its URL if it is a broker.",
             )
         return BrokerError(f"can not listen on {where}: {error.strerror}", remedy="Choose another host or port.")
     return None
