@@ -33,6 +33,7 @@ from coordinator.work import Work, payload_sizes
 from edgefl.aggregation.remember import load as load_memory
 from edgefl.errors import BudgetError, DataError, EdgeFLError, ProtocolError, RunError
 from edgefl.objects import ObjectStore
+from edgefl.plan.norm import moving
 from edgefl.plan.values import RunPlan
 from edgefl.plan.warnings import warnings_of
 from edgefl.protocol import topics
@@ -254,6 +255,7 @@ class Runner:
             **self._outbox.facts(),
             "parts": len(manifest),
             "bytes": sum(ref.size for ref in manifest.values()),
+            **({"statistics": moving(self.plan)} if self.plan.slots.statistics else {}),
         }
         return do.Tell("run_started", data=data)
 

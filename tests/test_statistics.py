@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 import pytest
 import torch
-from memory_fleet import SHAPES, plan_of, share
+from memory_fleet import SHAPES, plan_of, run_fleet, share, state_of
 from test_pricing_beside import MODELS, whole
 from training_fixture import CROSS_ENTROPY, dataset, job, model_spec, parts_of
 
@@ -19,7 +19,9 @@ from coordinator.desk import Desk
 from coordinator.evaluator import Evaluator
 from edgefl.aggregation.aggregate import aggregate_round
 from edgefl.aggregation.remember import UpdateInfo
+from edgefl.cli.export import export_run
 from edgefl.data.dataset import Dataset
+from edgefl.errors import ExportError
 from edgefl.models.build import build
 from edgefl.models.sizes import encoder_of_size
 from edgefl.models.spec import HeadSpec, JointSpec, ModelSpec
@@ -30,6 +32,7 @@ from edgefl.plan.schedule import SCHEDULES
 from edgefl.plan.values import Job, RunPlan
 from edgefl.protocol.parts import decode_part, encode_part
 from edgefl.records import Manifest
+from edgefl.report.outcome import evaluation
 from edgefl.training.counting import FlopCounts
 from edgefl.training.evaluate import TestSet, evaluate
 from edgefl.training.pricing import Pricer
@@ -342,3 +345,42 @@ def test_which_runs_take_them(tmp_path: Path):
     assert not wanted("end_to_end", "round.late=keep", "model.head.norm=layer")
     old = as_stored(plan_of(tmp_path, "fedadam", "ab", 2, ["model.head.norm=batch"]))
     assert with_statistics(old).slots.statistics  # of a run that an earlier version began
+
+
+def test_a_run_takes_them_and_exports_bundles_with_them(ram_path: Path, monkeypatch: pytest.MonkeyPatch):
+    given = ["model.head.norm=batch", "slots.cluster={lsh: {clusters: 1}}", "slots.select=all"]
+    plan = plan_of(ram_path, "mmic", "ab", 2, given)
+    report = run_fleet(ram_path, plan, {"p": noisy(60, 1), "q": noisy(60, 2)})
+    assert report.status == "done"
+    assert "optimise: fedadagrad_mpo moves the weights; batch norm's statistics are" in " ".join(
+        evaluation(report).notes
+    )
+    for row in report.assignments:
+        if row.round == 2:  # the first one has no personal model yet
+            assert row.measured["flops"].value == pytest.approx(row.predicted["flops"].value, rel=0.01)
+    store, state = state_of(ram_path)
+    before = {part: decode_part(store.read(state[part].id)) for part in ("head/a", "head/b")}
+    written: dict[str, Any] = {}
+    monkeypatch.setattr(
+        "edgefl.export.bundle.export_bundles", lambda *args, **more: written.update(p=args[2], **more) or []
+    )
+    export_run(store.root.parent)
+    test = TestSet.load(plan.test, plan.model).data
+    for part, stored in before.items():
+        m = part.removeprefix("head/")
+        model = build(plan.model, [f"{m}/{x}" for x in ("embed", "stage1", "stage2", "norm")]).eval()
+        for name in model.parts_present:
+            load_part(model, name, decode_part(store.read(state[name].id)))
+        with torch.no_grad():
+            h = model.encode(m, torch.from_numpy(np.asarray(test.modalities[m])), 2).numpy()
+        first = h @ stored["0.weight"].T
+        np.testing.assert_allclose(written["p"][part]["2.running_mean"], first.mean(0), atol=1e-5)
+        np.testing.assert_allclose(written["p"][part]["2.running_var"], first.var(0, ddof=1), rtol=1e-4)
+        np.testing.assert_array_equal(written["p"][part]["0.weight"], stored["0.weight"])
+        assert np.abs(stored["2.running_mean"] - first.mean(0)).max() > 0.01
+    assert "task" in written["refs"]
+    assert "head/a" not in written["refs"]  # that object has other statistics
+    Path(plan.test).unlink()
+    with pytest.raises(ExportError, match="statistics are taken on the run's test set") as raised:
+        export_run(store.root.parent)
+    assert "model.head.norm: layer" in raised.value.remedy

@@ -45,10 +45,19 @@ def evaluation(report: RunReport) -> Grid:
     notes = (
         "One global model on the test set. Alone: the model gets this modality only and fills in the others by a mask.",
         *([f"Prototype mask: classes matched by {matchers}."] if matchers else []),
+        *_statistics(report),
     )
     own = any(name.startswith("trained_") for row in report.assignments for name in row.metrics)
     empty = "Each device keeps its own model: see how it does on the device's own samples." if own else _NOT_YET
     return Grid(f"Test {metric}{where}", columns, tuple(lines), notes, empty)
+
+
+def _statistics(report: RunReport) -> list[str]:
+    """That the model was judged with batch statistics of the test set, and why."""
+    told = [
+        str(why) for event in report.events if event.kind == "run_started" and (why := event.data.get("statistics"))
+    ]
+    return [f"{told[-1]} moves the weights; batch norm's statistics are those of the test inputs."] if told else []
 
 
 def standing(report: RunReport) -> str:
