@@ -192,7 +192,7 @@ class Broker:
             return
         if self._fixed_port:
             raise _port_fault(self._host, self._identity.port) or BrokerError("the port is not usable")
-        self._identity.port = _free_port(self._host)
+        self._identity.port = free_port(self._host)
         write_private(self.directory / "identity.json", msgspec.json.encode(self._identity).decode())
         self._set_address()
 
@@ -343,7 +343,8 @@ def _port_fault(host: str, port: int) -> BrokerError | None:
     return None
 
 
-def _free_port(host: str) -> int:
+def free_port(host: str) -> int:
+    """A port where nothing listens now."""
     try:
         with socket.socket(_family(host)) as probe:
             probe.bind((host, 0))

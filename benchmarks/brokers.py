@@ -1,0 +1,246 @@
+"""A small fleet through every broker that is installed here, each on loopback with a folder of its own.
+
+Three agents with trainers that echo, eight rounds of a model of 1 MB. In the middle the broker is killed (by its
+process id) and started again three seconds later. A broker that is not installed is said to be so: nats-server
+(Debian) is looked for on the PATH, aedes (npm) by node's own search (NODE_PATH), iotcore (PyPI; it is rumqttd) in the
+interpreter that EDGEFL_IOTCORE_PYTHON names, else in this one.
+
+    python -m benchmarks.brokers [--only WORD] [--write docs/networks.md]
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import msgspec
+import yaml
+
+from benchmarks.echo import Case, agents, run_file, test_set
+from edgefl.leash import leashed
+from edgefl.report.rows import EventRow
+from edgefl.transport.broker import free_port
+
+CASE = Case("brokers", 96, 2, agents=3, rounds=7)
+#: The broker is killed when this round begins, and is away so long.
+KILLED_IN, AWAY_S = 4, 3.0
+#: Longest that a broker may take to listen, and that a run may take.
+START_S, PATIENCE_S = 20.0, 180.0
+BEGIN, END = "<!-- brokers: begin -->", "<!-- brokers: end -->"
+_AEDES = """
+const {Aedes} = require('aedes');
+Aedes.createBroker().then(b => require('net').createServer(b.handle).listen(+process.argv[1], '127.0.0.1'));
+"""
+_IOTCORE = "import iotcore, sys; iotcore.IotCoreBroker(listen='127.0.0.1', port=int(sys.argv[1])).run_forever()"
+_NATS = """
+server_name: brokers
+listen: "127.0.0.1:-1"
+jetstream {{ store_dir: "{folder}" }}
+mqtt {{ listen: "127.0.0.1:{port}" }}
+"""
+
+#: (folder, port) -> the command, None where it is not installed.
+Command = Callable[[Path, int], "list[str] | None"]
+
+
+class Kind(msgspec.Struct, frozen=True):
+    """A broker, as it is set up. ``query``: of the URL."""
+
+    name: str
+    command: Command
+    query: str = ""
+
+
+class Row(msgspec.Struct, frozen=True):
+    """What came of it. Seconds: of the whole run, of a round (median), of the round in which the broker was killed."""
+
+    name: str
+    mqtt: str = ""
+    chunk_bytes: int = 0
+    ended: str = "not installed"
+    run_s: float = 0.0
+    round_s: float = 0.0
+    killed_s: float = 0.0
+
+
+def mosquitto(*lines: str) -> Command:
+    """With these lines beside the listener."""
+
+    def command(folder: Path, port: int) -> list[str] | None:
+        file = folder / "mosquitto.conf"
+        file.write_text("\n".join([f"listener {port} 127.0.0.1", "allow_anonymous true", *lines]) + "\n")
+        return _if_found("mosquitto", "-c", str(file))
+
+    return command
+
+
+def nats(folder: Path, port: int) -> list[str] | None:
+    """nats-server, which speaks MQTT over its own streams."""
+    file = folder / "nats.conf"
+    file.write_text(_NATS.format(folder=folder / "jetstream", port=port))
+    return _if_found("nats-server", "-c", str(file))
+
+
+def aedes(folder: Path, port: int) -> list[str] | None:
+    """aedes, in memory."""
+    command = _if_found("node", "-e", _AEDES, str(port))
+    return command if command and _succeeds("node", "-e", "require('aedes')") else None
+
+
+def iotcore(folder: Path, port: int) -> list[str] | None:
+    """iotcore with its defaults: payloads of 20,480 bytes at most, in memory."""
+    python = os.environ.get("EDGEFL_IOTCORE_PYTHON", sys.executable)
+    return [python, "-c", _IOTCORE, str(port)] if _succeeds(python, "-c", "import iotcore") else None
+
+
+KINDS = (
+    Kind("mosquitto", mosquitto()),
+    Kind("mosquitto, `?version=3`", mosquitto(), "?version=3"),
+    Kind("mosquitto, `max_packet_size 50000`", mosquitto("max_packet_size 50000")),
+    Kind("mosquitto, `message_size_limit 50000`", mosquitto("message_size_limit 50000")),
+    Kind("the same, `?version=3`", mosquitto("message_size_limit 50000"), "?version=3"),
+    Kind("nats-server", nats),
+    Kind("aedes", aedes),
+    Kind("iotcore (rumqttd)", iotcore),
+)
+
+
+async def measured(kind: Kind, folder: Path) -> Row:
+    """One run through it."""
+    port = free_port("127.0.0.1")
+    command = kind.command(folder, port)
+    if command is None:
+        return Row(kind.name)
+    test = folder / "test.npz"
+    test_set().save_npz(test)
+    settings = run_file(CASE, test)
+    settings["round"] |= {"deadline_s": 60}
+    (folder / "run.yaml").write_text(yaml.safe_dump(settings))
+    environment = {**os.environ, "EDGEFL_BROKER": f"mqtt://127.0.0.1:{port}{kind.query}", "OMP_NUM_THREADS": "1"}
+    with contextlib.ExitStack() as stack:
+        log = stack.enter_context((folder / "log").open("ab"))
+        broker = [await _started(command, port, log)]
+        stack.callback(lambda: _kill(broker[-1]))
+        stack.enter_context(agents(CASE, folder, environment))
+        events = await _run(folder, environment, broker, lambda: _started(command, port, log), log)
+    return _row(kind, events)
+
+
+async def _run(folder: Path, environment: dict[str, str], broker: list, again: Callable, log: object) -> list[EventRow]:  # type: ignore[type-arg]
+    """The coordinator's events; the broker is killed once meanwhile."""
+    command = [sys.executable, "-m", "coordinator.cli", "run", str(folder / "run.yaml"), "--events", "--run", "r1"]
+    command += ["--directory", str(folder / "runs")]
+    pipe = asyncio.subprocess.PIPE
+    coordinator = await asyncio.create_subprocess_exec(*leashed(command), env=environment, stdout=pipe, stderr=log)
+    events: list[EventRow] = []
+
+    async def follow() -> None:
+        async for line in coordinator.stdout or ():
+            events.append(msgspec.json.decode(line, type=EventRow))
+            if len(broker) == 1 and events[-1].kind == "round_started" and events[-1].round == KILLED_IN:
+                _kill(broker[0])
+                await asyncio.sleep(AWAY_S)
+                broker.append(await again())
+        await coordinator.wait()
+
+    try:
+        await asyncio.wait_for(follow(), PATIENCE_S)
+    except asyncio.TimeoutError:
+        coordinator.terminate()
+        await coordinator.communicate()
+    return events
+
+
+def _row(kind: Kind, events: Sequence[EventRow]) -> Row:
+    started = next((event for event in events if event.kind == "run_started"), None)
+    if started is None:
+        return Row(kind.name, ended=f"no: {events[-1].data.get('text', '')}" if events else "no")
+    begun = {event.round: event.at for event in events if event.kind == "round_started"}
+    closed = {event.round: event.at for event in events if event.kind == "round_closed"}
+    seconds = {number: closed[number] - at for number, at in begun.items() if number in closed}
+    killed = max((seconds.pop(number, 0.0) for number in (KILLED_IN, KILLED_IN + 1)), default=0.0)
+    last = events[-1]
+    ended = "yes" if last.kind == "run_finished" else f"no: {last.data.get('text', f'not within {PATIENCE_S:.0f} s')}"
+    whole, usual = last.at - started.at, statistics.median(seconds.values()) if seconds else 0.0
+    return Row(kind.name, started.data["mqtt"], started.data["chunk_bytes"], ended, whole, usual, killed)
+
+
+async def _started(command: list[str], port: int, log: object) -> subprocess.Popen[bytes]:
+    process = subprocess.Popen(leashed(command), stdin=subprocess.DEVNULL, stdout=log, stderr=log)  # type: ignore[call-overload]
+    until = asyncio.get_running_loop().time() + START_S
+    while asyncio.get_running_loop().time() < until and process.poll() is None:
+        with contextlib.suppress(OSError):
+            _, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.close()
+            return process  # type: ignore[no-any-return]
+        await asyncio.sleep(0.05)
+    _kill(process)
+    raise SystemExit(f"{command[0]} does not listen on port {port}")
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    if process.poll() is None:
+        process.kill()
+    process.wait()
+
+
+def _if_found(program: str, *arguments: str) -> list[str] | None:
+    found = shutil.which(program)
+    return None if found is None else [found, *arguments]
+
+
+def _succeeds(*command: str) -> bool:
+    return subprocess.run(command, capture_output=True, check=False, timeout=START_S).returncode == 0
+
+
+def page(rows: Sequence[Row]) -> str:
+    """A table."""
+    words = [
+        "broker",
+        "MQTT",
+        "chunks, bytes",
+        "run ends",
+        "run, s",
+        "a round, s",
+        "with kill -9 and 3 s without it, s",
+    ]
+    lines = [f"| {' | '.join(words)} |", f"|{'---|' * len(words)}"]
+    for row in rows:
+        figures = [f"{row.run_s:.1f}", f"{row.round_s:.2f}", f"{row.killed_s:.1f}"] if row.mqtt else ["", "", ""]
+        cells = [row.name, row.mqtt, f"{row.chunk_bytes:,}" if row.mqtt else "", row.ended, *figures]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="", help="brokers whose names hold this")
+    parser.add_argument("--write", type=Path, help="page whose table is replaced")
+    options = parser.parse_args()
+    rows = []
+    for kind in (one for one in KINDS if options.only in one.name):
+        with tempfile.TemporaryDirectory() as folder:
+            rows.append(asyncio.run(measured(kind, Path(folder))))
+        sys.stderr.write(f"{rows[-1]}\n")
+    text = page(rows)
+    if options.write is not None:
+        before, _, rest = options.write.read_text(encoding="utf-8").partition(BEGIN)
+        after = rest.partition(END)[2]
+        options.write.write_text(f"{before}{BEGIN}\n{text}{END}{after}", encoding="utf-8")
+    sys.stdout.write(text)
+    if any(row.ended.startswith("no:") for row in rows):
+        raise SystemExit(1)
+
+
+if __name__ == "__main__":
+    main()
