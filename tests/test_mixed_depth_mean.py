@@ -13,6 +13,7 @@ from edgefl.aggregation.aggregate import aggregate_round
 from edgefl.aggregation.remember import UpdateInfo
 from edgefl.aggregation.shares import absent_from
 from edgefl.objects import ObjectStore
+from edgefl.plan.values import Transfer
 from edgefl.protocol.parts import decode_part, encode_part
 from edgefl.records import Manifest
 
@@ -143,3 +144,20 @@ def test_weights_are_a_partition_and_the_part_lies_between_itself_and_the_device
         assert aggregate_round(updates[::-1], store, before)[0] == state
     else:
         assert state["a/stage1"] == before["a/stage1"]
+
+
+def test_what_is_not_sent_yet_of_a_damped_part_arrives_later(store: ObjectStore) -> None:
+    """Of a change 5 % of the values travel a round. One of two moves the part by 1, then all send what they hold."""
+    top = Transfer((("*", "delta+top"),), (("*", "delta+top"),), top=0.05)
+    start = {"w": np.linspace(-0.2, 0.2, 3000, dtype=np.float32).reshape(50, 60)}
+    state = {part: store.put(encode_part(start)) for part in ("a/stage1", "a/stage2")}
+    for number in range(25):
+        held = {part: decode_part(store.read(state[part].id)) for part in ("a/stage1", "a/stage2")}
+        deep = {**held, "a/stage1": {"w": start["w"] + 1.0}} if number == 0 else held
+        updates = [
+            UpdateInfo("deep", {p: store.put(encode_part(t)) for p, t in deep.items()}, dict.fromkeys(deep, 5)),
+            UpdateInfo("late", {"a/stage2": store.put(encode_part(held["a/stage2"]))}, {"a/stage2": 5}),
+        ]
+        state, record = aggregate_round(updates, store, state, transfer=top)
+        assert record["parts"]["a/stage1"] == {"devices": {"deep": 0.5}, "kept": 0.5}
+    np.testing.assert_allclose(decode_part(store.read(state["a/stage1"].id))["w"], start["w"] + 0.5, atol=0.01)
