@@ -72,7 +72,10 @@ class ConfigError(EdgeFLError):
     """A YAML file or an override is wrong; carries every problem found, not just the first."""
 
     exit_code = 10
-    remedy = "Mend the fields named above; docs/configuration.md lists every field with its choices."
+    remedy = (
+        "Mend the fields named above; `edgefl recipes` lists the methods, `edgefl recipes show NAME` the slots of one, "
+        "`edgefl plan --sizes` the encoder sizes."
+    )
 
     def __init__(self, file: str, problems: list[Problem], *, remedy: str | None = None) -> None:
         self.file = file
@@ -186,4 +189,7 @@ class IdentityError(EdgeFLError):
     """A certificate, key or enrolment token is missing, unsafe or refused."""
 
     exit_code = 21
-    remedy = "docs/security.md leads from an empty directory to enrolled devices."
+    remedy = (
+        "`edgefl-coordinator init` makes a fleet's identity, `edgefl-coordinator enroll` a token, `edgefl-agent enroll "
+        "TOKEN` a device's identity."
+    )

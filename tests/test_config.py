@@ -128,7 +128,16 @@ def test_contradictions_between_fields_are_told_at_the_field_to_mend(tmp_path):
     ]
     assert "did you mean 'gyro'?" in raised.value.message
     assert raised.value.exit_code == 10
-    assert "docs/configuration.md" in raised.value.remedy
+    assert "`edgefl recipes` lists the methods" in raised.value.remedy
+
+
+def test_rounds_that_are_no_list_and_a_broken_line_have_remedies_of_their_own(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"one number a stage, such as \[1, 1, 1, 1, 1, 1\] for six stages"):
+        load_run(write(tmp_path, RUN.replace("rounds: [", "rounds: 6 #[")))
+    with pytest.raises(ConfigError, match="line 2, YAML") as broken:
+        load_run(write(tmp_path, "data: {source: a.npz\nmodel: 3\n"))
+    assert "brackets closed" in broken.value.remedy
+    assert "docs/" not in broken.value.remedy
 
 
 @pytest.mark.parametrize(

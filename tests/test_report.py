@@ -285,7 +285,7 @@ def test_a_run_without_rows_shows_what_is_not_there_yet() -> None:
     console = Console(record=True, width=100, file=io.StringIO())
     tables.print_report(RunReport(run="x"), console)
     assert "No round has started yet." in console.export_text()
-    assert "There is no run in runs" in shown(inventory.runs([], "runs"), 80)
+    assert "There is no run in runs" in shown(inventory.runs([], "runs", 0.0), 80)
 
 
 def test_a_plan_tells_what_earlier_rounds_have_taught() -> None:

@@ -19,9 +19,10 @@ from coordinator.place import hold_place
 from edgefl.cli.locate import read_run, read_runs
 from edgefl.plan.values import RunPlan
 from edgefl.records import Budget, Refusal
-from edgefl.report import decisions, plots, tables, units
+from edgefl.report import decisions, inventory, plots, tables, units
+from edgefl.report.grid import Grid
 from edgefl.report.html import render
-from edgefl.report.rows import AssignmentRow, DeviceRow, EvaluationRow, EventRow, RunReport
+from edgefl.report.rows import AssignmentRow, BundleRow, DeviceRow, EvaluationRow, EventRow, RunReport
 
 EVERYBODY = "Every device took part in every round."
 STAGES = range(1, 6)
@@ -30,6 +31,12 @@ STAGES = range(1, 6)
 def terminal(report: RunReport, width: int = 120) -> str:
     console = Console(record=True, width=width, file=io.StringIO())
     tables.print_report(report, console)
+    return console.export_text()
+
+
+def shown(grid: Grid, width: int) -> str:
+    console = Console(record=True, width=width, file=io.StringIO())
+    tables.print_grid(grid, console)
     return console.export_text()
 
 
@@ -159,6 +166,26 @@ def test_a_failed_run_says_why_on_top() -> None:
     report = msgspec.structs.replace(run_report(), status="failed", events=(told,))
     assert "The run failed: attempt 3 got 1 of 2 updates it needs" in terminal(report)
     assert "The run failed: attempt 3 got 1 of 2 updates it needs" in render(report)
+
+
+# The list of runs
+
+
+def test_ids_and_paths_are_never_broken_and_a_start_is_told_as_an_age() -> None:
+    ids = ["lab-20261123-030517", "three-sensors-with-a-name-20261123-030517"]
+    found = [RunReport(run=one, name="lab", recipe="lw-fedmml-clip", status="done", started_at=START) for one in ids]
+    text = shown(inventory.runs(found, "runs", START + 750), 80)
+    assert all(one in text for one in ids)
+    assert text.count("12 min ago") == 2
+    assert max(map(len, text.splitlines())) <= 80
+    path = "bundles/accelerometer+gyroscope+pressure/complete/model.onnx"
+    assert path in shown(inventory.bundles(RunReport(bundles=(BundleRow("all", path, ("acc",), 1),))), 80)
+
+
+def test_ages_have_one_unit() -> None:
+    ages = [units.ago(seconds) for seconds in (-3, 59, 60, 750, 3600, 47 * 3600, 48 * 3600, 9e6)]
+    assert ages[:4] == ["just now", "just now", "1 min ago", "12 min ago"]
+    assert ages[4:] == ["1 h ago", "47 h ago", "2 days ago", "104 days ago"]
 
 
 # Plots

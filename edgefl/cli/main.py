@@ -34,7 +34,11 @@ Train multimodal models across small devices inside each device's real budget, a
 
 Start with `edgefl run RUN.yaml`, then `edgefl report latest`. RUN is a run's id, the beginning of one, or `latest`.
 """
-EPILOG = "Add --debug anywhere to see where an error happened. Exit codes: docs/commands.md."
+EPILOG = (
+    "Add --debug anywhere to see where an error happened. Exit codes: 0 done, 1 unexpected or a check failed, 2 usage, "
+    "10 configuration, 11 data, 12 model, 13 budget, 14 broker, 15 disk, 16 protocol, 17 run, 18 export, 19 package "
+    "missing, 20 worker, 21 identity, 130 interrupted."
+)
 
 
 class LazyGroup(typer.core.TyperGroup):

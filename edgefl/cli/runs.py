@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 
 from edgefl.cli.locate import RUNS, RunsOption, read_runs
 from edgefl.cli.options import Format, print_json
@@ -29,4 +30,4 @@ def command(
     from edgefl.report import inventory
     from edgefl.report.tables import print_grid
 
-    print_grid(inventory.runs(found, str(runs)), Console())
+    print_grid(inventory.runs(found, str(runs), time.time()), Console())

@@ -25,6 +25,11 @@ MAX_DEPTH = 64
 #: Characters of a number, a date and the like. YAML 1.1 reads 1:00:00 to the base of 60, however long it is.
 MAX_NUMBER = 64
 
+_YAML_REMEDY = (
+    "Mend the line named above, or the one before it: one `field: value` a line, what belongs to a field two spaces "
+    "deeper, brackets closed, and quotation marks around a text that holds ': ' or ' #'."
+)
+
 Lines = dict[tuple[str, ...], int]
 
 _UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
@@ -127,7 +132,7 @@ def read_yaml(file: Path) -> tuple[dict[str, Any], Lines]:
     try:
         value, lines, problems = parse_yaml(text)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise ConfigError(str(file), [_malformed(error)]) from error
+        raise ConfigError(str(file), [_malformed(error)], remedy=_YAML_REMEDY) from error
     if not isinstance(value, dict):
         raise ConfigError(str(file), [Problem("file", "must hold a mapping of fields, such as 'name: my-run'")])
     if problems:
@@ -246,6 +251,9 @@ def _message(item: Any, model: type[pydantic.BaseModel], path: tuple[str, ...]) 
         return "is required"
     if item["type"] == "value_error":
         return message
+    if item["type"] == "list_type":
+        one = item["input"] if isinstance(item["input"], int | float | str) else "…"
+        return f"should be a list, one value after the other in brackets, such as [{one}, {one}], not {item['input']!r}"
     if item["type"] in {"model_type", "dict_type"}:
         message = "Input should be a mapping of fields"
     told = message.removeprefix("Input should").strip()

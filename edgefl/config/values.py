@@ -231,6 +231,13 @@ class TrainingConfig(Values):
         "where the classifiers stay on the devices (weight: relationship or own), else 0",
     )
 
+    @pydantic.field_validator("rounds", mode="before")
+    @classmethod
+    def _one_a_stage(cls, value: Any) -> Any:
+        if isinstance(value, int):
+            raise ValueError("takes one number a stage, such as [1, 1, 1, 1, 1, 1] for six stages")
+        return value
+
 
 class RoundConfig(Values):
     """When rounds start and close."""

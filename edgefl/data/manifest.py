@@ -73,7 +73,8 @@ def read_manifest(
     path = root / "manifest.jsonl"
     if not path.is_file():
         raise DataError(
-            f"{path}: there is no such file", remedy="Write one JSON object a line: docs/configuration.md shows one."
+            f"{path}: there is no such file",
+            remedy='Write one JSON object a line, such as {"image": "001.png", "label": "cat"}.',
         )
     targets = {} if encoders is None else {m: target(e) for m, e in encoders.items()}
     folder = _Folder(root, targets, encoders is not None, f"{root.name or root}/manifest.jsonl")

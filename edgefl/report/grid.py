@@ -13,7 +13,10 @@ Tone = Literal["", "good", "warn", "bad", "dim"]
 
 @dataclass(frozen=True)
 class Column:
-    """``group`` stands over neighbouring columns that belong together; ``key`` columns name the row."""
+    """``group`` stands over neighbouring columns that belong together; ``key`` columns name the row.
+
+    ``whole``: ids and paths, which are copied and so are never broken over two lines.
+    """
 
     name: str
     unit: str = ""
@@ -21,6 +24,7 @@ class Column:
     key: bool = False
     text: bool = False  # left-aligned words instead of right-aligned numbers
     tip: str = ""
+    whole: bool = False
 
 
 @dataclass(frozen=True)

@@ -106,7 +106,7 @@ def bundles(report: RunReport) -> Grid:
         Column("size", "MiB"),
         Column("largest", "", "difference from torch"),
         Column("tolerance", "", "difference from torch"),
-        Column("file", text=True),
+        Column("file", text=True, whole=True),
     )
     lines = tuple(
         (
@@ -126,24 +126,24 @@ def _size(report: RunReport, parts: list[str]) -> int | None:
     return sum(report.part_bytes.get(part, 0) for part in parts) if report.part_bytes else None
 
 
-def runs(reports: Sequence[RunReport], where: str) -> Grid:
-    """The runs there are, one a row."""
+def runs(reports: Sequence[RunReport], where: str, now: float) -> Grid:
+    """The runs there are, one a row; ``now``: seconds since the epoch."""
     columns = (
-        Column("run", key=True, text=True),
+        Column("run", key=True, text=True, whole=True),
         Column("name", text=True),
         Column("recipe", text=True),
         Column("status", text=True),
         Column("started", text=True),
         Column("took", text=True),
     )
-    tones: dict[str, Tone] = {"done": "good", "failed": "bad"}
+    tones: dict[str, Tone] = {"done": "good", "failed": "bad", "interrupted": "warn"}
     lines = tuple(
         (
             words(report.run),
             words(report.name),
             words(report.recipe),
             words(report.status, tone=tones.get(report.status, "")),
-            words(units.moment(report.started_at)),
+            words(units.ago(now - report.started_at), tip=units.moment(report.started_at)),
             words("" if report.finished_at is None else units.seconds(report.finished_at - report.started_at)),
         )
         for report in reports

@@ -75,7 +75,7 @@ def rich_table(grid: Grid, columns: list[int] | None = None, width: int = 140) -
         table.add_column(
             _header(column, with_unit=with_unit),
             justify="left" if column.text else "right",
-            no_wrap=not column.text,
+            no_wrap=not column.text or column.whole,
             overflow="fold",
             width=size,
         )
@@ -138,7 +138,7 @@ def _widths(grid: Grid, columns: list[int], limit: int | None = None) -> list[in
         space = sum(widths[at] for at in members) + _GAP * (len(members) - 1)
         if group and space < len(group):
             widths[members[0]] += len(group) - space
-    texts = [at for at, index in enumerate(columns) if grid.columns[index].text]
+    texts = [at for at, index in enumerate(columns) if grid.columns[index].text and not grid.columns[index].whole]
     while limit is not None and texts and sum(widths) + _GAP * (len(widths) - 1) > limit:
         widest = max(texts, key=lambda at: widths[at])
         if widths[widest] <= _MIN_WORDS:
@@ -151,7 +151,7 @@ def _column_width(grid: Grid, index: int) -> int:
     column = grid.columns[index]
     header = max(len(column.name), len(column.unit))
     cells = max((len(_text(grid, row[index]).plain) for row in grid.rows), default=0)
-    return max(header, min(cells, _MAX_WORDS) if column.text else cells)
+    return max(header, min(cells, _MAX_WORDS) if column.text and not column.whole else cells)
 
 
 def _header(column: Column, *, with_unit: bool) -> Text:

@@ -73,6 +73,14 @@ def seconds(value: float | None) -> str:
     return f"{hours} h {minutes:02d} min"
 
 
+def ago(seconds: float) -> str:
+    """How long ago, in one unit: just now, 12 min ago, 3 h ago, 5 days ago."""
+    for size, unit in ((86_400, "days"), (3600, "h"), (60, "min")):
+        if seconds >= 2 * size or (seconds >= size and unit != "days"):
+            return f"{seconds // size:.0f} {unit} ago"
+    return "just now"
+
+
 def percent(share: float) -> str:
     """A share of one as percent with one decimal: 0.9423 -> 94.2 %."""
     return f"{100 * share:.1f} %"

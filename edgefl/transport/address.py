@@ -84,7 +84,7 @@ def check_protected(url: str, *, insecure: bool) -> None:
         return
     raise BrokerError(
         f"{address} is on another machine and without TLS: whoever is between reads and changes everything",
-        remedy="Use mqtts://, best with an identity of the fleet (docs/security.md), or accept it with --insecure.",
+        remedy="Use mqtts://, best with a fleet's identity (`edgefl-coordinator init`), or accept it with --insecure.",
     )
 
 
