@@ -192,7 +192,7 @@ def received(state: State, event: Received) -> Step:
     if assignment.status != "updated" or assignment.update is None:  # it has said something else while this was told
         return drop(state, "duplicate")
     told = usual(state, event.attempt, assignment.placement)
-    own, odd = plausible(assignment.update.figures, expected(state, event.attempt, assignment.placement))
+    own, odd = plausible(assignment.update.figures, expected(state, event.attempt, assignment.placement, event.device))
     update = replace(
         assignment.update,
         manifest=event.manifest or assignment.update.manifest,

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import msgspec
 
 from edgefl.aggregation.audience import shared
+from edgefl.aggregation.groups import wanted
 from edgefl.plan.schedule import stage_before
 from edgefl.plan.values import Candidate, Placement, RunPlan
 from edgefl.records import EvaluationRow, Manifest
@@ -51,6 +52,7 @@ class Desk:
             "candidates": candidates,
             "part_bytes": {part: ref.size for part, ref in manifest.items()},
             "transfer": self._plan.transfer,
+            "signature": wanted(self._plan.server),
             "before": stage_before(self._plan.stages, self._plan.stages[stage - 1]),
             "last": not any(later.rounds for later in self._plan.stages[stage:]),
         }

@@ -51,6 +51,7 @@ class PlanStage(msgspec.Struct, frozen=True):
     last: bool = False
     before: Stage | None = None
     transfer: Transfer | None = None
+    signature: str = ""
 
 
 class Evaluate(msgspec.Struct, frozen=True):
@@ -114,6 +115,7 @@ class Evaluator:
                 last=request.last,
                 before=request.before,
                 transfer=request.transfer,
+                signature=request.signature,
             )
             for c in request.candidates
         ]

@@ -11,7 +11,7 @@ from coordinator.instructions import Fail, Instruction, Plan, Step, Tell
 from coordinator.values import Device, State
 from edgefl.plan.fit import trained_depth
 from edgefl.plan.needs import LABEL_THEM, UNLABELLED
-from edgefl.plan.values import Candidate, Placement
+from edgefl.plan.values import Arrival, Candidate, Placement
 from edgefl.records import Refusal
 from edgefl.report.units import quantity
 
@@ -27,12 +27,19 @@ def ask(state: State, names: Iterable[str]) -> Step:
     devices = {**state.devices}
     for name in names:
         devices[name] = replace(devices[name], ticket=ticket)
-    plan = Plan(ticket, state.stage, tuple(candidate(devices[name]) for name in names))
+    plan = Plan(ticket, state.stage, tuple(candidate(devices[name], state.stage) for name in names))
     return replace(state, tickets=ticket, devices=devices), [plan]
 
 
-def candidate(device: Device) -> Candidate:
-    """What the planner must know of a device."""
+def arrival_of(device: Device | None, stage: int) -> Arrival:
+    """What a device holds of the model at this stage."""
+    if device is None or not device.holds:
+        return "joining"
+    return "staying" if device.holds >= stage else "entering"
+
+
+def candidate(device: Device, stage: int) -> Candidate:
+    """What the planner must know of a device to place it in a stage."""
     hello = device.hello
     return Candidate(
         device=hello.device,
@@ -42,6 +49,7 @@ def candidate(device: Device) -> Candidate:
         modalities=hello.modalities,
         class_counts=hello.class_counts,
         declined=device.declined,
+        arrival=arrival_of(device, stage),
         factors=device.factors,
     )
 

@@ -22,7 +22,7 @@ from coordinator.instructions import (
     Tell,
 )
 from coordinator.outliers import outliers
-from coordinator.planning import no_placement, reason_text
+from coordinator.planning import arrival_of, no_placement, reason_text
 from coordinator.values import OPEN, Assignment, Round, State, Status
 from edgefl.aggregation.repair import unlikely
 from edgefl.aggregation.slots import choose
@@ -203,20 +203,23 @@ def put(state: State, device: str, assignment: Assignment, measured: Figures | N
     return replace(state, open=opened), [save]
 
 
-def expected(state: State, attempt: Attempt, placement: Placement) -> Figures:
-    """What is predicted of this round: the first of a stage and the run's last may cost more than the others."""
-    ends = attempt.round == state.rounds[attempt.stage - 1]
+def expected(state: State, attempt: Attempt, placement: Placement, device: str) -> Figures:
+    """What is predicted of this round: a device's first, a stage's first and last, and the run's last cost more."""
     found = usual(state, attempt, placement)
     if placement.predicted_first and attempt.round == 1:
         found = placement.predicted_first
-    # Of a stage's first round parts come, and of its last they go, as they are.
-    for due, name, size in (
-        (attempt.round == 1, "payload_down_bytes", placement.cost.whole_down_bytes),
-        (ends, "payload_up_bytes", placement.cost.whole_up_bytes),
-    ):
-        if due and size and name in found:
-            found = {**found, name: replace(found[name], value=float(size))}
-    return found
+    if "payload_down_bytes" not in found or "payload_up_bytes" not in found:
+        return found
+    cost, arrival = placement.cost, arrival_of(state.devices.get(device), attempt.stage)
+    sizes: dict[str, int] = {}
+    if arrival != "staying":
+        sizes["payload_down_bytes"] = cost.joining_down_bytes if arrival == "joining" else cost.entering_down_bytes
+        if attempt.round == 1 and not any(state.rounds[: attempt.stage - 1]):  # nobody has made prototypes yet
+            sizes["payload_down_bytes"] -= cost.prototypes_down_bytes
+    ends = attempt.round == state.rounds[attempt.stage - 1]
+    up = cost.whole_up_bytes if ends else round(found["payload_up_bytes"].value or 0)
+    sizes["payload_up_bytes"] = up + (cost.signature_bytes if arrival == "joining" else 0)
+    return {**found, **{name: replace(found[name], value=float(size)) for name, size in sizes.items()}}
 
 
 def usual(state: State, attempt: Attempt, placement: Placement) -> Figures:
@@ -228,7 +231,7 @@ def usual(state: State, attempt: Attempt, placement: Placement) -> Figures:
 def _saved(
     state: State, attempt: Attempt, device: str, assignment: Assignment, measured: Figures | None = None
 ) -> SaveAssignment:
-    placement = replace(assignment.placement, predicted=expected(state, attempt, assignment.placement))
+    placement = replace(assignment.placement, predicted=expected(state, attempt, assignment.placement, device))
     return SaveAssignment(
         attempt=attempt,
         device=device,
@@ -257,7 +260,11 @@ def _close(state: State, at: float) -> Step:
         out.append(Forget(opened.attempt))
     updates = counted_updates(state)
     out.append(Aggregate(opened.attempt, tuple(updates)))
-    state = quarantine.counted(state, {update.device for update in updates})
+    counted = {update.device for update in updates}
+    holders = {
+        name: replace(state.devices[name], holds=opened.attempt.stage) for name in counted & state.devices.keys()
+    }
+    state = quarantine.counted(replace(state, devices={**state.devices, **holders}), counted)
     return replace(state, phase="closing", until=at), out
 
 

@@ -59,6 +59,7 @@ class Device(msgspec.Struct, frozen=True):
     rejected: dict[str, int] = {}  # all of them, by reason
     barred: int = 0  # in quarantine through this round, counted over all stages; -1: for good; 0: it is not
     taken: Attempt | None = None  # the newest of its attempts that is in the model
+    holds: int = 0  # the stage of the newest model it has trained from; 0: it has had none yet
     first: Claim | None = None  # None: kept by a version that had no such field; ``claim`` tells
     comings: int = 0  # how often it was there again
     former: str = ""  # the session before the present one

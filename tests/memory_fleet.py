@@ -14,7 +14,7 @@ from edgefl.data.dataset import Dataset
 from edgefl.objects import ObjectStore
 from edgefl.plan.compile import compile_run
 from edgefl.plan.values import RunPlan
-from edgefl.records import Manifest
+from edgefl.records import Budget, Manifest
 from edgefl.report.rows import RunReport
 
 torch.set_num_threads(1)
@@ -69,11 +69,19 @@ def plan_of(directory: Path, recipe: str, modalities: str, devices: int, overrid
     return compile_run(config, chosen, run="tiny", shapes=shapes, label_names=NAMES, test=test)
 
 
-def run_fleet(directory: Path, plan: RunPlan, shares: Mapping[str, Dataset], seconds: float = 120.0) -> RunReport:
-    """The run's report. The last state: ``state_of``."""
+def run_fleet(
+    directory: Path,
+    plan: RunPlan,
+    shares: Mapping[str, Dataset],
+    seconds: float = 120.0,
+    budgets: Mapping[str, Budget] | None = None,
+) -> RunReport:
+    """The run's report. The last state: ``state_of``. ``budgets``: of the devices that have one."""
     for device, data in shares.items():
         data.save_npz(directory / f"{device}.npz")
-    return inprocess.run_fleet(directory, plan, {device: directory / f"{device}.npz" for device in shares}, seconds)
+    return inprocess.run_fleet(
+        directory, plan, {device: directory / f"{device}.npz" for device in shares}, seconds, budgets
+    )
 
 
 def state_of(directory: Path) -> tuple[ObjectStore, Manifest]:

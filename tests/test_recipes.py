@@ -11,6 +11,7 @@ from memory_fleet import plan_of, run_fleet, share, state_of
 from edgefl.config.load import shipped
 from edgefl.protocol.parts import decode_part
 from edgefl.prototypes.library import from_tensors
+from edgefl.records import Budget
 
 #: One device with all, one with half of b missing, one with a alone, one with b alone.
 SHARES = {
@@ -42,6 +43,39 @@ def test_every_recipe_trains(ram_path: Path, recipe: str):
     assert len(done) == 2
     store, state = state_of(ram_path)
     assert all(store.has(ref.id) for ref in state.values())
+    check_bytes(report)
+
+
+def check_bytes(report) -> None:
+    """What a round moves was predicted: within 2 % of what was counted, for every device and both directions.
+
+    The one layer of a personal model is told by itself. A part that one device alone has trained is its own upload: it
+    holds that already, and is sent less.
+    """
+    seen = 0
+    alone: set[str] = set()
+    for number, held in enumerate(report.rounds, 1):
+        for device, row in assignments(report, number).items():
+            up, down = (measured(row, f"payload_{way}_bytes") for way in ("up", "down"))
+            down -= measured(row, "layer_down_bytes") or 0
+            assert row.predicted["payload_up_bytes"].value == pytest.approx(up, rel=0.02), (device, number)
+            expected = row.predicted["payload_down_bytes"].value
+            assert (device in alone and down <= expected) or expected == pytest.approx(down, rel=0.02), (device, number)
+            seen += 1
+        alone = {d for told in held.record["parts"].values() if len(told["devices"]) == 1 for d in told["devices"]}
+    assert seen
+
+
+def test_a_budget_of_bytes_is_kept_in_the_first_round_too(ram_path: Path):
+    """MMiC's sketch, 819,200 bytes, goes up in a device's first round: who may not pay for it is refused."""
+    limit = 600_000
+    plan = plan_of(ram_path, "mmic", "ab", 2, SMALL)
+    pair = {"whole": share(30, SHARES["whole"], seed=0), "patchy": share(30, SHARES["patchy"], seed=1)}
+    report = run_fleet(ram_path, plan, pair, budgets={"patchy": Budget(payload_bytes=limit)})
+    refused = [row for row in report.assignments if row.device == "patchy"]
+    assert {row.status for row in refused} == {"refused"}
+    assert {row.refusal.reason for row in refused} == {"payload"}
+    assert all(row.refusal.needed > 819_200 and row.refusal.allowed == limit for row in refused)
 
 
 def assignments(report, number: int) -> dict:

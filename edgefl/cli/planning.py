@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from edgefl.aggregation.groups import wanted
 from edgefl.cli.sharing import data_of
 from edgefl.config.files import parse_bytes
 from edgefl.config.load import fleet_profile, load_run
@@ -18,10 +19,10 @@ from edgefl.errors import ConfigError, ModelError, Problem
 from edgefl.models.spec import ModelSpec
 from edgefl.plan.compile import compile_run, schedule_of
 from edgefl.plan.eligibility import has_card
-from edgefl.plan.exchange import packed_bytes, packing_of, sent
 from edgefl.plan.fit import place
 from edgefl.plan.prefix import can_cache, with_cache
 from edgefl.plan.schedule import SCHEDULES, Embed, stage_before
+from edgefl.plan.travel import moved, object_bytes
 from edgefl.plan.values import Candidate, Hyper, Job, RunPlan, Stage
 from edgefl.plan.warnings import warnings_of
 from edgefl.records import Capabilities
@@ -90,15 +91,18 @@ def price_run(
                 part_bytes,
                 pricer,
                 last=stage.index == last,
-                before=stage_before(plan.stages, stage),
+                before=before,
                 transfer=plan.transfer,
+                signature=wanted(plan.server),
             ),
             has_card(candidate.capabilities),
         )
         for device, profile in devices
-        for candidate in [_candidate(profile, shares[device], plan, base)]
+        for newcomer in [_candidate(profile, shares[device], plan, base)]
         for stage, hyper in zip(plan.stages, plan.hypers, strict=True)
         if stage.rounds
+        for before in [stage_before(plan.stages, stage)]
+        for candidate in [newcomer if before is None else msgspec.structs.replace(newcomer, arrival="entering")]
     )
     return RunPrice(
         name=plan.name,
@@ -200,10 +204,10 @@ def _typical(shares: dict[str, Share], least: int) -> dict[str, int]:
 
 def _part_bytes(plan: RunPlan) -> dict[str, int]:
     from edgefl.models.build import build
-    from edgefl.models.state import part_size_bytes
+    from edgefl.models.state import part_layout
 
     model = build(plan.model, device="meta")
-    return {part: part_size_bytes(model, part) for part in model.parts_present}
+    return {part: object_bytes(part_layout(model, part)) for part in model.parts_present}
 
 
 def _base(text: str) -> int:
@@ -228,7 +232,7 @@ def _priced(
     found: list[StagePrice] = []
     stored: set[str] = set()
     for stage in stages:
-        price, filling = _price(plan, schedule, stage, hyper, samples, part_bytes, pricer)
+        price, filling = _price(plan, schedule, stages, stage, hyper, samples, part_bytes, pricer)
         fresh = sum(flops for part, flops in filling.items() if part not in stored)
         stored |= set(filling) if stage.rounds else set()
         found.append(msgspec.structs.replace(price, filling_flops=fresh))
@@ -238,21 +242,21 @@ def _priced(
 def _price(
     plan: RunPlan,
     schedule: str,
+    stages: Sequence[Stage],
     stage: Stage,
     hyper: Hyper,
     samples: dict[str, int],
     part_bytes: dict[str, int],
     pricer: Any,
 ) -> tuple[StagePrice, Mapping[str, float]]:
-    job = Job(model=plan.model, stage=stage, hyper=hyper, slots=plan.slots)
+    before = stage_before(stages, stage)
+    job = Job(model=plan.model, stage=stage, hyper=hyper, slots=plan.slots, transfer=plan.transfer)
     if not can_cache(job):
         job = with_cache(job, "")
     priced = pricer(job, samples)
-    moved = sent(stage, plan.slots.exchange)
-    down, up = (
-        sum(packed_bytes(part_bytes[part], packing_of(rules, part), plan.transfer.top) for part in moved)
-        for rules in (plan.transfer.down, plan.transfer.up)
-    )
+    device = Candidate(samples=samples, class_counts=(1,) * plan.model.classes)
+    bytes_ = moved(job, stage, before, device, part_bytes, wanted(plan.server))
+    first = bytes_.joining + bytes_.signature if before is None else bytes_.entering
     price = StagePrice(
         schedule=schedule,
         stage=stage.index,
@@ -260,9 +264,9 @@ def _price(
         step_peak_bytes=priced.peak,
         flops_per_round=priced.flops,
         flops_per_sample=priced.sample_flops,
-        payload_down_bytes=down,
-        payload_up_bytes=up,
-        whole_bytes=2 * sum(part_bytes[part] for part in moved),
+        payload_down_bytes=bytes_.down,
+        payload_up_bytes=bytes_.up,
+        whole_bytes=first + bytes_.whole_up,
         batch_size=hyper.batch_size,
         memory=dict(priced.memory),
     )

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -68,6 +68,13 @@ def signature_of(dataset: Dataset, kind: str, classes: int, seed: int) -> dict[s
     """What ``kind`` ("sketch" or "bases") of a device's samples is sent; ``seed`` is the run's, the same everywhere."""
     features = features_of(dataset, WIDTH, seed)
     return sketch(features, seed=seed) if kind == "sketch" else bases(features, dataset.labels, classes)
+
+
+def signature_layout(kind: str, class_counts: Sequence[int]) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """Tensor name -> (safetensors' type, shape) of what :func:`signature_of` makes of samples of these classes."""
+    if kind == "sketch":
+        return {"sketch": ("I16", (ROWS, 2**BITS))}
+    return {f"class.{c}": ("F32", (WIDTH, min(RANK, count))) for c, count in enumerate(class_counts) if count}
 
 
 def check_signature(tensors: Mapping[str, npt.NDArray[Any]], kind: str) -> None:

@@ -103,6 +103,12 @@ def part_size_bytes(model: StagedModel, part: str) -> int:
     return sum(t.numel() * t.element_size() for t in (*module.parameters(), *module.buffers()))
 
 
+def part_layout(model: StagedModel, part: str) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """Tensor name -> (safetensors' type as it travels in f32, shape). Works on the meta device."""
+    whole = {torch.int64: "I64"}
+    return {n: (whole.get(t.dtype, "F32"), tuple(t.shape)) for n, t in named_tensors(model.part(part)).items()}
+
+
 def _stable(name: str) -> str:
     for pattern, replacement in _RENAMED:
         renamed, count = pattern.subn(replacement, name)

@@ -8,10 +8,11 @@ from typing import NamedTuple
 
 import msgspec
 
-from edgefl.models.spec import EncoderSpec, match_parts, token_count
-from edgefl.plan.exchange import kept, packed_bytes, packing_of, sent
+from edgefl.models.spec import EncoderSpec, token_count
+from edgefl.plan.exchange import kept, packing_of, sent
 from edgefl.plan.needs import completed
 from edgefl.plan.prefix import VALUE_BYTES, built_parts, prefixes, stored_bytes, together_in
+from edgefl.plan.travel import bytes_of, moved, packed_of
 from edgefl.plan.values import Candidate, Job, Stage, Transfer
 from edgefl.records import Cost, Figure, Figures
 
@@ -42,22 +43,25 @@ _OUTCOME_BYTES = 8
 Price = Callable[[Job, Mapping[str, int]], Priced]
 
 
-def cost_of(job: Job, stage: Stage, candidate: Candidate, part_bytes: Mapping[str, int], priced: Priced) -> Cost:
+def cost_of(
+    job: Job,
+    stage: Stage,
+    candidate: Candidate,
+    part_bytes: Mapping[str, int],
+    priced: Priced,
+    *,
+    before: Stage | None = None,
+    signature: str = "",
+) -> Cost:
     """The cost of a usual round, by what the device has been measured to need of what was predicted.
 
-    Down: what is present here and the round before may have changed, so all that anybody trains in ``stage``. Frozen
-    parts came once, earlier.
+    ``before``, ``signature``: as in ``travel.moved``, which tells the bytes.
     """
     exchange = job.slots.exchange
-    here = set(job.stage.present)
-    small = [part for part in match_parts(job.model) if part in here] if job.last else []
-    if job.model.matching == "prior" and len(small) < 2:  # there is nothing to learn to predict
-        small = []
-    trained = _bytes(sent(job.stage, exchange), part_bytes)
-    up = _packed(sent(job.stage, exchange), part_bytes, job.transfer.up, job.transfer.top) + _bytes(small, part_bytes)
-    down = [part for part in sent(stage, exchange) if part in here]
+    bytes_ = moved(job, stage, before, candidate, part_bytes, signature)
+    trained = bytes_of(sent(job.stage, exchange), part_bytes)
+    down = [part for part in sent(stage, exchange) if part in job.stage.present]
     factor, samples = candidate.factors, completed(job.slots, candidate.samples, job.model.encoders)
-    packed_down = _packed(down, part_bytes, job.transfer.down, job.transfer.top)
     exchanging = _exchange_peak(job, part_bytes)
     peak = max(priced.peak, sum(exchanging.values()))
     cost = Cost(
@@ -65,13 +69,16 @@ def cost_of(job: Job, stage: Stage, candidate: Candidate, part_bytes: Mapping[st
         flops=priced.flops * factor.get("flops", 1.0),
         filling_flops=sum(priced.filling.values()),
         filling_peak_bytes=priced.filling_peak,
-        payload_down_bytes=packed_down,
-        payload_up_bytes=up,
-        whole_down_bytes=_bytes(down, part_bytes),
-        whole_up_bytes=trained + _bytes(small, part_bytes),
-        disk_bytes=_bytes(job.stage.present, part_bytes)
-        + trained
-        + _bytes(small, part_bytes)
+        payload_down_bytes=bytes_.down,
+        payload_up_bytes=bytes_.up,
+        whole_up_bytes=bytes_.whole_up,
+        joining_down_bytes=bytes_.joining,
+        entering_down_bytes=bytes_.entering,
+        prototypes_down_bytes=bytes_.prototypes_down,
+        signature_bytes=bytes_.signature,
+        disk_bytes=bytes_.joining
+        + bytes_.whole_up
+        + bytes_.signature
         + _beside(down, trained, part_bytes, job.transfer)
         + stored_bytes(job, samples),
         memory=dict(priced.memory if peak == priced.peak else exchanging),
@@ -82,7 +89,7 @@ def cost_of(job: Job, stage: Stage, candidate: Candidate, part_bytes: Mapping[st
 
 def _exchange_peak(job: Job, part_bytes: Mapping[str, int]) -> dict[str, int]:
     """Memory while parts come and go, by names of ``MEMORY``: the model, and what is in hand of one part."""
-    return {"weights": _bytes(built_parts(job), part_bytes), "transit": _in_hand(job, part_bytes)}
+    return {"weights": bytes_of(built_parts(job), part_bytes), "transit": _in_hand(job, part_bytes)}
 
 
 def _in_hand(job: Job, part_bytes: Mapping[str, int]) -> int:
@@ -98,7 +105,7 @@ def _staging(job: Job, part_bytes: Mapping[str, int]) -> int:
     store.
     """
     staying = job.stage.trained if "poverty" in job.slots.repair else kept(job)
-    copies = _bytes(sent(job.stage, job.slots.exchange), part_bytes) + _bytes(staying, part_bytes)
+    copies = bytes_of(sent(job.stage, job.slots.exchange), part_bytes) + bytes_of(staying, part_bytes)
     stored, width = prefixes(job), VALUE_BYTES.get(job.hyper.cache, 0)
     rows = sum(
         stored[m].tokens * encoder.width * width if m in stored else _raw_bytes(encoder)
@@ -159,20 +166,12 @@ def filled(cost: Cost, more: float, candidate: Candidate) -> Cost:
     return msgspec.structs.replace(both, compute_s=compute, wall_s=wall, energy_j=energy)
 
 
-def _bytes(parts: Sequence[str], part_bytes: Mapping[str, int]) -> int:
-    return sum(part_bytes.get(part, 0) for part in parts)
-
-
-def _packed(parts: Sequence[str], part_bytes: Mapping[str, int], rules: Sequence[tuple[str, str]], top: float) -> int:
-    return sum(packed_bytes(part_bytes.get(part, 0), packing_of(rules, part), top) for part in parts)
-
-
 def _beside(down: Sequence[str], trained: int, part_bytes: Mapping[str, int], transfer: Transfer) -> int:
     """Bytes on disk for packed exchange: packed parts and what they are based on, and what was not sent."""
     lossy = any(packing != "f32" for _, packing in transfer.up)
     based = [part for part in down if packing_of(transfer.down, part) != "f32"]
     # What was not sent is kept of two rounds, since one may be tried again, and the third is written before one goes.
-    return _bytes(based, part_bytes) + _packed(based, part_bytes, transfer.down, transfer.top) + 3 * lossy * trained
+    return bytes_of(based, part_bytes) + packed_of(based, part_bytes, transfer.down, transfer.top) + 3 * lossy * trained
 
 
 def first_figures(

@@ -31,6 +31,14 @@ def least(allowed: int | None, there: int) -> int | None:
     return min((n for n in (allowed, there or None) if n is not None), default=None)
 
 
+def most_moved(cost: Cost, candidate: Candidate) -> int:
+    """Bytes down and up of the round of the stage that moves most: the device's first one, or the last one."""
+    first = {"joining": cost.joining_down_bytes, "entering": cost.entering_down_bytes, "staying": 0}[candidate.arrival]
+    signature = cost.signature_bytes if candidate.arrival == "joining" else 0
+    up = max(cost.payload_up_bytes, cost.whole_up_bytes)  # any round may be the stage's last
+    return max(first + up + signature, cost.payload_down_bytes + up)
+
+
 def verdict(cost: Cost, candidate: Candidate) -> Refusal | None:
     """None when ``cost`` fits every limit of the device's budget; else the first limit that refuses.
 
@@ -43,7 +51,7 @@ def verdict(cost: Cost, candidate: Candidate) -> Refusal | None:
     first = filled(cost, cost.filling_flops, candidate)
     host = least(budget.memory_bytes, has.memory_total_bytes)
     process = base + (cost.staging_bytes if card else first.step_peak_bytes)
-    payload = max(cost.payload_down_bytes, cost.whole_down_bytes) + max(cost.payload_up_bytes, cost.whole_up_bytes)
+    payload = most_moved(cost, candidate)
     joules = budget.energy_j if first.energy_j else None
     step = float(first.step_peak_bytes)
     checks = [

@@ -10,7 +10,8 @@ is not offered again, nor anything larger.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import NamedTuple
 
 import msgspec
@@ -22,7 +23,7 @@ from edgefl.plan.needs import completed, needs_pairs, unlabelled, usable_samples
 from edgefl.plan.prefix import can_cache, prefixes, with_cache
 from edgefl.plan.schedule import restrict, shallower, trained_stages
 from edgefl.plan.values import Cache, Candidate, Decline, Hyper, Job, Placement, Slots, Stage, Transfer
-from edgefl.records import HOST, Refusal
+from edgefl.records import HOST, Cost, Refusal
 
 _MEMORY = frozenset({"memory", "step_memory"})
 
@@ -48,12 +49,14 @@ def place(
     last: bool = False,
     before: Stage | None = None,
     transfer: Transfer | None = None,
+    signature: str = "",
 ) -> Placement:
     """What ``candidate`` trains in ``stage``; a placement with a refusal when nothing fits.
 
     ``last``: the run's last round is one of this stage's; where that costs more, the device has to be able to pay it.
     ``before``: the stage whose rounds came before, from whose stored prefix this one's goes on. ``transfer``: how parts
-    travel; the first and last rounds of a stage, in which some come whole, take more bytes.
+    travel; the first and last rounds of a stage, in which some come whole, take more bytes. ``signature``: what
+    clusters are made of, which a device sends once.
     """
     filled = msgspec.structs.replace(candidate, samples=completed(slots, candidate.samples, model.encoders))
     refusal = _unfit(model, hyper, slots, filled)
@@ -69,7 +72,8 @@ def place(
     for variant in _retreats(job, stage):
         if variant.hyper.leaned and not short:
             continue  # another optimiser takes less memory, and nothing else
-        found = _largest(variant, stage, candidate, part_bytes, price, last=last, before=before)
+        cost = partial(cost_of, stage=stage, part_bytes=part_bytes, before=before, signature=signature)
+        found = _largest(variant, candidate, price, cost, last=last, before=before)
         if isinstance(found, Placement):
             return found
         refusal, short = found.refusal or refusal, found.short
@@ -113,10 +117,9 @@ def _stores(job: Job, stage: Stage) -> tuple[Cache, ...]:
 
 def _largest(
     job: Job,
-    stage: Stage,
     candidate: Candidate,
-    part_bytes: Mapping[str, int],
     price: Price,
+    cost_: Callable[..., Cost],
     *,
     last: bool,
     before: Stage | None,
@@ -130,10 +133,10 @@ def _largest(
             short = True
             continue
         priced = price(job, candidate.samples)
-        cost = dearest = cost_of(job, stage, candidate, part_bytes, priced)
+        cost = dearest = cost_(job, candidate=candidate, priced=priced)
         if last and job.model.matching != "none":
             ending = msgspec.structs.replace(job, last=True)
-            dearest = cost_of(ending, stage, candidate, part_bytes, price(ending, candidate.samples))
+            dearest = cost_(ending, candidate=candidate, priced=price(ending, candidate.samples))
         refusal = verdict(dearest, candidate)
         if refusal is None:
             return Placement(

@@ -115,6 +115,10 @@ class Decline(msgspec.Struct, frozen=True):
     leaned: bool = False
 
 
+#: What a device holds of the model when it is planned: nothing; the state of the stage before; that of this stage.
+Arrival = Literal["joining", "entering", "staying"]
+
+
 class Candidate(msgspec.Struct, frozen=True):
     """What the planner must know of a device: from its hello, and from what it measured in earlier rounds."""
 
@@ -125,6 +129,7 @@ class Candidate(msgspec.Struct, frozen=True):
     modalities: dict[str, tuple[int, ...]] = {}
     class_counts: tuple[int, ...] = ()
     declined: tuple[Decline, ...] = ()  # of this stage
+    arrival: Arrival = "joining"
     factors: dict[str, float] = {}  # figure -> measured / predicted, learned from earlier rounds
 
 
