@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.metadata
 import secrets
 import shutil
 import subprocess
@@ -32,8 +31,6 @@ _DISK_BYTES = 2**30
 _DISK_LEAST_BYTES = 16 * 2**20
 #: 2026-01-01: no clock that is right shows an earlier time to this program.
 _WRITTEN = 1_767_225_600.0
-#: Distributions that bring the one package ``onnxruntime``.
-_RUNTIMES = ("onnxruntime", "onnxruntime-gpu")
 #: No broker worth using takes less; the coordinator does not try smaller chunks either.
 _LEAST_CHUNK_BYTES = 8 * 1024
 #: Importing torch from a cold SD card takes most of a minute; a broken driver hangs for ever.
@@ -121,7 +118,9 @@ def clock(now: float, begins: float | None = None) -> Check:
 
 def runtimes() -> list[Check]:
     """onnxruntime, where it is installed: that there is one build of it, and that it can use what it was built for."""
-    there = {name: found for name in _RUNTIMES if (found := _version(name))}
+    from edgefl.export import session
+
+    there = session.installed()
     if not there:
         return []
     told = " and ".join(f"{name} {version}" for name, version in there.items())
@@ -291,13 +290,6 @@ def sensors(torch_device: str = "auto") -> list[Check]:
 
 def _last_line(done: subprocess.CompletedProcess[str]) -> str:
     return (done.stderr.strip().splitlines() or [f"ended with status {done.returncode}"])[-1][:300]
-
-
-def _version(distribution: str) -> str:
-    try:
-        return importlib.metadata.version(distribution)
-    except importlib.metadata.PackageNotFoundError:
-        return ""
 
 
 def _date(at: float) -> str:

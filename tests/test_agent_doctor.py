@@ -17,6 +17,7 @@ from identity_fixture import a_fleet, enrolled
 from transport_fixtures import mosquitto_wanted, run
 
 from device_agent import doctor
+from edgefl.export import session
 from edgefl.identity.fleet import fleet_broker
 
 Usage = namedtuple("Usage", "total used free")
@@ -117,7 +118,9 @@ def test_local_data_is_read_and_counted(tmp_path: Path) -> None:
 
 
 def test_two_onnxruntimes_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "_version", lambda name: {"onnxruntime": "1.32.0", "onnxruntime-gpu": "1.31.1"}[name])
+    both = {"onnxruntime": "1.32.0", "onnxruntime-gpu": "1.31.1"}
+    monkeypatch.setattr(session, "installed", lambda: both)
+    assert "are both installed" in session._without("cuda")
     (check,) = doctor.runtimes()
     assert check.status == "warn"
     assert check.detail.startswith("onnxruntime 1.32.0 and onnxruntime-gpu 1.31.1 are both installed")
@@ -135,7 +138,8 @@ def test_two_onnxruntimes_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_runtime_that_lacks_what_it_was_built_for_is_told(
     name: str, providers: str, status: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(doctor, "_version", lambda asked: "1.31.1" if asked == name else "")
+    monkeypatch.setattr(session, "installed", lambda: {name: "1.31.1"})
+    assert "install onnxruntime-gpu" not in session._without("cuda")
     done = subprocess.CompletedProcess([], 0, providers + "\n", "")
     monkeypatch.setattr(doctor.subprocess, "run", lambda *_, **__: done)
     (check,) = doctor.runtimes()
@@ -143,5 +147,5 @@ def test_a_runtime_that_lacks_what_it_was_built_for_is_told(
 
 
 def test_without_onnxruntime_there_is_no_such_check(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "_version", lambda _: "")
+    monkeypatch.setattr(session, "installed", dict)
     assert doctor.runtimes() == []

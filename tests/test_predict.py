@@ -171,6 +171,8 @@ def test_bad_input_is_named(tmp_path: Path, npz: Path, capsys: pytest.CaptureFix
         (tmp_path / "nothing", "does not exist"),
     ):
         assert said in refused(capsys, DataError, "predict", bundles, file)
+    np.save(tmp_path / "walk.npy", np.zeros((100, 3), np.float32))
+    assert "Cut it into pieces" in refused(capsys, DataError, "predict", bundles, tmp_path / "walk.npy")
     assert "no modality called acc" in refused(capsys, DataError, "predict", bundles / "acc", tmp_path / "gyro.npz")
     assert "no bundle takes heart" in refused(capsys, DataError, "predict", bundles, npz, "--modality", "heart")
 

@@ -114,6 +114,13 @@ def read_input(
     return load(path, bad_samples=bad_samples, modalities=wanted, label_names=labels)
 
 
+#: For a recording that is longer, or shorter, than what a model was trained on.
+_WINDOWS = (
+    "Cut it into pieces of the rows that the encoder takes, as for training: one file each, or all in an .npz with an "
+    "array [pieces, rows, channels] a modality; each piece is a sample."
+)
+
+
 def _single(path: Path, wanted: Mapping[str, EncoderSpec]) -> Dataset:
     """One sample of one modality: the only one that can be read from the file."""
     kinds = SAMPLES.get(path.suffix.lower())
@@ -132,7 +139,11 @@ def _single(path: Path, wanted: Mapping[str, EncoderSpec]) -> Dataset:
             except SampleError as error:
                 refused.append(f"{m}: {error.message}")
     if not found:
-        raise DataError(f"{path}: is no sample of these bundles ({'; '.join(refused)})", remedy="Give another file.")
+        shaped = any(f"{m}: has shape" in told for m in wanted for told in refused)
+        raise DataError(
+            f"{path}: is no sample of these bundles ({'; '.join(refused)})",
+            remedy=_WINDOWS if shaped else "Give another file.",
+        )
     if len(found) > 1:
         raise DataError(
             f"{path}: may be {' or '.join(found)}",

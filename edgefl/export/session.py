@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib.metadata
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -45,9 +47,34 @@ def open_session(data: bytes, device: Device = "cpu", threads: int = 0) -> Any:
     if wanted not in session.get_providers():
         raise ExportError(
             f"onnxruntime can not use {device} here: the session runs on {', '.join(session.get_providers())}",
-            remedy="Use --device cpu, or install onnxruntime-gpu for this machine's CUDA version.",
+            remedy=_without(device),
         )
     return session
+
+
+def installed() -> dict[str, str]:
+    """The installed distributions that bring the package ``onnxruntime``, with their versions; one too many is a fault.
+
+    They overwrite each other's files: whichever was installed last is imported.
+    """
+    found = {}
+    for name in ("onnxruntime", "onnxruntime-gpu"):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
+    return found
+
+
+def _without(device: str) -> str:
+    there = installed()
+    if len(there) > 1:
+        told = " and ".join(f"{name} {version}" for name, version in there.items())
+        return (
+            f"{told} are both installed and overwrite each other's files: pip uninstall {' '.join(there)}, then "
+            f"install onnxruntime-gpu alone for {device}; or use --device cpu."
+        )
+    if "onnxruntime-gpu" in there:
+        return f"Use --device cpu, or install CUDA and cuDNN as onnxruntime-gpu {there['onnxruntime-gpu']} needs them."
+    return "Use --device cpu, or put onnxruntime-gpu for this machine's CUDA version in onnxruntime's place."
 
 
 def run(session: Any, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
