@@ -63,7 +63,7 @@ class Outbox:
         self._posts: set[asyncio.Task[None]] = set()
         self._downloads: dict[str, Downloads] = {}  # by transfer: of the open attempt, and of earlier ones at work
         self._chunks = (0, 0)  # of the newest downloads: bytes, and how many may be in flight
-        self._layers: dict[str, str] = {}  # device -> the one layer it is sent for its personal model
+        self._apart: dict[str, dict[str, str]] = {}  # device -> figure -> object of its download told by itself
         self._pace = Pace(plan.chunk_bytes, plan.credit)
         self._prototypes, options = next(iter(plan.server.get("prototypes", {}).items()), ("none", {}))
         self._min_count = float(options.get("min_count", 1))  # a run begun before there was such an option has none
@@ -171,16 +171,16 @@ class Outbox:
         )
 
     def _down(self, update: m.Update) -> Figures:
-        """What a device was sent in its attempt; the one layer of its personal model also by itself."""
+        """What a device was sent in its attempt; prototypes and the layer of its personal model also by themselves."""
         device, source = update.device, "chunks the coordinator sent"
         downloads = self._downloads.get(transfer_name("d", update.attempt))
         sent = downloads.payload_bytes(device) if downloads is not None else 0
         figures = {"payload_down_bytes": Figure(float(sent), "counted", source)}
         again = downloads.resent_bytes(device) if downloads is not None else 0
         figures["resent_down_bytes"] = Figure(float(again), "counted", "chunks the coordinator sent more than once")
-        if downloads is not None and device in self._layers:
-            layer = downloads.payload_bytes(device, self._layers[device])
-            figures["layer_down_bytes"] = Figure(float(layer), "counted", source)
+        if downloads is not None:
+            for name, of in self._apart.get(device, {}).items():
+                figures[name] = Figure(float(downloads.payload_bytes(device, of)), "counted", source)
         return figures
 
     def _offer(self, one: do.SendOffer, manifest: Manifest, state: State) -> None:
@@ -193,9 +193,8 @@ class Outbox:
         seen = _seen(manifest, one.device, state)
         due = {*one.placement.stage.present, PROTOTYPES, POVERTY}
         offered = {part: ref for part, ref in seen.items() if part in due}
-        self._layers.pop(one.device, None)
-        if POVERTY in offered:
-            self._layers[one.device] = offered[POVERTY].id
+        told = {POVERTY: "layer_down_bytes", PROTOTYPES: "prototypes_down_bytes"}
+        self._apart[one.device] = {name: offered[part].id for part, name in told.items() if part in offered}
         offer = m.Offer(
             attempt=one.attempt,
             deadline_s=one.deadline_s,

@@ -14,6 +14,7 @@ from coordinator.checking import LIMITS, Own, check_update
 from coordinator.pace import Pace
 from coordinator.values import Changes, Received, Spoiled
 from edgefl.errors import ProtocolError
+from edgefl.models.spec import PROTOTYPES, SIGNATURE
 from edgefl.objects import ObjectStore
 from edgefl.partials import PartialObject
 from edgefl.plan.values import Transfer as Packings
@@ -33,6 +34,8 @@ from edgefl.records import Attempt, Figure, Figures, Manifest, ObjectRef, Refusa
 
 #: Updates that are less together are checked one after the other: threads would only get into each other's way.
 _SMALL_BYTES = 4 * 2**20
+#: Of the bytes of an update, what the bill tells by itself.
+_APART = {PROTOTYPES: "prototypes_up_bytes", SIGNATURE: "signature_up_bytes"}
 
 
 #: What has come of an upload's contents.
@@ -253,6 +256,11 @@ class Uploads:
         figures = {
             "payload_up_bytes": Figure(float(upload.payload_bytes), "counted", "chunks the coordinator received"),
             "resent_up_bytes": Figure(float(resent), "counted", "chunks the coordinator received more than once"),
+            **{
+                name: Figure(float(update.manifest[part].size), "counted", "objects of the update")
+                for part, name in _APART.items()
+                if part in update.manifest
+            },
             **self._down(update),
         }
         self._report(Received(self._clock(), device, update.attempt, figures, manifest, changes))

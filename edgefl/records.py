@@ -25,6 +25,9 @@ FIGURES: dict[str, str] = {
     "filling_flops": "FLOP",  # of these, what the frozen prefix of every sample took, once
     "payload_up_bytes": "B",  # tensors sent
     "payload_down_bytes": "B",  # tensors received
+    "prototypes_up_bytes": "B",  # of these, prototype tables
+    "prototypes_down_bytes": "B",
+    "signature_up_bytes": "B",  # of these, what clusters are made of, once
     "layer_down_bytes": "B",  # of these, the one layer a device was sent in place of its poverty layer
     "resent_up_bytes": "B",  # chunks of the upload that arrived though they had arrived before
     "resent_down_bytes": "B",  # chunks of the download that were sent though they had been sent before

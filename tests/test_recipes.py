@@ -46,6 +46,11 @@ def test_every_recipe_trains(ram_path: Path, recipe: str):
     check_bytes(report)
 
 
+def tables(held) -> set[str]:
+    """The devices whose prototypes are in a round's tables."""
+    return set(held.record["parts"].get("prototypes", {}).get("devices", {}))
+
+
 def check_bytes(report) -> None:
     """What a round moves was predicted: within 2 % of what was counted, for every device and both directions.
 
@@ -61,6 +66,8 @@ def check_bytes(report) -> None:
             assert row.predicted["payload_up_bytes"].value == pytest.approx(up, rel=0.02), (device, number)
             expected = row.predicted["payload_down_bytes"].value
             assert (device in alone and down <= expected) or expected == pytest.approx(down, rel=0.02), (device, number)
+            assert (measured(row, "prototypes_up_bytes") is not None) == (device in tables(held)), (device, number)
+            assert measured(row, "signature_up_bytes") in {None, 819_320}  # a sketch of 100 x 4,096 counts
             seen += 1
         alone = {d for told in held.record["parts"].values() if len(told["devices"]) == 1 for d in told["devices"]}
     assert seen

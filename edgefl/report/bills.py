@@ -23,6 +23,10 @@ _SPENT: tuple[tuple[str, str, str, str], ...] = (
     ("time", "s", "compute_s", "compute"),
     ("energy", "J", "energy_j", "used"),
     ("process", "B", "process_peak_bytes", "peak"),
+    ("of the payload", "B", "prototypes_up_bytes", "prototypes sent"),
+    ("of the payload", "B", "prototypes_down_bytes", "prototypes received"),
+    ("of the payload", "B", "signature_up_bytes", "signature sent"),
+    ("of the payload", "B", "layer_down_bytes", "layer received"),
     ("on the wire", "B", "wire_up_bytes", "sent"),
     ("on the wire", "B", "wire_down_bytes", "received"),
     ("heat", "°C", "temperature_c", "highest"),
@@ -47,8 +51,7 @@ SUM_NOTE = (
 )
 RATIO_NOTE = (
     "× is measured over predicted, of the same rounds: below 1 the device needed less than was planned for, "
-    "above 1.25 it is coloured. Predicted payload received is what the round before changed; frozen parts come on top, "
-    "once."
+    "above 1.25 it is coloured."
 )
 NOTES: tuple[str, ...] = (STEP_NOTE, SUM_NOTE, RATIO_NOTE)
 
@@ -117,7 +120,9 @@ def _lines(report: RunReport) -> tuple[_Lines, _Lines]:
     """What is shown side by side, and what is shown as spent alone."""
     known = {name for row in report.assignments for name in row.predicted}
     estimated = [line for name in _ESTIMATED for line in _SPENT if line[2] == name and name in known]
-    return (*_COMPARED, *estimated), tuple(line for line in _SPENT if line not in estimated)
+    spent = {name for row in report.assignments for name in row.measured}
+    there = [line for line in _SPENT if line[0] != "of the payload" or line[2] in spent]
+    return (*_COMPARED, *estimated), tuple(line for line in there if line not in estimated)
 
 
 def _columns(side_by_side: _Lines, spent: _Lines, *, budget: bool) -> tuple[Column, ...]:
