@@ -27,7 +27,8 @@ from benchmarks.inprocess import run_fleet
 from benchmarks.mixed_depth import FEW, PAGE, SHARES
 from benchmarks.pretrain import make
 from benchmarks.table.grid import EPOCHS, SHARE, Cell, Grid, Settings
-from edgefl.cli.planning import price_run, shares_of
+from edgefl.cli.planning import price_run
+from edgefl.cli.sharing import shares_of
 from edgefl.config.load import load_run
 from edgefl.plan.compile import compile_run
 from edgefl.plan.schedule import trained_stages
