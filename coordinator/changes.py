@@ -30,7 +30,8 @@ def changes_of(store: ObjectStore, manifest: Manifest, previous: Manifest) -> Ch
     for part, ref in sorted(manifest.items()):
         if part == PROTOTYPES:
             tables = from_tensors(_tensors(store, ref))
-            found[part] = Change(max((_longest(table.means) for table in tables.values()), default=0.0))
+            if longest := max((_longest(table.means) for table in tables.values()), default=0.0):
+                found[part] = Change(longest)  # without a row, as of too few samples, it says nothing of the others'
         elif part in previous:
             before = _tensors(store, previous[part])
             after = before if ref == previous[part] else _tensors(store, ref)

@@ -114,6 +114,13 @@ def test_a_labelled_device_pays_for_no_private_copy(device):
     assert second_round(device, dropped=("cluster_contrast", "regulariser")).flops == counted
 
 
+def test_a_device_of_few_samples_makes_fewer_clusters_so_that_some_can_be_sent():
+    """24 samples in 20 clusters are 16 of one sample at least, and none below ``min_count`` is sent: 12 at most."""
+    counts = second_round("pairs").parts["prototypes"]["a.count"]
+    assert len(counts) == 12
+    assert counts.max() >= 2
+
+
 def forwarded(device: str, rows: dict[str, list[int]] | None, absent: str = ""):
     """A forward pass of the device's job over random samples, with the global prototypes [K, 6] of both modalities."""
     made = made_for(device)

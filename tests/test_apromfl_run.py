@@ -15,16 +15,21 @@ from rich.console import Console
 from test_plan_command import priced
 from test_predict import edgefl
 
-from edgefl.cli.export import final_state
+from coordinator.changes import changes_of
+from coordinator.outliers import out_of_line
+from edgefl.cli.export import _own_mask, final_state
 from edgefl.data.dataset import Dataset
 from edgefl.errors import ConfigError
 from edgefl.export import convert
 from edgefl.export.bundle import export_bundles
 from edgefl.export.manifest import MODEL_FILE, read_manifest
 from edgefl.models.spec import EncoderSpec, ModelSpec
+from edgefl.objects import ObjectStore
 from edgefl.plan.schedule import SCHEDULES
 from edgefl.plan.values import RunPlan, Stage
 from edgefl.plan.warnings import random_and_frozen, warnings_of
+from edgefl.protocol.parts import encode_part
+from edgefl.prototypes.library import ClassMeans, to_tensors
 from edgefl.report import html, outcome, quality
 from edgefl.report.rows import RunReport
 from edgefl.report.tables import print_report
@@ -170,6 +175,25 @@ def test_a_bundle_says_what_no_device_trained_and_predict_gives_no_accuracy(tmp_
     body = json.loads(capsys.readouterr().out)
     assert body["accuracy"] is None
     assert body["untrained"] == ["head/gyro", "task"]
+
+
+@pytest.mark.parametrize(("recipe", "mask"), [("apromfl", "zero"), ("lw-prototypes", "both")])
+def test_rows_of_clusters_are_no_mask_of_classes(tmp_path: Path, recipe: str, mask: str):
+    """Ten clusters are not the model's three classes: such an export ended in an error."""
+    assert _own_mask(plan_of(tmp_path, recipe, "ab", 1, SMALL), {"prototypes"}) == mask
+
+
+def test_a_table_without_a_row_is_no_measure_for_the_other_devices(tmp_path: Path):
+    """All of its rows were of too few samples; the honest other one of two was left out by a median of 0."""
+    store, rows = ObjectStore(tmp_path / "objects"), np.ones((2, 3), np.float32)
+    refs = {
+        n: {"prototypes": store.put(encode_part(to_tensors({"a": ClassMeans(rows * n, np.full(2, n, np.float32))})))}
+        for n in (0, 2)
+    }
+    changes = {str(n): changes_of(store, manifest, {}) for n, manifest in refs.items()}
+    assert changes["0"] == {}
+    assert changes["2"]["prototypes"].norm == pytest.approx(12**0.5)
+    assert out_of_line(changes, 100.0) == {}
 
 
 def test_a_report_without_a_global_figure_points_to_the_devices_own():

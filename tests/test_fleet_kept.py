@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -27,10 +28,13 @@ def last_state(fleet: Fleet, run: str) -> Manifest:
 
 
 @pytest.mark.slow  # a minute: a device is silent until it is given up
-def test_what_a_killed_device_keeps_is_used_when_it_trains_again(tmp_path: Path) -> None:
+@pytest.mark.parametrize("labelled", [True, False])
+def test_what_a_killed_device_keeps_is_used_when_it_trains_again(tmp_path: Path, labelled: bool) -> None:
+    """A labelled device keeps its classifier, one without labels its private copies, and both their mappings."""
+    its = share(24, "acc", "gyro", seed=2)
     with Fleet(tmp_path) as fleet:
         fleet.agent("left", share(24, "acc", "gyro", seed=1))
-        right = fleet.agent("right", share(24, "acc", "gyro", seed=2))
+        right = fleet.agent("right", its if labelled else replace(its, labels=None, label_names=()))
         finish(fleet.coordinator("undisturbed", SETTINGS | {"round.quorum": 1.0}))
         coordinator = fleet.coordinator("killed", SETTINGS | {"round.quorum": 1.0})
         coordinator.expect("progress", device="right", round=2)
@@ -44,7 +48,8 @@ def test_what_a_killed_device_keeps_is_used_when_it_trains_again(tmp_path: Path)
         report = fleet.report("killed")
         alike, other = last_state(fleet, "undisturbed"), last_state(fleet, "killed")
     assert (kept.attempt.run, kept.attempt.round) == ("killed", 1)
-    assert there == dict.fromkeys(("head/acc", "head/gyro", "task", "twin/acc", "twin/gyro"), True)
+    private = ("task",) if labelled else ("twin/acc", "twin/gyro")
+    assert there == dict.fromkeys(("head/acc", "head/gyro", *private), True)
     rounds = [(row.round, row.attempt, row.status, row.participants) for row in report.rounds]
     assert rounds == [(number, 1, "done", ("left", "right")) for number in (1, 2)]
     assert {"@left/head/acc", "@right/head/acc", "@right/head/gyro"} <= set(alike)

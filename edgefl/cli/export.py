@@ -185,7 +185,8 @@ def _own_mask(plan: RunPlan, parts: Collection[str]) -> Literal["reconstruction"
     """What the recipe trained its model with."""
     if "reconstruction" in plan.slots.missing and plan.model.reconstruction:
         return "reconstruction"
-    return "both" if PROTOTYPES in parts else "zero"
+    means = "adaptive" not in plan.slots.prototypes  # whose rows are clusters, no classes
+    return "both" if PROTOTYPES in parts and means else "zero"
 
 
 def _what(state: FinalState) -> str:

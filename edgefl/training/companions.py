@@ -80,7 +80,8 @@ def local_prototypes(job: Job, model: StagedModel, aids: Aids, dataset: Dataset,
     teaching = _teaching(job, dataset)
     projections = {m: embeddings(model, m, dataset, job.stage.depth, head, teaching) for m, head in heads.items()}
     has = {m: dataset.has(m) for m in projections}
-    clusters = int(options.get("local_clusters", LOCAL_CLUSTERS))
+    least = float(options.get("min_count", 1))  # a cluster of fewer samples does not leave the device
+    clusters = max(1, min(int(options.get("local_clusters", LOCAL_CLUSTERS)), int(teaching.sum() // least)))
     labels = dataset.labels if job.model.classes else None
     return local_pairs(projections, has, labels, job.model.classes, rng, clusters=clusters)
 
