@@ -7,6 +7,7 @@ import json
 import tempfile
 from itertools import combinations
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import onnxruntime
@@ -25,13 +26,14 @@ from edgefl.export.parity import subset_list
 from edgefl.export.serve import find_bundles, load_bundle
 from edgefl.models.build import StagedModel
 from edgefl.models.spec import JointSpec, ModelSpec
-from edgefl.prototypes.library import from_tensors
+from edgefl.prototypes.library import ClassMeans, from_tensors, to_tensors
 from edgefl.prototypes.mask import Matcher
 from edgefl.training.evaluate import TestSet, evaluate, judge
 
 NAMES = ("acc", "gyro", "press")
 SUBSETS = [some for n in (1, 2, 3) for some in combinations(NAMES, n)]
 _KEPT: list[tempfile.TemporaryDirectory] = []
+pytestmark = pytest.mark.timeout(300)  # the first to ask waits for two exports
 
 
 def three_sensors(**changes: object) -> ModelSpec:
@@ -41,12 +43,13 @@ def three_sensors(**changes: object) -> ModelSpec:
 
 @functools.cache
 def exported() -> tuple[ModelSpec, Parts, Path]:
-    """Bundles acc, gyro, press and acc+gyro+press with both masks. Do not change the folder."""
+    """Bundles acc and acc+gyro+press with both masks; the other sensors' would be as acc. Do not change the folder."""
     spec = three_sensors()
     _, parts = some_state(spec)
     _KEPT.append(tempfile.TemporaryDirectory(prefix="edgefl-bundles-"))
     directory = Path(_KEPT[-1].name) / "bundles"
-    export_bundles(spec, stage_of(spec, 1), parts, directory)
+    with mock.patch("edgefl.export.bundle._inputs", lambda _: [("acc",), NAMES]):
+        export_bundles(spec, stage_of(spec, 1), parts, directory)
     return spec, parts, directory
 
 
@@ -79,8 +82,8 @@ def test_every_subset_is_served_with_the_evaluation_s_accuracy(given: tuple[str,
     assert set(answer.matched) == set(NAMES) - set(given)
     for match in answer.matched.values():
         assert (match.rows >= 0).any() == (mask == "prototype")
-    if len(given) == 1:
-        alone = load_bundle(directory / given[0]).predict({given[0]: data.modalities[given[0]]}, mask=mask)
+    if given == ("acc",):
+        alone = load_bundle(directory / "acc").predict({"acc": data.modalities["acc"]}, mask=mask)
         np.testing.assert_allclose(answer.logits, alone.logits, atol=1e-4)
 
 
@@ -111,9 +114,9 @@ def test_samples_that_lack_different_sensors_are_answered_in_one_call(
     assert body["answered"] == 40
     for row, entry in enumerate(body["predictions"]):
         assert entry["given"] == [m for m in NAMES if data.present[m][row]]
-        assert entry["bundle"] == (entry["given"][0] if len(entry["given"]) == 1 else "acc+gyro+press")
+        assert entry["bundle"] == ("acc" if entry["given"] == ["acc"] else "acc+gyro+press")
         assert set(entry.get("matched", {})) == set(NAMES) - set(entry["given"])
-    assert set(body["by_bundle"]) == {*NAMES, "acc+gyro+press"}
+    assert set(body["by_bundle"]) == {"acc", "acc+gyro+press"}
     assert sum(one["samples"] for one in body["by_given"].values()) == 40
     assert body["by_given"]["acc+gyro+press"]["mask"] == "none"
     model = some_state(spec)[0]
@@ -123,7 +126,12 @@ def test_samples_that_lack_different_sensors_are_answered_in_one_call(
     assert edgefl("predict", directory / "acc+gyro+press", tmp_path / "some.npz", "--format", "json") == 0
     assert json.loads(capsys.readouterr().out)["accuracy"] == body["accuracy"]
     assert edgefl("predict", directory, tmp_path / "some.npz") == 0
-    assert "gyro+press" in capsys.readouterr().out
+    captured = capsys.readouterr()
+    assert "gyro+press" in captured.out
+    assert "not used" not in captured.err
+    # a bundle of one sensor takes only that one, and says what it leaves
+    assert edgefl("predict", directory / "acc", tmp_path / "some.npz", "--bad-samples", "skip") == 0
+    assert "not used: press, which no bundle here takes" in capsys.readouterr().err
 
 
 def test_a_folder_of_samples_uses_all_each_of_them_has(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
@@ -145,7 +153,7 @@ def test_a_folder_of_samples_uses_all_each_of_them_has(tmp_path: Path, capsys: p
 def older(tmp_path: Path) -> Path:
     """The same bundles as an earlier version wrote them: the manifest of the complete one knows no subsets."""
     directory = exported()[2]
-    for name in (*NAMES, "acc+gyro+press"):
+    for name in ("acc", "acc+gyro+press"):
         (tmp_path / name).mkdir(parents=True)
         (tmp_path / name / MODEL_FILE).write_bytes((directory / name / MODEL_FILE).read_bytes())
         fields = json.loads((directory / name / MANIFEST_FILE).read_text())
@@ -160,9 +168,11 @@ def test_an_earlier_export_refuses_what_it_would_drop_and_names_it(tmp_path: Pat
     bundles = find_bundles(older(tmp_path))
     assert bundles[tmp_path / "acc+gyro+press"].subsets == "complete"
     data = labelled(spec)
-    two = data.subset([row for row in range(40) if sum(data.present[m][row] for m in NAMES) == 2][:1])
+    two = data.subset(
+        [row for row in range(40) if data.present["acc"][row] and sum(data.present[m][row] for m in NAMES) == 2][:1]
+    )
     with pytest.raises(
-        DataError, match=r"has .* \+ .*no bundle uses them together: (gyro|press) would be dropped"
+        DataError, match=r"has acc \+ .*no bundle uses them together: (gyro|press) would be dropped"
     ) as told:
         apply(bundles, two)
     assert "--modality" in told.value.remedy
@@ -242,6 +252,27 @@ WAYS: dict[str, dict[str, object]] = {
     "multiway": {"encoder_sharing": "multiway"},
     "multiway joint": {"encoder_sharing": "multiway", "fusion": "joint", "joint": JointSpec(8, 2, 1)},
 }
+
+
+def test_a_stand_in_of_zeros_does_not_count_in_a_mean():
+    # acc knows the first two classes, the others the last two: from acc alone nothing can be found for them
+    spec = three_sensors(fusion="mean")
+    model, parts = some_state(spec)
+    tables = from_tensors(parts["prototypes"])
+    known = np.array([1, 1, 0, 0], np.float32)
+    tables = {m: ClassMeans(t.means, known if m == "acc" else 1 - known) for m, t in tables.items()}
+    parts["prototypes"] = to_tensors(tables)
+    data = labelled(spec)
+    only = Dataset({"acc": data.modalities["acc"]}, {"acc": np.ones(40, bool)}, data.labels, LABELS, data.ids)
+    by_prototype, by_zeros = (judge(model, only, 1, tables, None, NAMES, mask=mask) for mask in ("prototype", "zero"))
+    assert by_prototype == by_zeros
+    answers = in_torch(model, _all_lack(data, "gyro", "press"), parts, "prototype")
+    assert (answers.argmax(1) == data.labels).mean() == by_zeros["accuracy"]
+
+
+def _all_lack(data: Dataset, *names: str) -> Dataset:
+    present = {m: np.full(len(data), m not in names) for m in data.present}
+    return Dataset(data.modalities, present, data.labels, data.label_names, data.ids)
 
 
 def in_torch(model: StagedModel, data: Dataset, parts: Parts, mask: str) -> np.ndarray:

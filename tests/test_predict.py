@@ -246,6 +246,7 @@ def test_export_writes_bundles_into_the_run_and_notes_them(runs: Path, capsys: p
     body = json.loads(captured.out)
     assert (body["run"], body["stage"], body["round"], body["mask"]) == ("r1", 2, 1, "both")
     assert "exporting run r1 after stage 2 of 2, round 1 of 1" in captured.err
+    assert "bundle 3 of 3: acc+gyro" in captured.err
     folder = runs / "r1" / "bundles"
     assert [row["path"] for row in body["bundles"]] == [str(path / MODEL_FILE) for path in find_bundles(folder)]
     index = msgspec.json.decode((folder / "index.json").read_bytes(), type=Index)

@@ -79,7 +79,7 @@ def command(
     ] = TOLERANCE,
     format: Format = "terminal",  # noqa: A002  # the option's own name
 ) -> None:
-    """Write a run's model as ONNX: one bundle for each modality alone and one for the complete input.
+    """Write a run's model as ONNX: one bundle for each modality alone and one of all, which serves any of them.
 
     Each bundle is compared with torch first; when one differs, none is published. An earlier export is replaced.
 
@@ -119,7 +119,7 @@ def export_run(
     from edgefl.training.judging import matcher_of
 
     state = final_state(directory)
-    sys.stderr.write(f"{_what(state)}\n")
+    _say(_what(state))
     store = ObjectStore(directory / "objects")
     networks = load_memory(store, state.manifest).networks
     wanted = {*state.stage.present, PROTOTYPES, *(name for one in networks.values() for name in one)}
@@ -139,6 +139,7 @@ def export_run(
         matcher=matcher_of(state.plan.slots, networks),
         networks=networks,
         untrained=state.untrained,
+        progress=lambda line: _say(f"  {line}"),
     )
     if state.untrained:
         sys.stderr.write(f"warning: {_never_trained(state)}\n")
@@ -187,6 +188,11 @@ def _own_mask(plan: RunPlan, parts: Collection[str]) -> Literal["reconstruction"
         return "reconstruction"
     means = "adaptive" not in plan.slots.prototypes  # whose rows are clusters, no classes
     return "both" if PROTOTYPES in parts and means else "zero"
+
+
+def _say(line: str) -> None:
+    sys.stderr.write(f"{line}\n")
+    sys.stderr.flush()
 
 
 def _what(state: FinalState) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -12,6 +12,7 @@ import numpy as np
 import typer
 
 from edgefl.cli.options import Format, print_json
+from edgefl.data.arrays import npz_names
 from edgefl.data.dataset import Dataset
 from edgefl.data.load import load
 from edgefl.data.readers import SampleError, read, target
@@ -20,6 +21,7 @@ from edgefl.export.apply import Answers, apply, encoders
 from edgefl.export.manifest import Manifest
 from edgefl.export.serve import find_bundles
 from edgefl.models.spec import EncoderSpec
+from edgefl.records import is_modality
 from edgefl.report import units
 from edgefl.report.grid import Cell, Column, Grid, words
 
@@ -87,6 +89,8 @@ def command(
             f"there are: {', '.join(manifest.name for manifest in bundles.values())}",
             remedy="Give the folder of all bundles, or a file that has the other modalities as well.",
         )
+    for m in _unused(file, encoders(bundles)):
+        sys.stderr.write(f"not used: {m}, which no bundle here takes\n")
     for problem in data.skipped:
         sys.stderr.write(f"left out: {problem}\n")
     if len(left):
@@ -112,6 +116,12 @@ def read_input(
     if path.is_file() and path.suffix.lower() != ".npz":
         return _single(path, wanted)
     return load(path, bad_samples=bad_samples, modalities=wanted, label_names=labels)
+
+
+def _unused(path: Path, known: Collection[str]) -> list[str]:
+    """The modalities of a .npz file that no bundle takes."""
+    names = npz_names(path) if path.suffix.lower() == ".npz" else []
+    return [name for name in names if is_modality(name) and name not in known]
 
 
 #: For a recording that is longer, or shorter, than what a model was trained on.

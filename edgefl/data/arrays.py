@@ -74,6 +74,12 @@ def read_npz(path: Path, wanted: Collection[str] | None = None) -> dict[str, Arr
         raise DataError(f"{path}: not a readable .npz file: {error}", remedy=remedy) from None
 
 
+def npz_names(path: Path) -> list[str]:
+    """The names of the arrays in a .npz file that :func:`read_npz` can read."""
+    with zipfile.ZipFile(path) as archive:
+        return [name[:-4] for name in archive.namelist() if name.endswith(".npy")]
+
+
 def _read_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo, archive_bytes: int) -> Array:
     """One array. What a member says of its size has to be possible before memory is taken for it."""
     name = member.filename[:80]

@@ -11,7 +11,7 @@ import importlib.util
 import platform
 import shutil
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -96,6 +96,7 @@ def export_bundles(
     matcher: Matcher = DEFAULT_MATCHER,
     networks: Networks | None = None,
     untrained: Sequence[str] = (),
+    progress: Callable[[str], None] = lambda _: None,
 ) -> list[BundleRow]:
     """Write ``directory``/<modalities>/{model.onnx, manifest.json} and index.json; replaces an earlier export there.
 
@@ -103,7 +104,7 @@ def export_bundles(
     "reconstruction" (which leave the tables out). ``capacity``: rows of each table, the number of classes by default.
     ``refs``: the parts' objects, for the record. ``matcher``: how prototypes are found; ``networks``: the small
     networks a trained one asks, all among ``parts``. ``untrained``: parts that no device has trained, for the record.
-    Rows in the order: single modalities, then all of them.
+    ``progress`` is called with a line before each bundle is made. Rows in the order: single modalities, then all of them.
 
     Raises ExportError, and publishes nothing, when parts are missing, the export fails, or onnxruntime and torch differ
     by more than ``tolerance``; StoreError when the disk refuses; MissingDependencyError.
@@ -119,8 +120,10 @@ def export_bundles(
         place.parent.mkdir(parents=True, exist_ok=True)
         building = Path(tempfile.mkdtemp(prefix=f".{place.name}.new-", dir=place.parent))
         try:
-            manifests = [_write_bundle(building, export, given) for given in _inputs(model)]
-            rows = [_row(manifest) for manifest in manifests]
+            rows: list[BundleRow] = []
+            for given in (wanted := _inputs(model)):
+                progress(f"bundle {len(rows) + 1} of {len(wanted)}: {bundle_name(given)}")
+                rows.append(_row(_write_bundle(building, export, given)))
             write_new(building / INDEX_FILE, encode_json(Index(INDEX_FORMAT, tuple(rows))))
             building.chmod(0o755)  # mkdtemp's 0700 would keep a server of another user out
             publish(building, place)

@@ -91,8 +91,7 @@ class _Judged:
         else:
             filled = masked(given, list(spec.encoders), self.tables, mask, spec.head.out, self.matcher, self.small)
         # Zeros say that nothing is there; any other stand-in takes part in a mean like the real thing.
-        made = spec.encoders if mask == "reconstruction" else self.tables if mask == "prototype" else ()
-        counted = {m: m in given or m in made for m in filled}
+        counted = {m: m in given or bool(np.any(made)) for m, made in filled.items()}
         fused = self.model.fuse(
             {m: torch.from_numpy(r).to(device) for m, r in filled.items()},
             {m: torch.full((len(rows),), there, device=device) for m, there in counted.items()},
