@@ -48,7 +48,7 @@ def exported() -> tuple[ModelSpec, Parts, Path]:
     _, parts = some_state(spec)
     _KEPT.append(tempfile.TemporaryDirectory(prefix="edgefl-bundles-"))
     directory = Path(_KEPT[-1].name) / "bundles"
-    with mock.patch("edgefl.export.bundle._inputs", lambda _: [("acc",), NAMES]):
+    with mock.patch("edgefl.export.bundle._inputs", return_value=[("acc",), NAMES]):
         export_bundles(spec, stage_of(spec, 1), parts, directory)
     return spec, parts, directory
 

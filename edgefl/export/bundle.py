@@ -104,7 +104,7 @@ def export_bundles(
     "reconstruction" (which leave the tables out). ``capacity``: rows of each table, the number of classes by default.
     ``refs``: the parts' objects, for the record. ``matcher``: how prototypes are found; ``networks``: the small
     networks a trained one asks, all among ``parts``. ``untrained``: parts that no device has trained, for the record.
-    ``progress`` is called with a line before each bundle is made. Rows in the order: single modalities, then all of them.
+    ``progress`` is called with a line before each bundle is made. Rows in the order: single modalities, then all.
 
     Raises ExportError, and publishes nothing, when parts are missing, the export fails, or onnxruntime and torch differ
     by more than ``tolerance``; StoreError when the disk refuses; MissingDependencyError.
