@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import itertools
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
@@ -40,14 +39,13 @@ def shown(grid: Grid, width: int) -> str:
     return console.export_text()
 
 
-def fleet(*others: str, tell: dict[tuple[int, int], list[EventRow]] | None = None, **record: Any) -> RunReport:
+def fleet(*others: str, tell: dict[tuple[int, int], list[EventRow]] | None = None) -> RunReport:
     """Five stages of two rounds that gpu-box and nobody else trains; ``tell``: events before a round begins."""
     rounds, rows = [], []
     events = [EventRow(START, "run_started"), EventRow(START, "device_joined", device="gpu-box")]
     for stage, number in itertools.product(STAGES, range(2)):
         rows.append(assignment("gpu-box", stage, number))
-        held = round_row(stage, number, rows[-1:])
-        rounds.append(msgspec.structs.replace(held, record={**held.record, **record}))
+        rounds.append(round_row(stage, number, rows[-1:]))
         events += (tell or {}).get((stage, number + 1), [])
         events.append(EventRow(START, "round_started", stage, number + 1, data={"participants": ["gpu-box"]}))
     devices = tuple(DeviceRow(name) for name in ("gpu-box", *others))
@@ -94,7 +92,8 @@ def test_a_device_that_comes_back_or_never_came_is_told_by_stage() -> None:
 
 
 def test_a_device_that_a_slot_did_not_draw_is_told_so() -> None:
-    report = fleet("p3", tell={(1, 1): [joined("p3")]}, select={"choice": "random", "count": 1})
+    report = fleet("p3", tell={(1, 1): [joined("p3")]})
+    report = msgspec.structs.replace(report, config={"recipe": {"select": {"random": {"share": 0.5}}}})
     assert "not chosen (select: random)" in terminal(report)
 
 

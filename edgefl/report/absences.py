@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 
 from edgefl.report import totals, units
 from edgefl.report.grid import Cell, Column, Grid, words
-from edgefl.report.rows import EventRow, RoundRow, RunReport
+from edgefl.report.rows import EventRow, RunReport
 
 #: What the coordinator tells of a device whose last will came, or whose heartbeats stopped.
 OFFLINE = "offline"
@@ -47,11 +47,13 @@ def absences(report: RunReport) -> dict[str, dict[str, list[_Key]]]:
     asked = {(row.device, row.stage, row.round) for row in report.assignments}
     asked |= {(device, row.stage, row.round) for row in report.rounds for device in row.participants}
     begun = _at_the_start(report.events)
+    recipe = report.config.get("recipe")
+    choice = next(iter(recipe.get("select") or ()), "") if isinstance(recipe, dict) else ""
     found: dict[str, dict[str, list[_Key]]] = {}
     for device in totals.by_device(report):
         for row in report.rounds:
             if (device, row.stage, row.round) not in asked:
-                why = _why(device, row, begun.get((row.stage, row.round)))
+                why = _why(device, begun.get((row.stage, row.round)), choice)
                 found.setdefault(device, {}).setdefault(why, []).append((row.stage, row.round))
     return found
 
@@ -72,7 +74,7 @@ def _at_the_start(events: Iterable[EventRow]) -> dict[_Key, tuple[Mapping[str, s
     return found
 
 
-def _why(device: str, row: RoundRow, begun: tuple[Mapping[str, str], frozenset[str]] | None) -> str:
+def _why(device: str, begun: tuple[Mapping[str, str], frozenset[str]] | None, choice: str) -> str:
     if begun is None:
         return "not on record"
     away, behind = begun
@@ -80,8 +82,6 @@ def _why(device: str, row: RoundRow, begun: tuple[Mapping[str, str], frozenset[s
         return BEHIND
     if why := away.get(device, NOT_JOINED):
         return why
-    chosen = row.record.get("select")
-    choice = chosen.get("choice", "") if isinstance(chosen, dict) else ""
     return f"not chosen (select: {choice})" if choice not in {"", "all"} else "not chosen"
 
 

@@ -148,4 +148,6 @@ def runs(reports: Sequence[RunReport], where: str, now: float) -> Grid:
         )
         for report in reports
     )
-    return Grid("Runs", columns, lines, empty=f"There is no run in {where}; start one with `edgefl run RUN.yaml`.")
+    grid = Grid("Runs", columns, lines, empty=f"There is no run in {where}; start one with `edgefl run RUN.yaml`.")
+    told = all(report.run.startswith(report.name) for report in reports)  # an id begins with the name by default
+    return grid.select([0, 2, 3, 4, 5]) if told else grid
