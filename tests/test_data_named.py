@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from edgefl.data.load import fit, load, load_pair
-from edgefl.data.named import NAMED, _last_in_time, data_folder, named
+from edgefl.data.named import NAMED, ORIGINS, _last_in_time, data_folder, named
 from edgefl.data.timeseries import read_ts
 from edgefl.errors import DataError, MissingDependencyError
 from edgefl.models.spec import EncoderSpec
@@ -130,6 +130,7 @@ def test_absent_data_names_the_variable(monkeypatch, tmp_path):
         with pytest.raises(DataError, match=f"'{name}' is not here") as caught:
             load(name)
         assert "EDGEFL_DATA" in caught.value.remedy
+        assert ORIGINS[name] in caught.value.remedy
 
 
 def test_part_and_fit_to_a_model():

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from edgefl.data import readers
 from edgefl.data.manifest import MAX_SAMPLES, SHOWN
-from edgefl.data.named import NAMED
+from edgefl.data.named import NAMED, ORIGINS
 from pages.fields import as_yaml
 from pages.markdown import flowing
 
@@ -24,7 +24,7 @@ np.savez(
     acc=np.zeros((3, 2, 2), np.float32),  # [samples, time, channels]; zeros where a sample lacks it
     **{"acc.present": np.array([True, True, False])},  # may be left out when every sample has it
     gyro=np.zeros((3, 2, 1), np.float32),
-    label=np.array([0, 1, 0]),  # numbers from 0; -1: none
+    label=np.array([0, 1, 0]),  # numbers from 0 (-1: none), or names ("": none)
     label_names=np.array(["walking", "resting"]),
     ids=np.array(["w1", "w2", "w3"]),  # optional, as is group
     group=np.array(["anna", "anna", "ben"]),
@@ -68,6 +68,10 @@ Feature vectors [N, d] are signals of d steps and one channel.
 ### By name
 
 `source: {{name: {{option: value}}}}`; the option `part: test` takes the official test half.
+`basic_motions` comes with the extra `demo`. The others do not come with EdgeFL: they are looked for in the folders
+`$EDGEFL_DATA/<name>/`, and so is what the shipped run `har` trains on.
+
+{origins}
 
 {named}
 ### Sharing out
@@ -94,5 +98,6 @@ def data_section() -> Iterator[str]:
         shown=SHOWN,
         values="\n".join(values),
         npz=NPZ,
+        origins="\n".join(f"* `{name}`: {origin}." for name, origin in ORIGINS.items()),
         named="\n".join(named),
     )
