@@ -60,10 +60,10 @@ def named(name: str, options: Mapping[str, Any] | None = None) -> Named:
 
 #: What the named data sets are made of, and the arrays that are read.
 ORIGINS = {
-    "har_hapt": "UCI Machine Learning Repository no. 341 (Reyes-Ortiz et al., HAPT v2.1), in windows of 128 with step 64 "
-    "in har_hapt.npz: acc, body_acc, gyro [N, 128, 3], label, subject, split, experiment, start [N], label_names",
-    "av_digits": "MNIST and the Free Spoken Digit Dataset in av_digits.npz: image [N, 28, 28], audio_index, label, split, "
-    "speaker, mnist_index [N], fsdd_logmel [S, 40, 61], speaker_names",
+    "har_hapt": "UCI Machine Learning Repository no. 341 (Reyes-Ortiz et al., HAPT v2.1), in windows of 128 with step "
+    "64 in har_hapt.npz: acc, body_acc, gyro [N, 128, 3], label, subject, split, experiment, start [N], label_names",
+    "av_digits": "MNIST and the Free Spoken Digit Dataset in av_digits.npz: image [N, 28, 28], audio_index, label, "
+    "split, speaker, mnist_index [N], fsdd_logmel [S, 40, 61], speaker_names",
     "emoji_pairs": "OpenMoji, Noto, Twemoji and FxEmoji in emoji64_<vendor>.npz: image [N, 64, 64, 3], concept, label, "
     "split [N], label_names; and concepts.jsonl, a name a line",
 }
@@ -79,8 +79,8 @@ def data_folder(name: str) -> Path:
             return place / name
     raise DataError(
         f"the data set {name!r} is not here; looked in {' and '.join(dict.fromkeys(str(p) for p in places))}",
-        remedy=f"Set EDGEFL_DATA to the folder that holds {name}/. It does not come with EdgeFL: {ORIGINS[name]}. The run "
-        "`demo` brings its own data.",
+        remedy=f"Set EDGEFL_DATA to the folder that holds {name}/. It does not come with EdgeFL: {ORIGINS[name]}. The "
+        "run `demo` brings its own data.",
     )
 
 
