@@ -184,12 +184,13 @@ def test_the_plan_heeds_who_trained_the_part():
     assert plan(**{part: {"a", "b"}}) == plan() == "it did not train the layer's part"
 
 
-def test_less_affected_devices_lend_where_the_cluster_has_no_complete_one():
+def test_less_affected_devices_lend_where_no_device_is_complete():
     def plan(complete, **changes):
         return plan_substitution({"poor": LAYER}, complete, CLUSTERS, None, {"poor": 0.3, **changes})["poor"]
 
     assert plan([], a=0.2, b=0.1, c=0.4, far=0.1) == Substitution(*LAYER, ("a", "b"))
     assert plan(["c"], a=0.2, c=0.0) == Substitution(*LAYER, ("c",))  # a complete one comes first
+    assert plan(["far"], a=0.2) == "no device of its cluster had complete data"  # equation 11 alone
     assert plan([], a=0.3, b=0.0, c=math.nan) == "no device of its cluster had complete data or was less affected"
     assert plan([]) == "no device of its cluster had complete data or was less affected"
     old = plan_substitution({"poor": LAYER}, [], CLUSTERS, None, {"poor": 0.0, "a": 0.2})  # it did not say

@@ -2,7 +2,7 @@
 
 MMiC, arXiv 2505.06911, equation 11:  theta_k[p] = sum_j w_j theta_j[p] / sum_j w_j  over the devices j of k's cluster
 in the round without a poverty layer (none of their batches lacked modalities after a complete one), p = k's.
-Where the cluster has no such device, by section 4.1's "parameters that are less impacted ... substitute those that are
+Where no device of the round is such, by section 4.1's "parameters that are less impacted ... substitute those that are
 more significantly affected": over those whose largest change (equation 10) is below k's, and so their change of p.
 Planned first, for the record; then computed from the uploads as they came, of which none is changed here.
 """
@@ -38,7 +38,7 @@ def plan_substitution(
     ``poverty``: device -> (part, tensor); ``complete``: the devices of this round that trained with complete data,
     which need no repair themselves; ``clusters``: device -> cluster; ``holders``: part -> the devices that trained it
     on samples (None: everyone trained everything); ``changes``: device -> the largest change of a layer, where less
-    affected devices may lend (None: only complete ones). A change of 0 or less is not known.
+    affected devices may lend if none is complete (None: only complete ones). A change of 0 or less is not known.
     """
     return {
         device: _plan(device, *layer, complete, clusters, holders, changes) for device, layer in sorted(poverty.items())
@@ -65,7 +65,7 @@ def _plan(
     if not near:
         return "no other device of its cluster trained the layer's part"
     donors = [donor for donor in near if donor in complete]
-    if donors or changes is None:
+    if complete or changes is None:
         return (
             Substitution(part, tensor, tuple(sorted(donors)))
             if donors

@@ -268,8 +268,8 @@ REPAIR: Choices = {
             ),
             "donors": Option(
                 "less_affected",
-                "who lends it: devices that trained with complete data in the round (eq. 11); less_affected: where "
-                "the group has none, also those whose layers missing modalities changed less",
+                "who lends it: devices that trained with complete data in the round (eq. 11); less_affected: in rounds "
+                "without any, those whose layers missing modalities changed less",
                 ("complete", "less_affected"),
             ),
         },
