@@ -103,7 +103,7 @@ def compare(pair: str, index: int, device: str) -> Compared:
 
     torch.manual_seed(0)
     size = job.hyper.batch_size
-    predicted_peak, predicted_flops, _ = price_step(job, dict.fromkeys(job.model.encoders, size))
+    predicted_peak, predicted_flops, *_ = price_step(job, dict.fromkeys(job.model.encoders, size))
     small_step(steps, device)
 
     def batch() -> Batch:

@@ -134,7 +134,7 @@ def train(setting: Setting, batch: int, device: str) -> Row:
         without_savings(steps)
     torch.manual_seed(0)
     job = job_of(setting, batch)
-    predicted_peak, predicted_flops, _ = price_step(job, dict.fromkeys(job.model.encoders, batch))
+    predicted_peak, predicted_flops, *_ = price_step(job, dict.fromkeys(job.model.encoders, batch))
     small_step(steps, device)
     spent = []
     with MemoryProbe(device) as memory:

@@ -19,6 +19,7 @@ from typing import Any
 from edgefl.errors import BrokerError
 from edgefl.protocol import topics
 from edgefl.protocol.chunks import DEFAULT_CREDIT, fitting_chunk_bytes
+from edgefl.records import kind_of_machine
 from edgefl.resources.cuda import gpu_of
 from edgefl.resources.energy import EnergyProbe
 from edgefl.resources.machine import capabilities
@@ -47,7 +48,12 @@ def measured_profile(
     machine = capabilities(directory)
     device = _device(torch_device)
     training, power, source = _training(device)
-    speed: dict[str, Any] = {"flops": _rounded(training), "matmul": _matmul(device, notes)}
+    speed: dict[str, Any] = {
+        "flops": _rounded(training),
+        "operation_s": _rounded(operation_seconds(device, training)),
+        "machine": kind_of_machine(machine),
+        "matmul": _matmul(device, notes),
+    }
     if power is None:
         notes.append(f"power_w: {source}")
     elif source.startswith("ina3221"):  # the only one that is the whole device's
@@ -123,6 +129,44 @@ def _training(device: str) -> tuple[float, float | None, str]:
     figure = energy.figure()
     told = figure.source if figure.value is not None else figure.reason
     return flops / seconds, None if figure.value is None else figure.value / spent, told
+
+
+def operation_seconds(device: str, flops_rate: float) -> float:
+    """Seconds that an operation of a training step takes besides its FLOPs, of the median of many small steps.
+
+    A step of two encoders of size tiny is nearly all such time. The step is the trainer's own, its operations are
+    counted as the planner counts them; what the optimiser does comes on top of them, here as there.
+    """
+    import torch
+
+    from edgefl.models.build import build
+    from edgefl.models.sizes import encoder_of_size
+    from edgefl.models.spec import HeadSpec, ModelSpec
+    from edgefl.plan.schedule import SCHEDULES
+    from edgefl.plan.values import Hyper, Job, Slots
+    from edgefl.training.batches import Batch
+    from edgefl.training.forward import Aids
+    from edgefl.training.pricing import price_step
+    from edgefl.training.step import make_optimizer, prepare, train_step
+
+    rows, names = 16, ("acc", "gyro")
+    encoders = {m: encoder_of_size("sensor", "tiny", (64, 3)) for m in names}
+    model = ModelSpec(encoders, 6, HeadSpec(width=64, out=32, dropout=0.0), 32, 4, tuple("abcd"))
+    stage = SCHEDULES["end_to_end"](model, [1] * 6, "auto")[-1]
+    slots = Slots({"cross_entropy": {"weight": 1.0}}, {"zero": {}})
+    job = Job(model, stage, Hyper(batch_size=rows, lr={"encoder": 1e-3, "head": 1e-3}), slots)
+    price = price_step(job, dict.fromkeys(names, rows))
+    built = build(model, stage.present, device=device)
+    prepare(built, stage.trained)
+    optimizer = make_optimizer(built, stage.trained, job.hyper)
+    inputs = {m: torch.randn(rows, 64, 3, device=device) for m in names}
+    batch = Batch(rows, inputs, dict.fromkeys(names), torch.arange(rows, device=device) % 4, complete=rows)
+
+    def step() -> None:
+        train_step(built, job, batch, optimizer, Aids())
+        _wait(device)
+
+    return max(0.0, _seconds(step) - price.flops / flops_rate) / price.operations
 
 
 def _matmul(device: str, notes: list[str]) -> dict[str, float]:

@@ -98,6 +98,8 @@ class Speed(msgspec.Struct, frozen=True):
     down_bytes: float = 0.0
     up_bytes: float = 0.0
     power_w: float = 0.0  # of the whole device, while training
+    operation_s: float = 0.0  # seconds that an operation of a training step takes besides its FLOPs
+    machine: str = ""  # the kind of machine these were measured on, as ``kind_of_machine`` says it; "": not known
 
 
 class Capabilities(msgspec.Struct, frozen=True):
@@ -118,6 +120,11 @@ class Capabilities(msgspec.Struct, frozen=True):
     gpu_idle_bytes: int = 0  # what the idle trainer's allocator holds of a GPU
 
 
+def kind_of_machine(has: Capabilities) -> str:
+    """What decides how fast a device is, in words: two machines of one kind are compared, others are not."""
+    return f"{has.machine}, {has.cores} cores, {has.gpu or 'no GPU'}"
+
+
 class Cost(msgspec.Struct, frozen=True):
     """Predicted cost of one round of one stage on one device."""
 
@@ -135,6 +142,8 @@ class Cost(msgspec.Struct, frozen=True):
     entering_down_bytes: int = 0  # of its first round in the stage, when it took part in the stage before
     prototypes_down_bytes: int = 0  # of the bytes down, from the run's second round on
     signature_bytes: int = 0  # up, once: what clusters are made of
+    step_flops: float = 0.0  # of the round's training steps alone; 0: all of them
+    operations: float = 0.0  # of the round's training steps, forward and backward
     filling_flops: float = 0.0  # once more: the frozen prefix's outcome of every sample, where it is stored
     memory: dict[str, int] = {}  # what the step's peak consists of, before what was learned of the device
     staging_bytes: int = 0  # host memory above the idle trainer where the step is in a GPU's own: parts, one batch

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import msgspec
 import pytest
 import yaml
 from transport_fixtures import broker_kinds, run
@@ -16,7 +17,8 @@ from edgefl.config.load import load_device
 from edgefl.plan.cost import filled, timed
 from edgefl.plan.eligibility import verdict
 from edgefl.plan.values import Candidate
-from edgefl.records import Budget, Capabilities, Cost, Refusal, Speed
+from edgefl.records import Budget, Capabilities, Cost, Refusal, Speed, kind_of_machine
+from edgefl.resources.machine import capabilities
 from edgefl.transport.broker import start_broker
 
 
@@ -38,6 +40,8 @@ def test_the_file_is_a_profile(tmp_path: Path) -> None:
     assert profile.name == "here"
     assert profile.speed.flops > 1e6
     assert {"float32"} <= set(profile.speed.matmul)
+    assert 0 <= profile.speed.operation_s < 1e-2  # 0: on a machine so busy that nothing can be told apart
+    assert profile.speed.machine == kind_of_machine(capabilities(tmp_path))
     assert profile.speed.disk_write_bytes > 0
     assert profile.memory_bytes
     assert (profile.speed.down_bytes, profile.speed.up_bytes) == (0, 0)
@@ -80,5 +84,8 @@ def test_seconds_and_joules_by_hand() -> None:
     assert verdict(cost, Candidate(budget=Budget(energy_j=1.0))) is None
     slower = timed(cost, Candidate(capabilities=device.capabilities, factors={"compute_s": 2.0, "energy_j": 2.0}))
     assert (slower.compute_s, slower.energy_j) == (20.0, 200.0)  # not four times: joules have a factor of their own
+    busy = msgspec.structs.replace(device.capabilities, speed=Speed(1e10, operation_s=1e-5))
+    small = msgspec.structs.replace(cost, step_flops=8e10, operations=4e5)
+    assert timed(small, Candidate(capabilities=busy)).compute_s == pytest.approx(8 + 4)  # of the steps alone
     stored = filled(found, 1e11, device)
     assert (stored.flops, stored.compute_s, stored.wall_s, stored.energy_j) == (2e11, 20.0, 35.0, 140.0)

@@ -9,7 +9,7 @@ import pytest
 from report_fixture import NO_ENERGY, run_report
 from rich.console import Console
 
-from edgefl.records import Budget, Capabilities, Figure
+from edgefl.records import Budget, Capabilities, Figure, Speed, kind_of_machine
 from edgefl.report import bills, decisions, html, inventory, lines, outcome, quality, tables, totals, units
 from edgefl.report.grid import Cell, Column, Grid, figure, letters
 from edgefl.report.html import without_secrets
@@ -136,7 +136,7 @@ def test_a_missing_figure_is_a_dash_with_its_reason_as_tip_and_footnote(report: 
 
 def test_seconds_and_joules_stand_next_to_the_plan_s_where_a_profile_tells_them(report: RunReport) -> None:
     def planned(row: AssignmentRow) -> AssignmentRow:
-        known = {"wall_s": Figure(2.0, "predicted"), "energy_j": Figure(30.0, "predicted")} if row.measured else {}
+        known = {"compute_s": Figure(2.0, "predicted"), "energy_j": Figure(30.0, "predicted")} if row.measured else {}
         return msgspec.structs.replace(row, predicted={**row.predicted, **(known if row.device == "nano" else {})})
 
     told = msgspec.structs.replace(report, assignments=tuple(map(planned, report.assignments)))
@@ -146,6 +146,25 @@ def test_seconds_and_joules_stand_next_to_the_plan_s_where_a_profile_tells_them(
             assert float(cells["nano"].text) > 0
             assert all(cell.text == "—" and cell.why for device, cell in cells.items() if device != "nano")
         assert len(grid.columns) == len(grid.rows[0])
+
+
+def test_seconds_of_another_kind_of_machine_s_profile_have_no_ratio(report: RunReport) -> None:
+    known = {"compute_s": Figure(0.01, "predicted")}
+
+    def ratio(machine: str) -> str:
+        has = msgspec.structs.replace(nano.capabilities, speed=Speed(1e9, machine=machine))
+        devices = tuple(
+            msgspec.structs.replace(row, capabilities=has) if row.device == "nano" else row for row in report.devices
+        )
+        rows = tuple(msgspec.structs.replace(row, predicted={**row.predicted, **known}) for row in report.assignments)
+        grid = bills.device_bill(msgspec.structs.replace(report, devices=devices, assignments=rows))
+        place = [row[0].text for row in grid.rows].index("nano")
+        return column(grid, "ratio", "time")[place].text
+
+    nano = next(row for row in report.devices if row.device == "nano")
+    assert ratio("aarch64, 64 cores, a GPU of another kind") == ""
+    assert ratio("") == ""  # the profile does not say what it was measured on
+    assert ratio(kind_of_machine(nano.capabilities)).endswith("×")
 
 
 def letters_index(mark: str) -> int:

@@ -43,13 +43,18 @@ class SpeedConfig(Values):
     down_bytes: Bytes = Field(0, description="bytes a second from the broker")
     up_bytes: Bytes = Field(0, description="bytes a second to the broker")
     power_w: Annotated[float, Field(ge=0)] = Field(0.0, description="watts of the whole device while training")
+    operation_s: Annotated[float, Field(ge=0)] = Field(
+        0.0,
+        description="seconds that an operation of a training step takes besides its FLOPs",
+    )
+    machine: str = Field("", description="kind of machine the figures are of; ratios are told on it alone")
     matmul: dict[str, float] = Field({}, description="FLOPs a second of a matrix product, by type; for the record")
     disk_read_bytes: Bytes = Field(0, description="bytes a second read from disk; for the record")
     disk_write_bytes: Bytes = Field(0, description="bytes a second written and synced; for the record")
 
     def record(self) -> Speed:
         """What of it travels in messages."""
-        return Speed(self.flops, self.down_bytes, self.up_bytes, self.power_w)
+        return Speed(self.flops, self.down_bytes, self.up_bytes, self.power_w, self.operation_s, self.machine)
 
 
 class DeviceProfile(Values):

@@ -22,7 +22,7 @@ class Priced(NamedTuple):
 
     ``filling``: FLOPs for every sample through one part of a stored prefix, once; {} where nothing is stored;
     ``filling_peak``: memory meanwhile. ``memory``: what ``peak`` consists of, by the names of ``MEMORY``.
-    ``sample_flops``: of a step, by row.
+    ``sample_flops``: of a step, by row. ``step_flops``, ``operations``: of all training steps of the round.
     """
 
     peak: int
@@ -31,6 +31,8 @@ class Priced(NamedTuple):
     filling_peak: int = 0
     memory: Mapping[str, int] = {}
     sample_flops: float = 0.0
+    step_flops: float = 0.0
+    operations: float = 0.0
 
 
 #: What memory goes to. Activations are all that a step makes besides gradients; transit: parts that come and go.
@@ -83,6 +85,8 @@ def cost_of(
         + stored_bytes(job, samples),
         memory=dict(priced.memory if peak == priced.peak else exchanging),
         staging_bytes=_staging(job, part_bytes),
+        step_flops=priced.step_flops,
+        operations=priced.operations,
     )
     return timed(cost, candidate)
 
@@ -141,13 +145,14 @@ def timed(cost: Cost, candidate: Candidate) -> Cost:
     speed, factor = candidate.capabilities.speed, candidate.factors
     if not speed.flops:
         return cost
-    plain = cost.flops / factor.get("flops", 1.0) / speed.flops
+    plain = cost.flops / factor.get("flops", 1.0) / speed.flops + cost.operations * speed.operation_s
+    steps = cost.step_flops / speed.flops + cost.operations * speed.operation_s if cost.step_flops else plain
     transfer = 0.0
     for payload, rate in ((cost.payload_down_bytes, speed.down_bytes), (cost.payload_up_bytes, speed.up_bytes)):
         transfer += payload / rate if rate else 0.0
-    compute = plain * factor.get("compute_s", 1.0)
+    compute = steps * factor.get("compute_s", 1.0)
     energy = (plain + transfer) * speed.power_w * factor.get("energy_j", 1.0)
-    return msgspec.structs.replace(cost, compute_s=compute, wall_s=compute + transfer, energy_j=energy)
+    return msgspec.structs.replace(cost, compute_s=compute, wall_s=max(compute, plain) + transfer, energy_j=energy)
 
 
 def filled(cost: Cost, more: float, candidate: Candidate) -> Cost:

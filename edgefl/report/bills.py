@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from edgefl.plan.eligibility import gpu_limit, has_card
-from edgefl.records import Figure
+from edgefl.records import Capabilities, Figure, kind_of_machine
 from edgefl.report import totals, units
-from edgefl.report.grid import Cell, Column, Grid, amount, compared, count, figure, words
+from edgefl.report.grid import NOT_APPLICABLE, Cell, Column, Grid, amount, compared, count, figure, words
 from edgefl.report.rows import AssignmentRow, DeviceRow, RunReport
 
 #: Predicted and measured side by side: (group, unit, ledger figure, name of the measured column).
@@ -31,8 +31,8 @@ _SPENT: tuple[tuple[str, str, str, str], ...] = (
     ("on the wire", "B", "wire_down_bytes", "received"),
     ("heat", "°C", "temperature_c", "highest"),
 )
-#: Compared too where some device's profile tells its speed and power.
-_ESTIMATED = ("energy_j", "wall_s")
+#: Compared too where some device's profile tells its speed and power; the ratio where it tells those of its machine.
+_ESTIMATED = ("energy_j", "compute_s")
 #: The brief bill, for terminals: what a stage costs, without what hardly changes from stage to stage.
 _BRIEF_SPENT: tuple[tuple[str, str, str, str], ...] = (
     ("FLOPs", "FLOP", "flops", "counted"),
@@ -51,7 +51,8 @@ SUM_NOTE = (
 )
 RATIO_NOTE = (
     "× is measured over predicted, of the same rounds: below 1 the device needed less than was planned for, "
-    "above 1.25 it is coloured."
+    "above 1.25 it is coloured. Seconds and joules "
+    "have one only where the profile was measured on this kind of machine (`edgefl-agent profile`)."
 )
 NOTES: tuple[str, ...] = (STEP_NOTE, SUM_NOTE, RATIO_NOTE)
 
@@ -68,7 +69,7 @@ def device_bill(report: RunReport) -> Grid:
     for name, assignments in totals.by_device(report).items():
         device = totals.device_row(report, name)
         head = (words(name, tip=device.profile), _rounds(assignments, len(report.rounds)))
-        cells = _cells(assignments, compared_, spent, limit(step_limit(device), "B"))
+        cells = _cells(assignments, compared_, spent, limit(step_limit(device), "B"), device.capabilities)
         rows.append(head + cells)
     return Grid("What each device spent", columns, tuple(rows), NOTES, "No device has joined yet.")
 
@@ -87,7 +88,8 @@ def stage_bill(report: RunReport, *, brief: bool = False) -> Grid:
     for (name, stage), assignments in totals.by_device_and_stage(report).items():
         held = len([row for row in report.rounds if row.stage == stage])
         head = (words(name), count(stage), _rounds(assignments, held), _batch(assignments))
-        rows.append(head + _cells(assignments, compared_, spent))
+        has = totals.device_row(report, name).capabilities
+        rows.append(head + _cells(assignments, compared_, spent, has=has))
     return Grid("What each device spent, stage by stage", columns, tuple(rows), NOTES, "No round yet.")
 
 
@@ -138,14 +140,21 @@ def _columns(side_by_side: _Lines, spent: _Lines, *, budget: bool) -> tuple[Colu
 
 
 def _cells(
-    assignments: Sequence[AssignmentRow], side_by_side: _Lines, spent: _Lines, budget: Cell | None = None
+    assignments: Sequence[AssignmentRow],
+    side_by_side: _Lines,
+    spent: _Lines,
+    budget: Cell | None = None,
+    has: Capabilities | None = None,
 ) -> tuple[Cell, ...]:
+    """``has``: the device that ran; seconds and joules of another kind of machine's profile are not held against it."""
     cells: list[Cell] = []
+    own = has is None or has.speed.machine == kind_of_machine(has)
     for _, unit, name, _ in side_by_side:
         predicted, measured = totals.predicted(name, assignments), totals.measured(name, assignments)
         if name == "step_peak_bytes" and budget is not None:
             cells.append(budget)
-        cells += [figure(predicted, unit), figure(measured, unit), compared(measured, predicted)]
+        ratio = compared(measured, predicted) if own or name not in _ESTIMATED else NOT_APPLICABLE
+        cells += [figure(predicted, unit), figure(measured, unit), ratio]
     cells += [figure(totals.measured(name, assignments), unit) for _, unit, name, _ in spent]
     return tuple(cells)
 

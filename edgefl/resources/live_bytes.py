@@ -16,7 +16,7 @@ from edgefl.resources.flops import without_compiler
 class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves its base unannotated
     """``peak``: most bytes, at one time, of storages made inside the context. What was in use before is not counted.
 
-    ``noted``: what ``note``, as it was set then, said at that moment.
+    ``operations``: how many ran inside. ``noted``: what ``note``, as it was set then, said at that moment.
     """
 
     def __init__(self) -> None:
@@ -26,12 +26,14 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch le
         self.peak = 0
         self.note: Callable[[], int] = lambda: 0
         self.noted = 0
+        self.operations = 0
         self._seen: set[int] = set()
 
     def __torch_dispatch__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         given = {_identity(leaf) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)}
+        self.operations += 1
         result = func(*args, **(kwargs or {}))
         for leaf in tree_leaves(result):
             if isinstance(leaf, torch.Tensor) and _identity(leaf) not in given:

@@ -36,11 +36,15 @@ from edgefl.training.step import prepare, run_backward, run_forward
 
 
 class StepPrice(NamedTuple):
-    """A training step: bytes alive at its largest moment, its FLOPs, and what the bytes are (``cost.MEMORY``)."""
+    """A training step: bytes alive at its largest moment, its FLOPs, and what the bytes are (``cost.MEMORY``).
+
+    ``operations``: of forward and backward pass, views among them.
+    """
 
     peak: int
     flops: float
     memory: dict[str, int]
+    operations: int = 0
 
 
 class Pricer:
@@ -85,6 +89,8 @@ class Pricer:
             max((peak for peak, _ in stores.values()), default=0),
             largest.memory,
             step / size,
+            steps * step,
+            float(steps * largest.operations),
         )
 
     def _store(self, job: Job, m: str, part: str, depth: int) -> tuple[int, float]:
@@ -156,18 +162,20 @@ def price_step(job: Job, rows: Mapping[str, int]) -> StepPrice:
         if is_exact(job):  # values before the step, to compare with
             state += [torch.empty_like(p) for p in poverty_layers(job, model)]
         kept = live.live - before
+        begun = live.operations
         with FlopCounter() as counter:
             done = run_forward(model, job, batch, aids)
             live.note = lambda: sum(p.grad.nbytes for p in trained if p.grad is not None)
             early = EarlyUpdates(trained, _temporary) if may_update_early(job) else None
             run_backward(model, job, batch, done, early)
-            flops = counter.flops
+            flops, operations = counter.flops, live.operations - begun
         del done
         left = [p.numel() for p in trained if p.grad is not None]
         temporary = torch.empty(max(min(TOGETHER_BYTES // 4, sum(left)), *left, 0), device="meta")
         del state, temporary
     found = {"weights": weights, "gradients": live.noted, "optimizer": kept, "batch": inputs}
-    return StepPrice(live.peak, float(flops), {**found, "activations": live.peak - sum(found.values())})
+    memory = {**found, "activations": live.peak - sum(found.values())}
+    return StepPrice(live.peak, float(flops), memory, operations)
 
 
 def _states(job: Job, trained: list[torch.nn.Parameter]) -> list[torch.Tensor]:
