@@ -13,7 +13,7 @@ from coordinator.instructions import Fetch, Instruction, SendAbort, SendAck, Ste
 from coordinator.learning import learned
 from coordinator.planning import ask, figures_of, how_data
 from coordinator.plausible import likely, plausible
-from coordinator.rounds import check_close, drop, expected, put, send_offer, usual
+from coordinator.rounds import check_close, drop, expected, put, send_offer
 from coordinator.telling import tell_once
 from coordinator.values import (
     OPEN,
@@ -191,7 +191,7 @@ def received(state: State, event: Received) -> Step:
         raise IllegalMoveError(event, state, f"{event.device} has no update being fetched")
     if assignment.status != "updated" or assignment.update is None:  # it has said something else while this was told
         return drop(state, "duplicate")
-    told = usual(state, event.attempt, assignment.placement)
+    told = assignment.placement.predicted
     own, odd = plausible(assignment.update.figures, expected(state, event.attempt, assignment.placement, event.device))
     update = replace(
         assignment.update,

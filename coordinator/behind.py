@@ -69,8 +69,15 @@ def updates_of(state: State, keys: tuple[str, ...]) -> list[Update]:
     return [update for key in keys if (update := state.taken[key].update) is not None]
 
 
+def is_closing(state: State) -> bool:
+    """Whether this is the closing round, in which every eligible device is asked and waited for."""
+    return 0 < state.closing == state.stage
+
+
 def is_buffered(state: State) -> bool:
     """Whether the round closes by the number of updates: nobody is asked anew in it, or nobody is ever waited for."""
+    if is_closing(state):
+        return False
     return state.policy.mode == "async" or (state.open is not None and not state.open.assignments)
 
 

@@ -54,7 +54,6 @@ class Desk:
             "transfer": self._plan.transfer,
             "signature": wanted(self._plan.server),
             "before": stage_before(self._plan.stages, self._plan.stages[stage - 1]),
-            "last": not any(later.rounds for later in self._plan.stages[stage:]),
         }
         return understood(await self._worker.call("plan_stage", body), tuple[Placement, ...])
 

@@ -37,10 +37,7 @@ class InitialParts(msgspec.Struct, frozen=True):
 
 
 class PlanStage(msgspec.Struct, frozen=True):
-    """Request: one placement a candidate; ``last``: the run's last round is one of this stage's.
-
-    ``before``: the stage whose rounds came before.
-    """
+    """Request: one placement a candidate. ``before``: the stage whose rounds came before."""
 
     model: ModelSpec
     stage: Stage
@@ -48,7 +45,6 @@ class PlanStage(msgspec.Struct, frozen=True):
     slots: Slots
     candidates: tuple[Candidate, ...]
     part_bytes: dict[str, int]
-    last: bool = False
     before: Stage | None = None
     transfer: Transfer | None = None
     signature: str = ""
@@ -112,7 +108,6 @@ class Evaluator:
                 c,
                 request.part_bytes,
                 pricer,
-                last=request.last,
                 before=request.before,
                 transfer=request.transfer,
                 signature=request.signature,

@@ -94,6 +94,12 @@ class Ledger:
         with named_errors(self._name):
             return msgspec.convert(row["plan"], RunPlan)
 
+    def replan(self, plan: RunPlan) -> None:
+        """The run goes on by another plan than it was started with."""
+        with named_errors(self._name), writing(self._engine) as connection, connection.begin():
+            values = {"plan": msgspec.to_builtins(plan)}
+            connection.execute(update(tables.runs).where(tables.runs.c.run == plan.run).values(values))
+
     def position(self, run: str) -> Position:
         """Where the run stands."""
         with named_errors(self._name), self._engine.connect() as connection:

@@ -58,6 +58,7 @@ from coordinator.values import (
     State,
     Tick,
 )
+from edgefl.plan.schedule import is_closing
 from edgefl.plan.values import RunPlan
 from edgefl.protocol.messages import PROTOCOL_VERSION
 from edgefl.records import EvaluationRow, Refusal
@@ -75,6 +76,7 @@ def initial(plan: RunPlan, timeouts: Timeouts) -> State:
         policy=plan.policy,
         rounds=tuple(stage.rounds for stage in plan.stages),
         batch_sizes=tuple(hyper.batch_size for hyper in plan.hypers),
+        closing=next((stage.index for stage in plan.stages if is_closing(stage)), 0),
         seed=plan.seed,
         recipe=plan.server,
         every_round=plan.evaluate_every == "round",
@@ -117,7 +119,8 @@ def _begin(state: State, event: Begin) -> Step:
     following = _following(state, event.stage, event.round)
     was = event.resumed
     if was is not None and (was.stage, was.number) in {following, (event.stage, event.round)}:
-        state = was if (was.stage, was.number) == following else replace(was, open=None)
+        planned = {"rounds": state.rounds, "batch_sizes": state.batch_sizes, "closing": state.closing}
+        state = replace(was if (was.stage, was.number) == following else replace(was, open=None), **planned)
     until = event.at + state.policy.join_s
     state = replace(state, made_ms=event.made_ms, memory=event.memory, began_at=event.at, until=until)
     if following is not None:

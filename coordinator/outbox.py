@@ -26,6 +26,7 @@ from edgefl.aggregation.remember import POVERTY
 from edgefl.errors import MessageSizeError
 from edgefl.models.spec import PROTOTYPES
 from edgefl.objects import ObjectStore
+from edgefl.plan.schedule import is_closing
 from edgefl.plan.values import Job, Placement, RunPlan, Transfer
 from edgefl.protocol import messages as m
 from edgefl.protocol import topics
@@ -288,14 +289,12 @@ def transfer_of(plan: RunPlan, attempt: Attempt) -> Transfer:
 
 def job(plan: RunPlan, placement: Placement, attempt: Attempt, *, signed: bool = True) -> Job:
     """What a device trains in this round, as placed. ``signed``: it has sent what clusters are made of."""
-    last = max(stage.index for stage in plan.stages if stage.rounds)
     return Job(
         model=plan.model,
         stage=placement.stage,
         hyper=placement.hyper,
         slots=plan.slots,
-        last=(attempt.stage, attempt.round) == (last, plan.stages[last - 1].rounds),
-        signature="" if signed else wanted(plan.server),
+        signature="" if signed or is_closing(placement.stage) else wanted(plan.server),
         transfer=transfer_of(plan, attempt),
     )
 

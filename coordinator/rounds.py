@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 
 from coordinator import quarantine
-from coordinator.behind import is_buffered, placed, staleness, updates_of
+from coordinator.behind import is_buffered, is_closing, placed, staleness, updates_of
 from coordinator.instructions import (
     Aggregate,
     Fail,
@@ -46,7 +46,8 @@ def open_round(state: State, at: float) -> Step:
     number = Attempt(state.run, state.stage, state.number, state.attempt + 1, state.made_ms)
     draw = np.random.default_rng((state.seed, state.stage, state.number))  # the same run draws the same devices again
     full = state.policy.mode == "async" and len(state.taken) >= state.policy.buffer  # an offer would be old at once
-    names = choose("select", state.recipe).method(able, draw, state.memory) if able and not full else []
+    choice = choose("select", state.recipe).method(able, draw, state.memory) if able and not full else []
+    names = able if is_closing(state) else choice
     placements = {name: p for name in names if (p := state.devices[name].placement) is not None}
     deadline_s = state.policy.deadline_s if state.policy.deadline_s > 0 else math.inf
     opened = Round(
@@ -204,8 +205,8 @@ def put(state: State, device: str, assignment: Assignment, measured: Figures | N
 
 
 def expected(state: State, attempt: Attempt, placement: Placement, device: str) -> Figures:
-    """What is predicted of this round: a device's first, a stage's first and last, and the run's last cost more."""
-    found = usual(state, attempt, placement)
+    """What is predicted of this round: a device's first, and a stage's first and last, cost more."""
+    found = placement.predicted
     if placement.predicted_first and attempt.round == 1:
         found = placement.predicted_first
     if "payload_down_bytes" not in found or "payload_up_bytes" not in found:
@@ -220,12 +221,6 @@ def expected(state: State, attempt: Attempt, placement: Placement, device: str) 
     up = cost.whole_up_bytes if ends else round(found["payload_up_bytes"].value or 0)
     sizes["payload_up_bytes"] = up + (cost.signature_bytes if arrival == "joining" else 0)
     return {**found, **{name: replace(found[name], value=float(size)) for name, size in sizes.items()}}
-
-
-def usual(state: State, attempt: Attempt, placement: Placement) -> Figures:
-    """What is predicted of a round in which nothing is stored for later ones."""
-    last = attempt.round == state.rounds[attempt.stage - 1] and not any(state.rounds[attempt.stage :])
-    return placement.predicted_last if placement.predicted_last and last else placement.predicted
 
 
 def _saved(

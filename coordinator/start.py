@@ -22,7 +22,7 @@ from edgefl.data.load import load, load_pair
 from edgefl.data.split import TEST_SHARE, groups_kept, hold_out
 from edgefl.disk import explained, make_private, write_new
 from edgefl.errors import ConfigError, IdentityError, Problem, StoreError
-from edgefl.plan.compile import compile_run, read_as
+from edgefl.plan.compile import closed, compile_run, read_as
 from edgefl.plan.norm import untaken, with_statistics
 from edgefl.plan.values import RunPlan
 from edgefl.protocol.topics import check_name
@@ -177,9 +177,16 @@ async def _broker(wanted: str, place: Path, fleet: str, say: Callable[[str], Non
 
 
 def _resumed(ledger: str | Path, run: str) -> tuple[RunPlan, str]:
-    """The plan as the run was started with: a run file changed since then can not tear it apart."""
+    """The plan as the run was started with: a run file changed since then can not tear it apart.
+
+    One of before there was a closing round gets it, unless the run is done.
+    """
     with Ledger(ledger, create=False) as opened:
         plan = with_statistics(opened.plan(run))
+        done = any(one.run == run and one.status == "done" for one in opened.runs())
+        if not done and (later := closed(plan)) != plan:
+            plan = later
+            opened.replan(plan)
     config = plan.config.get("run")
     broker = config.get("broker", "auto") if isinstance(config, dict) else "auto"
     return plan, str(broker)

@@ -109,6 +109,7 @@ class State(msgspec.Struct, frozen=True):
     policy: RoundPolicy
     rounds: tuple[int, ...]  # per stage
     batch_sizes: tuple[int, ...]  # per stage
+    closing: int = 0  # the stage that is the closing round; 0: there is none
     seed: int = 0
     recipe: dict[str, Any] = {}  # role -> {choice: options}; the machine needs "select" and "weight"
     memory: Memory = Memory()  # what the slots remember of the rounds before

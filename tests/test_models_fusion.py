@@ -24,7 +24,7 @@ from edgefl.models.spec import (
     part_names,
     token_count,
 )
-from edgefl.plan.schedule import SCHEDULES, encoder_stage, restrict
+from edgefl.plan.schedule import SCHEDULES, encoder_stage, is_closing, restrict, with_closing
 from edgefl.records import is_modality
 
 torch.set_num_threads(1)
@@ -383,13 +383,19 @@ def test_parts_beyond_the_encoders_and_whose_they_are():
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("sharing", ["separate", "multiway"])
-def test_every_schedule_has_the_matchers_in_its_last_stage_and_trains_them_in_none(schedule, sharing):
+def test_no_schedule_has_the_matchers_which_a_closing_round_trains_alone(schedule, sharing):
     spec = model_spec(stages=2)
     spec = msgspec.structs.replace(spec, matching="prior", reconstruction=True, encoder_sharing=sharing)
     stages = stages_of(spec, schedule)
+    *same, closing = with_closing(spec, stages)
+    assert tuple(same) == stages
+    assert (closing.index, closing.depth, closing.rounds) == (len(stages) + 1, spec.stages, 1)
+    assert closing.trained == ("match/a", "match/b")
+    assert closing.present == tuple(part_names(spec))
+    assert [is_closing(stage) for stage in (*stages, closing)] == [False] * len(stages) + [True]
+    assert with_closing(spec, [*stages, closing]) == (*stages, closing)
     for stage in stages:
-        matchers = {p for p in stage.present if p.startswith("match/")}
-        assert matchers == ({"match/a", "match/b"} if stage is stages[-1] else set())
+        assert not any(p.startswith("match/") for p in stage.present)
         assert not any(p.startswith("match/") for p in stage.trained)
         assert {"reconstruct/a", "reconstruct/b", "head/a", "head/b", "task", "fusion"} <= set(stage.trained)
         assert set(stage.trained) <= set(stage.present)
@@ -399,7 +405,7 @@ def test_heads_by_hand():
     spec = msgspec.structs.replace(model_spec(stages=2), reconstruction=True, matching="classifier")
     (stage,) = SCHEDULES["heads"](spec, [3, 4], "auto")
     assert (stage.index, stage.depth, stage.rounds) == (1, 2, 7)
-    assert stage.present == tuple(part_names(spec))
+    assert stage.present == tuple(part for part in part_names(spec) if not part.startswith("match/"))
     assert stage.trained == ("head/a", "head/b", "reconstruct/a", "reconstruct/b", "fusion", "task")
 
 
@@ -416,7 +422,7 @@ def test_a_device_keeps_what_makes_the_modality_it_lacks():
     spec = msgspec.structs.replace(model_spec(stages=1), reconstruction=True, matching="prior")
     own = restrict(stages_of(spec, "end_to_end")[0], ["a"])
     assert own.trained == ("a/embed", "a/stage1", "a/norm", "head/a", "reconstruct/a", "fusion", "task")
-    assert set(own.present) == {*own.trained, "reconstruct/b", "match/a"}
+    assert set(own.present) == {*own.trained, "reconstruct/b"}
 
 
 @pytest.mark.parametrize(

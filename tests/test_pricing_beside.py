@@ -17,7 +17,7 @@ from edgefl.models.spec import EncoderSpec, JointSpec, ModelSpec
 from edgefl.plan.cost import Priced
 from edgefl.plan.fit import place
 from edgefl.plan.needs import completed, held_out
-from edgefl.plan.schedule import SCHEDULES, restrict
+from edgefl.plan.schedule import SCHEDULES, restrict, with_closing
 from edgefl.plan.values import Candidate, Hyper, Job, Slots
 from edgefl.prototypes.library import ClassMeans, to_tensors
 from edgefl.training.beside import Share, patterns_of
@@ -116,28 +116,31 @@ def test_class_means_cost_the_projections_and_of_complete_samples_the_fusion(nam
 
 @pytest.mark.parametrize("matching", ["classifier", "prior"])
 @pytest.mark.parametrize("samples", [24, 90])  # one batch, and two of unequal size
-def test_small_networks_are_priced_in_the_last_round(matching, samples):
-    made, data = whole(changed(matching=matching), prototypes=MEANS), dataset(samples)
-    last = msgspec.structs.replace(made, stage=with_matchers(made), last=True)
-    first = msgspec.structs.replace(last, last=False)
-    pricer = Pricer()
-    assert pricer(last, data.samples())[1] == ran(last, data)
-    assert pricer(first, data.samples())[1] == ran(first, data) < pricer(last, data.samples())[1]
+def test_the_closing_round_costs_its_small_networks_and_the_projections_they_learn_from(matching, samples):
+    closing, data = closed(changed(matching=matching)), dataset(samples)
+    assert Pricer()(closing, data.samples())[1] == ran(closing, data) > 0
+    training = whole(changed(matching=matching), prototypes=MEANS)
+    assert Pricer()(training, data.samples())[1] == ran(training, data)  # no round before it has any of them
 
 
-def with_matchers(made: Job):
-    return msgspec.structs.replace(made.stage, present=(*made.stage.present, "match/a", "match/b"))
+def closed(spec: ModelSpec) -> Job:
+    """The closing round of ``spec``."""
+    made = whole(spec, prototypes=MEANS)
+    return msgspec.structs.replace(made, stage=with_closing(spec, [made.stage])[-1])
 
 
 @pytest.mark.parametrize("matching", ["classifier", "prior"])
 def test_a_modality_alone_teaches_a_classifier_and_no_prior(matching):
-    made = whole(changed(matching=matching), prototypes=MEANS)
-    last = msgspec.structs.replace(made, stage=restrict(with_matchers(made), ["a"]), last=True)
+    made = closed(changed(matching=matching))
+    alone = msgspec.structs.replace(made, stage=restrict(made.stage, ["a"]))
     data = dataset(24, {"b": list(range(24))})
-    assert Pricer()(last, data.samples())[1] == ran(last, data)
+    assert Pricer()(alone, data.samples())[1] == ran(alone, data)
     device = Candidate("d", samples=data.samples(), class_counts=(8, 8, 8))
-    placed = place(made.model, with_matchers(made), made.hyper, made.slots, device, {"match/a": 9}, Pricer(), last=True)
-    assert placed.predicted_last["payload_up_bytes"].value == (9 if matching == "classifier" else 0)
+    placed = place(made.model, made.stage, made.hyper, made.slots, device, {"match/a": 9}, Pricer())
+    if matching == "prior":
+        assert "has none to predict" in placed.refusal.detail
+    else:
+        assert placed.predicted["payload_up_bytes"].value == 9
 
 
 def poor(made: Job, form: str) -> Job:
@@ -219,25 +222,17 @@ def test_one_batch_at_least_is_trained_on(holdout, usable, expected):
     assert held_out(Hyper(batch_size=6, holdout=holdout), usable) == expected
 
 
-def test_the_dearest_round_decides_and_the_last_one_has_figures_of_its_own():
+def test_in_the_closing_round_the_model_comes_and_small_networks_go():
     spec = changed(matching="classifier")
     made = whole(spec)
-    stage = with_matchers(made)
+    before, stage = with_closing(spec, [made.stage])
     device = Candidate("d", samples={"": 24, "a": 24, "b": 24}, class_counts=(8, 8, 8))
     sizes = dict.fromkeys(stage.present, 10)
-
-    def price(job_: Job, samples):
-        return Priced(100, 2000.0 if job_.last else 1000.0)
-
-    plain = place(spec, stage, made.hyper, made.slots, device, sizes, price)
-    last = place(spec, stage, made.hyper, made.slots, device, sizes, price, last=True)
-    assert plain.predicted["flops"].value == last.predicted["flops"].value == 1000
-    assert (plain.predicted_last, last.predicted_last["flops"].value, last.cost.flops) == ({}, 2000, 2000)
-    up = plain.predicted["payload_up_bytes"].value
-    assert last.predicted_last["payload_up_bytes"].value == up + 2 * 10
-    tight = msgspec.structs.replace(device, budget=msgspec.structs.replace(device.budget, flops=1500.0))
-    assert place(spec, stage, made.hyper, made.slots, tight, sizes, price).refusal is None
-    assert place(spec, stage, made.hyper, made.slots, tight, sizes, price, last=True).refusal.needed == 2000
+    placed = place(spec, stage, made.hyper, made.slots, device, sizes, lambda *_: Priced(100, 2000.0), before=before)
+    told = {name: figure.value for name, figure in placed.predicted.items()}
+    assert told["payload_down_bytes"] == 10 * (len(before.trained) + 2)
+    assert (told["payload_up_bytes"], told["flops"]) == (20, 2000)
+    assert placed.stage.trained == ("match/a", "match/b")
 
 
 # The whole way: planner, coordinator, ledger, against what the devices counted
@@ -257,13 +252,18 @@ def off(row, figure: str) -> float:
 
 def test_a_fleet_with_small_networks_costs_what_was_predicted_in_every_round(ram_path: Path):
     shares = {"one": share(30, {"a": 1.0, "b": 1.0}, seed=1), "two": share(24, {"a": 1.0}, seed=2)}
-    rows = rows_of(ram_path, "pmcmfl", shares)
-    for (device, number), row in rows.items():
-        assert abs(off(row, "flops")) < 0.01, (device, number)
-    for device in shares:
-        first, last = (rows[device, number].predicted for number in (1, 2))
-        assert last["flops"].value > 1.2 * first["flops"].value
-        assert last["payload_up_bytes"].value > first["payload_up_bytes"].value
+    plan = plan_of(ram_path, "pmcmfl", "ab", len(shares), ["slots.select=all"])
+    report = run_fleet(ram_path, plan, shares)
+    assert {(row.device, row.stage, row.round) for row in report.assignments} == {
+        (device, *place) for device in shares for place in ((1, 1), (1, 2), (2, 1))
+    }
+    for row in report.assignments:
+        assert abs(off(row, "flops")) < 0.01, (row.device, row.stage)
+    sizes = {part: report.part_bytes[part] for part in plan.stages[-1].present}
+    for row in (row for row in report.assignments if row.stage == 2):
+        own = [part for part in plan.stages[-1].present if "b" not in part.split("/") or row.device == "one"]
+        assert row.predicted["payload_down_bytes"].value == pytest.approx(sum(sizes[p] for p in own), rel=0.02)
+        assert abs(off(row, "payload_up_bytes")) < 0.02, row.device
 
 
 def test_what_makes_an_absent_modality_is_downloaded_and_priced(ram_path: Path):

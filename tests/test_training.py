@@ -279,7 +279,7 @@ CLUSTERED = {**CROSS_ENTROPY, "cluster_contrast": {"weight": 1.0, "temperature":
     ("changes", "slots"),
     [
         (
-            {"encoder_sharing": "multiway", "matching": "classifier"},
+            {"encoder_sharing": "multiway"},
             {"prototypes": {"class_mean": {"match": "cosine"}}},
         ),
         ({"fusion": "joint"}, {"prototypes": {"class_mean": {"match": "cosine"}}}),
@@ -290,9 +290,7 @@ CLUSTERED = {**CROSS_ENTROPY, "cluster_contrast": {"weight": 1.0, "temperature":
 def test_flops_follow_from_a_few_counts_exactly(changes, slots, monkeypatch):
     spec = msgspec.structs.replace(model_spec(stages=2), **changes, joint=JointSpec(width=8, heads=2, layers=1))
     stage = stages_of(spec)[-1]
-    if spec.matching != "none":
-        stage = msgspec.structs.replace(stage, present=(*stage.present, "match/a", "match/b"))
-    made = msgspec.structs.replace(with_hyper(job(spec, stage, **slots), holdout=0.2), last=True)
+    made = with_hyper(job(spec, stage, **slots), holdout=0.2)
     counts, counted, found = FlopCounts(), [], []
     monkeypatch.setattr(counts, "put", lambda *about: counted.append(about) or FlopCounts.put(counts, *about))
 

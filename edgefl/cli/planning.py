@@ -21,7 +21,7 @@ from edgefl.plan.compile import compile_run, schedule_of
 from edgefl.plan.eligibility import has_card
 from edgefl.plan.fit import place
 from edgefl.plan.prefix import can_cache, with_cache
-from edgefl.plan.schedule import SCHEDULES, Embed, stage_before
+from edgefl.plan.schedule import SCHEDULES, Embed, stage_before, with_closing
 from edgefl.plan.travel import moved, object_bytes
 from edgefl.plan.values import Candidate, Hyper, Job, RunPlan, Stage
 from edgefl.plan.warnings import warnings_of
@@ -77,7 +77,6 @@ def price_run(
         for hyper in [msgspec.structs.replace(common, batch_size=size) for size in batch_sizes]
         for price in _priced(plan, schedule, stages, hyper, _typical(shares, hyper.batch_size), part_bytes, pricer)
     )
-    last = max(stage.index for stage in plan.stages if stage.rounds)
     devices_planned = tuple(
         DevicePlan(
             device,
@@ -90,7 +89,6 @@ def price_run(
                 candidate,
                 part_bytes,
                 pricer,
-                last=stage.index == last,
                 before=before,
                 transfer=plan.transfer,
                 signature=wanted(plan.server),
@@ -137,7 +135,7 @@ def _schedules(model: ModelSpec, rounds: Sequence[int], embed: Embed = "auto") -
         if schedule == "mixed":
             continue
         with suppress(ModelError):
-            found[schedule] = build(model, rounds, embed)
+            found[schedule] = with_closing(model, build(model, rounds, embed))
     return found
 
 

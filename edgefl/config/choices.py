@@ -73,7 +73,16 @@ SHARING: Choices = {
 }
 
 FUSION: Choices = {
-    "concat": ("concatenation and a two-layer network", {}),
+    "concat": (
+        "concatenation and a two-layer network",
+        {
+            "bound": Option(
+                "none",
+                "tanh: it ends in tanh(layer norm / 2), so that no entry is beyond 1 (PmcmFL's published code)",
+                ("none", "tanh"),
+            )
+        },
+    ),
     "mean": ("the mean of the projections at hand, no parameters", {}),
     "joint": (
         "cross-attention between the modalities' tokens, then self-attention; one projection for all (FedMVP, eqs 2-3)",
@@ -162,10 +171,15 @@ PROTOTYPES: Choices = {
                 "weights of the merge: each device's samples of the modality, or of the class",
                 ("modality", "class"),
             ),
+            "from": Option(
+                "all",
+                "samples of a modality's prototypes: all that have it, or pairs: those that have every modality",
+                ("all", "pairs"),
+            ),
             "match": Option(
                 "cosine",
                 "how a sample finds its classes at inference: nearest prototype, a small classifier, or a small "
-                "network into the other modality's space; the small ones are trained in the last round",
+                "network into the other modality's space; the small ones are trained in a closing round by all devices",
                 ("cosine", "l1", "l2", "classifier", "prior"),
             ),
             "combine": Option(

@@ -31,6 +31,13 @@ def projection_head(width: int, head: HeadSpec) -> nn.Module:
     return nn.Sequential(*layers, nn.Linear(head.width, head.out, bias=bias), *_norm(head.norm, head.out, affine=False))
 
 
+class HalfTanh(nn.Module):
+    """tanh(x / 2), entry by entry."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(x / 2)
+
+
 def modality_head(spec: ModelSpec, modality: str) -> nn.Module:
     """The part ``head/<m>``: h [B, width] -> r [B, head.out], or to what the shared projection takes, if there is one.
 
@@ -43,10 +50,14 @@ def modality_head(spec: ModelSpec, modality: str) -> nn.Module:
 
 
 def fusion(spec: ModelSpec) -> nn.Module:
-    """Of "concat": concatenated projections [B, modalities * head.out] -> f [B, fusion_width], by an MLP."""
+    """Of "concat": concatenated projections [B, modalities * head.out] -> f [B, fusion_width], by an MLP.
+
+    Bounded: f = tanh(norm(MLP) / 2), so that the dot products of PmcmFL's contrast are at most its width.
+    """
     if spec.fusion == "joint":
         return JointFusion(spec)
-    return _mlp(len(spec.encoders) * spec.head.out, spec.fusion_width, spec.fusion_width)
+    mlp = _mlp(len(spec.encoders) * spec.head.out, spec.fusion_width, spec.fusion_width)
+    return nn.Sequential(*mlp, nn.LayerNorm(spec.fusion_width), HalfTanh()) if spec.bounded else mlp
 
 
 def mean_at_hand(projections: Mapping[str, Tensor], has: Mapping[str, Tensor] | None = None) -> Tensor:
@@ -82,7 +93,7 @@ def matcher(spec: ModelSpec, modality: str) -> nn.Module:
     return nn.ModuleDict({f"to/{other}": _mlp(d, d, d) for other in spec.encoders if other != modality})
 
 
-def _mlp(inputs: int, hidden: int, outputs: int) -> nn.Module:
+def _mlp(inputs: int, hidden: int, outputs: int) -> nn.Sequential:
     return nn.Sequential(nn.Linear(inputs, hidden), nn.GELU(), nn.Linear(hidden, outputs))
 
 

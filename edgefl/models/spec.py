@@ -82,8 +82,9 @@ class ModelSpec(msgspec.Struct, frozen=True):
     """The whole model. ``classes`` = 0: no fusion and no task part (unlabelled training).
 
     ``encoder_sharing``: "multiway" shares the attention among the modalities. ``fusion``: "concat" is an MLP on the
-    concatenated projections, "mean" their mean, "joint" attends between the tokens. ``matching``: small models after
-    training, r_m to a class ("classifier") or to the other modalities' projections ("prior").
+    concatenated projections (``bounded``: which ends in tanh(layer norm / 2)), "mean" their mean, "joint" attends
+    between the tokens. ``matching``: small models after training, r_m to a class ("classifier") or to the other
+    modalities' projections ("prior").
     """
 
     encoders: dict[str, EncoderSpec] = {}
@@ -95,6 +96,7 @@ class ModelSpec(msgspec.Struct, frozen=True):
     encoder_sharing: Literal["separate", "multiway"] = "separate"
     fusion: Literal["concat", "mean", "joint"] = "concat"
     joint: JointSpec = JointSpec()
+    bounded: bool = False
     reconstruction: bool = False
     matching: Literal["none", "classifier", "prior"] = "none"
 

@@ -17,7 +17,7 @@ from edgefl.models.spec import EncoderSpec, HeadSpec, JointSpec, ModelSpec, fuse
 from edgefl.plan.exchange import default_holdout, exchange_of
 from edgefl.plan.needs import LABEL_THEM
 from edgefl.plan.norm import default_norm, with_statistics
-from edgefl.plan.schedule import SCHEDULES, Embed
+from edgefl.plan.schedule import SCHEDULES, Embed, is_closing, with_closing
 from edgefl.plan.values import Hyper, Lean, RoundPolicy, RunPlan, ScheduleName, Slot, Slots, Stage, Transfer
 
 #: Token width of FedMVP's joint module, whose encoders are 768 wide (ViT-B, BERT).
@@ -47,7 +47,7 @@ def compile_run(
     """
     model = model_spec(config, recipe, shapes, label_names)
     name, embed = schedule_of(recipe)
-    stages = SCHEDULES[name](model, config.training.rounds, embed)
+    stages = with_closing(model, SCHEDULES[name](model, config.training.rounds, embed))
     plan = RunPlan(
         run=run,
         name=config.name,
@@ -98,6 +98,15 @@ def read_as(config: RunConfig, *, folder: bool) -> dict[str, EncoderSpec]:
             spec = msgspec.structs.replace(spec, input_shape=())
         found[modality] = spec
     return found
+
+
+def closed(plan: RunPlan) -> RunPlan:
+    """The plan with the closing round that its model needs, if it has none yet."""
+    stages = with_closing(plan.model, plan.stages)
+    if len(stages) == len(plan.stages):
+        return plan
+    hyper = msgspec.structs.replace(plan.hypers[-1], cache="")
+    return msgspec.structs.replace(plan, stages=stages, hypers=(*plan.hypers, hyper))
 
 
 def _policy(config: RunConfig) -> RoundPolicy:
@@ -175,6 +184,7 @@ def _shape(recipe: RecipeConfig, encoders: Mapping[str, EncoderSpec]) -> dict[st
         "encoder_sharing": next(iter(recipe.sharing)),
         "fusion": fusion,
         "joint": _joint(options, encoders) if fusion == "joint" else JointSpec(),
+        "bounded": options.get("bound") == "tanh",
         "reconstruction": "reconstruction" in recipe.objective,
         "matching": match if match in {"classifier", "prior"} else "none",
     }
@@ -228,7 +238,8 @@ def _hyper(training: TrainingConfig, recipe: RecipeConfig, stage: Stage, seed: i
     same = {"epochs", "batch_size", "optimizer", "weight_decay", "momentum", "clip_norm", "precision"}
     lean = training.lean
     changed = {
-        "cache": "" if training.cache == "none" else training.cache,
+        # What the closing round reads of a frozen prefix, it reads once.
+        "cache": "" if training.cache == "none" or is_closing(stage) else training.cache,
         "holdout": default_holdout(exchange_of(recipe.weight)) if training.holdout is None else training.holdout,
         "lr": _rates(training.lr, stage),
         "lean": Lean(lean.optimizer, _rates(lean.lr, stage)) if lean is not None else None,

@@ -21,7 +21,7 @@ from edgefl.plan.cost import Price, cost_of, figures_of, first_figures
 from edgefl.plan.eligibility import verdict
 from edgefl.plan.needs import completed, needs_pairs, unlabelled, usable_samples
 from edgefl.plan.prefix import can_cache, prefixes, with_cache
-from edgefl.plan.schedule import restrict, shallower, trained_stages
+from edgefl.plan.schedule import is_closing, restrict, shallower, trained_stages
 from edgefl.plan.values import Cache, Candidate, Decline, Hyper, Job, Placement, Slots, Stage, Transfer
 from edgefl.records import HOST, Cost, Refusal
 
@@ -46,14 +46,12 @@ def place(
     part_bytes: Mapping[str, int],
     price: Price,
     *,
-    last: bool = False,
     before: Stage | None = None,
     transfer: Transfer | None = None,
     signature: str = "",
 ) -> Placement:
     """What ``candidate`` trains in ``stage``; a placement with a refusal when nothing fits.
 
-    ``last``: the run's last round is one of this stage's; where that costs more, the device has to be able to pay it.
     ``before``: the stage whose rounds came before, from whose stored prefix this one's goes on. ``transfer``: how parts
     travel; the first and last rounds of a stage, in which some come whole, take more bytes. ``signature``: what
     clusters are made of, which a device sends once.
@@ -63,6 +61,8 @@ def place(
     if refusal is not None:
         return Placement(device=candidate.device, stage=stage, refusal=refusal)
     own = restrict(stage, [m for m in model.encoders if filled.samples.get(m, 0) > 0])
+    if is_closing(stage) and (refusal := _unteachable(model, own, filled)) is not None:
+        return Placement(device=candidate.device, stage=own, refusal=refusal)
     if needs_pairs(slots) and not any(candidate.class_counts):
         own = _without_labels(own, slots)
     if not candidate.capabilities.torch_device.startswith("cuda"):
@@ -73,7 +73,7 @@ def place(
         if variant.hyper.leaned and not short:
             continue  # another optimiser takes less memory, and nothing else
         cost = partial(cost_of, stage=stage, part_bytes=part_bytes, before=before, signature=signature)
-        found = _largest(variant, candidate, price, cost, last=last, before=before)
+        found = _largest(variant, candidate, price, cost, before=before)
         if isinstance(found, Placement):
             return found
         refusal, short = found.refusal or refusal, found.short
@@ -121,7 +121,6 @@ def _largest(
     price: Price,
     cost_: Callable[..., Cost],
     *,
-    last: bool,
     before: Stage | None,
 ) -> Placement | _Nothing:
     """The job with the largest micro-batch that fits; else why there is none."""
@@ -133,21 +132,17 @@ def _largest(
             short = True
             continue
         priced = price(job, candidate.samples)
-        cost = dearest = cost_(job, candidate=candidate, priced=priced)
-        if last and job.model.matching != "none":
-            ending = msgspec.structs.replace(job, last=True)
-            dearest = cost_(ending, candidate=candidate, priced=price(ending, candidate.samples))
-        refusal = verdict(dearest, candidate)
+        cost = cost_(job, candidate=candidate, priced=priced)
+        refusal = verdict(cost, candidate)
         if refusal is None:
             return Placement(
                 device=candidate.device,
                 stage=job.stage,
                 hyper=job.hyper,
-                cost=dearest,
+                cost=cost,
                 factors=candidate.factors,
                 predicted=figures_of(cost),
                 predicted_first=first_figures(job, before, cost, priced.filling, candidate),
-                predicted_last=figures_of(dearest) if dearest != cost else {},
             )
         if refusal.reason not in _MEMORY or refusal.where == HOST:
             break  # a smaller micro-batch costs more FLOPs and as many bytes: only a shallower stage can help
@@ -182,6 +177,15 @@ def _unfit(model: ModelSpec, hyper: Hyper, slots: Slots, candidate: Candidate) -
             unit="samples",
             detail="fewer usable samples than one batch",
         )
+    return None
+
+
+def _unteachable(model: ModelSpec, own: Stage, candidate: Candidate) -> Refusal | None:
+    """Why a device has nothing to teach networks that match: a classifier labels, a prior another modality."""
+    if model.matching == "classifier" and candidate.class_counts and not any(candidate.class_counts):
+        return Refusal("data", detail="none of its samples has a label, which a matching classifier learns from")
+    if model.matching == "prior" and len(own.trained) < 2:
+        return Refusal("data", detail="it has one modality, from which a matching network has none to predict")
     return None
 
 

@@ -8,7 +8,8 @@ heads:       one stage at full depth; the encoders are frozen, heads, fusion and
 mixed:       in every stage everything exists and is trained by the devices that can; in stage s the others train as in
              progressive, or as much of that as they can, down to layerwise.
 
-No schedule trains ``match/<m>``: these are fitted after the last round, to what the rounds have made.
+No schedule trains ``match/<m>``: the closing round fits them to the finished model, on every eligible device (PmcmFL,
+arXiv 2312.13508, appendix D). It is a stage of its own with one round (docs/decisions/0031).
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from edgefl.errors import ModelError
 from edgefl.models.spec import (
     ModelSpec,
     is_encoder,
+    is_matcher,
     match_parts,
     modality_of,
     part_names,
@@ -35,15 +37,15 @@ Embed = Literal["auto", "first_stage", "frozen"]
 
 def end_to_end(spec: ModelSpec, rounds: Sequence[int], embed: Embed = "auto") -> tuple[Stage, ...]:
     """One stage with all the rounds. ``embed`` has no effect."""
-    names = tuple(part_names(spec))
-    return (Stage(index=1, depth=spec.stages, rounds=sum(rounds), present=names, trained=_fitted(spec, names)),)
+    names = _fitted(spec, part_names(spec))
+    return (Stage(index=1, depth=spec.stages, rounds=sum(rounds), present=names, trained=names),)
 
 
 def progressive(spec: ModelSpec, rounds: Sequence[int], embed: Embed = "auto") -> tuple[Stage, ...]:
     """Stage s trains everything through encoder stage s. ``embed`` has no effect."""
-    names = [tuple(part_names(spec, through=s)) for s in range(1, spec.stages + 1)]
+    names = [_fitted(spec, part_names(spec, through=s)) for s in range(1, spec.stages + 1)]
     return tuple(
-        Stage(index=s, depth=s, rounds=rounds[s - 1], present=names[s - 1], trained=_fitted(spec, names[s - 1]))
+        Stage(index=s, depth=s, rounds=rounds[s - 1], present=names[s - 1], trained=names[s - 1])
         for s in range(1, spec.stages + 1)
     )
 
@@ -56,7 +58,7 @@ def layerwise(spec: ModelSpec, rounds: Sequence[int], embed: Embed = "auto") -> 
             index=s,
             depth=s,
             rounds=rounds[s - 1],
-            present=tuple(part_names(spec, through=s)),
+            present=_fitted(spec, part_names(spec, through=s)),
             trained=tuple(_layerwise_trained(spec, s, s == first, embed)),
         )
         for s in range(1, spec.stages + 1)
@@ -68,8 +70,8 @@ def heads(spec: ModelSpec, rounds: Sequence[int], embed: Embed = "auto") -> tupl
 
     Raises ModelError when nothing that follows them has weights.
     """
-    names = tuple(part_names(spec))
-    trained = tuple(part for part in _fitted(spec, names) if not is_encoder(part))
+    names = _fitted(spec, part_names(spec))
+    trained = tuple(part for part in names if not is_encoder(part))
     if spec.head.kind == "none" and all(part.startswith("head/") for part in trained):
         raise ModelError(
             "schedule heads would train nothing: the model has no heads, no reconstruction and no task",
@@ -80,15 +82,14 @@ def heads(spec: ModelSpec, rounds: Sequence[int], embed: Embed = "auto") -> tupl
 
 def mixed(spec: ModelSpec, rounds: Sequence[int], embed: Embed = "auto") -> tuple[Stage, ...]:
     """Stage s trains everything; devices that can not, through encoder stage s. ``embed`` has no effect."""
-    names = tuple(part_names(spec))
-    fitted = _fitted(spec, names)
+    names = _fitted(spec, part_names(spec))
     return tuple(
         Stage(
             index=s,
             depth=spec.stages,
             rounds=rounds[s - 1],
-            present=names if s == spec.stages else fitted,
-            trained=fitted,
+            present=names,
+            trained=names,
             fallback_depth=s,
         )
         for s in range(1, spec.stages + 1)
@@ -102,6 +103,19 @@ SCHEDULES: dict[ScheduleName, Callable[[ModelSpec, Sequence[int], Embed], tuple[
     "heads": heads,
     "mixed": mixed,
 }
+
+
+def with_closing(spec: ModelSpec, stages: Sequence[Stage]) -> tuple[Stage, ...]:
+    """The stages, and after them the closing round where the model has networks that match."""
+    if spec.matching == "none" or any(is_closing(stage) for stage in stages):
+        return tuple(stages)
+    names, index = tuple(part_names(spec)), max(stage.index for stage in stages) + 1
+    return (*stages, Stage(index, spec.stages, 1, present=names, trained=tuple(match_parts(spec))))
+
+
+def is_closing(stage: Stage) -> bool:
+    """Whether the stage is the closing round, in which only networks that match are trained."""
+    return bool(stage.trained) and all(is_matcher(part) for part in stage.trained)
 
 
 def _fitted(spec: ModelSpec, names: Sequence[str]) -> tuple[str, ...]:

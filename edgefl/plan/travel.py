@@ -2,8 +2,8 @@
 
 A part that the device holds already does not travel again. Down: parts that the rounds since its last one have
 changed; in its first round of a stage, also parts that are new or frozen since; in its first round of the run, every
-part that is present. Up: trained parts. Beside them travel prototype tables (down from the run's second round on), the
-signature that clusters are made of (once), and the small matching networks (in the run's last round).
+part that is present. Up: trained parts. Beside them travel prototype tables (down from the run's second round on, not in
+the closing round), and the signature that clusters are made of (once).
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from edgefl.models.spec import PROTOTYPES, ModelSpec, fused_width, match_parts
+from edgefl.models.spec import PROTOTYPES, ModelSpec, fused_width
 from edgefl.plan.exchange import packed_bytes, packing_of, sent
+from edgefl.plan.schedule import is_closing
 from edgefl.plan.values import Candidate, Job, Stage
 
 #: Bytes of a value by safetensors' name of its type.
@@ -55,15 +56,14 @@ def moved(
     exchange, transfer, here = job.slots.exchange, job.transfer, set(job.stage.present)
     changed = [part for part in sent(stage, exchange) if part in here]
     trained = sent(job.stage, exchange)
-    small = bytes_of(matchers(job), part_bytes)
     tables_down, tables_up = prototype_bytes(job, candidate, part_bytes)
     known = set(before.present) - set(sent(before, exchange)) if before is not None else set()
     # Parts come packed only where the device holds what they are a change of: of a first round they come whole.
     first = [part for part in job.stage.present if part not in known]
     return Moved(
         down=packed_of(changed, part_bytes, transfer.down, transfer.top) + tables_down,
-        up=packed_of(trained, part_bytes, transfer.up, transfer.top) + small + tables_up,
-        whole_up=bytes_of(trained, part_bytes) + small + tables_up,
+        up=packed_of(trained, part_bytes, transfer.up, transfer.top) + tables_up,
+        whole_up=bytes_of(trained, part_bytes) + tables_up,
         joining=bytes_of(job.stage.present, part_bytes) + tables_down,
         entering=bytes_of(first, part_bytes) + tables_down,
         prototypes_down=tables_down,
@@ -79,14 +79,10 @@ def signature_bytes(kind: str, class_counts: Sequence[int]) -> int:
     return object_bytes(signature_layout(kind, class_counts))
 
 
-def matchers(job: Job) -> list[str]:
-    """The small networks that this job trains: of the run's last round, where there is anything to learn."""
-    small = [part for part in match_parts(job.model) if part in job.stage.present] if job.last else []
-    return [] if job.model.matching == "prior" and len(small) < 2 else small
-
-
 def prototype_bytes(job: Job, candidate: Candidate, part_bytes: Mapping[str, int]) -> tuple[int, int]:
     """(down, up) of the prototype tables; (0, 0) without them. Global ones in ``part_bytes`` are that large."""
+    if is_closing(job.stage):
+        return 0, 0
     own = [m for m in job.model.encoders if f"head/{m}" in job.stage.present and candidate.samples.get(m, 0) > 0]
     if "class_mean" in job.slots.prototypes:
         every = _tables(job.model, list(job.model.encoders), job.model.classes)

@@ -99,7 +99,6 @@ class Job(msgspec.Struct, frozen=True):
     stage: Stage = Stage()
     hyper: Hyper = Hyper()
     slots: Slots = Slots()
-    last: bool = False  # the run's last round: small matching models are trained, where the recipe has them
     signature: str = ""  # what clusters are made of, and has not been sent yet: sketch or bases
     transfer: Transfer = Transfer()
 
@@ -141,7 +140,6 @@ class Placement(msgspec.Struct, frozen=True):
     hyper: Hyper = Hyper()
     cost: Cost = Cost()
     predicted: Figures = {}
-    predicted_last: Figures = {}  # of the run's last round, where that costs more than the others
     refusal: Refusal | None = None
     factors: dict[str, float] = {}  # those of the candidate, which the predictions hold
     predicted_first: Figures = {}  # of the stage's first round, in which the frozen prefix's outcome is computed

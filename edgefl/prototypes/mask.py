@@ -87,7 +87,7 @@ def trained_mask(h: Array, other: ClassMeans, matcher: Matcher, small: SmallMode
     if not small:
         raise ModelError(
             f"the matcher '{matcher.metric}' needs a small model, and there is none",
-            remedy="Train them in the last round, or match by cosine, l1 or l2.",
+            remedy="Train them in the closing round, or match by cosine, l1 or l2.",
         )
     return stand_ins([heard(h, other, matcher, small)], other, matcher)
 
@@ -169,6 +169,6 @@ def _each(
     if not said:
         raise ModelError(
             f"no small model tells what '{modality}' is from {' or '.join(projections)}",
-            remedy="Train the small models in the last round, or match by cosine, l1 or l2.",
+            remedy="Train the small models in the closing round, or match by cosine, l1 or l2.",
         )
     return said

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from edgefl.models.spec import is_matcher
 from edgefl.report import units
 from edgefl.report.bills import limit
 from edgefl.report.grid import Cell, Column, Grid, Tone, amount, count, words
 from edgefl.report.rows import RunReport
+
+#: After the parts of the closing round.
+CLOSING = " (closing round: every eligible device, the model does not change)"
 
 
 def devices(report: RunReport) -> Grid:
@@ -92,7 +96,7 @@ def stages(report: RunReport) -> Grid:
                 count(row.get("rounds")),
                 amount(_size(report, trained), "B", why=why),
                 amount(_size(report, present), "B", why=why),
-                words(", ".join(trained)),
+                words(", ".join(trained) + (CLOSING if trained and all(map(is_matcher, trained)) else "")),
             )
         )
     return Grid("Stages", columns, tuple(lines), empty="No stage on record.")

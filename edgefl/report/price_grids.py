@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from edgefl.plan.cost import MEMORY
-from edgefl.plan.schedule import trained_stages
+from edgefl.plan.schedule import is_closing, trained_stages
 from edgefl.plan.values import Hyper, Placement
 from edgefl.report import units
 from edgefl.report.grid import Cell, Column, Grid
@@ -272,6 +272,8 @@ def _batch(hyper: Hyper) -> str:
 
 
 def _trains(placement: Placement) -> str:
+    if is_closing(placement.stage):
+        return "matching networks (closing round)"
     numbers = trained_stages(placement.stage)
     names = ["embeddings"] if 0 in numbers else []
     stages = [n for n in numbers if n]

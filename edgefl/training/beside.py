@@ -21,6 +21,7 @@ from edgefl.models.spec import encodes_together
 from edgefl.plan.needs import clusters_apart, needs_labels, needs_pairs
 from edgefl.plan.norm import LEAST, MOST
 from edgefl.plan.prefix import built_parts
+from edgefl.plan.schedule import is_closing
 from edgefl.plan.values import Job
 from edgefl.resources.flops import FlopCounter
 from edgefl.training.batches import meta_input
@@ -80,9 +81,14 @@ class Beside:
         self._known: dict[tuple[bytes, Pattern, str], float] = {}
 
     def __call__(self, job: Job, share: Share) -> float:
-        """FLOPs of a round from the second on, when there is something received and something kept."""
-        made = self._prototypes(job, share) + self._matchers(job, share)
-        return self._trials(job, share) + made + self._statistics(job, share)
+        """FLOPs of a round from the second on, when there is something received and something kept.
+
+        The closing round has small networks, and no trials or prototypes.
+        """
+        made = self._statistics(job, share)
+        if is_closing(job.stage):
+            return made + self._matchers(job, share)
+        return made + self._trials(job, share) + self._prototypes(job, share)
 
     def _trials(self, job: Job, share: Share) -> float:
         """The model as received and as trained on the samples apart and, where poverty is mended, the personal one."""
@@ -127,15 +133,15 @@ class Beside:
         if "class_mean" not in job.slots.prototypes:
             return 0.0
         whole = len(job.model.encoders)
+        pairs = job.slots.prototypes["class_mean"].get("from") == "pairs"
         rows = (
             part * self._row(job, pattern, "fuse" if len(pattern) == whole else "project")
             for pattern, part in share.patterns.items()
+            if len(pattern) == whole or not pairs
         )
         return share.own * sum(rows)
 
     def _matchers(self, job: Job, share: Share) -> float:
-        if job.model.matching == "none" or not job.last:
-            return 0.0
         flops = share.own * self._alone(job, share)
         own = [m for m in job.model.encoders if share.having(m) and f"match/{m}" in job.stage.present]
         for m in own:

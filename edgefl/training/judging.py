@@ -37,7 +37,7 @@ def tasks_of(model: ModelSpec, slots: Slots, test: Dataset) -> frozenset[str]:
 
 
 def matcher_of(slots: Slots, networks: Networks) -> Matcher:
-    """The recipe's matcher; cosine until the small networks it needs have been trained (in the last round)."""
+    """The recipe's matcher; cosine until the small networks it needs have been trained (in the closing round)."""
     options: dict[str, Any] = slots.prototypes.get("class_mean", {})
     metric = options.get("match", DEFAULT_MATCHER.metric)
     matcher = Matcher(metric, int(options.get("k", TOP_K)), float(options.get("temperature", 0.0)))

@@ -16,9 +16,10 @@ from edgefl.models.build import StagedModel, build
 from edgefl.models.encoder import TokenState
 from edgefl.models.matching import Table
 from edgefl.models.spec import fused_width, token_count
-from edgefl.plan.cost import Priced
+from edgefl.plan.cost import MEMORY, Priced
 from edgefl.plan.needs import clusters_apart, complete_only, completed, held_out, usable_samples
 from edgefl.plan.prefix import built_parts, prefixes, together_in, with_cache
+from edgefl.plan.schedule import is_closing
 from edgefl.plan.values import Job
 from edgefl.prototypes.library import FUSED
 from edgefl.resources.flops import FlopCounter
@@ -27,6 +28,7 @@ from edgefl.training.batches import LEAST_ROWS, ShapeKey, meta_batch, meta_input
 from edgefl.training.beside import Beside, Share, patterns_of
 from edgefl.training.counting import FlopCounts, kind_of_step, linear_in
 from edgefl.training.early import EarlyUpdates, may_update_early
+from edgefl.training.embeddings import BATCH
 from edgefl.training.forward import Aids, copied
 from edgefl.training.judging import matcher_of
 from edgefl.training.optimizers import TOGETHER_BYTES, factor_shapes
@@ -71,10 +73,15 @@ class Pricer:
         steps = trained // size * job.hyper.epochs
         own = [m for m in job.model.encoders if f"head/{m}" in job.stage.present]
         share = {m: 1.0 if complete_only(job.slots) else min(1.0, samples.get(m, 0) / max(1, total)) for m in own}
-        self._trace(job, dict.fromkeys(own, size))
-        step = self._trace(job, {m: max(LEAST_ROWS, round(size * share[m])) for m in own})
+        step = 0.0
+        if not is_closing(job.stage):
+            self._trace(job, dict.fromkeys(own, size))
+            step = self._trace(job, {m: max(LEAST_ROWS, round(size * share[m])) for m in own})
         seen = {m: min(1.0, raw.get(m, 0) / max(1, judged)) for m in own}
         beside = self._beside(job, Share(samples.get("", 0), trained, apart, patterns_of(share), patterns_of(seen)))
+        if is_closing(job.stage):
+            held = price_closing(job, {m: round(samples.get("", 0) * share[m]) for m in own})
+            return Priced(held.peak, beside, {}, 0, held.memory, beside / max(1, samples.get("", 0)))
         stores = {
             part: (peak, samples.get(m, 0) * by_row)
             for m, prefix in prefixes(job).items()
@@ -176,6 +183,34 @@ def price_step(job: Job, rows: Mapping[str, int]) -> StepPrice:
     found = {"weights": weights, "gradients": live.noted, "optimizer": kept, "batch": inputs}
     memory = {**found, "activations": live.peak - sum(found.values())}
     return StepPrice(live.peak, float(flops), memory, operations)
+
+
+def price_closing(job: Job, samples: Mapping[str, int]) -> StepPrice:
+    """The closing round on ``samples[m]`` of modality m: the model without a graph, then one small network at a time.
+
+    All projections are held meanwhile. The FLOPs are ``Beside``'s.
+    """
+    own = [m for m in samples if f"match/{m}" in job.stage.trained]
+    width = job.model.head.out
+    with LiveBytes() as live, FusedAttention():
+        model = build(job.model, built_parts(job), device="meta").requires_grad_(False).eval()
+        weights = live.live
+        with torch.no_grad():
+            for m in own:
+                rows = max(1, min(BATCH, samples[m]))
+                model.project(m, model.encode(m, meta_input(job, m, rows), job.stage.depth))
+        held = [torch.empty((count, width), device="meta") for count in samples.values()]
+        for m in own:
+            small = model.part(f"match/{m}")
+            state = [torch.empty_like(p) for p in small.parameters() for _ in range(3)]  # gradient and AdamW's two
+            x = torch.empty((max(1, samples[m]), width), device="meta")
+            with torch.no_grad():
+                for one in small.values() if isinstance(small, torch.nn.ModuleDict) else (small,):
+                    one(x)
+            del state, x
+        peak = live.peak
+        del held
+    return StepPrice(peak, 0.0, {**dict.fromkeys(MEMORY, 0), "weights": weights, "activations": peak - weights})
 
 
 def _states(job: Job, trained: list[torch.nn.Parameter]) -> list[torch.Tensor]:

@@ -1,7 +1,9 @@
 """Class-mean prototypes of one device, after local training (arXiv 2312.13508; decisions D-P2, D-P7).
 
-Per modality: mean projection r_m [d] of each class over the samples that have the modality. "fused": mean fused
-representation over the complete samples. A class without samples has count 0: absent, not zero.
+Per modality: mean projection r_m [d] of each class over the samples that have the modality, or with ``from: pairs``
+over the complete ones: the paper defines its representations for pairs (section 3.2), and a multiway encoder makes
+something else of a modality alone. "fused": mean fused representation over the complete samples. A class without
+samples has count 0: absent, not zero.
 """
 
 from __future__ import annotations
@@ -61,7 +63,10 @@ def class_means(
         sums[FUSED] = np.zeros((classes, fused_width(job.model)), np.float64)
         counts[FUSED] = np.zeros(classes, np.float32)
     labels = dataset.labels if dataset.labels is not None else np.full(len(dataset), -1)
-    labelled = np.flatnonzero(labels >= 0)
+    telling = labels >= 0
+    if job.slots.prototypes.get("class_mean", {}).get("from") == "pairs":
+        telling &= np.logical_and.reduce([dataset.has(m) for m in job.model.encoders])
+    labelled = np.flatnonzero(telling)
     size = job.hyper.micro_batch or job.hyper.batch_size
     kind, flops = FUSED.encode() + kind_of_step(job, with_tables=False), 0.0
     for start in range(0, len(labelled), size):

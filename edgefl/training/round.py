@@ -26,12 +26,13 @@ from edgefl.models.state import load_part, part_tensors
 from edgefl.plan.exchange import kept as kept_parts
 from edgefl.plan.exchange import sent
 from edgefl.plan.prefix import built_parts
+from edgefl.plan.schedule import is_closing
 from edgefl.plan.values import Job
 from edgefl.training.batches import Batch, training_batches
+from edgefl.training.closing import match_parts
 from edgefl.training.companions import aids_of, marks_of, twin_tensors
 from edgefl.training.counting import FlopCounts, kind_of_step, linear_in
 from edgefl.training.forward import Aids
-from edgefl.training.last_round import match_parts
 from edgefl.training.optimizers import Optimizer
 from edgefl.training.poverty import PovertyMeter, exact_changes, is_exact, optimizer_changes, poverty_layers
 from edgefl.training.prefix import PrefixCache
@@ -108,6 +109,8 @@ def train_round(
     counts = counts or FlopCounts()
     rng = np.random.default_rng((job.hyper.seed, zlib.crc32(salt.encode())))
     torch.manual_seed(int(rng.integers(2**63)))
+    if is_closing(job.stage):
+        return _closing_round(job, dataset, _load(job, parts, kept, device), device, counts, rng)
     usable = usable_rows(job, dataset)
     steps = len(usable) // job.hyper.batch_size * job.hyper.epochs
     if steps == 0:
@@ -148,6 +151,17 @@ def train_round(
         poverty_change=meter.change if meter is not None else 0.0,
         filling=filling,
     )
+
+
+def _closing_round(
+    job: Job, own: Dataset, model: StagedModel, device: str, counts: FlopCounts, rng: np.random.Generator
+) -> RoundResult:
+    """Only the networks that match; the model is as it was received."""
+    started = time.perf_counter()
+    taking = counted_statistics(job, model, own, usable_rows(job, own), counts)
+    parts, samples, flops = match_parts(job, model, own, device, counts, rng)
+    metrics = {"matching_networks": float(len(parts))}
+    return RoundResult(parts, {}, samples, metrics, taking + flops, time.perf_counter() - started)
 
 
 def _train(
@@ -242,7 +256,7 @@ def _outcome(
     device: str,
     rng: np.random.Generator,
 ) -> tuple[dict[str, Tensors], dict[str, int]]:
-    """(what is sent, samples of each trained part): trained parts, prototypes, small networks, the signature."""
+    """(what is sent, samples of each trained part): trained parts, prototypes, the signature."""
     samples = _samples(job, own, usable)
     # Where they lie: from here on nothing changes the model, and the largest moment shall not be a copy of it.
     trained = [part for part in sent(job.stage, job.slots.exchange) if part in samples]
@@ -251,10 +265,6 @@ def _outcome(
     tally.flops += flops
     if tables is not None:
         sending[PROTOTYPES], samples[PROTOTYPES] = tables, len(usable)
-    small, counts, flops = match_parts(job, model, own, device, tally.counts, rng)
-    tally.flops += flops
-    sending |= small
-    samples |= counts
     if job.signature:
         sending[SIGNATURE] = signature_of(own, job.signature, job.model.classes, job.hyper.seed)
     return sending, samples

@@ -1,4 +1,8 @@
-"""The last round's extra: the small models that match a modality to classes, or to another modality (PmcmFL)."""
+"""The closing round: the small models that match a modality to classes, or to another modality, on the finished model.
+
+PmcmFL (arXiv 2312.13508, section 3.3 and appendix D): each client trains them in the final round. The model does not
+change; it only makes the projections that they learn from.
+"""
 
 from __future__ import annotations
 
@@ -21,9 +25,11 @@ _LEAST = 2
 def match_parts(
     job: Job, model: StagedModel, dataset: Dataset, device: str, counts: FlopCounts, rng: np.random.Generator
 ) -> tuple[dict[str, dict[str, np.ndarray]], dict[str, int], float]:
-    """(parts "match/<m>" trained here, samples of each, FLOPs). A modality without samples that can teach has none."""
-    if job.model.matching == "none" or not job.last:
-        return {}, {}, 0.0
+    """(parts "match/<m>" trained here, samples of each, FLOPs). A modality without samples that can teach has none.
+
+    ``model`` stays as it is, in evaluation mode.
+    """
+    model.requires_grad_(False).eval()
     settings = MatcherSettings()
     parts: dict[str, dict[str, np.ndarray]] = {}
     samples: dict[str, int] = {}
