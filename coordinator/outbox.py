@@ -192,7 +192,8 @@ class Outbox:
             self._downloads = {name: found for name, found in self._downloads.items() if name in names}
             self._serve(one.attempt, working.get(one.attempt, [one.device]), manifest)
         seen = _seen(manifest, one.device, state)
-        due = {*one.placement.stage.present, PROTOTYPES, POVERTY}
+        stage = one.placement.stage
+        due = {*stage.present, *(() if is_closing(stage) else (PROTOTYPES, POVERTY))}
         offered = {part: ref for part, ref in seen.items() if part in due}
         told = {POVERTY: "layer_down_bytes", PROTOTYPES: "prototypes_down_bytes"}
         self._apart[one.device] = {name: offered[part].id for part, name in told.items() if part in offered}

@@ -167,3 +167,8 @@ def test_a_run_of_before_there_was_a_closing_round_gets_one_when_it_goes_on(tmp_
         ledger.replan(old)
         ledger.commit("tiny", [SaveEnd("done")], [], 2.0)
     assert _resumed(path, "tiny")[0].stages == old.stages  # what is done stays as it was
+
+
+def test_a_device_without_pairs_sends_no_prototypes():
+    made = job(prototypes={"class_mean": {"from": "pairs", "min_count": 1.0}})
+    assert "prototypes" not in train_round(made, dataset(18, {"b": list(range(18))}), parts_of(made)).parts

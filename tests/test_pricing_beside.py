@@ -252,6 +252,7 @@ def off(row, figure: str) -> float:
 
 def test_a_fleet_with_small_networks_costs_what_was_predicted_in_every_round(ram_path: Path):
     shares = {"one": share(30, {"a": 1.0, "b": 1.0}, seed=1), "two": share(24, {"a": 1.0}, seed=2)}
+    shares["three"] = share(30, {"a": 1.0, "b": 1.0}, seed=3)  # a part that one device alone trained, it has already
     plan = plan_of(ram_path, "pmcmfl", "ab", len(shares), ["slots.select=all"])
     report = run_fleet(ram_path, plan, shares)
     assert {(row.device, row.stage, row.round) for row in report.assignments} == {
@@ -259,10 +260,8 @@ def test_a_fleet_with_small_networks_costs_what_was_predicted_in_every_round(ram
     }
     for row in report.assignments:
         assert abs(off(row, "flops")) < 0.01, (row.device, row.stage)
-    sizes = {part: report.part_bytes[part] for part in plan.stages[-1].present}
     for row in (row for row in report.assignments if row.stage == 2):
-        own = [part for part in plan.stages[-1].present if "b" not in part.split("/") or row.device == "one"]
-        assert row.predicted["payload_down_bytes"].value == pytest.approx(sum(sizes[p] for p in own), rel=0.02)
+        assert abs(off(row, "payload_down_bytes")) < 0.02, row.device
         assert abs(off(row, "payload_up_bytes")) < 0.02, row.device
 
 

@@ -37,16 +37,21 @@ def local_tables(
     counts: FlopCounts,
     rng: np.random.Generator,
 ) -> tuple[dict[str, np.ndarray] | None, float]:
-    """The tensors of the part "prototypes" by the recipe's slot, None without one, and the FLOPs they took."""
+    """The tensors of the part "prototypes" by the recipe's slot, None without one, and the FLOPs they took.
+
+    A table without any row is left out.
+    """
     name, options = next(iter(job.slots.prototypes.items()), ("none", {}))
     least = float(options.get("min_count", MIN_COUNT))
     if name == "class_mean":
-        means, flops = class_means(model, job, dataset, device, counts)
-        return to_tensors({table: of_several(rows, least) for table, rows in means.items()}), flops
-    if name != "adaptive":
+        found, flops = class_means(model, job, dataset, device, counts)
+    elif name == "adaptive":
+        local, flops = counted_prototypes(job, model, aids, dataset, rng, counts)
+        found = dict(local.pairs.tables)
+    else:
         return None, 0.0
-    found, flops = counted_prototypes(job, model, aids, dataset, rng, counts)
-    tables = {m: of_several(table, least) for m, table in found.pairs.tables.items() if len(table.counts)}
+    enough = {m: of_several(table, least) for m, table in found.items()}
+    tables = {m: table for m, table in enough.items() if table.present.any()}
     return (to_tensors(tables) if tables else None), flops
 
 
