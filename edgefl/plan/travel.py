@@ -2,8 +2,8 @@
 
 A part that the device holds already does not travel again. Down: parts that the rounds since its last one have
 changed; in its first round of a stage, also parts that are new or frozen since; in its first round of the run, every
-part that is present. Up: trained parts. Beside them travel prototype tables (down from the run's second round on, not in
-the closing round), and the signature that clusters are made of (once).
+part that is present. Up: trained parts. Beside them, but not in the closing round, travel prototype tables (down from the
+run's second round on) and the signature that clusters are made of (once).
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def moved(
         entering=bytes_of(first, part_bytes) + tables_down,
         prototypes_down=tables_down,
         prototypes_up=tables_up,
-        signature=signature_bytes(signature, candidate.class_counts) if signature else 0,
+        signature=signature_bytes(signature, candidate.class_counts) if signature and not is_closing(job.stage) else 0,
     )
 
 
@@ -86,7 +86,8 @@ def prototype_bytes(job: Job, candidate: Candidate, part_bytes: Mapping[str, int
     own = [m for m in job.model.encoders if f"head/{m}" in job.stage.present and candidate.samples.get(m, 0) > 0]
     if "class_mean" in job.slots.prototypes:
         every = _tables(job.model, list(job.model.encoders), job.model.classes)
-        mine = _tables(job.model, own, job.model.classes)
+        pairs = job.slots.prototypes["class_mean"].get("from") == "pairs"
+        mine = {} if pairs and len(own) < len(job.model.encoders) else _tables(job.model, own, job.model.classes)
     elif "adaptive" in job.slots.prototypes:
         options = job.slots.prototypes["adaptive"]
         labelled = any(candidate.class_counts)
