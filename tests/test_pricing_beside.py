@@ -230,7 +230,7 @@ def test_in_the_closing_round_the_model_comes_and_small_networks_go():
     sizes = dict.fromkeys(stage.present, 10)
     placed = place(spec, stage, made.hyper, made.slots, device, sizes, lambda *_: Priced(100, 2000.0), before=before)
     told = {name: figure.value for name, figure in placed.predicted.items()}
-    assert told["payload_down_bytes"] == 10 * (len(before.trained) + 2)
+    assert placed.cost.entering_down_bytes == 10 * (len(before.trained) + 2)
     assert (told["payload_up_bytes"], told["flops"]) == (20, 2000)
     assert placed.stage.trained == ("match/a", "match/b")
 

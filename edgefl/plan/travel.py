@@ -2,8 +2,8 @@
 
 A part that the device holds already does not travel again. Down: parts that the rounds since its last one have
 changed; in its first round of a stage, also parts that are new or frozen since; in its first round of the run, every
-part that is present. Up: trained parts. Beside them, but not in the closing round, travel prototype tables (down from the
-run's second round on) and the signature that clusters are made of (once).
+part that is present. Up: trained parts. Beside them, but not in the closing round, travel prototype tables (down from
+the run's second round on) and the signature that clusters are made of (once).
 """
 
 from __future__ import annotations
