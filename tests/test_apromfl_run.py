@@ -168,7 +168,7 @@ def test_a_bundle_says_what_no_device_trained_and_predict_gives_no_accuracy(tmp_
     data.save_npz(tmp_path / "x.npz")
     assert edgefl("predict", folder, tmp_path / "x.npz") == 0
     said = capsys.readouterr()
-    assert "no device trained the classifier in these bundles" in said.err
+    assert "no device sent an update of the classifier in these bundles" in said.err
     assert "Accuracy" not in said.out
     assert "truth" not in said.out
     assert edgefl("predict", folder, tmp_path / "x.npz", "--format", "json") == 0

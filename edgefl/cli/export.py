@@ -207,7 +207,7 @@ def _never_trained(state: FinalState) -> str:
     if "task" not in state.untrained:
         return text
     why = " (its classifiers stay on the devices)" if state.plan.slots.exchange != "all" else ""
-    return f"{text}{why}, and labels are chance"
+    return f"{text}{why}, and labels are made by an untrained classifier"
 
 
 def _record(directory: Path, run: str, rows: list[BundleRow]) -> None:

@@ -28,9 +28,9 @@ from edgefl.report.grid import Cell, Column, Grid, words
 #: Samples listed on a terminal when --limit says nothing.
 SHOWN = 20
 SCHEMA = "edgefl.predictions/1"
-#: Parts without which a label is chance.
+#: Parts that make labels of projections.
 CLASSIFIER = {"task", "fusion"}
-CHANCE = "no device trained the classifier in these bundles: labels and probabilities are chance, accuracy is not shown"
+UNTRAINED = "no device sent an update of the classifier in these bundles: labels are not to be relied on, nor an accuracy"
 #: What a mask is called where people read it.
 STAND_INS = {"prototype": "prototypes", "zero": "zeros", "reconstruction": "reconstruction"}
 #: Ends of a single sample's file -> kinds of modality it may hold.
@@ -80,7 +80,7 @@ def command(
     bundles = find_bundles(bundle)
     data = read_input(file, encoders(bundles), next(iter(bundles.values())).labels, modality or [], bad_samples)
     if any(CLASSIFIER & set(manifest.untrained) for manifest in bundles.values()):
-        sys.stderr.write(f"warning: {CHANCE}\n")
+        sys.stderr.write(f"warning: {UNTRAINED}\n")
         data = replace(data, labels=None)
     answers, left = apply(bundles, data, mask=mask, device=device)
     if not answers:
