@@ -30,7 +30,9 @@ SHOWN = 20
 SCHEMA = "edgefl.predictions/1"
 #: Parts that make labels of projections.
 CLASSIFIER = {"task", "fusion"}
-UNTRAINED = "no device sent an update of the classifier in these bundles: labels are not to be relied on, nor an accuracy"
+UNTRAINED = (
+    "no device sent an update of the classifier in these bundles: labels are not reliable, and no accuracy is shown"
+)
 #: What a mask is called where people read it.
 STAND_INS = {"prototype": "prototypes", "zero": "zeros", "reconstruction": "reconstruction"}
 #: Ends of a single sample's file -> kinds of modality it may hold.
