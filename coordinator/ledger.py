@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Any, NamedTuple
 
 import msgspec
-from sqlalchemy import Connection, and_, insert, select, update
+from sqlalchemy import Connection, and_, func, insert, select, update
 from sqlalchemy.engine import make_url
 
 from coordinator import tables
@@ -148,6 +148,12 @@ class Ledger:
             key = and_(*(tables.rounds.c[name] == getattr(attempt, name) for name in names))
             query = update(tables.rounds).where((tables.rounds.c.run == run) & key)
             connection.execute(query.values(status="failed", manifest=None))
+
+    def last_told(self, run: str) -> float:
+        """When the run's newest event was, seconds since the epoch; 0: there is none."""
+        with named_errors(self._name), self._engine.connect() as connection:
+            query = select(func.max(tables.events.c.at)).where(tables.events.c.run == run)
+            return connection.execute(query).scalar() or 0.0
 
     def snapshot(self, run: str) -> Kept | None:
         """The coordinator's state as the last process that committed left it; None: it kept none."""

@@ -207,6 +207,7 @@ class Runner:
         was = self._ledger.snapshot(run) if known else None
         state = resumed(self.state, was, self.clock()) if was is not None else None
         if known:
+            self._watch_clock(time.time() - self.clock(), self._ledger.last_told(run) - self.clock())
             self._ledger.reopen(run, time.time(), state.open.attempt if state and state.open else None)
         else:
             manifest = await self._work.initial_parts()
@@ -287,14 +288,14 @@ class Runner:
                 for name in self._guard.newly_revoked() if self._guard is not None else ():
                     self._events.put_nowait(Left(now, name, "revoked"))
                 self._events.put_nowait(Tick(now))
-                self._watch_clock(time.time() - now)
+                self._watch_clock(time.time() - now, self._ahead)
             except Exception as error:  # a full disk, say: the loop must hear of it
                 self._events.put_nowait(error)
 
-    def _watch_clock(self, ahead: float) -> None:
-        """``ahead``: how far the clock that dates events is before the one that only goes forward."""
-        if ahead < self._ahead - STEP_S:
-            text = f"this machine's clock was set back by {self._ahead - ahead:.0f} s: times in the record go back here"
+    def _watch_clock(self, ahead: float, before: float) -> None:
+        """How far the clock that dates events is ``ahead`` of the one that only goes forward, and was ``before``."""
+        if ahead < before - STEP_S:
+            text = f"this machine's clock was set back by {before - ahead:.0f} s: times in the record go back here"
             self._events.put_nowait(row_of(do.Tell("warning", data={"text": text})))
         self._ahead = ahead
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from pathlib import Path
 
@@ -172,3 +173,24 @@ def test_a_clock_that_is_set_back_is_told(tmp_path: Path, monkeypatch: pytest.Mo
 
     told = [e.data["text"] for e in played(tmp_path, script).events if e.kind == "warning"]
     assert told == ["this machine's clock was set back by 172799 s: times in the record go back here"]
+
+
+def test_a_clock_that_is_set_back_between_two_processes_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = time.time
+
+    async def script(scene: Scene) -> None:
+        device = await scene.device("a", hold=True)
+        running = asyncio.ensure_future(scene.coordinator(ONE))
+        await scene.until(lambda: holds(device))
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        device.hold = False
+        device.offer = None
+        monkeypatch.setattr("coordinator.runner.time.time", lambda: real() - 5000)
+        await scene.coordinator(ONE, resume=True)
+
+    told = [e.data["text"] for e in played(tmp_path, script).events if e.kind == "warning"]
+    assert len(told) == 1
+    assert told[0].startswith("this machine's clock was set back by ")
