@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
-from edgefl.errors import BrokerError, EdgeFLError, IdentityError, install_command
+from edgefl.errors import TORCH_FIRST, BrokerError, EdgeFLError, IdentityError, install_command
 
 if TYPE_CHECKING:
     from edgefl.identity.device import Credentials
@@ -178,7 +178,7 @@ def torch(device: str = "auto") -> Check:
         return Check("torch", "ok", done.stdout.strip())
     last = _last_line(done)
     if "No module named 'torch'" in last:
-        remedy = f"{install_command('train')}; on a Jetson with JetPack 6 use NVIDIA's wheel or container instead."
+        remedy = f"{install_command('train')} ({TORCH_FIRST})."
     else:
         remedy = "Install a torch build that fits this device, or set torch_device: cpu in its profile."
     return Check("torch", "fail", last, remedy)

@@ -5,7 +5,9 @@ One base class; each child has an exit code that never changes, so scripts can r
 
 from __future__ import annotations
 
+import importlib.util
 import sys
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 #: Optional package (as imported) -> (name on the package index, extra that brings it).
@@ -40,6 +42,13 @@ def install_command(extra: str) -> str:
     extra adds.
     """
     return f"{sys.executable or 'python'} -m pip install '{DISTRIBUTION}[{extra}]'"
+
+
+#: Before pip brings torch, where its default build is not the right one.
+TORCH_FIRST = (
+    "without an NVIDIA card set PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu before, or gigabytes of CUDA "
+    "packages come along; on a Jetson install NVIDIA's own wheel of torch first"
+)
 
 
 class EdgeFLError(Exception):
@@ -159,15 +168,29 @@ class ExportError(EdgeFLError):
 
 
 class MissingDependencyError(EdgeFLError):
-    """An optional package is needed for this command."""
+    """An optional package is needed for this command.
+
+    ``others``: further ones that it needs and that are not installed, as (package, extra).
+    """
 
     exit_code = 19
 
-    def __init__(self, package: str, extra: str) -> None:
+    def __init__(self, package: str, extra: str, others: Sequence[tuple[str, str]] = ()) -> None:
+        every = dict([(package, extra), *others])
+        *most, last = (f"'{name}'" for name in every)
+        needs = f"the packages {', '.join(most)} and {last}, which are" if most else f"the package {last}, which is"
+        torch = f" ({TORCH_FIRST})" if "torch" in every else ""
         super().__init__(
-            f"this command needs the package '{package}', which is not installed",
-            remedy=f"Install it with: {install_command(extra)}",
+            f"this command needs {needs} not installed",
+            remedy=f"Install {'them' if most else 'it'} with: "
+            f"{install_command(','.join(dict.fromkeys(every.values())))}{torch}",
         )
+        self.package, self.extra = package, extra
+
+    def with_others(self, imports: Iterable[str]) -> MissingDependencyError:
+        """The same naming all of these packages (as imported) that are missing, so that one install is enough."""
+        absent = [EXTRAS[name] for name in imports if importlib.util.find_spec(name) is None]
+        return MissingDependencyError(self.package, self.extra, absent)
 
 
 def missing_dependency(error: BaseException) -> MissingDependencyError | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import subprocess
@@ -138,6 +139,21 @@ def test_a_verb_whose_package_is_missing_names_the_extra(
     assert code == 19
     assert "'SQLAlchemy'" in err
     assert "pip install 'edgefl-toolkit[coordinator]'" in err
+
+
+def test_all_that_is_missing_is_named_at_once(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fake_verb(monkeypatch, ModuleNotFoundError("No module named 'sktime'", name="sktime"))
+    monkeypatch.setitem(main.NEEDS, "fake", ("torch", "sqlalchemy", "msgspec"))
+    known = importlib.util.find_spec
+    absent = {"torch", "sqlalchemy"}
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name in absent else known(name))
+    code, _, err = edgefl("fake", capsys=capsys)
+    assert code == 19
+    assert "needs the packages 'sktime', 'torch' and 'SQLAlchemy', which are not installed" in err
+    assert "pip install 'edgefl-toolkit[demo,train,coordinator]'" in err
+    assert "PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu" in err
 
 
 # Finding runs

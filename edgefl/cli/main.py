@@ -29,6 +29,18 @@ VERBS: dict[str, tuple[str, str]] = {
     "predict": ("edgefl.cli.predict:command", "Run an exported bundle on a file."),
     "doctor": ("edgefl.cli.doctor:command", "Check this machine and, if asked, the connection to a broker."),
 }
+_LEDGER = ("sqlalchemy", "alembic")
+_BUNDLES = ("onnx", "onnxscript", "onnxruntime")
+#: verb -> packages of extras that it needs, as imported.
+NEEDS: dict[str, tuple[str, ...]] = {
+    "run": ("torch", *_LEDGER, "jinja2", "matplotlib", *_BUNDLES),
+    "plan": ("torch",),
+    "runs": _LEDGER,
+    "report": _LEDGER,
+    "devices": _LEDGER,
+    "export": ("torch", *_LEDGER, *_BUNDLES),
+    "predict": ("onnxruntime",),
+}
 HELP = """
 Train multimodal models across small devices inside each device's real budget, and see what every device spent.
 
@@ -70,7 +82,7 @@ def load(verb: str, *, debug: bool = False) -> Any:
 
     @functools.wraps(function)
     def body(*args: Any, **kwargs: Any) -> Any:
-        with guarded(debug):
+        with guarded(debug, NEEDS.get(verb, ())):
             return function(*args, **kwargs)
 
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)

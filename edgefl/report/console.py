@@ -5,22 +5,23 @@ from __future__ import annotations
 import contextlib
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import NoReturn
 
-from edgefl.errors import EdgeFLError, missing_dependency
+from edgefl.errors import EdgeFLError, MissingDependencyError, missing_dependency
 
 #: What a shell reports for a program ended by Ctrl-C: 128 + SIGINT.
 INTERRUPTED = 130
 
 
 @contextmanager
-def guarded(debug: bool = False) -> Iterator[None]:
+def guarded(debug: bool = False, needs: Sequence[str] = ()) -> Iterator[None]:
     """Run a command's body. Its errors go to stderr as ``error: …`` and ``what to do: …`` and end the program.
 
     EdgeFLError ends it with its own exit code, a missing optional package as MissingDependencyError, Ctrl-C with 130
     (the text of a KeyboardInterrupt is what to do), anything unexpected with 1. ``debug`` prints the traceback first.
+    ``needs``: packages that the command needs, so that all that are missing are told at once.
     Exceptions by which a command line ends itself (SystemExit, and those that carry an ``exit_code`` of their own such
     as typer.Exit) pass.
     """
@@ -29,9 +30,10 @@ def guarded(debug: bool = False) -> Iterator[None]:
     except KeyboardInterrupt as error:
         _show(error, debug)
         _end("interrupted", str(error), INTERRUPTED, error)
-    except EdgeFLError as error:
-        _show(error, debug)
-        _end(error.message, error.remedy, error.exit_code, error)
+    except EdgeFLError as raised:
+        _show(raised, debug)
+        told = raised.with_others(needs) if isinstance(raised, MissingDependencyError) else raised
+        _end(told.message, told.remedy, told.exit_code, raised)
     except BrokenPipeError:
         raise  # the reader, such as `head`, has seen enough: typer ends quietly
     except Exception as error:
@@ -40,6 +42,7 @@ def guarded(debug: bool = False) -> Iterator[None]:
         _show(error, debug)
         missing = missing_dependency(error)
         if missing is not None:
+            missing = missing.with_others(needs)
             _end(missing.message, missing.remedy, missing.exit_code, error)
         _end(f"{type(error).__name__}: {error}", EdgeFLError.remedy, EdgeFLError.exit_code, error)
 
