@@ -249,6 +249,7 @@ WAYS: dict[str, dict[str, object]] = {
     "concat": {},
     "mean": {"fusion": "mean"},
     "joint": {"fusion": "joint", "joint": JointSpec(8, 2, 1)},
+    "shared": {"fusion": "joint", "joint": JointSpec(8, 2, 1, shared=True)},
     "multiway": {"encoder_sharing": "multiway"},
     "multiway joint": {"encoder_sharing": "multiway", "fusion": "joint", "joint": JointSpec(8, 2, 1)},
 }

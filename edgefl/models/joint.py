@@ -102,10 +102,10 @@ class JointInput(nn.Module):
         if has is None:
             return Sequence(tokens, mask, None)
         first = torch.arange(length, device=tokens.device) == 0
-        real = first.expand(len(given.r), -1) if mask is None else mask
         alone = torch.cat((one, torch.zeros_like(tokens[:, 1:])), dim=1)
         row = has.unsqueeze(1)
-        mask = torch.where(row, torch.ones_like(real) if mask is None else real, first)
+        # Not torch.where, which onnxruntime can not do on flags.
+        mask = row | first if mask is None else (row & mask) | (~row & first)
         return Sequence(torch.where(row.unsqueeze(2), tokens, alone), mask, has)
 
 
