@@ -30,7 +30,7 @@ import yaml
 from benchmarks.fleet import largest
 from benchmarks.resource_table import UNTESTED
 from edgefl.config.files import parse_bytes
-from edgefl.plan.eligibility import has_card
+from edgefl.records import has_card
 from edgefl.report.rows import RunReport
 from edgefl.resources.memory import KEEP_MARK
 

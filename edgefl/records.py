@@ -125,6 +125,11 @@ def kind_of_machine(has: Capabilities) -> str:
     return f"{has.machine}, {has.cores} cores, {has.gpu or 'no GPU'}"
 
 
+def has_card(has: Capabilities) -> bool:
+    """Whether the trainer computes in a GPU's own memory."""
+    return has.torch_device.startswith("cuda") and has.gpu_memory_bytes > 0
+
+
 class Cost(msgspec.Struct, frozen=True):
     """Predicted cost of one round of one stage on one device."""
 

@@ -18,14 +18,13 @@ from edgefl.data.split import Share
 from edgefl.errors import ConfigError, ModelError, Problem
 from edgefl.models.spec import ModelSpec
 from edgefl.plan.compile import compile_run, schedule_of
-from edgefl.plan.eligibility import has_card
 from edgefl.plan.fit import place
 from edgefl.plan.prefix import can_cache, with_cache
 from edgefl.plan.schedule import SCHEDULES, Embed, stage_before, with_closing
 from edgefl.plan.travel import moved, object_bytes
 from edgefl.plan.values import Candidate, Hyper, Job, RunPlan, Stage
 from edgefl.plan.warnings import warnings_of
-from edgefl.records import Capabilities
+from edgefl.records import Capabilities, has_card
 from edgefl.report.prices import Account, DevicePlan, RunPrice, StagePrice
 
 #: Whose accounting ``--convention`` knows.

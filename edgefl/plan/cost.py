@@ -14,7 +14,7 @@ from edgefl.plan.needs import completed
 from edgefl.plan.prefix import VALUE_BYTES, built_parts, prefixes, stored_bytes, together_in
 from edgefl.plan.travel import bytes_of, moved, packed_of
 from edgefl.plan.values import Candidate, Job, Stage, Transfer
-from edgefl.records import Cost, Figure, Figures
+from edgefl.records import Cost, Figure, Figures, has_card
 
 
 class Priced(NamedTuple):
@@ -23,6 +23,7 @@ class Priced(NamedTuple):
     ``filling``: FLOPs for every sample through one part of a stored prefix, once; {} where nothing is stored;
     ``filling_peak``: memory meanwhile. ``memory``: what ``peak`` consists of, by the names of ``MEMORY``.
     ``sample_flops``: of a step, by row. ``step_flops``, ``operations``: of all training steps of the round.
+    ``libraries``: memory of a step on a CPU that is no tensor.
     """
 
     peak: int
@@ -33,10 +34,11 @@ class Priced(NamedTuple):
     sample_flops: float = 0.0
     step_flops: float = 0.0
     operations: float = 0.0
+    libraries: int = 0
 
 
 #: What memory goes to. Activations are all that a step makes besides gradients; transit: parts that come and go.
-MEMORY = ("weights", "gradients", "optimizer", "batch", "activations", "transit")
+MEMORY = ("weights", "gradients", "optimizer", "batch", "activations", "transit", "libraries")
 
 #: Of a value that comes from a GPU to be stored: as f32, and beside it its magnitude or the copy that is written.
 _OUTCOME_BYTES = 8
@@ -65,7 +67,8 @@ def cost_of(
     down = [part for part in sent(stage, exchange) if part in job.stage.present]
     factor, samples = candidate.factors, completed(job.slots, candidate.samples, job.model.encoders)
     exchanging = _exchange_peak(job, part_bytes)
-    peak = max(priced.peak, sum(exchanging.values()))
+    beside = 0 if has_card(candidate.capabilities) else priced.libraries
+    peak = max(priced.peak, sum(exchanging.values())) + beside
     cost = Cost(
         step_peak_bytes=round(peak * factor.get("step_peak_bytes", 1.0)),
         flops=priced.flops * factor.get("flops", 1.0),
@@ -83,7 +86,10 @@ def cost_of(
         + bytes_.signature
         + _beside(down, trained, part_bytes, job.transfer)
         + stored_bytes(job, samples),
-        memory=dict(priced.memory if peak == priced.peak else exchanging),
+        memory={
+            **(priced.memory if priced.peak >= sum(exchanging.values()) else exchanging),
+            **({"libraries": beside} if beside else {}),
+        },
         staging_bytes=_staging(job, part_bytes),
         step_flops=priced.step_flops,
         operations=priced.operations,

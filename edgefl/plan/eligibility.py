@@ -4,13 +4,8 @@ from __future__ import annotations
 
 from edgefl.plan.cost import filled
 from edgefl.plan.values import Candidate
-from edgefl.records import GPU, GPU_MEMORY, HOST, Budget, Capabilities, Cost, Refusal
+from edgefl.records import GPU, GPU_MEMORY, HOST, Budget, Capabilities, Cost, Refusal, has_card
 from edgefl.resources.cuda import SEGMENT_BYTES
-
-
-def has_card(has: Capabilities) -> bool:
-    """Whether the trainer computes in a GPU's own memory."""
-    return has.torch_device.startswith("cuda") and has.gpu_memory_bytes > 0
 
 
 def gpu_limit(budget: Budget, has: Capabilities) -> int | None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from edgefl.plan.eligibility import gpu_limit, has_card
-from edgefl.records import Capabilities, Figure, kind_of_machine
+from edgefl.plan.eligibility import gpu_limit
+from edgefl.records import Capabilities, Figure, has_card, kind_of_machine
 from edgefl.report import totals, units
 from edgefl.report.grid import NOT_APPLICABLE, Cell, Column, Grid, amount, compared, count, figure, words
 from edgefl.report.rows import AssignmentRow, DeviceRow, RunReport
