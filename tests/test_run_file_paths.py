@@ -61,7 +61,7 @@ def test_paths_of_a_run_file_are_relative_to_it(place: Path) -> None:
     assert found.name == "mine"
     assert (config.data.source, config.data.test) == (str(place / "own.npz"), str(place / "test.npz"))
     assert [device.profile for device in config.fleet] == [str(place / "box.yaml"), "cpu"]
-    assert load_run(name, ["data.source=other.npz"])[0].data.source == "other.npz"  # the shell's own
+    assert load_run(name, ["data.source=other.npz"])[0].data.source == str(Path("other.npz").absolute())  # the shell's
 
 
 def test_names_of_what_is_shipped_stay_names() -> None:
@@ -83,7 +83,7 @@ def test_a_path_written_for_the_working_directory_still_works_with_a_warning(
     (place / "own.npz").rename("old.npz")
     with caplog.at_level(logging.WARNING):
         config, _ = load_run(a_file(place, data={"source": "old.npz"}))
-    assert config.data.source == "old.npz"
+    assert config.data.source == str(Path("old.npz").absolute())
     assert "paths of a run file are relative to the file" in caplog.text
 
 

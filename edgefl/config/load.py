@@ -71,6 +71,7 @@ def load_run(name: str, overrides: Sequence[str] = ()) -> tuple[RunConfig, Recip
     file = find("runs", name)
     values, lines = read_yaml(file)
     values = override(beside(values, file, shipped), overrides, lines)
+    values = beside(values, Path.cwd() / file.name, shipped)  # what the overrides name: a run keeps full paths
     problems: list[Problem] = []
     config = _collect(problems, lambda: validate(RunConfig, values, str(file), lines))
     recipe = None

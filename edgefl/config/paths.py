@@ -53,7 +53,7 @@ def _path(value: Any, folder: Path, field: str, names: Collection[str] = ()) -> 
                 "the file",
                 field, own, value,
             )  # fmt: skip
-            return value
+            return str(Path(value).absolute())
     except (OSError, ValueError):  # a name that no file can have
         return value
     named = "/" in value or own.suffix in {".npz", ".yaml", ".yml"}
