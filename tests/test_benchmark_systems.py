@@ -178,14 +178,14 @@ def test_the_page_shows_the_newest_run_of_this_grid(grid, tmp_path):
 
 
 def test_the_command_writes_the_page_of_the_newest_runs(grid, tmp_path, monkeypatch):
-    results, cell = Results(tmp_path / "table" / "runs.jsonl"), Cell("har", "mmic", "pretrained", 0.2, 1)
+    results, cell = Results(tmp_path / "table" / "runs.jsonl"), Cell("har", "lw-fedmml", "pretrained", 0.2, 1)
     file = digest(grid.run_file(cell, Settings(1e-3)))
     for value in (0.5, 0.9):
         about = {**cell._asdict(), "lr": 1e-3, "slots": {}, "file": file, "metrics": accuracies(value, 0.8, 0.6)}
         results.add(outcome(**about))
     monkeypatch.setattr(sys, "argv", ["systems", "--page", "--results", str(tmp_path / "table")])
     systems.main()
-    (line,) = (line for line in (tmp_path / "table.md").read_text().splitlines() if line.startswith("| mmic |"))
+    (line,) = (line for line in (tmp_path / "table.md").read_text().splitlines() if line.startswith("| lw-fedmml |"))
     assert "| 90.0 |" in line
 
 
@@ -327,6 +327,22 @@ def test_the_page_tells_claims_figures_and_failures(grid, tmp_path):
     assert "the broker went away" in text
     assert (tmp_path / "systems" / "har-bytes.svg").read_text().startswith("<?xml")
     assert "not run" in text
+
+
+def test_what_a_mended_fault_touches_is_struck_out_with_the_reason(grid, tmp_path):
+    assert grid.struck().keys() <= grid.methods.keys()
+    runs = Results(tmp_path / "systems" / "runs.jsonl")
+    for method in ("fedavg", "mmic", "fedadagrad"):
+        runs.add(outcome(method, metrics=accuracies(0.9, 0.8, 0.6), payload_bytes=2**20, flops=1e9))
+    page.write(grid, runs, Results(tmp_path / "none.jsonl"), tmp_path / "systems.md", "python -m benchmarks.systems")
+    text = (tmp_path / "systems.md").read_text()
+    assert "| ~~mmic~~ | ~~pretrained~~ | ~~90.0~~ |" in text
+    assert "| fedavg (zeros stand in) | pretrained | 90.0 |" in text
+    claimed = text[text.index("**MMiC: on har_hapt") : text.index("## har_hapt")]
+    assert claimed.split("**")[2].strip().startswith("struck out: to be run again")
+    assert "batch statistics of other weights" in claimed
+    assert "| mmic " not in claimed  # no evidence table
+    assert "mmic" not in (tmp_path / "systems" / "har-bytes.svg").read_text()
 
 
 def test_lines_are_one_object_each(tmp_path):

@@ -69,6 +69,10 @@ class Grid:
         self.rates: list[float] = self.values["rates"][-1:] if quick else self.values["rates"]
         self.seeds: list[int] = self.values["seeds"][:1] if quick else self.values["seeds"]
 
+    def struck(self) -> dict[str, str]:
+        """Method -> why its runs no longer stand: they were made before a fault was mended."""
+        return {m: one["why"].strip() for one in self.values.get("struck", {}).values() for m in one["methods"]}
+
     def cells(self) -> Iterator[Cell]:
         """Every run, one seed of everything before the next: a table that is cut short is short of seeds."""
         for seed in self.seeds:
