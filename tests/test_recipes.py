@@ -40,7 +40,7 @@ def test_every_recipe_trains(ram_path: Path, recipe: str):
     report = run_fleet(ram_path, plan, shares())
     assert report.status == "done"
     done = [row for row in report.rounds if row.status == "done"]
-    assert len(done) == 2
+    assert len(done) == sum(stage.rounds for stage in plan.stages) >= 2  # matching networks have a round of their own
     store, state = state_of(ram_path)
     assert all(store.has(ref.id) for ref in state.values())
     check_bytes(report)
@@ -59,8 +59,10 @@ def check_bytes(report) -> None:
     """
     seen = 0
     alone: set[str] = set()
-    for number, held in enumerate(report.rounds, 1):
-        for device, row in assignments(report, number).items():
+    for held in report.rounds:
+        number = (held.stage, held.round)
+        rows = [row for row in report.assignments if (row.stage, row.round) == number and row.status == "done"]
+        for device, row in ((row.device, row) for row in rows):
             up, down = (measured(row, f"payload_{way}_bytes") for way in ("up", "down"))
             down -= measured(row, "layer_down_bytes") or 0
             assert row.predicted["payload_up_bytes"].value == pytest.approx(up, rel=0.02), (device, number)

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from edgefl.models.spec import PROTOTYPES, ModelSpec, fused_width
+from edgefl.models.spec import PROTOTYPES, ModelSpec, fused_width, reconstruct_parts
 from edgefl.plan.exchange import packed_bytes, packing_of, sent
 from edgefl.plan.schedule import is_closing
 from edgefl.plan.values import Candidate, Job, Stage
@@ -55,7 +55,7 @@ def moved(
     """
     exchange, transfer, here = job.slots.exchange, job.transfer, set(job.stage.present)
     changed = [part for part in sent(stage, exchange) if part in here]
-    trained = sent(job.stage, exchange)
+    trained = [part for part in sent(job.stage, exchange) if part not in _untouched(job, candidate)]
     tables_down, tables_up = prototype_bytes(job, candidate, part_bytes)
     known = set(before.present) - set(sent(before, exchange)) if before is not None else set()
     # Parts come packed only where the device holds what they are a change of: of a first round they come whole.
@@ -70,6 +70,12 @@ def moved(
         prototypes_up=tables_up,
         signature=signature_bytes(signature, candidate.class_counts) if signature and not is_closing(job.stage) else 0,
     )
+
+
+def _untouched(job: Job, candidate: Candidate) -> set[str]:
+    """Trained parts that a device's samples say nothing of: they stay the object that the coordinator has."""
+    lone = sum(candidate.samples.get(m, 0) > 0 for m in job.model.encoders) < 2
+    return set(reconstruct_parts(job.model)) if lone else set()
 
 
 def signature_bytes(kind: str, class_counts: Sequence[int]) -> int:
