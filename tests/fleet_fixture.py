@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -33,6 +34,8 @@ PATIENCE_S = 120.0
 #: How long a program may take to end after SIGTERM.
 GOODBYE_S = 15.0
 
+#: Lets a trainer take more memory than was predicted.
+OVERRUN = Path(__file__).parent / "overrun"
 ACTIVITIES = ("rest", "walk", "run")
 SHAPES = {"acc": (16, 3), "gyro": (16, 3), "lidar": (8, 2)}
 
@@ -78,7 +81,9 @@ def share(rows: int, *modalities: str, seed: int = 0) -> Dataset:
 class Program:
     """A child process whose JSON lines can be awaited. ``lines``: the stream they come on; the other goes to a log."""
 
-    def __init__(self, arguments: list[str], log: Path, *, lines: str, cwd: Path) -> None:
+    def __init__(
+        self, arguments: list[str], log: Path, *, lines: str, cwd: Path, variables: Mapping[str, str] | None = None
+    ) -> None:
         self.log = log
         self.lines: list[Line] = []
         self._news = threading.Condition()
@@ -86,7 +91,8 @@ class Program:
         with log.open("ab") as other:
             streams = {"stdout": other, "stderr": other, lines: subprocess.PIPE}
             command = leashed([sys.executable, "-m", *arguments])
-            self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, cwd=cwd, **streams)
+            told = {**os.environ, **(variables or {})}
+            self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, cwd=cwd, env=told, **streams)
         self._stream = getattr(self.process, lines)
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
@@ -188,8 +194,13 @@ class Fleet:
         asyncio.run(self.broker.kill())
         asyncio.run(self.broker.start())
 
-    def agent(self, name: str, data: Dataset | None = None, folder: Path | None = None, **budget: object) -> Program:
-        """``edgefl-agent run``; started again without ``data``, it finds its share and its state."""
+    def agent(
+        self, name: str, data: Dataset | None = None, folder: Path | None = None, overrun: str = "", **budget: object
+    ) -> Program:
+        """``edgefl-agent run``; started again without ``data``, it finds its share and its state.
+
+        ``overrun``: what its steps take beyond the prediction, as ``tests/overrun`` has it.
+        """
         path = folder or self.directory / f"{name}.npz"
         if data is not None:
             data.save_npz(path)
@@ -197,7 +208,9 @@ class Fleet:
         arguments += ["--broker", self.broker.url, "--state", str(self.state_of(name))]
         for field, value in budget.items():
             arguments += ["--set", f"budget.{field}={value}"]
-        return self._start(arguments, f"{name}.log", lines="stderr")
+        path = os.pathsep.join(filter(None, [str(OVERRUN), os.environ.get("PYTHONPATH", "")]))
+        variables = {"EDGEFL_TEST_OVERRUN": overrun, "PYTHONPATH": path} if overrun else {}
+        return self._start(arguments, f"{name}.log", lines="stderr", variables=variables)
 
     def coordinator(self, run: str, settings: Mapping[str, object] | None = None, file: Path | None = None) -> Program:
         """``edgefl-coordinator run`` with ``file``, else ``RUN``, and the ``settings`` that differ."""
@@ -227,8 +240,10 @@ class Fleet:
         options = ["--events", "--broker", self.broker.url, "--directory", str(self.runs)]
         return self._start([*arguments, *options], "coordinator.log", lines="stdout")
 
-    def _start(self, arguments: list[str], log: str, *, lines: str) -> Program:
-        program = Program(arguments, self.directory / log, lines=lines, cwd=self.directory)
+    def _start(
+        self, arguments: list[str], log: str, *, lines: str, variables: Mapping[str, str] | None = None
+    ) -> Program:
+        program = Program(arguments, self.directory / log, lines=lines, cwd=self.directory, variables=variables)
         self._programs.append(program)
         return program
 

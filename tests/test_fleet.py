@@ -74,9 +74,10 @@ def test_every_assignment_has_every_figure_with_its_origin(finished: Fleet) -> N
     for row in (row for row in report.assignments if row.device != "stranger"):
         assert row.status == "done"
         # A repaired device alone has the one, the first round with a frozen prefix the other, and a GPU its own.
-        some = {"layer_down_bytes", "filling_flops"}
+        some = {"layer_down_bytes", "filling_flops", "prototypes_down_bytes", "signature_up_bytes"}
         gpu = {"cuda_allocated_peak_bytes", "cuda_reserved_peak_bytes"}
-        assert set(row.measured) - {"filling_flops"} == set(FIGURES) - some - (set() if row.device in on_gpu else gpu)
+        told = {"filling_flops", "prototypes_down_bytes"}  # the latter from the second round on
+        assert set(row.measured) - told == set(FIGURES) - some - (set() if row.device in on_gpu else gpu)
         for name, figure in row.measured.items():
             assert figure.kind in {"measured", "counted"}, name
             least = 0 if name.startswith("resent") else 1e-9  # nothing is lost here
@@ -165,9 +166,9 @@ def test_an_agent_killed_in_a_round_takes_part_again(fleet: Fleet) -> None:
 
 
 def test_a_memory_ceiling_is_a_decline_with_both_numbers_not_a_dead_agent(fleet: Fleet) -> None:
-    # One step is predicted to need 151 KiB; a trainer's first real round adds more than 1 MiB to the process.
+    # One step is predicted to need 3.7 MiB, 3.5 of it libraries'; here it takes 16 MiB more.
     fleet.agent("wide", share(24, *BOTH, seed=1))
-    tight = fleet.agent("tight", share(24, *BOTH, seed=2), step_memory_bytes="400 KiB")
+    tight = fleet.agent("tight", share(24, *BOTH, seed=2), overrun=str(2**24), step_memory_bytes="3.8 MiB")
     changes = {"round.devices": 2, "training.batch_size": 2, "training.rounds": "[2, 0]"}
     coordinator = fleet.coordinator("r1", {**changes, "slots.schedule": "{layerwise: {embed: frozen}}"})
     coordinator.expect("declined")
@@ -194,8 +195,8 @@ def test_a_memory_ceiling_is_a_decline_with_both_numbers_not_a_dead_agent(fleet:
 
 
 def test_a_trainer_killed_by_its_ceiling_finishes_with_a_new_plan(fleet: Fleet) -> None:
-    # The whole batch of 192 is predicted to need 38.0 MiB and takes 40 to 44: its trainer dies, its half is offered.
-    tight = fleet.agent("tight", share(200, *BOTH, seed=2), step_memory_bytes="38.1 MiB")
+    # The whole batch of 192 is predicted to need 41.5 MiB and takes 16 more: its trainer dies, its half is offered.
+    tight = fleet.agent("tight", share(200, *BOTH, seed=2), overrun=f"{2**24}@whole", step_memory_bytes="41.6 MiB")
     encoder = "{kind: sensor, width: 64, depth: 2, heads: 4, patch: 1}"
     changes = {"round.devices": 1, "training.batch_size": 192, "slots.schedule": "end_to_end"}
     coordinator = fleet.coordinator("r1", {**changes, "model.encoders.acc": encoder, "model.encoders.gyro": encoder})
@@ -211,7 +212,7 @@ def test_a_trainer_killed_by_its_ceiling_finishes_with_a_new_plan(fleet: Fleet) 
     rows = of(report, "tight")
     assert [row.status for row in rows] == ["done", "done"]
     assert rows[-1].micro_batch == 96  # and so in the first round, if it was there that the trainer died
-    assert rows[-1].measured["step_peak_bytes"].value < 38.1 * 2**20
+    assert rows[-1].measured["step_peak_bytes"].value < 41.6 * 2**20
 
 
 @pytest.mark.slow
