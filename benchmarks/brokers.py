@@ -1,9 +1,8 @@
 """A small fleet through every broker that is installed here, each on loopback with a folder of its own.
 
 Three agents with trainers that echo, eight rounds of a model of 1 MB. In the middle the broker is killed (by its
-process id) and started again three seconds later. A broker that is not installed is said to be so: nats-server
-(Debian) is looked for on the PATH, aedes (npm) by node's own search (NODE_PATH), iotcore (PyPI; it is rumqttd) in the
-interpreter that EDGEFL_IOTCORE_PYTHON names, else in this one.
+process id) and started again three seconds later. A broker that is not installed (``benchmarks.broker_kinds``) is said
+to be so. ``--write`` replaces the rows of the brokers that have run and leaves the others as they are.
 
     python -m benchmarks.brokers [--only WORD] [--write docs/networks.md]
 """
@@ -14,7 +13,6 @@ import argparse
 import asyncio
 import contextlib
 import os
-import shutil
 import statistics
 import subprocess
 import sys
@@ -25,6 +23,7 @@ from pathlib import Path
 import msgspec
 import yaml
 
+from benchmarks.broker_kinds import KINDS, Kind
 from benchmarks.echo import Case, agents, run_file, test_set
 from edgefl.leash import leashed
 from edgefl.report.rows import EventRow
@@ -34,30 +33,8 @@ CASE = Case("brokers", 96, 2, agents=3, rounds=7)
 #: The broker is killed when this round begins, and is away so long.
 KILLED_IN, AWAY_S = 4, 3.0
 #: Longest that a broker may take to listen, and that a run may take.
-START_S, PATIENCE_S = 20.0, 180.0
+START_S, PATIENCE_S = 60.0, 180.0
 BEGIN, END = "<!-- brokers: begin -->", "<!-- brokers: end -->"
-_AEDES = """
-const {Aedes} = require('aedes');
-Aedes.createBroker().then(b => require('net').createServer(b.handle).listen(+process.argv[1], '127.0.0.1'));
-"""
-_IOTCORE = "import iotcore, sys; iotcore.IotCoreBroker(listen='127.0.0.1', port=int(sys.argv[1])).run_forever()"
-_NATS = """
-server_name: brokers
-listen: "127.0.0.1:-1"
-jetstream {{ store_dir: "{folder}" }}
-mqtt {{ listen: "127.0.0.1:{port}" }}
-"""
-
-#: (folder, port) -> the command, None where it is not installed.
-Command = Callable[[Path, int], "list[str] | None"]
-
-
-class Kind(msgspec.Struct, frozen=True):
-    """A broker, as it is set up. ``query``: of the URL."""
-
-    name: str
-    command: Command
-    query: str = ""
 
 
 class Row(msgspec.Struct, frozen=True):
@@ -72,48 +49,6 @@ class Row(msgspec.Struct, frozen=True):
     killed_s: float = 0.0
 
 
-def mosquitto(*lines: str) -> Command:
-    """With these lines beside the listener."""
-
-    def command(folder: Path, port: int) -> list[str] | None:
-        file = folder / "mosquitto.conf"
-        file.write_text("\n".join([f"listener {port} 127.0.0.1", "allow_anonymous true", *lines]) + "\n")
-        return _if_found("mosquitto", "-c", str(file))
-
-    return command
-
-
-def nats(folder: Path, port: int) -> list[str] | None:
-    """nats-server, which speaks MQTT over its own streams."""
-    file = folder / "nats.conf"
-    file.write_text(_NATS.format(folder=folder / "jetstream", port=port))
-    return _if_found("nats-server", "-c", str(file))
-
-
-def aedes(folder: Path, port: int) -> list[str] | None:
-    """aedes, in memory."""
-    command = _if_found("node", "-e", _AEDES, str(port))
-    return command if command and _succeeds("node", "-e", "require('aedes')") else None
-
-
-def iotcore(folder: Path, port: int) -> list[str] | None:
-    """iotcore with its defaults: payloads of 20,480 bytes at most, in memory."""
-    python = os.environ.get("EDGEFL_IOTCORE_PYTHON", sys.executable)
-    return [python, "-c", _IOTCORE, str(port)] if _succeeds(python, "-c", "import iotcore") else None
-
-
-KINDS = (
-    Kind("mosquitto", mosquitto()),
-    Kind("mosquitto, `?version=3`", mosquitto(), "?version=3"),
-    Kind("mosquitto, `max_packet_size 50000`", mosquitto("max_packet_size 50000")),
-    Kind("mosquitto, `message_size_limit 50000`", mosquitto("message_size_limit 50000")),
-    Kind("the same, `?version=3`", mosquitto("message_size_limit 50000"), "?version=3"),
-    Kind("nats-server", nats),
-    Kind("aedes", aedes),
-    Kind("iotcore (rumqttd)", iotcore),
-)
-
-
 async def measured(kind: Kind, folder: Path) -> Row:
     """One run through it."""
     port = free_port("127.0.0.1")
@@ -125,7 +60,8 @@ async def measured(kind: Kind, folder: Path) -> Row:
     settings = run_file(CASE, test)
     settings["round"] |= {"deadline_s": 60}
     (folder / "run.yaml").write_text(yaml.safe_dump(settings))
-    environment = {**os.environ, "EDGEFL_BROKER": f"mqtt://127.0.0.1:{port}{kind.query}", "OMP_NUM_THREADS": "1"}
+    url = f"mqtt://{kind.user}127.0.0.1:{port}{kind.query}"
+    environment = {**os.environ, "EDGEFL_BROKER": url, "OMP_NUM_THREADS": "1"}
     with contextlib.ExitStack() as stack:
         log = stack.enter_context((folder / "log").open("ab"))
         broker = [await _started(command, port, log)]
@@ -193,32 +129,16 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-def _if_found(program: str, *arguments: str) -> list[str] | None:
-    found = shutil.which(program)
-    return None if found is None else [found, *arguments]
-
-
-def _succeeds(*command: str) -> bool:
-    return subprocess.run(command, capture_output=True, check=False, timeout=START_S).returncode == 0
-
-
-def page(rows: Sequence[Row]) -> str:
-    """A table."""
-    words = [
-        "broker",
-        "MQTT",
-        "chunks, bytes",
-        "run ends",
-        "run, s",
-        "a round, s",
-        "with kill -9 and 3 s without it, s",
-    ]
-    lines = [f"| {' | '.join(words)} |", f"|{'---|' * len(words)}"]
+def page(rows: Sequence[Row], before: str = "") -> str:
+    """A table. Of ``before``, such a table, the rows stay whose broker has not run now."""
+    words = ["broker", "MQTT", "chunks, bytes", "run ends", "run, s", "a round, s", "the killed round, s"]
+    lines = {line.split(" | ")[0]: line for line in before.strip().splitlines()[2:]}
     for row in rows:
         figures = [f"{row.run_s:.1f}", f"{row.round_s:.2f}", f"{row.killed_s:.1f}"] if row.mqtt else ["", "", ""]
-        cells = [row.name, row.mqtt, f"{row.chunk_bytes:,}" if row.mqtt else "", row.ended, *figures]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"
+        cells = [f"| {row.name}", row.mqtt, f"{row.chunk_bytes:,}" if row.mqtt else "", row.ended, *figures]
+        if row.ended != "not installed" or cells[0] not in lines:
+            lines[cells[0]] = f"{' | '.join(cells)} |"
+    return "\n".join([f"| {' | '.join(words)} |", f"|{'---|' * len(words)}", *lines.values()]) + "\n"
 
 
 def main() -> None:
@@ -235,8 +155,8 @@ def main() -> None:
     text = page(rows)
     if options.write is not None:
         before, _, rest = options.write.read_text(encoding="utf-8").partition(BEGIN)
-        after = rest.partition(END)[2]
-        options.write.write_text(f"{before}{BEGIN}\n{text}{END}{after}", encoding="utf-8")
+        table, _, after = rest.partition(END)
+        options.write.write_text(f"{before}{BEGIN}\n{page(rows, table)}{END}{after}", encoding="utf-8")
     sys.stdout.write(text)
     if any(row.ended.startswith("no:") for row in rows):
         raise SystemExit(1)
