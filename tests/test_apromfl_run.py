@@ -17,7 +17,7 @@ from test_predict import edgefl
 
 from coordinator.changes import changes_of
 from coordinator.outliers import out_of_line
-from edgefl.cli.export import _own_mask, final_state
+from edgefl.cli.export import FinalState, _own_mask, final_state
 from edgefl.data.dataset import Dataset
 from edgefl.errors import ConfigError
 from edgefl.export import convert
@@ -30,6 +30,7 @@ from edgefl.plan.values import RunPlan, Stage
 from edgefl.plan.warnings import random_and_frozen, warnings_of
 from edgefl.protocol.parts import encode_part
 from edgefl.prototypes.library import ClassMeans, to_tensors
+from edgefl.records import ObjectRef
 from edgefl.report import html, outcome, quality
 from edgefl.report.rows import RunReport
 from edgefl.report.tables import print_report
@@ -153,6 +154,18 @@ def test_the_price_of_a_run_tells_it_too(tmp_path: Path):
 
 
 # ---- bundles whose classifier no device trained
+
+
+def test_a_part_without_tensors_is_not_called_untrained(tmp_path: Path):
+    """FedMVP's heads for encoders of one width: both were warned of after every run."""
+    plan = plan_of(tmp_path, "fedmvp", "ab", 1, [*SMALL, "slots.fusion={joint: {width: 8, heads: 2}}"])
+    _, parts = some_state(plan.model, prototypes=False)
+    store = ObjectStore(tmp_path / "objects")
+    first = {part: store.put(encode_part(parts[part])) for part in plan.stages[0].present}
+    assert not parts["head/a"]
+    trained = {"fusion": ObjectRef("0" * 64, first["fusion"].size)}
+    state = FinalState(RunReport(), plan, plan.stages[0], 1, first | trained, first)
+    assert state.untrained == ("task",)
 
 
 def test_a_bundle_says_what_no_device_trained_and_predict_gives_no_accuracy(tmp_path: Path, capsys, monkeypatch):

@@ -17,6 +17,7 @@ from edgefl.cli.options import Format, print_json
 from edgefl.errors import DataError, ExportError, RunError
 from edgefl.models.spec import PROTOTYPES
 from edgefl.plan.norm import with_statistics
+from edgefl.plan.travel import object_bytes
 from edgefl.plan.values import RunPlan, Stage
 from edgefl.records import Manifest
 from edgefl.report.rows import BundleRow, RunReport
@@ -43,9 +44,13 @@ class FinalState:
 
     @property
     def untrained(self) -> tuple[str, ...]:
-        """Parts that the recipe trains and that still are what the run began with: no device sent an update of them."""
-        meant = {part for stage in self.plan.stages for part in stage.trained}
-        return tuple(p for p in self.stage.present if p in meant and self.manifest.get(p) == self.first.get(p))
+        """Parts that the recipe trains and that still are what the run began with: no device sent an update of them.
+
+        A part without tensors, such as the head of a model that has none, is the same object whoever sends it.
+        """
+        meant, empty = {part for stage in self.plan.stages for part in stage.trained}, object_bytes({})
+        same = [p for p in self.stage.present if p in meant and self.manifest.get(p) == self.first.get(p)]
+        return tuple(p for p in same if p not in self.manifest or self.manifest[p].size > empty)
 
 
 @dataclass(frozen=True)
