@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import msgspec
 import numpy as np
-from training_fixture import model_spec
+import pytest
+from training_fixture import job, model_spec, with_hyper
 
+from edgefl.data.dataset import Dataset
 from edgefl.data.signature import bases, signature_layout, sketch
 from edgefl.models.build import build
 from edgefl.models.state import part_layout, part_tensors
-from edgefl.plan.travel import object_bytes
+from edgefl.plan.schedule import SCHEDULES
+from edgefl.plan.travel import object_bytes, prototype_bytes
+from edgefl.plan.values import Candidate
 from edgefl.protocol.parts import encode_part
+from edgefl.prototypes.mask import DEFAULT_MATCHER
+from edgefl.training.counting import FlopCounts
+from edgefl.training.forward import Aids
+from edgefl.training.prototypes import local_tables
+from edgefl.training.share import split
 
 
 def test_the_size_of_an_object_follows_from_its_layout():
@@ -21,3 +31,49 @@ def test_the_size_of_an_object_follows_from_its_layout():
     labels[labels == 2] = 0
     assert object_bytes(signature_layout("sketch", ())) == len(encode_part(sketch(features)))
     assert object_bytes(signature_layout("bases", (13, 7, 0))) == len(encode_part(bases(features, labels, 3)))
+
+
+ADAPTIVE = {"adaptive": {"local_clusters": 8, "clusters": 4, "neighbours": 2, "min_count": 2}}
+PAIRS = {"margin": {"weight": 1.0, "positive": 0.8, "negative": 0.2}}
+LABELS_TOO = {"cross_entropy": {"weight": 1.0}, **PAIRS}
+
+
+@pytest.mark.parametrize(
+    ("samples", "absent", "classes", "labels", "holdout"),
+    [
+        (24, "c", 3, False, 0.0),  # two of the model's three modalities
+        (9, "", 3, False, 0.0),  # clusters of two samples at least: four of nine
+        (10, "", 3, False, 0.2),  # of the eight that are trained on
+        (24, "", 0, True, 0.0),  # labels that the recipe does not read
+        (24, "", 3, True, 0.0),
+    ],
+)
+def test_adaptive_prototypes_are_as_large_as_predicted(samples, absent, classes, labels, holdout):
+    two = model_spec(stages=2)
+    names = two.label_names if classes else ()
+    encoders = {**two.encoders, "c": two.encoders["b"]}
+    spec = msgspec.structs.replace(two, encoders=encoders, classes=classes, label_names=names)
+    stage = SCHEDULES["end_to_end"](spec, [1, 1], "auto")[-1]
+    made = job(spec, stage, objective=LABELS_TOO if classes else PAIRS, prototypes=ADAPTIVE, holdout=holdout)
+    made = with_hyper(made, batch_size=4)
+    rng = np.random.default_rng(0)
+    values = {m: rng.normal(size=(samples, *e.input_shape)).astype(np.float32) for m, e in spec.encoders.items()}
+    data = Dataset(
+        modalities={m: v for m, v in values.items() if m != absent},
+        present={m: np.ones(samples, bool) for m in values if m != absent},
+        labels=np.arange(samples) % 3 if labels else None,
+        label_names=("x", "y", "z"),
+        ids=[str(i) for i in range(samples)],
+    )
+    model = build(spec, seed=1)
+    own, _ = split(made, data, "")
+    tables, _ = local_tables(made, model, Aids({}, {}, {}, (), DEFAULT_MATCHER), own, "cpu", FlopCounts(), rng)
+    device = Candidate(samples=data.samples(), class_counts=data.class_counts())
+    assert prototype_bytes(made, device, {})[1] == len(encode_part(tables))
+
+
+def test_a_device_without_labels_sends_no_class_means():
+    made = job(objective=LABELS_TOO, prototypes={"class_mean": {"min_count": 2}})
+    whole, without = (Candidate(samples={"": 9, "a": 9, "b": 9}, class_counts=n) for n in ((3, 3, 3), (0, 0, 0)))
+    assert prototype_bytes(made, whole, {})[1] > 0
+    assert prototype_bytes(made, without, {})[1] == 0

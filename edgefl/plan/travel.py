@@ -15,6 +15,7 @@ import msgspec
 
 from edgefl.models.spec import PROTOTYPES, ModelSpec, fused_width, reconstruct_parts
 from edgefl.plan.exchange import packed_bytes, packing_of, sent
+from edgefl.plan.needs import held_out, usable_samples
 from edgefl.plan.schedule import is_closing
 from edgefl.plan.values import Candidate, Job, Stage
 
@@ -93,17 +94,27 @@ def prototype_bytes(job: Job, candidate: Candidate, part_bytes: Mapping[str, int
     if "class_mean" in job.slots.prototypes:
         every = _tables(job.model, list(job.model.encoders), job.model.classes)
         pairs = job.slots.prototypes["class_mean"].get("from") == "pairs"
-        mine = {} if pairs and len(own) < len(job.model.encoders) else _tables(job.model, own, job.model.classes)
+        unlabelled = bool(candidate.class_counts) and not any(candidate.class_counts)
+        none = unlabelled or (pairs and len(own) < len(job.model.encoders))
+        mine = {} if none else _tables(job.model, own, job.model.classes)
     elif "adaptive" in job.slots.prototypes:
         options = job.slots.prototypes["adaptive"]
-        labelled = any(candidate.class_counts)
-        complete = min((candidate.samples.get(m, 0) for m in job.model.encoders), default=0)
-        rows = job.model.classes if labelled else min(int(options["local_clusters"]), complete)
+        labelled = bool(job.model.classes) and any(candidate.class_counts)
+        rows = job.model.classes if labelled else _clusters(job, candidate, own)
         every = _pairs(job.model, list(job.model.encoders), int(options["clusters"]))
         mine = _pairs(job.model, own, rows) if rows else {}
     else:
         return 0, 0
     return part_bytes.get(PROTOTYPES, object_bytes(every)), object_bytes(mine) if mine else 0
+
+
+def _clusters(job: Job, candidate: Candidate, own: Sequence[str]) -> int:
+    """Rows of a device without labels: clusters of its samples with all of its ``own`` modalities, hold-out aside."""
+    options = job.slots.prototypes["adaptive"]
+    complete = min((candidate.samples[m] for m in own), default=0)
+    judged = usable_samples(job.slots, candidate.samples, list(job.model.encoders), 0)
+    trained = complete - round(held_out(job.hyper, judged) * min(1.0, complete / max(1, judged)))
+    return min(int(options["local_clusters"]), int(trained // float(options.get("min_count", 1))))
 
 
 def _tables(model: ModelSpec, modalities: Sequence[str], rows: int) -> Layout:
