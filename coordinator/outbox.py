@@ -180,6 +180,8 @@ class Outbox:
         again = downloads.resent_bytes(device) if downloads is not None else 0
         figures["resent_down_bytes"] = Figure(float(again), "counted", "chunks the coordinator sent more than once")
         if downloads is not None:
+            if not self._plan.slots.prototypes.keys() <= {"none"}:  # in the run's first round there are none yet
+                figures["prototypes_down_bytes"] = Figure(0.0, "counted", source)
             for name, of in self._apart.get(device, {}).items():
                 figures[name] = Figure(float(downloads.payload_bytes(device, of)), "counted", source)
         return figures

@@ -74,13 +74,12 @@ def test_every_assignment_has_every_figure_with_its_origin(finished: Fleet) -> N
     for row in (row for row in report.assignments if row.device != "stranger"):
         assert row.status == "done"
         # A repaired device alone has the one, the first round with a frozen prefix the other, and a GPU its own.
-        some = {"layer_down_bytes", "filling_flops", "prototypes_down_bytes", "signature_up_bytes"}
+        some = {"layer_down_bytes", "filling_flops", "signature_up_bytes"}
         gpu = {"cuda_allocated_peak_bytes", "cuda_reserved_peak_bytes"}
-        told = {"filling_flops", "prototypes_down_bytes"}  # the latter from the second round on
-        assert set(row.measured) - told == set(FIGURES) - some - (set() if row.device in on_gpu else gpu)
+        assert set(row.measured) - {"filling_flops"} == set(FIGURES) - some - (set() if row.device in on_gpu else gpu)
         for name, figure in row.measured.items():
             assert figure.kind in {"measured", "counted"}, name
-            least = 0 if name.startswith("resent") else 1e-9  # nothing is lost here
+            least = 0 if name.startswith(("resent", "prototypes")) else 1e-9  # nothing is lost here
             assert figure.reason if figure.value is None else figure.value >= least and figure.source, (name, figure)
         absent = {name for name, figure in row.measured.items() if figure.value is None}
         assert absent <= {"energy_j", "temperature_c"}  # which need sensors
