@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -27,19 +27,23 @@ def ask(state: State, names: Iterable[str]) -> Step:
     devices = {**state.devices}
     for name in names:
         devices[name] = replace(devices[name], ticket=ticket)
-    plan = Plan(ticket, state.stage, tuple(candidate(devices[name], state.stage) for name in names))
+    plan = Plan(ticket, state.stage, tuple(candidate(devices[name], state.stage, state.rounds) for name in names))
     return replace(state, tickets=ticket, devices=devices), [plan]
 
 
-def arrival_of(device: Device | None, stage: int) -> Arrival:
-    """What a device holds of the model at this stage."""
-    if device is None or not device.holds:
+def arrival_of(device: Device | None, stage: int, rounds: Sequence[int]) -> Arrival:
+    """What a device holds of the model at this stage; ``rounds``: of each stage.
+
+    One that took no part in the stage before counts as joining: that stage and earlier ones changed what it holds.
+    """
+    before = max((s for s in range(1, stage) if rounds[s - 1]), default=0)
+    if device is None or not device.holds or device.holds < before:
         return "joining"
     return "staying" if device.holds >= stage else "entering"
 
 
-def candidate(device: Device, stage: int) -> Candidate:
-    """What the planner must know of a device to place it in a stage."""
+def candidate(device: Device, stage: int, rounds: Sequence[int]) -> Candidate:
+    """What the planner must know of a device to place it in a stage; ``rounds``: of each stage."""
     hello = device.hello
     return Candidate(
         device=hello.device,
@@ -49,7 +53,7 @@ def candidate(device: Device, stage: int) -> Candidate:
         modalities=hello.modalities,
         class_counts=hello.class_counts,
         declined=device.declined,
-        arrival=arrival_of(device, stage),
+        arrival=arrival_of(device, stage, rounds),
         factors=device.factors,
     )
 

@@ -211,7 +211,8 @@ def expected(state: State, attempt: Attempt, placement: Placement, device: str) 
         found = placement.predicted_first
     if "payload_down_bytes" not in found or "payload_up_bytes" not in found:
         return found
-    cost, arrival = placement.cost, arrival_of(state.devices.get(device), attempt.stage)
+    cost, known = placement.cost, state.devices.get(device)
+    arrival = arrival_of(known, attempt.stage, state.rounds)
     sizes: dict[str, int] = {}
     if arrival != "staying":
         sizes["payload_down_bytes"] = cost.joining_down_bytes if arrival == "joining" else cost.entering_down_bytes
@@ -219,7 +220,7 @@ def expected(state: State, attempt: Attempt, placement: Placement, device: str) 
             sizes["payload_down_bytes"] -= cost.prototypes_down_bytes
     ends = attempt.round == state.rounds[attempt.stage - 1]
     up = cost.whole_up_bytes if ends else round(found["payload_up_bytes"].value or 0)
-    sizes["payload_up_bytes"] = up + (cost.signature_bytes if arrival == "joining" else 0)
+    sizes["payload_up_bytes"] = up + (cost.signature_bytes if known is None or not known.holds else 0)
     return {**found, **{name: replace(found[name], value=float(size)) for name, size in sizes.items()}}
 
 

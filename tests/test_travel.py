@@ -7,15 +7,19 @@ import numpy as np
 import pytest
 from training_fixture import job, model_spec, with_hyper
 
+from coordinator.rounds import expected
+from coordinator.values import Device, State
 from edgefl.data.dataset import Dataset
 from edgefl.data.signature import bases, signature_layout, sketch
 from edgefl.models.build import build
 from edgefl.models.state import part_layout, part_tensors
 from edgefl.plan.schedule import SCHEDULES
 from edgefl.plan.travel import object_bytes, prototype_bytes
-from edgefl.plan.values import Candidate
+from edgefl.plan.values import Candidate, Placement, RoundPolicy
+from edgefl.protocol.messages import Hello
 from edgefl.protocol.parts import encode_part
 from edgefl.prototypes.mask import DEFAULT_MATCHER
+from edgefl.records import Attempt, Cost, Figure
 from edgefl.training.counting import FlopCounts
 from edgefl.training.forward import Aids
 from edgefl.training.prototypes import local_tables
@@ -77,3 +81,17 @@ def test_a_device_without_labels_sends_no_class_means():
     whole, without = (Candidate(samples={"": 9, "a": 9, "b": 9}, class_counts=n) for n in ((3, 3, 3), (0, 0, 0)))
     assert prototype_bytes(made, whole, {})[1] > 0
     assert prototype_bytes(made, without, {})[1] == 0
+
+
+def test_a_device_that_missed_a_stage_receives_what_that_one_changed_too():
+    """It was predicted what a device receives that took part in the stage before, and its signature no second time."""
+    cost = Cost(joining_down_bytes=100, entering_down_bytes=40, payload_up_bytes=7, whole_up_bytes=7, signature_bytes=5)
+    figures = {"payload_down_bytes": Figure(30.0), "payload_up_bytes": Figure(7.0)}
+    state = State("r", RoundPolicy(), rounds=(2, 0, 2, 2), batch_sizes=(4, 4, 4, 4))
+
+    def moves(holds: int, stage: int) -> tuple[float | None, float | None]:
+        known = msgspec.structs.replace(state, devices={"d": Device(Hello(device="d"), holds=holds)})
+        found = expected(known, Attempt("r", stage, 1, 1), Placement("d", cost=cost, predicted=figures), "d")
+        return found["payload_down_bytes"].value, found["payload_up_bytes"].value
+
+    assert [moves(3, 3), moves(1, 3), moves(1, 4), moves(0, 4)] == [(30, 7), (40, 7), (100, 7), (100, 12)]
