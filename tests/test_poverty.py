@@ -187,18 +187,42 @@ def test_data_are_complete_by_the_batches_of_the_round():
         assert meter.change == (0.25 if batches == (True, False) else 0.0)
 
 
-def test_a_layer_counts_over_the_transitions_in_which_it_was_trained():
+def test_a_change_is_divided_by_all_transitions_of_the_epoch():
+    """Equation 9: two transitions, a .4 and then no gradient, b .3 and .3: a (.4 + 0)/2 = .2, b .3."""
     meter = PovertyMeter()
-    for changes in ({"x": 0.3, "y": 0.4}, {"x": 0.3}):
+    for changes in ({"a": 0.4, "b": 0.3}, {"b": 0.3}):
         meter.batch(True, {})
         meter.batch(False, changes)
     meter.epoch()
-    assert meter.poorest() == "y"  # .4 against (.3 + .3)/2; over all transitions it would be .2
-    for changes in ({"x": 0.5, "y": 0.45}, {"x": 0.5}):
-        meter.batch(True, {})
-        meter.batch(False, changes)
+    assert (meter.poorest(), meter.change) == ("b", pytest.approx(0.3))
+    # each epoch by its own transitions: one of a alone, .35
+    meter.batch(True, {})
+    meter.batch(False, {"a": 0.35})
     meter.epoch()
-    assert meter.poorest() == "x"
+    assert (meter.poorest(), meter.change) == ("a", pytest.approx(0.35))
+
+
+@pytest.mark.parametrize("kind", [AdamW, SGD])
+def test_copies_and_the_optimiser_agree_on_a_layer_without_a_gradient(kind):
+    """``idle`` is trained in the first transition only: by copies it changes by 0 in the second."""
+    parameters, meters = three(4), {"exact": PovertyMeter(), "optimiser": PovertyMeter()}
+    optimizer = kind((Group(tuple(parameters.values()), 0.05),))
+    names = {p: name for name, p in parameters.items()}
+    for trained in (("w", "bias", "idle"), ("w", "bias")):
+        before = {name: p.detach().clone() for name, p in parameters.items()}
+        for name, p in parameters.items():
+            p.grad = torch.full_like(p, 0.1 if name != "idle" else 0.3) if name in trained else None
+        optimizer.step()
+        for form, changes in (
+            ("exact", exact_changes(before, parameters)),
+            ("optimiser", optimizer_changes(optimizer, names)),
+        ):
+            meters[form].batch(True, {})
+            meters[form].batch(False, changes)
+    for meter in meters.values():
+        meter.epoch()
+    assert meters["optimiser"].poorest() == meters["exact"].poorest()
+    assert meters["optimiser"].change == pytest.approx(meters["exact"].change, rel=1e-9)
 
 
 @settings(max_examples=30, deadline=None)

@@ -117,10 +117,10 @@ class PovertyMeter:
 
     _worst: dict[str, float] = field(default_factory=dict, init=False)  # name -> max over epochs
     _sums: dict[str, float] = field(default_factory=dict, init=False)  # name -> sum over this epoch's transitions
-    _counts: dict[str, int] = field(default_factory=dict, init=False)
+    _in_epoch: int = field(default=0, init=False)  # this epoch's transitions, |B*|
     _after_complete: bool = field(default=False, init=False)
     _complete: int = field(default=0, init=False)  # batches
-    _transitions: int = field(default=0, init=False)
+    _transitions: int = field(default=0, init=False)  # of all epochs
 
     def due(self, complete: bool) -> bool:
         """Whether the changes of a step on such a batch, the next one, are wanted."""
@@ -129,12 +129,13 @@ class PovertyMeter:
     def batch(self, complete: bool, changes: Mapping[str, float]) -> None:
         """One step: ``changes`` (name -> change) count when it was due, and may be left empty when not.
 
-        A tensor counts over the transitions in which it was trained. Raises ModelError, naming the tensor, for a
-        change that is not a finite number.
+        A tensor without a change in a transition, since it had no gradient, changed by 0 (equation 9 divides by all
+        transitions of the epoch). Raises ModelError, naming the tensor, for a change that is not a finite number.
         """
         self._complete += complete
         if self.due(complete):
             self._transitions += 1
+            self._in_epoch += 1
             for name, change in changes.items():
                 if not math.isfinite(change):
                     raise ModelError(
@@ -142,14 +143,13 @@ class PovertyMeter:
                         remedy="Lower the learning rate, or set training.clip_norm.",
                     )
                 self._sums[name] = self._sums.get(name, 0.0) + change
-                self._counts[name] = self._counts.get(name, 0) + 1
         self._after_complete = complete
 
     def epoch(self) -> None:
         """Close an epoch."""
         for name, total in self._sums.items():
-            self._worst[name] = max(self._worst.get(name, 0.0), total / self._counts[name])
-        self._sums, self._counts, self._after_complete = {}, {}, False
+            self._worst[name] = max(self._worst.get(name, 0.0), total / self._in_epoch)
+        self._sums, self._in_epoch, self._after_complete = {}, 0, False
 
     @property
     def complete(self) -> bool:
