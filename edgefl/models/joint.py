@@ -1,7 +1,7 @@
 """Joint fusion of token sequences (FedMVP, arXiv 2406.11048, section 3.3, eqs 2-3).
 
 t_m <- W_m x_m + position;  t_m <- t_m + attention(Q = t_m, K = V = the others' t), all modalities at once;
-t = [t_1; …; t_M] along the features, cut to the shortest length; of other than two modalities t <- U t, 2 x width wide;
+t = [t_1; …; t_M] along the features, pooled to the shortest; of other than two modalities t <- U t, 2 x width wide;
 3 self-attention layers;  X^joint = f(A mean over tokens of t),  X^m = f(A_m h_m),  f(h) = (W h + b) / ||W h + b||.
 
 f is one projection for all. h_m is the encoder's output for a sample; A_m is there only for encoders narrower than the

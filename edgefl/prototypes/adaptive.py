@@ -21,7 +21,7 @@ from edgefl.prototypes.library import Array, ClassMeans, class_means, empty
 Labels = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
 
-#: Clusters of a device without labels (the paper's K).
+#: Clusters of a device without labels. Ours: the paper's text names no number (docs/decisions/0029).
 LOCAL_CLUSTERS = 20
 #: Lengths below this count as this, so that a zero vector stays zero (the same guard as in matching).
 _SMALLEST_NORM = 1e-12
