@@ -368,6 +368,23 @@ def test_a_graph_to_which_other_networks_speak_is_refused(
         checked(monkeypatch, in_torch(metric, speakers(metric)), metric)
 
 
+def test_a_graph_that_takes_the_softmax_of_probabilities_is_refused(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("edgefl.export.graph.logarithms", lambda scores: scores)
+    with pytest.raises(ExportError, match=r"acc: 'weights\.score' differs by"):
+        checked(monkeypatch, in_torch("classifier"), "classifier")
+
+
+def test_a_graph_weighs_by_a_classifier_s_probabilities():
+    """p = .99, .005, .005, 0 by one network: the best three weigh that much."""
+    p = torch.tensor([[0.99, 0.005, 0.005, 0.0]])
+    every = torch.ones(4, dtype=torch.bool)
+    made, rows, weights = matching.mixed(matching.logarithms(p), every, torch.eye(4), 3, 1.0)
+    assert rows[0, 0] == 0
+    assert sorted(rows[0, 1:].tolist()) == [1, 2]
+    np.testing.assert_allclose(weights.numpy(), [[0.99, 0.005, 0.005]], atol=1e-6)
+    np.testing.assert_allclose(made.numpy(), p.numpy(), atol=1e-6)
+
+
 def test_a_classifier_s_logits_are_no_probabilities(monkeypatch: pytest.MonkeyPatch):
     wrong, plain = in_torch("classifier"), torch.softmax
     monkeypatch.setattr(torch.Tensor, "softmax", lambda x, dim: x if x.shape[1] == 4 else plain(x, dim))

@@ -67,11 +67,14 @@ def test_the_hand_computed_mask_by_an_l2_matcher():
 
 
 def test_each_metric_has_a_temperature_of_its_own():
-    # probabilities .6 and .3 of the best two, plain softmax: 1 / (1 + e^-.3) = 0.5744425, the rest 0.4255575
+    # probabilities .6 and .3 of the best two: .6 / (.6 + .3) = 2/3, the rest 1/3
     logits = np.log([0.6, 0.3, 0.1])
     other = table([[1, 0], [0, 1], [9, 9]])
     found = trained_mask(np.zeros((1, 5), np.float32), other, Matcher("classifier", k=2), [(1.0, says(*logits))])
-    np.testing.assert_allclose(found, [[0.5744425, 0.4255575]], atol=1e-6)
+    np.testing.assert_allclose(found, [[2 / 3, 1 / 3]], atol=1e-6)
+    # a prior's cosines .8 and .6 as they are: 1 / (1 + e^-.2) = .549834
+    found = trained_mask(np.zeros((1, 5), np.float32), table([[1, 0], [0, 1]]), Matcher("prior"), [(1.0, says(3, 4))])
+    np.testing.assert_allclose(found, [[0.450166, 0.549834]], atol=1e-6)
     assert {metric: Matcher(metric).temperature for metric in TEMPERATURES} == {
         **dict.fromkeys(("l1", "l2", "classifier", "prior"), 1.0),
         "cosine": 0.01,
@@ -97,15 +100,40 @@ def test_only_classes_that_both_modalities_hold_are_matched():
     assert prototype_mask(np.array([[1, 0]], np.float32), own, other, Matcher(k=1)).tolist() == [[8]]
 
 
-def test_a_classifiers_probabilities_are_the_scores():
-    """Logits ln 1, ln 2, ln 5: probabilities 1/8, 2/8, 5/8; of the best two, weights 1 : exp(-3/8 / T)."""
+def test_a_classifiers_probabilities_are_the_weights():
+    """p = .99, .005, .005 over e1, e2, e3: they are the weights. Their softmax would be .572, .214, .214."""
+    p, other = (0.99, 0.005, 0.005), table(np.eye(3))
+    stand_in = trained_mask(np.zeros((1, 4), np.float32), other, Matcher("classifier", k=3), [(1.0, says(*np.log(p)))])
+    np.testing.assert_allclose(stand_in, [p], atol=1e-6)
+    # the best two, and where the first has no prototype: renormalised
+    stand_in = trained_mask(np.zeros((1, 4), np.float32), other, Matcher("classifier", k=2), [(1.0, says(*np.log(p)))])
+    np.testing.assert_allclose(stand_in, [[0.99 / 0.995, 0.005 / 0.995, 0]], atol=1e-6)
+    lacking = table(np.eye(3), [0, 1, 1])
+    stand_in = trained_mask(np.zeros((1, 4), np.float32), lacking, Matcher("classifier"), [(1.0, says(*np.log(p)))])
+    np.testing.assert_allclose(stand_in, [[0, 0.5, 0.5]], atol=1e-6)
+
+
+def test_a_probability_of_zero_weighs_nothing():
+    """Logits 0 and -1000: f32 has 0 for e^-1000; a classifier so sure of a class without a prototype tells nothing."""
+    sure = [(1.0, says(0, -1000, -1000))]
+    np.testing.assert_allclose(
+        trained_mask(np.zeros((1, 2), np.float32), table(np.eye(3)), Matcher("classifier"), sure),
+        [[1, 0, 0]],
+        atol=1e-6,
+    )
+    lacking = table(np.eye(3), [0, 1, 1])
+    found = trained_mask(np.zeros((1, 2), np.float32), lacking, Matcher("classifier"), sure)
+    np.testing.assert_allclose(found, [[0, 0.5, 0.5]], atol=1e-6)
+
+
+def test_a_temperature_sharpens_a_classifiers_probabilities():
+    """Logits ln 1, ln 2, ln 5: probabilities 1/8, 2/8, 5/8; of the best two at T = .5, weights 5^2 : 2^2."""
     other = table([[1, 0], [0, 1], [1, 1]])
     logits = np.log([[1, 2, 5]])
     np.testing.assert_allclose(trained_scores("classifier", logits, other), softmax(logits, axis=1), atol=1e-6)
     matcher = Matcher("classifier", k=2, temperature=0.5)
     stand_in = trained_mask(np.zeros((4, 7), np.float32), other, matcher, [(1.0, says(*logits[0]))])
-    first = 1 / (1 + np.exp(-3 / 8 / 0.5))
-    np.testing.assert_allclose(stand_in, [[first, 1]] * 4, atol=1e-6)
+    np.testing.assert_allclose(stand_in, [[25 / 29, 1]] * 4, atol=1e-6)
 
 
 def test_a_priors_scores_are_cosines_with_the_other_modalitys_prototypes():
@@ -186,7 +214,7 @@ def test_an_ensemble_is_the_weighted_mean_of_the_scores():
     other = table([[1, 0], [0, 1]])
     models = [(3.0, says(np.log(8), np.log(2))), (1.0, says(0, 99))]
     stand_in = trained_mask(np.zeros((1, 2), np.float32), other, Matcher("classifier", 2, 1.0), models)
-    np.testing.assert_allclose(stand_in, softmax([[0.6, 0.4]], axis=1), atol=1e-6)
+    np.testing.assert_allclose(stand_in, [[0.6, 0.4]], atol=1e-6)
 
 
 def test_the_order_of_the_devices_does_not_matter_and_equal_ones_are_one():

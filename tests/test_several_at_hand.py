@@ -58,11 +58,14 @@ def test_a_class_that_only_one_of_them_knows_has_that_one_s_score():
 
 
 def test_networks_are_averaged_too():
-    # probabilities softmax(2, 0, 0) and softmax(0, 3, 0): means .415, .508, .077
+    # probabilities softmax(2, 0, 0) and softmax(0, 3, 0): means .416, .508, .076
     said = {"a": [[2.0, 0, 0]], "b": [[0, 3.0, 0]]}
     small = {(m, "c"): [(1.0, lambda _, m=m: np.array(said[m], np.float32))] for m in "ab"}
     found = masked(H, ["a", "b", "c"], {"c": table(OTHER)}, "prototype", 2, Matcher("classifier", k=1), small)
     assert found["c"].tolist() == [[0, 10]]
+    # the best two by the means of the probabilities, not of their logarithms: .507975 and .416132 of .924107
+    found = masked(H, ["a", "b", "c"], {"c": table(OTHER)}, "prototype", 2, Matcher("classifier", k=2), small)
+    np.testing.assert_allclose(found["c"], [[4.50307, 5.49693]], atol=1e-4)
     # one of the two has no network: the other is heard alone
     small[("b", "c")] = []
     found = masked(H, ["a", "b", "c"], {"c": table(OTHER)}, "prototype", 2, Matcher("classifier", k=1), small)

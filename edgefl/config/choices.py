@@ -191,8 +191,8 @@ PROTOTYPES: Choices = {
             "k": _count(3, "classes mixed at inference"),
             "temperature": Option(
                 0.0,
-                "of the softmax that weighs them; 0: the match's own, which is 0.01 for cosine and 1 for the others, "
-                "the paper's plain softmax of -distance, probability or score",
+                "of the softmax that weighs them; 0: the match's own, which is 0.01 for cosine and 1 for the others: "
+                "the plain softmax of -distances and of a prior's cosines, and a classifier's probabilities themselves",
                 least=0,
             ),
         },

@@ -20,7 +20,7 @@ from edgefl.export.manifest import fillable, table_names
 from edgefl.models.build import StagedModel
 from edgefl.models.encoder import TokenState
 from edgefl.models.heads import mean_at_hand
-from edgefl.models.matching import SCORES, Table, averaged, cosine, mixed, unit
+from edgefl.models.matching import SCORES, Table, averaged, cosine, logarithms, mixed, unit
 from edgefl.prototypes.mask import Matcher
 
 #: The networks "match/<m>" of one modality, with their weights.
@@ -122,7 +122,9 @@ class BundleGraph(nn.Module):
                 among = self._among(m, other, tables, matcher)
                 each.append((said[key], among & has[m].unsqueeze(1) if has else among))
             k = min(matcher.k, len(other.valid))
-            made[absent], found, shares = mixed(*averaged(each), other.rows, k, matcher.temperature)
+            scores, among = averaged(each)
+            scores = logarithms(scores) if matcher.metric == "classifier" else scores
+            made[absent], found, shares = mixed(scores, among, other.rows, k, matcher.temperature)
             needed = ~has[absent].unsqueeze(1) if absent in has else None
             rows.append(found if needed is None else torch.where(needed, found, -1))
             weights.append(shares if needed is None else torch.where(needed, shares, 0.0))

@@ -34,8 +34,8 @@ from edgefl.export.session import run
 from edgefl.models.build import StagedModel
 from edgefl.models.encoder import TokenState
 from edgefl.prototypes.library import ClassMeans
-from edgefl.prototypes.mask import DEFAULT_MATCHER, Matcher, heard, scored
-from edgefl.prototypes.matching import Scored, averaged
+from edgefl.prototypes.mask import DEFAULT_MATCHER, Matcher, combined, heard, scored
+from edgefl.prototypes.matching import Scored
 from edgefl.training.evaluate import reconstructed
 from edgefl.training.judging import answers
 
@@ -188,7 +188,7 @@ def _stand_ins(
         if m in given:  # nothing stands in for it
             off.append((float("inf") if (rows[:, i] >= 0).any() else 0.0, float(np.abs(weights[:, i]).max())))
             continue
-        ours = averaged([_said(subject, s, r, tables, m) for s, r in given.items()])
+        ours = combined([_said(subject, s, r, tables, m) for s, r in given.items()], matcher)
         missed = shortfall(ours, rows[:, i], matcher.k)
         off.append((missed, weight_difference(ours, rows[:, i], weights[:, i], matcher.temperature)))
         stand_ins[m] = mixed(rows[:, i], weights[:, i], tables[m])

@@ -3,6 +3,7 @@
     s_p = cosine(r, own_p) or -distance(r, own_p);  best k among the rows valid in both tables;  w = softmax(s / T);
     sum_j w_j other_j
     with several modalities at hand s_p is the mean over those that have row p (docs/decisions/0034)
+    a classifier's s_p is its probability of class p, and after the mean the logarithm of that (docs/decisions/0031)
 
 ``edgefl.prototypes.mask`` is the reference in numpy. No row valid in both tables: the stand-in is zero.
 """
@@ -14,6 +15,8 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+from edgefl.prototypes.matching import SMALLEST_PROBABILITY
 
 #: In place of the score of a row that must not match: far below any distance between finite projections, and after the
 #: division by any temperature down to 1e-8 still a number.
@@ -40,6 +43,11 @@ def averaged(each: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
     counts = torch.stack([among.expand_as(scores) for scores, among in each]).sum(dim=0)
     total = torch.stack([torch.where(among, scores, 0.0) for scores, among in each]).sum(dim=0)
     return total / counts.clamp(min=1), counts > 0
+
+
+def logarithms(probabilities: Tensor) -> Tensor:
+    """Logarithms of probabilities, as in ``edgefl.prototypes.matching``: at T = 1 their softmax renormalises them."""
+    return probabilities.clamp(min=SMALLEST_PROBABILITY).log()
 
 
 def mixed(scores: Tensor, among: Tensor, rows: Tensor, top_k: int, temperature: float) -> tuple[Tensor, Tensor, Tensor]:

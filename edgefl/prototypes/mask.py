@@ -1,7 +1,8 @@
 """The prototype mask at inference: stand-ins for absent modalities from those that are there (arXiv 2312.13508).
 
 match the projection r_m of each modality m at hand to classes, by m's own table or by a small trained model, average
-the scores, then mix the absent modality's prototypes of the best classes.
+the scores (of a classifier's probabilities then the logarithm), then mix the absent modality's prototypes of the best
+classes.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from edgefl.prototypes.matching import (
     TrainedMetric,
     averaged,
     ensemble,
+    logarithms,
     match_scores,
     mix,
     trained_scores,
@@ -30,8 +32,9 @@ from edgefl.prototypes.matching import (
 #: only near ties are mixed: an even mixture of classes is what zeros already say (docs/decisions/0005).
 TOP_K = 3
 TEMPERATURE = 0.01
-#: Each metric's own temperature. The paper's softmax of -distance, probability or score has none, which is 1; of
-#: cosines that is an even mixture, whatever they are (docs/decisions/0005).
+#: Each metric's own temperature. The paper names none, which is 1: the softmax of -distances and of a prior's cosines
+#: as they are, and a classifier's probabilities themselves (docs/decisions/0031). Cosines with a modality's own
+#: prototypes at 0.05 and 0.2 serve the weaker sensor worse than at 0.01 (measured, docs/decisions/0005).
 TEMPERATURES = {"cosine": TEMPERATURE, "l1": 1.0, "l2": 1.0, "classifier": 1.0, "prior": 1.0}
 
 #: A small model: projections [B, d] of the modality at hand -> logits [B, C] (classifier), or a projection [B, d'] of
@@ -45,8 +48,8 @@ SmallModels = Sequence[tuple[float, SmallModel]]
 class Matcher:
     """How an absent modality's class is guessed: by which score, among how many classes, how sharply.
 
-    ``temperature`` divides the scores before the softmax; 0 becomes the metric's own (``TEMPERATURES``). Raises
-    ModelError for an unknown metric and for settings out of range.
+    ``temperature`` divides the scores, or a classifier's logarithms, before the softmax; 0 becomes the metric's own
+    (``TEMPERATURES``). Raises ModelError for an unknown metric and for settings out of range.
     """
 
     metric: Literal["cosine", "l1", "l2", "classifier", "prior"] = "cosine"
@@ -114,9 +117,15 @@ def heard(h: Array, other: ClassMeans, matcher: Matcher, small: SmallModels) -> 
     return Scored(np.pad(scores, ((0, 0), spare)), np.pad(known.present, spare))
 
 
+def combined(each: Sequence[Scored], matcher: Matcher) -> Scored:
+    """The scores of all modalities at hand as the softmax takes them: averaged, of probabilities then the logarithm."""
+    one = averaged(each)
+    return logarithms(one) if matcher.metric == "classifier" else one
+
+
 def stand_ins(each: Sequence[Scored], other: ClassMeans, matcher: Matcher) -> Array:
     """Stand-ins [B, d'] of the ``other`` modality by the scores of each at hand; zeros when no class may match."""
-    scores, among = averaged(each)
+    scores, among = combined(each, matcher)
     if not among.any():
         return np.zeros((len(scores), other.means.shape[1]), np.float32)
     index, weights = match_scores(scores, among, matcher.k, matcher.temperature)

@@ -2,6 +2,7 @@
 
 s_c = -distance(h, P[c]) or cosine(h, P[c]); with a small model: its probability of c, or cosine(prior(h), Q[c]);
 with several modalities at hand s_c is the mean over those that have scores of c (docs/decisions/0034);
+of probabilities the logarithm: at T = 1 they are the weights themselves, renormalised (docs/decisions/0031);
 top k;  weights = softmax(s / T);  mask = sum_j weights_j Q[index_j].
 The devices' small models become one by the largest device, the mean parameters, or s = sum_n w_n s_n / sum_n w_n.
 The ONNX bundles hold the model-free arithmetic in their graph (``edgefl.models.matching``).
@@ -24,6 +25,8 @@ Index = npt.NDArray[np.int64]
 
 #: Norms below this count as this, so that a zero vector has cosine 0 with everything (the same guard as in torch).
 _SMALLEST_NORM = 1e-12
+#: A probability below this counts as this in logarithms: the smallest normal f32, which no runtime rounds to zero.
+SMALLEST_PROBABILITY = float(np.finfo(np.float32).tiny)
 
 
 def _cosine(h: Array, means: Array) -> Array:
@@ -110,6 +113,11 @@ def averaged(each: Sequence[Scored]) -> Scored:
     counts = np.sum([one.among for one in each], axis=0)
     total = np.sum([np.where(one.among, one.scores, np.float32(0)) for one in each], axis=0)
     return Scored(np.asarray(total / np.maximum(counts, 1), np.float32), counts > 0)
+
+
+def logarithms(found: Scored) -> Scored:
+    """The same with the logarithms of its probabilities: ln p / T in the softmax gives p^(1/T), at T = 1 p itself."""
+    return found._replace(scores=np.log(np.maximum(found.scores, np.float32(SMALLEST_PROBABILITY))))
 
 
 def mix(index: Index, weights: Array, other: ClassMeans) -> Array:
