@@ -7,7 +7,7 @@ statistics of every batch norm replaced by those of 256 training samples a devic
 
     python -m benchmarks.adaptive_steps --task av --method mmic --norm batch --seed 1    # one run, one JSON line
     python -m benchmarks.adaptive_steps --jsonl FILE                                     # what FILE lacks of the grid
-    python -m benchmarks.adaptive_steps --jsonl FILE --page docs/results/adaptive_steps.md
+    python -m benchmarks.adaptive_steps --jsonl FILE --before FILE --page docs/results/adaptive_steps.md
 """
 
 from __future__ import annotations
@@ -57,6 +57,8 @@ METHODS: dict[str, tuple[str, dict[str, Any]]] = {
     "mmic": ("mmic", {"fedadagrad_mpo": {"lr": SERVER_RATE}}),
 }
 NORMS = ("layer", "batch")
+#: norm asked for -> its name on the page; "": as the recipe has it.
+NAMES = {"": "recipe's own", "batch": "batch", "layer": "layer"}
 SEEDS = (1, 2, 3)
 
 
@@ -172,35 +174,50 @@ def _pass(model: StagedModel, modality: str, share: Dataset, depth: int) -> None
         model.project(modality, model.encode(modality, input_of(share, modality, rows, torch.device("cpu")), depth))
 
 
-def page(rows: Sequence[Row]) -> str:
-    """Markdown: a table a task, means and deviations over the seeds."""
+_READING = """\
+Percent; mean ± deviation over the seeds; *last four*: mean of the last four rounds as evaluated. *Apart*: evaluated minus
+recalibrated, the largest over the seeds. *Before* is 8515bcb, which had batch norm in every head and evaluated with the devices'
+statistics. *Recipe's own* is layer norm, but for FedAvg, whose weights are the devices' mean: batch norm. *Batch*: batch norm,
+with statistics taken at the weights that are evaluated. *Lent*: poverty layers replaced, of those that devices named."""
+
+
+def page(rows: Sequence[Row], before: Sequence[Row]) -> str:
+    """Markdown: a table a task, means and deviations over the seeds. ``before``: rows of the code before."""
     lines = ["# Adaptive server steps", "", *(__doc__ or "").split("\n\n")[1].splitlines(), ""]
-    lines += [
-        "Percent; mean ± deviation over the seeds. *Difference*: evaluated - recalibrated, the largest over the seeds."
-    ]
+    lines += _READING.splitlines()
     for task, (rate, lr, plain) in TASKS.items():
         lines += ["", f"## {task}, {rate:.0%} missing, local rate {lr:g} (FedAvg {plain:g})", ""]
-        lines += [
-            "| method | norm of the heads | evaluated | recalibrated | largest difference | substitutions | seeds |"
-        ]
-        lines += ["|---|---|---|---|---|---|---|"]
+        lines += ["| method | heads | evaluated | recalibrated | apart | last four | lent | seeds |", "|---" * 8 + "|"]
         for method in METHODS:
-            for norm in NORMS:
-                if found := [row for row in rows if row.cell[:3] == (task, method, norm)]:
-                    lines.append(_line(method, norm, found))
+            for label, found in (("before", before), *((NAMES[norm], rows) for norm in NAMES)):
+                norm = "" if label == "before" else next(n for n, name in NAMES.items() if name == label)
+                if own := [row for row in found if row.cell[:3] == (task, method, norm)]:
+                    lines.append(_line(method, label, own))
     return "\n".join(lines) + "\n"
 
 
-def _line(method: str, norm: str, rows: Sequence[Row]) -> str:
+def _line(method: str, label: str, rows: Sequence[Row]) -> str:
     apart = max((row.evaluated - row.recalibrated for row in rows), key=abs)
     lent = f"{sum(r.repaired for r in rows)} of {sum(r.incomplete for r in rows)}" if method == "mmic" else ""
-    figures = [_spread([r.evaluated for r in rows]), _spread([r.recalibrated for r in rows]), f"{100 * apart:+.1f}"]
-    return f"| {method} | {norm} | " + " | ".join(figures) + f" | {lent} | {len(rows)} |"
+    late = _spread([statistics.mean(r.by_round[-4:]) for r in rows])
+    figures = [
+        _spread([r.evaluated for r in rows]),
+        _spread([r.recalibrated for r in rows]),
+        f"{100 * apart:+.1f}",
+        late,
+    ]
+    return f"| {method} | {label} | " + " | ".join(figures) + f" | {lent} | {len(rows)} |"
 
 
 def _spread(values: Sequence[float]) -> str:
     deviation = 100 * statistics.stdev(values) if len(values) > 1 else 0.0
     return f"{100 * statistics.mean(values):.1f} ± {deviation:.1f}"
+
+
+def kept(path: Path | None) -> list[Row]:
+    """The rows in a file, one JSON object a line; none where there is no file."""
+    lines = path.read_bytes().splitlines() if path is not None and path.exists() else []
+    return [msgspec.json.decode(line, type=Row) for line in lines]
 
 
 def main() -> None:
@@ -212,13 +229,12 @@ def main() -> None:
     parser.add_argument("--seed", type=int, nargs="+")
     parser.add_argument("--jsonl", type=Path, help="where rows are kept: what it holds is not run again")
     parser.add_argument("--page", type=Path, help="write the page of the rows in --jsonl and end")
+    parser.add_argument("--before", type=Path, help="for the page: rows that the code before the mending made")
     given = parser.parse_args()
     torch.set_num_threads(1)
-    rows = []
-    if given.jsonl and given.jsonl.exists():
-        rows = [msgspec.json.decode(line, type=Row) for line in given.jsonl.read_bytes().splitlines()]
+    rows = kept(given.jsonl)
     if given.page:
-        given.page.write_text(page(rows))
+        given.page.write_text(page(rows, kept(given.before)))
         return
     asked = [
         (task, method, norm, seed)
