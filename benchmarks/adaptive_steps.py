@@ -175,10 +175,11 @@ def _pass(model: StagedModel, modality: str, share: Dataset, depth: int) -> None
 
 
 _READING = """\
-Percent; mean ± deviation over the seeds; *last four*: mean of the last four rounds as evaluated. *Apart*: evaluated minus
-recalibrated, the largest over the seeds. *Before* is 8515bcb, which had batch norm in every head and evaluated with the devices'
-statistics. *Recipe's own* is layer norm, but for FedAvg, whose weights are the devices' mean: batch norm. *Batch*: batch norm,
-with statistics taken at the weights that are evaluated. *Lent*: poverty layers replaced, of those that devices named."""
+Percent; mean ± deviation over the seeds; *last four*: mean of the last four rounds as evaluated. *Apart*:
+evaluated minus recalibrated, the largest over the seeds. *Before* is 8515bcb, which had batch norm in every
+head and evaluated with the devices' statistics. *Recipe's own* is layer norm, but for FedAvg, whose weights are
+the devices' mean: batch norm. *Batch*: batch norm, with statistics taken at the weights that are evaluated.
+*Lent*: poverty layers replaced, of those that devices named."""
 
 
 def page(rows: Sequence[Row], before: Sequence[Row]) -> str:
