@@ -12,7 +12,7 @@ from rich.console import Console
 from edgefl.records import Budget, Capabilities, Figure, Speed, kind_of_machine
 from edgefl.report import bills, decisions, html, inventory, lines, outcome, quality, tables, totals, units
 from edgefl.report.grid import Cell, Column, Grid, figure, letters
-from edgefl.report.html import without_secrets
+from edgefl.report.html import thirds, without_secrets
 from edgefl.report.rows import AssignmentRow, DeviceRow, EventRow, RunReport
 
 
@@ -165,6 +165,18 @@ def test_seconds_of_another_kind_of_machine_s_profile_have_no_ratio(report: RunR
     assert ratio("aarch64, 64 cores, a GPU of another kind") == ""
     assert ratio("") == ""  # the profile does not say what it was measured on
     assert ratio(kind_of_machine(nano.capabilities)).endswith("×")
+
+
+def test_the_page_s_three_bills_leave_no_column_of_the_bill_out(report: RunReport) -> None:
+    def told(row: AssignmentRow) -> AssignmentRow:
+        names = ("prototypes_up_bytes", "prototypes_down_bytes", "signature_up_bytes", "layer_down_bytes")
+        more = {name: Figure(1000.0, "counted", "test") for name in names} if row.measured else {}
+        return msgspec.structs.replace(row, measured={**row.measured, **more})
+
+    whole = bills.device_bill(msgspec.structs.replace(report, assignments=tuple(map(told, report.assignments))))
+    shown = {(column.group, column.name) for _, grid in thirds(whole) for column in grid.columns}
+    assert {(column.group, column.name) for column in whole.columns} == shown
+    assert ("of the payload", "signature sent") in shown
 
 
 def letters_index(mark: str) -> int:

@@ -176,7 +176,7 @@ def thirds(grid: Grid) -> list[tuple[str, Grid]]:
     """A bill as three tables that fit a page."""
     groups_of = {
         "Memory and compute": ("step memory", "process", "FLOPs"),
-        "Bytes": ("payload sent", "payload received", "on the wire"),
+        "Bytes": ("payload sent", "payload received", "of the payload", "on the wire"),
         "Time and energy": ("time", "energy", "heat"),
     }
     head = [index for index, column in enumerate(grid.columns) if column.key]
