@@ -79,15 +79,14 @@ class Own(NamedTuple):
         """Raises MisfitError, naming table and class, for a row of more samples than the device has, or of too few."""
         total = self.claim.samples.get("", 0)
         for name, table in tables.items():
-            held = np.full(len(table.counts), 0.0 if self.by_class else total)
-            if self.by_class:
-                known = self.claim.class_counts[: len(held)]
-                held[: len(known)] = known
-            if (more := np.flatnonzero(table.counts > held)).size:
-                row = int(more[0])
-                text = (
-                    f"table '{name}', class {row}: {table.counts[row]:g} samples claimed, the device has {held[row]:g}"
-                )
+            held = np.full(len(table.counts), float(total))
+            if self.by_class:  # its hello numbers classes in its own order, the model in another: by size they compare
+                known = sorted(self.claim.class_counts, reverse=True)[: len(held)]
+                held[:] = np.pad(known, (0, len(held) - len(known)))
+            order = np.argsort(-table.counts, kind="stable")
+            if (more := np.flatnonzero(table.counts[order] > held)).size:
+                row, most = int(order[more[0]]), held[more[0]]
+                text = f"table '{name}', class {row}: {table.counts[row]:g} samples claimed, the device has {most:g}"
                 raise MisfitError("samples", text)
             if float(table.counts.sum(dtype=np.float64)) > total:
                 text = f"table '{name}': {table.counts.sum():g} samples claimed in all, the device has {total}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 from pathlib import Path
 from typing import Any
@@ -13,12 +14,15 @@ import pytest
 from coordinator_fixture import Breaking, FakeWorker
 from test_coordinator_runner import Scene, one_stage, played, values
 
+from coordinator.checking import Own
 from coordinator.outliers import out_of_line
-from coordinator.values import Change, Changes
+from coordinator.values import Change, Changes, Claim
 from edgefl.aggregation import combine
 from edgefl.aggregation.aggregate import aggregate_round
+from edgefl.aggregation.combine import MisfitError
 from edgefl.aggregation.remember import UpdateInfo
 from edgefl.aggregation.weight import capped
+from edgefl.data.dataset import Dataset
 from edgefl.errors import StoreError
 from edgefl.objects import ObjectStore
 from edgefl.plan.values import RoundPolicy
@@ -284,6 +288,19 @@ def test_prototypes_of_more_samples_than_a_device_has_or_of_one_are_refused(
     merged = decode_part(ObjectStore(tmp_path / "run" / "objects").read(state.id))
     assert merged["acc.count"].tolist() == [5.0, 5.0]
     assert merged["acc"].max() == 1.0
+
+
+@pytest.mark.parametrize(
+    ("counts", "good"), [((5, 9, 0), True), ((9, 5, 0), True), ((9, 9, 0), False), ((5, 5, 4), False)]
+)
+def test_a_device_numbers_classes_in_its_own_order(counts: tuple[float, ...], good: bool) -> None:
+    rows, labels = np.zeros((14, 3), np.float32), np.repeat([0, 1], (9, 5))
+    data = Dataset({"acc": rows}, {"acc": np.ones(14, bool)}, labels, ("a", "b"), [str(i) for i in range(14)])
+    own = Own(Claim(data.samples(), data.class_counts()))
+    assert data.relabelled(("b", "a", "c")).class_counts() == (5, 9, 0), "as the trainer numbers them for the model"
+    table = ClassMeans(np.ones((3, 3), np.float32), np.array(counts, np.float32))
+    with contextlib.nullcontext() if good else pytest.raises(MisfitError, match="samples claimed"):
+        own.check({"acc": table})
 
 
 def test_a_run_whose_last_round_was_ruined_before_this_was_checked_goes_on(
