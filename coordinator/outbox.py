@@ -7,6 +7,7 @@ import hashlib
 import logging
 import secrets
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -232,7 +233,7 @@ class Outbox:
             expected,
             store=self._store,
             fleet=self._fleet,
-            publish=self.publish,
+            publish=partial(self.publish, chunks=True),
             warn=self._warn,
         )
         self._chunks = self._pace.of(expected)
@@ -248,19 +249,19 @@ class Outbox:
         topic, body = topics.down(self._fleet, device), m.encode(message)
         self.publish(topic, body if self._seal is None else self._seal(topic, body))
 
-    def publish(self, topic: str, payload: bytes) -> None:
-        """Send without waiting; what the broker refuses is reported."""
+    def publish(self, topic: str, payload: bytes, *, chunks: bool = False) -> None:
+        """Send without waiting; what the broker refuses is reported. ``chunks``: or sent again in smaller ones."""
         task = asyncio.ensure_future(self._transport.publish(topic, payload))
         self._posts.add(task)
-        task.add_done_callback(self._published)
+        task.add_done_callback(partial(self._published, chunks=chunks))
 
-    def _published(self, task: asyncio.Task[None]) -> None:
+    def _published(self, task: asyncio.Task[None], *, chunks: bool) -> None:
         self._posts.discard(task)
         error = None if task.cancelled() else task.exception()
         if error is None:
             return
         try:
-            if not isinstance(error, MessageSizeError):
+            if not (chunks and isinstance(error, MessageSizeError)):
                 self._report(error)
             elif self.chunking.refused(error):
                 self._smaller()

@@ -16,11 +16,16 @@ from fleet_fixture import Fleet, finish, share
 from transport_fixtures import Recorder, fails, mosquitto_wanted, run, until
 
 from coordinator.chunking import LEAST_BYTES, Chunking
+from coordinator.outbox import Outbox
 from coordinator.pace import Pace
 from device_agent.doctor import reach
 from edgefl.errors import BrokerError, MessageSizeError
+from edgefl.objects import ObjectStore
 from edgefl.protocol.chunks import DEFAULT_CHUNK_BYTES, HEADER_BYTES
+from edgefl.protocol.messages import Drain
+from edgefl.transport.base import check_payload
 from edgefl.transport.broker import Broker, start_broker
+from edgefl.transport.memory import MemoryBroker, MemoryTransport
 from edgefl.transport.mosquitto import write_configuration
 from edgefl.transport.mqtt import MqttTransport
 from edgefl.transport.probe import Probe
@@ -290,6 +295,37 @@ def test_a_broker_that_takes_next_to_nothing_ends_the_run_by_name() -> None:
         assert "message_size_limit" in error.remedy
 
     run(scene())
+
+
+class Shallow(MemoryTransport):
+    """Takes 10 KiB."""
+
+    async def publish(self, topic: str, payload: bytes, *, retain: bool = False) -> None:
+        check_payload(topic, payload, 10 * 1024)
+        await super().publish(topic, payload, retain=retain)
+
+
+@pytest.mark.parametrize("size", [9_000, 12_000, 20_000])
+def test_a_message_that_no_chunk_size_makes_smaller_is_reported(tmp_path: Path, size: int) -> None:
+    """Such as an offer of a model of many classes: the devices would wait for it in vain."""
+
+    async def scene() -> list[object]:
+        told: list[object] = []
+        transport, store = Shallow(MemoryBroker(), "c"), ObjectStore(tmp_path)
+        await transport.connect()
+        outbox = Outbox(a_plan(), transport, "default", store, lambda: 0.0, 1.0, told.append)
+        await outbox.chunking.begin()
+        outbox.post("a", Drain("r1", "x" * size))
+        await outbox.flush(1.0)
+        await asyncio.sleep(0)
+        await outbox.close()
+        return told
+
+    told = run(scene())
+    if size < 10 * 1024:
+        assert told == []
+    else:
+        assert [(type(error), error.size > size) for error in told] == [(MessageSizeError, True)]
 
 
 # A run
