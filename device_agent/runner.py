@@ -26,7 +26,7 @@ from device_agent.timeouts import DIAL_FIRST_S, DIAL_LAST_S, LEAVE_S, SETTLE_S, 
 from device_agent.trainer_jobs import TrainerJobs
 from device_agent.trainer_link import Trainer
 from device_agent.transfers import Transfers
-from edgefl.errors import BrokerError, BrokerUnreachableError, ProtocolError
+from edgefl.errors import BrokerError, BrokerUnreachableError, MessageSizeError, ProtocolError
 from edgefl.protocol import topics
 from edgefl.protocol.messages import DownMessage, Offer, Presence, Renewed, UpMessage, decode_down, encode
 from edgefl.transport.base import Transport
@@ -157,6 +157,8 @@ class Agent:
         topic = topics.presence if isinstance(message, Presence) else topics.up
         try:
             await self.transport.publish(topic(self.identity.fleet, self.identity.device), encode(message))
+        except MessageSizeError as error:  # also a guess, after connections that were cut: it is said again
+            self.emit("warning", text=error.message)
         finally:
             self._leaving.remove(message)
 

@@ -18,7 +18,9 @@ from edgefl.protocol import topics
 from edgefl.protocol.chunks import HEADER_BYTES
 from edgefl.protocol.transfer import Completed
 from edgefl.records import Attempt, ObjectRef, Refusal
-from edgefl.transport.memory import MemoryBroker
+from edgefl.transport import failures
+from edgefl.transport.address import parse_url
+from edgefl.transport.memory import MemoryBroker, MemoryTransport
 from edgefl.worker import WorkerFailedError
 
 
@@ -253,6 +255,31 @@ def test_a_cut_connection_is_taken_up_again(tmp_path):
                 "disconnected",
                 "connected",
             ]
+
+    play(scene())
+
+
+def test_an_update_that_two_cuts_in_a_row_seem_to_refuse_is_announced_again(tmp_path, monkeypatch):
+    """A broker that restarts twice looks like one that closes the connection on a message (``Sizes``)."""
+
+    async def scene():
+        broker = MemoryBroker()
+        refusals = ["it closes the connection"]
+        publish = MemoryTransport.publish
+
+        async def publishing(self, topic, payload, **how):
+            if topic == topics.up(FLEET, DEVICE) and isinstance(m.decode_up(payload), m.Update) and refusals:
+                raise failures.too_large(parse_url("mqtt://h"), topic, len(payload), refusals.pop())
+            await publish(self, topic, payload, **how)
+
+        monkeypatch.setattr(MemoryTransport, "publish", publishing)
+        monkeypatch.setattr("device_agent.machine.ANNOUNCE_S", 0.1)
+        async with Coordinator(broker, tmp_path / "c") as coordinator, Running(broker, tmp_path / "a") as running:
+            await coordinator.expect(m.Hello)
+            coordinator.offer()
+            await coordinator.take_update()
+            assert not refusals
+            assert "closes the connection" in next(line["text"] for event, line in running.lines if event == "warning")
 
     play(scene())
 
