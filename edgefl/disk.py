@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import logging
 import os
 import secrets
 import stat
@@ -15,6 +16,7 @@ from typing import Any
 
 from edgefl.errors import StoreError
 
+_LOG = logging.getLogger(__name__)
 _TEMPORARY = ".new-"
 #: SYNC_FILE_RANGE_WRITE of Linux' sync_file_range: start writing and do not wait.
 _WRITE = 2
@@ -42,13 +44,17 @@ class explained:  # noqa: N801 - used like a function; a class costs a third of 
 def make_private(directory: Path) -> None:
     """Make a directory whose files are its owner's alone, whatever the umask; one of ours that is open is closed.
 
-    Its parents are made as the umask says. Raises StoreError.
+    Its parents are made as the umask says. Where the file system has no permissions (FAT, exFAT), it warns and goes on.
+    Raises StoreError.
     """
     with explained("create", directory):
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         status = directory.stat()
         if status.st_uid == os.geteuid() and stat.S_IMODE(status.st_mode) != 0o700:
-            directory.chmod(0o700)
+            try:
+                directory.chmod(0o700)
+            except PermissionError:  # of an owner: the file system's answer
+                _LOG.warning("%s can be read by others: its file system keeps no permissions", directory)
 
 
 def write_new(path: Path, data: bytes | bytearray | memoryview, *, mode: int = 0o644, durable: bool = True) -> None:

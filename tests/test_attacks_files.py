@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import stat
@@ -63,6 +64,20 @@ def test_a_directory_that_was_open_is_closed_and_its_parents_are_left(tmp_path: 
     make_private(old)
     assert stat.S_IMODE(old.stat().st_mode) == 0o700
     assert stat.S_IMODE(old.parent.stat().st_mode) == parents
+
+
+def test_a_file_system_without_permissions_is_told_of_and_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """FAT and exFAT refuse what they can not keep, also to the owner."""
+
+    def refuse(*_: object) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    tmp_path.chmod(0o755)
+    monkeypatch.setattr(Path, "chmod", refuse)
+    make_private(tmp_path)
+    assert f"{tmp_path} can be read by others" in caplog.text
 
 
 @pytest.mark.parametrize("damage", [b"", b"\xff" * 40, b"\x93\x01"])
