@@ -121,8 +121,11 @@ class Capabilities(msgspec.Struct, frozen=True):
 
 
 def kind_of_machine(has: Capabilities) -> str:
-    """What decides how fast a device is, in words: two machines of one kind are compared, others are not."""
-    return f"{has.machine}, {has.cores} cores, {has.gpu or 'no GPU'}"
+    """What decides how fast a device is, in words: two machines of one kind are compared, others are not.
+
+    At most 64 characters: a coordinator keeps no more of what a device says.
+    """
+    return f"{has.machine}, {has.cores} cores, {has.gpu or 'no GPU'}"[:64]
 
 
 def has_card(has: Capabilities) -> bool:

@@ -14,12 +14,13 @@ from test_coordinator_inbox import read
 from test_coordinator_runner import Scene, one_stage, played
 
 from coordinator.inbox import MAX_ENTRIES, Inbox
+from coordinator.texts import cleaned
 from coordinator.values import Announced, Declined, Joined
 from edgefl.errors import StoreError
 from edgefl.objects import ObjectStore
 from edgefl.plan.values import RoundPolicy
 from edgefl.protocol import messages as m
-from edgefl.records import Attempt, Capabilities, Figure, Refusal
+from edgefl.records import Attempt, Capabilities, Figure, Refusal, Speed, kind_of_machine
 from edgefl.report.rows import AssignmentRow, RunReport
 from edgefl.report.writers import CSV_COLUMNS, to_csv
 
@@ -129,3 +130,11 @@ def test_a_chunk_is_hashed_once_a_process(tmp_path: Path) -> None:
     assert store.read_chunk(ref.id, 64, 1) == b"y" * 36
     with pytest.raises(StoreError, match="is damaged"):
         ObjectStore(tmp_path).read_chunk(ref.id, 64, 1)
+
+
+def test_a_long_kind_of_machine_is_the_same_after_its_hello() -> None:
+    """Its name, "x86_64, 128 cores, NVIDIA …", is longer than the texts that are kept; the ratios hang on it."""
+    has = Capabilities(machine="x86_64", cores=128, gpu="NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition")
+    has = msgspec.structs.replace(has, speed=Speed(1e12, machine=kind_of_machine(has)))
+    heard = cleaned(m.Hello(device="a", capabilities=has)).capabilities
+    assert heard.speed.machine == kind_of_machine(heard)
