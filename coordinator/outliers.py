@@ -8,8 +8,8 @@ trained the part, the bound is b times the part's own length.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Mapping
-from statistics import median
 
 from coordinator.values import Assignment, Change, Changes, State
 from edgefl.records import Refusal
@@ -21,14 +21,29 @@ LEAST = 1.0
 def out_of_line(changes: Mapping[str, Changes], most: float) -> dict[str, Refusal]:
     """The updates (by any name) that are to be left out, and why. ``most``: b above; 0: none are."""
     found: dict[str, Refusal] = {}
+    norms: dict[str, list[float]] = {}
+    for own in changes.values() if most > 0 else ():
+        for part, change in own.items():
+            norms.setdefault(part, []).append(change.norm)
+    for ordered in norms.values():
+        ordered.sort()
     for name, own in changes.items() if most > 0 else ():
         for part, change in own.items():
-            others = [theirs[part].norm for other, theirs in changes.items() if other != name and part in theirs]
+            others = _median_without(norms[part], change.norm)
             allowed = _allowed(change, others, most)
             if change.norm > allowed and name not in found:
                 text = f"part {part}: its change has the norm {change.norm:.3g}, {_measure(change, others, most)}"
                 found[name] = Refusal("change", change.norm, allowed, detail=text)
     return found
+
+
+def _median_without(ordered: list[float], value: float) -> float | None:
+    """The median of sorted values without one of them; None: there are no others."""
+    count, place = len(ordered) - 1, bisect_left(ordered, value)
+    if not count:
+        return None
+    low, high = (ordered[k if k < place else k + 1] for k in ((count - 1) // 2, count // 2))
+    return (low + high) / 2
 
 
 def outliers(state: State) -> list[tuple[str, Assignment, Refusal]]:
@@ -41,13 +56,13 @@ def outliers(state: State) -> list[tuple[str, Assignment, Refusal]]:
     return [(*here[key], refusal) for key, refusal in found.items()]
 
 
-def _allowed(change: Change, others: list[float], most: float) -> float:
-    if not others:
+def _allowed(change: Change, others: float | None, most: float) -> float:
+    if others is None:
         return most * max(change.base, LEAST)
-    return max(most * median(others), change.base, LEAST)
+    return max(most * others, change.base, LEAST)
 
 
-def _measure(change: Change, others: list[float], most: float) -> str:
-    if not others:
+def _measure(change: Change, others: float | None, most: float) -> str:
+    if others is None:
         return f"the part itself {change.base:.3g}, and nobody else trained it (round.largest_change: {most:g})"
-    return f"the median of the others is {median(others):.3g} (round.largest_change: {most:g})"
+    return f"the median of the others is {others:.3g} (round.largest_change: {most:g})"
