@@ -85,7 +85,7 @@ def _unrepairable(state: State) -> list[Instruction]:
         if (owner := modality_of(part)) is not None
     }
     samples = {device.hello.device: device.hello.samples for device in able}
-    why = unlikely(samples, sorted(modalities), options.get("donors", "less_affected"))
+    why = unlikely(samples, sorted(modalities), options.get("donors", "complete"))
     text = f"repair: poverty will replace nothing, or little: {why}"
     return [Tell("warning", state.stage, state.number, data={"text": text})] if why else []
 
@@ -205,14 +205,14 @@ def put(state: State, device: str, assignment: Assignment, measured: Figures | N
 
 
 def expected(state: State, attempt: Attempt, placement: Placement, device: str) -> Figures:
-    """What is predicted of this round: a device's first, and a stage's first and last, cost more."""
+    """What is predicted of this round: a device's first, and its first and the last of a stage, cost more."""
+    cost, known = placement.cost, state.devices.get(device)
+    arrival = arrival_of(known, attempt.stage, state.rounds)
     found = placement.predicted
-    if placement.predicted_first and attempt.round == 1:
+    if placement.predicted_first and (attempt.round == 1 or arrival != "staying"):
         found = placement.predicted_first
     if "payload_down_bytes" not in found or "payload_up_bytes" not in found:
         return found
-    cost, known = placement.cost, state.devices.get(device)
-    arrival = arrival_of(known, attempt.stage, state.rounds)
     sizes: dict[str, int] = {}
     if arrival != "staying":
         sizes["payload_down_bytes"] = cost.joining_down_bytes if arrival == "joining" else cost.entering_down_bytes

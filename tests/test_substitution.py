@@ -142,3 +142,13 @@ def test_the_report_counts_substitutions_and_why_others_were_not_made() -> None:
         ["replaced", "3", "2", "1, 3"],
         ["kept: it belongs to no cluster", "2", "2", "1, 3"],
     ]
+
+
+def test_a_run_begun_before_less_affected_devices_could_lend_is_warned_as_it_goes(ram_path: Path) -> None:
+    """Its stored plan names no donors, so that only complete devices lend; nothing was told of it."""
+    settings = ["training.batch_size=6", "training.rounds=[0, 1]", "slots.select=all"]
+    plan = plan_of(ram_path, "mmic", "ab", 2, settings)
+    plan = msgspec.structs.replace(plan, server={**plan.server, "repair": {"poverty": {"form": "optimiser"}}})
+    report = run_fleet(ram_path, plan, {f"d{i}": share(24, {"a": 0.7, "b": 0.7}, i) for i in range(2)})
+    told = [event.data["text"] for event in report.events if event.kind == "warning"]
+    assert any("every device has samples that lack a modality" in text for text in told)
