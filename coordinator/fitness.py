@@ -46,7 +46,7 @@ def unfit(state: State, assignment: Assignment, update: Update) -> Refusal | Non
 
 def bounded(update: Update, claim: Claim) -> Update:
     """The update with no more samples than the device had when it first introduced itself."""
-    most = claim.samples.get("", 0)
+    most = max(0, claim.samples.get("", 0))
     return msgspec.structs.replace(update, samples={part: min(n, most) for part, n in update.samples.items()})
 
 

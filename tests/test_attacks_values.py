@@ -267,6 +267,28 @@ def test_the_first_hello_of_a_run_says_how_many_samples_count(tmp_path: Path) ->
     assert told == ["a: it now says it has 1000 samples; in this run the first 10 count"]
 
 
+def test_a_device_that_first_said_it_has_fewer_than_no_samples_weighs_nothing(tmp_path: Path) -> None:
+    """One such device ended the run: "the weight of device 'a' is -9.0"."""
+    report = RunReport()
+
+    async def script(scene: Scene) -> None:
+        nonlocal report
+        device = await scene.device("a", samples=-9)
+        await scene.device("b", samples=10)
+
+        def growing(manifest: Manifest, samples: dict[str, int], store: ObjectStore) -> tuple[Manifest, dict[str, int]]:
+            device.samples = 1000
+            device.hello()
+            return manifest, dict.fromkeys(samples, 1000)
+
+        device.breaking = growing
+        report = await scene.coordinator(one_stage(RoundPolicy(devices=2, join_s=5.0, deadline_s=600.0), 1))
+
+    scene = played(tmp_path, script)
+    assert weights(report).get("a", 0.0) == 0.0
+    assert np.isfinite(values(scene, "task")).all()
+
+
 def tables(count: float, mean: float, classes: int = 2) -> bytes:
     table = ClassMeans(np.full((classes, 3), mean, np.float32), np.full(classes, count, np.float32))
     return encode_part(to_tensors({"acc": table}))
