@@ -214,7 +214,7 @@ def received(state: State, event: Received) -> Step:
         bill["staleness"] = late
     out.append(Tell("update", state.stage, state.number, event.device, bill))
     if odd:
-        text = f"figures that can not be are left out: {'; '.join(odd)}"
+        text = f"implausible figures are left out: {'; '.join(odd)}"
         state, warned = tell_once(state, event.device, "figures", text)
         out += warned
     state, more = check_close(state, event.at)

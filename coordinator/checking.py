@@ -66,7 +66,7 @@ LIMITS = Limits()
 
 
 class Own(NamedTuple):
-    """What bounds a device's prototypes: the data it introduced itself with, and the fewest samples of a row.
+    """Bounds of a device's prototypes: the data it introduced itself with, and the fewest samples of a row.
 
     ``by_class``: rows are classes; else they may be clusters.
     """

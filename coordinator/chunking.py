@@ -19,7 +19,7 @@ LEAST_BYTES = 8 * 1024
 
 
 class Chunking:
-    """``warn`` is told what a person should know: chunks are smaller than they were meant to be."""
+    """Size of the coordinator's chunks. ``warn`` takes the text of a warning that chunks are smaller than wanted."""
 
     def __init__(self, transport: Transport, fleet: str, pace: Pace, warn: Callable[[str], None]) -> None:
         self._transport = transport
@@ -29,7 +29,7 @@ class Chunking:
         self._growing: asyncio.Task[None] | None = None
 
     def heard(self, payload: bytes) -> None:
-        """What this coordinator has sent to itself."""
+        """A probe that this coordinator sent to itself has arrived."""
         self._probe.heard(payload)
 
     async def begin(self) -> None:
@@ -56,7 +56,7 @@ class Chunking:
             self._growing = asyncio.ensure_future(self._grow(self._pace.wanted))
 
     def refused(self, error: MessageSizeError) -> bool:
-        """The broker did not take a message. Whether chunks are smaller now; raises it when they can not be."""
+        """The broker refused a message. Whether chunks are smaller now; raises the error when they are the smallest."""
         now = self._pace.of(())[0]
         if error.size > max(self._pace.proven, now) + HEADER_BYTES:
             return False  # it was made when chunks were larger

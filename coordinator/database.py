@@ -185,7 +185,7 @@ def copy_to_read(url: str) -> tempfile.TemporaryDirectory[str] | None:
 
 
 def _reading(file: Path) -> sqlite3.Connection:
-    """Where there is no journal, nobody writes, and SQLite need not leave files of its own."""
+    """A read-only connection. Without a journal no process writes, and SQLite need not leave files of its own."""
     how = "mode=ro" if file.with_name(f"{file.name}-wal").exists() else "immutable=1"
     return sqlite3.connect(f"file:{quote(str(file.resolve()))}?{how}", uri=True)
 

@@ -57,7 +57,7 @@ class Downloads:
         self._perform(self._sender.on_tick(now))
 
     def restart(self) -> None:
-        """Forget who was sent what: devices ask anew, in chunks of another size."""
+        """Forget what was sent to each device: devices ask again, in chunks of another size."""
         self._sender = Sender(self.transfer, self._sizes, self._expected)
 
     def drop(self, device: str, now: float) -> None:

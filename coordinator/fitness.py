@@ -56,7 +56,7 @@ def exceeds(hello: Hello, claim: Claim) -> bool:
 
 
 def overweights(record: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """(device, what is told) for devices that had most of the weight of a part in this round's record."""
+    """(device, text of the warning) for devices that had most of the weight of a part in this round's record."""
     found: dict[str, list[tuple[float, str]]] = {}
     for part, weights in record.get("parts", {}).items():
         shares = weights.get("devices", {})

@@ -1,4 +1,4 @@
-"""A device introduces itself: what is kept of it, what is told, and who is not let in. Pure."""
+"""Introductions of devices (hellos): the state kept of a device, warnings, and refused protocol versions. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from edgefl.protocol.messages import PROTOCOL_VERSION, Hello
 
 replace = msgspec.structs.replace
 
-#: Times that a device's coming and going are told in a run. One that goes on so would fill the ledger with it.
+#: Connections of a device whose joins and leaves a run's ledger records: one that goes on so would fill it.
 MOST_COMINGS = 100
 
 
@@ -54,7 +54,7 @@ def _odd(was: Device, now: Device) -> list[tuple[str, str]]:
 
 
 def strange(state: State, hello: Hello) -> Step:
-    """A device of another version of the protocol: told once, and told why."""
+    """Refuse a device of another protocol version: it is sent the reason each time; operators get one warning."""
     text = f"it speaks protocol {hello.protocol}, this coordinator {PROTOCOL_VERSION}: install the same release on both"
     out: list[Instruction] = [SendDrain(hello.device, text)]
     if hello.device not in state.strange:
@@ -65,6 +65,6 @@ def strange(state: State, hello: Hello) -> Step:
 
 
 def _facts(hello: Hello) -> tuple[object, ...]:
-    """What a device's placement depends on; a change means that it must be planned again."""
+    """Facts of a device that its placement depends on; a change requires a new plan."""
     measured = hello.capabilities.trainer_base_bytes > 0
     return hello.profile, hello.budget, hello.samples, hello.modalities, hello.class_counts, measured

@@ -142,7 +142,7 @@ class Ledger:
             connection.execute(update(tables.rounds).where(broken).values(status="failed", ended_at=at))
 
     def take_back(self, run: str, attempt: Attempt) -> None:
-        """A round that was done has failed: the state it made can not be gone on from."""
+        """Mark a completed round as failed: the run can not continue from the state it made."""
         with named_errors(self._name), writing(self._engine) as connection, connection.begin():
             names = ("stage", "round", "attempt")
             key = and_(*(tables.rounds.c[name] == getattr(attempt, name) for name in names))

@@ -65,7 +65,7 @@ class Outbox:
         self._posts: set[asyncio.Task[None]] = set()
         self._downloads: dict[str, Downloads] = {}  # by transfer: of the open attempt, and of earlier ones at work
         self._chunks = (0, 0)  # of the newest downloads: bytes, and how many may be in flight
-        self._apart: dict[str, dict[str, str]] = {}  # device -> figure -> object of its download told by itself
+        self._apart: dict[str, dict[str, str]] = {}  # device -> figure -> object of its download that is counted by itself
         self._pace = Pace(plan.chunk_bytes, plan.credit)
         self._prototypes, options = next(iter(plan.server.get("prototypes", {}).items()), ("none", {}))
         self._min_count = float(options.get("min_count", 1))  # a run begun before there was such an option has none
@@ -74,7 +74,7 @@ class Outbox:
         self.uploads = self._make_uploads()
 
     def facts(self) -> dict[str, Any]:
-        """What holds at the broker, to tell."""
+        """The connection's limits and the chunk size, for an event in the ledger."""
         limits = self._transport.limits
         return {
             "mqtt": limits.version,
@@ -173,7 +173,7 @@ class Outbox:
         )
 
     def _down(self, update: m.Update) -> Figures:
-        """What a device was sent in its attempt; prototypes and the layer of its personal model also by themselves."""
+        """Bytes sent to a device in its attempt; prototypes and the layer of its personal model also by themselves."""
         device, source = update.device, "chunks the coordinator sent"
         downloads = self._downloads.get(transfer_name("d", update.attempt))
         sent = downloads.payload_bytes(device) if downloads is not None else 0

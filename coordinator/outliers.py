@@ -64,5 +64,5 @@ def _allowed(change: Change, others: float | None, most: float) -> float:
 
 def _measure(change: Change, others: float | None, most: float) -> str:
     if others is None:
-        return f"the part itself {change.base:.3g}, and nobody else trained it (round.largest_change: {most:g})"
+        return f"the part itself {change.base:.3g}, and no other device trained it (round.largest_change: {most:g})"
     return f"the median of the others is {others:.3g} (round.largest_change: {most:g})"

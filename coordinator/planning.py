@@ -32,7 +32,7 @@ def ask(state: State, names: Iterable[str]) -> Step:
 
 
 def arrival_of(device: Device | None, stage: int, rounds: Sequence[int]) -> Arrival:
-    """What a device holds of the model at this stage; ``rounds``: of each stage.
+    """State of the model that a device holds at this stage; ``rounds``: of each stage.
 
     One that took no part in the stage before counts as joining: that stage and earlier ones changed what it holds.
     """
@@ -43,7 +43,7 @@ def arrival_of(device: Device | None, stage: int, rounds: Sequence[int]) -> Arri
 
 
 def candidate(device: Device, stage: int, rounds: Sequence[int]) -> Candidate:
-    """What the planner must know of a device to place it in a stage; ``rounds``: of each stage."""
+    """Facts of a device that the planner places it in a stage by; ``rounds``: of each stage."""
     hello = device.hello
     return Candidate(
         device=hello.device,

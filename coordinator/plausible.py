@@ -1,4 +1,4 @@
-"""Figures of a device that can not be: kept with their reason, without a value, so that no report calls them measured.
+"""Implausible figures of a device: kept with their reason, without a value, so that no report calls them measured.
 
 A device may report what it likes. What is far from the prediction, below what any trainer takes, or below zero says
 nothing of its work; it teaches the planner nothing and is in no sum. Pure.
@@ -25,7 +25,7 @@ LARGEST_METRIC = 1e9
 
 
 def plausible(figures: Figures, predicted: Figures) -> tuple[Figures, list[str]]:
-    """The figures, those that can not be without a value; and what these said, in words."""
+    """The figures, implausible ones without a value; and a text on each implausible one."""
     found, odd = dict(figures), []
     for name, figure in figures.items():
         if figure.value is not None and (why := _doubt(name, figure.value, predicted)):

@@ -205,7 +205,7 @@ def put(state: State, device: str, assignment: Assignment, measured: Figures | N
 
 
 def expected(state: State, attempt: Attempt, placement: Placement, device: str) -> Figures:
-    """What is predicted of this round: a device's first, and its first and the last of a stage, cost more."""
+    """Predicted figures of a device's round: its first, and its first and the last of a stage, cost more."""
     cost, known = placement.cost, state.devices.get(device)
     arrival = arrival_of(known, attempt.stage, state.rounds)
     found = placement.predicted
@@ -216,7 +216,7 @@ def expected(state: State, attempt: Attempt, placement: Placement, device: str) 
     sizes: dict[str, int] = {}
     if arrival != "staying":
         sizes["payload_down_bytes"] = cost.joining_down_bytes if arrival == "joining" else cost.entering_down_bytes
-        if attempt.round == 1 and not any(state.rounds[: attempt.stage - 1]):  # nobody has made prototypes yet
+        if attempt.round == 1 and not any(state.rounds[: attempt.stage - 1]):  # there are no prototypes yet
             sizes["payload_down_bytes"] -= cost.prototypes_down_bytes
     ends = attempt.round == state.rounds[attempt.stage - 1]
     up = cost.whole_up_bytes if ends else round(found["payload_up_bytes"].value or 0)

@@ -233,7 +233,7 @@ class Runner:
         )
 
     def _ruined(self, attempt: Attempt) -> str:
-        """Take back a round whose state can not be evaluated or gone on from; why, or "" where that is not so.
+        """Take back a round whose state the run can not evaluate or continue from. Returns the reason, else "".
 
         Versions that did not check a state before they committed it have left runs so.
         """

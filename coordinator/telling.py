@@ -11,7 +11,7 @@ replace = msgspec.structs.replace
 
 
 def tell_once(state: State, device: str, about: str, text: str) -> Step:
-    """A warning about a device that has been met. ``about``: what it is told once of."""
+    """A warning about a known device, given once in a run for each subject ``about``."""
     known = state.devices[device]
     if about in known.told:
         return state, []

@@ -1,4 +1,4 @@
-"""What a device wrote, made fit for terminals, logs and tables: no control characters, and no more than is useful."""
+"""Texts of devices, sanitised for terminals, logs and tables: no control characters, and a bounded length."""
 
 from __future__ import annotations
 

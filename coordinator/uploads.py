@@ -34,11 +34,11 @@ from edgefl.records import Attempt, Figure, Figures, Manifest, ObjectRef, Refusa
 
 #: Updates that are less together are checked one after the other: threads would only get into each other's way.
 _SMALL_BYTES = 4 * 2**20
-#: Of the bytes of an update, what the bill tells by itself.
+#: Parts of an update whose bytes are a figure of their own in the bill.
 _APART = {PROTOTYPES: "prototypes_up_bytes", SIGNATURE: "signature_up_bytes"}
 
 
-#: What has come of an upload's contents.
+#: The result of checking an upload's contents.
 _Verdict = Refusal | tuple[Manifest, Changes] | Exception
 
 

@@ -40,7 +40,7 @@ Changes = dict[str, Change]
 
 
 class Claim(msgspec.Struct, frozen=True):
-    """What data a device said it has when it first introduced itself in this run: no more of it counts."""
+    """Data that a device claimed when it first introduced itself in this run: no more of it counts."""
 
     samples: dict[str, int] = {}  # modality -> samples that have it; "" -> all samples
     class_counts: tuple[int, ...] = ()

@@ -216,7 +216,7 @@ def disk(directory: Path) -> Check:
 
 
 def reach(url: str, files: Mapping[str, str] | None = None, fleet: str = "default", device: str = "") -> Check:
-    """A connection to the broker, what holds there, and whether chunks of the usual size come through it.
+    """A connection to the broker, its limits, and whether chunks of the usual size come through it.
 
     ``files``: PEM files by ``ca``, ``cert`` and ``key``. ``fleet``, ``device``: whose topics this client may use.
     """
@@ -250,7 +250,7 @@ def reach(url: str, files: Mapping[str, str] | None = None, fleet: str = "defaul
 
 
 def _broker(seconds: float, limits: Limits, fits: int | None, reason: str) -> Check:
-    """What a broker that answers is good for. ``fits``: bytes of the largest chunk that passes, None: not known."""
+    """Result for a broker that answers. ``fits``: bytes of the largest chunk that passes, None: not known."""
     from edgefl.protocol.chunks import DEFAULT_CHUNK_BYTES
 
     packet = f"packets of {limits.packet_bytes:,} bytes" if limits.packet_bytes else "no packet limit announced"

@@ -65,9 +65,10 @@ class Options(msgspec.Struct, frozen=True):
 
 
 def check_fit(data: str) -> None:
-    """What training needs and can be known without loading it: torch, and local data where it was said to be.
+    """Check requirements of training that are known without loading it: torch, and local data at its stated place.
 
-    Before anything is dialled: a coordinator would count on the device. Raises MissingDependencyError, DataError.
+    Called before the agent connects, since a coordinator would count on the device. Raises
+    MissingDependencyError, DataError.
     """
     from edgefl.data.load import check_source
 

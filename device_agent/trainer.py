@@ -310,7 +310,7 @@ def _load(
 
 
 def _completed(dataset: Any, job: Job) -> tuple[Any, dict[str, float]]:
-    """The data with what the recipe's generator made, and how much that was; what it could not do well is told."""
+    """The data completed by the recipe's generator, and its metrics; shortcomings are written to stderr."""
     options = job.slots.missing.get("completion")
     if options is None:
         return dataset, {}

@@ -31,7 +31,7 @@ EXTRAS: dict[str, tuple[str, str]] = {
 }
 
 
-#: What pip calls this project. On the package index "edgefl" is another project's.
+#: Name of this project's distribution for pip. On the package index "edgefl" is another project's.
 DISTRIBUTION = "edgefl-toolkit"
 
 

@@ -121,7 +121,7 @@ class Capabilities(msgspec.Struct, frozen=True):
 
 
 def kind_of_machine(has: Capabilities) -> str:
-    """What decides how fast a device is, in words: two machines of one kind are compared, others are not.
+    """Kind of machine: the hardware that a device's speed depends on. Only machines of one kind are compared.
 
     At most 64 characters: a coordinator keeps no more of what a device says.
     """

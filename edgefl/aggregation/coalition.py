@@ -1,4 +1,4 @@
-"""What the devices of a cluster return together in a round, and which of them are core.
+"""The coalitional return of a cluster's devices in a round, and the core devices among them.
 
 MMiC, arXiv 2505.06911, equations 14 to 16:  A_S = sum_i w_i alpha_i / sum_i w_i over i in S;  i is core when
 A_S >= alpha* and A_{S without i} < alpha*.

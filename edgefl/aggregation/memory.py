@@ -35,10 +35,10 @@ class Track(msgspec.Struct, frozen=True):
 
 
 class Memory(msgspec.Struct, frozen=True):
-    """What is known after ``rounds`` rounds. ``gains``: cluster -> alpha* of the last round, where it is known.
+    """Aggregation's memory after ``rounds`` rounds. ``gains``: cluster -> alpha* of the last round, where it is known.
 
-    ``networks``: once the last round has trained them, "match/<m>" -> the keys of the state that speak for it, with
-    their weights.
+    ``networks``: once the last round has trained them, "match/<m>" -> the keys of the state that hold its ensemble,
+    with their weights.
     """
 
     rounds: int = 0

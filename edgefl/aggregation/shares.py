@@ -1,4 +1,4 @@
-"""Who weighs what in one part, for each audience: the slots cluster, weight and combine, applied.
+"""Weights of the devices in one part, for each audience: the slots cluster, weight and combine, applied.
 
 Where devices of a round train different depths (schedule mixed, budgets), the mean over those that trained a part would
 let a single one replace everybody's, below what the others trained upon the old one. With combine: {mean: {absent:
@@ -70,10 +70,10 @@ def shares_of(
     load: Load,
     absent: Mapping[str, int] | None = None,
 ) -> Shares:
-    """The shares of ``part`` for each audience; empty when nobody has samples of it.
+    """The shares of ``part`` for each audience; empty when no device has samples of it.
 
     ``counts``: device -> samples; ``load``: a device's tensors of this part; it raises MisfitError or ProtocolError for
-    those that can not be it, whose devices have no row and no column in the relationship graph. ``absent``: device ->
+    tensors that do not fit it, whose devices have no row and no column in the relationship graph. ``absent``: device ->
     samples, of those that keep the part; they have a share where a device that trained it has one.
     """
     if not any(count > 0 for count in counts.values()):

@@ -169,7 +169,7 @@ def _compile(
 
 
 def assumptions(name: str, overrides: Sequence[str], profiles: Sequence[str], samples: int | None) -> list[str]:
-    """What a plan takes for granted where the run file does not say it, as sentences."""
+    """Assumptions of a plan about settings that the run file leaves out, as sentences."""
     config, _ = load_run(name, overrides)
     found = []
     if not profiles and not config.fleet:

@@ -180,7 +180,7 @@ def _given(one: Answers) -> str:
 
 
 def _embeddings(one: Answers) -> dict[str, np.ndarray]:
-    """Of the modalities the samples have."""
+    """Embeddings of the modalities that the samples have."""
     return {m: e for m, e in one.prediction.embeddings.items() if m in one.modalities}
 
 

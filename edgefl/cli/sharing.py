@@ -12,7 +12,7 @@ from edgefl.data.split import Prepared, Share, prepare_shares
 from edgefl.errors import ConfigError, Problem
 from edgefl.plan.compile import read_as
 
-#: What is known of a run's data: modality -> shape of one sample, label names, the devices' shares.
+#: Facts of a run's data: modality -> shape of one sample, label names, the devices' shares.
 Data = tuple[Mapping[str, tuple[int, ...]], tuple[str, ...], Sequence[Share]]
 
 
@@ -28,7 +28,7 @@ def _shared_out(config: RunConfig, devices: Sequence[str]) -> Data:
 
 
 def _as_tested(config: RunConfig, devices: Sequence[str]) -> Data:
-    """Each device with as many samples as the test set, which tells the shapes."""
+    """Each device with as many samples as the test set, and of its shapes."""
     source = config.data.test
     if not source:
         text = "is needed, or data.test, to know the shapes of the samples"

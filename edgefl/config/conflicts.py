@@ -103,7 +103,7 @@ def _server(recipe: Recipe) -> list[Problem]:
 
 
 def headless(recipe: Recipe) -> list[Problem]:
-    """What of a recipe has no meaning for a model without projection heads (model.head.kind: none)."""
+    """Settings of a recipe without a meaning for a model without projection heads (model.head.kind: none)."""
     path, way_on = "model.head.kind", "set model.head.kind: mlp"
     if "relationship" in recipe["weight"]:
         text = (

@@ -88,7 +88,7 @@ def load_run(name: str, overrides: Sequence[str] = ()) -> tuple[RunConfig, Recip
 
 
 def _together(config: RunConfig, recipe: RecipeConfig, lines: Lines) -> list[Problem]:
-    """What of the recipe does not go with the run file's own settings."""
+    """Conflicts of the recipe with the run file's own settings."""
     slots, asynchronous = recipe.model_dump(), config.rounds == "async"
     late = asynchronous or config.round.late == "keep"
     found = late_conflicts(slots, asynchronous=asynchronous) if late else []

@@ -47,7 +47,7 @@ class SpeedConfig(Values):
         0.0,
         description="seconds that an operation of a training step takes besides its FLOPs",
     )
-    machine: str = Field("", description="kind of machine the figures are of; ratios are told on it alone")
+    machine: str = Field("", description="kind of machine the figures are of; ratios are reported for it alone")
     matmul: dict[str, float] = Field({}, description="FLOPs a second of a matrix product, by type; for the record")
     disk_read_bytes: Bytes = Field(0, description="bytes a second read from disk; for the record")
     disk_write_bytes: Bytes = Field(0, description="bytes a second written and synced; for the record")

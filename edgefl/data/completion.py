@@ -24,7 +24,7 @@ Array = npt.NDArray[np.generic]
 
 
 class Made(NamedTuple):
-    """What a generator made, [n, *shape]. ``other``: class -> how many of its samples got a half of another class."""
+    """Generated values, [n, *shape]. ``other``: class -> how many of its samples got a half of another class."""
 
     values: Array
     other: Mapping[str, int] = {}

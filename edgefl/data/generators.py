@@ -88,7 +88,7 @@ GENERATORS: dict[str, Callable[[str, Mapping[str, Encoder]], Make]] = {
 
 
 def prompt_of(name: str, text: str) -> str:
-    """What a picture is made from, or a text begins with: the paper's words with one class name (it has two levels)."""
+    """The prompt of a picture, or start of a text: the paper's, with one class name (the paper's has two levels)."""
     return f"A photo of {name}, {text}" if name else f"A photo of {text}"
 
 

@@ -209,7 +209,7 @@ def _in_colour(rows: list[_Row], modality: str) -> None:
 
 
 def _same_shapes(folder: _Folder, rows: list[_Row]) -> list[_Row]:
-    """Where no encoder says the shape, the most frequent one counts (of equals, the first).
+    """The rows of one shape for each modality: the most frequent where no encoder says it (of equals, the first).
 
     Of modalities whose files are read again when the model is known, values of other shapes become zeros of that one:
     only their number is of use until then.

@@ -58,7 +58,7 @@ def named(name: str, options: Mapping[str, Any] | None = None) -> Named:
         raise DataError(f"{name}: its file holds no array {error}", remedy="Fetch the data set anew.") from None
 
 
-#: What the named data sets are made of, and the arrays that are read.
+#: Sources of the named data sets, and the arrays that are read.
 ORIGINS = {
     "har_hapt": "UCI Machine Learning Repository no. 341 (Reyes-Ortiz et al., HAPT v2.1), in windows of 128 with step "
     "64 in har_hapt.npz: acc, body_acc, gyro [N, 128, 3], label, subject, split, experiment, start [N], label_names",

@@ -51,7 +51,7 @@ class SampleError(DataError):
 
 @dataclass(frozen=True)
 class Target:
-    """What a modality's values have to become. ``vocabulary`` 0: not known.
+    """The kind and shape that a modality's values are converted to. ``vocabulary`` 0: not known.
 
     ``shape`` (): whatever the value gives; an axis of 0: as the value has it.
     """

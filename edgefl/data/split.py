@@ -17,7 +17,7 @@ from edgefl.data.partition import partition as share_out
 from edgefl.errors import DataError
 
 TEST = "test"
-#: Share of the samples that are only tested on, where nobody says which.
+#: Default share of the samples that are held out for tests, where none are given or marked.
 TEST_SHARE = 0.2
 
 

@@ -18,7 +18,7 @@ from edgefl.models.spec import EncoderSpec
 
 @dataclass(frozen=True)
 class Answers:
-    """What one bundle said of samples that have the same ``modalities``, all of which it used.
+    """One bundle's predictions for samples that have the same ``modalities``, all of which it used.
 
     ``rows`` of the data set [n], in the order of the prediction's samples. ``mask``: what stood in for the model's
     other modalities; "none": there are no others.

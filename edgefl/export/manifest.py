@@ -161,7 +161,7 @@ def input_ports(model: ModelSpec, modalities: tuple[str, ...]) -> tuple[tuple[Po
 
 
 def presence_ports(modalities: tuple[str, ...]) -> tuple[Port, ...]:
-    """Of several modalities one flag a sample each; of one none, since no sample lacks it."""
+    """Presence flags, one a sample for each of several modalities; none for a single one, which no sample lacks."""
     # As numbers: several runtimes do not take inputs of type bool.
     return tuple(Port(present_name(m), "float32", (BATCH,)) for m in modalities if len(modalities) > 1)
 

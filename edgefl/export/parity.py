@@ -97,7 +97,7 @@ def subset_list(modalities: tuple[str, ...], rng: np.random.Generator) -> list[t
 
 
 def _batches(subsets: list[tuple[str, ...]], size: int) -> list[list[tuple[str, ...]]]:
-    """What each of ``size`` samples has, batch by batch: all subsets in turn, from the first again where they end."""
+    """Modalities of each of ``size`` samples, batch by batch: all subsets in turn, from the first again at the end."""
     count = -(-len(subsets) // size)
     return [[subsets[(i * size + row) % len(subsets)] for row in range(size)] for i in range(count)]
 
@@ -196,7 +196,7 @@ def _stand_ins(
 
 
 def _said(subject: Subject, modality: str, r: np.ndarray, tables: Mapping[str, ClassMeans], absent: str) -> Scored:
-    """What the projections ``r`` [B, d] of one modality at hand say of the absent one's prototypes."""
+    """Scores of the absent modality's prototypes by the projections ``r`` [B, d] of one modality at hand."""
     if subject.matcher.trained:
         small = answers(subject.speakers[modality], modality, absent)
         return heard(r, tables[absent], subject.matcher, small)

@@ -157,7 +157,7 @@ class Bundle:
         return arrays
 
     def _least(self, port: Port) -> list[int]:
-        """A sample's shape where nobody reads it: as small as the graph takes it."""
+        """Shape of a sample whose values are not read: as small as the graph takes it."""
         return [self.manifest.axes[size].minimum if isinstance(size, str) else size for size in port.shape[1:]]
 
     def _array(self, port: Port, array: np.ndarray) -> np.ndarray:

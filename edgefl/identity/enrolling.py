@@ -163,7 +163,7 @@ def _tokens(fleet: Fleet) -> list[tuple[Path, Issued]]:
 
 
 def _issued(path: Path) -> Issued:
-    """What is kept of a token. Raises IdentityError, naming the file, when that is damaged or open to others."""
+    """The record of a token. Raises IdentityError, naming the file, when that is damaged or open to others."""
     try:
         return msgspec.msgpack.decode(read_private(path), type=Issued)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:

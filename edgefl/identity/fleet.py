@@ -272,7 +272,7 @@ def _write_record(directory: Path, record: Record) -> None:
 
 
 def _configurations(fleet: Fleet, retain: bool) -> tuple[str, str]:
-    """Of the fleet's broker, and of the one for devices that enrol."""
+    """Configurations of the fleet's broker, and of the one for devices that enrol."""
     record = fleet.record
     listeners = TlsListeners(fleet.directory / "broker", record.port, record.enroll_port, record.bind, retain)
     return tls_configuration(listeners), newcomers_configuration(listeners)

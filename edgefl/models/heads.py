@@ -50,7 +50,7 @@ def modality_head(spec: ModelSpec, modality: str) -> nn.Module:
 
 
 def fusion(spec: ModelSpec) -> nn.Module:
-    """Of "concat": concatenated projections [B, modalities * head.out] -> f [B, fusion_width], by an MLP.
+    """Fusion module. "concat": concatenated projections [B, modalities * head.out] -> f [B, fusion_width], by an MLP.
 
     Bounded: f = tanh(norm(MLP) / 2), so that the dot products of PmcmFL's contrast are at most its width.
     """

@@ -172,7 +172,7 @@ def shares_projection(spec: ModelSpec) -> bool:
 
 
 def shared_width(spec: ModelSpec) -> int:
-    """What the shared projection takes: the widest encoder's output, so that equal encoders' go in as they are."""
+    """Input width of the shared projection: the widest encoder's, so that outputs of that width go in as they are."""
     return max(encoder.width for encoder in spec.encoders.values())
 
 

@@ -38,7 +38,7 @@ def moving_slot(server: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def default_norm(server: Mapping[str, Mapping[str, Any]]) -> Norm:
-    """Of a recipe whose run file says nothing: AproMFL's mappings have none; layer norm needs no statistics."""
+    """Default normalisation of a recipe's heads: AproMFL's mappings have none; layer norm needs no statistics."""
     slot = moving_slot(server)
     if slot.startswith("weight: "):
         return "none"

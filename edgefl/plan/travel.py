@@ -50,7 +50,7 @@ def moved(
     part_bytes: Mapping[str, int],
     signature: str = "",
 ) -> Moved:
-    """What ``job``, a device's own part of ``stage``, moves. ``before``: the stage whose rounds came before.
+    """Bytes that rounds of ``job``, a device's part of ``stage``, move. ``before``: the stage whose rounds came before.
 
     ``part_bytes``: part -> bytes of its object in f32; ``signature``: what clusters are made of, "" for none.
     """

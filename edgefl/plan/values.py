@@ -114,7 +114,7 @@ class Decline(msgspec.Struct, frozen=True):
     leaned: bool = False
 
 
-#: What a device holds of the model when it is planned: nothing; the state of the stage before; that of this stage.
+#: State of the model that a device holds when it is planned: none; the one of the stage before; that of this stage.
 Arrival = Literal["joining", "entering", "staying"]
 
 

@@ -1,4 +1,4 @@
-"""What a run can do but is unlikely to be meant to: told before it starts, at its start and on its report."""
+"""Warnings of valid settings that are unlikely to be meant: given before a run, at its start and on its report."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ def mosquitto_acl(fleet: str, revoked: Collection[str] = ()) -> str:
 
 
 def mosquitto_newcomers_acl(fleet: str) -> str:
-    """What devices without a certificate may do; in fleets of earlier releases, the acl_file of a listener."""
+    """Access rules of devices without a certificate; in fleets of earlier releases, the acl_file of a listener."""
     return "".join(f"pattern {rule.may} {rule.topic}\n" for rule in rules(fleet) if rule.who == "newcomer")
 
 

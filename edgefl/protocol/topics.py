@@ -59,7 +59,7 @@ def presence(fleet: str, device: str) -> str:
 
 
 def probe(fleet: str, name: str) -> str:
-    """What a device, or the coordinator, sends to itself to find out what the broker takes."""
+    """Probes that a device, or the coordinator, sends to itself to find the largest message that the broker takes."""
     return f"{_ROOT}/{fleet}/d/{name}/probe"
 
 

@@ -104,7 +104,7 @@ def scored(h: Array, own: ClassMeans, other: ClassMeans, matcher: Matcher) -> Sc
 
 
 def heard(h: Array, other: ClassMeans, matcher: Matcher, small: SmallModels) -> Scored:
-    """What the ``small`` models say of projections ``h`` [B, d]: the mean of their scores by weight.
+    """Scores of projections ``h`` [B, d] by the ``small`` models: the weighted mean of theirs.
 
     The rows of ``other`` beyond a classifier's classes can not match.
     """
@@ -168,7 +168,7 @@ def _each(
     matcher: Matcher,
     small: Mapping[tuple[str, str], SmallModels],
 ) -> list[Scored]:
-    """What each modality at hand says of the absent one's classes; [] where that has no table, or none of them has."""
+    """Scores of the absent modality's classes by each one at hand; [] where that has no table, or none of them has."""
     if modality not in tables:
         return []
     other = tables[modality]

@@ -8,7 +8,7 @@ from edgefl.report import totals, units
 from edgefl.report.grid import Cell, Column, Grid, words
 from edgefl.report.rows import EventRow, RunReport
 
-#: What the coordinator tells of a device whose last will came, or whose heartbeats stopped.
+#: Reason that the coordinator records for a device whose last will came, or whose heartbeats stopped.
 OFFLINE = "offline"
 NOT_JOINED = "not connected yet"
 BEHIND = "at work on an earlier round"
@@ -59,7 +59,7 @@ def absences(report: RunReport) -> dict[str, dict[str, list[_Key]]]:
 
 
 def _at_the_start(events: Iterable[EventRow]) -> dict[_Key, tuple[Mapping[str, str], frozenset[str]]]:
-    """Of each round: why each device was away when its last attempt began ("": it was there), and who was behind."""
+    """For each round's last attempt: why each device was away when it began ("": it was there), and those behind."""
     away: dict[str, str] = {}
     found: dict[_Key, tuple[Mapping[str, str], frozenset[str]]] = {}
     for event in events:
@@ -92,7 +92,7 @@ def _stages(keys: Iterable[_Key], held: Mapping[int, int]) -> str:
         rounds.setdefault(stage, []).append(number)
     told: list[str] = []
     whole: list[int] = []
-    for stage in [*sorted(rounds), 0]:  # 0: what is left of whole stages is told
+    for stage in [*sorted(rounds), 0]:  # 0: adds the whole stages that remain
         if stage and len(rounds[stage]) == held[stage]:
             whole.append(stage)
             continue

@@ -31,7 +31,7 @@ _SPENT: tuple[tuple[str, str, str, str], ...] = (
     ("on the wire", "B", "wire_down_bytes", "received"),
     ("heat", "°C", "temperature_c", "highest"),
 )
-#: Compared too where some device's profile tells its speed and power; the ratio where it tells those of its machine.
+#: Compared too where some device's profile gives its speed and power; the ratio where it gives those of its machine.
 _ESTIMATED = ("energy_j", "compute_s")
 #: The brief bill, for terminals: what a stage costs, without what hardly changes from stage to stage.
 _BRIEF_SPENT: tuple[tuple[str, str, str, str], ...] = (

@@ -21,7 +21,7 @@ def guarded(debug: bool = False, needs: Sequence[str] = ()) -> Iterator[None]:
 
     EdgeFLError ends it with its own exit code, a missing optional package as MissingDependencyError, Ctrl-C with 130
     (the text of a KeyboardInterrupt is what to do), anything unexpected with 1. ``debug`` prints the traceback first.
-    ``needs``: packages that the command needs, so that all that are missing are told at once.
+    ``needs``: packages that the command needs, so that all missing ones are named at once.
     Exceptions by which a command line ends itself (SystemExit, and those that carry an ``exit_code`` of their own such
     as typer.Exit) pass.
     """

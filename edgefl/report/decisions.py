@@ -84,13 +84,13 @@ def refusals(report: RunReport) -> Grid:
 
 
 def _warned(report: RunReport) -> list[str]:
-    """What operators were told of a device once: its weight, its claims, its figures."""
+    """Warnings about devices that operators got once: of a weight, of claims, of figures."""
     told = (e.data.get("text") for e in report.events if e.kind == "warning" and e.data.get("about"))
     return [str(text) for text in dict.fromkeys(told)]
 
 
 def _none_refused(report: RunReport) -> str:
-    """What stands in the table's place: that everybody took part only where everybody did."""
+    """The text in place of an empty table: that every device took part only where every one did."""
     rounds = {(row.stage, row.round) for row in report.rounds}
     if not rounds:
         return "No round has started yet."

@@ -34,7 +34,7 @@ def learning(report: RunReport) -> Plot | None:
 
 
 def together(found: Mapping[curves.Curve, curves.Points]) -> dict[curves.Curve, curves.Points]:
-    """What stands in the plot over all rounds: with many subsets the fullest input alone, they have panels."""
+    """Curves of the plot over all rounds: with many subsets the fullest input alone, they have panels."""
     few = len(curves.subsets(found)) <= curves.MAX_TOGETHER
     most = max((len(available) for available, _ in found), default=0)
     return {curve: points for curve, points in found.items() if few or len(curve[0]) == most}
@@ -204,7 +204,7 @@ def _bands(upper: Any, lower: Any, rounds: list[tuple[int, int]]) -> None:
 
 
 def _memory_panel(axes: Any, report: RunReport, name: str, pairs: dict[int, tuple[float | None, float | None]]) -> bool:
-    """One device's panel; returns whether its budget is drawn: one far above the curves is told in words alone."""
+    """One device's panel; returns whether its budget is drawn: one far above the curves is given as text alone."""
     nan = float("nan")
     stages = list(pairs)
     predicted = [nan if pair[0] is None else pair[0] / units.MIB for pair in pairs.values()]

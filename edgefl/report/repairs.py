@@ -1,4 +1,4 @@
-"""What of the devices' layers was replaced before the updates were combined, and why others were not."""
+"""Layers of devices that were replaced before the updates were combined, and why others were not."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from edgefl.report.rows import RunReport
 
 #: Grows when a field changes its meaning or goes away; new fields leave it as it is.
 SCHEMA = "edgefl.report/1"
-#: What a spreadsheet begins to calculate at.
+#: First characters of a cell that a spreadsheet takes for a formula.
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 _NUMBER = re.compile(r"-?[0-9.]+(e[+-]?[0-9]+)?|-?inf|nan")
 CSV_COLUMNS = (

@@ -105,7 +105,7 @@ class Beside:
         return share.apart * flops * (3 if "poverty" in job.slots.repair else 2)
 
     def _statistics(self, job: Job, share: Share) -> float:
-        """Of the model as received, of a personal one and of teachers: each takes them by an own pass."""
+        """FLOPs of the statistics of the model as received, of a personal one and of teachers: a pass for each."""
         if not job.slots.statistics:
             return 0.0
         personal = "poverty" in job.slots.repair and share.apart > 0

@@ -36,7 +36,7 @@ from edgefl.training.poverty import is_exact, poverty_layers
 from edgefl.training.precision import FusedAttention
 from edgefl.training.step import prepare, run_backward, run_forward
 
-#: What a round on a CPU takes beside tensors: kernels that libraries make for new shapes, Python's objects, what
+#: Memory of a round on a CPU beside tensors: kernels that libraries make for new shapes, Python's objects, what
 #: allocators keep. Measured with torch 2.13 on x86-64, four devices: 4.6 to 5.4 MiB above the live tensors in a
 #: trainer's first round, 2.2 to 2.9 in the second; in models of hundreds of MiB 1 to 2 %.
 LIBRARIES_BYTES = 7 * 2**19

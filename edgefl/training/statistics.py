@@ -96,7 +96,7 @@ def _heads(model: StagedModel, given: Heads | None) -> dict[str, nn.Module]:
 
 
 def _names(model: StagedModel, modality: str) -> list[str]:
-    """What is encoded for one modality's head: with shared attention everything a sample has, as in training."""
+    """Modalities encoded for one modality's head: with shared attention all that a sample has, as in training."""
     if model.spec.encoder_sharing != "multiway":
         return [modality]
     return [m for m in model.spec.encoders if f"head/{m}" in model.parts_present]

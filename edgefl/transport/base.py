@@ -30,7 +30,7 @@ class Will(NamedTuple):
 
 
 class Limits(NamedTuple):
-    """What holds at a connection. ``packet_bytes``: the broker's own largest packet, 0 when it announces none.
+    """Limits of a connection. ``packet_bytes``: the broker's own largest packet, 0 when it announces none.
 
     ``certain``: whether nothing but ``max_payload`` limits a message.
     """

@@ -12,7 +12,7 @@ from edgefl.transport.address import Address
 #: OpenSSL's numbers of what is wrong with a certificate.
 _NOT_YET_VALID, _EXPIRED, _OTHER_HOST = 9, 10, frozenset({62, 64})
 _ENROL = "ask the coordinator for a new token (`edgefl-coordinator enroll`) and enrol it: edgefl-agent enroll TOKEN"
-#: What a broker's TLS says of this device's certificate: (what that means, what to do), by OpenSSL's name of the alert.
+#: A broker's TLS alerts about this device's certificate: (what it means, what to do), by OpenSSL's name of the alert.
 _ALERTS: dict[str, tuple[str, str]] = {
     **dict.fromkeys(
         ("SSLV3_ALERT_CERTIFICATE_REVOKED", "SSL/TLS_ALERT_CERTIFICATE_REVOKED"),
@@ -43,7 +43,7 @@ _ALERTS: dict[str, tuple[str, str]] = {
 
 
 def _distrusted(error: ssl.SSLCertVerificationError, now: float) -> tuple[str, str]:
-    """What is wrong with the broker's certificate, and what to do. ``now``: seconds since the epoch."""
+    """(fault of the broker's certificate, what to do). ``now``: seconds since the epoch."""
     clock = f"this device's clock says {time.strftime('%Y-%m-%d %H:%M UTC', time.gmtime(now))}"
     if error.verify_code == _NOT_YET_VALID:
         return (

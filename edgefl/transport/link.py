@@ -66,7 +66,7 @@ class Listener:
 
 
 class _Answer(NamedTuple):
-    """What the broker says to a greeting."""
+    """The broker's answer to CONNECT: its CONNACK."""
 
     reason: ReasonCode
     properties: Properties | None

@@ -98,7 +98,7 @@ def tls_configuration(listeners: TlsListeners) -> str:
 
 
 def newcomers_configuration(listeners: TlsListeners) -> str:
-    """The configuration of a broker process for devices without a certificate, who may be anybody.
+    """The configuration of a broker process for devices without a certificate: any client may connect.
 
     Its limits hold for the whole process, so it can not be a listener of the fleet's broker: nothing is retained or
     written to disk, messages are small, memory is bounded, and client ids are a name space of their own. The
@@ -145,7 +145,7 @@ def _lasting(directory: Path) -> list[str]:
 
 
 def _common(packet_bytes: int) -> list[str]:
-    """What every broker of ours is told, whoever may connect to it."""
+    """Settings that all brokers of a fleet share, whichever clients they admit."""
     lines = [
         f"max_packet_size {packet_bytes}",
         "set_tcp_nodelay true",

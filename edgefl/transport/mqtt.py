@@ -37,8 +37,8 @@ from edgefl.transport.sizes import Sizes
 
 _LOG = logging.getLogger(__name__)
 
-#: The reason why a lost broker can not be reached again is told this often: six lines an hour tell whoever looks at a
-#: log of the last minutes.
+#: Interval of log lines with the reason why a lost broker can not be reached again: six an hour, so that the log of
+#: the last minutes has one.
 REMIND_S = 600.0
 #: Messages sent and not yet acknowledged by the broker. The default of paho and mosquitto; at 20 ms round trip and 96
 #: KiB that is 98 MB/s, and it bounds memory: window × payload.

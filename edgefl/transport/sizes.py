@@ -10,7 +10,10 @@ LEAST_BYTES = 4096
 
 
 class Sizes:
-    """Of one client. Messages are known by their packet ids and acknowledged in their order."""
+    """Sizes of one client's messages, to find one that the broker closes the connection for.
+
+    Messages are known by their packet ids and acknowledged in their order.
+    """
 
     def __init__(self) -> None:
         self._waiting: dict[int, int] = {}
