@@ -65,7 +65,7 @@ class Outbox:
         self._posts: set[asyncio.Task[None]] = set()
         self._downloads: dict[str, Downloads] = {}  # by transfer: of the open attempt, and of earlier ones at work
         self._chunks = (0, 0)  # of the newest downloads: bytes, and how many may be in flight
-        self._apart: dict[str, dict[str, str]] = {}  # device -> figure -> object of its download that is counted by itself
+        self._apart: dict[str, dict[str, str]] = {}  # device -> figure -> object of its download counted by itself
         self._pace = Pace(plan.chunk_bytes, plan.credit)
         self._prototypes, options = next(iter(plan.server.get("prototypes", {}).items()), ("none", {}))
         self._min_count = float(options.get("min_count", 1))  # a run begun before there was such an option has none
