@@ -166,7 +166,7 @@ def operation_seconds(device: str, flops_rate: float) -> float:
         train_step(built, job, batch, optimizer, Aids())
         _wait(device)
 
-    return max(0.0, _seconds(step) - price.flops / flops_rate) / price.operations
+    return max(0.0, _seconds(step, quartile=True) - price.flops / flops_rate) / price.operations
 
 
 def _matmul(device: str, notes: list[str]) -> dict[str, float]:
@@ -195,8 +195,8 @@ def _wait(device: str) -> None:
         torch.cuda.synchronize()
 
 
-def _seconds(work: Callable[[], None]) -> float:
-    """Median duration, after one that does not count."""
+def _seconds(work: Callable[[], None], *, quartile: bool = False) -> float:
+    """Median duration, after one that does not count; ``quartile``: the lower one, of what others' work disturbs."""
     work()
     spent: list[float] = []
     until = time.perf_counter() + WORK_S
@@ -204,7 +204,7 @@ def _seconds(work: Callable[[], None]) -> float:
         started = time.perf_counter()
         work()
         spent.append(time.perf_counter() - started)
-    return statistics.median(spent)
+    return statistics.quantiles(spent)[0] if quartile and len(spent) > 1 else statistics.median(spent)
 
 
 def _disk(directory: Path) -> dict[str, int]:

@@ -170,11 +170,10 @@ def filled(cost: Cost, more: float, candidate: Candidate) -> Cost:
     speed = candidate.capabilities.speed
     if not speed.flops or not cost.flops:
         return both
-    share = both.flops / cost.flops
-    compute = cost.compute_s * share
-    wall = cost.wall_s + compute - cost.compute_s
-    energy = cost.energy_j * (share if not cost.wall_s else wall / cost.wall_s)
-    return msgspec.structs.replace(both, compute_s=compute, wall_s=wall, energy_j=energy)
+    # Steps take what they took: filling is before them, and only in the wall time and the joules.
+    seconds = more / speed.flops
+    rate = cost.energy_j / cost.wall_s if cost.wall_s else 0.0
+    return msgspec.structs.replace(both, wall_s=cost.wall_s + seconds, energy_j=cost.energy_j + seconds * rate)
 
 
 def _beside(down: Sequence[str], trained: int, part_bytes: Mapping[str, int], transfer: Transfer) -> int:
