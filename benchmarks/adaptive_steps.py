@@ -235,7 +235,8 @@ def main() -> None:
     torch.set_num_threads(1)
     rows = kept(given.jsonl)
     if given.page:
-        given.page.write_text(page(rows, kept(given.before)))
+        says = given.jsonl.parent / "says.md" if given.jsonl else Path()  # what the figures say, in a person's words
+        given.page.write_text(page(rows, kept(given.before)) + ("\n" + says.read_text() if says.is_file() else ""))
         return
     asked = [
         (task, method, norm, seed)
