@@ -45,7 +45,8 @@ def test_a_system_trains_over_mqtt(fleet: Fleet, recipe: str) -> None:
     finish(fleet.coordinator(recipe, {"recipe": recipe, "round.devices": 4, **SYSTEMS[recipe]}))
     report = fleet.report(recipe)
     assert report.status == "done"
-    assert [row.status for row in report.rounds] == ["done", "done"]
+    rounds = 3 if recipe == "pmcmfl" else 2  # its matching networks are trained in a closing round
+    assert [row.status for row in report.rounds] == ["done"] * rounds
     assert set(report.rounds[-1].participants) == {"first", "second", "acc-alone", "gyro-alone"}
     classifies = {row.metric for row in report.evaluations} >= {"accuracy"}
     assert classifies == (recipe != "apromfl")  # whose classifiers stay on the devices
