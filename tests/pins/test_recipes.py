@@ -1,0 +1,220 @@
+"""Every recipe, mixes that use every choice of every slot, and each schedule with packed parts: results to the bit.
+
+A run is a whole fleet in this process, seeded, of two or three rounds. Held of it: the object of each part of its last
+state (an object's id is the sha256 of its bytes), the plan, what each round's record says, and the figures that are no
+measurements. ``step_peak_bytes`` is left out: after the first round it follows what the devices measured.
+
+Floats depend on torch's build and on the processor's vector instructions: where either differs from what a run was
+written with, the test is skipped and says so. Write the file again there, from a commit known to be right, to compare.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+from memory_fleet import plan_of, run_fleet, share, state_of
+
+from edgefl.config.choices import SLOTS
+from edgefl.config.load import shipped
+from edgefl.records import Budget
+from edgefl.report.rows import RoundRow, RunReport
+from pins.golden import WRITING, check, check_keys, pinned
+
+FILE = "recipes.json"
+#: Device -> samples and shares of them that have each modality: sizes differ, so that weights by samples show.
+SHARES = {
+    "whole": (24, {"a": 1.0, "b": 1.0}),
+    "patchy": (18, {"a": 1.0, "b": 0.5}),
+    "only-a": (30, {"a": 1.0}),
+    "only-b": (12, {"b": 1.0}),
+}
+#: Large enough for packed parts: a tensor below 1,024 values travels whole.
+WIDE = ("model.head.width=64", "model.head.out=32")
+THREE = "training.rounds=[2, 1]"
+_MMIC = ("slots.cluster={lsh: {clusters: 2}}", "slots.select={banzhaf: {warmup_rounds: 1, share: 0.7}}", THREE)
+
+#: What lets a tiny fleet show a recipe's slots in two or three rounds.
+OF_RECIPES: dict[str, tuple[str, ...]] = {
+    "apromfl": ("slots.prototypes={adaptive: {local_clusters: 4, clusters: 4, neighbours: 2}}", THREE),
+    "fedmvp": ("slots.fusion={joint: {width: 8, heads: 2, layers: 1}}",),
+    "lw-prototypes": (THREE,),
+    "mmic": _MMIC,
+    "mmic-gmc": _MMIC,
+    "mmic-reconstruction": _MMIC,
+}
+#: What no recipe has: name -> (recipe, what differs).
+MIXES: dict[str, tuple[str, tuple[str, ...]]] = {
+    "momentum": (
+        "end_to_end",
+        (
+            "slots.optimise={momentum: {lr: 0.9, beta: 0.5}}",
+            "slots.missing={random: {drop: 0.3}}",
+            "slots.select={random: {share: 0.7}}",
+            "slots.objective={cross_entropy: {}, clip: {weight: 0.5}, margin: {weight: 0.5}, proximal: {weight: 0.1}}",
+        ),
+    ),
+    "pacfl of own models": (
+        "end_to_end",
+        (
+            "slots.cluster={pacfl: {threshold: 60, models: own}}",
+            "slots.prototypes={class_mean: {match: l1, weighting: class, k: 2}}",
+            "slots.missing={prototype: {by: match, drop: 0.3}}",
+            "slots.objective={cross_entropy: {}, prototype_contrast: {negatives: classes}, modality_contrast: {}}",
+        ),
+    ),
+    "lsh of own models": (
+        "end_to_end",
+        (
+            "slots.cluster={lsh: {clusters: 2, models: own}}",
+            "slots.missing={reconstruction: {drop: 0.2}}",
+            "slots.objective={cross_entropy: {}, reconstruction: {weight: 0.5}}",
+            "slots.weight={fediot: {factor: 3}}",
+            THREE,
+        ),
+    ),
+    "sampled coalitions": (
+        "mmic",
+        (
+            "slots.cluster={lsh: {clusters: 2}}",
+            "slots.select={banzhaf_sampled: {warmup_rounds: 1, samples: 8, share: 0.7}}",
+            "slots.repair={poverty: {form: exact, donors: complete}}",
+            "slots.optimise={fedadagrad_mpo: {temperature: 20, risk: 0.3}}",
+            THREE,
+        ),
+    ),
+    "one network of the largest": (
+        "pmcmfl",
+        (
+            "slots.prototypes={class_mean: {match: prior, combine: largest, min_count: 1}}",
+            "slots.missing={prototype: {by: match}}",
+            "slots.select=all",
+        ),
+    ),
+    "averaged networks": (
+        "pmcmfl",
+        (
+            "slots.prototypes={class_mean: {match: classifier, combine: average, temperature: 0.5}}",
+            "slots.fusion=concat",
+            "slots.sharing=separate",
+            "slots.select=all",
+        ),
+    ),
+    "nearest by l2": ("lw-prototypes", ("slots.prototypes={class_mean: {match: l2}}", THREE)),
+    "shared attention": (
+        "end_to_end",
+        ("slots.sharing=multiway", "slots.fusion=mean", "slots.objective={cross_entropy: {}, gmc: {}}"),
+    ),
+    "progressive with a joint fusion": (
+        "fedmvp",
+        (
+            "slots.schedule=progressive",
+            "slots.fusion={joint: {width: 8, heads: 2, layers: 1}}",
+            "slots.objective={cross_entropy: {}, mcm: {form: ntxent}, ram: {weight: 0.5}}",
+            "slots.select=all",
+        ),
+    ),
+    "personal without labels": (
+        "apromfl",
+        (
+            "slots.prototypes={adaptive: {local_clusters: 4, clusters: 3, neighbours: 2, min_count: 1}}",
+            "slots.objective={clip: {}, model_transfer: {temperature: 0.5}}",
+        ),
+    ),
+    "depths left out": ("end_to_end", ("slots.schedule=mixed", "slots.combine={mean: {absent: leave_out}}")),
+    "sgd": (
+        "end_to_end",
+        (
+            "training.optimizer=sgd",
+            "training.clip_norm=0.5",
+            "training.epochs=2",
+            "training.lr.encoder=[0.01, 0.02]",
+            "model.head.dropout=0.1",
+            "model.head.norm=layer",
+            "training.holdout=0",
+        ),
+    ),
+    "adafactor": ("prog-fedmml", ("training.optimizer=adafactor", "model.head.kind=none", "round.largest_share=0.4")),
+}
+#: Each schedule with parts packed both ways, and with what a frozen prefix gives stored.
+PACKED: dict[str, tuple[str, ...]] = {
+    "end_to_end": ("transfer.up=delta+top", "transfer.down=f16", "transfer.top=0.05"),
+    "progressive": ("transfer.up=delta+int4", "transfer.down=delta+int8", THREE),
+    "layerwise": ("transfer.up=delta+bf16", "transfer.down=int8", "training.cache=f16", "training.rounds=[1, 2]"),
+    "heads": ("transfer.up={head/*: int8, '*': delta+f16}", "transfer.down=bf16", "training.cache=f32", THREE),
+    "mixed": ("transfer.up=delta+int8", "transfer.down=delta+f16", "training.rounds=[1, 2]"),
+}
+RUNS: dict[str, tuple[str, tuple[str, ...]]] = {
+    **{name: (name, OF_RECIPES.get(name, ())) for name in shipped("recipes")},
+    **{f"mix: {name}": mix for name, mix in MIXES.items()},
+    **{f"packed: {s}": ("end_to_end", (f"slots.schedule={s}", *WIDE, *changes)) for s, changes in PACKED.items()},
+}
+#: FLOPs of a round that each leave a device less than the whole model.
+BUDGETS = {
+    "packed: mixed": {"whole": Budget(flops=2.7e6), "patchy": Budget(flops=1.3e6)},
+    "mix: depths left out": {"whole": Budget(flops=1.1e6), "only-a": Budget(flops=0.65e6)},
+}
+#: Runs in which "whole" has no labels: AproMFL's devices without them cluster their pairs.
+UNLABELLED = {"apromfl", "mix: personal without labels"}
+PREDICTED = ("flops", "payload_down_bytes", "payload_up_bytes")
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_a_seeded_run_gives_the_same_bits(ram_path: Path, name: str):
+    here = {"torch": torch.__version__, "cpu": torch.backends.cpu.get_cpu_capability()}
+    there = pinned(FILE).get(name, {}).get("written_with", here)
+    if there != here and not WRITING:
+        pytest.skip(f"written with torch {there['torch']} on {there['cpu']}, this is {here['torch']} on {here['cpu']}")
+    recipe, changes = RUNS[name]
+    plan = plan_of(ram_path, recipe, "ab", len(SHARES), ["training.batch_size=6", *changes])
+    own = {
+        device: share(rows, present, seed, labelled=device != "whole" or name not in UNLABELLED)
+        for seed, (device, (rows, present)) in enumerate(SHARES.items())
+    }
+    report = run_fleet(ram_path, plan, own, budgets=BUDGETS.get(name))
+    assert report.status == "done"
+    _, state = state_of(ram_path)
+    found = {
+        "slots": {role: list(chosen) for role, chosen in report.config["recipe"].items() if role in SLOTS},
+        "plan": digest(json.loads(json.dumps(msgspec.to_builtins(plan)).replace(str(ram_path), ""))),
+        "state": {part: ref.id for part, ref in state.items()},
+        "rounds": {f"{row.stage}/{row.round}": of_round(report, row) for row in report.rounds},
+    }
+    check(FILE, name, {"written_with": here, **found})
+
+
+def test_no_run_is_left_out():
+    check_keys(FILE, set(RUNS))
+
+
+def test_the_runs_use_every_choice_of_every_role():
+    used: dict[str, set[str]] = {role: set() for role in SLOTS}
+    for name in RUNS:
+        for role, chosen in pinned(FILE)[name]["slots"].items():
+            used[role] |= set(chosen)
+    assert used == {role: set(choices) for role, (_, choices) in SLOTS.items()}
+
+
+def digest(value: Any) -> str:
+    """sha256 of the value as JSON."""
+    return hashlib.sha256(json.dumps(msgspec.to_builtins(value), sort_keys=True).encode()).hexdigest()
+
+
+def of_round(report: RunReport, made: RoundRow) -> dict[str, Any]:
+    """What the ledger says of a round, but for times and measurements; devices answer in any order."""
+    number = (made.stage, made.round)
+    rows = {row.device: row for row in report.assignments if (row.stage, row.round) == number}
+    return {
+        "participants": sorted(made.participants),
+        "status": {device: row.status for device, row in rows.items()},
+        "record": digest(made.record),
+        "trained": digest({device: [row.trained, row.samples] for device, row in rows.items()}),
+        "metrics": digest({device: row.metrics for device, row in rows.items()}),
+        "predicted": digest({d: {n: row.predicted.get(n) for n in PREDICTED} for d, row in rows.items()}),
+        "evaluations": digest([row for row in report.evaluations if (row.stage, row.round) == number]),
+    }
