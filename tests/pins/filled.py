@@ -34,6 +34,7 @@ def _of(kind: kinds.Type, path: str) -> Any:
         kinds.BytesType: path.encode(),
         kinds.BoolType: True,
         kinds.AnyType: {"any": [number, "text", None]},
+        kinds.CustomType: {"any": [number, "text", None]},  # object
     }
     return kind.values[-1] if isinstance(kind, kinds.LiteralType) else simple[type(kind)]
 

@@ -1,0 +1,101 @@
+"""What lies on disk between two versions: snapshots, plans, the server's memory, a device's state, identities."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from coordinator import snapshot
+from coordinator.values import State
+from device_agent.store import AgentStore, Owner
+from device_agent.values import DataFacts, Saved
+from edgefl.aggregation.memory import Memory
+from edgefl.export.manifest import Index, Manifest
+from edgefl.identity import device, enrolling, fleet, token
+from edgefl.identity.signing import Signer
+from edgefl.plan.values import RoundPolicy, RunPlan
+from edgefl.report.rows import RunReport
+from pins.filled import filled, kept
+from pins.golden import WRITING, check, pinned
+
+FILE = "kept.json"
+#: In the ledger, in the server's part of the state, in the files of a fleet and of a bundle; what reports are made of.
+STRUCTS = {
+    "plan": RunPlan,
+    "memory": Memory,
+    "bundle manifest": Manifest,
+    "bundle index": Index,
+    "fleet": fleet.Record,
+    "fleet's device": fleet.Device,
+    "issued token": enrolling.Issued,
+    "device's identity": device.Record,
+    "report": RunReport,
+}
+
+
+@pytest.mark.parametrize("name", STRUCTS)
+def test_structs(name: str):
+    kind = STRUCTS[name]
+    full = filled(kind)
+    check(FILE, name, {"default": kept(kind()), "filled": kept(full)})
+    if not WRITING:
+        golden = {case: json.dumps(value) for case, value in pinned(FILE)[name].items()}
+        assert msgspec.json.decode(golden["filled"], type=kind) == full
+        assert msgspec.json.decode(golden["default"], type=kind) == kind()
+
+
+def test_snapshots_of_a_coordinator():
+    """Rows of every kind, and the state that a coordinator goes on from."""
+    full = filled(State)
+    found = snapshot.changes(State("", RoundPolicy(), (), ()), full)
+    check(FILE, "snapshots", {f"{kind} {name}".strip(): kept(row) for (kind, name), row in found.rows.items()})
+    if not WRITING:
+        rows = [(*key.partition(" ")[::2], row) for key, row in pinned(FILE)["snapshots"].items()]
+        again = snapshot.kept(rows)
+        assert again.outline == snapshot.outline_of(full)
+        assert again.devices == full.devices
+        assert again.assignments == full.open.assignments
+        assert (again.behind, again.taken) == (full.behind, full.taken)
+
+
+def test_snapshots_that_say_little():
+    """Of an earlier version: what stands for the fields it did not have."""
+    hello, placement = {"hello": {"t": "hello"}}, {"placement": {}}
+    rows = [("outline", "", {}), ("device", "a", hello), *((kind, "a", placement) for kind in ("assignment", "taken"))]
+    check(FILE, "snapshots that say little", kept(snapshot.kept(rows)))
+
+
+def test_state_of_a_device(tmp_path: Path):
+    store = AgentStore(tmp_path, Owner("device", "fleet"))
+    saved, facts = filled(Saved), filled(DataFacts)
+    store.save(saved)
+    store.save_facts("fingerprint", facts)
+    store.close()
+    texts = {file.name: file.read_text(encoding="utf-8") for file in tmp_path.glob("*.json")}
+    check(FILE, "device's files", sorted(path.name for path in tmp_path.iterdir()))
+    check(FILE, "device's state", {**texts, "work.msgpack": (tmp_path / "work.msgpack").read_bytes().hex()})
+    if not WRITING:
+        (tmp_path / "work.msgpack").write_bytes(bytes.fromhex(pinned(FILE)["device's state"]["work.msgpack"]))
+        store = AgentStore(tmp_path, Owner("device", "fleet"))
+        assert store.load() == saved
+        assert store.load_facts("fingerprint") == facts
+        store.close()
+
+
+def test_enrolment_and_signatures():
+    secret = bytes(range(token.SECRET_BYTES))
+    key = token.proof_key(secret)
+    request = token.prove_request(key, "fleet", token.client_id(secret), filled(token.Request))
+    signer = Signer(bytes(range(32)))
+    found = {
+        "token": token.encode_token(token.Token(1, "fleet", "device", "mqtts://host:1", secret, b"authority")),
+        "client": token.client_id(secret),
+        "request": token.encode(request).hex(),
+        "answer": token.encode(token.prove_answer(key, filled(token.Answer), request)).hex(),
+        "signed": signer.seal("edgefl/1/fleet/d/device/down", b"body").hex(),
+        "public key": signer.public.hex(),
+    }
+    check(FILE, "enrolment", found)
