@@ -1,0 +1,53 @@
+"""``--help`` of every command, 100 columns wide.
+
+The configuration and command references are generated: ``tests/test_docs.py`` holds them to the code.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+
+from pins.golden import WRITING, check, check_keys, pinned
+
+FILE = "help.json"
+VERBS = {
+    "edgefl": "run plan recipes runs report devices export data predict doctor",
+    "edgefl-agent": "run enroll doctor profile",
+    "edgefl-coordinator": "run init enroll enrollments",
+}
+COMMANDS = [f"{program} {verb}".strip() for program, verbs in VERBS.items() for verb in ["", *verbs.split()]]
+PROJECT = Path(__file__).parents[2] / "pyproject.toml"
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help(command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    drawn_by = {name: version(name) for name in ("typer", "rich")}
+    there = pinned(FILE).get(command, {}).get("drawn_by", drawn_by)
+    if there != drawn_by and not WRITING:
+        pytest.skip(f"written with typer {there['typer']} and rich {there['rich']}, here they are {drawn_by}")
+    program, *verb = command.split()
+    where, name = re.search(
+        rf'^{program} = "([\w.]+):(\w+)"$', PROJECT.read_text(encoding="utf-8"), re.MULTILINE
+    ).groups()
+    monkeypatch.setattr("sys.argv", [program, *verb, "--help"])
+    for variable, value in (("COLUMNS", "100"), ("LINES", "50"), ("TERM", "dumb")):
+        monkeypatch.setenv(variable, value)
+    with pytest.raises(SystemExit) as ended:
+        raise SystemExit(getattr(importlib.import_module(where), name)())
+    assert not ended.value.code
+    text = re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out)
+    check(FILE, command, {"drawn_by": drawn_by, "text": [line.rstrip() for line in text.splitlines()]})
+
+
+def test_every_command_is_pinned():
+    """Those that the programs' own help names."""
+    check_keys(FILE, set(COMMANDS))
+    for program, verbs in VERBS.items():
+        text = "\n".join(pinned(FILE)[program]["text"])
+        listed = re.findall(r"^│ (\w+) ", text.partition("Commands")[2], re.MULTILINE)
+        assert listed == verbs.split()
