@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import importlib
 import re
+import sys
 from importlib.metadata import version
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -34,6 +36,9 @@ def test_help(command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
     where, name = re.search(
         rf'^{program} = "([\w.]+):(\w+)"$', PROJECT.read_text(encoding="utf-8"), re.MULTILINE
     ).groups()
+    monkeypatch.setitem(
+        sys.modules, "__main__", ModuleType("__main__")
+    )  # click names the program by it: no pytest there
     monkeypatch.setattr("sys.argv", [program, *verb, "--help"])
     for variable, value in (("COLUMNS", "100"), ("LINES", "50"), ("TERM", "dumb")):
         monkeypatch.setenv(variable, value)
