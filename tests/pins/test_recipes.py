@@ -37,7 +37,11 @@ SHARES = {
 #: Large enough for packed parts: a tensor below 1,024 values travels whole.
 WIDE = ("model.head.width=64", "model.head.out=32")
 THREE = "training.rounds=[2, 1]"
-_MMIC = ("slots.cluster={lsh: {clusters: 2}}", "slots.select={banzhaf: {warmup_rounds: 1, share: 0.7}}", THREE)
+_MMIC = (
+    "slots.cluster={lsh: {clusters: 2}}",
+    "slots.select={banzhaf: {warmup_rounds: 1, share: 0.7}}",
+    THREE,
+)
 
 #: What lets a tiny fleet show a recipe's slots in two or three rounds.
 OF_RECIPES: dict[str, tuple[str, ...]] = {
@@ -81,11 +85,11 @@ MIXES: dict[str, tuple[str, tuple[str, ...]]] = {
     "sampled coalitions": (
         "mmic",
         (
-            "slots.cluster={lsh: {clusters: 2}}",
-            "slots.select={banzhaf_sampled: {warmup_rounds: 1, samples: 8, share: 0.7}}",
+            "slots.cluster={lsh: {clusters: 1}}",
+            "slots.select={banzhaf_sampled: {warmup_rounds: 1, samples: 8, share: 0.7, temperature: 500}}",
             "slots.repair={poverty: {form: exact, donors: complete}}",
-            "slots.optimise={fedadagrad_mpo: {temperature: 20, risk: 0.3}}",
-            THREE,
+            "slots.optimise={fedadagrad_mpo: {temperature: 2, beta: 0.5, risk: 0.9}}",
+            "training.rounds=[3, 1]",
         ),
     ),
     "one network of the largest": (
@@ -105,7 +109,7 @@ MIXES: dict[str, tuple[str, tuple[str, ...]]] = {
             "slots.select=all",
         ),
     ),
-    "nearest by l2": ("lw-prototypes", ("slots.prototypes={class_mean: {match: l2}}", THREE)),
+    "nearest by l2": ("lw-prototypes", ("slots.prototypes={class_mean: {match: l2, min_count: 5}}", THREE)),
     "shared attention": (
         "end_to_end",
         ("slots.sharing=multiway", "slots.fusion=mean", "slots.objective={cross_entropy: {}, gmc: {}}"),
