@@ -30,15 +30,15 @@ from torch import nn
 from benchmarks.inprocess import run_fleet, state_of
 from benchmarks.pretrain import make
 from benchmarks.table.grid import EPOCHS, SHARE, Cell, Grid, Settings
-from edgefl.cli.sharing import shares_of
+from edgefl.cli.data_shares import shares_of
 from edgefl.config.load import load_run
 from edgefl.data.dataset import Dataset
-from edgefl.models.build import StagedModel, build
-from edgefl.models.state import load_part, part_tensors
+from edgefl.models.parts import load_part, part_tensors
+from edgefl.models.staged import StagedModel, build
 from edgefl.plan.compile import compile_run
-from edgefl.plan.values import RunPlan
-from edgefl.protocol.parts import decode_part
-from edgefl.report.rows import RunReport
+from edgefl.plan.job import RunPlan
+from edgefl.protocol.tensors import decode_part
+from edgefl.run_records import RunReport
 from edgefl.training.batches import input_of
 from edgefl.training.evaluate import TestSet, evaluate
 

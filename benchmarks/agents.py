@@ -11,9 +11,9 @@ from pathlib import Path
 
 import msgspec
 
-from device_agent.log import line_writer
-from device_agent.runner import Agent
-from device_agent.start import MakeTrainer, Options, make_agent
+from device_agent.runtime.agent import Agent
+from device_agent.runtime.connect import MakeTrainer, Options, make_agent
+from device_agent.runtime.log import line_writer
 from edgefl.resources.allocator import keep_for_chunks
 
 

@@ -22,12 +22,12 @@ import numpy as np
 
 from benchmarks import sections
 from benchmarks.resource_table import MIB
-from edgefl.aggregation.aggregate import aggregate_round
-from edgefl.aggregation.remember import UpdateInfo
-from edgefl.objects import ObjectStore
-from edgefl.protocol.parts import encode_part
+from edgefl.aggregation.history_update import UpdateInfo
+from edgefl.aggregation.round import aggregate_round
+from edgefl.protocol.tensors import encode_part
 from edgefl.records import Manifest
 from edgefl.resources.procfs import status_bytes
+from edgefl.storage.objects import ObjectStore
 
 DEVICES = (4, 16, 64)
 ROUNDS = 7

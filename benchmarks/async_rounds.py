@@ -21,12 +21,12 @@ import msgspec
 from benchmarks import sections
 from benchmarks.field import played, table
 from benchmarks.fleet import accuracy
-from device_agent.start import Options
-from edgefl.cli.sharing import shares_of
+from device_agent.runtime.connect import Options
+from edgefl.cli.data_shares import shares_of
 from edgefl.config.load import load_run
 from edgefl.records import Budget
-from edgefl.report.rows import RunReport
-from edgefl.report.staleness import stale
+from edgefl.report.late_updates import stale
+from edgefl.run_records import RunReport
 
 NAMES = tuple(f"person-{n:02d}" for n in range(1, 7))
 SLOW = NAMES[4:]

@@ -2,8 +2,8 @@
 
     python -m benchmarks.broken_agents OPTIONS.json BROKEN …
 
-The agents of a list of ``device_agent.start.Options`` in one process, with trainers that echo; the devices named BROKEN
-spoil what they send in the rounds that ``way_of`` says.
+The agents of a list of ``device_agent.runtime.connect.Options`` in one process, with trainers that echo; the devices
+named BROKEN spoil what they send in the rounds that ``way_of`` says.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ import numpy as np
 
 from benchmarks.agents import options_in, run_agents
 from benchmarks.echo_agents import InlineEcho
-from device_agent.trainer_link import Ended, OnProgress, TrainerSettings
-from device_agent.values import Train
-from edgefl.objects import ObjectStore
-from edgefl.protocol.parts import decode_part, encode_part
+from device_agent.core.state import Train
+from device_agent.runtime.trainer_process import Ended, OnProgress, TrainerSettings
+from edgefl.console import guarded
+from edgefl.protocol.tensors import decode_part, encode_part
 from edgefl.records import Manifest
-from edgefl.report.console import guarded
+from edgefl.storage.objects import ObjectStore
 
 Tensors = dict[str, np.ndarray[Any, Any]]
 Samples = dict[str, int]

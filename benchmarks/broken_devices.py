@@ -22,9 +22,9 @@ from benchmarks import sections
 from benchmarks.broken_agents import WARM, WAYS, way_of
 from benchmarks.echo import Case, run_file, test_set
 from benchmarks.field import played, table
-from device_agent.start import Options
+from device_agent.runtime.connect import Options
 from edgefl.records import Budget
-from edgefl.report.rows import EventRow, RunReport
+from edgefl.run_records import EventRow, RunReport
 
 CASE = Case("40KB", 16, 2, agents=8, rounds=WARM + 2 * len(WAYS) + 4)
 BROKEN = ("agent-006", "agent-007")

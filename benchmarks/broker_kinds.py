@@ -16,7 +16,7 @@ from pathlib import Path
 
 import msgspec
 
-from edgefl import leash
+from edgefl.process import parent_death as leash
 from edgefl.transport.broker import free_port
 
 #: Longest that asking whether one is installed may take.

@@ -25,8 +25,8 @@ import yaml
 
 from benchmarks.broker_kinds import KINDS, Kind
 from benchmarks.echo import Case, agents, run_file, test_set
-from edgefl.leash import leashed
-from edgefl.report.rows import EventRow
+from edgefl.process.parent_death import leashed
+from edgefl.run_records import EventRow
 from edgefl.transport.broker import free_port
 
 CASE = Case("brokers", 96, 2, agents=3, rounds=7)

@@ -29,10 +29,10 @@ import yaml
 
 from benchmarks.fleet import largest
 from benchmarks.resource_table import UNTESTED
-from edgefl.config.files import parse_bytes
+from edgefl.config.yaml_files import parse_bytes
 from edgefl.records import has_card
-from edgefl.report.rows import RunReport
 from edgefl.resources.memory import KEEP_MARK
+from edgefl.run_records import RunReport
 
 PAIRS, SIDE, WORDS, BATCH = 512, 224, 40, 256
 #: A round takes some minutes on two slow cores.

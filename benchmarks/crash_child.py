@@ -166,11 +166,11 @@ def sending(topic: str, payload: bytes) -> str:
 
 def coordinator(crash: Crash) -> None:
     """Armed when the disturbed round is told to have started."""
-    import coordinator.uploads
-    import coordinator.work
-    from coordinator.journal import Journal
-    from coordinator.ledger import Ledger
-    from edgefl.objects import ObjectStore
+    import coordinator.runtime.model_tasks
+    import coordinator.runtime.uploads
+    from coordinator.ledger.ledger import Ledger
+    from coordinator.runtime.event_log import Journal
+    from edgefl.storage.objects import ObjectStore
     from edgefl.transport.mqtt import MqttTransport
 
     def arming(journal: Any, row: Any) -> str:
@@ -184,16 +184,16 @@ def coordinator(crash: Crash) -> None:
     crash.wrap(ObjectStore, "put", "store state")
     crash.wrap(ObjectStore, "collect", "drop objects")
     crash.wrap(ObjectStore, "empty", "delete objects")
-    crash.wrap(coordinator.uploads, "check_update", "check update")
-    crash.wrap(coordinator.work, "aggregate_round", "aggregate")
+    crash.wrap(coordinator.runtime.uploads, "check_update", "check update")
+    crash.wrap(coordinator.runtime.model_tasks, "aggregate_round", "aggregate")
 
 
 def agent(crash: Crash) -> None:
     """Armed when the offer of the disturbed round is here."""
-    from device_agent.runner import Agent
-    from device_agent.store import AgentStore
-    from edgefl.objects import ObjectStore
+    from device_agent.runtime.agent import Agent
+    from device_agent.runtime.store import AgentStore
     from edgefl.protocol import messages
+    from edgefl.storage.objects import ObjectStore
     from edgefl.transport.mqtt import MqttTransport
 
     def arming(agent: Any, message: Any) -> str:
@@ -210,7 +210,7 @@ def agent(crash: Crash) -> None:
 def trainer(crash: Crash) -> None:
     """Armed when it is asked to train in the disturbed round."""
     from benchmarks import echo_agents
-    from edgefl.objects import ObjectStore
+    from edgefl.storage.objects import ObjectStore
 
     def arming(request: Any, store: Any) -> str:
         crash.armed = crash.armed or request.offer.attempt.round == DISTURBED

@@ -16,8 +16,8 @@ import yaml
 from benchmarks import echo, echo_agents
 from benchmarks.crash_child import MARK, PLACE, VARIABLE, Point
 from benchmarks.crash_faults import Trouble
-from device_agent.start import Options
-from edgefl.report.rows import EventRow
+from device_agent.runtime.connect import Options
+from edgefl.run_records import EventRow
 from edgefl.transport.broker import Broker, start_broker
 
 AGENTS = ("left", "right")

@@ -31,9 +31,9 @@ from sqlalchemy.engine import make_url
 from benchmarks.crash_child import AHEAD, BEHIND, FULL, POINTS, READ_ONLY, TORN, Point, point
 from benchmarks.crash_faults import own_disk, unavailable
 from benchmarks.crash_fleet import AGENTS, PATIENCE_S, ROUNDS, Fleet, place_of, play
-from coordinator.ledger import Ledger
+from coordinator.ledger.ledger import Ledger
 from edgefl.records import Manifest
-from edgefl.report.rows import EventRow
+from edgefl.run_records import EventRow
 
 #: The broker ends when one of these has been told of the disturbed round.
 TOLD = ("round_started", "update", "round_closed")

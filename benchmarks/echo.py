@@ -32,10 +32,10 @@ import yaml
 from benchmarks import raw_broker, sections
 from benchmarks.echo_agents import CLASSES, MODALITY, SAMPLES, SHAPE
 from benchmarks.resource_table import MIB
-from device_agent.start import Options
+from device_agent.runtime.connect import Options
 from edgefl.data.dataset import Dataset
 from edgefl.records import Budget
-from edgefl.report.rows import EventRow
+from edgefl.run_records import EventRow
 from edgefl.transport.broker import start_broker
 
 #: Agents that have a process of their own; more are dealt to as many.

@@ -1,6 +1,6 @@
 """Agents for the echo benchmark: the real supervisor, whose trainer sends back what it was sent, hardly changed.
 
-    python -m benchmarks.echo_agents OPTIONS.json           the agents of a list of ``device_agent.start.Options``
+    python -m benchmarks.echo_agents OPTIONS.json           agents of a list of ``runtime.connect.Options``
     python -m benchmarks.echo_agents --store FOLDER …       the trainer of one of them, started by its supervisor
 
 One agent has its trainer in a process of its own, as in the field; several in one process have theirs in threads.
@@ -18,11 +18,11 @@ from pathlib import Path
 import msgspec
 
 from benchmarks.agents import options_in, run_agents
-from device_agent.trainer_link import Ended, OnProgress, TrainerProcess, TrainerSettings, TrainRequest
-from device_agent.values import DataFacts, Result, Train
-from edgefl.objects import ObjectStore
-from edgefl.report.console import guarded
-from edgefl.worker import Note, serve
+from device_agent.core.state import DataFacts, Result, Train
+from device_agent.runtime.trainer_process import Ended, OnProgress, TrainerProcess, TrainerSettings, TrainRequest
+from edgefl.console import guarded
+from edgefl.process.worker import Note, serve
+from edgefl.storage.objects import ObjectStore
 
 MODALITY, SHAPE, CLASSES = "acc", (16, 3), ("a", "b", "c")
 SAMPLES = 60
@@ -52,7 +52,7 @@ def echo(request: TrainRequest, store: ObjectStore) -> Result:
 
 
 class InlineEcho:
-    """``device_agent.trainer_link.Trainer`` in a thread."""
+    """``device_agent.runtime.trainer_process.Trainer`` in a thread."""
 
     def __init__(self, settings: TrainerSettings, memory_total_bytes: int) -> None:
         self._settings = settings

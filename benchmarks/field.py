@@ -14,9 +14,9 @@ from typing import Any
 import msgspec
 import yaml
 
-from device_agent.start import Options
-from edgefl.cli.locate import read_run
-from edgefl.report.rows import RunReport
+from device_agent.runtime.connect import Options
+from edgefl.cli.find_run import read_run
+from edgefl.run_records import RunReport
 from edgefl.transport.broker import start_broker
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from edgefl.report.rows import RunReport
+from edgefl.run_records import RunReport
 
 
 def run(name: str, *overrides: str, label: str = "") -> RunReport:

@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 
 from benchmarks.fleet import accuracy, largest, run, total
-from edgefl.report.rows import RunReport
+from edgefl.run_records import RunReport
 
 PLAIN = ("slots.missing=zero", "slots.prototypes=none", "slots.objective=cross_entropy")
 #: Accuracy with both sensors, the accelerometer alone, the gyroscope alone, the mean of these two; all in percent.

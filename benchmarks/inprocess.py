@@ -14,19 +14,19 @@ from unittest import mock
 
 import msgspec
 
-from coordinator.evaluator import Evaluator
-from coordinator.ledger import Ledger
-from coordinator.runner import run as coordinate
-from device_agent.identity import Identity
-from device_agent.runner import Agent
-from device_agent.store import AgentStore, Owner
-from device_agent.trainer import Trainer
-from device_agent.trainer_link import Ended, TrainRequest
-from device_agent.values import DataFacts, Progressed, Result
-from edgefl.objects import ObjectStore
-from edgefl.plan.values import RunPlan
+from coordinator.ledger.ledger import Ledger
+from coordinator.runtime.evaluator import Evaluator
+from coordinator.runtime.runner import run as coordinate
+from device_agent.core.state import DataFacts, Progressed, Result
+from device_agent.runtime.agent import Agent
+from device_agent.runtime.incarnation import Identity
+from device_agent.runtime.store import AgentStore, Owner
+from device_agent.runtime.trainer_process import Ended, TrainRequest
+from device_agent.trainer.process import Trainer
+from edgefl.plan.job import RunPlan
 from edgefl.records import Budget, Manifest
-from edgefl.report.rows import RunReport
+from edgefl.run_records import RunReport
+from edgefl.storage.objects import ObjectStore
 from edgefl.transport.memory import MemoryBroker, MemoryTransport
 
 
@@ -93,7 +93,7 @@ def run_fleet(
     ``budgets``: device -> what it may spend; others have no limit. The last state: ``state_of``.
     """
     # What measures a trainer's memory, and warms it for that, has no meaning in a process that holds all of them.
-    with mock.patch("device_agent.trainer._first_round"), mock.patch("device_agent.trainer.settle"):
+    with mock.patch("device_agent.trainer.process._first_round"), mock.patch("device_agent.trainer.process.settle"):
         return asyncio.run(asyncio.wait_for(_run(directory, plan, shares, budgets or {}), seconds))
 
 

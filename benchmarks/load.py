@@ -29,8 +29,8 @@ import yaml
 
 from benchmarks import echo, sections
 from benchmarks.resource_table import MIB
-from coordinator.ledger import Ledger
-from edgefl.report.rows import EventRow
+from coordinator.ledger.ledger import Ledger
+from edgefl.run_records import EventRow
 from edgefl.transport.broker import start_broker
 
 

@@ -30,9 +30,9 @@ from benchmarks.fleet import accuracy, largest, run
 from benchmarks.plotting import COLOURS, plot
 from benchmarks.resource_table import MIB, UNTESTED
 from edgefl.cli.planning import price_run
+from edgefl.plan.job import Stage
 from edgefl.plan.schedule import trained_stages
-from edgefl.plan.values import Stage
-from edgefl.report.rows import RunReport
+from edgefl.run_records import RunReport
 
 DEVICES = 10
 ELIGIBLE = (10, 5, 3)

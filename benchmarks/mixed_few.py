@@ -27,14 +27,14 @@ from benchmarks.inprocess import run_fleet
 from benchmarks.mixed_depth import FEW, PAGE, SHARES
 from benchmarks.pretrain import make
 from benchmarks.table.grid import EPOCHS, SHARE, Cell, Grid, Settings
+from edgefl.cli.data_shares import shares_of
 from edgefl.cli.planning import price_run
-from edgefl.cli.sharing import shares_of
 from edgefl.config.load import load_run
 from edgefl.plan.compile import compile_run
+from edgefl.plan.job import Stage
 from edgefl.plan.schedule import trained_stages
-from edgefl.plan.values import Stage
 from edgefl.records import Budget
-from edgefl.report.rows import RunReport
+from edgefl.run_records import RunReport
 
 #: task -> learning rate.
 TASKS = {"av": 1e-3, "har": 1e-3}

@@ -19,12 +19,12 @@ import yaml
 
 from benchmarks import echo
 from benchmarks.network_links import Conditions, Counters, Link, Namespace
-from coordinator.ledger import Ledger
-from coordinator.timeouts import Timeouts
-from device_agent.start import Options
-from edgefl.leash import leashed
+from coordinator.core.timeouts import Timeouts
+from coordinator.ledger.ledger import Ledger
+from device_agent.runtime.connect import Options
+from edgefl.process.parent_death import leashed
 from edgefl.records import Manifest
-from edgefl.report.rows import EventRow, RunReport
+from edgefl.run_records import EventRow, RunReport
 from edgefl.transport.broker import start_broker
 
 DEVICES = ("far", "left", "right")

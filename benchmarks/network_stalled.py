@@ -9,8 +9,8 @@ from pathlib import Path
 
 from benchmarks.network_fleet import DEVICES, SILENCE_S, TELLING_S, VICTIM, Network, fleet_over
 from benchmarks.network_links import Conditions
-from coordinator.timeouts import Timeouts
-from edgefl.report.rows import EventRow, RunReport
+from coordinator.core.timeouts import Timeouts
+from edgefl.run_records import EventRow, RunReport
 
 #: The stopped device misses several deadlines, and is silent for longer than SILENCE_S.
 DEADLINE_S = 8.0

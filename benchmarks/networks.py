@@ -31,7 +31,7 @@ from benchmarks.network_fleet import DEVICES, SILENCE_S, TELLING_S, VICTIM, Flee
 from benchmarks.network_links import CLEAN, Conditions, unavailable
 from benchmarks.network_stalled import beside_a_stalled_device
 from edgefl.records import Manifest
-from edgefl.report.rows import EventRow, RunReport
+from edgefl.run_records import EventRow, RunReport
 
 CUT_S = 30.0
 #: A cut device says hello again within: the pause of its back-off, opening the connection, and another try after those

@@ -1,7 +1,7 @@
 """Predicted against measured: step memory and FLOPs of every stage of three pairs of encoders, each in its own process.
 
-The planner's figures (``edgefl.training.pricing``) beside what the kernel's high-water mark and the counter say of the
-same step on random samples: ViT-Tiny and DistilBERT without labels, AST and ViT-Tiny with labels, two sensors with
+The planner's figures (``edgefl.pricing.round_price``) beside what the kernel's high-water mark and the counter say of
+the same step on random samples: ViT-Tiny and DistilBERT without labels, AST and ViT-Tiny with labels, two sensors with
 labels; end to end, layer-wise, and layer-wise with a stored prefix; then what the planner falls back to: in pieces, and
 in pieces with blocks computed anew, end to end and in the last stage with embeddings (nothing can be stored).
 
@@ -24,9 +24,9 @@ from benchmarks.resource_table import UNTESTED
 from benchmarks.resources import random_inputs, small_step
 from edgefl.models.sizes import encoder_of_size
 from edgefl.models.spec import HeadSpec, ModelSpec
-from edgefl.plan.prefix import can_cache, with_cache
+from edgefl.plan.frozen_prefix import can_cache, with_cache
+from edgefl.plan.job import Hyper, Job, Slots
 from edgefl.plan.schedule import SCHEDULES
-from edgefl.plan.values import Hyper, Job, Slots
 from edgefl.resources.allocator import give_back_at_once
 
 #: pair -> (encoders, classes, batch). AST is at a quarter of its ten seconds: the whole takes 24 GiB.
@@ -92,14 +92,14 @@ def compare(pair: str, index: int, device: str) -> Compared:
     give_back_at_once(in_pieces=job.hyper.micro_batch > 0)
     import torch
 
-    from edgefl.models.build import build
-    from edgefl.plan.prefix import built_parts
+    from edgefl.models.staged import build
+    from edgefl.plan.frozen_prefix import built_parts
+    from edgefl.pricing.round_price import price_step
     from edgefl.resources.flops import FlopCounter
     from edgefl.resources.memory import MemoryProbe
     from edgefl.training import step as steps
     from edgefl.training.batches import Batch
     from edgefl.training.forward import Aids
-    from edgefl.training.pricing import price_step
 
     torch.manual_seed(0)
     size = job.hyper.batch_size

@@ -28,14 +28,14 @@ import torch.nn.functional as F  # noqa: N812 - torch's own name for it
 import yaml
 from torch import Tensor, nn
 
-from edgefl.config.values import EncoderConfig
+from edgefl.config.schema import EncoderConfig
 from edgefl.data.dataset import Dataset
 from edgefl.data.named import named
 from edgefl.errors import ModelError
-from edgefl.models.build import StagedModel, build
-from edgefl.models.own import save_encoders
+from edgefl.models.own_checkpoint import save_encoders
 from edgefl.models.sizes import encoder_of_size
 from edgefl.models.spec import EncoderSpec, HeadSpec, ModelSpec, is_encoder, part_names
+from edgefl.models.staged import StagedModel, build
 
 FOLDER = Path("build/pretrained")
 KINDS = {"acc": "sensor", "gyro": "sensor", "image": "vision", "audio": "audio", "text": "text"}

@@ -27,8 +27,8 @@ from benchmarks.resource_table import write_page
 from edgefl.models.sizes import encoder_of_size
 from edgefl.models.spec import HeadSpec, ModelSpec
 from edgefl.plan.exchange import packing_of
+from edgefl.plan.job import Cache, Hyper, Job, Precision, Slots, Stage, Transfer
 from edgefl.plan.schedule import SCHEDULES
-from edgefl.plan.values import Cache, Hyper, Job, Precision, Slots, Stage, Transfer
 from edgefl.records import Figure
 from edgefl.resources.allocator import give_back_at_once
 
@@ -121,14 +121,14 @@ def train(setting: Setting, batch: int, device: str) -> Row:
     give_back_at_once(in_pieces=setting.micro_batch > 0)
     import torch
 
-    from edgefl.models.build import build
-    from edgefl.plan.prefix import built_parts
+    from edgefl.models.staged import build
+    from edgefl.plan.frozen_prefix import built_parts
+    from edgefl.pricing.round_price import price_part, price_step
     from edgefl.resources.flops import FlopCounter
     from edgefl.resources.memory import MemoryProbe
     from edgefl.training import step as steps
     from edgefl.training.batches import Batch
     from edgefl.training.forward import Aids
-    from edgefl.training.pricing import price_part, price_step
 
     if not setting.savings:
         without_savings(steps)
@@ -173,7 +173,7 @@ def train(setting: Setting, batch: int, device: str) -> Row:
 
 def run_flops(setting: Setting, batch: int) -> float:
     """FLOPs of a sample over the 90 rounds of one epoch; each part of a stored prefix is gone through once."""
-    from edgefl.training.pricing import price_part, price_step
+    from edgefl.pricing.round_price import price_part, price_step
 
     last = job_of(setting, batch)
     total, gone = 0.0, set()
@@ -190,8 +190,8 @@ def run_flops(setting: Setting, batch: int) -> float:
 
 def without_savings(steps: Any) -> None:
     """Blocks whole, gradients all at once: training as the paper describes it. Of the rest of this process."""
-    from edgefl.models.build import StagedModel
-    from edgefl.training import pricing
+    from edgefl.models.staged import StagedModel
+    from edgefl.pricing import round_price as pricing
 
     def whole(self: StagedModel, modality: str, x: Any, depth: int | None = None) -> Any:
         return self.pool_tokens(modality, self.encode_tokens(modality, x, depth))
@@ -205,7 +205,7 @@ def random_inputs(job: Job, batch: int, device: str) -> dict[str, Any]:
     """A batch as the device reads it: samples, or what a stored prefix holds."""
     import torch
 
-    from edgefl.models.encoder import TokenState
+    from edgefl.models.encoders.base import TokenState
     from edgefl.training.batches import meta_input
 
     inputs: dict[str, Any] = {}
@@ -226,10 +226,10 @@ def payload(setting: Setting, model: ModelSpec) -> float:
     """Bytes up and down of one device over the 90 rounds, each part encoded as it travels."""
     import numpy as np
 
-    from edgefl.models.build import build
-    from edgefl.models.state import part_tensors
-    from edgefl.protocol.packing import pack
-    from edgefl.protocol.parts import encode_part
+    from edgefl.models.parts import part_tensors
+    from edgefl.models.staged import build
+    from edgefl.protocol.compression import pack
+    from edgefl.protocol.tensors import encode_part
 
     rng = np.random.default_rng(0)
     built = build(model)
@@ -260,7 +260,7 @@ def payload(setting: Setting, model: ModelSpec) -> float:
 
 
 def _prefixes(job: Job) -> Any:
-    from edgefl.plan.prefix import prefixes
+    from edgefl.plan.frozen_prefix import prefixes
 
     return prefixes(job)
 
@@ -269,7 +269,7 @@ def small_step(steps: Any, device: str) -> None:
     """What libraries take once belongs to no row."""
     import torch
 
-    from edgefl.models.build import build
+    from edgefl.models.staged import build
     from edgefl.training.batches import Batch
     from edgefl.training.forward import Aids
 

@@ -15,7 +15,7 @@ import platform
 from pathlib import Path
 
 from benchmarks.fleet import accuracy, largest, run, total
-from edgefl.report.rows import RunReport
+from edgefl.run_records import RunReport
 
 SCHEDULES = ("end_to_end", "progressive", "layerwise")
 FLEET = "fleet=[{name: left, profile: cpu}, {name: right, profile: cpu}]"

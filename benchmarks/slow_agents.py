@@ -2,8 +2,9 @@
 
     python -m benchmarks.slow_agents OPTIONS.json SECONDS NAME …
 
-The agents of a list of ``device_agent.start.Options`` in one process; they share a trainer process. Those named rest
-for SECONDS after each training before they hand over the update, as a device with a slow processor or link does.
+The agents of a list of ``device_agent.runtime.connect.Options`` in one process; they share a trainer process. Those
+named rest for SECONDS after each training before they hand over the update, as a device with a slow processor or link
+does.
 """
 
 from __future__ import annotations
@@ -14,14 +15,14 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks.agents import options_in, run_agents
-from device_agent.host import HostedTrainer, HostedTrainers
-from device_agent.trainer_link import Ended, OnProgress, Trainer, TrainerSettings
-from device_agent.values import DataFacts, Train
-from edgefl.report.console import guarded
+from device_agent.core.state import DataFacts, Train
+from device_agent.many_agents import HostedTrainer, HostedTrainers
+from device_agent.runtime.trainer_process import Ended, OnProgress, Trainer, TrainerSettings
+from edgefl.console import guarded
 
 
 class Slow:
-    """``device_agent.trainer_link.Trainer`` that hands over its results ``rest_s`` later."""
+    """``device_agent.runtime.trainer_process.Trainer`` that hands over its results ``rest_s`` later."""
 
     def __init__(self, inner: HostedTrainer, rest_s: float) -> None:
         self._inner = inner

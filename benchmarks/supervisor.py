@@ -30,10 +30,10 @@ import yaml
 from benchmarks import sections
 from benchmarks.echo import Case, run_file, test_set
 from benchmarks.resource_table import MIB
-from coordinator.enrollments import serve
-from device_agent.enroll import enroll
-from device_agent.start import Options
-from edgefl.identity.enrolling import issue_token
+from coordinator.runtime.enrolment import serve
+from device_agent.runtime.connect import Options
+from device_agent.tools.enroll import enroll
+from edgefl.identity.enrolment import issue_token
 from edgefl.identity.fleet import create_fleet, fleet_broker
 from edgefl.transport.broker import start_broker
 

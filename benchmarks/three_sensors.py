@@ -31,10 +31,10 @@ from edgefl.cli.predict import accuracy
 from edgefl.config.load import load_run
 from edgefl.data.dataset import Dataset
 from edgefl.data.load import load_pair
-from edgefl.export.apply import apply
-from edgefl.export.serve import find_bundles
+from edgefl.export.predict import apply
+from edgefl.export.runtime import find_bundles
 from edgefl.plan.compile import compile_run
-from edgefl.report.rows import RunReport
+from edgefl.run_records import RunReport
 
 SENSORS = ("body", "gravity", "gyro")
 SUBSETS = tuple(some for n in (1, 2, 3) for some in combinations(SENSORS, n))

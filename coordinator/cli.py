@@ -12,9 +12,9 @@ from typing import Annotated
 
 import typer
 
+from edgefl.console import guarded
 from edgefl.errors import EdgeFLError, missing_dependency
-from edgefl.report.console import guarded
-from edgefl.report.rows import EventRow
+from edgefl.run_records import EventRow
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
 
@@ -68,7 +68,7 @@ def run_command(
     """
     with guarded(debug):
         with showing(events) as emit:
-            from coordinator.start import execute  # inside: that a package is missing is told as an event, too
+            from coordinator.runtime.start import execute  # inside: that a package is missing is told as an event, too
 
             report = execute(
                 file,
@@ -144,13 +144,13 @@ def enroll_command(
     with guarded(debug):
         import asyncio
 
-        from edgefl.identity.enrolling import issue_token
+        from edgefl.identity.enrolment import issue_token
         from edgefl.identity.fleet import Fleet
 
         fleet = Fleet(identity)
         typer.echo(issue_token(fleet, name, time.time(), hours * 3600))
         if wait:
-            from coordinator.enrollments import serve
+            from coordinator.runtime.enrolment import serve
 
             asyncio.run(serve(fleet, say, until=name, limit_s=hours * 3600))
 
@@ -164,7 +164,7 @@ def enrollments_command(
     with guarded(debug):
         import asyncio
 
-        from coordinator.enrollments import serve
+        from coordinator.runtime.enrolment import serve
         from edgefl.identity.fleet import Fleet
 
         asyncio.run(serve(Fleet(identity), say))

@@ -74,10 +74,10 @@ def run(
 
     Exit codes: 0 stopped, 10 profile, 11 data, 14 broker refuses, 15 disk, 19 no torch, 20 trainer, 21 identity.
     """
-    from edgefl.report.console import guarded
+    from edgefl.console import guarded
 
     with guarded(debug):
-        from device_agent.start import Options, become
+        from device_agent.runtime.connect import Options, become
         from edgefl.config.load import load_device
 
         where = whose(state, fleet, device)
@@ -120,12 +120,12 @@ def enroll(
     The private key is made here and never leaves this device. Where others can see the list of processes, give the
     token on standard input or by --file. Afterwards: edgefl-agent run --data PATH
     """
-    from edgefl.report.console import guarded
+    from edgefl.console import guarded
 
     with guarded(debug):
         import asyncio
 
-        from device_agent.enroll import enroll as exchange
+        from device_agent.tools.enroll import enroll as exchange
 
         given = file.read_text(encoding="utf-8") if file else sys.stdin.read() if text == "-" else text
         where = asyncio.run(exchange(given, state, default_state(), wait, lambda line: typer.echo(line, err=True)))
@@ -153,12 +153,12 @@ def doctor(
 
     Its identity, clock and broker, Python, torch with a training step, memory, disk, local data if named, sensors.
     """
-    from edgefl.report.console import guarded
+    from edgefl.console import guarded
 
     with guarded(debug):
         import msgspec
 
-        from device_agent.doctor import examine
+        from device_agent.tools.doctor import examine
         from edgefl.config.load import load_device
 
         torch_device = load_device(profile).torch_device
@@ -198,12 +198,12 @@ def profile(
 
     Takes about half a minute. Set a budget in the file; then: edgefl-agent run --profile device.yaml
     """
-    from edgefl.report.console import guarded
+    from edgefl.console import guarded
 
     with guarded(debug):
         import yaml
 
-        from device_agent.measure import measured_profile
+        from device_agent.tools.profile import measured_profile
         from edgefl.errors import ConfigError, Problem
 
         if out.exists() and not force:

@@ -9,19 +9,19 @@ from collections import deque
 
 from msgspec.structs import replace
 
-from device_agent import values as v
-from device_agent.identity import Identity
-from device_agent.runner import Agent
-from device_agent.store import AgentStore, Owner
-from device_agent.trainer_link import Ended
+from device_agent.core import state as v
+from device_agent.runtime.agent import Agent
+from device_agent.runtime.incarnation import Identity
+from device_agent.runtime.store import AgentStore, Owner
+from device_agent.runtime.trainer_process import Ended
 from edgefl.models.spec import EncoderSpec, ModelSpec
-from edgefl.objects import ObjectStore
-from edgefl.plan.values import Hyper, Job, Stage
+from edgefl.plan.job import Hyper, Job, Stage
 from edgefl.protocol import messages as m
 from edgefl.protocol import topics
-from edgefl.protocol import transfer as t
 from edgefl.protocol.chunks import Chunk, decode_chunks, encode_chunk
 from edgefl.records import Attempt, Figure, Refusal
+from edgefl.storage.objects import ObjectStore
+from edgefl.transfer import machines as t
 from edgefl.transport.memory import MemoryTransport
 
 FLEET, DEVICE = "default", "d1"

@@ -12,13 +12,14 @@ import msgspec
 import numpy as np
 
 from edgefl.models.spec import EncoderSpec, ModelSpec, part_names
-from edgefl.objects import ObjectStore
-from edgefl.plan.values import Candidate, Hyper, Placement, RoundPolicy, RunPlan, Stage
+from edgefl.plan.job import Candidate, Hyper, Placement, RoundPolicy, RunPlan, Stage
 from edgefl.protocol import messages as m
 from edgefl.protocol import topics
 from edgefl.protocol.chunks import Chunk, decode_chunks, encode_chunk
-from edgefl.protocol.parts import decode_part, encode_part
-from edgefl.protocol.transfer import (
+from edgefl.protocol.tensors import decode_part, encode_part
+from edgefl.records import Attempt, Budget, Capabilities, Cost, EvaluationRow, Figure, Manifest, ObjectRef, Refusal
+from edgefl.storage.objects import ObjectStore
+from edgefl.transfer.machines import (
     Completed,
     Receiver,
     SendChunk,
@@ -27,7 +28,6 @@ from edgefl.protocol.transfer import (
     StoreChunk,
     VerifyObject,
 )
-from edgefl.records import Attempt, Budget, Capabilities, Cost, EvaluationRow, Figure, Manifest, ObjectRef, Refusal
 from edgefl.transport.base import Will
 from edgefl.transport.memory import MemoryBroker, MemoryTransport
 

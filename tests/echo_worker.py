@@ -1,4 +1,4 @@
-"""A worker for the tests of edgefl.worker: ``python -m tests.echo_worker`` answers, notes, prints, fails, hangs."""
+"""A worker for the tests of edgefl.process.worker: it answers, notes, prints, fails and hangs on request."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 import time
 
 from edgefl.errors import DataError
-from edgefl.worker import serve
+from edgefl.process.worker import serve
 
 
 def echo(body, note):

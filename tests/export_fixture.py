@@ -11,12 +11,12 @@ import numpy as np
 import torch
 
 from edgefl.export.bundle import export_bundles
-from edgefl.models.build import StagedModel, build
+from edgefl.models.parts import part_tensors
 from edgefl.models.spec import EncoderSpec, HeadSpec, ModelSpec, part_names
-from edgefl.models.state import part_tensors
-from edgefl.plan.values import Stage
-from edgefl.prototypes.library import ClassMeans, to_tensors
-from edgefl.report.rows import BundleRow
+from edgefl.models.staged import StagedModel, build
+from edgefl.plan.job import Stage
+from edgefl.prototypes.table import ClassMeans, to_tensors
+from edgefl.run_records import BundleRow
 
 torch.set_num_threads(1)
 

@@ -22,11 +22,11 @@ from typing import Any
 import numpy as np
 from ledger_fixture import ledger_at
 
-from coordinator.place import LEDGER
-from edgefl.cli.locate import read_run
+from edgefl.cli.find_run import read_run
 from edgefl.data.dataset import Dataset
-from edgefl.leash import leashed
-from edgefl.report.rows import RunReport
+from edgefl.process.parent_death import leashed
+from edgefl.run_records import RunReport
+from edgefl.storage.run_directory import LEDGER
 from edgefl.transport.broker import Broker, start_broker
 
 #: A machine that is busy with other tests needs many times what an idle one does (3 s for a trainer to get ready).

@@ -16,7 +16,7 @@ from edgefl.identity import authority as x
 from edgefl.identity import device
 from edgefl.identity import token as t
 from edgefl.identity.device import Credentials
-from edgefl.identity.enrolling import answer_request, issue_token
+from edgefl.identity.enrolment import answer_request, issue_token
 from edgefl.identity.fleet import Fleet, create_fleet
 from edgefl.identity.signing import key_text
 from edgefl.transport.mqtt import MqttTransport

@@ -14,7 +14,7 @@ import pytest
 from sqlalchemy import Engine, create_engine, text
 from sqlalchemy.engine import make_url
 
-from coordinator.place import LEDGER, note_ledger
+from edgefl.storage.run_directory import LEDGER, note_ledger
 
 #: postgresql://USER@HOST/DATABASE of an account that may create databases.
 POSTGRESQL = os.environ.get("EDGEFL_TEST_POSTGRESQL", "")

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from hypothesis import settings
 
-from edgefl.models.matching import Table
+from edgefl.prototypes.torch_mask import Table
 
 torch.set_num_threads(1)
 ORACLES = {

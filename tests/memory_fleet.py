@@ -11,11 +11,11 @@ import torch
 from benchmarks import inprocess
 from edgefl.config.load import load_run
 from edgefl.data.dataset import Dataset
-from edgefl.objects import ObjectStore
 from edgefl.plan.compile import compile_run
-from edgefl.plan.values import RunPlan
+from edgefl.plan.job import RunPlan
 from edgefl.records import Budget, Manifest
-from edgefl.report.rows import RunReport
+from edgefl.run_records import RunReport
+from edgefl.storage.objects import ObjectStore
 
 torch.set_num_threads(1)
 

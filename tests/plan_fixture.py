@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from edgefl.budget.fit import place, trained_depth
+from edgefl.budget.stage_cost import Priced
 from edgefl.models.sizes import encoder_of_size
 from edgefl.models.spec import ModelSpec, part_names
-from edgefl.plan.cost import Priced
-from edgefl.plan.fit import place, trained_depth
-from edgefl.plan.values import Candidate, Hyper, Job, Slots, Stage
+from edgefl.plan.job import Candidate, Hyper, Job, Slots, Stage
 from edgefl.records import Budget
 
 SHAPE = (16, 3)

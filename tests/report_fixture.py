@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from edgefl.records import Budget, Capabilities, Figure, Figures, Refusal
-from edgefl.report.rows import (
+from edgefl.run_records import (
     AssignmentRow,
     BundleRow,
     DeviceRow,

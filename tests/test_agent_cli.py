@@ -15,9 +15,9 @@ import msgspec
 import numpy as np
 import pytest
 
-from device_agent import doctor
-from device_agent.log import LineHandler, line_writer
-from device_agent.start import Options, check_fit, take_options
+from device_agent.runtime.connect import Options, check_fit, take_options
+from device_agent.runtime.log import LineHandler, line_writer
+from device_agent.tools import doctor
 from edgefl.errors import (
     BrokerError,
     BrokerUnreachableError,

@@ -8,12 +8,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from msgspec.structs import replace
 
-from device_agent import machine
-from device_agent import values as v
-from device_agent.machine import MachineError, initial, step
-from device_agent.timeouts import ANNOUNCE_S
+from device_agent.core import machine
+from device_agent.core import state as v
+from device_agent.core.agent_timeouts import ANNOUNCE_S
+from device_agent.core.machine import MachineError, initial, step
 from edgefl.models.spec import EncoderSpec, ModelSpec
-from edgefl.plan.values import Hyper, Job, Stage
+from edgefl.plan.job import Hyper, Job, Stage
 from edgefl.protocol import messages as m
 from edgefl.records import Attempt, Budget, ObjectRef, Refusal
 

@@ -11,12 +11,12 @@ import yaml
 from transport_fixtures import broker_kinds, run
 from typer.testing import CliRunner
 
-from device_agent import measure
 from device_agent.cli import app
+from device_agent.tools import profile as measure
+from edgefl.budget.eligibility import verdict
+from edgefl.budget.stage_cost import filled, timed
 from edgefl.config.load import load_device
-from edgefl.plan.cost import filled, timed
-from edgefl.plan.eligibility import verdict
-from edgefl.plan.values import Candidate
+from edgefl.plan.job import Candidate
 from edgefl.records import Budget, Capabilities, Cost, Refusal, Speed, kind_of_machine
 from edgefl.resources.machine import capabilities
 from edgefl.transport.broker import start_broker

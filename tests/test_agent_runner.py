@@ -8,20 +8,20 @@ import pytest
 from agent_fixtures import CHUNK_BYTES, DEVICE, FACTS, FLEET, Coordinator, Running, asked_chunks, attempt
 from msgspec.structs import replace
 
-from device_agent import values as v
-from device_agent.store import AgentStore, Owner
-from device_agent.timeouts import TICK_S
-from device_agent.trainer_link import Ended
+from device_agent.core import state as v
+from device_agent.core.agent_timeouts import TICK_S
+from device_agent.runtime.store import AgentStore, Owner
+from device_agent.runtime.trainer_process import Ended
 from edgefl.errors import BrokerError, BrokerUnreachableError, DataError, EdgeFLError, StoreError
+from edgefl.process.worker import WorkerFailedError
 from edgefl.protocol import messages as m
 from edgefl.protocol import topics
 from edgefl.protocol.chunks import HEADER_BYTES
-from edgefl.protocol.transfer import Completed
 from edgefl.records import Attempt, ObjectRef, Refusal
+from edgefl.transfer.machines import Completed
 from edgefl.transport import failures
 from edgefl.transport.address import parse_url
 from edgefl.transport.memory import MemoryBroker, MemoryTransport
-from edgefl.worker import WorkerFailedError
 
 
 def play(scene):
@@ -93,7 +93,7 @@ def test_the_second_round_fetches_only_what_changed(tmp_path):
 
 @pytest.mark.parametrize("seed", range(3))
 def test_lost_doubled_and_swapped_messages_change_nothing(tmp_path, seed, monkeypatch):
-    monkeypatch.setattr("edgefl.protocol.receiver.STALL_S", 0.3)
+    monkeypatch.setattr("edgefl.transfer.receiver.STALL_S", 0.3)
 
     async def scene():
         broker = MemoryBroker(seed=seed)
@@ -111,7 +111,7 @@ def test_lost_doubled_and_swapped_messages_change_nothing(tmp_path, seed, monkey
 
 
 def test_chunks_that_are_lost_are_asked_for_again(tmp_path, monkeypatch):
-    monkeypatch.setattr("edgefl.protocol.receiver.STALL_S", 0.2)
+    monkeypatch.setattr("edgefl.transfer.receiver.STALL_S", 0.2)
 
     async def scene():
         broker = MemoryBroker()
@@ -149,7 +149,7 @@ class Late:
 
 
 def test_what_the_broker_has_not_heard_yet_is_not_asked_for_again(tmp_path, monkeypatch):
-    monkeypatch.setattr("edgefl.protocol.receiver.STALL_S", 0.8)
+    monkeypatch.setattr("edgefl.transfer.receiver.STALL_S", 0.8)
 
     async def scene():
         broker = MemoryBroker()
@@ -273,7 +273,7 @@ def test_an_update_that_two_cuts_in_a_row_seem_to_refuse_is_announced_again(tmp_
             await publish(self, topic, payload, **how)
 
         monkeypatch.setattr(MemoryTransport, "publish", publishing)
-        monkeypatch.setattr("device_agent.machine.ANNOUNCE_S", 0.1)
+        monkeypatch.setattr("device_agent.core.machine.ANNOUNCE_S", 0.1)
         async with Coordinator(broker, tmp_path / "c") as coordinator, Running(broker, tmp_path / "a") as running:
             await coordinator.expect(m.Hello)
             coordinator.offer()
@@ -393,7 +393,7 @@ def test_data_that_cannot_be_read_ends_the_agent_with_its_own_exit_code(tmp_path
 
 
 def test_a_trainer_that_stumbles_while_warming_is_started_again_and_given_up_after_three_times(tmp_path, monkeypatch):
-    monkeypatch.setattr("device_agent.trainer_jobs.TRAINER_RESTART_S", 0.01)
+    monkeypatch.setattr("device_agent.runtime.trainer_tasks.TRAINER_RESTART_S", 0.01)
 
     async def scene(deaths):
         broker = MemoryBroker()
@@ -421,7 +421,7 @@ def test_a_trainer_that_stumbles_while_warming_is_started_again_and_given_up_aft
 
 
 def test_an_unreachable_broker_is_dialled_again_and_refused_credentials_end_the_agent(tmp_path, monkeypatch):
-    monkeypatch.setattr("device_agent.runner.DIAL_FIRST_S", 0.01)
+    monkeypatch.setattr("device_agent.runtime.agent.DIAL_FIRST_S", 0.01)
 
     async def scene():
         running = Running(MemoryBroker(), tmp_path / "a")
@@ -523,7 +523,7 @@ def test_what_is_saved_while_the_disk_is_busy_takes_nothing_from_it(tmp_path, mo
     store = AgentStore(tmp_path, Owner("d1", "f"))
     store.save(saved(1))
     with monkeypatch.context() as patch:
-        patch.setattr("device_agent.store.sync_files", lambda paths: store.save(saved(2)))
+        patch.setattr("device_agent.runtime.store.sync_files", lambda paths: store.save(saved(2)))
         store.settle()
         assert not store.settled
         patch.setattr(AgentStore, "settle", lambda store: None)
@@ -540,14 +540,14 @@ def test_a_disk_that_does_not_take_it_lets_another_process_in(tmp_path, monkeypa
         raise StoreError("cannot sync work.msgpack: Input/output error")
 
     with monkeypatch.context() as patch:
-        patch.setattr("device_agent.store.sync_files", refused)
+        patch.setattr("device_agent.runtime.store.sync_files", refused)
         with pytest.raises(StoreError, match="Input/output error"):
             store.close()
     AgentStore(tmp_path, Owner("d1", "f")).close()
 
 
 def test_an_agent_has_its_disk_keep_what_it_saved(tmp_path, monkeypatch):
-    monkeypatch.setattr("device_agent.runner.SETTLE_S", 0.05)
+    monkeypatch.setattr("device_agent.runtime.agent.SETTLE_S", 0.05)
 
     async def scene():
         broker = MemoryBroker()

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from device_agent.identity import Identity
-from device_agent.transfers import Transfers
-from edgefl.objects import ObjectStore
+from device_agent.runtime.incarnation import Identity
+from device_agent.runtime.transfers import Transfers
 from edgefl.protocol.chunks import decode_chunks
 from edgefl.protocol.messages import Grant, Update
 from edgefl.records import Attempt
+from edgefl.storage.objects import ObjectStore
 from edgefl.transport.memory import MemoryBroker, MemoryTransport
 
 CHUNK = 1000

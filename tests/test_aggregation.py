@@ -13,19 +13,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgefl.aggregation import select
-from edgefl.aggregation.aggregate import aggregate_round
-from edgefl.aggregation.audience import shared
-from edgefl.aggregation.combine import MisfitError, WeightedMean
-from edgefl.aggregation.memory import Memory
-from edgefl.aggregation.remember import UpdateInfo
+from edgefl.aggregation.history import Memory
+from edgefl.aggregation.history_update import UpdateInfo
+from edgefl.aggregation.mean import MisfitError, WeightedMean
+from edgefl.aggregation.round import aggregate_round
+from edgefl.aggregation.scope import shared
 from edgefl.aggregation.slots import DEFAULTS, ROLES, choose
 from edgefl.config.choices import SLOTS
 from edgefl.errors import ConfigError, ModelError, StoreError
-from edgefl.objects import ObjectStore
-from edgefl.protocol.parts import decode_part, encode_part
-from edgefl.prototypes.library import ClassMeans, to_tensors
+from edgefl.methods.select import selection as select
+from edgefl.protocol.tensors import decode_part, encode_part
+from edgefl.prototypes.table import ClassMeans, to_tensors
 from edgefl.records import ObjectRef
+from edgefl.storage.objects import ObjectStore
 
 
 @pytest.fixture
@@ -337,5 +337,5 @@ def test_selection_is_seeded_sorted_and_never_empty():
 
 
 def test_aggregation_loads_no_torch():
-    program = "import sys, edgefl.aggregation.aggregate; assert 'torch' not in sys.modules"
+    program = "import sys, edgefl.aggregation.round; assert 'torch' not in sys.modules"
     assert subprocess.run([sys.executable, "-c", program], timeout=30).returncode == 0

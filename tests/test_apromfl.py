@@ -11,17 +11,17 @@ import pytest
 import torch
 from training_fixture import dataset, job, model_spec, parts_of, random_batch, stages_of
 
+from edgefl.budget.fit import place
 from edgefl.config.load import load_recipe
 from edgefl.data.dataset import Dataset
-from edgefl.models.build import build
+from edgefl.models.staged import build
 from edgefl.plan.exchange import exchange_of
-from edgefl.plan.fit import place
+from edgefl.plan.job import Candidate, Job
 from edgefl.plan.schedule import restrict
-from edgefl.plan.values import Candidate, Job
-from edgefl.prototypes.library import ClassMeans, to_tensors
-from edgefl.training.companions import aids_of
+from edgefl.pricing.round_price import Pricer
+from edgefl.prototypes.table import ClassMeans, to_tensors
+from edgefl.training.auxiliary import aids_of
 from edgefl.training.objectives import OBJECTIVES
-from edgefl.training.pricing import Pricer
 from edgefl.training.round import RoundResult, train_round
 from edgefl.training.step import run_forward
 

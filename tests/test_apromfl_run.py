@@ -15,8 +15,8 @@ from rich.console import Console
 from test_plan_command import priced
 from test_predict import edgefl
 
-from coordinator.changes import changes_of
-from coordinator.outliers import out_of_line
+from coordinator.core.outliers import out_of_line
+from coordinator.runtime.update_norms import changes_of
 from edgefl.cli.export import FinalState, _own_mask, final_state
 from edgefl.data.dataset import Dataset
 from edgefl.errors import ConfigError
@@ -24,16 +24,17 @@ from edgefl.export import convert
 from edgefl.export.bundle import export_bundles
 from edgefl.export.manifest import MODEL_FILE, read_manifest
 from edgefl.models.spec import EncoderSpec, ModelSpec
-from edgefl.objects import ObjectStore
+from edgefl.plan.job import RunPlan, Stage
+from edgefl.plan.plan_warnings import random_and_frozen, warnings_of
 from edgefl.plan.schedule import SCHEDULES
-from edgefl.plan.values import RunPlan, Stage
-from edgefl.plan.warnings import random_and_frozen, warnings_of
-from edgefl.protocol.parts import encode_part
-from edgefl.prototypes.library import ClassMeans, to_tensors
+from edgefl.protocol.tensors import encode_part
+from edgefl.prototypes.table import ClassMeans, to_tensors
 from edgefl.records import ObjectRef
-from edgefl.report import html, outcome, quality
-from edgefl.report.rows import RunReport
-from edgefl.report.tables import print_report
+from edgefl.report import accuracy as outcome
+from edgefl.report import html, quality
+from edgefl.report.terminal import print_report
+from edgefl.run_records import RunReport
+from edgefl.storage.objects import ObjectStore
 
 SMALL = ["training.batch_size=6", "training.holdout=null"]
 

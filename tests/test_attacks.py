@@ -15,17 +15,17 @@ import pytest
 from identity_fixture import FLEET, HOST, Asked, Attackers, a_fleet, denied, enrolled
 from transport_fixtures import fails, mosquitto_wanted, run, until
 
-from coordinator.enrollments import serve
-from device_agent.enroll import enroll
+from coordinator.runtime.enrolment import serve
+from device_agent.tools.enroll import enroll
 from edgefl.errors import BrokerError, IdentityError
 from edgefl.identity import authority as x
 from edgefl.identity import token as t
+from edgefl.identity.acl import rules
 from edgefl.identity.device import Credentials, bundle
-from edgefl.identity.enrolling import TOKEN_LIFE_S, answer_request, issue_token, renew
+from edgefl.identity.enrolment import TOKEN_LIFE_S, answer_request, issue_token, renew
 from edgefl.identity.fleet import Fleet, fleet_broker
-from edgefl.identity.revoking import revoke
+from edgefl.identity.revocation import revoke
 from edgefl.protocol import topics
-from edgefl.protocol.access import rules
 from edgefl.transport.broker import Broker
 from edgefl.transport.mosquitto import FLEET_PACKET_BYTES
 from edgefl.transport.mqtt import MqttTransport

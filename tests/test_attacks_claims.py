@@ -11,13 +11,13 @@ import pytest
 from coordinator_fixture import FLEET, FakeDevice
 from test_coordinator_runner import Scene, one_stage, played
 
-from coordinator.introductions import MOST_COMINGS
-from coordinator.plausible import likely, plausible
-from edgefl.plan.values import RoundPolicy
+from coordinator.core.hello import MOST_COMINGS
+from coordinator.core.plausibility import likely, plausible
+from edgefl.plan.job import RoundPolicy
 from edgefl.protocol import messages as m
 from edgefl.protocol import topics
 from edgefl.records import Figure
-from edgefl.report.rows import RunReport
+from edgefl.run_records import RunReport
 
 ONE = one_stage(RoundPolicy(devices=1, join_s=5.0, deadline_s=600.0), 1)
 
@@ -157,7 +157,7 @@ def test_honest_figures_are_kept() -> None:
 def test_a_clock_that_is_set_back_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     back = 0.0
     real = time.time
-    monkeypatch.setattr("coordinator.runner.time.time", lambda: real() - back)
+    monkeypatch.setattr("coordinator.runtime.runner.time.time", lambda: real() - back)
 
     async def script(scene: Scene) -> None:
         device = await scene.device("a", hold=True)
@@ -188,7 +188,7 @@ def test_a_clock_that_is_set_back_between_two_processes_is_told(
         await asyncio.gather(running, return_exceptions=True)
         device.hold = False
         device.offer = None
-        monkeypatch.setattr("coordinator.runner.time.time", lambda: real() - 5000)
+        monkeypatch.setattr("coordinator.runtime.runner.time.time", lambda: real() - 5000)
         await scene.coordinator(ONE, resume=True)
 
     told = [e.data["text"] for e in played(tmp_path, script).events if e.kind == "warning"]

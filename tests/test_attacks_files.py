@@ -14,11 +14,11 @@ import pytest
 from identity_fixture import Asked, a_fleet
 from test_coordinator_runner import Scene, one_stage, played
 
-from device_agent.store import AgentStore, Owner
-from edgefl.disk import make_private
+from device_agent.runtime.store import AgentStore, Owner
 from edgefl.errors import IdentityError
-from edgefl.identity.enrolling import issue_token
-from edgefl.plan.values import RoundPolicy
+from edgefl.identity.enrolment import issue_token
+from edgefl.plan.job import RoundPolicy
+from edgefl.storage.disk import make_private
 
 
 @pytest.fixture(params=[0o000, 0o022])

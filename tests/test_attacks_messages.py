@@ -22,22 +22,22 @@ from identity_fixture import a_fleet, enrolled
 from msgspec.structs import replace
 from test_coordinator_runner import Scene, played
 
-from coordinator.inbox import Inbox
-from device_agent.machine import initial, step
-from device_agent.replays import replayed
-from device_agent.values import Disk, Received, Save, State
+from coordinator.runtime.inbound import Inbox
+from device_agent.core.freshness import replayed
+from device_agent.core.machine import initial, step
+from device_agent.core.state import Disk, Received, Save, State
 from edgefl.errors import BrokerError, ProtocolError
 from edgefl.identity.device import Credentials
 from edgefl.identity.fleet import Fleet
 from edgefl.identity.signing import MAGIC, OVERHEAD_BYTES, Signer, Verifier
-from edgefl.objects import ObjectStore, object_id
-from edgefl.plan.values import RoundPolicy
+from edgefl.plan.job import RoundPolicy
 from edgefl.protocol import messages as m
 from edgefl.protocol import topics
 from edgefl.protocol.chunks import MAX_CHUNK_BYTES, Chunk, decode_chunks, encode_chunk
-from edgefl.protocol.packing import pack, unpack
-from edgefl.protocol.parts import DEFAULT_LIMIT_BYTES, decode_part
+from edgefl.protocol.compression import pack, unpack
+from edgefl.protocol.tensors import DEFAULT_LIMIT_BYTES, decode_part
 from edgefl.records import Attempt, ObjectRef
+from edgefl.storage.objects import ObjectStore, object_id
 from edgefl.transport.address import check_protected, is_loopback
 from edgefl.transport.memory import MemoryBroker
 

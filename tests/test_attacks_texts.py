@@ -13,16 +13,16 @@ import pytest
 from test_coordinator_inbox import read
 from test_coordinator_runner import Scene, one_stage, played
 
-from coordinator.inbox import MAX_ENTRIES, Inbox
-from coordinator.texts import cleaned
-from coordinator.values import Announced, Declined, Joined
+from coordinator.core.state import Announced, Declined, Joined
+from coordinator.runtime.device_texts import cleaned
+from coordinator.runtime.inbound import MAX_ENTRIES, Inbox
 from edgefl.errors import StoreError
-from edgefl.objects import ObjectStore
-from edgefl.plan.values import RoundPolicy
+from edgefl.plan.job import RoundPolicy
 from edgefl.protocol import messages as m
 from edgefl.records import Attempt, Capabilities, Figure, Refusal, Speed, kind_of_machine
-from edgefl.report.rows import AssignmentRow, RunReport
 from edgefl.report.writers import CSV_COLUMNS, to_csv
+from edgefl.run_records import AssignmentRow, RunReport
+from edgefl.storage.objects import ObjectStore
 
 ESCAPE = "\x1b]0;owned\x07\x1b[2J\x1b[8m\u202egnp.exe\x9b1m\r\n\x00"
 

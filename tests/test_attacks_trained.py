@@ -7,14 +7,14 @@ from pathlib import Path
 import numpy as np
 from training_fixture import dataset, job, parts_of
 
-from coordinator.changes import BUFFERS_OF, changes_of
-from coordinator.outliers import out_of_line
-from coordinator.values import Changes
-from edgefl.objects import ObjectStore
-from edgefl.plan.values import RoundPolicy
-from edgefl.protocol.parts import encode_part
-from edgefl.prototypes.library import from_tensors
+from coordinator.core.outliers import out_of_line
+from coordinator.core.state import Changes
+from coordinator.runtime.update_norms import BUFFERS_OF, changes_of
+from edgefl.plan.job import RoundPolicy
+from edgefl.protocol.tensors import encode_part
+from edgefl.prototypes.table import from_tensors
 from edgefl.records import Manifest
+from edgefl.storage.objects import ObjectStore
 from edgefl.training.round import train_round
 
 MOST = RoundPolicy().largest_change

@@ -15,24 +15,24 @@ import pytest
 from coordinator_fixture import Breaking, FakeWorker
 from test_coordinator_runner import Scene, one_stage, played, values
 
-from coordinator import outliers
-from coordinator.checking import Own
-from coordinator.outliers import out_of_line
-from coordinator.values import Change, Changes, Claim
-from edgefl.aggregation import combine
-from edgefl.aggregation.aggregate import aggregate_round
-from edgefl.aggregation.combine import MisfitError
-from edgefl.aggregation.remember import UpdateInfo
-from edgefl.aggregation.weight import capped
+from coordinator.core import outliers
+from coordinator.core.outliers import out_of_line
+from coordinator.core.state import Change, Changes, Claim
+from coordinator.runtime.validate_update import Own
+from edgefl.aggregation import mean as combine
+from edgefl.aggregation.history_update import UpdateInfo
+from edgefl.aggregation.mean import MisfitError
+from edgefl.aggregation.round import aggregate_round
 from edgefl.data.dataset import Dataset
 from edgefl.errors import StoreError
-from edgefl.objects import ObjectStore
-from edgefl.plan.values import RoundPolicy
-from edgefl.protocol.parts import decode_part, encode_part
-from edgefl.prototypes.library import ClassMeans, to_tensors
+from edgefl.methods.weight.samples import capped
+from edgefl.plan.job import RoundPolicy
+from edgefl.protocol.tensors import decode_part, encode_part
+from edgefl.prototypes.table import ClassMeans, to_tensors
 from edgefl.records import EvaluationRow, Manifest
 from edgefl.report import decisions
-from edgefl.report.rows import RunReport
+from edgefl.run_records import RunReport
+from edgefl.storage.objects import ObjectStore
 
 POLICY = RoundPolicy(devices=3, join_s=5.0, quorum=0.5, deadline_s=600.0)
 

@@ -25,10 +25,11 @@ import numpy as np
 import pytest
 
 from coordinator.cli import showing
-from coordinator.journal import Journal
-from coordinator.start import execute, write_run_file
+from coordinator.runtime.event_log import Journal
+from coordinator.runtime.start import execute, write_run_file
 from edgefl.cli import main
 from edgefl.config.load import load_run
+from edgefl.console import INTERRUPTED, guarded
 from edgefl.errors import (
     BudgetError,
     ConfigError,
@@ -39,12 +40,11 @@ from edgefl.errors import (
     RunError,
     StoreError,
 )
-from edgefl.objects import ObjectStore
 from edgefl.plan.compile import compile_run
-from edgefl.report.console import INTERRUPTED, guarded
-from edgefl.report.rows import EventRow
+from edgefl.process.worker import WorkerFailedError, WorkerProcess
+from edgefl.run_records import EventRow
+from edgefl.storage.objects import ObjectStore
 from edgefl.transport import broker as broker_module
-from edgefl.worker import WorkerFailedError, WorkerProcess
 
 RUN = """
 name: tiny

@@ -15,7 +15,7 @@ from benchmarks.systems import Results
 from benchmarks.table.collect import Outcome, digest
 from benchmarks.table.grid import Grid
 from edgefl.models.spec import HeadSpec, ModelSpec
-from edgefl.plan.prefix import prefixes
+from edgefl.plan.frozen_prefix import prefixes
 from edgefl.records import Figure
 
 MIB = 2**20
@@ -61,9 +61,9 @@ def test_bytes_of_ninety_rounds_by_hand() -> None:
     model = msgspec.structs.replace(
         model, encoders={m: msgspec.structs.replace(e, depth=6) for m, e in encoders.items()}
     )
-    from edgefl.models.build import build
-    from edgefl.models.state import part_tensors
-    from edgefl.protocol.parts import encode_part
+    from edgefl.models.parts import part_tensors
+    from edgefl.models.staged import build
+    from edgefl.protocol.tensors import encode_part
 
     built = build(model)
     sizes = {part: len(encode_part(part_tensors(built, part))) for part in built.parts_present}

@@ -21,7 +21,7 @@ from benchmarks.table.claims import Claim, Comparison, claims, judge
 from benchmarks.table.collect import Outcome, Results, digest, outcome_of, own, patterns
 from benchmarks.table.grid import Cell, Grid, Settings
 from edgefl.config.load import load_run
-from edgefl.report.rows import AssignmentRow, DeviceRow
+from edgefl.run_records import AssignmentRow, DeviceRow
 
 
 @pytest.fixture(scope="module")

@@ -14,10 +14,10 @@ from test_coordinator_runner import Scene, one_stage, played, values
 
 from benchmarks.broken_agents import WARM, WAYS, way_of
 from benchmarks.broken_devices import BROKEN, CASE, found_in, page
-from coordinator.ledger import Ledger
+from coordinator.ledger.ledger import Ledger
 from edgefl.errors import RunError
-from edgefl.plan.values import RoundPolicy, Transfer
-from edgefl.report.rows import EventRow, RoundRow, RunReport
+from edgefl.plan.job import RoundPolicy, Transfer
+from edgefl.run_records import EventRow, RoundRow, RunReport
 
 #: A deadline that no test waits for.
 POLICY = RoundPolicy(devices=2, join_s=5.0, quorum=0.5, deadline_s=600.0)

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 from transport_fixtures import MqttWorld, broker_kinds, fails, mosquitto_wanted, run, until
 
-from edgefl import leash
 from edgefl.errors import BrokerError, EdgeFLError
+from edgefl.process import parent_death as leash
 from edgefl.transport.broker import broker_program, resolve_kind, start_broker
 from edgefl.transport.mosquitto import AUTOSAVE_S, hash_password, write_configuration
 

@@ -16,9 +16,10 @@ from ledger_fixture import ledger_in
 from report_fixture import run_report
 from typer.testing import CliRunner
 
-from coordinator.place import LEDGER
-from edgefl.cli import locate, main
+from edgefl.cli import find_run as locate
+from edgefl.cli import main
 from edgefl.errors import BrokerError, EdgeFLError, RunError, StoreError
+from edgefl.storage.run_directory import LEDGER
 
 HEAVY = ("torch", "numpy", "sqlalchemy", "matplotlib", "jinja2", "pydantic", "msgspec", "coordinator", "device_agent")
 
@@ -243,8 +244,8 @@ def test_a_damaged_ledger_is_named_and_does_not_hide_the_others(
 def test_the_verbs_read_a_real_ledger(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from coordinator.ledger import Ledger
-    from edgefl.plan.values import RunPlan
+    from coordinator.ledger.ledger import Ledger
+    from edgefl.plan.job import RunPlan
 
     monkeypatch.setenv("EDGEFL_RUNS", str(tmp_path))
     with Ledger(ledger_in(tmp_path / "r1")) as ledger:
@@ -257,7 +258,7 @@ def test_the_verbs_read_a_real_ledger(
 
 
 def test_doctor_fails_when_a_check_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    from device_agent import doctor
+    from device_agent.tools import doctor
     from edgefl.cli import doctor as verb
 
     checks = [doctor.Check("python", "ok", "3.11"), doctor.Check("broker", "fail", "refused", "Start it.")]

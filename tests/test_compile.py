@@ -6,11 +6,11 @@ import msgspec
 import pytest
 
 from edgefl.config.recipe import RecipeConfig
-from edgefl.config.values import RunConfig
+from edgefl.config.schema import RunConfig
 from edgefl.errors import ConfigError
 from edgefl.models.sizes import SIZES
 from edgefl.plan.compile import compile_run
-from edgefl.plan.values import Lean
+from edgefl.plan.job import Lean
 
 SHAPE = (16, 3)
 

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgefl.config.files import MAX_FIELDS, MAX_FILE_BYTES, override, parse_bytes, read_yaml
 from edgefl.config.load import budget_overrides, find, fleet_profile, load_device, load_recipe, load_run, shipped
 from edgefl.config.slots import SLOTS, parse_slot
+from edgefl.config.yaml_files import MAX_FIELDS, MAX_FILE_BYTES, override, parse_bytes, read_yaml
 from edgefl.errors import ConfigError
 from edgefl.plan.compile import compile_run
 from edgefl.records import RESERVED

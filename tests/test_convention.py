@@ -7,7 +7,7 @@ import pytest
 from edgefl.models.sizes import encoder_of_size
 from edgefl.models.spec import HeadSpec, ModelSpec
 from edgefl.plan.schedule import SCHEDULES
-from edgefl.training.convention import Totals, part_bytes, part_flops, totals
+from edgefl.pricing.paper_accounting import Totals, part_bytes, part_flops, totals
 
 MIB = 2**20
 PAIR = {"image": encoder_of_size("vision", "paper"), "text": encoder_of_size("text", "paper")}

@@ -10,21 +10,21 @@ from coordinator_fixture import a_plan
 from msgspec import to_builtins
 from test_coordinator_runner import played, values
 
-from coordinator.checking import check_update
-from coordinator.evaluator import Evaluator
-from edgefl.aggregation.aggregate import aggregate_round
-from edgefl.aggregation.groups import KINDS, SIGNATURES, wanted
-from edgefl.aggregation.remember import UpdateInfo
+from coordinator.runtime.evaluator import Evaluator
+from coordinator.runtime.validate_update import check_update
+from edgefl.aggregation.clusters import KINDS, SIGNATURES, wanted
+from edgefl.aggregation.history_update import UpdateInfo
+from edgefl.aggregation.round import aggregate_round
 from edgefl.data.dataset import Dataset
-from edgefl.data.signature import BITS, RANK, ROWS, UNIT, WIDTH, bases, check_signature, sketch
 from edgefl.errors import ProtocolError
-from edgefl.models.pretrained import initial_parts
+from edgefl.methods.cluster.signature import BITS, RANK, ROWS, UNIT, WIDTH, bases, check_signature, sketch
+from edgefl.models.checkpoints import initial_parts
 from edgefl.models.spec import EncoderSpec, HeadSpec, ModelSpec
-from edgefl.objects import ObjectStore
 from edgefl.plan.schedule import SCHEDULES
-from edgefl.protocol.parts import decode_part, encode_part
+from edgefl.protocol.tensors import decode_part, encode_part
 from edgefl.records import Refusal
-from edgefl.report.rows import RunReport
+from edgefl.run_records import RunReport
+from edgefl.storage.objects import ObjectStore
 
 Tensors = dict[str, np.ndarray]
 

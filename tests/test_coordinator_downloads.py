@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.downloads import Downloads, lacking_bytes
-from edgefl.objects import ObjectStore
-from edgefl.partials import chunk_count, chunk_span
+from coordinator.runtime.downloads import Downloads, lacking_bytes
 from edgefl.protocol.chunks import Chunk, decode_chunks
 from edgefl.protocol.messages import Need
+from edgefl.storage.objects import ObjectStore
+from edgefl.storage.partials import chunk_count, chunk_span
 
 DATA = bytes(range(250)) * 10  # 2500 bytes: 3 chunks of 1000, or 5 of 512
 

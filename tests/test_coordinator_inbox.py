@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
-from coordinator.inbox import MAX_ENTRIES, MAX_INTRODUCTIONS, Inbox
-from coordinator.values import Announced, Beat, FromDevice, Joined, Left, Progressed
+from coordinator.core.state import Announced, Beat, FromDevice, Joined, Left, Progressed
+from coordinator.runtime.inbound import MAX_ENTRIES, MAX_INTRODUCTIONS, Inbox
 from edgefl.protocol import messages as m
 from edgefl.protocol.messages import Need
 from edgefl.protocol.topics import Topic

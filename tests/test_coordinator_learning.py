@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.learning import LEAST, MOST, learned
-from edgefl.plan.values import Placement
+from coordinator.core.prediction_correction import LEAST, MOST, learned
+from edgefl.plan.job import Placement
 from edgefl.records import Figure
 
 

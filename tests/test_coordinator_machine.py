@@ -12,12 +12,12 @@ from coordinator_fixture import STEP_BYTES, a_plan, place
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coordinator import instructions as do
-from coordinator import values as v
-from coordinator.machine import initial, step
-from coordinator.snapshot import changes, kept, resumed, rows_of
-from coordinator.timeouts import Timeouts
-from edgefl.plan.values import Decline, RoundPolicy
+from coordinator.core import instructions as do
+from coordinator.core import state as v
+from coordinator.core.machine import initial, step
+from coordinator.core.snapshot import changes, kept, resumed, rows_of
+from coordinator.core.timeouts import Timeouts
+from edgefl.plan.job import Decline, RoundPolicy
 from edgefl.protocol.messages import Hello, Update
 from edgefl.records import Attempt, Budget, ObjectRef, Refusal
 

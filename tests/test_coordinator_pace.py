@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from coordinator.pace import Pace
+from coordinator.runtime.chunk_size import Pace
 from edgefl.protocol.chunks import DEFAULT_CHUNK_BYTES, DEFAULT_CREDIT, HEADER_BYTES
 
 UNIT = DEFAULT_CHUNK_BYTES

@@ -15,18 +15,18 @@ import pytest
 from coordinator_fixture import FLEET, STEP_BYTES, FakeDevice, FakeWorker, a_plan
 from ledger_fixture import ledger_at
 
-from coordinator import uploads
-from coordinator.ledger import Ledger
-from coordinator.outbox import Outbox
-from coordinator.runner import run
-from coordinator.timeouts import Timeouts
-from coordinator.work import Work
+from coordinator.core.timeouts import Timeouts
+from coordinator.ledger.ledger import Ledger
+from coordinator.runtime import uploads
+from coordinator.runtime.model_tasks import Work
+from coordinator.runtime.publisher import Outbox
+from coordinator.runtime.runner import run
 from edgefl.errors import BrokerError, BudgetError, RunError, StoreError
-from edgefl.objects import ObjectStore
-from edgefl.plan.values import RoundPolicy, RunPlan
-from edgefl.protocol.parts import decode_part
+from edgefl.plan.job import RoundPolicy, RunPlan
+from edgefl.protocol.tensors import decode_part
 from edgefl.records import Budget, Refusal
-from edgefl.report.rows import EventRow, RunReport
+from edgefl.run_records import EventRow, RunReport
+from edgefl.storage.objects import ObjectStore
 from edgefl.transport.memory import MemoryBroker, MemoryTransport
 
 FAST = Timeouts(tick_s=0.02, grace_s=0.1, retry_pause_s=0.05, introduce_s=0.05, drain_s=1.0)
@@ -297,7 +297,7 @@ def test_a_stopped_coordinator_goes_on_with_the_same_attempt(tmp_path: Path, mon
         with Ledger(ledger_at(tmp_path / "run" / "ledger.sqlite")) as ledger:
             assert ledger.report().status == "running"
         with monkeypatch.context() as patch:  # one that can not even begin changes nothing of it
-            patch.setattr("coordinator.runner.load_memory", damaged)
+            patch.setattr("coordinator.runtime.runner.load_memory", damaged)
             with pytest.raises(StoreError, match="not whole"):
                 await scene.coordinator(a_plan(), resume=True)
         for device in devices:
@@ -432,7 +432,7 @@ def test_a_full_disk_ends_the_run_with_its_reason_and_loses_nothing(
         await scene.device("a")
         await scene.device("b")
         with monkeypatch.context() as patch:
-            patch.setattr("coordinator.work.aggregate_round", full)
+            patch.setattr("coordinator.runtime.model_tasks.aggregate_round", full)
             with pytest.raises(StoreError, match="No space left"):
                 await scene.coordinator(a_plan())
         assert scene.events[-1].kind == "run_failed"

@@ -9,14 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from coordinator.pace import Pace
-from coordinator.uploads import Uploads
-from coordinator.values import Received
-from edgefl.objects import ObjectStore, object_id
+from coordinator.core.state import Received
+from coordinator.runtime.chunk_size import Pace
+from coordinator.runtime.uploads import Uploads
 from edgefl.protocol.chunks import Chunk, encode_chunk
 from edgefl.protocol.messages import Grant, Update
-from edgefl.protocol.parts import encode_part
+from edgefl.protocol.tensors import encode_part
 from edgefl.records import Attempt, ObjectRef
+from edgefl.storage.objects import ObjectStore, object_id
 
 ATTEMPT = Attempt("r", 1, 1, 1, 1)
 

@@ -7,9 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from edgefl.data.completion import complete, generator, nearest
 from edgefl.data.dataset import Dataset
 from edgefl.errors import ConfigError, DataError
+from edgefl.methods.absent.completion import complete, generator, nearest
 from edgefl.models.spec import EncoderSpec
 
 ENCODERS = {

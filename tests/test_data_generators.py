@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 import torch
 
-from edgefl.data.completion import complete, generator
 from edgefl.data.dataset import Dataset
-from edgefl.data.generators import QUESTIONS, prompt_of
 from edgefl.data.text import hashed
 from edgefl.errors import DataError, MissingDependencyError
+from edgefl.methods.absent.completion import complete, generator
+from edgefl.methods.absent.generators import QUESTIONS, prompt_of
 from edgefl.models.spec import EncoderSpec
 
 LENGTH, SIDE = 24, 12

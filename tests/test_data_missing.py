@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgefl.data.dataset import Dataset
-from edgefl.data.missing import drop
+from edgefl.data.withhold import drop
 from edgefl.errors import DataError
 
 

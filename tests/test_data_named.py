@@ -76,7 +76,7 @@ def test_without_sktime_the_extra_is_named(monkeypatch):
 
 def test_loading_executes_none_of_the_heavy_packages():
     code = (
-        "import sys; from edgefl.data.split import prepare_shares; from edgefl.data.load import load; "
+        "import sys; from edgefl.data.prepare import prepare_shares; from edgefl.data.load import load; "
         "assert len(load('basic_motions')) == 240; "
         "bad = {'torch', 'sktime', 'pandas', 'PIL', 'transformers'} & set(sys.modules); assert not bad, bad"
     )

@@ -10,13 +10,13 @@ import pytest
 from plan_fixture import SUPERVISED
 from test_coordinator_machine import Play, of
 
-from coordinator import instructions as do
-from coordinator import values as v
+from coordinator.core import instructions as do
+from coordinator.core import state as v
 from edgefl.data.dataset import load_npz
 from edgefl.data.load import load
 from edgefl.errors import DataError
-from edgefl.plan.needs import unlabelled
-from edgefl.plan.values import Placement, Slots
+from edgefl.plan.job import Placement, Slots
+from edgefl.plan.usable_samples import unlabelled
 from edgefl.records import Refusal
 from edgefl.report.decisions import reason
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from training_fixture import dataset
 
-from edgefl.data.rows import FileRows, RowFile, chosen, on_disk, room_error
+from edgefl.data.memmap import FileRows, RowFile, chosen, on_disk, room_error
 from edgefl.errors import StoreError
 
 VALUES = np.arange(7 * 2 * 3, dtype=np.float32).reshape(7, 2, 3)

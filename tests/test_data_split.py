@@ -9,7 +9,7 @@ import pytest
 
 from edgefl.data.dataset import Dataset
 from edgefl.data.load import load
-from edgefl.data.split import hold_out, prepare_shares
+from edgefl.data.prepare import hold_out, prepare_shares
 from edgefl.errors import DataError
 from edgefl.models.spec import EncoderSpec
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edgefl.config.files import Values
 from edgefl.config.recipe import RecipeConfig
-from edgefl.config.values import DeviceProfile, RunConfig
+from edgefl.config.schema import DeviceProfile, RunConfig
+from edgefl.config.yaml_files import Values
 from edgefl.data.load import load
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"

@@ -12,12 +12,12 @@ from training_fixture import CLIP, SHAPE, dataset, job, model_spec, parts_of, st
 
 from edgefl.data.dataset import Dataset
 from edgefl.errors import DataError, ModelError
-from edgefl.models.build import build
+from edgefl.models.parts import load_part
 from edgefl.models.spec import JointSpec
-from edgefl.models.state import load_part
-from edgefl.prototypes.library import ClassMeans, to_tensors
+from edgefl.models.staged import build
 from edgefl.prototypes.mask import TEMPERATURE, TOP_K, Matcher, masked, prototype_mask
 from edgefl.prototypes.matching import match, mix
+from edgefl.prototypes.table import ClassMeans, to_tensors
 from edgefl.training.evaluate import TestSet, evaluate, judge
 from edgefl.training.metrics import retrieval
 from edgefl.training.round import train_round

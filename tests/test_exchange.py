@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from edgefl.aggregation.audience import is_shared, of_cluster, of_device, shared, view
+from edgefl.aggregation.scope import is_shared, of_cluster, of_device, shared, view
 from edgefl.config.choices import WEIGHT
 from edgefl.plan.exchange import exchange_of, kept, private, sent
-from edgefl.plan.values import Job, Slots, Stage
+from edgefl.plan.job import Job, Slots, Stage
 from edgefl.records import ObjectRef
 
 TRAINED = ("a/stage2", "shared/stage2", "head/a", "fusion", "task")

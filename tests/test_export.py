@@ -29,11 +29,11 @@ from edgefl.export.manifest import (
     read_manifest,
 )
 from edgefl.export.publish import check_target, publish
-from edgefl.export.serve import ROWS, find_bundles, load_bundle
+from edgefl.export.runtime import ROWS, find_bundles, load_bundle
 from edgefl.models.sizes import encoder_of_size
 from edgefl.models.spec import HeadSpec, JointSpec, ModelSpec
-from edgefl.prototypes.library import ClassMeans, from_tensors, to_tensors
 from edgefl.prototypes.mask import TEMPERATURE, TOP_K, masked
+from edgefl.prototypes.table import ClassMeans, from_tensors, to_tensors
 from edgefl.records import ObjectRef
 
 
@@ -228,7 +228,7 @@ def test_serving_needs_no_torch():
     script = (
         "import sys, numpy as np\n"
         "from pathlib import Path\n"
-        "from edgefl.export.serve import load_bundle\n"
+        "from edgefl.export.runtime import load_bundle\n"
         "print(load_bundle(Path(sys.argv[1])).predict({'acc': np.zeros((2, 12, 3))}).labels)\n"
         "print(sorted({'torch', 'onnx', 'onnxscript', 'transformers', 'sqlalchemy'} & set(sys.modules)))\n"
     )

@@ -23,15 +23,15 @@ from edgefl.export.manifest import (
     table_name,
     valid_name,
 )
-from edgefl.export.matches import mixed, shortfall, weight_difference
-from edgefl.models import matching
-from edgefl.models.build import StagedModel, build
-from edgefl.models.matching import Table
+from edgefl.export.match_parity import mixed, shortfall, weight_difference
 from edgefl.models.spec import ModelSpec
-from edgefl.prototypes.library import ClassMeans
+from edgefl.models.staged import StagedModel, build
+from edgefl.prototypes import torch_mask as matching
 from edgefl.prototypes.mask import TEMPERATURE, TEMPERATURES, TOP_K, Matcher, masked, prototype_mask, scored
 from edgefl.prototypes.matching import METRICS, Scored, match
-from edgefl.training.judging import answers
+from edgefl.prototypes.table import ClassMeans
+from edgefl.prototypes.torch_mask import Table
+from edgefl.training.scoring import answers
 
 
 def table(rows: list[list[float]], valid: list[bool]) -> Table:
@@ -339,7 +339,7 @@ def test_a_graph_that_matches_wrongly_and_goes_on_consistently_is_refused(
     monkeypatch: pytest.MonkeyPatch, wrong: Callable[..., Mixed], said: str, metric: str
 ):
     monkeypatch.setattr("edgefl.export.graph.mixed", wrong)
-    monkeypatch.setattr("edgefl.models.matching.mixed", wrong)
+    monkeypatch.setattr("edgefl.prototypes.torch_mask.mixed", wrong)
     with pytest.raises(ExportError, match=f"acc: '{re.escape(said)}' differs by"):
         checked(monkeypatch, in_torch(metric), metric)
 

@@ -12,27 +12,27 @@ import onnx
 import pytest
 from export_fixture import Parts, sensor, some_state, some_tables, stage_of, two_sensors, windows
 
-from coordinator.instructions import SaveRound
-from coordinator.ledger import Ledger
-from edgefl.aggregation.memory import Memory
-from edgefl.aggregation.remember import KEY
+from coordinator.core.instructions import SaveRound
+from coordinator.ledger.ledger import Ledger
+from edgefl.aggregation.history import Memory
+from edgefl.aggregation.history_update import KEY
 from edgefl.cli.export import export_run
 from edgefl.data.dataset import Dataset
 from edgefl.errors import ExportError
 from edgefl.export import convert
 from edgefl.export.bundle import export_bundles
 from edgefl.export.manifest import MATCHED, MODEL_FILE, WEIGHTS, read_manifest
-from edgefl.export.serve import load_bundle
-from edgefl.models.build import build
+from edgefl.export.runtime import load_bundle
+from edgefl.models.parts import part_tensors
 from edgefl.models.spec import HeadSpec, ModelSpec
-from edgefl.models.state import part_tensors
-from edgefl.objects import ObjectStore
-from edgefl.plan.values import RunPlan, Slots
-from edgefl.protocol.parts import encode_part
+from edgefl.models.staged import build
+from edgefl.plan.job import RunPlan, Slots
+from edgefl.protocol.tensors import encode_part
 from edgefl.prototypes.mask import Matcher
 from edgefl.records import Attempt
+from edgefl.storage.objects import ObjectStore
 from edgefl.training.evaluate import TestSet, evaluate
-from edgefl.training.judging import Networks, matcher_of, matching
+from edgefl.training.scoring import Networks, matcher_of, matching
 
 #: PmcmFL as its recipe has it, in small.
 SLOTS = Slots(missing={"prototype": {"by": "label"}}, prototypes={"class_mean": {"match": "classifier", "k": 2}})

@@ -13,8 +13,8 @@ import pytest
 import torch
 from export_fixture import Exported, sensor, some_state, stage_of, two_sensors, windows
 
-from coordinator.instructions import SaveRound
-from coordinator.ledger import Ledger
+from coordinator.core.instructions import SaveRound
+from coordinator.ledger.ledger import Ledger
 from edgefl.cli.export import export_run
 from edgefl.cli.main import main
 from edgefl.data.dataset import Dataset
@@ -23,12 +23,12 @@ from edgefl.export import convert, parity
 from edgefl.export.bundle import export_bundles
 from edgefl.export.graph import BundleGraph
 from edgefl.export.manifest import MODEL_FILE, input_ports, read_manifest
-from edgefl.export.serve import load_bundle
+from edgefl.export.runtime import load_bundle
 from edgefl.models.spec import JointSpec, ModelSpec
-from edgefl.objects import ObjectStore
-from edgefl.plan.values import RunPlan, Slots
-from edgefl.protocol.parts import encode_part
+from edgefl.plan.job import RunPlan, Slots
+from edgefl.protocol.tensors import encode_part
 from edgefl.records import Attempt
+from edgefl.storage.objects import ObjectStore
 from edgefl.training.evaluate import TestSet, evaluate
 
 _KEPT: list[tempfile.TemporaryDirectory] = []

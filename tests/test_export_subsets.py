@@ -18,16 +18,16 @@ from test_predict import edgefl
 
 from edgefl.data.dataset import Dataset
 from edgefl.errors import DataError
-from edgefl.export.apply import apply, choose
 from edgefl.export.bundle import export_bundles
 from edgefl.export.graph import BundleGraph, Matching
 from edgefl.export.manifest import MANIFEST_FILE, MODEL_FILE, Manifest, read_manifest
 from edgefl.export.parity import subset_list
-from edgefl.export.serve import find_bundles, load_bundle
-from edgefl.models.build import StagedModel
+from edgefl.export.predict import apply, choose
+from edgefl.export.runtime import find_bundles, load_bundle
 from edgefl.models.spec import JointSpec, ModelSpec
-from edgefl.prototypes.library import ClassMeans, from_tensors, to_tensors
+from edgefl.models.staged import StagedModel
 from edgefl.prototypes.mask import Matcher
+from edgefl.prototypes.table import ClassMeans, from_tensors, to_tensors
 from edgefl.training.evaluate import TestSet, evaluate, judge
 
 NAMES = ("acc", "gyro", "press")

@@ -12,13 +12,13 @@ from test_models_build import tiny
 from training_fixture import CROSS_ENTROPY, dataset, job, model_spec, parts_of, random_batch, stages_of
 
 from edgefl.config.load import load_run
-from edgefl.data.completion import complete, nearest
 from edgefl.data.dataset import Dataset
-from edgefl.models.build import StagedModel, build
-from edgefl.models.encoder import TokenState
-from edgefl.models.joint import JointFusion
+from edgefl.methods.absent.completion import complete, nearest
+from edgefl.models.encoders.base import TokenState
+from edgefl.models.joint_fusion import JointFusion
+from edgefl.models.parts import part_size_bytes
 from edgefl.models.spec import HeadSpec, JointSpec, ModelSpec
-from edgefl.models.state import part_size_bytes
+from edgefl.models.staged import StagedModel, build
 from edgefl.plan.compile import compile_run
 from edgefl.training.forward import Aids
 from edgefl.training.round import train_round

@@ -14,11 +14,11 @@ import yaml
 from fleet_fixture import PATIENCE_S, RUN, Fleet, Line, Program, finish, of_kind, share, until
 from transport_fixtures import broker_kinds
 
-from coordinator.ledger import Ledger
-from coordinator.place import ledger_of
-from edgefl.leash import leashed
+from coordinator.ledger.ledger import Ledger
+from edgefl.process.parent_death import leashed
 from edgefl.records import FIGURES, Manifest
-from edgefl.report.rows import AssignmentRow, RunReport
+from edgefl.run_records import AssignmentRow, RunReport
+from edgefl.storage.run_directory import ledger_of
 
 pytestmark = pytest.mark.timeout(240)
 

@@ -9,11 +9,11 @@ import msgspec
 import pytest
 from fleet_fixture import Fleet, finish, share
 
-from coordinator.ledger import Ledger
-from coordinator.place import ledger_of
-from device_agent.values import Saved
-from edgefl.objects import ObjectStore
+from coordinator.ledger.ledger import Ledger
+from device_agent.core.state import Saved
 from edgefl.records import Manifest
+from edgefl.storage.objects import ObjectStore
+from edgefl.storage.run_directory import ledger_of
 
 pytestmark = pytest.mark.timeout(240)
 

@@ -22,23 +22,23 @@ import pytest
 from fuzz.table import TARGETS
 from fuzz.target import MIB, attempt, measured
 
-from coordinator.checking import LIMITS
-from edgefl.config.files import MAX_DEPTH, MAX_FIELDS, read_yaml
+from coordinator.runtime.validate_update import LIMITS
 from edgefl.config.load import load_run
 from edgefl.config.slots import parse_slot
+from edgefl.config.yaml_files import MAX_DEPTH, MAX_FIELDS, read_yaml
 from edgefl.data.arrays import read_npy, read_npz
 from edgefl.data.audio import MAX_RATE_HZ, read_wav
 from edgefl.data.dataset import Dataset
 from edgefl.data.manifest import read_manifest
-from edgefl.disk import read_at_most
 from edgefl.errors import ConfigError, DataError, EdgeFLError, ProtocolError, StoreError
-from edgefl.objects import ObjectStore
-from edgefl.protocol.layout import MAX_CHUNKS, Layout
+from edgefl.protocol.compression import unpack
 from edgefl.protocol.messages import MAX_MESSAGE_BYTES, Need, decode_up
-from edgefl.protocol.packing import unpack
-from edgefl.protocol.parts import decode_part, encode_part
-from edgefl.protocol.transfer import Sender
+from edgefl.protocol.tensors import decode_part, encode_part
 from edgefl.records import ObjectRef
+from edgefl.storage.disk import read_at_most
+from edgefl.storage.objects import ObjectStore
+from edgefl.transfer.chunk_index import MAX_CHUNKS, Layout
+from edgefl.transfer.machines import Sender
 
 ROOM = 2 * MIB
 HUGE = 2**40
@@ -158,7 +158,7 @@ LARGER = {"run_file": 16 * MIB}
 
 @pytest.mark.parametrize(("target", "claim"), CLAIMS, ids=[f"{target}: {claim}" for target, claim in CLAIMS])
 def test_a_claim_of_gigabytes_is_refused_before_memory_is_taken(target, claim, monkeypatch):
-    monkeypatch.setattr("edgefl.config.files.MAX_FIELDS", FIELDS)
+    monkeypatch.setattr("edgefl.config.yaml_files.MAX_FIELDS", FIELDS)
     attempt(TARGETS[target], b"")
     data = CLAIMS[target, claim]
     refused, peak = measured(TARGETS[target], data)
@@ -267,7 +267,7 @@ def test_a_tag_is_not_taken(tmp_path: Path, text: str) -> None:
 
 def test_yaml_has_a_depth_and_a_number_of_fields(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert MAX_FIELDS == 100_000
-    monkeypatch.setattr("edgefl.config.files.MAX_FIELDS", FIELDS)
+    monkeypatch.setattr("edgefl.config.yaml_files.MAX_FIELDS", FIELDS)
     file = tmp_path / "x.yaml"
     file.write_text("a: " + "[" * (MAX_DEPTH - 2) + "]" * (MAX_DEPTH - 2))
     read_yaml(file)

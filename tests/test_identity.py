@@ -17,21 +17,22 @@ from identity_fixture import FLEET, Asked, Attackers, a_fleet, enrolled
 from msgspec.structs import replace
 from transport_fixtures import MqttWorld, fails, mosquitto_wanted, run, until
 
-from coordinator.enrollments import fleets_broker, serve
-from coordinator.guard import Guard
+from coordinator.runtime.enrolment import fleets_broker, serve
+from coordinator.runtime.fleet_auth import Guard
 from device_agent.cli import whose
-from device_agent.enroll import enroll
-from device_agent.renewal import Renewal
-from device_agent.start import Options, make_agent
+from device_agent.runtime.connect import Options, make_agent
+from device_agent.runtime.renewal import Renewal
+from device_agent.tools.enroll import enroll
 from edgefl.errors import BrokerError, EdgeFLError, IdentityError, StoreError
 from edgefl.identity import authority as x
-from edgefl.identity import device, enrolling
+from edgefl.identity import device
+from edgefl.identity import enrolment as enrolling
 from edgefl.identity import token as t
+from edgefl.identity.acl import emqx_acl, mosquitto_acl, mosquitto_newcomers_acl, rules
 from edgefl.identity.fleet import Fleet, create_fleet, fleet_broker
-from edgefl.identity.revoking import reload_broker, revoke, running
+from edgefl.identity.revocation import reload_broker, revoke, running
 from edgefl.protocol import messages as m
 from edgefl.protocol import topics
-from edgefl.protocol.access import emqx_acl, mosquitto_acl, mosquitto_newcomers_acl, rules
 
 needs_mosquitto = pytest.mark.skipif(not mosquitto_wanted(), reason="mosquitto is not installed")
 
@@ -284,7 +285,7 @@ def test_who_is_waited_for_gets_its_answer_before_the_coordinator_goes(
         return answer
 
     async def scene() -> None:
-        monkeypatch.setattr("coordinator.guard.answer_request", slow)
+        monkeypatch.setattr("coordinator.runtime.fleet_auth.answer_request", slow)
         told: list[str] = []
         serving = asyncio.ensure_future(serve(fleet, told.append, until="cam", limit_s=20.0))
         await until(lambda: any("answering" in line for line in told))

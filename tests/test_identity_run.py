@@ -23,17 +23,17 @@ from test_imports_agent import LIMIT_BYTES, resident_bytes
 from transport_fixtures import mosquitto_wanted
 
 from benchmarks.echo_agents import CLASSES, MODALITY, SHAPE
-from coordinator.guard import Guard
-from coordinator.runner import run
-from coordinator.timeouts import Timeouts
-from device_agent.start import Options
+from coordinator.core.timeouts import Timeouts
+from coordinator.runtime.fleet_auth import Guard
+from coordinator.runtime.runner import run
+from device_agent.runtime.connect import Options
 from edgefl.identity.device import find
-from edgefl.identity.enrolling import issue_token
+from edgefl.identity.enrolment import issue_token
 from edgefl.identity.fleet import Fleet, fleet_broker
-from edgefl.identity.revoking import revoke
+from edgefl.identity.revocation import revoke
 from edgefl.models.spec import EncoderSpec, ModelSpec
-from edgefl.plan.values import RoundPolicy
-from edgefl.report.rows import EventRow
+from edgefl.plan.job import RoundPolicy
+from edgefl.run_records import EventRow
 
 pytestmark = pytest.mark.skipif(not mosquitto_wanted(), reason="the fleet's broker is mosquitto; it is not installed")
 

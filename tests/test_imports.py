@@ -36,14 +36,14 @@ def loaded(program: str, *arguments: str) -> str:
     [
         ("edgefl.errors", [*HEAVY, "msgspec", "yaml"]),
         ("edgefl.records", [*HEAVY, "yaml"]),
-        ("edgefl.worker", HEAVY),
+        ("edgefl.process.worker", HEAVY),
         ("edgefl.config.load", [*TORCH, "numpy"]),
         ("edgefl.plan.compile", [*TORCH, "numpy"]),
-        ("edgefl.plan.fit", HEAVY),
+        ("edgefl.budget.fit", HEAVY),
         ("edgefl.protocol.messages", HEAVY),
         ("edgefl.protocol.topics", HEAVY),
-        ("edgefl.objects", HEAVY),
-        ("coordinator.runner", TORCH),
+        ("edgefl.storage.objects", HEAVY),
+        ("coordinator.runtime.runner", TORCH),
         ("coordinator.cli", TORCH),
     ],
 )

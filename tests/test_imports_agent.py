@@ -29,7 +29,7 @@ print(",".join(loaded) or "-", resident)
 """
 
 
-@pytest.mark.parametrize("module", ["device_agent.start", "device_agent.runner", "device_agent.cli"])
+@pytest.mark.parametrize("module", ["device_agent.runtime.connect", "device_agent.runtime.agent", "device_agent.cli"])
 def test_the_supervisor_loads_nothing_heavy(module):
     heavy = [*HEAVY, "rich", "pydantic"]
     probe = [sys.executable, "-c", PROBE, module, ",".join(heavy)]

@@ -10,9 +10,9 @@ ROOT = Path(__file__).parent.parent
 
 SCRIPT = """
 import sys
-import coordinator.cli, coordinator.runner
+import coordinator.cli, coordinator.runtime.runner
 from pathlib import Path
-from coordinator.ledger import Ledger
+from coordinator.ledger.ledger import Ledger
 Ledger(Path(sys.argv[1])).close()
 migrated = "alembic" in sys.modules
 for line in Path("/proc/self/status").read_text().splitlines():

@@ -22,16 +22,17 @@ from coordinator_fixture import a_plan
 from ledger_fixture import engine_of, ledger_at
 from sqlalchemy import text as sql
 
-from coordinator import instructions as do
-from coordinator import migrations, tables
-from coordinator.ledger import Ledger
-from coordinator.snapshot import Changes, Outline
-from edgefl.cli.locate import read_run
+from coordinator.core import instructions as do
+from coordinator.core.snapshot import Changes, Outline
+from coordinator.ledger import migrations
+from coordinator.ledger import schema as tables
+from coordinator.ledger.ledger import Ledger
+from edgefl.cli.find_run import read_run
 from edgefl.errors import StoreError
-from edgefl.plan.values import Hyper, Placement
+from edgefl.plan.job import Hyper, Placement
 from edgefl.protocol.messages import Hello, Update
 from edgefl.records import Attempt, Budget, Capabilities, EvaluationRow, Figure, ObjectRef, Refusal
-from edgefl.report.rows import AssignmentRow, BundleRow, DeviceRow, EventRow, RoundRow
+from edgefl.run_records import AssignmentRow, BundleRow, DeviceRow, EventRow, RoundRow
 
 FIRST = Attempt("r1", 1, 1, 1)
 REF = ObjectRef("a" * 64, 10)
@@ -66,7 +67,7 @@ def test_the_first_ledger_with_a_run_in_it_is_brought_to_this_version(path: str 
     engine = engine_of(path)
     with engine.begin() as connection:
         config = Config()
-        config.set_main_option("script_location", "coordinator:migrations")
+        config.set_main_option("script_location", "coordinator.ledger:migrations")
         config.attributes["connection"] = connection
         command.upgrade(config, "0001")
         text = json.dumps(msgspec.to_builtins(a_plan()))
@@ -230,7 +231,7 @@ def test_a_ledger_of_a_newer_version_is_refused(path: str | Path) -> None:
 CHILD = """
 import sys
 sys.path.insert(0, sys.argv[2])
-from coordinator.ledger import Ledger
+from coordinator.ledger.ledger import Ledger
 from coordinator import instructions as do
 from edgefl.records import Attempt, ObjectRef
 from coordinator_fixture import a_plan
@@ -293,7 +294,7 @@ def test_reading_an_older_ledger_shows_it_and_does_not_change_a_byte(tmp_path: P
     path.parent.mkdir()
     begun(path).close()
     config = Config()
-    config.set_main_option("script_location", "coordinator:migrations")
+    config.set_main_option("script_location", "coordinator.ledger:migrations")
     engine = engine_of(path)
     with engine.begin() as connection:
         config.attributes["connection"] = connection

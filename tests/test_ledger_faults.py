@@ -20,16 +20,16 @@ from sqlalchemy import event
 from sqlalchemy import text as sql
 from sqlalchemy.engine import make_url
 
-from coordinator import database, transactions
-from coordinator import instructions as do
-from coordinator.ledger import Ledger
-from coordinator.place import LEDGER, LEDGER_URL, ledger_of, note_ledger
-from coordinator.runner import run
-from coordinator.timeouts import Timeouts
-from edgefl.cli.locate import read_run, read_runs
+from coordinator.core import instructions as do
+from coordinator.core.timeouts import Timeouts
+from coordinator.ledger import database, transactions
+from coordinator.ledger.ledger import Ledger
+from coordinator.runtime.runner import run
+from edgefl.cli.find_run import read_run, read_runs
 from edgefl.errors import MissingDependencyError, StoreError
 from edgefl.records import Attempt, ObjectRef
-from edgefl.report.rows import EventRow, RunReport
+from edgefl.run_records import EventRow, RunReport
+from edgefl.storage.run_directory import LEDGER, LEDGER_URL, ledger_of, note_ledger
 from edgefl.transport.memory import MemoryBroker, MemoryTransport
 
 FIRST = Attempt("r1", 1, 1, 1)

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from losses_fixture import EXAMPLES, flags, near, normal, oracle, table, tensor
 from sklearn.metrics.pairwise import cosine_similarity
 
-from edgefl.training.losses.clip import clip, clip_loss
-from edgefl.training.losses.cluster_contrast import cluster_contrast, inter, intra
-from edgefl.training.losses.margin import margin
-from edgefl.training.losses.prototype_contrast import prototype_contrast
+from edgefl.methods.objectives.clip import clip, clip_loss
+from edgefl.methods.objectives.cluster_contrast import cluster_contrast, inter, intra
+from edgefl.methods.objectives.margin import margin
+from edgefl.methods.objectives.prototype_contrast import prototype_contrast
 
 # ---- clip
 

@@ -5,19 +5,19 @@ from __future__ import annotations
 import pytest
 import torch
 
-from edgefl.models.matching import Table
-from edgefl.training.losses.clip import clip
-from edgefl.training.losses.cluster_contrast import cluster_contrast
-from edgefl.training.losses.gmc import gmc
-from edgefl.training.losses.margin import margin
-from edgefl.training.losses.mcm import mcm
-from edgefl.training.losses.model_transfer import model_transfer, ratio
-from edgefl.training.losses.prototype_contrast import prototype_contrast
-from edgefl.training.losses.prototype_transfer import prototype_transfer
-from edgefl.training.losses.proximal import proximal, regulariser
-from edgefl.training.losses.ram import ram
-from edgefl.training.losses.reconstruction import reconstruction
-from edgefl.training.losses.rows import blank, masked
+from edgefl.methods.objectives.clip import clip
+from edgefl.methods.objectives.cluster_contrast import cluster_contrast
+from edgefl.methods.objectives.gmc import gmc
+from edgefl.methods.objectives.margin import margin
+from edgefl.methods.objectives.mcm import mcm
+from edgefl.methods.objectives.model_transfer import model_transfer, ratio
+from edgefl.methods.objectives.prototype_contrast import prototype_contrast
+from edgefl.methods.objectives.prototype_transfer import prototype_transfer
+from edgefl.methods.objectives.proximal import proximal, regulariser
+from edgefl.methods.objectives.ram import ram
+from edgefl.methods.objectives.reconstruction import reconstruction
+from edgefl.methods.objectives.shared import blank, masked
+from edgefl.prototypes.torch_mask import Table
 
 torch.set_num_threads(1)
 

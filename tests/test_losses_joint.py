@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from losses_fixture import EXAMPLES, flags, near, normal, oracle, tensor
 from sklearn.metrics.pairwise import cosine_similarity
 
-from edgefl.training.losses.gmc import gmc
-from edgefl.training.losses.mcm import mcm, mcm_terms
-from edgefl.training.losses.ram import ram, ram_terms
-from edgefl.training.losses.reconstruction import reconstruction
+from edgefl.methods.objectives.gmc import gmc
+from edgefl.methods.objectives.mcm import mcm, mcm_terms
+from edgefl.methods.objectives.ram import ram, ram_terms
+from edgefl.methods.objectives.reconstruction import reconstruction
 
 
 def test_mcm_by_hand():

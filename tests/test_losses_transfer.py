@@ -12,9 +12,9 @@ from scipy.spatial.distance import jensenshannon
 from scipy.stats import entropy
 
 from edgefl.errors import ModelError
-from edgefl.training.losses.model_transfer import kl_divergence, model_transfer, ratio
-from edgefl.training.losses.prototype_transfer import js_divergence, prototype_transfer
-from edgefl.training.losses.proximal import proximal, regulariser, squared_distance
+from edgefl.methods.objectives.model_transfer import kl_divergence, model_transfer, ratio
+from edgefl.methods.objectives.prototype_transfer import js_divergence, prototype_transfer
+from edgefl.methods.objectives.proximal import proximal, regulariser, squared_distance
 
 
 def test_js_divergence_by_hand():

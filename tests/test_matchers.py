@@ -14,9 +14,15 @@ from scipy.special import softmax
 from torch import nn
 
 from edgefl.errors import DataError, ModelError, RunError
+from edgefl.methods.prototypes.matcher_networks import (
+    MatcherSettings,
+    _batches,
+    in_numpy,
+    train_classifier,
+    train_prior,
+)
 from edgefl.models.spec import ModelSpec
-from edgefl.plan.values import Slots
-from edgefl.prototypes.library import ClassMeans, empty
+from edgefl.plan.job import Slots
 from edgefl.prototypes.mask import TEMPERATURE, TEMPERATURES, TOP_K, Matcher, masked, prototype_mask, trained_mask
 from edgefl.prototypes.matching import (
     average_parameters,
@@ -26,9 +32,9 @@ from edgefl.prototypes.matching import (
     mix,
     trained_scores,
 )
-from edgefl.training.judging import matching
-from edgefl.training.matchers import MatcherSettings, _batches, in_numpy, train_classifier, train_prior
+from edgefl.prototypes.table import ClassMeans, empty
 from edgefl.training.objectives import clip_loss
+from edgefl.training.scoring import matching
 
 torch.set_num_threads(1)
 ORACLES = {

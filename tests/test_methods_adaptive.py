@@ -11,15 +11,15 @@ from hypothesis import strategies as st
 from sklearn.cluster import KMeans
 from sklearn.metrics import adjusted_rand_score
 
-from edgefl.aggregation.completion import complete, partners
-from edgefl.aggregation.prototypes import merge_prototypes
+from edgefl.aggregation.prototype_merge import merge_prototypes
 from edgefl.aggregation.slots import Choice
 from edgefl.errors import ModelError
-from edgefl.protocol.parts import decode_part, encode_part
+from edgefl.methods.prototypes.complete import complete, partners
+from edgefl.protocol.tensors import decode_part, encode_part
 from edgefl.prototypes import kmeans as module
 from edgefl.prototypes.adaptive import Pairs, by_clusters, by_labels, local_pairs, normalised
 from edgefl.prototypes.kmeans import kmeans, renumber
-from edgefl.prototypes.library import ClassMeans, from_tensors, to_tensors
+from edgefl.prototypes.table import ClassMeans, from_tensors, to_tensors
 
 
 def rng(seed: int = 0) -> np.random.Generator:

@@ -17,14 +17,14 @@ from scipy.special import softmax
 from sklearn.decomposition import TruncatedSVD
 from sklearn.metrics.pairwise import cosine_similarity
 
-from edgefl.aggregation.cluster import _coordinates, average_linkage, lsh, pacfl, smallest_angle
-from edgefl.aggregation.combine import MisfitError, layout_of
-from edgefl.aggregation.graph import _pieces, gram, relationship
-from edgefl.data import signature
+from edgefl.aggregation.mean import MisfitError, layout_of
 from edgefl.data.dataset import Dataset
-from edgefl.data.signature import bases, features_of, sketch
 from edgefl.errors import DataError, ModelError, ProtocolError
-from edgefl.protocol.parts import decode_part, encode_part
+from edgefl.methods.cluster import signature
+from edgefl.methods.cluster.clustering import _coordinates, average_linkage, lsh, pacfl, smallest_angle
+from edgefl.methods.cluster.signature import bases, features_of, sketch
+from edgefl.methods.weight.relationship import _pieces, gram, relationship
+from edgefl.protocol.tensors import decode_part, encode_part
 from edgefl.prototypes.kmeans import renumber
 
 ORACLES = {

@@ -14,9 +14,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgefl.aggregation import coalition, select
-from edgefl.aggregation.memory import RETURNS_KEPT, Memory, Track, note_round
+from edgefl.aggregation.history import RETURNS_KEPT, Memory, Track, note_round
 from edgefl.errors import ModelError
+from edgefl.methods.select import coalition
+from edgefl.methods.select import selection as select
 
 ORACLES = json.loads((Path(__file__).parent / "oracles" / "oracles.json").read_text())
 CASES = {case["id"]: case for case in ORACLES["cases"]}

@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 import torch
 
-from edgefl.aggregation import optimise, portfolio
-from edgefl.aggregation.memory import Memory, Track
+from edgefl.aggregation.history import Memory, Track
 from edgefl.errors import ModelError
+from edgefl.methods.optimise import fedopt as optimise
+from edgefl.methods.optimise import portfolio
 
 torch.set_num_threads(1)
 ORACLES = json.loads((Path(__file__).parent / "oracles" / "oracles.json").read_text())

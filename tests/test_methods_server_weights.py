@@ -17,11 +17,11 @@ from scipy.stats import ortho_group
 from sklearn.metrics.pairwise import linear_kernel
 from sklearn.preprocessing import KernelCenterer
 
-from edgefl.aggregation.cka import cka_weights, linear_cka
-from edgefl.aggregation.combine import MisfitError
-from edgefl.aggregation.repair import Substitution, plan_substitution, substitute, unlikely
-from edgefl.aggregation.weight import by_samples, fediot
+from edgefl.aggregation.mean import MisfitError
 from edgefl.errors import ModelError
+from edgefl.methods.repair.poverty_substitution import Substitution, plan_substitution, substitute, unlikely
+from edgefl.methods.weight.cka import cka_weights, linear_cka
+from edgefl.methods.weight.samples import by_samples, fediot
 
 ORACLES = json.loads((Path(__file__).parent / "oracles" / "oracles.json").read_text())
 CASES = {case["id"]: case for case in ORACLES["cases"]}

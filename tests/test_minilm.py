@@ -6,14 +6,14 @@ import numpy as np
 import torch
 import transformers
 
-from edgefl.checkpoints import located
 from edgefl.data.text import tokenizer
-from edgefl.models.build import StagedModel, build
-from edgefl.models.pretrained import check_pretrained, initial_parts
+from edgefl.models.checkpoints import check_pretrained, initial_parts
+from edgefl.models.parts import load_part
 from edgefl.models.sizes import encoder_of_size
 from edgefl.models.spec import HeadSpec, ModelSpec
-from edgefl.models.state import load_part
+from edgefl.models.staged import StagedModel, build
 from edgefl.plan.schedule import SCHEDULES
+from edgefl.storage.checkpoint_paths import located
 
 torch.set_num_threads(1)
 

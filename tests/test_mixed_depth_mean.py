@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgefl.aggregation.aggregate import aggregate_round
-from edgefl.aggregation.remember import UpdateInfo
-from edgefl.aggregation.shares import absent_from
-from edgefl.objects import ObjectStore
-from edgefl.plan.values import Transfer
-from edgefl.protocol.parts import decode_part, encode_part
+from edgefl.aggregation.history_update import UpdateInfo
+from edgefl.aggregation.round import aggregate_round
+from edgefl.aggregation.weights import absent_from
+from edgefl.plan.job import Transfer
+from edgefl.protocol.tensors import decode_part, encode_part
 from edgefl.records import Manifest
+from edgefl.storage.objects import ObjectStore
 
 #: The model: two modalities of two stages, with heads.
 PARTS = ("a/stage1", "a/stage2", "head/a", "b/stage1", "b/stage2", "head/b", "task")

@@ -14,7 +14,7 @@ from edgefl.config.choices import SLOTS
 from edgefl.config.conflicts import TASKS, conflicts
 from edgefl.config.slots import PLURAL, parse_slot
 from edgefl.errors import ConfigError
-from edgefl.protocol.parts import decode_part
+from edgefl.protocol.tensors import decode_part
 
 #: What fits a fleet of three and two rounds.
 FITTING = {

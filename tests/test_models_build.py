@@ -12,13 +12,13 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from edgefl.errors import ModelError
-from edgefl.models.build import StagedModel, build
 from edgefl.models.check import check_spec
-from edgefl.models.encoder import TokenState
+from edgefl.models.encoders.base import TokenState
 from edgefl.models.heads import projection_head
+from edgefl.models.parts import load_part, part_tensors
 from edgefl.models.sizes import encoder_of_size
 from edgefl.models.spec import EncoderSpec, HeadSpec, ModelSpec, part_names
-from edgefl.models.state import load_part, part_tensors
+from edgefl.models.staged import StagedModel, build
 
 torch.set_num_threads(1)
 
@@ -296,8 +296,8 @@ def test_a_model_that_starts_at_random_never_imports_transformers(kind):
     """Its blocks would bring 147 MiB, sympy and torch's compiler among it."""
     _fresh(
         "import sys, torch\n"
-        "from edgefl.models.build import build\n"
-        "from edgefl.models.pretrained import initial_parts\n"
+        "from edgefl.models.staged import build\n"
+        "from edgefl.models.checkpoints import initial_parts\n"
         "from edgefl.models.sizes import encoder_of_size\n"
         "from edgefl.models.spec import HeadSpec, ModelSpec\n"
         "shape = {'sensor': (16, 3), 'vision': (16, 16, 3), 'audio': (32, 16), 'text': (8,)}\n"

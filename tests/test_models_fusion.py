@@ -10,11 +10,10 @@ from test_models_build import tiny
 from training_fixture import model_spec, stages_of
 
 from edgefl.errors import ModelError
-from edgefl.models.build import StagedModel, build
 from edgefl.models.check import spec_problems
-from edgefl.models.encoder import TokenState
+from edgefl.models.encoders.base import TokenState
 from edgefl.models.heads import mean_at_hand
-from edgefl.models.joint import Attention, Given, JointFusion, SelfLayer, Sequence, evened_out
+from edgefl.models.joint_fusion import Attention, Given, JointFusion, SelfLayer, Sequence, evened_out
 from edgefl.models.spec import (
     HeadSpec,
     JointSpec,
@@ -24,6 +23,7 @@ from edgefl.models.spec import (
     part_names,
     token_count,
 )
+from edgefl.models.staged import StagedModel, build
 from edgefl.plan.schedule import SCHEDULES, encoder_stage, is_closing, restrict, with_closing
 from edgefl.records import is_modality
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from edgefl.models.build import build
 from edgefl.models.spec import EncoderSpec, HeadSpec, ModelSpec
+from edgefl.models.staged import build
 from edgefl.resources.flops import FlopCounter
 
 torch.set_num_threads(1)

@@ -13,18 +13,18 @@ from test_models_build import tiny
 from training_fixture import CLIP, CROSS_ENTROPY, job, model_spec, random_batch, stages_of, with_hyper
 
 from edgefl.errors import ModelError
-from edgefl.models.build import StagedModel, build
 from edgefl.models.check import spec_problems
-from edgefl.models.encoder import TokenState
+from edgefl.models.encoders.base import TokenState
 from edgefl.models.multiway import OwnStage, SharedStage, run_stage
-from edgefl.models.rows import merged, patterns, pieces
+from edgefl.models.patterns import merged, patterns, pieces
 from edgefl.models.spec import EncoderSpec, HeadSpec, ModelSpec, is_encoder, modality_of, part_names, token_count
+from edgefl.models.staged import StagedModel, build
 from edgefl.plan.schedule import SCHEDULES, restrict, shallower, trained_stages
+from edgefl.pricing.round_price import price_step
 from edgefl.resources.flops import FlopCounter
 from edgefl.resources.live_bytes import LiveBytes
 from edgefl.training.batches import Batch
 from edgefl.training.forward import Aids
-from edgefl.training.pricing import price_step
 from edgefl.training.step import make_optimizer, prepare, run_backward, run_forward, train_step
 
 torch.set_num_threads(1)

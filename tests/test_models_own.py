@@ -11,15 +11,15 @@ import torch
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
-from edgefl.checkpoints import is_own
 from edgefl.data.readers import target
 from edgefl.errors import ModelError, StoreError
-from edgefl.models.build import StagedModel, build
 from edgefl.models.check import spec_problems
-from edgefl.models.own import own_parts, save_encoders
-from edgefl.models.pretrained import check_pretrained, initial_parts
+from edgefl.models.checkpoints import check_pretrained, initial_parts
+from edgefl.models.own_checkpoint import own_parts, save_encoders
+from edgefl.models.parts import load_part, part_tensors
 from edgefl.models.spec import EncoderSpec, HeadSpec, ModelSpec, is_encoder, part_names
-from edgefl.models.state import load_part, part_tensors
+from edgefl.models.staged import StagedModel, build
+from edgefl.storage.checkpoint_paths import is_own
 
 torch.set_num_threads(1)
 
@@ -220,7 +220,7 @@ def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.
     def full(*_args: object, **_more: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("edgefl.disk.write_all", full)
+    monkeypatch.setattr("edgefl.storage.disk.write_all", full)
     with pytest.raises(StoreError, match=r"cannot write .*No space left"):
         save_encoders(path, model_of({"m": KINDS["sensor"]}, 2))
     assert [file.name for file in tmp_path.iterdir()] == [path.name]

@@ -12,11 +12,11 @@ import transformers
 from safetensors.numpy import load_file, save_file
 
 from edgefl.errors import ModelError
-from edgefl.models.build import StagedModel, build
-from edgefl.models.pretrained import initial_parts, pretrained_parts
+from edgefl.models.checkpoints import initial_parts, pretrained_parts
+from edgefl.models.parts import load_part, part_tensors
 from edgefl.models.sizes import encoder_of_size
 from edgefl.models.spec import EncoderSpec, HeadSpec, ModelSpec, part_names
-from edgefl.models.state import load_part, part_tensors
+from edgefl.models.staged import StagedModel, build
 
 torch.set_num_threads(1)
 

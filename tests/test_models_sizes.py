@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from edgefl.errors import ModelError
-from edgefl.models.build import build
 from edgefl.models.check import spec_problems
+from edgefl.models.parts import part_size_bytes
 from edgefl.models.sizes import SIZES, encoder_of_size
 from edgefl.models.spec import EncoderSpec, HeadSpec, ModelSpec
-from edgefl.models.state import part_size_bytes
+from edgefl.models.staged import build
 
 torch.set_num_threads(1)
 

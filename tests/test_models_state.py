@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from edgefl.errors import ModelError
-from edgefl.models.build import build
+from edgefl.models.parts import _stable, load_part, named_tensors, part_size_bytes, part_tensors
 from edgefl.models.sizes import encoder_of_size
 from edgefl.models.spec import EncoderSpec, HeadSpec, ModelSpec
-from edgefl.models.state import _stable, load_part, named_tensors, part_size_bytes, part_tensors
+from edgefl.models.staged import build
 
 torch.set_num_threads(1)
 
@@ -129,7 +129,7 @@ def test_the_names_on_the_wire_are_pinned():
 
 
 def test_the_names_of_bert_on_the_wire_are_pinned():
-    """Its dense layers travel under ViT's names: all of them come from one rule of ``edgefl.models.state``."""
+    """Its dense layers travel under ViT's names: all of them come from one rule of ``edgefl.models.parts``."""
     words = EncoderSpec("text", (9,), width=16, depth=1, heads=2, vocabulary=30, arch="bert")
     part = build(ModelSpec({"words": words}, 1, HeadSpec(8, 4)), device="meta").part("words/stage1")
     layers = [

@@ -12,9 +12,9 @@ from edgefl.config.load import load_recipe, shipped
 from edgefl.export.bundle import export_bundles
 from edgefl.models.spec import HeadSpec, Norm
 from edgefl.plan.compile import compile_run
+from edgefl.plan.job import RunPlan
 from edgefl.plan.schedule import SCHEDULES
-from edgefl.plan.values import RunPlan
-from edgefl.training.pricing import Pricer
+from edgefl.pricing.round_price import Pricer
 from edgefl.training.round import train_round
 
 LAYER = {"fedadagrad", "fedadam", "fedyogi", "mmic", "mmic-gmc", "mmic-reconstruction"}

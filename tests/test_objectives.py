@@ -18,12 +18,12 @@ from training_fixture import (
     random_batch,
 )
 
-from edgefl.models.build import StagedModel, build
-from edgefl.models.matching import Table
-from edgefl.plan.values import Job
+from edgefl.methods.absent.stand_ins import MISSING, hide
+from edgefl.models.staged import StagedModel, build
+from edgefl.plan.job import Job
 from edgefl.prototypes.mask import TEMPERATURE
+from edgefl.prototypes.torch_mask import Table
 from edgefl.training.forward import Aids
-from edgefl.training.missing import MISSING, hide
 from edgefl.training.objectives import Forward, clip, clip_loss, cross_entropy, modality_contrast, total_loss
 from edgefl.training.step import prepare
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from training_fixture import job, model_spec, random_batch
 
-from edgefl.models.build import build
+from edgefl.models.staged import build
 from edgefl.training.batches import Batch
 from edgefl.training.forward import Aids, Forward, copied
 from edgefl.training.objectives import OBJECTIVES

@@ -21,12 +21,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgefl import disk
-from edgefl.disk import sync_files
 from edgefl.errors import ProtocolError, StoreError
-from edgefl.objects import ObjectStore, object_id
-from edgefl.partials import PartialObject, chunk_count, chunk_span
 from edgefl.records import ObjectRef
+from edgefl.storage import disk
+from edgefl.storage.disk import sync_files
+from edgefl.storage.objects import ObjectStore, object_id
+from edgefl.storage.partials import PartialObject, chunk_count, chunk_span
 
 DATA = random.Random(0).randbytes(1000)
 REF = ObjectRef(object_id(DATA), len(DATA))
@@ -268,7 +268,7 @@ def test_what_is_put_together_is_there_at_the_end_of_the_block_or_not_at_all(sto
 
 
 def test_more_is_put_together_than_files_may_be_open(store, monkeypatch):
-    monkeypatch.setattr("edgefl.objects._Together._MOST", 2)
+    monkeypatch.setattr("edgefl.storage.objects._Together._MOST", 2)
     with store.together() as batch:
         refs = [batch.put(bytes([n])) for n in range(5)]
         assert all(batch.size(ref.id) == 1 for ref in refs)
@@ -277,7 +277,7 @@ def test_more_is_put_together_than_files_may_be_open(store, monkeypatch):
 
 @pytest.mark.parametrize("mapped_bytes", [1, 2**20])
 def test_a_view_is_proved_once_and_outlives_the_object(store, monkeypatch, mapped_bytes):
-    monkeypatch.setattr("edgefl.objects._MAPPED_BYTES", mapped_bytes)
+    monkeypatch.setattr("edgefl.storage.objects._MAPPED_BYTES", mapped_bytes)
     ref = store.put(DATA)
     view = store.view(ref.id)
     store.collect(set())
@@ -413,7 +413,7 @@ def test_a_directory_that_can_not_be_made_is_a_store_error(tmp_path):
 WRITER = """
     import sys, random
     from pathlib import Path
-    from edgefl.objects import ObjectStore, object_id
+    from edgefl.storage.objects import ObjectStore, object_id
     from edgefl.records import ObjectRef
     data = random.Random(5).randbytes(2_000_000)
     store = ObjectStore(Path(sys.argv[1]))
@@ -465,7 +465,7 @@ def test_a_store_that_does_not_sync_drops_after_a_boot_what_a_loss_of_power_has_
     whole, torn = store.put(b"whole"), store.put(b"torn")
     store.path(torn.id).write_bytes(b"to")
     assert ObjectStore(root, durable=False).has(torn.id), "the same boot: a kill tears nothing"
-    monkeypatch.setattr("edgefl.objects.boot_id", lambda: "another")
+    monkeypatch.setattr("edgefl.storage.objects.boot_id", lambda: "another")
     after = ObjectStore(root, durable=False)
     assert (after.has(whole.id), after.has(torn.id)) == (True, False)
 
@@ -486,7 +486,7 @@ def test_dropping_objects_waits_for_those_that_are_being_published(
         syncing.set()
         assert go_on.wait(10)
 
-    monkeypatch.setattr("edgefl.objects.sync_files", slow)
+    monkeypatch.setattr("edgefl.storage.objects.sync_files", slow)
     with ThreadPoolExecutor(2) as pool:
         publishing = pool.submit(store.publish, [partial])
         assert syncing.wait(10)

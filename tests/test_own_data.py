@@ -16,13 +16,13 @@ import yaml
 from fleet_fixture import PATIENCE_S, Fleet, finish
 from PIL import Image
 
-from edgefl.cli.sharing import shares_of
+from edgefl.cli.data_shares import shares_of
 from edgefl.config.load import load_run
 from edgefl.data.dataset import Dataset
 from edgefl.data.load import load
 from edgefl.errors import ConfigError, DataError
-from edgefl.models.build import build
 from edgefl.models.spec import ModelSpec
+from edgefl.models.staged import build
 from edgefl.plan.compile import compile_run
 from edgefl.training.batches import input_of
 
@@ -118,7 +118,7 @@ def test_a_pretrained_text_encoder_gets_its_own_tokenizer(tmp_path: Path) -> Non
     config, _ = load_run(str(file))
     prepared = shares_of(config, ["one", "two"], tmp_path / "shares")
     share = Dataset.load_npz(prepared.shares[0].path)
-    from edgefl.checkpoints import located
+    from edgefl.storage.checkpoint_paths import located
 
     own = transformers.AutoTokenizer.from_pretrained(located(name))
     texts = {

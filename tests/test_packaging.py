@@ -144,10 +144,10 @@ def test_the_wheel_holds_the_packages_with_their_data_and_the_profiles_and_nothi
         "edgefl/profiles/devices/cpu.yaml",
         "edgefl/report/templates/report.html.j2",
         "edgefl/report/templates/style.css",
-        "coordinator/migrations/env.py",
-        "coordinator/migrations/script.py.mako",
-        "coordinator/migrations/versions/r0001_first.py",
-        "coordinator/migrations/versions/r0002_matcher.py",
+        "coordinator/ledger/migrations/env.py",
+        "coordinator/ledger/migrations/script.py.mako",
+        "coordinator/ledger/migrations/versions/r0001_first.py",
+        "coordinator/ledger/migrations/versions/r0002_matcher.py",
     ],
 )
 def test_files_that_programs_look_for_are_in_the_wheel(wheel, file):

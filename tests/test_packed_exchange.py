@@ -8,23 +8,23 @@ import numpy as np
 import pytest
 from memory_fleet import plan_of, run_fleet, share, state_of
 
-from coordinator.checking import check_update
-from device_agent.exchange import wanted
-from device_agent.keeping import keeping, kept_before, not_taken
-from device_agent.packed import Sending, pack_update, unpack_offer
-from device_agent.values import Kept, State
-from edgefl.aggregation.aggregate import aggregate_round
+from coordinator.runtime.validate_update import check_update
+from device_agent.core.retained import keeping, kept_before, not_taken
+from device_agent.core.state import Kept, State
+from device_agent.runtime.transfer_driver import wanted
+from device_agent.trainer.packed_parts import Sending, pack_update, unpack_offer
+from edgefl.aggregation.history_update import UpdateInfo
 from edgefl.aggregation.publish import LOST as SERVER_LOST
 from edgefl.aggregation.publish import PACKED, packed_parts
-from edgefl.aggregation.remember import UpdateInfo
-from edgefl.objects import ObjectStore
+from edgefl.aggregation.round import aggregate_round
 from edgefl.plan.exchange import LOST
-from edgefl.plan.values import Job, Slots, Stage, Transfer
+from edgefl.plan.job import Job, Slots, Stage, Transfer
+from edgefl.protocol.compression import is_packed
 from edgefl.protocol.messages import Offer, PackedPart
-from edgefl.protocol.packing import is_packed
-from edgefl.protocol.parts import decode_part, encode_part
+from edgefl.protocol.tensors import decode_part, encode_part
 from edgefl.records import Attempt, ObjectRef, Refusal
-from edgefl.report.rows import RunReport
+from edgefl.run_records import RunReport
+from edgefl.storage.objects import ObjectStore
 
 INT8 = Transfer((("*", "delta+int8"),), (("*", "delta+int8"),))
 TOP = Transfer((("*", "delta+top"),), (("*", "delta+top"),), top=0.05)
@@ -225,7 +225,7 @@ def bytes_of(report: RunReport, name: str) -> float:
 
 @pytest.mark.parametrize("packing", ["delta+int8", pytest.param("f16", marks=pytest.mark.slow)])
 def test_a_fleet_learns_the_same_from_fewer_bytes(packing, tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr("edgefl.protocol.packing.WHOLE_BELOW", 16)
+    monkeypatch.setattr("edgefl.protocol.compression.WHOLE_BELOW", 16)
     shares = {name: share(30, {"a": 1.0, "b": 1.0}, seed) for seed, name in enumerate(("left", "right"))}
     reports, states = [], []
     for up_and_down in ("f32", packing):

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from edgefl.errors import ProtocolError
 from edgefl.plan.exchange import packed_bytes, packing_of
-from edgefl.protocol.packing import WHOLE_BELOW, is_packed, pack, unpack
-from edgefl.protocol.parts import encode_part
+from edgefl.protocol.compression import WHOLE_BELOW, is_packed, pack, unpack
+from edgefl.protocol.tensors import encode_part
 from edgefl.records import PACKINGS
 
 DELTAS = [name for name in PACKINGS if name.startswith("delta+")]

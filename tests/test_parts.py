@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from edgefl.errors import ProtocolError
-from edgefl.protocol.parts import ENCODINGS, MAX_HEADER_BYTES, decode_part, encode_part, object_id
+from edgefl.protocol.tensors import ENCODINGS, MAX_HEADER_BYTES, decode_part, encode_part, object_id
 
 FLOATS = {"weight": np.arange(6, dtype=np.float32).reshape(2, 3) / 4, "bias": np.array([-1.5, 2], np.float32)}
 BUFFERS = {"num_batches_tracked": np.array(2**40, np.int64), "mask": np.array([True, False])}

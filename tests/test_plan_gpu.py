@@ -8,13 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from plan_fixture import MODEL, SENSOR, SUPERVISED, TINY, candidate, price, put
 
+from edgefl.budget.eligibility import verdict
+from edgefl.budget.fit import place, trained_depth
+from edgefl.budget.stage_cost import Priced, cost_of
 from edgefl.models.spec import part_names, token_count
-from edgefl.plan.cost import Priced, cost_of
-from edgefl.plan.eligibility import verdict
-from edgefl.plan.fit import place, trained_depth
-from edgefl.plan.prefix import prefixes
+from edgefl.plan.frozen_prefix import prefixes
+from edgefl.plan.job import Decline, Hyper, Job, Stage
 from edgefl.plan.schedule import SCHEDULES
-from edgefl.plan.values import Decline, Hyper, Job, Stage
 from edgefl.records import GPU, GPU_MEMORY, HOST, Budget, Capabilities, Cost, Refusal
 from edgefl.resources.cuda import SEGMENT_BYTES, allocator_bytes
 

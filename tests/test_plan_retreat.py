@@ -6,11 +6,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from plan_fixture import MODEL, PART_BYTES, SUPERVISED, candidate, price, put
 
-from edgefl.plan.cost import Priced
-from edgefl.plan.eligibility import verdict
-from edgefl.plan.fit import decline_of, place, trained_depth
+from edgefl.budget.eligibility import verdict
+from edgefl.budget.fit import decline_of, place, trained_depth
+from edgefl.budget.stage_cost import Priced
+from edgefl.plan.job import Decline, Hyper, Job, Lean, Placement
 from edgefl.plan.schedule import SCHEDULES
-from edgefl.plan.values import Decline, Hyper, Job, Lean, Placement
 from edgefl.records import Budget, Capabilities, Refusal
 
 

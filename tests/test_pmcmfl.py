@@ -11,18 +11,18 @@ import torch
 from memory_fleet import plan_of, run_fleet, share
 from training_fixture import dataset, job, model_spec, parts_of, stages_of
 
-from coordinator.behind import is_buffered
-from coordinator.instructions import SaveEnd
-from coordinator.ledger import Ledger
-from coordinator.machine import initial
-from coordinator.start import _resumed
-from coordinator.timeouts import Timeouts
-from edgefl.models.build import build
-from edgefl.models.matching import Table
+from coordinator.core.instructions import SaveEnd
+from coordinator.core.machine import initial
+from coordinator.core.stragglers import is_buffered
+from coordinator.core.timeouts import Timeouts
+from coordinator.ledger.ledger import Ledger
+from coordinator.runtime.start import _resumed
+from edgefl.methods.objectives.prototype_contrast import prototype_contrast
 from edgefl.models.spec import HeadSpec, is_matcher
+from edgefl.models.staged import build
 from edgefl.plan.schedule import with_closing
-from edgefl.prototypes.library import from_tensors
-from edgefl.training.losses.prototype_contrast import prototype_contrast
+from edgefl.prototypes.table import from_tensors
+from edgefl.prototypes.torch_mask import Table
 from edgefl.training.round import train_round
 
 torch.set_num_threads(1)
@@ -105,7 +105,7 @@ def test_what_was_learned_in_the_closing_round_finds_the_class():
     data, parts = dataset(60), parts_of(closing_job())
     small = train_round(made, data, parts).parts["match/a"]
     model = build(made.model, ["a/embed", "a/stage1", "a/stage2", "a/stage3", "a/norm", "head/a", "match/a"]).eval()
-    from edgefl.models.state import load_part
+    from edgefl.models.parts import load_part
 
     for name in model.parts_present:
         load_part(model, name, small if name == "match/a" else parts[name])
@@ -150,7 +150,7 @@ def test_the_plan_prices_the_closing_round_and_the_report_names_it(tmp_path: Pat
 
 
 def _placement(plan):
-    from edgefl.plan.values import Placement
+    from edgefl.plan.job import Placement
 
     return Placement(device="u", stage=plan.stages[-1])
 

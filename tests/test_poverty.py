@@ -13,8 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgefl.errors import ModelError
-from edgefl.training.optimizers import SGD, AdamW, Group
-from edgefl.training.poverty import (
+from edgefl.methods.repair.poverty_layer import (
     PovertyMeter,
     adam_change,
     exact_changes,
@@ -22,6 +21,7 @@ from edgefl.training.poverty import (
     relative_change,
     sgd_change,
 )
+from edgefl.training.optimizers import SGD, AdamW, Group
 
 torch.set_num_threads(1)
 ORACLES = {

@@ -11,20 +11,20 @@ import numpy as np
 import pytest
 from export_fixture import LABELS, exported, sensor, stage_of, windows
 
-from coordinator.instructions import SaveEnd, SaveRound
-from coordinator.ledger import Ledger
+from coordinator.core.instructions import SaveEnd, SaveRound
+from coordinator.ledger.ledger import Ledger
 from edgefl.cli.main import main
 from edgefl.cli.predict import accuracy, read_input
 from edgefl.data.dataset import Dataset
 from edgefl.errors import DataError, EdgeFLError
 from edgefl.export import convert
-from edgefl.export.apply import Answers, choose
 from edgefl.export.manifest import MODEL_FILE, Index, Manifest, read_manifest
-from edgefl.export.serve import Prediction, find_bundles, load_bundle
-from edgefl.objects import ObjectStore
-from edgefl.plan.values import RunPlan
-from edgefl.protocol.parts import encode_part
+from edgefl.export.predict import Answers, choose
+from edgefl.export.runtime import Prediction, find_bundles, load_bundle
+from edgefl.plan.job import RunPlan
+from edgefl.protocol.tensors import encode_part
 from edgefl.records import Attempt
+from edgefl.storage.objects import ObjectStore
 
 
 def edgefl(*words: object) -> int:

@@ -11,13 +11,13 @@ import pytest
 from training_fixture import CLIP, dataset, job, model_spec, parts_of, stages_of
 
 from edgefl.errors import PrecisionError, StoreError
-from edgefl.models.pretrained import initial_parts
+from edgefl.models.checkpoints import initial_parts
 from edgefl.models.spec import EncoderSpec, HeadSpec, ModelSpec
-from edgefl.plan.prefix import built_parts, prefixes, stored_bytes, with_cache
-from edgefl.plan.values import Job, Stage
-from edgefl.training.counting import FlopCounts
-from edgefl.training.prefix import PrefixCache
-from edgefl.training.pricing import Pricer
+from edgefl.plan.frozen_prefix import built_parts, prefixes, stored_bytes, with_cache
+from edgefl.plan.job import Job, Stage
+from edgefl.pricing.round_price import Pricer
+from edgefl.training.flop_cache import FlopCounts
+from edgefl.training.prefix_cache import PrefixCache
 from edgefl.training.round import RoundResult, train_round
 
 BERT = EncoderSpec("text", (5,), width=8, depth=3, heads=2, vocabulary=12, dropout=0.0)

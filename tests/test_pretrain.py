@@ -13,7 +13,7 @@ from benchmarks import pretrain
 from edgefl.data.dataset import Dataset
 from edgefl.data.named import data_folder, named
 from edgefl.errors import DataError, ModelError
-from edgefl.models.pretrained import check_pretrained
+from edgefl.models.checkpoints import check_pretrained
 from edgefl.models.spec import EncoderSpec, ModelSpec
 
 torch.set_num_threads(1)

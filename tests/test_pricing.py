@@ -17,18 +17,18 @@ from training_fixture import (
     with_hyper,
 )
 
-from edgefl.models.build import build
-from edgefl.models.matching import Table
 from edgefl.models.sizes import encoder_of_size
 from edgefl.models.spec import HeadSpec, ModelSpec
+from edgefl.models.staged import build
+from edgefl.plan.job import Hyper, Job, Slots
 from edgefl.plan.schedule import SCHEDULES, shallower
-from edgefl.plan.values import Hyper, Job, Slots
+from edgefl.pricing.overhead import Beside, Share, patterns_of
+from edgefl.pricing.round_price import Pricer, price_step
+from edgefl.prototypes.torch_mask import Table
 from edgefl.resources.flops import FlopCounter
 from edgefl.resources.live_bytes import LiveBytes
 from edgefl.training.batches import Batch, meta_batch
-from edgefl.training.beside import Beside, Share, patterns_of
 from edgefl.training.forward import Aids
-from edgefl.training.pricing import Pricer, price_step
 from edgefl.training.round import train_round
 from edgefl.training.step import make_optimizer, prepare, train_step
 
@@ -193,7 +193,7 @@ def test_prices_of_a_fleet_follow_from_a_few_traces_exactly(missing, monkeypatch
         traced.append(rows)
         return price_step(job_, rows)
 
-    monkeypatch.setattr("edgefl.training.pricing.price_step", watched)
+    monkeypatch.setattr("edgefl.pricing.round_price.price_step", watched)
     shares = [(100, 100), (90, 80), (80, 100), (100, 70), (55, 60), (30, 95)]
     found = [pricer(made, {"": 100, "a": a, "b": b}) for a, b in shares]
     assert len(traced) == 4  # complete; then one incomplete and one more a modality

@@ -10,21 +10,21 @@ import pytest
 from memory_fleet import plan_of, run_fleet, share
 from training_fixture import CLIP, CROSS_ENTROPY, dataset, job, model_spec, parts_of, with_hyper
 
-from edgefl.data.completion import complete, nearest
+from edgefl.budget.fit import place
+from edgefl.budget.stage_cost import Priced
 from edgefl.data.dataset import Dataset
-from edgefl.models.build import build
+from edgefl.methods.absent.completion import complete, nearest
+from edgefl.methods.repair.poverty_layer import poverty_layers
 from edgefl.models.spec import EncoderSpec, JointSpec, ModelSpec
-from edgefl.plan.cost import Priced
-from edgefl.plan.fit import place
-from edgefl.plan.needs import completed, held_out
+from edgefl.models.staged import build
+from edgefl.plan.job import Candidate, Hyper, Job, Slots
 from edgefl.plan.schedule import SCHEDULES, restrict, with_closing
-from edgefl.plan.values import Candidate, Hyper, Job, Slots
-from edgefl.prototypes.library import ClassMeans, to_tensors
-from edgefl.training.beside import Share, patterns_of
-from edgefl.training.poverty import poverty_layers
-from edgefl.training.pricing import Pricer, price_step
+from edgefl.plan.usable_samples import completed, held_out
+from edgefl.pricing.overhead import Share, patterns_of
+from edgefl.pricing.round_price import Pricer, price_step
+from edgefl.prototypes.table import ClassMeans, to_tensors
+from edgefl.training.holdout import split
 from edgefl.training.round import RoundResult, train_round
-from edgefl.training.share import split
 
 CLUSTER = {"cluster_contrast": {"weight": 1.0, "temperature": 0.07}}
 MARGIN = {"margin": {"weight": 1.0, "positive": 0.8, "negative": 0.2}}

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgefl.errors import ModelError, ProtocolError
-from edgefl.prototypes.library import ClassMeans, class_means, empty, from_tensors, merge, to_tensors
 from edgefl.prototypes.matching import METRICS, match, mix
+from edgefl.prototypes.table import ClassMeans, class_means, empty, from_tensors, merge, to_tensors
 
 ORACLES = {
     case["id"]: case for case in json.loads((Path(__file__).parent / "oracles/oracles.json").read_text())["cases"]

@@ -9,8 +9,8 @@ import pytest
 from memory_fleet import plan_of, run_fleet, share, state_of
 
 from edgefl.config.load import shipped
-from edgefl.protocol.parts import decode_part
-from edgefl.prototypes.library import from_tensors
+from edgefl.protocol.tensors import decode_part
+from edgefl.prototypes.table import from_tensors
 from edgefl.records import Budget
 
 #: One device with all, one with half of b missing, one with a alone, one with b alone.

@@ -10,10 +10,14 @@ from report_fixture import NO_ENERGY, run_report
 from rich.console import Console
 
 from edgefl.records import Budget, Capabilities, Figure, Speed, kind_of_machine
-from edgefl.report import bills, decisions, html, inventory, lines, outcome, quality, tables, totals, units
+from edgefl.report import accuracy as outcome
+from edgefl.report import decisions, html, inventory, quality, totals, units
+from edgefl.report import event_text as lines
+from edgefl.report import resources as bills
+from edgefl.report import terminal as tables
 from edgefl.report.grid import Cell, Column, Grid, figure, letters
 from edgefl.report.html import thirds, without_secrets
-from edgefl.report.rows import AssignmentRow, DeviceRow, EventRow, RunReport
+from edgefl.run_records import AssignmentRow, DeviceRow, EventRow, RunReport
 
 
 @pytest.fixture(scope="module")
@@ -263,7 +267,7 @@ def test_a_reconstruction_has_a_column_and_a_gain_of_its_own(report: RunReport) 
 
 
 def test_a_metric_that_is_no_share_is_not_made_a_percentage() -> None:
-    from edgefl.report.rows import EvaluationRow
+    from edgefl.run_records import EvaluationRow
 
     run = RunReport(evaluations=(EvaluationRow(1, 1, ("a", "b"), "none", "loss", 2.5, 10),))
     grid = outcome.evaluation(run)

@@ -9,11 +9,13 @@ import pytest
 from benchmarks.async_rounds import NAMES, SLOW, result_of
 from benchmarks.async_rounds import page as async_page
 from edgefl.records import Refusal
-from edgefl.report import decisions, outcome, staleness
+from edgefl.report import accuracy as outcome
+from edgefl.report import decisions
+from edgefl.report import late_updates as staleness
+from edgefl.report.event_text import line
 from edgefl.report.html import render
-from edgefl.report.lines import line
-from edgefl.report.rows import AssignmentRow, DeviceRow, EvaluationRow, EventRow, RoundRow, RunReport
-from edgefl.report.watch import Watch
+from edgefl.report.live_state import Watch
+from edgefl.run_records import AssignmentRow, DeviceRow, EvaluationRow, EventRow, RoundRow, RunReport
 
 SHAPE = Refusal("shape", detail="part task: tensor 'w' is [3], expected [2]")
 BARRED = Refusal("quarantine", 2.0, 1.0, "updates", "2 updates in a row could not be used")

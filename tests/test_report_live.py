@@ -9,11 +9,11 @@ import pytest
 from report_fixture import MIB, SIZES, START, devices, evaluations, predicted
 from rich.console import Console
 
+from edgefl.console import guarded
 from edgefl.errors import BudgetError, ConfigError, Problem
-from edgefl.report.console import guarded
-from edgefl.report.lines import line
+from edgefl.report.event_text import line
 from edgefl.report.live import LiveView, sparkline
-from edgefl.report.rows import EventRow
+from edgefl.run_records import EventRow
 
 
 def live_events() -> list[EventRow]:

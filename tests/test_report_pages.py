@@ -15,8 +15,8 @@ from report_fixture import MIB, NO_ENERGY, run_report
 from edgefl.records import Budget, Refusal
 from edgefl.report import plots
 from edgefl.report.html import render
-from edgefl.report.rows import AssignmentRow, DeviceRow, RunReport
 from edgefl.report.writers import CSV_COLUMNS, SCHEMA, to_csv, to_json
+from edgefl.run_records import AssignmentRow, DeviceRow, RunReport
 
 
 @pytest.fixture(scope="module")

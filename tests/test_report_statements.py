@@ -13,15 +13,16 @@ from matplotlib.figure import Figure
 from report_fixture import START, assignment, evaluations, round_row, run_report
 from rich.console import Console
 
-from coordinator.ledger import Ledger
-from coordinator.place import hold_place
-from edgefl.cli.locate import read_run, read_runs
-from edgefl.plan.values import RunPlan
+from coordinator.ledger.ledger import Ledger
+from edgefl.cli.find_run import read_run, read_runs
+from edgefl.plan.job import RunPlan
 from edgefl.records import Budget, Refusal
-from edgefl.report import decisions, inventory, plots, tables, units
+from edgefl.report import decisions, inventory, plots, units
+from edgefl.report import terminal as tables
 from edgefl.report.grid import Grid
 from edgefl.report.html import render
-from edgefl.report.rows import AssignmentRow, BundleRow, DeviceRow, EvaluationRow, EventRow, RunReport
+from edgefl.run_records import AssignmentRow, BundleRow, DeviceRow, EvaluationRow, EventRow, RunReport
+from edgefl.storage.run_directory import hold_place
 
 EVERYBODY = "Every device took part in every round."
 STAGES = range(1, 6)

@@ -9,19 +9,19 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from device_agent import trainer as trainer_module
-from device_agent.machine import initial, step
-from device_agent.measure import _gpu_memory
-from device_agent.trainer import Trainer
-from device_agent.trainer_link import _with_limit, failed
-from device_agent.trainer_memory import memory_refusal, out_of_memory
-from device_agent.values import Connected, DataFacts, Result, Saved, Send, State
+from device_agent.core.machine import initial, step
+from device_agent.core.state import Connected, DataFacts, Result, Saved, Send, State
+from device_agent.runtime.trainer_process import _with_limit, failed
+from device_agent.tools.profile import _gpu_memory
+from device_agent.trainer import process as trainer_module
+from device_agent.trainer.memory_meter import memory_refusal, out_of_memory
+from device_agent.trainer.process import Trainer
+from edgefl.process.worker import WorkerFailedError
 from edgefl.protocol.messages import Hello, Offer
 from edgefl.records import GPU, HOST, Budget, Capabilities, Refusal
 from edgefl.report.decisions import reason
 from edgefl.resources.ceiling import ceiling_bytes
 from edgefl.resources.cuda import SEGMENT_BYTES, CudaCeiling, Gpu, GpuMemoryError, allocator_bytes, gpu_of
-from edgefl.worker import WorkerFailedError
 
 MIB = 2**20
 GIB = 2**30

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import yaml
 
-from coordinator import start
+from coordinator.runtime import start
+from edgefl.cli.data_shares import shares_of
 from edgefl.cli.planning import assumptions, price_run
-from edgefl.cli.sharing import shares_of
 from edgefl.config.load import load_run, profiles_folder
 from edgefl.data.dataset import load_npz
 from edgefl.errors import ConfigError

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from edgefl.models.sizes import encoder_of_size
 from edgefl.models.spec import ModelSpec, match_parts, part_names
+from edgefl.plan.job import Stage
 from edgefl.plan.schedule import SCHEDULES, encoder_stage, restrict, shallower
-from edgefl.plan.values import Stage
 
 SENSOR = encoder_of_size("sensor", "tiny", (16, 3))
 MODEL = ModelSpec({"a": SENSOR, "b": SENSOR}, stages=3, classes=2, label_names=("x", "y"))

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from edgefl.models.matching import Table
-from edgefl.prototypes.library import ClassMeans
+from edgefl.methods.absent.stand_ins import AtHand, prototype
 from edgefl.prototypes.mask import TEMPERATURES, Matcher, masked
 from edgefl.prototypes.matching import match, mix
-from edgefl.training.missing import AtHand, prototype
+from edgefl.prototypes.table import ClassMeans
+from edgefl.prototypes.torch_mask import Table
 
 #: Cosines with these of (.8, .6): .8, .6, -.8; of (0, 1): 0, 1, 0.
 OWN = np.array([[1, 0], [0, 1], [-1, 0]], np.float32)

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgefl.aggregation.aggregate import aggregate_round
-from edgefl.aggregation.remember import UpdateInfo
-from edgefl.aggregation.staleness import factor
-from edgefl.objects import ObjectStore
-from edgefl.protocol.parts import decode_part, encode_part
-from edgefl.prototypes.library import ClassMeans, from_tensors, to_tensors
+from edgefl.aggregation.history_update import UpdateInfo
+from edgefl.aggregation.round import aggregate_round
+from edgefl.aggregation.stale_updates import factor
+from edgefl.protocol.tensors import decode_part, encode_part
+from edgefl.prototypes.table import ClassMeans, from_tensors, to_tensors
 from edgefl.records import Manifest
+from edgefl.storage.objects import ObjectStore
 
 
 def part(store: ObjectStore, *values: float, **more: Any) -> Manifest:

@@ -11,18 +11,18 @@ from training_fixture import CROSS_ENTROPY, SHAPE, dataset, job, model_spec, par
 
 from edgefl.data.dataset import Dataset
 from edgefl.errors import ModelError
-from edgefl.models.build import StagedModel, build
+from edgefl.models.parts import load_part
 from edgefl.models.spec import JointSpec, ModelSpec
-from edgefl.models.state import load_part
+from edgefl.models.staged import StagedModel, build
+from edgefl.plan.job import Job
 from edgefl.plan.schedule import restrict
-from edgefl.plan.values import Job
-from edgefl.prototypes.library import ClassMeans, to_tensors
+from edgefl.prototypes.table import ClassMeans, to_tensors
+from edgefl.training.auxiliary import aids_of
 from edgefl.training.batches import Batch
-from edgefl.training.companions import aids_of
-from edgefl.training.counting import FlopCounts
 from edgefl.training.evaluate import TestSet, evaluate, judge, reconstructed
+from edgefl.training.flop_cache import FlopCounts
+from edgefl.training.local_evaluation import trial
 from edgefl.training.step import run_forward
-from edgefl.training.trial import trial
 
 RECONSTRUCTION = {**CROSS_ENTROPY, "reconstruction": {"weight": 1.0}}
 ALONE = dataset(9, {"b": list(range(9))})

@@ -15,30 +15,30 @@ from memory_fleet import SHAPES, plan_of, run_fleet, share, state_of
 from test_pricing_beside import MODELS, whole
 from training_fixture import CROSS_ENTROPY, dataset, job, model_spec, parts_of
 
-from coordinator.desk import Desk
-from coordinator.evaluator import Evaluator
-from edgefl.aggregation.aggregate import aggregate_round
-from edgefl.aggregation.remember import UpdateInfo
+from coordinator.runtime.evaluator import Evaluator
+from coordinator.runtime.evaluator_client import Desk
+from edgefl.aggregation.history_update import UpdateInfo
+from edgefl.aggregation.round import aggregate_round
 from edgefl.cli.export import export_run
 from edgefl.data.dataset import Dataset
 from edgefl.errors import ExportError
-from edgefl.models.build import build
+from edgefl.models.parts import load_part, part_tensors
 from edgefl.models.sizes import encoder_of_size
 from edgefl.models.spec import HeadSpec, JointSpec, ModelSpec
-from edgefl.models.state import load_part, part_tensors
-from edgefl.objects import ObjectStore
+from edgefl.models.staged import build
+from edgefl.plan.job import Job, RunPlan
 from edgefl.plan.norm import MOST, untaken, with_statistics
 from edgefl.plan.schedule import SCHEDULES
-from edgefl.plan.values import Job, RunPlan
-from edgefl.protocol.parts import decode_part, encode_part
+from edgefl.pricing.round_price import Pricer
+from edgefl.protocol.tensors import decode_part, encode_part
 from edgefl.records import Manifest
-from edgefl.report.outcome import evaluation
-from edgefl.training.counting import FlopCounts
+from edgefl.report.accuracy import evaluation
+from edgefl.storage.objects import ObjectStore
 from edgefl.training.evaluate import TestSet, evaluate
-from edgefl.training.pricing import Pricer
+from edgefl.training.flop_cache import FlopCounts
+from edgefl.training.holdout import split
+from edgefl.training.norm_statistics import chosen_rows, heads_with_statistics, retake
 from edgefl.training.round import train_round
-from edgefl.training.share import split
-from edgefl.training.statistics import chosen_rows, heads_with_statistics, retake
 
 #: What moves weights off the mean of the models whose statistics are taken, by overrides of a FedAvg run.
 MOVING = {
@@ -260,7 +260,7 @@ def test_a_personal_model_has_statistics_of_its_own_weights():
     ],
 )
 def test_only_heads_hold_running_statistics(field: str, value: Any):
-    """What ``edgefl.training.statistics`` relies on."""
+    """What ``edgefl.training.norm_statistics`` relies on."""
     encoders = {"s": ("sensor", (16, 3)), "v": ("vision", (16, 16, 3)), "t": ("text", (8,)), "a": ("audio", (32, 16))}
     width = {"width": 64, "heads": 2, "depth": 2}
     spec = ModelSpec(

@@ -10,13 +10,13 @@ import pytest
 from memory_fleet import plan_of, run_fleet, share
 from report_fixture import run_report
 
-from edgefl.aggregation import remember
-from edgefl.aggregation.remember import UpdateInfo
+from edgefl.aggregation import history_update as remember
+from edgefl.aggregation.history_update import UpdateInfo
 from edgefl.aggregation.slots import choose
-from edgefl.objects import ObjectStore
-from edgefl.protocol.parts import encode_part
+from edgefl.protocol.tensors import encode_part
 from edgefl.records import Manifest
 from edgefl.report import repairs
+from edgefl.storage.objects import ObjectStore
 
 PART = "task"
 

@@ -7,12 +7,12 @@ import asyncio
 import pytest
 from test_trainer_process import TOTAL, offer_of, place, settings  # noqa: F401 - place is a fixture
 
-from device_agent.host import HostedTrainers
-from device_agent.trainer_link import TrainerProcess
-from device_agent.values import Train
+from device_agent.core.state import Train
+from device_agent.many_agents import HostedTrainers
+from device_agent.runtime.trainer_process import TrainerProcess
 from edgefl.errors import ConfigError
-from edgefl.objects import ObjectStore
 from edgefl.records import Budget
+from edgefl.storage.objects import ObjectStore
 
 
 def two_in_one_process(place):  # noqa: F811 - the fixture's value

@@ -14,18 +14,18 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from device_agent.trainer_link import TrainerProcess, TrainerSettings
-from device_agent.values import Train
+from device_agent.core.state import Train
+from device_agent.runtime.trainer_process import TrainerProcess, TrainerSettings
 from edgefl.data.dataset import Dataset
-from edgefl.models.pretrained import initial_parts
+from edgefl.models.checkpoints import initial_parts
 from edgefl.models.spec import EncoderSpec, HeadSpec, ModelSpec, part_names
-from edgefl.objects import ObjectStore
-from edgefl.plan.values import Hyper, Job, Slots, Stage
+from edgefl.plan.job import Hyper, Job, Slots, Stage
+from edgefl.process.worker import WorkerFailedError
 from edgefl.protocol.messages import Offer
-from edgefl.protocol.parts import decode_part, encode_part
+from edgefl.protocol.tensors import decode_part, encode_part
 from edgefl.records import Attempt, Budget
 from edgefl.resources.ceiling import ceiling_bytes
-from edgefl.worker import WorkerFailedError
+from edgefl.storage.objects import ObjectStore
 
 SENSOR = EncoderSpec(input_shape=(16, 3), width=8, depth=1, heads=2, patch=4)
 MODEL = ModelSpec({"acc": SENSOR, "gyro": SENSOR}, 1, HeadSpec(8, 4), 8, classes=2, label_names=("run", "rest"))
@@ -148,7 +148,7 @@ def test_the_ceiling_is_the_smaller_of_both_limits(budget, base, limit):
 
 def test_the_trainer_dies_with_its_agent_even_when_its_input_stays_open(place):
     read, write = os.pipe()  # this test holds the writing end, so the trainer never sees the end of its input
-    child = [sys.executable, "-m", "device_agent.trainer", "--data", "x", "--store", str(place / "objects")]
+    child = [sys.executable, "-m", "device_agent.trainer.process", "--data", "x", "--store", str(place / "objects")]
     script = (
         "import os, subprocess, sys, time; "
         f"p = subprocess.Popen({child!r} + ['--parent', str(os.getpid())], stdin={read}, close_fds=False); "
@@ -157,7 +157,7 @@ def test_the_trainer_dies_with_its_agent_even_when_its_input_stays_open(place):
     parent = subprocess.Popen([sys.executable, "-c", script], pass_fds=(read,), stdout=subprocess.PIPE)
     try:
         pid = int(parent.stdout.readline())
-        wait_until(lambda: b"device_agent.trainer" in command_line(pid) and handles_sigusr1(pid))
+        wait_until(lambda: b"device_agent.trainer.process" in command_line(pid) and handles_sigusr1(pid))
         parent.send_signal(signal.SIGKILL)
         parent.wait()
         wait_until(lambda: not command_line(pid))

@@ -20,19 +20,19 @@ from training_fixture import (
 )
 
 from edgefl.errors import DataError, RunError
-from edgefl.models.build import StagedModel, build
-from edgefl.models.matching import Table
+from edgefl.models.parts import load_part, part_tensors
 from edgefl.models.spec import JointSpec
-from edgefl.models.state import load_part, part_tensors
+from edgefl.models.staged import StagedModel, build
+from edgefl.plan.job import Job
 from edgefl.plan.schedule import restrict
-from edgefl.plan.values import Job
-from edgefl.prototypes.library import from_tensors
+from edgefl.prototypes.table import from_tensors
+from edgefl.prototypes.torch_mask import Table
 from edgefl.training.batches import Batch, make_batch, training_batches
-from edgefl.training.counting import FlopCounts
+from edgefl.training.flop_cache import FlopCounts
 from edgefl.training.forward import Aids
+from edgefl.training.holdout import split, usable_rows
 from edgefl.training.optimizers import parameters_of
 from edgefl.training.round import train_round
-from edgefl.training.share import split, usable_rows
 from edgefl.training.step import make_optimizer, prepare, run_backward, run_forward, train_step
 
 ROWS = {"b": [0, 2, 3]}

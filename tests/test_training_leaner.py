@@ -10,19 +10,19 @@ import pytest
 import torch
 from training_fixture import dataset, job, model_spec, parts_of, random_batch, stages_of, with_hyper
 
-from edgefl.models import anew
-from edgefl.models.build import build
+from edgefl.models import rematerialise as anew
+from edgefl.models.parts import part_tensors
 from edgefl.models.sizes import encoder_of_size
 from edgefl.models.spec import HeadSpec, JointSpec, ModelSpec
-from edgefl.models.state import part_tensors
+from edgefl.models.staged import build
+from edgefl.plan.job import Hyper, Job, Slots
 from edgefl.plan.schedule import SCHEDULES
-from edgefl.plan.values import Hyper, Job, Slots
+from edgefl.pricing.round_price import Pricer, price_step
 from edgefl.resources.flops import FlopCounter
 from edgefl.resources.live_bytes import LiveBytes
 from edgefl.training.batches import Batch
 from edgefl.training.forward import Aids
 from edgefl.training.precision import computing_in
-from edgefl.training.pricing import Pricer, price_step
 from edgefl.training.round import train_round
 from edgefl.training.step import make_optimizer, prepare, train_step
 
@@ -47,7 +47,7 @@ def test_blocks_computed_anew_train_the_same(schedule, sharing, micro, monkeypat
     joint = {"fusion": "joint", "joint": JointSpec(8, 2, 1, shared=True)}
     changes = {"own": {}, "multiway": {"encoder_sharing": "multiway"}, "joint": joint}[sharing]
     spec = ModelSpec(plain.encoders, 3, plain.head, 10, 3, plain.label_names, **changes)
-    monkeypatch.setattr("edgefl.training.early.TOGETHER_BYTES", 0)  # and updates come inside the backward pass
+    monkeypatch.setattr("edgefl.training.optimizer_in_backward.TOGETHER_BYTES", 0)  # updates inside backward
     made = job(spec, stages_of(spec, schedule)[-1], micro_batch=micro)
     kept = trained(made)
     again = []
@@ -146,7 +146,7 @@ def test_a_second_run_is_as_narrow_as_the_first():
 def test_gradients_at_hand_import_nothing():
     """torch's own way to hand them in imports sympy: 34 MiB in a device's first round."""
     code = (
-        "import sys, torch; from edgefl.models.anew import given\n"
+        "import sys, torch; from edgefl.models.rematerialise import given\n"
         "x = torch.ones(2, requires_grad=True); y = 3 * x\n"
         "given([y], [torch.tensor([1.0, 2.0])]).backward()\n"
         "assert x.grad.tolist() == [3.0, 6.0] and 'sympy' not in sys.modules"

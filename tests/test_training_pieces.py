@@ -7,11 +7,11 @@ import pytest
 import torch
 from training_fixture import CROSS_ENTROPY, job, model_spec, random_batch, stages_of, with_hyper
 
-from edgefl.models.build import build
-from edgefl.models.matching import Table
 from edgefl.models.spec import ModelSpec
-from edgefl.plan.values import Job
-from edgefl.prototypes.library import FUSED
+from edgefl.models.staged import build
+from edgefl.plan.job import Job
+from edgefl.prototypes.table import FUSED
+from edgefl.prototypes.torch_mask import Table
 from edgefl.training.batches import Batch
 from edgefl.training.forward import Aids, copied
 from edgefl.training.step import prepare, run_backward, run_forward

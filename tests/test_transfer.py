@@ -12,12 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgefl.errors import ProtocolError
-from edgefl.objects import ObjectStore
-from edgefl.partials import chunk_count
 from edgefl.protocol.chunks import Chunk, decode_chunks, encode_chunk
-from edgefl.protocol.layout import MAX_CHUNKS, Layout, in_at_least
 from edgefl.protocol.messages import Grant, Need, decode_down, encode
-from edgefl.protocol.transfer import (
+from edgefl.records import ObjectRef
+from edgefl.storage.objects import ObjectStore
+from edgefl.storage.partials import chunk_count
+from edgefl.transfer.chunk_index import MAX_CHUNKS, Layout, in_at_least
+from edgefl.transfer.machines import (
     GATHER_S,
     MAX_STALL_S,
     PACE_STALL_S,
@@ -33,7 +34,6 @@ from edgefl.protocol.transfer import (
     UploadGate,
     VerifyObject,
 )
-from edgefl.records import ObjectRef
 
 CHUNK = 10
 TICK_S = 0.5

@@ -21,10 +21,10 @@ from cryptography.x509.oid import NameOID
 from identity_fixture import HOST, a_fleet, enrolled
 from transport_fixtures import mosquitto_wanted, run, until
 
-from device_agent.log import LineHandler, line_writer
+from device_agent.runtime.log import LineHandler, line_writer
 from edgefl.errors import BrokerError
 from edgefl.identity.fleet import fleet_broker
-from edgefl.identity.revoking import revoke
+from edgefl.identity.revocation import revoke
 from edgefl.transport import failures, mqtt
 from edgefl.transport.address import parse_url
 from edgefl.transport.mqtt import MqttTransport
@@ -116,7 +116,7 @@ def test_a_broker_that_ends_tls_without_a_word_may_have_turned_the_device_away()
 
 @pytest.fixture
 def lines() -> Iterator[io.StringIO]:
-    """What the agent logs of libraries' warnings, as ``device_agent.start`` sets it up."""
+    """What the agent logs of libraries' warnings, as ``device_agent.runtime.connect`` sets it up."""
     root = logging.getLogger()
     before, out = (list(root.handlers), root.level), io.StringIO()
     logging.basicConfig(handlers=[LineHandler(line_writer("text", out))], level=logging.WARNING, force=True)

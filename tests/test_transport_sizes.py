@@ -15,14 +15,14 @@ from coordinator_fixture import a_plan
 from fleet_fixture import Fleet, finish, share
 from transport_fixtures import Recorder, fails, mosquitto_wanted, run, until
 
-from coordinator.chunking import LEAST_BYTES, Chunking
-from coordinator.outbox import Outbox
-from coordinator.pace import Pace
-from device_agent.doctor import reach
+from coordinator.runtime.chunk_probe import LEAST_BYTES, Chunking
+from coordinator.runtime.chunk_size import Pace
+from coordinator.runtime.publisher import Outbox
+from device_agent.tools.doctor import reach
 from edgefl.errors import BrokerError, MessageSizeError
-from edgefl.objects import ObjectStore
 from edgefl.protocol.chunks import DEFAULT_CHUNK_BYTES, HEADER_BYTES
 from edgefl.protocol.messages import Drain
+from edgefl.storage.objects import ObjectStore
 from edgefl.transport.base import check_payload
 from edgefl.transport.broker import Broker, start_broker
 from edgefl.transport.memory import MemoryBroker, MemoryTransport

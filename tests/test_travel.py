@@ -7,23 +7,23 @@ import numpy as np
 import pytest
 from training_fixture import job, model_spec, with_hyper
 
-from coordinator.rounds import expected
-from coordinator.values import Device, State
+from coordinator.core.round import expected
+from coordinator.core.state import Device, State
+from edgefl.budget.traffic import object_bytes, prototype_bytes
 from edgefl.data.dataset import Dataset
-from edgefl.data.signature import bases, signature_layout, sketch
-from edgefl.models.build import build
-from edgefl.models.state import part_layout, part_tensors
+from edgefl.methods.cluster.signature import bases, signature_layout, sketch
+from edgefl.models.parts import part_layout, part_tensors
+from edgefl.models.staged import build
+from edgefl.plan.job import Candidate, Placement, RoundPolicy
 from edgefl.plan.schedule import SCHEDULES
-from edgefl.plan.travel import object_bytes, prototype_bytes
-from edgefl.plan.values import Candidate, Placement, RoundPolicy
 from edgefl.protocol.messages import Hello
-from edgefl.protocol.parts import encode_part
+from edgefl.protocol.tensors import encode_part
 from edgefl.prototypes.mask import DEFAULT_MATCHER
 from edgefl.records import Attempt, Cost, Figure
-from edgefl.training.counting import FlopCounts
+from edgefl.training.flop_cache import FlopCounts
 from edgefl.training.forward import Aids
-from edgefl.training.prototypes import local_tables
-from edgefl.training.share import split
+from edgefl.training.holdout import split
+from edgefl.training.local_prototypes import local_tables
 
 
 def test_the_size_of_an_object_follows_from_its_layout():

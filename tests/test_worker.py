@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from edgefl.errors import WorkerError
+from edgefl.process.worker import MAX_FRAME_BYTES, WorkerFailedError, WorkerProcess, understood
 from edgefl.records import ObjectRef
-from edgefl.worker import MAX_FRAME_BYTES, WorkerFailedError, WorkerProcess, understood
 
 HERE = Path(__file__).parent
 

@@ -7,11 +7,11 @@ import numpy as np
 import torch
 
 from edgefl.data.dataset import Dataset
-from edgefl.models.pretrained import initial_parts
+from edgefl.models.checkpoints import initial_parts
 from edgefl.models.sizes import encoder_of_size
 from edgefl.models.spec import HeadSpec, ModelSpec
+from edgefl.plan.job import Hyper, Job, Slots, Stage
 from edgefl.plan.schedule import SCHEDULES
-from edgefl.plan.values import Hyper, Job, Slots, Stage
 from edgefl.training.batches import Batch
 
 torch.set_num_threads(1)

@@ -18,8 +18,8 @@ import msgspec
 import yaml
 
 from benchmarks.table.grid import Cell, Settings, Values
-from edgefl.leash import leashed
-from edgefl.report.rows import AssignmentRow, DeviceRow, RunReport
+from edgefl.process.parent_death import leashed
+from edgefl.run_records import AssignmentRow, DeviceRow, RunReport
 
 #: Metrics of a device's own samples that are kept.
 _OWN = ("received", "trained")

@@ -16,7 +16,7 @@ from coordinator.cli import app as coordinator
 from device_agent.cli import app as agent
 from edgefl import errors
 from edgefl.cli.main import HELP, VERBS
-from edgefl.report.console import INTERRUPTED
+from edgefl.console import INTERRUPTED
 from pages.markdown import GENERATED, flowing, table
 
 WORDS = {str: "text", int: "whole number", float: "number", Path: "path"}

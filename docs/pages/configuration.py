@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from edgefl.config.files import MAX_FILE_BYTES
 from edgefl.config.load import profiles_folder, shipped
 from edgefl.config.recipe import RecipeConfig
+from edgefl.config.schema import DeviceProfile, RunConfig
 from edgefl.config.slots import PLURAL, SLOTS
-from edgefl.config.values import DeviceProfile, RunConfig
+from edgefl.config.yaml_files import MAX_FILE_BYTES
 from edgefl.models.sizes import SIZES
 from pages.data import data_section
 from pages.fields import as_yaml, model_section

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from edgefl.config.files import Values
 from edgefl.config.slots import SLOTS
+from edgefl.config.yaml_files import Values
 from pages.markdown import table
 
 

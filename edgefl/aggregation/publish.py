@@ -9,16 +9,16 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from edgefl.aggregation.audience import SERVER
-from edgefl.aggregation.combine import Tensors
+from edgefl.aggregation.mean import Tensors
+from edgefl.aggregation.scope import SERVER
 from edgefl.errors import ProtocolError
-from edgefl.objects import ObjectStore
 from edgefl.plan.exchange import packing_of
-from edgefl.plan.values import Transfer
+from edgefl.plan.job import Transfer
+from edgefl.protocol.compression import add_lost, pack, pays
 from edgefl.protocol.messages import PackedPart
-from edgefl.protocol.packing import add_lost, pack, pays
-from edgefl.protocol.parts import decode_part, encode_part
+from edgefl.protocol.tensors import decode_part, encode_part
 from edgefl.records import Manifest, ObjectRef
+from edgefl.storage.objects import ObjectStore
 
 #: The prefixes of what is kept.
 LOST, PACKED = f"{SERVER}lost/", f"{SERVER}packed/"

@@ -10,9 +10,13 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
-from edgefl.aggregation import cluster, combine, completion, optimise, select
+from edgefl.aggregation import mean as combine
 from edgefl.config.choices import SLOTS
 from edgefl.errors import ConfigError, Problem
+from edgefl.methods.cluster import clustering as cluster
+from edgefl.methods.optimise import fedopt as optimise
+from edgefl.methods.prototypes import complete as completion
+from edgefl.methods.select import selection as select
 
 #: What a recipe says for the server: role -> {method: options}.
 Recipe = Mapping[str, Mapping[str, Mapping[str, float | str]]]
@@ -37,9 +41,9 @@ PROTOTYPES: dict[str, Callable[..., Any]] = {
     "class_mean": nothing,
     "adaptive": completion.complete,
 }
-#: Acts by its name in ``edgefl.aggregation.remember``.
+#: Acts by its name in ``edgefl.aggregation.history_update``.
 REPAIR: dict[str, Callable[..., Any]] = {"none": nothing, "poverty": nothing}
-#: Acts by its name in ``edgefl.aggregation.shares``.
+#: Acts by its name in ``edgefl.aggregation.weights``.
 WEIGHT: dict[str, Callable[..., Any]] = dict.fromkeys(("samples", "fediot", "cka", "relationship", "own"), nothing)
 #: (layout of the part) -> an accumulator with add(weight, tensors) and result().
 COMBINE: dict[str, Callable[..., combine.WeightedMean]] = {"mean": combine.WeightedMean}

@@ -29,7 +29,7 @@ def command(
     """
     from tempfile import TemporaryDirectory
 
-    from edgefl.cli.sharing import shares_of
+    from edgefl.cli.data_shares import shares_of
     from edgefl.config.load import load_run
 
     config, _ = load_run(run, set_ or [])
@@ -41,8 +41,8 @@ def command(
         return
     from rich.console import Console
 
-    from edgefl.report.shares import share_grid
-    from edgefl.report.tables import print_grid
+    from edgefl.report.data_shares import share_grid
+    from edgefl.report.terminal import print_grid
 
     print_grid(share_grid(config.name, prepared), Console())
     if out is not None:

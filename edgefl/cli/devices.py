@@ -7,9 +7,9 @@ from typing import Annotated, Any
 
 import typer
 
-from edgefl.cli.locate import RUNS, RunsOption, find_run, read_run
+from edgefl.cli.find_run import RUNS, RunsOption, find_run, read_run
 from edgefl.cli.options import Format, print_json
-from edgefl.report.rows import RunReport
+from edgefl.run_records import RunReport
 
 
 def command(
@@ -43,8 +43,9 @@ def command(
         return
     from rich.console import Console
 
-    from edgefl.report import bills, inventory
-    from edgefl.report.tables import print_grid
+    from edgefl.report import inventory
+    from edgefl.report import resources as bills
+    from edgefl.report.terminal import print_grid
 
     console = Console()
     print_grid(inventory.devices(report), console)
@@ -58,7 +59,7 @@ def _revoke(name: str, identity: Path, form: str) -> None:
     import time
 
     from edgefl.identity.fleet import Fleet
-    from edgefl.identity.revoking import revoke
+    from edgefl.identity.revocation import revoke
 
     done = asyncio.run(revoke(Fleet(identity), name, time.time()))
     if form == "json":

@@ -26,7 +26,7 @@ def command(
 
     Example: edgefl doctor --broker mqtt://192.168.1.10:1883
     """
-    from device_agent.doctor import examine
+    from device_agent.tools.doctor import examine
 
     checks = examine(broker=broker, torch_device=device)
     if format == "json":
@@ -35,7 +35,7 @@ def command(
         from rich.console import Console
 
         from edgefl.report.grid import Column, Grid, Tone, words
-        from edgefl.report.tables import print_grid
+        from edgefl.report.terminal import print_grid
 
         tones: dict[str, Tone] = {"ok": "good", "warn": "warn", "fail": "bad"}
         columns = (

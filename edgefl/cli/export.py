@@ -11,19 +11,19 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import msgspec
 import typer
 
-from coordinator.place import ledger_of
-from edgefl.cli.locate import RUNS, RunArgument, RunsOption, find_run, read_run
+from edgefl.budget.traffic import object_bytes
+from edgefl.cli.find_run import RUNS, RunArgument, RunsOption, find_run, read_run
 from edgefl.cli.options import Format, print_json
 from edgefl.errors import DataError, ExportError, RunError
 from edgefl.models.spec import PROTOTYPES
+from edgefl.plan.job import RunPlan, Stage
 from edgefl.plan.norm import with_statistics
-from edgefl.plan.travel import object_bytes
-from edgefl.plan.values import RunPlan, Stage
 from edgefl.records import Manifest
-from edgefl.report.rows import BundleRow, RunReport
+from edgefl.run_records import BundleRow, RunReport
+from edgefl.storage.run_directory import ledger_of
 
 if TYPE_CHECKING:
-    from edgefl.training.statistics import Tensors
+    from edgefl.training.norm_statistics import Tensors
 
 FOLDER = "bundles"
 #: Rounding of float32 in another order of operations gives 1e-6; a wrong graph gives 1e-2 and more.
@@ -100,7 +100,7 @@ def command(
     from rich.console import Console
 
     from edgefl.report import inventory
-    from edgefl.report.tables import print_grid
+    from edgefl.report.terminal import print_grid
 
     print_grid(inventory.bundles(msgspec.structs.replace(done.state.report, bundles=tuple(done.rows))), Console())
 
@@ -117,11 +117,11 @@ def export_run(
 
     Raises RunError (nothing finished yet), ExportError (nothing is published then), StoreError.
     """
-    from edgefl.aggregation.remember import load as load_memory
+    from edgefl.aggregation.history_update import load as load_memory
     from edgefl.export.bundle import export_bundles
-    from edgefl.objects import ObjectStore
-    from edgefl.protocol.parts import decode_part
-    from edgefl.training.judging import matcher_of
+    from edgefl.protocol.tensors import decode_part
+    from edgefl.storage.objects import ObjectStore
+    from edgefl.training.scoring import matcher_of
 
     state = final_state(directory)
     _say(_what(state))
@@ -154,7 +154,7 @@ def export_run(
 
 def final_state(directory: Path) -> FinalState:
     """The state of the run in ``directory`` after its last finished round. Raises RunError when there is none yet."""
-    from coordinator.ledger import Ledger
+    from coordinator.ledger.ledger import Ledger
 
     report = read_run(directory)
     with Ledger(ledger_of(directory), create=False) as ledger:
@@ -175,7 +175,7 @@ def _statistics(state: FinalState, parts: dict[str, Tensors]) -> dict[str, Tenso
     if not state.plan.slots.statistics:
         return {}
     from edgefl.training.evaluate import TestSet
-    from edgefl.training.statistics import heads_with_statistics
+    from edgefl.training.norm_statistics import heads_with_statistics
 
     try:
         test = TestSet.load(state.plan.test, state.plan.model)
@@ -217,7 +217,7 @@ def _never_trained(state: FinalState) -> str:
 
 def _record(directory: Path, run: str, rows: list[BundleRow]) -> None:
     """Note the bundles in the ledger, those inside the run's directory by their path from there."""
-    from coordinator.ledger import Ledger
+    from coordinator.ledger.ledger import Ledger
 
     with Ledger(ledger_of(directory), create=False) as ledger:
         for row in rows:

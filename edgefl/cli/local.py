@@ -15,19 +15,19 @@ from typing import Any
 import msgspec
 import yaml
 
-from coordinator.place import hold_place, new_run_id
-from device_agent.start import Options
-from edgefl.cli.locate import RUNS, find_run
-from edgefl.cli.sharing import shares_of
+from device_agent.runtime.connect import Options
+from edgefl.cli.data_shares import shares_of
+from edgefl.cli.find_run import RUNS, find_run
 from edgefl.config.load import budget_overrides, load_device, load_run
-from edgefl.config.values import FleetDevice, RunConfig
-from edgefl.data.split import TEST
-from edgefl.disk import explained, write_new
+from edgefl.config.schema import FleetDevice, RunConfig
+from edgefl.data.prepare import TEST
 from edgefl.errors import ConfigError, EdgeFLError, Problem, RunError
-from edgefl.leash import leashed
+from edgefl.process.parent_death import leashed
 from edgefl.protocol.topics import check_name
 from edgefl.report.live import LiveView
-from edgefl.report.rows import EventRow, RunReport
+from edgefl.run_records import EventRow, RunReport
+from edgefl.storage.disk import explained, write_new
+from edgefl.storage.run_directory import hold_place, new_run_id
 from edgefl.transport.broker import start_broker
 
 #: Agents leave by themselves within a second of SIGTERM; a trainer inside a long step may need a little more.
@@ -83,7 +83,7 @@ class LocalRun:
 
     def finish(self, *, export: bool, page: bool) -> RunReport:
         """As asked, bundles and report.html into the run's directory; unless quiet, the tables and what to run next."""
-        from edgefl.cli.closing import close_run
+        from edgefl.cli.run_end import close_run
 
         return close_run(self.directory, export=export, page=page, quiet=self.quiet)
 
@@ -134,7 +134,7 @@ class LocalRun:
         with explained("write", logs):
             logs.mkdir(parents=True, exist_ok=True)
             write_new(self.directory / "agents.json", msgspec.json.encode(every))
-        arguments = ["device_agent.host", str(self.directory / "agents.json"), str(logs)]
+        arguments = ["device_agent.many_agents", str(self.directory / "agents.json"), str(logs)]
         arguments += ["--trainers", str(self.trainers)]
         async with self._started("the agents' process", arguments, url, logs / "agents.log"):
             yield

@@ -14,7 +14,7 @@ import typer.core
 import typer.main
 
 from edgefl import __version__
-from edgefl.report.console import guarded
+from edgefl.console import guarded
 
 #: verb -> (where its function is, one line of help). The order is that of ``edgefl --help``.
 VERBS: dict[str, tuple[str, str]] = {

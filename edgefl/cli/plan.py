@@ -16,7 +16,7 @@ def _show_sizes(wanted: bool) -> None:
 
     from edgefl.models.sizes import SIZES
     from edgefl.report.price_grids import size_grid
-    from edgefl.report.tables import print_grid
+    from edgefl.report.terminal import print_grid
 
     print_grid(size_grid(SIZES), Console())
     raise typer.Exit
@@ -71,7 +71,7 @@ def command(
     from rich.console import Console
 
     from edgefl.report.price_grids import price_grids
-    from edgefl.report.tables import print_grid
+    from edgefl.report.terminal import print_grid
 
     console = Console()
     for text in price.warnings:

@@ -8,22 +8,22 @@ from typing import Any
 
 import msgspec
 
-from edgefl.aggregation.groups import wanted
-from edgefl.cli.sharing import data_of
-from edgefl.config.files import parse_bytes
+from edgefl.aggregation.clusters import wanted
+from edgefl.budget.fit import place
+from edgefl.budget.traffic import moved, object_bytes
+from edgefl.cli.data_shares import data_of
 from edgefl.config.load import fleet_profile, load_run
 from edgefl.config.recipe import RecipeConfig
-from edgefl.config.values import DeviceProfile, RunConfig
-from edgefl.data.split import Share
+from edgefl.config.schema import DeviceProfile, RunConfig
+from edgefl.config.yaml_files import parse_bytes
+from edgefl.data.prepare import Share
 from edgefl.errors import ConfigError, ModelError, Problem
 from edgefl.models.spec import ModelSpec
 from edgefl.plan.compile import compile_run, schedule_of
-from edgefl.plan.fit import place
-from edgefl.plan.prefix import can_cache, with_cache
+from edgefl.plan.frozen_prefix import can_cache, with_cache
+from edgefl.plan.job import Candidate, Hyper, Job, RunPlan, Stage
+from edgefl.plan.plan_warnings import warnings_of
 from edgefl.plan.schedule import SCHEDULES, Embed, stage_before, with_closing
-from edgefl.plan.travel import moved, object_bytes
-from edgefl.plan.values import Candidate, Hyper, Job, RunPlan, Stage
-from edgefl.plan.warnings import warnings_of
 from edgefl.records import Capabilities, has_card
 from edgefl.report.prices import Account, DevicePlan, RunPrice, StagePrice
 
@@ -58,8 +58,8 @@ def price_run(
     devices = _devices(config, profiles)
     plan, shares = _compile(config, recipe, [device for device, _ in devices], samples)
     # torch only now: what is wrong with the files is told before it has taken its seconds.
-    from edgefl.models.pretrained import check_pretrained
-    from edgefl.training.pricing import Pricer
+    from edgefl.models.checkpoints import check_pretrained
+    from edgefl.pricing.round_price import Pricer
 
     check_pretrained(plan.model)
     part_bytes = _part_bytes(plan)
@@ -140,7 +140,7 @@ def _schedules(model: ModelSpec, rounds: Sequence[int], embed: Embed = "auto") -
 
 def _accounts(plan: RunPlan, rounds: Sequence[int]) -> tuple[Account, ...]:
     """The schedules by LW-FedMML's accounting, with the run's rounds."""
-    from edgefl.training.convention import totals
+    from edgefl.pricing.paper_accounting import totals
 
     return tuple(
         Account(schedule, *totals(plan.model, stages, plan.hypers[0].epochs))
@@ -200,8 +200,8 @@ def _typical(shares: dict[str, Share], least: int) -> dict[str, int]:
 
 
 def _part_bytes(plan: RunPlan) -> dict[str, int]:
-    from edgefl.models.build import build
-    from edgefl.models.state import part_layout
+    from edgefl.models.parts import part_layout
+    from edgefl.models.staged import build
 
     model = build(plan.model, device="meta")
     return {part: object_bytes(part_layout(model, part)) for part in model.parts_present}

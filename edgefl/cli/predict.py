@@ -17,9 +17,9 @@ from edgefl.data.dataset import Dataset
 from edgefl.data.load import load
 from edgefl.data.readers import SampleError, read, target
 from edgefl.errors import DataError
-from edgefl.export.apply import Answers, apply, encoders
 from edgefl.export.manifest import Manifest
-from edgefl.export.serve import find_bundles
+from edgefl.export.predict import Answers, apply, encoders
+from edgefl.export.runtime import find_bundles
 from edgefl.models.spec import EncoderSpec
 from edgefl.records import is_modality
 from edgefl.report import units
@@ -102,7 +102,7 @@ def command(
         return
     from rich.console import Console
 
-    from edgefl.report.tables import print_grid
+    from edgefl.report.terminal import print_grid
 
     print_grid(_grid(data, answers, limit or SHOWN), Console())
 

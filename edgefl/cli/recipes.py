@@ -20,7 +20,7 @@ def command(
     """
     from edgefl.config.choices import SLOTS
     from edgefl.config.load import load_recipe, shipped
-    from edgefl.report.recipes import recipe_list, recipe_slots
+    from edgefl.report.recipe_grids import recipe_list, recipe_slots
 
     if action == "show" and not name:
         raise typer.BadParameter(f"which one? {', '.join(sorted(shipped('recipes')))}", param_hint="NAME")
@@ -30,6 +30,6 @@ def command(
         return
     from rich.console import Console
 
-    from edgefl.report.tables import print_grid
+    from edgefl.report.terminal import print_grid
 
     print_grid(recipe_slots(recipes[0], SLOTS) if name else recipe_list(recipes), Console())

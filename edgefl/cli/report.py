@@ -8,8 +8,8 @@ from typing import Annotated, Literal
 
 import typer
 
-from edgefl.cli.locate import RUNS, RunArgument, RunsOption, find_run, read_run, write_text
-from edgefl.report.rows import RunReport
+from edgefl.cli.find_run import RUNS, RunArgument, RunsOption, find_run, read_run, write_text
+from edgefl.run_records import RunReport
 
 OutputOption = Annotated[
     Path | None,
@@ -57,7 +57,7 @@ def _text(report: RunReport, format: str, *, to_terminal: bool) -> str:  # noqa:
         return render(report)
     from rich.console import Console
 
-    from edgefl.report.tables import print_report
+    from edgefl.report.terminal import print_report
 
     console = Console(force_terminal=None if to_terminal else False)
     with console.capture() as captured:

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from edgefl.cli.locate import RUNS, RunsOption
+from edgefl.cli.find_run import RUNS, RunsOption
 from edgefl.cli.options import Overrides, RunFile, print_json
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 
-from edgefl.cli.locate import RUNS, RunsOption, read_runs
+from edgefl.cli.find_run import RUNS, RunsOption, read_runs
 from edgefl.cli.options import Format, print_json
 
 
@@ -28,6 +28,6 @@ def command(
     from rich.console import Console
 
     from edgefl.report import inventory
-    from edgefl.report.tables import print_grid
+    from edgefl.report.terminal import print_grid
 
     print_grid(inventory.runs(found, str(runs), time.time()), Console())

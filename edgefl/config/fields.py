@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import pydantic
 from pydantic import Field
 
-from edgefl.config.files import parse_bytes
+from edgefl.config.yaml_files import parse_bytes
 from edgefl.records import MODALITY_RULE, is_modality
 
 

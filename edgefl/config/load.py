@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from edgefl.config.conflicts import headless, late_conflicts
-from edgefl.config.files import Lines, override, read_yaml, validate
 from edgefl.config.paths import beside
 from edgefl.config.recipe import RecipeConfig
+from edgefl.config.schema import DeviceProfile, FleetDevice, RunConfig
 from edgefl.config.slots import parse_slot, valid_names
-from edgefl.config.values import DeviceProfile, FleetDevice, RunConfig
+from edgefl.config.yaml_files import Lines, override, read_yaml, validate
 from edgefl.errors import ConfigError, Problem
 
 

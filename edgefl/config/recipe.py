@@ -9,8 +9,8 @@ from pydantic import Field
 
 from edgefl.config.conflicts import conflicts
 from edgefl.config.fields import Name
-from edgefl.config.files import Values
 from edgefl.config.slots import SLOTS, parse_slot
+from edgefl.config.yaml_files import Values
 from edgefl.errors import Problem
 
 Slot = dict[str, dict[str, float | str]]

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgefl.data.arrays import MAX_DATASET_BYTES, Array, read_npz, write_npz
-from edgefl.data.rows import Rows, chosen
+from edgefl.data.memmap import Rows, chosen
 from edgefl.errors import DataError, Problem
 from edgefl.records import MODALITY_RULE, is_modality
 

@@ -22,8 +22,8 @@ import numpy as np
 from edgefl.data.arrays import MAX_DATASET_BYTES, Array
 from edgefl.data.dataset import MAX_CLASSES, Dataset, Encoder, check_modality
 from edgefl.data.readers import SampleError, Target, guess, read, target
-from edgefl.disk import read_at_most
 from edgefl.errors import DataError, Problem
+from edgefl.storage.disk import read_at_most
 
 MAX_SAMPLES = 1_000_000  # a device's share has thousands; bounds what a stray file can make us read
 MAX_LINE_BYTES = 2**20  # room for some 100,000 inline numbers; larger values belong in files

@@ -22,12 +22,12 @@ from typing import Any
 
 import numpy as np
 
-from edgefl.checkpoints import is_own
 from edgefl.data.arrays import MAX_FILE_BYTES, Array, read_npy
 from edgefl.data.audio import log_mel, read_wav
 from edgefl.data.dataset import Encoder, as_values
 from edgefl.data.text import DEFAULT_LENGTH, DEFAULT_VOCABULARY, Tokenizer, tokenizer
 from edgefl.errors import DataError, MissingDependencyError
+from edgefl.storage.checkpoint_paths import is_own
 
 MAX_TEXT_BYTES = 2**20  # of one text; a model reads a few hundred words of it
 MAX_LINE_BYTES = 2**20  # of a .csv: a row of some 100,000 numbers

@@ -14,8 +14,8 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
-from edgefl.checkpoints import is_own, located
 from edgefl.errors import DataError, MissingDependencyError
+from edgefl.storage.checkpoint_paths import is_own, located
 
 Ids = npt.NDArray[np.int64]
 Tokenizer = Callable[[str, int], Ids]

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 
 from edgefl import __version__
-from edgefl.disk import explained, write_new
 from edgefl.errors import ExportError, MissingDependencyError
 from edgefl.export.manifest import (
     INDEX_FILE,
@@ -41,20 +40,21 @@ from edgefl.export.manifest import (
     table_names,
     table_ports,
 )
+from edgefl.export.prototype_tables import Parts, defaults, padded
 from edgefl.export.publish import check_target, publish
 from edgefl.export.session import open_session
-from edgefl.export.tables import Parts, defaults, padded
 from edgefl.models.spec import PROTOTYPES, ModelSpec
+from edgefl.plan.job import Stage
 from edgefl.plan.schedule import restrict
-from edgefl.plan.values import Stage
-from edgefl.prototypes.library import ClassMeans
 from edgefl.prototypes.mask import DEFAULT_MATCHER, Matcher
+from edgefl.prototypes.table import ClassMeans
 from edgefl.records import Manifest as State
-from edgefl.report.rows import BundleRow
+from edgefl.run_records import BundleRow
+from edgefl.storage.disk import explained, write_new
 
 if TYPE_CHECKING:
-    from edgefl.models.build import StagedModel
-    from edgefl.training.judging import Networks
+    from edgefl.models.staged import StagedModel
+    from edgefl.training.scoring import Networks
 
 Mask = Literal["prototype", "zero", "both", "reconstruction"]
 #: The masks each choice checks and offers; a plain call uses the first.
@@ -203,8 +203,8 @@ def _write_bundle(root: Path, export: _Export, given: tuple[str, ...]) -> Manife
 
 
 def _built(export: _Export, present: Sequence[str]) -> StagedModel:
-    from edgefl.models.build import build
-    from edgefl.models.state import load_part
+    from edgefl.models.parts import load_part
+    from edgefl.models.staged import build
 
     built = build(export.model, present)
     for part in present:
@@ -226,7 +226,7 @@ def _described(model: ModelSpec, given: tuple[str, ...], absent: tuple[str, ...]
 
 def _speakers(export: _Export, modality: str) -> list[tuple[float, StagedModel]]:
     """The small networks that match ``modality``. Raises ExportError when there is none."""
-    from edgefl.training.judging import speakers
+    from edgefl.training.scoring import speakers
 
     part = f"match/{modality}"
     weights = export.networks.get(part, {})

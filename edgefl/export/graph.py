@@ -1,10 +1,10 @@
 """What a bundle computes, as one torch module: encode, project, fill in the absent modalities, fuse, classify.
 
 Which modalities a row has is an input where there are several: nothing of a modality that a row lacks reaches its
-answer. The prototype mask is ``edgefl.prototypes.mask`` without control flow (``edgefl.models.matching``) and with
-tables of a fixed capacity P. No row valid in both: the stand-in is zero, so all-false ``valid`` gives the zero mask.
-Small networks that match are inside the graph. Where absent modalities are reconstructed, the graph holds the networks
-that make them, and there are no tables.
+answer. The prototype mask is ``edgefl.prototypes.mask`` without control flow (``edgefl.prototypes.torch_mask``) and
+with tables of a fixed capacity P. No row valid in both: the stand-in is zero, so all-false ``valid`` gives the zero
+mask. Small networks that match are inside the graph. Where absent modalities are reconstructed, the graph holds the
+networks that make them, and there are no tables.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ import torch.nn.functional as F  # noqa: N812 - torch's own name for it
 from torch import Tensor, nn
 
 from edgefl.export.manifest import fillable, table_names
-from edgefl.models.build import StagedModel
-from edgefl.models.encoder import TokenState
+from edgefl.models.encoders.base import TokenState
 from edgefl.models.heads import mean_at_hand
-from edgefl.models.matching import SCORES, Table, averaged, cosine, logarithms, mixed, unit
+from edgefl.models.staged import StagedModel
 from edgefl.prototypes.mask import Matcher
+from edgefl.prototypes.torch_mask import SCORES, Table, averaged, cosine, logarithms, mixed, unit
 
 #: The networks "match/<m>" of one modality, with their weights.
 Speakers = Sequence[tuple[float, StagedModel]]

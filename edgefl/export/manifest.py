@@ -17,12 +17,12 @@ from typing import Literal
 
 import msgspec
 
-from edgefl.disk import read_at_most
 from edgefl.errors import ExportError
 from edgefl.models.spec import EncoderSpec, ModelSpec
 from edgefl.prototypes.mask import Matcher
 from edgefl.records import ObjectRef
-from edgefl.report.rows import BundleRow
+from edgefl.run_records import BundleRow
+from edgefl.storage.disk import read_at_most
 
 #: Grow when a field changes its meaning or goes away; new fields leave them as they are.
 FORMAT = "edgefl.bundle/1"
@@ -56,7 +56,7 @@ class Port(msgspec.Struct, frozen=True):
     shape: tuple[int | str, ...] = ()
 
 
-#: How the match is compared (``edgefl.export.matches``).
+#: How the match is compared (``edgefl.export.match_parity``).
 MATCHED, WEIGHTS = "matched.score", "weights.score"
 
 

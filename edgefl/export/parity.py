@@ -2,8 +2,9 @@
 
 Two sizes of each dynamic axis; every subset of the modalities (of many, a part of the subsets); each mask the bundle
 offers; and, where there are tables, other tables than those in the file, which shows that no optimisation folded them
-into the graph. The mask is compared link by link: which rows and weights the file found (``edgefl.export.matches``),
-and everything after them from the file's own stand-ins; what is reconstructed, with what the evaluation makes.
+into the graph. The mask is compared link by link: which rows and weights the file found
+(``edgefl.export.match_parity``), and everything after them from the file's own stand-ins; what is reconstructed, with
+what the evaluation makes.
 """
 
 from __future__ import annotations
@@ -29,15 +30,15 @@ from edgefl.export.manifest import (
     table_name,
     valid_name,
 )
-from edgefl.export.matches import SCORE_TOLERANCE, mixed, shortfall, weight_difference
+from edgefl.export.match_parity import SCORE_TOLERANCE, mixed, shortfall, weight_difference
 from edgefl.export.session import run
-from edgefl.models.build import StagedModel
-from edgefl.models.encoder import TokenState
-from edgefl.prototypes.library import ClassMeans
+from edgefl.models.encoders.base import TokenState
+from edgefl.models.staged import StagedModel
 from edgefl.prototypes.mask import DEFAULT_MATCHER, Matcher, combined, heard, scored
 from edgefl.prototypes.matching import Scored
+from edgefl.prototypes.table import ClassMeans
 from edgefl.training.evaluate import reconstructed
-from edgefl.training.judging import answers
+from edgefl.training.scoring import answers
 
 #: Batch sizes compared: one sample, as a device serves it, and several.
 BATCHES = (1, 5)

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import msgspec
 
-from edgefl.disk import read_at_most, sync_directory
 from edgefl.errors import ExportError
 from edgefl.export.manifest import INDEX_FILE, INDEX_FORMAT, MAX_MANIFEST_BYTES, Index
+from edgefl.storage.disk import read_at_most, sync_directory
 
 
 def check_target(directory: Path) -> None:

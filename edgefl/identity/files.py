@@ -6,8 +6,8 @@ import os
 import stat
 from pathlib import Path
 
-from edgefl.disk import explained, write_new
 from edgefl.errors import IdentityError, StoreError
+from edgefl.storage.disk import explained, write_new
 
 #: Largest file of keys or certificates that is read; a certificate is 500 bytes, a revocation list 40 bytes a device.
 MAX_FILE_BYTES = 2**20

@@ -26,13 +26,13 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from edgefl.disk import explained
 from edgefl.errors import IdentityError, StoreError
 from edgefl.identity import authority as x
+from edgefl.identity.acl import emqx_acl, mosquitto_acl, mosquitto_enroll_acl, mosquitto_newcomers_acl
 from edgefl.identity.files import check_private, make_private_directory, read, read_private, write_private
 from edgefl.identity.signing import KEY_BYTES, Signer, key_of, key_text
-from edgefl.protocol.access import emqx_acl, mosquitto_acl, mosquitto_enroll_acl, mosquitto_newcomers_acl
 from edgefl.protocol.topics import COORDINATOR, check_name
+from edgefl.storage.disk import explained
 from edgefl.transport.address import Address, parse_url
 from edgefl.transport.broker import Broker, Ready, start_broker
 from edgefl.transport.mosquitto import TlsListeners, hash_password, newcomers_configuration, tls_configuration

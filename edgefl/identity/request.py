@@ -9,9 +9,9 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from edgefl.console import guarded
 from edgefl.identity.authority import key_pem, load_key, new_key, signing_request
 from edgefl.identity.files import read_private, write_private
-from edgefl.report.console import guarded
 
 
 def make_request(name: str, key_file: Path) -> bytes:

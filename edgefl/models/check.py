@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from edgefl.checkpoints import is_own
 from edgefl.errors import ModelError, Problem
 from edgefl.models.spec import EncoderSpec, ModelSpec
 from edgefl.records import MODALITY_RULE, is_modality
+from edgefl.storage.checkpoint_paths import is_own
 
 #: What one sample's axes are called, by kind; also the closed list of kinds.
 AXES = {

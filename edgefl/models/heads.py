@@ -11,7 +11,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from edgefl.models.joint import JointFusion
+from edgefl.models.joint_fusion import JointFusion
 from edgefl.models.spec import HeadSpec, ModelSpec, Norm, fused_width, shared_width, shares_projection
 
 

@@ -12,9 +12,9 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from edgefl.models.anew import run_anew
 from edgefl.models.blocks import attend
-from edgefl.models.encoder import TokenState
+from edgefl.models.encoders.base import TokenState
+from edgefl.models.rematerialise import run_anew
 from edgefl.models.spec import EncoderSpec
 
 

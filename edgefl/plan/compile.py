@@ -8,17 +8,17 @@ from typing import Any, cast
 import msgspec
 
 from edgefl.config.recipe import RecipeConfig
+from edgefl.config.schema import EncoderConfig, RatesConfig, RunConfig, TrainingConfig
 from edgefl.config.slots import valid_names
-from edgefl.config.values import EncoderConfig, RatesConfig, RunConfig, TrainingConfig
 from edgefl.errors import ConfigError, Problem
 from edgefl.models.check import spec_problems
 from edgefl.models.sizes import SIZES, encoder_of_size
 from edgefl.models.spec import EncoderSpec, HeadSpec, JointSpec, ModelSpec, fused_width
 from edgefl.plan.exchange import default_holdout, exchange_of
-from edgefl.plan.needs import LABEL_THEM
+from edgefl.plan.job import Hyper, Lean, RoundPolicy, RunPlan, ScheduleName, Slot, Slots, Stage, Transfer
 from edgefl.plan.norm import default_norm, with_statistics
 from edgefl.plan.schedule import SCHEDULES, Embed, is_closing, with_closing
-from edgefl.plan.values import Hyper, Lean, RoundPolicy, RunPlan, ScheduleName, Slot, Slots, Stage, Transfer
+from edgefl.plan.usable_samples import LABEL_THEM
 
 #: Token width of FedMVP's joint module, whose encoders are 768 wide (ViT-B, BERT).
 JOINT_WIDTH = 256

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from edgefl.models.spec import is_encoder, modality_of
-from edgefl.plan.values import Exchange, Job, Stage
+from edgefl.plan.job import Exchange, Job, Stage
 
 #: What a device calls, among what it keeps, that which it has not sent of a part.
 LOST = "lost/"

@@ -14,7 +14,7 @@ import msgspec
 
 from edgefl.errors import Problem
 from edgefl.models.spec import ModelSpec, Norm, shares_projection
-from edgefl.plan.values import RunPlan
+from edgefl.plan.job import RunPlan
 
 #: Samples of a modality without which no variance can be taken.
 LEAST = 2

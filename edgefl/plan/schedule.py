@@ -30,7 +30,7 @@ from edgefl.models.spec import (
     reconstruct_parts,
     shared_parts,
 )
-from edgefl.plan.values import ScheduleName, Stage
+from edgefl.plan.job import ScheduleName, Stage
 
 Embed = Literal["auto", "first_stage", "frozen"]
 

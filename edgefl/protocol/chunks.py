@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import xxhash
 
 from edgefl.errors import ProtocolError
-from edgefl.objects import check_id
+from edgefl.storage.objects import check_id
 
 #: 96 KiB with header and topic fits the smallest hard limit of the common brokers (AWS IoT Core, 128 KiB a message),
 #: with room for long topics. Larger chunks gain little: mosquitto moved 746 MB/s at 64 KiB, 496 at 1 MiB.

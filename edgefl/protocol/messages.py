@@ -11,7 +11,7 @@ from typing import TypeVar
 import msgspec
 
 from edgefl.errors import ProtocolError
-from edgefl.plan.values import Job
+from edgefl.plan.job import Job
 from edgefl.records import Attempt, Budget, Capabilities, Figures, Manifest, ObjectRef, Refusal
 
 PROTOCOL_VERSION = 1

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from edgefl.errors import ModelError
 from edgefl.prototypes.kmeans import kmeans
-from edgefl.prototypes.library import Array, ClassMeans, class_means, empty
+from edgefl.prototypes.table import Array, ClassMeans, class_means, empty
 
 Labels = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]

@@ -14,7 +14,6 @@ from typing import Literal, cast
 import numpy as np
 
 from edgefl.errors import ModelError
-from edgefl.prototypes.library import Array, ClassMeans
 from edgefl.prototypes.matching import (
     METRICS,
     TRAINED_METRICS,
@@ -27,6 +26,7 @@ from edgefl.prototypes.matching import (
     mix,
     trained_scores,
 )
+from edgefl.prototypes.table import Array, ClassMeans
 
 #: Classes mixed and softmax temperature over cosines, in training, evaluation and exported bundles alike. So sharp that
 #: only near ties are mixed: an even mixture of classes is what zeros already say (docs/decisions/0005).

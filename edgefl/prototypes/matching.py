@@ -5,7 +5,7 @@ with several modalities at hand s_c is the mean over those that have scores of c
 of probabilities the logarithm: at T = 1 they are the weights themselves, renormalised (docs/decisions/0031);
 top k;  weights = softmax(s / T);  mask = sum_j weights_j Q[index_j].
 The devices' small models become one by the largest device, the mean parameters, or s = sum_n w_n s_n / sum_n w_n.
-The ONNX bundles hold the model-free arithmetic in their graph (``edgefl.models.matching``).
+The ONNX bundles hold the model-free arithmetic in their graph (``edgefl.prototypes.torch_mask``).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgefl.errors import ModelError
-from edgefl.prototypes.library import Array, ClassMeans
+from edgefl.prototypes.table import Array, ClassMeans
 
 Metric = Literal["cosine", "l1", "l2"]
 TrainedMetric = Literal["classifier", "prior"]

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 
 from edgefl.report import totals, units
 from edgefl.report.grid import Cell, Column, Grid, words
-from edgefl.report.rows import EventRow, RunReport
+from edgefl.run_records import EventRow, RunReport
 
 #: Reason that the coordinator records for a device whose last will came, or whose heartbeats stopped.
 OFFLINE = "offline"

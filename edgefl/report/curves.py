@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from edgefl.report import totals
-from edgefl.report.drawing import INKS
-from edgefl.report.rows import EvaluationRow, RunReport
+from edgefl.report.svg import INKS
+from edgefl.run_records import EvaluationRow, RunReport
 
 #: (modalities given, mask for the others).
 Curve = tuple[tuple[str, ...], str]

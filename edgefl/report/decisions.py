@@ -8,7 +8,7 @@ from typing import Any
 from edgefl.records import GPU, Refusal
 from edgefl.report import units
 from edgefl.report.grid import Cell, Column, Grid, count, words
-from edgefl.report.rows import RunReport
+from edgefl.run_records import RunReport
 
 #: Machine-readable reason -> words.
 REASONS: dict[str, str] = {

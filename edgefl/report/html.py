@@ -10,23 +10,14 @@ import yaml
 
 from edgefl import __version__
 from edgefl.records import FIGURES
-from edgefl.report import (
-    absences,
-    bills,
-    decisions,
-    inventory,
-    outcome,
-    plots,
-    quality,
-    repairs,
-    staleness,
-    totals,
-    units,
-)
-from edgefl.report.drawing import Plot
+from edgefl.report import absences, decisions, inventory, plots, quality, repairs, totals, units
+from edgefl.report import accuracy as outcome
+from edgefl.report import late_updates as staleness
+from edgefl.report import resources as bills
 from edgefl.report.grid import Column, Grid, letters
-from edgefl.report.rows import RunReport
-from edgefl.report.warnings import warnings
+from edgefl.report.run_warnings import warnings
+from edgefl.report.svg import Plot
+from edgefl.run_records import RunReport
 
 #: What each ledger figure means, for the table of sources.
 MEANINGS: dict[str, str] = {

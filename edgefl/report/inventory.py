@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from edgefl.models.spec import is_matcher
 from edgefl.report import units
-from edgefl.report.bills import limit
 from edgefl.report.grid import Cell, Column, Grid, Tone, amount, count, words
-from edgefl.report.rows import RunReport
+from edgefl.report.resources import limit
+from edgefl.run_records import RunReport
 
 #: After the parts of the closing round.
 CLOSING = " (closing round: every eligible device, the model does not change)"

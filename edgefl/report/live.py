@@ -11,10 +11,10 @@ from rich.table import Table
 from rich.text import Text
 
 from edgefl.report import units
-from edgefl.report.lines import line
-from edgefl.report.rows import EventRow
+from edgefl.report.event_text import line
+from edgefl.report.live_state import Watch, Watched
 from edgefl.report.totals import is_leading, is_share
-from edgefl.report.watch import Watch, Watched
+from edgefl.run_records import EventRow
 
 #: Four redraws a second look alive and cost under 2 % of a core.
 REDRAWS_PER_S = 4

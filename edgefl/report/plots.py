@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from edgefl.report import bills, curves, totals, units
-from edgefl.report.drawing import INKS, Plot, figure, style, svg, whole_numbers
-from edgefl.report.rows import AssignmentRow, RunReport
+from edgefl.report import curves, totals, units
+from edgefl.report import resources as bills
+from edgefl.report.svg import INKS, Plot, figure, style, svg, whole_numbers
+from edgefl.run_records import AssignmentRow, RunReport
 
 #: More panels than this cannot be compared by eye; the table has them all.
 MAX_PANELS = 12

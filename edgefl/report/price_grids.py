@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from edgefl.plan.cost import MEMORY
+from edgefl.budget.stage_cost import MEMORY
+from edgefl.plan.job import Hyper, Placement
 from edgefl.plan.schedule import is_closing, trained_stages
-from edgefl.plan.values import Hyper, Placement
 from edgefl.report import units
 from edgefl.report.grid import Cell, Column, Grid
 from edgefl.report.prices import DevicePlan, RunPrice, StagePrice

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from edgefl.plan.values import Placement
+from edgefl.plan.job import Placement
 
 
 class StagePrice(msgspec.Struct, frozen=True):

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from edgefl.report import totals, units
 from edgefl.report.grid import NOT_APPLICABLE, Cell, Column, Grid, count, words
-from edgefl.report.rows import AssignmentRow, RunReport
+from edgefl.run_records import AssignmentRow, RunReport
 
 _CLASSIFICATION = {
     "accuracy": "accuracy",

@@ -6,7 +6,7 @@ from typing import Any
 
 from edgefl.report import units
 from edgefl.report.grid import Column, Grid, count, words
-from edgefl.report.rows import RoundRow, RunReport
+from edgefl.run_records import RoundRow, RunReport
 
 NOTE = (
     "A device whose batches lacked modalities after complete ones has a poverty layer, the one that changed most. It "

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from edgefl.records import FIGURES, Figure
-from edgefl.report.rows import AssignmentRow, DeviceRow, EvaluationRow, RunReport
+from edgefl.run_records import AssignmentRow, DeviceRow, EvaluationRow, RunReport
 
 #: Figures of which the largest counts; the others add up over rounds.
 PEAKS = frozenset(

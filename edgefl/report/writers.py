@@ -9,7 +9,7 @@ import re
 import msgspec
 
 from edgefl.records import FIGURES, Figure
-from edgefl.report.rows import RunReport
+from edgefl.run_records import RunReport
 
 #: Grows when a field changes its meaning or goes away; new fields leave it as it is.
 SCHEMA = "edgefl.report/1"

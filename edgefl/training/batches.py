@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from edgefl.data.dataset import Dataset
-from edgefl.models.encoder import Input, TokenState, rows_in
-from edgefl.plan.needs import clusters_apart
-from edgefl.plan.prefix import prefixes
-from edgefl.plan.values import Job
+from edgefl.models.encoders.base import Input, TokenState, rows_in
+from edgefl.plan.frozen_prefix import prefixes
+from edgefl.plan.job import Job
+from edgefl.plan.usable_samples import clusters_apart
 
 #: Batch norm in the heads can not train on one row.
 LEAST_ROWS = 2

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from edgefl.data.dataset import Dataset
-from edgefl.models.build import StagedModel
+from edgefl.models.staged import StagedModel
 from edgefl.training.batches import input_of
 
 #: Samples encoded at once: small enough for a server's worker beside everything else.

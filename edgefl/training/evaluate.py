@@ -21,21 +21,21 @@ import torch.nn.functional as F  # noqa: N812 - the field's own name for it
 
 from edgefl.data.dataset import Dataset
 from edgefl.data.load import load
-from edgefl.data.rows import chosen
+from edgefl.data.memmap import chosen
 from edgefl.errors import DataError, ModelError
-from edgefl.models.build import StagedModel, build
-from edgefl.models.encoder import TokenState
+from edgefl.methods.absent.stand_ins import AtHand, reconstruction
+from edgefl.models.encoders.base import TokenState
+from edgefl.models.parts import load_part
 from edgefl.models.spec import PROTOTYPES, ModelSpec, encodes_together
-from edgefl.models.state import load_part
-from edgefl.plan.values import Stage
-from edgefl.prototypes.library import ClassMeans, from_tensors
+from edgefl.models.staged import StagedModel, build
+from edgefl.plan.job import Stage
 from edgefl.prototypes.mask import DEFAULT_MATCHER, Matcher, SmallModels, masked
+from edgefl.prototypes.table import ClassMeans, from_tensors
 from edgefl.records import EvaluationRow
 from edgefl.training.batches import input_of
 from edgefl.training.embeddings import BATCH, device_of, embeddings
 from edgefl.training.metrics import classification, pairs, retrieval, same_items
-from edgefl.training.missing import AtHand, reconstruction
-from edgefl.training.statistics import take_statistics
+from edgefl.training.norm_statistics import take_statistics
 
 #: What a model can be judged by: labels, and pairs of modalities.
 TASKS = frozenset({"classification", "retrieval"})

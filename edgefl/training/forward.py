@@ -10,11 +10,11 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
-from edgefl.models.build import StagedModel
-from edgefl.models.encoder import TokenState
-from edgefl.models.matching import Table
+from edgefl.methods.absent.stand_ins import MISSING, AtHand, hide
+from edgefl.models.encoders.base import TokenState
+from edgefl.models.staged import StagedModel
 from edgefl.prototypes.mask import DEFAULT_MATCHER, Matcher
-from edgefl.training.missing import MISSING, AtHand, hide
+from edgefl.prototypes.torch_mask import Table
 
 #: What stands in like the real thing, so that a mean over the modalities at hand counts it.
 _COUNTED = frozenset({"prototype", "random", "reconstruction"})

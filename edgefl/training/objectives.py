@@ -13,25 +13,25 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - the field's own name for it
 from torch import Tensor
 
-from edgefl.models.build import StagedModel
+from edgefl.methods.objectives.clip import clip as clip_term
+from edgefl.methods.objectives.clip import clip_loss
+from edgefl.methods.objectives.cluster_contrast import cluster_contrast as cluster_contrast_term
+from edgefl.methods.objectives.gmc import gmc as gmc_term
+from edgefl.methods.objectives.margin import margin as margin_term
+from edgefl.methods.objectives.mcm import mcm as mcm_term
+from edgefl.methods.objectives.model_transfer import model_transfer as model_transfer_term
+from edgefl.methods.objectives.model_transfer import ratio
+from edgefl.methods.objectives.prototype_contrast import prototype_contrast as prototype_contrast_term
+from edgefl.methods.objectives.prototype_transfer import prototype_transfer as prototype_transfer_term
+from edgefl.methods.objectives.proximal import proximal as proximal_term
+from edgefl.methods.objectives.proximal import regulariser as regulariser_term
+from edgefl.methods.objectives.ram import ram as ram_term
+from edgefl.methods.objectives.reconstruction import reconstruction as reconstruction_term
 from edgefl.models.heads import mean_at_hand
-from edgefl.models.matching import unit
-from edgefl.prototypes.library import FUSED
+from edgefl.models.staged import StagedModel
+from edgefl.prototypes.table import FUSED
+from edgefl.prototypes.torch_mask import unit
 from edgefl.training.forward import Forward
-from edgefl.training.losses.clip import clip as clip_term
-from edgefl.training.losses.clip import clip_loss
-from edgefl.training.losses.cluster_contrast import cluster_contrast as cluster_contrast_term
-from edgefl.training.losses.gmc import gmc as gmc_term
-from edgefl.training.losses.margin import margin as margin_term
-from edgefl.training.losses.mcm import mcm as mcm_term
-from edgefl.training.losses.model_transfer import model_transfer as model_transfer_term
-from edgefl.training.losses.model_transfer import ratio
-from edgefl.training.losses.prototype_contrast import prototype_contrast as prototype_contrast_term
-from edgefl.training.losses.prototype_transfer import prototype_transfer as prototype_transfer_term
-from edgefl.training.losses.proximal import proximal as proximal_term
-from edgefl.training.losses.proximal import regulariser as regulariser_term
-from edgefl.training.losses.ram import ram as ram_term
-from edgefl.training.losses.reconstruction import reconstruction as reconstruction_term
 
 __all__ = ["OBJECTIVES", "Forward", "clip_loss", "total_loss"]
 

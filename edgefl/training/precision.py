@@ -17,7 +17,7 @@ import torch.nn.functional as F  # noqa: N812 - torch's own name for it
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map  # torch's own; no public alias
 
-from edgefl.plan.values import Precision
+from edgefl.plan.job import Precision
 
 _NARROWED = {
     F.linear,

@@ -13,10 +13,10 @@ import torch
 
 from edgefl.data.dataset import Dataset
 from edgefl.errors import DataError
-from edgefl.models.build import build
+from edgefl.models.parts import load_part
 from edgefl.models.spec import ModelSpec
-from edgefl.models.state import load_part
-from edgefl.plan.values import Stage
+from edgefl.models.staged import build
+from edgefl.plan.job import Stage
 
 Tensors = Mapping[str, np.ndarray]
 #: Probes where there are no classes to choose by.

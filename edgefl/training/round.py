@@ -18,29 +18,29 @@ import numpy as np
 import torch
 
 from edgefl.data.dataset import Dataset
-from edgefl.data.signature import signature_of
 from edgefl.errors import DataError, RunError
-from edgefl.models.build import StagedModel, build
+from edgefl.methods.cluster.signature import signature_of
+from edgefl.methods.repair.poverty_layer import PovertyMeter, exact_changes, is_exact, optimizer_changes, poverty_layers
+from edgefl.models.parts import load_part, part_tensors
 from edgefl.models.spec import PROTOTYPES, SIGNATURE, is_scheduled, modality_of
-from edgefl.models.state import load_part, part_tensors
+from edgefl.models.staged import StagedModel, build
 from edgefl.plan.exchange import kept as kept_parts
 from edgefl.plan.exchange import sent
-from edgefl.plan.prefix import built_parts
+from edgefl.plan.frozen_prefix import built_parts
+from edgefl.plan.job import Job
 from edgefl.plan.schedule import is_closing
-from edgefl.plan.values import Job
+from edgefl.training.auxiliary import aids_of, marks_of, twin_tensors
 from edgefl.training.batches import Batch, training_batches
-from edgefl.training.closing import match_parts
-from edgefl.training.companions import aids_of, marks_of, twin_tensors
-from edgefl.training.counting import FlopCounts, kind_of_step, linear_in
+from edgefl.training.closing_round import match_parts
+from edgefl.training.flop_cache import FlopCounts, kind_of_step, linear_in
 from edgefl.training.forward import Aids
+from edgefl.training.holdout import too_few, usable_rows
+from edgefl.training.local_evaluation import personal_trial, trial
+from edgefl.training.local_prototypes import local_tables
+from edgefl.training.norm_statistics import counted_statistics
 from edgefl.training.optimizers import Optimizer
-from edgefl.training.poverty import PovertyMeter, exact_changes, is_exact, optimizer_changes, poverty_layers
-from edgefl.training.prefix import PrefixCache
-from edgefl.training.prototypes import local_tables
-from edgefl.training.share import too_few, usable_rows
-from edgefl.training.statistics import counted_statistics
+from edgefl.training.prefix_cache import PrefixCache
 from edgefl.training.step import make_optimizer, prepare, train_step
-from edgefl.training.trial import personal_trial, trial
 
 Tensors = dict[str, np.ndarray]
 #: epoch, step, steps of the round, loss of the step

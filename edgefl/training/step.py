@@ -15,17 +15,17 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from edgefl.models.anew import given
-from edgefl.models.build import StagedModel
-from edgefl.models.encoder import Stage, TokenState, device_of_input, rows_in, rows_of
+from edgefl.models.encoders.base import Stage, TokenState, device_of_input, rows_in, rows_of
 from edgefl.models.multiway import OwnStage, SharedStage
-from edgefl.models.rows import Index, Piece, merged, pieces
+from edgefl.models.patterns import Index, Piece, merged, pieces
+from edgefl.models.rematerialise import given
 from edgefl.models.spec import is_encoder, modality_of
-from edgefl.plan.values import Hyper, Job
+from edgefl.models.staged import StagedModel
+from edgefl.plan.job import Hyper, Job
 from edgefl.training.batches import Batch
-from edgefl.training.early import EarlyUpdates, updates_of
 from edgefl.training.forward import Aids, Forward
 from edgefl.training.objectives import total_loss
+from edgefl.training.optimizer_in_backward import EarlyUpdates, updates_of
 from edgefl.training.optimizers import SGD, Adafactor, AdamW, Group, Optimizer, parameters_of
 from edgefl.training.precision import computing_in, widened
 

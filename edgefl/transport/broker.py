@@ -25,9 +25,9 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from edgefl.disk import read_at_most
 from edgefl.errors import BrokerError, MissingDependencyError, StoreError
-from edgefl.leash import leashed
+from edgefl.process.parent_death import leashed
+from edgefl.storage.disk import read_at_most
 from edgefl.transport.address import Address
 from edgefl.transport.mosquitto import write_configuration, write_private
 from edgefl.transport.mqtt import MqttTransport

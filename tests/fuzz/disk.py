@@ -12,21 +12,21 @@ import sqlite3
 
 import msgspec
 
-from coordinator.instructions import SaveDevice, SaveRound
-from coordinator.ledger import Ledger
-from coordinator.snapshot import Changes, Outline
-from coordinator.values import Assignment, Device
-from device_agent.store import AgentStore, Owner
-from device_agent.values import DataFacts, Result
-from edgefl import worker
+from coordinator.core.instructions import SaveDevice, SaveRound
+from coordinator.core.snapshot import Changes, Outline
+from coordinator.core.state import Assignment, Device
+from coordinator.ledger.ledger import Ledger
+from device_agent.core.state import DataFacts, Result
+from device_agent.runtime.store import AgentStore, Owner
 from edgefl.errors import BrokerError, ExportError, StoreError, WorkerError
 from edgefl.export import manifest as bundles
 from edgefl.export.publish import check_target
-from edgefl.export.serve import find_bundles
-from edgefl.objects import ObjectStore, object_id
-from edgefl.plan.values import Placement, RunPlan
+from edgefl.export.runtime import find_bundles
+from edgefl.plan.job import Placement, RunPlan
+from edgefl.process import worker
 from edgefl.protocol.messages import Hello
 from edgefl.records import Attempt, ObjectRef
+from edgefl.storage.objects import ObjectStore, object_id
 from edgefl.transport.address import parse_url
 from edgefl.transport.broker import read_identity
 from fuzz.target import MIB, Target, scratch
@@ -201,12 +201,10 @@ def broker_identity(data: bytes) -> None:
 
 TARGETS = (
     Target("chunk_map", "partials.PartialObject (chunk maps)", chunk_map, (), "1+bytes", (3 * MIB, 16)),
-    Target("agent_state", "device_agent.store", agent_state, (StoreError,), "1+json", (MIB, 60)),
+    Target("agent_state", "device_agent.runtime.store", agent_state, (StoreError,), "1+json", (MIB, 60)),
     Target("frames", "worker (pipe), trainer_link, host, desk", frames, (WorkerError,), "frames", (MIB, 60)),
-    Target(
-        "ledger", "coordinator.ledger, snapshot, reading", ledger, (StoreError,), "1+json", (12 * MIB, 200), slow=True
-    ),
-    Target("ledger_file", "coordinator.database", ledger_file, (StoreError,), "1+bytes", (12 * MIB, 60), slow=True),
+    Target("ledger", "ledger.ledger, snapshot, read", ledger, (StoreError,), "1+json", (12 * MIB, 200), slow=True),
+    Target("ledger_file", "ledger.database", ledger_file, (StoreError,), "1+bytes", (12 * MIB, 60), slow=True),
     Target("bundle", "export.manifest, export.publish", bundle, (ExportError,), "1+json", (MIB, 60)),
     Target("broker_url", "transport.address.parse_url", broker_url, (BrokerError,), "text", (MIB, 60)),
     Target("broker_identity", "transport.broker", broker_identity, (), "json", (MIB, 60)),

@@ -8,8 +8,8 @@ import zlib
 
 import numpy as np
 
-from edgefl.config.files import override
 from edgefl.config.load import load_device, load_recipe, load_run
+from edgefl.config.yaml_files import override
 from edgefl.data import manifest
 from edgefl.data.dataset import Dataset
 from edgefl.data.load import load

@@ -12,17 +12,19 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from device_agent.values import DataFacts, Kept, Result, Saved
-from edgefl.data.signature import BITS, RANK, ROWS, WIDTH
+from device_agent.core.state import DataFacts, Kept, Result, Saved
 from edgefl.export import manifest as bundles
+from edgefl.methods.cluster.signature import BITS, RANK, ROWS, WIDTH
 from edgefl.models.spec import EncoderSpec
-from edgefl.partials import chunk_count
-from edgefl.plan.values import Job, RunPlan
-from edgefl.protocol import chunks, messages, packing, parts, topics
+from edgefl.plan.job import Job, RunPlan
+from edgefl.process.worker import Answer, Request
+from edgefl.protocol import chunks, messages, topics
+from edgefl.protocol import compression as packing
+from edgefl.protocol import tensors as parts
 from edgefl.records import PACKINGS, Attempt, Budget, Capabilities, Figure, ObjectRef, Refusal
-from edgefl.report.rows import BundleRow
+from edgefl.run_records import BundleRow
+from edgefl.storage.partials import chunk_count
 from edgefl.transport.address import Address
-from edgefl.worker import Answer, Request
 from fuzz import disk, wire
 from fuzz.seeds_people import SEEDS as SEEDS_OF_PEOPLE
 from fuzz.target import CORPUS

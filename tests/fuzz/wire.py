@@ -8,15 +8,18 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from coordinator.checking import LIMITS, check_update
-from coordinator.inbox import Inbox
+from coordinator.runtime.inbound import Inbox
+from coordinator.runtime.validate_update import LIMITS, check_update
 from edgefl.errors import ModelError, ProtocolError
-from edgefl.objects import ObjectStore
-from edgefl.plan.values import Transfer
-from edgefl.protocol import chunks, layout, messages, packing, parts, topics
+from edgefl.plan.job import Transfer
+from edgefl.protocol import chunks, messages, topics
+from edgefl.protocol import compression as packing
+from edgefl.protocol import tensors as parts
 from edgefl.protocol.messages import Ack, Need
-from edgefl.protocol.transfer import Instruction, Receiver, SendChunk, Sender, StoreChunk, VerifyObject
 from edgefl.records import PACKINGS, Attempt, Manifest, ObjectRef, Refusal
+from edgefl.storage.objects import ObjectStore
+from edgefl.transfer import chunk_index as layout
+from edgefl.transfer.machines import Instruction, Receiver, SendChunk, Sender, StoreChunk, VerifyObject
 from fuzz.target import MIB, Target, scratch
 
 #: Largest part the targets take: a header that claims more is refused, so that little is allocated.
@@ -179,7 +182,7 @@ def update(data: bytes) -> None:
 
 
 TARGETS = (
-    Target("message_up", "protocol.messages.decode_up, coordinator.inbox", up, (ProtocolError,), "msgpack", (MIB, 100)),
+    Target("message_up", "protocol.messages.decode_up, runtime.inbound", up, (ProtocolError,), "msgpack", (MIB, 100)),
     Target("message_down", "protocol.messages.decode_down", down, (ProtocolError,), "msgpack", (MIB, 100)),
     Target("topic", "protocol.topics.parse", topic, (ProtocolError,), "text"),
     Target("chunk", "protocol.chunks.decode_chunks", chunk, (ProtocolError,), "chunk"),
@@ -188,7 +191,7 @@ TARGETS = (
     Target("part", "protocol.parts.decode_part, read_layout", part, (ProtocolError,), "part", (2 * MIB, 40)),
     Target("packed", "protocol.packing.unpack", packed, (ProtocolError,), "1+part", (2 * MIB, 40)),
     Target(
-        "update", "coordinator.checking (parts, prototypes, signature)", update, (ProtocolError, ModelError),
+        "update", "runtime.validate_update (parts, prototypes, signature)", update, (ProtocolError, ModelError),
         "1+part", (4 * MIB, 40),
     ),
 )  # fmt: skip

@@ -8,16 +8,17 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from coordinator import snapshot
-from coordinator.values import State
-from device_agent.store import AgentStore, Owner
-from device_agent.values import DataFacts, Saved
-from edgefl.aggregation.memory import Memory
+from coordinator.core import snapshot
+from coordinator.core.state import State
+from device_agent.core.state import DataFacts, Saved
+from device_agent.runtime.store import AgentStore, Owner
+from edgefl.aggregation.history import Memory
 from edgefl.export.manifest import Index, Manifest
-from edgefl.identity import device, enrolling, fleet, token
+from edgefl.identity import device, fleet, token
+from edgefl.identity import enrolment as enrolling
 from edgefl.identity.signing import Signer
-from edgefl.plan.values import RoundPolicy, RunPlan
-from edgefl.report.rows import RunReport
+from edgefl.plan.job import RoundPolicy, RunPlan
+from edgefl.run_records import RunReport
 from pins.filled import filled, kept
 from pins.golden import WRITING, check, pinned
 

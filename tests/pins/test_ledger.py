@@ -8,8 +8,8 @@ from pathlib import Path
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.schema import CreateIndex, CreateTable
 
-from coordinator import tables
-from coordinator.ledger import Ledger
+from coordinator.ledger import schema as tables
+from coordinator.ledger.ledger import Ledger
 from pins.golden import check
 
 

@@ -23,7 +23,7 @@ from memory_fleet import plan_of, run_fleet, share, state_of
 from edgefl.config.choices import SLOTS
 from edgefl.config.load import shipped
 from edgefl.records import Budget
-from edgefl.report.rows import RoundRow, RunReport
+from edgefl.run_records import RoundRow, RunReport
 from pins.golden import WRITING, check, check_keys, pinned
 
 FILE = "recipes.json"

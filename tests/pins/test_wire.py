@@ -10,9 +10,9 @@ import pytest
 
 from edgefl.protocol import messages, topics
 from edgefl.protocol.chunks import HEADER_BYTES, Chunk, bundled, decode_chunks, encode_chunk
+from edgefl.protocol.compression import pack, unpack
 from edgefl.protocol.messages import decode_down, decode_up, encode
-from edgefl.protocol.packing import pack, unpack
-from edgefl.protocol.parts import ENCODINGS, decode_part, encode_part, object_id
+from edgefl.protocol.tensors import ENCODINGS, decode_part, encode_part, object_id
 from edgefl.records import PACKINGS
 from pins.filled import filled
 from pins.golden import WRITING, check, check_keys, pinned

@@ -1,0 +1,1 @@
+"""The coordinator's state machine: pure functions from state and event to state and instructions."""

@@ -1,0 +1,70 @@
+"""Introductions of devices (hellos): the state kept of a device, warnings, and refused protocol versions. Pure."""
+
+from __future__ import annotations
+
+import msgspec
+
+from coordinator.core.instructions import Greet, Instruction, SaveDevice, SendDrain, Step, Tell
+from coordinator.core.one_time_warnings import tell_once
+from coordinator.core.state import Device, State
+from coordinator.core.update_header import exceeds
+from edgefl.protocol.messages import PROTOCOL_VERSION, Hello
+
+replace = msgspec.structs.replace
+
+#: Connections of a device whose joins and leaves a run's ledger records: one that goes on so would fill it.
+MOST_COMINGS = 100
+
+
+def introduced(state: State, hello: Hello) -> Step:
+    """The state with the device as it now says it is. It keeps what it has done wrong, and its first claim."""
+    name, known = hello.device, state.devices.get(hello.device)
+    was = known or Device(hello)
+    back = known is None or not known.online
+    device = replace(was, hello=hello, online=True, first=was.claim, comings=was.comings + back)
+    if known is None or _facts(known.hello) != _facts(hello):
+        device = replace(device, placement=None, ticket=0, declined=(), factors={})
+    if hello.session != was.hello.session:
+        device = replace(device, former=was.hello.session)
+    state = replace(state, devices={**state.devices, name: device})
+    out: list[Instruction] = [SaveDevice(hello), Greet(name)]
+    if back and device.comings <= MOST_COMINGS:
+        budget = msgspec.to_builtins(hello.budget)
+        data = {"profile": hello.profile, "samples": hello.samples, "budget": budget}
+        out.append(Tell("device_joined", state.stage, state.number, name, data))
+    for about, text in _odd(was, device):
+        state, more = tell_once(state, name, about, text)
+        out += more
+    return state, out
+
+
+def _odd(was: Device, now: Device) -> list[tuple[str, str]]:
+    """(about, text) of what operators have to know."""
+    hello, found = now.hello, []
+    if exceeds(hello, now.claim):
+        counts = now.claim.samples.get("", 0)
+        text = f"it now says it has {hello.samples.get('', 0)} samples; in this run the first {counts} count"
+        found.append(("claim", text))
+    if hello.session != was.hello.session and hello.session == was.former:
+        text = "two agents use this identity and take turns at the broker; stop one, or enrol it under its own name"
+        found.append(("twin", text))
+    if now.comings > MOST_COMINGS:
+        found.append(("comings", f"it came {now.comings} times; its coming and going are not told any more"))
+    return found
+
+
+def strange(state: State, hello: Hello) -> Step:
+    """Refuse a device of another protocol version: it is sent the reason each time; operators get one warning."""
+    text = f"it speaks protocol {hello.protocol}, this coordinator {PROTOCOL_VERSION}: install the same release on both"
+    out: list[Instruction] = [SendDrain(hello.device, text)]
+    if hello.device not in state.strange:
+        state = replace(state, strange=state.strange | {hello.device})
+        data = {"text": f"{hello.device} is refused: {text}", "about": "protocol"}
+        out.append(Tell("warning", state.stage, state.number, hello.device, data))
+    return state, out
+
+
+def _facts(hello: Hello) -> tuple[object, ...]:
+    """Facts of a device that its placement depends on; a change requires a new plan."""
+    measured = hello.capabilities.trainer_base_bytes > 0
+    return hello.profile, hello.budget, hello.samples, hello.modalities, hello.class_counts, measured

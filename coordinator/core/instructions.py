@@ -1,0 +1,170 @@
+"""What the machine asks its runner to do. ``Save…`` are committed, in one transaction, before the rest is done."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+from coordinator.core.state import State, Status
+from edgefl.plan.job import Candidate, Placement
+from edgefl.protocol.messages import Hello, Update
+from edgefl.records import Attempt, EvaluationRow, Figures, Manifest, Refusal
+
+
+class SaveDevice(msgspec.Struct, frozen=True):
+    """Ledger: a device as it introduced itself."""
+
+    hello: Hello
+
+
+class SaveRound(msgspec.Struct, frozen=True):
+    """Ledger: a round began, or ended as done or failed."""
+
+    attempt: Attempt
+    status: Literal["running", "done", "failed"] = "running"
+    participants: tuple[str, ...] = ()
+    metrics: dict[str, float] = {}
+    record: dict[str, Any] = {}
+    manifest: Manifest | None = None
+
+
+class SaveAssignment(msgspec.Struct, frozen=True):
+    """Ledger: how one device's part stands. ``measured`` is left as it was when empty."""
+
+    attempt: Attempt
+    device: str
+    status: Status
+    placement: Placement
+    batch_size: int = 0
+    refusal: Refusal | None = None
+    update: Update | None = None
+    measured: Figures = {}
+
+
+class SaveEvaluation(msgspec.Struct, frozen=True):
+    """Ledger: figures of the global model."""
+
+    rows: tuple[EvaluationRow, ...]
+
+
+class SaveEnd(msgspec.Struct, frozen=True):
+    """Ledger: the run is over."""
+
+    status: Literal["done", "failed"]
+
+
+class Greet(msgspec.Struct, frozen=True):
+    """Send a welcome."""
+
+    device: str
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """Ask the planner what these devices can do in this stage."""
+
+    ticket: int
+    stage: int
+    candidates: tuple[Candidate, ...]
+
+
+class SendOffer(msgspec.Struct, frozen=True):
+    """Offer a device its part."""
+
+    device: str
+    attempt: Attempt
+    placement: Placement
+    deadline_s: float
+
+
+class SendAbort(msgspec.Struct, frozen=True):
+    """Tell a device to drop an attempt."""
+
+    device: str
+    attempt: Attempt
+    reason: str
+
+
+class SendAck(msgspec.Struct, frozen=True):
+    """Tell a device what became of its update."""
+
+    device: str
+    attempt: Attempt
+    accepted: bool = True
+    refusal: Refusal = Refusal()
+
+
+class SendDrain(msgspec.Struct, frozen=True):
+    """Tell one device that there is nothing for it here, and why."""
+
+    device: str
+    reason: str
+
+
+class Fetch(msgspec.Struct, frozen=True):
+    """Get the objects of an update; asked again, it goes on where it stopped."""
+
+    update: Update
+
+
+class Forget(msgspec.Struct, frozen=True):
+    """The attempt is closed: end its transfers."""
+
+    attempt: Attempt
+
+
+class Aggregate(msgspec.Struct, frozen=True):
+    """Make the new model state of these updates."""
+
+    attempt: Attempt
+    updates: tuple[Update, ...]
+
+
+class Evaluate(msgspec.Struct, frozen=True):
+    """Try the global model on the test set."""
+
+    attempt: Attempt
+
+
+class Tidy(msgspec.Struct, frozen=True):
+    """Delete objects nothing points to. Still needed: ``updates``, and the states that ``attempts`` started from."""
+
+    updates: tuple[Update, ...] = ()
+    attempts: frozenset[Attempt] = frozenset()
+
+
+class DrainAll(msgspec.Struct, frozen=True):
+    """Tell all devices that the run is over."""
+
+    reason: str = ""
+
+
+class Tell(msgspec.Struct, frozen=True):
+    """Something worth telling: becomes an EventRow."""
+
+    kind: str
+    stage: int = 0
+    round: int = 0
+    device: str = ""
+    data: dict[str, Any] = {}
+
+
+class Fail(msgspec.Struct, frozen=True):
+    """End the run with this error; what was finished is kept. ``kind`` names a class of :mod:`edgefl.errors`.
+
+    ``remedy``: what to do, where the class's own remedy does not fit.
+    """
+
+    kind: Literal["RunError", "BudgetError", "DataError"]
+    message: str
+    remedy: str = ""
+
+
+Save = SaveDevice | SaveRound | SaveAssignment | SaveEvaluation | SaveEnd
+Send = Greet | SendOffer | SendAbort | SendAck | SendDrain | DrainAll
+Work = Plan | Fetch | Forget | Aggregate | Evaluate | Tidy
+Instruction = Save | Send | Work | Tell | Fail
+
+
+#: What a rule returns: the new state and what is to be done, in order.
+Step = tuple[State, list[Instruction]]

@@ -1,0 +1,20 @@
+"""Warnings that operators get once a device and run, however often there is a reason. Pure."""
+
+from __future__ import annotations
+
+import msgspec
+
+from coordinator.core.instructions import Step, Tell
+from coordinator.core.state import State
+
+replace = msgspec.structs.replace
+
+
+def tell_once(state: State, device: str, about: str, text: str) -> Step:
+    """A warning about a known device, given once in a run for each subject ``about``."""
+    known = state.devices[device]
+    if about in known.told:
+        return state, []
+    devices = {**state.devices, device: replace(known, told=(*known.told, about))}
+    tell = Tell("warning", state.stage, state.number, device, {"text": f"{device}: {text}", "about": about})
+    return replace(state, devices=devices), [tell]

@@ -1,0 +1,1 @@
+"""The ledger: assignments, costs and rounds in a SQL database."""

@@ -1,0 +1,223 @@
+"""Opens the ledger's database: SQLite in WAL mode by default, PostgreSQL by URL; migrates it; names its errors."""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import msgspec
+from sqlalchemy import Connection, Engine, create_engine, event, func, inspect, select
+from sqlalchemy.engine import URL, make_url
+from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError
+from sqlalchemy.sql import column, table
+
+from coordinator.core.timeouts import LEDGER_BUSY_S, LEDGER_CONNECT_S
+from coordinator.ledger.schema import HEAD
+from coordinator.ledger.transactions import gone, reason, writing
+from edgefl.errors import MissingDependencyError, StoreError
+
+_DAMAGED = "The file is damaged: put back a copy of it, or move this run's directory away."
+#: The name of a copy that is read in a ledger's place.
+LEDGER_COPY = "ledger.sqlite"
+_KINDS = "Use sqlite:///PATH or postgresql://USER@HOST/DATABASE"
+#: A server that vanished without goodbye is found out within half a minute, not within the two hours of the kernel.
+#: Texts are UTF-8 also in a database of no encoding (SQL_ASCII), of which the driver would give bytes.
+_CONNECTION = {
+    "client_encoding": "utf8",
+    "connect_timeout": LEDGER_CONNECT_S,
+    "keepalives_idle": 10,
+    "keepalives_interval": 5,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 30_000,
+}
+#: Two coordinators may find the same empty database: one migrates, the other waits. Any number that no other uses.
+_MIGRATING = 0x45444745464C
+#: What the database says -> the way out.
+_REMEDIES = (
+    (("not a database", "malformed"), _DAMAGED),
+    (
+        ("readonly", "read-only"),
+        "It can only be read: let this account write it, or work on a copy of it.",
+    ),
+    (("locked", "lock timeout"), "Another process holds it: let that end, then go on with --resume."),
+    (("does not exist",), "Create the database first (createdb), or correct its name in the URL."),
+    (("authentication", "permission denied", "role"), "Check the user, the password and its rights in the database."),
+)
+_GONE = "Start the database's server, or mend the way to it, then go on with --resume: what was committed is kept."
+
+
+def sqlite_url(path: Path) -> str:
+    """URL of a SQLite file."""
+    return f"sqlite:///{path}"
+
+
+def open_engine(url: str, *, create: bool, migrate: bool = True) -> Engine:
+    """An engine on a database of the current revision. Raises StoreError with the reason and the way out.
+
+    Not ``migrate``: for one of an older revision too.
+    """
+    parsed = _parsed(url)
+    name = parsed.render_as_string(hide_password=True)
+    sqlite = parsed.get_backend_name() == "sqlite"
+    if sqlite:
+        file = Path(parsed.database or "")
+        if not create and not file.is_file():
+            raise StoreError(
+                f"there is no ledger {file}", remedy="Give the directory of a run; `edgefl runs` lists them."
+            )
+    engine = _engine(parsed, name)
+    event.listen(engine, "connect", _prepare if sqlite else _prepare_postgresql)
+    if sqlite:
+        event.listen(engine, "begin", _begin)
+    with named_errors(name):
+        try:
+            _migrate(engine, name, create=create, migrate=migrate)
+        except BaseException:
+            engine.dispose()
+            raise
+    return engine
+
+
+def _parsed(url: str) -> URL:
+    try:
+        parsed = make_url(url)
+    except ArgumentError as error:
+        raise StoreError(f"{url!r} is not a database URL", remedy=_KINDS + ".") from error
+    kind = parsed.get_backend_name()
+    if kind not in {"sqlite", "postgresql"}:
+        raise StoreError(f"a ledger can not be kept in {kind}", remedy=_KINDS + ".")
+    return parsed.set(drivername="postgresql+psycopg") if parsed.drivername == "postgresql" else parsed
+
+
+def _engine(parsed: URL, name: str) -> Engine:
+    options: dict[str, Any] = {"json_serializer": _to_json, "json_deserializer": msgspec.json.decode}
+    if parsed.get_backend_name() == "postgresql":
+        options["connect_args"] = {key: value for key, value in _CONNECTION.items() if key not in parsed.query}
+        options["pool_pre_ping"] = True  # a connection that the server has ended meanwhile is not used
+    try:
+        return create_engine(parsed, **options)
+    except ModuleNotFoundError as error:
+        package = error.name or "psycopg"
+        if package == "psycopg":
+            raise MissingDependencyError("psycopg", "postgresql") from error
+        remedy = f"Install it with: pip install {package}"
+        raise StoreError(f"the ledger {name} needs the package {package!r}", remedy=remedy) from error
+    except NoSuchModuleError as error:
+        raise StoreError(f"there is no driver {parsed.drivername!r} for a ledger", remedy=_KINDS + ".") from error
+
+
+@contextmanager
+def named_errors(name: str) -> Iterator[None]:
+    """Database errors as StoreError that names the ledger."""
+    try:
+        yield
+    except SQLAlchemyError as error:
+        cause = reason(error)
+        known = (remedy for words, remedy in _REMEDIES if any(word in cause for word in words))
+        elsewhere = _GONE if gone(error) and not name.startswith("sqlite") else None
+        raise StoreError(f"the ledger {name} can not be used: {cause}", remedy=next(known, elsewhere)) from error
+    except OSError as error:
+        raise StoreError(f"the ledger {name} can not be used: {error}") from error
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise StoreError(f"the ledger {name} holds what makes no sense: {error}", remedy=_DAMAGED) from error
+
+
+def _to_json(value: Any) -> str:
+    return msgspec.json.encode(value).decode()  # NaN and infinity become null: JSON has neither
+
+
+def _prepare(connection: Any, _record: Any) -> None:
+    """WAL: readers never wait for the writer. FULL: a commit that returned survives a loss of power."""
+    connection.isolation_level = None  # begin is ours, below: then changes of tables are part of a transaction too
+    cursor = connection.cursor()
+    for pragma in (
+        "journal_mode=WAL",
+        "synchronous=FULL",
+        "foreign_keys=ON",
+        f"busy_timeout={round(LEDGER_BUSY_S * 1000)}",
+    ):
+        cursor.execute(f"PRAGMA {pragma}")
+    cursor.close()
+
+
+def _prepare_postgresql(connection: Any, _record: Any) -> None:
+    """Locks are waited for as long as SQLite's; a commit that returned survives a loss of power, as there."""
+    lasting = "SELECT set_config('synchronous_commit', 'on', false) WHERE current_setting('synchronous_commit') = 'off'"
+    with connection.cursor() as cursor:
+        cursor.execute(f"SET lock_timeout = {round(LEDGER_BUSY_S * 1000)}")
+        cursor.execute(lasting)
+    connection.commit()
+
+
+def _begin(connection: Connection) -> None:
+    immediate = connection.get_execution_options().get("immediate", False)
+    connection.exec_driver_sql("BEGIN IMMEDIATE" if immediate else "BEGIN")
+
+
+def _revision(connection: Connection) -> str | None:
+    if not inspect(connection).has_table("alembic_version"):
+        return None
+    return connection.execute(select(column("version_num")).select_from(table("alembic_version"))).scalar()
+
+
+def copy_to_read(url: str) -> tempfile.TemporaryDirectory[str] | None:
+    """A SQLite ledger of an older revision as ``LEDGER_COPY`` in a folder of its own: reading migrates only that.
+
+    None where the ledger can be read where it is, or can not be read at all, which opening it explains.
+    """
+    parsed = _parsed(url)
+    file = Path(parsed.database or "")
+    if parsed.get_backend_name() != "sqlite" or not file.is_file():
+        return None
+    with contextlib.suppress(sqlite3.Error), contextlib.closing(_reading(file)) as source:
+        if (source.execute("SELECT version_num FROM alembic_version").fetchone() or (HEAD,))[0] < HEAD:
+            folder = tempfile.TemporaryDirectory(prefix="edgefl-ledger-")
+            with contextlib.closing(sqlite3.connect(Path(folder.name) / LEDGER_COPY)) as copy:
+                source.backup(copy)
+            return folder
+    return None
+
+
+def _reading(file: Path) -> sqlite3.Connection:
+    """A read-only connection. Without a journal no process writes, and SQLite need not leave files of its own."""
+    how = "mode=ro" if file.with_name(f"{file.name}-wal").exists() else "immutable=1"
+    return sqlite3.connect(f"file:{quote(str(file.resolve()))}?{how}", uri=True)
+
+
+def _migrate(engine: Engine, name: str, *, create: bool, migrate: bool) -> None:
+    with engine.connect() as connection:
+        revision = _revision(connection)
+    if revision == HEAD:
+        return
+    if revision is None and not create:
+        remedy = "Give the directory of a run, or its URL. Did it end before it had begun, use --resume."
+        raise StoreError(f"there is no ledger in {name}", remedy=remedy)
+    if revision is not None and not migrate and revision < HEAD:
+        text = f"the ledger {name} has revision {revision}, and reading it does not change it to {HEAD}"
+        raise StoreError(text, remedy="`--resume RUN` does, or read it with the release that wrote it.")
+    # Alembic is loaded only for a ledger that is not current: it costs memory the coordinator needs not hold.
+    from alembic import command
+    from alembic.config import Config
+    from alembic.util import CommandError
+
+    config = Config()
+    config.set_main_option("script_location", "coordinator.ledger:migrations")
+    with writing(engine) as connection, connection.begin():
+        if engine.dialect.name == "postgresql":
+            connection.execute(select(func.pg_advisory_xact_lock(_MIGRATING)))
+        if _revision(connection) == HEAD:
+            return
+        config.attributes["connection"] = connection
+        try:
+            command.upgrade(config, HEAD)
+        except CommandError as error:
+            raise StoreError(
+                f"the ledger {name} has a revision this version does not know: {error}",
+                remedy="Bring EdgeFL to the version that wrote it, or choose another directory.",
+            ) from error

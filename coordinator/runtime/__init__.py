@@ -1,0 +1,1 @@
+"""The coordinator's shell: event loop, MQTT, files and the evaluator process."""

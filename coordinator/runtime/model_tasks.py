@@ -1,0 +1,167 @@
+"""Long work beside the loop: plans and evaluations in the worker process, aggregation in a thread."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from pathlib import Path
+
+import msgspec
+
+from coordinator.core.instructions import Aggregate, Evaluate, Plan, Tidy
+from coordinator.core.state import Aggregated, Evaluated, Event, Planned
+from coordinator.runtime.evaluator_client import Desk
+from coordinator.runtime.publisher import transfer_of
+from edgefl.aggregation.history_update import UpdateInfo
+from edgefl.aggregation.history_update import load as load_memory
+from edgefl.aggregation.round import aggregate_round
+from edgefl.aggregation.scope import shared
+from edgefl.aggregation.stale_updates import factor
+from edgefl.errors import StoreError
+from edgefl.plan.job import RunPlan
+from edgefl.protocol.messages import Update
+from edgefl.records import Attempt, Manifest
+from edgefl.storage.objects import ObjectStore
+
+Report = Callable[[Event | BaseException], None]
+
+
+class Work:
+    """The current model state, and what is made of it. Reports finished work as an event, failed work as its error."""
+
+    def __init__(
+        self, plan: RunPlan, store: ObjectStore, desk: Desk, clock: Callable[[], float], report: Report
+    ) -> None:
+        self.store = store
+        self.manifest: Manifest = {}
+        self._plan = plan
+        self._desk = desk
+        self._clock = clock
+        self._report = report
+        self._finals: dict[int, Manifest] = {}  # stage -> its last state
+        self._states: dict[tuple[int, int], Manifest] = {}  # (stage, round) -> the state it made, while it is needed
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._tidying: set[asyncio.Task[None]] = set()  # never broken off
+
+    async def initial_parts(self) -> Manifest:
+        """The state a new run starts from."""
+        return await self._desk.initial_parts()
+
+    def begin(self, manifest: Manifest, states: Mapping[tuple[int, int], Manifest]) -> None:
+        """Take up a run where it stands."""
+        self.manifest = manifest
+        self._states = dict(states)
+        for (stage, _), state in sorted(states.items()):
+            if stage:
+                self._finals[stage] = state
+
+    def advance(self, attempt: Attempt, manifest: Manifest) -> None:
+        """A round has made a new state."""
+        self.manifest = self._finals[attempt.stage] = self._states[attempt.stage, attempt.round] = manifest
+
+    def base(self, attempt: Attempt) -> Manifest:
+        """The state that devices of this attempt start from."""
+        before = [place for place in self._states if place < (attempt.stage, attempt.round)]
+        return self._states[max(before)] if before else self.manifest
+
+    def tidy(self, one: Tidy, arriving: Iterable[str]) -> None:
+        """Delete objects nothing points to. ``arriving``: objects of uploads that are not in the ledger yet."""
+        bases = {id(base): base for base in map(self.base, one.attempts)}
+        states = [self.manifest, *self._finals.values(), *bases.values()]
+        self._states = {place: state for place, state in self._states.items() if any(state is kept for kept in states)}
+        manifests = [*states, *(update.manifest for update in one.updates)]
+        self.store.collect({ref.id for manifest in manifests for ref in manifest.values()} | set(arriving))
+        task = asyncio.ensure_future(self._emptied())
+        self._tidying.add(task)
+        task.add_done_callback(self._tidying.discard)
+
+    def start(self, one: Plan | Aggregate | Evaluate) -> None:
+        """Begin a piece of work."""
+        if isinstance(one, Plan):
+            self._spawn(self._planned(one))
+        elif isinstance(one, Aggregate):
+            self._spawn(self._aggregated(one))
+        else:
+            self._spawn(self._evaluated(one))
+
+    async def close(self) -> None:
+        """Leave off."""
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*self._tidying)
+
+    async def _emptied(self) -> None:
+        try:
+            await asyncio.to_thread(self.store.empty)
+        except StoreError as error:
+            self._report(error)
+
+    def _spawn(self, work: Awaitable[Event]) -> None:
+        self._keep(asyncio.ensure_future(self._reported(work)))
+
+    def _keep(self, task: asyncio.Task[None]) -> None:
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _reported(self, work: Awaitable[Event]) -> None:
+        try:
+            self._report(await work)
+        except Exception as error:  # whatever it is, it ends the run, with its own words
+            self._report(error)
+
+    async def _planned(self, one: Plan) -> Planned:
+        placements = await self._desk.plan_stage(one.stage, one.candidates, self.manifest)
+        return Planned(self._clock(), one.ticket, placements)
+
+    async def _aggregated(self, one: Aggregate) -> Aggregated:
+        updates = [self._info(update, one.attempt) for update in one.updates]
+        similarity: dict[str, float] = {}
+        if "cka" in self._plan.server.get("weight", {}):
+            models = {update.device: {**shared(self.manifest), **update.manifest} for update in updates}
+            similarity = await self._desk.similarity(one.attempt.stage, models)
+        manifest, record = await asyncio.to_thread(
+            aggregate_round,
+            updates,
+            self.store,
+            self.manifest,
+            self._plan.server,
+            similarity=similarity,
+            seed=self._plan.seed,
+            transfer=transfer_of(self._plan, one.attempt),
+            largest_share=self._plan.policy.largest_share,
+        )
+        memory = await asyncio.to_thread(load_memory, self.store, manifest)
+        return Aggregated(self._clock(), one.attempt, manifest, record, memory)
+
+    def _info(self, update: Update, attempt: Attempt) -> UpdateInfo:
+        """An update as it is aggregated in ``attempt``, which may be a later one than it was made in."""
+        late = attempt.round - update.attempt.round
+        info = UpdateInfo(
+            device=update.device,
+            manifest=update.manifest,
+            samples=update.samples,
+            metrics=update.metrics,
+            complete=update.complete,
+            poverty=update.poverty,
+            poverty_change=update.poverty_change,
+        )
+        if not late:
+            return info
+        damped = factor(late, self._plan.policy.alpha)
+        return msgspec.structs.replace(info, staleness=late, base=self.base(update.attempt), factor=damped)
+
+    async def _evaluated(self, one: Evaluate) -> Evaluated:
+        memory = await asyncio.to_thread(load_memory, self.store, self.manifest)
+        rows = await self._desk.evaluate(one.attempt.stage, one.attempt.round, self.manifest, memory.networks)
+        return Evaluated(self._clock(), one.attempt, rows)
+
+
+def payload_sizes(store: ObjectStore, manifest: Manifest) -> dict[str, int]:
+    """Bytes of each part's parameters and buffers: the object without its header."""
+    return {part: ref.size - _header_bytes(store.path(ref.id)) for part, ref in manifest.items()}
+
+
+def _header_bytes(path: Path) -> int:
+    with path.open("rb") as file:
+        return 8 + int.from_bytes(file.read(8), "little")

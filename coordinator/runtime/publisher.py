@@ -1,0 +1,309 @@
+"""Everything the coordinator sends, and the transfers it takes part in."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import secrets
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import msgspec
+
+from coordinator.core import instructions as do
+from coordinator.core.state import State
+from coordinator.runtime.chunk_probe import Chunking
+from coordinator.runtime.chunk_size import Pace
+from coordinator.runtime.downloads import Downloads
+from coordinator.runtime.event_log import row_of
+from coordinator.runtime.uploads import Uploads
+from coordinator.runtime.validate_update import Own
+from edgefl.aggregation.clusters import signed, wanted
+from edgefl.aggregation.history_update import POVERTY
+from edgefl.aggregation.publish import PACKED, packed_parts
+from edgefl.aggregation.scope import SERVER, view
+from edgefl.errors import MessageSizeError
+from edgefl.models.spec import PROTOTYPES
+from edgefl.plan.job import Job, Placement, RunPlan, Transfer
+from edgefl.plan.schedule import is_closing
+from edgefl.protocol import messages as m
+from edgefl.protocol import topics
+from edgefl.records import Attempt, Figure, Figures, Manifest
+from edgefl.storage.objects import ObjectStore
+from edgefl.transport.base import Transport
+
+Report = Callable[[Any], None]
+_LOG = logging.getLogger(__name__)
+
+
+class Outbox:
+    """Publishes without waiting: effects are idempotent, and a broker that is away must not stop the loop."""
+
+    def __init__(
+        self,
+        plan: RunPlan,
+        transport: Transport,
+        fleet: str,
+        store: ObjectStore,
+        clock: Callable[[], float],
+        heartbeat_s: float,
+        report: Report,
+        seal: Callable[[str, bytes], bytes] | None = None,
+    ) -> None:
+        """``seal``: signs a message for its topic; None: messages travel unsigned."""
+        self._seal = seal
+        self._plan = plan
+        self._transport = transport
+        self._fleet = fleet
+        self._store = store
+        self._clock = clock
+        self._heartbeat_s = heartbeat_s
+        self._report = report
+        self._session = secrets.token_hex(8)  # tells the devices that this coordinator has not met them
+        self._posts: set[asyncio.Task[None]] = set()
+        self._downloads: dict[str, Downloads] = {}  # by transfer: of the open attempt, and of earlier ones at work
+        self._chunks = (0, 0)  # of the newest downloads: bytes, and how many may be in flight
+        self._apart: dict[str, dict[str, str]] = {}  # device -> figure -> object of its download counted by itself
+        self._pace = Pace(plan.chunk_bytes, plan.credit)
+        self._prototypes, options = next(iter(plan.server.get("prototypes", {}).items()), ("none", {}))
+        self._min_count = float(options.get("min_count", 1))  # a run begun before there was such an option has none
+        self.chunking = Chunking(transport, fleet, self._pace, self._tell)
+        self._offers: dict[str, m.Offer] = {}  # device -> what it was last offered
+        self.uploads = self._make_uploads()
+
+    def facts(self) -> dict[str, Any]:
+        """The connection's limits and the chunk size, for an event in the ledger."""
+        limits = self._transport.limits
+        return {
+            "mqtt": limits.version,
+            "receive_maximum": limits.receive_maximum,
+            "maximum_packet_size": limits.packet_bytes or None,
+            "chunk_bytes": self._pace.of(())[0],
+        }
+
+    def send(self, one: do.Send, manifest: Manifest, state: State) -> None:
+        """Publish what the machine wants said."""
+        if isinstance(one, do.DrainAll):
+            for device in state.devices:
+                final = state.phase == "finished"
+                self.post(device, m.Drain(self._plan.run, one.reason, state.made_ms, final))
+        elif isinstance(one, do.SendDrain):
+            self.post(one.device, m.Drain(self._plan.run, one.reason, state.made_ms))
+        elif isinstance(one, do.Greet):
+            run, made_ms, beat = self._plan.run, state.made_ms, self._heartbeat_s
+            self.post(one.device, m.Welcome(self._session, run=run, made_ms=made_ms, heartbeat_s=beat))
+        elif isinstance(one, do.SendAbort):
+            self.uploads.cancel(one.device)
+            self.away(one.device)
+            self.post(one.device, m.Abort(one.attempt, one.reason))
+        elif isinstance(one, do.SendAck):
+            if not one.accepted:
+                self.uploads.cancel(one.device, one.attempt)
+            self.post(one.device, m.Ack(one.attempt, one.accepted, one.refusal))
+        else:
+            self.uploads.cancel(one.device)
+            self._offer(one, manifest, state)
+
+    def fetch(self, update: m.Update, manifest: Manifest, state: State) -> None:
+        """Get the objects of an update to the state ``manifest``, or go on with it."""
+        seen = manifest | _seen(manifest, update.device, state)
+        own = Own(state.devices[update.device].claim, self._min_count, self._prototypes == "class_mean")
+        self.uploads.fetch(update, seen, transfer_name("u", update.attempt, update.device), own)
+
+    def on_need(self, device: str, need: m.Need, base: Callable[[Attempt], Manifest], state: State) -> None:
+        """A device asks for objects of the state that its attempt starts from, which ``base`` gives.
+
+        It may have been offered them by an earlier process. Nothing is served of attempts nobody is at work on.
+        """
+        if need.transfer not in self._downloads:
+            for attempt, expected in _at_work(state).items():
+                if transfer_name("d", attempt) == need.transfer:
+                    self._serve(attempt, expected, base(attempt))
+        if need.transfer in self._downloads:
+            self._downloads[need.transfer].on_need(device, need, self._clock())
+
+    def away(self, device: str) -> None:
+        """A device left, or takes nothing now: the others' downloads do not wait for it. It may ask again."""
+        for downloads in self._downloads.values():
+            downloads.drop(device, self._clock())
+
+    def tick(self) -> None:
+        """Time passed, and the broker is there."""
+        for downloads in list(self._downloads.values()):
+            downloads.on_tick(self._clock())
+        self.uploads.on_tick()
+        self.chunking.tick()
+
+    def call(self) -> None:
+        """Ask who is there, what they are at work on, and what they lack."""
+        self.publish(topics.call(self._fleet), b"")
+
+    def forget(self) -> None:
+        """All attempts are closed: their transfers end."""
+        self._downloads = {}
+        self._offers = {}
+        self.uploads.clear()
+
+    async def flush(self, timeout_s: float) -> None:
+        """Let what is being published leave, but not for longer than this."""
+        if self._posts:
+            await asyncio.wait(self._posts, timeout=timeout_s)
+
+    async def close(self) -> None:
+        """Drop what could not leave."""
+        self.forget()
+        await self.uploads.close()
+        await self.chunking.close()
+        for task in list(self._posts):
+            task.cancel()
+        await asyncio.gather(*self._posts, return_exceptions=True)
+
+    def _make_uploads(self) -> Uploads:
+        return Uploads(
+            self._store,
+            self._pace,
+            signature=wanted(self._plan.server),
+            rules=self._plan.transfer,
+            clock=self._clock,
+            grant=self.post,
+            down=self._down,
+            report=self._report,
+        )
+
+    def _down(self, update: m.Update) -> Figures:
+        """Bytes sent to a device in its attempt; prototypes and the layer of its personal model also by themselves."""
+        device, source = update.device, "chunks the coordinator sent"
+        downloads = self._downloads.get(transfer_name("d", update.attempt))
+        sent = downloads.payload_bytes(device) if downloads is not None else 0
+        figures = {"payload_down_bytes": Figure(float(sent), "counted", source)}
+        again = downloads.resent_bytes(device) if downloads is not None else 0
+        figures["resent_down_bytes"] = Figure(float(again), "counted", "chunks the coordinator sent more than once")
+        if downloads is not None:
+            if not self._plan.slots.prototypes.keys() <= {"none"}:  # in the run's first round there are none yet
+                figures["prototypes_down_bytes"] = Figure(0.0, "counted", source)
+            for name, of in self._apart.get(device, {}).items():
+                figures[name] = Figure(float(downloads.payload_bytes(device, of)), "counted", source)
+        return figures
+
+    def _offer(self, one: do.SendOffer, manifest: Manifest, state: State) -> None:
+        transfer = transfer_name("d", one.attempt)
+        if transfer not in self._downloads:
+            working = _at_work(state)
+            names = {transfer_name("d", attempt) for attempt in working}
+            self._downloads = {name: found for name, found in self._downloads.items() if name in names}
+            self._serve(one.attempt, working.get(one.attempt, [one.device]), manifest)
+        seen = _seen(manifest, one.device, state)
+        stage = one.placement.stage
+        due = {*stage.present, *(() if is_closing(stage) else (PROTOTYPES, POVERTY))}
+        offered = {part: ref for part, ref in seen.items() if part in due}
+        told = {POVERTY: "layer_down_bytes", PROTOTYPES: "prototypes_down_bytes"}
+        self._apart[one.device] = {name: offered[part].id for part, name in told.items() if part in offered}
+        offer = m.Offer(
+            attempt=one.attempt,
+            deadline_s=one.deadline_s,
+            job=job(self._plan, one.placement, one.attempt, signed=one.device in signed(manifest)),
+            manifest=offered,
+            transfer=transfer,
+            chunk_bytes=self._chunks[0],
+            credit=self._chunks[1],
+            packed=packed_parts(manifest, offered),
+        )
+        self._offers[one.device] = offer
+        self.post(one.device, offer)
+
+    def _smaller(self) -> None:
+        """Offer what is on its way again, in the chunks that the broker takes."""
+        for name, downloads in self._downloads.items():
+            downloads.restart()
+            for device, offer in self._offers.items():
+                if offer.transfer == name:
+                    self._chunks = self._pace.of([device])
+                    again = msgspec.structs.replace(offer, chunk_bytes=self._chunks[0], credit=self._chunks[1])
+                    self._offers[device] = again
+                    self.post(device, again)
+
+    def _serve(self, attempt: Attempt, expected: list[str], manifest: Manifest) -> None:
+        """Let devices fetch what an attempt is about."""
+        name = transfer_name("d", attempt)
+        self._downloads[name] = Downloads(
+            name,
+            {key: ref for key, ref in manifest.items() if not key.startswith(SERVER) or key.startswith(PACKED)},
+            expected,
+            store=self._store,
+            fleet=self._fleet,
+            publish=partial(self.publish, chunks=True),
+            warn=self._warn,
+        )
+        self._chunks = self._pace.of(expected)
+
+    def _tell(self, text: str) -> None:
+        self._report(row_of(do.Tell("warning", data={"text": text})))
+
+    def _warn(self, device: str, text: str) -> None:
+        _LOG.warning("%s %s", device, text)
+
+    def post(self, device: str, message: m.DownMessage) -> None:
+        """Send a device a message, signed where the fleet signs."""
+        topic, body = topics.down(self._fleet, device), m.encode(message)
+        self.publish(topic, body if self._seal is None else self._seal(topic, body))
+
+    def publish(self, topic: str, payload: bytes, *, chunks: bool = False) -> None:
+        """Send without waiting; what the broker refuses is reported. ``chunks``: or sent again in smaller ones."""
+        task = asyncio.ensure_future(self._transport.publish(topic, payload))
+        self._posts.add(task)
+        task.add_done_callback(partial(self._published, chunks=chunks))
+
+    def _published(self, task: asyncio.Task[None], *, chunks: bool) -> None:
+        self._posts.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if error is None:
+            return
+        try:
+            if not (chunks and isinstance(error, MessageSizeError)):
+                self._report(error)
+            elif self.chunking.refused(error):
+                self._smaller()
+        except MessageSizeError as final:
+            self._report(final)
+
+
+def _at_work(state: State) -> dict[Attempt, list[str]]:
+    """The attempts that devices are at work on, and which devices."""
+    found: dict[Attempt, list[str]] = {}
+    if state.open is not None and state.phase == "round":
+        found[state.open.attempt] = list(state.open.assignments)
+    for name, one in state.behind.items():
+        if one.attempt is not None:
+            found.setdefault(one.attempt, []).append(name)
+    return found
+
+
+def _seen(manifest: Manifest, device: str, state: State) -> Manifest:
+    """The parts as a device is to see them."""
+    track = state.memory.devices.get(device)
+    return view(manifest, device, track.cluster if track is not None else -1)
+
+
+def transfer_of(plan: RunPlan, attempt: Attempt) -> Transfer:
+    """How parts travel in this round: of a stage's last one, which others build on, nothing is left out."""
+    return msgspec.structs.replace(plan.transfer, whole=attempt.round >= plan.stages[attempt.stage - 1].rounds)
+
+
+def job(plan: RunPlan, placement: Placement, attempt: Attempt, *, signed: bool = True) -> Job:
+    """What a device trains in this round, as placed. ``signed``: it has sent what clusters are made of."""
+    return Job(
+        model=plan.model,
+        stage=placement.stage,
+        hyper=placement.hyper,
+        slots=plan.slots,
+        signature="" if signed or is_closing(placement.stage) else wanted(plan.server),
+        transfer=transfer_of(plan, attempt),
+    )
+
+
+def transfer_name(direction: str, attempt: Attempt, device: str = "") -> str:
+    """A name that fits a topic level: readable, and unique by its hash of run and device."""
+    tail = hashlib.sha256(f"{attempt}/{attempt.made_ms}/{device}".encode()).hexdigest()[:12]
+    return f"{direction}-s{attempt.stage}r{attempt.round}a{attempt.attempt}-{tail}"

@@ -1,0 +1,429 @@
+"""Runs the machine: messages, transfers, timers and finished work become events; instructions are performed.
+
+The machine steps event by event, the ledger commits what has come meanwhile in one transaction, and only then anything
+is told, sent or begun. Work that takes long (plans, aggregation, evaluation) runs beside the loop and reports back as
+an event.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
+
+from coordinator.core import instructions as do
+from coordinator.core.machine import initial, step
+from coordinator.core.snapshot import NOTHING, changes, resumed, rows_of
+from coordinator.core.state import Begin, Declined, Event, Left, State, Tick
+from coordinator.core.stragglers import still_needed
+from coordinator.core.timeouts import Timeouts
+from coordinator.ledger.ledger import Ledger
+from coordinator.runtime.evaluator_client import Desk, Worker
+from coordinator.runtime.event_log import FLEETING, Journal, hearing, row_of
+from coordinator.runtime.inbound import Inbox
+from coordinator.runtime.model_tasks import Work, payload_sizes
+from coordinator.runtime.publisher import Outbox
+from coordinator.runtime.update_norms import ruined
+from edgefl.aggregation.history_update import load as load_memory
+from edgefl.errors import BudgetError, DataError, EdgeFLError, ProtocolError, RunError
+from edgefl.plan.job import RunPlan
+from edgefl.plan.norm import moving
+from edgefl.plan.plan_warnings import warnings_of
+from edgefl.process.worker import WorkerProcess
+from edgefl.protocol import topics
+from edgefl.protocol.messages import Need, Renew
+from edgefl.records import Attempt, Manifest
+from edgefl.report.units import public_url
+from edgefl.run_records import EventRow, RunReport
+from edgefl.storage.objects import ObjectStore
+from edgefl.storage.run_directory import LEDGER, hold_place
+from edgefl.transport.base import Transport
+
+if TYPE_CHECKING:  # runs without an identity load no cryptography
+    from coordinator.runtime.fleet_auth import Guard
+
+#: Phases after which nothing more happens.
+ENDED = frozenset({"finished", "failed"})
+#: Seconds by which a clock goes back that was set; one that is disciplined goes slower instead.
+STEP_S = 1.0
+#: Events taken in one transaction: many devices' messages that came while the last one was written.
+MOST_AT_ONCE = 256
+_ERRORS: dict[str, type[EdgeFLError]] = {
+    "RunError": RunError,
+    "BudgetError": BudgetError,
+    "DataError": DataError,
+}
+
+
+async def run(
+    plan: RunPlan,
+    *,
+    directory: Path,
+    transport: Transport,
+    fleet: str,
+    emit: Callable[[EventRow], None],
+    resume: bool,
+    ledger_url: str = "",
+    worker: Worker | None = None,
+    timeouts: Timeouts | None = None,
+    broker: str = "",
+    guard: Guard | None = None,
+) -> RunReport:
+    """Execute ``plan`` in ``directory`` (of this run alone) and return its report.
+
+    ``transport`` is connected and closed here. ``resume``: go on where the run stands, if the ledger knows it: in the
+    same attempt of the same round. ``ledger_url``: a database, default ``ledger.sqlite`` in the directory. ``broker``:
+    its address, to tell. ``guard``: the fleet's identity, if it has one. Raises an EdgeFLError that is also on record
+    (status "failed"); cancelled, the run can be resumed.
+    """
+    topics.check_name("fleet", fleet)
+    worker = worker or WorkerProcess("coordinator.runtime.evaluator", [], directory / "logs" / "evaluator.log")
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(hold_place(directory))
+        ledger = stack.enter_context(Ledger(ledger_url or directory / LEDGER))
+        journal = stack.enter_context(Journal(directory / "events.jsonl", emit))
+        runner = Runner(plan, directory, transport, fleet, ledger, journal, worker, timeouts or Timeouts(), guard)
+        try:
+            await runner.run(resume=resume, broker=broker)
+        finally:
+            await runner.close()
+        return ledger.report(plan.run)
+
+
+class _Move(NamedTuple):
+    """What an event has made: the state, and what is to be done in it."""
+
+    state: State
+    event: Event | None = None
+    out: Sequence[do.Instruction] = ()
+    rows: Sequence[EventRow] = ()
+
+
+def _shows(move: _Move) -> bool:
+    """Whether anybody relies on the move, so that it has to be in the ledger first; time passing is as good a reason.
+
+    Nobody relies on being asked for an update's bytes: what has come of them is on disk, and a coordinator that knows
+    nothing of the update hears of it again.
+    """
+    told = {row.kind for row in move.rows} - FLEETING
+    idle = do.Save | do.Tell | do.Fetch
+    return bool(told) or isinstance(move.event, Tick) or any(not isinstance(one, idle) for one in move.out)
+
+
+class Runner:
+    """One run. Everything happens in the event loop's thread, except what ``work`` hands to others."""
+
+    def __init__(
+        self,
+        plan: RunPlan,
+        directory: Path,
+        transport: Transport,
+        fleet: str,
+        ledger: Ledger,
+        journal: Journal,
+        worker: Worker,
+        timeouts: Timeouts,
+        guard: Guard | None = None,
+    ) -> None:
+        self.plan = plan
+        self.timeouts = timeouts
+        self.state: State = initial(plan, timeouts)
+        self._directory = directory
+        self._transport = transport
+        self._fleet = fleet
+        self._ledger = ledger
+        self._journal = journal
+        self._worker = worker
+        self._events: asyncio.Queue[Event | EventRow | BaseException] = asyncio.Queue()
+        self._inbox = Inbox(timeouts.silence_s, timeouts.introduce_s)
+        self._connected = False
+        self._listening = False
+        self._kept = self.state  # as the ledger has it
+        self._untidy = False
+        self._ahead = time.time() - self.clock()
+        self._unsaved: list[do.Save] = []  # what has changed since, and nobody has been told of
+        store = ObjectStore(directory / "objects")
+        report = self._events.put_nowait
+        seal = None if guard is None else guard.seal
+        self._outbox = Outbox(plan, transport, fleet, store, self.clock, timeouts.heartbeat_s, report, seal)
+        self._guard = guard
+        if guard is not None:
+            guard.start(self._outbox.post)
+        self._work = Work(plan, store, Desk(worker, plan, store.root), self.clock, report)
+
+    @staticmethod
+    def clock() -> float:
+        """Seconds that only go forward; the machine's time."""
+        return time.monotonic()
+
+    async def run(self, *, resume: bool, broker: str) -> None:
+        """Connect, then step until the run is finished. Raises what ended it otherwise."""
+        with hearing(self._events.put_nowait):
+            await self._run(resume, broker)
+
+    async def _run(self, resume: bool, broker: str) -> None:
+        try:
+            self._transport.on_message = self._on_message
+            self._transport.on_connection = self._on_connection
+            await self._transport.connect()
+            await self._transport.subscribe(topics.coordinator_subscriptions(self._fleet))
+            if self._guard is not None:
+                self._guard.listen(broker)
+            self._listening = True
+            self._outbox.call()
+            await self._outbox.chunking.begin()
+            self._take([await self._begin(resume, broker)])
+            await self._loop()
+        except asyncio.CancelledError:
+            self._commit([], [], self.state)
+            raise
+        except Exception as error:
+            self._failed(error)
+            self._outbox.send(do.DrainAll("the run failed"), self._work.manifest, self.state)
+            await self._outbox.flush(self.timeouts.drain_s)
+            raise
+        await self._outbox.flush(self.timeouts.drain_s)
+        if self._untidy:  # a late update was being checked
+            await self._outbox.uploads.checked()
+            self._tidy(do.Tidy(*still_needed(self.state)))
+
+    async def close(self) -> None:
+        """End everything that still runs; the ledger stays open."""
+        await self._work.close()
+        if self._guard is not None:
+            await self._guard.close()
+        await self._outbox.close()
+        await self._transport.close()
+        await self._worker.stop()
+
+    async def _begin(self, resume: bool, broker: str) -> Begin:
+        run = self.plan.run
+        known = resume and any(report.run == run for report in self._ledger.runs())
+        was = self._ledger.snapshot(run) if known else None
+        state = resumed(self.state, was, self.clock()) if was is not None else None
+        if known:
+            self._watch_clock(time.time() - self.clock(), self._ledger.last_told(run) - self.clock())
+            self._ledger.reopen(run, time.time(), state.open.attempt if state and state.open else None)
+        else:
+            manifest = await self._work.initial_parts()
+            self._ledger.create(self.plan, manifest, payload_sizes(self._work.store, manifest), time.time())
+        position = self._ledger.position(run)
+        if known and position.unevaluated is not None and (why := self._ruined(position.unevaluated)):
+            self._tell(do.Tell("warning", position.stage, position.round, data={"text": why}))
+            position = self._ledger.position(run)
+        self._work.begin(position.manifest, self._ledger.states(run))
+        self._tell(self._started(position.manifest, broker))
+        for text in () if known else warnings_of(self.plan):
+            self._tell(do.Tell("warning", data={"text": text, "lasting": True}))
+        self._kept = rows_of(self.state, was) if was is not None else self.state
+        return Begin(
+            at=self.clock(),
+            stage=position.stage,
+            round=position.round,
+            attempt=position.attempt,
+            unevaluated=position.unevaluated,
+            made_ms=position.made_ms,
+            memory=load_memory(self._work.store, position.manifest),
+            resumed=state,
+        )
+
+    def _ruined(self, attempt: Attempt) -> str:
+        """Take back a round whose state the run can not evaluate or continue from. Returns the reason, else "".
+
+        Versions that did not check a state before they committed it have left runs so.
+        """
+        states = self._ledger.states(self.plan.run)
+        why = ruined(self._work.store, states.pop((attempt.stage, attempt.round)))
+        before = states[max(states)]
+        if not why or not all(self._work.store.has(ref.id) for ref in before.values()):
+            return ""
+        self._ledger.take_back(self.plan.run, attempt)
+        return f"round {attempt.round} of stage {attempt.stage} is taken back and done again: of its model, {why}"
+
+    def _started(self, manifest: Manifest, broker: str) -> do.Tell:
+        rounds = [stage.rounds for stage in self.plan.stages]
+        data = {
+            "name": self.plan.name,
+            "recipe": self.plan.recipe,
+            "stages": len(rounds),
+            "rounds_total": sum(rounds),
+            "broker": public_url(broker),
+            **self._outbox.facts(),
+            "parts": len(manifest),
+            "bytes": sum(ref.size for ref in manifest.values()),
+            **({"statistics": moving(self.plan)} if self.plan.slots.statistics else {}),
+        }
+        return do.Tell("run_started", data=data)
+
+    async def _loop(self) -> None:
+        ticker = asyncio.create_task(self._tick())
+        try:
+            while self.state.phase not in ENDED:
+                due = [await self._events.get()]
+                await asyncio.sleep(0)  # what has come with it
+                while len(due) < MOST_AT_ONCE and not self._events.empty():
+                    due.append(self._events.get_nowait())
+                self._take(due)
+        finally:
+            ticker.cancel()
+            await asyncio.gather(ticker, return_exceptions=True)
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(self.timeouts.tick_s)
+            now = self.clock()
+            try:
+                if self._untidy and self.state.phase != "closing":
+                    self._tidy(do.Tidy(*still_needed(self.state)))
+                if self._connected:
+                    self._outbox.tick()
+                    due: list[Event] = [*self._inbox.silent(now), *self._inbox.strangers(now)]
+                    for event in due:
+                        self._events.put_nowait(event)
+                for name in self._guard.newly_revoked() if self._guard is not None else ():
+                    self._events.put_nowait(Left(now, name, "revoked"))
+                self._events.put_nowait(Tick(now))
+                self._watch_clock(time.time() - now, self._ahead)
+            except Exception as error:  # a full disk, say: the loop must hear of it
+                self._events.put_nowait(error)
+
+    def _watch_clock(self, ahead: float, before: float) -> None:
+        """How far the clock that dates events is ``ahead`` of the one that only goes forward, and was ``before``."""
+        if ahead < before - STEP_S:
+            text = f"this machine's clock was set back by {before - ahead:.0f} s: times in the record go back here"
+            self._events.put_nowait(row_of(do.Tell("warning", data={"text": text})))
+        self._ahead = ahead
+
+    def _take(self, due: Sequence[Event | EventRow | BaseException]) -> None:
+        """Move by each of these, commit all that is to be kept in one transaction, then perform, in their order."""
+        moves: list[_Move] = []
+        try:
+            for event in due:
+                if isinstance(event, BaseException):
+                    raise event
+                moves.append(self._move(moves[-1].state if moves else self.state, event))
+                if moves[-1].state.phase in ENDED:
+                    break
+        finally:
+            self._carry_out(moves)
+
+    def _move(self, state: State, event: Event | EventRow) -> _Move:
+        if isinstance(event, EventRow):
+            return _Move(state, rows=[event])
+        state, out = step(state, event)
+        return _Move(state, event, out, [row_of(self._complete(one)) for one in out if isinstance(one, do.Tell)])
+
+    def _carry_out(self, moves: Sequence[_Move]) -> None:
+        if not moves:
+            return
+        saves = [one for move in moves for one in move.out if isinstance(one, do.Save)]
+        kept = [row for move in moves for row in move.rows if row.kind not in FLEETING]
+        if kept or any(map(_shows, moves)):
+            self._commit(saves, kept, moves[-1].state)
+        else:
+            self._unsaved += saves
+        for move in moves:
+            self.state = move.state
+            if isinstance(move.event, Left | Declined):
+                self._outbox.away(move.event.device)
+            for save in move.out:
+                if isinstance(save, do.SaveRound) and save.manifest is not None:
+                    self._work.advance(save.attempt, save.manifest)
+            for row in move.rows:
+                self._journal.tell(row)
+            for one in move.out:
+                self._perform(one)
+
+    def _commit(self, saves: Sequence[do.Save], kept: Sequence[EventRow], state: State) -> None:
+        """Bring the ledger up to ``state``; one that has not begun knows nothing of what the ledger holds."""
+        begun = state.phase != "starting"
+        changed = changes(self._kept, state) if begun else NOTHING
+        if self._unsaved or saves or kept or changed != NOTHING:
+            self._ledger.commit(self.plan.run, [*self._unsaved, *saves], kept, time.time(), changed)
+        self._kept, self._unsaved = state if begun else self._kept, []
+
+    def _complete(self, tell: do.Tell) -> do.Tell:
+        if tell.kind != "run_finished":
+            return tell
+        return msgspec.structs.replace(tell, data={**tell.data, "state": str(self._directory)})
+
+    def _perform(self, one: do.Instruction) -> None:
+        if isinstance(one, do.Send):
+            self._outbox.send(one, self._work.manifest, self.state)
+        elif isinstance(one, do.Fetch):
+            self._outbox.fetch(one.update, self._work.base(one.update.attempt), self.state)
+        elif isinstance(one, do.Forget):
+            self._outbox.forget()
+        elif isinstance(one, do.Plan | do.Aggregate | do.Evaluate):
+            self._work.start(one)
+        elif isinstance(one, do.Tidy):
+            if self._untidy or self.state.phase in ENDED:
+                self._tidy(one)
+            else:
+                self._untidy = True  # the next tick sees to it, or the next round: offers leave first
+        elif isinstance(one, do.Fail):
+            raise _ERRORS[one.kind](one.message, remedy=one.remedy or None)
+
+    def _tidy(self, one: do.Tidy) -> None:
+        arriving = self._outbox.uploads.arriving()
+        self._untidy = arriving is None  # then as soon as nothing is being checked
+        if arriving is not None:
+            self._work.tidy(one, arriving)
+
+    def _tell(self, tell: do.Tell) -> None:
+        self._keep(row_of(tell))
+
+    def _keep(self, row: EventRow) -> None:
+        self._ledger.commit(self.plan.run, [], [row], time.time())
+        self._journal.tell(row)
+
+    def _failed(self, error: Exception) -> None:
+        """Put the end on record as far as that is possible; the error itself is raised in any case."""
+        known = isinstance(error, EdgeFLError)
+        text = error.message if isinstance(error, EdgeFLError) else f"{type(error).__name__}: {error}"
+        remedy = error.remedy if isinstance(error, EdgeFLError) else EdgeFLError.remedy
+        row = row_of(do.Tell("run_failed", data={"text": text, "remedy": remedy, "expected": known}))
+        with contextlib.suppress(EdgeFLError):
+            self._commit([do.SaveEnd("failed")], [row], self.state)
+        with contextlib.suppress(EdgeFLError, OSError):
+            self._journal.tell(row)
+
+    def _on_connection(self, connected: bool) -> None:
+        self._connected = connected
+        if connected:
+            self._inbox.reset(self.clock())
+        if connected and self._listening and not self._transport.session_kept:
+            self._outbox.call()  # what devices have said meanwhile is lost
+
+    def _on_message(self, name: str, payload: bytes) -> None:
+        now = self.clock()
+        try:
+            topic = topics.parse(name)
+        except ProtocolError:
+            self._inbox.dropped["unknown topic"] += 1
+            return
+        try:
+            if topic.channel == "probe":
+                self._outbox.chunking.heard(payload)
+                return
+            if self._guard is not None and self._guard.takes(topic):
+                return
+            if topic.channel == "up-object":
+                self._inbox.heard(topic.device, now)
+                self._outbox.uploads.on_chunk(topic.device, topic.transfer, payload)
+                return
+            event = self._inbox.read(topic, payload, now)
+            if isinstance(event, Need):
+                self._outbox.on_need(topic.device, event, self._work.base, self.state)
+            elif isinstance(event, Renew):
+                if self._guard is not None:
+                    self._guard.renew(event)
+            elif event is not None:
+                self._events.put_nowait(event)
+        except Exception as error:  # the store may be full: the loop must hear of it, the network thread must not
+            self._events.put_nowait(error)

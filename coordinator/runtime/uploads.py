@@ -1,0 +1,301 @@
+"""Updates on their way from the devices: admitted through a gate, resumed from disk, checked before they count."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import cast
+
+from coordinator.core.state import Changes, Received, Spoiled
+from coordinator.runtime.chunk_size import Pace
+from coordinator.runtime.update_norms import changes_of
+from coordinator.runtime.validate_update import LIMITS, Own, check_update
+from edgefl.errors import ProtocolError
+from edgefl.models.spec import PROTOTYPES, SIGNATURE
+from edgefl.plan.job import Transfer as Packings
+from edgefl.protocol.chunks import Chunk, decode_chunks
+from edgefl.protocol.messages import Grant, Update
+from edgefl.records import Attempt, Figure, Figures, Manifest, ObjectRef, Refusal
+from edgefl.storage.objects import ObjectStore
+from edgefl.storage.partials import PartialObject
+from edgefl.transfer.machines import (
+    Completed,
+    Failed,
+    Instruction,
+    Receiver,
+    SendNeed,
+    StoreChunk,
+    UploadGate,
+    VerifyObject,
+)
+
+#: Updates that are less together are checked one after the other: threads would only get into each other's way.
+_SMALL_BYTES = 4 * 2**20
+#: Parts of an update whose bytes are a figure of their own in the bill.
+_APART = {PROTOTYPES: "prototypes_up_bytes", SIGNATURE: "signature_up_bytes"}
+
+
+#: The result of checking an upload's contents.
+_Verdict = Refusal | tuple[Manifest, Changes] | Exception
+
+
+@dataclass
+class _Upload:
+    update: Update
+    transfer: str
+    previous: Manifest  # the parts as the device was offered them
+    own: Own | None = None  # what bounds its prototypes
+    receiver: Receiver | None = None  # None: waits at the gate
+    partials: dict[str, PartialObject] = field(default_factory=dict)
+    payload_bytes: int = 0
+    resent_bytes: int = 0  # of receivers there were before this one
+    began: float = 0.0  # when it was asked for
+    whole: bool = False  # its contents are being checked
+
+
+class Uploads:
+    """Fetches updates.
+
+    ``pace``: how large chunks are; ``signature``: what the run's clusters are made of; ``rules``: how parts may be
+    packed; ``grant`` sends a message to a device; ``down`` tells what it was sent; ``report`` takes Received and
+    Spoiled, and exceptions that end the run.
+    """
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        pace: Pace,
+        *,
+        signature: str = "",
+        rules: Packings | None = None,
+        clock: Callable[[], float],
+        grant: Callable[[str, Grant], None],
+        down: Callable[[Update], Figures],
+        report: Callable[[Received | Spoiled | BaseException], None],
+    ) -> None:
+        self._store = store
+        self._pace = pace
+        self._signature = signature
+        self._transfer = rules
+        self._clock = clock
+        self._grant = grant
+        self._down = down
+        self._report = report
+        self._gate = UploadGate()
+        self._uploads: dict[str, _Upload] = {}
+        self._waiting: list[_Upload] = []  # whole, to be checked next
+        self._checking: asyncio.Task[None] | None = None
+        self._told: dict[str, tuple[ObjectRef, ...]] = {}  # of each device's last update that was reported
+        self.dropped = 0  # chunks of no upload
+
+    def fetch(self, update: Update, previous: Manifest, transfer: str, own: Own | None = None) -> None:
+        """Fetch an update to the parts ``previous``, as the device was offered them; asked again, go on.
+
+        ``own``: what bounds its prototypes.
+        """
+        device = update.device
+        known = self._uploads.get(device)
+        if known is not None and (known.update.attempt, known.update.manifest) == (update.attempt, update.manifest):
+            if known.receiver is not None and not known.whole:
+                self._perform(device, known.receiver.on_stall(self._clock()))
+            return
+        self.cancel(device)
+        self._uploads[device] = _Upload(update, transfer, previous, own)
+        with self._spoiling(device):
+            if (refusal := LIMITS.check_sizes(update.manifest, previous, self._transfer)) is not None:
+                self._spoil(device, refusal)
+                return
+            self._start(self._gate.request(device))
+
+    def on_chunk(self, device: str, transfer: str, payload: bytes) -> None:
+        """Chunks came on a device's topic."""
+        upload = self._uploads.get(device)
+        if upload is None or upload.receiver is None or upload.transfer != transfer or upload.whole:
+            self.dropped += 1
+            return
+        try:
+            chunks = decode_chunks(payload)
+        except ProtocolError:
+            upload.receiver.dropped["malformed"] += 1
+            return
+        for chunk in chunks:
+            if upload.receiver is None or self._uploads.get(device) is not upload:
+                return  # one of them has spoiled it
+            instructions = upload.receiver.on_chunk(chunk.object_id, chunk.index, len(chunk.data), self._clock())
+            self._perform(device, instructions, chunk)
+
+    def on_tick(self) -> None:
+        """Ask again where nothing comes; let others pass an upload that stalls."""
+        now = self._clock()
+        for device, upload in list(self._uploads.items()):
+            if upload.receiver is not None and not upload.whole:
+                self._perform(device, upload.receiver.on_tick(now))
+                if upload.receiver.stalls >= 2 and (others := self._gate.rotate(device)):
+                    upload.resent_bytes += upload.receiver.duplicate_bytes
+                    upload.receiver = None
+                    self._start(others)
+
+    def cancel(self, device: str, attempt: Attempt | None = None) -> None:
+        """The update (of this attempt) is no longer wanted. What has arrived stays until the store is tidied."""
+        upload = self._uploads.get(device)
+        if upload is not None and attempt in {None, upload.update.attempt}:
+            del self._uploads[device]
+            self._start(self._gate.release(device))
+
+    def arriving(self) -> set[str] | None:
+        """Objects the ledger may not know of yet; None while contents are checked, which may make more of them."""
+        if self._checking is not None:
+            return None
+        refs = [ref for upload in self._uploads.values() for ref in upload.update.manifest.values()]
+        return {ref.id for ref in [*refs, *(ref for told in self._told.values() for ref in told)]}
+
+    async def checked(self) -> None:
+        """Wait until no contents are being checked."""
+        while self._checking is not None:
+            await asyncio.wait([self._checking])
+
+    def clear(self) -> None:
+        """The attempt is closed."""
+        self._gate = UploadGate(self._gate.limit)
+        self._told.clear()
+        for device in list(self._uploads):
+            self.cancel(device)
+
+    async def close(self) -> None:
+        """The same, for good."""
+        self.clear()
+        if self._checking is not None:
+            self._checking.cancel()
+            await asyncio.gather(self._checking, return_exceptions=True)
+
+    def _start(self, devices: Iterable[str]) -> None:
+        for device in devices:
+            upload = self._uploads[device]
+            refs = list({ref.id: ref for ref in upload.update.manifest.values()}.values())
+            upload.began = upload.began or self._clock()
+            # Devices that send equal objects send them in equal chunks.
+            chunk_bytes = self._store.arriving_in((ref.id for ref in refs), self._pace.of([device])[0])
+            with self._spoiling(device):
+                partials = (self._store.partial(ref, chunk_bytes) for ref in refs)
+                upload.partials = {one.ref.id: one for one in partials if not one.finished}
+                upload.receiver = Receiver(
+                    upload.transfer,
+                    device,
+                    refs,
+                    chunk_bytes,
+                    self._pace.credit(chunk_bytes),
+                    life=secrets.randbelow(2**31),
+                    message=Grant,
+                )
+                missing = {name: partial.missing(chunk_bytes) for name, partial in upload.partials.items()}
+                self._perform(device, upload.receiver.start(missing, self._clock()))
+
+    def _perform(self, device: str, instructions: Iterable[Instruction], chunk: Chunk | None = None) -> None:
+        upload = self._uploads.get(device)
+        if upload is None or upload.receiver is None:
+            return
+        with self._spoiling(device):
+            for instruction in instructions:
+                if (
+                    isinstance(instruction, StoreChunk | VerifyObject)
+                    and upload.partials[instruction.object_id].abandoned
+                ):
+                    upload.resent_bytes += upload.receiver.duplicate_bytes
+                    self._start([device])  # in the chunks of whoever has taken it over
+                    return
+                if isinstance(instruction, StoreChunk) and chunk is not None:
+                    upload.partials[instruction.object_id].write(instruction.index, chunk.data)
+                    upload.payload_bytes += len(chunk.data)
+                elif isinstance(instruction, VerifyObject):
+                    ok = upload.partials[instruction.object_id].verify()
+                    self._perform(device, upload.receiver.on_verified(instruction.object_id, ok, self._clock()))
+                elif isinstance(instruction, SendNeed):
+                    self._grant(device, cast("Grant", instruction.need))
+                elif isinstance(instruction, Completed) and not upload.whole:
+                    self._pace.note(device, upload.payload_bytes, self._clock() - upload.began)
+                    upload.whole = True
+                    self._waiting.append(upload)
+                    if self._checking is None:
+                        self._checking = asyncio.ensure_future(self._check())
+                elif isinstance(instruction, Failed):
+                    parts = [p for p, ref in upload.update.manifest.items() if ref.id == instruction.object_id]
+                    text = f"part {', '.join(parts)[:200]}: {instruction.reason} of {instruction.object_id[:12]}"
+                    self._spoil(device, Refusal(reason="hash", detail=text))
+
+    async def _check(self) -> None:
+        """Check what is whole; what becomes so meanwhile is the next batch, whose results are told together."""
+        try:
+            while self._waiting:
+                batch, self._waiting = self._waiting, []
+                small = sum(upload.payload_bytes for upload in batch) < _SMALL_BYTES
+                groups = [batch] if small else [[upload] for upload in batch]
+                for found in await asyncio.gather(*(asyncio.to_thread(self._contents, group) for group in groups)):
+                    for upload, verdict in found:
+                        self._judged(upload, verdict)
+        except Exception as error:  # a disk that refuses the next in line: the runner must hear of it
+            self._report(error)
+        finally:
+            self._checking = None
+
+    def _judged(self, upload: _Upload, found: _Verdict) -> None:
+        update, device = upload.update, upload.update.device
+        if self._uploads.get(device) is not upload:
+            return  # nobody wants it any more
+        if isinstance(found, Exception):  # StoreError, or a defect: the runner must hear of it
+            self._report(found)
+            return
+        if isinstance(found, Refusal):
+            self._spoil(device, found)
+            return
+        manifest, changes = found
+        resent = upload.resent_bytes + (upload.receiver.duplicate_bytes if upload.receiver is not None else 0)
+        self._told[device] = (*update.manifest.values(), *manifest.values())
+        figures = {
+            "payload_up_bytes": Figure(float(upload.payload_bytes), "counted", "chunks the coordinator received"),
+            "resent_up_bytes": Figure(float(resent), "counted", "chunks the coordinator received more than once"),
+            **{
+                name: Figure(float(update.manifest[part].size), "counted", "objects of the update")
+                for part, name in _APART.items()
+                if part in update.manifest
+            },
+            **self._down(update),
+        }
+        self._report(Received(self._clock(), device, update.attempt, figures, manifest, changes))
+        self._done(device)
+
+    def _contents(self, group: list[_Upload]) -> list[tuple[_Upload, _Verdict]]:
+        found: list[tuple[_Upload, _Verdict]] = []
+        for one in group:
+            try:
+                self._store.publish(one.partials.values())
+                rules = (self._signature, self._transfer, one.own)
+                whole = check_update(self._store, one.update.manifest, one.previous, *rules)
+                if not isinstance(whole, Refusal):
+                    found.append((one, (whole, changes_of(self._store, whole, one.previous))))
+                else:
+                    found.append((one, whole))
+            except Exception as error:  # its own matter: the others' contents may be right
+                found.append((one, error))
+        return found
+
+    def _spoil(self, device: str, refusal: Refusal) -> None:
+        upload = self._uploads.get(device)
+        attempt = upload.update.attempt if upload is not None else Attempt()
+        self._report(Spoiled(self._clock(), device, attempt, refusal))
+        self._done(device)
+
+    def _done(self, device: str) -> None:
+        upload = self._uploads.pop(device, None)
+        if upload is not None:
+            self._start(self._gate.release(device))
+
+    @contextlib.contextmanager
+    def _spoiling(self, device: str) -> Iterator[None]:
+        """What a device sent wrongly spoils its update; what the disk refuses ends the run."""
+        try:
+            yield
+        except ProtocolError as error:
+            self._spoil(device, Refusal(reason="update", detail=error.message[:500]))

@@ -1,0 +1,137 @@
+"""Is an update fit to be counted? Sizes before anything is fetched; names, shapes and values before it is added up."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from coordinator.core.state import Claim
+from edgefl.aggregation.clusters import LIMIT_BYTES
+from edgefl.aggregation.mean import MisfitError, check, check_finite, stored_layout
+from edgefl.errors import ProtocolError
+from edgefl.methods.cluster.signature import check_signature
+from edgefl.models.spec import PROTOTYPES, SIGNATURE
+from edgefl.plan.exchange import packing_of
+from edgefl.plan.job import Transfer
+from edgefl.protocol.compression import is_packed, unpack
+from edgefl.protocol.tensors import decode_part, encode_part
+from edgefl.prototypes.table import ClassMeans, from_tensors
+from edgefl.records import Manifest, Refusal
+from edgefl.storage.objects import ObjectStore
+
+
+class Limits(NamedTuple):
+    """Bytes an update's objects may have."""
+
+    #: The same tensors in another encoding differ by a factor of two at most, and a header is less than 1 MiB.
+    factor: int = 2
+    header_bytes: int = 2**20
+    #: 310 classes of 3 tables at width 768 are 2.9 MB.
+    prototypes_bytes: int = 64 * 2**20
+    #: A packed tensor has longer names, and one or two entries more; it is sent packed where that saves a tenth.
+    packed_header_bytes: int = 4096
+
+    def of(self, part: str, previous: Manifest) -> int:
+        """The largest object that can be a new version of this part. Raises ProtocolError for an unknown part."""
+        if part == PROTOTYPES:
+            return self.prototypes_bytes
+        if part == SIGNATURE:
+            return LIMIT_BYTES
+        if part not in previous:
+            raise ProtocolError(f"the model has no part {part[:80]!r}")
+        return self.factor * previous[part].size + self.header_bytes
+
+    def check_sizes(self, manifest: Manifest, previous: Manifest, transfer: Transfer | None = None) -> Refusal | None:
+        """The first part whose object can not be what the plan asks for, told by its size alone.
+
+        The same tensors have the same size, to the byte; packed ones (``transfer``) have fewer bytes. Raises
+        ProtocolError for an unknown part.
+        """
+        for part, ref in sorted(manifest.items()):
+            least, limit = 1, self.of(part, previous)
+            if part not in {PROTOTYPES, SIGNATURE}:
+                packed = packing_of((transfer or Transfer()).up, part) != "f32"
+                limit = previous[part].size + (self.packed_header_bytes if packed else 0)
+                least = 1 if packed else limit
+            if not least <= ref.size <= limit:
+                can = f"exactly {limit}" if least == limit else f"at most {limit}"
+                text = f"part {part[:80]}: {ref.size} bytes announced, {can} can be right"
+                return Refusal("size", float(ref.size), float(limit), "B", text)
+        return None
+
+
+LIMITS = Limits()
+
+
+class Own(NamedTuple):
+    """Bounds of a device's prototypes: the data it introduced itself with, and the fewest samples of a row.
+
+    ``by_class``: rows are classes; else they may be clusters.
+    """
+
+    claim: Claim
+    min_count: float = 1
+    by_class: bool = True
+
+    def check(self, tables: Mapping[str, ClassMeans]) -> None:
+        """Raises MisfitError, naming table and class, for a row of more samples than the device has, or of too few."""
+        total = self.claim.samples.get("", 0)
+        for name, table in tables.items():
+            held = np.full(len(table.counts), float(total))
+            if self.by_class:  # its hello numbers classes in its own order, the model in another: by size they compare
+                known = sorted(self.claim.class_counts, reverse=True)[: len(held)]
+                held[:] = np.pad(known, (0, len(held) - len(known)))
+            order = np.argsort(-table.counts, kind="stable")
+            if (more := np.flatnonzero(table.counts[order] > held)).size:
+                row, most = int(order[more[0]]), held[more[0]]
+                text = f"table '{name}', class {row}: {table.counts[row]:g} samples claimed, the device has {most:g}"
+                raise MisfitError("samples", text)
+            if float(table.counts.sum(dtype=np.float64)) > total:
+                text = f"table '{name}': {table.counts.sum():g} samples claimed in all, the device has {total}"
+                raise MisfitError("samples", text)
+            if (few := np.flatnonzero(table.present & (table.counts < self.min_count))).size:
+                row = int(few[0])
+                text = f"table '{name}', class {row}: a mean of {table.counts[row]:g} samples"
+                raise MisfitError("few", f"{text}, at least {self.min_count:g} are asked for (prototypes: min_count)")
+
+
+def check_update(
+    store: ObjectStore,
+    manifest: Manifest,
+    previous: Manifest,
+    signature: str = "",
+    transfer: Transfer | None = None,
+    own: Own | None = None,
+) -> Refusal | Manifest:
+    """The update's parts, those that came packed by their unpacked objects, when every one has the tensors of the
+    state before, all finite; else the first fault.
+
+    ``previous``: the parts as the device was offered them; ``signature``: what the run's clusters are made of
+    (``groups.wanted``), "" for nothing; ``transfer``: how parts may be packed; ``own``: what bounds its prototypes.
+    One part of each is in memory at a time. Raises StoreError when the disk fails.
+    """
+    found = dict(manifest)
+    for part, ref in sorted(manifest.items()):
+        try:
+            data, limit = store.view(ref.id), LIMITS.of(part, previous)
+            if part in previous and is_packed(data):
+                base = decode_part(store.view(previous[part].id), copy=False)
+                tensors = unpack(data, base, packing_of((transfer or Transfer()).up, part), limit)
+                found[part] = store.put(encode_part(tensors))
+            else:
+                tensors = decode_part(data, limit, copy=False)
+            if part == PROTOTYPES:
+                check_finite(tensors)
+                tables = from_tensors(tensors)
+                if own is not None:
+                    own.check(tables)
+            elif part == SIGNATURE:
+                check_signature(tensors, signature)
+            else:
+                check(tensors, stored_layout(store, previous[part]))
+        except (ProtocolError, MisfitError) as error:
+            reason = error.reason if isinstance(error, MisfitError) else "malformed"
+            return Refusal(reason=reason, detail=f"part {part}: {error.message}"[:500])
+    return found

@@ -1,0 +1,452 @@
+"""The agent's decisions: ``step(state, event, now)`` gives the new state and what to do. No I/O, clock or randomness.
+
+An offer goes fetching → ready → training → update → acknowledged. Only the newest attempt of a run counts: older and
+repeated messages are dropped and counted by reason. What has to survive a restart is saved before it is announced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from msgspec.structs import replace
+
+from device_agent.core import state as v
+from device_agent.core.agent_timeouts import ANNOUNCE_S, GREETING_S, PROGRESS_S
+from device_agent.core.freshness import finished, is_older_run, is_over, later, replayed, taken_up
+from device_agent.core.offer_check import judge
+from device_agent.core.retained import keeping, kept_before, not_taken
+from device_agent.core.state import Event, Instruction, State
+from edgefl.errors import ProtocolError
+from edgefl.protocol import messages as m
+from edgefl.records import Attempt, Refusal
+
+Step = tuple[State, list[Instruction]]
+#: How many past events an illegal move is explained with.
+STORY_LENGTH = 24
+
+
+class MachineError(ProtocolError):
+    """An event that cannot happen in this state: a fault of this program. Carries what led to it."""
+
+    remedy = "This is a fault of EdgeFL: please report it with the story above."
+
+
+def initial(identity: State, saved: v.Saved, facts: v.DataFacts | None) -> State:
+    """The state after a start: ``identity`` with what an earlier process left on disk."""
+    task = v.Task(saved.offer) if saved.offer is not None else None
+    known = {"closed": saved.closed, "kept": saved.kept, "newest": saved.newest}
+    return replace(identity, task=task, update=saved.update, facts=facts, **known)
+
+
+def step(state: State, event: Event, now: float) -> Step:
+    """One move. ``now``: seconds on a clock that never goes back. Raises MachineError for an illegal move."""
+    state = _tell(state, event)
+    state, out = _EVENTS[type(event)](state, event, now)
+    state, more = _settle(state)
+    return state, out + more
+
+
+def working_on(state: State) -> Attempt | None:
+    """The attempt this device has in hand: being trained, or finished and not yet acknowledged."""
+    if state.task is not None:
+        return state.task.attempt
+    return state.update.attempt if state.update is not None else None
+
+
+# --- connection and time
+
+
+def _connected(state: State, event: v.Connected, now: float) -> Step:
+    state, hello = _hello(replace(state, connected=True, heartbeat_at=now), now)
+    return _say_again(state, [v.Send(m.Presence(state.device, state.session, online=True)), *hello], now)
+
+
+def _say_again(state: State, out: list[Instruction], now: float) -> Step:
+    """What a coordinator may not have heard, or not know any more: who is at work, what is lacking, the update."""
+    if state.task is not None:
+        out.append(v.Send(m.Accept(state.device, state.task.attempt)))
+        if state.task.phase == "fetching":
+            out.append(v.Fetch(state.task.offer))
+    return _announce(state, out, now)
+
+
+def _disconnected(state: State, event: v.Disconnected, now: float) -> Step:
+    return replace(state, connected=False), []
+
+
+def _tick(state: State, event: v.Tick, now: float) -> Step:
+    if not state.connected:
+        return state, []
+    out: list[Instruction] = []
+    if now - state.heartbeat_at >= state.heartbeat_s:
+        state = replace(state, heartbeat_at=now, sequence=state.sequence + 1)
+        beat = m.Heartbeat(state.device, state.session, state.sequence, working_on(state), event.memory_free_bytes)
+        out.append(v.Send(beat))
+    if state.update is not None and now - state.announced_at >= ANNOUNCE_S:
+        return _announce(state, out, now)
+    return state, out
+
+
+def _hello(state: State, now: float) -> Step:
+    """Nothing until the data is known: a coordinator cannot place a device whose shapes it does not know."""
+    if state.facts is None or not state.connected:
+        return state, []
+    facts = state.facts
+    capabilities = replace(
+        state.capabilities,
+        trainer_base_bytes=facts.base_bytes,
+        runtime=facts.runtime,
+        gpu=facts.gpu or state.capabilities.gpu,
+        torch_device=facts.torch_device,
+        gpu_memory_bytes=facts.gpu_memory_bytes if facts.gpu else state.capabilities.gpu_memory_bytes,
+        gpu_free_bytes=facts.gpu_free_bytes,
+        gpu_idle_bytes=facts.gpu_idle_bytes,
+    )
+    hello = m.Hello(
+        device=state.device,
+        session=state.session,
+        agent_version=state.agent_version,
+        profile=state.profile,
+        capabilities=capabilities,
+        budget=state.budget,
+        modalities=facts.modalities,
+        samples=facts.samples,
+        class_counts=facts.class_counts,
+        working_on=working_on(state),
+    )
+    return replace(state, greeting=True, greeted_at=now), [v.Send(hello)]
+
+
+def _announce(state: State, out: list[Instruction], now: float) -> Step:
+    if state.update is None:
+        return state, out
+    return replace(state, announced_at=now), [*out, v.Send(state.update)]
+
+
+# --- messages of the coordinator
+
+
+def _received(state: State, event: v.Received, now: float) -> Step:
+    message = event.message
+    if isinstance(message, m.Offer):
+        return _offer(state, message, event.disk, now)
+    return _MESSAGES[type(message)](state, message, now)
+
+
+def _welcome(state: State, message: m.Welcome, now: float) -> Step:
+    if is_older_run(state, Attempt(message.run, made_ms=message.made_ms)):
+        return _drop(state, "old-run", message.run)
+    # A welcome nobody asked for, or one from another coordinator than the hello went to, asks who this is.
+    late = state.coordinator == "" and now - state.greeted_at > GREETING_S
+    another = state.coordinator not in {"", message.coordinator}
+    unknown = not state.greeting or late or another
+    before = _current(state)
+    state = replace(
+        state,
+        coordinator=message.coordinator,
+        protocol=message.protocol,
+        run=message.run,
+        made_ms=message.made_ms,
+        greeting=False,
+        heartbeat_s=message.heartbeat_s if message.heartbeat_s > 0 else state.heartbeat_s,
+    )
+    state, out = _hello(state, now) if unknown else (state, [])
+    current = _current(state)
+    if not current.same_run(before):
+        out.append(v.Log("welcomed", {"run": message.run, "coordinator": message.coordinator}))
+    if message.run:
+        state = replace(state, kept=tuple(one for one in state.kept if one.attempt.same_run(current)))
+        state, dropped = _forget(state, lambda attempt: not attempt.same_run(current))
+        out += dropped
+    return _say_again(state, out, now) if another else (state, out)
+
+
+def _current(state: State) -> Attempt:
+    """The run that the coordinator is at, as an attempt of it."""
+    return Attempt(state.run, made_ms=state.made_ms)
+
+
+def _offer(state: State, offer: m.Offer, disk: v.Disk, now: float) -> Step:
+    repeated = _repeated(state, offer, now)
+    if repeated is not None:
+        return repeated
+    reason = _stale(state, offer)
+    if reason:
+        return _drop(state, reason, offer.attempt)
+    if old := replayed(state, offer.attempt):
+        return _decline(state, offer, old)
+    facts = state.facts
+    if facts is None:
+        return replace(state, waiting=offer), []
+    foreign = state.task is not None and not state.task.attempt.same_run(offer.attempt)
+    if foreign and state.task is not None and not _current(state).same_run(offer.attempt):
+        return _decline(state, offer, Refusal("busy", detail=f"working on {state.task.attempt}"))
+    state, out = _drop_task(state, "superseded") if state.task is not None else (state, [])
+    state, refusal = taken_up(state, offer.attempt), judge(state, facts, offer, disk)
+    if refusal is not None:
+        state, declined = _decline(state, offer, refusal)
+        return state, [*out, *declined]
+    state = replace(state, task=v.Task(offer, "fetching", now), declined=None, waiting=None)
+    keep = {ref.id for kept in state.kept for ref in kept.manifest.values()}
+    keep |= {ref.id for ref in offer.manifest.values()}
+    keep |= {name for packed in offer.packed.values() for name in (packed.ref.id, packed.base) if name}
+    if state.update is not None:
+        keep |= {ref.id for ref in state.update.manifest.values()}
+    accept = m.Accept(state.device, offer.attempt)
+    log = v.Log("accepted", {"attempt": str(offer.attempt), "parts": len(offer.manifest)})
+    return state, [*out, _save(state), log, v.Send(accept), v.Collect(frozenset(keep)), v.Fetch(offer)]
+
+
+def _repeated(state: State, offer: m.Offer, now: float) -> Step | None:
+    """The answer to an offer that was answered before: the same again, since the first may be lost; it is counted."""
+    task, update = state.task, state.update
+    if task is not None and task.attempt == offer.attempt and task.offer.job == offer.job:
+        out: list[Instruction] = [v.Send(m.Accept(state.device, offer.attempt))]
+        if task.phase == "fetching":
+            state = replace(state, task=replace(task, offer=offer))
+            out += [_save(state), v.Fetch(offer)]
+    elif update is not None and update.attempt == offer.attempt:
+        state, out = _announce(state, [], now)
+    elif state.declined is not None and _same(state.declined[0], offer):
+        out = [v.Send(state.declined[1])]
+    else:
+        return None
+    state, logs = _drop(state, "duplicate-offer", offer.attempt)
+    return state, out + logs
+
+
+def _same(one: m.Offer, other: m.Offer) -> bool:
+    return one.attempt == other.attempt and one.job == other.job and one.manifest == other.manifest
+
+
+def _stale(state: State, offer: m.Offer) -> str:
+    """Why this offer comes too late; "" when it does not."""
+    attempt = offer.attempt
+    if is_over(state.closed, attempt):
+        return "closed-attempt"
+    known = [state.task.attempt] if state.task is not None else []
+    known += [state.update.attempt] if state.update is not None else []
+    known += [state.declined[0].attempt] if state.declined is not None else []
+    known += [state.waiting.attempt] if state.waiting is not None else []
+    return "stale-offer" if any(old.same_run(attempt) and attempt < old for old in known) else ""
+
+
+def _grant(state: State, message: m.Grant, now: float) -> Step:
+    if state.update is None:
+        return _drop(state, "grant-without-update", message.transfer)
+    # A coordinator that asks knows of the update: no need to announce it again soon.
+    return replace(state, announced_at=now), [v.Serve(state.update, message)]
+
+
+def _ack(state: State, message: m.Ack, now: float) -> Step:
+    if state.update is None or state.update.attempt != message.attempt:
+        return _drop(state, "stale-ack", message.attempt)
+    if not message.accepted:
+        state = not_taken(state, message.attempt)
+    state = replace(state, update=None, closed=later(state.closed, message.attempt))
+    event = "delivered" if message.accepted else "refused"
+    log = v.Log(event, {"attempt": str(message.attempt), "reason": message.refusal.reason})
+    return state, [_save(state), v.StopServe(message.attempt), log]
+
+
+def _abort(state: State, message: m.Abort, now: float) -> Step:
+    before = state
+    state = not_taken(state, message.attempt)  # also what was accepted: the attempt is tried again without it
+    state, out = _forget(state, lambda attempt: attempt.same_run(message.attempt) and attempt <= message.attempt)
+    state = replace(state, closed=later(state.closed, message.attempt))
+    if before.closed == state.closed and not out:
+        return _drop(state, "stale-abort", message.attempt)
+    log = v.Log("aborted", {"attempt": str(message.attempt), "reason": message.reason})
+    return state, [*out, _save(state), log]
+
+
+def _drain(state: State, message: m.Drain, now: float) -> Step:
+    over = Attempt(message.run, made_ms=message.made_ms)
+    state, out = _forget(finished(state, over) if message.final else state, over.same_run)
+    state = replace(state, kept=tuple(one for one in state.kept if not one.attempt.same_run(over)))
+    if _current(state).same_run(over):
+        state = replace(state, run="", made_ms=0)
+    if state.task is None and state.update is None:
+        out.append(v.Collect(frozenset()))
+    return state, [*out, _save(state), v.Log("drained", {"run": message.run, "reason": message.reason})]
+
+
+# --- the device's own work
+
+
+def _ready(state: State, event: v.TrainerReady, now: float) -> Step:
+    if state.trainer != "warming":
+        raise _illegal(state, event)
+    news = event.facts != state.facts
+    state = replace(state, trainer="idle", facts=event.facts)
+    state, out = _hello(state, now) if news else (state, [])
+    if news:
+        out.append(v.SaveFacts(event.facts))
+    waiting = state.waiting
+    if waiting is None:
+        return state, out
+    state, more = _offer(replace(state, waiting=None), waiting, v.Disk(), now)
+    return state, out + more
+
+
+def _lost(state: State, event: v.TrainerLost, now: float) -> Step:
+    if state.trainer != "warming":
+        raise _illegal(state, event)
+    return replace(state, trainer="down"), []
+
+
+def _fetched(state: State, event: v.Fetched, now: float) -> Step:
+    task = state.task
+    if task is None or task.attempt != event.attempt or task.phase != "fetching":
+        return _drop(state, "stale-fetch", event.attempt)
+    return replace(state, task=replace(task, phase="ready")), []
+
+
+def _fetch_failed(state: State, event: v.FetchFailed, now: float) -> Step:
+    task = state.task
+    if task is None or task.attempt != event.attempt or task.phase != "fetching":
+        return _drop(state, "stale-fetch", event.attempt)
+    return _decline(replace(state, task=None), task.offer, event.refusal)
+
+
+def _progressed(state: State, event: v.Progressed, now: float) -> Step:
+    task = state.task
+    if task is None or task.phase != "training" or task.attempt != event.attempt:
+        return state, []  # the trainer's last notes of an abandoned attempt
+    due = now - state.progress_at >= PROGRESS_S or event.step == event.steps
+    if not due or not state.connected:
+        return state, []
+    note = m.Progress(state.device, event.attempt, event.epoch, event.step, event.steps, event.loss)
+    return replace(state, progress_at=now), [v.Send(note)]
+
+
+def _training_ended(state: State, event: v.TrainingEnded, now: float) -> Step:
+    if state.trainer != "training":
+        raise _illegal(state, event)
+    state = replace(state, trainer="idle" if event.alive else "down")
+    if state.abandoned == event.attempt:
+        return _drop(replace(state, abandoned=None), "abandoned-result", event.attempt)
+    task = state.task
+    if task is None or task.phase != "training" or task.attempt != event.attempt:
+        raise _illegal(state, event)
+    result = event.result
+    if result.refusal is not None:
+        return _decline(replace(state, task=None), task.offer, result.refusal, result.figures)
+    update = m.Update(
+        device=state.device,
+        attempt=event.attempt,
+        manifest=result.manifest,
+        samples=result.samples,
+        complete=result.complete,
+        poverty=result.poverty,
+        poverty_change=result.poverty_change,
+        metrics=result.metrics,
+        figures=result.figures,
+    )
+    out: list[Instruction] = []
+    if state.update is not None:
+        out.append(v.StopServe(state.update.attempt))
+    state = replace(state, task=None, update=update, kept=keeping(state, event.attempt, result.kept))
+    out.append(_save(state))
+    out.append(v.Log("trained", {"attempt": str(event.attempt), **result.metrics}))
+    return _announce(state, out, now)
+
+
+# --- shared moves
+
+
+def _decline(state: State, offer: m.Offer, refusal: Refusal, figures: dict[str, Any] | None = None) -> Step:
+    decline = m.Decline(state.device, offer.attempt, refusal, figures or {})
+    state = replace(state, declined=(offer, decline))
+    fields = {"attempt": str(offer.attempt), "reason": refusal.reason, "needed": refusal.needed}
+    log = v.Log("declined", {**fields, "allowed": refusal.allowed, "unit": refusal.unit, "detail": refusal.detail})
+    return state, [_save(state), v.Send(decline), log]
+
+
+def _forget(state: State, match: Callable[[Attempt], bool]) -> Step:
+    """Drop whatever is in hand for the attempts that ``match``."""
+    out: list[Instruction] = []
+    if state.waiting is not None and match(state.waiting.attempt):
+        state = replace(state, waiting=None)
+    if state.declined is not None and match(state.declined[0].attempt):
+        state = replace(state, declined=None)
+    if state.task is not None and match(state.task.attempt):
+        state, out = _drop_task(state, "not-wanted")
+    if state.update is not None and match(state.update.attempt):
+        out = [*out, v.StopServe(state.update.attempt)]
+        state = replace(not_taken(state, state.update.attempt), update=None)
+    return state, [*out, _save(state)] if out else out
+
+
+def _drop_task(state: State, reason: str) -> Step:
+    task = state.task
+    if task is None:
+        return state, []
+    state, out = _drop(replace(state, task=None), reason, task.attempt)
+    if task.phase == "training":
+        return replace(state, abandoned=task.attempt), [*out, v.Interrupt(task.attempt)]
+    return state, [*out, v.StopFetch(task.attempt)] if task.phase == "fetching" else out
+
+
+def _settle(state: State) -> Step:
+    """What follows from the state alone: keep the trainer as warm as it should be, and busy."""
+    wanted = state.facts is None or state.task is not None or state.waiting is not None or state.run != ""
+    if state.trainer == "down" and wanted:
+        return replace(state, trainer="warming"), [v.StartTrainer()]
+    if state.trainer != "idle":
+        return state, []
+    if state.task is not None and state.task.phase == "ready":
+        task = replace(state.task, phase="training")
+        before = kept_before(state, task.attempt)
+        return replace(state, task=task, trainer="training"), [
+            v.Train(task.offer, before[-1].manifest if before else {})
+        ]
+    if not wanted and state.coordinator and state.connected:
+        return replace(state, trainer="down"), [v.StopTrainer()]
+    return state, []
+
+
+def _save(state: State) -> v.Save:
+    offer = state.task.offer if state.task is not None else None
+    return v.Save(v.Saved(offer, state.update, state.closed, state.kept, state.newest))
+
+
+def _drop(state: State, reason: str, what: object) -> Step:
+    dropped = {**state.dropped, reason: state.dropped.get(reason, 0) + 1}
+    return replace(state, dropped=dropped), [v.Log("dropped", {"reason": reason, "what": str(what)})]
+
+
+def _tell(state: State, event: Event) -> State:
+    if isinstance(event, v.Tick | v.Progressed):
+        return state
+    what = event.message if isinstance(event, v.Received) else event
+    attempt = getattr(what, "attempt", "")
+    line = f"{type(what).__name__} {attempt} [trainer {state.trainer}, task {state.task.phase if state.task else '-'}]"
+    return replace(state, story=(*state.story, line)[-STORY_LENGTH:])
+
+
+def _illegal(state: State, event: Event) -> MachineError:
+    story = "\n  ".join(state.story)
+    return MachineError(f"{type(event).__name__} cannot happen now on {state.device}:\n  {story}")
+
+
+_EVENTS: dict[type, Callable[[State, Any, float], Step]] = {
+    v.Connected: _connected,
+    v.Disconnected: _disconnected,
+    v.Received: _received,
+    v.TrainerReady: _ready,
+    v.TrainerLost: _lost,
+    v.Fetched: _fetched,
+    v.FetchFailed: _fetch_failed,
+    v.Progressed: _progressed,
+    v.TrainingEnded: _training_ended,
+    v.Tick: _tick,
+}
+_MESSAGES: dict[type, Callable[[State, Any, float], Step]] = {
+    m.Welcome: _welcome,
+    m.Grant: _grant,
+    m.Ack: _ack,
+    m.Abort: _abort,
+    m.Drain: _drain,
+}

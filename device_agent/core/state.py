@@ -1,0 +1,292 @@
+"""What the agent knows and what can happen to it: state, events, instructions. Values only; machine.py moves them."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from device_agent.core.agent_timeouts import HEARTBEAT_S
+from edgefl.protocol.messages import Decline, DownMessage, Grant, Offer, Update, UpMessage
+from edgefl.records import Attempt, Budget, Capabilities, Figures, Manifest, Refusal
+
+
+class DataFacts(msgspec.Struct, frozen=True):
+    """What the warm trainer said of the local data and of itself."""
+
+    modalities: dict[str, tuple[int, ...]] = {}  # modality -> shape of one sample
+    samples: dict[str, int] = {}  # modality -> samples that have it; "" -> all samples
+    class_counts: tuple[int, ...] = ()
+    label_names: tuple[str, ...] = ()
+    skipped: int = 0  # bad samples left out
+    elastic: bool = False  # read from files, again when the model is known; shapes here: as found, () where it resizes
+    base_bytes: int = 0  # resident size of the idle trainer; of unified memory, with what it holds on the GPU
+    runtime: str = ""
+    gpu: str = ""
+    gpu_memory_bytes: int = 0  # of its own
+    torch_device: str = ""  # where the trainer computes, such as "cpu" or "cuda"
+    gpu_free_bytes: int = 0  # as in Capabilities
+    gpu_idle_bytes: int = 0  # as in Capabilities
+
+
+class Result(msgspec.Struct, frozen=True):
+    """What one training gave: new parts (already in the store), or a refusal."""
+
+    manifest: Manifest = {}
+    samples: dict[str, int] = {}  # part -> samples it was trained on
+    metrics: dict[str, float] = {}
+    figures: Figures = {}
+    complete: bool = True  # as in Update, like the next two
+    poverty: int = -1
+    poverty_change: float = 0.0
+    kept: Manifest = {}  # what stays here for the next round: private parts, a personal model
+    refusal: Refusal | None = None
+
+
+class Kept(msgspec.Struct, frozen=True):
+    """Parts of one attempt that stay on this device."""
+
+    attempt: Attempt = Attempt()
+    manifest: Manifest = {}
+
+
+class Saved(msgspec.Struct, frozen=True):
+    """What survives a restart: the attempt being worked on, the update not yet acknowledged, what is over.
+
+    ``kept``: of the last round trained and the one before it, since a round may be tried again.
+    """
+
+    offer: Offer | None = None
+    update: Update | None = None
+    closed: Attempt | None = None
+    kept: tuple[Kept, ...] = ()
+    newest: Attempt | None = None  # that was ever taken up, by a device with an identity
+
+
+class Task(msgspec.Struct, frozen=True):
+    """The offer this device accepted. ready: every part is here and verified, the trainer is not free yet."""
+
+    offer: Offer
+    phase: Literal["fetching", "ready", "training"] = "fetching"
+    accepted_at: float = 0.0
+
+    @property
+    def attempt(self) -> Attempt:
+        return self.offer.attempt
+
+
+class State(msgspec.Struct, frozen=True):
+    """Everything the agent's decisions depend on.
+
+    ``trainer``: down, warming (loading torch and the data), idle, training. ``abandoned`` is the attempt the trainer
+    still works on although nobody wants it any more: a step cannot be aborted, so until it ends nothing else trains.
+    """
+
+    device: str = ""
+    session: str = ""
+    agent_version: str = ""
+    profile: str = ""
+    budget: Budget = Budget()
+    capabilities: Capabilities = Capabilities()
+    facts: DataFacts | None = None
+    connected: bool = False
+    coordinator: str = ""
+    protocol: int = 0  # the coordinator's, from its welcome; 0: not heard yet
+    run: str = ""  # the coordinator's run, from its welcome; "": none
+    made_ms: int = 0  # when that run was made
+    greeting: bool = False  # a hello was sent and its welcome has not come yet
+    greeted_at: float = 0.0
+    heartbeat_s: float = HEARTBEAT_S
+    heartbeat_at: float = 0.0
+    sequence: int = 0
+    trainer: Literal["down", "warming", "idle", "training"] = "down"
+    abandoned: Attempt | None = None
+    task: Task | None = None
+    waiting: Offer | None = None  # came before the trainer had told what the data is
+    update: Update | None = None
+    announced_at: float = 0.0
+    progress_at: float = 0.0
+    declined: tuple[Offer, Decline] | None = None  # the last one, to answer the same offer the same way
+    closed: Attempt | None = None  # this attempt and older ones of its run are over
+    kept: tuple[Kept, ...] = ()  # as in Saved
+    dropped: dict[str, int] = {}  # reason -> messages dropped
+    story: tuple[str, ...] = ()  # the last things that happened, for the error of an illegal move
+    strict: bool = False  # it has an identity: nothing older than ``newest`` is taken up
+    newest: Attempt | None = None  # as in Saved
+
+
+class Disk(msgspec.Struct, frozen=True):
+    """Room for objects when an offer arrives: what the offer would add, and what is free."""
+
+    missing_bytes: int = 0
+    free_bytes: int | None = None  # None: could not be asked
+
+
+class Connected(msgspec.Struct, frozen=True):
+    """The broker answers (again) and the subscriptions stand."""
+
+
+class Disconnected(msgspec.Struct, frozen=True):
+    """The broker is lost; the transport dials again by itself."""
+
+
+class Received(msgspec.Struct, frozen=True):
+    """A message of the coordinator."""
+
+    message: DownMessage
+    disk: Disk = Disk()
+
+
+class TrainerReady(msgspec.Struct, frozen=True):
+    """The trainer has loaded torch and the data."""
+
+    facts: DataFacts
+
+
+class TrainerLost(msgspec.Struct, frozen=True):
+    """The trainer ended although it was not training; the runner waits and reports it only when it may start again."""
+
+
+class Fetched(msgspec.Struct, frozen=True):
+    """Every object of the attempt's manifest is on disk and verified."""
+
+    attempt: Attempt
+
+
+class FetchFailed(msgspec.Struct, frozen=True):
+    """The objects cannot be stored."""
+
+    attempt: Attempt
+    refusal: Refusal
+
+
+class Progressed(msgspec.Struct, frozen=True):
+    """One training step is done. ``loss``: of that step."""
+
+    attempt: Attempt
+    epoch: int = 0
+    step: int = 0
+    steps: int = 0
+    loss: float = 0.0
+
+
+class TrainingEnded(msgspec.Struct, frozen=True):
+    """The trainer finished, refused or died (``alive`` False)."""
+
+    attempt: Attempt
+    result: Result
+    alive: bool = True
+
+
+class Tick(msgspec.Struct, frozen=True):
+    """Time passed."""
+
+    memory_free_bytes: int = 0
+
+
+Event = (
+    Connected
+    | Disconnected
+    | Received
+    | TrainerReady
+    | TrainerLost
+    | Fetched
+    | FetchFailed
+    | Progressed
+    | TrainingEnded
+    | Tick
+)
+
+
+class Send(msgspec.Struct, frozen=True):
+    """Publish a message (presence: on its own topic)."""
+
+    message: UpMessage
+
+
+class Save(msgspec.Struct, frozen=True):
+    """Put into its file before any later instruction is performed; the disk has it a second later (``SETTLE_S``)."""
+
+    saved: Saved
+
+
+class SaveFacts(msgspec.Struct, frozen=True):
+    """Remember what the data is, so that the next start need not load it to say hello."""
+
+    facts: DataFacts
+
+
+class Fetch(msgspec.Struct, frozen=True):
+    """Ask for what is missing of the manifest; again: go on from the disk in a new epoch."""
+
+    offer: Offer
+
+
+class StopFetch(msgspec.Struct, frozen=True):
+    """Nobody needs these objects any more."""
+
+    attempt: Attempt
+
+
+class StartTrainer(msgspec.Struct, frozen=True):
+    """Start the trainer and let it load the data."""
+
+
+class StopTrainer(msgspec.Struct, frozen=True):
+    """Give the idle trainer's memory back."""
+
+
+class Train(msgspec.Struct, frozen=True):
+    """Let the idle trainer train this offer; ``kept``: what its last round left on this device."""
+
+    offer: Offer
+    kept: Manifest = {}
+
+
+class Interrupt(msgspec.Struct, frozen=True):
+    """Ask the trainer to leave off after the step it is in; it ends the attempt in its own time."""
+
+    attempt: Attempt
+
+
+class Serve(msgspec.Struct, frozen=True):
+    """Send the chunks the coordinator asks for."""
+
+    update: Update
+    grant: Grant
+
+
+class StopServe(msgspec.Struct, frozen=True):
+    """The update is delivered or not wanted."""
+
+    attempt: Attempt
+
+
+class Collect(msgspec.Struct, frozen=True):
+    """Delete every object but these."""
+
+    keep: frozenset[str]
+
+
+class Log(msgspec.Struct, frozen=True):
+    """Something worth a line: ``event`` and its fields."""
+
+    event: str
+    fields: dict[str, object] = {}
+
+
+Instruction = (
+    Send
+    | Save
+    | SaveFacts
+    | Fetch
+    | StopFetch
+    | StartTrainer
+    | StopTrainer
+    | Train
+    | Interrupt
+    | Serve
+    | StopServe
+    | Collect
+    | Log
+)

@@ -1,0 +1,174 @@
+"""Many agents in one process, which share a few trainer processes: a whole fleet on one machine.
+
+Each agent is the same as one in a process of its own: its own connection to the broker, state directory and messages.
+Devices with a memory budget need a trainer of their own, or nobody could hold them to it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from device_agent.core.agent_timeouts import TRAINER_STOP_S
+from device_agent.core.state import DataFacts, Result, Train
+from device_agent.runtime.connect import Options, make_agent
+from device_agent.runtime.log import line_writer
+from device_agent.runtime.trainer_process import Ended, OnProgress, TrainerSettings, TrainRequest, progressed
+from device_agent.trainer.shared import HostRequest, Seat
+from edgefl.console import guarded
+from edgefl.errors import ConfigError, EdgeFLError, Problem
+from edgefl.process.worker import WorkerFailedError, WorkerProcess, understood
+from edgefl.records import Refusal
+from edgefl.resources.allocator import keep_for_chunks
+
+
+class HostedTrainers:
+    """The trainer processes. Devices are dealt to them in turn, and stay where they are."""
+
+    def __init__(self, count: int, log: Path) -> None:
+        arguments = ["--parent", str(os.getpid())]
+        self._workers = [
+            _SharedWorker(WorkerProcess("device_agent.trainer.shared", arguments, log / f"trainers-{i + 1}.log"))
+            for i in range(count)
+        ]
+        self._dealt = 0
+
+    def trainer(self, settings: TrainerSettings, memory_total_bytes: int) -> HostedTrainer:
+        """A device's trainer. Raises ConfigError for a device with a memory budget."""
+        limits = ("memory_bytes", "step_memory_bytes", "gpu_memory_bytes")
+        held = [field for field in limits if getattr(settings.budget, field) is not None]
+        if held:
+            problem = Problem(f"budget.{held[0]}", f"{settings.device} shares its trainer's process with others")
+            raise ConfigError(
+                settings.device, [problem], remedy="Leave --trainers away, or the device's memory budget."
+            )
+        worker = self._workers[self._dealt % len(self._workers)]
+        self._dealt += 1
+        seat = Seat(
+            settings.device,
+            settings.data,
+            str(settings.store),
+            settings.bad_samples,
+            settings.torch_device,
+            settings.budget,
+        )
+        return HostedTrainer(seat, worker)
+
+
+class _SharedWorker:
+    """One process: whose turn it is, and who still needs it."""
+
+    def __init__(self, process: WorkerProcess) -> None:
+        self.process = process
+        self.turn = asyncio.Lock()
+        self.active: Seat | None = None
+        self.needed: set[Seat] = set()
+
+
+class HostedTrainer:
+    """A device's trainer in a process that others use, too; see ``device_agent.runtime.trainer_process.Trainer``."""
+
+    def __init__(self, seat: Seat, worker: _SharedWorker) -> None:
+        self._seat = seat
+        self._worker = worker
+
+    async def warm(self) -> DataFacts:
+        """See ``Trainer.warm``."""
+        self._worker.needed.add(self._seat)
+        async with self._worker.turn:
+            return understood(await self._worker.process.call("warm", HostRequest(self._seat)), DataFacts)
+
+    async def train(self, work: Train, on_progress: OnProgress) -> Ended:
+        """See ``Trainer.train``. When the process dies, so do the other devices' data in it: they load them again."""
+        self._worker.needed.add(self._seat)
+        request = HostRequest(self._seat, TrainRequest(work.offer, self._seat.device, work.kept))
+        async with self._worker.turn:
+            try:
+                # Only a warm process may be interrupted: the signal would kill a cold one.
+                await self._worker.process.call("warm", HostRequest(self._seat))
+                self._worker.active = self._seat
+                reply = await self._worker.process.call(
+                    "train", request, lambda note: on_progress(progressed(work.offer.attempt, note))
+                )
+                result = understood(reply, Result)
+            except WorkerFailedError as error:
+                reason = "disk" if error.kind == "StoreError" else "error"
+                refusal = Refusal(reason, detail=error.message[:500])
+                return Ended(Result(refusal=refusal), alive=error.status is None)
+            finally:
+                self._worker.active = None
+        return Ended(result, alive=True)
+
+    def interrupt(self) -> None:
+        """See ``Trainer.interrupt``. Nothing while it is another's turn: the agent asks again."""
+        if self._worker.active == self._seat and (pid := self._worker.process.pid) is not None:
+            with contextlib.suppress(ProcessLookupError):  # it has just ended by itself
+                os.kill(pid, signal.SIGUSR1)
+
+    async def stop(self) -> None:
+        """See ``Trainer.stop``. The process ends with the last device that needs it."""
+        self._worker.needed.discard(self._seat)
+        async with self._worker.turn:  # nobody is served by a process that is ending
+            if not self._worker.needed:
+                await self._worker.process.stop(TRAINER_STOP_S)
+            elif self._worker.process.pid is not None:
+                with contextlib.suppress(WorkerFailedError):  # it has died, and the data with it
+                    await self._worker.process.call("leave", HostRequest(self._seat))
+
+
+async def run_agents(every: Sequence[Options], trainers: int, logs: Path) -> None:
+    """Until SIGTERM or SIGINT; an agent that ends by itself has failed, and ends the others.
+
+    Each writes its lines to ``logs``/<device>.log. Raises the EdgeFLError of the agent that failed.
+    """
+    keep_for_chunks()
+    async with contextlib.AsyncExitStack() as stack:
+        shared = HostedTrainers(trainers, logs)
+        agents = []
+        for options in every:
+            stream = stack.enter_context((logs / f"{options.device}.log").open("a", encoding="utf-8"))
+            agents.append(make_agent(options, line_writer("text", stream), shared.trainer))
+        tasks = [asyncio.create_task(agent.run()) for agent in agents]
+
+        def stop() -> None:
+            for agent in agents:
+                agent.stop()
+
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, stop)
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        stop()
+        ended = await asyncio.gather(*tasks, return_exceptions=True)
+    for options, one in zip(every, ended, strict=True):
+        if isinstance(one, EdgeFLError):
+            one.message = f"{options.device}: {one.message}"
+        if isinstance(one, BaseException):
+            raise one
+
+
+def main() -> None:
+    """Entry of the process: OPTIONS (JSON list of ``Options``), LOGS; the broker from EDGEFL_BROKER."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("options", type=Path)
+    parser.add_argument("logs", type=Path)
+    parser.add_argument("--trainers", type=int, default=1)
+    chosen = parser.parse_args()
+    with guarded():
+        broker = os.environ.pop("EDGEFL_BROKER", "")  # no child inherits the password
+        every = [
+            msgspec.structs.replace(options, broker=broker)
+            for options in msgspec.json.decode(chosen.options.read_bytes(), type=list[Options])
+        ]
+        asyncio.run(run_agents(every, chosen.trainers, chosen.logs))
+
+
+if __name__ == "__main__":
+    main()

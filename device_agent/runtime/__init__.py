@@ -1,0 +1,1 @@
+"""The supervisor's shell: MQTT, transfers, files and the trainer process."""

@@ -1,0 +1,254 @@
+"""The agent's I/O: events in, instructions out. The machine decides, this file only performs.
+
+One task takes events one by one; one task publishes messages in their order; the trainer and the two directions of
+objects run beside them and report back as events.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import shutil
+import time
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any
+
+import psutil
+
+from device_agent.core import state as v
+from device_agent.core.agent_timeouts import DIAL_FIRST_S, DIAL_LAST_S, LEAVE_S, SETTLE_S, TICK_S
+from device_agent.core.machine import initial, step
+from device_agent.runtime.incarnation import Identity, complete
+from device_agent.runtime.log import Emit
+from device_agent.runtime.renewal import Renewal
+from device_agent.runtime.store import AgentStore
+from device_agent.runtime.trainer_process import Trainer
+from device_agent.runtime.trainer_tasks import TrainerJobs
+from device_agent.runtime.transfers import Transfers
+from edgefl.errors import BrokerError, BrokerUnreachableError, MessageSizeError, ProtocolError
+from edgefl.protocol import topics
+from edgefl.protocol.messages import DownMessage, Offer, Presence, Renewed, UpMessage, decode_down, encode
+from edgefl.transport.base import Transport
+
+if TYPE_CHECKING:  # what checks signatures weighs a megabyte, which agents without an identity go without
+    from edgefl.identity.device import Credentials
+
+
+class Agent:
+    """One agent: ``run`` it until ``stop`` is called or something fails that a person must mend. Make it in a loop.
+
+    ``dial`` makes a transport that is not connected yet; a transport connects once, so each attempt takes a new one.
+    """
+
+    def __init__(
+        self,
+        identity: Identity,
+        dial: Callable[[], Transport],
+        trainer: Trainer,
+        store: AgentStore,
+        emit: Emit,
+        credentials: Credentials | None = None,
+    ) -> None:
+        self.identity = identity
+        self.transport = dial()
+        self._dial_next = dial
+        self.trainer = trainer
+        self.store = store
+        self.emit = emit
+        self.state = initial(identity.blank_state(), complete(store), store.load_facts(identity.fingerprint))
+        self._events: asyncio.Queue[v.Event] = asyncio.Queue()
+        self._outbox: asyncio.Queue[UpMessage] = asyncio.Queue()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._end: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._listening = False
+        self._settling = False  # the disk is taking what was saved
+        self._leaving: list[UpMessage] = []  # what the broker has not acknowledged
+        self._transfers = Transfers(
+            identity,
+            lambda: self.transport,
+            store.objects,
+            self._spawn,
+            self._post,
+            self._outbox.put_nowait,
+            emit,
+            self._leaving,
+            self.state.task.attempt if self.state.task is not None else None,
+        )
+        self._jobs = TrainerJobs(trainer, self._spawn, self._post, emit, self._transfers.figures)
+        self._perform = self._performers()
+        self._down = topics.down(identity.fleet, identity.device)
+        self._call = topics.call(identity.fleet)
+        self._credentials = credentials
+        self._renewal = None if credentials is None else Renewal(credentials, self._outbox.put_nowait, emit)
+
+    async def run(self) -> None:
+        """Until ``stop``. Raises the EdgeFLError that ended it."""
+        for file in self.store.set_aside:
+            self.emit("warning", text=f"a file of an earlier start can not be read; it was set aside as {file}")
+        try:
+            self._spawn(self._take_events())
+            self._spawn(self._connect())
+            await self._end
+        finally:
+            await self._leave()
+
+    def stop(self) -> None:
+        """End ``run`` without an error; safe in signal handlers of the loop, and twice."""
+        if not self._end.done():
+            self._end.set_result(None)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        async def guarded() -> None:
+            try:
+                await work
+            except Exception as error:  # what fails in a task ends the agent, which tells the user
+                if not self._end.done():
+                    self._end.set_exception(error)
+
+        task = asyncio.get_running_loop().create_task(guarded())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(lambda _: work.close())  # a task that is cancelled at once has never looked at it
+        return task
+
+    async def _connect(self) -> None:
+        self._post(v.Tick())  # lets the machine start the trainer while the broker is still being dialled
+        wait_s = DIAL_FIRST_S
+        while not await self._dial(pause_s := random.uniform(wait_s / 2, wait_s)):
+            await asyncio.sleep(pause_s)
+            wait_s = min(2 * wait_s, DIAL_LAST_S)
+        await self.transport.subscribe(topics.device_subscriptions(self.identity.fleet, self.identity.device))
+        self._listening = True
+        self._spawn(self._publish())
+        self._spawn(self._tick())
+        if self._renewal is not None:
+            self._spawn(self._renewal.run(self.transport))
+        self._on_connection(connected=True)
+
+    async def _dial(self, wait_s: float) -> bool:
+        self.transport.on_message = self._on_message
+        self.transport.on_connection = self._on_connection
+        try:
+            await self.transport.connect()
+        except BrokerUnreachableError as error:
+            self.emit("unreachable", text=error.message, remedy=error.remedy, retry_s=wait_s)
+            await self.transport.close()
+            self.transport = self._dial_next()
+            return False
+        return True
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_S)
+            self._post(v.Tick(psutil.virtual_memory().available))
+            self._transfers.tick(connected=self.state.connected)
+            if self.state.abandoned is not None:
+                self._jobs.interrupt()  # again: the first may have come before the trainer had read its order
+
+    async def _publish(self) -> None:
+        """In their order, which MQTT keeps, but without waiting for each to be acknowledged."""
+        while True:
+            message = await self._outbox.get()
+            self._leaving.append(message)
+            self._spawn(self._say(message))
+
+    async def _say(self, message: UpMessage) -> None:
+        topic = topics.presence if isinstance(message, Presence) else topics.up
+        try:
+            await self.transport.publish(topic(self.identity.fleet, self.identity.device), encode(message))
+        except MessageSizeError as error:  # also a guess, after connections that were cut: it is said again
+            self.emit("warning", text=error.message)
+        finally:
+            self._leaving.remove(message)
+
+    async def _take_events(self) -> None:
+        while True:
+            event = await self._events.get()
+            self.state, instructions = step(self.state, event, time.monotonic())
+            for instruction in instructions:
+                self._perform[type(instruction)](instruction)
+
+    def _post(self, event: v.Event) -> None:
+        self._events.put_nowait(event)
+
+    def _on_connection(self, connected: bool) -> None:
+        if not self._listening:
+            return  # the first connection counts once the subscriptions stand
+        self.emit("connected" if connected else "disconnected", device=self.identity.device)
+        self._post(v.Connected() if connected else v.Disconnected())
+
+    def _on_message(self, topic: str, payload: bytes) -> None:
+        try:
+            where = topics.parse(topic)
+            if topic == self._call:
+                self._post(v.Connected())  # says everything that a coordinator has to know
+            elif topic == self._down:
+                self._hear(self._credentials.verifier.open(topic, payload) if self._credentials else payload)
+            elif where.channel in {"down-object", "shared-object"}:
+                self._transfers.chunk(where.transfer, payload)
+        except ProtocolError as error:  # also a kind of message that only newer versions know
+            self.emit("ignored", topic=topic, text=error.message)
+
+    def _hear(self, body: bytes) -> None:
+        message = decode_down(body)
+        if not isinstance(message, Renewed):
+            self._post(self._received(message))
+        elif self._renewal is not None:
+            self._renewal.answered(message)
+
+    def _received(self, message: DownMessage) -> v.Received:
+        if not isinstance(message, Offer):
+            return v.Received(message)
+        sizes = {ref.id: ref.size for ref in message.manifest.values()}
+        missing = sum(size for name, size in sizes.items() if not self.store.objects.has(name))
+        return v.Received(message, v.Disk(missing, shutil.disk_usage(self.store.directory).free))
+
+    def _performers(self) -> dict[type, Callable[[Any], None]]:
+        return {
+            v.Send: lambda i: self._outbox.put_nowait(i.message),
+            v.Save: self._save,
+            v.SaveFacts: lambda i: self.store.save_facts(self.identity.fingerprint, i.facts),
+            v.Log: lambda i: self.emit(i.event, **i.fields),
+            v.Collect: self._collect,
+            v.Fetch: lambda i: self._transfers.fetch(i.offer),
+            v.StopFetch: lambda i: self._transfers.stop_fetch(),
+            v.Serve: lambda i: self._transfers.serve(i.update, i.grant),
+            v.StopServe: lambda i: self._transfers.stop_serve(),
+            v.StartTrainer: lambda i: self._jobs.start(),
+            v.StopTrainer: lambda i: self._jobs.stop(),
+            v.Train: self._jobs.train,
+            v.Interrupt: lambda i: self._jobs.interrupt(),
+        }
+
+    def _save(self, instruction: v.Save) -> None:
+        self.store.save(instruction.saved)
+        if not self._settling:
+            self._settling = True
+            self._spawn(self._settle())
+
+    async def _settle(self) -> None:
+        while not self.store.settled:
+            await asyncio.sleep(SETTLE_S)
+            await asyncio.to_thread(self.store.settle)
+        self._settling = False
+
+    def _collect(self, instruction: v.Collect) -> None:
+        if freed := self.store.objects.collect(set(instruction.keep)):
+            self.emit("collected", bytes=freed)
+            self._spawn(asyncio.to_thread(self.store.objects.empty))
+
+    async def _leave(self) -> None:
+        if self._listening and self.state.connected:
+            will = self.identity.will()
+            with contextlib.suppress(BrokerError, asyncio.TimeoutError):
+                await asyncio.wait_for(self.transport.publish(will.topic, will.payload), LEAVE_S)
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.trainer.stop()
+        await self.transport.close()
+        try:
+            self.store.close()
+        finally:
+            self.emit("stopped", device=self.identity.device, dropped=self.state.dropped)

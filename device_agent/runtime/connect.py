@@ -1,0 +1,193 @@
+"""The agent's process: from resolved options to a running agent.
+
+``edgefl-agent run`` checks the command line and the profile, then *becomes* this program (exec): a supervisor without
+typer and pydantic is 13 MB smaller for as long as it lives, and the broker's password leaves the list of processes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable, MutableMapping
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+import msgspec
+
+from device_agent.core.agent_timeouts import HEARTBEAT_S
+from device_agent.runtime.agent import Agent
+from device_agent.runtime.incarnation import Identity
+from device_agent.runtime.log import Emit, LineHandler, line_writer
+from device_agent.runtime.store import AgentStore, Owner, fingerprint
+from device_agent.runtime.trainer_process import Trainer, TrainerProcess, TrainerSettings
+from edgefl.console import guarded
+from edgefl.errors import EdgeFLError, IdentityError, MissingDependencyError
+from edgefl.identity.files import check_private
+from edgefl.protocol.topics import check_name
+from edgefl.records import Budget, Speed
+from edgefl.resources.allocator import keep_for_chunks
+from edgefl.resources.machine import capabilities
+from edgefl.transport.address import check_protected, parse_url
+from edgefl.transport.mqtt import MqttTransport
+
+if TYPE_CHECKING:
+    from edgefl.identity.device import Credentials
+
+MakeTrainer = Callable[[TrainerSettings, int], Trainer]
+#: Carries the options over the exec, and is taken out at once so that no child inherits the password.
+_VARIABLE = "EDGEFL_AGENT_OPTIONS"
+
+
+class Options(msgspec.Struct, frozen=True):
+    """What the user asked for, with the profile resolved."""
+
+    broker: str = ""
+    fleet: str = "default"
+    device: str = ""
+    data: str = ""
+    state: str = ""
+    profile: str = ""
+    budget: Budget = Budget()
+    speed: Speed = Speed()
+    heartbeat_s: float = HEARTBEAT_S
+    torch_device: str = "auto"
+    bad_samples: str = "error"
+    ca: str = ""
+    cert: str = ""
+    key: str = ""
+    form: str = "text"
+    debug: bool = False
+    insecure: bool = False
+
+
+def check_fit(data: str) -> None:
+    """Check requirements of training that are known without loading it: torch, and local data at its stated place.
+
+    Called before the agent connects, since a coordinator would count on the device. Raises
+    MissingDependencyError, DataError.
+    """
+    from edgefl.data.load import check_source
+
+    if importlib.util.find_spec("torch") is None:
+        raise MissingDependencyError("torch", "train")
+    check_source(data)
+
+
+def become(options: Options) -> NoReturn:
+    """Replace this process by the agent."""
+    check_name("fleet", options.fleet)
+    check_name("device", options.device)
+    check_fit(options.data)
+    environment = {name: value for name, value in os.environ.items() if name != "EDGEFL_BROKER"}
+    environment[_VARIABLE] = msgspec.json.encode(options).decode()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    arguments = [sys.executable, "-m", "device_agent.runtime.connect", options.fleet, options.device]
+    os.execve(sys.executable, arguments, environment)  # noqa: S606 - becoming the agent is the purpose; there is no shell
+
+
+def take_options(environment: MutableMapping[str, str]) -> Options:
+    """The options left by ``become``. Raises EdgeFLError when there are none."""
+    text = environment.pop(_VARIABLE, "")
+    if not text:
+        raise EdgeFLError(
+            "device_agent.runtime.connect is not meant to be started by hand", remedy="Use `edgefl-agent run`."
+        )
+    return msgspec.json.decode(text, type=Options)
+
+
+def make_agent(options: Options, emit: Emit, trainer: MakeTrainer = TrainerProcess) -> Agent:
+    """The agent, not yet running; it holds the lock of its state directory. Raises EdgeFLError.
+
+    ``trainer``: makes its trainer of the settings and the machine's memory in bytes.
+    """
+    state = Path(options.state)
+    check_protected(options.broker, insecure=options.insecure)
+    credentials = _credentials(state, options)
+    store = AgentStore(state, Owner(options.device, options.fleet), options.budget.disk_bytes)
+    try:
+        machine = msgspec.structs.replace(capabilities(state), speed=options.speed)
+        identity = Identity(
+            fleet=options.fleet,
+            device=options.device,
+            profile=options.profile,
+            budget=options.budget,
+            capabilities=machine,
+            heartbeat_s=options.heartbeat_s,
+            fingerprint=fingerprint(options.data, options.bad_samples, options.torch_device),
+            strict=credentials is not None,
+        ).started()
+        settings = TrainerSettings(
+            device=options.device,
+            data=options.data,
+            store=store.objects.root,
+            log=state / "trainer.log",
+            budget=options.budget,
+            bad_samples=options.bad_samples,
+            torch_device=options.torch_device,
+        )
+
+        client, ca, cert = f"{options.fleet}.{options.device}", options.ca, options.cert
+        if credentials is not None:
+            client, ca, cert = credentials.record.client_id, str(credentials.authority), str(credentials.certificate)
+
+        def dial() -> MqttTransport:
+            return MqttTransport(
+                options.broker, client, identity.will(), ca=ca or None, cert=cert or None, key=options.key or None
+            )
+
+        emit("starting", device=options.device, profile=options.profile, broker=str(parse_url(options.broker)))
+        return Agent(identity, dial, trainer(settings, machine.memory_total_bytes), store, emit, credentials)
+    except BaseException:
+        store.close()
+        raise
+
+
+def _credentials(state: Path, options: Options) -> Credentials | None:
+    """The identity in the state directory. Raises IdentityError when it is another's, or not fit to be used."""
+    if not (state / "credentials" / "device.json").is_file():
+        if options.key:
+            check_private(Path(options.key))
+        return None
+    from edgefl.identity.device import Credentials
+
+    if options.cert or options.key:
+        raise IdentityError(
+            f"{state} holds an identity of its own", remedy="Leave --cert and --key away, or name another --state."
+        )
+    found = Credentials(state)
+    if (found.record.fleet, found.record.device) != (options.fleet, options.device):
+        raise IdentityError(
+            f"the identity in {state} is of {found.record.device!r} in fleet {found.record.fleet!r}, not of "
+            f"{options.device!r} in {options.fleet!r}",
+            remedy="Leave --device and --fleet away, or name another --state.",
+        )
+    return found
+
+
+async def run_agent(options: Options, emit: Emit) -> None:
+    """Until SIGTERM or SIGINT. Raises the EdgeFLError that ended the agent."""
+    keep_for_chunks()
+    agent = make_agent(options, emit)
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, agent.stop)
+    await agent.run()
+
+
+def main() -> None:
+    """``python -m device_agent.runtime.connect``, with the options in the environment."""
+    with guarded():
+        options = take_options(os.environ)
+    emit = line_writer("json" if options.form == "json" else "text")
+    logging.basicConfig(handlers=[LineHandler(emit)], level=logging.WARNING, force=True)
+    with guarded(options.debug):
+        asyncio.run(run_agent(options, emit))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,166 @@
+"""What the agent keeps on disk: its identity, the attempt in hand, the unsent update, what the data is.
+
+Layout of the state directory::
+
+    lock           held while an agent runs here
+    identity.json  device name and fleet this directory belongs to
+    work.msgpack   values.Saved
+    work.copy      the same as the disk had it last; a loss of power may tear the other, which is not synced at once
+    facts.json     values.DataFacts and the fingerprint of the data they were read from
+    objects/       edgefl.storage.objects.ObjectStore
+    trainer.log
+
+Files are replaced whole, so that whatever ends the process leaves the old or the new one.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import threading
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from device_agent.core.state import DataFacts, Saved
+from edgefl.errors import StoreError
+from edgefl.storage.disk import explained, make_private, read_at_most, sweep_temporaries, sync_files, write_new
+from edgefl.storage.objects import ObjectStore
+
+T = TypeVar("T")
+#: An offer and an update of 120 KiB each, and what is kept of two rounds.
+MAX_FILE_BYTES = 4 * 2**20
+
+
+class Owner(msgspec.Struct, frozen=True):
+    """Whom a state directory belongs to."""
+
+    device: str = ""
+    fleet: str = ""
+
+
+class _Facts(msgspec.Struct, frozen=True):
+    fingerprint: str = ""
+    facts: DataFacts = DataFacts()
+
+
+class AgentStore:
+    """The state directory of one agent, locked while it is open. Raises StoreError when it cannot be used."""
+
+    def __init__(self, directory: Path, owner: Owner, limit_bytes: int | None = None) -> None:
+        self.directory = directory
+        self.set_aside: list[Path] = []  # files that could not be understood, under their new names
+        self._work = directory / "work.msgpack"
+        self._copy = directory / "work.copy"
+        self._newest = (0, b"")  # what was saved by this process: number, contents
+        self._lasting = 0  # the number that the disk has
+        self._settling = threading.Lock()
+        make_private(directory)
+        with explained("open", directory):
+            self._lock = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            self._take(owner)
+            sweep_temporaries(directory)
+            self.objects = ObjectStore(directory / "objects", limit_bytes, durable=False)
+        except BaseException:
+            os.close(self._lock)
+            raise
+
+    def _take(self, owner: Owner) -> None:
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise StoreError(
+                f"{self.directory} is in use by another agent", remedy="Stop it, or give each agent its own --state."
+            ) from error
+        known = self._read(self.directory / "identity.json", Owner)
+        if known is not None and known != owner:
+            raise StoreError(
+                f"{self.directory} belongs to device {known.device!r} of fleet {known.fleet!r}, "
+                f"not to {owner.device!r} of {owner.fleet!r}",
+                remedy="Start it with that --device and --fleet, or give this device a --state of its own.",
+            )
+        if known is None:
+            _write(self.directory / "identity.json", msgspec.json.encode(owner))
+
+    def close(self) -> None:
+        """Let another process use the directory. Raises StoreError when the disk does not take what was saved."""
+        if self._lock < 0:
+            return
+        try:
+            self.settle()
+        finally:
+            os.close(self._lock)
+            self._lock = -1
+
+    def load(self) -> Saved:
+        """The work in hand, or that of the copy where it can not be read.
+
+        Where neither can be, it is as if there were none: the coordinator offers again.
+        """
+        return self._read(self._work, Saved) or self._read(self._copy, Saved) or Saved()
+
+    def save(self, saved: Saved) -> None:
+        """Make ``saved`` what the next start finds, however this process ends. Raises StoreError.
+
+        After a loss of power it finds this or a later one only once ``settle`` has returned.
+        """
+        data = msgspec.msgpack.encode(saved)
+        with explained("write", self._work, len(data)):
+            write_new(self._work, data, durable=False)
+        self._newest = (self._newest[0] + 1, data)
+
+    @property
+    def settled(self) -> bool:
+        """Whether the disk has what was saved."""
+        return self._newest[0] == self._lasting
+
+    def settle(self) -> None:
+        """Have the disk keep what was saved. Callable from any thread. Raises StoreError."""
+        with self._settling:
+            number, data = self._newest
+            if number == self._lasting:
+                return
+            _write(self._copy, data)
+            sync_files([self._work])
+            self._lasting = number
+
+    def load_facts(self, fingerprint: str) -> DataFacts | None:
+        """What the data was, if it has not changed since."""
+        known = self._read(self.directory / "facts.json", _Facts)
+        return known.facts if known is not None and known.fingerprint == fingerprint else None
+
+    def save_facts(self, fingerprint: str, facts: DataFacts) -> None:
+        """Remember what the data is. Raises StoreError."""
+        _write(self.directory / "facts.json", msgspec.json.encode(_Facts(fingerprint, facts)))
+
+    def _read(self, file: Path, kind: type[T]) -> T | None:
+        decode = msgspec.json.decode if file.suffix == ".json" else msgspec.msgpack.decode
+        with explained("read", file):
+            try:
+                return decode(read_at_most(file, MAX_FILE_BYTES), type=kind)
+            except FileNotFoundError:
+                return None
+            except (ValueError, RecursionError):  # msgspec's errors are ValueErrors
+                # Renaming makes half-written files impossible; a damaged disk or another version remains.
+                self.set_aside.append(file.replace(file.with_suffix(file.suffix + ".damaged")))
+                return None
+
+
+def fingerprint(source: str, *more: str) -> str:
+    """Changes when the data may have changed: path, size and time of the file, or of a folder's manifest."""
+    path = Path(source)
+    file = path / "manifest.jsonl" if path.is_dir() else path
+    try:
+        status = file.stat()
+        seen = f"{status.st_size} {status.st_mtime_ns}"
+    except OSError:
+        seen = "absent"
+    return hashlib.sha256("\0".join([source, seen, *more]).encode()).hexdigest()
+
+
+def _write(file: Path, data: bytes) -> None:
+    with explained("write", file, len(data)):
+        write_new(file, data)

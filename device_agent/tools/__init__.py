@@ -1,0 +1,1 @@
+"""Commands beside the agent: doctor, profile, enrolment."""

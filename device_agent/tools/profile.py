@@ -1,0 +1,283 @@
+"""``edgefl-agent profile``: what this device is and does in a second, measured now, as a profile to plan with.
+
+What could not be measured is left out, with the reason in ``notes``: never zero as a measurement, never a guess.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import platform
+import secrets
+import statistics
+import time
+from collections.abc import Callable
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from edgefl.errors import BrokerError
+from edgefl.protocol import topics
+from edgefl.protocol.chunks import DEFAULT_CREDIT, fitting_chunk_bytes
+from edgefl.records import kind_of_machine
+from edgefl.resources.cuda import gpu_of
+from edgefl.resources.energy import EnergyProbe
+from edgefl.resources.machine import capabilities
+from edgefl.resources.temperature import temperature
+
+#: Bytes written and read back: more than a disk's own cache of a small device, less than wears a card out.
+DISK_BYTES = 64 * 2**20
+#: Bytes sent through the broker and back: a second at 4 MB/s.
+LINK_BYTES = 4 * 2**20
+#: Longest wait for what the broker gives back.
+LINK_S = 30.0
+#: Side of the matrices that are multiplied: 2 GFLOP a product.
+SIDE = 1024
+#: Seconds that each speed is measured for.
+WORK_S = 2.0
+#: A step of a small transformer: samples, tokens, width, blocks.
+STEP = (16, 64, 256, 2)
+
+
+def measured_profile(
+    name: str, torch_device: str, directory: Path, broker: str, fleet: str, **credentials: str
+) -> dict[str, Any]:
+    """The profile's fields, ready for YAML. ``broker``: an URL, or "" to leave the link out. Raises EdgeFLError."""
+    notes: list[str] = []
+    directory.mkdir(parents=True, exist_ok=True)
+    machine = capabilities(directory)
+    device = _device(torch_device)
+    training, power, source = _training(device)
+    speed: dict[str, Any] = {
+        "flops": _rounded(training),
+        "operation_s": _rounded(operation_seconds(device, training)),
+        "machine": kind_of_machine(machine),
+        "matmul": _matmul(device, notes),
+    }
+    if power is None:
+        notes.append(f"power_w: {source}")
+    elif source.startswith("ina3221"):  # the only one that is the whole device's
+        speed["power_w"] = round(power, 2)
+    else:
+        notes.append(f"power_w: {power:.1f} W by {source}, which is not the whole device; add the rest by hand")
+    speed |= _disk(directory)
+    if broker:
+        rate = asyncio.run(_link(broker, fleet, name, credentials, notes))
+        if rate is not None:
+            speed |= {"down_bytes": rate, "up_bytes": rate}
+    else:
+        notes.append("down_bytes, up_bytes: no --broker was given")
+    heat = temperature()
+    sensors = {"energy": source, "temperature": heat.source if heat.value is not None else heat.reason}
+    return {
+        "name": name,
+        "description": f"{machine.gpu or platform.processor() or machine.machine}, {machine.cores} cores, "
+        f"{machine.memory_total_bytes / 2**30:.1f} GiB, {machine.runtime}",
+        "date": f"{datetime.now(tz=timezone.utc):%Y-%m-%d}",
+        "source": f"edgefl-agent profile on this device ({device})",
+        "torch_device": device,
+        "memory_bytes": machine.memory_total_bytes,
+        **_gpu_memory(device),
+        "speed": speed,
+        "sensors": sensors,
+        "notes": notes,
+    }
+
+
+def _gpu_memory(device: str, cuda: Any = None) -> dict[str, Any]:
+    """Fields that say where a step's tensors are: none for a CPU. ``cuda``: a stand-in for ``torch.cuda``."""
+    if not device.startswith("cuda"):
+        return {}
+    if cuda is None:
+        from torch import cuda
+    gpu = gpu_of(cuda, device)
+    return {"unified": True} if gpu.shared else {"gpu_memory_bytes": gpu.total_bytes}
+
+
+def _device(wanted: str) -> str:
+    import torch
+
+    if wanted == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    return wanted
+
+
+def _training(device: str) -> tuple[float, float | None, str]:
+    """(FLOPs a second of training steps, watts meanwhile or None, the sensor or why there is none)."""
+    import torch
+    from torch import nn
+
+    from edgefl.resources.flops import FlopCounter
+
+    batch, tokens, width, depth = STEP
+    layer = nn.TransformerEncoderLayer(width, 4, 4 * width, 0.0, batch_first=True, norm_first=True)
+    model = nn.TransformerEncoder(layer, depth, enable_nested_tensor=False).to(device)
+    x = torch.randn(batch, tokens, width, device=device)
+
+    def step() -> None:
+        model.zero_grad(set_to_none=True)
+        model(x).square().mean().backward()
+        _wait(device)
+
+    with FlopCounter() as counter:
+        step()
+    flops = counter.flops
+    with EnergyProbe(device) as energy:
+        started = time.perf_counter()
+        seconds = _seconds(step)
+        spent = time.perf_counter() - started
+    figure = energy.figure()
+    told = figure.source if figure.value is not None else figure.reason
+    return flops / seconds, None if figure.value is None else figure.value / spent, told
+
+
+def operation_seconds(device: str, flops_rate: float) -> float:
+    """Seconds that an operation of a training step takes besides its FLOPs, of the median of many small steps.
+
+    A step of two encoders of size tiny is nearly all such time. The step is the trainer's own, its operations are
+    counted as the planner counts them; what the optimiser does comes on top of them, here as there.
+    """
+    import torch
+
+    from edgefl.models.sizes import encoder_of_size
+    from edgefl.models.spec import HeadSpec, ModelSpec
+    from edgefl.models.staged import build
+    from edgefl.plan.job import Hyper, Job, Slots
+    from edgefl.plan.schedule import SCHEDULES
+    from edgefl.pricing.round_price import price_step
+    from edgefl.training.batches import Batch
+    from edgefl.training.forward import Aids
+    from edgefl.training.step import make_optimizer, prepare, train_step
+
+    rows, names = 16, ("acc", "gyro")
+    encoders = {m: encoder_of_size("sensor", "tiny", (64, 3)) for m in names}
+    model = ModelSpec(encoders, 6, HeadSpec(width=64, out=32, dropout=0.0), 32, 4, tuple("abcd"))
+    stage = SCHEDULES["end_to_end"](model, [1] * 6, "auto")[-1]
+    slots = Slots({"cross_entropy": {"weight": 1.0}}, {"zero": {}})
+    job = Job(model, stage, Hyper(batch_size=rows, lr={"encoder": 1e-3, "head": 1e-3}), slots)
+    price = price_step(job, dict.fromkeys(names, rows))
+    built = build(model, stage.present, device=device)
+    prepare(built, stage.trained)
+    optimizer = make_optimizer(built, stage.trained, job.hyper)
+    inputs = {m: torch.randn(rows, 64, 3, device=device) for m in names}
+    batch = Batch(rows, inputs, dict.fromkeys(names), torch.arange(rows, device=device) % 4, complete=rows)
+
+    def step() -> None:
+        train_step(built, job, batch, optimizer, Aids())
+        _wait(device)
+
+    return max(0.0, _seconds(step, quartile=True) - price.flops / flops_rate) / price.operations
+
+
+def _matmul(device: str, notes: list[str]) -> dict[str, float]:
+    """FLOPs a second of a product of square matrices, by type."""
+    import torch
+
+    found = {}
+    for name in ("float32", "float16", "bfloat16"):
+        a = torch.randn(SIDE, SIDE, device=device).to(getattr(torch, name))
+
+        def product(a: Any = a) -> None:
+            a @ a
+            _wait(device)
+
+        try:
+            found[name] = _rounded(2 * SIDE**3 / _seconds(product))
+        except RuntimeError as error:
+            notes.append(f"matmul.{name}: {str(error).splitlines()[0]}")
+    return found
+
+
+def _wait(device: str) -> None:
+    import torch
+
+    if device.startswith("cuda"):
+        torch.cuda.synchronize()
+
+
+def _seconds(work: Callable[[], None], *, quartile: bool = False) -> float:
+    """Median duration, after one that does not count; ``quartile``: the lower one, of what others' work disturbs."""
+    work()
+    spent: list[float] = []
+    until = time.perf_counter() + WORK_S
+    while not spent or time.perf_counter() < until:
+        started = time.perf_counter()
+        work()
+        spent.append(time.perf_counter() - started)
+    return statistics.quantiles(spent)[0] if quartile and len(spent) > 1 else statistics.median(spent)
+
+
+def _disk(directory: Path) -> dict[str, int]:
+    """Bytes a second written (and synced) and read (past the page cache, where the system can be asked for that)."""
+    path = directory / f".edgefl-profile-{secrets.token_hex(4)}"
+    block = secrets.token_bytes(2**20)
+    try:
+        started = time.perf_counter()
+        with path.open("wb") as file:
+            for _ in range(DISK_BYTES // len(block)):
+                file.write(block)
+            file.flush()
+            os.fsync(file.fileno())
+            write_s = time.perf_counter() - started
+            if hasattr(os, "posix_fadvise"):
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        started = time.perf_counter()
+        with path.open("rb", buffering=0) as file:
+            while file.read(2**20):
+                pass
+        read_s = time.perf_counter() - started
+    finally:
+        path.unlink(missing_ok=True)
+    return {
+        "disk_write_bytes": int(_rounded(DISK_BYTES / write_s)),
+        "disk_read_bytes": int(_rounded(DISK_BYTES / read_s)),
+    }
+
+
+async def _link(url: str, fleet: str, device: str, credentials: dict[str, str], notes: list[str]) -> int | None:
+    """Bytes a second to the broker and back, of the slower way; None when nothing came back."""
+    from edgefl.transport.mqtt import MqttTransport
+
+    name = f"profile-{secrets.token_hex(4)}"
+    topic = topics.down_object(fleet, device, name)  # the device's own branch, to which nobody else listens
+    ca, cert, key = (credentials.get(name) for name in ("ca", "cert", "key"))
+    transport = MqttTransport(url, name, clean_session=True, ca=ca, cert=cert, key=key)
+    arrived, every = 0, asyncio.Event()
+
+    def on_message(_topic: str, payload: bytes) -> None:
+        nonlocal arrived
+        arrived += len(payload)
+        if arrived >= LINK_BYTES:
+            every.set()
+
+    transport.on_message = on_message
+    try:
+        await transport.connect()
+        await transport.subscribe([topic])
+        chunk = secrets.token_bytes(fitting_chunk_bytes(transport.max_payload, 96 * 1024))
+        started = time.perf_counter()
+        await asyncio.wait_for(_through(transport, topic, chunk, every), LINK_S)
+        return int(_rounded(arrived / (time.perf_counter() - started)))
+    except asyncio.TimeoutError:
+        notes.append(f"down_bytes, up_bytes: the broker gave back {arrived} of {LINK_BYTES} bytes in {LINK_S:.0f} s")
+    except BrokerError as error:
+        notes.append(f"down_bytes, up_bytes: {error.message}")
+    finally:
+        await transport.close()
+    return None
+
+
+async def _through(transport: Any, topic: str, chunk: bytes, every: asyncio.Event) -> None:
+    """As many in flight as in an exchange of parts."""
+    waiting: set[asyncio.Task[None]] = set()
+    for _ in range(-(-LINK_BYTES // len(chunk))):
+        if len(waiting) >= DEFAULT_CREDIT:
+            _, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        waiting.add(asyncio.ensure_future(transport.publish(topic, chunk)))
+    await asyncio.gather(*waiting)
+    await every.wait()
+
+
+def _rounded(value: float) -> float:
+    """Three digits: more is not repeatable."""
+    return float(f"{value:.3g}")

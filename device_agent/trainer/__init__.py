@@ -1,0 +1,1 @@
+"""The trainer process: the only part of the agent that loads torch."""

@@ -1,0 +1,107 @@
+"""A trainer process for several devices of one machine: they take turns, each with its own data and object store.
+
+For fleets of many devices on one machine (``edgefl run --trainers``), where a torch in each would fill it. Training is
+that of ``device_agent.trainer.process``. A round's step memory is still measured: one round at a time, above what the
+process held when it began. What the whole process holds belongs to no single device, and is not reported as one
+device's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import resource
+import signal
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import msgspec
+
+from device_agent.core.state import DataFacts, Result
+from device_agent.runtime.trainer_process import TrainRequest
+from device_agent.trainer.process import Trainer, die_with_parent
+from edgefl.process.worker import Note, serve
+from edgefl.records import Budget, Figure
+from edgefl.resources.allocator import give_back_at_once
+
+
+class Seat(msgspec.Struct, frozen=True):
+    """A device's place in a trainer process."""
+
+    device: str
+    data: str
+    store: str
+    bad_samples: str = "error"
+    torch_device: str = "auto"
+    budget: Budget = Budget()
+
+
+class HostRequest(msgspec.Struct, frozen=True):
+    """Body of every request: whose it is and, to train, the work."""
+
+    seat: Seat
+    work: TrainRequest | None = None
+
+
+class TrainerHost:
+    """The trainers by device, and which of them works."""
+
+    def __init__(self) -> None:
+        self._trainers: dict[Seat, Trainer] = {}
+        self._active: Trainer | None = None
+        self._counts: Any = None  # steps that any device has counted need not be counted again
+
+    def leave_off(self, signum: int, frame: FrameType | None) -> None:
+        """Signal handler: the round that is under way ends after its step."""
+        if self._active is not None:
+            self._active.leave_off(signum, frame)
+
+    def warm(self, body: object, note: Note) -> DataFacts:
+        """As ``Trainer.warm``, of the device that asks."""
+        return self._trainer(msgspec.convert(body, HostRequest).seat).warm()
+
+    def train(self, body: object, note: Note) -> Result:
+        """As ``Trainer.train``, of the device that asks."""
+        request = msgspec.convert(body, HostRequest)
+        self._active = self._trainer(request.seat)
+        self._active.counts = self._counts
+        try:
+            result = self._active.train(request.work, note)
+            self._counts = self._active.counts
+        finally:
+            self._active = None
+        return msgspec.structs.replace(result, figures={**result.figures, "process_peak_bytes": _shared()})
+
+    def leave(self, body: object, note: Note) -> None:
+        """The device does not need its trainer any more."""
+        self._trainers.pop(msgspec.convert(body, HostRequest).seat, None)
+
+    def _trainer(self, seat: Seat) -> Trainer:
+        if seat not in self._trainers:
+            self._trainers[seat] = Trainer(
+                seat.data, seat.bad_samples, Path(seat.store), seat.torch_device, seat.budget
+            )
+        return self._trainers[seat]
+
+
+def _shared() -> Figure:
+    return Figure(source="trainers shared by devices", reason="the process holds the data of other devices, too")
+
+
+def main() -> None:
+    """``python -m device_agent.trainer.shared``, started by the agents' host."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--parent", type=int, default=0)
+    die_with_parent(parser.parse_args().parent)
+    give_back_at_once()
+    # Each device's rows are in open files.
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    host = TrainerHost()
+    signal.signal(signal.SIGUSR1, host.leave_off)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group: the agents decide when this ends
+    serve({"warm": host.warm, "train": host.train, "leave": host.leave})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,147 @@
+"""The streaming weighted mean of tensors: theta = sum_k w_k theta_k / sum_k w_k, one device in memory at a time.
+
+FedAvg (McMahan et al. 2017, arXiv 1602.05629). Floating tensors are accumulated in f32; integer and boolean buffers are
+copied from the first device (D-L2). The same devices in the same order give the same bits.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from edgefl.errors import ModelError
+from edgefl.protocol.tensors import read_layout
+from edgefl.records import ObjectRef
+from edgefl.storage.disk import explained
+from edgefl.storage.objects import ObjectStore
+
+Tensor = npt.NDArray[Any]
+Tensors = Mapping[str, Tensor]
+#: Values added at a time: 1 MiB, which stays in the processor's cache.
+BLOCK = 2**18
+#: What the tensors of a part look like: name -> (shape, whether it is floating).
+Layout = dict[str, tuple[tuple[int, ...], bool]]
+
+
+class Outcome(NamedTuple):
+    """What became of one part. ``tensors`` None: it stays as it was, because of ``kept``."""
+
+    tensors: dict[str, Tensor] | None
+    weights: dict[str, Any]  # "devices": {name: weight}; "kept": weight of the part before; for prototypes "tables"
+    refused: dict[str, tuple[str, str]]  # device -> (machine-readable reason, detail)
+    kept: str = ""
+    ignored: tuple[str, ...] = ()  # devices that have no samples of it
+
+
+class MisfitError(ModelError):
+    """A device's tensors do not fit the part. ``reason``: names, shape, dtype, not_finite or range."""
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message, remedy="The device and the coordinator must build the same model.")
+        self.reason = reason
+
+
+class WeightedMean:
+    """Takes one device's tensors at a time. ``layout``: what to expect; default: what the first device brings."""
+
+    def __init__(self, layout: Layout | None = None) -> None:
+        self._layout = layout
+        self._sums: dict[str, Tensor] = {}
+        self._weight = 0.0
+
+    def add(self, weight: float, tensors: Tensors) -> None:
+        """Take one device. Raises MisfitError, changing nothing, when its tensors do not fit or are not finite."""
+        layout = self._layout = layout_of(tensors) if self._layout is None else self._layout
+        check(tensors, layout)
+        first = not self._sums
+        for name, (_, floating) in layout.items():
+            if not floating:
+                if first:
+                    self._sums[name] = np.array(tensors[name])
+                continue
+            if first:
+                self._sums[name] = np.multiply(tensors[name], np.float32(weight), dtype=np.float32, order="C")
+            else:
+                _add(self._sums[name], tensors[name], np.float32(weight))
+        self._weight += weight
+
+    def result(self) -> dict[str, Tensor]:
+        """The mean, renormalised over what was taken. Raises ModelError when that weighs nothing."""
+        if not self._weight > 0:
+            raise ModelError("a weighted mean of nothing", remedy="Leave a part that nobody trained as it is.")
+        if abs(self._weight - 1) > 1e-9:  # somebody was refused; else the weights sum to 1 but for rounding
+            for tensor in self._sums.values():
+                if tensor.dtype == np.float32:
+                    tensor /= np.float32(self._weight)
+        return self._sums
+
+
+def _add(total: Tensor, tensor: Tensor, weight: np.float32) -> None:
+    """total += weight * tensor, block by block: a product as large as the tensor is never there."""
+    flat, more = total.reshape(-1), np.ascontiguousarray(tensor).reshape(-1)
+    for start in range(0, flat.size, BLOCK):
+        span = slice(start, start + BLOCK)
+        flat[span] += np.multiply(more[span], weight, dtype=np.float32)
+
+
+def layout_of(tensors: Tensors) -> Layout:
+    """The layout of a part, sorted by name."""
+    return {name: (tensor.shape, _floating(tensor)) for name, tensor in sorted(tensors.items())}
+
+
+def stored_layout(store: ObjectStore, ref: ObjectRef) -> Layout:
+    """The same of a part in the store, whose values are not read. Raises StoreError, ProtocolError."""
+    path = store.path(ref.id)
+    with explained("read", path):
+        return read_layout(path)
+
+
+def check(tensors: Tensors, layout: Layout) -> None:
+    """Raises MisfitError, naming the tensor, when ``tensors`` do not have this layout, or as ``check_finite`` does."""
+    for verb, names in (("lacks", layout.keys() - tensors.keys()), ("has unknown", tensors.keys() - layout.keys())):
+        if names:
+            raise MisfitError(
+                "names", f"it {verb} tensor '{min(names)}'" + f" and {len(names) - 1} more" * (len(names) > 1)
+            )
+    for name, (shape, floating) in layout.items():
+        tensor = tensors[name]
+        if tensor.shape != shape:
+            raise MisfitError("shape", f"tensor '{name}' is {list(tensor.shape)}, expected {list(shape)}")
+        if _floating(tensor) != floating:
+            raise MisfitError(
+                "dtype", f"tensor '{name}' is {tensor.dtype}, expected {'float' if floating else 'integer'}"
+            )
+    check_finite({name: tensors[name] for name, (_, floating) in layout.items() if floating})
+
+
+def check_finite(tensors: Tensors) -> None:
+    """Raises MisfitError, naming the tensor and where, for the first one that f32 arithmetic can not go on with.
+
+    That is one with a value that is NaN or infinite, or with finite values whose sum of squares overflows (from 1.8e19
+    on): the first product with such a tensor is infinite.
+    """
+    with np.errstate(over="ignore", invalid="ignore"):
+        broken = next((name for name, one in tensors.items() if _floating(one) and not _calculable(one)), None)
+    if broken is None:
+        return
+    tensor = tensors[broken]
+    bad = np.flatnonzero(~np.isfinite(tensor))
+    at = bad[0] if len(bad) else np.abs(tensor).argmax()
+    value, where = tensor.reshape(-1)[at], [int(i) for i in np.unravel_index(at, tensor.shape)]
+    if len(bad):
+        text = f"tensor '{broken}' holds NaN or infinity: {value} at {where}, and {len(bad) - 1} more"
+        raise MisfitError("not_finite", text)
+    raise MisfitError("range", f"tensor '{broken}' holds {value:g} at {where}: its sum of squares overflows f32")
+
+
+def _calculable(tensor: Tensor) -> bool:
+    flat = tensor.reshape(-1)
+    return math.isfinite(np.dot(flat, flat))
+
+
+def _floating(tensor: Tensor) -> bool:
+    return tensor.dtype.kind == "f"

@@ -1,0 +1,113 @@
+"""Merging the "prototypes" part of a round's updates: tables of class means, weighted by their own counts.
+
+Unlike other parts its tensors may differ between devices: one that lacks a modality sends no table for it, and a table
+may appear in a later round. So shapes are settled first (the previous state's, else what most devices sent), then the
+fitting tables are merged one device at a time.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from edgefl.aggregation.mean import Outcome, Tensors
+from edgefl.aggregation.slots import Choice
+from edgefl.errors import ModelError, ProtocolError
+from edgefl.prototypes.adaptive import Pairs
+from edgefl.prototypes.table import ClassMeans, Merger, Weighting, from_tensors, to_tensors
+
+Load = Callable[[], Tensors]
+Shape = tuple[int, ...]
+
+
+def merge_prototypes(
+    loaders: Mapping[str, Load], previous: Load | None, slot: Choice, rng: np.random.Generator
+) -> Outcome:
+    """The next "prototypes" tensors from the devices' (device -> loader, in the order to take them).
+
+    ``slot``: class means are averaged, adaptive ones completed and clustered. Weights in the outcome: a device's share
+    of all samples in the tables, and per table; for adaptive ones how the global ones came about.
+    """
+    if slot.name == "adaptive":
+        return _adaptive(loaders, slot, rng)
+    weighting: Weighting = "class" if slot.options.get("weighting") == "class" else "modality"
+    before = from_tensors(previous()) if previous is not None else {}
+    shapes, refused = _shapes(loaders)
+    expected = _expected(shapes, before)
+    mergers: dict[str, Merger] = {}
+    counts: dict[str, dict[str, float]] = {}  # table -> device -> samples
+    for device, tables in shapes.items():
+        misfit = next((name for name, shape in tables.items() if shape != expected[name]), None)
+        if misfit is not None:
+            text = f"table '{misfit}' is {list(tables[misfit])}, expected {list(expected[misfit])}"
+            refused[device] = ("shape", text)
+            continue
+        for name, table in from_tensors(loaders[device]()).items():
+            mergers.setdefault(name, Merger(weighting)).add(table)
+            counts.setdefault(name, {})[device] = float(table.counts.sum())
+    if not mergers:
+        return Outcome(None, {"devices": {}, "tables": {}}, refused, "no device sent usable prototypes")
+    merged = {name: merger.result(before.get(name)) for name, merger in mergers.items()}
+    weights: dict[str, dict[str, Any]] = {"devices": _shares(_totals(counts))}
+    weights["tables"] = {name: _shares(counts[name]) for name in sorted(counts)}
+    return Outcome(to_tensors({**before, **merged}), weights, refused)
+
+
+def _adaptive(loaders: Mapping[str, Load], slot: Choice, rng: np.random.Generator) -> Outcome:
+    """Global pairs of the devices' pairs; those of the round before are forgotten, as in the paper."""
+    tables: dict[str, dict[str, ClassMeans]] = {}
+    width = 0  # of all tables alike: the first fitting device's
+    refused: dict[str, tuple[str, str]] = {}
+    for device, load in loaders.items():
+        try:
+            own = from_tensors(load())
+            Pairs(own)
+        except (ProtocolError, ModelError) as error:
+            refused[device] = ("malformed", error.message)
+            continue
+        sizes = {m: table.means.shape[1] for m, table in own.items()}
+        wanted = width or next(iter(sizes.values()), 0)
+        odd = next((m for m, size in sizes.items() if size != wanted), None)
+        if odd is None:
+            tables[device], width = own, wanted
+        else:
+            refused[device] = ("shape", f"table '{odd}' is {sizes[odd]} wide, others are {wanted}")
+    found, record = slot.method(tables, rng)
+    if not record["pairs"]:
+        return Outcome(None, {"devices": {}, "tables": {}}, refused, "no device sent usable prototypes")
+    counts = {d: float(sum(table.counts.sum() for table in own.values())) for d, own in tables.items()}
+    return Outcome(to_tensors(found), {"devices": _shares(counts), "tables": {}, "pairs": record}, refused)
+
+
+def _shapes(loaders: Mapping[str, Load]) -> tuple[dict[str, dict[str, Shape]], dict[str, tuple[str, str]]]:
+    """Shapes of each device's tables, and who sent something malformed."""
+    shapes: dict[str, dict[str, Shape]] = {}
+    refused: dict[str, tuple[str, str]] = {}
+    for device, load in loaders.items():
+        try:
+            shapes[device] = {name: table.means.shape for name, table in from_tensors(load()).items()}
+        except ProtocolError as error:
+            refused[device] = ("malformed", error.message)
+    return shapes, refused
+
+
+def _expected(shapes: Mapping[str, Mapping[str, Shape]], before: Mapping[str, ClassMeans]) -> dict[str, Shape]:
+    votes: dict[str, Counter[Shape]] = {}
+    for tables in shapes.values():
+        for name, shape in tables.items():
+            votes.setdefault(name, Counter())[shape] += 1
+    most = {name: counter.most_common(1)[0][0] for name, counter in votes.items()}  # ties: the first device's
+    return {**most, **{name: table.means.shape for name, table in before.items()}}
+
+
+def _totals(counts: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+    devices = sorted({device for table in counts.values() for device in table})
+    return {device: sum(table.get(device, 0.0) for table in counts.values()) for device in devices}
+
+
+def _shares(counts: Mapping[str, float]) -> dict[str, float]:
+    total = sum(counts.values())
+    return {device: count / total if total else 0.0 for device, count in counts.items()}

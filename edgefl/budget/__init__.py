@@ -1,0 +1,1 @@
+"""Predicted cost of a stage, and what of it fits a device budget."""

@@ -1,0 +1,225 @@
+"""The planner of one stage: per device the largest micro-batch, then the deepest training, that fits its budget.
+
+Order of retreat: whole batch, smaller micro-batches, the smallest with blocks computed anew in the backward pass (the
+outcome of all these is the same); then a leaner optimiser, where the run file names one; then without storing the
+frozen prefix's outcome (which takes disk); then fewer trained encoder stages (from the input side), each again from the
+whole batch. Where the step is on a card and the process' memory is short, smaller steps and a leaner optimiser are no
+way out: what comes through the process are whole parts and whole batches. What a device has declined with a measurement
+is not offered again, nor anything larger.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import NamedTuple
+
+import msgspec
+
+from edgefl.budget.eligibility import verdict
+from edgefl.budget.stage_cost import Price, cost_of, figures_of, first_figures
+from edgefl.models.spec import ModelSpec, is_encoder
+from edgefl.plan.frozen_prefix import can_cache, prefixes, with_cache
+from edgefl.plan.job import Cache, Candidate, Decline, Hyper, Job, Placement, Slots, Stage, Transfer
+from edgefl.plan.schedule import is_closing, restrict, shallower, trained_stages
+from edgefl.plan.usable_samples import completed, needs_pairs, unlabelled, usable_samples
+from edgefl.records import HOST, Cost, Refusal
+
+_MEMORY = frozenset({"memory", "step_memory"})
+
+
+def micro_batches(batch_size: int) -> list[int]:
+    """0 (the whole batch), then halves of it down to about 1/32, smallest 1."""
+    sizes, size = [0], batch_size // 2
+    while size >= 1 and size * 32 >= batch_size:
+        sizes.append(size)
+        size //= 2
+    return sizes
+
+
+def place(
+    model: ModelSpec,
+    stage: Stage,
+    hyper: Hyper,
+    slots: Slots,
+    candidate: Candidate,
+    part_bytes: Mapping[str, int],
+    price: Price,
+    *,
+    before: Stage | None = None,
+    transfer: Transfer | None = None,
+    signature: str = "",
+) -> Placement:
+    """What ``candidate`` trains in ``stage``; a placement with a refusal when nothing fits.
+
+    ``before``: the stage whose rounds came before, from whose stored prefix this one's goes on. ``transfer``: how parts
+    travel; the first and last rounds of a stage, in which some come whole, take more bytes. ``signature``: what
+    clusters are made of, which a device sends once.
+    """
+    filled = msgspec.structs.replace(candidate, samples=completed(slots, candidate.samples, model.encoders))
+    refusal = _unfit(model, hyper, slots, filled)
+    if refusal is not None:
+        return Placement(device=candidate.device, stage=stage, refusal=refusal)
+    own = restrict(stage, [m for m in model.encoders if filled.samples.get(m, 0) > 0])
+    if is_closing(stage) and (refusal := _unteachable(model, own, filled)) is not None:
+        return Placement(device=candidate.device, stage=own, refusal=refusal)
+    if needs_pairs(slots) and not any(candidate.class_counts):
+        own = _without_labels(own, slots)
+    if not candidate.capabilities.torch_device.startswith("cuda"):
+        hyper = msgspec.structs.replace(hyper, precision="f32")
+    job = Job(model=model, stage=own, hyper=hyper, slots=slots, transfer=transfer or Transfer())
+    short = False
+    for variant in _retreats(job, stage):
+        if variant.hyper.leaned and not short:
+            continue  # another optimiser takes less memory, and nothing else
+        cost = partial(cost_of, stage=stage, part_bytes=part_bytes, before=before, signature=signature)
+        found = _largest(variant, candidate, price, cost, before=before)
+        if isinstance(found, Placement):
+            return found
+        refusal, short = found.refusal or refusal, found.short
+    if refusal is None:
+        told = candidate.declined
+        refusal = told[-1].refusal if told else Refusal(reason="error", detail="no variant is left")
+    return Placement(device=candidate.device, stage=own, refusal=refusal)
+
+
+class _Nothing(NamedTuple):
+    """No size fits: why the last one tried does not (None: all were declined); whether any lacked memory."""
+
+    refusal: Refusal | None
+    short: bool
+
+
+def _retreats(job: Job, stage: Stage) -> Iterator[Job]:
+    """Ever less: the job at each depth, with its prefix stored or not, with its own optimiser or the lean one."""
+    for variant in shallower(job.stage):
+        at_depth = msgspec.structs.replace(job, stage=variant)
+        for cache in _stores(at_depth, stage):
+            stored = with_cache(at_depth, cache)
+            yield stored
+            if (lean := job.hyper.lean) is not None:
+                changes = {"optimizer": lean.optimizer, "lr": lean.lr, "leaned": True}
+                yield msgspec.structs.replace(stored, hyper=msgspec.structs.replace(stored.hyper, **changes))
+
+
+def _pieces(job: Job) -> list[tuple[int, bool]]:
+    """(micro-batch, whether blocks are computed anew), from most memory to least."""
+    sizes = micro_batches(job.hyper.batch_size)
+    anew = any(is_encoder(part) for part in job.stage.trained)
+    return [*((size, False) for size in sizes), *([(sizes[-1], True)] if anew else [])]
+
+
+def _stores(job: Job, stage: Stage) -> tuple[Cache, ...]:
+    """How the job's prefixes may be stored, the best first: not where others train them in ``stage``."""
+    moving = {part for prefix in prefixes(job).values() for part in prefix.parts} & set(stage.trained)
+    return (job.hyper.cache, "") if job.hyper.cache and can_cache(job) and not moving else ("",)
+
+
+def _largest(
+    job: Job,
+    candidate: Candidate,
+    price: Price,
+    cost_: Callable[..., Cost],
+    *,
+    before: Stage | None,
+) -> Placement | _Nothing:
+    """The job with the largest micro-batch that fits; else why there is none."""
+    refusal, short = None, False
+    for micro, anew in _pieces(job):
+        hyper = msgspec.structs.replace(job.hyper, micro_batch=micro, checkpoint=anew)
+        job = msgspec.structs.replace(job, hyper=hyper)
+        if _declined(job, candidate):
+            short = True
+            continue
+        priced = price(job, candidate.samples)
+        cost = cost_(job, candidate=candidate, priced=priced)
+        refusal = verdict(cost, candidate)
+        if refusal is None:
+            return Placement(
+                device=candidate.device,
+                stage=job.stage,
+                hyper=job.hyper,
+                cost=cost,
+                factors=candidate.factors,
+                predicted=figures_of(cost),
+                predicted_first=first_figures(job, before, cost, priced.filling, candidate),
+            )
+        if refusal.reason not in _MEMORY or refusal.where == HOST:
+            break  # a smaller micro-batch costs more FLOPs and as many bytes: only a shallower stage can help
+        short = True
+    return _Nothing(refusal, short)
+
+
+def trained_depth(stage: Stage) -> int:
+    """How many encoder stages the stage trains; embeddings count as one."""
+    return len(trained_stages(stage))
+
+
+def _unfit(model: ModelSpec, hyper: Hyper, slots: Slots, candidate: Candidate) -> Refusal | None:
+    for modality, shape in candidate.modalities.items():
+        spec = model.encoders.get(modality)
+        if shape and spec is not None and tuple(spec.input_shape) != tuple(shape):
+            detail = f"{modality} samples have shape {tuple(shape)}, the model takes {tuple(spec.input_shape)}"
+            return Refusal(reason="data", detail=detail)
+    if not any(candidate.samples.get(modality) for modality in model.encoders):
+        own = ", ".join(m for m in candidate.samples if m) or "no modality"
+        return Refusal(reason="data", detail=f"this device has {own}, the model takes {', '.join(model.encoders)}")
+    unknown = not candidate.class_counts and not needs_pairs(slots)  # its trainer will tell
+    labelled = None if unknown else sum(candidate.class_counts)
+    if labelled is not None and (refusal := unlabelled(slots, candidate.samples.get("", 0), labelled)) is not None:
+        return refusal
+    usable = usable_samples(slots, candidate.samples, list(model.encoders), labelled)
+    if usable < hyper.batch_size:
+        return Refusal(
+            reason="data",
+            needed=float(hyper.batch_size),
+            allowed=float(usable),
+            unit="samples",
+            detail="fewer usable samples than one batch",
+        )
+    return None
+
+
+def _unteachable(model: ModelSpec, own: Stage, candidate: Candidate) -> Refusal | None:
+    """Why a device has nothing to teach networks that match: a classifier labels, a prior another modality."""
+    if model.matching == "classifier" and candidate.class_counts and not any(candidate.class_counts):
+        return Refusal("data", detail="none of its samples has a label, which a matching classifier learns from")
+    if model.matching == "prior" and len(own.trained) < 2:
+        return Refusal("data", detail="it has one modality, from which a matching network has none to predict")
+    return None
+
+
+def _without_labels(stage: Stage, slots: Slots) -> Stage:
+    """What a device without labels trains beside others that have them: not the classifier, nor what only it needs."""
+    useless = {"task"} if {"mcm", "gmc"} & set(slots.objective) else {"task", "fusion"}
+    kept = tuple(part for part in stage.trained if part not in useless)
+    return msgspec.structs.replace(stage, trained=kept)
+
+
+def decline_of(placement: Placement, refusal: Refusal) -> Decline:
+    """What a device declines with ``refusal`` when it was offered this."""
+    hyper, depth = placement.hyper, trained_depth(placement.stage)
+    size = hyper.micro_batch or hyper.batch_size
+    return Decline(depth, size, bool(hyper.cache), refusal, hyper.checkpoint, hyper.leaned)
+
+
+def _declined(job: Job, candidate: Candidate) -> bool:
+    """Whether the device declined this, or something at most as large.
+
+    For want of disk, or of range in what is stored, it declined the storing alone; a part that did not unpack says
+    nothing of sizes. What it takes to store a prefix and what a step takes are not to be compared.
+    """
+    hyper, depth = job.hyper, trained_depth(job.stage)
+    for was in candidate.declined:
+        if was.refusal.reason == "packed" or was.cached != bool(hyper.cache):
+            continue
+        if was.cached and was.refusal.reason in {"disk", "cache"}:
+            return True
+        if was.refusal.where == HOST:  # a smaller step, anew or leaned, brings as much through the process
+            if depth >= was.depth:
+                return True
+            continue
+        less = depth < was.depth or (hyper.micro_batch or hyper.batch_size) < was.micro_batch
+        if not less and hyper.checkpoint <= was.checkpoint and hyper.leaned <= was.leaned:
+            return True
+    return False

@@ -1,0 +1,213 @@
+"""What a round costs one device, from the price of its steps and the sizes of its parts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from math import prod
+from typing import NamedTuple
+
+import msgspec
+
+from edgefl.budget.traffic import bytes_of, moved, packed_of
+from edgefl.models.spec import EncoderSpec, token_count
+from edgefl.plan.exchange import kept, packing_of, sent
+from edgefl.plan.frozen_prefix import VALUE_BYTES, built_parts, prefixes, stored_bytes, together_in
+from edgefl.plan.job import Candidate, Job, Stage, Transfer
+from edgefl.plan.usable_samples import completed
+from edgefl.records import Cost, Figure, Figures, has_card
+
+
+class Priced(NamedTuple):
+    """What a round needs: memory of its largest moment in bytes, FLOPs of a usual round.
+
+    ``filling``: FLOPs for every sample through one part of a stored prefix, once; {} where nothing is stored;
+    ``filling_peak``: memory meanwhile. ``memory``: what ``peak`` consists of, by the names of ``MEMORY``.
+    ``sample_flops``: of a step, by row. ``step_flops``, ``operations``: of all training steps of the round.
+    ``libraries``: memory of a step on a CPU that is no tensor.
+    """
+
+    peak: int
+    flops: float
+    filling: Mapping[str, float] = {}
+    filling_peak: int = 0
+    memory: Mapping[str, int] = {}
+    sample_flops: float = 0.0
+    step_flops: float = 0.0
+    operations: float = 0.0
+    libraries: int = 0
+
+
+#: What memory goes to. Activations are all that a step makes besides gradients; transit: parts that come and go.
+MEMORY = ("weights", "gradients", "optimizer", "batch", "activations", "transit", "libraries")
+
+#: Of a value that comes from a GPU to be stored: as f32, and beside it its magnitude or the copy that is written.
+_OUTCOME_BYTES = 8
+
+#: price(job, samples)
+Price = Callable[[Job, Mapping[str, int]], Priced]
+
+
+def cost_of(
+    job: Job,
+    stage: Stage,
+    candidate: Candidate,
+    part_bytes: Mapping[str, int],
+    priced: Priced,
+    *,
+    before: Stage | None = None,
+    signature: str = "",
+) -> Cost:
+    """The cost of a usual round, by what the device has been measured to need of what was predicted.
+
+    ``before``, ``signature``: as in ``travel.moved``, which tells the bytes.
+    """
+    exchange = job.slots.exchange
+    bytes_ = moved(job, stage, before, candidate, part_bytes, signature)
+    trained = bytes_of(sent(job.stage, exchange), part_bytes)
+    down = [part for part in sent(stage, exchange) if part in job.stage.present]
+    factor, samples = candidate.factors, completed(job.slots, candidate.samples, job.model.encoders)
+    exchanging = _exchange_peak(job, part_bytes)
+    beside = 0 if has_card(candidate.capabilities) else priced.libraries
+    peak = max(priced.peak, sum(exchanging.values())) + beside
+    cost = Cost(
+        step_peak_bytes=round(peak * factor.get("step_peak_bytes", 1.0)),
+        flops=priced.flops * factor.get("flops", 1.0),
+        filling_flops=sum(priced.filling.values()),
+        filling_peak_bytes=priced.filling_peak,
+        payload_down_bytes=bytes_.down,
+        payload_up_bytes=bytes_.up,
+        whole_up_bytes=bytes_.whole_up,
+        joining_down_bytes=bytes_.joining,
+        entering_down_bytes=bytes_.entering,
+        prototypes_down_bytes=bytes_.prototypes_down,
+        signature_bytes=bytes_.signature,
+        disk_bytes=bytes_.joining
+        + bytes_.whole_up
+        + bytes_.signature
+        + _beside(down, trained, part_bytes, job.transfer)
+        + stored_bytes(job, samples),
+        memory={
+            **(priced.memory if priced.peak >= sum(exchanging.values()) else exchanging),
+            **({"libraries": beside} if beside else {}),
+        },
+        staging_bytes=_staging(job, part_bytes),
+        step_flops=priced.step_flops,
+        operations=priced.operations,
+    )
+    return timed(cost, candidate)
+
+
+def _exchange_peak(job: Job, part_bytes: Mapping[str, int]) -> dict[str, int]:
+    """Memory while parts come and go, by names of ``MEMORY``: the model, and what is in hand of one part."""
+    return {"weights": bytes_of(built_parts(job), part_bytes), "transit": _in_hand(job, part_bytes)}
+
+
+def _in_hand(job: Job, part_bytes: Mapping[str, int]) -> int:
+    """Of one part what is read, and what is packed of it."""
+    lossy = any(packing != "f32" for _, packing in (*job.transfer.up, *job.transfer.down))
+    return (2 if lossy else 1) * max((part_bytes.get(part, 0) for part in built_parts(job)), default=0)
+
+
+def _staging(job: Job, part_bytes: Mapping[str, int]) -> int:
+    """Host memory of a round whose model is in a GPU's own: the most of what passes through the process at a time.
+
+    Copies of what is sent and kept, with a part in hand; one batch as read, or as its stored prefixes are; what fills a
+    store.
+    """
+    staying = job.stage.trained if "poverty" in job.slots.repair else kept(job)
+    copies = bytes_of(sent(job.stage, job.slots.exchange), part_bytes) + bytes_of(staying, part_bytes)
+    stored, width = prefixes(job), VALUE_BYTES.get(job.hyper.cache, 0)
+    rows = sum(
+        stored[m].tokens * encoder.width * width if m in stored else _raw_bytes(encoder)
+        for m, encoder in job.model.encoders.items()
+    )
+    return max(copies + _in_hand(job, part_bytes), job.hyper.batch_size * rows, _filling(job, part_bytes))
+
+
+def _raw_bytes(encoder: EncoderSpec) -> int:
+    """A sample as it is read."""
+    return prod(encoder.input_shape) * (8 if encoder.kind == "text" else 4)
+
+
+def _filling(job: Job, part_bytes: Mapping[str, int]) -> int:
+    """The most that filling a store takes of the process: a frozen part as read, or some samples, in or out of it.
+
+    Inside a prefix all tokens are stored, at its end those that are read later.
+    """
+    most = 0
+    for m, prefix in prefixes(job).items():
+        encoder = job.model.encoders[m]
+        tokens = token_count(encoder) if prefix.depth else prefix.tokens
+        sample = max(_raw_bytes(encoder), tokens * encoder.width * _OUTCOME_BYTES)
+        most = max(most, together_in(job) * sample, *(part_bytes.get(part, 0) for part in prefix.parts))
+    return most
+
+
+def timed(cost: Cost, candidate: Candidate) -> Cost:
+    """The cost with the seconds and joules that its FLOPs and bytes take on this device; 0 where that is not known.
+
+    Each is corrected by its own factor alone: none holds another's.
+    """
+    speed, factor = candidate.capabilities.speed, candidate.factors
+    if not speed.flops:
+        return cost
+    plain = cost.flops / factor.get("flops", 1.0) / speed.flops + cost.operations * speed.operation_s
+    steps = cost.step_flops / speed.flops + cost.operations * speed.operation_s if cost.step_flops else plain
+    transfer = 0.0
+    for payload, rate in ((cost.payload_down_bytes, speed.down_bytes), (cost.payload_up_bytes, speed.up_bytes)):
+        transfer += payload / rate if rate else 0.0
+    compute = steps * factor.get("compute_s", 1.0)
+    energy = (plain + transfer) * speed.power_w * factor.get("energy_j", 1.0)
+    return msgspec.structs.replace(cost, compute_s=compute, wall_s=max(compute, plain) + transfer, energy_j=energy)
+
+
+def filled(cost: Cost, more: float, candidate: Candidate) -> Cost:
+    """The cost of a round that also takes ``more`` FLOPs to fill a store."""
+    if not more:
+        return cost
+    peak = max(cost.step_peak_bytes, cost.filling_peak_bytes)
+    both = msgspec.structs.replace(cost, flops=cost.flops + more, step_peak_bytes=peak)
+    speed = candidate.capabilities.speed
+    if not speed.flops or not cost.flops:
+        return both
+    # Steps take what they took: filling is before them, and only in the wall time and the joules.
+    seconds = more / speed.flops
+    rate = cost.energy_j / cost.wall_s if cost.wall_s else 0.0
+    return msgspec.structs.replace(both, wall_s=cost.wall_s + seconds, energy_j=cost.energy_j + seconds * rate)
+
+
+def _beside(down: Sequence[str], trained: int, part_bytes: Mapping[str, int], transfer: Transfer) -> int:
+    """Bytes on disk for packed exchange: packed parts and what they are based on, and what was not sent."""
+    lossy = any(packing != "f32" for _, packing in transfer.up)
+    based = [part for part in down if packing_of(transfer.down, part) != "f32"]
+    # What was not sent is kept of two rounds, since one may be tried again, and the third is written before one goes.
+    return bytes_of(based, part_bytes) + packed_of(based, part_bytes, transfer.down, transfer.top) + 3 * lossy * trained
+
+
+def first_figures(
+    job: Job, before: Stage | None, cost: Cost, filling: Mapping[str, float], candidate: Candidate
+) -> Figures:
+    """The figures of a stage's first round: what ``before`` has not stored yet is computed."""
+    if not filling:
+        return {}
+    known = prefixes(msgspec.structs.replace(job, stage=before)) if before is not None else {}
+    there = {part for prefix in known.values() for part in prefix.parts}
+    more = sum(flops for part, flops in filling.items() if part not in there)
+    return figures_of(filled(cost, more, candidate))
+
+
+def figures_of(cost: Cost) -> dict[str, Figure]:
+    """A cost as the ledger keeps it; what is not known is left out."""
+    memory = "meta device, live bytes of one training step"
+    flops = "meta device, 2 per multiply-accumulate"
+    return {
+        "step_peak_bytes": Figure(float(cost.step_peak_bytes), "predicted", memory),
+        "flops": Figure(cost.flops, "predicted", flops),
+        "payload_down_bytes": Figure(float(cost.payload_down_bytes), "predicted", "parts the round before changed"),
+        "payload_up_bytes": Figure(float(cost.payload_up_bytes), "predicted", "trained parts"),
+        **{
+            name: Figure(value, "predicted", "speed and power of the device's profile")
+            for name, value in (("compute_s", cost.compute_s), ("wall_s", cost.wall_s), ("energy_j", cost.energy_j))
+            if value
+        },
+    }

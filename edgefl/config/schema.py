@@ -1,0 +1,372 @@
+"""Run and device files as frozen values. ``docs/configuration.md`` is generated from the descriptions here."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Literal
+
+import pydantic
+from pydantic import Field
+
+from edgefl.config.fields import Bytes, Modality, Name, Positive, Rate, Share, as_text
+from edgefl.config.recipe import SlotsConfig
+from edgefl.config.slots import valid_names
+from edgefl.config.yaml_files import Values, parse_bytes
+from edgefl.errors import Problem
+from edgefl.records import Budget, Packing, Speed
+
+
+class BudgetConfig(Values):
+    """What a device may spend on one round. Left out: no limit."""
+
+    memory_bytes: Bytes | None = Field(
+        None, description="whole trainer process, such as 3 GiB; with what it holds on a GPU of unified memory"
+    )
+    step_memory_bytes: Bytes | None = Field(None, description="what training adds to the idle trainer")
+    flops: Annotated[float, Field(gt=0)] | None = Field(None, description="FLOPs of one round")
+    payload_bytes: Bytes | None = Field(None, description="tensors received and sent in one round")
+    disk_bytes: Bytes | None = Field(None, description="objects and rows kept on the device")
+    energy_j: Annotated[float, Field(gt=0)] | None = Field(None, description="joules of one round, by speed.power_w")
+    gpu_memory_bytes: Bytes | None = Field(
+        None, description="what torch's allocator takes of a GPU's own memory; the CUDA context comes on top"
+    )
+
+    def record(self) -> Budget:
+        """The same as it travels in messages."""
+        return Budget(**self.model_dump())
+
+
+class SpeedConfig(Values):
+    """What the device does in a second. Left out: not known, and then no seconds or joules are predicted."""
+
+    flops: Annotated[float, Field(ge=0)] = Field(0.0, description="FLOPs a second while training")
+    down_bytes: Bytes = Field(0, description="bytes a second from the broker")
+    up_bytes: Bytes = Field(0, description="bytes a second to the broker")
+    power_w: Annotated[float, Field(ge=0)] = Field(0.0, description="watts of the whole device while training")
+    operation_s: Annotated[float, Field(ge=0)] = Field(
+        0.0,
+        description="seconds that an operation of a training step takes besides its FLOPs",
+    )
+    machine: str = Field("", description="kind of machine the figures are of; ratios are reported for it alone")
+    matmul: dict[str, float] = Field({}, description="FLOPs a second of a matrix product, by type; for the record")
+    disk_read_bytes: Bytes = Field(0, description="bytes a second read from disk; for the record")
+    disk_write_bytes: Bytes = Field(0, description="bytes a second written and synced; for the record")
+
+    def record(self) -> Speed:
+        """What of it travels in messages."""
+        return Speed(self.flops, self.down_bytes, self.up_bytes, self.power_w, self.operation_s, self.machine)
+
+
+class DeviceProfile(Values):
+    """A kind of device: what it is, since when the figures stand and where they come from, and its budget."""
+
+    name: Name = Field(description="the profile's name")
+    description: str = Field("", description="what the device is")
+    date: Annotated[str, pydantic.BeforeValidator(as_text)] = Field(
+        "", description="when the figures were taken, such as 2026-11"
+    )
+    source: str = Field("", description="where they come from")
+    budget: BudgetConfig = Field(BudgetConfig(), description="limits of one round")
+    speed: SpeedConfig = Field(SpeedConfig(), description="what it does in a second")
+    heartbeat_s: Annotated[float, Field(gt=0)] = Field(10.0, description="seconds between signs of life")
+    torch_device: Literal["auto", "cpu", "cuda"] = Field("auto", description="where the trainer computes")
+    memory_bytes: Bytes | None = Field(
+        None,
+        description="memory of the device, beside what a GPU has of its own; `edgefl plan` takes it for a limit, with "
+        "torch_device cuda only where unified or gpu_memory_bytes says what is in it",
+    )
+    gpu_memory_bytes: Bytes | None = Field(None, description="memory of the GPU that trains, where it has its own")
+    unified: bool = Field(False, description="processor and GPU share memory_bytes (Jetson): one budget for both")
+    sensors: dict[str, str] = Field({}, description="what measures energy and temperature; for the record")
+    notes: list[str] = Field([], description="what the figures do not say; for the record")
+
+    def conflicts(self) -> list[Problem]:
+        """Memory that is told twice, or of a GPU that does not train."""
+        twice = {"gpu_memory_bytes": self.gpu_memory_bytes, "budget.gpu_memory_bytes": self.budget.gpu_memory_bytes}
+        message = "counts unified memory twice: leave it out; budget.memory_bytes limits processor and GPU together"
+        found = [Problem(field, message) for field, given in twice.items() if self.unified and given is not None]
+        if not found and self.gpu_memory_bytes is not None and self.torch_device != "cuda":
+            message = f"is of the GPU that trains, and torch_device is {self.torch_device}: set cuda, or leave it out"
+            found.append(Problem("gpu_memory_bytes", message))
+        return found
+
+
+class EncoderConfig(Values):
+    """One modality's encoder. A size name sets the fields below it; fields given here win."""
+
+    kind: Literal["sensor", "vision", "text", "audio"] = Field(description="what the modality is")
+    size: str = Field("tiny", description="a size of this kind; `edgefl plan --sizes` lists them")
+    width: Positive | None = Field(None, description="token width")
+    depth: Positive | None = Field(None, description="transformer blocks, a multiple of model.stages")
+    heads: Positive | None = Field(None, description="attention heads")
+    mlp_ratio: Annotated[float, Field(gt=0)] | None = Field(None, description="feed-forward width / token width")
+    patch: Positive | None = Field(None, description="time steps, pixels or spectrogram bins per patch side")
+    dropout: Annotated[float, Field(ge=0, lt=1)] | None = Field(None, description="dropout of the encoder")
+    image_size: Positive | Annotated[list[Positive], Field(min_length=2, max_length=2)] | None = Field(
+        None,
+        description="vision only: pictures of the data are resized to this many pixels, one number or [height, width]; "
+        "default: the size's own, else as they are, which must then be alike",
+    )
+    pool: Literal["token", "mean"] | None = Field(
+        None, description="what stands for a sample: token (the class token) or mean (of all real tokens)"
+    )
+    stride: Positive | None = Field(
+        None, description="audio only: bins between the starts of neighbouring patches; default: as wide as a patch"
+    )
+    vocabulary: Positive | None = Field(None, description="text only: number of token ids")
+    positions: Positive | None = Field(
+        None, description="text only: rows of the table of positions; default: the text's length"
+    )
+    arch: Literal["distilbert", "bert"] | None = Field(None, description="text only: whose blocks")
+    pretrained: str = Field(
+        "",
+        description="what to start from: a transformers checkpoint (name, folder, package:NAME/folder), or a file of "
+        "encoders that benchmarks/pretrain.py wrote (.safetensors)",
+    )
+
+
+class HeadConfig(Values):
+    """Projection head of each modality: two hidden layers, then the shared width."""
+
+    kind: Literal["mlp", "none"] = Field(
+        "mlp", description="mlp (LW-FedMML), or none: the encoders' tokens are fused as they are (PmcmFL)"
+    )
+    width: Positive = Field(256, description="hidden width (the paper: 4096)")
+    out: Positive = Field(64, description="shared width (the paper: 256); without a head the encoders' own")
+    dropout: Annotated[float, Field(ge=0, lt=1)] = Field(0.1, description="dropout in the head")
+    norm: Literal["batch", "layer", "none"] | None = Field(
+        None,
+        description="normalisation in the head: batch (LW-FedMML), layer, or none (AproMFL); default: none with "
+        "weight: relationship, layer where optimise or repair moves the weights off the devices' mean, else batch",
+    )
+
+
+class ModelConfig(Values):
+    """The model: one encoder a modality, cut into stages, heads and fusion."""
+
+    encoders: dict[Modality, EncoderConfig] = Field(min_length=1, description="modality: encoder")
+    stages: Annotated[int, Field(ge=1, le=64)] = Field(6, description="stages each encoder is cut into")
+    head: HeadConfig = Field(HeadConfig(), description="projection heads")
+    fusion_width: Positive = Field(128, description="width of the fused representation")
+
+
+class MissingConfig(Values):
+    """Which modalities are taken away before training, to model devices and samples that lack them."""
+
+    rate: Share = Field(0.0, description="probability that a sample loses a modality, for each modality")
+    keep: Literal["discard", "one"] = Field("discard", description="a sample that loses all: discarded, or keeps one")
+    devices: dict[Name, list[Modality]] = Field({}, description="device: modalities that it lacks wholly")
+    complete: list[Name] = Field([], description="devices that the rate does not touch")
+    unlabelled: list[Name] = Field([], description="devices whose samples have no labels")
+
+
+class DataConfig(Values):
+    """Where the data comes from, how it is shared out in local mode, and the coordinator's test set."""
+
+    source: str | dict[str, dict[str, Any]] | None = Field(
+        None,
+        description="folder with manifest.jsonl, .npz file, or {basic_motions: {…}}; shared out in local mode",
+    )
+    partition: dict[Literal["natural", "uniform", "dirichlet"], dict[str, float] | None] = Field(
+        {"uniform": {}}, description="natural (by person, speaker, vendor), uniform, or {dirichlet: {alpha: 0.5}}"
+    )
+    missing: MissingConfig = Field(MissingConfig(), description="modalities taken away")
+    bad_samples: Literal["error", "skip"] = Field("error", description="what to do with samples that can't be read")
+    test: str = Field(
+        "", description="test set (.npz, or folder with manifest.jsonl) of the coordinator; empty: from the source"
+    )
+
+    @pydantic.field_validator("partition", mode="before")
+    @classmethod
+    def _short(cls, value: Any) -> Any:
+        if isinstance(value, str):
+            value = {value: {}}
+        if isinstance(value, dict) and len(value) != 1:
+            raise ValueError("takes one choice: natural, uniform or {dirichlet: {alpha: 0.5}}")
+        return value
+
+
+class RatesConfig(Values):
+    """Learning rates: one for all stages, or a list with one a stage."""
+
+    encoder: Rate | list[Rate] = Field(1e-3, description="of encoders")
+    head: Rate | list[Rate] = Field(1e-3, description="of heads, fusion and task")
+
+
+class DecayConfig(Values):
+    """Weight decay."""
+
+    encoder: Rate = Field(0.01, description="of encoders")
+    head: Rate = Field(1e-6, description="of heads, fusion and task")
+
+
+class LeanConfig(Values):
+    """What a device trains with whose memory does not hold the state of the run's optimiser."""
+
+    optimizer: Literal["sgd", "adafactor"] = Field("adafactor", description="optimiser in place of the run's")
+    lr: RatesConfig = Field(description="its learning rates; those of adafactor are relative, such as 0.02")
+
+
+class TrainingConfig(Values):
+    """Local training. Lists hold one value a stage."""
+
+    rounds: list[Annotated[int, Field(ge=0)]] = Field(description="rounds of each stage; end_to_end adds them up")
+    epochs: Positive = Field(1, description="passes over the local data in a round")
+    batch_size: Annotated[int, Field(ge=2)] = Field(16, description="samples a step")
+    optimizer: Literal["adamw", "sgd", "adafactor"] = Field(
+        "adamw",
+        description="local optimiser, fresh each round; adafactor keeps little, its rates are relative",
+    )
+    lr: RatesConfig = Field(RatesConfig(), description="learning rates")
+    weight_decay: DecayConfig = Field(DecayConfig(), description="weight decay")
+    momentum: Annotated[float, Field(ge=0, lt=1)] = Field(0.9, description="sgd only")
+    clip_norm: Annotated[float, Field(ge=0)] = Field(0.0, description="gradient norm limit; 0: none")
+    cache: Literal["none", "f16", "f32"] = Field(
+        "f16", description="how a device stores what its frozen encoder parts make of its samples; none: made anew"
+    )
+    precision: Literal["f32", "bf16"] = Field(
+        "f32", description="what encoders and heads compute in on a GPU (bf16: mixed); a CPU always uses f32"
+    )
+    lean: LeanConfig | None = Field(
+        None, description="optimiser and rates of a device whose memory does not hold the run's; default: none"
+    )
+    holdout: Annotated[float, Field(ge=0, le=0.5)] | None = Field(
+        None,
+        description="share of each device's samples that is only tested on: personal figures, returns; default: 0.2 "
+        "where the classifiers stay on the devices (weight: relationship or own), else 0",
+    )
+
+    @pydantic.field_validator("rounds", mode="before")
+    @classmethod
+    def _one_a_stage(cls, value: Any) -> Any:
+        if isinstance(value, int):
+            raise ValueError("takes one number a stage, such as [1, 1, 1, 1, 1, 1] for six stages")
+        return value
+
+
+class RoundConfig(Values):
+    """When rounds start and close."""
+
+    devices: Positive | None = Field(None, description="devices to wait for; default: the fleet's number, or 1")
+    join_s: Annotated[float, Field(gt=0)] = Field(60.0, description="wait at most this long for them")
+    quorum: Share = Field(0.5, description="share of the devices offered that must deliver")
+    deadline_s: Annotated[float, Field(gt=0)] = Field(600.0, description="a round closes after this long")
+    max_attempts: Positive = Field(3, description="tries of a round before the run fails")
+    buffer: Positive | None = Field(
+        None, description="rounds: async: updates the server takes before it steps; default: half of `devices`"
+    )
+    late: Literal["drop", "keep"] = Field(
+        "drop", description="updates that come after their round has closed: drop, or keep for the next round"
+    )
+    alpha: Annotated[float, Field(ge=0, le=10)] = Field(
+        0.5, description="an update made s rounds ago weighs (1 + s) ** -alpha; 0: as much as any"
+    )
+    max_staleness: Annotated[int, Field(ge=1)] = Field(10, description="rounds; an update made longer ago is dropped")
+    quarantine_after: Annotated[int, Field(ge=0)] = Field(
+        2, description="unusable updates in a row before a device is not asked any more; 0: it always is"
+    )
+    quarantine_rounds: Annotated[int, Field(ge=0)] = Field(
+        0, description="rounds until it is asked again; 0: not in this run"
+    )
+    largest_share: Annotated[float, Field(gt=0, le=1)] = Field(
+        1.0, description="the most that one device may weigh in a part's mean; the others share what is above it"
+    )
+    largest_change: Annotated[float, Field(ge=0)] = Field(
+        100.0,
+        description="an update that moves a part further than this many times the median of the others' is left out; "
+        "0: none is",
+    )
+
+
+class TransferConfig(Values):
+    """How tensors cross the broker."""
+
+    chunk_bytes: Annotated[int, pydantic.BeforeValidator(parse_bytes), Field(ge=1024, le=16 * 2**20)] | None = Field(
+        None,
+        description="bytes of a chunk; default: 96 KiB, up to 768 KiB where a device's link has been seen to be fast; "
+        "lowered to what the broker allows",
+    )
+    credit: Annotated[int, Field(ge=1, le=1024)] = Field(16, description="chunks of 96 KiB in flight; fewer of larger")
+    up: Packing | dict[str, Packing] = Field(
+        "f32", description="how trained parts travel up; or {pattern of part names: how}, the first that fits"
+    )
+    down: Packing | dict[str, Packing] = Field("f32", description="the same, of what the server sends")
+    top: Annotated[float, Field(gt=0, le=1)] = Field(0.1, description="share of the values that delta+top sends")
+
+
+class FleetDevice(Values):
+    """One device of local mode."""
+
+    name: Name = Field(description="the device's name")
+    profile: str = Field("cpu", description="device profile (name or file)")
+    budget: dict[str, Any] = Field({}, description="budget fields that differ from the profile's")
+
+
+def _kept(optimizer: str, momentum: float) -> float:
+    """How many copies of the weights an optimiser keeps, about."""
+    return {"adamw": 2.0, "sgd": float(momentum > 0), "adafactor": 0.1}[optimizer]
+
+
+class RunConfig(Values):
+    """A run file."""
+
+    name: Name = Field(description="the run's name")
+    seed: int = Field(0, ge=0, lt=2**63, description="seed of partition, missingness, weights and batches")
+    recipe: str = Field("end_to_end", description="recipe (name or file)")
+    slots: SlotsConfig = Field(SlotsConfig(), description="slots that differ from the recipe's")
+    model: ModelConfig = Field(description="the model")
+    data: DataConfig = Field(DataConfig(), description="the data")
+    training: TrainingConfig = Field(description="local training")
+    round: RoundConfig = Field(RoundConfig(), description="when rounds start and close")
+    rounds: Literal["lockstep", "async"] = Field(
+        "lockstep",
+        description="lockstep: a round waits for its devices; async: the server steps after `round.buffer` updates, "
+        "and who is done goes on with the newest model (FedBuff)",
+    )
+    evaluate: Literal["round", "stage"] = Field("round", description="how often the global model is tested")
+    transfer: TransferConfig = Field(TransferConfig(), description="how tensors cross the broker")
+    broker: str = Field("auto", description="auto, mosquitto, amqtt, or mqtt://host:port")
+    fleet: list[FleetDevice] = Field([], description="devices of local mode")
+
+    @pydantic.field_validator("broker")
+    @classmethod
+    def _address(cls, value: str) -> str:
+        if value not in {"auto", "mosquitto", "amqtt"} and not re.match(r"mqtts?://", value):
+            raise ValueError(f"{value!r} is not a broker; valid: auto, mosquitto, amqtt, mqtt://host:port, mqtts://…")
+        return value
+
+    def conflicts(self) -> list[Problem]:
+        """Lists that need one entry a stage, and names that must be known."""
+        rounds, stages, missing = self.training.rounds, self.model.stages, self.data.missing
+        found = []
+        lean = self.training.lean
+        for field, values in (
+            ("rounds", rounds),
+            *((f"lr.{group}", rate) for group, rate in self.training.lr),
+            *((f"lean.lr.{group}", rate) for group, rate in (lean.lr if lean is not None else ())),
+        ):
+            if isinstance(values, list) and len(values) != stages:
+                message = f"has {len(values)} entries and model.stages is {stages}: give one a stage"
+                found.append(Problem(f"training.{field}", message))
+        if lean is not None and _kept(lean.optimizer, self.training.momentum) >= _kept(
+            self.training.optimizer, self.training.momentum
+        ):
+            message = f"keeps no less than {self.training.optimizer}, the run's optimiser; leave training.lean out"
+            found.append(Problem("training.lean.optimizer", message))
+        if not any(rounds):
+            found.append(Problem("training.rounds", "are all zero: nothing would be trained"))
+        names = [device.name for device in self.fleet]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        found += [Problem("fleet", f"names the device {name!r} twice") for name in twice]
+        for field, given in (("complete", missing.complete), ("unlabelled", missing.unlabelled)):
+            for device in sorted(set(given) - set(names)) if names else ():
+                known = valid_names(device, list(dict.fromkeys(names)))
+                found.append(Problem(f"data.missing.{field}", f"{device!r} is not in the fleet; {known}"))
+        for device, lacks in missing.devices.items():
+            path = f"data.missing.devices.{device}"
+            if names and device not in names:
+                found.append(Problem(path, f"is not in the fleet; {valid_names(device, list(dict.fromkeys(names)))}"))
+            for modality in sorted(set(lacks) - set(self.model.encoders)):
+                known = valid_names(modality, list(self.model.encoders))
+                found.append(Problem(path, f"the model has no modality {modality!r}; {known}"))
+        return found

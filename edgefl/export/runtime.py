@@ -1,0 +1,258 @@
+"""Runs bundles: numpy in, numpy out, through onnxruntime. No torch.
+
+bundle = load_bundle(Path("bundles/acc+gyro+press"))
+bundle.predict({"acc": windows, "gyro": turns}).labels
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from edgefl.errors import DataError, ExportError
+from edgefl.export.manifest import (
+    BATCH,
+    MANIFEST_FILE,
+    Manifest,
+    Port,
+    present_name,
+    read_manifest,
+    read_model,
+    table_name,
+    valid_name,
+)
+from edgefl.export.session import Device, open_session, run
+from edgefl.prototypes.table import ClassMeans
+
+Floats = npt.NDArray[np.float32]
+Integers = npt.NDArray[np.int64]
+Flags = npt.NDArray[np.bool_]
+#: Samples given to onnxruntime at once: bounds the memory of activations, large enough to keep the cores busy.
+ROWS = 64
+
+
+@dataclass(frozen=True)
+class Matched:
+    """Which prototype rows stood in for an absent modality: rows [N, k], best first, -1: none; weights [N, k]."""
+
+    rows: Integers
+    weights: Floats
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """N samples' answers. A bundle without labels gives only ``embeddings``: modality -> [N, d], of length one, and
+    zero for samples that lack the modality.
+    """
+
+    labels: tuple[str, ...] = ()
+    classes: Integers = field(default_factory=lambda: np.zeros(0, np.int64))  # [N]
+    probabilities: Floats = field(default_factory=lambda: np.zeros((0, 0), np.float32))  # [N, C]
+    logits: Floats = field(default_factory=lambda: np.zeros((0, 0), np.float32))  # [N, C]
+    matched: dict[str, Matched] = field(default_factory=dict)
+    embeddings: dict[str, Floats] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """A verified bundle, ready to answer. Made by :func:`load_bundle`."""
+
+    directory: Path
+    manifest: Manifest
+    session: Any
+
+    @property
+    def modalities(self) -> tuple[str, ...]:
+        """What it takes."""
+        return self.manifest.modalities
+
+    def predict(
+        self,
+        inputs: Mapping[str, npt.ArrayLike],
+        *,
+        present: Mapping[str, npt.ArrayLike] | None = None,
+        mask: str | None = None,
+        prototypes: Mapping[str, ClassMeans] | None = None,
+    ) -> Prediction:
+        """Answers for N samples: ``inputs`` holds one array [N, *shape] for each modality of the bundle.
+
+        A bundle that serves any subset (``manifest.subsets``) takes fewer modalities too, and ``present``: which
+        samples have one [N], all where nothing is said; what stands in the rows of the others is not looked at.
+        ``mask``: "prototype", "zero" or "reconstruction", where the manifest offers it (None: its default).
+        ``prototypes``: tables used instead of those in the file, by modality, of at most ``manifest.capacity`` rows;
+        where networks match, that of a modality at hand is not looked at.
+        Texts may be shorter than the model's length. Raises DataError for input that does not fit, ExportError for a
+        mask the bundle has not.
+        """
+        has = self._has(inputs, present or {})
+        feeds = self._arrays(inputs, has)
+        if self.manifest.subsets == "any":
+            feeds |= {present_name(m): rows.astype(np.float32) for m, rows in has.items()}
+        tables = self._tables(mask, prototypes)
+        count = len(next(iter(has.values())))
+        runs = [
+            run(self.session, {**{m: a[start : start + ROWS] for m, a in feeds.items()}, **tables})
+            for start in range(0, count, ROWS)
+        ]
+        out = {name: np.concatenate([one[name] for one in runs]) for name in runs[0]}
+        if self.manifest.task == "embed":
+            return Prediction(embeddings={m: out[f"embedding.{m}"] for m in self.modalities})
+        classes = out["logits"].argmax(axis=1)
+        matched = {
+            m: Matched(out["matched"][:, i], out["weights"][:, i])
+            for i, m in enumerate(self.manifest.fills)
+            if "matched" in out and not (m in has and has[m].all())
+        }
+        labels = tuple(self.manifest.labels[c] for c in classes)
+        return Prediction(labels, classes, out["probabilities"], out["logits"], matched)
+
+    def _has(self, inputs: Mapping[str, npt.ArrayLike], present: Mapping[str, npt.ArrayLike]) -> dict[str, Flags]:
+        """Which of the N samples have each of the bundle's modalities [N]. Raises DataError."""
+        name, takes = self.manifest.name, ", ".join(self.modalities)
+        surplus = [m for m in (*inputs, *present) if m not in self.modalities]
+        lacking = [m for m in self.modalities if m not in inputs]
+        some = self.manifest.subsets == "any"
+        if surplus or not inputs or (lacking and not some):
+            what = f"does not take {', '.join(surplus)}" if surplus else f"needs {', '.join(lacking)} as well"
+            remedy = f"Give {'one or more of' if some else 'exactly'}: {takes}."
+            raise DataError(f"the bundle '{name}' {what}; it takes {takes}", remedy=remedy)
+        counts = {m: len(np.asarray(array)) for m, array in inputs.items() if np.ndim(array)}
+        counts |= {f"{m} (present)": np.size(rows) for m, rows in present.items()}
+        if len(set(counts.values())) > 1:
+            raise DataError(
+                f"the modalities differ in their number of samples: {', '.join(f'{m} {n}' for m, n in counts.items())}",
+                remedy="Give the same samples of every modality, in the same order.",
+            )
+        count = max(counts.values(), default=0)
+        every, none = np.ones(count, np.bool_), np.zeros(count, np.bool_)
+        has = {m: np.asarray(present.get(m, every), np.bool_) if m in inputs else none for m in self.modalities}
+        shown = np.stack(list(has.values()))
+        odd = ~shown.any(axis=0) if some else ~shown.all(axis=0)
+        if odd.any():
+            lacks = "has none of" if some else "has not all of"
+            raise DataError(
+                f"sample {int(odd.argmax())} {lacks} {takes}, and the bundle '{name}' needs "
+                f"{'one' if some else 'them all'}",
+                remedy="Leave it out, or use the folder of all bundles.",
+            )
+        return has
+
+    def _arrays(self, inputs: Mapping[str, npt.ArrayLike], has: Mapping[str, Flags]) -> dict[str, np.ndarray]:
+        """Every input of the graph, zeros where a sample lacks it."""
+        arrays = {}
+        for port in self.manifest.inputs:
+            rows = has[port.name]
+            if port.name not in inputs:
+                arrays[port.name] = np.zeros((len(rows), *self._least(port)), port.dtype)
+                continue
+            given = np.asarray(inputs[port.name])
+            if not rows.all():
+                given = np.where(rows.reshape(-1, *[1] * (given.ndim - 1)), given, np.zeros((), given.dtype))
+            arrays[port.name] = self._array(port, given)
+        return arrays
+
+    def _least(self, port: Port) -> list[int]:
+        """Shape of a sample whose values are not read: as small as the graph takes it."""
+        return [self.manifest.axes[size].minimum if isinstance(size, str) else size for size in port.shape[1:]]
+
+    def _array(self, port: Port, array: np.ndarray) -> np.ndarray:
+        """The input as the graph takes it. Raises DataError."""
+        axes = self.manifest.axes
+        expected = [f"1 to {axes[s].maximum}" if isinstance(s, str) and s != BATCH else s for s in port.shape]
+        fits = array.ndim == len(port.shape) and all(
+            size == s if isinstance(s, int) else 1 <= size <= (axes[s].maximum or size)
+            for size, s in zip(array.shape, port.shape, strict=True)
+        )
+        if not fits:
+            raise DataError(
+                f"'{port.name}' has the shape {list(array.shape)}, the bundle takes [{', '.join(map(str, expected))}]",
+                remedy="Give an array of samples along the first axis, windowed or resized as in training.",
+            )
+        if port.dtype == "int64":
+            return self._tokens(port, array)
+        if array.dtype.kind not in "fiu":
+            raise DataError(f"'{port.name}' holds {array.dtype}, the bundle takes numbers", remedy="Give float32.")
+        with np.errstate(over="ignore"):  # what is too large becomes infinite, and that is an error below
+            values = np.ascontiguousarray(array, np.float32)
+        if not np.isfinite(values).all():
+            raise DataError(f"'{port.name}' holds values that are not finite (NaN or infinite)")
+        return values
+
+    def _tokens(self, port: Port, array: np.ndarray) -> np.ndarray:
+        vocabulary = self.manifest.encoders[port.name].vocabulary
+        if array.dtype.kind not in "iu":
+            raise DataError(f"'{port.name}' holds {array.dtype}, the bundle takes token ids (integers)")
+        if array.min() < 0 or array.max() >= vocabulary:
+            raise DataError(f"'{port.name}': token ids {array.min()} to {array.max()}; valid: 0 to {vocabulary - 1}")
+        length = port.shape[1]
+        short = self.manifest.axes[length].minimum - array.shape[1] if isinstance(length, str) else 0
+        return np.pad(array.astype(np.int64), ((0, 0), (0, max(0, short))))
+
+    def _tables(self, mask: str | None, prototypes: Mapping[str, ClassMeans] | None) -> dict[str, np.ndarray]:
+        """The optional inputs of a call."""
+        has = {port.name: port.shape for port in self.manifest.tables}
+        if mask is not None and mask not in self.manifest.masks:
+            offered = " and ".join(self.manifest.masks) or "none: it takes every modality"
+            raise ExportError(
+                f"the bundle '{self.manifest.name}' does not offer the mask {mask!r}; it offers {offered}",
+                remedy="Leave the mask out, or export with a --mask that offers it.",
+            )
+        feeds: dict[str, np.ndarray] = {}
+        for m, table in (prototypes or {}).items():
+            if self.manifest.networks and m in self.modalities and table_name(m) not in has:
+                continue  # networks match it, not its table
+            rows, width = has.get(table_name(m), (0, 0))
+            if table.means.shape[1] != width or len(table.counts) > int(rows):
+                raise DataError(
+                    f"prototypes of '{m}' {list(table.means.shape)} do not fit the bundle '{self.manifest.name}', "
+                    f"which has room for {[rows, width]}",
+                    remedy="Export with a larger --capacity, or without prototypes of other modalities.",
+                )
+            spare = int(rows) - len(table.counts)
+            feeds[table_name(m)] = np.pad(table.means.astype(np.float32), ((0, spare), (0, 0)))
+            feeds[valid_name(m)] = np.pad(table.present, (0, spare))
+        if mask == "zero":
+            capacity = self.manifest.capacity
+            feeds |= {name: np.zeros(capacity, np.bool_) for name in has if name.endswith(".valid")}
+        return feeds
+
+
+def load_bundle(path: Path, *, device: Device = "cpu", threads: int = 0) -> Bundle:
+    """The bundle in the folder ``path`` (or whose manifest or model file ``path`` is), its hash verified.
+
+    ``device`` "cuda" needs onnxruntime-gpu and is never silently replaced by the CPU. Raises ExportError (no bundle,
+    damaged, of another version, device unusable), MissingDependencyError.
+    """
+    directory = path.parent if path.is_file() else path
+    manifest = read_manifest(directory)
+    return Bundle(directory, manifest, open_session(read_model(directory, manifest), device, threads))
+
+
+def find_bundles(path: Path) -> dict[Path, Manifest]:
+    """Folder -> manifest of the bundle at ``path``, or of all bundles in the folder ``path``. Raises ExportError."""
+    if not path.exists():
+        raise ExportError(
+            f"there is no bundle {path}", remedy="Write bundles with `edgefl export RUN`; they lie in RUN's bundles/."
+        )
+    directory = path.parent if path.is_file() else path
+    if (directory / MANIFEST_FILE).is_file() or path.is_file():
+        return {directory: read_manifest(directory)}
+    found = {one.parent: read_manifest(one.parent) for one in sorted(directory.glob(f"*/{MANIFEST_FILE}"))}
+    if not found:
+        raise ExportError(
+            f"{directory} holds no bundle", remedy="Give the folder of a bundle, or the folder `edgefl export` wrote."
+        )
+    if len({(m.task, m.labels) for m in found.values()}) > 1:
+        raise ExportError(
+            f"the bundles in {directory} are of different models: their labels differ", remedy="Give one bundle."
+        )
+    # In the model's own order, which the complete bundle knows: of two that fit a sample, the first is taken.
+    order = max((manifest.modalities for manifest in found.values()), key=len)
+    rank = {m: at for at, m in enumerate(order)}
+    places = {path: [rank.get(m, len(rank)) for m in manifest.modalities] for path, manifest in found.items()}
+    return {path: found[path] for path in sorted(found, key=lambda path: (len(places[path]), places[path]))}

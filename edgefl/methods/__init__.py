@@ -1,0 +1,1 @@
+"""Methods of the papers, by role: each in a file with its citation, equation, options and functions."""

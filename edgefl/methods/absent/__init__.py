@@ -1,0 +1,1 @@
+"""What stands in for an absent modality."""

@@ -1,0 +1,151 @@
+"""Completion (FedMVP): samples that lack a modality get one made from a modality they have, once, before training.
+
+A generator is ``make(source, target, values [n, *shape], classes [n]) -> Made or None``; None: it can not make this.
+``classes``: the names of the samples' classes, "" where there is none. As in the paper's prompts (section 3.2), which
+name the class, what is made is of the sample's own class.
+nearest: of the local samples that have both and are of the same class, the most alike lends its other half; where the
+class has none, the most alike of any class, which is counted. The others run a pretrained model
+(``edgefl.methods.absent.generators``). What can not be made stays absent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from edgefl.data.dataset import Dataset, Encoder
+from edgefl.errors import ConfigError, Problem
+
+Array = npt.NDArray[np.generic]
+
+
+class Made(NamedTuple):
+    """Generated values, [n, *shape]. ``other``: class -> how many of its samples got a half of another class."""
+
+    values: Array
+    other: Mapping[str, int] = {}
+
+
+Make = Callable[[str, str, Array, Sequence[str]], Made | None]
+#: Token counts are kept in this many bins: enough to tell short texts apart.
+_TOKEN_BINS = 512
+#: Rows compared at once, so that the distances of a large share stay small in memory.
+_ROWS = 256
+
+
+class Completed(NamedTuple):
+    """The data with what was made, and how many samples got each modality.
+
+    ``other``: by modality and class, how many got one of another class, since no complete sample here is of theirs.
+    """
+
+    dataset: Dataset
+    made: dict[str, int]
+    other: dict[str, dict[str, int]]
+
+    def metrics(self) -> dict[str, float]:
+        """How many halves were made, and how many of them are of another class."""
+        lent = sum(sum(counts.values()) for counts in self.other.values())
+        return {"completed": float(sum(self.made.values())), "completed_other_class": float(lent)}
+
+    def reason(self) -> str:
+        """Which classes got halves of others, and why; "": none."""
+        told = [f"{n} of {name} lacking {m}" for m, of in self.other.items() for name, n in sorted(of.items())]
+        why = "completed from other classes, since no complete sample here is of theirs"
+        return f"{why}: {', '.join(told)}" if told else ""
+
+
+def complete(dataset: Dataset, encoders: Mapping[str, Encoder], make: Make) -> Completed:
+    """Every absent modality of ``encoders`` made from the first of them that a sample has.
+
+    The made ones count as present. A modality that nobody here has is made too, if the generator can.
+    """
+    modalities, present, made = dict(dataset.modalities), dict(dataset.present), {}
+    whole: dict[str, Array] = {}
+    other: dict[str, dict[str, int]] = {}
+    for target, encoder in encoders.items():
+        absent, count = ~dataset.has(target), 0
+        for source in encoders:
+            rows = np.flatnonzero(absent & dataset.has(source)) if source != target else np.empty(0, np.int64)
+            found = (
+                make(source, target, dataset.modalities[source][rows], _classes(dataset, rows)) if len(rows) else None
+            )
+            if found is None:
+                continue
+            values = found.values
+            for name, lent in found.other.items():
+                counts = other.setdefault(target, {})
+                counts[name] = counts.get(name, 0) + lent
+            if target not in whole:
+                dtype = np.int64 if encoder.kind == "text" else np.float32
+                nothing = np.zeros((len(dataset) if target not in modalities else 0, *values.shape[1:]), dtype)
+                modalities[target] = whole[target] = np.array(modalities.get(target, nothing))
+            whole[target][rows] = values
+            absent[rows] = False
+            count += len(rows)
+        if target in modalities:
+            present[target] = ~absent
+        made[target] = count
+    return Completed(replace(dataset, modalities=modalities, present=present), made, other)
+
+
+def _classes(dataset: Dataset, rows: npt.NDArray[np.int64]) -> list[str]:
+    labels = np.full(len(rows), -1) if dataset.labels is None else dataset.labels[rows]
+    return [dataset.label_names[label] if label >= 0 else "" for label in labels]
+
+
+def nearest(dataset: Dataset) -> Make:
+    """The generator that needs no model: other halves of the local samples themselves."""
+
+    def make(source: str, target: str, values: Array, classes: Sequence[str]) -> Made | None:
+        donors = np.flatnonzero(dataset.has(source) & dataset.has(target))
+        if not len(donors):
+            return None
+        own, wanted = np.array(_classes(dataset, donors)), np.array(classes)
+        chosen, other = np.empty(len(values), np.int64), {}
+        for name in sorted(set(classes)):
+            rows, alike = np.flatnonzero(wanted == name), donors[own == name] if name else donors
+            if not len(alike):
+                other[name], alike = len(rows), donors
+            chosen[rows] = alike[_closest(values[rows], dataset.modalities[source][alike])]
+        return Made(dataset.modalities[target][chosen], other)
+
+    return make
+
+
+def _closest(values: Array, among: Array) -> npt.NDArray[np.int64]:
+    """[n]: which of ``among`` each of ``values`` [n, *shape] is most like."""
+    known = _features(among)
+    chosen = []
+    for start in range(0, len(values), _ROWS):
+        wanted = _features(values[start : start + _ROWS])
+        distance = (wanted**2).sum(1)[:, None] - 2 * wanted @ known.T + (known**2).sum(1)
+        chosen.append(distance.argmin(axis=1))
+    return np.concatenate(chosen)
+
+
+def generator(name: str, checkpoint: str, dataset: Dataset, encoders: Mapping[str, Encoder]) -> Make:
+    """The generator a recipe names. Raises ConfigError for an unknown one, MissingDependencyError for its package."""
+    if name == "nearest":
+        return nearest(dataset)
+    from edgefl.methods.absent.generators import GENERATORS
+
+    if name not in GENERATORS:
+        known = ", ".join(("nearest", *GENERATORS))
+        raise ConfigError("recipe", [Problem("missing.completion.generator", f"unknown {name!r}; valid: {known}")])
+    return GENERATORS[name](checkpoint, encoders)
+
+
+def _features(values: Array) -> npt.NDArray[np.float32]:
+    """[n, F]: what is compared. Numbers as they are; token ids as counts, wherever they stand."""
+    if not np.issubdtype(values.dtype, np.integer):
+        return values.reshape(len(values), -1).astype(np.float32)
+    counts = np.zeros((len(values), _TOKEN_BINS), np.float32)
+    rows, columns = np.nonzero(values)
+    tokens = values[rows, columns].astype(np.int64) % _TOKEN_BINS
+    np.add.at(counts, (rows, tokens), 1)
+    return counts

@@ -1,0 +1,29 @@
+"""Geometric multimodal contrast (Poklukar et al., arXiv 2202.03390): each modality's projection and the joint one.
+
+Σ_M mean over the 2n anchors x of -log sim(x, x') / Σ over y ≠ x of sim(x, y),  sim = exp(cos / τ):
+x and y run over the joint and the modality's projections of the n samples that have it, x' is x's other one of the two.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F  # noqa: N812 - the field's own name for it
+from torch import Tensor
+
+from edgefl.methods.objectives.shared import Embeddings, Flags, blank, masked, off_diagonal
+from edgefl.prototypes.torch_mask import unit
+
+
+def gmc(joint: Tensor, embeddings: Embeddings, has: Flags, temperature: float = 0.1) -> Tensor:
+    """``joint`` and each modality's projections, [B, d] in one shared space; a modality that no row has adds 0."""
+    return torch.stack([_nt_xent(joint, e, has[m], temperature) for m, e in embeddings.items()]).sum()
+
+
+def _nt_xent(joint: Tensor, e: Tensor, has: Tensor, temperature: float) -> Tensor:
+    size = len(joint)
+    z = unit(torch.cat((blank(joint, has), blank(e, has))))  # [2B, d]
+    twice = has.repeat(2)
+    logits = masked(z @ z.T / temperature, twice & off_diagonal(2 * size, z))
+    partner = torch.arange(2 * size, device=z.device).roll(size)
+    summed = F.cross_entropy(logits, torch.where(twice, partner, -1), ignore_index=-1, reduction="sum")
+    return summed / twice.sum().clamp(min=1)

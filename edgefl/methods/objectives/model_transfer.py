@@ -1,0 +1,50 @@
+"""The aggregated mapping teaches the local one (AproMFL, arXiv 2502.04400, equation 9).
+
+ν KL(softmax(ê_local / T) ‖ softmax(ê_global / T)) over coordinates, ê = e/|e|,  ν = L_task(local) / L_task(global),
+detached. D-A3: direction and T are parameters; as printed by default, T = 1. ν = 0 when the teacher's loss is 0.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from edgefl.methods.objectives.shared import Embeddings, Flags, Terms, blank, mean_of, mean_where
+from edgefl.prototypes.torch_mask import unit
+
+
+def model_transfer(
+    local: Embeddings,
+    teacher: Embeddings,
+    has: Flags,
+    nu: Tensor | float,
+    temperature: float = 1.0,
+    *,
+    reverse: bool = False,
+) -> Tensor:
+    """ν times the mean over the modalities at hand of the mean over their rows; no gradient reaches the teacher.
+
+    ``local``, ``teacher``: embeddings [B, d] of the same samples, not normalised; ``nu``: see ``ratio``; ``reverse``:
+    teacher ‖ local.
+    """
+    found = []
+    for m, own in local.items():
+        rows = unit(blank(own, has[m])), unit(blank(teacher[m].detach(), has[m]))
+        divergence = kl_divergence(*rows, temperature, reverse=reverse)
+        found.append(Terms(mean_where(divergence, has[m]), has[m].any()))
+    return nu * mean_of(found, local)
+
+
+def kl_divergence(local: Tensor, teacher: Tensor, temperature: float, *, reverse: bool = False) -> Tensor:
+    """KL(softmax(local / T) ‖ softmax(teacher / T)) of coordinates [..., d] -> [...]; ``reverse``: the other way."""
+    log_p, log_q = (x.div(temperature).log_softmax(dim=-1) for x in (local, teacher))
+    if reverse:
+        log_p, log_q = log_q, log_p
+    return (log_p.exp() * (log_p - log_q)).sum(dim=-1)
+
+
+def ratio(local_loss: Tensor, teacher_loss: Tensor) -> Tensor:
+    """ν = local / teacher of two scalars, detached; 0 when the denominator is."""
+    local_loss, teacher_loss = local_loss.detach(), teacher_loss.detach()
+    empty = teacher_loss == 0
+    return torch.where(empty, 0.0, local_loss / torch.where(empty, 1.0, teacher_loss))

@@ -1,0 +1,29 @@
+"""Each modality's projection is predicted from the others' (the reconstruction variant of MMiC, arXiv 2505.06911).
+
+mean_M mean_i ‖r̂_i^M - r_i^M‖² / d,  r̂^M made from the other modalities, r^M not differentiated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from edgefl.methods.objectives.shared import Embeddings, Flags, Terms, blank, mean_of, mean_where
+
+
+def reconstruction(predicted: Mapping[str, Tensor], real: Embeddings, has: Flags) -> Tensor:
+    """``predicted[m]`` [B, d] for some of the modalities, made from the others that a row has; ``real[m]`` [B, d].
+
+    On rows that have the modality and another one; a modality without such a row does not count, 0 when none counts.
+    """
+    found = []
+    for m, made in predicted.items():
+        others = [flags for other, flags in has.items() if other != m]
+        if not others:
+            continue
+        rows = has[m] & torch.stack(others).any(dim=0)
+        error = (blank(made, rows) - blank(real[m].detach(), rows)).square().mean(dim=1)
+        found.append(Terms(mean_where(error, rows), rows.any()))
+    return mean_of(found, predicted)

@@ -1,0 +1,1 @@
+"""How the aggregated update changes the global model."""

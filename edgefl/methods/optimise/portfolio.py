@@ -1,0 +1,104 @@
+"""The server's momentum from the risk and return of the clusters' metrics.
+
+MMiC, arXiv 2505.06911, equations 19 to 22:  cov_ij = sum_t (alpha_i,t - mean_i,t-1)(alpha_j,t - mean_j,t-1) / (T - 1),
+mean_i,t-1 the mean of i's returns before t (0 before the first);  sigma_m = sum_ij w_i w_j cov_ij;
+gamma_m = risk * sigma_m - (1 - risk) * A_m;  beta* = beta + tanh(max(0, sum_m w_m gamma_m)) / temperature.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from edgefl.aggregation.history import Memory
+from edgefl.errors import ModelError
+from edgefl.methods.select.coalition import coalition_return
+
+Array = npt.NDArray[np.float64]
+
+
+def covariance(returns: Array) -> Array:
+    """Covariances [N, N] of the returns [T, N], rounds in order, around their running means; 0 when T < 2."""
+    rounds, devices = returns.shape
+    if rounds < 2:
+        return np.zeros((devices, devices))
+    counts = np.arange(1, rounds)[:, None]  # [T - 1, 1]
+    means = np.vstack([np.zeros((1, devices)), np.cumsum(returns[:-1], axis=0) / counts])  # [T, N]
+    deviations = returns - means
+    return np.asarray(deviations.T @ deviations / (rounds - 1), dtype=np.float64)
+
+
+def risk(weights: Array, covariances: Array) -> float:
+    """sigma_m of weights [N], which sum to 1 within the cluster, and covariances [N, N]."""
+    return float(weights @ covariances @ weights)
+
+
+def gamma(sigma: float, gained: float, risk_weight: float) -> float:
+    """gamma_m of a cluster's risk and its return A_m; ``risk_weight`` is lambda, 0..1."""
+    return risk_weight * sigma - (1 - risk_weight) * gained
+
+
+def momentum(beta: float, gamma: float, temperature: float) -> float:
+    """beta*, which lies between beta and beta + 1/temperature. Raises ModelError when that could exceed 1."""
+    if not (temperature > 0 and beta >= 0 and beta + 1 / temperature <= 1 + 1e-12):
+        raise ModelError(
+            f"momentum {beta} at temperature {temperature} could grow beyond 1: beta + 1/temperature must be at most 1",
+            remedy="Raise optimise.fedadagrad_mpo.temperature or lower its beta.",
+        )
+    return min(1.0, beta + math.tanh(max(0.0, gamma)) / temperature)
+
+
+def portfolio_beta(
+    memory: Memory,
+    participants: Mapping[str, int],
+    weights: Mapping[str, float],
+    *,
+    beta: float = 0.9,
+    risk: float = 0.5,
+    temperature: float = 10.0,
+) -> tuple[float, dict[str, Any]]:
+    """beta* of the round noted last in ``memory``, and the record of it.
+
+    ``participants``: device -> cluster; ``weights``: device -> weight, any scale. A cluster's figures are those of its
+    participants that have a return of this round, their risk over the rounds in which all of them have one. Clusters
+    without such a participant are left out and the others' weights renormalised; none at all: beta. In the record:
+    ``gamma``; ``clusters`` {cluster: {weight, return, risk, gamma, rounds, devices}}; ``left_out`` {device: reason}.
+    """
+    members: dict[int, list[str]] = {}
+    left_out: dict[str, str] = {}
+    for device, cluster in sorted(participants.items()):
+        if not weights.get(device, 0.0) > 0:
+            left_out[device] = "it has no weight"
+        elif device not in memory.devices or memory.rounds not in memory.devices[device].returns:
+            left_out[device] = "it has no return of this round"
+        else:
+            members.setdefault(cluster, []).append(device)
+    clusters = {str(m): _cluster(memory, devices, weights, risk) for m, devices in sorted(members.items())}
+    total = sum(figures["weight"] for figures in clusters.values())
+    for figures in clusters.values():
+        figures["weight"] /= total
+    summed = sum(figures["weight"] * figures["gamma"] for figures in clusters.values())
+    told = {"gamma": float(summed), "clusters": clusters, "left_out": left_out}
+    return momentum(beta, summed, temperature), told
+
+
+def _cluster(memory: Memory, devices: list[str], weights: Mapping[str, float], risk_weight: float) -> dict[str, Any]:
+    """One cluster's figures; ``weight`` is its members' sum, not yet renormalised over the clusters."""
+    tracks = {device: memory.devices[device].returns for device in devices}
+    rounds = sorted(set.intersection(*(set(returns) for returns in tracks.values())))
+    common = np.array([[tracks[device][t] for device in devices] for t in rounds])  # [T, N]
+    total = sum(weights[device] for device in devices)
+    sigma = risk(np.array([weights[device] / total for device in devices]), covariance(common))
+    gained = coalition_return(weights, {device: tracks[device][memory.rounds] for device in devices})
+    return {
+        "weight": total,
+        "return": gained,
+        "risk": sigma,
+        "gamma": gamma(sigma, gained, risk_weight),
+        "rounds": len(rounds),
+        "devices": devices,
+    }

@@ -1,0 +1,1 @@
+"""What is replaced in updates before they are aggregated."""

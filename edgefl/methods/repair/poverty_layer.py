@@ -1,0 +1,166 @@
+"""Which weight tensor missing modalities change most: the poverty layer (MMiC, arXiv 2505.06911, equations 8-10, 13).
+
+change of p = mean |(θ_after - θ_before) / θ_before| over a step on samples that lack modalities, right after a step on
+complete ones;  poverty layer = argmax_p max over epochs of the mean over such transitions.
+Equation 13, from the optimiser instead of copies:  SGD η|g|/|θ|,  Adam η|m̂|/(|θ|(√v̂ + ε)),  θ before the step.
+D-M2: |θ| counts as at least 1e-8, and only weight tensors (two dimensions or more) are compared: a bias that starts at
+zero would always win.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from edgefl.errors import ModelError
+from edgefl.models.parts import named_parameters
+from edgefl.models.staged import StagedModel
+from edgefl.plan.exchange import sent
+from edgefl.plan.job import Job
+from edgefl.training.optimizers import BETAS, EPS, SGD, AdamW, Group, Optimizer
+
+#: D-M2.
+SMALLEST = 1e-8
+
+
+def is_exact(job: Job) -> bool:
+    """Whether changes are had from copies, not from the optimiser."""
+    return job.slots.repair.get("poverty", {}).get("form") == "exact"
+
+
+def poverty_layers(job: Job, model: StagedModel) -> dict[torch.nn.Parameter, str]:
+    """The weights of the parts that are sent, by parameter: "part|tensor".
+
+    Not tables of positions and class tokens: some start at zero and would always be those that change most (D-M2).
+    """
+    return {
+        parameter: f"{part}|{name}"
+        for part in sent(job.stage, job.slots.exchange)
+        for name, parameter in named_parameters(model.part(part)).items()
+        if parameter.ndim >= 2 and name.endswith("weight")
+    }
+
+
+def relative_change(before: Tensor, after: Tensor) -> Tensor:
+    """Mean of |(after - before) / before| over all elements, a scalar (equation 8)."""
+    return ((after - before).abs() / _size(before)).mean()
+
+
+def sgd_change(theta: Tensor, gradient: Tensor, lr: float) -> Tensor:
+    """|η g / θ| of each element, θ before the step (D-M3)."""
+    return lr * gradient.abs() / _size(theta)
+
+
+def adam_change(theta: Tensor, m_hat: Tensor, v_hat: Tensor, lr: float, eps: float = EPS) -> Tensor:
+    """|η m̂ / (θ (√v̂ + ε))| of each element, θ before the step (equation 13)."""
+    return lr * m_hat.abs() / (_size(theta) * (v_hat.sqrt() + eps))
+
+
+def exact_changes(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> dict[str, float]:
+    """name -> relative change, of the weight tensors of ``before``, copies of those that are trained.
+
+    Copies are needed only around a step that ``PovertyMeter.due`` asks for.
+    """
+    return {name: float(relative_change(old, after[name].detach())) for name, old in before.items() if old.ndim >= 2}
+
+
+def optimizer_changes(optimizer: Optimizer, names: Mapping[torch.nn.Parameter, str]) -> dict[str, float]:
+    """name -> mean change of the step just made, of the named weight tensors that have a gradient.
+
+    Needs no copies: θ before the step is had from θ after it, one tensor at a time. With momentum the momentum stands
+    for g; AdamW's decoupled weight decay is no part of the change, as in the equation. Raises ModelError for an
+    optimiser it does not know.
+    """
+    return {
+        names[parameter]: float(_step_change(optimizer, group, parameter).mean())
+        for group in optimizer.groups
+        for parameter in group.parameters
+        if parameter in names and parameter.ndim >= 2 and parameter.grad is not None
+    }
+
+
+@torch.no_grad()
+def _step_change(optimizer: Optimizer, group: Group, parameter: torch.nn.Parameter) -> Tensor:
+    lr, decay = group.lr, group.weight_decay
+    if isinstance(optimizer, SGD):
+        if optimizer.momentum:
+            mean = optimizer._mean[parameter]  # noqa: SLF001 - the optimiser's state is what this reads
+            return sgd_change(parameter + lr * mean, mean, lr)
+        gradient = parameter.grad if parameter.grad is not None else torch.zeros_like(parameter)
+        before = (parameter + lr * gradient) / (1 - lr * decay)
+        return sgd_change(before, gradient + decay * before, lr)
+    if not isinstance(optimizer, AdamW):
+        raise ModelError(
+            f"the change of a step cannot be had from optimiser {type(optimizer).__name__}",
+            remedy="Train with adamw or sgd, or set repair: {poverty: {form: exact}}.",
+        )
+    step, (mean, square) = optimizer._steps[parameter], optimizer._state[parameter]  # noqa: SLF001 - the same
+    m_hat, v_hat = mean / (1 - BETAS[0] ** step), square / (1 - BETAS[1] ** step)
+    before = (parameter + lr * m_hat / (v_hat.sqrt() + EPS)) / (1 - lr * decay)
+    return adam_change(before, m_hat, v_hat, lr)
+
+
+def _size(theta: Tensor) -> Tensor:
+    return theta.abs().clamp(min=SMALLEST)
+
+
+@dataclass
+class PovertyMeter:
+    """Collects the changes of one device's training: ``batch`` after every step, ``epoch`` after every epoch.
+
+    Batches are complete (every sample has every modality) or not; an epoch's first batch is no transition.
+    """
+
+    _worst: dict[str, float] = field(default_factory=dict, init=False)  # name -> max over epochs
+    _sums: dict[str, float] = field(default_factory=dict, init=False)  # name -> sum over this epoch's transitions
+    _in_epoch: int = field(default=0, init=False)  # this epoch's transitions, |B*|
+    _after_complete: bool = field(default=False, init=False)
+    _complete: int = field(default=0, init=False)  # batches
+    _transitions: int = field(default=0, init=False)  # of all epochs
+
+    def due(self, complete: bool) -> bool:
+        """Whether the changes of a step on such a batch, the next one, are wanted."""
+        return self._after_complete and not complete
+
+    def batch(self, complete: bool, changes: Mapping[str, float]) -> None:
+        """One step: ``changes`` (name -> change) count when it was due, and may be left empty when not.
+
+        A tensor without a change in a transition, since it had no gradient, changed by 0 (equation 9 divides by all
+        transitions of the epoch). Raises ModelError, naming the tensor, for a change that is not a finite number.
+        """
+        self._complete += complete
+        if self.due(complete):
+            self._transitions += 1
+            self._in_epoch += 1
+            for name, change in changes.items():
+                if not math.isfinite(change):
+                    raise ModelError(
+                        f"weight '{name}' changed by {change} in one step: training has diverged",
+                        remedy="Lower the learning rate, or set training.clip_norm.",
+                    )
+                self._sums[name] = self._sums.get(name, 0.0) + change
+        self._after_complete = complete
+
+    def epoch(self) -> None:
+        """Close an epoch."""
+        for name, total in self._sums.items():
+            self._worst[name] = max(self._worst.get(name, 0.0), total / self._in_epoch)
+        self._sums, self._in_epoch, self._after_complete = {}, 0, False
+
+    @property
+    def complete(self) -> bool:
+        """Whether the device has no poverty layer to lend for: complete batches, and none that lacks after them."""
+        return self._complete > 0 and self._transitions == 0
+
+    @property
+    def change(self) -> float:
+        """The poverty layer's change, over the epochs closed so far; 0: there is none."""
+        return max(self._worst.values(), default=0.0)
+
+    def poorest(self) -> str | None:
+        """The poverty layer by the epochs closed so far, of equals the first by name; None: no transition yet."""
+        return min(self._worst, key=lambda name: (-self._worst[name], name), default=None)

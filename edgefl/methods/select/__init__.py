@@ -1,0 +1,1 @@
+"""Which of the eligible devices train a round."""

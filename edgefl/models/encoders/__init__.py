@@ -1,0 +1,1 @@
+"""Encoder kinds, one file each."""

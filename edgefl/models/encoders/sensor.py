@@ -1,0 +1,75 @@
+"""The sensor encoder: a patch transformer over time series, in the manner of ViT (arXiv 2010.11929), in plain torch.
+
+Non-overlapping patches of time, each flattened and mapped to a token; a class token and learned positions; pre-norm
+blocks.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F  # noqa: N812 - torch's own name for it
+from torch import Tensor, nn
+
+from edgefl.models.blocks import attend
+from edgefl.models.encoders.base import Kind, TokenState, first_token
+from edgefl.models.spec import EncoderSpec
+
+
+class SensorEmbed(nn.Module):
+    """[B, T, C] -> tokens [B, 1 + ceil(T / patch), D]. A last short patch is filled with zeros."""
+
+    def __init__(self, spec: EncoderSpec) -> None:
+        super().__init__()
+        time, channels = spec.input_shape
+        self.padding = -time % spec.patch
+        self.patches = (time + self.padding) // spec.patch
+        self.project = nn.Linear(spec.patch * channels, spec.width)
+        self.cls_token = nn.Parameter(torch.zeros(1, 1, spec.width))
+        self.position_embeddings = nn.Parameter(torch.zeros(1, 1 + self.patches, spec.width))
+        self.dropout = nn.Dropout(spec.dropout)
+
+    def forward(self, x: Tensor) -> TokenState:
+        padded = F.pad(x, (0, 0, 0, self.padding)) if self.padding else x
+        patches = self.project(padded.reshape(x.shape[0], self.patches, -1))
+        tokens = torch.cat((self.cls_token.expand(x.shape[0], -1, -1), patches), dim=1)
+        return TokenState(self.dropout(tokens + self.position_embeddings))
+
+
+class SensorBlock(nn.Module):
+    """Pre-norm transformer block: x + attention(norm(x)), then x + mlp(norm(x)); [B, N, D] -> [B, N, D]."""
+
+    def __init__(self, spec: EncoderSpec) -> None:
+        super().__init__()
+        hidden = int(spec.width * spec.mlp_ratio)
+        self.heads = spec.heads
+        self.attention_dropout = spec.dropout
+        self.attention_norm = nn.LayerNorm(spec.width)
+        self.qkv = nn.Linear(spec.width, 3 * spec.width)
+        self.out = nn.Linear(spec.width, spec.width)
+        self.mlp_norm = nn.LayerNorm(spec.width)
+        self.mlp = nn.Sequential(nn.Linear(spec.width, hidden), nn.GELU(), nn.Linear(hidden, spec.width))
+        self.dropout = nn.Dropout(spec.dropout)
+
+    def forward(self, tokens: Tensor, mask: Tensor | None = None, count: int = 0) -> Tensor:
+        """As ``PreNormBlock.forward``."""
+        normed = self.attention_norm(tokens)
+        share = self.attention_dropout if self.training else 0.0
+        if not count:
+            q, k, v = self.qkv(normed).chunk(3, dim=2)
+            return self._after(tokens, attend(q, k, v, self.heads, mask, share))
+        width = self.out.in_features
+        q = F.linear(normed[:, :count], self.qkv.weight[:width], self.qkv.bias[:width])
+        k, v = F.linear(normed, self.qkv.weight[width:], self.qkv.bias[width:]).chunk(2, dim=2)
+        return self._after(tokens[:, :count], attend(q, k, v, self.heads, mask, share))
+
+    def _after(self, tokens: Tensor, attended: Tensor) -> Tensor:
+        tokens = tokens + self.dropout(self.out(attended))
+        after: Tensor = tokens + self.dropout(self.mlp(self.mlp_norm(tokens)))
+        return after
+
+
+def _norm(spec: EncoderSpec) -> nn.Module:
+    return nn.LayerNorm(spec.width)
+
+
+KIND = Kind(embed=SensorEmbed, block=SensorBlock, norm=_norm, pool=first_token, pooled=1)

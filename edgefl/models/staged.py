@@ -1,0 +1,312 @@
+"""The staged model: its named parts as torch modules, and the way of a batch through them."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from edgefl.errors import ModelError
+from edgefl.models.check import check_spec
+from edgefl.models.encoders.base import Input, Stage, TokenState, initialise, kind_of, mean_token, rows_in, rows_of
+from edgefl.models.heads import classifier, fusion, matcher, mean_at_hand, modality_head, reconstruction
+from edgefl.models.joint_fusion import Given, JointFusion
+from edgefl.models.multiway import OwnStage, SharedStage, run_stage
+from edgefl.models.patterns import Index, Rows, merged, patterns
+from edgefl.models.spec import ModelSpec, is_encoder, modality_of, part_names, shares_projection
+
+
+class StagedModel(nn.Module):
+    """The parts of a model that exist, in the order of the specification. Made by :func:`build`.
+
+    ``train()`` and ``eval()``, per part, are the caller's business. Using a part that was not built raises ModelError.
+    """
+
+    def __init__(self, spec: ModelSpec, modules: Mapping[str, nn.Module]) -> None:
+        super().__init__()
+        self.spec = spec
+        own = {modality_of(part) for part in modules if is_encoder(part)}
+        self._kinds = {m: kind_of(e) for m, e in spec.encoders.items() if m in own}
+        self._multiway = spec.encoder_sharing == "multiway"
+        self._shared = shares_projection(spec)
+        self._parts = nn.ModuleDict(dict(modules))
+
+    @property
+    def parts_present(self) -> tuple[str, ...]:
+        """Names of the parts that exist, in order."""
+        return tuple(self._parts)
+
+    def part(self, name: str) -> nn.Module:
+        """The part's module. Raises ModelError when it does not exist here."""
+        if name not in self._parts:
+            raise ModelError(
+                f"the part '{name}' is not in this model, which holds {', '.join(self._parts) or 'nothing'}",
+                remedy="Name the part when the model is built; edgefl.models.spec.part_names lists all of them.",
+            )
+        return self._parts[name]
+
+    def embed(self, modality: str, x: Input) -> TokenState:
+        """Input [B, *input_shape] -> tokens [B, N, D]; ModelError when a sample's shape is another.
+
+        Tokens that stand for the input are taken as they are, in f32.
+        """
+        if isinstance(x, TokenState):
+            return x._replace(tokens=x.tokens.float())
+        embed = self.part(f"{modality}/embed")
+        expected = tuple(self.spec.encoders[modality].input_shape)
+        if tuple(x.shape[1:]) != expected:
+            raise ModelError(
+                f"modality '{modality}': samples of shape {list(x.shape[1:])}, but the model takes {list(expected)}",
+                remedy=f"Set encoders.{modality}.input_shape to the data's shape, or window or resize the data.",
+            )
+        state: TokenState = embed(x)
+        return state
+
+    def stage(self, modality: str, k: int, state: TokenState) -> TokenState:
+        """Tokens through stage ``k`` (counted from 1), this modality alone."""
+        return self.run_stage(k, {modality: state})[modality]
+
+    def run_stage(self, k: int, states: Mapping[str, TokenState]) -> dict[str, TokenState]:
+        """Tokens through stage ``k``: rows that all have these modalities, in the same order."""
+        parts = {m: self.part(f"{m}/stage{k}") for m in states}
+        if self._multiway:
+            own = {m: cast("OwnStage", part) for m, part in parts.items()}
+            return run_stage(cast("SharedStage", self.part(f"shared/stage{k}")), own, states)
+        return {m: part(states[m]) for m, part in parts.items()}
+
+    def norm(self, modality: str, state: TokenState) -> TokenState:
+        """The final norm of every token."""
+        return TokenState(self.part(f"{modality}/norm")(state.tokens), state.mask)
+
+    def pool(self, modality: str, state: TokenState) -> Tensor:
+        """Final norm and pooling: tokens [B, N, D] -> h [B, D]."""
+        return self.pool_tokens(modality, self.norm(modality, state))
+
+    def pool_tokens(self, modality: str, state: TokenState) -> Tensor:
+        """Tokens after the final norm, as ``encode_tokens`` gives them, [B, N, D] -> h [B, D]."""
+        if self.spec.encoders[modality].pool == "mean":
+            return mean_token(state)
+        return self._kinds[modality].pool(state.tokens)
+
+    def encode(self, modality: str, x: Input, depth: int | None = None) -> Tensor:
+        """Input -> h [B, D] through stages 1..``depth`` (None: all the model has), this modality alone."""
+        last = self.spec.stages if depth is None else depth
+        kind = self._kinds[modality]
+        if self._multiway or last < 1 or self.spec.encoders[modality].pool == "mean":
+            return self.pool_tokens(modality, self.encode_tokens(modality, x, depth))
+        state = self._through(modality, x, last - 1)
+        if state.depth < last:
+            state = cast("Stage", self.part(f"{modality}/stage{last}"))(state, kind.pooled)
+        return self.pool(modality, state)
+
+    def encode_tokens(self, modality: str, x: Input, depth: int | None = None) -> TokenState:
+        """Input -> tokens [B, N, D] after the final norm, this modality alone, and for text which are real."""
+        return self._encode_rows({modality: x}, depth)[modality]
+
+    def _encode_rows(self, inputs: Mapping[str, Input], depth: int | None) -> dict[str, TokenState]:
+        """Rows that all have these modalities, in the same order, after the final norm."""
+        last = self.spec.stages if depth is None else depth
+        if self._multiway:
+            states = {m: self.embed(m, x) for m, x in inputs.items()}
+            for k in range(1, last + 1):
+                states = self.run_stage(k, states)
+        else:
+            states = {m: self._through(m, x, last) for m, x in inputs.items()}
+        return {m: self.norm(m, state) for m, state in states.items()}
+
+    def _through(self, modality: str, x: Input, last: int) -> TokenState:
+        """One modality's tokens after stage ``last``, from where the input is."""
+        state = self.embed(modality, x)
+        for k in range(state.depth + 1, last + 1):
+            state = self.stage(modality, k, state)
+        return state
+
+    def encode_batch(
+        self, inputs: Mapping[str, Input], rows: Rows, size: int, depth: int | None = None
+    ) -> dict[str, Tensor]:
+        """Inputs [n_m, …] of a batch of ``size`` rows -> h [n_m, D] of each modality.
+
+        ``rows[m]`` [n_m]: which rows of the batch these are, None: all. Multiway encoders attend within a row over
+        the modalities that this row has; others ignore ``rows``.
+        """
+        if not self._multiway or len(inputs) < 2:
+            return {m: self.encode(m, x, depth) for m, x in inputs.items()}
+        found: dict[str, list[tuple[Index, Tensor]]] = {m: [] for m in inputs}
+        for index, states in self._by_pattern(inputs, rows, size, depth):
+            for m, state in states.items():
+                found[m].append((index[m], self.pool_tokens(m, state)))
+        return {m: merged(parts) for m, parts in found.items()}
+
+    def encode_batch_tokens(
+        self, inputs: Mapping[str, Input], rows: Rows, size: int, depth: int | None = None
+    ) -> dict[str, TokenState]:
+        """``encode_batch`` before pooling: tokens [n_m, N, D] after the final norm, and for text which are real."""
+        if not self._multiway or len(inputs) < 2:
+            return {m: self.encode_tokens(m, x, depth) for m, x in inputs.items()}
+        found: dict[str, list[tuple[Index, Tensor]]] = {m: [] for m in inputs}
+        real: dict[str, list[tuple[Index, Tensor]]] = {}
+        for index, states in self._by_pattern(inputs, rows, size, depth):
+            for m, state in states.items():
+                found[m].append((index[m], state.tokens))
+                if state.mask is not None:
+                    real.setdefault(m, []).append((index[m], state.mask))
+        masks = {m: merged(parts) for m, parts in real.items()}
+        return {m: TokenState(merged(parts), masks.get(m)) for m, parts in found.items()}
+
+    def _by_pattern(
+        self, inputs: Mapping[str, Input], rows: Rows, size: int, depth: int | None
+    ) -> Iterator[tuple[dict[str, Index], dict[str, TokenState]]]:
+        # Rows of equal modalities together, not one padded pass: padding would hold activations for tokens that no
+        # row has, in every layer, and compute them; a complete batch is one pattern and costs the same either way.
+        for index in patterns({m: rows_in(x) for m, x in inputs.items()}, rows, size).values():
+            yield index, self._encode_rows({m: rows_of(inputs[m], own) for m, own in index.items()}, depth)
+
+    def project(self, modality: str, h: Tensor) -> Tensor:
+        """h [B, D] -> r [B, head.out] through the modality's head and, if there is one, the shared projection."""
+        projected: Tensor = self.part(f"head/{modality}")(h)
+        return cast("JointFusion", self.part("fusion")).embed(projected) if self._shared else projected
+
+    def fuse(
+        self,
+        projections: Mapping[str, Tensor],
+        has: Mapping[str, Tensor] | None = None,
+        tokens: Mapping[str, TokenState] | None = None,
+        rows: Rows | None = None,
+    ) -> Tensor:
+        """Projections, each [B, head.out] -> f [B, fused_width]; ``has[m]`` [B]: which rows have m, None: all.
+
+        concat: every modality filled in by the caller; nothing else is looked at.
+        mean: over what ``has`` says is at hand; without it over all that is given, stand-ins included.
+        joint: every modality filled in, and ``tokens[m]`` [n_m, N, D] as ``encode_batch_tokens`` gives them, of the
+        rows ``rows[m]`` [n_m] (None: all); a row without a modality's tokens, or whose ``has`` denies it, uses its
+        projection. A modality that no row has is left out of ``tokens``.
+        Raises ModelError for a modality left out.
+        """
+        if self.spec.fusion == "mean":
+            self._check_given(projections, every=False)
+            return mean_at_hand(projections, has)
+        module = self.part("fusion")
+        self._check_given(projections, every=True)
+        if self.spec.fusion == "joint":
+            if tokens is None:
+                raise ModelError(
+                    "joint fusion needs the tokens of the modalities, not their projections alone",
+                    remedy="Pass tokens= from StagedModel.encode_batch_tokens.",
+                )
+            given = [
+                Given(projections[m], tokens.get(m), (rows or {}).get(m), (has or {}).get(m))
+                for m in self.spec.encoders
+            ]
+            joined: Tensor = module(given)
+            return joined
+        fused: Tensor = module(torch.cat([projections[m] for m in self.spec.encoders], dim=1))
+        return fused
+
+    def _check_given(self, projections: Mapping[str, Tensor], *, every: bool) -> None:
+        given, known = set(projections), set(self.spec.encoders)
+        if not given or given - known or (every and given != known):
+            raise ModelError(
+                f"fusion needs {'the' if every else 'some of the'} modalities {sorted(known)}, but got {sorted(given)}",
+                remedy="Fill an absent modality with zeros or a prototype.",
+            )
+
+    def reconstruct(self, modality: str, given: Tensor) -> Tensor:
+        """Mean of the other modalities' projections at hand (``heads.mean_at_hand``) [B, d] -> r of this one [B, d]."""
+        made: Tensor = self.part(f"reconstruct/{modality}")(given)
+        return made
+
+    def match(self, modality: str, r: Tensor) -> Tensor:
+        """r [B, d] -> logits [B, classes] of the small classifier. ModelError when the model has priors instead."""
+        logits: Tensor = self._matcher(modality, "classifier")(r)
+        return logits
+
+    def prior(self, modality: str, other: str, r: Tensor) -> Tensor:
+        """r [B, d] of ``modality`` -> [B, d] in the space of ``other``. ModelError when the model has no such prior."""
+        priors = cast("nn.ModuleDict", self._matcher(modality, "prior"))
+        if f"to/{other}" not in priors:
+            raise ModelError(f"the part 'match/{modality}' has no prior to '{other}'")
+        made: Tensor = priors[f"to/{other}"](r)
+        return made
+
+    def _matcher(self, modality: str, wanted: str) -> nn.Module:
+        if self.spec.matching != wanted:
+            raise ModelError(f"the model's matching is '{self.spec.matching}', but '{wanted}' was asked for")
+        return self.part(f"match/{modality}")
+
+    def classify(self, fused: Tensor) -> Tensor:
+        """f [B, fused_width] -> logits [B, classes]."""
+        logits: Tensor = self.part("task")(fused)
+        return logits
+
+
+def build(
+    spec: ModelSpec, parts: Sequence[str] | None = None, device: str | torch.device = "cpu", seed: int = 0
+) -> StagedModel:
+    """The named parts (None: all) with random first weights, on ``device`` ("meta": shapes only), in training mode.
+
+    A part's weights depend on ``seed`` and its name alone: not on the other parts, not on the device, not on torch's
+    global generator, which stays untouched. Pretrained weights are not loaded here but arrive as tensors
+    (``edgefl.models.checkpoints.initial_parts``). Raises ModelError for an unsound specification or an unknown part.
+    """
+    check_spec(spec)
+    known = part_names(spec)
+    wanted = known if parts is None else parts
+    unknown = [part for part in wanted if part not in known]
+    if unknown:
+        raise ModelError(
+            f"the model has no part {', '.join(repr(part) for part in unknown)}",
+            remedy=f"Its parts are: {', '.join(known)}.",
+        )
+    chosen = set(wanted)
+    place = torch.device(device)
+    return StagedModel(spec, {part: _build_part(spec, part, place, seed) for part in known if part in chosen})
+
+
+def _build_part(spec: ModelSpec, part: str, device: torch.device, seed: int) -> nn.Module:
+    if device.type == "meta":
+        with device:
+            return _module(spec, part)
+    # Always drawn on the CPU, so that every kind of device starts from the same numbers.
+    with torch.random.fork_rng(devices=[]), torch.device("cpu"):
+        torch.default_generator.manual_seed(_part_seed(seed, part))
+        module = _module(spec, part)
+        initialise(module)
+    return module.to(device)
+
+
+def _part_seed(seed: int, part: str) -> int:
+    return int.from_bytes(hashlib.sha256(f"{seed}:{part}".encode()).digest()[:7], "big")
+
+
+def _module(spec: ModelSpec, part: str) -> nn.Module:
+    if part == "fusion":
+        return fusion(spec)
+    if part == "task":
+        return classifier(spec)
+    owner, _, rest = part.partition("/")
+    if owner == "head":
+        return modality_head(spec, rest)
+    if owner == "reconstruct":
+        return reconstruction(spec)
+    if owner == "match":
+        return matcher(spec, rest)
+    return _encoder_module(spec, owner, rest)
+
+
+def _encoder_module(spec: ModelSpec, owner: str, rest: str) -> nn.Module:
+    multiway = spec.encoder_sharing == "multiway"
+    # check_spec has seen to it that what the shared attention is made of is the same for all encoders.
+    encoder = next(iter(spec.encoders.values())) if owner == "shared" else spec.encoders[owner]
+    count = encoder.depth // spec.stages
+    if owner == "shared":
+        return SharedStage(encoder, count)
+    kind = kind_of(encoder)
+    if rest == "embed":
+        return kind.embed(encoder)
+    if rest == "norm":
+        # Multiway layers are pre-norm for every kind, so text, whose own blocks are not, has a final norm here too.
+        return nn.LayerNorm(encoder.width) if multiway else kind.norm(encoder)
+    return OwnStage(encoder, count) if multiway else Stage(kind, encoder, count)

@@ -1,0 +1,192 @@
+"""The values a plan is made of: stages, hyper-parameters, the slots of a recipe, one device's job."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from edgefl.models.spec import ModelSpec
+from edgefl.records import Budget, Capabilities, Cost, Figures, Refusal
+
+ScheduleName = Literal["end_to_end", "progressive", "layerwise", "heads", "mixed"]
+#: What of a device's training is sent: all that is trained, the mappings (heads) only, or nothing.
+Exchange = Literal["all", "mappings", "nothing"]
+#: How the frozen prefix's outcome is stored; "": computed in every step.
+Cache = Literal["", "f16", "f32"]
+Optimizer = Literal["adamw", "sgd", "adafactor"]
+#: What matrices are multiplied in, on a GPU.
+Precision = Literal["f32", "bf16"]
+#: One slot of a recipe: {choice: {option: value}}. Only ``objective`` may hold several choices.
+Slot = dict[str, dict[str, float | str]]
+
+
+class Stage(msgspec.Struct, frozen=True):
+    """One stage: which parts exist, which are trained. What is exchanged each round is what is trained.
+
+    ``depth`` is how many encoder stages exist; ``index`` counts from 1. ``fallback_depth``: how many exist for devices
+    that can not train all of ``trained``; 0: as many.
+    """
+
+    index: int = 1
+    depth: int = 1
+    rounds: int = 0
+    present: tuple[str, ...] = ()
+    trained: tuple[str, ...] = ()
+    fallback_depth: int = 0
+
+
+class Lean(msgspec.Struct, frozen=True):
+    """The optimiser, and its learning rates, where the state of the usual one does not fit."""
+
+    optimizer: Optimizer = "adafactor"
+    lr: dict[str, float] = {}
+
+
+class Hyper(msgspec.Struct, frozen=True):
+    """Local training of one round.
+
+    ``micro_batch`` = 0: the whole batch at once. ``lr`` and ``weight_decay`` by group: "encoder", "head"
+    (head covers head/*, fusion and task). ``clip_norm`` = 0: no gradient clipping. ``checkpoint``: the backward pass
+    computes the inside of trained blocks anew. The planner chooses ``micro_batch``, ``checkpoint``, whether ``cache``
+    is used, and ``lean`` in place of the optimiser; then ``leaned`` is set.
+    """
+
+    epochs: int = 1
+    batch_size: int = 16
+    micro_batch: int = 0
+    optimizer: Optimizer = "adamw"
+    lr: dict[str, float] = {}
+    weight_decay: dict[str, float] = {}
+    momentum: float = 0.9
+    clip_norm: float = 0.0
+    holdout: float = 0.0  # share of the local samples that is only tested on
+    cache: Cache = ""
+    seed: int = 0
+    precision: Precision = "f32"
+    checkpoint: bool = False
+    lean: Lean | None = None
+    leaned: bool = False
+
+
+class Transfer(msgspec.Struct, frozen=True):
+    """How parts travel: by direction, (pattern of part names, packing of ``edgefl.protocol.compression``), first fit.
+
+    ``top``: share of the values that "delta+top" sends; ``whole``: this round everything is sent as it is.
+    """
+
+    up: tuple[tuple[str, str], ...] = ()
+    down: tuple[tuple[str, str], ...] = ()
+    top: float = 0.1
+    whole: bool = False
+
+
+class Slots(msgspec.Struct, frozen=True):
+    """What a device needs of the recipe: choices, each {name: options} with exactly one name, and what is exchanged."""
+
+    objective: Slot = {}  # several terms are summed
+    missing: Slot = {}
+    prototypes: Slot = {}
+    repair: Slot = {}
+    exchange: Exchange = "all"
+    statistics: bool = False  # batch norm's are taken at the weights received, before they are evaluated
+
+
+class Job(msgspec.Struct, frozen=True):
+    """Everything one device needs to know to train one round, besides the tensors."""
+
+    model: ModelSpec = ModelSpec()
+    stage: Stage = Stage()
+    hyper: Hyper = Hyper()
+    slots: Slots = Slots()
+    signature: str = ""  # what clusters are made of, and has not been sent yet: sketch or bases
+    transfer: Transfer = Transfer()
+
+
+class Decline(msgspec.Struct, frozen=True):
+    """What a device has declined to train: how many stages, and how; and why. ``micro_batch``: its rows, never 0."""
+
+    depth: int = 0
+    micro_batch: int = 0
+    cached: bool = False
+    refusal: Refusal = Refusal()
+    checkpoint: bool = False
+    leaned: bool = False
+
+
+#: State of the model that a device holds when it is planned: none; the one of the stage before; that of this stage.
+Arrival = Literal["joining", "entering", "staying"]
+
+
+class Candidate(msgspec.Struct, frozen=True):
+    """What the planner must know of a device: from its hello, and from what it measured in earlier rounds."""
+
+    device: str = ""
+    capabilities: Capabilities = Capabilities()
+    budget: Budget = Budget()
+    samples: dict[str, int] = {}  # modality -> samples that have it; "" -> all
+    modalities: dict[str, tuple[int, ...]] = {}
+    class_counts: tuple[int, ...] = ()
+    declined: tuple[Decline, ...] = ()  # of this stage
+    arrival: Arrival = "joining"
+    factors: dict[str, float] = {}  # figure -> measured / predicted, learned from earlier rounds
+
+
+class Placement(msgspec.Struct, frozen=True):
+    """What one device trains in one stage, how, and at what predicted cost; or why it can not."""
+
+    device: str = ""
+    stage: Stage = Stage()
+    hyper: Hyper = Hyper()
+    cost: Cost = Cost()
+    predicted: Figures = {}
+    refusal: Refusal | None = None
+    factors: dict[str, float] = {}  # those of the candidate, which the predictions hold
+    predicted_first: Figures = {}  # of the stage's first round, in which the frozen prefix's outcome is computed
+
+
+class RoundPolicy(msgspec.Struct, frozen=True):
+    """When a round starts, closes and is tried again. Seconds; ``quorum`` is a share of the devices offered."""
+
+    devices: int = 1  # wait for this many before the first round
+    join_s: float = 60.0  # at most this long
+    quorum: float = 0.5
+    deadline_s: float = 600.0
+    max_attempts: int = 3
+    mode: Literal["lockstep", "async"] = (
+        "lockstep"  # async: the server steps after ``buffer`` updates, and nobody waits
+    )
+    buffer: int = 1
+    late: Literal["drop", "keep"] = "drop"  # what becomes of updates that come after the close; async keeps them
+    alpha: float = 0.5  # an update that is s rounds late weighs (1 + s) ** -alpha
+    max_staleness: int = 10  # rounds; what is later is dropped
+    quarantine_after: int = 2  # rejected updates in a row; 0: never
+    quarantine_rounds: int = 0  # 0: the rest of the run
+    largest_share: float = 1.0  # of a part's weight that one device may have
+    largest_change: float = 100.0  # times the median of the other devices' changes of a part; 0: any
+
+    @property
+    def keeps(self) -> bool:
+        """Whether updates count that were made from an earlier round's model."""
+        return self.mode == "async" or self.late == "keep"
+
+
+class RunPlan(msgspec.Struct, frozen=True):
+    """A run, fully resolved: what the coordinator executes. ``hypers[i]`` belongs to ``stages[i]``."""
+
+    run: str = ""
+    name: str = ""
+    recipe: str = ""
+    seed: int = 0
+    model: ModelSpec = ModelSpec()
+    stages: tuple[Stage, ...] = ()
+    hypers: tuple[Hyper, ...] = ()
+    slots: Slots = Slots()
+    server: dict[str, Slot] = {}  # role -> slot: cluster, select, repair, weight, combine, optimise
+    policy: RoundPolicy = RoundPolicy()
+    evaluate_every: Literal["round", "stage"] = "round"
+    test: str = ""  # path of the test set (.npz); "": no evaluation
+    chunk_bytes: int = 0  # 0: what each device's link carries
+    credit: int = 16
+    transfer: Transfer = Transfer()
+    config: dict[str, object] = {}  # the run file as resolved, for the record

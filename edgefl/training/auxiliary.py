@@ -1,0 +1,134 @@
+"""What stands beside the model while it trains: prototypes, private copies of heads, teachers, and the values received.
+
+A private copy (AproMFL's clustering model) is that of a device without labels: it begins as the mapping the device was
+first sent, is trained along and stays on the device. A teacher is the mapping as it was received in this round; the
+device's own goes on from its own copy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import TypeVar
+
+import numpy as np
+import torch
+from torch import nn
+
+from edgefl.data.dataset import Dataset
+from edgefl.models.parts import load_module, module_tensors
+from edgefl.models.spec import PROTOTYPES
+from edgefl.models.staged import StagedModel
+from edgefl.plan.job import Job
+from edgefl.plan.usable_samples import clusters_apart
+from edgefl.prototypes.adaptive import LOCAL_CLUSTERS, Local, local_pairs
+from edgefl.prototypes.table import from_tensors
+from edgefl.prototypes.torch_mask import Table
+from edgefl.training.embeddings import embeddings
+from edgefl.training.flop_cache import FlopCounts, kind_of_step
+from edgefl.training.forward import Aids, copied
+from edgefl.training.scoring import matcher_of
+
+R = TypeVar("R")
+Tensors = Mapping[str, np.ndarray]
+#: What a private copy is called among the parts a device keeps.
+TWIN = "twin/"
+
+
+def aids_of(
+    job: Job, model: StagedModel, parts: Mapping[str, Tensors], kept: Mapping[str, Tensors], device: str
+) -> Aids:
+    """What the recipe's terms need. ``parts``: as received; ``kept``: what this device's last round left here."""
+    terms = job.slots.objective
+    heads = [m for m in job.model.encoders if f"head/{m}" in job.stage.trained]
+    twin: dict[str, nn.Module] = {}
+    teacher: dict[str, nn.Module] = {}
+    for m in heads:
+        head = model.part(f"head/{m}")
+        if clusters_apart(job.slots, job.stage):
+            twin[m] = copied(head, trained=True)
+            load_module(TWIN + m, twin[m], kept.get(TWIN + m, parts[f"head/{m}"]))
+        if "model_transfer" in terms:
+            teacher[m] = copied(head, trained=False)
+            load_module(f"head/{m}", teacher[m], parts[f"head/{m}"])
+    trained = [p for part in job.stage.trained for p in model.part(part).parameters()] if "proximal" in terms else []
+    received = tuple((p, p.detach().clone()) for p in trained)
+    return Aids(tables_of(parts, device), twin, teacher, received, matcher_of(job.slots, {}))
+
+
+def tables_of(parts: Mapping[str, Tensors], device: str) -> dict[str, Table]:
+    """The global prototypes that were received; none in the first round."""
+    if PROTOTYPES not in parts:
+        return {}
+    return {
+        name: Table(torch.from_numpy(table.means).to(device), torch.from_numpy(table.present).to(device))
+        for name, table in from_tensors(parts[PROTOTYPES]).items()
+    }
+
+
+def twin_tensors(aids: Aids) -> dict[str, dict[str, np.ndarray]]:
+    """The private copies, as parts to keep."""
+    return {TWIN + m: module_tensors(head) for m, head in aids.twin.items()}
+
+
+def local_prototypes(job: Job, model: StagedModel, aids: Aids, dataset: Dataset, rng: np.random.Generator) -> Local:
+    """Adaptive prototypes of this device and the class or cluster of each sample, by the private copies if there are
+    any. ``model`` and the copies end in the modes they had.
+    """
+    options = job.slots.prototypes.get("adaptive", {})
+    heads = {m: aids.twin.get(m) for m in _own(job, dataset)}  # None: the model's own
+    teaching = _teaching(job, dataset)
+    projections = {m: embeddings(model, m, dataset, job.stage.depth, head, teaching) for m, head in heads.items()}
+    has = {m: dataset.has(m) for m in projections}
+    least = float(options.get("min_count", 1))  # a cluster of fewer samples does not leave the device
+    clusters = max(1, min(int(options.get("local_clusters", LOCAL_CLUSTERS)), int(teaching.sum() // least)))
+    labels = dataset.labels if job.model.classes else None
+    return local_pairs(projections, has, labels, job.model.classes, rng, clusters=clusters)
+
+
+def _teaching(job: Job, dataset: Dataset) -> np.ndarray:
+    """[N] bool: the samples adaptive prototypes are made of: the labelled ones, without labels the complete ones."""
+    if job.model.classes and dataset.labels is not None and (dataset.labels >= 0).any():
+        return np.asarray(dataset.labels >= 0)
+    return np.asarray(np.logical_and.reduce([dataset.has(m) for m in _own(job, dataset)]))
+
+
+def counted_prototypes(
+    job: Job, model: StagedModel, aids: Aids, dataset: Dataset, rng: np.random.Generator, counts: FlopCounts
+) -> tuple[Local, float]:
+    """``local_prototypes`` and the FLOPs they took: every modality through its encoder by itself."""
+    work = partial(local_prototypes, job, model, aids, dataset, rng)
+    return _counted(job, dataset, _teaching(job, dataset), work, counts)
+
+
+def marks_of(
+    job: Job, model: StagedModel, aids: Aids, dataset: Dataset, rng: np.random.Generator, counts: FlopCounts
+) -> tuple[np.ndarray | None, float]:
+    """Each sample's local cluster [N] for this round, where a private copy is trained by it, and the FLOPs it took."""
+    if not clusters_apart(job.slots, job.stage):
+        return None, 0.0
+    local, flops = counted_prototypes(job, model, aids, dataset, rng, counts)
+    return local.labels, flops
+
+
+def projections_of(
+    job: Job, model: StagedModel, dataset: Dataset, counts: FlopCounts
+) -> tuple[dict[str, np.ndarray], float]:
+    """[N, d] of each modality this device has, alone, zeros in rows that lack it; and the FLOPs this took."""
+    own = _own(job, dataset)
+    whole = np.ones(len(dataset), dtype=bool)
+    return _counted(
+        job, dataset, whole, lambda: {m: embeddings(model, m, dataset, job.stage.depth) for m in own}, counts
+    )
+
+
+def _counted(
+    job: Job, dataset: Dataset, rows: np.ndarray, work: Callable[[], R], counts: FlopCounts
+) -> tuple[R, float]:
+    """What ``work`` returns, which encodes each modality of the ``rows`` [N] (bool) by itself, and its FLOPs."""
+    shape = tuple((m, int((dataset.has(m) & rows).sum())) for m in _own(job, dataset))
+    return counts.run(b"alone" + kind_of_step(job, with_tables=False), shape, work, linear="rows")
+
+
+def _own(job: Job, dataset: Dataset) -> list[str]:
+    return [m for m in job.model.encoders if f"head/{m}" in job.stage.present and dataset.has(m).any()]

@@ -1,0 +1,84 @@
+"""FLOPs of steps by shape of batch, each counted once: counting a small step costs several times the step itself.
+
+The operations of a step are a sum over its rows: FLOPs = c + sum_m c_m n_m for n_m rows of modality m (encoders, heads
+work row by row; fusion and losses have the batch's fixed size). So once the counted shapes span a new one, its count
+follows exactly. Where rows attend over what else they have, c belongs to a pattern (both, the one, the other), which
+the shape tells of two modalities; of three it does not, and there every shape is counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal, TypeVar
+
+import msgspec
+import numpy as np
+
+from edgefl.models.spec import encodes_together
+from edgefl.plan.job import Job
+from edgefl.resources.flops import FlopCounter
+from edgefl.training.batches import ShapeKey
+
+R = TypeVar("R")
+#: What FLOPs are a sum over.
+Linear = Literal["rows", "patterns", "nothing"]
+
+
+class FlopCounts:
+    """What has been counted, by kind of step. Keep it between rounds: the next round of a stage counts nothing anew."""
+
+    def __init__(self) -> None:
+        self._known: dict[bytes, dict[ShapeKey, float]] = {}
+
+    def get(self, kind: bytes, shape: ShapeKey, *, linear: Linear) -> float | None:
+        """FLOPs of a step of this kind on a batch of this shape; None: it has to be counted."""
+        known = self._known.get(kind, {})
+        if shape in known or linear == "nothing":
+            return known.get(shape)
+        family = [s for s in known if _names(s) == _names(shape)]
+        if not family:
+            return None
+        rows = np.array([_row(s, linear) for s in family])
+        wanted = _row(shape, linear)
+        weights, *_ = np.linalg.lstsq(rows.T, wanted, rcond=None)
+        if not np.allclose(weights @ rows, wanted, atol=1e-6):
+            return None
+        return float(round(float(weights @ np.array([known[s] for s in family]))))
+
+    def run(self, kind: bytes, shape: ShapeKey, work: Callable[[], R], *, linear: Linear) -> tuple[R, float]:
+        """What ``work`` returns and its FLOPs: as known, else counted while it runs."""
+        flops = self.get(kind, shape, linear=linear)
+        if flops is not None:
+            return work(), flops
+        with FlopCounter() as counter:
+            result = work()
+        self.put(kind, shape, float(counter.flops))
+        return result, float(counter.flops)
+
+    def put(self, kind: bytes, shape: ShapeKey, flops: float) -> None:
+        """Note a count."""
+        self._known.setdefault(kind, {})[shape] = flops
+
+
+def kind_of_step(job: Job, *, with_tables: bool) -> bytes:
+    """What decides a step's FLOPs besides the batch's shape; ``with_tables``: there are global prototypes."""
+    hyper = job.hyper
+    sizes = (hyper.batch_size, hyper.micro_batch, hyper.checkpoint)
+    decisive = (job.model, job.stage.present, job.stage.trained, sizes, hyper.cache, job.slots)
+    return msgspec.msgpack.encode((decisive, with_tables))
+
+
+def linear_in(job: Job) -> Linear:
+    """What a step's FLOPs are a sum over: rows of each modality, or with two of them rows of each pattern."""
+    if not encodes_together(job.model):
+        return "rows"
+    return "patterns" if len(job.model.encoders) <= 2 else "nothing"  # of three, the shape does not tell the patterns
+
+
+def _names(shape: ShapeKey) -> tuple[str, ...]:
+    return tuple(modality for modality, _ in shape)
+
+
+def _row(shape: ShapeKey, linear: Linear) -> np.ndarray:
+    """How many are complete does not matter where each modality costs by its own rows."""
+    return np.array([1.0, *(count for name, count in shape if name != "&" or linear == "patterns")])

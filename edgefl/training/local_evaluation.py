@@ -1,0 +1,85 @@
+"""A device's own judgement: its model on the samples it set apart, as received and as trained."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from edgefl.data.dataset import Dataset
+from edgefl.models.parts import load_part, part_tensors
+from edgefl.models.spec import PROTOTYPES
+from edgefl.models.staged import StagedModel
+from edgefl.plan.job import Job
+from edgefl.plan.usable_samples import needs_pairs
+from edgefl.prototypes.table import from_tensors
+from edgefl.training.evaluate import judge
+from edgefl.training.flop_cache import FlopCounts, kind_of_step, linear_in
+from edgefl.training.scoring import matching
+
+Tensors = Mapping[str, np.ndarray]
+
+
+def personal_trial(
+    job: Job,
+    model: StagedModel,
+    apart: Dataset,
+    parts: Mapping[str, Tensors],
+    kept: Mapping[str, Tensors],
+    counts: FlopCounts,
+    statistics: Callable[[], float],
+) -> tuple[dict[str, float], float]:
+    """The device's own model of its last round, with the one layer it was sent in place of its poverty layer (MMiC).
+
+    ``statistics``: takes those of ``model`` where that is called for, and tells the FLOPs. ``model`` holds afterwards
+    what it held before. Without such a model: no metrics.
+    """
+    own = [part for part in job.stage.trained if part in kept]
+    if "poverty" not in job.slots.repair or not len(apart) or len(own) < len(job.stage.trained):
+        return {}, 0.0
+    better: dict[str, dict[str, np.ndarray]] = {}
+    for key, value in parts["poverty"].items() if "poverty" in parts else ():
+        part, _, name = key.partition("|")
+        better.setdefault(part, {})[name] = value
+    before = {part: part_tensors(model, part) for part in own}
+    for part in own:
+        load_part(model, part, {**kept[part], **better.get(part, {})})
+    taking = statistics()
+    found, flops = trial(job, model, apart, parts, "personal", counts)
+    for part, tensors in before.items():
+        load_part(model, part, tensors)
+    return found, taking + flops
+
+
+def trial(
+    job: Job, model: StagedModel, apart: Dataset, parts: Mapping[str, Tensors], prefix: str, counts: FlopCounts
+) -> tuple[dict[str, float], float]:
+    """Metrics "<prefix>_<name>" and the FLOPs they took; "<prefix>_score" is what returns are made of: accuracy, or
+    where nothing is labelled the mean recall at 1. What a sample lacks is filled in as the recipe trains it; zeros
+    where that takes prototypes and there are none yet, and in place of noise. ``model`` ends in evaluation mode. No
+    samples: no metrics.
+    """
+    if not len(apart):
+        return {}, 0.0
+    labelled = bool(job.model.classes) and apart.labels is not None and bool((apart.labels >= 0).any())
+    tasks = frozenset(
+        name for name, there in (("classification", labelled), ("retrieval", needs_pairs(job.slots))) if there
+    )
+    tables = from_tensors(parts[PROTOTYPES]) if PROTOTYPES in parts and "prototype" in job.slots.missing else {}
+    own = [m for m in job.model.encoders if f"head/{m}" in job.stage.present]
+    matcher, _ = matching(job.model, parts, job.slots, {})
+    mask = "prototype" if tables else "reconstruction" if "reconstruction" in job.slots.missing else "zero"
+    kind = b"trial" + kind_of_step(job, with_tables=bool(tables)) + b"".join(sorted(task.encode() for task in tasks))
+    rows = {m: int(apart.has(m).sum()) for m in own}
+    complete = int(np.logical_and.reduce([apart.has(m) for m in own]).sum())
+    known = int((apart.labels >= 0).sum()) if labelled and apart.labels is not None else 0
+    found, flops = counts.run(
+        kind,
+        (("", len(apart)), ("&", complete), ("labelled", known), *sorted(rows.items())),
+        lambda: judge(model, apart, job.stage.depth, tables, tasks, own, mask=mask, matcher=matcher),
+        linear=linear_in(job),
+    )
+    recalls = [value for name, value in found.items() if name.endswith("_recall_at_1")]
+    score = found.get("accuracy", float(np.mean(recalls)) if recalls else None)
+    metrics = {f"{prefix}_{name}": value for name, value in found.items()}
+    return metrics | ({f"{prefix}_score": score} if score is not None else {}), flops

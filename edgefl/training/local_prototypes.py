@@ -1,0 +1,125 @@
+"""Class-mean prototypes of one device, after local training (arXiv 2312.13508; decisions D-P2, D-P7).
+
+Per modality: mean projection r_m [d] of each class over the samples that have the modality, or with ``from: pairs``
+over the complete ones: the paper defines its representations for pairs (section 3.2), and a multiway encoder makes
+something else of a modality alone. "fused": mean fused representation over the complete samples. A class without
+samples has count 0: absent, not zero.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+import torch
+
+from edgefl.data.dataset import Dataset
+from edgefl.models.encoders.base import TokenState
+from edgefl.models.spec import fused_width
+from edgefl.models.staged import StagedModel
+from edgefl.plan.job import Job
+from edgefl.prototypes.table import FUSED, ClassMeans, of_several, to_tensors
+from edgefl.training.auxiliary import counted_prototypes
+from edgefl.training.batches import ShapeKey, make_batch
+from edgefl.training.flop_cache import FlopCounts, kind_of_step, linear_in
+from edgefl.training.forward import Aids
+
+#: Fewest samples of a row that leaves the device, where the coordinator is too old to say.
+MIN_COUNT = 2
+
+
+def local_tables(
+    job: Job,
+    model: StagedModel,
+    aids: Aids,
+    dataset: Dataset,
+    device: str,
+    counts: FlopCounts,
+    rng: np.random.Generator,
+) -> tuple[dict[str, np.ndarray] | None, float]:
+    """The tensors of the part "prototypes" by the recipe's slot, None without one, and the FLOPs they took.
+
+    A table without any row is left out.
+    """
+    name, options = next(iter(job.slots.prototypes.items()), ("none", {}))
+    least = float(options.get("min_count", MIN_COUNT))
+    if name == "class_mean":
+        found, flops = class_means(model, job, dataset, device, counts)
+    elif name == "adaptive":
+        local, flops = counted_prototypes(job, model, aids, dataset, rng, counts)
+        found = dict(local.pairs.tables)
+    else:
+        return None, 0.0
+    enough = {m: of_several(table, least) for m, table in found.items()}
+    tables = {m: table for m, table in enough.items() if table.present.any()}
+    return (to_tensors(tables) if tables else None), flops
+
+
+def class_means(
+    model: StagedModel, job: Job, dataset: Dataset, device: str, flop_counts: FlopCounts
+) -> tuple[dict[str, ClassMeans], float]:
+    """Tables by modality and for "fused", and the FLOPs this took. ``model`` ends in evaluation mode."""
+    model.eval()
+    modalities = [m for m in job.model.encoders if f"head/{m}" in model.parts_present and dataset.has(m).any()]
+    classes, width = job.model.classes, job.model.head.out
+    sums = {m: np.zeros((classes, width), np.float64) for m in modalities}
+    counts = {m: np.zeros(classes, np.float32) for m in modalities}
+    if set(modalities) == set(job.model.encoders):
+        sums[FUSED] = np.zeros((classes, fused_width(job.model)), np.float64)
+        counts[FUSED] = np.zeros(classes, np.float32)
+    labels = dataset.labels if dataset.labels is not None else np.full(len(dataset), -1)
+    telling = labels >= 0
+    if job.slots.prototypes.get("class_mean", {}).get("from") == "pairs":
+        telling &= np.logical_and.reduce([dataset.has(m) for m in job.model.encoders])
+    labelled = np.flatnonzero(telling)
+    size = job.hyper.micro_batch or job.hyper.batch_size
+    kind, flops = FUSED.encode() + kind_of_step(job, with_tables=False), 0.0
+    for start in range(0, len(labelled), size):
+        indices = labelled[start : start + size]
+        found, cost = flop_counts.run(
+            kind,
+            _shape(dataset, indices, modalities),
+            partial(_representations, model, job, dataset, indices, modalities, device),
+            linear=linear_in(job),
+        )
+        flops += cost
+        for name, rows, values in found:
+            np.add.at(sums[name], labels[rows], values)
+            np.add.at(counts[name], labels[rows], 1)
+    tables = {
+        m: ClassMeans(means=(sums[m] / np.maximum(counts[m], 1)[:, None]).astype(np.float32), counts=counts[m])
+        for m in sums
+    }
+    return tables, flops
+
+
+def _shape(dataset: Dataset, indices: np.ndarray, modalities: list[str]) -> ShapeKey:
+    """Rows of each modality, and the complete ones, which alone are fused."""
+    has = {m: dataset.has(m)[indices] for m in modalities}
+    complete = int(np.logical_and.reduce(list(has.values())).sum())
+    return (*((m, int(rows.sum())) for m, rows in has.items()), (FUSED, complete))
+
+
+@torch.no_grad()
+def _representations(
+    model: StagedModel, job: Job, dataset: Dataset, indices: np.ndarray, modalities: list[str], device: str
+) -> list[tuple[str, np.ndarray, np.ndarray]]:
+    """(table, dataset rows [n], values [n, d]) of one batch."""
+    batch = make_batch(dataset, indices, modalities, device)
+    states: dict[str, TokenState] = {}
+    if job.model.fusion == "joint":
+        states = model.encode_batch_tokens(batch.inputs, batch.rows, batch.size, job.stage.depth)
+        pooled = {m: model.pool_tokens(m, state) for m, state in states.items()}
+    else:
+        pooled = model.encode_batch(batch.inputs, batch.rows, batch.size, job.stage.depth)
+    projected = {m: model.project(m, h) for m, h in pooled.items()}
+    result = [(m, indices[dataset.has(m)[indices]], r.cpu().numpy()) for m, r in projected.items()]
+    if len(projected) == len(job.model.encoders):
+        complete = np.logical_and.reduce([dataset.has(m)[indices] for m in projected])
+        if complete.any():
+            kept = {m: torch.from_numpy(complete[dataset.has(m)[indices]]).to(r.device) for m, r in projected.items()}
+            chosen = {m: r[kept[m]] for m, r in projected.items()}
+            tokens = {m: state.of(kept[m]) for m, state in states.items()}
+            fused = model.fuse(chosen, None, tokens or None, dict.fromkeys(kept))
+            result.append((FUSED, indices[complete], fused.cpu().numpy()))
+    return result

@@ -1,1 +1,0 @@
-"""Terms of the local loss as pure functions of tensors: one method, one file."""

@@ -1,0 +1,145 @@
+"""Batch norm's running statistics, taken at the weights a model has (precise batch norm, arXiv 2105.07576).
+
+A server step, a repair or a late update moves the weights off the mean of the models that the averaged statistics are
+of (``edgefl.plan.norm``). Then a model's statistics are its samples' own: mean and variance of what reaches each batch
+norm, in evaluation mode otherwise, so that no dropout widens them. Only the heads hold batch norm; their input is
+encoded in pieces, and a head sees all of it at once, so that the order and number of pieces do not matter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from edgefl.data.dataset import Dataset
+from edgefl.models.parts import load_part, part_tensors
+from edgefl.models.spec import ModelSpec
+from edgefl.models.staged import StagedModel, build
+from edgefl.plan.job import Job, Stage
+from edgefl.plan.norm import LEAST, MOST
+from edgefl.training.batches import ShapeKey, make_batch
+from edgefl.training.embeddings import BATCH, device_of
+from edgefl.training.flop_cache import FlopCounts, kind_of_step, linear_in
+
+Tensors = dict[str, np.ndarray]
+Heads = Mapping[str, nn.Module]
+
+
+def counted_statistics(
+    job: Job,
+    model: StagedModel,
+    dataset: Dataset,
+    usable: np.ndarray,
+    counts: FlopCounts,
+    heads: Heads | None = None,
+) -> float:
+    """Take the statistics on a device's samples ``usable`` if the job asks for it; the FLOPs that took.
+
+    ``heads``: others than the model's own. A modality with fewer than two samples, which is not trained here either,
+    keeps the statistics it has. Everything ends in the mode (training or evaluation) it had.
+    """
+    flops = 0.0
+    for m, module in _heads(model, heads).items() if job.slots.statistics else ():
+        rows = chosen_rows(dataset, m, usable)
+        if len(rows) >= LEAST:
+            kind = b"statistics" + m.encode() + kind_of_step(job, with_tables=False)
+            together = job.hyper.micro_batch or job.hyper.batch_size
+            work = partial(_take, model, m, module, dataset, rows, job.stage.depth, together=together)
+            _, spent = counts.run(kind, _shape(model, m, dataset, rows), work, linear=linear_in(job))
+            flops += spent
+    return flops
+
+
+def take_statistics(model: StagedModel, dataset: Dataset, depth: int) -> list[str]:
+    """Take the statistics of every head on the inputs of ``dataset``; the heads' parts that have them.
+
+    A modality of which it has fewer than two samples keeps what it has. Everything ends in the mode it had.
+    """
+    taken = []
+    for m, module in _heads(model, None).items():
+        rows = chosen_rows(dataset, m, np.arange(len(dataset)))
+        if len(rows) >= LEAST:
+            _take(model, m, module, dataset, rows, depth, together=BATCH)
+            taken.append(f"head/{m}")
+    return taken
+
+
+def heads_with_statistics(
+    spec: ModelSpec, stage: Stage, parts: Mapping[str, Tensors], dataset: Dataset
+) -> dict[str, Tensors]:
+    """The heads among ``parts`` with their statistics taken on the inputs of ``dataset``."""
+    model = build(spec, stage.present)
+    for part in stage.present:
+        load_part(model, part, parts[part])
+    return {part: part_tensors(model, part) for part in take_statistics(model, dataset, stage.depth)}
+
+
+def chosen_rows(dataset: Dataset, modality: str, usable: np.ndarray) -> np.ndarray:
+    """At most ``MOST`` of the samples ``usable`` that have the modality, evenly spaced: the same ones every time."""
+    rows = np.asarray(usable[dataset.has(modality)[usable]])
+    return rows if len(rows) <= MOST else rows[np.arange(MOST) * len(rows) // MOST]
+
+
+def batch_norms(module: nn.Module) -> list[nn.BatchNorm1d]:
+    """The layers with running statistics."""
+    return [layer for layer in module.modules() if isinstance(layer, nn.BatchNorm1d)]
+
+
+def _heads(model: StagedModel, given: Heads | None) -> dict[str, nn.Module]:
+    own = {m: f"head/{m}" for m in model.spec.encoders if f"head/{m}" in model.parts_present}
+    heads = {m: model.part(part) for m, part in own.items()} if given is None else dict(given)
+    return {m: head for m, head in heads.items() if batch_norms(head)}
+
+
+def _names(model: StagedModel, modality: str) -> list[str]:
+    """Modalities encoded for one modality's head: with shared attention all that a sample has, as in training."""
+    if model.spec.encoder_sharing != "multiway":
+        return [modality]
+    return [m for m in model.spec.encoders if f"head/{m}" in model.parts_present]
+
+
+def _shape(model: StagedModel, modality: str, dataset: Dataset, rows: np.ndarray) -> ShapeKey:
+    """As ``Batch.shape_key`` of these samples."""
+    has = {m: dataset.has(m)[rows] for m in _names(model, modality)}
+    here = {m: int(flags.sum()) for m, flags in has.items() if flags.any()}
+    complete = int(np.logical_and.reduce([has[m] for m in here]).sum())
+    return (("", int(min(here.values()) < len(rows))), ("&", complete), *sorted(here.items()))
+
+
+@torch.no_grad()
+def _take(
+    model: StagedModel,
+    modality: str,
+    head: nn.Module,
+    dataset: Dataset,
+    rows: np.ndarray,
+    depth: int,
+    *,
+    together: int,
+) -> None:
+    modes = [(module, module.training) for module in (*model.modules(), *head.modules())]
+    model.eval()
+    pieces, names, device = [], _names(model, modality), str(device_of(model))
+    for start in range(0, len(rows), together):
+        shown = make_batch(dataset, rows[start : start + together], names, device)
+        pieces.append(model.encode_batch(shown.inputs, shown.rows, shown.size, depth)[modality])
+    retake(head.eval(), torch.cat(pieces))
+    for module, training in modes:
+        module.training = training
+
+
+def retake(head: nn.Module, h: Tensor) -> None:
+    """The statistics of ``head``, which is in evaluation mode, become those of h [n, D]."""
+    layers = batch_norms(head)
+    momenta = [layer.momentum for layer in layers]
+    for layer in layers:
+        layer.train()
+        layer.momentum = 1.0  # what was is forgotten
+    head(h)
+    for layer, momentum in zip(layers, momenta, strict=True):
+        layer.eval()
+        layer.momentum = momentum

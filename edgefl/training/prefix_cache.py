@@ -1,0 +1,192 @@
+"""The frozen prefix's outcome, computed once and kept on disk: what is trained reads it in place of raw samples.
+
+Exact when stored as f32; as f16 every value is rounded to 11 bits. Computed part by part, so that no more than one
+frozen part is in memory, and from where the stage before left off. The files have no name: they go with the process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import torch
+
+from edgefl.data.dataset import Dataset, Encoded
+from edgefl.data.memmap import FileRows, RowFile
+from edgefl.errors import PrecisionError, StoreError
+from edgefl.models.encoders.base import TokenState
+from edgefl.models.parts import load_part
+from edgefl.models.spec import token_count
+from edgefl.models.staged import StagedModel, build
+from edgefl.plan.frozen_prefix import Prefix, prefixes, together_in
+from edgefl.plan.job import Job
+from edgefl.training.batches import input_of
+from edgefl.training.flop_cache import FlopCounts
+
+Tensors = Mapping[str, np.ndarray]
+_DTYPES = {"f16": np.float16, "f32": np.float32}
+
+
+@dataclass
+class _Kept:
+    dataset: Dataset
+    modality: str
+    stored: str  # f16 or f32
+    names: tuple[object, ...]  # what identifies each part of the prefix
+    encoded: Encoded
+
+    def goes_on_to(self, names: tuple[object, ...], stored: str, tokens: int, whole: int) -> bool:
+        """Whether this is what ``names`` ask for, or the first part of the way there.
+
+        Of a whole encoder only the pooled ``tokens`` are stored: nothing can go on from these.
+        """
+        wanted = tokens if len(self.names) == len(names) else whole
+        same = self.stored == stored and self.names == names[: len(self.names)]
+        return same and self.encoded.tokens.shape[1] == wanted
+
+
+@dataclass
+class PrefixCache:
+    """What has been computed, in files of ``folder``, by data set and modality. Keep it between rounds.
+
+    ``limit_bytes``: of all files together; None: no limit. ``check`` is called now and then, and may raise.
+    """
+
+    folder: Path
+    limit_bytes: int | None = None
+    check: Callable[[], None] = lambda: None
+    _kept: list[_Kept] = field(default_factory=list)
+
+    def encoded(
+        self,
+        job: Job,
+        dataset: Dataset,
+        parts: Mapping[str, Tensors],
+        names: Callable[[str], object],
+        device: str,
+        counts: FlopCounts,
+    ) -> tuple[Dataset, float]:
+        """``dataset`` with the prefixes' outcome in place of its values, and the FLOPs that took now.
+
+        ``names(part)`` identifies the part's tensors, such as by their hash. Raises PrecisionError for values that f16
+        can not hold, StoreError when the disk is full.
+        """
+        flops, found = 0.0, dict(dataset.encoded)
+        wanted = prefixes(job)
+        self._kept = [one for one in self._kept if one.dataset is not dataset or one.modality in wanted]
+        for m, prefix in wanted.items():
+            if dataset.has(m).any():
+                found[m], spent = self._of(job, dataset, m, prefix, parts, names, device, counts)
+                flops += spent
+        return replace(dataset, encoded=found), flops
+
+    def keep_only(self, datasets: list[Dataset]) -> None:
+        """Forget what belongs to other data sets."""
+        self._kept = [one for one in self._kept if any(one.dataset is d for d in datasets)]
+
+    def _of(
+        self,
+        job: Job,
+        dataset: Dataset,
+        m: str,
+        prefix: Prefix,
+        parts: Mapping[str, Tensors],
+        names: Callable[[str], object],
+        device: str,
+        counts: FlopCounts,
+    ) -> tuple[Encoded, float]:
+        # The same tensors compute something else in another encoder, such as one with more heads.
+        wanted = tuple((job.model.encoders[m], names(part)) for part in prefix.parts)
+        kept = next((k for k in self._kept if k.dataset is dataset and k.modality == m), None)
+        if kept is not None:
+            self._kept.remove(kept)
+        whole = token_count(job.model.encoders[m])
+        encoded, done, flops = None, 0, 0.0
+        if kept is not None and kept.goes_on_to(wanted, job.hyper.cache, prefix.tokens, whole):
+            encoded, done = kept.encoded, len(kept.names)
+        del kept
+        for index in range(done, len(wanted)):
+            tokens = prefix.tokens if index + 1 == len(wanted) else whole
+            shown = dataset if encoded is None else replace(dataset, encoded={m: encoded})
+            part = prefix.parts[index]
+            encoded, spent = self._through(job, shown, m, part, index, tokens, parts, device, counts)
+            flops += spent
+        if encoded is None:
+            raise AssertionError(f"a prefix of {m} without parts")
+        self._kept.append(_Kept(dataset, m, job.hyper.cache, wanted, encoded))
+        return encoded, flops
+
+    def _through(
+        self,
+        job: Job,
+        shown: Dataset,
+        m: str,
+        part: str,
+        depth: int,
+        tokens: int,
+        parts: Mapping[str, Tensors],
+        device: str,
+        counts: FlopCounts,
+    ) -> tuple[Encoded, float]:
+        """Every sample that has ``m`` through one more part; ``depth``: stages it has been through afterwards."""
+        rows = np.flatnonzero(shown.has(m))
+        model = build(job.model, [part], device=device)
+        load_part(model, part, parts[part])
+        model.eval()
+        shape = (len(rows), tokens, job.model.encoders[m].width)
+        self._admit(int(np.prod(shape)) * np.dtype(_DTYPES[job.hyper.cache]).itemsize, shown.encoded.get(m))
+        file = RowFile(self.folder, shape, _DTYPES[job.hyper.cache])
+        masks: list[np.ndarray] = []
+        flops = 0.0
+        together = together_in(job)
+        for start in range(0, len(rows), together):
+            self.check()
+            some = rows[start : start + together]
+            state, spent = counts.run(
+                b"prefix" + msgspec.msgpack.encode((part, job.model)),
+                ((m, len(some)),),
+                partial(_step, model, m, depth, shown, some, device),
+                linear="rows",
+            )
+            flops += spent
+            file.write(np.arange(start, start + len(some)), _stored(state, tokens, file.dtype, part))
+            if state.mask is not None:
+                masks.append(state.mask[:, :tokens].cpu().numpy())
+        places = np.zeros(len(shown), np.int64)
+        places[rows] = np.arange(len(rows))
+        mask = np.concatenate(masks)[places] if masks else None
+        return Encoded(FileRows(file, places), mask, depth), flops
+
+    def used_bytes(self) -> int:
+        """Bytes of all files that are kept."""
+        return sum(one.encoded.tokens.file_bytes for one in self._kept if isinstance(one.encoded.tokens, FileRows))
+
+    def _admit(self, size: int, source: Encoded | None) -> None:
+        used = self.used_bytes()
+        if source is not None and isinstance(source.tokens, FileRows):
+            used += source.tokens.file_bytes
+        if self.limit_bytes is not None and used + size > self.limit_bytes:
+            raise StoreError(
+                f"rows of frozen parts: {used + size} bytes needed, {self.limit_bytes} allowed beside the objects",
+                remedy="Raise the device's disk budget, or set training.cache: none.",
+            )
+
+
+@torch.no_grad()
+def _step(model: StagedModel, m: str, depth: int, shown: Dataset, rows: np.ndarray, device: str) -> TokenState:
+    state = model.embed(m, input_of(shown, m, rows, device))
+    return model.stage(m, depth, state) if depth else state
+
+
+def _stored(state: TokenState, tokens: int, dtype: np.dtype[np.generic], part: str) -> np.ndarray:
+    values = state.tokens[:, :tokens].cpu().numpy()
+    if dtype == np.float16 and not float(np.abs(values).max(initial=0.0)) <= float(np.finfo(np.float16).max):
+        raise PrecisionError(
+            f"after '{part}' values reach {float(np.abs(values).max()):.3g}, more than f16 holds",
+            remedy="Set training.cache: f32, or none.",
+        )
+    return np.asarray(values.astype(dtype))

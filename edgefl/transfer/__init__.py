@@ -1,0 +1,1 @@
+"""Chunked transfer of objects: sender and receiver as pure state machines."""

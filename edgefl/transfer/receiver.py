@@ -1,0 +1,188 @@
+"""The receiving side of a transfer: what is lacking, what to acknowledge, when to ask again. See ``transfer``."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+
+from edgefl.protocol.chunks import DEFAULT_CHUNK_BYTES, DEFAULT_CREDIT
+from edgefl.protocol.messages import Need
+from edgefl.records import ObjectRef
+from edgefl.transfer.chunk_index import Layout
+from edgefl.transfer.steps import (
+    MAX_CREDIT,
+    STEP_BITS,
+    Completed,
+    Failed,
+    Instruction,
+    SendNeed,
+    StoreChunk,
+    VerifyObject,
+)
+
+#: Silence after which a receiver asks again: longer than the sender's GATHER_S + PACE_STALL_S, so that another's stall
+#: is not taken for a loss. Doubles with each silence in a row, up to MAX_STALL_S, so that any link gets through.
+STALL_S = 5.0
+MAX_STALL_S = 60.0
+#: At 256 kbit/s a chunk of 384 KiB, the largest that a link has been thought fit for, takes 12 s: what is on its way is
+#: not asked for again before one and a half times as long. Bytes a second.
+SLOW_LINK = 32_000
+#: A chunk that comes after it was asked for again so often (5 and 15 s after the last one) may be late by a slow link;
+#: a longer silence was a cut, or a sender that was away, and tells nothing of the link.
+SLOW_STALLS = 2
+#: A finished receiver that is still sent chunks repeats its ``done``, at most this often.
+REPEAT_S = 1.0
+#: Wrong hashes of one object after which the sender's copy must be taken as damaged.
+MAX_WRONG_HASHES = 3
+
+
+class Receiver:
+    """Fetches ``refs`` over one transfer. ``device`` is the device's id, also when the coordinator receives.
+
+    ``life`` tells this receiver from an earlier one of the same transfer and device (after a restart): a random number
+    below 2**31. ``message`` is Need at an agent, Grant at the coordinator. ``dropped`` counts by reason what was
+    ignored. Two parts with the same object count as one.
+    """
+
+    def __init__(
+        self,
+        transfer: str,
+        device: str,
+        refs: Iterable[ObjectRef],
+        chunk_bytes: int = DEFAULT_CHUNK_BYTES,
+        credit: int = DEFAULT_CREDIT,
+        *,
+        life: int,
+        message: type[Need] = Need,
+    ) -> None:
+        self.transfer = transfer
+        self.device = device
+        self.credit = max(1, min(credit, MAX_CREDIT))
+        self.dropped: Counter[str] = Counter()
+        self.duplicate_bytes = 0  # of chunks that arrived though they were here already
+        self.received = 0  # wanted chunks that arrived, in all epochs
+        self.finished = False
+        self.stalls = 0  # in a row, without a chunk between them
+        self._layout = Layout({ref.id: ref.size for ref in refs}, chunk_bytes)
+        self._message = message
+        self._epoch = life << STEP_BITS
+        self._lacking = 0  # set of chunks
+        self._unverified: set[str] = set()
+        self._wrong_hashes: Counter[str] = Counter()
+        self._in_epoch = 0
+        self._acknowledged = 0
+        self._silent_since = 0.0  # the last chunk, or the last time it asked
+        self._last_at = 0.0  # the last chunk, or the first time it asked
+        self._gap_s = 0.0  # between chunks, of late
+        self._said_done = 0.0
+
+    @property
+    def duplicates(self) -> int:
+        """Chunks that arrived though they were here already."""
+        return self.dropped["duplicate"] + self.dropped["finished"]
+
+    def start(self, missing: Mapping[str, bytes], now: float) -> list[Instruction]:
+        """Begin. ``missing``: ``PartialObject.missing()`` of every object that is not finished; the others are here."""
+        self._last_at = now
+        self._lacking = self._layout.pack(missing)
+        self._unverified = set(missing)
+        complete = [name for name in missing if not self._lacking & self._layout.whole(name)]
+        instructions: list[Instruction] = [VerifyObject(name) for name in complete]
+        if self._lacking:
+            instructions.append(self._open_epoch(now))
+        elif not missing:
+            instructions += self._finish(now)
+        return instructions
+
+    def on_chunk(self, object_id: str, index: int, size: int, now: float) -> list[Instruction]:
+        """A chunk of ``size`` bytes arrived, on the shared topic or the device's own."""
+        if self.finished:
+            self.dropped["finished"] += 1
+            self.duplicate_bytes += size
+            return self._repeat_done(now) if now - self._said_done >= REPEAT_S else []
+        number = self._layout.number(object_id, index)
+        if number is None:
+            self.dropped["index_out_of_range" if object_id in self._layout else "unknown_object"] += 1
+            return []
+        if size != self._layout.length(object_id, index):
+            self.dropped["wrong_size"] += 1
+            return []
+        if not self._lacking >> number & 1:
+            self.dropped["duplicate"] += 1
+            self.duplicate_bytes += size
+            self._silent_since = now  # what was asked for twice is arriving: the rest is behind it
+            return []
+        self._lacking ^= 1 << number
+        self.received += 1
+        self._in_epoch += 1
+        if self.stalls <= SLOW_STALLS:
+            self._gap_s = max(now - self._last_at, self._gap_s / 2)
+        self.stalls = 0
+        self._silent_since = self._last_at = now
+        instructions: list[Instruction] = [StoreChunk(object_id, index)]
+        if not self._lacking & self._layout.whole(object_id):
+            instructions.append(VerifyObject(object_id))
+        if self._lacking and self._in_epoch - self._acknowledged >= max(1, self.credit // 2):
+            self._acknowledged = self._in_epoch
+            instructions.append(SendNeed(self._need(received=self._in_epoch)))
+        return instructions
+
+    def on_verified(self, object_id: str, ok: bool, now: float) -> list[Instruction]:
+        """The object's sha256 was checked. When it is wrong the whole object is asked for again, a few times."""
+        if object_id not in self._unverified or self._lacking & self._layout.whole(object_id):
+            self.dropped["unexpected_verdict"] += 1
+            return []
+        if ok:
+            self._unverified.discard(object_id)
+            return [] if self._unverified else self._finish(now)
+        self._wrong_hashes[object_id] += 1
+        if self._wrong_hashes[object_id] >= MAX_WRONG_HASHES:
+            return [Failed(self.device, object_id, f"{MAX_WRONG_HASHES} times the sha256 was wrong")]
+        self._lacking |= self._layout.whole(object_id)
+        return [self._open_epoch(now)]
+
+    def on_tick(self, now: float) -> list[Instruction]:
+        """Call about twice a second: opens a new epoch when nothing has come for too long."""
+        # A slow link has shown its pace by the chunks before, and a large chunk takes its time.
+        least = max(STALL_S, 2 * self._gap_s, 1.5 * self._layout.chunk_bytes / SLOW_LINK)
+        patience = min(MAX_STALL_S, least * 2 ** min(self.stalls, 16))
+        if self.finished or not self._lacking or now - self._silent_since < patience:
+            return []
+        self.stalls += 1
+        return [self._open_epoch(now)]
+
+    def on_unheard(self, now: float) -> None:
+        """Call in place of ``on_tick`` while what was said can not have come to the sender: silence tells nothing."""
+        self._silent_since = self._last_at = now
+
+    def on_stall(self, now: float) -> list[Instruction]:
+        """Say it all again at once: after a reconnect, or when the sender announces the transfer anew."""
+        if self.finished:
+            return self._repeat_done(now)
+        return [self._open_epoch(now)] if self._lacking else []
+
+    def _open_epoch(self, now: float) -> SendNeed:
+        self._epoch += 1
+        self._in_epoch = self._acknowledged = 0
+        self._silent_since = now
+        return SendNeed(self._need(missing=self._layout.unpack(self._lacking)))
+
+    def _finish(self, now: float) -> list[Instruction]:
+        self.finished = True
+        return [*self._repeat_done(now), Completed(self.device)]
+
+    def _repeat_done(self, now: float) -> list[Instruction]:
+        self._said_done = now
+        return [SendNeed(self._need(received=self._in_epoch, done=True))]
+
+    def _need(self, *, received: int = 0, missing: dict[str, bytes] | None = None, done: bool = False) -> Need:
+        return self._message(
+            device=self.device,
+            transfer=self.transfer,
+            epoch=self._epoch,
+            chunk_bytes=self._layout.chunk_bytes,
+            credit=self.credit,
+            received=received,
+            missing=missing or {},
+            done=done,
+        )
