@@ -7,7 +7,8 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 TORCH := 'torch>=2.6,<2.14'
 
-LEDGER_TESTS := $(addprefix tests/test_,ledger.py coordinator_runner.py cli_read.py fleet.py fleet_kept.py)
+LEDGER_TESTS := $(addprefix tests/,coordinator/test_ledger.py coordinator/test_coordinator_runner.py cli/test_cli_read.py \
+  fleets/test_fleet.py fleets/test_fleet_kept.py)
 
 .PHONY: help wheel demo test test-all test-postgresql lint docs bench fuzz clean
 
@@ -58,14 +59,14 @@ test-all: $(VENV)/.dev lint  ## test, and the slow ones (nightly)
 
 test-postgresql: $(VENV)/.dev  ## what concerns the ledger, on a PostgreSQL server of its own (installed when missing)
 	.ci/postgresql sh -c "$(BIN)/python -m pytest -n 2 --dist loadscope -m 'not slow' $(LEDGER_TESTS) \
-		&& $(BIN)/python -m pytest -m 'not slow' tests/test_ledger_faults.py" # which restarts the server
+		&& $(BIN)/python -m pytest -m 'not slow' tests/coordinator/test_ledger_faults.py" # which restarts the server
 
 docs: $(VENV)/.dev  ## regenerate the configuration and command references
 	$(BIN)/python docs/generate.py
 
 bench: $(VENV)/.dev  ## the figures of the README, side by side in one run
-	$(BIN)/python -m benchmarks.schedules --write docs/results/schedules.md
-	$(BIN)/python -m benchmarks.har_prototypes --seeds 3 --plain --write docs/results/har.md
+	$(BIN)/python -m benchmarks.cost.schedules --write docs/results/schedules.md
+	$(BIN)/python -m benchmarks.accuracy.har_prototypes --seeds 3 --plain --write docs/results/har.md
 
 # atheris has wheels for Linux on x86-64; Python 3.10 to 3.13. SECONDS_EACH=600 TARGETS='part packed' for more of less.
 SECONDS_EACH ?= 60

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from benchmarks import inprocess
+from benchmarks.common import inprocess
 from edgefl.config.load import load_run
 from edgefl.data.dataset import Dataset
 from edgefl.plan.compile import compile_run

@@ -121,7 +121,7 @@ class EncoderConfig(Values):
     pretrained: str = Field(
         "",
         description="what to start from: a transformers checkpoint (name, folder, package:NAME/folder), or a file of "
-        "encoders that benchmarks/pretrain.py wrote (.safetensors)",
+        "encoders that benchmarks/accuracy/pretrain.py wrote (.safetensors)",
     )
 
 

@@ -90,7 +90,7 @@ class _File:
         if not path.is_file():
             raise ModelError(
                 f"the {self.label} can not be read: there is no such file",
-                remedy="Check the path; python -m benchmarks.pretrain writes such files.",
+                remedy="Check the path; python -m benchmarks.accuracy.pretrain writes such files.",
             )
         try:
             return safe_open(path, framework="numpy")

@@ -1,6 +1,6 @@
 """``--help`` of every command, 100 columns wide.
 
-The configuration and command references are generated: ``tests/test_docs.py`` holds them to the code.
+The configuration and command references are generated: ``tests/project/test_docs.py`` holds them to the code.
 """
 
 from __future__ import annotations

@@ -1,0 +1,1 @@
+"""What several benchmarks share: fleets, in-process runs, plots, pages."""

@@ -1,0 +1,1 @@
+"""Benchmarks of memory, FLOPs, bytes and seconds."""

@@ -1,0 +1,1 @@
+"""Benchmarks that kill processes and break devices."""

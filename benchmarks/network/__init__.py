@@ -1,0 +1,1 @@
+"""Benchmarks of transport, brokers and bad networks."""

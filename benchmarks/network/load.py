@@ -1,0 +1,197 @@
+"""Many light agents on one machine through one broker: who is asked, who is lost, what is sent twice.
+
+Real coordinator, broker and supervisors; trainers echo (``benchmarks.network.echo_agents``), 125 agents a process. Two
+loads: 1,000 agents of which each round asks 200; and 200 agents that all upload 2 MB at once to a coordinator that is
+stopped for half of every second. A chunk the broker drops is one that has to be sent again, so bytes sent again are
+counted.
+
+    python -m benchmarks.network.load [--case 1000] [--write docs/results]
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import itertools
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import yaml
+
+from benchmarks.common import sections
+from benchmarks.cost.resource_table import MIB
+from benchmarks.network import echo
+from coordinator.ledger.ledger import Ledger
+from edgefl.run_records import EventRow
+from edgefl.transport.broker import start_broker
+
+
+class Load(msgspec.Struct, frozen=True):
+    """``asked``: devices of a round, 0 for all. ``stopped_s``: how long of a second the coordinator stands still."""
+
+    name: str
+    case: echo.Case
+    asked: int = 0
+    stopped_s: float = 0.0
+
+
+LOADS = (
+    Load("1000", echo.Case("40KB", 16, 2, agents=1000, rounds=20), asked=200),
+    Load("200x2MB", echo.Case("2MB", 128, 3, agents=200, rounds=3), stopped_s=0.5),
+)
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """What a load was like; ``lost``: devices of all rounds that were asked and not counted."""
+
+    load: str
+    model_bytes: int
+    agents: int
+    asked: int
+    rounds: int
+    connected_s: float
+    round_s: float
+    slowest_s: float
+    lost: int
+    resent_bytes: float
+    dropped_for: int
+    coordinator_peak_bytes: int
+    cpu_s: dict[str, float]
+
+
+def run_file(load: Load, test: Path) -> dict[str, Any]:
+    """The echo benchmark's, with a draw of devices, and all of them needed."""
+    found = echo.run_file(load.case, test)
+    if load.asked:
+        found["slots"] = {"select": {"random": {"share": load.asked / load.case.agents}}}
+    return found
+
+
+async def measured(load: Load, folder: Path) -> Outcome:
+    """One load, from the first agent's start to the coordinator's end."""
+    test = folder / "test.npz"
+    echo.test_set().save_npz(test)
+    (folder / "run.yaml").write_text(yaml.safe_dump(run_file(load, test)))
+    run = folder / "runs" / "echo"
+    async with start_broker(folder / "broker", "mosquitto") as broker:
+        environment = {**os.environ, "EDGEFL_BROKER": broker.url, "OMP_NUM_THREADS": "1"}
+        with echo.agents(load.case, folder, environment) as agents:
+            command = [sys.executable, "-m", "coordinator.cli", "run", str(folder / "run.yaml"), "--events"]
+            command += ["--run", "echo", "--directory", str(run.parent)]
+            with (folder / "coordinator.log").open("wb") as log:
+                coordinator = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
+            peak = asyncio.create_task(echo.highest(coordinator.pid))
+            async with _standing_still(coordinator.pid, load.stopped_s, run / "events.jsonl"):
+                _, status, used = await asyncio.to_thread(os.wait4, coordinator.pid, 0)
+            coordinator.returncode = os.waitstatus_to_exitcode(status)
+            if coordinator.returncode:
+                raise SystemExit(f"the coordinator of {load.name} ended with {coordinator.returncode}; see {folder}")
+    rows = [msgspec.json.decode(line, type=EventRow) for line in (run / "events.jsonl").read_bytes().splitlines()]
+    with Ledger(run / "ledger.sqlite", create=False) as ledger:
+        report = ledger.report("echo")
+    begun = [row.at for row in rows if row.kind == "round_started"]
+    begun.append(next(row.at for row in reversed(rows) if row.kind == "round_closed"))
+    seconds = [b - a for a, b in itertools.pairwise(begun)]
+    first = next(row.at for row in rows if row.kind == "device_joined")
+    resent = [
+        figure.value or 0.0
+        for one in report.assignments
+        for name, figure in one.measured.items()
+        if name in {"resent_up_bytes", "resent_down_bytes"}
+    ]
+    return Outcome(
+        load.name,
+        next(row.data["bytes"] for row in rows if row.kind == "run_started"),
+        load.case.agents,
+        load.asked or load.case.agents,
+        len(seconds),
+        begun[0] - first,
+        statistics.median(seconds),
+        max(seconds),
+        sum(one.status != "done" for one in report.assignments),
+        sum(resent),
+        sum(b"being dropped" in line for line in broker.log.read_bytes().splitlines()),
+        await peak,
+        {"coordinator": used.ru_utime + used.ru_stime, "agents": sum(agents)},
+    )
+
+
+@contextlib.asynccontextmanager
+async def _standing_still(pid: int, stopped_s: float, events: Path) -> AsyncIterator[None]:
+    """Stop the process for so long of every second, from its first round on."""
+
+    async def stop() -> None:
+        while not (events.exists() and b'"round_started"' in events.read_bytes()):
+            await asyncio.sleep(0.1)
+        while True:
+            os.kill(pid, signal.SIGSTOP)
+            await asyncio.sleep(stopped_s)
+            os.kill(pid, signal.SIGCONT)
+            await asyncio.sleep(1 - stopped_s)
+
+    stopping = asyncio.create_task(stop()) if stopped_s else None
+    try:
+        yield
+    finally:
+        if stopping is not None:
+            stopping.cancel()
+            await asyncio.gather(stopping, return_exceptions=True)
+
+
+def page(found: list[Outcome]) -> str:
+    """A table."""
+    columns = ["agents", "asked", "model, KB", "rounds", "all connected, s", "a round, s", "slowest", "lost"]
+    columns += ["dropped for", "sent again, KB", "coordinator's peak, MiB", "CPU s a round: coordinator", "agents"]
+    lines = ["| " + " | ".join(columns) + " |", "|---" * len(columns) + "|"]
+    for one in found:
+        cells: list[object] = [one.agents, one.asked, f"{one.model_bytes / 1e3:,.0f}", one.rounds]
+        cells += [f"{one.connected_s:.1f}", f"{one.round_s:.2f}", f"{one.slowest_s:.2f}", one.lost]
+        cells += [one.dropped_for, f"{one.resent_bytes / 1e3:,.0f}", f"{one.coordinator_peak_bytes / MIB:,.0f}"]
+        cells += [f"{one.cpu_s[who] / one.rounds:.2f}" for who in ("coordinator", "agents")]
+        lines.append("| " + " | ".join(map(str, cells)) + " |")
+    return "\n".join(lines) + "\n"
+
+
+#: Above the table.
+_EXPLAINED = """1,000 agents (125 a process) of which each round asks 200, and 200 agents that upload 2 MB each to a
+coordinator that stands still for half of every second. *Lost*: devices that were asked and not counted, of all rounds.
+*Dropped for*: clients the broker told it was dropping messages for. *Sent again*: chunks that came too late for whoever
+waited, and were sent twice. The first rounds are counted too. What bounds both loads is the processors' time of the
+agents: two cores serve all of them."""
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--case", choices=[load.name for load in LOADS], action="append")
+    parser.add_argument("--keep", type=Path, help="folder to keep everything in")
+    parser.add_argument("--write", type=Path, help="folder of transport.md")
+    options = parser.parse_args()
+    found = []
+    for load in LOADS:
+        if options.case and load.name not in options.case:
+            continue
+        with tempfile.TemporaryDirectory(prefix="edgefl-load-") as temporary:
+            folder = options.keep / load.name if options.keep else Path(temporary)
+            folder.mkdir(parents=True, exist_ok=True)
+            started = time.monotonic()
+            found.append(asyncio.run(measured(load, folder)))
+        sys.stderr.write(f"{load.name}: {found[-1].round_s:.2f} s a round ({time.monotonic() - started:.0f} s)\n")
+    text = page(found)
+    if options.write is not None:
+        sections.transport(options.write, "Load", "python -m benchmarks.network.load", f"{_EXPLAINED}\n\n{text}")
+    sys.stdout.write(text)
+
+
+if __name__ == "__main__":
+    main()

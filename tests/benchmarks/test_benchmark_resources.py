@@ -1,0 +1,183 @@
+"""The benchmarks of budgets: what they compare is what they say, and their pages hold the figures."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+from training_fixture import model_spec
+
+from benchmarks.accuracy import mixed_depth
+from benchmarks.accuracy.systems import Results
+from benchmarks.accuracy.table.collect import Outcome, digest
+from benchmarks.accuracy.table.grid import Grid
+from benchmarks.cost import budget_run, predictions, resources, savings
+from benchmarks.cost.resource_table import UNTESTED, write_page
+from benchmarks.cost.resources import SETTINGS, Row, job_of, payload, stages_of
+from edgefl.models.spec import HeadSpec, ModelSpec
+from edgefl.plan.frozen_prefix import prefixes
+from edgefl.records import Figure
+
+MIB = 2**20
+
+
+def row(index: int, batch: int, memory: float, flops: float, seconds: float, payload_bytes: float) -> Row:
+    figures = Figure(memory * MIB), Figure((memory + 300) * MIB)
+    predicted = memory * MIB * 1.1
+    return Row(SETTINGS[index], batch, *figures, flops, 1e9, seconds, predicted, flops, payload_bytes, 90 * flops)
+
+
+def test_rows_of_the_table_and_their_ratios(tmp_path: Path) -> None:
+    rows = [row(0, 64, 1000, 16e9, 8.0, 400 * MIB), row(6, 64, 100, 4e9, 2.0, 20 * MIB)]
+    text = write_page(rows, "cpu", "2", tmp_path)
+    assert (
+        "| end-to-end | 1,000 | +10% | 1,300 | 16.00 | +0.0% | 1,440 | 400 | 8.00 | 1.0 | 1.0 | 1.0 | 1.0 | 1.0 |"
+        in text
+    )
+    assert (
+        "| + Adafactor = smallest | 100 | +10% | 400 | 4.00 | +0.0% | 360 | 20 | 2.00 | 10.0 | 4.0 | 4.0 | 20.0 | 4.0 |"
+        in text
+    )
+    assert "Untested on a GPU" in text
+    assert (tmp_path / "resources.svg").read_text().startswith("<?xml")
+    assert text == (tmp_path / "resources.md").read_text()
+
+
+def test_each_row_adds_to_the_one_before() -> None:
+    names = [setting.name for setting in SETTINGS]
+    assert names[0] == "end-to-end"
+    assert [setting.savings for setting in SETTINGS] == [False, False, False, True, True, True, True, True]
+    by_name = {setting.name: job_of(setting, 64) for setting in SETTINGS}
+    assert len(by_name) == len(SETTINGS)
+    assert prefixes(by_name[names[4]])["image"].depth == 5
+    assert not prefixes(by_name[names[2]])
+    assert by_name[names[6]].hyper.optimizer == "adafactor"
+
+
+def test_bytes_of_ninety_rounds_by_hand() -> None:
+    """Whole parts: each trained one down and up in each of its rounds, and once more when it is frozen."""
+    encoders = model_spec().encoders
+    model = ModelSpec(dict.fromkeys("ab", encoders["a"]), 6, HeadSpec(12, 6), 10, 0)
+    model = msgspec.structs.replace(
+        model, encoders={m: msgspec.structs.replace(e, depth=6) for m, e in encoders.items()}
+    )
+    from edgefl.models.parts import part_tensors
+    from edgefl.models.staged import build
+    from edgefl.protocol.tensors import encode_part
+
+    built = build(model)
+    sizes = {part: len(encode_part(part_tensors(built, part))) for part in built.parts_present}
+    layerwise = payload(SETTINGS[2], model)
+    expected = 0.0
+    for stage in stages_of(model, "layerwise"):
+        own = [part for part in stage.trained if "stage" in part]
+        expected += 2 * stage.rounds * sum(sizes[part] for part in stage.trained)
+        expected += sum(sizes[part] for part in own) if stage.rounds else 0
+    heads = sum(sizes[part] for part in stages_of(model, "layerwise")[-1].trained if "stage" not in part)
+    assert layerwise == expected + heads  # heads are final after the last stage
+    assert payload(SETTINGS[0], model) == 181 * sum(sizes.values())
+
+
+def test_predictions_cover_every_stage_of_three_pairs() -> None:
+    assert len(predictions.PAIRS) == 3
+    for pair in predictions.PAIRS:
+        found = predictions.jobs(pair)
+        assert [job.stage.index for what, job in found if what == "layer-wise"] == [1, 2, 3, 4, 5, 6]
+        in_pieces = [job for what, job in found if "pieces" in what]
+        whole = {what for what, job in found if job not in in_pieces}
+        assert whole == {"end to end", "layer-wise", "layer-wise, stored prefix"}
+        assert len(in_pieces) == 6
+        assert all(0 < job.hyper.micro_batch < job.hyper.batch_size for job in in_pieces)
+    told = predictions.Compared("p", "layer-wise", 2, 110.0 * MIB, 100.0 * MIB, 5e9, 5e9)
+    assert "| p | layer-wise | 2 | 110 | 100 | +10.0% | 5.0 | 5.0 | +0.00% |" in predictions.page([told], "cpu")
+
+
+def test_savings_are_compared_with_none_seed_by_seed(tmp_path: Path) -> None:
+    grid = Grid()
+    runs = savings.plan(grid, Results(tmp_path / "tuning.jsonl"), [1, 2])
+    files = {(cell.task, cell.method, cell.seed): values for cell, _, values in runs}
+    assert files["har", "none", 1]["training"]["cache"] == "none"
+    assert files["har", "stored prefix, f16", 1]["training"]["cache"] == "f16"
+    assert files["har", "f16 both ways", 1]["training"]["cache"] == "none"
+    assert len({digest(values) for values in files.values()}) == len(files)  # nothing is compared with itself
+    rows = []
+    for cell, settings, values in runs:
+        if cell.task == "har" and cell.method in {"none", "int8 both ways"}:
+            share = (0.9 if cell.seed == 1 else 0.8) - (0.01 * cell.seed if cell.method != "none" else 0.0)
+            metrics = {"acc+gyro|none|accuracy": share}
+            rows.append(Outcome(**cell._asdict(), lr=settings.lr, metrics=metrics, file=digest(values)))
+    text = savings.page(runs, Results(tmp_path / "runs.jsonl", rows))
+    assert "| none | 85.00 ± 7.07 |  |" in text
+    assert "| int8 both ways | 83.50 ± 7.78 | -1.50 ± 0.71 |" in text
+
+
+def test_mixed_depth_limits_who_is_not_eligible_and_tells_the_gain() -> None:
+    whole = {f"person-{i + 1:02d}": 100.0 * (i + 1) for i in range(10)}
+    limits = {}
+    for way in mixed_depth.WAYS:
+        fleet = mixed_depth.run_file(1, 3, way, whole)["fleet"]
+        limits[way] = {device["name"]: device["budget"]["flops"] for device in fleet if "budget" in device}
+    assert set(limits["excluded"].values()) == {mixed_depth.NOTHING}
+    assert limits["mixed"] == limits["last stages"]
+    assert set(limits["mixed"]) == set(limits["excluded"])
+    shares = sorted(round(limit / whole[name], 3) for name, limit in limits["mixed"].items())
+    assert shares == [0.6] * 3 + [0.8] * 4
+    made = [
+        mixed_depth.Result(5, way, seed, 0.8 + gain + 0.01 * seed, devices, {1: {"1-3": 5}})
+        for way, gain, devices in (("excluded", 0.0, 5.0), ("mixed", 0.05, 10.0))
+        for seed in (1, 2)
+    ]
+    text = mixed_depth.page(made, "keep")
+    assert "| 5 of 10 | excluded | 81.5 ± 0.7 |  | 5 |" in text
+    assert "| 5 of 10 | mixed | 86.5 ± 0.7 | +5.0 ± 0.0 | 10 |" in text
+    assert "| 5 of 10 | mixed | 1 | 1-3 (5) |" in text
+
+
+def test_runs_of_savings_are_chosen_by_task_and_by_how_their_names_begin(tmp_path: Path) -> None:
+    runs = savings.plan(Grid(), Results(tmp_path / "tuning.jsonl"), [1])
+    assert savings.chosen(runs, [], []) == runs
+    some = savings.chosen(runs, ["har"], ["none", "smallest"])
+    assert [(cell.task, cell.method) for cell, _, _ in some] == [
+        ("har", "none"),
+        ("har", "smallest: the same with Adafactor"),
+    ]
+
+
+def test_savings_on_a_gpu_are_other_runs_and_tell_the_allocator(tmp_path: Path) -> None:
+    grid, tried = Grid(), Results(tmp_path / "tuning.jsonl")
+    own, theirs = (savings.plan(grid, tried, [1], device) for device in ("cuda", "cpu"))
+    assert {device["profile"] for _, _, values in own for device in values["fleet"]} == {"cuda"}
+    assert not {digest(values) for _, _, values in own} & {digest(values) for _, _, values in theirs}
+    cell, settings, values = next(run for run in own if (run[0].task, run[0].method) == ("har", "none"))
+    about = {**cell._asdict(), "lr": settings.lr, "file": digest(values)}
+    row = Outcome(
+        **about, metrics={"acc|none|accuracy": 0.5}, step_peak_bytes=3.0 * MIB, reserved_peak_bytes=22.0 * MIB
+    )
+    text = savings.page(own, Results(tmp_path / "runs.jsonl", [row]), "cuda")
+    assert "step memory, MiB | allocator, MiB | seeds |" in text
+    assert "| 3.0 | 22.0 | 1 |" in text
+    assert UNTESTED not in text
+    assert UNTESTED in savings.page(theirs, Results(tmp_path / "runs.jsonl", [row]))
+
+
+def test_a_budget_run_is_held_to_the_memory_where_its_tensors_are() -> None:
+    found = [budget_run.limited(*at) for at in (("cpu", False), ("cuda", False), ("cuda", True))]
+    assert found == ["memory_bytes", "gpu_memory_bytes", "memory_bytes"]
+    peaks = budget_run.Peaks(900_000_000, 500_000_000, 700_000_000)
+    plain, card, pool = (
+        budget_run.page(1_500_000_000, peaks, "report", device, shared=shared)
+        for device, shared in (("cpu", False), ("cuda", False), ("cuda", True))
+    )
+    assert "high-water mark 900 MB: within." in plain
+    assert UNTESTED in plain
+    assert "held 700 MB for 500 MB of tensors; beside it 900 MB of the process: within." in card
+    assert "tensors, together with 900 MB of the process: BEYOND." in pool
+    assert UNTESTED not in card + pool
+
+
+@pytest.mark.slow
+def test_a_row_is_measured_in_a_process_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = resources.measured(SETTINGS[6], 2, "cpu")
+    assert (found.step_peak.value or 0) > 100 * MIB
+    assert found.predicted_flops == pytest.approx(found.flops_per_sample, rel=0.03)

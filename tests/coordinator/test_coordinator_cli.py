@@ -1,0 +1,80 @@
+"""The command ``edgefl-coordinator``: errors name the culprit and the way out, with a stable exit code."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from edgefl.data.dataset import Dataset
+
+ROOT = Path(__file__).parents[2]
+
+RUN = """
+name: tiny
+data: {{test: {test}}}
+model:
+  stages: 2
+  encoders: {{acc: {{kind: sensor, size: tiny, depth: 2, patch: 4}}}}
+training: {{rounds: [1, 1], batch_size: 2}}
+round: {{devices: 1, join_s: 1}}
+"""
+
+
+def coordinator(tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "coordinator.cli", "run", *arguments, "--directory", str(tmp_path / "runs")]
+    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=60)
+
+
+@pytest.fixture
+def run_file(tmp_path: Path) -> Path:
+    test = tmp_path / "test.npz"
+    generator = np.random.default_rng(0)
+    Dataset(
+        modalities={"acc": generator.normal(size=(8, 16, 3)).astype(np.float32)},
+        present={"acc": np.ones(8, bool)},
+        labels=np.arange(8, dtype=np.int64) % 2,
+        label_names=("sit", "walk"),
+        ids=[str(number) for number in range(8)],
+    ).save_npz(test)
+    path = tmp_path / "run.yaml"
+    path.write_text(RUN.format(test=test))
+    return path
+
+
+def test_a_faulty_run_file_is_refused_with_its_fields(tmp_path: Path) -> None:
+    path = tmp_path / "bad.yaml"
+    path.write_text("name: bad\nmodel: {encoders: {}}\ntraining: {rounds: [0, x]}\n")
+    result = coordinator(tmp_path, str(path))
+    assert result.returncode == 10
+    assert result.stderr.startswith("error: ")
+    assert "training.rounds" in result.stderr
+    assert "what to do: " in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_a_broker_that_is_not_there_is_named(tmp_path: Path, run_file: Path) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    result = coordinator(tmp_path, str(run_file), "--broker", f"mqtt://u:secret@127.0.0.1:{port}", "--run", "r1")
+    assert result.returncode == 14
+    assert f"127.0.0.1:{port}" in result.stderr
+    assert "secret" not in result.stderr + result.stdout
+    assert "Traceback" not in result.stderr
+
+
+def test_resuming_a_run_that_is_not_there_says_what_to_do(tmp_path: Path) -> None:
+    result = coordinator(tmp_path, "--resume", "nope")
+    assert result.returncode == 15
+    assert "there is no ledger" in result.stderr
+
+
+def test_a_run_without_a_test_set_says_how_to_get_one(tmp_path: Path, run_file: Path) -> None:
+    result = coordinator(tmp_path, str(run_file), "--set", "data.test=")
+    assert result.returncode == 10
+    assert "data.test" in result.stderr

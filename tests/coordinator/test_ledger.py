@@ -1,0 +1,312 @@
+"""The ledger: made by its migrations, gives back what was put in, and never forgets what was announced."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+from alembic import command
+from alembic.autogenerate import compare_metadata
+from alembic.config import Config
+from alembic.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from coordinator_fixture import a_plan
+from ledger_fixture import engine_of, ledger_at
+from sqlalchemy import text as sql
+
+from coordinator.core import instructions as do
+from coordinator.core.snapshot import Changes, Outline
+from coordinator.ledger import migrations
+from coordinator.ledger import schema as tables
+from coordinator.ledger.ledger import Ledger
+from edgefl.cli.find_run import read_run
+from edgefl.errors import StoreError
+from edgefl.plan.job import Hyper, Placement
+from edgefl.protocol.messages import Hello, Update
+from edgefl.records import Attempt, Budget, Capabilities, EvaluationRow, Figure, ObjectRef, Refusal
+from edgefl.run_records import AssignmentRow, BundleRow, DeviceRow, EventRow, RoundRow
+
+FIRST = Attempt("r1", 1, 1, 1)
+REF = ObjectRef("a" * 64, 10)
+INITIAL = {"task": ObjectRef("0" * 64, 10)}
+MADE_MS = 100_000  # milliseconds since the epoch
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> str | Path:
+    return ledger_at(tmp_path / "ledger.sqlite")
+
+
+def begun(path: str | Path) -> Ledger:
+    ledger = Ledger(path)
+    ledger.create(a_plan(), INITIAL, {"task": 8}, 100.0)
+    return ledger
+
+
+def test_migrations_from_empty_make_the_tables_the_code_uses(path: str | Path) -> None:
+    Ledger(path).close()
+    engine = engine_of(path)
+    with engine.connect() as connection:
+        context = MigrationContext.configure(connection, opts={"compare_type": True})
+        assert compare_metadata(context, tables.metadata) == []
+        assert context.get_current_revision() == tables.HEAD
+    engine.dispose()
+    assert ScriptDirectory(str(Path(migrations.__file__).parent)).get_current_head() == tables.HEAD
+
+
+def test_the_first_ledger_with_a_run_in_it_is_brought_to_this_version(path: str | Path) -> None:
+    """Its tables are those of the first migration alone, filled by plain SQL as that version did."""
+    engine = engine_of(path)
+    with engine.begin() as connection:
+        config = Config()
+        config.set_main_option("script_location", "coordinator.ledger:migrations")
+        config.attributes["connection"] = connection
+        command.upgrade(config, "0001")
+        text = json.dumps(msgspec.to_builtins(a_plan()))
+        parts = json.dumps(msgspec.to_builtins(INITIAL))
+        run = ("r1", "tiny", "layerwise", "running", 100.0, text, parts, '{"task": 8}')
+        done = json.dumps({"task": msgspec.to_builtins(REF)})
+        of_round = "run, stage, round, attempt, status, started_at, ended_at, participants, metrics, record, manifest"
+        values = {
+            "runs (run, name, recipe, status, started_at, plan, manifest, part_bytes)": run,
+            f"rounds ({of_round})": (*("r1", 1, 1, 1, "done", 101.0, 102.0, '["a"]', '{"loss": 0.5}', "{}", done),),
+            "evaluations (run, stage, round, available, missing, metric, value, samples)": (
+                *("r1", 1, 1, '["acc"]', "prototype", "accuracy", 0.75, 40),
+            ),
+        }
+        for columns, row in values.items():
+            rows = ", ".join(map(literal, row))
+            connection.execute(sql(f"INSERT INTO {columns} VALUES ({rows})"))  # noqa: S608 - the test's own values
+    engine.dispose()
+    with Ledger(path, create=False) as ledger:
+        assert ledger.plan("r1") == a_plan()
+        assert ledger.snapshot("r1") is None
+        assert ledger.position("r1") == (1, 1, 0, {"task": REF}, None, MADE_MS)
+        ledger.reopen("r1", 103.0)
+        again = do.SaveEvaluation((EvaluationRow(1, 2, missing="prototype", matcher="l2"),))
+        ledger.commit("r1", [again], [], 104.0, Changes({("outline", ""): msgspec.to_builtins(Outline("round"))}))
+        report, kept = ledger.report(), ledger.snapshot("r1")
+    assert [row.matcher for row in report.evaluations] == ["", "l2"]
+    assert report.evaluations[0].value == 0.75
+    assert report.rounds == (RoundRow(1, 1, 1, "done", 101.0, 102.0, ("a",), {"loss": 0.5}),)
+    assert kept is not None
+    assert kept.outline.phase == "round"
+
+
+def literal(value: object) -> str:
+    return f"'{value}'" if isinstance(value, str) else str(value)
+
+
+def test_what_a_device_wrote_is_kept_as_every_database_can(path: str | Path) -> None:
+    """Texts with a character 0 and too long, a figure that is no number: cut, without it, and null."""
+    hello = Hello(device="a", profile="na\0no" + "x" * 500)
+    figures = {"flops": Figure(math.nan, "counted", "sour\0ce"), "energy_j": Figure(reason="\0" + "y" * 2000)}
+    stage = a_plan().stages[0]
+    update = Update("a", FIRST, {"task": REF}, {"task": 8}, {"lo\0ss": 0.5})
+    with begun(path) as ledger:
+        done = do.SaveAssignment(FIRST, "a", "done", Placement("a", stage, Hyper()), 4, None, update, figures)
+        told = EventRow(1.0, "warning", device="a", data={"text": "a\0b"})
+        ledger.commit("r1", [do.SaveDevice(hello), do.SaveRound(FIRST), done], [told], 1.0)
+        report = ledger.report()
+    assert report.devices[0].profile == "nano" + "x" * 124
+    measured = report.assignments[0].measured
+    assert (measured["flops"].value, measured["flops"].source) == (None, "source")
+    assert measured["energy_j"].reason == "y" * 1024
+    assert report.events == (told,)
+
+
+def test_an_open_ledger_can_be_read_while_it_is_written(path: str | Path) -> None:
+    with begun(path) as writer, Ledger(path, create=False) as reader:
+        writer.commit("r1", [do.SaveRound(FIRST)], [], 101.0)
+        assert [r.run for r in reader.runs()] == ["r1"]
+        assert reader.report("r1").rounds[0].status == "running"
+
+
+def test_a_report_gives_back_what_was_put_in(path: str | Path) -> None:
+    hello = Hello(
+        device="a",
+        profile="nano",
+        capabilities=Capabilities(cores=4),
+        budget=Budget(flops=1e12),
+        samples={"": 8},
+        class_counts=(4, 4),
+    )
+    stage = a_plan().stages[0]
+    predicted = {"flops": Figure(5.0, "predicted", "meta device")}
+    placement = Placement("a", stage, Hyper(micro_batch=2), predicted=predicted)
+    measured = {"energy_j": Figure(reason="no sensor"), "flops": Figure(6.0, "counted", "counter")}
+    update = Update("a", FIRST, {"task": REF}, {"task": 8}, {"loss": 0.5})
+    refusal = Refusal("step_memory", 5.0, 3.0, "B", "too large")
+    value = EvaluationRow(1, 1, ("acc",), "prototype", "accuracy", 0.75, 40, "cosine")
+    told = EventRow(102.0, "warning", 1, 1, "a", {"text": "so"})
+    with begun(path) as ledger:
+        refused = do.SaveAssignment(FIRST, "b", "refused", Placement("b", stage, refusal=refusal), 4, refusal)
+        saves = [do.SaveDevice(hello), do.SaveRound(FIRST), do.SaveAssignment(FIRST, "a", "offered", placement, 4)]
+        ledger.commit("r1", [*saves, refused], [], 101.0)
+        done = do.SaveAssignment(FIRST, "a", "done", placement, 4, None, update, measured)
+        ledger.commit("r1", [done], [told], 102.0)
+        closed = do.SaveRound(FIRST, "done", ("a",), {"loss": 0.5}, {"combine": {"choice": "mean"}}, {"task": REF})
+        ledger.commit("r1", [closed, do.SaveEvaluation((value,))], [], 103.0)
+        ledger.commit("r1", [do.SaveEnd("done")], [], 104.0)
+        bundle = BundleRow("acc", "bundles/acc.onnx", ("acc",), 1000, 1e-6, 1e-4)
+        ledger.add_bundle("r1", BundleRow("acc"))
+        ledger.add_bundle("r1", bundle)
+        report = ledger.report()
+    assert (report.run, report.status, report.started_at, report.finished_at) == ("r1", "done", 100.0, 104.0)
+    assert report.config == {"seed": 0}
+    assert report.part_bytes == {"task": 8}
+    assert report.stages[0]["trained"] == ["acc/stage1", "task"]
+    assert report.devices == (DeviceRow("a", "nano", hello.capabilities, hello.budget, {"": 8}, (4, 4)),)
+    record = {"combine": {"choice": "mean"}}
+    assert report.rounds == (RoundRow(1, 1, 1, "done", 101.0, 103.0, ("a",), {"loss": 0.5}, record),)
+    trained = stage.trained
+    first = AssignmentRow("a", 1, 1, 1, "done", None, 4, 2, trained, {"task": 8}, {"loss": 0.5}, predicted, measured)
+    assert report.assignments == (first, AssignmentRow("b", 1, 1, 1, "refused", refusal, 4, trained=trained))
+    assert report.evaluations == (value,)
+    assert report.events == (told,)
+    assert report.bundles == (bundle,)
+
+
+def test_the_position_is_after_the_last_finished_round(path: str | Path) -> None:
+    with begun(path) as ledger:
+        assert ledger.position("r1") == (0, 0, 0, INITIAL, None, MADE_MS)
+        ledger.commit("r1", [do.SaveRound(FIRST)], [], 1.0)
+        assert ledger.position("r1") == (0, 0, 1, INITIAL, None, MADE_MS)
+        ledger.commit("r1", [do.SaveRound(FIRST, "done", manifest={"task": REF})], [], 2.0)
+        assert ledger.position("r1") == (1, 1, 0, {"task": REF}, Attempt("r1", 1, 1, 1, MADE_MS), MADE_MS)
+        ledger.commit("r1", [do.SaveEvaluation((EvaluationRow(1, 1),))], [], 2.0)
+        ledger.commit("r1", [do.SaveRound(Attempt("r1", 2, 1, 1))], [], 3.0)
+        assert ledger.position("r1") == (1, 1, 1, {"task": REF}, None, MADE_MS)
+        ledger.reopen("r1", 4.0)
+        assert ledger.report().rounds[-1].status == "failed"
+        assert ledger.states("r1") == {(0, 0): INITIAL, (1, 1): {"task": REF}}
+        assert ledger.plan("r1") == a_plan()
+
+
+def test_a_metric_that_is_no_number_is_left_out_of_the_report(path: str | Path) -> None:
+    with begun(path) as ledger:
+        ledger.commit("r1", [do.SaveRound(FIRST, "done", metrics={"loss": math.nan, "ok": 1.0})], [], 1.0)
+        assert ledger.report().rounds[0].metrics == {"ok": 1.0}
+
+
+def test_a_failed_commit_changes_nothing(path: str | Path) -> None:
+    with begun(path) as ledger:
+        bad = EventRow(1.0, "warning", data={"text": object()})
+        with pytest.raises((StoreError, TypeError)):
+            ledger.commit("r1", [do.SaveRound(FIRST)], [bad], 1.0)
+        assert ledger.report().rounds == ()
+
+
+def test_a_run_of_the_same_name_is_refused_and_nothing_is_lost(path: str | Path) -> None:
+    with begun(path) as ledger:
+        with pytest.raises(StoreError, match=r"is in the ledger .* already"):
+            ledger.create(a_plan(), INITIAL, {}, 200.0)
+        assert ledger.report().started_at == 100.0
+
+
+def test_unknown_runs_are_named_with_those_there_are(path: str | Path) -> None:
+    with begun(path) as ledger, pytest.raises(StoreError, match="'nope' is not in the ledger") as caught:
+        ledger.report("nope")
+    assert caught.value.remedy == "Runs there are: r1."
+
+
+def test_a_ledger_of_a_newer_version_is_refused(path: str | Path) -> None:
+    Ledger(path).close()
+    engine = engine_of(path)
+    with engine.begin() as connection:
+        connection.execute(sql("UPDATE alembic_version SET version_num = '9999'"))
+    engine.dispose()
+    with pytest.raises(StoreError, match="revision this version does not know"):
+        Ledger(path)
+
+
+CHILD = """
+import sys
+sys.path.insert(0, sys.argv[2])
+from coordinator.ledger.ledger import Ledger
+from coordinator.core import instructions as do
+from edgefl.records import Attempt, ObjectRef
+from coordinator_fixture import a_plan
+
+with Ledger(sys.argv[1]) as ledger:
+    ledger.create(a_plan(), {}, {}, 0.0)
+    for number in range(1, 10_000):
+        manifest = {"task": ObjectRef(f"{number:064d}", number)}
+        ledger.commit("r1", [do.SaveRound(Attempt("r1", 1, number, 1), "done", manifest=manifest)], [], 0.0)
+        print(number, flush=True)
+"""
+
+
+def test_what_was_announced_survives_kill_9(path: str | Path) -> None:
+    here = Path(__file__).parents[1]
+    Ledger(path).close()
+    environment = {**os.environ, "PYTHONPATH": str(here.parent)}
+    command = [sys.executable, "-c", CHILD, str(path), str(here)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment) as child:
+        assert child.stdout is not None
+        announced = [int(child.stdout.readline()) for _ in range(20)]
+        child.send_signal(signal.SIGKILL)
+        announced += [int(line) for line in child.stdout]
+    with Ledger(path, create=False) as ledger:
+        stage, number, _, manifest, *_ = ledger.position("r1")
+    assert stage == 1
+    assert number >= announced[-1]
+    assert manifest["task"].size == number
+
+
+@pytest.mark.parametrize("text", ["{", '"x"', "[1]", '{"run": []}', "\ud7ff", '{"stages": [' + "[" * 3000])
+@pytest.mark.parametrize("column", ["plan", "manifest", "part_bytes"])
+def test_json_that_makes_no_sense_is_a_damaged_ledger(path: Path, text: str, column: str) -> None:
+    if not isinstance(path, Path):
+        pytest.skip("PostgreSQL itself refuses JSON that is none")
+    begun(path).close()
+    with sqlite3.connect(path) as connection:
+        connection.execute(f"UPDATE runs SET {column} = ?", (text,))  # noqa: S608 - of the test's own
+    connection.close()
+    errors = []
+    with Ledger(path) as ledger:
+        for read in (ledger.plan, ledger.position, ledger.states, ledger.report):
+            try:
+                read("r1")
+            except StoreError as error:
+                errors.append(error)
+    assert errors
+    assert all("holds what makes no sense" in error.message and "is damaged" in error.remedy for error in errors)
+
+
+def test_a_zero_byte_in_a_device_s_words_reaches_no_database(path: Path) -> None:
+    with begun(path) as ledger:
+        ledger.commit("r1", [do.SaveDevice(Hello(device="d1", profile="a\0b"))], [], 1.0)
+        assert ledger.report("r1").devices[0].profile == "ab"
+
+
+@pytest.mark.parametrize("revision", ["0001", "0002"])
+def test_reading_an_older_ledger_shows_it_and_does_not_change_a_byte(tmp_path: Path, revision: str) -> None:
+    path = tmp_path / "r1" / "ledger.sqlite"
+    path.parent.mkdir()
+    begun(path).close()
+    config = Config()
+    config.set_main_option("script_location", "coordinator.ledger:migrations")
+    engine = engine_of(path)
+    with engine.begin() as connection:
+        config.attributes["connection"] = connection
+        command.downgrade(config, revision)
+    engine.dispose()
+    before = {file.name: file.read_bytes() for file in path.parent.iterdir()}
+    with Ledger(path, reading=True) as ledger:
+        assert ledger.report().run == "r1"
+        with pytest.raises(StoreError, match=str(path)):
+            ledger.report("other")
+    assert read_run(path.parent).run == "r1"
+    assert {file.name: file.read_bytes() for file in path.parent.iterdir()} == before
+    with Ledger(path) as ledger:  # going on with it brings it up to date
+        assert ledger.report().run == "r1"
+    assert path.read_bytes() != before[path.name]

@@ -1,0 +1,215 @@
+"""Terms of the loss and stand-ins for absent modalities, by hand."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812 - the field's own name for it
+from hypothesis import given
+from hypothesis import strategies as st
+from training_fixture import (
+    CONTRAST,
+    job,
+    model_spec,
+    random_batch,
+)
+
+from edgefl.methods.absent.stand_ins import MISSING, hide
+from edgefl.models.staged import StagedModel, build
+from edgefl.plan.job import Job
+from edgefl.prototypes.mask import TEMPERATURE
+from edgefl.prototypes.torch_mask import Table
+from edgefl.training.forward import Aids
+from edgefl.training.objectives import Forward, clip, clip_loss, cross_entropy, modality_contrast, total_loss
+from edgefl.training.step import prepare
+
+ORACLES = {
+    case["id"]: case for case in json.loads((Path(__file__).parents[1] / "oracles/oracles.json").read_text())["cases"]
+}
+
+
+def ready(made: Job, seed: int = 0) -> StagedModel:
+    """A model with random parts, its buffers off their first values, prepared to train."""
+    model = build(made.model, made.stage.present, seed=seed)
+    torch.manual_seed(7)
+    with torch.no_grad():
+        for buffer in model.buffers():
+            if buffer.is_floating_point():
+                buffer.add_(torch.rand_like(buffer))
+    prepare(model, made.stage.trained)
+    return model
+
+
+def forward_of(projected, rows=None, labels=None, tables=None, missing=("zero", {}), size=None) -> Forward:
+    spec = model_spec(modalities="".join(["a", "b"]))
+    size = size or len(next(iter(projected.values())))
+    rows = {m: (rows or {}).get(m) for m in projected}
+    return Forward(build(spec, device="meta"), size, projected, projected, rows, labels, missing, Aids(tables or {}))
+
+
+def table(rows, valid=None) -> Table:
+    rows = torch.tensor(rows)
+    return Table(rows, torch.ones(len(rows), dtype=torch.bool) if valid is None else torch.tensor(valid))
+
+
+# ---- losses
+
+
+@pytest.mark.parametrize("case", ["clip-1", "clip-2", "clip-3", "clip-4"])
+def test_clip_loss_by_hand(case):
+    given_ = ORACLES[case]["inputs"]
+    z_a, z_b = (torch.tensor(given_[name], dtype=torch.float64) for name in ("z_a", "z_b"))
+    assert clip_loss(z_a, z_b, given_["temperature"]).item() == pytest.approx(ORACLES[case]["expect"], abs=1e-6)
+
+
+@given(st.integers(2, 6), st.integers(0, 1000))
+def test_clip_loss_does_not_care_which_modality_is_first_nor_about_the_order_of_samples(size, seed):
+    generator = torch.Generator().manual_seed(seed)
+    z_a, z_b = (F.normalize(torch.randn(size, 4, generator=generator).double(), dim=1) for _ in range(2))
+    loss = clip_loss(z_a, z_b, 0.5)
+    order = torch.randperm(size, generator=generator)
+    torch.testing.assert_close(loss, clip_loss(z_b, z_a, 0.5))
+    torch.testing.assert_close(loss, clip_loss(z_a[order], z_b[order], 0.5))
+
+
+def test_clip_is_over_the_samples_that_have_both():
+    z = {m: torch.randn(4, 6, generator=torch.Generator().manual_seed(i)) for i, m in enumerate("ab")}
+    rows = {"a": torch.tensor([0, 1, 3, 4]), "b": torch.tensor([1, 2, 4, 5])}
+    loss = clip(forward_of(z, rows, size=6), {"temperature": 0.5})
+    both = clip_loss(F.normalize(z["a"][[1, 3]], dim=1), F.normalize(z["b"][[0, 2]], dim=1), 0.5)
+    torch.testing.assert_close(loss, both)
+    alone = {"a": z["a"].requires_grad_()}
+    zero = clip(forward_of(alone), {"temperature": 0.5})
+    zero.backward()  # one modality: no term, and still a graph
+    assert zero.item() == 0
+
+
+def test_cross_entropy_is_torchs_over_the_labelled_samples():
+    made = job()
+    model, batch = ready(made), random_batch()
+    labels = batch.labels.clone()
+    labels[1] = -1
+    projected = {m: model.project(m, model.encode(m, x)) for m, x in batch.inputs.items()}
+    forward = Forward(model, 6, projected, projected, batch.rows, labels, ("zero", {}))
+    loss = cross_entropy(forward, {})
+    logits = model.classify(model.fuse(projected))
+    known = labels >= 0
+    torch.testing.assert_close(loss, F.cross_entropy(logits[known], labels[known]))
+    torch.testing.assert_close(forward.logits, logits)
+
+
+def test_modality_contrast_by_hand():
+    # two classes at 90 degrees, τ = 0.5: logits 1/0.5 = 2 and 0, so the loss of a perfect match is log(1 + e^-2)
+    tables = {"a": table([[3.0, 0.0], [0.0, 0.5]]), "b": table([[1.0, 0.0], [0.0, 1.0]])}
+    a = torch.tensor([[2.0, 0.0], [0.0, 7.0]])
+    labels = torch.tensor([0, 1])
+    perfect = math.log(1 + math.exp(-2))
+    forward = forward_of({"a": a}, labels=labels, tables=tables)
+    assert modality_contrast(forward, {"temperature": 0.5}).item() == pytest.approx(perfect)
+    # b: one row, belonging to sample 1, that matches class 0: log(1 + e^2). Mean over the two modalities.
+    b = torch.tensor([[1.0, 0.0]])
+    forward = forward_of({"a": a, "b": b}, {"b": torch.tensor([1])}, labels, tables)
+    wrong = math.log(1 + math.exp(2))
+    assert modality_contrast(forward, {"temperature": 0.5}).item() == pytest.approx((perfect + wrong) / 2)
+
+
+def test_modality_contrast_leaves_out_classes_without_a_prototype_and_samples_without_a_label():
+    tables = {"a": table([[1.0, 0.0], [0.0, 1.0], [9.0, 9.0]], [True, True, False])}
+    a = torch.tensor([[2.0, 0.0], [5.0, 5.0], [0.0, 3.0]], requires_grad=True)
+    labels = torch.tensor([0, 2, -1])
+    loss = modality_contrast(forward_of({"a": a}, labels=labels, tables=tables), {"temperature": 0.5})
+    assert loss.item() == pytest.approx(math.log(1 + math.exp(-2)))
+    loss.backward()
+    assert torch.isfinite(a.grad).all()
+    assert (a.grad[1:] == 0).all()
+
+
+@pytest.mark.parametrize("valid", [[False, False], [True, False]])
+def test_modality_contrast_without_anything_to_match_is_zero_and_finite(valid):
+    a = torch.zeros(2, 2, requires_grad=True)  # a flat sensor: batch norm makes every row zero
+    tables = {"a": table([[0.0, 0.0], [1.0, 1.0]], valid)}
+    labels = torch.tensor([1, 1]) if not valid[0] else torch.tensor([0, 0])
+    loss = modality_contrast(forward_of({"a": a}, labels=labels, tables=tables), {"temperature": 0.5})
+    loss.backward()
+    assert loss.item() == 0
+    assert torch.isfinite(a.grad).all()
+    assert modality_contrast(forward_of({"a": a}, labels=labels), {"temperature": 0.5}).item() == 0
+
+
+def test_the_total_is_the_weighted_sum_of_its_terms():
+    made = job(objective=CONTRAST)
+    model, batch = ready(made), random_batch()
+    tables = {m: Table(torch.randn(3, 6), torch.ones(3, dtype=torch.bool)) for m in "ab"}
+    projected = {m: model.project(m, model.encode(m, x)) for m, x in batch.inputs.items()}
+    forward = Forward(model, 6, projected, projected, batch.rows, batch.labels, ("zero", {}), Aids(tables))
+    options = {"cross_entropy": {"weight": 2.0}, "modality_contrast": {"weight": 0.5, "temperature": 0.1}}
+    expected = 2 * cross_entropy(forward, {}) + 0.5 * modality_contrast(forward, {"temperature": 0.1})
+    torch.testing.assert_close(total_loss(forward, options), expected)
+
+
+# ---- stand-ins
+
+
+def filled(kind, options=None, tables=None, labels=None):
+    projected = {"a": torch.ones(3, 6), "b": torch.full((1, 6), 5.0)}
+    forward = forward_of(projected, {"b": torch.tensor([1])}, labels, tables, (kind, options or {}))
+    return forward.filled
+
+
+def test_zeros_and_noise_stand_in_where_a_sample_lacks_the_modality():
+    for kind in ("zero", "ignore"):
+        result = filled(kind)
+        assert result["b"].tolist() == [[0.0] * 6, [5.0] * 6, [0.0] * 6]
+        assert result["a"].tolist() == [[1.0] * 6] * 3
+    torch.manual_seed(1)
+    noise = filled("random")["b"]
+    assert len(set(noise[[0, 2]].flatten().tolist())) == 12
+    assert noise[1].tolist() == [5.0] * 6
+    big = forward_of({"a": torch.ones(500, 6)}, missing=("random", {})).filled["b"]
+    assert big.mean().item() == pytest.approx(0, abs=0.1)
+    assert big.std().item() == pytest.approx(1, abs=0.1)
+
+
+def test_the_prototype_of_the_own_class_stands_in_and_zeros_without_a_label_or_a_table():
+    tables = {"b": table([[float(c)] * 6 for c in (10, 20, 30)])}
+    result = filled("prototype", tables=tables, labels=torch.tensor([2, 0, -1]))
+    assert result["b"][:, 0].tolist() == [30.0, 5.0, 0.0]
+    assert filled("prototype", labels=torch.tensor([2, 0, 1]))["b"][:, 0].tolist() == [0.0, 5.0, 0.0]
+    assert filled("prototype", tables=tables)["b"][:, 0].tolist() == [0.0, 5.0, 0.0]
+
+
+def test_the_prototypes_that_the_modality_at_hand_matches_stand_in():
+    # a = (1, …, 1) matches class 1 with cosine 1 and class 0 with cosine 1 - T: weights e : 1
+    own = torch.ones(3, 6)
+    own[0, 0] += 6 * math.sqrt(2 * TEMPERATURE / 5)
+    cosine = own[0].sum() / (own[0].norm() * math.sqrt(6))
+    tables = {"a": Table(own, torch.tensor([True, True, False])), "b": table([[float(c)] * 6 for c in (10, 20, 30)])}
+    result = filled("prototype", {"by": "match"}, tables, torch.tensor([0, 0, 0]))
+    less = math.exp((cosine - 1) / TEMPERATURE)
+    assert 0.1 < less < 0.9
+    expected = (20 + 10 * less) / (1 + less)
+    assert result["b"][0].tolist() == pytest.approx([expected] * 6, rel=1e-4)
+    assert result["b"][1].tolist() == [5.0] * 6
+
+
+@pytest.mark.parametrize("kind", [kind for kind in MISSING if kind != "reconstruction"])
+def test_a_modality_that_nobody_in_the_batch_has_is_filled_whole(kind):
+    forward = forward_of({"a": torch.ones(3, 6)}, labels=torch.tensor([0, 1, 2]), missing=(kind, {}))
+    result = forward.filled
+    assert list(result) == ["a", "b"]
+    assert result["b"].shape == (3, 6)
+
+
+def test_hidden_modalities_leave_each_sample_one():
+    torch.manual_seed(0)
+    has = {"a": torch.tensor([True] * 400), "b": torch.tensor([True] * 300 + [False] * 100)}
+    hidden = hide(has, 0.5)
+    assert (hidden["a"] | hidden["b"]).all()
+    assert hidden["a"][300:].all()  # incomplete samples keep what they have
+    lost = int((~(hidden["a"] & hidden["b"]))[:300].sum())
+    assert 120 < lost < 180
+    assert hide(has, 0.0)["b"].equal(has["b"])

@@ -1,0 +1,174 @@
+"""Prototypes: the hand-computed cases, the rules for absent classes, and matching."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from edgefl.errors import ModelError, ProtocolError
+from edgefl.prototypes.matching import METRICS, match, mix
+from edgefl.prototypes.table import ClassMeans, class_means, empty, from_tensors, merge, to_tensors
+
+ORACLES = {
+    case["id"]: case for case in json.loads((Path(__file__).parents[1] / "oracles/oracles.json").read_text())["cases"]
+}
+
+
+def table(means: list[list[float]], counts: list[float]) -> ClassMeans:
+    return ClassMeans(np.array(means, np.float32), np.array(counts, np.float32))
+
+
+def client(values: dict) -> ClassMeans:
+    means = [values["means"].get(c, [0, 0]) for c in ("0", "1")]
+    return table(means, [values["counts"].get(c, 0) for c in ("0", "1")])
+
+
+@pytest.mark.parametrize(("case", "weighting"), [("prototype-1", "modality"), ("prototype-2", "class")])
+def test_merging_gives_the_hand_computed_prototypes(case, weighting):
+    oracle = ORACLES[case]
+    merged = merge([client(values) for values in oracle["inputs"]["clients"]], weighting)
+    np.testing.assert_allclose(merged.means, [oracle["expect"]["0"], oracle["expect"]["1"]], atol=1e-6)
+    assert merged.counts.tolist() == [2, 3]
+
+
+def test_a_class_absent_everywhere_keeps_its_previous_row_and_one_never_seen_stays_absent():
+    previous = table([[9, 9], [7, 7], [0, 0]], [4, 5, 0])
+    merged = merge([table([[1, 1], [0, 0], [0, 0]], [3, 0, 0])], previous=previous)
+    assert merged.means.tolist() == [[1, 1], [7, 7], [0, 0]]
+    assert merged.counts.tolist() == [3, 5, 0]
+    assert merged.present.tolist() == [True, True, False]
+
+
+def test_merging_nothing_is_the_previous_table_or_an_error():
+    previous = table([[1, 2]], [3])
+    assert merge([], previous=previous) is previous
+    with pytest.raises(ModelError, match="no prototypes to merge"):
+        merge([])
+
+
+def test_tables_of_different_shapes_are_refused_with_both_shapes():
+    with pytest.raises(ModelError, match=r"\[1, 2\].*\[1, 3\]"):
+        merge([empty(1, 3), empty(1, 2)])
+    with pytest.raises(ModelError, match="weighting"):
+        merge([], "sampels")
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.lists(st.integers(0, 5), min_size=3, max_size=3), min_size=1, max_size=6), st.randoms())
+def test_merged_prototypes_stay_inside_the_hull_and_ignore_the_order(counts, shuffler):
+    generator = np.random.default_rng(len(counts))
+    tables = [
+        ClassMeans(
+            generator.uniform(1, 2, (3, 4)).astype(np.float32) * (np.array(n)[:, None] > 0), np.array(n, np.float32)
+        )
+        for n in counts
+    ]
+    merged = merge(tables)
+    rows = merged.means[merged.present]
+    assert ((rows >= 1 - 1e-5) & (rows <= 2 + 1e-5)).all()  # weights sum to one: no shrinking (D-P1)
+    assert (merged.means[~merged.present] == 0).all()
+    shuffler.shuffle(tables)
+    np.testing.assert_allclose(merge(tables).means, merged.means, atol=1e-6)
+
+
+def test_class_means_leave_unlabelled_samples_out_and_batches_merge_to_the_whole():
+    h = np.array([[2, 0], [4, 0], [9, 9], [0, 6]], np.float32)
+    whole = class_means(h, [0, 0, -1, 2], classes=3)
+    assert whole.means.tolist() == [[3, 0], [0, 0], [0, 6]]
+    assert whole.counts.tolist() == [2, 0, 1]
+    batches = [class_means(h[:1], [0], 3), class_means(h[1:], [0, -1, 2], 3)]
+    np.testing.assert_allclose(merge(batches, "class").means, whole.means, atol=1e-6)
+    with pytest.raises(ModelError, match="label 3 is out of range"):
+        class_means(h, [0, 0, 0, 3], classes=3)
+
+
+def test_tables_survive_the_way_through_tensors():
+    tables = {"acc": table([[1, 2], [0, 0]], [3, 0]), "fused": table([[5]], [1])}
+    tensors = to_tensors(tables)
+    assert sorted(tensors) == ["acc", "acc.count", "fused", "fused.count"]
+    back = from_tensors(tensors)
+    assert list(back) == ["acc", "fused"]
+    np.testing.assert_array_equal(back["acc"].means, tables["acc"].means)
+
+
+@pytest.mark.parametrize(
+    ("tensors", "message"),
+    [
+        ({"acc": np.zeros((2, 3))}, "no counts"),
+        ({"acc.count": np.zeros(2)}, "no table"),
+        ({"acc": np.zeros((2, 3)), "acc.count": np.zeros(3)}, r"\[2, 3\] with counts \[3\]"),
+        ({"acc": np.full((1, 1), np.nan), "acc.count": np.ones(1)}, "not finite"),
+        ({"acc": np.zeros((1, 1)), "acc.count": -np.ones(1)}, "negative"),
+    ],
+)
+def test_malformed_tensors_name_the_table(tensors, message):
+    with pytest.raises(ProtocolError, match=message):
+        from_tensors(tensors)
+
+
+def test_matching_and_mixing_give_the_hand_computed_mask():
+    given_, expect = ORACLES["protomix-1"]["inputs"], ORACLES["protomix-1"]["expect"]
+    image = table(given_["image_prototypes"], [1, 1, 1])
+    text = table(given_["text_prototypes"], [1, 1, 1])
+    index, weights = match([given_["h"]], image, "l2", k=given_["k"])
+    assert index.tolist() == [expect["index"]]
+    np.testing.assert_allclose(weights, [expect["weights"]], atol=1e-6)
+    np.testing.assert_allclose(mix(index, weights, text), [expect["mask"]], atol=1e-6)
+
+
+@pytest.mark.parametrize("metric", METRICS)
+def test_every_metric_finds_a_prototype_from_itself_and_its_weights_sum_to_one(metric):
+    means = np.random.default_rng(0).normal(size=(5, 8)).astype(np.float32)
+    index, weights = match(means, ClassMeans(means, np.ones(5, np.float32)), metric, k=3, temperature=0.1)
+    assert index[:, 0].tolist() == [0, 1, 2, 3, 4]
+    np.testing.assert_allclose(weights.sum(axis=1), 1, atol=1e-6)
+    assert (np.diff(weights, axis=1) <= 0).all()
+
+
+@pytest.mark.parametrize(
+    ("metric", "temperature", "difference"),
+    [("l1", 1.0, 7 - 1), ("l2", 1.0, 5 - 1), ("l2", 2.0, (5 - 1) / 2), ("cosine", 0.5, (1 - 0.6) / 0.5)],
+)
+def test_the_weights_follow_the_metric_and_the_temperature(metric, temperature, difference):
+    h, prototypes = ([[0, 0]], [[3, 4], [0, 1]]) if metric != "cosine" else ([[0, 2]], [[4, 3], [0, 1]])
+    index, weights = match(h, table(prototypes, [1, 1]), metric, k=2, temperature=temperature)
+    assert index.tolist() == [[1, 0]]
+    np.testing.assert_allclose(weights[0, 0], 1 / (1 + np.exp(-difference)), atol=1e-6)
+
+
+@pytest.mark.parametrize("metric", METRICS)
+def test_absent_classes_never_match_and_k_is_clamped(metric):
+    prototypes = table([[1, 0], [0, 0], [0, 1]], [2, 0, 2])
+    index, _ = match([[0, 0]], prototypes, metric, k=3)
+    assert index.tolist() == [[0, 2]]
+    index, weights = match([[1, 0]], prototypes, metric, k=3, among=np.array([False, True, True]))
+    assert index.tolist() == [[2]]
+    assert weights.tolist() == [[1]]
+    with pytest.raises(ModelError, match="no class has a prototype"):
+        match([[0, 0]], empty(3, 2), metric)
+
+
+def test_mixing_leaves_classes_out_that_the_other_table_lacks():
+    other = table([[4, 4], [9, 9]], [1, 0])  # whatever lies in the row of an absent class
+    index, weights = np.array([[0, 1], [1, 1]]), np.array([[0.5, 0.5], [0.5, 0.5]], np.float32)
+    assert mix(index, weights, other).tolist() == [[4, 4], [0, 0]]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [({"metric": "cosinus"}, "cosine, l1, l2"), ({"k": 0}, "k >= 1"), ({"temperature": 0}, "> 0")],
+)
+def test_wrong_settings_are_errors(options, message):
+    with pytest.raises(ModelError) as caught:
+        match([[1.0]], table([[1]], [1]), **options)
+    assert message in caught.value.message + caught.value.remedy
+
+
+def test_a_wrong_width_names_both_shapes():
+    with pytest.raises(ModelError, match=r"\[1, 3\].*\[1, 1\]"):
+        match([[1, 2, 3]], table([[1]], [1]))

@@ -1,0 +1,34 @@
+"""What the coordinator loads: never torch, and Alembic only for a ledger that must be migrated."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+SCRIPT = """
+import sys
+import coordinator.cli, coordinator.runtime.runner
+from pathlib import Path
+from coordinator.ledger.ledger import Ledger
+Ledger(Path(sys.argv[1])).close()
+migrated = "alembic" in sys.modules
+for line in Path("/proc/self/status").read_text().splitlines():
+    if line.startswith("VmRSS"):
+        print(line.split()[1])
+heavy = ("torch", "transformers", "matplotlib", "onnx", "onnxruntime", "pandas", "scipy", "sklearn")
+print(",".join(name for name in heavy if name in sys.modules))
+print(migrated)
+"""
+
+
+def test_the_coordinator_loads_no_torch(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", SCRIPT, str(tmp_path / "ledger.sqlite")]
+    first = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=True).stdout.split("\n")
+    again = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=True).stdout.split("\n")
+    sys.stdout.write(f"coordinator with an open ledger: {int(again[0]) / 1024:.1f} MiB resident\n")
+    assert first[1] == again[1] == ""
+    assert (first[2], again[2]) == ("True", "False")
+    assert int(again[0]) / 1024 < 110
