@@ -87,8 +87,8 @@ def measured(folder: Path, devices: int) -> Outcome:
         seconds.append(time.perf_counter() - started)
         if record["refused"] or record["parts"].keys() != work.state.keys():
             raise SystemExit(f"not everything was aggregated: {record}")
-        store.collect({ref.id for refs in (work.state, *work.updates) for ref in refs.values()})
-        store.empty()
+        store.mark_garbage({ref.id for refs in (work.state, *work.updates) for ref in refs.values()})
+        store.sweep()
     size = sum(ref.size for ref in work.state.values())
     peak = status_bytes("VmHWM") or 0  # before the copies, which are larger; ru_maxrss would be the parent's
     return Outcome(devices, size, statistics.median(seconds), _copy_bytes_s(), peak)

@@ -183,8 +183,8 @@ def coordinator(crash: Crash) -> None:
     crash.wrap_sending(MqttTransport, sending)
     crash.wrap(ObjectStore, "publish", "store update")
     crash.wrap(ObjectStore, "put", "store state")
-    crash.wrap(ObjectStore, "collect", "drop objects")
-    crash.wrap(ObjectStore, "empty", "delete objects")
+    crash.wrap(ObjectStore, "mark_garbage", "drop objects")
+    crash.wrap(ObjectStore, "sweep", "delete objects")
     crash.wrap(coordinator.runtime.uploads, "check_update", "check update")
     crash.wrap(coordinator.runtime.model_tasks, "aggregate_round", "aggregate")
 
@@ -205,7 +205,7 @@ def agent(crash: Crash) -> None:
     crash.wrap(AgentStore, "save", "save")
     crash.wrap_sending(MqttTransport, sending)
     crash.wrap(ObjectStore, "publish", "store parts")
-    crash.wrap(ObjectStore, "collect", "drop objects")
+    crash.wrap(ObjectStore, "mark_garbage", "drop objects")
 
 
 def trainer(crash: Crash) -> None:

@@ -16,7 +16,7 @@ import msgspec
 
 from coordinator.core.instructions import Tell
 from edgefl.run_records import EventRow
-from edgefl.storage.disk import explained
+from edgefl.storage.disk import store_errors
 
 #: Told live but not kept in the ledger: hundreds a round.
 FLEETING = frozenset({"progress"})
@@ -30,7 +30,7 @@ class Journal:
     def __init__(self, file: Path, emit: Callable[[EventRow], None]) -> None:
         self._emit = emit
         self._name = file
-        with explained("open", file):
+        with store_errors("open", file):
             self._file = file.open("a+b", buffering=0)
             _cut_off_torn_line(self._file)
 
@@ -45,7 +45,7 @@ class Journal:
     def tell(self, row: EventRow) -> None:
         """Write one event and pass it on, also when it can not be written."""
         try:
-            with explained("write", self._name):
+            with store_errors("write", self._name):
                 self._file.write(msgspec.json.encode(row) + b"\n")
         finally:
             self._emit(row)

@@ -70,7 +70,7 @@ class Work:
         states = [self.manifest, *self._finals.values(), *bases.values()]
         self._states = {place: state for place, state in self._states.items() if any(state is kept for kept in states)}
         manifests = [*states, *(update.manifest for update in one.updates)]
-        self.store.collect({ref.id for manifest in manifests for ref in manifest.values()} | set(arriving))
+        self.store.mark_garbage({ref.id for manifest in manifests for ref in manifest.values()} | set(arriving))
         task = asyncio.ensure_future(self._emptied())
         self._tidying.add(task)
         task.add_done_callback(self._tidying.discard)
@@ -93,7 +93,7 @@ class Work:
 
     async def _emptied(self) -> None:
         try:
-            await asyncio.to_thread(self.store.empty)
+            await asyncio.to_thread(self.store.sweep)
         except StoreError as error:
             self._report(error)
 

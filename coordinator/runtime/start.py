@@ -26,7 +26,7 @@ from edgefl.plan.norm import untaken, with_statistics
 from edgefl.protocol.topics import check_name
 from edgefl.resources.allocator import keep_for_parts
 from edgefl.run_records import EventRow, RunReport
-from edgefl.storage.disk import explained, make_private, write_new
+from edgefl.storage.disk import make_private, store_errors, write_new
 from edgefl.storage.run_directory import hold_place, ledger_file, ledger_of, new_run_id, note_ledger
 from edgefl.transport.address import check_protected
 from edgefl.transport.broker import start_broker
@@ -168,7 +168,7 @@ async def _broker(wanted: str, place: Path, fleet: str, say: Callable[[str], Non
     with hold_place(place):  # two brokers would overwrite each other's files
         async with start_broker(place, wanted) as started:
             address = place / "url"
-            with explained("write", address):
+            with store_errors("write", address):
                 address.touch(mode=0o600)
                 address.write_text(started.url + "\n", encoding="utf-8")
             command = f'edgefl-agent run --broker "$(cat {address})" --fleet {fleet} --device NAME --data PATH'
@@ -236,9 +236,9 @@ def _test_set(config: RunConfig, file: str, place: Path, say: Callable[[str], No
         text = "is needed, or data.source: the coordinator learns the shapes and labels of the data from it"
         raise ConfigError(file, [Problem("data.test", f"{text} (`edgefl data` writes one)")])
     path = place / "shares" / "test.npz"
-    with explained("create", path.parent):
+    with store_errors("create", path.parent):
         path.parent.mkdir(parents=True, exist_ok=True)
-    with explained("write", path):
+    with store_errors("write", path):
         test.save_npz(path)
     return test, str(path.resolve())
 
@@ -262,6 +262,6 @@ def _held_out(config: RunConfig, say: Callable[[str], None]) -> Dataset:
 def write_run_file(plan: RunPlan, path: Path) -> None:
     """The run file as resolved, beside the ledger, unless it is there."""
     if not path.exists():
-        with explained("write", path):
+        with store_errors("write", path):
             path.parent.mkdir(parents=True, exist_ok=True)
             write_new(path, msgspec.yaml.encode(plan.config.get("run", {})))

@@ -177,7 +177,7 @@ class Uploads:
             refs = list({ref.id: ref for ref in upload.update.manifest.values()}.values())
             upload.began = upload.began or self._clock()
             # Devices that send equal objects send them in equal chunks.
-            chunk_bytes = self._store.arriving_in((ref.id for ref in refs), self._pace.of([device])[0])
+            chunk_bytes = self._store.chunk_size_in_progress((ref.id for ref in refs), self._pace.of([device])[0])
             with self._spoiling(device):
                 partials = (self._store.partial(ref, chunk_bytes) for ref in refs)
                 upload.partials = {one.ref.id: one for one in partials if not one.finished}

@@ -34,4 +34,4 @@ RENEWAL_CHECK_S: Final = 3600.0
 RENEWAL_RETRY_S: Final = 600.0
 #: What the agent has saved is synced this long afterwards: quick rounds save a dozen times a second, and each sync has
 #: the disk write its journal. A loss of power costs the work of that time, which is trained again.
-SETTLE_S: Final = 1.0
+FLUSH_S: Final = 1.0

@@ -205,7 +205,7 @@ class Send(msgspec.Struct, frozen=True):
 
 
 class Save(msgspec.Struct, frozen=True):
-    """Put into its file before any later instruction is performed; the disk has it a second later (``SETTLE_S``)."""
+    """Put into its file before any later instruction is performed; the disk has it a second later (``FLUSH_S``)."""
 
     saved: Saved
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 from device_agent.core import state as v
-from device_agent.core.agent_timeouts import DIAL_FIRST_S, DIAL_LAST_S, LEAVE_S, SETTLE_S, TICK_S
+from device_agent.core.agent_timeouts import DIAL_FIRST_S, DIAL_LAST_S, FLUSH_S, LEAVE_S, TICK_S
 from device_agent.core.machine import initial, step
 from device_agent.runtime.incarnation import Identity, complete
 from device_agent.runtime.log import Emit
@@ -62,7 +62,7 @@ class Agent:
         self._tasks: set[asyncio.Task[None]] = set()
         self._end: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._listening = False
-        self._settling = False  # the disk is taking what was saved
+        self._flushing = False  # the disk is taking what was saved
         self._leaving: list[UpMessage] = []  # what the broker has not acknowledged
         self._transfers = Transfers(
             identity,
@@ -223,20 +223,20 @@ class Agent:
 
     def _save(self, instruction: v.Save) -> None:
         self.store.save(instruction.saved)
-        if not self._settling:
-            self._settling = True
-            self._spawn(self._settle())
+        if not self._flushing:
+            self._flushing = True
+            self._spawn(self._flush())
 
-    async def _settle(self) -> None:
-        while not self.store.settled:
-            await asyncio.sleep(SETTLE_S)
-            await asyncio.to_thread(self.store.settle)
-        self._settling = False
+    async def _flush(self) -> None:
+        while not self.store.flushed:
+            await asyncio.sleep(FLUSH_S)
+            await asyncio.to_thread(self.store.flush)
+        self._flushing = False
 
     def _collect(self, instruction: v.Collect) -> None:
-        if freed := self.store.objects.collect(set(instruction.keep)):
+        if freed := self.store.objects.mark_garbage(set(instruction.keep)):
             self.emit("collected", bytes=freed)
-            self._spawn(asyncio.to_thread(self.store.objects.empty))
+            self._spawn(asyncio.to_thread(self.store.objects.sweep))
 
     async def _leave(self) -> None:
         if self._listening and self.state.connected:

@@ -26,7 +26,7 @@ import msgspec
 
 from device_agent.core.state import DataFacts, Saved
 from edgefl.errors import StoreError
-from edgefl.storage.disk import explained, make_private, read_at_most, sweep_temporaries, sync_files, write_new
+from edgefl.storage.disk import make_private, read_at_most, store_errors, sweep_temporaries, sync_files, write_new
 from edgefl.storage.objects import ObjectStore
 
 T = TypeVar("T")
@@ -56,9 +56,9 @@ class AgentStore:
         self._copy = directory / "work.copy"
         self._newest = (0, b"")  # what was saved by this process: number, contents
         self._lasting = 0  # the number that the disk has
-        self._settling = threading.Lock()
+        self._flushing = threading.Lock()
         make_private(directory)
-        with explained("open", directory):
+        with store_errors("open", directory):
             self._lock = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             self._take(owner)
@@ -90,7 +90,7 @@ class AgentStore:
         if self._lock < 0:
             return
         try:
-            self.settle()
+            self.flush()
         finally:
             os.close(self._lock)
             self._lock = -1
@@ -105,21 +105,21 @@ class AgentStore:
     def save(self, saved: Saved) -> None:
         """Make ``saved`` what the next start finds, however this process ends. Raises StoreError.
 
-        After a loss of power it finds this or a later one only once ``settle`` has returned.
+        After a loss of power it finds this or a later one only once ``flush`` has returned.
         """
         data = msgspec.msgpack.encode(saved)
-        with explained("write", self._work, len(data)):
+        with store_errors("write", self._work, len(data)):
             write_new(self._work, data, durable=False)
         self._newest = (self._newest[0] + 1, data)
 
     @property
-    def settled(self) -> bool:
+    def flushed(self) -> bool:
         """Whether the disk has what was saved."""
         return self._newest[0] == self._lasting
 
-    def settle(self) -> None:
+    def flush(self) -> None:
         """Have the disk keep what was saved. Callable from any thread. Raises StoreError."""
-        with self._settling:
+        with self._flushing:
             number, data = self._newest
             if number == self._lasting:
                 return
@@ -138,7 +138,7 @@ class AgentStore:
 
     def _read(self, file: Path, kind: type[T]) -> T | None:
         decode = msgspec.json.decode if file.suffix == ".json" else msgspec.msgpack.decode
-        with explained("read", file):
+        with store_errors("read", file):
             try:
                 return decode(read_at_most(file, MAX_FILE_BYTES), type=kind)
             except FileNotFoundError:
@@ -162,5 +162,5 @@ def fingerprint(source: str, *more: str) -> str:
 
 
 def _write(file: Path, data: bytes) -> None:
-    with explained("write", file, len(data)):
+    with store_errors("write", file, len(data)):
         write_new(file, data)

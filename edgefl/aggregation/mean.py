@@ -16,7 +16,7 @@ import numpy.typing as npt
 from edgefl.errors import ModelError
 from edgefl.protocol.tensors import read_layout
 from edgefl.records import ObjectRef
-from edgefl.storage.disk import explained
+from edgefl.storage.disk import store_errors
 from edgefl.storage.objects import ObjectStore
 
 Tensor = npt.NDArray[Any]
@@ -96,7 +96,7 @@ def layout_of(tensors: Tensors) -> Layout:
 def stored_layout(store: ObjectStore, ref: ObjectRef) -> Layout:
     """The same of a part in the store, whose values are not read. Raises StoreError, ProtocolError."""
     path = store.path(ref.id)
-    with explained("read", path):
+    with store_errors("read", path):
         return read_layout(path)
 
 

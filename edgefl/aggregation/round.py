@@ -72,7 +72,7 @@ def aggregate_round(
     Raises StoreError when the store fails (no fault of a device), ConfigError for a recipe with unknown methods,
     ValueError when two updates have one name.
     """
-    with store.together() as made:
+    with store.write_batch() as made:
         return _aggregated(
             updates, made, previous, recipe or {}, similarity or {}, seed, transfer or Transfer(), largest_share
         )

@@ -26,7 +26,7 @@ from edgefl.process.parent_death import leashed
 from edgefl.protocol.topics import check_name
 from edgefl.report.live import LiveView
 from edgefl.run_records import EventRow, RunReport
-from edgefl.storage.disk import explained, write_new
+from edgefl.storage.disk import store_errors, write_new
 from edgefl.storage.run_directory import hold_place, new_run_id
 from edgefl.transport.broker import start_broker
 
@@ -98,7 +98,7 @@ class LocalRun:
             values: dict[str, Any] = self.config.model_dump(mode="json", exclude_none=True)
             values["data"]["test"] = str(Path(prepared.test).resolve())
             text = yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
-            with explained("write", path):
+            with store_errors("write", path):
                 write_new(path, text.encode())
         return path
 
@@ -131,7 +131,7 @@ class LocalRun:
         """All of them in one process, with a few trainers for all."""
         every = [self._options(device) for device in self.config.fleet]
         logs = self.directory / "logs"
-        with explained("write", logs):
+        with store_errors("write", logs):
             logs.mkdir(parents=True, exist_ok=True)
             write_new(self.directory / "agents.json", msgspec.json.encode(every))
         arguments = ["device_agent.many_agents", str(self.directory / "agents.json"), str(logs)]
@@ -218,7 +218,7 @@ async def _start(arguments: list[str], url: str, log: Path, *, stdout: int | Non
 
     The broker's URL goes by environment, where no process list shows it.
     """
-    with explained("create", log.parent):
+    with store_errors("create", log.parent):
         log.parent.mkdir(parents=True, exist_ok=True)
     # Many trainers share this machine's cores: one thread each, unless the user says otherwise.
     environment = {"OMP_NUM_THREADS": "1", **os.environ, "EDGEFL_BROKER": url}

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgefl.errors import StoreError
-from edgefl.storage.disk import explained, write_all
+from edgefl.storage.disk import store_errors, write_all
 
 Array = npt.NDArray[Any]
 #: Bytes copied at a time when a whole array is written.
@@ -35,7 +35,7 @@ class RowFile:
         self.dtype = np.dtype(dtype)
         self.row_bytes = math.prod(shape[1:]) * self.dtype.itemsize
         self.nbytes = shape[0] * self.row_bytes
-        with explained("make a file for rows in", folder, self.nbytes):
+        with store_errors("make a file for rows in", folder, self.nbytes):
             folder.mkdir(parents=True, exist_ok=True)
             self._descriptor = _nameless(folder)
             weakref.finalize(self, os.close, self._descriptor)
@@ -45,14 +45,14 @@ class RowFile:
     def write(self, rows: npt.NDArray[np.int64], values: Array) -> None:
         """Put ``values`` [k, *shape] at these rows [k]. Raises StoreError."""
         data = np.ascontiguousarray(values, self.dtype)
-        with explained("write rows", Path("a nameless file"), data.nbytes):
+        with store_errors("write rows", Path("a nameless file"), data.nbytes):
             for first, last in _runs(rows):
                 write_all(self._descriptor, data[first:last].data, int(rows[first]) * self.row_bytes)
 
     def read(self, rows: npt.NDArray[np.int64]) -> Array:
         """[k, *shape] of these rows [k]. Raises StoreError."""
         out = np.empty((len(rows), *self.shape[1:]), self.dtype)
-        with explained("read rows of", Path("a nameless file"), out.nbytes):
+        with store_errors("read rows of", Path("a nameless file"), out.nbytes):
             for first, last in _runs(rows):
                 self._read_into(out[first:last], int(rows[first]) * self.row_bytes)
         return out

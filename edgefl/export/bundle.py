@@ -50,7 +50,7 @@ from edgefl.prototypes.mask import DEFAULT_MATCHER, Matcher
 from edgefl.prototypes.table import ClassMeans
 from edgefl.records import Manifest as State
 from edgefl.run_records import BundleRow
-from edgefl.storage.disk import explained, write_new
+from edgefl.storage.disk import store_errors, write_new
 
 if TYPE_CHECKING:
     from edgefl.models.staged import StagedModel
@@ -116,7 +116,7 @@ def export_bundles(
     )
     place = directory.resolve()
     check_target(place)
-    with explained("write bundles to", directory):
+    with store_errors("write bundles to", directory):
         place.parent.mkdir(parents=True, exist_ok=True)
         building = Path(tempfile.mkdtemp(prefix=f".{place.name}.new-", dir=place.parent))
         try:

@@ -21,7 +21,7 @@ from edgefl.identity.files import read_private, write_private
 from edgefl.identity.fleet import Device, Devices, Fleet
 from edgefl.protocol.messages import Renewed
 from edgefl.protocol.topics import COORDINATOR, check_name
-from edgefl.storage.disk import explained
+from edgefl.storage.disk import store_errors
 
 _LOG = logging.getLogger(__name__)
 #: A token is used within a day of being printed, or printed again.
@@ -54,7 +54,7 @@ def issue_token(fleet: Fleet, name: str, now: float, life_s: float = TOKEN_LIFE_
         _check_free(devices, name)
         for path, known in _tokens(fleet):
             if known.expires + REMEMBERED_S < now or (known.name == name and known.answer is None):
-                with explained("delete", path):
+                with store_errors("delete", path):
                     path.unlink(missing_ok=True)
         secret = secrets.token_bytes(t.SECRET_BYTES)
         issued = Issued(name, t.proof_key(secret), now + life_s)

@@ -7,7 +7,7 @@ import stat
 from pathlib import Path
 
 from edgefl.errors import IdentityError, StoreError
-from edgefl.storage.disk import explained, write_new
+from edgefl.storage.disk import store_errors, write_new
 
 #: Largest file of keys or certificates that is read; a certificate is 500 bytes, a revocation list 40 bytes a device.
 MAX_FILE_BYTES = 2**20
@@ -15,20 +15,20 @@ MAX_FILE_BYTES = 2**20
 
 def make_private_directory(directory: Path) -> None:
     """Make it, with its parents, for its owner alone. Raises StoreError."""
-    with explained("create", directory):
+    with store_errors("create", directory):
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         directory.chmod(0o700)
 
 
 def write_private(path: Path, data: bytes) -> None:
     """Write a whole file that only its owner reads, from its first byte on. Raises StoreError."""
-    with explained("write", path, len(data)):
+    with store_errors("write", path, len(data)):
         write_new(path, data, mode=0o600)
 
 
 def write_public(path: Path, data: bytes) -> None:
     """Write a whole file that holds no secret. Raises StoreError."""
-    with explained("write", path, len(data)):
+    with store_errors("write", path, len(data)):
         write_new(path, data)
 
 
@@ -59,7 +59,7 @@ def read_private(path: Path) -> bytes:
 
 def read(path: Path) -> bytes:
     """The bytes of a small file. Raises StoreError; IdentityError for a file that can be none of ours."""
-    with explained("read", path), path.open("rb") as file:
+    with store_errors("read", path), path.open("rb") as file:
         data = file.read(MAX_FILE_BYTES + 1)
     if len(data) > MAX_FILE_BYTES:
         raise IdentityError(f"{path} is larger than {MAX_FILE_BYTES} bytes: no file of keys or certificates")

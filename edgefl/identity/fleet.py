@@ -32,7 +32,7 @@ from edgefl.identity.acl import emqx_acl, mosquitto_acl, mosquitto_enroll_acl, m
 from edgefl.identity.files import check_private, make_private_directory, read, read_private, write_private
 from edgefl.identity.signing import KEY_BYTES, Signer, key_of, key_text
 from edgefl.protocol.topics import COORDINATOR, check_name
-from edgefl.storage.disk import explained
+from edgefl.storage.disk import store_errors
 from edgefl.transport.address import Address, parse_url
 from edgefl.transport.broker import Broker, Ready, start_broker
 from edgefl.transport.mosquitto import TlsListeners, hash_password, newcomers_configuration, tls_configuration
@@ -171,7 +171,7 @@ class Fleet:
     @contextlib.contextmanager
     def changing(self) -> Iterator[Devices]:
         """The devices, to be changed in place: written at the end, by one process at a time."""
-        with explained("lock", self.directory / "lock"):
+        with store_errors("lock", self.directory / "lock"):
             lock = os.open(self.directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX)
@@ -234,7 +234,7 @@ def create_fleet(
         raise IdentityError("a fleet's broker is reached by TLS", remedy="Write its URL as mqtts://host:port.")
     if not hosts:
         raise IdentityError("the broker needs a name", remedy="Give --host NAME, as devices will dial it.")
-    with explained("open", directory):
+    with store_errors("open", directory):
         if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
             raise IdentityError(
                 f"{directory} is not empty: what is in it may be a fleet's keys",

@@ -20,7 +20,7 @@ from edgefl.models.parts import Tensors, check_shapes, named_tensors, part_tenso
 from edgefl.models.spec import EncoderSpec, ModelSpec, is_encoder, part_names
 from edgefl.models.staged import StagedModel, build
 from edgefl.storage.checkpoint_paths import located
-from edgefl.storage.disk import explained, write_new
+from edgefl.storage.disk import store_errors, write_new
 
 SHARED = "shared"
 #: What the names of the one encoder of a file begin with.
@@ -53,7 +53,7 @@ def save_encoders(path: Path, model: StagedModel) -> None:
         "encoders": msgspec.json.encode(encoders).decode(),
     }
     data = save(tensors, metadata=about)
-    with explained("write", path, len(data)):
+    with store_errors("write", path, len(data)):
         path.parent.mkdir(parents=True, exist_ok=True)
         write_new(path, data)
 

@@ -24,7 +24,7 @@ _WRITE = 2
 _OPEN = 64
 
 
-class explained:  # noqa: N801 - used like a function; a class costs a third of a generator, on every small object
+class store_errors:  # noqa: N801 - used like a function; a class costs a third of a generator, on every small object
     """Turn whatever the disk refuses into a StoreError that names the file, the bytes and the reason."""
 
     __slots__ = ("_path", "_size", "_verb")
@@ -47,7 +47,7 @@ def make_private(directory: Path) -> None:
     Its parents are made as the umask says. Where the file system has no permissions (FAT, exFAT), it warns and goes on.
     Raises StoreError.
     """
-    with explained("create", directory):
+    with store_errors("create", directory):
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         status = directory.stat()
         if status.st_uid == os.geteuid() and stat.S_IMODE(status.st_mode) != 0o700:
@@ -184,13 +184,13 @@ def sync_files(paths: Sequence[str | Path]) -> None:
         with contextlib.ExitStack() as stack:
             opened: list[tuple[str | Path, int]] = []
             for path in paths[first : first + _OPEN]:
-                with explained("sync", path):
+                with store_errors("sync", path):
                     opened.append((path, os.open(path, os.O_RDONLY | os.O_CLOEXEC)))
                 stack.callback(os.close, opened[-1][1])
             for _, descriptor in opened if len(opened) > 1 else ():
                 begin_sync(descriptor, 0, 0)
             for path, descriptor in opened:
-                with explained("sync", path):
+                with store_errors("sync", path):
                     os.fsync(descriptor)
 
 

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from edgefl.errors import ProtocolError, StoreError
 from edgefl.records import ObjectRef
-from edgefl.storage.disk import NewFile, boot_id, explained, sweep_temporaries, sync_directory, sync_files, write_new
+from edgefl.storage.disk import NewFile, boot_id, store_errors, sweep_temporaries, sync_directory, sync_files, write_new
 from edgefl.storage.partials import PartialObject, chunk_span
 
 _ID = re.compile(r"[0-9a-f]{64}")
@@ -67,10 +67,10 @@ class ObjectStore:
         self._open: dict[str, PartialObject] = {}
         self._publishing = threading.Lock()  # equal objects of two devices are one
         self._proved: set[str] = set()  # whose sha256 this process has seen to be right
-        with explained("open", self.root):
+        with store_errors("open", self.root):
             self._partials.mkdir(parents=True, exist_ok=True)
             self._dropped.mkdir(exist_ok=True)
-            self._sweep()
+            self._sweep_crashed()
             if not durable:
                 self._look_after_boot()
 
@@ -85,7 +85,7 @@ class ObjectStore:
     def size(self, name: str) -> int:
         """Size in bytes of a finished object. Raises StoreError when it is not here."""
         path = self._at(name)
-        with explained("look up", path):
+        with store_errors("look up", path):
             return os.stat(path).st_size
 
     def read(self, name: str) -> bytes:
@@ -95,7 +95,7 @@ class ObjectStore:
         """
         path = self._at(name)
         try:
-            with explained("read", path), open(path, "rb", buffering=0) as file:
+            with store_errors("read", path), open(path, "rb", buffering=0) as file:
                 data = file.read()
         except StoreError as error:
             if isinstance(error.__cause__, FileNotFoundError):
@@ -127,7 +127,7 @@ class ObjectStore:
         path = self._at(name)
         if self.durable and name not in self._proved:
             self.read(name)
-        with explained("read", path), open(path, "rb", buffering=0) as file:
+        with store_errors("read", path), open(path, "rb", buffering=0) as file:
             offset, length = chunk_span(os.fstat(file.fileno()).st_size, chunk_bytes, index)
             data = os.pread(file.fileno(), length, offset)
         if len(data) != length:
@@ -139,7 +139,7 @@ class ObjectStore:
         ref = ObjectRef(object_id(data), memoryview(data).nbytes)
         if not self.has(ref.id):
             self._admit(ref)
-            with explained("write", self._at(ref.id), ref.size):
+            with store_errors("write", self._at(ref.id), ref.size):
                 self._write(ref.id, data)
         self._proved.add(ref.id)
         return ref
@@ -148,18 +148,18 @@ class ObjectStore:
         write_new(self.path(name), data, durable=self.durable)
 
     @contextlib.contextmanager
-    def together(self) -> Iterator[ObjectStore]:
+    def write_batch(self) -> Iterator[ObjectStore]:
         """This store, for one thread, whose puts are synced together when the block ends: the disk works meanwhile.
 
         Until then only it has them; after an error nobody does, but for some of very many, which are then in the store
         like any that nothing points to.
         """
-        batch = _Together(self)
+        batch = _WriteBatch(self)
         try:
             yield batch
-            batch.settle()
+            batch.flush()
         finally:
-            batch.forget()
+            batch.discard()
 
     def partial(self, ref: ObjectRef, chunk_bytes: int) -> PartialObject:
         """The object as far as it has arrived, from the disk also in chunks of another size.
@@ -178,14 +178,14 @@ class ObjectStore:
             known.abandon()
         if self.has(ref.id):
             return PartialObject(self._partials, ref, chunk_bytes, finished=True)
-        with explained("write", self._partials / ref.id, ref.size):
+        with store_errors("write", self._partials / ref.id, ref.size):
             if self.limit_bytes is not None and not (self._partials / f"{ref.id}.data").exists():
                 self._admit(ref)
             opened = PartialObject(self._partials, ref, chunk_bytes, durable=self.durable)
             self._open[ref.id] = opened
         return opened
 
-    def arriving_in(self, names: Iterable[str], chunk_bytes: int) -> int:
+    def chunk_size_in_progress(self, names: Iterable[str], chunk_bytes: int) -> int:
         """Bytes of a chunk in which one of these objects arrives already; ``chunk_bytes`` where that is no matter."""
         opened = [one for one in map(self._open.get, names) if one is not None and not one.takes(chunk_bytes)]
         return min((one.chunk_bytes for one in opened), default=chunk_bytes)
@@ -200,13 +200,13 @@ class ObjectStore:
             raise StoreError(f"objects in {self.root} can not be published before they are whole")
         if self.durable:
             sync_files([one.path for one in fresh.values()])
-        with explained("finish", self.root):
+        with store_errors("finish", self.root):
             for one in fresh.values():
                 os.rename(one.path, self._at(one.ref.id))
             if fresh and self.durable:
                 sync_directory(self._root)
         for one in fresh.values():
-            one.settle()
+            one.mark_finished()
             self._proved.add(one.ref.id)
             self._open.pop(one.ref.id, None)
 
@@ -214,14 +214,14 @@ class ObjectStore:
         """Sizes of all objects together, unfinished ones at their full size."""
         return sum(file.stat().st_size for file in self._files())
 
-    def collect(self, keep: set[str]) -> int:
-        """Drop every object, finished or not, whose id is not in ``keep``; the number of bytes ``empty`` gives back.
+    def mark_garbage(self, keep: set[str]) -> int:
+        """Drop every object, finished or not, whose id is not in ``keep``; the number of bytes ``sweep`` gives back.
 
         Quick: files only leave their places. What drops them for good may take its time, in another thread. What is
         being published just now is waited for: its files are changing places.
         """
         freed = 0
-        with self._publishing, explained("clean", self.root):
+        with self._publishing, store_errors("clean", self.root):
             for file in self._files():
                 name, _, unfinished = file.name.partition(".")
                 if name in keep:
@@ -240,9 +240,9 @@ class ObjectStore:
             opened.abandon()
         (self._partials / f"{name}.map").unlink(missing_ok=True)
 
-    def empty(self) -> None:
-        """Delete what ``collect`` has dropped. Raises StoreError. Callable from any thread."""
-        with explained("clean", self._dropped):
+    def sweep(self) -> None:
+        """Delete what ``mark_garbage`` has dropped. Raises StoreError. Callable from any thread."""
+        with store_errors("clean", self._dropped):
             with os.scandir(self._dropped) as found:
                 paths = [file.path for file in found]
             for path in paths:
@@ -279,17 +279,17 @@ class ObjectStore:
                 os.unlink(file.path)
         write_new(seen, now.encode())
 
-    def _sweep(self) -> None:
+    def _sweep_crashed(self) -> None:
         sweep_temporaries(self.root)
-        self.empty()
+        self.sweep()
         for path in self._partials.iterdir():
             alone = path.suffix == ".map" and not path.with_suffix(".data").exists()
             if (self.root / path.stem).exists() or alone:
                 path.unlink(missing_ok=True)
 
 
-class _Together(ObjectStore):
-    """See ``ObjectStore.together``. Everything but what is new it shares with the store."""
+class _WriteBatch(ObjectStore):
+    """See ``ObjectStore.write_batch``. Everything but what is new it shares with the store."""
 
     #: Files that are open at a time.
     _MOST = 64
@@ -298,9 +298,9 @@ class _Together(ObjectStore):
         vars(self).update(vars(store))
         self._new: dict[str, NewFile] = {}
 
-    def settle(self) -> None:
+    def flush(self) -> None:
         """All that is new becomes part of the store."""
-        with explained("finish", self.root):
+        with store_errors("finish", self.root):
             for new in self._new.values() if self.durable else ():
                 new.sync()
             for name, new in self._new.items():
@@ -309,7 +309,7 @@ class _Together(ObjectStore):
                 sync_directory(self._root)
         self._close()
 
-    def forget(self) -> None:
+    def discard(self) -> None:
         """What has not become part of it never was."""
         self._proved.difference_update(self._new)
         with contextlib.suppress(OSError):  # the next start sweeps; what went wrong first is told
@@ -321,7 +321,7 @@ class _Together(ObjectStore):
 
     def _write(self, name: str, data: bytes | bytearray | memoryview) -> None:
         if len(self._new) == self._MOST:
-            self.settle()
+            self.flush()
         self._new[name] = new = NewFile(self.root, data)
         if self.durable:
             new.begin_sync()

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from edgefl.errors import ProtocolError, StoreError
 from edgefl.records import ObjectRef
-from edgefl.storage.disk import begin_sync, explained, write_all
+from edgefl.storage.disk import begin_sync, store_errors, write_all
 
 #: Head of a chunk map: magic with version, and the chunk size it belongs to. One byte per chunk follows (1: here).
 _MAP_HEAD = struct.Struct("<4sI")
@@ -83,7 +83,7 @@ class PartialObject:
         if self.verified or self.abandoned or self._here[index]:
             return
         try:
-            with explained("write", self.path, length):
+            with store_errors("write", self.path, length):
                 if not self._files:
                     self._open()
                 write_all(self._files[0], data, offset)
@@ -110,7 +110,7 @@ class PartialObject:
             return self.verified
         if not all(self._here):
             return False
-        with explained("finish", self.path, self.ref.size):
+        with store_errors("finish", self.path, self.ref.size):
             self._hash_rest()
             self._release()
             if self._hash.hexdigest() != self.ref.id:
@@ -119,7 +119,7 @@ class PartialObject:
         self.verified = True
         return True
 
-    def settle(self) -> None:
+    def mark_finished(self) -> None:
         """The store has it. Raises OSError when the map can not be removed."""
         self.finished = True
         if self.chunk_count > 1:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from edgefl.errors import StoreError
-from edgefl.storage.disk import explained, make_private
+from edgefl.storage.disk import make_private, store_errors
 
 #: The ledger's name in a run's directory.
 LEDGER = "ledger.sqlite"
@@ -33,14 +33,14 @@ def ledger_of(directory: Path) -> str | Path:
     file = directory / LEDGER_URL
     if not file.is_file():
         return directory / LEDGER
-    with explained("read", file):
+    with store_errors("read", file):
         return file.read_text(encoding="utf-8").strip()
 
 
 def note_ledger(directory: Path, url: str) -> None:
     """Keep where the ledger is, for whoever reads or goes on with the run, and for nobody else. Raises StoreError."""
     file = directory / LEDGER_URL
-    with explained("write", file):
+    with store_errors("write", file):
         file.unlink(missing_ok=True)
         file.touch(mode=0o600)
         file.write_text(url + "\n", encoding="utf-8")
@@ -72,7 +72,7 @@ def hold_place(directory: Path) -> Iterator[None]:
     The lock goes with its process, so nothing is left behind by ``kill -9``.
     """
     make_private(directory)
-    with explained("lock", directory / "lock"):
+    with store_errors("lock", directory / "lock"):
         lock = (directory / "lock").open("ab")
     with lock:
         if not _locked(lock):

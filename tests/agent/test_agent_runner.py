@@ -480,9 +480,9 @@ def test_what_is_saved_is_there_after_a_kill_before_the_disk_has_it(tmp_path):
     for number in (1, 2, 3):
         store.save(saved(number))
         assert store.load() == saved(number)
-    assert not store.settled
+    assert not store.flushed
     store.close()
-    assert store.settled
+    assert store.flushed
 
 
 def without_power(directory):
@@ -498,10 +498,10 @@ def without_power(directory):
 def test_a_loss_of_power_leaves_what_the_disk_had(tmp_path, monkeypatch):
     store = AgentStore(tmp_path, Owner("d1", "f"))
     store.save(saved(1))
-    store.settle()
+    store.flush()
     store.save(saved(2))
     with monkeypatch.context() as patch:
-        patch.setattr(AgentStore, "settle", lambda store: None)
+        patch.setattr(AgentStore, "flush", lambda store: None)
         store.close()
         assert without_power(tmp_path) == saved(1)
 
@@ -514,7 +514,7 @@ def test_so_it_does_when_the_first_save_of_another_process_was_torn(tmp_path, mo
     store = AgentStore(tmp_path, Owner("d1", "f"))
     store.save(saved(3))
     with monkeypatch.context() as patch:
-        patch.setattr(AgentStore, "settle", lambda store: None)
+        patch.setattr(AgentStore, "flush", lambda store: None)
         store.close()
         assert without_power(tmp_path) == saved(2)
 
@@ -524,9 +524,9 @@ def test_what_is_saved_while_the_disk_is_busy_takes_nothing_from_it(tmp_path, mo
     store.save(saved(1))
     with monkeypatch.context() as patch:
         patch.setattr("device_agent.runtime.store.sync_files", lambda paths: store.save(saved(2)))
-        store.settle()
-        assert not store.settled
-        patch.setattr(AgentStore, "settle", lambda store: None)
+        store.flush()
+        assert not store.flushed
+        patch.setattr(AgentStore, "flush", lambda store: None)
         store.close()
         assert store.load() == saved(2)
         assert without_power(tmp_path) == saved(1)
@@ -547,7 +547,7 @@ def test_a_disk_that_does_not_take_it_lets_another_process_in(tmp_path, monkeypa
 
 
 def test_an_agent_has_its_disk_keep_what_it_saved(tmp_path, monkeypatch):
-    monkeypatch.setattr("device_agent.runtime.agent.SETTLE_S", 0.05)
+    monkeypatch.setattr("device_agent.runtime.agent.FLUSH_S", 0.05)
 
     async def scene():
         broker = MemoryBroker()
@@ -555,7 +555,7 @@ def test_an_agent_has_its_disk_keep_what_it_saved(tmp_path, monkeypatch):
             await coordinator.expect(m.Hello)
             coordinator.offer()
             await coordinator.take_update()
-            while running.agent.state.update is not None or not running.store.settled:
+            while running.agent.state.update is not None or not running.store.flushed:
                 await asyncio.sleep(0.01)
             kept = (tmp_path / "a" / "work.copy").read_bytes()
             assert kept == (tmp_path / "a" / "work.msgpack").read_bytes()

@@ -237,39 +237,39 @@ def test_a_holder_with_another_chunk_size_takes_over(store):
 
 
 def test_a_second_holder_can_ask_in_what_chunks_an_object_arrives_already(store):
-    assert store.arriving_in([REF.id], CHUNK) == CHUNK
+    assert store.chunk_size_in_progress([REF.id], CHUNK) == CHUNK
     first = store.partial(REF, 500)
-    assert store.arriving_in(["0" * 64, REF.id], CHUNK) == 500
+    assert store.chunk_size_in_progress(["0" * 64, REF.id], CHUNK) == 500
     small = ObjectRef(object_id(b"small"), 5)
     alone = store.partial(small, 10)
-    assert store.arriving_in([small.id], CHUNK) == CHUNK, "one chunk in either size"
+    assert store.chunk_size_in_progress([small.id], CHUNK) == CHUNK, "one chunk in either size"
     assert store.partial(small, CHUNK) is alone
     write_all(first, DATA)
     assert first.verify()
-    assert store.arriving_in([REF.id], CHUNK) == CHUNK, "nothing of it is to come"
+    assert store.chunk_size_in_progress([REF.id], CHUNK) == CHUNK, "nothing of it is to come"
     assert store.partial(REF, CHUNK) is first
     assert first.missing(CHUNK) == bytes(2)
     store.publish([first])
-    assert store.arriving_in([REF.id], CHUNK) == CHUNK
+    assert store.chunk_size_in_progress([REF.id], CHUNK) == CHUNK
 
 
 def test_what_is_put_together_is_there_at_the_end_of_the_block_or_not_at_all(store):
-    with store.together() as batch:
+    with store.write_batch() as batch:
         refs = [batch.put(str(n).encode()) for n in range(3)]
         assert [bytes(batch.view(ref.id)) for ref in refs] == [b"0", b"1", b"2"]
         assert batch.has(refs[0].id)
         assert not store.has(refs[0].id)
     assert [store.read(ref.id) for ref in refs] == [b"0", b"1", b"2"]
     lost = []
-    with pytest.raises(StoreError, match="cannot look up"), store.together() as batch:
+    with pytest.raises(StoreError, match="cannot look up"), store.write_batch() as batch:
         lost.append(batch.put(b"lost")) or batch.size("0" * 64)
     assert not store.has(lost[0].id)
     assert sorted(path.name for path in store.root.iterdir() if path.is_file()) == sorted(ref.id for ref in refs)
 
 
 def test_more_is_put_together_than_files_may_be_open(store, monkeypatch):
-    monkeypatch.setattr("edgefl.storage.objects._Together._MOST", 2)
-    with store.together() as batch:
+    monkeypatch.setattr("edgefl.storage.objects._WriteBatch._MOST", 2)
+    with store.write_batch() as batch:
         refs = [batch.put(bytes([n])) for n in range(5)]
         assert all(batch.size(ref.id) == 1 for ref in refs)
     assert all(store.has(ref.id) for ref in refs)
@@ -280,8 +280,8 @@ def test_a_view_is_proved_once_and_outlives_the_object(store, monkeypatch, mappe
     monkeypatch.setattr("edgefl.storage.objects._MAPPED_BYTES", mapped_bytes)
     ref = store.put(DATA)
     view = store.view(ref.id)
-    store.collect(set())
-    store.empty()
+    store.mark_garbage(set())
+    store.sweep()
     assert bytes(view) == DATA
     with pytest.raises(StoreError, match="No such file"):
         store.view(ref.id)
@@ -326,15 +326,15 @@ def test_collect_keeps_what_is_named_and_counts_what_it_gives_back(store):
     kept, gone = store.put(b"kept" * 2000), store.put(b"gone" * 2000)
     unfinished = store.partial(REF, CHUNK)
     unfinished.write(0, piece(0))
-    assert store.collect({kept.id, REF.id}) >= 8000
+    assert store.mark_garbage({kept.id, REF.id}) >= 8000
     assert not store.has(gone.id)
     assert ObjectStore(store.root).partial(REF, CHUNK).missing() == unfinished.missing()
-    assert store.collect({kept.id}) > 0
+    assert store.mark_garbage({kept.id}) > 0
     unfinished.write(1, piece(1))  # ignored: the store has dropped it
     assert not completed(store, unfinished)
-    store.empty()
+    store.sweep()
     assert sorted(file.name for file in store.root.rglob("*") if file.is_file()) == [kept.id]
-    assert store.collect({kept.id}) == 0
+    assert store.mark_garbage({kept.id}) == 0
 
 
 def test_the_limit_names_both_numbers_and_counts_unfinished_objects_fully(tmp_path):
@@ -490,7 +490,7 @@ def test_dropping_objects_waits_for_those_that_are_being_published(
     with ThreadPoolExecutor(2) as pool:
         publishing = pool.submit(store.publish, [partial])
         assert syncing.wait(10)
-        dropping = pool.submit(store.collect, set())
+        dropping = pool.submit(store.mark_garbage, set())
         assert wait([dropping], 0.2).not_done
         go_on.set()
         publishing.result(10)
