@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from coordinator.core.instructions import Greet, Instruction, SaveDevice, SendDrain, Step, Tell
-from coordinator.core.one_time_warnings import tell_once
+from coordinator.core.instructions import EmitEvent, Instruction, SaveDevice, SendDrain, SendWelcome, Step
+from coordinator.core.one_time_warnings import warn_once
 from coordinator.core.state import Device, State
 from coordinator.core.update_header import exceeds
 from edgefl.protocol.messages import PROTOCOL_VERSION, Hello
@@ -27,13 +27,13 @@ def introduced(state: State, hello: Hello) -> Step:
     if hello.session != was.hello.session:
         device = replace(device, former=was.hello.session)
     state = replace(state, devices={**state.devices, name: device})
-    out: list[Instruction] = [SaveDevice(hello), Greet(name)]
+    out: list[Instruction] = [SaveDevice(hello), SendWelcome(name)]
     if back and device.comings <= MOST_COMINGS:
         budget = msgspec.to_builtins(hello.budget)
         data = {"profile": hello.profile, "samples": hello.samples, "budget": budget}
-        out.append(Tell("device_joined", state.stage, state.number, name, data))
+        out.append(EmitEvent("device_joined", state.stage, state.number, name, data))
     for about, text in _odd(was, device):
-        state, more = tell_once(state, name, about, text)
+        state, more = warn_once(state, name, about, text)
         out += more
     return state, out
 
@@ -60,7 +60,7 @@ def strange(state: State, hello: Hello) -> Step:
     if hello.device not in state.strange:
         state = replace(state, strange=state.strange | {hello.device})
         data = {"text": f"{hello.device} is refused: {text}", "about": "protocol"}
-        out.append(Tell("warning", state.stage, state.number, hello.device, data))
+        out.append(EmitEvent("warning", state.stage, state.number, hello.device, data))
     return state, out
 
 

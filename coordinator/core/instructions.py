@@ -54,7 +54,7 @@ class SaveEnd(msgspec.Struct, frozen=True):
     status: Literal["done", "failed"]
 
 
-class Greet(msgspec.Struct, frozen=True):
+class SendWelcome(msgspec.Struct, frozen=True):
     """Send a welcome."""
 
     device: str
@@ -78,7 +78,7 @@ class SendOffer(msgspec.Struct, frozen=True):
 
 
 class SendAbort(msgspec.Struct, frozen=True):
-    """Tell a device to drop an attempt."""
+    """Abort an attempt on a device."""
 
     device: str
     attempt: Attempt
@@ -86,7 +86,7 @@ class SendAbort(msgspec.Struct, frozen=True):
 
 
 class SendAck(msgspec.Struct, frozen=True):
-    """Tell a device what became of its update."""
+    """Acknowledge a device's update, or refuse it."""
 
     device: str
     attempt: Attempt
@@ -95,7 +95,7 @@ class SendAck(msgspec.Struct, frozen=True):
 
 
 class SendDrain(msgspec.Struct, frozen=True):
-    """Tell one device that there is nothing for it here, and why."""
+    """Drain one device: there is nothing for it here, and why."""
 
     device: str
     reason: str
@@ -107,7 +107,7 @@ class Fetch(msgspec.Struct, frozen=True):
     update: Update
 
 
-class Forget(msgspec.Struct, frozen=True):
+class EndTransfers(msgspec.Struct, frozen=True):
     """The attempt is closed: end its transfers."""
 
     attempt: Attempt
@@ -126,7 +126,7 @@ class Evaluate(msgspec.Struct, frozen=True):
     attempt: Attempt
 
 
-class Tidy(msgspec.Struct, frozen=True):
+class CollectGarbage(msgspec.Struct, frozen=True):
     """Delete objects nothing points to. Still needed: ``updates``, and the states that ``attempts`` started from."""
 
     updates: tuple[Update, ...] = ()
@@ -134,13 +134,13 @@ class Tidy(msgspec.Struct, frozen=True):
 
 
 class DrainAll(msgspec.Struct, frozen=True):
-    """Tell all devices that the run is over."""
+    """Drain all devices: the run is over."""
 
     reason: str = ""
 
 
-class Tell(msgspec.Struct, frozen=True):
-    """Something worth telling: becomes an EventRow."""
+class EmitEvent(msgspec.Struct, frozen=True):
+    """An event of the run: becomes an EventRow."""
 
     kind: str
     stage: int = 0
@@ -161,9 +161,8 @@ class Fail(msgspec.Struct, frozen=True):
 
 
 Save = SaveDevice | SaveRound | SaveAssignment | SaveEvaluation | SaveEnd
-Send = Greet | SendOffer | SendAbort | SendAck | SendDrain | DrainAll
-Work = Plan | Fetch | Forget | Aggregate | Evaluate | Tidy
-Instruction = Save | Send | Work | Tell | Fail
+Send = SendWelcome | SendOffer | SendAbort | SendAck | SendDrain | DrainAll
+Instruction = Save | Send | Plan | Fetch | EndTransfers | Aggregate | Evaluate | CollectGarbage | EmitEvent | Fail
 
 
 #: What a rule returns: the new state and what is to be done, in order.

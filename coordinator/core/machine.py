@@ -19,41 +19,41 @@ import msgspec
 from coordinator.core import replies as answers
 from coordinator.core.hello import MOST_COMINGS, introduced, strange
 from coordinator.core.instructions import (
+    CollectGarbage,
     DrainAll,
+    EmitEvent,
     Evaluate,
     Fail,
-    Greet,
     Instruction,
     SaveEnd,
     SaveEvaluation,
     SaveRound,
     SendAbort,
     SendAck,
+    SendWelcome,
     Step,
-    Tell,
-    Tidy,
 )
-from coordinator.core.one_time_warnings import tell_once
+from coordinator.core.one_time_warnings import warn_once
 from coordinator.core.planning import answer, ask, nobody_fits
 from coordinator.core.round import check_close, counted_updates, done, drop, offer_free, open_round
 from coordinator.core.state import (
     Accepted,
     Aggregated,
     Announced,
-    Beat,
     Begin,
     Declined,
+    DeviceOffline,
     Evaluated,
     Event,
+    HeartbeatSeen,
     IllegalMoveError,
     Joined,
-    Left,
     Planned,
     Progressed,
-    Received,
-    Spoiled,
     State,
     Tick,
+    UpdateInvalid,
+    UpdateStored,
 )
 from coordinator.core.stragglers import assignment_of, counted, staleness, still_needed
 from coordinator.core.timeouts import Timeouts
@@ -97,7 +97,7 @@ def step(state: State, event: Event) -> Step:
             state = replace(state, phase="failed")
             out = [*out, SaveEnd("failed")]
             break
-    if not isinstance(event, Tick | Progressed | Beat) or state.phase != before:
+    if not isinstance(event, Tick | Progressed | HeartbeatSeen) or state.phase != before:
         line = f"{event.at:.3f} {_name(event)} [{before} -> {state.phase}]"
         state = replace(state, story=(*state.story[1 - STORY_LINES :], line))
     return state, out
@@ -171,17 +171,17 @@ def _joined(state: State, event: Joined) -> Step:
     return state, out
 
 
-def _beat(state: State, event: Beat) -> Step:
+def _heartbeat_seen(state: State, event: HeartbeatSeen) -> Step:
     """A sign of life: brings back a device that was missed, and mends what a lost message left undone."""
     known = state.devices.get(event.device)
-    if known is None or (not known.online and not event.telling):
-        return state, [Greet(event.device)]
+    if known is None or (not known.online and not event.reports_work):
+        return state, [SendWelcome(event.device)]
     if not known.online:
         return _joined(state, Joined(event.at, replace(known.hello, working_on=event.working_on)))
-    return answers.resync(state, event.device, event.working_on, event.at) if event.telling else (state, [])
+    return answers.resync(state, event.device, event.working_on, event.at) if event.reports_work else (state, [])
 
 
-def _left(state: State, event: Left) -> Step:
+def _device_offline(state: State, event: DeviceOffline) -> Step:
     device = state.devices.get(event.device)
     if device is None or not device.online:
         return drop(state, "duplicate")
@@ -191,7 +191,7 @@ def _left(state: State, event: Left) -> Step:
     state, out = check_close(state, event.at)
     if device.comings > MOST_COMINGS:
         return state, out
-    return state, [Tell("device_left", state.stage, state.number, event.device, {"reason": event.reason}), *out]
+    return state, [EmitEvent("device_left", state.stage, state.number, event.device, {"reason": event.reason}), *out]
 
 
 def _without(returning: dict[str, float], name: str) -> dict[str, float]:
@@ -220,7 +220,7 @@ def _enough(state: State, at: float) -> Step:
         return state, [Fail("RunError", f"no device connected within {waited:g} s")]
     text = f"{online} of {wanted} devices connected within {waited:g} s; the run begins with them"
     state, out = _enter(state, at)
-    return state, [Tell("warning", state.stage, state.number, data={"text": text}), *out]
+    return state, [EmitEvent("warning", state.stage, state.number, data={"text": text}), *out]
 
 
 def _enter(state: State, at: float) -> Step:
@@ -261,7 +261,7 @@ def _message(state: State, event: Accepted | Declined | Progressed | Announced) 
     attempt = event.update.attempt if isinstance(event, Announced) else event.attempt
     if device not in state.devices:
         state, out = drop(state, "unknown device")
-        return state, [*out, Greet(device)]
+        return state, [*out, SendWelcome(device)]
     if assignment_of(state, device, attempt) is None:
         if state.open is not None and attempt == state.open.attempt:
             return drop(state, "out of turn")
@@ -280,11 +280,13 @@ def _message(state: State, event: Accepted | Declined | Progressed | Announced) 
     return answers.announced(state, event)
 
 
-def _fetched(state: State, event: Received | Spoiled) -> Step:
+def _fetched(state: State, event: UpdateStored | UpdateInvalid) -> Step:
     assignment = assignment_of(state, event.device, event.attempt)
     if assignment is None or (assignment.attempt is None and state.phase != "round"):
         return drop(state, "late")  # its last chunk came while the round was being closed
-    return answers.received(state, event) if isinstance(event, Received) else answers.spoiled(state, event)
+    if isinstance(event, UpdateStored):
+        return answers.update_stored(state, event)
+    return answers.update_invalid(state, event)
 
 
 def _aggregated(state: State, event: Aggregated) -> Step:
@@ -294,12 +296,15 @@ def _aggregated(state: State, event: Aggregated) -> Step:
     names = tuple(sorted({update.device for update in counted_updates(state)}))
     metrics = _metrics(state)
     saved = SaveRound(opened.attempt, "done", names, metrics, event.record, event.manifest)
-    out: list[Instruction] = [saved, Tell("round_closed", state.stage, state.number, data=_summary(state, event.at))]
+    out: list[Instruction] = [
+        saved,
+        EmitEvent("round_closed", state.stage, state.number, data=_summary(state, event.at)),
+    ]
     for refused in event.record.get("refused", ()):
         text = f"part {refused['part']} of {refused['device']} was left out: {refused['detail']}"
-        out.append(Tell("warning", state.stage, state.number, refused["device"], {"text": text}))
+        out.append(EmitEvent("warning", state.stage, state.number, refused["device"], {"text": text}))
     for device, text in overweights(event.record):
-        state, more = tell_once(state, device, "weight", text)
+        state, more = warn_once(state, device, "weight", text)
         out += more
     own = frozenset(done(opened))
     state = counted(state, state.counting)
@@ -318,10 +323,10 @@ def _evaluated(state: State, event: Evaluated) -> Step:
     values = [msgspec.to_builtins(row) for row in rows]
     out: list[Instruction] = [
         SaveEvaluation(rows),
-        Tell("evaluated", attempt.stage, attempt.round, data={"values": values}),
+        EmitEvent("evaluated", attempt.stage, attempt.round, data={"values": values}),
     ]
     if lost := [row for row in event.rows if not math.isfinite(row.value)]:
-        out.append(Tell("warning", attempt.stage, attempt.round, data={"text": _no_numbers(lost)}))
+        out.append(EmitEvent("warning", attempt.stage, attempt.round, data={"text": _no_numbers(lost)}))
     state = replace(state, evaluating=None)
     if (attempt.stage, attempt.round) != (state.stage, state.number):  # an earlier process had left it over
         state, more = _enough(replace(state, phase="joining", until=event.at + state.policy.join_s), event.at)
@@ -338,10 +343,10 @@ def _no_numbers(rows: list[EvaluationRow]) -> str:
 
 def _advance(state: State, at: float) -> Step:
     """The round is over: tidy up, then the next round, the next stage, or the end."""
-    out: list[Instruction] = [Tidy(*still_needed(state))]
+    out: list[Instruction] = [CollectGarbage(*still_needed(state))]
     following = _following(state, state.stage, state.number)
     if following is None or following[0] != state.stage:
-        out.append(Tell("stage_finished", state.stage, state.number))
+        out.append(EmitEvent("stage_finished", state.stage, state.number))
     if following is None:
         state, more = _finish(state, at)
         return state, out + more
@@ -350,7 +355,7 @@ def _advance(state: State, at: float) -> Step:
 
 
 def _finish(state: State, at: float) -> Step:
-    tell = Tell("run_finished", data={"status": "done", "seconds": at - state.began_at})
+    tell = EmitEvent("run_finished", data={"status": "done", "seconds": at - state.began_at})
     return replace(state, phase="finished"), [SaveEnd("done"), DrainAll("the run is finished"), tell]
 
 
@@ -407,16 +412,16 @@ def _summary(state: State, at: float) -> dict[str, Any]:
 
 _HANDLERS: dict[type, Callable[[State, Any], Step]] = {
     Begin: _begin,
-    Beat: _beat,
+    HeartbeatSeen: _heartbeat_seen,
     Joined: _joined,
-    Left: _left,
+    DeviceOffline: _device_offline,
     Planned: _planned,
     Accepted: _message,
     Declined: _message,
     Progressed: _message,
     Announced: _message,
-    Received: _fetched,
-    Spoiled: _fetched,
+    UpdateStored: _fetched,
+    UpdateInvalid: _fetched,
     Aggregated: _aggregated,
     Evaluated: _evaluated,
     Tick: _tick,

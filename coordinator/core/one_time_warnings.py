@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import msgspec
 
-from coordinator.core.instructions import Step, Tell
+from coordinator.core.instructions import EmitEvent, Step
 from coordinator.core.state import State
 
 replace = msgspec.structs.replace
 
 
-def tell_once(state: State, device: str, about: str, text: str) -> Step:
+def warn_once(state: State, device: str, about: str, text: str) -> Step:
     """A warning about a known device, given once in a run for each subject ``about``."""
     known = state.devices[device]
     if about in known.told:
         return state, []
     devices = {**state.devices, device: replace(known, told=(*known.told, about))}
-    tell = Tell("warning", state.stage, state.number, device, {"text": f"{device}: {text}", "about": about})
+    tell = EmitEvent("warning", state.stage, state.number, device, {"text": f"{device}: {text}", "about": about})
     return replace(state, devices=devices), [tell]

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from coordinator.core.instructions import Fail, Instruction, Plan, Step, Tell
+from coordinator.core.instructions import EmitEvent, Fail, Instruction, Plan, Step
 from coordinator.core.state import Device, State
 from edgefl.budget.fit import trained_depth
 from edgefl.plan.job import Arrival, Candidate, Placement
@@ -67,7 +67,7 @@ def answer(state: State, ticket: int, placements: Iterable[Placement]) -> tuple[
             devices[placement.device] = replace(device, placement=placement, ticket=0)
             names.append(placement.device)
             told.append(placement_data(placement))
-    tell: list[Instruction] = [Tell("stage_planned", state.stage, state.number, data={"placements": told})]
+    tell: list[Instruction] = [EmitEvent("stage_planned", state.stage, state.number, data={"placements": told})]
     return replace(state, devices=devices), names, tell if told else []
 
 
@@ -126,7 +126,7 @@ def no_placement(state: State, at: float) -> Step:
     text = f"no device that can train stage {state.stage} is connected; waiting {state.policy.join_s:g} s for one"
     until = at + state.policy.join_s
     return replace(state, phase="waiting", until=until), [
-        Tell("warning", state.stage, state.number, data={"text": text})
+        EmitEvent("warning", state.stage, state.number, data={"text": text})
     ]
 
 

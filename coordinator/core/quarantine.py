@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from coordinator.core.instructions import Instruction, Step, Tell
+from coordinator.core.instructions import EmitEvent, Instruction, Step
 from coordinator.core.planning import figures_of
 from coordinator.core.state import Assignment, State
 from edgefl.records import Refusal
@@ -26,12 +26,12 @@ def rejected(state: State, device: str, refusal: Refusal) -> Step:
     known, policy = state.devices[device], state.policy
     counts = {**known.rejected, refusal.reason: known.rejected.get(refusal.reason, 0) + 1}
     known = replace(known, bad=known.bad + 1, rejected=counts)
-    out: list[Instruction] = [Tell("rejected", state.stage, state.number, device, figures_of(refusal))]
+    out: list[Instruction] = [EmitEvent("rejected", state.stage, state.number, device, figures_of(refusal))]
     if policy.quarantine_after and known.bad >= policy.quarantine_after and not known.barred:
         last = ordinal(state) + policy.quarantine_rounds if policy.quarantine_rounds else FOR_GOOD
         known = replace(known, barred=last)
         data = {"bad": known.bad, "rounds": policy.quarantine_rounds, "rejected": counts, **figures_of(refusal)}
-        out.append(Tell("quarantined", state.stage, state.number, device, data))
+        out.append(EmitEvent("quarantined", state.stage, state.number, device, data))
     return replace(state, devices={**state.devices, device: known}), out
 
 
@@ -47,7 +47,7 @@ def readmitted(state: State) -> Step:
     for name, device in state.devices.items():
         if 0 < device.barred < now:
             devices[name] = replace(device, barred=0, bad=0)
-            out.append(Tell("readmitted", state.stage, state.number, name))
+            out.append(EmitEvent("readmitted", state.stage, state.number, name))
     return (replace(state, devices=devices), out) if out else (state, out)
 
 

@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 
 from coordinator.core import quarantine
-from coordinator.core.instructions import Fetch, Instruction, SendAbort, SendAck, Step, Tell
-from coordinator.core.one_time_warnings import tell_once
+from coordinator.core.instructions import EmitEvent, Fetch, Instruction, SendAbort, SendAck, Step
+from coordinator.core.one_time_warnings import warn_once
 from coordinator.core.planning import ask, figures_of, how_data
 from coordinator.core.plausibility import likely, plausible
 from coordinator.core.prediction_correction import learned
@@ -21,9 +21,9 @@ from coordinator.core.state import (
     Declined,
     IllegalMoveError,
     Progressed,
-    Received,
-    Spoiled,
     State,
+    UpdateInvalid,
+    UpdateStored,
 )
 from coordinator.core.stragglers import assignment_of, staleness
 from coordinator.core.update_header import bounded, unfit
@@ -111,7 +111,7 @@ def progressed(state: State, event: Progressed) -> Step:
     out: list[Instruction] = []
     if assignment.status == "offered":
         state, out = put(state, event.device, replace(assignment, status="accepted"))
-    return state, [*out, Tell("progress", state.stage, state.number, event.device, event.data)]
+    return state, [*out, EmitEvent("progress", state.stage, state.number, event.device, event.data)]
 
 
 def declined(state: State, event: Declined) -> Step:
@@ -121,7 +121,7 @@ def declined(state: State, event: Declined) -> Step:
         return drop(state, "duplicate")
     refusal, placement = event.refusal, assignment.placement
     device = state.devices[event.device]
-    tell = Tell("declined", state.stage, state.number, event.device, figures_of(refusal))
+    tell = EmitEvent("declined", state.stage, state.number, event.device, figures_of(refusal))
     seen = refusal.needed is not None and any(refusal == was.refusal for was in device.declined)
     seen = seen or (refusal.reason == "packed" and any(was.refusal.reason == "packed" for was in device.declined))
     if refusal.reason not in REPLAN or seen:
@@ -152,7 +152,7 @@ def replanned(state: State, device: str, at: float) -> Step:
     why = assignment.refusal or Refusal()
     state, out = put(state, device, Assignment(placement))
     out.append(
-        Tell(
+        EmitEvent(
             "replanned",
             state.stage,
             state.number,
@@ -184,7 +184,7 @@ def announced(state: State, event: Announced) -> Step:
     return state, [*out, Fetch(update)]
 
 
-def received(state: State, event: Received) -> Step:
+def update_stored(state: State, event: UpdateStored) -> Step:
     """An update is on disk: count it once."""
     assignment = assignment_of(state, event.device, event.attempt)
     if assignment is None:
@@ -212,16 +212,16 @@ def received(state: State, event: Received) -> Step:
     bill = _bill(update, measured)
     if late := staleness(state, event.attempt):
         bill["staleness"] = late
-    out.append(Tell("update", state.stage, state.number, event.device, bill))
+    out.append(EmitEvent("update", state.stage, state.number, event.device, bill))
     if odd:
         text = f"implausible figures are left out: {'; '.join(odd)}"
-        state, warned = tell_once(state, event.device, "figures", text)
+        state, warned = warn_once(state, event.device, "figures", text)
         out += warned
     state, more = check_close(state, event.at)
     return state, out + more
 
 
-def spoiled(state: State, event: Spoiled) -> Step:
+def update_invalid(state: State, event: UpdateInvalid) -> Step:
     """An update that can not be used."""
     assignment = assignment_of(state, event.device, event.attempt)
     if assignment is None:

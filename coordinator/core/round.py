@@ -10,15 +10,15 @@ import numpy as np
 from coordinator.core import quarantine
 from coordinator.core.instructions import (
     Aggregate,
+    EmitEvent,
+    EndTransfers,
     Fail,
-    Forget,
     Instruction,
     SaveAssignment,
     SaveRound,
     SendAbort,
     SendOffer,
     Step,
-    Tell,
 )
 from coordinator.core.outliers import outliers
 from coordinator.core.planning import arrival_of, no_placement, reason_text
@@ -64,7 +64,7 @@ def open_round(state: State, at: float) -> Step:
     data = {"participants": names, "attempt": number.attempt}
     if state.behind:
         data["behind"] = sorted(state.behind)
-    out.append(Tell("round_started", state.stage, state.number, data=data))
+    out.append(EmitEvent("round_started", state.stage, state.number, data=data))
     out += [send_offer(opened, name, at) for name in names]
     state = replace(state, phase="round", attempt=number.attempt, tries=opened.tries, open=opened)
     state, more = check_close(state, at) if not names else (state, [])
@@ -87,7 +87,7 @@ def _unrepairable(state: State) -> list[Instruction]:
     samples = {device.hello.device: device.hello.samples for device in able}
     why = unlikely(samples, sorted(modalities), options.get("donors", "complete"))
     text = f"repair: poverty will replace nothing, or little: {why}"
-    return [Tell("warning", state.stage, state.number, data={"text": text})] if why else []
+    return [EmitEvent("warning", state.stage, state.number, data={"text": text})] if why else []
 
 
 def free(state: State) -> list[str]:
@@ -253,7 +253,7 @@ def _close(state: State, at: float) -> Step:
         state, more = _given_up(state, name, one)
         out += more
     if not keep:
-        out.append(Forget(opened.attempt))
+        out.append(EndTransfers(opened.attempt))
     updates = counted_updates(state)
     out.append(Aggregate(opened.attempt, tuple(updates)))
     counted = {update.device for update in updates}
@@ -270,7 +270,7 @@ def _retry(state: State, at: float) -> Step:
     if opened is None:
         return state, out
     if not state.policy.keeps:
-        out.append(Forget(opened.attempt))
+        out.append(EndTransfers(opened.attempt))
     out.append(SaveRound(opened.attempt, "failed", tuple(done(opened))))
     story = "; ".join(_outcome(name, a) for name, a in sorted(opened.assignments.items()))
     counted, needed = len(done(opened)), quorum(state)
@@ -278,7 +278,7 @@ def _retry(state: State, at: float) -> Step:
     if opened.tries >= state.policy.max_attempts:
         return replace(state, open=None), [*out, Fail("RunError", f"{text}; it was tried {opened.tries} times")]
     out += [SendAbort(name, opened.attempt, "the attempt failed") for name in done(opened)]
-    out.append(Tell("warning", state.stage, state.number, data={"text": f"{text}; it is tried again"}))
+    out.append(EmitEvent("warning", state.stage, state.number, data={"text": f"{text}; it is tried again"}))
     until = at + state.retry_pause_s * opened.tries
     return replace(state, phase="pausing", until=until, open=None), out
 

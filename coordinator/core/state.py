@@ -167,16 +167,16 @@ class Joined(msgspec.Struct, frozen=True):
     hello: Hello
 
 
-class Beat(msgspec.Struct, frozen=True):
-    """A device shows life. ``telling``: it also says what it works on."""
+class HeartbeatSeen(msgspec.Struct, frozen=True):
+    """A device shows life. ``reports_work``: it also says what it works on."""
 
     at: float
     device: str
     working_on: Attempt | None = None
-    telling: bool = True
+    reports_work: bool = True
 
 
-class Left(msgspec.Struct, frozen=True):
+class DeviceOffline(msgspec.Struct, frozen=True):
     """A device is offline: its last will, or too many silent heartbeats."""
 
     at: float
@@ -226,7 +226,7 @@ class Announced(msgspec.Struct, frozen=True):
     update: Update
 
 
-class Received(msgspec.Struct, frozen=True):
+class UpdateStored(msgspec.Struct, frozen=True):
     """An update lies complete and checked in the store. ``figures`` are the coordinator's own, counted.
 
     ``changes``: how far it is from what the device was offered.
@@ -240,7 +240,7 @@ class Received(msgspec.Struct, frozen=True):
     changes: Changes = {}
 
 
-class Spoiled(msgspec.Struct, frozen=True):
+class UpdateInvalid(msgspec.Struct, frozen=True):
     """An update arrived but can not be used."""
 
     at: float
@@ -273,8 +273,8 @@ class Tick(msgspec.Struct, frozen=True):
     at: float
 
 
-FromDevice = Joined | Beat | Left | Accepted | Declined | Progressed | Announced
-FromWork = Planned | Received | Spoiled | Aggregated | Evaluated
+FromDevice = Joined | HeartbeatSeen | DeviceOffline | Accepted | Declined | Progressed | Announced
+FromWork = Planned | UpdateStored | UpdateInvalid | Aggregated | Evaluated
 Event = Begin | FromDevice | FromWork | Tick
 
 

@@ -20,7 +20,7 @@ LEAST_BYTES = 2 * DEFAULT_CHUNK_BYTES
 LEAST_CREDIT = 4
 
 
-class Pace:
+class ChunkSizer:
     """``fixed``: bytes of every chunk, 0: by the link. ``credit``: chunks of the smallest size in flight.
 
     ``limit``: what the broker may take, ``proven``: what it has been seen to take; ``wanted``: a size that a link would

@@ -27,7 +27,7 @@ class Worker(Protocol):
         ...
 
 
-class Desk:
+class EvaluatorClient:
     """Typed requests about one run. ``store``: the directory of the object store both processes use."""
 
     def __init__(self, worker: Worker, plan: RunPlan, store: Path) -> None:

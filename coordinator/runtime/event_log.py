@@ -14,7 +14,7 @@ from typing import BinaryIO
 
 import msgspec
 
-from coordinator.core.instructions import Tell
+from coordinator.core.instructions import EmitEvent
 from edgefl.run_records import EventRow
 from edgefl.storage.disk import store_errors
 
@@ -59,7 +59,7 @@ def _cut_off_torn_line(file: BinaryIO) -> None:
         file.truncate(size - len(end) + end.rfind(b"\n") + 1)
 
 
-class _Ear(logging.Handler):
+class _LogToEvents(logging.Handler):
     def __init__(self, tell: Callable[[EventRow], None]) -> None:
         super().__init__(logging.WARNING)
         self._tell = tell
@@ -74,9 +74,9 @@ class _Ear(logging.Handler):
 
 
 @contextlib.contextmanager
-def hearing(tell: Callable[[EventRow], None]) -> Iterator[None]:
+def forward_warnings(tell: Callable[[EventRow], None]) -> Iterator[None]:
     """Make events of what EdgeFL's own modules say through ``logging`` (a lost broker); the rest goes to stderr."""
-    ear, heard = _Ear(tell), [logging.getLogger(name) for name in ("edgefl", "coordinator")]
+    ear, heard = _LogToEvents(tell), [logging.getLogger(name) for name in ("edgefl", "coordinator")]
     for logger in heard:
         logger.addHandler(ear)
     try:
@@ -86,6 +86,6 @@ def hearing(tell: Callable[[EventRow], None]) -> Iterator[None]:
             logger.removeHandler(ear)
 
 
-def row_of(tell: Tell) -> EventRow:
+def row_of(tell: EmitEvent) -> EventRow:
     """An event that happens now."""
     return EventRow(time.time(), tell.kind, tell.stage, tell.round, tell.device, tell.data)

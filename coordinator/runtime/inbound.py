@@ -11,11 +11,11 @@ import msgspec
 from coordinator.core.state import (
     Accepted,
     Announced,
-    Beat,
     Declined,
+    DeviceOffline,
     FromDevice,
+    HeartbeatSeen,
     Joined,
-    Left,
     Progressed,
 )
 from coordinator.runtime.device_texts import cleaned
@@ -69,14 +69,14 @@ class Inbox:
         """The coordinator itself was away: nobody's silence counts."""
         self._heard = dict.fromkeys(self._heard, now)
 
-    def silent(self, now: float) -> list[Left]:
+    def silent(self, now: float) -> list[DeviceOffline]:
         """Devices not heard of for too long, once each."""
         late = [name for name, at in self._heard.items() if now - at > self._silence_s]
         for name in late:
             del self._heard[name]
-        return [Left(now, name, f"silent for {self._silence_s:g} s") for name in late]
+        return [DeviceOffline(now, name, f"silent for {self._silence_s:g} s") for name in late]
 
-    def strangers(self, now: float) -> list[Beat]:
+    def strangers(self, now: float) -> list[HeartbeatSeen]:
         """Devices that are online and still have not introduced themselves, each time it is due to ask them."""
         due = [name for name, (at, _) in self._strangers.items() if now - at >= self._introduce_s]
         for name in due:
@@ -84,7 +84,7 @@ class Inbox:
             self._strangers[name] = (now, times)
             if times >= MAX_INTRODUCTIONS:
                 del self._strangers[name]
-        return [Beat(now, name, telling=False) for name in due]
+        return [HeartbeatSeen(now, name, reports_work=False) for name in due]
 
     def _event(self, message: messages.UpMessage, now: float) -> FromDevice | Need | Renew | None:
         device = message.device
@@ -96,7 +96,9 @@ class Inbox:
             self._strangers.pop(device, None)
             self._hellos.pop(device, None)
             known = self._sessions.get(device) == message.session  # an earlier session's last will says nothing
-            return Left(now, device, "offline") if known and self._heard.pop(device, None) is not None else None
+            return (
+                DeviceOffline(now, device, "offline") if known and self._heard.pop(device, None) is not None else None
+            )
         self.heard(device, now)
         if isinstance(message, messages.Hello):
             self._sessions[device] = message.session
@@ -107,7 +109,7 @@ class Inbox:
             self._hellos[device] = (now, message)
             return Joined(now, _sparing(message))
         if isinstance(message, messages.Heartbeat):
-            return Beat(now, device, message.working_on)
+            return HeartbeatSeen(now, device, message.working_on)
         if isinstance(message, messages.Accept):
             return Accepted(now, device, message.attempt)
         if isinstance(message, messages.Decline):

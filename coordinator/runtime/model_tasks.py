@@ -8,9 +8,9 @@ from pathlib import Path
 
 import msgspec
 
-from coordinator.core.instructions import Aggregate, Evaluate, Plan, Tidy
+from coordinator.core.instructions import Aggregate, CollectGarbage, Evaluate, Plan
 from coordinator.core.state import Aggregated, Evaluated, Event, Planned
-from coordinator.runtime.evaluator_client import Desk
+from coordinator.runtime.evaluator_client import EvaluatorClient
 from coordinator.runtime.publisher import transfer_of
 from edgefl.aggregation.history_update import UpdateInfo
 from edgefl.aggregation.history_update import load as load_memory
@@ -26,16 +26,16 @@ from edgefl.storage.objects import ObjectStore
 Report = Callable[[Event | BaseException], None]
 
 
-class Work:
+class ModelTasks:
     """The current model state, and what is made of it. Reports finished work as an event, failed work as its error."""
 
     def __init__(
-        self, plan: RunPlan, store: ObjectStore, desk: Desk, clock: Callable[[], float], report: Report
+        self, plan: RunPlan, store: ObjectStore, evaluator: EvaluatorClient, clock: Callable[[], float], report: Report
     ) -> None:
         self.store = store
         self.manifest: Manifest = {}
         self._plan = plan
-        self._desk = desk
+        self._evaluator = evaluator
         self._clock = clock
         self._report = report
         self._finals: dict[int, Manifest] = {}  # stage -> its last state
@@ -45,7 +45,7 @@ class Work:
 
     async def initial_parts(self) -> Manifest:
         """The state a new run starts from."""
-        return await self._desk.initial_parts()
+        return await self._evaluator.initial_parts()
 
     def begin(self, manifest: Manifest, states: Mapping[tuple[int, int], Manifest]) -> None:
         """Take up a run where it stands."""
@@ -64,7 +64,7 @@ class Work:
         before = [place for place in self._states if place < (attempt.stage, attempt.round)]
         return self._states[max(before)] if before else self.manifest
 
-    def tidy(self, one: Tidy, arriving: Iterable[str]) -> None:
+    def tidy(self, one: CollectGarbage, arriving: Iterable[str]) -> None:
         """Delete objects nothing points to. ``arriving``: objects of uploads that are not in the ledger yet."""
         bases = {id(base): base for base in map(self.base, one.attempts)}
         states = [self.manifest, *self._finals.values(), *bases.values()]
@@ -111,7 +111,7 @@ class Work:
             self._report(error)
 
     async def _planned(self, one: Plan) -> Planned:
-        placements = await self._desk.plan_stage(one.stage, one.candidates, self.manifest)
+        placements = await self._evaluator.plan_stage(one.stage, one.candidates, self.manifest)
         return Planned(self._clock(), one.ticket, placements)
 
     async def _aggregated(self, one: Aggregate) -> Aggregated:
@@ -119,7 +119,7 @@ class Work:
         similarity: dict[str, float] = {}
         if "cka" in self._plan.server.get("weight", {}):
             models = {update.device: {**shared(self.manifest), **update.manifest} for update in updates}
-            similarity = await self._desk.similarity(one.attempt.stage, models)
+            similarity = await self._evaluator.similarity(one.attempt.stage, models)
         manifest, record = await asyncio.to_thread(
             aggregate_round,
             updates,
@@ -153,7 +153,7 @@ class Work:
 
     async def _evaluated(self, one: Evaluate) -> Evaluated:
         memory = await asyncio.to_thread(load_memory, self.store, self.manifest)
-        rows = await self._desk.evaluate(one.attempt.stage, one.attempt.round, self.manifest, memory.networks)
+        rows = await self._evaluator.evaluate(one.attempt.stage, one.attempt.round, self.manifest, memory.networks)
         return Evaluated(self._clock(), one.attempt, rows)
 
 

@@ -15,7 +15,7 @@ import msgspec
 from coordinator.core import instructions as do
 from coordinator.core.state import State
 from coordinator.runtime.chunk_probe import Chunking
-from coordinator.runtime.chunk_size import Pace
+from coordinator.runtime.chunk_size import ChunkSizer
 from coordinator.runtime.downloads import Downloads
 from coordinator.runtime.event_log import row_of
 from coordinator.runtime.uploads import Uploads
@@ -38,7 +38,7 @@ Report = Callable[[Any], None]
 _LOG = logging.getLogger(__name__)
 
 
-class Outbox:
+class Publisher:
     """Publishes without waiting: effects are idempotent, and a broker that is away must not stop the loop."""
 
     def __init__(
@@ -66,10 +66,10 @@ class Outbox:
         self._downloads: dict[str, Downloads] = {}  # by transfer: of the open attempt, and of earlier ones at work
         self._chunks = (0, 0)  # of the newest downloads: bytes, and how many may be in flight
         self._apart: dict[str, dict[str, str]] = {}  # device -> figure -> object of its download counted by itself
-        self._pace = Pace(plan.chunk_bytes, plan.credit)
+        self._sizer = ChunkSizer(plan.chunk_bytes, plan.credit)
         self._prototypes, options = next(iter(plan.server.get("prototypes", {}).items()), ("none", {}))
         self._min_count = float(options.get("min_count", 1))  # a run begun before there was such an option has none
-        self.chunking = Chunking(transport, fleet, self._pace, self._tell)
+        self.chunking = Chunking(transport, fleet, self._sizer, self._tell)
         self._offers: dict[str, m.Offer] = {}  # device -> what it was last offered
         self.uploads = self._make_uploads()
 
@@ -80,7 +80,7 @@ class Outbox:
             "mqtt": limits.version,
             "receive_maximum": limits.receive_maximum,
             "maximum_packet_size": limits.packet_bytes or None,
-            "chunk_bytes": self._pace.of(())[0],
+            "chunk_bytes": self._sizer.of(())[0],
         }
 
     def send(self, one: do.Send, manifest: Manifest, state: State) -> None:
@@ -91,7 +91,7 @@ class Outbox:
                 self.post(device, m.Drain(self._plan.run, one.reason, state.made_ms, final))
         elif isinstance(one, do.SendDrain):
             self.post(one.device, m.Drain(self._plan.run, one.reason, state.made_ms))
-        elif isinstance(one, do.Greet):
+        elif isinstance(one, do.SendWelcome):
             run, made_ms, beat = self._plan.run, state.made_ms, self._heartbeat_s
             self.post(one.device, m.Welcome(self._session, run=run, made_ms=made_ms, heartbeat_s=beat))
         elif isinstance(one, do.SendAbort):
@@ -163,7 +163,7 @@ class Outbox:
     def _make_uploads(self) -> Uploads:
         return Uploads(
             self._store,
-            self._pace,
+            self._sizer,
             signature=wanted(self._plan.server),
             rules=self._plan.transfer,
             clock=self._clock,
@@ -219,7 +219,7 @@ class Outbox:
             downloads.restart()
             for device, offer in self._offers.items():
                 if offer.transfer == name:
-                    self._chunks = self._pace.of([device])
+                    self._chunks = self._sizer.of([device])
                     again = msgspec.structs.replace(offer, chunk_bytes=self._chunks[0], credit=self._chunks[1])
                     self._offers[device] = again
                     self.post(device, again)
@@ -236,10 +236,10 @@ class Outbox:
             publish=partial(self.publish, chunks=True),
             warn=self._warn,
         )
-        self._chunks = self._pace.of(expected)
+        self._chunks = self._sizer.of(expected)
 
     def _tell(self, text: str) -> None:
-        self._report(row_of(do.Tell("warning", data={"text": text})))
+        self._report(row_of(do.EmitEvent("warning", data={"text": text})))
 
     def _warn(self, device: str, text: str) -> None:
         _LOG.warning("%s %s", device, text)

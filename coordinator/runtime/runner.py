@@ -1,8 +1,7 @@
 """Runs the machine: messages, transfers, timers and finished work become events; instructions are performed.
 
 The machine steps event by event, the ledger commits what has come meanwhile in one transaction, and only then anything
-is told, sent or begun. Work that takes long (plans, aggregation, evaluation) runs beside the loop and reports back as
-an event.
+is sent or started. Long work (plans, aggregation, evaluation) runs beside the loop and reports back as an event.
 """
 
 from __future__ import annotations
@@ -19,15 +18,15 @@ import msgspec
 from coordinator.core import instructions as do
 from coordinator.core.machine import initial, step
 from coordinator.core.snapshot import NOTHING, changes, resumed, rows_of
-from coordinator.core.state import Begin, Declined, Event, Left, State, Tick
+from coordinator.core.state import Begin, Declined, DeviceOffline, Event, State, Tick
 from coordinator.core.stragglers import still_needed
 from coordinator.core.timeouts import Timeouts
 from coordinator.ledger.ledger import Ledger
-from coordinator.runtime.evaluator_client import Desk, Worker
-from coordinator.runtime.event_log import FLEETING, Journal, hearing, row_of
+from coordinator.runtime.evaluator_client import EvaluatorClient, Worker
+from coordinator.runtime.event_log import FLEETING, Journal, forward_warnings, row_of
 from coordinator.runtime.inbound import Inbox
-from coordinator.runtime.model_tasks import Work, payload_sizes
-from coordinator.runtime.publisher import Outbox
+from coordinator.runtime.model_tasks import ModelTasks, payload_sizes
+from coordinator.runtime.publisher import Publisher
 from coordinator.runtime.update_norms import ruined
 from edgefl.aggregation.history_update import load as load_memory
 from edgefl.errors import BudgetError, DataError, EdgeFLError, ProtocolError, RunError
@@ -41,7 +40,7 @@ from edgefl.records import Attempt, Manifest
 from edgefl.report.units import public_url
 from edgefl.run_records import EventRow, RunReport
 from edgefl.storage.objects import ObjectStore
-from edgefl.storage.run_directory import LEDGER, hold_place
+from edgefl.storage.run_directory import LEDGER, hold_directory
 from edgefl.transport.base import Transport
 
 if TYPE_CHECKING:  # runs without an identity load no cryptography
@@ -84,7 +83,7 @@ async def run(
     topics.check_name("fleet", fleet)
     worker = worker or WorkerProcess("coordinator.runtime.evaluator", [], directory / "logs" / "evaluator.log")
     with contextlib.ExitStack() as stack:
-        stack.enter_context(hold_place(directory))
+        stack.enter_context(hold_directory(directory))
         ledger = stack.enter_context(Ledger(ledger_url or directory / LEDGER))
         journal = stack.enter_context(Journal(directory / "events.jsonl", emit))
         runner = Runner(plan, directory, transport, fleet, ledger, journal, worker, timeouts or Timeouts(), guard)
@@ -111,7 +110,7 @@ def _shows(move: _Move) -> bool:
     nothing of the update hears of it again.
     """
     told = {row.kind for row in move.rows} - FLEETING
-    idle = do.Save | do.Tell | do.Fetch
+    idle = do.Save | do.EmitEvent | do.Fetch
     return bool(told) or isinstance(move.event, Tick) or any(not isinstance(one, idle) for one in move.out)
 
 
@@ -150,11 +149,11 @@ class Runner:
         store = ObjectStore(directory / "objects")
         report = self._events.put_nowait
         seal = None if guard is None else guard.seal
-        self._outbox = Outbox(plan, transport, fleet, store, self.clock, timeouts.heartbeat_s, report, seal)
+        self._publisher = Publisher(plan, transport, fleet, store, self.clock, timeouts.heartbeat_s, report, seal)
         self._guard = guard
         if guard is not None:
-            guard.start(self._outbox.post)
-        self._work = Work(plan, store, Desk(worker, plan, store.root), self.clock, report)
+            guard.start(self._publisher.post)
+        self._models = ModelTasks(plan, store, EvaluatorClient(worker, plan, store.root), self.clock, report)
 
     @staticmethod
     def clock() -> float:
@@ -163,7 +162,7 @@ class Runner:
 
     async def run(self, *, resume: bool, broker: str) -> None:
         """Connect, then step until the run is finished. Raises what ended it otherwise."""
-        with hearing(self._events.put_nowait):
+        with forward_warnings(self._events.put_nowait):
             await self._run(resume, broker)
 
     async def _run(self, resume: bool, broker: str) -> None:
@@ -175,8 +174,8 @@ class Runner:
             if self._guard is not None:
                 self._guard.listen(broker)
             self._listening = True
-            self._outbox.call()
-            await self._outbox.chunking.begin()
+            self._publisher.call()
+            await self._publisher.chunking.begin()
             self._take([await self._begin(resume, broker)])
             await self._loop()
         except asyncio.CancelledError:
@@ -184,20 +183,20 @@ class Runner:
             raise
         except Exception as error:
             self._failed(error)
-            self._outbox.send(do.DrainAll("the run failed"), self._work.manifest, self.state)
-            await self._outbox.flush(self.timeouts.drain_s)
+            self._publisher.send(do.DrainAll("the run failed"), self._models.manifest, self.state)
+            await self._publisher.flush(self.timeouts.drain_s)
             raise
-        await self._outbox.flush(self.timeouts.drain_s)
+        await self._publisher.flush(self.timeouts.drain_s)
         if self._untidy:  # a late update was being checked
-            await self._outbox.uploads.checked()
-            self._tidy(do.Tidy(*still_needed(self.state)))
+            await self._publisher.uploads.checked()
+            self._tidy(do.CollectGarbage(*still_needed(self.state)))
 
     async def close(self) -> None:
         """End everything that still runs; the ledger stays open."""
-        await self._work.close()
+        await self._models.close()
         if self._guard is not None:
             await self._guard.close()
-        await self._outbox.close()
+        await self._publisher.close()
         await self._transport.close()
         await self._worker.stop()
 
@@ -210,16 +209,16 @@ class Runner:
             self._watch_clock(time.time() - self.clock(), self._ledger.last_told(run) - self.clock())
             self._ledger.reopen(run, time.time(), state.open.attempt if state and state.open else None)
         else:
-            manifest = await self._work.initial_parts()
-            self._ledger.create(self.plan, manifest, payload_sizes(self._work.store, manifest), time.time())
+            manifest = await self._models.initial_parts()
+            self._ledger.create(self.plan, manifest, payload_sizes(self._models.store, manifest), time.time())
         position = self._ledger.position(run)
         if known and position.unevaluated is not None and (why := self._ruined(position.unevaluated)):
-            self._tell(do.Tell("warning", position.stage, position.round, data={"text": why}))
+            self._tell(do.EmitEvent("warning", position.stage, position.round, data={"text": why}))
             position = self._ledger.position(run)
-        self._work.begin(position.manifest, self._ledger.states(run))
+        self._models.begin(position.manifest, self._ledger.states(run))
         self._tell(self._started(position.manifest, broker))
         for text in () if known else warnings_of(self.plan):
-            self._tell(do.Tell("warning", data={"text": text, "lasting": True}))
+            self._tell(do.EmitEvent("warning", data={"text": text, "lasting": True}))
         self._kept = rows_of(self.state, was) if was is not None else self.state
         return Begin(
             at=self.clock(),
@@ -228,7 +227,7 @@ class Runner:
             attempt=position.attempt,
             unevaluated=position.unevaluated,
             made_ms=position.made_ms,
-            memory=load_memory(self._work.store, position.manifest),
+            memory=load_memory(self._models.store, position.manifest),
             resumed=state,
         )
 
@@ -238,14 +237,14 @@ class Runner:
         Versions that did not check a state before they committed it have left runs so.
         """
         states = self._ledger.states(self.plan.run)
-        why = ruined(self._work.store, states.pop((attempt.stage, attempt.round)))
+        why = ruined(self._models.store, states.pop((attempt.stage, attempt.round)))
         before = states[max(states)]
-        if not why or not all(self._work.store.has(ref.id) for ref in before.values()):
+        if not why or not all(self._models.store.has(ref.id) for ref in before.values()):
             return ""
         self._ledger.take_back(self.plan.run, attempt)
         return f"round {attempt.round} of stage {attempt.stage} is taken back and done again: of its model, {why}"
 
-    def _started(self, manifest: Manifest, broker: str) -> do.Tell:
+    def _started(self, manifest: Manifest, broker: str) -> do.EmitEvent:
         rounds = [stage.rounds for stage in self.plan.stages]
         data = {
             "name": self.plan.name,
@@ -253,12 +252,12 @@ class Runner:
             "stages": len(rounds),
             "rounds_total": sum(rounds),
             "broker": public_url(broker),
-            **self._outbox.facts(),
+            **self._publisher.facts(),
             "parts": len(manifest),
             "bytes": sum(ref.size for ref in manifest.values()),
             **({"statistics": moving(self.plan)} if self.plan.slots.statistics else {}),
         }
-        return do.Tell("run_started", data=data)
+        return do.EmitEvent("run_started", data=data)
 
     async def _loop(self) -> None:
         ticker = asyncio.create_task(self._tick())
@@ -279,14 +278,14 @@ class Runner:
             now = self.clock()
             try:
                 if self._untidy and self.state.phase != "closing":
-                    self._tidy(do.Tidy(*still_needed(self.state)))
+                    self._tidy(do.CollectGarbage(*still_needed(self.state)))
                 if self._connected:
-                    self._outbox.tick()
+                    self._publisher.tick()
                     due: list[Event] = [*self._inbox.silent(now), *self._inbox.strangers(now)]
                     for event in due:
                         self._events.put_nowait(event)
                 for name in self._guard.newly_revoked() if self._guard is not None else ():
-                    self._events.put_nowait(Left(now, name, "revoked"))
+                    self._events.put_nowait(DeviceOffline(now, name, "revoked"))
                 self._events.put_nowait(Tick(now))
                 self._watch_clock(time.time() - now, self._ahead)
             except Exception as error:  # a full disk, say: the loop must hear of it
@@ -296,7 +295,7 @@ class Runner:
         """How far the clock that dates events is ``ahead`` of the one that only goes forward, and was ``before``."""
         if ahead < before - STEP_S:
             text = f"this machine's clock was set back by {before - ahead:.0f} s: times in the record go back here"
-            self._events.put_nowait(row_of(do.Tell("warning", data={"text": text})))
+            self._events.put_nowait(row_of(do.EmitEvent("warning", data={"text": text})))
         self._ahead = ahead
 
     def _take(self, due: Sequence[Event | EventRow | BaseException]) -> None:
@@ -316,7 +315,7 @@ class Runner:
         if isinstance(event, EventRow):
             return _Move(state, rows=[event])
         state, out = step(state, event)
-        return _Move(state, event, out, [row_of(self._complete(one)) for one in out if isinstance(one, do.Tell)])
+        return _Move(state, event, out, [row_of(self._complete(one)) for one in out if isinstance(one, do.EmitEvent)])
 
     def _carry_out(self, moves: Sequence[_Move]) -> None:
         if not moves:
@@ -329,11 +328,11 @@ class Runner:
             self._unsaved += saves
         for move in moves:
             self.state = move.state
-            if isinstance(move.event, Left | Declined):
-                self._outbox.away(move.event.device)
+            if isinstance(move.event, DeviceOffline | Declined):
+                self._publisher.away(move.event.device)
             for save in move.out:
                 if isinstance(save, do.SaveRound) and save.manifest is not None:
-                    self._work.advance(save.attempt, save.manifest)
+                    self._models.advance(save.attempt, save.manifest)
             for row in move.rows:
                 self._journal.tell(row)
             for one in move.out:
@@ -347,21 +346,21 @@ class Runner:
             self._ledger.commit(self.plan.run, [*self._unsaved, *saves], kept, time.time(), changed)
         self._kept, self._unsaved = state if begun else self._kept, []
 
-    def _complete(self, tell: do.Tell) -> do.Tell:
+    def _complete(self, tell: do.EmitEvent) -> do.EmitEvent:
         if tell.kind != "run_finished":
             return tell
         return msgspec.structs.replace(tell, data={**tell.data, "state": str(self._directory)})
 
     def _perform(self, one: do.Instruction) -> None:
         if isinstance(one, do.Send):
-            self._outbox.send(one, self._work.manifest, self.state)
+            self._publisher.send(one, self._models.manifest, self.state)
         elif isinstance(one, do.Fetch):
-            self._outbox.fetch(one.update, self._work.base(one.update.attempt), self.state)
-        elif isinstance(one, do.Forget):
-            self._outbox.forget()
+            self._publisher.fetch(one.update, self._models.base(one.update.attempt), self.state)
+        elif isinstance(one, do.EndTransfers):
+            self._publisher.forget()
         elif isinstance(one, do.Plan | do.Aggregate | do.Evaluate):
-            self._work.start(one)
-        elif isinstance(one, do.Tidy):
+            self._models.start(one)
+        elif isinstance(one, do.CollectGarbage):
             if self._untidy or self.state.phase in ENDED:
                 self._tidy(one)
             else:
@@ -369,13 +368,13 @@ class Runner:
         elif isinstance(one, do.Fail):
             raise _ERRORS[one.kind](one.message, remedy=one.remedy or None)
 
-    def _tidy(self, one: do.Tidy) -> None:
-        arriving = self._outbox.uploads.arriving()
+    def _tidy(self, one: do.CollectGarbage) -> None:
+        arriving = self._publisher.uploads.arriving()
         self._untidy = arriving is None  # then as soon as nothing is being checked
         if arriving is not None:
-            self._work.tidy(one, arriving)
+            self._models.tidy(one, arriving)
 
-    def _tell(self, tell: do.Tell) -> None:
+    def _tell(self, tell: do.EmitEvent) -> None:
         self._keep(row_of(tell))
 
     def _keep(self, row: EventRow) -> None:
@@ -387,7 +386,7 @@ class Runner:
         known = isinstance(error, EdgeFLError)
         text = error.message if isinstance(error, EdgeFLError) else f"{type(error).__name__}: {error}"
         remedy = error.remedy if isinstance(error, EdgeFLError) else EdgeFLError.remedy
-        row = row_of(do.Tell("run_failed", data={"text": text, "remedy": remedy, "expected": known}))
+        row = row_of(do.EmitEvent("run_failed", data={"text": text, "remedy": remedy, "expected": known}))
         with contextlib.suppress(EdgeFLError):
             self._commit([do.SaveEnd("failed")], [row], self.state)
         with contextlib.suppress(EdgeFLError, OSError):
@@ -398,7 +397,7 @@ class Runner:
         if connected:
             self._inbox.reset(self.clock())
         if connected and self._listening and not self._transport.session_kept:
-            self._outbox.call()  # what devices have said meanwhile is lost
+            self._publisher.call()  # what devices have said meanwhile is lost
 
     def _on_message(self, name: str, payload: bytes) -> None:
         now = self.clock()
@@ -409,17 +408,17 @@ class Runner:
             return
         try:
             if topic.channel == "probe":
-                self._outbox.chunking.heard(payload)
+                self._publisher.chunking.heard(payload)
                 return
             if self._guard is not None and self._guard.takes(topic):
                 return
             if topic.channel == "up-object":
                 self._inbox.heard(topic.device, now)
-                self._outbox.uploads.on_chunk(topic.device, topic.transfer, payload)
+                self._publisher.uploads.on_chunk(topic.device, topic.transfer, payload)
                 return
             event = self._inbox.read(topic, payload, now)
             if isinstance(event, Need):
-                self._outbox.on_need(topic.device, event, self._work.base, self.state)
+                self._publisher.on_need(topic.device, event, self._models.base, self.state)
             elif isinstance(event, Renew):
                 if self._guard is not None:
                     self._guard.renew(event)

@@ -27,7 +27,7 @@ from edgefl.protocol.topics import check_name
 from edgefl.resources.allocator import keep_for_parts
 from edgefl.run_records import EventRow, RunReport
 from edgefl.storage.disk import make_private, store_errors, write_new
-from edgefl.storage.run_directory import hold_place, ledger_file, ledger_of, new_run_id, note_ledger
+from edgefl.storage.run_directory import hold_directory, ledger_file, ledger_of, new_run_id, note_ledger
 from edgefl.transport.address import check_protected
 from edgefl.transport.broker import start_broker
 from edgefl.transport.mqtt import MqttTransport
@@ -165,7 +165,7 @@ async def _broker(wanted: str, place: Path, fleet: str, say: Callable[[str], Non
     if "://" in wanted:
         yield wanted
         return
-    with hold_place(place):  # two brokers would overwrite each other's files
+    with hold_directory(place):  # two brokers would overwrite each other's files
         async with start_broker(place, wanted) as started:
             address = place / "url"
             with store_errors("write", address):

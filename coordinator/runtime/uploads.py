@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import cast
 
-from coordinator.core.state import Changes, Received, Spoiled
-from coordinator.runtime.chunk_size import Pace
+from coordinator.core.state import Changes, UpdateInvalid, UpdateStored
+from coordinator.runtime.chunk_size import ChunkSizer
 from coordinator.runtime.update_norms import changes_of
 from coordinator.runtime.validate_update import LIMITS, Own, check_update
 from edgefl.errors import ProtocolError
@@ -28,7 +28,7 @@ from edgefl.transfer.machines import (
     Receiver,
     SendNeed,
     StoreChunk,
-    UploadGate,
+    UploadAdmission,
     VerifyObject,
 )
 
@@ -59,32 +59,32 @@ class _Upload:
 class Uploads:
     """Fetches updates.
 
-    ``pace``: how large chunks are; ``signature``: what the run's clusters are made of; ``rules``: how parts may be
-    packed; ``grant`` sends a message to a device; ``down`` tells what it was sent; ``report`` takes Received and
-    Spoiled, and exceptions that end the run.
+    ``sizer``: how large chunks are; ``signature``: what the run's clusters are made of; ``rules``: how parts may be
+    packed; ``grant`` sends a message to a device; ``down`` tells what it was sent; ``report`` takes UpdateStored and
+    UpdateInvalid, and exceptions that end the run.
     """
 
     def __init__(
         self,
         store: ObjectStore,
-        pace: Pace,
+        sizer: ChunkSizer,
         *,
         signature: str = "",
         rules: Packings | None = None,
         clock: Callable[[], float],
         grant: Callable[[str, Grant], None],
         down: Callable[[Update], Figures],
-        report: Callable[[Received | Spoiled | BaseException], None],
+        report: Callable[[UpdateStored | UpdateInvalid | BaseException], None],
     ) -> None:
         self._store = store
-        self._pace = pace
+        self._sizer = sizer
         self._signature = signature
         self._transfer = rules
         self._clock = clock
         self._grant = grant
         self._down = down
         self._report = report
-        self._gate = UploadGate()
+        self._admission = UploadAdmission()
         self._uploads: dict[str, _Upload] = {}
         self._waiting: list[_Upload] = []  # whole, to be checked next
         self._checking: asyncio.Task[None] | None = None
@@ -108,7 +108,7 @@ class Uploads:
             if (refusal := LIMITS.check_sizes(update.manifest, previous, self._transfer)) is not None:
                 self._spoil(device, refusal)
                 return
-            self._start(self._gate.request(device))
+            self._start(self._admission.request(device))
 
     def on_chunk(self, device: str, transfer: str, payload: bytes) -> None:
         """Chunks came on a device's topic."""
@@ -133,7 +133,7 @@ class Uploads:
         for device, upload in list(self._uploads.items()):
             if upload.receiver is not None and not upload.whole:
                 self._perform(device, upload.receiver.on_tick(now))
-                if upload.receiver.stalls >= 2 and (others := self._gate.rotate(device)):
+                if upload.receiver.stalls >= 2 and (others := self._admission.rotate(device)):
                     upload.resent_bytes += upload.receiver.duplicate_bytes
                     upload.receiver = None
                     self._start(others)
@@ -143,7 +143,7 @@ class Uploads:
         upload = self._uploads.get(device)
         if upload is not None and attempt in {None, upload.update.attempt}:
             del self._uploads[device]
-            self._start(self._gate.release(device))
+            self._start(self._admission.release(device))
 
     def arriving(self) -> set[str] | None:
         """Objects the ledger may not know of yet; None while contents are checked, which may make more of them."""
@@ -159,7 +159,7 @@ class Uploads:
 
     def clear(self) -> None:
         """The attempt is closed."""
-        self._gate = UploadGate(self._gate.limit)
+        self._admission = UploadAdmission(self._admission.limit)
         self._told.clear()
         for device in list(self._uploads):
             self.cancel(device)
@@ -177,7 +177,7 @@ class Uploads:
             refs = list({ref.id: ref for ref in upload.update.manifest.values()}.values())
             upload.began = upload.began or self._clock()
             # Devices that send equal objects send them in equal chunks.
-            chunk_bytes = self._store.chunk_size_in_progress((ref.id for ref in refs), self._pace.of([device])[0])
+            chunk_bytes = self._store.chunk_size_in_progress((ref.id for ref in refs), self._sizer.of([device])[0])
             with self._spoiling(device):
                 partials = (self._store.partial(ref, chunk_bytes) for ref in refs)
                 upload.partials = {one.ref.id: one for one in partials if not one.finished}
@@ -186,7 +186,7 @@ class Uploads:
                     device,
                     refs,
                     chunk_bytes,
-                    self._pace.credit(chunk_bytes),
+                    self._sizer.credit(chunk_bytes),
                     life=secrets.randbelow(2**31),
                     message=Grant,
                 )
@@ -215,7 +215,7 @@ class Uploads:
                 elif isinstance(instruction, SendNeed):
                     self._grant(device, cast("Grant", instruction.need))
                 elif isinstance(instruction, Completed) and not upload.whole:
-                    self._pace.note(device, upload.payload_bytes, self._clock() - upload.began)
+                    self._sizer.note(device, upload.payload_bytes, self._clock() - upload.began)
                     upload.whole = True
                     self._waiting.append(upload)
                     if self._checking is None:
@@ -263,7 +263,7 @@ class Uploads:
             },
             **self._down(update),
         }
-        self._report(Received(self._clock(), device, update.attempt, figures, manifest, changes))
+        self._report(UpdateStored(self._clock(), device, update.attempt, figures, manifest, changes))
         self._done(device)
 
     def _contents(self, group: list[_Upload]) -> list[tuple[_Upload, _Verdict]]:
@@ -284,13 +284,13 @@ class Uploads:
     def _spoil(self, device: str, refusal: Refusal) -> None:
         upload = self._uploads.get(device)
         attempt = upload.update.attempt if upload is not None else Attempt()
-        self._report(Spoiled(self._clock(), device, attempt, refusal))
+        self._report(UpdateInvalid(self._clock(), device, attempt, refusal))
         self._done(device)
 
     def _done(self, device: str) -> None:
         upload = self._uploads.pop(device, None)
         if upload is not None:
-            self._start(self._gate.release(device))
+            self._start(self._admission.release(device))
 
     @contextlib.contextmanager
     def _spoiling(self, device: str) -> Iterator[None]:

@@ -27,7 +27,7 @@ from edgefl.protocol.topics import check_name
 from edgefl.report.live import LiveView
 from edgefl.run_records import EventRow, RunReport
 from edgefl.storage.disk import store_errors, write_new
-from edgefl.storage.run_directory import hold_place, new_run_id
+from edgefl.storage.run_directory import hold_directory, new_run_id
 from edgefl.transport.broker import start_broker
 
 #: Agents leave by themselves within a second of SIGTERM; a trainer inside a long step may need a little more.
@@ -64,7 +64,7 @@ class LocalRun:
             run_file = self._prepare()
             url = self.config.broker
             if "://" not in url:
-                stack.enter_context(hold_place(self.directory / "broker"))  # two brokers would overwrite their files
+                stack.enter_context(hold_directory(self.directory / "broker"))  # two brokers would share files
                 broker = await stack.enter_async_context(start_broker(self.directory / "broker", url))
                 url = broker.url
             if self.trainers:

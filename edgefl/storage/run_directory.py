@@ -66,7 +66,7 @@ def is_held(directory: Path) -> bool:
 
 
 @contextlib.contextmanager
-def hold_place(directory: Path) -> Iterator[None]:
+def hold_directory(directory: Path) -> Iterator[None]:
     """Make the directory, for its owner alone, and hold it. Raises StoreError when it can not, or another does.
 
     The lock goes with its process, so nothing is left behind by ``kill -9``.

@@ -10,7 +10,7 @@ from collections import deque
 DEFAULT_UPLOADS = 32
 
 
-class UploadGate:
+class UploadAdmission:
     """Admits at most ``limit`` uploads at a time, the others in order of asking. Keys are devices (or uploads)."""
 
     def __init__(self, limit: int = DEFAULT_UPLOADS) -> None:

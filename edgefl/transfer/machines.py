@@ -17,7 +17,7 @@ This module is the door; the parts are ``receiver``, ``sender``, ``gate`` and th
 
 from __future__ import annotations
 
-from edgefl.transfer.admission import DEFAULT_UPLOADS, UploadGate
+from edgefl.transfer.admission import DEFAULT_UPLOADS, UploadAdmission
 from edgefl.transfer.receiver import MAX_STALL_S, STALL_S, Receiver
 from edgefl.transfer.sender import GATHER_S, PACE_STALL_S, PROBE_S, Sender
 from edgefl.transfer.steps import (
@@ -45,6 +45,6 @@ __all__ = [
     "SendNeed",
     "Sender",
     "StoreChunk",
-    "UploadGate",
+    "UploadAdmission",
     "VerifyObject",
 ]

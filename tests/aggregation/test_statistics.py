@@ -16,7 +16,7 @@ from test_pricing_beside import MODELS, whole
 from training_fixture import CROSS_ENTROPY, dataset, job, model_spec, parts_of
 
 from coordinator.runtime.evaluator import Evaluator
-from coordinator.runtime.evaluator_client import Desk
+from coordinator.runtime.evaluator_client import EvaluatorClient
 from edgefl.aggregation.history_update import UpdateInfo
 from edgefl.aggregation.round import aggregate_round
 from edgefl.cli.export import export_run
@@ -77,8 +77,8 @@ class Run:
         self.plan: RunPlan = plan_of(directory, "end_to_end", "ab", len(shares), [*BATCH, *MOVING[moved]])
         self.shares = shares
         self.store = ObjectStore(directory / "objects")
-        self.desk = Desk(Here(), self.plan, self.store.root)
-        self.states: list[Manifest] = [asyncio.run(self.desk.initial_parts())]
+        self.evaluator = EvaluatorClient(Here(), self.plan, self.store.root)
+        self.states: list[Manifest] = [asyncio.run(self.evaluator.initial_parts())]
         self.kept: dict[str, Any] = {}
         self.counts = FlopCounts()
 
@@ -107,7 +107,7 @@ class Run:
 
     def loss(self, state: Manifest) -> float:
         """As the coordinator evaluates the global model."""
-        rows = asyncio.run(self.desk.evaluate(1, 1, state, {}))
+        rows = asyncio.run(self.evaluator.evaluate(1, 1, state, {}))
         return next(row.value for row in rows if row.metric == "loss")
 
     def recalibrated(self) -> Manifest:
@@ -153,7 +153,7 @@ def test_the_global_model_is_evaluated_as_its_own_recalibrated_copy(moved: str, 
     for number in range(ROUNDS):
         run.round(late=min(number, 2) if moved == "stale" else 0)
     evaluated = run.loss(run.states[-1])
-    run.desk = Desk(Here(), as_stored(run.plan), run.store.root)
+    run.evaluator = EvaluatorClient(Here(), as_stored(run.plan), run.store.root)
     assert evaluated == pytest.approx(run.loss(run.recalibrated()), rel=0.1)
     if moved not in {"fedyogi", "poverty"}:  # these move too little in so few rounds
         assert run.loss(run.states[-1]) > 1.1 * evaluated

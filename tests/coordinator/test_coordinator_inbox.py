@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from coordinator.core.state import Announced, Beat, FromDevice, Joined, Left, Progressed
+from coordinator.core.state import Announced, DeviceOffline, FromDevice, HeartbeatSeen, Joined, Progressed
 from coordinator.runtime.inbound import MAX_ENTRIES, MAX_INTRODUCTIONS, Inbox
 from edgefl.protocol import messages as m
 from edgefl.protocol.messages import Need
@@ -40,7 +40,7 @@ def test_the_last_will_of_an_earlier_session_says_nothing() -> None:
     assert isinstance(read(inbox, m.Hello(device="a", session="old")), Joined)
     assert isinstance(read(inbox, m.Hello(device="a", session="new")), Joined)
     assert read(inbox, m.Presence("a", "old", online=False), "presence") is None
-    assert isinstance(read(inbox, m.Presence("a", "new", online=False), "presence"), Left)
+    assert isinstance(read(inbox, m.Presence("a", "new", online=False), "presence"), DeviceOffline)
     assert read(inbox, m.Presence("a", "new", online=False), "presence") is None
 
 
@@ -59,7 +59,7 @@ def test_who_is_online_without_a_hello_is_asked_a_few_times() -> None:
     assert read(inbox, m.Presence("a", "s", online=True), "presence") is None
     assert inbox.strangers(NOW + 0.5) == []
     asked = [beat for second in range(1, 30) for beat in inbox.strangers(NOW + second)]
-    assert asked == [Beat(NOW + second, "a", telling=False) for second in range(1, MAX_INTRODUCTIONS + 1)]
+    assert asked == [HeartbeatSeen(NOW + second, "a", reports_work=False) for second in range(1, MAX_INTRODUCTIONS + 1)]
 
 
 def test_numbers_that_are_none_are_left_out_and_entries_limited() -> None:
@@ -81,6 +81,6 @@ def test_a_device_that_says_hello_twice_in_a_moment_is_answered_once() -> None:
     assert isinstance(read(inbox, hello), Joined)
     assert read(inbox, hello, now=NOW + 0.5) is None
     assert isinstance(read(inbox, m.Hello(device="a", session="s", profile="p"), now=NOW + 0.6), Joined)
-    assert isinstance(read(inbox, m.Presence("a", "s", online=False), "presence", now=NOW + 0.7), Left)
+    assert isinstance(read(inbox, m.Presence("a", "s", online=False), "presence", now=NOW + 0.7), DeviceOffline)
     assert isinstance(read(inbox, m.Hello(device="a", session="s", profile="p"), now=NOW + 0.8), Joined)
     assert isinstance(read(inbox, m.Hello(device="a", session="s", profile="p"), now=NOW + 2.0), Joined)

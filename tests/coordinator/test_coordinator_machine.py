@@ -73,7 +73,7 @@ class Play:
         elif isinstance(one, do.SendOffer):
             self.fetches.pop(one.device, None)
             assert one.attempt == (self.state.open or before.open).attempt  # type: ignore[union-attr]
-        elif isinstance(one, do.Forget):
+        elif isinstance(one, do.EndTransfers):
             self.fetches.clear()
         elif isinstance(one, do.Evaluate):
             assert self.evaluate is None
@@ -94,7 +94,7 @@ class Play:
             self.acked.add((one.device, one.attempt))
         elif isinstance(one, do.SaveAssignment) and one.status == "late":
             self.outdated.add((one.device, one.attempt))
-        elif isinstance(one, do.Tidy):
+        elif isinstance(one, do.CollectGarbage):
             states = {update.attempt for update in one.updates} | one.attempts
             held = [*self.state.behind.values(), *self.state.taken.values()]
             assert {a.attempt for a in held} <= states, "what somebody may still bring stays readable"
@@ -186,7 +186,7 @@ class Play:
 
     def receive(self, name: str) -> list[do.Instruction]:
         update = self.fetches.pop(name)
-        return self.send(v.Received(self.now, name, update.attempt))
+        return self.send(v.UpdateStored(self.now, name, update.attempt))
 
     def finish_plan(self, index: int = 0) -> list[do.Instruction]:
         plan = self.plans.pop(index)
@@ -239,7 +239,7 @@ def hello(play: Play, draw: Any, name: str, attempt: Attempt) -> None:
 
 
 def beat(play: Play, draw: Any, name: str, attempt: Attempt) -> None:
-    play.send(v.Beat(play.now, name, draw(st.sampled_from([None, attempt])), draw(st.booleans())))
+    play.send(v.HeartbeatSeen(play.now, name, draw(st.sampled_from([None, attempt])), draw(st.booleans())))
 
 
 def decline(play: Play, draw: Any, name: str, attempt: Attempt) -> None:
@@ -253,7 +253,7 @@ def receive(play: Play, draw: Any, name: str, attempt: Attempt) -> None:
 
 def spoil(play: Play, draw: Any, name: str, attempt: Attempt) -> None:
     if name in play.fetches:
-        play.send(v.Spoiled(play.now, name, play.fetches.pop(name).attempt, Refusal("update")))
+        play.send(v.UpdateInvalid(play.now, name, play.fetches.pop(name).attempt, Refusal("update")))
 
 
 def plan(play: Play, draw: Any, name: str, attempt: Attempt) -> None:
@@ -263,7 +263,7 @@ def plan(play: Play, draw: Any, name: str, attempt: Attempt) -> None:
 
 ACTIONS: dict[str, Callable[[Play, Any, str, Attempt], object]] = {
     "hello": hello,
-    "leave": lambda play, draw, name, attempt: play.send(v.Left(play.now, name)),
+    "leave": lambda play, draw, name, attempt: play.send(v.DeviceOffline(play.now, name)),
     "beat": beat,
     "accept": lambda play, draw, name, attempt: play.accept(name, attempt),
     "decline": decline,
@@ -359,13 +359,13 @@ def test_an_update_made_from_an_earlier_model_counts_in_the_next_round() -> None
     play.receive("a")
     out = play.wait(POLICY.deadline_s)
     assert not of(do.SendAbort, out), "b goes on"
-    assert not of(do.Forget, out), "and so do its transfers"
+    assert not of(do.EndTransfers, out), "and so do its transfers"
     play.finish_aggregate()
     out = play.finish_evaluate()
     assert [one.device for one in of(do.SendOffer, out)] == ["a"], "b is not asked for something else"
-    assert of(do.Tidy, out)[0].attempts == {first}
+    assert of(do.CollectGarbage, out)[0].attempts == {first}
     play.announce("b", first)
-    (told,) = [one for one in of(do.Tell, play.receive("b")) if one.kind == "update"]
+    (told,) = [one for one in of(do.EmitEvent, play.receive("b")) if one.kind == "update"]
     assert told.data["staleness"] == 1
     assert of(do.SendAck, play.announce("b", first))[0].accepted, "said twice, it is taken once"
     play.announce("a")
@@ -467,7 +467,7 @@ def test_a_stages_last_round_leaves_nobody_behind_and_another_stages_update_is_s
         play.announce(name)
         out = play.receive(name)
     assert [(one.device, one.attempt) for one in of(do.SendAbort, out)] == [("c", first)]
-    assert of(do.Forget, out)
+    assert of(do.EndTransfers, out)
     play.finish_aggregate()
     play.finish_evaluate()
     play.finish_plan()
@@ -505,13 +505,13 @@ def broken(play: Play, name: str) -> list[do.Instruction]:
 
 def test_a_device_is_quarantined_after_bad_updates_in_a_row_and_the_round_goes_on() -> None:
     play = Play(msgspec.structs.replace(POLICY, quarantine_rounds=1), stages=rounds_of("async")).started("a", "b")
-    assert not [one for one in of(do.Tell, broken(play, "b")) if one.kind == "quarantined"]
+    assert not [one for one in of(do.EmitEvent, broken(play, "b")) if one.kind == "quarantined"]
     play.announce("a")
     assert of(do.Aggregate, play.receive("a")), "at once: b has had its answer"
     play.finish_aggregate()
     play.finish_evaluate()
     out = broken(play, "b")
-    told = [one.kind for one in of(do.Tell, out)]
+    told = [one.kind for one in of(do.EmitEvent, out)]
     assert told == ["rejected", "quarantined"]
     assert of(do.SendAck, out)[0].refusal.reason == "parts"
     play.announce("a")
@@ -532,7 +532,7 @@ def test_a_device_is_quarantined_after_bad_updates_in_a_row_and_the_round_goes_o
     play.finish_aggregate()
     out = play.finish_evaluate()
     assert [one.device for one in of(do.SendOffer, out)] == ["a", "b"]
-    assert [one.kind for one in of(do.Tell, out)].count("readmitted") == 1
+    assert [one.kind for one in of(do.EmitEvent, out)].count("readmitted") == 1
     assert play.state.devices["b"].bad == 0
 
 
@@ -583,7 +583,7 @@ def test_the_first_round_waits_for_the_policys_devices_or_the_join_time() -> Non
     play = Play()
     assert not of(do.Plan, play.hello("a"))
     out = play.wait(POLICY.join_s)
-    assert "1 of 2 devices" in of(do.Tell, out)[0].data["text"]
+    assert "1 of 2 devices" in of(do.EmitEvent, out)[0].data["text"]
     assert len(of(do.SendOffer, play.finish_plan())) == 1
 
 
@@ -639,7 +639,7 @@ def test_without_a_quorum_the_round_is_tried_again_and_then_fails_with_its_story
 
 def test_a_lost_device_is_waited_for_only_until_the_others_are_done_and_grace_is_over() -> None:
     play = Play().started("a", "b")
-    play.send(v.Left(play.now, "b"))
+    play.send(v.DeviceOffline(play.now, "b"))
     play.announce("a")
     play.receive("a")
     assert play.state.phase == "round"
@@ -653,7 +653,7 @@ def test_a_lost_device_is_waited_for_only_until_the_others_are_done_and_grace_is
 def test_a_lost_device_that_returns_in_time_goes_on() -> None:
     play = Play().started("a", "b")
     play.accept("b")
-    play.send(v.Left(play.now, "b"))
+    play.send(v.DeviceOffline(play.now, "b"))
     play.announce("a")
     play.receive("a")
     play.wait(1.0)
@@ -783,7 +783,7 @@ def test_the_next_round_waits_a_little_for_a_device_that_has_left_if_without_it_
     for name in ("a", "b"):
         play.announce(name)
         play.receive(name)
-    play.send(v.Left(play.now, "b"))
+    play.send(v.DeviceOffline(play.now, "b"))
     play.finish_aggregate()
     play.finish_evaluate()
     assert play.state.phase == "joining"
@@ -811,8 +811,8 @@ def test_an_update_announced_again_while_its_arrival_is_told_counts_once() -> No
     update = play.fetches["a"]
     play.announce("a")  # the device repeats itself, so it is fetched, and found complete, twice
     assert of(do.SendAck, play.receive("a"))
-    assert not play.send(v.Received(play.now, "a", update.attempt))
-    assert not play.send(v.Spoiled(play.now, "a", update.attempt, Refusal()))
+    assert not play.send(v.UpdateStored(play.now, "a", update.attempt))
+    assert not play.send(v.UpdateInvalid(play.now, "a", update.attempt, Refusal()))
     assert play.state.dropped["duplicate"] == 3
     play.announce("b")
     assert [u.device for u in of(do.Aggregate, play.receive("b"))[0].updates] == ["a", "b"]
@@ -828,7 +828,7 @@ def test_a_device_that_changes_its_mind_while_its_update_is_fetched_does_not_end
         assert not of(do.SendAck, play.send(v.Announced(play.now, claimed)))[0].accepted
     else:
         play.hello("a", Attempt("r1", 1, 1, 0, MADE_MS))
-    for late in (v.Received(play.now, "a", FIRST), v.Spoiled(play.now, "a", FIRST, Refusal())):
+    for late in (v.UpdateStored(play.now, "a", FIRST), v.UpdateInvalid(play.now, "a", FIRST, Refusal())):
         assert not of(do.SaveAssignment, play.send(late))
     assert play.state.dropped["duplicate"] == 2
 

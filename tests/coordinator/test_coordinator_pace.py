@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import pytest
 
-from coordinator.runtime.chunk_size import Pace
+from coordinator.runtime.chunk_size import ChunkSizer
 from edgefl.protocol.chunks import DEFAULT_CHUNK_BYTES, DEFAULT_CREDIT, HEADER_BYTES
 
 UNIT = DEFAULT_CHUNK_BYTES
 MB = 10**6
 
 
-def pace(max_payload: int = 2 * MB, fixed: int = 0, credit: int = DEFAULT_CREDIT) -> Pace:
-    made = Pace(fixed, credit)
+def sizer(max_payload: int = 2 * MB, fixed: int = 0, credit: int = DEFAULT_CREDIT) -> ChunkSizer:
+    made = ChunkSizer(fixed, credit)
     made.connected(max_payload)
     return made
 
 
 def test_an_unknown_link_gets_small_chunks() -> None:
-    assert pace().of(["a", "b"]) == (UNIT, DEFAULT_CREDIT)
+    assert sizer().of(["a", "b"]) == (UNIT, DEFAULT_CREDIT)
 
 
 @pytest.mark.parametrize(
@@ -28,13 +28,13 @@ def test_an_unknown_link_gets_small_chunks() -> None:
 def test_a_chunk_takes_a_tenth_of_a_second_at_most_and_as_many_bytes_are_in_flight(
     rate: float, chunk: int, credit: int
 ):
-    made = pace()
+    made = sizer()
     made.note("a", 10 * MB, 10 * MB / rate)
     assert made.of(["a"]) == (chunk * UNIT, credit)
 
 
 def test_the_slowest_of_those_that_are_sent_the_same_decides() -> None:
-    made = pace()
+    made = sizer()
     made.note("fast", 10 * MB, 0.1)
     made.note("slow", 10 * MB, 10.0)
     assert made.of(["fast"])[0] > made.of(["fast", "slow"])[0] == UNIT
@@ -44,26 +44,26 @@ def test_the_slowest_of_those_that_are_sent_the_same_decides() -> None:
 
 
 def test_small_uploads_say_nothing_of_a_link() -> None:
-    made = pace()
+    made = sizer()
     made.note("a", UNIT, 0.0001)
     made.note("b", 10 * MB, 0.0)
     assert made.of(["a"]) == made.of(["b"]) == (UNIT, DEFAULT_CREDIT)
 
 
 def test_what_the_broker_admits_is_the_limit() -> None:
-    made = pace(max_payload=255 * 1024)
+    made = sizer(max_payload=255 * 1024)
     made.note("a", 10 * MB, 0.01)
     assert made.of(["a"]) == (2 * UNIT, 8)
-    assert pace(max_payload=50_000).of(["a"]) == (50_000 - HEADER_BYTES, DEFAULT_CREDIT)
+    assert sizer(max_payload=50_000).of(["a"]) == (50_000 - HEADER_BYTES, DEFAULT_CREDIT)
 
 
 def test_a_size_that_was_asked_for_is_kept() -> None:
-    made = pace(fixed=2048, credit=3)
+    made = sizer(fixed=2048, credit=3)
     made.note("a", 10 * MB, 0.01)
     assert made.of(["a"]) == (2048, 3)
 
 
 def test_few_chunks_in_flight_stay_few() -> None:
-    made = pace(credit=2)
+    made = sizer(credit=2)
     made.note("a", 10 * MB, 0.01)
     assert made.of(["a"]) == (8 * UNIT, 2)

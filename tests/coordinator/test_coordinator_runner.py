@@ -18,8 +18,8 @@ from ledger_fixture import ledger_at
 from coordinator.core.timeouts import Timeouts
 from coordinator.ledger.ledger import Ledger
 from coordinator.runtime import uploads
-from coordinator.runtime.model_tasks import Work
-from coordinator.runtime.publisher import Outbox
+from coordinator.runtime.model_tasks import ModelTasks
+from coordinator.runtime.publisher import Publisher
 from coordinator.runtime.runner import run
 from edgefl.errors import BrokerError, BudgetError, RunError, StoreError
 from edgefl.plan.job import RoundPolicy, RunPlan
@@ -364,26 +364,26 @@ def test_the_store_keeps_current_and_final_states_only(tmp_path: Path) -> None:
 
 
 def test_the_next_offers_do_not_wait_for_what_is_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    done, send, tidy = list[str](), Outbox.send, Work.tidy
+    done, send, tidy = list[str](), Publisher.send, ModelTasks.tidy
 
-    def sending(outbox: Outbox, one: Any, *rest: Any) -> None:
+    def sending(publisher: Publisher, one: Any, *rest: Any) -> None:
         done.append(type(one).__name__)
-        send(outbox, one, *rest)
+        send(publisher, one, *rest)
 
-    def tidying(work: Work, *rest: Any) -> None:
-        done.append("Tidy")
+    def tidying(work: ModelTasks, *rest: Any) -> None:
+        done.append("CollectGarbage")
         tidy(work, *rest)
 
     async def script(scene: Scene) -> None:
         await scene.device("a")
         await scene.coordinator(one_stage(RoundPolicy(devices=1, join_s=2.0), 2))
 
-    monkeypatch.setattr(Outbox, "send", sending)
-    monkeypatch.setattr(Work, "tidy", tidying)
+    monkeypatch.setattr(Publisher, "send", sending)
+    monkeypatch.setattr(ModelTasks, "tidy", tidying)
     played(tmp_path, script)
-    found = [name for name in done if name in {"SendOffer", "Tidy"}]
-    assert found[:3] == ["SendOffer", "SendOffer", "Tidy"]
-    assert found[-1] == "Tidy"
+    found = [name for name in done if name in {"SendOffer", "CollectGarbage"}]
+    assert found[:3] == ["SendOffer", "SendOffer", "CollectGarbage"]
+    assert found[-1] == "CollectGarbage"
 
 
 def test_an_update_that_is_being_checked_as_the_run_ends_leaves_no_files(

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from coordinator.core.state import Received
-from coordinator.runtime.chunk_size import Pace
+from coordinator.core.state import UpdateStored
+from coordinator.runtime.chunk_size import ChunkSizer
 from coordinator.runtime.uploads import Uploads
 from edgefl.protocol.chunks import Chunk, encode_chunk
 from edgefl.protocol.messages import Grant, Update
@@ -29,9 +29,9 @@ class Devices:
     """Devices that announce parts which are equal bytes, and send what they are asked for."""
 
     def __init__(self, root: Path, fast: tuple[str, ...] = ()) -> None:
-        self.store, self.pace = ObjectStore(root), Pace(0, 32)
+        self.store, self.sizer = ObjectStore(root), ChunkSizer(0, 32)
         for name in fast:
-            self.pace.note(name, 10**9, 1.0)
+            self.sizer.note(name, 10**9, 1.0)
         self.data: dict[str, bytes] = {}
         self.grants: dict[str, Grant] = {}
         self.todo: dict[str, list[tuple[str, int]]] = {}
@@ -39,7 +39,7 @@ class Devices:
         self.sizes: dict[str, set[int]] = {}
         self.uploads = Uploads(
             self.store,
-            self.pace,
+            self.sizer,
             clock=lambda: 0.0,
             grant=self._granted,
             down=lambda update: {},
@@ -88,7 +88,7 @@ class Devices:
                 break
             await asyncio.sleep(0.01)
         assert sorted((type(one).__name__, one.device) for one in self.reports) == [
-            (Received.__name__, name) for name in sorted(names)
+            (UpdateStored.__name__, name) for name in sorted(names)
         ]
         assert all(self.store.read(name) == data for name, data in self.data.items())
         await self.uploads.close()
@@ -99,7 +99,7 @@ def test_equal_objects_of_two_devices_arrive_in_equal_chunks(tmp_path) -> None:
         devices = Devices(tmp_path / "objects", fast=("fast",))
         for name in ("slow", "fast"):
             devices.announce(name, task=1)
-        assert devices.sizes["slow"] == devices.sizes["fast"] != {devices.pace.of(["fast"])[0]}
+        assert devices.sizes["slow"] == devices.sizes["fast"] != {devices.sizer.of(["fast"])[0]}
         assert devices.grants["fast"].credit == devices.grants["slow"].credit
         await devices.all_received(("slow", "fast"), 0)
 

@@ -31,7 +31,7 @@ from edgefl.transfer.machines import (
     Sender,
     SendNeed,
     StoreChunk,
-    UploadGate,
+    UploadAdmission,
     VerifyObject,
 )
 
@@ -709,7 +709,7 @@ def test_a_layout_refuses_more_chunks_than_a_message_can_ask_for():
 
 
 def test_the_gate_admits_in_order_of_asking():
-    gate = UploadGate(2)
+    gate = UploadAdmission(2)
     assert [gate.request(key) for key in "abcd"] == [["a"], ["b"], [], []]
     assert gate.request("c") == []
     assert gate.release("b") == ["c"]
@@ -723,7 +723,7 @@ def test_the_gate_admits_in_order_of_asking():
 
 def test_a_gate_for_nobody_is_refused():
     with pytest.raises(ValueError, match="admit nobody"):
-        UploadGate(0)
+        UploadAdmission(0)
 
 
 GATE_CALLS = st.tuples(st.sampled_from(["request", "release", "rotate"]), st.sampled_from("abcdef"))
@@ -731,7 +731,7 @@ GATE_CALLS = st.tuples(st.sampled_from(["request", "release", "rotate"]), st.sam
 
 @given(st.integers(1, 4), st.lists(GATE_CALLS))
 def test_the_gate_never_admits_too_many_and_never_leaves_a_place_empty(limit, events):
-    gate = UploadGate(limit)
+    gate = UploadAdmission(limit)
     for method, key in events:
         for admitted in getattr(gate, method)(key):
             assert admitted in gate.admitted

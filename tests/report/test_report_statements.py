@@ -22,7 +22,7 @@ from edgefl.report import terminal as tables
 from edgefl.report.grid import Grid
 from edgefl.report.html import render
 from edgefl.run_records import AssignmentRow, BundleRow, DeviceRow, EvaluationRow, EventRow, RunReport
-from edgefl.storage.run_directory import hold_place
+from edgefl.storage.run_directory import hold_directory
 
 EVERYBODY = "Every device took part in every round."
 STAGES = range(1, 6)
@@ -148,7 +148,7 @@ def test_a_run_that_no_coordinator_holds_is_interrupted(tmp_path: Path) -> None:
     directory = tmp_path / "runs" / "r1"
     with Ledger(ledger_in(directory)) as ledger:
         ledger.create(RunPlan(run="r1", name="first"), {}, {}, at=START)
-    with hold_place(directory):
+    with hold_directory(directory):
         assert read_run(directory).status == "running"
         assert [run.status for run in read_runs(tmp_path / "runs")[0]] == ["running"]
     assert [run.status for run in read_runs(tmp_path / "runs")[0]] == ["interrupted"]

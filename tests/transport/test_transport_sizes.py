@@ -16,8 +16,8 @@ from fleet_fixture import Fleet, finish, share
 from transport_fixtures import Recorder, fails, mosquitto_wanted, run, until
 
 from coordinator.runtime.chunk_probe import LEAST_BYTES, Chunking
-from coordinator.runtime.chunk_size import Pace
-from coordinator.runtime.publisher import Outbox
+from coordinator.runtime.chunk_size import ChunkSizer
+from coordinator.runtime.publisher import Publisher
 from device_agent.tools.doctor import reach
 from edgefl.errors import BrokerError, MessageSizeError
 from edgefl.protocol.chunks import DEFAULT_CHUNK_BYTES, HEADER_BYTES
@@ -245,16 +245,16 @@ def test_chunks_grow_only_to_what_passes(narrow: Broker) -> None:
     async def scene() -> None:
         told: list[str] = []
         transport = MqttTransport(narrow.url, "coordinator", clean_session=True)
-        pace = Pace(0, a_plan().credit)
-        chunking = Chunking(transport, "default", pace, told.append)
+        sizer = ChunkSizer(0, a_plan().credit)
+        chunking = Chunking(transport, "default", sizer, told.append)
         transport.on_message = lambda topic, payload: chunking.heard(payload)
         await transport.connect()
         await chunking.begin()
-        assert pace.of(["a"])[0] == 49_152
+        assert sizer.of(["a"])[0] == 49_152
         assert "takes no messages of 98,356 bytes" in told[0]
         assert "transfer.chunk_bytes=49152" in told[0]
-        pace.note("a", 10_000_000, 0.1)  # a link for far more
-        assert pace.of(["a"])[0] == 49_152
+        sizer.note("a", 10_000_000, 0.1)  # a link for far more
+        assert sizer.of(["a"])[0] == 49_152
         await chunking.close()
         await transport.close()
 
@@ -262,15 +262,15 @@ def test_chunks_grow_only_to_what_passes(narrow: Broker) -> None:
 
 
 def test_larger_chunks_are_tried_before_they_are_sent() -> None:
-    pace = Pace(0, 16)
-    pace.connected(1_000_000)
-    pace.proved(DEFAULT_CHUNK_BYTES)
-    pace.note("a", 10_000_000, 0.1)
-    assert (pace.of(["a"])[0], pace.wanted) == (DEFAULT_CHUNK_BYTES, 2 * DEFAULT_CHUNK_BYTES)
-    pace.proved(2 * DEFAULT_CHUNK_BYTES)
-    assert (pace.of(["a"])[0], pace.wanted) == (2 * DEFAULT_CHUNK_BYTES, 4 * DEFAULT_CHUNK_BYTES)
-    pace.capped(2 * DEFAULT_CHUNK_BYTES)
-    assert (pace.of(["a"])[0], pace.wanted) == (2 * DEFAULT_CHUNK_BYTES, 0)
+    sizer = ChunkSizer(0, 16)
+    sizer.connected(1_000_000)
+    sizer.proved(DEFAULT_CHUNK_BYTES)
+    sizer.note("a", 10_000_000, 0.1)
+    assert (sizer.of(["a"])[0], sizer.wanted) == (DEFAULT_CHUNK_BYTES, 2 * DEFAULT_CHUNK_BYTES)
+    sizer.proved(2 * DEFAULT_CHUNK_BYTES)
+    assert (sizer.of(["a"])[0], sizer.wanted) == (2 * DEFAULT_CHUNK_BYTES, 4 * DEFAULT_CHUNK_BYTES)
+    sizer.capped(2 * DEFAULT_CHUNK_BYTES)
+    assert (sizer.of(["a"])[0], sizer.wanted) == (2 * DEFAULT_CHUNK_BYTES, 0)
 
 
 def test_a_broker_that_takes_next_to_nothing_ends_the_run_by_name() -> None:
@@ -288,7 +288,7 @@ def test_a_broker_that_takes_next_to_nothing_ends_the_run_by_name() -> None:
                 error.reason = "Packet too large"
                 raise error
 
-        chunking = Chunking(Deaf(), "default", Pace(0, 16), lambda text: None)  # type: ignore[arg-type]
+        chunking = Chunking(Deaf(), "default", ChunkSizer(0, 16), lambda text: None)  # type: ignore[arg-type]
         error = await fails(chunking.begin())
         assert isinstance(error, BrokerError)
         assert "8,244 bytes: Packet too large" in error.message
@@ -313,12 +313,12 @@ def test_a_message_that_no_chunk_size_makes_smaller_is_reported(tmp_path: Path, 
         told: list[object] = []
         transport, store = Shallow(MemoryBroker(), "c"), ObjectStore(tmp_path)
         await transport.connect()
-        outbox = Outbox(a_plan(), transport, "default", store, lambda: 0.0, 1.0, told.append)
-        await outbox.chunking.begin()
-        outbox.post("a", Drain("r1", "x" * size))
-        await outbox.flush(1.0)
+        publisher = Publisher(a_plan(), transport, "default", store, lambda: 0.0, 1.0, told.append)
+        await publisher.chunking.begin()
+        publisher.post("a", Drain("r1", "x" * size))
+        await publisher.flush(1.0)
         await asyncio.sleep(0)
-        await outbox.close()
+        await publisher.close()
         return told
 
     told = run(scene())
