@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from edgefl.models.encoders.base import TokenState
 from edgefl.models.spec import ModelSpec, shared_width, token_count
-from edgefl.prototypes.torch_mask import unit
+from edgefl.models.vectors import unit
 
 #: The paper has two modalities, whose concatenation is this many times as wide as one's tokens.
 _PAIR = 2

@@ -16,13 +16,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from edgefl.models.vectors import SMALLEST_NORM, unit
 from edgefl.prototypes.matching import SMALLEST_PROBABILITY
 
 #: In place of the score of a row that must not match: far below any distance between finite projections, and after the
 #: division by any temperature down to 1e-8 still a number.
 EXCLUDED = -1e30
-#: Norms below this count as this, as in ``edgefl.prototypes.matching``.
-SMALLEST_NORM = 1e-12
 
 
 @dataclass(frozen=True)
@@ -83,9 +82,3 @@ def l2(r: Tensor, rows: Tensor) -> Tensor:
 
 #: Scores (r [B, d], rows [P, d]) -> [B, P] by the metrics that need no trained network; larger is nearer.
 SCORES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"cosine": cosine, "l1": l1, "l2": l2}
-
-
-def unit(rows: Tensor) -> Tensor:
-    """Rows [N, d] scaled to length one; a zero row stays zero."""
-    # The square is clamped, not the root: the root's slope at zero is infinite, and its gradient would not be a number.
-    return rows / (rows * rows).sum(dim=1, keepdim=True).clamp(min=SMALLEST_NORM**2).sqrt()

@@ -29,8 +29,8 @@ from edgefl.methods.objectives.ram import ram as ram_term
 from edgefl.methods.objectives.reconstruction import reconstruction as reconstruction_term
 from edgefl.models.heads import mean_at_hand
 from edgefl.models.staged import StagedModel
+from edgefl.models.vectors import unit
 from edgefl.prototypes.table import FUSED
-from edgefl.prototypes.torch_mask import unit
 from edgefl.training.forward import Forward
 
 __all__ = ["OBJECTIVES", "Forward", "clip_loss", "total_loss"]

@@ -13,7 +13,7 @@ import torch.nn.functional as F  # noqa: N812 - the field's own name for it
 from torch import Tensor
 
 from edgefl.methods.objectives.shared import Embeddings, Flags, Terms, blank, masked, mean_of
-from edgefl.prototypes.torch_mask import unit
+from edgefl.models.vectors import unit
 
 
 def clip_loss(z_a: Tensor, z_b: Tensor, temperature: float) -> Tensor:

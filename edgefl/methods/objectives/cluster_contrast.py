@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from edgefl.methods.objectives.shared import Embeddings, Flags, Terms, blank, masked, off_diagonal
-from edgefl.prototypes.torch_mask import unit
+from edgefl.models.vectors import unit
 
 
 def intra(e: Tensor, labels: Tensor, temperature: float, include_self: bool = True, has: Tensor | None = None) -> Terms:

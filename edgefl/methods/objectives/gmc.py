@@ -11,7 +11,7 @@ import torch.nn.functional as F  # noqa: N812 - the field's own name for it
 from torch import Tensor
 
 from edgefl.methods.objectives.shared import Embeddings, Flags, blank, masked, off_diagonal
-from edgefl.prototypes.torch_mask import unit
+from edgefl.models.vectors import unit
 
 
 def gmc(joint: Tensor, embeddings: Embeddings, has: Flags, temperature: float = 0.1) -> Tensor:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from edgefl.methods.objectives.shared import Embeddings, Flags, Terms, blank, mean_of, mean_where, off_diagonal
-from edgefl.prototypes.torch_mask import unit
+from edgefl.models.vectors import unit
 
 
 def margin(embeddings: Embeddings, has: Flags, positive: float = 0.8, negative: float = 0.2) -> Tensor:

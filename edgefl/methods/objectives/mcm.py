@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from edgefl.methods.objectives.shared import Embeddings, Flags, Terms, blank, masked, nothing, off_diagonal
-from edgefl.prototypes.torch_mask import unit
+from edgefl.models.vectors import unit
 
 
 def mcm(joint: Tensor, embeddings: Embeddings, has: Flags, temperature: float, *, ntxent: bool = False) -> Tensor:

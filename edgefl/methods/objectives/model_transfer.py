@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from edgefl.methods.objectives.shared import Embeddings, Flags, Terms, blank, mean_of, mean_where
-from edgefl.prototypes.torch_mask import unit
+from edgefl.models.vectors import unit
 
 
 def model_transfer(

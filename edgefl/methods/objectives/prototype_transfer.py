@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from edgefl.methods.objectives.shared import Embeddings, Flags, Terms, blank, masked, mean_of, mean_where, nothing
-from edgefl.prototypes.torch_mask import Table, unit
+from edgefl.models.vectors import unit
+from edgefl.prototypes.torch_mask import Table
 
 
 def js_divergence(log_p: Tensor, log_q: Tensor) -> Tensor:
