@@ -99,7 +99,7 @@ def compare(pair: str, index: int, device: str) -> Compared:
     from edgefl.resources.memory import MemoryProbe
     from edgefl.training import step as steps
     from edgefl.training.batches import Batch
-    from edgefl.training.forward import Aids
+    from edgefl.training.forward import Auxiliary
 
     torch.manual_seed(0)
     size = job.hyper.batch_size
@@ -116,9 +116,9 @@ def compare(pair: str, index: int, device: str) -> Compared:
         steps.prepare(model, job.stage.trained, checkpoint=job.hyper.checkpoint)
         optimizer = steps.make_optimizer(model, job.stage.trained, job.hyper)
         for _ in range(STEPS):
-            steps.train_step(model, job, batch(), optimizer, Aids())
+            steps.train_step(model, job, batch(), optimizer, Auxiliary())
     with FlopCounter() as counter:
-        steps.train_step(model, job, batch(), optimizer, Aids())
+        steps.train_step(model, job, batch(), optimizer, Auxiliary())
     measured = memory.figures()["step_peak_bytes"].value or 0.0
     return Compared(pair, what, job.stage.index, float(predicted_peak), measured, predicted_flops, float(counter.flops))
 

@@ -128,7 +128,7 @@ def train(setting: Setting, batch: int, device: str) -> Row:
     from edgefl.resources.memory import MemoryProbe
     from edgefl.training import step as steps
     from edgefl.training.batches import Batch
-    from edgefl.training.forward import Aids
+    from edgefl.training.forward import Auxiliary
 
     if not setting.savings:
         without_savings(steps)
@@ -145,7 +145,7 @@ def train(setting: Setting, batch: int, device: str) -> Row:
             inputs = random_inputs(job, batch, device)
             samples = Batch(batch, inputs, dict.fromkeys(inputs), None, complete=batch)
             started = time.perf_counter()
-            steps.train_step(model, job, samples, optimizer, Aids())
+            steps.train_step(model, job, samples, optimizer, Auxiliary())
             if device.startswith("cuda"):
                 torch.cuda.synchronize()
             spent.append(time.perf_counter() - started)
@@ -153,7 +153,7 @@ def train(setting: Setting, batch: int, device: str) -> Row:
     with FlopCounter() as counter:
         inputs = random_inputs(job, batch, device)
         samples = Batch(batch, inputs, dict.fromkeys(inputs), None, complete=batch)
-        steps.train_step(model, job, samples, optimizer, Aids())
+        steps.train_step(model, job, samples, optimizer, Auxiliary())
     figures = memory.figures()
     filling = sum(price_part(job, m, p.parts[-1], p.depth)[1] for m, p in _prefixes(job).items())
     return Row(
@@ -271,7 +271,7 @@ def small_step(steps: Any, device: str) -> None:
 
     from edgefl.models.staged import build
     from edgefl.training.batches import Batch
-    from edgefl.training.forward import Aids
+    from edgefl.training.forward import Auxiliary
 
     pair = {
         "image": encoder_of_size("vision", "tiny", (16, 16, 3), depth=1),
@@ -287,7 +287,7 @@ def small_step(steps: Any, device: str) -> None:
         "image": torch.rand(4, 16, 16, 3, device=device),
         "text": torch.ones(4, 4, dtype=torch.long, device=device),
     }
-    steps.train_step(built, job, Batch(4, inputs, dict.fromkeys(inputs), None, complete=4), optimizer, Aids())
+    steps.train_step(built, job, Batch(4, inputs, dict.fromkeys(inputs), None, complete=4), optimizer, Auxiliary())
 
 
 def measured(setting: Setting, batch: int, device: str) -> Row:

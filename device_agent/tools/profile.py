@@ -146,7 +146,7 @@ def operation_seconds(device: str, flops_rate: float) -> float:
     from edgefl.plan.schedule import SCHEDULES
     from edgefl.pricing.round_price import price_step
     from edgefl.training.batches import Batch
-    from edgefl.training.forward import Aids
+    from edgefl.training.forward import Auxiliary
     from edgefl.training.step import make_optimizer, prepare, train_step
 
     rows, names = 16, ("acc", "gyro")
@@ -163,7 +163,7 @@ def operation_seconds(device: str, flops_rate: float) -> float:
     batch = Batch(rows, inputs, dict.fromkeys(names), torch.arange(rows, device=device) % 4, complete=rows)
 
     def step() -> None:
-        train_step(built, job, batch, optimizer, Aids())
+        train_step(built, job, batch, optimizer, Auxiliary())
         _wait(device)
 
     return max(0.0, _seconds(step, quartile=True) - price.flops / flops_rate) / price.operations

@@ -29,7 +29,7 @@ from edgefl.resources.live_bytes import LiveBytes
 from edgefl.training.batches import LEAST_ROWS, ShapeKey, meta_batch, meta_input
 from edgefl.training.embeddings import BATCH
 from edgefl.training.flop_cache import FlopCounts, kind_of_step, linear_in
-from edgefl.training.forward import Aids, copied
+from edgefl.training.forward import Auxiliary, copied
 from edgefl.training.optimizer_in_backward import EarlyUpdates, may_update_early
 from edgefl.training.optimizers import TOGETHER_BYTES, factor_shapes
 from edgefl.training.precision import FusedAttention
@@ -165,11 +165,11 @@ def price_step(job: Job, rows: Mapping[str, int]) -> StepPrice:
     with LiveBytes() as live, FusedAttention():
         model = build(job.model, built_parts(job), device="meta", seed=0)
         prepare(model, job.stage.trained, checkpoint=job.hyper.checkpoint)
-        aids = _meta_aids(job, model)
+        auxiliary = _meta_auxiliary(job, model)
         weights = live.live  # with what stands beside them: prototypes, copies to compare with
         batch = meta_batch(job, rows)
         inputs = live.live - weights
-        trained = [p for p in model.parameters() if p.requires_grad] + aids.extra
+        trained = [p for p in model.parameters() if p.requires_grad] + auxiliary.extra
         before = live.live
         state = _states(job, trained)
         if is_exact(job):  # values before the step, to compare with
@@ -177,7 +177,7 @@ def price_step(job: Job, rows: Mapping[str, int]) -> StepPrice:
         kept = live.live - before
         begun = live.operations
         with FlopCounter() as counter:
-            done = run_forward(model, job, batch, aids)
+            done = run_forward(model, job, batch, auxiliary)
             live.note = lambda: sum(p.grad.nbytes for p in trained if p.grad is not None)
             early = EarlyUpdates(trained, _temporary) if may_update_early(job) else None
             run_backward(model, job, batch, done, early)
@@ -232,12 +232,12 @@ def _temporary(parameter: torch.nn.Parameter) -> None:
     torch.empty_like(parameter)
 
 
-def _meta_aids(job: Job, model: StagedModel) -> Aids:
+def _meta_auxiliary(job: Job, model: StagedModel) -> Auxiliary:
     """What stands beside the model from the second round on."""
     terms = job.slots.objective
     heads = {m: model.part(f"head/{m}") for m in job.model.encoders if f"head/{m}" in job.stage.trained}
     trained = [p for p in model.parameters() if p.requires_grad] if "proximal" in terms else []
-    return Aids(
+    return Auxiliary(
         _meta_tables(job),
         {m: copied(head, trained=True) for m, head in heads.items()} if clusters_apart(job.slots, job.stage) else {},
         {m: copied(head, trained=False) for m, head in heads.items()} if "model_transfer" in terms else {},

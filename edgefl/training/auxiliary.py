@@ -26,7 +26,7 @@ from edgefl.prototypes.table import from_tensors
 from edgefl.prototypes.torch_mask import Table
 from edgefl.training.embeddings import embeddings
 from edgefl.training.flop_cache import FlopCounts, kind_of_step
-from edgefl.training.forward import Aids, copied
+from edgefl.training.forward import Auxiliary, copied
 from edgefl.training.scoring import matcher_of
 
 R = TypeVar("R")
@@ -35,9 +35,9 @@ Tensors = Mapping[str, np.ndarray]
 TWIN = "twin/"
 
 
-def aids_of(
+def auxiliary_of(
     job: Job, model: StagedModel, parts: Mapping[str, Tensors], kept: Mapping[str, Tensors], device: str
-) -> Aids:
+) -> Auxiliary:
     """What the recipe's terms need. ``parts``: as received; ``kept``: what this device's last round left here."""
     terms = job.slots.objective
     heads = [m for m in job.model.encoders if f"head/{m}" in job.stage.trained]
@@ -53,7 +53,7 @@ def aids_of(
             load_module(f"head/{m}", teacher[m], parts[f"head/{m}"])
     trained = [p for part in job.stage.trained for p in model.part(part).parameters()] if "proximal" in terms else []
     received = tuple((p, p.detach().clone()) for p in trained)
-    return Aids(tables_of(parts, device), twin, teacher, received, matcher_of(job.slots, {}))
+    return Auxiliary(tables_of(parts, device), twin, teacher, received, matcher_of(job.slots, {}))
 
 
 def tables_of(parts: Mapping[str, Tensors], device: str) -> dict[str, Table]:
@@ -66,17 +66,19 @@ def tables_of(parts: Mapping[str, Tensors], device: str) -> dict[str, Table]:
     }
 
 
-def twin_tensors(aids: Aids) -> dict[str, dict[str, np.ndarray]]:
+def twin_tensors(auxiliary: Auxiliary) -> dict[str, dict[str, np.ndarray]]:
     """The private copies, as parts to keep."""
-    return {TWIN + m: module_tensors(head) for m, head in aids.twin.items()}
+    return {TWIN + m: module_tensors(head) for m, head in auxiliary.twin.items()}
 
 
-def local_prototypes(job: Job, model: StagedModel, aids: Aids, dataset: Dataset, rng: np.random.Generator) -> Local:
+def local_prototypes(
+    job: Job, model: StagedModel, auxiliary: Auxiliary, dataset: Dataset, rng: np.random.Generator
+) -> Local:
     """Adaptive prototypes of this device and the class or cluster of each sample, by the private copies if there are
     any. ``model`` and the copies end in the modes they had.
     """
     options = job.slots.prototypes.get("adaptive", {})
-    heads = {m: aids.twin.get(m) for m in _own(job, dataset)}  # None: the model's own
+    heads = {m: auxiliary.twin.get(m) for m in _own(job, dataset)}  # None: the model's own
     teaching = _teaching(job, dataset)
     projections = {m: embeddings(model, m, dataset, job.stage.depth, head, teaching) for m, head in heads.items()}
     has = {m: dataset.has(m) for m in projections}
@@ -94,20 +96,20 @@ def _teaching(job: Job, dataset: Dataset) -> np.ndarray:
 
 
 def counted_prototypes(
-    job: Job, model: StagedModel, aids: Aids, dataset: Dataset, rng: np.random.Generator, counts: FlopCounts
+    job: Job, model: StagedModel, auxiliary: Auxiliary, dataset: Dataset, rng: np.random.Generator, counts: FlopCounts
 ) -> tuple[Local, float]:
     """``local_prototypes`` and the FLOPs they took: every modality through its encoder by itself."""
-    work = partial(local_prototypes, job, model, aids, dataset, rng)
+    work = partial(local_prototypes, job, model, auxiliary, dataset, rng)
     return _counted(job, dataset, _teaching(job, dataset), work, counts)
 
 
 def marks_of(
-    job: Job, model: StagedModel, aids: Aids, dataset: Dataset, rng: np.random.Generator, counts: FlopCounts
+    job: Job, model: StagedModel, auxiliary: Auxiliary, dataset: Dataset, rng: np.random.Generator, counts: FlopCounts
 ) -> tuple[np.ndarray | None, float]:
     """Each sample's local cluster [N] for this round, where a private copy is trained by it, and the FLOPs it took."""
     if not clusters_apart(job.slots, job.stage):
         return None, 0.0
-    local, flops = counted_prototypes(job, model, aids, dataset, rng, counts)
+    local, flops = counted_prototypes(job, model, auxiliary, dataset, rng, counts)
     return local.labels, flops
 
 

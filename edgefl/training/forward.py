@@ -21,7 +21,7 @@ _COUNTED = frozenset({"prototype", "random", "reconstruction"})
 
 
 @dataclass(frozen=True)
-class Aids:
+class Auxiliary:
     """What terms need besides the model; empty where the recipe has no such term.
 
     ``tables``: the global prototypes, and the ``matcher`` that finds them while training. ``twin`` and ``teacher``: by
@@ -62,7 +62,7 @@ class Forward:
     rows: Mapping[str, Tensor | None]
     labels: Tensor | None
     missing: tuple[str, Mapping[str, float | str]]
-    aids: Aids = field(default_factory=Aids)
+    auxiliary: Auxiliary = field(default_factory=Auxiliary)
     marks: Tensor | None = None
     tokens: Mapping[str, TokenState] | None = None
     objective: Mapping[str, Mapping[str, float | str]] = field(default_factory=dict)
@@ -74,13 +74,13 @@ class Forward:
 
     def twins(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """As ``spread``, of the private copies of the heads."""
-        return self._spread({m: self.aids.twin[m](h) for m, h in self.encoded.items() if m in self.aids.twin})
+        return self._spread({m: self.auxiliary.twin[m](h) for m, h in self.encoded.items() if m in self.auxiliary.twin})
 
     def taught(self) -> dict[str, Tensor]:
         """As the first of ``spread``, by the heads as they were received; no gradient."""
         with torch.no_grad():
             return self._spread(
-                {m: self.aids.teacher[m](h) for m, h in self.encoded.items() if m in self.aids.teacher}
+                {m: self.auxiliary.teacher[m](h) for m, h in self.encoded.items() if m in self.auxiliary.teacher}
             )[0]
 
     @cached_property
@@ -99,7 +99,7 @@ class Forward:
             return self.projected
         full, _ = self.spread
         has = self.at_hand
-        given = AtHand(full, has, self.aids.tables, self.labels, options, self.model, self.aids.matcher)
+        given = AtHand(full, has, self.auxiliary.tables, self.labels, options, self.model, self.auxiliary.matcher)
         result = {}
         for m in wanted:
             stand_in = MISSING[name](m, given)

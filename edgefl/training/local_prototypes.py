@@ -22,7 +22,7 @@ from edgefl.prototypes.table import FUSED, ClassMeans, of_several, to_tensors
 from edgefl.training.auxiliary import counted_prototypes
 from edgefl.training.batches import ShapeKey, make_batch
 from edgefl.training.flop_cache import FlopCounts, kind_of_step, linear_in
-from edgefl.training.forward import Aids
+from edgefl.training.forward import Auxiliary
 
 #: Fewest samples of a row that leaves the device, where the coordinator is too old to say.
 MIN_COUNT = 2
@@ -31,7 +31,7 @@ MIN_COUNT = 2
 def local_tables(
     job: Job,
     model: StagedModel,
-    aids: Aids,
+    auxiliary: Auxiliary,
     dataset: Dataset,
     device: str,
     counts: FlopCounts,
@@ -46,7 +46,7 @@ def local_tables(
     if name == "class_mean":
         found, flops = class_means(model, job, dataset, device, counts)
     elif name == "adaptive":
-        local, flops = counted_prototypes(job, model, aids, dataset, rng, counts)
+        local, flops = counted_prototypes(job, model, auxiliary, dataset, rng, counts)
         found = dict(local.pairs.tables)
     else:
         return None, 0.0

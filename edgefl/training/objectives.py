@@ -58,7 +58,7 @@ def modality_contrast(forward: Forward, options: Options) -> Tensor:
     none = next(iter(forward.projected.values())).new_zeros(())
     total, terms = none, none
     for modality, projected in forward.projected.items():
-        table, labels, rows = forward.aids.tables.get(modality), forward.labels, forward.rows[modality]
+        table, labels, rows = forward.auxiliary.tables.get(modality), forward.labels, forward.rows[modality]
         if table is None or labels is None:
             continue
         own = labels if rows is None else labels[rows]
@@ -84,7 +84,7 @@ def margin(forward: Forward, options: Options) -> Tensor:
 
 def prototype_contrast(forward: Forward, options: Options) -> Tensor:
     """The fused representation against the fused prototypes; zero while there are none."""
-    table = forward.aids.tables.get(FUSED)
+    table = forward.auxiliary.tables.get(FUSED)
     if table is None or forward.labels is None:
         return forward.nothing()
     by_class = options["negatives"] == "classes"
@@ -106,7 +106,7 @@ def cluster_contrast(forward: Forward, options: Options) -> Tensor:
 
 def prototype_transfer(forward: Forward, options: Options) -> Tensor:
     """Both halves of the global prototype pairs are seen alike, by one modality too; zero while there are none."""
-    tables = {m: forward.aids.tables[m] for m in forward.model.spec.encoders if m in forward.aids.tables}
+    tables = {m: forward.auxiliary.tables[m] for m in forward.model.spec.encoders if m in forward.auxiliary.tables}
     return prototype_transfer_term(*forward.spread, tables, float(options["temperature"]))
 
 
@@ -126,7 +126,7 @@ def regulariser(forward: Forward, options: Options) -> Tensor:
     """The heads stay near their private copies."""
     own: dict[str, Tensor] = {}
     anchors: dict[str, Tensor] = {}
-    for m, twin in forward.aids.twin.items():
+    for m, twin in forward.auxiliary.twin.items():
         own |= {f"{m}/{name}": p for name, p in forward.model.part(f"head/{m}").named_parameters()}
         anchors |= {f"{m}/{name}": p for name, p in twin.named_parameters()}
     return regulariser_term(own, anchors, 1.0) if own else forward.nothing()
@@ -161,8 +161,8 @@ def gmc(forward: Forward, options: Options) -> Tensor:
 
 def proximal(forward: Forward, options: Options) -> Tensor:
     """The trained parameters stay near those received."""
-    own = {str(i): parameter for i, (parameter, _) in enumerate(forward.aids.received)}
-    anchors = {str(i): value for i, (_, value) in enumerate(forward.aids.received)}
+    own = {str(i): parameter for i, (parameter, _) in enumerate(forward.auxiliary.received)}
+    anchors = {str(i): value for i, (_, value) in enumerate(forward.auxiliary.received)}
     return proximal_term(own, anchors, 1.0) if own else forward.nothing()
 
 

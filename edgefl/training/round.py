@@ -29,11 +29,11 @@ from edgefl.plan.exchange import sent
 from edgefl.plan.frozen_prefix import built_parts
 from edgefl.plan.job import Job
 from edgefl.plan.schedule import is_closing
-from edgefl.training.auxiliary import aids_of, marks_of, twin_tensors
+from edgefl.training.auxiliary import auxiliary_of, marks_of, twin_tensors
 from edgefl.training.batches import Batch, training_batches
 from edgefl.training.closing_round import match_parts
 from edgefl.training.flop_cache import FlopCounts, kind_of_step, linear_in
-from edgefl.training.forward import Aids
+from edgefl.training.forward import Auxiliary
 from edgefl.training.holdout import too_few, usable_rows
 from edgefl.training.local_evaluation import personal_trial, trial
 from edgefl.training.local_prototypes import local_tables
@@ -126,22 +126,22 @@ def train_round(
     metrics, spent = trial(job, model, apart, parts, "received", counts)
     personal_metrics, more = personal_trial(job, model, apart, parts, kept, counts, statistics)
     prepare(model, job.stage.trained, checkpoint=job.hyper.checkpoint)
-    aids = aids_of(job, model, parts, kept, device)
-    taking += statistics(aids.teacher)
-    marks, marking = marks_of(job, model, aids, dataset, rng, counts)
+    auxiliary = auxiliary_of(job, model, parts, kept, device)
+    taking += statistics(auxiliary.teacher)
+    marks, marking = marks_of(job, model, auxiliary, dataset, rng, counts)
     meter = PovertyMeter() if "poverty" in job.slots.repair else None
-    tally = _Tally(kind_of_step(job, with_tables=bool(aids.tables)), counts, meter)
+    tally = _Tally(kind_of_step(job, with_tables=bool(auxiliary.tables)), counts, meter)
     tally.flops = filling + taking + spent + more + marking
-    _train(job, model, dataset, usable, aids, marks, tally, device, rng, steps, on_progress)
+    _train(job, model, dataset, usable, auxiliary, marks, tally, device, rng, steps, on_progress)
     model.zero_grad(set_to_none=True)
     after, spent = trial(job, model, apart, parts, "trained", counts)
     tally.flops += spent
-    sending, samples = _outcome(job, model, aids, dataset, usable, tally, device, rng)
+    sending, samples = _outcome(job, model, auxiliary, dataset, usable, tally, device, rng)
     mine = job.stage.trained if meter is not None else kept_parts(job)  # with poverty, a personal model stays here
     staying = {part: part_tensors(model, part, copy=False) for part in mine}  # the model is at its end
     return RoundResult(
         parts=sending,
-        kept=staying | twin_tensors(aids),
+        kept=staying | twin_tensors(auxiliary),
         samples=samples,
         metrics=_metrics(tally) | metrics | personal_metrics | after,
         flops=tally.flops,
@@ -169,7 +169,7 @@ def _train(
     model: StagedModel,
     own: Dataset,
     usable: np.ndarray,
-    aids: Aids,
+    auxiliary: Auxiliary,
     marks: np.ndarray | None,
     tally: _Tally,
     device: str,
@@ -177,14 +177,14 @@ def _train(
     steps: int,
     on_progress: OnProgress | None,
 ) -> None:
-    optimizer = make_optimizer(model, job.stage.trained, job.hyper, aids.extra)
+    optimizer = make_optimizer(model, job.stage.trained, job.hyper, auxiliary.extra)
     modalities = [m for m in job.model.encoders if f"head/{m}" in job.stage.present and own.has(m).any()]
     layers = poverty_layers(job, model) if tally.meter is not None else {}
     done = 0
     for epoch in range(1, job.hyper.epochs + 1):
         size, apart = job.hyper.batch_size, tally.meter is not None  # a poverty layer shows between the two kinds
         for batch in training_batches(own, usable, modalities, size, device, rng, marks, apart=apart):
-            _counted_step(model, job, batch, optimizer, aids, tally, layers)
+            _counted_step(model, job, batch, optimizer, auxiliary, tally, layers)
             done += 1
             if on_progress is not None:
                 on_progress(epoch, done, steps, tally.loss[-1])
@@ -212,7 +212,7 @@ def _counted_step(
     job: Job,
     batch: Batch,
     optimizer: Optimizer,
-    aids: Aids,
+    auxiliary: Auxiliary,
     tally: _Tally,
     layers: Mapping[torch.nn.Parameter, str],
 ) -> None:
@@ -224,7 +224,7 @@ def _counted_step(
     (loss, forward), flops = tally.counts.run(
         tally.kind,
         batch.shape_key,
-        lambda: train_step(model, job, batch, optimizer, aids),
+        lambda: train_step(model, job, batch, optimizer, auxiliary),
         linear=linear_in(job),
     )
     tally.flops += flops
@@ -249,7 +249,7 @@ def _counted_step(
 def _outcome(
     job: Job,
     model: StagedModel,
-    aids: Aids,
+    auxiliary: Auxiliary,
     own: Dataset,
     usable: np.ndarray,
     tally: _Tally,
@@ -261,7 +261,7 @@ def _outcome(
     # Where they lie: from here on nothing changes the model, and the largest moment shall not be a copy of it.
     trained = [part for part in sent(job.stage, job.slots.exchange) if part in samples]
     sending = {part: part_tensors(model, part, copy=False) for part in trained}
-    tables, flops = local_tables(job, model, aids, own, device, tally.counts, rng)
+    tables, flops = local_tables(job, model, auxiliary, own, device, tally.counts, rng)
     tally.flops += flops
     if tables is not None:
         sending[PROTOTYPES], samples[PROTOTYPES] = tables, len(usable)

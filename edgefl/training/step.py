@@ -23,7 +23,7 @@ from edgefl.models.spec import is_encoder, modality_of
 from edgefl.models.staged import StagedModel
 from edgefl.plan.job import Hyper, Job
 from edgefl.training.batches import Batch
-from edgefl.training.forward import Aids, Forward
+from edgefl.training.forward import Auxiliary, Forward
 from edgefl.training.objectives import total_loss
 from edgefl.training.optimizer_in_backward import EarlyUpdates, updates_of
 from edgefl.training.optimizers import SGD, Adafactor, AdamW, Group, Optimizer, parameters_of
@@ -82,13 +82,13 @@ def train_step(
     job: Job,
     batch: Batch,
     optimizer: Optimizer,
-    aids: Aids,
+    auxiliary: Auxiliary,
 ) -> tuple[float, Forward]:
     """One step; returns the loss and the forward pass. Raises nothing of its own."""
     parameters = parameters_of(optimizer)
     for parameter in parameters:
         parameter.grad = None
-    done = run_forward(model, job, batch, aids)
+    done = run_forward(model, job, batch, auxiliary)
     run_backward(model, job, batch, done, updates_of(job, optimizer))
     if job.hyper.clip_norm > 0:
         torch.nn.utils.clip_grad_norm_(parameters, job.hyper.clip_norm)
@@ -96,7 +96,7 @@ def train_step(
     return float(done.loss.detach()), done.forward
 
 
-def run_forward(model: StagedModel, job: Job, batch: Batch, aids: Aids) -> Pass:
+def run_forward(model: StagedModel, job: Job, batch: Batch, auxiliary: Auxiliary) -> Pass:
     """The loss of a batch, in pieces of ``hyper.micro_batch`` rows through the encoders."""
     micro = job.hyper.micro_batch if job.hyper.micro_batch < batch.size else 0
     seed = int(torch.randint(2**31, ())) if micro else None
@@ -114,7 +114,7 @@ def run_forward(model: StagedModel, job: Job, batch: Batch, aids: Aids) -> Pass:
         rows=batch.rows,
         labels=batch.labels,
         missing=next(iter(job.slots.missing.items()), ("zero", {})),
-        aids=aids,
+        auxiliary=auxiliary,
         marks=batch.marks,
         tokens=states,
         objective=job.slots.objective,

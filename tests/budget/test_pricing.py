@@ -28,7 +28,7 @@ from edgefl.prototypes.torch_mask import Table
 from edgefl.resources.flops import FlopCounter
 from edgefl.resources.live_bytes import LiveBytes
 from edgefl.training.batches import Batch, meta_batch
-from edgefl.training.forward import Aids
+from edgefl.training.forward import Auxiliary
 from edgefl.training.round import train_round
 from edgefl.training.step import make_optimizer, prepare, train_step
 
@@ -46,7 +46,7 @@ def counted(made: Job, batch: Batch) -> float:
     prepare(model, made.stage.trained)
     optimizer = make_optimizer(model, made.stage.trained, made.hyper)
     with FlopCounter() as counter:
-        train_step(model, made, batch, optimizer, Aids(tables))
+        train_step(model, made, batch, optimizer, Auxiliary(tables))
     return float(counter.flops)
 
 

@@ -20,7 +20,7 @@ from edgefl.models.parts import part_size_bytes
 from edgefl.models.spec import HeadSpec, JointSpec, ModelSpec
 from edgefl.models.staged import StagedModel, build
 from edgefl.plan.compile import compile_run
-from edgefl.training.forward import Aids
+from edgefl.training.forward import Auxiliary
 from edgefl.training.round import train_round
 from edgefl.training.step import prepare, run_forward
 
@@ -65,7 +65,7 @@ def test_one_projection_makes_the_joint_embedding_and_each_modalitys_by_hand():
 def pass_of(model: StagedModel, **objective):
     made = job(model.spec, stages_of(model.spec, "heads")[-1], objective={**CROSS_ENTROPY, **objective})
     prepare(model, made.stage.trained)
-    return run_forward(model, made, random_batch(), Aids())
+    return run_forward(model, made, random_batch(), Auxiliary())
 
 
 def test_every_embedding_is_a_unit_vector_and_the_projection_learns_from_each():

@@ -23,7 +23,7 @@ from edgefl.models.staged import StagedModel, build
 from edgefl.plan.job import Job
 from edgefl.prototypes.mask import TEMPERATURE
 from edgefl.prototypes.torch_mask import Table
-from edgefl.training.forward import Aids
+from edgefl.training.forward import Auxiliary
 from edgefl.training.objectives import Forward, clip, clip_loss, cross_entropy, modality_contrast, total_loss
 from edgefl.training.step import prepare
 
@@ -48,7 +48,9 @@ def forward_of(projected, rows=None, labels=None, tables=None, missing=("zero", 
     spec = model_spec(modalities="".join(["a", "b"]))
     size = size or len(next(iter(projected.values())))
     rows = {m: (rows or {}).get(m) for m in projected}
-    return Forward(build(spec, device="meta"), size, projected, projected, rows, labels, missing, Aids(tables or {}))
+    return Forward(
+        build(spec, device="meta"), size, projected, projected, rows, labels, missing, Auxiliary(tables or {})
+    )
 
 
 def table(rows, valid=None) -> Table:
@@ -145,7 +147,7 @@ def test_the_total_is_the_weighted_sum_of_its_terms():
     model, batch = ready(made), random_batch()
     tables = {m: Table(torch.randn(3, 6), torch.ones(3, dtype=torch.bool)) for m in "ab"}
     projected = {m: model.project(m, model.encode(m, x)) for m, x in batch.inputs.items()}
-    forward = Forward(model, 6, projected, projected, batch.rows, batch.labels, ("zero", {}), Aids(tables))
+    forward = Forward(model, 6, projected, projected, batch.rows, batch.labels, ("zero", {}), Auxiliary(tables))
     options = {"cross_entropy": {"weight": 2.0}, "modality_contrast": {"weight": 0.5, "temperature": 0.1}}
     expected = 2 * cross_entropy(forward, {}) + 0.5 * modality_contrast(forward, {"temperature": 0.1})
     torch.testing.assert_close(total_loss(forward, options), expected)

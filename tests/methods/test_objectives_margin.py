@@ -8,7 +8,7 @@ from training_fixture import job, model_spec, random_batch
 
 from edgefl.models.staged import build
 from edgefl.training.batches import Batch
-from edgefl.training.forward import Aids, Forward, copied
+from edgefl.training.forward import Auxiliary, Forward, copied
 from edgefl.training.objectives import OBJECTIVES
 from edgefl.training.step import run_forward
 
@@ -23,9 +23,17 @@ def forward(margins: dict[str, float] | None) -> Forward:
     teacher = {"a": _always(same), "b": _always(same)}
     terms = {} if margins is None else {"margin": {"weight": 3.0, **margins}}
     values = {"a": axes, "b": axes}
-    aids = Aids(twin=twin, teacher=teacher)
+    auxiliary = Auxiliary(twin=twin, teacher=teacher)
     return Forward(
-        build(SPEC, device="meta"), 2, values, values, dict.fromkeys("ab"), None, ("zero", {}), aids, objective=terms
+        build(SPEC, device="meta"),
+        2,
+        values,
+        values,
+        dict.fromkeys("ab"),
+        None,
+        ("zero", {}),
+        auxiliary,
+        objective=terms,
     )
 
 
@@ -70,7 +78,7 @@ def test_a_step_hands_the_recipes_terms_on():
     batch = random_batch()
     unlabelled = Batch(batch.size, batch.inputs, batch.rows, None)
     twins = {m: copied(model.part(f"head/{m}"), trained=True) for m in "ab"}
-    done = run_forward(model, made, unlabelled, Aids(twin=twins))
+    done = run_forward(model, made, unlabelled, Auxiliary(twin=twins))
     task = OBJECTIVES["margin"](done.forward, margin)
     # The copies are the heads themselves so far, so that both terms have one value.
     assert done.loss.item() == pytest.approx(2 * task.item(), rel=1e-5)

@@ -17,7 +17,7 @@ from edgefl.models.staged import StagedModel, build
 from edgefl.plan.job import Job
 from edgefl.plan.schedule import restrict
 from edgefl.prototypes.table import ClassMeans, to_tensors
-from edgefl.training.auxiliary import aids_of
+from edgefl.training.auxiliary import auxiliary_of
 from edgefl.training.batches import Batch
 from edgefl.training.evaluate import TestSet, evaluate, judge, reconstructed
 from edgefl.training.flop_cache import FlopCounts
@@ -56,7 +56,7 @@ def trained_loss(made: Job, parts: dict, data: Dataset) -> float:
     )
     with torch.no_grad():
         model = loaded(made, parts)
-        done = run_forward(model, made, batch, aids_of(made, model, parts, {}, "cpu"))
+        done = run_forward(model, made, batch, auxiliary_of(made, model, parts, {}, "cpu"))
         return float(F.cross_entropy(done.forward.logits, batch.labels))
 
 

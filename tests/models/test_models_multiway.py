@@ -24,7 +24,7 @@ from edgefl.pricing.round_price import price_step
 from edgefl.resources.flops import FlopCounter
 from edgefl.resources.live_bytes import LiveBytes
 from edgefl.training.batches import Batch
-from edgefl.training.forward import Aids
+from edgefl.training.forward import Auxiliary
 from edgefl.training.step import make_optimizer, prepare, run_backward, run_forward, train_step
 
 torch.set_num_threads(1)
@@ -347,7 +347,7 @@ def partial(rows: dict[str, list[int]] | None = None) -> Batch:
 
 def gradients(made, batch: Batch) -> tuple[float, dict[str, torch.Tensor]]:
     model = ready(made)
-    done = run_forward(model, made, batch, Aids())
+    done = run_forward(model, made, batch, Auxiliary())
     run_backward(model, made, batch, done)
     return float(done.loss.detach()), {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
 
@@ -385,7 +385,7 @@ def test_tokens_and_padding_of_a_batch_in_pieces_are_those_of_the_whole(sharing)
     batch = Batch(6, inputs_of(spec, {"acc": 4, "words": 3}), rows, None)
     batch.inputs["words"][1, 3:] = 0
     model = build(spec).eval()
-    whole, pieces_ = (run_forward(model, with_hyper(made, micro_batch=micro), batch, Aids()) for micro in (0, 2))
+    whole, pieces_ = (run_forward(model, with_hyper(made, micro_batch=micro), batch, Auxiliary()) for micro in (0, 2))
     for done in (whole, pieces_):
         assert torch.equal(done.masks["words"], batch.inputs["words"] != 0)
         assert set(done.masks) == {"words"}
@@ -401,7 +401,7 @@ def test_what_one_modality_learns_from_reaches_the_others_parts(micro):
     stage = msgspec.structs.replace(stages_of(spec)[-1], trained=("a/stage1",))
     made = with_hyper(job(spec, stage), micro_batch=micro)
     batch, model = partial({}), ready(made)
-    done = run_forward(model, made, batch, Aids())
+    done = run_forward(model, made, batch, Auxiliary())
     run_backward(model, made, batch, replace(done, loss=done.forward.projected["b"].square().sum()))
     assert model.part("a/stage1").layers[0].mlp[0].weight.grad.abs().sum() > 0
 
@@ -411,13 +411,13 @@ def test_with_dropout_both_runs_of_a_piece_draw_the_same():
     spec = multiway(model_spec(dropout=0.4, stages=2))
     made = with_hyper(job(spec, stages_of(spec, "end_to_end")[0]), micro_batch=4)
     batch, model = partial(), ready(made)
-    run_backward(model, made, batch, run_forward(model, made, batch, Aids()))
+    run_backward(model, made, batch, run_forward(model, made, batch, Auxiliary()))
 
     def loss_at(parameter, index, step):
         with torch.no_grad():
             parameter.view(-1)[index] += step
         torch.manual_seed(3)
-        value = float(run_forward(model, made, batch, Aids()).loss.detach())
+        value = float(run_forward(model, made, batch, Auxiliary()).loss.detach())
         with torch.no_grad():
             parameter.view(-1)[index] -= step
         return value
@@ -437,7 +437,7 @@ def test_frozen_parts_keep_every_bit_and_trained_ones_change(micro):
     model = build(spec, stage.present)
     prepare(model, stage.trained)
     before = {n: p.detach().clone() for n, p in model.named_parameters()}
-    train_step(model, made, random_batch(PARTIAL), make_optimizer(model, stage.trained, made.hyper), Aids())
+    train_step(model, made, random_batch(PARTIAL), make_optimizer(model, stage.trained, made.hyper), Auxiliary())
     changed = {n for n, p in model.named_parameters() if not torch.equal(p, before[n])}
     owners = {n.removeprefix("_parts.").split(".")[0] for n in changed}
     assert {"shared/stage2", "a/stage2", "b/stage2", "head/a"} <= owners <= set(stage.trained)
@@ -453,7 +453,7 @@ def test_the_price_on_shapes_alone_is_that_of_the_step(micro, rows):
     prepare(model, made.stage.trained)
     optimizer = make_optimizer(model, made.stage.trained, made.hyper)
     with FlopCounter() as counter:
-        train_step(model, made, batch, optimizer, Aids())
+        train_step(model, made, batch, optimizer, Auxiliary())
     assert price_step(made, {m: len(x) for m, x in batch.inputs.items()})[1] == counter.flops > 0
 
 

@@ -29,7 +29,7 @@ from edgefl.prototypes.table import from_tensors
 from edgefl.prototypes.torch_mask import Table
 from edgefl.training.batches import Batch, make_batch, training_batches
 from edgefl.training.flop_cache import FlopCounts
-from edgefl.training.forward import Aids
+from edgefl.training.forward import Auxiliary
 from edgefl.training.holdout import split, usable_rows
 from edgefl.training.optimizers import parameters_of
 from edgefl.training.round import train_round
@@ -54,7 +54,7 @@ def gradients(made: Job, batch: Batch, tables=None, seed: int = 3) -> tuple[floa
     """Loss and gradients in double precision: batch norm over a handful of rows amplifies rounding."""
     model = ready(made).double()
     torch.manual_seed(seed)
-    done = run_forward(model, made, doubled(batch), Aids(tables or {}))
+    done = run_forward(model, made, doubled(batch), Auxiliary(tables or {}))
     run_backward(model, made, doubled(batch), done)
     grads = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
     return float(done.loss.detach()), grads
@@ -129,13 +129,13 @@ def test_with_dropout_both_runs_of_a_piece_draw_the_same():
         with torch.no_grad():
             parameter.view(-1)[index] += step
         torch.manual_seed(3)
-        value = float(run_forward(model, made, batch, Aids()).loss.detach())
+        value = float(run_forward(model, made, batch, Auxiliary()).loss.detach())
         with torch.no_grad():
             parameter.view(-1)[index] -= step
         return value
 
     torch.manual_seed(3)
-    run_backward(model, made, batch, run_forward(model, made, batch, Aids()))
+    run_backward(model, made, batch, run_forward(model, made, batch, Auxiliary()))
     parameters = dict(model.named_parameters())
     checked = [name for name in parameters if "stage1" in name and name.endswith("qkv.weight")]
     checked += [name for name in parameters if "embed" in name and name.endswith("project.weight")]
@@ -176,7 +176,7 @@ def test_gradients_are_cut_to_the_norm_that_is_set():
     made = with_hyper(job(), clip_norm=1e-3)
     model = ready(made)
     optimizer = make_optimizer(model, made.stage.trained, made.hyper)
-    train_step(model, made, random_batch(), optimizer, Aids())
+    train_step(model, made, random_batch(), optimizer, Auxiliary())
     norm = torch.stack([p.grad.norm() for p in parameters_of(optimizer)]).norm()
     assert norm.item() == pytest.approx(1e-3, rel=1e-3)
 
@@ -193,7 +193,7 @@ def test_only_trained_parts_change_and_frozen_ones_keep_every_bit(schedule, micr
     before = {name: part_tensors(model, name) for name in stage.present}
     optimizer = make_optimizer(model, stage.trained, made.hyper)
     for _ in range(2):
-        train_step(model, made, random_batch(ROWS), optimizer, Aids())
+        train_step(model, made, random_batch(ROWS), optimizer, Auxiliary())
     for name in stage.present:
         after = part_tensors(model, name)
         same = all(np.array_equal(before[name][key], after[key]) for key in after)

@@ -11,7 +11,7 @@ from edgefl.models.spec import JointSpec, ModelSpec
 from edgefl.models.staged import build
 from edgefl.plan.job import Job
 from edgefl.pricing.round_price import price_step
-from edgefl.training.forward import Aids
+from edgefl.training.forward import Auxiliary
 from edgefl.training.optimizer_in_backward import EarlyUpdates, may_update_early
 from edgefl.training.optimizers import parameters_of
 from edgefl.training.step import make_optimizer, prepare, train_step
@@ -23,7 +23,7 @@ def trained(made: Job, steps: int = 3) -> dict[str, np.ndarray]:
     optimizer = make_optimizer(model, made.stage.trained, made.hyper)
     torch.manual_seed(5)
     for i in range(steps):
-        train_step(model, made, random_batch(seed=i), optimizer, Aids())
+        train_step(model, made, random_batch(seed=i), optimizer, Auxiliary())
     return {name: value.detach().numpy().copy() for name, value in model.state_dict().items()}
 
 
@@ -88,7 +88,7 @@ def test_adafactor_keeps_a_row_and_a_column(monkeypatch):
     model = build(made.model, made.stage.present)
     prepare(model, made.stage.trained)
     optimizer = make_optimizer(model, made.stage.trained, made.hyper)
-    train_step(model, made, random_batch(), optimizer, Aids())
+    train_step(model, made, random_batch(), optimizer, Auxiliary())
     for parameter in parameters_of(optimizer):
         kept = sum(t.numel() for t in optimizer._state[parameter]) if parameter in optimizer._state else 0
         assert kept <= (parameter.numel() if parameter.ndim < 2 else sum(parameter.shape))

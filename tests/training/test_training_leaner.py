@@ -21,7 +21,7 @@ from edgefl.pricing.round_price import Pricer, price_step
 from edgefl.resources.flops import FlopCounter
 from edgefl.resources.live_bytes import LiveBytes
 from edgefl.training.batches import Batch
-from edgefl.training.forward import Aids
+from edgefl.training.forward import Auxiliary
 from edgefl.training.precision import computing_in
 from edgefl.training.round import train_round
 from edgefl.training.step import make_optimizer, prepare, train_step
@@ -35,7 +35,7 @@ def trained(made: Job, steps: int = 3) -> dict[str, np.ndarray]:
     optimizer = make_optimizer(model, made.stage.trained, made.hyper)
     torch.manual_seed(5)
     for i in range(steps):
-        train_step(model, made, random_batch({"b": [0, 2, 3]}, seed=i), optimizer, Aids())
+        train_step(model, made, random_batch({"b": [0, 2, 3]}, seed=i), optimizer, Auxiliary())
     return {name: value.detach().numpy().copy() for name, value in model.state_dict().items()}
 
 
@@ -89,10 +89,10 @@ def run(made: Job) -> tuple[int, float, float]:
         prepare(model, made.stage.trained, checkpoint=made.hyper.checkpoint)
         optimizer = make_optimizer(model, made.stage.trained, made.hyper)
         for _ in range(2):
-            train_step(model, made, batch_of(made), optimizer, Aids())
+            train_step(model, made, batch_of(made), optimizer, Auxiliary())
         peak, batch = live.peak, batch_of(made)
         with FlopCounter() as counter:
-            loss, _ = train_step(model, made, batch, optimizer, Aids())
+            loss, _ = train_step(model, made, batch, optimizer, Auxiliary())
     assert live.peak == pytest.approx(peak, rel=0.02)  # counting keeps nothing alive
     return peak, float(counter.flops), loss
 

@@ -13,7 +13,7 @@ from edgefl.plan.job import Job
 from edgefl.prototypes.table import FUSED
 from edgefl.prototypes.torch_mask import Table
 from edgefl.training.batches import Batch
-from edgefl.training.forward import Aids, copied
+from edgefl.training.forward import Auxiliary, copied
 from edgefl.training.step import prepare, run_backward, run_forward
 
 BOTH_MISS_SOME = {"a": [1, 2, 4, 5], "b": [0, 2, 3, 5]}
@@ -54,8 +54,8 @@ def gradients(made: Job, batch: Batch) -> tuple[float, dict[str, torch.Tensor]]:
             for parameter in head.parameters():
                 parameter.add_(0.1 * torch.randn_like(parameter))
     marks = torch.tensor([0, 1, 1, 0, 2, 2][: batch.size])
-    aids = Aids(tables, twin, teacher)
-    done = run_forward(model, made, doubled(batch, marks), aids)
+    auxiliary = Auxiliary(tables, twin, teacher)
+    done = run_forward(model, made, doubled(batch, marks), auxiliary)
     run_backward(model, made, doubled(batch, marks), done)
     found = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
     found |= {f"{m} twin {name}": p.grad for m in twin for name, p in twin[m].named_parameters() if p.grad is not None}
