@@ -32,7 +32,7 @@ from edgefl.training.scoring import matcher_of
 R = TypeVar("R")
 Tensors = Mapping[str, np.ndarray]
 #: What a private copy is called among the parts a device keeps.
-TWIN = "twin/"
+PRIVATE_HEAD = "twin/"
 
 
 def auxiliary_of(
@@ -41,19 +41,19 @@ def auxiliary_of(
     """What the recipe's terms need. ``parts``: as received; ``kept``: what this device's last round left here."""
     terms = job.slots.objective
     heads = [m for m in job.model.encoders if f"head/{m}" in job.stage.trained]
-    twin: dict[str, nn.Module] = {}
-    teacher: dict[str, nn.Module] = {}
+    private_heads: dict[str, nn.Module] = {}
+    teachers: dict[str, nn.Module] = {}
     for m in heads:
         head = model.part(f"head/{m}")
         if clusters_apart(job.slots, job.stage):
-            twin[m] = copied(head, trained=True)
-            load_module(TWIN + m, twin[m], kept.get(TWIN + m, parts[f"head/{m}"]))
+            private_heads[m] = copied(head, trained=True)
+            load_module(PRIVATE_HEAD + m, private_heads[m], kept.get(PRIVATE_HEAD + m, parts[f"head/{m}"]))
         if "model_transfer" in terms:
-            teacher[m] = copied(head, trained=False)
-            load_module(f"head/{m}", teacher[m], parts[f"head/{m}"])
+            teachers[m] = copied(head, trained=False)
+            load_module(f"head/{m}", teachers[m], parts[f"head/{m}"])
     trained = [p for part in job.stage.trained for p in model.part(part).parameters()] if "proximal" in terms else []
     received = tuple((p, p.detach().clone()) for p in trained)
-    return Auxiliary(tables_of(parts, device), twin, teacher, received, matcher_of(job.slots, {}))
+    return Auxiliary(tables_of(parts, device), private_heads, teachers, received, matcher_of(job.slots, {}))
 
 
 def tables_of(parts: Mapping[str, Tensors], device: str) -> dict[str, Table]:
@@ -66,9 +66,9 @@ def tables_of(parts: Mapping[str, Tensors], device: str) -> dict[str, Table]:
     }
 
 
-def twin_tensors(auxiliary: Auxiliary) -> dict[str, dict[str, np.ndarray]]:
+def private_head_tensors(auxiliary: Auxiliary) -> dict[str, dict[str, np.ndarray]]:
     """The private copies, as parts to keep."""
-    return {TWIN + m: module_tensors(head) for m, head in auxiliary.twin.items()}
+    return {PRIVATE_HEAD + m: module_tensors(head) for m, head in auxiliary.private_heads.items()}
 
 
 def local_prototypes(
@@ -78,7 +78,7 @@ def local_prototypes(
     any. ``model`` and the copies end in the modes they had.
     """
     options = job.slots.prototypes.get("adaptive", {})
-    heads = {m: auxiliary.twin.get(m) for m in _own(job, dataset)}  # None: the model's own
+    heads = {m: auxiliary.private_heads.get(m) for m in _own(job, dataset)}  # None: the model's own
     teaching = _teaching(job, dataset)
     projections = {m: embeddings(model, m, dataset, job.stage.depth, head, teaching) for m, head in heads.items()}
     has = {m: dataset.has(m) for m in projections}

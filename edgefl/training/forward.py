@@ -24,25 +24,25 @@ _COUNTED = frozenset({"prototype", "random", "reconstruction"})
 class Auxiliary:
     """What terms need besides the model; empty where the recipe has no such term.
 
-    ``tables``: the global prototypes, and the ``matcher`` that finds them while training. ``twin`` and ``teacher``: by
-    modality, the private copy of the head, which is trained along, and the head as it was received. ``received``:
-    (parameter, its value when it came) of all trained.
+    ``tables``: the global prototypes, and the ``matcher`` that finds them while training. By modality:
+    ``private_heads``, copies that are trained along, and ``teachers``, the heads as received. ``received``: (parameter,
+    its value when it came) of all trained.
     """
 
     tables: Mapping[str, Table] = field(default_factory=dict)
-    twin: Mapping[str, nn.Module] = field(default_factory=dict)
-    teacher: Mapping[str, nn.Module] = field(default_factory=dict)
+    private_heads: Mapping[str, nn.Module] = field(default_factory=dict)
+    teachers: Mapping[str, nn.Module] = field(default_factory=dict)
     received: tuple[tuple[nn.Parameter, Tensor], ...] = ()
     matcher: Matcher = DEFAULT_MATCHER
 
     @property
     def extra(self) -> list[nn.Parameter]:
         """Parameters that are trained along and belong to no part of the model."""
-        return [parameter for head in self.twin.values() for parameter in head.parameters()]
+        return [parameter for head in self.private_heads.values() for parameter in head.parameters()]
 
 
 def copied(head: nn.Module, *, trained: bool) -> nn.Module:
-    """A head's twin (trained) or the teacher made of it (frozen, in evaluation mode)."""
+    """A head's private copy (trained) or the teacher made of it (frozen, in evaluation mode)."""
     return copy.deepcopy(head).requires_grad_(trained).train(trained)
 
 
@@ -72,16 +72,14 @@ class Forward:
         """Projections as [B, d] with zeros where there are none, and which rows have them [B]."""
         return self._spread(self.projected)
 
-    def twins(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """As ``spread``, of the private copies of the heads."""
-        return self._spread({m: self.auxiliary.twin[m](h) for m, h in self.encoded.items() if m in self.auxiliary.twin})
+    def private_projections(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """As ``spread``, by the private copies of the heads."""
+        return self._projected_by(self.auxiliary.private_heads)
 
     def taught(self) -> dict[str, Tensor]:
         """As the first of ``spread``, by the heads as they were received; no gradient."""
         with torch.no_grad():
-            return self._spread(
-                {m: self.auxiliary.teacher[m](h) for m, h in self.encoded.items() if m in self.auxiliary.teacher}
-            )[0]
+            return self._projected_by(self.auxiliary.teachers)[0]
 
     @cached_property
     def at_hand(self) -> dict[str, Tensor]:
@@ -129,6 +127,9 @@ class Forward:
     def nothing(self) -> Tensor:
         """Zero, but part of the graph, so that ``backward`` has a way to go."""
         return next(iter(self.projected.values())).sum() * 0.0
+
+    def _projected_by(self, heads: Mapping[str, nn.Module]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        return self._spread({m: heads[m](h) for m, h in self.encoded.items() if m in heads})
 
     def _spread(self, values: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         full, has = {}, {}

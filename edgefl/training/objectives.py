@@ -1,7 +1,7 @@
 """Terms of the local loss, as a closed dictionary: each takes a forward pass and its options, returns a scalar.
 
 The equations are in ``edgefl.training.losses``, a file each. Here: what of the model each of them looks at. AproMFL's
-clustering model is the private copy (twin) of the heads, on devices without labels: it has the task's terms and the
+clustering model is the private copy of the heads, on devices without labels: it has the task's terms and the
 contrast; every device's own model has the task's terms and the transfers (arXiv 2502.04400).
 """
 
@@ -95,7 +95,7 @@ def prototype_contrast(forward: Forward, options: Options) -> Tensor:
 
 def cluster_contrast(forward: Forward, options: Options) -> Tensor:
     """The private copies' task and contrast by local cluster; zero where there are none."""
-    values, has = forward.twins()
+    values, has = forward.private_projections()
     if not values:
         return forward.nothing()
     task = _task(forward, values, has)
@@ -112,23 +112,23 @@ def prototype_transfer(forward: Forward, options: Options) -> Tensor:
 
 def model_transfer(forward: Forward, options: Options) -> Tensor:
     """The heads as received teach the device's own."""
-    teacher = forward.taught()
-    if not teacher:
+    teachers = forward.taught()
+    if not teachers:
         return forward.nothing()
     full, has = forward.spread
-    own = {m: full[m] for m in teacher}
+    own = {m: full[m] for m in teachers}
     with torch.no_grad():
-        nu = ratio(_task(forward, own, has), _task(forward, teacher, has))
-    return model_transfer_term(own, teacher, has, nu, float(options["temperature"]))
+        nu = ratio(_task(forward, own, has), _task(forward, teachers, has))
+    return model_transfer_term(own, teachers, has, nu, float(options["temperature"]))
 
 
 def regulariser(forward: Forward, options: Options) -> Tensor:
     """The heads stay near their private copies."""
     own: dict[str, Tensor] = {}
     anchors: dict[str, Tensor] = {}
-    for m, twin in forward.auxiliary.twin.items():
+    for m, private_head in forward.auxiliary.private_heads.items():
         own |= {f"{m}/{name}": p for name, p in forward.model.part(f"head/{m}").named_parameters()}
-        anchors |= {f"{m}/{name}": p for name, p in twin.named_parameters()}
+        anchors |= {f"{m}/{name}": p for name, p in private_head.named_parameters()}
     return regulariser_term(own, anchors, 1.0) if own else forward.nothing()
 
 

@@ -29,7 +29,7 @@ from edgefl.plan.exchange import sent
 from edgefl.plan.frozen_prefix import built_parts
 from edgefl.plan.job import Job
 from edgefl.plan.schedule import is_closing
-from edgefl.training.auxiliary import auxiliary_of, marks_of, twin_tensors
+from edgefl.training.auxiliary import auxiliary_of, marks_of, private_head_tensors
 from edgefl.training.batches import Batch, training_batches
 from edgefl.training.closing_round import match_parts
 from edgefl.training.flop_cache import FlopCounts, kind_of_step, linear_in
@@ -127,7 +127,7 @@ def train_round(
     personal_metrics, more = personal_trial(job, model, apart, parts, kept, counts, statistics)
     prepare(model, job.stage.trained, checkpoint=job.hyper.checkpoint)
     auxiliary = auxiliary_of(job, model, parts, kept, device)
-    taking += statistics(auxiliary.teacher)
+    taking += statistics(auxiliary.teachers)
     marks, marking = marks_of(job, model, auxiliary, dataset, rng, counts)
     meter = PovertyMeter() if "poverty" in job.slots.repair else None
     tally = _Tally(kind_of_step(job, with_tables=bool(auxiliary.tables)), counts, meter)
@@ -141,7 +141,7 @@ def train_round(
     staying = {part: part_tensors(model, part, copy=False) for part in mine}  # the model is at its end
     return RoundResult(
         parts=sending,
-        kept=staying | twin_tensors(auxiliary),
+        kept=staying | private_head_tensors(auxiliary),
         samples=samples,
         metrics=_metrics(tally) | metrics | personal_metrics | after,
         flops=tally.flops,

@@ -119,8 +119,8 @@ def test_model_transfer_agrees_with_scipy_and_has_no_gradient_for_the_teacher(te
     near(kl_divergence(local, glob, temperature).detach(), entropy(p, q, axis=1))
     near(kl_divergence(local, glob, temperature, reverse=True).detach(), entropy(q, p, axis=1))
     p, q = ((x / x.norm(dim=1, keepdim=True) / temperature).softmax(1).numpy() for x in (local.detach(), glob.detach()))
-    e, teacher, has = {"a": local, "b": local * 2, "c": local}, dict.fromkeys("abc", glob), flags("110", "011", "000")
-    loss = model_transfer(e, teacher, has, 2.0, temperature, reverse=True)
+    e, teachers, has = {"a": local, "b": local * 2, "c": local}, dict.fromkeys("abc", glob), flags("110", "011", "000")
+    loss = model_transfer(e, teachers, has, 2.0, temperature, reverse=True)
     expected = entropy(q, p, axis=1)[:2].mean() + entropy(q, p, axis=1)[1:].mean()  # twice as long: as far away
     near(loss.detach(), expected)  # times two, over the two modalities at hand
     loss.backward()

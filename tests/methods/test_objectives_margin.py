@@ -19,11 +19,11 @@ SPEC = model_spec(stages=1, classes=0, modalities="ab")
 def forward(margins: dict[str, float] | None) -> Forward:
     """Two samples with a = b = the two axes: s_ii = 1, s_12 = 0. The received heads: both samples the same."""
     axes, same = torch.eye(2, 6), torch.ones(2, 6)
-    twin = {m: torch.nn.Identity() for m in "ab"}
-    teacher = {"a": _always(same), "b": _always(same)}
+    private_heads = {m: torch.nn.Identity() for m in "ab"}
+    teachers = {"a": _always(same), "b": _always(same)}
     terms = {} if margins is None else {"margin": {"weight": 3.0, **margins}}
     values = {"a": axes, "b": axes}
-    auxiliary = Auxiliary(twin=twin, teacher=teacher)
+    auxiliary = Auxiliary(private_heads=private_heads, teachers=teachers)
     return Forward(
         build(SPEC, device="meta"),
         2,
@@ -77,8 +77,8 @@ def test_a_step_hands_the_recipes_terms_on():
     model = build(made.model, made.stage.present)
     batch = random_batch()
     unlabelled = Batch(batch.size, batch.inputs, batch.rows, None)
-    twins = {m: copied(model.part(f"head/{m}"), trained=True) for m in "ab"}
-    done = run_forward(model, made, unlabelled, Auxiliary(twin=twins))
+    private_heads = {m: copied(model.part(f"head/{m}"), trained=True) for m in "ab"}
+    done = run_forward(model, made, unlabelled, Auxiliary(private_heads=private_heads))
     task = OBJECTIVES["margin"](done.forward, margin)
     # The copies are the heads themselves so far, so that both terms have one value.
     assert done.loss.item() == pytest.approx(2 * task.item(), rel=1e-5)

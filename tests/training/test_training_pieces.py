@@ -46,19 +46,24 @@ def gradients(made: Job, batch: Batch) -> tuple[float, dict[str, torch.Tensor]]:
     tables = {m: Table(torch.randn(3, width, generator=draw).double(), valid) for m, width in wide.items()}
     heads = {m: model.part(f"head/{m}") for m in "ab"}
     torch.manual_seed(5)
-    twin, teacher = (
+    private_heads, teachers = (
         {m: copied(head, trained=trained).double() for m, head in heads.items()} for trained in (True, False)
     )
     with torch.no_grad():
-        for head in (*twin.values(), *teacher.values()):
+        for head in (*private_heads.values(), *teachers.values()):
             for parameter in head.parameters():
                 parameter.add_(0.1 * torch.randn_like(parameter))
     marks = torch.tensor([0, 1, 1, 0, 2, 2][: batch.size])
-    auxiliary = Auxiliary(tables, twin, teacher)
+    auxiliary = Auxiliary(tables, private_heads, teachers)
     done = run_forward(model, made, doubled(batch, marks), auxiliary)
     run_backward(model, made, doubled(batch, marks), done)
     found = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
-    found |= {f"{m} twin {name}": p.grad for m in twin for name, p in twin[m].named_parameters() if p.grad is not None}
+    found |= {
+        f"{m} private_heads {name}": p.grad
+        for m in private_heads
+        for name, p in private_heads[m].named_parameters()
+        if p.grad is not None
+    }
     return float(done.loss.detach()), found
 
 
