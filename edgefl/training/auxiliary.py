@@ -103,7 +103,7 @@ def counted_prototypes(
     return _counted(job, dataset, _teaching(job, dataset), work, counts)
 
 
-def marks_of(
+def pseudo_labels_of(
     job: Job, model: StagedModel, auxiliary: Auxiliary, dataset: Dataset, rng: np.random.Generator, counts: FlopCounts
 ) -> tuple[np.ndarray | None, float]:
     """Each sample's local cluster [N] for this round, where a private copy is trained by it, and the FLOPs it took."""

@@ -31,15 +31,15 @@ ShapeKey = tuple[tuple[str, int], ...]
 class Batch:
     """``inputs[m]``: [n_m, *shape], or tokens that stand for them; ``rows[m]``: [n_m] or None (all).
 
-    ``labels``: [B] int64 or None; ``marks`` [B]: class or local cluster, -1: none, or None; ``complete``: rows that
-    have every modality of the batch.
+    ``labels``: [B] int64 or None; ``pseudo_labels`` [B]: class or local cluster, -1: none, or None; ``complete``: rows
+    that have every modality of the batch.
     """
 
     size: int
     inputs: Mapping[str, Input]
     rows: Mapping[str, Tensor | None]
     labels: Tensor | None
-    marks: Tensor | None = None
+    pseudo_labels: Tensor | None = None
     complete: int = 0
 
     @property
@@ -68,11 +68,11 @@ def make_batch(
     device: str,
     *,
     least_rows: int = 1,
-    marks: np.ndarray | None = None,
+    pseudo_labels: np.ndarray | None = None,
 ) -> Batch:
     """The samples ``indices`` [B]. A modality with fewer than ``least_rows`` rows is treated as absent.
 
-    ``marks`` [N]: of every sample of the data set.
+    ``pseudo_labels`` [N]: of every sample of the data set.
     """
     complete = np.ones(len(indices), dtype=bool)
     inputs: dict[str, Input] = {}
@@ -85,8 +85,8 @@ def make_batch(
         inputs[m] = input_of(dataset, m, indices[has], device)
         rows[m] = None if has.all() else torch.from_numpy(np.flatnonzero(has)).to(device)
     labels = None if dataset.labels is None else torch.from_numpy(dataset.labels[indices]).to(device)
-    marked = None if marks is None else torch.from_numpy(marks[indices]).to(device)
-    return Batch(len(indices), inputs, rows, labels, marked, int(complete.sum()))
+    chosen = None if pseudo_labels is None else torch.from_numpy(pseudo_labels[indices]).to(device)
+    return Batch(len(indices), inputs, rows, labels, chosen, int(complete.sum()))
 
 
 def training_batches(
@@ -96,7 +96,7 @@ def training_batches(
     batch_size: int,
     device: str,
     rng: np.random.Generator,
-    marks: np.ndarray | None = None,
+    pseudo_labels: np.ndarray | None = None,
     *,
     apart: bool = False,
 ) -> Iterator[Batch]:
@@ -106,7 +106,7 @@ def training_batches(
     which no modality has two rows, as can happen among very few samples, is left out.
     """
     for rows in _apart(dataset, usable, modalities, batch_size, rng) if apart else _mixed(usable, batch_size, rng):
-        batch = make_batch(dataset, rows, modalities, device, least_rows=LEAST_ROWS, marks=marks)
+        batch = make_batch(dataset, rows, modalities, device, least_rows=LEAST_ROWS, pseudo_labels=pseudo_labels)
         if batch.inputs:
             yield batch
 
@@ -152,5 +152,6 @@ def meta_batch(job: Job, rows: Mapping[str, int]) -> Batch:
     inputs = {m: meta_input(job, m, count) for m, count in rows.items()}
     labelled = "cross_entropy" in job.slots.objective and "task" in job.stage.trained
     labels = torch.empty(size, dtype=torch.int64, device="meta") if labelled else None
-    marks = torch.empty(size, dtype=torch.int64, device="meta") if clusters_apart(job.slots, job.stage) else None
-    return Batch(size, inputs, index, labels, marks, min(rows.values(), default=0))
+    clustered = clusters_apart(job.slots, job.stage)
+    pseudo_labels = torch.empty(size, dtype=torch.int64, device="meta") if clustered else None
+    return Batch(size, inputs, index, labels, pseudo_labels, min(rows.values(), default=0))

@@ -50,9 +50,9 @@ def copied(head: nn.Module, *, trained: bool) -> nn.Module:
 class Forward:
     """One batch. ``encoded[m]``: h [n_m, D]; ``projected[m]``: r [n_m, d]; ``rows[m]``: which of the B rows, None: all.
 
-    ``labels`` [B], -1: none; ``marks`` [B]: class or local cluster, -1: none; ``missing``: the slot's choice and its
-    options; ``tokens``: for joint fusion; ``objective``: the recipe's terms and their options, for terms that hold
-    another one's.
+    ``labels`` [B], -1: none; ``pseudo_labels`` [B]: class or local cluster, -1: none; ``missing``: the slot's choice
+    and its options; ``tokens``: for joint fusion; ``objective``: the recipe's terms and their options, for terms that
+    hold another one's.
     """
 
     model: StagedModel
@@ -63,7 +63,7 @@ class Forward:
     labels: Tensor | None
     missing: tuple[str, Mapping[str, float | str]]
     auxiliary: Auxiliary = field(default_factory=Auxiliary)
-    marks: Tensor | None = None
+    pseudo_labels: Tensor | None = None
     tokens: Mapping[str, TokenState] | None = None
     objective: Mapping[str, Mapping[str, float | str]] = field(default_factory=dict)
 

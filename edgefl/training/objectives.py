@@ -99,9 +99,9 @@ def cluster_contrast(forward: Forward, options: Options) -> Tensor:
     if not values:
         return forward.nothing()
     task = _task(forward, values, has)
-    if forward.marks is None:
+    if forward.pseudo_labels is None:
         return task
-    return task + cluster_contrast_term(values, has, forward.marks, float(options["temperature"]))
+    return task + cluster_contrast_term(values, has, forward.pseudo_labels, float(options["temperature"]))
 
 
 def prototype_transfer(forward: Forward, options: Options) -> Tensor:

@@ -29,7 +29,7 @@ from edgefl.plan.exchange import sent
 from edgefl.plan.frozen_prefix import built_parts
 from edgefl.plan.job import Job
 from edgefl.plan.schedule import is_closing
-from edgefl.training.auxiliary import auxiliary_of, marks_of, private_head_tensors
+from edgefl.training.auxiliary import auxiliary_of, private_head_tensors, pseudo_labels_of
 from edgefl.training.batches import Batch, training_batches
 from edgefl.training.closing_round import match_parts
 from edgefl.training.flop_cache import FlopCounts, kind_of_step, linear_in
@@ -128,11 +128,11 @@ def train_round(
     prepare(model, job.stage.trained, checkpoint=job.hyper.checkpoint)
     auxiliary = auxiliary_of(job, model, parts, kept, device)
     taking += statistics(auxiliary.teachers)
-    marks, marking = marks_of(job, model, auxiliary, dataset, rng, counts)
+    pseudo_labels, marking = pseudo_labels_of(job, model, auxiliary, dataset, rng, counts)
     meter = PovertyMeter() if "poverty" in job.slots.repair else None
     tally = _Tally(kind_of_step(job, with_tables=bool(auxiliary.tables)), counts, meter)
     tally.flops = filling + taking + spent + more + marking
-    _train(job, model, dataset, usable, auxiliary, marks, tally, device, rng, steps, on_progress)
+    _train(job, model, dataset, usable, auxiliary, pseudo_labels, tally, device, rng, steps, on_progress)
     model.zero_grad(set_to_none=True)
     after, spent = trial(job, model, apart, parts, "trained", counts)
     tally.flops += spent
@@ -170,7 +170,7 @@ def _train(
     own: Dataset,
     usable: np.ndarray,
     auxiliary: Auxiliary,
-    marks: np.ndarray | None,
+    pseudo_labels: np.ndarray | None,
     tally: _Tally,
     device: str,
     rng: np.random.Generator,
@@ -183,7 +183,7 @@ def _train(
     done = 0
     for epoch in range(1, job.hyper.epochs + 1):
         size, apart = job.hyper.batch_size, tally.meter is not None  # a poverty layer shows between the two kinds
-        for batch in training_batches(own, usable, modalities, size, device, rng, marks, apart=apart):
+        for batch in training_batches(own, usable, modalities, size, device, rng, pseudo_labels, apart=apart):
             _counted_step(model, job, batch, optimizer, auxiliary, tally, layers)
             done += 1
             if on_progress is not None:

@@ -115,7 +115,7 @@ def run_forward(model: StagedModel, job: Job, batch: Batch, auxiliary: Auxiliary
         labels=batch.labels,
         missing=next(iter(job.slots.missing.items()), ("zero", {})),
         auxiliary=auxiliary,
-        marks=batch.marks,
+        pseudo_labels=batch.pseudo_labels,
         tokens=states,
         objective=job.slots.objective,
     )

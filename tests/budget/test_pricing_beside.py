@@ -99,7 +99,9 @@ def test_pairs_are_tried_by_retrieval():
     assert Pricer()(made, data.samples())[1] == ran(made, data)
 
 
-@pytest.mark.parametrize("objective", [CROSS_ENTROPY, CROSS_ENTROPY | CLUSTER], ids=["tables", "tables and marks"])
+@pytest.mark.parametrize(
+    "objective", [CROSS_ENTROPY, CROSS_ENTROPY | CLUSTER], ids=["tables", "tables and pseudo-labels"]
+)
 @pytest.mark.parametrize("holdout", [0.0, 0.25])
 def test_adaptive_prototypes_are_made_once_or_with_clusters_twice(objective, holdout):
     made, data = whole(changed(), objective=objective, prototypes=ADAPTIVE, holdout=holdout), dataset(24)

@@ -57,7 +57,7 @@ class _always(torch.nn.Module):  # noqa: N801 - reads as a value
     ],
 )
 def test_the_private_copies_learn_their_task_with_the_recipes_margins(margins, expected):
-    # Without marks the term is the task alone; its weight is another term's.
+    # Without pseudo-labels the term is the task alone; its weight is another term's.
     assert OBJECTIVES["cluster_contrast"](forward(margins), OPTIONS).item() == pytest.approx(expected)
 
 

@@ -31,9 +31,9 @@ TERMS = {
 ALONE = ("clip", "margin")
 
 
-def doubled(batch: Batch, marks: torch.Tensor | None) -> Batch:
+def doubled(batch: Batch, pseudo_labels: torch.Tensor | None) -> Batch:
     inputs = {m: x.double() for m, x in batch.inputs.items()}
-    return Batch(batch.size, inputs, batch.rows, batch.labels, marks=marks)
+    return Batch(batch.size, inputs, batch.rows, batch.labels, pseudo_labels=pseudo_labels)
 
 
 def gradients(made: Job, batch: Batch) -> tuple[float, dict[str, torch.Tensor]]:
@@ -53,10 +53,10 @@ def gradients(made: Job, batch: Batch) -> tuple[float, dict[str, torch.Tensor]]:
         for head in (*private_heads.values(), *teachers.values()):
             for parameter in head.parameters():
                 parameter.add_(0.1 * torch.randn_like(parameter))
-    marks = torch.tensor([0, 1, 1, 0, 2, 2][: batch.size])
+    pseudo_labels = torch.tensor([0, 1, 1, 0, 2, 2][: batch.size])
     auxiliary = Auxiliary(tables, private_heads, teachers)
-    done = run_forward(model, made, doubled(batch, marks), auxiliary)
-    run_backward(model, made, doubled(batch, marks), done)
+    done = run_forward(model, made, doubled(batch, pseudo_labels), auxiliary)
+    run_backward(model, made, doubled(batch, pseudo_labels), done)
     found = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
     found |= {
         f"{m} private_heads {name}": p.grad
