@@ -76,7 +76,7 @@ class Forward:
         """As ``spread``, by the private copies of the heads."""
         return self._projected_by(self.auxiliary.private_heads)
 
-    def taught(self) -> dict[str, Tensor]:
+    def teacher_projections(self) -> dict[str, Tensor]:
         """As the first of ``spread``, by the heads as they were received; no gradient."""
         with torch.no_grad():
             return self._projected_by(self.auxiliary.teachers)[0]

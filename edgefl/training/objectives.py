@@ -112,7 +112,7 @@ def prototype_transfer(forward: Forward, options: Options) -> Tensor:
 
 def model_transfer(forward: Forward, options: Options) -> Tensor:
     """The heads as received teach the device's own."""
-    teachers = forward.taught()
+    teachers = forward.teacher_projections()
     if not teachers:
         return forward.nothing()
     full, has = forward.spread
