@@ -197,8 +197,8 @@ def without_savings(steps: Any) -> None:
         return self.pool_tokens(modality, self.encode_tokens(modality, x, depth))
 
     StagedModel.encode = whole  # type: ignore[method-assign]
-    steps.updates_of = lambda job, optimizer: None
-    setattr(pricing, "may_update_early", lambda job: False)  # noqa: B010 - a name that module has imported
+    steps.optimizer_in_backward = lambda job, optimizer: None
+    setattr(pricing, "may_update_in_backward", lambda job: False)  # noqa: B010 - a name that module has imported
 
 
 def random_inputs(job: Job, batch: int, device: str) -> dict[str, Any]:

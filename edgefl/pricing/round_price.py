@@ -30,7 +30,7 @@ from edgefl.training.batches import LEAST_ROWS, ShapeKey, meta_batch, meta_input
 from edgefl.training.embeddings import BATCH
 from edgefl.training.flop_cache import FlopCounts, kind_of_step, linear_in
 from edgefl.training.forward import Auxiliary, copied
-from edgefl.training.optimizer_in_backward import EarlyUpdates, may_update_early
+from edgefl.training.optimizer_in_backward import OptimizerInBackward, may_update_in_backward
 from edgefl.training.optimizers import TOGETHER_BYTES, factor_shapes
 from edgefl.training.precision import FusedAttention
 from edgefl.training.scoring import matcher_of
@@ -132,7 +132,7 @@ def _kind_of_peak(job: Job) -> tuple[object, ...]:
     """What decides a step's memory, besides the batch's shape."""
     hyper = job.hyper
     kind = kind_of_step(job, with_tables=True)
-    return kind, hyper.optimizer, hyper.momentum > 0, hyper.precision, may_update_early(job)
+    return kind, hyper.optimizer, hyper.momentum > 0, hyper.precision, may_update_in_backward(job)
 
 
 def price_part(job: Job, modality: str, part: str, depth: int) -> tuple[int, float]:
@@ -179,8 +179,8 @@ def price_step(job: Job, rows: Mapping[str, int]) -> StepPrice:
         with FlopCounter() as counter:
             done = run_forward(model, job, batch, auxiliary)
             live.note = lambda: sum(p.grad.nbytes for p in trained if p.grad is not None)
-            early = EarlyUpdates(trained, _temporary) if may_update_early(job) else None
-            run_backward(model, job, batch, done, early)
+            in_backward = OptimizerInBackward(trained, _temporary) if may_update_in_backward(job) else None
+            run_backward(model, job, batch, done, in_backward)
             flops, operations = counter.flops, live.operations - begun
         del done
         left = [p.numel() for p in trained if p.grad is not None]

@@ -19,12 +19,12 @@ from edgefl.training.optimizers import TOGETHER_BYTES, Optimizer
 Update = Callable[[torch.nn.Parameter], None]
 
 
-def may_update_early(job: Job) -> bool:
+def may_update_in_backward(job: Job) -> bool:
     """Whether nothing needs all gradients at once: no limit on their norm, no poverty read from the optimiser."""
     return job.hyper.clip_norm == 0 and "poverty" not in job.slots.repair
 
 
-class EarlyUpdates:
+class OptimizerInBackward:
     """``update(parameter)`` is called inside ``backward`` for each large parameter whose gradient is ``whole``."""
 
     def __init__(self, parameters: list[torch.nn.Parameter], update: Update) -> None:
@@ -50,9 +50,9 @@ class EarlyUpdates:
             parameter.grad = None
 
 
-def updates_of(job: Job, optimizer: Optimizer) -> EarlyUpdates | None:
-    """Early updates by ``optimizer``; None where the job needs all gradients."""
-    if not may_update_early(job):
+def optimizer_in_backward(job: Job, optimizer: Optimizer) -> OptimizerInBackward | None:
+    """Updates in the backward pass by ``optimizer``; None where the job needs all gradients."""
+    if not may_update_in_backward(job):
         return None
     group_of = {p: group for group in optimizer.groups for p in group.parameters}
-    return EarlyUpdates(list(group_of), lambda p: optimizer.update(p, group_of[p]))
+    return OptimizerInBackward(list(group_of), lambda p: optimizer.update(p, group_of[p]))

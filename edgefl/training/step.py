@@ -25,7 +25,7 @@ from edgefl.plan.job import Hyper, Job
 from edgefl.training.batches import Batch
 from edgefl.training.forward import Auxiliary, Forward
 from edgefl.training.objectives import total_loss
-from edgefl.training.optimizer_in_backward import EarlyUpdates, updates_of
+from edgefl.training.optimizer_in_backward import OptimizerInBackward, optimizer_in_backward
 from edgefl.training.optimizers import SGD, Adafactor, AdamW, Group, Optimizer, parameters_of
 from edgefl.training.precision import computing_in, widened
 
@@ -89,7 +89,7 @@ def train_step(
     for parameter in parameters:
         parameter.grad = None
     done = run_forward(model, job, batch, auxiliary)
-    run_backward(model, job, batch, done, updates_of(job, optimizer))
+    run_backward(model, job, batch, done, optimizer_in_backward(job, optimizer))
     if job.hyper.clip_norm > 0:
         torch.nn.utils.clip_grad_norm_(parameters, job.hyper.clip_norm)
     optimizer.step()
@@ -122,18 +122,20 @@ def run_forward(model: StagedModel, job: Job, batch: Batch, auxiliary: Auxiliary
     return Pass(total_loss(forward, job.slots.objective), forward, encoded, masks, seed)
 
 
-def run_backward(model: StagedModel, job: Job, batch: Batch, done: Pass, early: EarlyUpdates | None = None) -> None:
-    """Gradients of every trained parameter, into their ``grad``; not of those that ``early`` updates on the way."""
-    early = early or EarlyUpdates([], lambda _: None)
+def run_backward(
+    model: StagedModel, job: Job, batch: Batch, done: Pass, in_backward: OptimizerInBackward | None = None
+) -> None:
+    """Gradients of every trained parameter, into their ``grad``, but for those that ``in_backward`` updates at once."""
+    in_backward = in_backward or OptimizerInBackward([], lambda _: None)
     if done.seed is None:
-        with early.watching(set()):
+        with in_backward.watching(set()):
             done.loss.backward()  # type: ignore[no-untyped-call]
         return
     encoders = {p for part in job.stage.trained if is_encoder(part) for p in model.part(part).parameters()}
-    with early.watching(encoders):
+    with in_backward.watching(encoders):
         done.loss.backward()  # type: ignore[no-untyped-call]
     for unit in _units(job, batch):
-        _replay(model, job, unit, done, encoders, early)
+        _replay(model, job, unit, done, encoders, in_backward)
 
 
 def _trains_encoder(job: Job, modality: str) -> bool:
@@ -190,7 +192,7 @@ def _replay(
     unit: Batch,
     done: Pass,
     encoders: set[torch.nn.Parameter],
-    early: EarlyUpdates,
+    in_backward: OptimizerInBackward,
 ) -> None:
     """Push the gradient that the encodings collected through each piece of the encoders."""
     gradients = {m: grad for m in unit.inputs if (grad := done.encoded[m].grad) is not None}
@@ -200,7 +202,8 @@ def _replay(
         if (wanted := [m for m in piece.own if m in gradients])
     ]
     for i, piece, wanted in chosen:
-        with _seeded((done.seed or 0) + i, _device(unit)), early.watching(encoders if i < chosen[-1][0] else set()):
+        not_whole = encoders if i < chosen[-1][0] else set()
+        with _seeded((done.seed or 0) + i, _device(unit)), in_backward.watching(not_whole):
             values, _ = _run(model, job, unit, piece)
             end = given([values[m] for m in wanted], [gradients[m][piece.own[m]] for m in wanted])
             end.backward()  # type: ignore[no-untyped-call]

@@ -12,7 +12,7 @@ from edgefl.models.staged import build
 from edgefl.plan.job import Job
 from edgefl.pricing.round_price import price_step
 from edgefl.training.forward import Auxiliary
-from edgefl.training.optimizer_in_backward import EarlyUpdates, may_update_early
+from edgefl.training.optimizer_in_backward import OptimizerInBackward, may_update_in_backward
 from edgefl.training.optimizers import parameters_of
 from edgefl.training.step import make_optimizer, prepare, train_step
 
@@ -36,13 +36,13 @@ def test_the_same_weights_whenever_they_are_updated(changes, micro, schedule, mo
     late = trained(made)
     monkeypatch.setattr("edgefl.training.optimizer_in_backward.TOGETHER_BYTES", 0)  # every parameter is large
     updated = []
-    original = EarlyUpdates._whole
+    original = OptimizerInBackward._whole
 
-    def whole(self: EarlyUpdates, parameter: torch.nn.Parameter) -> None:
+    def whole(self: OptimizerInBackward, parameter: torch.nn.Parameter) -> None:
         original(self, parameter)
         updated.append(parameter.grad is None)
 
-    monkeypatch.setattr(EarlyUpdates, "_whole", whole)
+    monkeypatch.setattr(OptimizerInBackward, "_whole", whole)
     early = trained(made)
     assert any(updated)
     for name, value in late.items():
@@ -67,8 +67,8 @@ def test_parts_that_are_read_several_times_too(sharing, monkeypatch):
 
 def test_a_limit_on_all_gradients_sees_them_all(monkeypatch):
     made = with_hyper(job(), clip_norm=0.1)
-    assert may_update_early(job())
-    assert not may_update_early(made)
+    assert may_update_in_backward(job())
+    assert not may_update_in_backward(made)
     late = trained(made)
     monkeypatch.setattr("edgefl.training.optimizer_in_backward.TOGETHER_BYTES", 0)
     assert all(np.array_equal(value, late[name]) for name, value in trained(made).items())
