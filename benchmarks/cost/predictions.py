@@ -79,9 +79,9 @@ def jobs(pair: str) -> list[tuple[str, Job]]:
             found.append(("layer-wise, stored prefix", with_cache(job, "f16")))
     embedded = replace(stage, trained=(*(f"{m}/embed" for m in encoders), *stage.trained))
     for what, of in (("end to end", found[0][1].stage), ("layer-wise with embeddings", embedded)):
-        for size, anew in ((batch // 4, False), (batch // 16, False), (batch // 16, True)):
-            how = replace(hyper, micro_batch=size, checkpoint=anew)
-            told = f"{what}, pieces of {size}{', anew' if anew else ''}"
+        for size, checkpoint in ((batch // 4, False), (batch // 16, False), (batch // 16, True)):
+            how = replace(hyper, micro_batch=size, checkpoint=checkpoint)
+            told = f"{what}, pieces of {size}{', checkpointed' if checkpoint else ''}"
             found.append((told, Job(model, of, how, slots)))
     return found
 

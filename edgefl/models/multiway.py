@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from edgefl.models.blocks import attend
 from edgefl.models.encoders.base import TokenState
-from edgefl.models.rematerialise import run_anew
+from edgefl.models.rematerialise import checkpoint
 from edgefl.models.spec import EncoderSpec
 
 
@@ -58,7 +58,7 @@ class SharedStage(nn.Module):
     def __init__(self, spec: EncoderSpec, count: int) -> None:
         super().__init__()
         self.layers = nn.ModuleList(SharedAttention(spec) for _ in range(count))
-        self.anew = False  # as ``Stage.anew``
+        self.activation_checkpointing = False  # as ``Stage.activation_checkpointing``
 
 
 class OwnStage(nn.Module):
@@ -67,7 +67,7 @@ class OwnStage(nn.Module):
     def __init__(self, spec: EncoderSpec, count: int) -> None:
         super().__init__()
         self.layers = nn.ModuleList(FeedForward(spec) for _ in range(count))
-        self.anew = False  # the same
+        self.activation_checkpointing = False  # the same
 
 
 def run_stage(
@@ -77,7 +77,7 @@ def run_stage(
     lengths = [state.tokens.shape[1] for state in states.values()]
     tokens = torch.cat([state.tokens for state in states.values()], dim=1)
     keys = real_tokens(states)
-    anew = shared.anew or any(stage.anew for stage in own.values())
+    checkpointed = shared.activation_checkpointing or any(stage.activation_checkpointing for stage in own.values())
 
     def layer(i: int, tokens: Tensor) -> Tensor:
         pieces = torch.split(shared.layers[i](tokens, keys), lengths, dim=1)
@@ -85,7 +85,8 @@ def run_stage(
 
     for i, attention in enumerate(shared.layers):
         read = [attention, *(stage.layers[i] for stage in own.values())]
-        tokens = run_anew(partial(layer, i), tokens, read) if anew and torch.is_grad_enabled() else layer(i, tokens)
+        run = partial(layer, i)
+        tokens = checkpoint(run, tokens, read) if checkpointed else run(tokens)
     after = torch.split(tokens, lengths, dim=1)
     return {m: TokenState(piece, state.mask) for (m, state), piece in zip(states.items(), after, strict=True)}
 

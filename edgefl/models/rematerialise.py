@@ -1,8 +1,8 @@
-"""Blocks whose inside is not kept for the backward pass, which runs them once more (arXiv 1604.06174).
+"""Activation checkpointing: a block keeps its input only; the backward pass runs it once more (arXiv 1604.06174).
 
 Ours because the first use of torch.utils.checkpoint imports torch's compiler, 67 MiB for a device that is short of
-them. For the same reason gradients that are at hand go into a backward pass by ``given``: handed to torch.autograd as
-they are, the first of them imports sympy, 34 MiB.
+them. For the same reason gradients that are at hand go into a backward pass by ``inject_gradients``: handed to
+torch.autograd as they are, the first of them imports sympy, 34 MiB.
 """
 
 from __future__ import annotations
@@ -17,23 +17,26 @@ from torch import Tensor, nn, overrides
 Run = Callable[[Tensor], Tensor]
 
 
-def run_anew(run: Run, tokens: Tensor, blocks: Sequence[nn.Module]) -> Tensor:
+def checkpoint(run: Run, tokens: Tensor, blocks: Sequence[nn.Module]) -> Tensor:
     """``run(tokens)``, of which only ``tokens`` are kept; ``blocks``: whose parameters it reads.
 
-    The same dropout is drawn and the same precision used both times. Costs a forward pass more.
+    The same dropout is drawn and the same precision used both times. Costs a forward pass more. Without gradients
+    ``run`` is only called.
     """
+    if not torch.is_grad_enabled():
+        return run(tokens)
     parameters = [p for block in blocks for p in block.parameters() if p.requires_grad]
-    result: Tensor = _Anew.apply(run, tokens, *parameters)  # type: ignore[no-untyped-call]
+    result: Tensor = _Checkpoint.apply(run, tokens, *parameters)  # type: ignore[no-untyped-call]
     return result
 
 
-def given(values: Sequence[Tensor], gradients: Sequence[Tensor]) -> Tensor:
+def inject_gradients(values: Sequence[Tensor], gradients: Sequence[Tensor]) -> Tensor:
     """A scalar (0) whose gradient with respect to each of ``values`` is the one of ``gradients``."""
-    result: Tensor = _Given.apply(tuple(gradients), *values)  # type: ignore[no-untyped-call]
+    result: Tensor = _InjectGradients.apply(tuple(gradients), *values)  # type: ignore[no-untyped-call]
     return result
 
 
-class _Given(torch.autograd.Function):
+class _InjectGradients(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, gradients: tuple[Tensor, ...], *values: Tensor) -> Tensor:
         ctx.gradients = gradients
@@ -44,7 +47,7 @@ class _Given(torch.autograd.Function):
         return None, *ctx.gradients
 
 
-class _Anew(torch.autograd.Function):
+class _Checkpoint(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, run: Run, tokens: Tensor, *parameters: Tensor) -> Tensor:
         ctx.run, ctx.surroundings = run, _Surroundings(tokens.device)
@@ -59,7 +62,7 @@ class _Anew(torch.autograd.Function):
         with torch.enable_grad():
             with ctx.surroundings.again():
                 result = ctx.run(own)
-            end = given([result], gradients)
+            end = inject_gradients([result], gradients)
         found = torch.autograd.grad(end, wanted, allow_unused=True)
         return (None, *found) if tokens.requires_grad else (None, None, *found)
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from edgefl.models.encoders.base import Stage, TokenState, device_of_input, rows_in, rows_of
 from edgefl.models.multiway import OwnStage, SharedStage
 from edgefl.models.patterns import Index, Piece, merged, pieces
-from edgefl.models.rematerialise import given
+from edgefl.models.rematerialise import inject_gradients
 from edgefl.models.spec import is_encoder, modality_of
 from edgefl.models.staged import StagedModel
 from edgefl.plan.job import Hyper, Job
@@ -40,7 +40,7 @@ def prepare(model: StagedModel, trained: Sequence[str], *, checkpoint: bool = Fa
         part.requires_grad_(name in trained)
         part.train(name in trained)
         if isinstance(part, Stage | OwnStage | SharedStage):
-            part.anew = checkpoint and name in trained
+            part.activation_checkpointing = checkpoint and name in trained
 
 
 def make_optimizer(
@@ -205,7 +205,7 @@ def _replay(
         not_whole = encoders if i < chosen[-1][0] else set()
         with _seeded((done.seed or 0) + i, _device(unit)), in_backward.watching(not_whole):
             values, _ = _run(model, job, unit, piece)
-            end = given([values[m] for m in wanted], [gradients[m][piece.own[m]] for m in wanted])
+            end = inject_gradients([values[m] for m in wanted], [gradients[m][piece.own[m]] for m in wanted])
             end.backward()  # type: ignore[no-untyped-call]
 
 

@@ -1,4 +1,4 @@
-"""Blocks computed anew, matrices in bf16, parts handed over where they lie: less memory for the same training."""
+"""Activation checkpointing, matrices in bf16, parts handed over where they lie: less memory for the same training."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 import torch
 from training_fixture import dataset, job, model_spec, parts_of, random_batch, stages_of, with_hyper
 
-from edgefl.models import rematerialise as anew
+from edgefl.models import rematerialise
 from edgefl.models.parts import part_tensors
 from edgefl.models.sizes import encoder_of_size
 from edgefl.models.spec import HeadSpec, JointSpec, ModelSpec
@@ -42,7 +42,7 @@ def trained(made: Job, steps: int = 3) -> dict[str, np.ndarray]:
 @pytest.mark.parametrize("micro", [0, 2])
 @pytest.mark.parametrize("sharing", ["own", "multiway", "joint"])
 @pytest.mark.parametrize("schedule", ["end_to_end", "layerwise"])
-def test_blocks_computed_anew_train_the_same(schedule, sharing, micro, monkeypatch):
+def test_checkpointed_blocks_train_the_same(schedule, sharing, micro, monkeypatch):
     plain = model_spec(dropout=0.1)
     joint = {"fusion": "joint", "joint": JointSpec(8, 2, 1, shared=True)}
     changes = {"own": {}, "multiway": {"encoder_sharing": "multiway"}, "joint": joint}[sharing]
@@ -51,13 +51,13 @@ def test_blocks_computed_anew_train_the_same(schedule, sharing, micro, monkeypat
     made = job(spec, stages_of(spec, schedule)[-1], micro_batch=micro)
     kept = trained(made)
     again = []
-    original = anew._Anew.backward
+    original = rematerialise._Checkpoint.backward
 
     def backward(ctx, *given):
         again.append(ctx)
         return original(ctx, *given)
 
-    monkeypatch.setattr(anew._Anew, "backward", staticmethod(backward))
+    monkeypatch.setattr(rematerialise._Checkpoint, "backward", staticmethod(backward))
     assert (trained(made), again)[1] == []
     for name, value in trained(with_hyper(made, checkpoint=True)).items():
         np.testing.assert_allclose(value, kept[name], rtol=1e-5, atol=1e-7, err_msg=name)
@@ -120,10 +120,10 @@ def test_the_price_is_what_runs(changes):
     assert peak < 0.85 * plain
 
 
-def test_computing_anew_costs_a_forward_pass_of_the_blocks():
+def test_checkpointing_costs_a_forward_pass_of_the_blocks():
     rows = {"image": 32, "text": 32}
-    plain, anew = (price_step(pair(32, checkpoint=checkpoint), rows)[1] for checkpoint in (False, True))
-    assert 1.2 < anew / plain < 4 / 3 + 0.01
+    plain, checkpointed = (price_step(pair(32, checkpoint=checkpoint), rows)[1] for checkpoint in (False, True))
+    assert 1.2 < checkpointed / plain < 4 / 3 + 0.01
 
 
 def test_a_second_run_is_as_narrow_as_the_first():
@@ -138,7 +138,7 @@ def test_a_second_run_is_as_narrow_as_the_first():
     weight = torch.ones(2, 2, requires_grad=True)
     block = torch.nn.Linear(2, 2)
     with computing_in("bf16", torch.device("cpu")):
-        value = anew.run_anew(run_, torch.ones(1, 2), [block])
+        value = rematerialise.checkpoint(run_, torch.ones(1, 2), [block])
     value.sum().backward()
     assert seen == [torch.bfloat16, torch.bfloat16]
 
@@ -146,9 +146,9 @@ def test_a_second_run_is_as_narrow_as_the_first():
 def test_gradients_at_hand_import_nothing():
     """torch's own way to hand them in imports sympy: 34 MiB in a device's first round."""
     code = (
-        "import sys, torch; from edgefl.models.rematerialise import given\n"
+        "import sys, torch; from edgefl.models.rematerialise import inject_gradients\n"
         "x = torch.ones(2, requires_grad=True); y = 3 * x\n"
-        "given([y], [torch.tensor([1.0, 2.0])]).backward()\n"
+        "inject_gradients([y], [torch.tensor([1.0, 2.0])]).backward()\n"
         "assert x.grad.tolist() == [3.0, 6.0] and 'sympy' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

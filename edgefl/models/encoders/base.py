@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from edgefl.models.rematerialise import run_anew
+from edgefl.models.rematerialise import checkpoint
 from edgefl.models.spec import EncoderSpec
 
 
@@ -68,7 +68,7 @@ class Stage(nn.Module):
     def __init__(self, kind: Kind, spec: EncoderSpec, count: int) -> None:
         super().__init__()
         self.blocks = nn.ModuleList(kind.block(spec) for _ in range(count))
-        self.anew = False  # activation checkpointing of the blocks (``edgefl.models.rematerialise``)
+        self.activation_checkpointing = False  # of the blocks (``edgefl.models.rematerialise``)
 
     def forward(self, state: TokenState, leading: int = 0) -> TokenState:
         """``leading`` > 0: only that many first tokens are wanted."""
@@ -76,7 +76,7 @@ class Stage(nn.Module):
         for i, block in enumerate(self.blocks):
             wanted = leading if i + 1 == len(self.blocks) else 0
             run = partial(block, mask=mask, count=wanted)
-            tokens = run_anew(run, tokens, [block]) if self.anew and torch.is_grad_enabled() else run(tokens)
+            tokens = checkpoint(run, tokens, [block]) if self.activation_checkpointing else run(tokens)
         return TokenState(tokens, mask[:, :leading] if mask is not None and leading else mask)
 
 
