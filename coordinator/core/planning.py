@@ -79,7 +79,7 @@ def how_data(placement: Placement) -> dict[str, Any]:
         "cache": hyper.cache,
         "depth": trained_depth(placement.stage),
         "checkpoint": hyper.checkpoint,
-        "lean": hyper.optimizer if hyper.leaned else "",
+        "lean": hyper.optimizer if hyper.low_memory else "",
         "precision": hyper.precision,
     }
 

@@ -1,11 +1,11 @@
 """The planner of one stage: per device the largest micro-batch, then the deepest training, that fits its budget.
 
-Order of retreat: whole batch, smaller micro-batches, the smallest with blocks computed anew in the backward pass (the
-outcome of all these is the same); then a leaner optimiser, where the run file names one; then without storing the
-frozen prefix's outcome (which takes disk); then fewer trained encoder stages (from the input side), each again from the
-whole batch. Where the step is on a card and the process' memory is short, smaller steps and a leaner optimiser are no
-way out: what comes through the process are whole parts and whole batches. What a device has declined with a measurement
-is not offered again, nor anything larger.
+Order of fallbacks: whole batch, smaller micro-batches, the smallest with activation checkpointing (the outcome of all
+these is the same); then the low-memory optimiser, where the run file names one; then without storing the frozen
+prefix's outcome (which takes disk); then fewer trained encoder stages (from the input side), each again from the whole
+batch. Where the step is on a card and the process' memory is short, smaller steps and optimisers do not help: whole
+parts and whole batches come through the process. What a device has declined with a measurement is not offered again,
+nor anything larger.
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ def place(
         hyper = msgspec.structs.replace(hyper, precision="f32")
     job = Job(model=model, stage=own, hyper=hyper, slots=slots, transfer=transfer or Transfer())
     short = False
-    for variant in _retreats(job, stage):
-        if variant.hyper.leaned and not short:
+    for variant in _fallbacks(job, stage):
+        if variant.hyper.low_memory and not short:
             continue  # another optimiser takes less memory, and nothing else
         cost = partial(cost_of, stage=stage, part_bytes=part_bytes, before=before, signature=signature)
         found = _largest(variant, candidate, price, cost, before=before)
@@ -90,15 +90,15 @@ class _Nothing(NamedTuple):
     short: bool
 
 
-def _retreats(job: Job, stage: Stage) -> Iterator[Job]:
-    """Ever less: the job at each depth, with its prefix stored or not, with its own optimiser or the lean one."""
+def _fallbacks(job: Job, stage: Stage) -> Iterator[Job]:
+    """Ever less: the job at each depth, with its prefix stored or not, with its own optimiser or the low-memory one."""
     for variant in shallower(job.stage):
         at_depth = msgspec.structs.replace(job, stage=variant)
         for cache in _stores(at_depth, stage):
             stored = with_cache(at_depth, cache)
             yield stored
-            if (lean := job.hyper.lean) is not None:
-                changes = {"optimizer": lean.optimizer, "lr": lean.lr, "leaned": True}
+            if (smaller := job.hyper.low_memory_optimizer) is not None:
+                changes = {"optimizer": smaller.optimizer, "lr": smaller.lr, "low_memory": True}
                 yield msgspec.structs.replace(stored, hyper=msgspec.structs.replace(stored.hyper, **changes))
 
 
@@ -200,7 +200,7 @@ def decline_of(placement: Placement, refusal: Refusal) -> Decline:
     """What a device declines with ``refusal`` when it was offered this."""
     hyper, depth = placement.hyper, trained_depth(placement.stage)
     size = hyper.micro_batch or hyper.batch_size
-    return Decline(depth, size, bool(hyper.cache), refusal, hyper.checkpoint, hyper.leaned)
+    return Decline(depth, size, bool(hyper.cache), refusal, hyper.checkpoint, hyper.low_memory)
 
 
 def _declined(job: Job, candidate: Candidate) -> bool:
@@ -215,11 +215,11 @@ def _declined(job: Job, candidate: Candidate) -> bool:
             continue
         if was.cached and was.refusal.reason in {"disk", "cache"}:
             return True
-        if was.refusal.where == HOST:  # a smaller step, anew or leaned, brings as much through the process
+        if was.refusal.where == HOST:  # no smaller step brings less through the process
             if depth >= was.depth:
                 return True
             continue
         less = depth < was.depth or (hyper.micro_batch or hyper.batch_size) < was.micro_batch
-        if not less and hyper.checkpoint <= was.checkpoint and hyper.leaned <= was.leaned:
+        if not less and hyper.checkpoint <= was.checkpoint and hyper.low_memory <= was.low_memory:
             return True
     return False

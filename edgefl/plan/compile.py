@@ -15,7 +15,7 @@ from edgefl.models.check import spec_problems
 from edgefl.models.sizes import SIZES, encoder_of_size
 from edgefl.models.spec import EncoderSpec, HeadSpec, JointSpec, ModelSpec, fused_width
 from edgefl.plan.exchange import default_holdout, exchange_of
-from edgefl.plan.job import Hyper, Lean, RoundPolicy, RunPlan, ScheduleName, Slot, Slots, Stage, Transfer
+from edgefl.plan.job import Hyper, LowMemoryOptimizer, RoundPolicy, RunPlan, ScheduleName, Slot, Slots, Stage, Transfer
 from edgefl.plan.norm import default_norm, with_statistics
 from edgefl.plan.schedule import SCHEDULES, Embed, is_closing, with_closing
 from edgefl.plan.usable_samples import LABEL_THEM
@@ -236,13 +236,13 @@ def _hyper(training: TrainingConfig, recipe: RecipeConfig, stage: Stage, seed: i
     A stage of mixed takes the value of its fallback depth, for whole models as well.
     """
     same = {"epochs", "batch_size", "optimizer", "weight_decay", "momentum", "clip_norm", "precision"}
-    lean = training.lean
+    smaller = training.lean
     changed = {
         # What the closing round reads of a frozen prefix, it reads once.
         "cache": "" if training.cache == "none" or is_closing(stage) else training.cache,
         "holdout": default_holdout(exchange_of(recipe.weight)) if training.holdout is None else training.holdout,
         "lr": _rates(training.lr, stage),
-        "lean": Lean(lean.optimizer, _rates(lean.lr, stage)) if lean is not None else None,
+        "lean": smaller and LowMemoryOptimizer(smaller.optimizer, _rates(smaller.lr, stage)),
         "seed": seed,
     }
     return msgspec.convert({**training.model_dump(include=same), **changed}, Hyper)

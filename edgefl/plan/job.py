@@ -36,7 +36,7 @@ class Stage(msgspec.Struct, frozen=True):
     fallback_depth: int = 0
 
 
-class Lean(msgspec.Struct, frozen=True):
+class LowMemoryOptimizer(msgspec.Struct, frozen=True):
     """The optimiser, and its learning rates, where the state of the usual one does not fit."""
 
     optimizer: Optimizer = "adafactor"
@@ -47,9 +47,9 @@ class Hyper(msgspec.Struct, frozen=True):
     """Local training of one round.
 
     ``micro_batch`` = 0: the whole batch at once. ``lr`` and ``weight_decay`` by group: "encoder", "head"
-    (head covers head/*, fusion and task). ``clip_norm`` = 0: no gradient clipping. ``checkpoint``: the backward pass
-    computes the inside of trained blocks anew. The planner chooses ``micro_batch``, ``checkpoint``, whether ``cache``
-    is used, and ``lean`` in place of the optimiser; then ``leaned`` is set.
+    (head covers head/*, fusion and task). ``clip_norm`` = 0: no gradient clipping. ``checkpoint``: activation
+    checkpointing of trained blocks. The planner chooses ``micro_batch``, ``checkpoint``, whether ``cache``
+    is used, and ``low_memory_optimizer`` in place of the optimiser; then ``low_memory`` is set.
     """
 
     epochs: int = 1
@@ -65,8 +65,8 @@ class Hyper(msgspec.Struct, frozen=True):
     seed: int = 0
     precision: Precision = "f32"
     checkpoint: bool = False
-    lean: Lean | None = None
-    leaned: bool = False
+    low_memory_optimizer: LowMemoryOptimizer | None = msgspec.field(default=None, name="lean")
+    low_memory: bool = msgspec.field(default=False, name="leaned")
 
 
 class Transfer(msgspec.Struct, frozen=True):
@@ -111,7 +111,7 @@ class Decline(msgspec.Struct, frozen=True):
     cached: bool = False
     refusal: Refusal = Refusal()
     checkpoint: bool = False
-    leaned: bool = False
+    low_memory: bool = msgspec.field(default=False, name="leaned")
 
 
 #: State of the model that a device holds when it is planned: none; the one of the stage before; that of this stage.

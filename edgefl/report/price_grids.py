@@ -266,9 +266,9 @@ def _costs(price: RunPrice) -> Grid:
 
 def _batch(hyper: Hyper) -> str:
     """Rows of a micro-batch, and what else was done to fit."""
-    anew = ", blocks anew" if hyper.checkpoint else ""
-    lean = f", {hyper.optimizer}" if hyper.leaned else ""
-    return f"{hyper.micro_batch or hyper.batch_size}{anew}{lean}"
+    checkpointed = ", blocks anew" if hyper.checkpoint else ""
+    optimizer = f", {hyper.optimizer}" if hyper.low_memory else ""
+    return f"{hyper.micro_batch or hyper.batch_size}{checkpointed}{optimizer}"
 
 
 def _trains(placement: Placement) -> str:

@@ -9,7 +9,7 @@ from plan_fixture import MODEL, PART_BYTES, SUPERVISED, candidate, price, put
 from edgefl.budget.eligibility import verdict
 from edgefl.budget.fit import decline_of, place, trained_depth
 from edgefl.budget.stage_cost import Priced
-from edgefl.plan.job import Decline, Hyper, Job, Lean, Placement
+from edgefl.plan.job import Decline, Hyper, Job, LowMemoryOptimizer, Placement
 from edgefl.plan.schedule import SCHEDULES
 from edgefl.records import Budget, Capabilities, Refusal
 
@@ -32,12 +32,12 @@ def leaner(job: Job, samples) -> Priced:
     return plain._replace(peak=plain.peak - 5 * job.hyper.checkpoint - 40 * (job.hyper.optimizer == "adafactor"))
 
 
-LEAN = Lean("adafactor", {"head": 0.1})
+LEAN = LowMemoryOptimizer("adafactor", {"head": 0.1})
 
 
-def put_lean(budget: int | None, declined: tuple[Decline, ...] = (), lean: Lean | None = LEAN):
+def put_lean(budget: int | None, declined: tuple[Decline, ...] = (), lean: LowMemoryOptimizer | None = LEAN):
     (stage,) = SCHEDULES["end_to_end"](MODEL, [1, 1, 1], "auto")
-    hyper = Hyper(batch_size=8, lr={"head": 0.2}, lean=lean)
+    hyper = Hyper(batch_size=8, lr={"head": 0.2}, low_memory_optimizer=lean)
     device = candidate(Budget(step_memory_bytes=budget), declined=declined)
     return place(MODEL, stage, hyper, SUPERVISED, device, PART_BYTES, leaner)
 
@@ -92,7 +92,7 @@ def test_what_is_not_for_want_of_memory_keeps_its_optimiser():
         seen.append((trained_depth(job.stage), job.hyper.optimizer))
         return price(job, samples)
 
-    hyper = Hyper(batch_size=8, lean=Lean())
+    hyper = Hyper(batch_size=8, low_memory_optimizer=LowMemoryOptimizer())
     placed = place(MODEL, stage, hyper, SUPERVISED, candidate(Budget(flops=2000)), PART_BYTES, watched)
     assert (placed.hyper.optimizer, seen) == ("adamw", [(4, "adamw"), (3, "adamw"), (2, "adamw")])
 
@@ -100,13 +100,13 @@ def test_what_is_not_for_want_of_memory_keeps_its_optimiser():
 def test_the_lean_optimiser_is_tried_where_any_size_lacked_memory():
     """The whole batch lacks memory; smaller ones, which cost half as many FLOPs more, break that limit."""
     (stage,) = SCHEDULES["end_to_end"](MODEL, [1, 1, 1], "auto")
-    hyper, device = Hyper(batch_size=8, lean=LEAN), candidate(Budget(step_memory_bytes=450, flops=5000))
+    hyper, device = Hyper(batch_size=8, low_memory_optimizer=LEAN), candidate(Budget(step_memory_bytes=450, flops=5000))
     assert how(place(MODEL, stage, hyper, SUPERVISED, device, PART_BYTES, leaner)) == (0, False, "adafactor", 4)
     # Stored, it lacks disk; what is not stored was declined with the usual optimiser in every size.
     third = SCHEDULES["layerwise"](MODEL, [1, 1, 1], "auto")[-1]
     why = Refusal("ceiling", 2.0, 1.0, "B")
     hot = candidate(Budget(disk_bytes=300), declined=(Decline(1, 1, False, why, True, False),))
-    hyper = Hyper(batch_size=8, cache="f16", lean=LEAN)
+    hyper = Hyper(batch_size=8, cache="f16", low_memory_optimizer=LEAN)
     placed = place(MODEL, third, hyper, SUPERVISED, hot, PART_BYTES, leaner)
     assert (placed.refusal, placed.hyper.cache, placed.hyper.optimizer) == (None, "", "adafactor")
 
@@ -126,7 +126,7 @@ DECLINES = st.builds(
     cached=st.booleans(),
     refusal=st.just(Refusal("ceiling", 2.0, 1.0, "B")),
     checkpoint=st.booleans(),
-    leaned=st.booleans(),
+    low_memory=st.booleans(),
 )
 
 
@@ -140,7 +140,7 @@ DECLINES = st.builds(
 def test_a_placement_fits_and_is_less_than_all_that_was_declined(name, declined, memory, flops, lean):
     stage = SCHEDULES[name](MODEL, [1, 1, 1], "auto")[-1]
     device = candidate(Budget(step_memory_bytes=memory, flops=flops), declined=tuple(declined))
-    hyper = Hyper(batch_size=8, cache="f16", lean=LEAN if lean else None)
+    hyper = Hyper(batch_size=8, cache="f16", low_memory_optimizer=LEAN if lean else None)
     placed = place(MODEL, stage, hyper, SUPERVISED, device, PART_BYTES, leaner)
     if placed.refusal is not None:
         assert placed.refusal.needed is None or placed.refusal.needed > placed.refusal.allowed
@@ -149,4 +149,4 @@ def test_a_placement_fits_and_is_less_than_all_that_was_declined(name, declined,
     now = decline_of(placed, Refusal())
     for was in declined:
         smaller = now.depth < was.depth or now.micro_batch < was.micro_batch
-        assert smaller or now.cached != was.cached or now.checkpoint > was.checkpoint or now.leaned > was.leaned
+        assert smaller or now.cached != was.cached or now.checkpoint > was.checkpoint or now.low_memory > was.low_memory

@@ -10,7 +10,7 @@ from edgefl.config.schema import RunConfig
 from edgefl.errors import ConfigError
 from edgefl.models.sizes import SIZES
 from edgefl.plan.compile import compile_run
-from edgefl.plan.job import Lean
+from edgefl.plan.job import LowMemoryOptimizer
 
 SHAPE = (16, 3)
 
@@ -94,9 +94,11 @@ def test_the_lean_optimiser_has_rates_of_its_own():
     lean = {"optimizer": "sgd", "lr": {"encoder": [0.4, 0.5, 0.6], "head": 2.0}}
     training = {"rounds": [1, 1, 1], "lr": {"encoder": 0.1, "head": 0.5}, "lean": lean, "precision": "bf16"}
     plan = compiled({"schedule": "layerwise"}, training=training)
-    assert [h.lean for h in plan.hypers] == [Lean("sgd", {"encoder": e, "head": 2.0}) for e in (0.4, 0.5, 0.6)]
-    assert {(h.optimizer, h.precision, h.leaned) for h in plan.hypers} == {("adamw", "bf16", False)}
-    assert compiled().hypers[0].lean is None
+    assert [h.low_memory_optimizer for h in plan.hypers] == [
+        LowMemoryOptimizer("sgd", {"encoder": e, "head": 2.0}) for e in (0.4, 0.5, 0.6)
+    ]
+    assert {(h.optimizer, h.precision, h.low_memory) for h in plan.hypers} == {("adamw", "bf16", False)}
+    assert compiled().hypers[0].low_memory_optimizer is None
     lean["lr"]["encoder"] = [0.4, 0.5]
     with pytest.raises(ConfigError, match=r"training\.lean\.lr\.encoder: has 2 entries"):
         faultless(training)

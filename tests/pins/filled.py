@@ -1,4 +1,4 @@
-"""Instances of structs with something in every field: other than the default, and following from the field's name."""
+"""Instances of structs with something in every field: never the default; it follows from the name on the wire."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _of(kind: kinds.Type, path: str) -> Any:
 def _field(field: kinds.Field, path: str) -> Any:
     if isinstance(field.type, kinds.BoolType):
         return field.default is not True
-    found = _of(field.type, f"{path}.{field.name}")
+    found = _of(field.type, f"{path}.{field.encode_name}")
     if isinstance(field.type, kinds.LiteralType) and found == field.default:
         return field.type.values[0]
     assert found != field.default, f"{path}.{field.name} is as by default"
