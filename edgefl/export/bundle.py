@@ -46,7 +46,7 @@ from edgefl.export.session import open_session
 from edgefl.models.spec import PROTOTYPES, ModelSpec
 from edgefl.plan.job import Stage
 from edgefl.plan.schedule import restrict
-from edgefl.prototypes.mask import DEFAULT_MATCHER, Matcher
+from edgefl.prototypes.matcher import DEFAULT_MATCHER, Matcher
 from edgefl.prototypes.table import ClassMeans
 from edgefl.records import Manifest as State
 from edgefl.run_records import BundleRow

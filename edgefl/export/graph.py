@@ -21,7 +21,7 @@ from edgefl.models.encoders.base import TokenState
 from edgefl.models.heads import mean_at_hand
 from edgefl.models.staged import StagedModel
 from edgefl.models.vectors import unit
-from edgefl.prototypes.mask import Matcher
+from edgefl.prototypes.matcher import Matcher
 from edgefl.prototypes.torch_mask import SCORES, Table, averaged, cosine, logarithms, mixed
 
 #: The networks "match/<m>" of one modality, with their weights.

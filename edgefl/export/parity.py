@@ -34,7 +34,8 @@ from edgefl.export.match_parity import SCORE_TOLERANCE, mixed, shortfall, weight
 from edgefl.export.session import run
 from edgefl.models.encoders.base import TokenState
 from edgefl.models.staged import StagedModel
-from edgefl.prototypes.mask import DEFAULT_MATCHER, Matcher, combined, heard, scored
+from edgefl.prototypes.mask import combined, heard, scored
+from edgefl.prototypes.matcher import DEFAULT_MATCHER, Matcher
 from edgefl.prototypes.matching import Scored
 from edgefl.prototypes.table import ClassMeans
 from edgefl.training.evaluate import reconstructed

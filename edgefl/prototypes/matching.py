@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgefl.errors import ModelError
+from edgefl.prototypes.matcher import TRAINED_METRICS
 from edgefl.prototypes.table import Array, ClassMeans
 
 Metric = Literal["cosine", "l1", "l2"]
@@ -43,8 +44,6 @@ def _l2(h: Array, means: Array) -> Array:
 
 #: Score functions (h [B, d], means [C, d]) -> [B, C]; larger is nearer.
 METRICS: dict[str, Callable[[Array, Array], Array]] = {"cosine": _cosine, "l1": _l1, "l2": _l2}
-#: Those that need a small model.
-TRAINED_METRICS = ("classifier", "prior")
 
 
 def match(

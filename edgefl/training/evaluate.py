@@ -29,7 +29,8 @@ from edgefl.models.parts import load_part
 from edgefl.models.spec import PROTOTYPES, ModelSpec, encodes_together
 from edgefl.models.staged import StagedModel, build
 from edgefl.plan.job import Stage
-from edgefl.prototypes.mask import DEFAULT_MATCHER, Matcher, SmallModels, masked
+from edgefl.prototypes.mask import SmallModels, masked
+from edgefl.prototypes.matcher import DEFAULT_MATCHER, Matcher
 from edgefl.prototypes.table import ClassMeans, from_tensors
 from edgefl.records import EvaluationRow
 from edgefl.training.batches import input_of

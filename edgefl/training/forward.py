@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from edgefl.methods.absent.stand_ins import MISSING, AtHand, hide
 from edgefl.models.encoders.base import TokenState
 from edgefl.models.staged import StagedModel
-from edgefl.prototypes.mask import DEFAULT_MATCHER, Matcher
+from edgefl.prototypes.matcher import DEFAULT_MATCHER, Matcher
 from edgefl.prototypes.torch_mask import Table
 
 #: What stands in like the real thing, so that a mean over the modalities at hand counts it.

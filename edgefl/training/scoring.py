@@ -16,7 +16,8 @@ from edgefl.models.spec import ModelSpec
 from edgefl.models.staged import StagedModel, build
 from edgefl.plan.job import Slots
 from edgefl.plan.usable_samples import needs_pairs
-from edgefl.prototypes.mask import DEFAULT_MATCHER, TOP_K, Matcher, SmallModels
+from edgefl.prototypes.mask import SmallModels
+from edgefl.prototypes.matcher import DEFAULT_MATCHER, TOP_K, Matcher
 from edgefl.training.evaluate import Small
 
 Tensors = Mapping[str, np.ndarray]

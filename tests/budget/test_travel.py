@@ -18,7 +18,7 @@ from edgefl.plan.job import Candidate, Placement, RoundPolicy
 from edgefl.plan.schedule import SCHEDULES
 from edgefl.protocol.messages import Hello
 from edgefl.protocol.tensors import encode_part
-from edgefl.prototypes.mask import DEFAULT_MATCHER
+from edgefl.prototypes.matcher import DEFAULT_MATCHER
 from edgefl.records import Attempt, Cost, Figure
 from edgefl.training.flop_cache import FlopCounts
 from edgefl.training.forward import Auxiliary

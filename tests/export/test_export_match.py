@@ -27,7 +27,8 @@ from edgefl.export.match_parity import mixed, shortfall, weight_difference
 from edgefl.models.spec import ModelSpec
 from edgefl.models.staged import StagedModel, build
 from edgefl.prototypes import torch_mask as matching
-from edgefl.prototypes.mask import TEMPERATURE, TEMPERATURES, TOP_K, Matcher, masked, prototype_mask, scored
+from edgefl.prototypes.mask import masked, prototype_mask, scored
+from edgefl.prototypes.matcher import TEMPERATURE, TEMPERATURES, TOP_K, Matcher
 from edgefl.prototypes.matching import METRICS, Scored, match
 from edgefl.prototypes.table import ClassMeans
 from edgefl.prototypes.torch_mask import Table

@@ -26,7 +26,7 @@ from edgefl.export.predict import apply, choose
 from edgefl.export.runtime import find_bundles, load_bundle
 from edgefl.models.spec import JointSpec, ModelSpec
 from edgefl.models.staged import StagedModel
-from edgefl.prototypes.mask import Matcher
+from edgefl.prototypes.matcher import Matcher
 from edgefl.prototypes.table import ClassMeans, from_tensors, to_tensors
 from edgefl.training.evaluate import TestSet, evaluate, judge
 

@@ -23,7 +23,8 @@ from edgefl.methods.prototypes.matcher_networks import (
 )
 from edgefl.models.spec import ModelSpec
 from edgefl.plan.job import Slots
-from edgefl.prototypes.mask import TEMPERATURE, TEMPERATURES, TOP_K, Matcher, masked, prototype_mask, trained_mask
+from edgefl.prototypes.mask import masked, prototype_mask, trained_mask
+from edgefl.prototypes.matcher import TEMPERATURE, TEMPERATURES, TOP_K, Matcher
 from edgefl.prototypes.matching import (
     average_parameters,
     ensemble,

@@ -21,7 +21,7 @@ from training_fixture import (
 from edgefl.methods.absent.stand_ins import MISSING, hide
 from edgefl.models.staged import StagedModel, build
 from edgefl.plan.job import Job
-from edgefl.prototypes.mask import TEMPERATURE
+from edgefl.prototypes.matcher import TEMPERATURE
 from edgefl.prototypes.torch_mask import Table
 from edgefl.training.forward import Auxiliary
 from edgefl.training.objectives import Forward, clip, clip_loss, cross_entropy, modality_contrast, total_loss

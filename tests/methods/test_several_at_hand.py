@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from edgefl.methods.absent.stand_ins import AtHand, prototype
-from edgefl.prototypes.mask import TEMPERATURES, Matcher, masked
+from edgefl.prototypes.mask import masked
+from edgefl.prototypes.matcher import TEMPERATURES, Matcher
 from edgefl.prototypes.matching import match, mix
 from edgefl.prototypes.table import ClassMeans
 from edgefl.prototypes.torch_mask import Table

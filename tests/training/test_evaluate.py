@@ -15,7 +15,8 @@ from edgefl.errors import DataError, ModelError
 from edgefl.models.parts import load_part
 from edgefl.models.spec import JointSpec
 from edgefl.models.staged import build
-from edgefl.prototypes.mask import TEMPERATURE, TOP_K, Matcher, masked, prototype_mask
+from edgefl.prototypes.mask import masked, prototype_mask
+from edgefl.prototypes.matcher import TEMPERATURE, TOP_K, Matcher
 from edgefl.prototypes.matching import match, mix
 from edgefl.prototypes.table import ClassMeans, to_tensors
 from edgefl.training.evaluate import TestSet, evaluate, judge

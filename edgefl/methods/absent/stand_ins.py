@@ -19,7 +19,7 @@ from torch import Tensor
 
 from edgefl.models.heads import mean_at_hand
 from edgefl.models.staged import StagedModel
-from edgefl.prototypes.mask import DEFAULT_MATCHER, Matcher
+from edgefl.prototypes.matcher import DEFAULT_MATCHER, Matcher
 from edgefl.prototypes.torch_mask import SCORES, Table, averaged, mixed
 
 
