@@ -13,7 +13,7 @@ from edgefl.protocol.messages import PROTOCOL_VERSION, Hello
 replace = msgspec.structs.replace
 
 #: Connections of a device whose joins and leaves a run's ledger records: one that goes on so would fill it.
-MOST_COMINGS = 100
+MOST_CONNECTIONS = 100
 
 
 def introduced(state: State, hello: Hello) -> Step:
@@ -21,14 +21,14 @@ def introduced(state: State, hello: Hello) -> Step:
     name, known = hello.device, state.devices.get(hello.device)
     was = known or Device(hello)
     back = known is None or not known.online
-    device = replace(was, hello=hello, online=True, first=was.claim, comings=was.comings + back)
+    device = replace(was, hello=hello, online=True, first_claim=was.claim, connections=was.connections + back)
     if known is None or _facts(known.hello) != _facts(hello):
         device = replace(device, placement=None, ticket=0, declined=(), factors={})
     if hello.session != was.hello.session:
-        device = replace(device, former=was.hello.session)
+        device = replace(device, previous_session=was.hello.session)
     state = replace(state, devices={**state.devices, name: device})
     out: list[Instruction] = [SaveDevice(hello), SendWelcome(name)]
-    if back and device.comings <= MOST_COMINGS:
+    if back and device.connections <= MOST_CONNECTIONS:
         budget = msgspec.to_builtins(hello.budget)
         data = {"profile": hello.profile, "samples": hello.samples, "budget": budget}
         out.append(EmitEvent("device_joined", state.stage, state.number, name, data))
@@ -45,11 +45,11 @@ def _odd(was: Device, now: Device) -> list[tuple[str, str]]:
         counts = now.claim.samples.get("", 0)
         text = f"it now says it has {hello.samples.get('', 0)} samples; in this run the first {counts} count"
         found.append(("claim", text))
-    if hello.session != was.hello.session and hello.session == was.former:
+    if hello.session != was.hello.session and hello.session == was.previous_session:
         text = "two agents use this identity and take turns at the broker; stop one, or enrol it under its own name"
         found.append(("twin", text))
-    if now.comings > MOST_COMINGS:
-        found.append(("comings", f"it came {now.comings} times; its coming and going are not told any more"))
+    if now.connections > MOST_CONNECTIONS:
+        found.append(("comings", f"it came {now.connections} times; its coming and going are not told any more"))
     return found
 
 

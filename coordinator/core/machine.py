@@ -16,8 +16,8 @@ from typing import Any
 
 import msgspec
 
-from coordinator.core import replies as answers
-from coordinator.core.hello import MOST_COMINGS, introduced, strange
+from coordinator.core import replies
+from coordinator.core.hello import MOST_CONNECTIONS, introduced, strange
 from coordinator.core.instructions import (
     CollectGarbage,
     DrainAll,
@@ -35,7 +35,7 @@ from coordinator.core.instructions import (
 )
 from coordinator.core.one_time_warnings import warn_once
 from coordinator.core.planning import answer, ask, nobody_fits
-from coordinator.core.round import check_close, counted_updates, done, drop, offer_free, open_round
+from coordinator.core.round import aggregated_updates, check_close, done, drop, offer_free, open_round
 from coordinator.core.state import (
     Accepted,
     Aggregated,
@@ -55,7 +55,7 @@ from coordinator.core.state import (
     UpdateInvalid,
     UpdateStored,
 )
-from coordinator.core.stragglers import assignment_of, counted, staleness, still_needed
+from coordinator.core.stragglers import assignment_of, mark_aggregated, staleness, still_needed
 from coordinator.core.timeouts import Timeouts
 from coordinator.core.update_header import overweights
 from edgefl.plan.job import RunPlan
@@ -156,7 +156,7 @@ def _joined(state: State, event: Joined) -> Step:
     state, out = introduced(state, hello)
     device = state.devices[hello.device]
     state = replace(state, returning=_without(state.returning, hello.device))
-    state, more = answers.resync(state, hello.device, hello.working_on, event.at)
+    state, more = replies.resync(state, hello.device, hello.working_on, event.at)
     out += more
     if state.phase == "joining":
         state, more = _enough(state, event.at)
@@ -178,7 +178,7 @@ def _heartbeat_seen(state: State, event: HeartbeatSeen) -> Step:
         return state, [SendWelcome(event.device)]
     if not known.online:
         return _joined(state, Joined(event.at, replace(known.hello, working_on=event.working_on)))
-    return answers.resync(state, event.device, event.working_on, event.at) if event.reports_work else (state, [])
+    return replies.resync(state, event.device, event.working_on, event.at) if event.reports_work else (state, [])
 
 
 def _device_offline(state: State, event: DeviceOffline) -> Step:
@@ -189,7 +189,7 @@ def _device_offline(state: State, event: DeviceOffline) -> Step:
     if _online(state) < state.policy.devices:  # without it the next round would have fewer than were asked for
         state = replace(state, returning={**state.returning, event.device: event.at + state.grace_s})
     state, out = check_close(state, event.at)
-    if device.comings > MOST_COMINGS:
+    if device.connections > MOST_CONNECTIONS:
         return state, out
     return state, [EmitEvent("device_left", state.stage, state.number, event.device, {"reason": event.reason}), *out]
 
@@ -249,7 +249,7 @@ def _planned(state: State, event: Planned) -> Step:
         return state, out + more
     if state.phase == "round":
         for name in names:
-            state, more = answers.replanned(state, name, event.at)
+            state, more = replies.replanned(state, name, event.at)
             out += more
     return state, out
 
@@ -266,18 +266,18 @@ def _message(state: State, event: Accepted | Declined | Progressed | Announced) 
         if state.open is not None and attempt == state.open.attempt:
             return drop(state, "out of turn")
         state, _ = drop(state, "stale")
-        counted = answers.is_counted(state, device, attempt)
+        counted = replies.is_aggregated(state, device, attempt)
         if announced:
             return state, [SendAck(device, attempt, counted, Refusal() if counted else Refusal(reason="stale"))]
         quiet = isinstance(event, Declined) or counted
         return state, [] if quiet else [SendAbort(device, attempt, "this attempt is closed")]
     if isinstance(event, Accepted):
-        return answers.accepted(state, event)
+        return replies.accepted(state, event)
     if isinstance(event, Declined):
-        return answers.declined(state, event)
+        return replies.declined(state, event)
     if isinstance(event, Progressed):
-        return answers.progressed(state, event)
-    return answers.announced(state, event)
+        return replies.progressed(state, event)
+    return replies.announced(state, event)
 
 
 def _fetched(state: State, event: UpdateStored | UpdateInvalid) -> Step:
@@ -285,15 +285,15 @@ def _fetched(state: State, event: UpdateStored | UpdateInvalid) -> Step:
     if assignment is None or (assignment.attempt is None and state.phase != "round"):
         return drop(state, "late")  # its last chunk came while the round was being closed
     if isinstance(event, UpdateStored):
-        return answers.update_stored(state, event)
-    return answers.update_invalid(state, event)
+        return replies.update_stored(state, event)
+    return replies.update_invalid(state, event)
 
 
 def _aggregated(state: State, event: Aggregated) -> Step:
     opened = state.open
     if state.phase != "closing" or opened is None or event.attempt != opened.attempt:
         raise IllegalMoveError(event, state, "this attempt is not being aggregated")
-    names = tuple(sorted({update.device for update in counted_updates(state)}))
+    names = tuple(sorted({update.device for update in aggregated_updates(state)}))
     metrics = _metrics(state)
     saved = SaveRound(opened.attempt, "done", names, metrics, event.record, event.manifest)
     out: list[Instruction] = [
@@ -307,8 +307,8 @@ def _aggregated(state: State, event: Aggregated) -> Step:
         state, more = warn_once(state, device, "weight", text)
         out += more
     own = frozenset(done(opened))
-    state = counted(state, state.counting)
-    state = replace(state, open=None, closed=opened.attempt, counted=own, tries=0, memory=event.memory)
+    state = mark_aggregated(state, state.aggregating)
+    state = replace(state, open=None, closed=opened.attempt, last_aggregated=own, tries=0, memory=event.memory)
     if _due(state, state.stage, state.number):
         return replace(state, phase="evaluating", evaluating=opened.attempt), [*out, Evaluate(opened.attempt)]
     state, more = _advance(state, event.at)
@@ -378,7 +378,7 @@ def _tick(state: State, event: Tick) -> Step:
 def _metrics(state: State) -> dict[str, float]:
     """Means of the devices' metrics, weighted by samples."""
     sums: dict[str, tuple[float, float]] = {}
-    for update in counted_updates(state):
+    for update in aggregated_updates(state):
         weight = float(max(update.samples.values(), default=0))
         for metric, value in update.metrics.items():
             total, weights = sums.get(metric, (0.0, 0.0))
@@ -389,14 +389,14 @@ def _metrics(state: State) -> dict[str, float]:
 def _summary(state: State, at: float) -> dict[str, Any]:
     opened = state.open
     assignments = opened.assignments if opened is not None else {}
-    older = [state.taken[key] for key in state.counting]
+    older = [state.buffered[key] for key in state.aggregating]
     payload = 0.0
     for assignment in [*assignments.values(), *older]:
         for name in ("payload_up_bytes", "payload_down_bytes"):
             figure = assignment.measured.get(name)
             payload += (figure.value or 0.0) if figure is not None else 0.0
     found: dict[str, Any] = {
-        "participants": sorted({update.device for update in counted_updates(state)}),
+        "participants": sorted({update.device for update in aggregated_updates(state)}),
         "late": sorted(name for name, a in assignments.items() if a.status == "late"),
         "lost": sorted(name for name, a in assignments.items() if a.status == "lost"),
         "loss": _metrics(state).get("loss"),
@@ -404,9 +404,11 @@ def _summary(state: State, at: float) -> dict[str, Any]:
         "payload_bytes": payload,
     }
     if state.policy.keeps:
-        found["updates"] = len(counted_updates(state))
-        found["behind"] = sorted(state.behind)
-        found["staleness"] = {u.device: late for u in counted_updates(state) if (late := staleness(state, u.attempt))}
+        found["updates"] = len(aggregated_updates(state))
+        found["behind"] = sorted(state.stragglers)
+        found["staleness"] = {
+            u.device: late for u in aggregated_updates(state) if (late := staleness(state, u.attempt))
+        }
     return found
 
 

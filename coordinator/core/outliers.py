@@ -50,7 +50,7 @@ def outliers(state: State) -> list[tuple[str, Assignment, Refusal]]:
     """(device, its part, why) of what is about to be counted and is to be left out."""
     opened = state.open
     due = {("", name): one for name, one in (opened.assignments if opened is not None else {}).items()}
-    due |= {(key, one.update.device): one for key, one in state.taken.items() if one.update is not None}
+    due |= {(key, one.update.device): one for key, one in state.buffered.items() if one.update is not None}
     here = {f"{key} {name}": (name, one) for (key, name), one in sorted(due.items()) if one.status == "done"}
     found = out_of_line({key: one.changes for key, (_, one) in here.items()}, state.policy.largest_change)
     return [(*here[key], refusal) for key, refusal in found.items()]

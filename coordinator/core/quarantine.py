@@ -35,7 +35,7 @@ def rejected(state: State, device: str, refusal: Refusal) -> Step:
     return replace(state, devices={**state.devices, device: known}), out
 
 
-def counted(state: State, names: Iterable[str]) -> State:
+def forgiven(state: State, names: Iterable[str]) -> State:
     """Updates of these devices are used: no longer are their last ones bad."""
     good = {name: replace(state.devices[name], bad=0) for name in names if state.devices[name].bad}
     return replace(state, devices={**state.devices, **good}) if good else state

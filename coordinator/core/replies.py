@@ -39,7 +39,7 @@ REPLAN = frozenset({"step_memory", "memory", "ceiling", "flops", "payload", "dis
 
 def resync(state: State, device: str, working_on: Attempt | None, at: float) -> Step:
     """A device is back: go on where both sides stand, without asking for anything twice."""
-    state, out, over = _resync_behind(state, device, working_on)
+    state, out, over = _resync_straggler(state, device, working_on)
     if over:
         return state, out
     state, more = _resync_open(state, device, working_on, at)
@@ -50,7 +50,7 @@ def _resync_open(state: State, device: str, working_on: Attempt | None, at: floa
     opened = state.open
     assignment = opened.assignments.get(device) if opened is not None else None
     if working_on is not None and (opened is None or working_on != opened.attempt):
-        if is_counted(state, device, working_on):
+        if is_aggregated(state, device, working_on):
             return state, [SendAck(device, working_on)]
         if (working_on.run, working_on.made_ms) == (state.run, state.made_ms):
             out: list[Instruction] = [SendAbort(device, working_on, "this attempt is closed")]
@@ -74,7 +74,7 @@ def _resync_open(state: State, device: str, working_on: Attempt | None, at: floa
     return state, []
 
 
-def _resync_behind(state: State, device: str, working_on: Attempt | None) -> tuple[State, list[Instruction], bool]:
+def _resync_straggler(state: State, device: str, working_on: Attempt | None) -> tuple[State, list[Instruction], bool]:
     """The same for a device whose round has closed without it; also whether that is all there is to say."""
     one = assignment_of(state, device, working_on) if working_on is not None else None
     if one is not None and one.attempt is not None:
@@ -84,15 +84,15 @@ def _resync_behind(state: State, device: str, working_on: Attempt | None) -> tup
             return state, [Fetch(one.update)], True
         state, out = put(state, device, replace(one, status="accepted")) if one.status == "offered" else (state, [])
         return state, out, True
-    if (gone := state.behind.get(device)) is None:
+    if (gone := state.stragglers.get(device)) is None:
         return state, [], False
     state, out = put(state, device, replace(gone, status="lost"))  # it knows nothing of it any more
     return state, out, False
 
 
-def is_counted(state: State, device: str, attempt: Attempt) -> bool:
+def is_aggregated(state: State, device: str, attempt: Attempt) -> bool:
     """Whether what a device made in this attempt is in the model."""
-    return (attempt == state.closed and device in state.counted) or attempt == state.devices[device].taken
+    return (attempt == state.closed and device in state.last_aggregated) or attempt == state.devices[device].aggregated
 
 
 def accepted(state: State, event: Accepted) -> Step:

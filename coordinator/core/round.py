@@ -40,12 +40,12 @@ def open_round(state: State, at: float) -> Step:
     state, more = _outdated(state)
     begun += more
     able = free(state)
-    if not able and not state.taken and not any(state.devices[name].online for name in state.behind):
+    if not able and not state.buffered and not any(state.devices[name].online for name in state.stragglers):
         state, more = no_placement(state, at)
         return state, begun + more
     number = Attempt(state.run, state.stage, state.number, state.attempt + 1, state.made_ms)
     draw = np.random.default_rng((state.seed, state.stage, state.number))  # the same run draws the same devices again
-    full = state.policy.mode == "async" and len(state.taken) >= state.policy.buffer  # an offer would be old at once
+    full = state.policy.mode == "async" and len(state.buffered) >= state.policy.buffer  # an offer would be old at once
     choice = choose("select", state.recipe).method(able, draw, state.memory) if able and not full else []
     names = able if is_closing(state) else choice
     placements = {name: p for name in names if (p := state.devices[name].placement) is not None}
@@ -62,8 +62,8 @@ def open_round(state: State, at: float) -> Step:
     out += [_saved(state, number, name, assignment) for name, assignment in opened.assignments.items()]
     out += [_saved(state, number, name, assignment) for name, assignment in quarantine.not_asked(state).items()]
     data = {"participants": names, "attempt": number.attempt}
-    if state.behind:
-        data["behind"] = sorted(state.behind)
+    if state.stragglers:
+        data["behind"] = sorted(state.stragglers)
     out.append(EmitEvent("round_started", state.stage, state.number, data=data))
     out += [send_offer(opened, name, at) for name in names]
     state = replace(state, phase="round", attempt=number.attempt, tries=opened.tries, open=opened)
@@ -95,7 +95,7 @@ def free(state: State) -> list[str]:
     return sorted(
         name
         for name, device in state.devices.items()
-        if device.online and device.eligible and not device.barred and name not in state.behind
+        if device.online and device.eligible and not device.barred and name not in state.stragglers
     )
 
 
@@ -118,8 +118,8 @@ def _outdated(state: State) -> Step:
     """What is made from a model older than the policy admits does not count any more."""
     out: list[Instruction] = []
     most = state.policy.max_staleness
-    working = list(state.behind.items())
-    waiting = [(one.update.device, one) for one in state.taken.values() if one.update is not None]
+    working = list(state.stragglers.items())
+    waiting = [(one.update.device, one) for one in state.buffered.values() if one.update is not None]
     for device, one in working + waiting:
         if one.attempt is not None and (late := staleness(state, one.attempt)) > most:
             late_by = Refusal("late", float(late), float(most), "rounds", "its model is too old")
@@ -142,7 +142,7 @@ def check_close(state: State, at: float) -> Step:
     waiting = [name for name, a in opened.assignments.items() if a.status in OPEN]
     have, enough, full = len(done(opened)), len(done(opened)) >= quorum(state), False
     if is_buffered(state):
-        waiting, have = [*waiting, *state.behind], have + len(state.taken)
+        waiting, have = [*waiting, *state.stragglers], have + len(state.buffered)
         enough, full = have > 0, state.policy.mode == "async" and have >= state.policy.buffer
     if full or not waiting or at >= opened.deadline_at:
         return _end(state, at, enough=enough)
@@ -179,11 +179,11 @@ def done(opened: Round) -> list[str]:
     return sorted(name for name, a in opened.assignments.items() if a.status == "done")
 
 
-def counted_updates(state: State) -> list[Update]:
+def aggregated_updates(state: State) -> list[Update]:
     """The updates of the round that is being closed: its own, and what was made from earlier models."""
     opened = state.open
     own = [opened.assignments[name].update for name in done(opened)] if opened is not None else []
-    return [update for update in own if update is not None] + updates_of(state, state.counting)
+    return [update for update in own if update is not None] + updates_of(state, state.aggregating)
 
 
 def drop(state: State, reason: str) -> Step:
@@ -244,23 +244,23 @@ def _close(state: State, at: float) -> Step:
     """Nobody's answer counts any more in this round; where the policy keeps updates, it will in the next."""
     last = state.number == state.rounds[state.stage - 1]
     keep = state.policy.keeps and not last
-    state = replace(state, counting=tuple(sorted(state.taken)))
+    state = replace(state, aggregating=tuple(sorted(state.buffered)))
     state, out = _cut(state, keep=keep)
     opened = state.open
     if opened is None:
         return state, out
-    for name, one in state.behind.items() if not keep else ():
+    for name, one in state.stragglers.items() if not keep else ():
         state, more = _given_up(state, name, one)
         out += more
     if not keep:
         out.append(EndTransfers(opened.attempt))
-    updates = counted_updates(state)
+    updates = aggregated_updates(state)
     out.append(Aggregate(opened.attempt, tuple(updates)))
     counted = {update.device for update in updates}
     holders = {
         name: replace(state.devices[name], holds=opened.attempt.stage) for name in counted & state.devices.keys()
     }
-    state = quarantine.counted(replace(state, devices={**state.devices, **holders}), counted)
+    state = quarantine.forgiven(replace(state, devices={**state.devices, **holders}), counted)
     return replace(state, phase="closing", until=at), out
 
 

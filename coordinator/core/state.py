@@ -46,7 +46,17 @@ class Claim(msgspec.Struct, frozen=True):
     class_counts: tuple[int, ...] = ()
 
 
-class Device(msgspec.Struct, frozen=True):
+#: Names of fields in snapshots, which are those of an earlier version.
+_DEVICE_KEYS = {
+    "aggregated": "taken",
+    "first_claim": "first",
+    "connections": "comings",
+    "previous_session": "former",
+    "warned": "told",
+}
+
+
+class Device(msgspec.Struct, frozen=True, rename=_DEVICE_KEYS):
     """One device the coordinator has met. ``placement`` and ``declined`` belong to the current stage."""
 
     hello: Hello
@@ -58,17 +68,17 @@ class Device(msgspec.Struct, frozen=True):
     bad: int = 0  # updates in a row that could not be used
     rejected: dict[str, int] = {}  # all of them, by reason
     barred: int = 0  # in quarantine through this round, counted over all stages; -1: for good; 0: it is not
-    taken: Attempt | None = None  # the newest of its attempts that is in the model
+    aggregated: Attempt | None = None  # the newest of its attempts that is in the model
     holds: int = 0  # the stage of the newest model it has trained from; 0: it has had none yet
-    first: Claim | None = None  # None: kept by a version that had no such field; ``claim`` tells
-    comings: int = 0  # how often it was there again
-    former: str = ""  # the session before the present one
-    told: tuple[str, ...] = ()  # what operators have been told of it, once in a run
+    first_claim: Claim | None = None  # None: kept by a version that had no such field; ``claim`` tells
+    connections: int = 0  # how often it was there again
+    previous_session: str = ""  # the session before the present one
+    warned: tuple[str, ...] = ()  # what operators have been told of it, once in a run
 
     @property
     def claim(self) -> Claim:
         """The data that counts."""
-        return self.first or Claim(self.hello.samples, self.hello.class_counts)
+        return self.first_claim or Claim(self.hello.samples, self.hello.class_counts)
 
     @property
     def eligible(self) -> bool:
@@ -99,7 +109,10 @@ class Round(msgspec.Struct, frozen=True):
     grace_at: float | None = None
 
 
-class State(msgspec.Struct, frozen=True):
+_STATE_KEYS = {"stragglers": "behind", "buffered": "taken", "last_aggregated": "counted"}
+
+
+class State(msgspec.Struct, frozen=True, rename=_STATE_KEYS):
     """A run. ``stage`` and ``number`` name the round that is open or comes next; ``attempt`` is its last attempt begun.
 
     A run that is finished stays at its last round. Stages and rounds count from 1; ``stage`` 0: not begun.
@@ -129,12 +142,12 @@ class State(msgspec.Struct, frozen=True):
     devices: dict[str, Device] = {}
     returning: dict[str, float] = {}  # devices that are expected back, and until when the next round waits for each
     open: Round | None = None
-    behind: dict[str, Assignment] = {}  # devices at work on an earlier round's model, whose updates will count
-    taken: dict[str, Assignment] = {}  # such updates, on disk and not in the model yet, by ``key_of``
-    counting: tuple[str, ...] = ()  # those of them that are being aggregated
+    stragglers: dict[str, Assignment] = {}  # devices at work on an earlier round's model, whose updates will count
+    buffered: dict[str, Assignment] = {}  # such updates, on disk and not in the model yet, by ``key_of``
+    aggregating: tuple[str, ...] = ()  # those of them that are being aggregated
     evaluating: Attempt | None = None
     closed: Attempt | None = None  # the last attempt that was aggregated
-    counted: frozenset[str] = frozenset()  # the devices whose updates it holds
+    last_aggregated: frozenset[str] = frozenset()  # the devices whose updates it holds
     tickets: int = 0
     strange: frozenset[str] = frozenset()  # devices of another protocol version, which operators know of
     dropped: dict[str, int] = {}  # messages without effect, by reason

@@ -1,8 +1,8 @@
 """Updates made from an earlier round's model, where the policy keeps them (rounds: async, round.late: keep). Pure.
 
-A device that has not answered when its round closes goes on: it moves to ``State.behind``, with its attempt. Its update
-lies in ``State.taken`` until the next aggregation counts it, by its staleness: the rounds closed since its model was
-made. A stage's last round ends all that: what other stages trained is other parts.
+A device that has not answered when its round closes goes on: it moves to ``State.stragglers``, with its attempt. Its
+update lies in ``State.buffered`` until the next aggregation includes it, by its staleness: the rounds closed since its
+model was made. A stage's last round drops both: what other stages trained is other parts.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def staleness(state: State, attempt: Attempt) -> int:
 
 
 def key_of(device: str, attempt: Attempt) -> str:
-    """The name of an update in ``State.taken``: a column of 64 characters holds it, however long the device's is."""
+    """The name of an update in ``State.buffered``: a column of 64 characters holds it, however long the device's is."""
     return f"{attempt.stage}.{attempt.round}.{attempt.attempt}/{hashlib.sha256(device.encode()).hexdigest()[:24]}"
 
 
@@ -33,40 +33,40 @@ def assignment_of(state: State, device: str, attempt: Attempt) -> Assignment | N
     opened = state.open
     if opened is not None and opened.attempt == attempt and device in opened.assignments:
         return opened.assignments[device]
-    one = state.behind.get(device)
-    return one if one is not None and one.attempt == attempt else state.taken.get(key_of(device, attempt))
+    one = state.stragglers.get(device)
+    return one if one is not None and one.attempt == attempt else state.buffered.get(key_of(device, attempt))
 
 
 def placed(state: State, device: str, assignment: Assignment) -> State:
     """``state`` with the device's part in an earlier attempt as it is now; one that is over is forgotten."""
-    behind, taken = dict(state.behind), state.taken
+    stragglers, buffered = dict(state.stragglers), state.buffered
     attempt = assignment.attempt
     if attempt is None:
         raise ValueError(f"{device}'s part is one in the open attempt")
     key = key_of(device, attempt)
-    if device in behind and behind[device].attempt == attempt:
-        del behind[device]
+    if device in stragglers and stragglers[device].attempt == attempt:
+        del stragglers[device]
     if assignment.status in OPEN:
-        behind[device] = assignment
+        stragglers[device] = assignment
     elif assignment.status == "done":
-        taken = {**taken, key: assignment}
-    elif key in taken:
-        taken = {name: one for name, one in taken.items() if name != key}
-    return replace(state, behind=behind, taken=taken)
+        buffered = {**buffered, key: assignment}
+    elif key in buffered:
+        buffered = {name: one for name, one in buffered.items() if name != key}
+    return replace(state, stragglers=stragglers, buffered=buffered)
 
 
-def counted(state: State, keys: tuple[str, ...]) -> State:
+def mark_aggregated(state: State, keys: tuple[str, ...]) -> State:
     """``state`` once these updates are in the model."""
     devices = dict(state.devices)
     for update in updates_of(state, keys):
-        devices[update.device] = replace(devices[update.device], taken=update.attempt)
-    left = {key: one for key, one in state.taken.items() if key not in keys}
-    return replace(state, devices=devices, taken=left, counting=())
+        devices[update.device] = replace(devices[update.device], aggregated=update.attempt)
+    left = {key: one for key, one in state.buffered.items() if key not in keys}
+    return replace(state, devices=devices, buffered=left, aggregating=())
 
 
 def updates_of(state: State, keys: tuple[str, ...]) -> list[Update]:
     """These updates."""
-    return [update for key in keys if (update := state.taken[key].update) is not None]
+    return [update for key in keys if (update := state.buffered[key].update) is not None]
 
 
 def is_closing(state: State) -> bool:
@@ -83,6 +83,6 @@ def is_buffered(state: State) -> bool:
 
 def still_needed(state: State) -> tuple[tuple[Update, ...], frozenset[Attempt]]:
     """The updates that are on disk or on their way, and the attempts whose first state must stay readable."""
-    every = [*state.behind.values(), *state.taken.values()]
+    every = [*state.stragglers.values(), *state.buffered.values()]
     updates = tuple(one.update for one in every if one.update is not None)
     return updates, frozenset(one.attempt for one in every if one.attempt is not None)

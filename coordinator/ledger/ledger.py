@@ -12,7 +12,7 @@ from sqlalchemy import Connection, and_, func, insert, select, update
 from sqlalchemy.engine import make_url
 
 from coordinator.core.instructions import Save
-from coordinator.core.snapshot import NOTHING, Changes, Kept, kept
+from coordinator.core.snapshot import NOTHING, Changes, Snapshot, decode
 from coordinator.ledger import schema as tables
 from coordinator.ledger.database import LEDGER_COPY, copy_to_read, named_errors, open_engine, sqlite_url
 from coordinator.ledger.read import read_report, read_runs
@@ -155,12 +155,12 @@ class Ledger:
             query = select(func.max(tables.events.c.at)).where(tables.events.c.run == run)
             return connection.execute(query).scalar() or 0.0
 
-    def snapshot(self, run: str) -> Kept | None:
+    def snapshot(self, run: str) -> Snapshot | None:
         """The coordinator's state as the last process that committed left it; None: it kept none."""
         columns = (tables.snapshots.c.kind, tables.snapshots.c.name, tables.snapshots.c.value)
         with named_errors(self._name), self._engine.connect() as connection:
             rows = connection.execute(select(*columns).where(tables.snapshots.c.run == run)).all()
-            return kept((kind, name, value) for kind, name, value in rows)
+            return decode((kind, name, value) for kind, name, value in rows)
 
     def commit(
         self,

@@ -76,11 +76,11 @@ class Saving:
 
     def keep(self, connection: Connection, run: str, changed: Changes) -> None:
         """Write what of the machine's state has changed."""
-        if changed.anew:
+        if changed.new_attempt:
             of_run = (tables.snapshots.c.run == run) & (tables.snapshots.c.kind == "assignment")
             connection.execute(delete(tables.snapshots).where(of_run))
-        if changed.gone:
-            gone = [{"of_run": run, "of_kind": kind, "of_name": name} for kind, name in changed.gone]
+        if changed.deleted:
+            gone = [{"of_run": run, "of_kind": kind, "of_name": name} for kind, name in changed.deleted]
             connection.execute(self._no_row, gone)
         rows = [
             {"run": run, "kind": kind, "name": name, "value": value} for (kind, name), value in changed.rows.items()

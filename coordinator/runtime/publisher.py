@@ -274,7 +274,7 @@ def _at_work(state: State) -> dict[Attempt, list[str]]:
     found: dict[Attempt, list[str]] = {}
     if state.open is not None and state.phase == "round":
         found[state.open.attempt] = list(state.open.assignments)
-    for name, one in state.behind.items():
+    for name, one in state.stragglers.items():
         if one.attempt is not None:
             found.setdefault(one.attempt, []).append(name)
     return found

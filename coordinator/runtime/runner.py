@@ -17,7 +17,7 @@ import msgspec
 
 from coordinator.core import instructions as do
 from coordinator.core.machine import initial, step
-from coordinator.core.snapshot import NOTHING, changes, resumed, rows_of
+from coordinator.core.snapshot import NOTHING, as_saved, changes, resumed
 from coordinator.core.state import Begin, Declined, DeviceOffline, Event, State, Tick
 from coordinator.core.stragglers import still_needed
 from coordinator.core.timeouts import Timeouts
@@ -219,7 +219,7 @@ class Runner:
         self._tell(self._started(position.manifest, broker))
         for text in () if known else warnings_of(self.plan):
             self._tell(do.EmitEvent("warning", data={"text": text, "lasting": True}))
-        self._kept = rows_of(self.state, was) if was is not None else self.state
+        self._kept = as_saved(self.state, was) if was is not None else self.state
         return Begin(
             at=self.clock(),
             stage=position.stage,

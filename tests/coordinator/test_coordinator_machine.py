@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from coordinator.core import instructions as do
 from coordinator.core import state as v
 from coordinator.core.machine import initial, step
-from coordinator.core.snapshot import changes, kept, resumed, rows_of
+from coordinator.core.snapshot import as_saved, changes, decode, resumed
 from coordinator.core.timeouts import Timeouts
 from edgefl.plan.job import Decline, RoundPolicy
 from edgefl.protocol.messages import Hello, Update
@@ -55,8 +55,8 @@ class Play:
         self.log.append(event)
         self.state, out = step(before, event)
         changed, self.saved = changes(self.saved, self.state), self.state
-        self.kept = {key: row for key, row in self.kept.items() if not changed.anew or key[0] != "assignment"}
-        self.kept = {key: row for key, row in self.kept.items() if key not in changed.gone}
+        self.kept = {key: row for key, row in self.kept.items() if not changed.new_attempt or key[0] != "assignment"}
+        self.kept = {key: row for key, row in self.kept.items() if key not in changed.deleted}
         self.kept |= {key: msgspec.json.decode(msgspec.json.encode(row)) for key, row in changed.rows.items()}
         for one in out:
             self._note(one, before)
@@ -96,7 +96,7 @@ class Play:
             self.outdated.add((one.device, one.attempt))
         elif isinstance(one, do.CollectGarbage):
             states = {update.attempt for update in one.updates} | one.attempts
-            held = [*self.state.behind.values(), *self.state.taken.values()]
+            held = [*self.state.stragglers.values(), *self.state.buffered.values()]
             assert {a.attempt for a in held} <= states, "what somebody may still bring stays readable"
 
     def _note_aggregate(self, one: do.Aggregate) -> None:
@@ -115,7 +115,7 @@ class Play:
             alone = all(not self.state.devices[name].online for name in missed)
             assert not missed or alone or self.now >= opened.deadline_at, "nobody present is left out before its time"
         last = one.attempt.round == self.state.rounds[one.attempt.stage - 1]
-        assert not (last and self.state.behind), "a stage leaves nobody behind"
+        assert not (last and self.state.stragglers), "a stage leaves nobody behind"
         for update in one.updates:
             late = one.attempt.round - update.attempt.round
             assert update.attempt.stage == one.attempt.stage
@@ -127,7 +127,7 @@ class Play:
     def _check(self) -> None:
         state = self.state
         working = state.open.assignments if state.open is not None else {}
-        for kind, there in (("assignment", working), ("behind", state.behind), ("taken", state.taken)):
+        for kind, there in (("assignment", working), ("behind", state.stragglers), ("taken", state.buffered)):
             assert {name for of, name in self.kept if of == kind} == set(there), (
                 "the ledger has what goes on, and no more"
             )
@@ -139,10 +139,10 @@ class Play:
             assert not (state.phase == "closing" and open_ones)
             assert all(a.update is not None for a in state.open.assignments.values() if a.status in {"updated", "done"})
         assert state.phase != "round" or self.aggregate is None
-        assert state.policy.keeps or not (state.behind or state.taken)
-        assert all(one.status in v.OPEN and one.attempt is not None for one in state.behind.values())
-        assert all(one.status == "done" and one.update is not None for one in state.taken.values())
-        assert all(name not in state.behind for name in (state.open.assignments if state.open else ()))
+        assert state.policy.keeps or not (state.stragglers or state.buffered)
+        assert all(one.status in v.OPEN and one.attempt is not None for one in state.stragglers.values())
+        assert all(one.status == "done" and one.update is not None for one in state.buffered.values())
+        assert all(name not in state.stragglers for name in (state.open.assignments if state.open else ()))
 
     def restart(self) -> list[do.Instruction]:
         """The process is killed and another goes on with what the ledger has."""
@@ -155,7 +155,7 @@ class Play:
             a.attempt for a in self.opened if (a.stage, a.round) > ((last.stage, last.round) if last else (0, 0))
         ]
         anew = initial(self.plan, TIMEOUTS)
-        was = kept((kind, name, row) for (kind, name), row in self.kept.items())
+        was = decode((kind, name, row) for (kind, name), row in self.kept.items())
         assert was is not None
         begin = v.Begin(
             self.now,
@@ -166,7 +166,7 @@ class Play:
             MADE_MS,
             resumed=resumed(anew, was, self.now),
         )
-        self.state, self.saved = anew, rows_of(anew, was)
+        self.state, self.saved = anew, as_saved(anew, was)
         return self.send(begin)
 
     # What devices and the runner's work may do.
@@ -299,7 +299,7 @@ def behave(play: Play) -> None:
         work(play)
         opened = play.state.open
         for name in NAMES:
-            device, part = play.state.devices.get(name), play.state.behind.get(name)
+            device, part = play.state.devices.get(name), play.state.stragglers.get(name)
             if part is None and opened is not None and play.state.open == opened:
                 part = opened.assignments.get(name)
             attempt = part.attempt if part is not None else None
@@ -449,7 +449,7 @@ def test_an_update_older_than_the_policy_admits_is_dropped_and_the_device_asked_
             play.receive(name)
         play.finish_aggregate()
         out = play.finish_evaluate()
-        assert ("c" in play.state.behind) == (number == 1)
+        assert ("c" in play.state.stragglers) == (number == 1)
     assert [(one.device, one.attempt) for one in of(do.SendAbort, out)] == [("c", first)]
     (late,) = [one for one in of(do.SaveAssignment, out) if one.status == "late"]
     assert (late.refusal.needed, late.refusal.allowed, late.refusal.unit) == (2.0, 1.0, "rounds")

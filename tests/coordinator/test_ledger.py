@@ -23,7 +23,7 @@ from ledger_fixture import engine_of, ledger_at
 from sqlalchemy import text as sql
 
 from coordinator.core import instructions as do
-from coordinator.core.snapshot import Changes, Outline
+from coordinator.core.snapshot import Changes, RunPosition
 from coordinator.ledger import migrations
 from coordinator.ledger import schema as tables
 from coordinator.ledger.ledger import Ledger
@@ -92,13 +92,13 @@ def test_the_first_ledger_with_a_run_in_it_is_brought_to_this_version(path: str 
         assert ledger.position("r1") == (1, 1, 0, {"task": REF}, None, MADE_MS)
         ledger.reopen("r1", 103.0)
         again = do.SaveEvaluation((EvaluationRow(1, 2, missing="prototype", matcher="l2"),))
-        ledger.commit("r1", [again], [], 104.0, Changes({("outline", ""): msgspec.to_builtins(Outline("round"))}))
+        ledger.commit("r1", [again], [], 104.0, Changes({("outline", ""): msgspec.to_builtins(RunPosition("round"))}))
         report, kept = ledger.report(), ledger.snapshot("r1")
     assert [row.matcher for row in report.evaluations] == ["", "l2"]
     assert report.evaluations[0].value == 0.75
     assert report.rounds == (RoundRow(1, 1, 1, "done", 101.0, 102.0, ("a",), {"loss": 0.5}),)
     assert kept is not None
-    assert kept.outline.phase == "round"
+    assert kept.position.phase == "round"
 
 
 def literal(value: object) -> str:

@@ -13,7 +13,7 @@ import sqlite3
 import msgspec
 
 from coordinator.core.instructions import SaveDevice, SaveRound
-from coordinator.core.snapshot import Changes, Outline
+from coordinator.core.snapshot import Changes, RunPosition
 from coordinator.core.state import Assignment, Device
 from coordinator.ledger.ledger import Ledger
 from device_agent.core.state import DataFacts, Result
@@ -116,7 +116,7 @@ def _blank_ledger() -> bytes:
         hello = Hello(device="cam-07", samples={"": 3}, class_counts=(1, 2))
         done = SaveRound(Attempt("r", 1, 1, 1), "done", ("cam-07",), manifest={"task": REF})
         rows = {
-            ("outline", ""): msgspec.to_builtins(Outline()),
+            ("outline", ""): msgspec.to_builtins(RunPosition()),
             ("device", "cam-07"): msgspec.to_builtins(Device(hello)),
             ("assignment", "cam-07"): msgspec.to_builtins(Assignment(Placement())),
         }

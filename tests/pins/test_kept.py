@@ -55,18 +55,18 @@ def test_snapshots_of_a_coordinator():
     check(FILE, "snapshots", {f"{kind} {name}".strip(): kept(row) for (kind, name), row in found.rows.items()})
     if not WRITING:
         rows = [(*key.partition(" ")[::2], row) for key, row in pinned(FILE)["snapshots"].items()]
-        again = snapshot.kept(rows)
-        assert again.outline == snapshot.outline_of(full)
+        again = snapshot.decode(rows)
+        assert again.position == snapshot.position_of(full)
         assert again.devices == full.devices
         assert again.assignments == full.open.assignments
-        assert (again.behind, again.taken) == (full.behind, full.taken)
+        assert (again.stragglers, again.buffered) == (full.stragglers, full.buffered)
 
 
 def test_snapshots_that_say_little():
     """Of an earlier version: what stands for the fields it did not have."""
     hello, placement = {"hello": {"t": "hello"}}, {"placement": {}}
     rows = [("outline", "", {}), ("device", "a", hello), *((kind, "a", placement) for kind in ("assignment", "taken"))]
-    check(FILE, "snapshots that say little", kept(snapshot.kept(rows)))
+    check(FILE, "snapshots that say little", kept(snapshot.decode(rows)))
 
 
 def test_state_of_a_device(tmp_path: Path):
