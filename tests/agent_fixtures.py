@@ -21,7 +21,9 @@ from edgefl.protocol import topics
 from edgefl.protocol.chunks import Chunk, decode_chunks, encode_chunk
 from edgefl.records import Attempt, Figure, Refusal
 from edgefl.storage.objects import ObjectStore
-from edgefl.transfer import machines as t
+from edgefl.transfer.instructions import Completed, SendChunk, SendNeed, StoreChunk, VerifyObject
+from edgefl.transfer.receiver import Receiver
+from edgefl.transfer.sender import Sender
 from edgefl.transport.memory import MemoryTransport
 
 FLEET, DEVICE = "default", "d1"
@@ -43,8 +45,8 @@ class Coordinator:
         self.transport.on_message = self.on_message
         self.heard: dict[type, deque] = {}
         self.news = asyncio.Event()
-        self.senders: dict[str, t.Sender] = {}
-        self.receivers: dict[str, tuple[t.Receiver, dict]] = {}
+        self.senders: dict[str, Sender] = {}
+        self.receivers: dict[str, tuple[Receiver, dict]] = {}
         self.chunk_limit: int | None = None  # chunks to send before falling silent
         self.welcomes = True
         self.taken = set()
@@ -101,7 +103,7 @@ class Coordinator:
         parts = parts or {"acc/embed": b"e" * 5000, "task": b"t" * 3000}
         manifest = {name: self.store.put(data) for name, data in parts.items()}
         transfer = f"down-{run}-{number}-{attempt}"
-        self.senders[transfer] = t.Sender(transfer, {ref.id: ref.size for ref in manifest.values()})
+        self.senders[transfer] = Sender(transfer, {ref.id: ref.size for ref in manifest.values()})
         message = m.Offer(Attempt(run, 1, number, attempt), 60.0, job(**changes), manifest, transfer, CHUNK_BYTES, 4)
         self.send(message)
         return message
@@ -109,8 +111,14 @@ class Coordinator:
     def fetch(self, update):
         transfer = f"up-{update.attempt.round}"
         partials = {ref.id: self.store.partial(ref, CHUNK_BYTES) for ref in update.manifest.values()}
-        receiver = t.Receiver(
-            transfer, DEVICE, list(update.manifest.values()), CHUNK_BYTES, 2, life=len(self.receivers), message=m.Grant
+        receiver = Receiver(
+            transfer,
+            DEVICE,
+            list(update.manifest.values()),
+            CHUNK_BYTES,
+            2,
+            incarnation=len(self.receivers),
+            message=m.Grant,
         )
         self.receivers[transfer] = (receiver, partials)
         missing = {name: partial.missing() for name, partial in partials.items()}
@@ -124,19 +132,19 @@ class Coordinator:
 
     def carry_out(self, transfer, instructions, chunk=None):
         for one in instructions:
-            if isinstance(one, t.SendNeed):
+            if isinstance(one, SendNeed):
                 self.send(one.need)
-            elif isinstance(one, t.SendChunk):
+            elif isinstance(one, SendChunk):
                 self.send_chunk(transfer, one)
-            elif isinstance(one, t.StoreChunk):
+            elif isinstance(one, StoreChunk):
                 self.receivers[transfer][1][one.object_id].write(one.index, chunk.data)
-            elif isinstance(one, t.VerifyObject):
+            elif isinstance(one, VerifyObject):
                 receiver, partials = self.receivers[transfer]
                 if ok := partials[one.object_id].verify():
                     self.store.publish([partials[one.object_id]])
                 self.carry_out(transfer, receiver.on_verified(one.object_id, ok, time.monotonic()))
-            elif isinstance(one, t.Completed) and transfer in self.receivers:
-                self.heard.setdefault(t.Completed, deque()).append((transfer, one))
+            elif isinstance(one, Completed) and transfer in self.receivers:
+                self.heard.setdefault(Completed, deque()).append((transfer, one))
                 self.news.set()
 
     def send_chunk(self, transfer, one):
@@ -157,7 +165,7 @@ class Coordinator:
             update = await self.expect(m.Update)
         self.taken.add(update.attempt)
         self.fetch(update)
-        await self.expect(t.Completed)
+        await self.expect(Completed)
         self.send(m.Ack(update.attempt))
         return update
 

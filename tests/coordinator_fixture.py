@@ -19,15 +19,9 @@ from edgefl.protocol.chunks import Chunk, decode_chunks, encode_chunk
 from edgefl.protocol.tensors import decode_part, encode_part
 from edgefl.records import Attempt, Budget, Capabilities, Cost, EvaluationRow, Figure, Manifest, ObjectRef, Refusal
 from edgefl.storage.objects import ObjectStore
-from edgefl.transfer.machines import (
-    Completed,
-    Receiver,
-    SendChunk,
-    Sender,
-    SendNeed,
-    StoreChunk,
-    VerifyObject,
-)
+from edgefl.transfer.instructions import Completed, SendChunk, SendNeed, StoreChunk, VerifyObject
+from edgefl.transfer.receiver import Receiver
+from edgefl.transfer.sender import Sender
 from edgefl.transport.base import Will
 from edgefl.transport.memory import MemoryBroker, MemoryTransport
 
@@ -284,7 +278,7 @@ class FakeDevice:
             return
         refs = list({ref.id: ref for ref in offer.manifest.values()}.values())
         life = secrets.randbelow(2**31)
-        self.receiver = Receiver(offer.transfer, self.name, refs, offer.chunk_bytes, offer.credit, life=life)
+        self.receiver = Receiver(offer.transfer, self.name, refs, offer.chunk_bytes, offer.credit, incarnation=life)
         missing = {r.id: self._partial(r.id).missing() for r in refs if not self.store.has(r.id)}
         self._perform(self.receiver.start(missing, 0.0))
 

@@ -10,7 +10,8 @@ from edgefl.protocol.messages import Need
 from edgefl.records import Manifest
 from edgefl.storage.objects import ObjectStore
 from edgefl.storage.partials import chunk_count
-from edgefl.transfer.machines import Failed, Instruction, SendChunk, Sender
+from edgefl.transfer.instructions import Failed, Instruction, SendChunk
+from edgefl.transfer.sender import Sender
 
 Publish = Callable[[str, bytes], None]
 

@@ -21,16 +21,16 @@ from edgefl.protocol.messages import Grant, Update
 from edgefl.records import Attempt, Figure, Figures, Manifest, ObjectRef, Refusal
 from edgefl.storage.objects import ObjectStore
 from edgefl.storage.partials import PartialObject
-from edgefl.transfer.machines import (
+from edgefl.transfer.admission import UploadAdmission
+from edgefl.transfer.instructions import (
     Completed,
     Failed,
     Instruction,
-    Receiver,
     SendNeed,
     StoreChunk,
-    UploadAdmission,
     VerifyObject,
 )
+from edgefl.transfer.receiver import Receiver
 
 #: Updates that are less together are checked one after the other: threads would only get into each other's way.
 _SMALL_BYTES = 4 * 2**20
@@ -187,7 +187,7 @@ class Uploads:
                     refs,
                     chunk_bytes,
                     self._sizer.credit(chunk_bytes),
-                    life=secrets.randbelow(2**31),
+                    incarnation=secrets.randbelow(2**31),
                     message=Grant,
                 )
                 missing = {name: partial.missing(chunk_bytes) for name, partial in upload.partials.items()}

@@ -14,7 +14,9 @@ from edgefl.protocol.messages import Grant, Need, Offer, Update
 from edgefl.records import ObjectRef, Refusal
 from edgefl.storage.objects import ObjectStore
 from edgefl.storage.partials import PartialObject
-from edgefl.transfer import machines as t
+from edgefl.transfer.instructions import Completed, Failed, Instruction, SendChunk, SendNeed, StoreChunk, VerifyObject
+from edgefl.transfer.receiver import Receiver
+from edgefl.transfer.sender import Sender
 
 
 class Download:
@@ -44,13 +46,13 @@ class Download:
         self._partials: dict[str, PartialObject] = {}
         self._arrived: Chunk | None = None
         self._ended = False
-        self._receiver = t.Receiver(
+        self._receiver = Receiver(
             offer.transfer,
             device,
             list({ref.id: ref for ref in self._refs}.values()),
             offer.chunk_bytes or DEFAULT_CHUNK_BYTES,
             offer.credit or DEFAULT_CREDIT,
-            life=secrets.randbelow(2**31),
+            incarnation=secrets.randbelow(2**31),
         )
 
     def start(self, now: float) -> None:
@@ -95,20 +97,20 @@ class Download:
         self._ended = True
         self._receiver.finished = False
 
-    def _carry_out(self, instructions: list[t.Instruction], now: float) -> None:
+    def _carry_out(self, instructions: list[Instruction], now: float) -> None:
         for instruction in instructions:
-            if isinstance(instruction, t.SendNeed):
+            if isinstance(instruction, SendNeed):
                 self._send(instruction.need)
-            elif isinstance(instruction, t.StoreChunk) and self._arrived is not None:
+            elif isinstance(instruction, StoreChunk) and self._arrived is not None:
                 self._partials[instruction.object_id].write(instruction.index, self._arrived.data)
                 self.fetched_bytes += len(self._arrived.data)
-            elif isinstance(instruction, t.VerifyObject):
+            elif isinstance(instruction, VerifyObject):
                 ok = self._partials[instruction.object_id].verify()
                 self._carry_out(self._receiver.on_verified(instruction.object_id, ok, now), now)
-            elif isinstance(instruction, t.Completed) and not self._ended:
+            elif isinstance(instruction, Completed) and not self._ended:
                 self._ended = True
                 self._done(list(self._partials.values()), self.fetched_bytes)
-            elif isinstance(instruction, t.Failed):
+            elif isinstance(instruction, Failed):
                 self._fail("transfer", f"object {instruction.object_id[:12]}: {instruction.reason}")
 
     def _fail(self, reason: str, detail: str) -> None:
@@ -135,7 +137,7 @@ class Upload:
         self.update = update
         self._store = store
         self._publish = publish
-        self._sender = t.Sender(transfer, {ref.id: ref.size for ref in update.manifest.values()})
+        self._sender = Sender(transfer, {ref.id: ref.size for ref in update.manifest.values()})
 
     def grant(self, device: str, grant: Grant, now: float) -> str:
         """The coordinator lacks these, or has got these. What cannot be served, as a text; "" when all can."""
@@ -145,14 +147,14 @@ class Upload:
         """Time passed: ask for an answer when there was none for long. Only while connected."""
         self._carry_out(self._sender.on_tick(now))
 
-    def _carry_out(self, instructions: list[t.Instruction]) -> str:
-        chunks = (self._read(one) for one in instructions if isinstance(one, t.SendChunk))
+    def _carry_out(self, instructions: list[Instruction]) -> str:
+        chunks = (self._read(one) for one in instructions if isinstance(one, SendChunk))
         for message in bundled(chunks, self._sender.chunk_bytes):
             self._publish(message)
-        failed = [one for one in instructions if isinstance(one, t.Failed)]
+        failed = [one for one in instructions if isinstance(one, Failed)]
         return f"object {failed[-1].object_id[:12]}: {failed[-1].reason}" if failed else ""
 
-    def _read(self, one: t.SendChunk) -> Chunk:
+    def _read(self, one: SendChunk) -> Chunk:
         return Chunk(
             one.object_id, one.index, self._store.read_chunk(one.object_id, self._sender.chunk_bytes, one.index)
         )

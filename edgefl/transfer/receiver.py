@@ -1,4 +1,4 @@
-"""The receiving side of a transfer: what is lacking, what to acknowledge, when to ask again. See ``transfer``."""
+"""Receiver of a transfer: which chunks are missing, what to acknowledge, when to ask again. See ``edgefl.transfer``."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from collections.abc import Iterable, Mapping
 from edgefl.protocol.chunks import DEFAULT_CHUNK_BYTES, DEFAULT_CREDIT
 from edgefl.protocol.messages import Need
 from edgefl.records import ObjectRef
-from edgefl.transfer.chunk_index import Layout
-from edgefl.transfer.steps import (
+from edgefl.transfer.instructions import (
     MAX_CREDIT,
     STEP_BITS,
     Completed,
@@ -19,6 +18,7 @@ from edgefl.transfer.steps import (
     StoreChunk,
     VerifyObject,
 )
+from edgefl.transfer.window import ChunkIndex
 
 #: Silence after which a receiver asks again: longer than the sender's GATHER_S + PACE_STALL_S, so that another's stall
 #: is not taken for a loss. Doubles with each silence in a row, up to MAX_STALL_S, so that any link gets through.
@@ -39,9 +39,9 @@ MAX_WRONG_HASHES = 3
 class Receiver:
     """Fetches ``refs`` over one transfer. ``device`` is the device's id, also when the coordinator receives.
 
-    ``life`` tells this receiver from an earlier one of the same transfer and device (after a restart): a random number
-    below 2**31. ``message`` is Need at an agent, Grant at the coordinator. ``dropped`` counts by reason what was
-    ignored. Two parts with the same object count as one.
+    ``incarnation``: a random number below 2**31 that tells this receiver from an earlier one of the same transfer and
+    device (before a restart). ``message`` is Need at an agent, Grant at the coordinator. ``dropped`` counts by reason
+    what was ignored. Two parts with the same object count as one.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Receiver:
         chunk_bytes: int = DEFAULT_CHUNK_BYTES,
         credit: int = DEFAULT_CREDIT,
         *,
-        life: int,
+        incarnation: int,
         message: type[Need] = Need,
     ) -> None:
         self.transfer = transfer
@@ -63,9 +63,9 @@ class Receiver:
         self.received = 0  # wanted chunks that arrived, in all epochs
         self.finished = False
         self.stalls = 0  # in a row, without a chunk between them
-        self._layout = Layout({ref.id: ref.size for ref in refs}, chunk_bytes)
+        self._index = ChunkIndex({ref.id: ref.size for ref in refs}, chunk_bytes)
         self._message = message
-        self._epoch = life << STEP_BITS
+        self._epoch = incarnation << STEP_BITS
         self._lacking = 0  # set of chunks
         self._unverified: set[str] = set()
         self._wrong_hashes: Counter[str] = Counter()
@@ -84,9 +84,9 @@ class Receiver:
     def start(self, missing: Mapping[str, bytes], now: float) -> list[Instruction]:
         """Begin. ``missing``: ``PartialObject.missing()`` of every object that is not finished; the others are here."""
         self._last_at = now
-        self._lacking = self._layout.pack(missing)
+        self._lacking = self._index.pack(missing)
         self._unverified = set(missing)
-        complete = [name for name in missing if not self._lacking & self._layout.whole(name)]
+        complete = [name for name in missing if not self._lacking & self._index.whole(name)]
         instructions: list[Instruction] = [VerifyObject(name) for name in complete]
         if self._lacking:
             instructions.append(self._open_epoch(now))
@@ -100,11 +100,11 @@ class Receiver:
             self.dropped["finished"] += 1
             self.duplicate_bytes += size
             return self._repeat_done(now) if now - self._said_done >= REPEAT_S else []
-        number = self._layout.number(object_id, index)
+        number = self._index.number(object_id, index)
         if number is None:
-            self.dropped["index_out_of_range" if object_id in self._layout else "unknown_object"] += 1
+            self.dropped["index_out_of_range" if object_id in self._index else "unknown_object"] += 1
             return []
-        if size != self._layout.length(object_id, index):
+        if size != self._index.length(object_id, index):
             self.dropped["wrong_size"] += 1
             return []
         if not self._lacking >> number & 1:
@@ -120,7 +120,7 @@ class Receiver:
         self.stalls = 0
         self._silent_since = self._last_at = now
         instructions: list[Instruction] = [StoreChunk(object_id, index)]
-        if not self._lacking & self._layout.whole(object_id):
+        if not self._lacking & self._index.whole(object_id):
             instructions.append(VerifyObject(object_id))
         if self._lacking and self._in_epoch - self._acknowledged >= max(1, self.credit // 2):
             self._acknowledged = self._in_epoch
@@ -129,7 +129,7 @@ class Receiver:
 
     def on_verified(self, object_id: str, ok: bool, now: float) -> list[Instruction]:
         """The object's sha256 was checked. When it is wrong the whole object is asked for again, a few times."""
-        if object_id not in self._unverified or self._lacking & self._layout.whole(object_id):
+        if object_id not in self._unverified or self._lacking & self._index.whole(object_id):
             self.dropped["unexpected_verdict"] += 1
             return []
         if ok:
@@ -138,13 +138,13 @@ class Receiver:
         self._wrong_hashes[object_id] += 1
         if self._wrong_hashes[object_id] >= MAX_WRONG_HASHES:
             return [Failed(self.device, object_id, f"{MAX_WRONG_HASHES} times the sha256 was wrong")]
-        self._lacking |= self._layout.whole(object_id)
+        self._lacking |= self._index.whole(object_id)
         return [self._open_epoch(now)]
 
     def on_tick(self, now: float) -> list[Instruction]:
         """Call about twice a second: opens a new epoch when nothing has come for too long."""
         # A slow link has shown its pace by the chunks before, and a large chunk takes its time.
-        least = max(STALL_S, 2 * self._gap_s, 1.5 * self._layout.chunk_bytes / SLOW_LINK)
+        least = max(STALL_S, 2 * self._gap_s, 1.5 * self._index.chunk_bytes / SLOW_LINK)
         patience = min(MAX_STALL_S, least * 2 ** min(self.stalls, 16))
         if self.finished or not self._lacking or now - self._silent_since < patience:
             return []
@@ -165,7 +165,7 @@ class Receiver:
         self._epoch += 1
         self._in_epoch = self._acknowledged = 0
         self._silent_since = now
-        return SendNeed(self._need(missing=self._layout.unpack(self._lacking)))
+        return SendNeed(self._need(missing=self._index.unpack(self._lacking)))
 
     def _finish(self, now: float) -> list[Instruction]:
         self.finished = True
@@ -180,7 +180,7 @@ class Receiver:
             device=self.device,
             transfer=self.transfer,
             epoch=self._epoch,
-            chunk_bytes=self._layout.chunk_bytes,
+            chunk_bytes=self._index.chunk_bytes,
             credit=self.credit,
             received=received,
             missing=missing or {},

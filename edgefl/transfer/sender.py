@@ -1,4 +1,4 @@
-"""The sending side of a transfer: who is sent which chunk, at whose pace, on which topic. See ``transfer``."""
+"""Sender of a transfer: which receiver is sent which chunk, at whose pace, on which topic. See ``edgefl.transfer``."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ from collections.abc import Collection, Iterable, Mapping
 from edgefl.errors import ProtocolError
 from edgefl.protocol.chunks import DEFAULT_CHUNK_BYTES
 from edgefl.protocol.messages import Need
-from edgefl.transfer.chunk_index import Layout, in_at_least, lowest
-from edgefl.transfer.progress import Epochs, Given, Peer
+from edgefl.transfer.instructions import MAX_CREDIT, Completed, Failed, Instruction, SendChunk
 from edgefl.transfer.receiver import SLOW_LINK
-from edgefl.transfer.steps import MAX_CREDIT, Completed, Failed, Instruction, SendChunk
+from edgefl.transfer.window import ChunkIndex, Epochs, ReceiverState, SentChunks, in_at_least, lowest
 
 #: How long a sender waits for the other receivers before the first chunk. Ends early when all that are expected have
 #: asked; a second is ample for an agent to check its store, and is only lost when one of them never asks.
@@ -44,10 +43,10 @@ class Sender:
         self.own_sent = 0
         self.stalls = 0
         self._sizes = dict(sizes)
-        self._layout = Layout(sizes, DEFAULT_CHUNK_BYTES)
-        self._peers: dict[str, Peer] = {}
+        self._index = ChunkIndex(sizes, DEFAULT_CHUNK_BYTES)
+        self._receivers: dict[str, ReceiverState] = {}
         self._epochs = Epochs()
-        self._given: dict[str, Given] = {}
+        self._sent: dict[str, SentChunks] = {}
         self._awaited = set(expected)
         self._gather_until: float | None = None
         self._shared = 0  # set of chunks still to be published once for all
@@ -55,21 +54,21 @@ class Sender:
     @property
     def chunk_bytes(self) -> int:
         """The chunk size in force, to read chunks by."""
-        return self._layout.chunk_bytes
+        return self._index.chunk_bytes
 
     @property
     def active(self) -> frozenset[str]:
         """Devices that have asked and do not have everything yet."""
-        return frozenset(self._peers)
+        return frozenset(self._receivers)
 
     @property
     def in_step(self) -> frozenset[str]:
         """Active devices at whose pace the shared topic runs."""
-        return frozenset(device for device, peer in self._peers.items() if peer.in_step)
+        return frozenset(device for device, receiver in self._receivers.items() if receiver.in_step)
 
     def resent_bytes(self, device: str) -> int:
         """Bytes of the chunks that a device was sent more than once."""
-        return self._given[device].again_bytes if device in self._given else 0
+        return self._sent[device].again_bytes if device in self._sent else 0
 
     def on_need(self, device: str, need: Need, now: float) -> list[Instruction]:
         """A Need (or Grant) of ``device`` arrived."""
@@ -79,11 +78,11 @@ class Sender:
             return []
         if need.done:
             return self._complete(device, need, now)
-        peer = self._peers.get(device)
-        if peer is not None and self._epochs.judge(device, need.epoch) == "present":
-            return self._acknowledge(device, peer, need, now)
+        receiver = self._receivers.get(device)
+        if receiver is not None and self._epochs.judge(device, need.epoch) == "present":
+            return self._acknowledge(device, receiver, need, now)
         if not need.missing:
-            self.dropped["unknown_epoch"] += 1  # acknowledges what an earlier life of this sender sent
+            self.dropped["unknown_epoch"] += 1  # acknowledges what an earlier incarnation of this sender sent
             return []
         try:
             return self._begin(device, need, now)
@@ -94,10 +93,10 @@ class Sender:
 
     def on_tick(self, now: float) -> list[Instruction]:
         """Call about twice a second while the transport is connected: ends waiting, drops the stalled from the pace."""
-        for peer in self._peers.values():
-            if peer.in_step and peer.blocked_at is not None and now - peer.blocked_at >= PACE_STALL_S:
-                peer.in_step = False
-                peer.blocked_at = None
+        for receiver in self._receivers.values():
+            if receiver.in_step and receiver.blocked_at is not None and now - receiver.blocked_at >= PACE_STALL_S:
+                receiver.in_step = False
+                receiver.blocked_at = None
                 self.stalls += 1
                 self._plan()
         instructions = [*self._probe(now), *self._pump(now)]
@@ -106,7 +105,7 @@ class Sender:
 
     def drop(self, device: str, now: float) -> list[Instruction]:
         """Forget a device: it went offline, declined, or its round is over. Nobody waits for it any more."""
-        self._peers.pop(device, None)
+        self._receivers.pop(device, None)
         self._awaited.discard(device)
         self._plan()
         return self._pump(now)
@@ -129,60 +128,61 @@ class Sender:
         return ""
 
     def _adopt(self, device: str, chunk_bytes: int) -> bool:
-        if self._layout.chunk_bytes == chunk_bytes:
+        if self._index.chunk_bytes == chunk_bytes:
             return True
-        if self._peers.keys() - {device}:
+        if self._receivers.keys() - {device}:
             return False
         try:
-            self._layout = Layout(self._sizes, chunk_bytes)
+            self._index = ChunkIndex(self._sizes, chunk_bytes)
         except ProtocolError:
             return False
-        self._peers.pop(device, None)
+        self._receivers.pop(device, None)
         self._shared = 0
-        for given in self._given.values():
-            given.chunks = 0  # these were numbers of other chunks
+        for history in self._sent.values():
+            history.chunks = 0  # these were numbers of other chunks
         return True
 
     def _complete(self, device: str, need: Need, now: float) -> list[Instruction]:
         self._epochs.enter(device, need.epoch)
-        self._peers.pop(device, None)
+        self._receivers.pop(device, None)
         self._awaited.discard(device)
         self._plan()
         news: list[Instruction] = [] if device in self.completed else [Completed(device)]
         self.completed.add(device)
         return [*news, *self._pump(now)]
 
-    def _acknowledge(self, device: str, peer: Peer, need: Need, now: float) -> list[Instruction]:
-        if need.received <= peer.received:
+    def _acknowledge(self, device: str, receiver: ReceiverState, need: Need, now: float) -> list[Instruction]:
+        if need.received <= receiver.received:
             self.dropped["stale_progress"] += 1
             return []
         # Chunks of the shared topic that came before this sender knew the epoch can make it more than was sent.
-        peer.received = min(need.received, peer.sent)
-        peer.heard, peer.probes = now, 0
-        if peer.blocked_at is not None and peer.received - peer.blocked_received >= max(1, peer.credit // 2):
-            peer.blocked_at = None
+        receiver.received = min(need.received, receiver.sent)
+        receiver.heard, receiver.probes = now, 0
+        since_blocked = receiver.received - receiver.blocked_received
+        if receiver.blocked_at is not None and since_blocked >= max(1, receiver.credit // 2):
+            receiver.blocked_at = None
         return self._pump(now, device)
 
     def _begin(self, device: str, need: Need, now: float) -> list[Instruction]:
-        todo = self._layout.pack(need.missing)
+        todo = self._index.pack(need.missing)
         if not todo:
             self.dropped["unfit_bitmap"] += 1
             return []
-        before = self._peers.pop(device, None)
-        if not any(peer.in_step for peer in self._peers.values()) and self._gather_until is None:
-            self._awaited |= self._peers.keys()
+        before = self._receivers.pop(device, None)
+        if not any(receiver.in_step for receiver in self._receivers.values()) and self._gather_until is None:
+            self._awaited |= self._receivers.keys()
             self._gather_until = now + GATHER_S
         # One that asks anew while it holds the others up has lost chunks: from now on it is served alone.
         in_step = before is None or (before.in_step and before.blocked_at is None)
         self._epochs.enter(device, need.epoch)
         self.completed.discard(device)
         self._awaited.discard(device)
-        self._peers[device] = Peer(
+        self._receivers[device] = ReceiverState(
             credit=min(need.credit, MAX_CREDIT),
             todo=todo,
             heard=now,
             since=now,
-            given=self._given.setdefault(device, Given()),
+            history=self._sent.setdefault(device, SentChunks()),
             in_step=in_step or self._gather_until is not None,
         )
         self._plan()
@@ -190,7 +190,7 @@ class Sender:
 
     def _plan(self) -> None:
         """Choose what is published once: cheaper for the network when more than half of those in step lack it."""
-        group = [peer.todo for peer in self._peers.values() if peer.in_step]
+        group = [receiver.todo for receiver in self._receivers.values() if receiver.in_step]
         self._shared = in_at_least(max(2, len(group) // 2 + 1), group)
 
     def _pump(self, now: float, device: str | None = None) -> list[Instruction]:
@@ -202,65 +202,67 @@ class Sender:
                 self._gather_until = device = None
                 self._awaited.clear()
         instructions = [] if gathering else self._publish_shared(now)
-        for name in [device] if device is not None and not instructions else self._peers:
-            peer = self._peers[name]
+        for name in [device] if device is not None and not instructions else self._receivers:
+            receiver = self._receivers[name]
             # What will still be published for all is not sent to one alone; those in step wait for it to be over.
-            waiting = peer.in_step and (gathering or peer.todo & self._shared)
-            while not waiting and peer.has_room and (own := peer.todo & ~self._shared):
-                instructions.append(self._send(name, lowest(own), [peer]))
+            waiting = receiver.in_step and (gathering or receiver.todo & self._shared)
+            while not waiting and receiver.has_room and (own := receiver.todo & ~self._shared):
+                instructions.append(self._send(name, lowest(own), [receiver]))
                 self.own_sent += 1
         return instructions
 
     def _publish_shared(self, now: float) -> list[Instruction]:
         instructions: list[Instruction] = []
-        pacing = [peer for peer in self._peers.values() if peer.in_step]
+        pacing = [receiver for receiver in self._receivers.values() if receiver.in_step]
         while free := self._publishable(pacing):
             number = lowest(free)
             self._shared ^= 1 << number
-            takers = [peer for peer in self._peers.values() if peer.todo >> number & 1]
+            takers = [receiver for receiver in self._receivers.values() if receiver.todo >> number & 1]
             instructions.append(self._send(None, number, takers))
             self.shared_sent += 1
         if instructions:
             self._note_blocked(now)
         return instructions
 
-    def _publishable(self, pacing: list[Peer]) -> int:
+    def _publishable(self, pacing: list[ReceiverState]) -> int:
         """Those of the shared chunks that nobody without room lacks."""
         free = self._shared
-        for peer in pacing:
+        for receiver in pacing:
             if not free:
                 break
-            if not peer.has_room:
-                free &= ~peer.todo
+            if not receiver.has_room:
+                free &= ~receiver.todo
         return free
 
     def _note_blocked(self, now: float) -> None:
-        for peer in self._peers.values():
-            if not peer.in_step or not peer.todo & self._shared:
-                peer.blocked_at = None
-            elif peer.blocked_at is None and not peer.has_room:
-                peer.blocked_at, peer.blocked_received = now, peer.received
+        for receiver in self._receivers.values():
+            if not receiver.in_step or not receiver.todo & self._shared:
+                receiver.blocked_at = None
+            elif receiver.blocked_at is None and not receiver.has_room:
+                receiver.blocked_at, receiver.blocked_received = now, receiver.received
 
-    def _send(self, device: str | None, number: int, takers: Iterable[Peer]) -> SendChunk:
-        where = self._layout.locate(number)
-        size = self._layout.length(*where)
-        for peer in takers:
-            peer.take(number, size)
+    def _send(self, device: str | None, number: int, takers: Iterable[ReceiverState]) -> SendChunk:
+        where = self._index.locate(number)
+        size = self._index.length(*where)
+        for receiver in takers:
+            receiver.take(number, size)
         return SendChunk(device, *where)
 
-    def _flight_s(self, peer: Peer) -> float:
+    def _flight_s(self, receiver: ReceiverState) -> float:
         """How long what is on its way to it may take: twice what it has shown to need, or as over a slow link."""
-        on_its_way = peer.sent - peer.received
-        slow = 1.5 * on_its_way * self._layout.chunk_bytes / SLOW_LINK
-        return min(slow, 2 * on_its_way * (peer.heard - peer.since) / peer.received) if peer.received else slow
+        on_its_way = receiver.sent - receiver.received
+        slow = 1.5 * on_its_way * self._index.chunk_bytes / SLOW_LINK
+        if not receiver.received:
+            return slow
+        return min(slow, 2 * on_its_way * (receiver.heard - receiver.since) / receiver.received)
 
     def _probe(self, now: float) -> list[Instruction]:
         instructions: list[Instruction] = []
-        for device, peer in self._peers.items():
-            patience = min(MAX_PROBE_S, max(PROBE_S, self._flight_s(peer)) * 2 ** min(peer.probes, 16))
-            if not peer.todo and now - peer.heard >= patience:
-                peer.heard, peer.probes = now, peer.probes + 1
-                size, number = peer.least
+        for device, receiver in self._receivers.items():
+            patience = min(MAX_PROBE_S, max(PROBE_S, self._flight_s(receiver)) * 2 ** min(receiver.probes, 16))
+            if not receiver.todo and now - receiver.heard >= patience:
+                receiver.heard, receiver.probes = now, receiver.probes + 1
+                size, number = receiver.least
                 instructions.append(self._send(device, number, ()))
-                peer.given.count(number, size)
+                receiver.history.count(number, size)
         return instructions

@@ -37,8 +37,8 @@ from edgefl.protocol.tensors import decode_part, encode_part
 from edgefl.records import ObjectRef
 from edgefl.storage.disk import read_at_most
 from edgefl.storage.objects import ObjectStore
-from edgefl.transfer.chunk_index import MAX_CHUNKS, Layout
-from edgefl.transfer.machines import Sender
+from edgefl.transfer.sender import Sender
+from edgefl.transfer.window import MAX_CHUNKS, ChunkIndex
 
 ROOM = 2 * MIB
 HUGE = 2**40
@@ -286,7 +286,7 @@ def test_a_number_beyond_any_is_told_of_a_slot() -> None:
 
 def test_a_transfer_of_more_chunks_than_can_be_asked_for_is_refused() -> None:
     sizes = {"a" * 64: 2**62}
-    assert allocated(lambda: Layout(sizes, 1000), ProtocolError, f"at most {MAX_CHUNKS}") < MIB
+    assert allocated(lambda: ChunkIndex(sizes, 1000), ProtocolError, f"at most {MAX_CHUNKS}") < MIB
     sender = Sender("t", {"a" * 64: 2**30})
     assert sender.on_need("cam-07", Need("cam-07", "t", 1 << 32 | 1, 1, 16, 0, {"a" * 64: b"\xff"}), 0.0) == []
     assert sender.dropped == {"chunk_bytes": 1}

@@ -18,8 +18,10 @@ from edgefl.protocol import tensors as parts
 from edgefl.protocol.messages import Ack, Need
 from edgefl.records import PACKINGS, Attempt, Manifest, ObjectRef, Refusal
 from edgefl.storage.objects import ObjectStore
-from edgefl.transfer import chunk_index as layout
-from edgefl.transfer.machines import Instruction, Receiver, SendChunk, Sender, StoreChunk, VerifyObject
+from edgefl.transfer.instructions import Instruction, SendChunk, StoreChunk, VerifyObject
+from edgefl.transfer.receiver import Receiver
+from edgefl.transfer.sender import Sender
+from edgefl.transfer.window import ChunkIndex
 from fuzz.target import MIB, Target, scratch
 
 #: Largest part the targets take: a header that claims more is refused, so that little is allocated.
@@ -111,8 +113,8 @@ def received(data: bytes) -> None:
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return
     ids = [*SIZES, "d" * 64]
-    receiver = Receiver("t", DEVICE, [ObjectRef(*one) for one in SIZES.items()], 1024, 4, life=1)
-    whole = layout.Layout(SIZES, 1024)
+    receiver = Receiver("t", DEVICE, [ObjectRef(*one) for one in SIZES.items()], 1024, 4, incarnation=1)
+    whole = ChunkIndex(SIZES, 1024)
     receiver.start({name: whole.unpack(whole.whole(name))[name] for name in SIZES}, 0.0)
     stored = set()
     for now, (place, index, size, verdict) in enumerate(rows[:200]):
@@ -186,8 +188,8 @@ TARGETS = (
     Target("message_down", "protocol.messages.decode_down", down, (ProtocolError,), "msgpack", (MIB, 100)),
     Target("topic", "protocol.topics.parse", topic, (ProtocolError,), "text"),
     Target("chunk", "protocol.chunks.decode_chunks", chunk, (ProtocolError,), "chunk"),
-    Target("needs", "protocol.sender, layout (Need, Grant)", asked, (), "msgpack", (4 * MIB, 400)),
-    Target("chunks_in", "protocol.receiver, layout", received, (), "msgpack", (4 * MIB, 400)),
+    Target("needs", "transfer.sender, window (Need, Grant)", asked, (), "msgpack", (4 * MIB, 400)),
+    Target("chunks_in", "transfer.receiver, window", received, (), "msgpack", (4 * MIB, 400)),
     Target("part", "protocol.parts.decode_part, read_layout", part, (ProtocolError,), "part", (2 * MIB, 40)),
     Target("packed", "protocol.packing.unpack", packed, (ProtocolError,), "1+part", (2 * MIB, 40)),
     Target(

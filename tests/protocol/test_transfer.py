@@ -17,23 +17,18 @@ from edgefl.protocol.messages import Grant, Need, decode_down, encode
 from edgefl.records import ObjectRef
 from edgefl.storage.objects import ObjectStore
 from edgefl.storage.partials import chunk_count
-from edgefl.transfer.chunk_index import MAX_CHUNKS, Layout, in_at_least
-from edgefl.transfer.machines import (
-    GATHER_S,
-    MAX_STALL_S,
-    PACE_STALL_S,
-    PROBE_S,
-    STALL_S,
+from edgefl.transfer.admission import UploadAdmission
+from edgefl.transfer.instructions import (
     Completed,
     Failed,
-    Receiver,
     SendChunk,
-    Sender,
     SendNeed,
     StoreChunk,
-    UploadAdmission,
     VerifyObject,
 )
+from edgefl.transfer.receiver import MAX_STALL_S, STALL_S, Receiver
+from edgefl.transfer.sender import GATHER_S, PACE_STALL_S, PROBE_S, Sender
+from edgefl.transfer.window import MAX_CHUNKS, ChunkIndex, in_at_least
 
 CHUNK = 10
 TICK_S = 0.5
@@ -85,7 +80,7 @@ class Device:
 
     def boot(self, now: float) -> list:
         self.life += 1
-        self.receiver = Receiver("t", self.label, self.objects, CHUNK, self.credit, life=self.life)
+        self.receiver = Receiver("t", self.label, self.objects, CHUNK, self.credit, incarnation=self.life)
         missing = {}
         for ref in self.objects:
             if ref.id not in self.verified:
@@ -102,7 +97,7 @@ class Network:
         self.loss, self.duplicate, self.jitter_s = loss, duplicate, jitter_s
         self.devices = {device.label: device for device in devices}
         self.sender = sender
-        self.layout = Layout(sender._sizes, CHUNK)
+        self.layout = ChunkIndex(sender._sizes, CHUNK)
         self.now = 0.0
         self.queue: list = []
         self.serial = 0
@@ -212,7 +207,7 @@ def fleet(count: int, objects: list[ObjectRef], credit: int = 4, **network: obje
 
 def test_one_object_of_three_chunks_with_a_window_of_two():
     objects = refs(3)
-    receiver = Receiver("t", "a", objects, CHUNK, 2, life=7)
+    receiver = Receiver("t", "a", objects, CHUNK, 2, incarnation=7)
     sender = Sender("t", sizes(objects))
     [asked] = receiver.start(everything(objects), 0.0)
     assert asked == SendNeed(need(epoch=(7 << 32) + 1, missing={name(0): b"\x07"}))
@@ -233,7 +228,7 @@ def test_one_object_of_three_chunks_with_a_window_of_two():
 
 
 def test_a_receiver_that_has_everything_says_so_at_once():
-    receiver = Receiver("t", "a", refs(3), CHUNK, 2, life=7)
+    receiver = Receiver("t", "a", refs(3), CHUNK, 2, incarnation=7)
     done, completed = receiver.start({}, 0.0)
     assert done.need.done
     assert completed == Completed("a")
@@ -242,20 +237,20 @@ def test_a_receiver_that_has_everything_says_so_at_once():
 
 def test_stored_but_unverified_and_empty_objects_are_verified_without_asking():
     objects = [*refs(3), ObjectRef(name(9), 0)]
-    receiver = Receiver("t", "a", objects, CHUNK, 2, life=7)
+    receiver = Receiver("t", "a", objects, CHUNK, 2, incarnation=7)
     assert receiver.start({name(0): b"\x00", name(9): b""}, 0.0) == [VerifyObject(name(0)), VerifyObject(name(9))]
     assert receiver.on_verified(name(9), True, 0.0) == []
     assert receiver.on_verified(name(0), True, 0.0)[-1] == Completed("a")
 
 
 def test_the_coordinator_asks_with_grants():
-    [asked] = Receiver("t", "a", refs(1), CHUNK, 2, life=7, message=Grant).start(everything(refs(1)), 0.0)
+    [asked] = Receiver("t", "a", refs(1), CHUNK, 2, incarnation=7, message=Grant).start(everything(refs(1)), 0.0)
     assert decode_down(encode(asked.need)) == asked.need
     assert Sender("t", sizes(refs(1))).on_need("a", asked.need, 0.0) == [SendChunk("a", name(0), 0)]
 
 
 def test_a_wrong_hash_asks_for_the_whole_object_again_and_gives_up_at_the_third():
-    receiver = Receiver("t", "a", refs(1, 1), CHUNK, 2, life=7)
+    receiver = Receiver("t", "a", refs(1, 1), CHUNK, 2, incarnation=7)
     receiver.start(everything(refs(1, 1)), 0.0)
     for attempt in range(3):
         assert receiver.on_chunk(name(0), 0, CHUNK - 3, 1.0)[1] == VerifyObject(name(0))
@@ -267,7 +262,7 @@ def test_a_wrong_hash_asks_for_the_whole_object_again_and_gives_up_at_the_third(
 
 
 def test_a_receiver_counts_what_it_ignores():
-    receiver = Receiver("t", "a", refs(2), CHUNK, 4, life=7)
+    receiver = Receiver("t", "a", refs(2), CHUNK, 4, incarnation=7)
     receiver.start(everything(refs(2)), 0.0)
     receiver.on_chunk(name(0), 0, CHUNK, 0.0)
     for chunk in ((name(0), 0, CHUNK), (name(0), 2, CHUNK), (name(5), 0, CHUNK), (name(0), 1, CHUNK)):
@@ -334,7 +329,7 @@ def test_one_chunk_size_while_others_are_served_and_a_new_one_for_a_device_alone
 
 
 def test_silence_doubles_the_patience_and_a_chunk_restores_it():
-    receiver = Receiver("t", "a", refs(3), CHUNK, 4, life=7)
+    receiver = Receiver("t", "a", refs(3), CHUNK, 4, incarnation=7)
     receiver.start(everything(refs(3)), 0.0)
     now, pauses = 0.0, []
     for _ in range(6):
@@ -351,7 +346,7 @@ def test_silence_doubles_the_patience_and_a_chunk_restores_it():
 
 def test_a_lost_done_is_repeated_when_the_sender_probes():
     objects = refs(1)
-    receiver, sender = Receiver("t", "a", objects, CHUNK, 2, life=7), Sender("t", sizes(objects))
+    receiver, sender = Receiver("t", "a", objects, CHUNK, 2, incarnation=7), Sender("t", sizes(objects))
     [asked] = receiver.start(everything(objects), 0.0)
     [chunk] = sender.on_need("a", asked.need, 0.0)
     receiver.on_chunk(name(0), 0, CHUNK - 3, 0.1)
@@ -365,7 +360,7 @@ def test_a_lost_done_is_repeated_when_the_sender_probes():
 
 
 def test_what_could_not_be_heard_is_waited_for_and_says_nothing_of_the_link():
-    receiver = Receiver("t", "a", refs(3), CHUNK, 4, life=7)
+    receiver = Receiver("t", "a", refs(3), CHUNK, 4, incarnation=7)
     receiver.start(everything(refs(3)), 0.0)
     for second in range(1, 301):
         receiver.on_unheard(float(second))
@@ -379,10 +374,10 @@ def test_a_probe_is_the_smallest_chunk_that_was_sent():
     objects = refs(2, 3)  # the last chunk of each is the smallest
     sender = Sender("t", sizes(objects))
     sent = sender.on_need("a", need(missing=everything(objects), credit=9), 0.0)
-    least = min(sent, key=lambda one: sender._layout.length(one.object_id, one.index))
+    least = min(sent, key=lambda one: sender._index.length(one.object_id, one.index))
     assert sender.on_tick(PROBE_S) == [least]
     assert sent[0] != least
-    assert sender.resent_bytes("a") == sender._layout.length(least.object_id, least.index) < CHUNK
+    assert sender.resent_bytes("a") == sender._index.length(least.object_id, least.index) < CHUNK
 
 
 def test_probing_slows_down():
@@ -488,7 +483,7 @@ def test_who_was_awaited_in_vain_is_not_awaited_again():
 
 
 def test_a_new_epoch_counts_from_zero():
-    receiver = Receiver("t", "a", refs(9), CHUNK, 4, life=7)
+    receiver = Receiver("t", "a", refs(9), CHUNK, 4, incarnation=7)
     receiver.start(everything(refs(9)), 0.0)
     receiver.on_chunk(name(0), 0, CHUNK, 0.0)
     receiver.on_stall(1.0)
@@ -644,7 +639,7 @@ def test_real_bytes_from_store_to_store(tmp_path):
     def serve(life: int, chunks_at_most: int) -> bool:
         store = ObjectStore(target.root)
         partials = {ref.id: store.partial(ref, 96) for ref in objects if not store.has(ref.id)}
-        receiver = Receiver("t", "a", objects, 96, 3, life=life)
+        receiver = Receiver("t", "a", objects, 96, 3, incarnation=life)
         todo = receiver.start({key: partial.missing() for key, partial in partials.items()}, 0.0)
         arrived = None
         while todo:
@@ -685,7 +680,7 @@ def test_counting_in_all_sets_at_once_is_counting_one_by_one(sets, least):
 
 @given(st.lists(st.integers(0, 95), min_size=1, max_size=6), st.data())
 def test_bitmaps_and_sets_of_chunks_are_inverse(lengths, data):
-    layout = Layout({name(number): length for number, length in enumerate(lengths)}, CHUNK)
+    layout = ChunkIndex({name(number): length for number, length in enumerate(lengths)}, CHUNK)
     total = sum(chunk_count(length, CHUNK) for length in lengths)
     chunks = data.draw(st.integers(0, 2**total - 1))
     assert layout.pack(layout.unpack(chunks)) == chunks
@@ -696,13 +691,13 @@ def test_bitmaps_and_sets_of_chunks_are_inverse(lengths, data):
 @pytest.mark.parametrize("chunk_bytes", [0, 10**9])
 def test_a_layout_refuses_chunk_sizes_out_of_bounds(chunk_bytes):
     with pytest.raises(ProtocolError, match="are allowed"):
-        Layout({name(0): 100}, chunk_bytes)
+        ChunkIndex({name(0): 100}, chunk_bytes)
 
 
 def test_a_layout_refuses_more_chunks_than_a_message_can_ask_for():
-    Layout({name(0): MAX_CHUNKS}, 1)
+    ChunkIndex({name(0): MAX_CHUNKS}, 1)
     with pytest.raises(ProtocolError, match="use larger chunks"):
-        Layout({name(0): MAX_CHUNKS, name(1): 1}, 1)
+        ChunkIndex({name(0): MAX_CHUNKS, name(1): 1}, 1)
 
 
 # --- the gate ------------------------------------------------------------------------------------------------------
@@ -751,7 +746,7 @@ def slow_transfer(chunk_bytes: int, chunks: int, chunk_s: float, credit: int = 4
     """
     objects = [ObjectRef(name(0), chunks * chunk_bytes)]
     sizes_of = {ref.id: ref.size for ref in objects}
-    receiver = Receiver("t", "a", objects, chunk_bytes, credit, life=7)
+    receiver = Receiver("t", "a", objects, chunk_bytes, credit, incarnation=7)
     sender, now, free_at = Sender("t", sizes_of, ["a"]), 0.0, 0.0
     on_the_way: list[tuple[float, int]] = []
     sent = 0

@@ -1,21 +1,29 @@
-"""All chunks of a transfer numbered through, so that a set of them is one Python integer (bit i: chunk i)."""
+"""Sets of chunks: which a transfer has, which each receiver lacks, was sent, and acknowledged; and its epochs.
+
+A set of chunks is one Python integer: bit i stands for chunk i of the transfer.
+"""
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Literal
 
 from edgefl.errors import ProtocolError
 from edgefl.protocol.chunks import MAX_CHUNK_BYTES
 from edgefl.protocol.messages import MAX_MESSAGE_BYTES
 from edgefl.storage.objects import check_id
 from edgefl.storage.partials import chunk_count, chunk_span
+from edgefl.transfer.instructions import STEP_BITS
 
 #: More chunks than this can't be asked for: their bitmap alone would fill the largest message (94 GB at 96 KiB each).
 MAX_CHUNKS = MAX_MESSAGE_BYTES * 8
+#: Earlier incarnations of a device that are remembered: no device restarts more often within one transfer.
+MAX_INCARNATIONS = 64
 
 
-class Layout:
+class ChunkIndex:
     """Numbers the chunks of ``sizes`` (object id -> bytes), object after object in that order."""
 
     def __init__(self, sizes: Mapping[str, int], chunk_bytes: int) -> None:
@@ -104,3 +112,76 @@ def in_at_least(least: int, sets: Iterable[int]) -> int:
             more |= equal & planes[place]
             equal &= ~planes[place]
     return more | equal
+
+
+@dataclass
+class SentChunks:
+    """What a device has been sent in all epochs: a set of chunks, and the bytes of those sent more than once."""
+
+    chunks: int = 0
+    again_bytes: int = 0
+
+    def count(self, number: int, size: int) -> None:
+        """A chunk of ``size`` bytes is sent."""
+        bit = 1 << number
+        self.again_bytes += size if self.chunks & bit else 0
+        self.chunks |= bit
+
+
+@dataclass
+class ReceiverState:
+    """What a sender knows of one receiver that has asked and does not have everything yet."""
+
+    credit: int
+    todo: int  # set of chunks it asked for in this epoch and was not yet sent
+    heard: float
+    since: float  # when it asked
+    in_step: bool
+    history: SentChunks
+    sent: int = 0  # in this epoch
+    received: int = 0  # acknowledged in this epoch
+    blocked_at: float | None = None  # since when it holds up the shared topic
+    blocked_received: int = 0
+    least: tuple[int, int] = (0, 0)  # (bytes, number) of the smallest chunk it was sent in this epoch
+    probes: int = 0
+
+    @property
+    def has_room(self) -> bool:
+        """Whether its window admits another chunk."""
+        return self.sent - self.received < self.credit
+
+    def take(self, number: int, size: int) -> None:
+        """Count a chunk of ``size`` bytes as sent to it."""
+        self.history.count(number, size)
+        self.todo ^= 1 << number
+        self.least = min(self.least, (size, number)) if self.sent else (size, number)
+        self.sent += 1
+
+
+class Epochs:
+    """Tells a new epoch of a device from the present one and from stale ones, through restarts of the device.
+
+    Incarnations are random, so nothing says which of two is the later one; a living receiver opens ever new epochs,
+    which is what counts. A message that was overtaken by one of a later incarnation costs one stall, no more.
+    """
+
+    def __init__(self) -> None:
+        self._present: dict[str, int] = {}
+        self._last_steps: dict[str, dict[int, int]] = {}  # device -> incarnation -> last step
+
+    def judge(self, device: str, epoch: int) -> Literal["new", "present", "replaced", "stale"]:
+        """``replaced``: the last epoch of a incarnation, after another incarnation has taken over."""
+        incarnation, step = divmod(epoch, 1 << STEP_BITS)
+        last = self._last_steps.get(device, {}).get(incarnation, -1)
+        if step != last:
+            return "new" if step > last else "stale"
+        return "present" if self._present.get(device) == epoch else "replaced"
+
+    def enter(self, device: str, epoch: int) -> None:
+        """From now on this is the device's present epoch."""
+        incarnation, step = divmod(epoch, 1 << STEP_BITS)
+        steps = self._last_steps.setdefault(device, {})
+        steps[incarnation] = step
+        if len(steps) > MAX_INCARNATIONS:
+            del steps[next(iter(steps))]
+        self._present[device] = epoch

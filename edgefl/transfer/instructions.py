@@ -1,4 +1,4 @@
-"""What the machines of a transfer tell their runner to do, and the few numbers both machines share."""
+"""Instructions that sender and receiver give to their driver, and the numbers both share."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from edgefl.protocol.messages import Need
 #: default queue.
 MAX_CREDIT = 256
 
-#: An epoch is the receiver's life (random, new after a restart) and a step that counts up within it: life << 32 | step.
+#: An epoch is incarnation << 32 | step: the receiver's incarnation is random, new after a restart; the step counts up.
 STEP_BITS = 32
 
 
