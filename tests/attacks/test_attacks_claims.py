@@ -11,7 +11,7 @@ import pytest
 from coordinator_fixture import FLEET, FakeDevice
 from test_coordinator_runner import Scene, one_stage, played
 
-from coordinator.core.hello import MOST_COMINGS
+from coordinator.core.hello import MOST_CONNECTIONS
 from coordinator.core.plausibility import likely, plausible
 from edgefl.plan.job import RoundPolicy
 from edgefl.protocol import messages as m
@@ -86,7 +86,7 @@ def test_an_agent_that_is_started_again_and_again_is_no_twin(tmp_path: Path) -> 
 
 def test_coming_and_going_without_end_fills_no_ledger(tmp_path: Path) -> None:
     report = RunReport()
-    times = MOST_COMINGS + 50
+    times = MOST_CONNECTIONS + 50
 
     async def script(scene: Scene) -> None:
         nonlocal report
@@ -106,8 +106,8 @@ def test_coming_and_going_without_end_fills_no_ledger(tmp_path: Path) -> None:
 
     scene = played(tmp_path, script)
     kinds = [event.kind for event in report.events]
-    assert kinds.count("device_joined") == MOST_COMINGS
-    assert kinds.count("device_left") <= MOST_COMINGS
+    assert kinds.count("device_joined") == MOST_CONNECTIONS
+    assert kinds.count("device_left") <= MOST_CONNECTIONS
     assert len(warnings(scene, "comings")) == 1
 
 
