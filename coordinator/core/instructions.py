@@ -6,10 +6,11 @@ from typing import Any, Literal
 
 import msgspec
 
-from coordinator.core.state import State, Status
+from coordinator.core.state import State
 from edgefl.plan.job import Candidate, Placement
 from edgefl.protocol.messages import Hello, Update
-from edgefl.records import Attempt, EvaluationRow, Figures, Manifest, Refusal
+from edgefl.records import Attempt, EvaluationRow, Manifest, Refusal
+from edgefl.run_records import AssignmentRow
 
 
 class SaveDevice(msgspec.Struct, frozen=True):
@@ -30,16 +31,9 @@ class SaveRound(msgspec.Struct, frozen=True):
 
 
 class SaveAssignment(msgspec.Struct, frozen=True):
-    """Ledger: how one device's part stands. ``measured`` is left as it was when empty."""
+    """Ledger: how one device's part stands. Figures on record are left as they were where ``row`` has none."""
 
-    attempt: Attempt
-    device: str
-    status: Status
-    placement: Placement
-    batch_size: int = 0
-    refusal: Refusal | None = None
-    update: Update | None = None
-    measured: Figures = {}
+    row: AssignmentRow
 
 
 class SaveEvaluation(msgspec.Struct, frozen=True):

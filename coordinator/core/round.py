@@ -30,6 +30,7 @@ from edgefl.models.spec import modality_of
 from edgefl.plan.job import Placement
 from edgefl.protocol.messages import Update
 from edgefl.records import Attempt, Figures, Refusal
+from edgefl.run_records import AssignmentRow
 
 replace = msgspec.structs.replace
 
@@ -227,17 +228,24 @@ def expected(state: State, attempt: Attempt, placement: Placement, device: str) 
 def _saved(
     state: State, attempt: Attempt, device: str, assignment: Assignment, measured: Figures | None = None
 ) -> SaveAssignment:
-    placement = replace(assignment.placement, predicted=expected(state, attempt, assignment.placement, device))
-    return SaveAssignment(
-        attempt=attempt,
+    placement, update = assignment.placement, assignment.update
+    planned = assignment.status in {"offered", "refused"}
+    row = AssignmentRow(
         device=device,
+        stage=attempt.stage,
+        round=attempt.round,
+        attempt=attempt.attempt,
         status=assignment.status,
-        placement=placement,
-        batch_size=state.batch_sizes[attempt.stage - 1],
         refusal=assignment.refusal,
-        update=assignment.update,
+        batch_size=state.batch_sizes[attempt.stage - 1],
+        micro_batch=placement.hyper.micro_batch,
+        trained=placement.stage.trained,
+        samples=update.samples if update is not None else {},
+        metrics=update.metrics if update is not None else {},
+        predicted=expected(state, attempt, placement, device) if planned else {},
         measured=measured or {},
     )
+    return SaveAssignment(row)
 
 
 def _close(state: State, at: float) -> Step:

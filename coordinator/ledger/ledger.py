@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
-from sqlalchemy import Connection, and_, func, insert, select, update
+from sqlalchemy import ColumnElement, Connection, and_, func, insert, select, update
 from sqlalchemy.engine import make_url
 
 from coordinator.core.instructions import Save
 from coordinator.core.snapshot import NOTHING, Changes, Snapshot, decode
 from coordinator.ledger import schema as tables
 from coordinator.ledger.database import LEDGER_COPY, copy_to_read, named_errors, open_engine, sqlite_url
-from coordinator.ledger.read import read_report, read_runs
+from coordinator.ledger.read import read_report, read_runs, rows, run_row
+from coordinator.ledger.schema import RunRow, SavedRound, SnapshotRow
 from coordinator.ledger.transactions import transact, writing
-from coordinator.ledger.write import Saving
+from coordinator.ledger.write import put, save, save_snapshot
 from edgefl.errors import StoreError
 from edgefl.plan.job import RunPlan
 from edgefl.records import Attempt, Manifest
@@ -52,7 +54,6 @@ class Ledger:
         here = self._url if self._copy is None else sqlite_url(Path(self._copy.name) / LEDGER_COPY)
         self._engine = open_engine(here, create=create and not reading, migrate=not reading or self._copy is not None)
         self._name = make_url(self._url).render_as_string(hide_password=True)
-        self._saving = Saving(self._engine.dialect.name)
 
     def close(self) -> None:
         """Close every connection."""
@@ -69,98 +70,76 @@ class Ledger:
         self.close()
 
     def create(self, plan: RunPlan, manifest: Manifest, part_bytes: Mapping[str, int], at: float) -> None:
-        """Note a new run with its initial state. Raises StoreError when the run is there already."""
-        with named_errors(self._name), writing(self._engine) as connection, connection.begin():
+        """Record a new run with its initial state. Raises StoreError when the run is there already."""
+        with self._writing() as connection:
             if connection.execute(select(tables.runs.c.run).where(tables.runs.c.run == plan.run)).first():
                 raise StoreError(
                     f"run {plan.run!r} is in the ledger {self._name} already",
                     remedy=f"Continue it with --resume {plan.run}, or start one of another name.",
                 )
-            values = {
-                "run": plan.run,
-                "name": plan.name[:64],
-                "recipe": plan.recipe[:64],
-                "status": "running",
-                "started_at": at,
-                "plan": msgspec.to_builtins(plan),
-                "manifest": msgspec.to_builtins(manifest),
-                "part_bytes": dict(part_bytes),
-            }
-            connection.execute(insert(tables.runs).values(values))
+            name, recipe, whole = plan.name[:64], plan.recipe[:64], msgspec.to_builtins(plan)
+            row = RunRow(plan.run, name, recipe, "running", at, None, whole, manifest, dict(part_bytes))
+            connection.execute(insert(tables.runs).values(msgspec.structs.asdict(row)))
 
     def plan(self, run: str) -> RunPlan:
-        """The plan a run was started with."""
-        row = self._run(run)
-        with named_errors(self._name):
-            return msgspec.convert(row["plan"], RunPlan)
+        """The plan a run was started with, or goes on by."""
+        with self._reading() as connection:
+            return msgspec.convert(run_row(connection, run, self._name).plan, RunPlan)
 
     def replan(self, plan: RunPlan) -> None:
-        """The run goes on by another plan than it was started with."""
-        with named_errors(self._name), writing(self._engine) as connection, connection.begin():
-            values = {"plan": msgspec.to_builtins(plan)}
-            connection.execute(update(tables.runs).where(tables.runs.c.run == plan.run).values(values))
+        """Replace the plan of a run, which goes on by it."""
+        with self._writing() as connection:
+            query = update(tables.runs).where(tables.runs.c.run == plan.run)
+            connection.execute(query.values(plan=msgspec.to_builtins(plan)))
 
     def position(self, run: str) -> Position:
         """Where the run stands."""
-        with named_errors(self._name), self._engine.connect() as connection:
-            of_run = tables.rounds.c.run == run
-            rounds = select(tables.rounds).where(of_run).order_by(tables.rounds.c.stage, tables.rounds.c.round)
-            rows = [dict(row) for row in connection.execute(rounds).mappings()]
-            done = [row for row in rows if row["status"] == "done"]
-            made = self._run(run)
-            made_ms = round(1000 * made["started_at"])
-            if not done:
-                attempt = max((row["attempt"] for row in rows), default=0)
-                return Position(0, 0, attempt, self._manifest(made["manifest"]), None, made_ms)
-            last = done[-1]
-            key = (last["stage"], last["round"])
-            attempt = max((row["attempt"] for row in rows if (row["stage"], row["round"]) > key), default=0)
-            is_last = (tables.evaluations.c.stage == key[0]) & (tables.evaluations.c.round == key[1])
-            evaluated = select(tables.evaluations.c.id).where((tables.evaluations.c.run == run) & is_last).limit(1)
-            missing = connection.execute(evaluated).first() is None
-        unevaluated = Attempt(run, *key, last["attempt"], made_ms) if missing else None
-        return Position(*key, attempt, self._manifest(last["manifest"]), unevaluated, made_ms)
+        with self._reading() as connection:
+            made, attempts = run_row(connection, run, self._name), list(rows(connection, SavedRound, run))
+            finished = [row for row in attempts if row.status == "done"]
+            of = tables.evaluations.c
+            evaluated = select(of.stage, of.round).where(of.run == run).distinct()
+            scored = {(stage, number) for stage, number in connection.execute(evaluated)} if finished else set()
+        made_ms = round(1000 * made.started_at)
+        last = finished[-1] if finished else SavedRound(manifest=made.manifest)
+        key = (last.stage, last.round)
+        attempt = max((row.attempt for row in attempts if (row.stage, row.round) > key), default=0)
+        unevaluated = Attempt(run, *key, last.attempt, made_ms) if finished and key not in scored else None
+        return Position(*key, attempt, last.manifest or {}, unevaluated, made_ms)
 
     def states(self, run: str) -> dict[tuple[int, int], Manifest]:
         """The model state each finished round made, by (stage, round); (0, 0) is the initial state."""
-        states = {(0, 0): self._manifest(self._run(run)["manifest"])}
-        with named_errors(self._name), self._engine.connect() as connection:
-            query = select(tables.rounds).where((tables.rounds.c.run == run) & (tables.rounds.c.status == "done"))
-            for row in connection.execute(query).mappings():
-                states[row["stage"], row["round"]] = self._manifest(row["manifest"])
-        return states
+        with self._reading() as connection:
+            initial = run_row(connection, run, self._name).manifest
+            done = [row for row in rows(connection, SavedRound, run) if row.status == "done"]
+        return {(0, 0): initial, **{(row.stage, row.round): row.manifest or {} for row in done}}
 
     def reopen(self, run: str, at: float, going_on: Attempt | None = None) -> None:
-        """A run goes on: what was open when it stopped has failed, but for the attempt that is ``going_on``."""
-        with named_errors(self._name), writing(self._engine) as connection, connection.begin():
-            values = {"status": "running", "finished_at": None}
-            connection.execute(update(tables.runs).where(tables.runs.c.run == run).values(values))
+        """A run goes on: what was open when it stopped has failed, except the attempt ``going_on``."""
+        with self._writing() as connection:
+            query = update(tables.runs).where(tables.runs.c.run == run)
+            connection.execute(query.values(status="running", finished_at=None))
             broken = (tables.rounds.c.run == run) & (tables.rounds.c.status == "running")
             if going_on is not None:
-                names = ("stage", "round", "attempt")
-                broken &= ~and_(*(tables.rounds.c[name] == getattr(going_on, name) for name in names))
+                broken &= ~_is(going_on)
             connection.execute(update(tables.rounds).where(broken).values(status="failed", ended_at=at))
 
     def take_back(self, run: str, attempt: Attempt) -> None:
         """Mark a completed round as failed: the run can not continue from the state it made."""
-        with named_errors(self._name), writing(self._engine) as connection, connection.begin():
-            names = ("stage", "round", "attempt")
-            key = and_(*(tables.rounds.c[name] == getattr(attempt, name) for name in names))
-            query = update(tables.rounds).where((tables.rounds.c.run == run) & key)
+        with self._writing() as connection:
+            query = update(tables.rounds).where((tables.rounds.c.run == run) & _is(attempt))
             connection.execute(query.values(status="failed", manifest=None))
 
-    def last_told(self, run: str) -> float:
+    def last_event_at(self, run: str) -> float:
         """When the run's newest event was, seconds since the epoch; 0: there is none."""
-        with named_errors(self._name), self._engine.connect() as connection:
+        with self._reading() as connection:
             query = select(func.max(tables.events.c.at)).where(tables.events.c.run == run)
             return connection.execute(query).scalar() or 0.0
 
     def snapshot(self, run: str) -> Snapshot | None:
-        """The coordinator's state as the last process that committed left it; None: it kept none."""
-        columns = (tables.snapshots.c.kind, tables.snapshots.c.name, tables.snapshots.c.value)
-        with named_errors(self._name), self._engine.connect() as connection:
-            rows = connection.execute(select(*columns).where(tables.snapshots.c.run == run)).all()
-            return decode((kind, name, value) for kind, name, value in rows)
+        """The coordinator's state as the last process that committed left it; None: there is none on record."""
+        with self._reading() as connection:
+            return decode((row.kind, row.name, row.value) for row in rows(connection, SnapshotRow, run))
 
     def commit(
         self,
@@ -170,51 +149,53 @@ class Ledger:
         at: float,
         changed: Changes = NOTHING,
     ) -> None:
-        """Write what changed and what will be told, in one transaction. ``at``: seconds since the epoch.
+        """Write what changed, and the events to announce, in one transaction. ``at``: seconds since the epoch.
 
         A server that is being restarted is waited for (``coordinator.ledger.transactions``).
         """
-        every, told = list(saves), list(events)
+        batch, announced = list(saves), list(events)
 
         def work(connection: Connection) -> None:
-            self._saving.save(connection, run, every, at)
-            self._saving.keep(connection, run, changed)
-            self._saving.tell(connection, run, told)
+            save(connection, run, batch, at)
+            save_snapshot(connection, run, changed)
+            put(connection, run, announced)
 
         with named_errors(self._name):
             transact(self._engine, self._name, work)
 
     def add_bundle(self, run: str, bundle: BundleRow) -> None:
-        """Note an exported file; one of the same name is replaced."""
-        values = msgspec.to_builtins(bundle)
-        with named_errors(self._name), writing(self._engine) as connection, connection.begin():
-            self._saving.put(connection, tables.bundles, [{"run": run, **values}])
+        """Record an exported file; one of the same name is replaced."""
+        with self._writing() as connection:
+            put(connection, run, [bundle])
 
     def report(self, run: str = "") -> RunReport:
         """Everything about a run; "": the newest. Raises StoreError naming the runs there are."""
-        with named_errors(self._name), self._engine.connect() as connection:
-            return read_report(connection, run or self._newest(), self._name)
+        with self._reading() as connection:
+            return read_report(connection, run or self._newest(connection), self._name)
 
     def runs(self) -> list[RunReport]:
         """All runs without their rows, newest first."""
-        with named_errors(self._name), self._engine.connect() as connection:
+        with self._reading() as connection:
             return read_runs(connection)
 
-    def _newest(self) -> str:
-        runs = self.runs()
+    def _newest(self, connection: Connection) -> str:
+        runs = read_runs(connection)
         if not runs:
             remedy = "The run ended before it had begun: start it again with --resume, or delete its directory."
             raise StoreError(f"the ledger {self._name} holds no run", remedy=remedy)
         return runs[0].run
 
-    def _run(self, run: str) -> dict[str, Any]:
+    @contextmanager
+    def _reading(self) -> Iterator[Connection]:
         with named_errors(self._name), self._engine.connect() as connection:
-            row = connection.execute(select(tables.runs).where(tables.runs.c.run == run)).mappings().first()
-        if row is None:
-            known = ", ".join(sorted(report.run for report in self.runs())) or "none"
-            raise StoreError(f"run {run!r} is not in the ledger {self._name}", remedy=f"Runs there are: {known}.")
-        return dict(row)
+            yield connection
 
-    def _manifest(self, value: Any) -> Manifest:
-        with named_errors(self._name):
-            return msgspec.convert(value, Manifest)
+    @contextmanager
+    def _writing(self) -> Iterator[Connection]:
+        with named_errors(self._name), writing(self._engine) as connection, connection.begin():
+            yield connection
+
+
+def _is(attempt: Attempt) -> ColumnElement[bool]:
+    """Rows of rounds that are this attempt of the run."""
+    return and_(*(tables.rounds.c[name] == getattr(attempt, name) for name in ("stage", "round", "attempt")))

@@ -1,137 +1,128 @@
-"""The ledger's tables, as SQLAlchemy Core. ``migrations/`` makes them; a test holds both equal."""
+"""The ledger's tables, as SQLAlchemy Core: the columns of each are the fields of the struct that is its row.
+
+``migrations/`` makes the tables; a test holds both equal.
+"""
 
 from __future__ import annotations
 
+from types import NoneType
+from typing import Any, Literal, get_args, get_origin
+
+import msgspec
 from sqlalchemy import JSON, BigInteger, Boolean, Column, Float, Integer, MetaData, String, Table
+from sqlalchemy.types import TypeEngine
+
+from edgefl.records import EvaluationRow, Figure, Manifest
+from edgefl.run_records import AssignmentRow, BundleRow, DeviceRow, EventRow, RoundRow
 
 #: The newest migration; a ledger of this revision is opened without loading Alembic.
 HEAD = "0003"
 
 metadata = MetaData()
 
+#: Characters of a text column; any other holds an identifier of at most 64.
+_LENGTHS = {
+    **dict.fromkeys(("status", "kind", "missing", "matcher"), 16),
+    "events.kind": 32,
+    "profile": 128,
+    "source": 256,
+    "reason": 1024,
+    "path": 1024,
+}
+#: What rows hold in a column that a migration has added.
+_DEFAULTS = {"matcher": ""}
+_NUMBERS: dict[Any, TypeEngine[Any]] = {
+    bool: Boolean(),
+    int: Integer(),
+    float: Float(53),
+    float | None: Float(53),
+}
 
-def _attempt() -> list[Column[int]]:
-    """The columns that name an attempt; stage and round count from 1."""
-    return [Column(name, Integer, primary_key=True, autoincrement=False) for name in ("stage", "round", "attempt")]
+
+class RunRow(msgspec.Struct, frozen=True):
+    """A run as it was started."""
+
+    run: str
+    name: str
+    recipe: str
+    status: str
+    started_at: float  # seconds since the epoch
+    finished_at: float | None
+    plan: dict[str, Any]  # RunPlan: what a resume executes
+    manifest: Manifest  # the initial state
+    part_bytes: dict[str, int]  # of parameters and buffers alone
 
 
-runs = Table(
-    "runs",
-    metadata,
-    Column("run", String(64), primary_key=True),
-    Column("name", String(64), nullable=False),
-    Column("recipe", String(64), nullable=False),
-    Column("status", String(16), nullable=False),
-    Column("started_at", Float(53), nullable=False),  # seconds since the epoch
-    Column("finished_at", Float(53)),
-    Column("plan", JSON, nullable=False),  # RunPlan: what a resume executes
-    Column("manifest", JSON, nullable=False),  # the initial state: {part: {id, size}}
-    Column("part_bytes", JSON, nullable=False),  # of parameters and buffers alone
-)
+class SavedRound(RoundRow, frozen=True):
+    """A round with the state it made; None while it runs or when it failed."""
 
-devices = Table(
-    "devices",
-    metadata,
-    Column("run", String(64), primary_key=True),
-    Column("device", String(64), primary_key=True),
-    Column("profile", String(128), nullable=False),
-    Column("capabilities", JSON, nullable=False),
-    Column("budget", JSON, nullable=False),
-    Column("samples", JSON, nullable=False),
-    Column("class_counts", JSON, nullable=False),
-)
+    manifest: Manifest | None = None
 
-rounds = Table(
-    "rounds",
-    metadata,
-    Column("run", String(64), primary_key=True),
-    *_attempt(),
-    Column("status", String(16), nullable=False),
-    Column("started_at", Float(53), nullable=False),
-    Column("ended_at", Float(53)),
-    Column("participants", JSON, nullable=False),
-    Column("metrics", JSON, nullable=False),
-    Column("record", JSON, nullable=False),
-    Column("manifest", JSON(none_as_null=True)),  # the state the round made; null while it runs or when it failed
-)
 
-assignments = Table(
-    "assignments",
-    metadata,
-    Column("run", String(64), primary_key=True),
-    *_attempt(),
-    Column("device", String(64), primary_key=True),
-    Column("status", String(16), nullable=False),
-    Column("refusal", JSON(none_as_null=True)),
-    Column("batch_size", Integer, nullable=False),
-    Column("micro_batch", Integer, nullable=False),
-    Column("trained", JSON, nullable=False),
-    Column("samples", JSON, nullable=False),
-    Column("metrics", JSON, nullable=False),
-)
+class SavedFigure(Figure, frozen=True):
+    """One resource figure of a device in an attempt: ``predicted`` by the plan, else measured or counted."""
 
-#: One resource figure. ``predicted`` tells the plan's from what was measured or counted; ``value`` null has a reason.
-figures = Table(
-    "figures",
-    metadata,
-    Column("run", String(64), primary_key=True),
-    *_attempt(),
-    Column("device", String(64), primary_key=True),
-    Column("predicted", Boolean, primary_key=True),
-    Column("name", String(64), primary_key=True),
-    Column("value", Float(53)),
-    Column("kind", String(16), nullable=False),
-    Column("source", String(256), nullable=False),
-    Column("reason", String(1024), nullable=False),
-)
+    stage: int = 0
+    round: int = 0
+    attempt: int = 0
+    device: str = ""
+    predicted: bool = False
+    name: str = ""
 
-evaluations = Table(
-    "evaluations",
-    metadata,
-    Column("id", BigInteger().with_variant(Integer, "sqlite"), primary_key=True),
-    Column("run", String(64), nullable=False, index=True),
-    Column("stage", Integer, nullable=False),
-    Column("round", Integer, nullable=False),
-    Column("available", JSON, nullable=False),
-    Column("missing", String(16), nullable=False),
-    Column("matcher", String(16), nullable=False, server_default=""),
-    Column("metric", String(64), nullable=False),
-    Column("value", Float(53), nullable=False),
-    Column("samples", Integer, nullable=False),
-)
 
-events = Table(
-    "events",
-    metadata,
-    Column("id", BigInteger().with_variant(Integer, "sqlite"), primary_key=True),
-    Column("run", String(64), nullable=False, index=True),
-    Column("at", Float(53), nullable=False),
-    Column("kind", String(32), nullable=False),
-    Column("stage", Integer, nullable=False),
-    Column("round", Integer, nullable=False),
-    Column("device", String(64), nullable=False),
-    Column("data", JSON, nullable=False),
-)
+class SnapshotRow(msgspec.Struct, frozen=True):
+    """One piece of the coordinator's state (``coordinator.core.snapshot``): its position, a device, an assignment."""
 
-#: What the coordinator's process has to know again (``coordinator.core.snapshot``): its outline, each device, each
-#: part in the open attempt.
-snapshots = Table(
-    "snapshots",
-    metadata,
-    Column("run", String(64), primary_key=True),
-    Column("kind", String(16), primary_key=True),
-    Column("name", String(64), primary_key=True),
-    Column("value", JSON, nullable=False),
-)
+    kind: str
+    name: str
+    value: Any
 
-bundles = Table(
-    "bundles",
-    metadata,
-    Column("run", String(64), primary_key=True),
-    Column("name", String(64), primary_key=True),
-    Column("path", String(1024), nullable=False),
-    Column("modalities", JSON, nullable=False),
-    Column("size_bytes", BigInteger, nullable=False),
-    Column("max_difference", Float(53), nullable=False),
-    Column("tolerance", Float(53), nullable=False),
-)
+
+def _column(table: str, name: str, kind: Any, *, key: bool) -> Column[Any]:
+    nullable = NoneType in get_args(kind)
+    of: TypeEngine[Any]
+    if kind is str or get_origin(kind) is Literal:
+        of = String(_LENGTHS.get(f"{table}.{name}") or _LENGTHS.get(name, 64))
+    elif kind is int and name.endswith("_bytes"):
+        of = BigInteger()
+    else:
+        of = _NUMBERS.get(kind) or JSON(none_as_null=nullable)
+    default = _DEFAULTS.get(name)
+    return Column(name, of, primary_key=key, nullable=nullable, autoincrement=False, server_default=default)
+
+
+def _table(name: str, row: type[msgspec.Struct], *key: str, without: tuple[str, ...] = ()) -> Table:
+    """The run, the rest of the key, then the other fields in their order. Rows without a key are numbered."""
+    kinds = {field.name: field.type for field in msgspec.structs.fields(row) if field.name not in without}
+    order = [*key, *(field for field in kinds if field not in {"run", *key})]
+    number = Column("id", BigInteger().with_variant(Integer, "sqlite"), primary_key=True)
+    run = Column("run", String(64), primary_key=bool(key), nullable=False, index=not key)
+    rest = [_column(name, field, kinds[field], key=field in key) for field in order if field != "run"]
+    return Table(name, metadata, *([run] if key else [number, run]), *rest)
+
+
+_ATTEMPT = ("stage", "round", "attempt")
+
+runs = _table("runs", RunRow, "run")
+devices = _table("devices", DeviceRow, "device")
+rounds = _table("rounds", SavedRound, *_ATTEMPT)
+assignments = _table("assignments", AssignmentRow, *_ATTEMPT, "device", without=("predicted", "measured"))
+figures = _table("figures", SavedFigure, *_ATTEMPT, "device", "predicted", "name")
+evaluations = _table("evaluations", EvaluationRow)
+events = _table("events", EventRow)
+snapshots = _table("snapshots", SnapshotRow, "kind", "name")
+bundles = _table("bundles", BundleRow, "name")
+
+#: Table of a row. A RoundRow, which lacks the state, is only read.
+TABLES: dict[type[msgspec.Struct], Table] = {
+    RunRow: runs,
+    DeviceRow: devices,
+    SavedRound: rounds,
+    RoundRow: rounds,
+    AssignmentRow: assignments,
+    SavedFigure: figures,
+    EvaluationRow: evaluations,
+    EventRow: events,
+    SnapshotRow: snapshots,
+    BundleRow: bundles,
+}

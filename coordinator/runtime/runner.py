@@ -206,7 +206,7 @@ class Runner:
         was = self._ledger.snapshot(run) if known else None
         state = resumed(self.state, was, self.clock()) if was is not None else None
         if known:
-            self._watch_clock(time.time() - self.clock(), self._ledger.last_told(run) - self.clock())
+            self._watch_clock(time.time() - self.clock(), self._ledger.last_event_at(run) - self.clock())
             self._ledger.reopen(run, time.time(), state.open.attempt if state and state.open else None)
         else:
             manifest = await self._models.initial_parts()

@@ -92,8 +92,9 @@ class Play:
             self.closed.append(one.attempt)
         elif isinstance(one, do.SendAck) and one.accepted:
             self.acked.add((one.device, one.attempt))
-        elif isinstance(one, do.SaveAssignment) and one.status == "late":
-            self.outdated.add((one.device, one.attempt))
+        elif isinstance(one, do.SaveAssignment) and one.row.status == "late":
+            row = one.row
+            self.outdated.add((row.device, Attempt("r1", row.stage, row.round, row.attempt, MADE_MS)))
         elif isinstance(one, do.CollectGarbage):
             states = {update.attempt for update in one.updates} | one.attempts
             held = [*self.state.stragglers.values(), *self.state.buffered.values()]
@@ -451,7 +452,7 @@ def test_an_update_older_than_the_policy_admits_is_dropped_and_the_device_asked_
         out = play.finish_evaluate()
         assert ("c" in play.state.stragglers) == (number == 1)
     assert [(one.device, one.attempt) for one in of(do.SendAbort, out)] == [("c", first)]
-    (late,) = [one for one in of(do.SaveAssignment, out) if one.status == "late"]
+    (late,) = [one.row for one in of(do.SaveAssignment, out) if one.row.status == "late"]
     assert (late.refusal.needed, late.refusal.allowed, late.refusal.unit) == (2.0, 1.0, "rounds")
     assert [one.device for one in of(do.SendOffer, out)] == ["a", "b", "c"]
     (ack,) = of(do.SendAck, play.announce("c", first))
@@ -494,7 +495,7 @@ def test_a_device_that_forgot_what_it_was_behind_with_is_offered_the_newest() ->
     play.finish_aggregate()
     play.finish_evaluate()
     out = play.hello("c")
-    assert [one.status for one in of(do.SaveAssignment, out)] == ["lost", "offered"]
+    assert [one.row.status for one in of(do.SaveAssignment, out)] == ["lost", "offered"]
     assert of(do.SendOffer, out)[0].attempt == play.opened[-1]
 
 
@@ -524,7 +525,7 @@ def test_a_device_is_quarantined_after_bad_updates_in_a_row_and_the_round_goes_o
     while play.plans:
         out += play.finish_plan()
     assert [one.device for one in of(do.SendOffer, out)] == ["a"], "kept over a restart and a new introduction"
-    (row,) = [one for one in of(do.SaveAssignment, out) if one.status == "quarantined"]
+    (row,) = [one.row for one in of(do.SaveAssignment, out) if one.row.status == "quarantined"]
     assert row.refusal.reason == "quarantine"
     assert "2 updates in a row could not be used (in all: parts × 2)" in row.refusal.detail
     play.announce("a")
@@ -725,7 +726,7 @@ def test_saves_come_with_what_they_announce() -> None:
     play = Play().started("a", "b")
     play.announce("a")
     out = play.receive("a")
-    assert of(do.SaveAssignment, out)[0].status == "done"
+    assert of(do.SaveAssignment, out)[0].row.status == "done"
     assert of(do.SendAck, out)
 
 

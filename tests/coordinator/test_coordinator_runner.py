@@ -15,6 +15,7 @@ import pytest
 from coordinator_fixture import FLEET, STEP_BYTES, FakeDevice, FakeWorker, a_plan
 from ledger_fixture import ledger_at
 
+from coordinator.core import instructions as do
 from coordinator.core.timeouts import Timeouts
 from coordinator.ledger.ledger import Ledger
 from coordinator.runtime import uploads
@@ -448,7 +449,7 @@ def test_what_is_not_committed_is_not_announced(tmp_path: Path, monkeypatch: pyt
     commit = Ledger.commit
 
     def failing(ledger: Ledger, run: str, saves: list[Any], events: list[EventRow], at: float, *more: Any) -> None:
-        if any(getattr(save, "status", "") == "done" for save in saves):
+        if any(isinstance(save, do.SaveAssignment) and save.row.status == "done" for save in saves):
             raise StoreError("the ledger can not be used: database or disk is full")
         commit(ledger, run, saves, events, at, *more)
 

@@ -29,8 +29,7 @@ from coordinator.ledger import schema as tables
 from coordinator.ledger.ledger import Ledger
 from edgefl.cli.find_run import read_run
 from edgefl.errors import StoreError
-from edgefl.plan.job import Hyper, Placement
-from edgefl.protocol.messages import Hello, Update
+from edgefl.protocol.messages import Hello
 from edgefl.records import Attempt, Budget, Capabilities, EvaluationRow, Figure, ObjectRef, Refusal
 from edgefl.run_records import AssignmentRow, BundleRow, DeviceRow, EventRow, RoundRow
 
@@ -109,10 +108,9 @@ def test_what_a_device_wrote_is_kept_as_every_database_can(path: str | Path) -> 
     """Texts with a character 0 and too long, a figure that is no number: cut, without it, and null."""
     hello = Hello(device="a", profile="na\0no" + "x" * 500)
     figures = {"flops": Figure(math.nan, "counted", "sour\0ce"), "energy_j": Figure(reason="\0" + "y" * 2000)}
-    stage = a_plan().stages[0]
-    update = Update("a", FIRST, {"task": REF}, {"task": 8}, {"lo\0ss": 0.5})
     with begun(path) as ledger:
-        done = do.SaveAssignment(FIRST, "a", "done", Placement("a", stage, Hyper()), 4, None, update, figures)
+        row = AssignmentRow("a", 1, 1, 1, "done", metrics={"lo\0ss": 0.5}, measured=figures)
+        done = do.SaveAssignment(row)
         told = EventRow(1.0, "warning", device="a", data={"text": "a\0b"})
         ledger.commit("r1", [do.SaveDevice(hello), do.SaveRound(FIRST), done], [told], 1.0)
         report = ledger.report()
@@ -139,20 +137,19 @@ def test_a_report_gives_back_what_was_put_in(path: str | Path) -> None:
         samples={"": 8},
         class_counts=(4, 4),
     )
-    stage = a_plan().stages[0]
+    trained = a_plan().stages[0].trained
     predicted = {"flops": Figure(5.0, "predicted", "meta device")}
-    placement = Placement("a", stage, Hyper(micro_batch=2), predicted=predicted)
     measured = {"energy_j": Figure(reason="no sensor"), "flops": Figure(6.0, "counted", "counter")}
-    update = Update("a", FIRST, {"task": REF}, {"task": 8}, {"loss": 0.5})
     refusal = Refusal("step_memory", 5.0, 3.0, "B", "too large")
     value = EvaluationRow(1, 1, ("acc",), "prototype", "accuracy", 0.75, 40, "cosine")
     told = EventRow(102.0, "warning", 1, 1, "a", {"text": "so"})
     with begun(path) as ledger:
-        refused = do.SaveAssignment(FIRST, "b", "refused", Placement("b", stage, refusal=refusal), 4, refusal)
-        saves = [do.SaveDevice(hello), do.SaveRound(FIRST), do.SaveAssignment(FIRST, "a", "offered", placement, 4)]
-        ledger.commit("r1", [*saves, refused], [], 101.0)
-        done = do.SaveAssignment(FIRST, "a", "done", placement, 4, None, update, measured)
-        ledger.commit("r1", [done], [told], 102.0)
+        refused = AssignmentRow("b", 1, 1, 1, "refused", refusal, 4, trained=trained)
+        offered = AssignmentRow("a", 1, 1, 1, "offered", None, 4, 2, trained, predicted=predicted)
+        saves = [do.SaveDevice(hello), do.SaveRound(FIRST), do.SaveAssignment(offered), do.SaveAssignment(refused)]
+        ledger.commit("r1", saves, [], 101.0)
+        done = AssignmentRow("a", 1, 1, 1, "done", None, 4, 2, trained, {"task": 8}, {"loss": 0.5}, measured=measured)
+        ledger.commit("r1", [do.SaveAssignment(done)], [told], 102.0)
         closed = do.SaveRound(FIRST, "done", ("a",), {"loss": 0.5}, {"combine": {"choice": "mean"}}, {"task": REF})
         ledger.commit("r1", [closed, do.SaveEvaluation((value,))], [], 103.0)
         ledger.commit("r1", [do.SaveEnd("done")], [], 104.0)
@@ -167,9 +164,7 @@ def test_a_report_gives_back_what_was_put_in(path: str | Path) -> None:
     assert report.devices == (DeviceRow("a", "nano", hello.capabilities, hello.budget, {"": 8}, (4, 4)),)
     record = {"combine": {"choice": "mean"}}
     assert report.rounds == (RoundRow(1, 1, 1, "done", 101.0, 103.0, ("a",), {"loss": 0.5}, record),)
-    trained = stage.trained
-    first = AssignmentRow("a", 1, 1, 1, "done", None, 4, 2, trained, {"task": 8}, {"loss": 0.5}, predicted, measured)
-    assert report.assignments == (first, AssignmentRow("b", 1, 1, 1, "refused", refusal, 4, trained=trained))
+    assert report.assignments == (msgspec.structs.replace(done, predicted=predicted), refused)
     assert report.evaluations == (value,)
     assert report.events == (told,)
     assert report.bundles == (bundle,)
