@@ -119,11 +119,11 @@ class Trainer:
 
         job, attempt = request.offer.job, request.offer.attempt
         data = self._split(job, request.device)
-        usable = len(usable_rows(job, data.own))
+        usable = len(usable_rows(job, data.train))
         if usable < job.hyper.batch_size:
             detail = "the local share does not fill one batch"
             few = Refusal("data", float(job.hyper.batch_size), float(usable), "samples", detail)
-            return Result(refusal=no_label(job, data.own) or few)
+            return Result(refusal=no_label(job, data.train) or few)
         store = ObjectStore(self.store, self.disk_bytes, durable=False)
         kept = _StoredParts(request.kept, store)
         give_back_at_once(in_pieces=job.hyper.micro_batch > 0)
@@ -134,9 +134,9 @@ class Trainer:
                 return Result(refusal=refusal)
             outcome = train_round(
                 job,
-                data.own,
+                data.train,
                 _StoredParts(request.offer.manifest, store),
-                apart=data.apart,
+                holdout=data.holdout,
                 kept=kept,
                 device=self.device,
                 on_progress=self._progress(note),
@@ -224,8 +224,8 @@ class Trainer:
             if self.cache is not None:
                 self.cache.keep_only([])
             fresh = split(job, dataset, device)
-            own, self.completed = _completed(fresh.own, job)
-            self.split = (wanted, fresh._replace(own=self._on_disk(own)))
+            own, self.completed = _completed(fresh.train, job)
+            self.split = (wanted, fresh._replace(train=self._on_disk(own)))
         return self.split[1]
 
     def _check(self) -> None:

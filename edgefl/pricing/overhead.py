@@ -38,21 +38,21 @@ _ROWS = 2
 
 
 class Share(NamedTuple):
-    """A device's samples: ``total`` of them, ``trained`` on, ``apart`` for testing; ``patterns``: pattern -> part of 1.
+    """A device's samples: ``total``, ``trained`` on, ``holdout`` to test on; ``patterns``: pattern -> part of 1.
 
     Prototypes and small networks are made of the ``own`` samples. ``tried``: patterns of those apart.
     """
 
     total: int
     trained: int
-    apart: int
+    holdout: int
     patterns: Mapping[Pattern, float]
     tried: Mapping[Pattern, float]
 
     @property
     def own(self) -> int:
         """How many samples the device's own figures are made of."""
-        return self.total - self.apart
+        return self.total - self.holdout
 
     def having(self, *modalities: str) -> float:
         """Which part of the samples has all of these."""
@@ -92,7 +92,7 @@ class Beside:
 
     def _trials(self, job: Job, share: Share) -> float:
         """The model as received and as trained on the samples apart and, where poverty is mended, the personal one."""
-        if not share.apart:
+        if not share.holdout:
             return 0.0
         together = encodes_together(job.model)
         alone = needs_pairs(job.slots) or not together
@@ -102,13 +102,13 @@ class Beside:
             for pattern, part in share.patterns.items():
                 encoded = 0.0 if together else self._row(job, pattern, "alone")  # taken over from each alone
                 flops += part * (self._row(job, pattern, "classify") - encoded)
-        return share.apart * flops * (3 if "poverty" in job.slots.repair else 2)
+        return share.holdout * flops * (3 if "poverty" in job.slots.repair else 2)
 
     def _statistics(self, job: Job, share: Share) -> float:
         """FLOPs of the statistics of the model as received, of a personal one and of teachers: a pass for each."""
         if not job.slots.statistics:
             return 0.0
-        personal = "poverty" in job.slots.repair and share.apart > 0
+        personal = "poverty" in job.slots.repair and share.holdout > 0
         passes = 1 + personal + ("model_transfer" in job.slots.objective)
         return passes * sum(
             min(MOST, count) * self._head_input(job, share, m)

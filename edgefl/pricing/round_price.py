@@ -73,8 +73,8 @@ class Pricer:
         total = usable_samples(job.slots, samples, modalities)
         whole = msgspec.structs.replace(job.slots, missing={})  # what is apart is drawn before any is left out
         judged = usable_samples(whole, raw, modalities)
-        apart = held_out(job.hyper, judged)
-        trained = total - round(apart * min(1.0, total / max(1, judged)))
+        holdout = held_out(job.hyper, judged)
+        trained = total - round(holdout * min(1.0, total / max(1, judged)))
         steps = trained // size * job.hyper.epochs
         own = [m for m in job.model.encoders if f"head/{m}" in job.stage.present]
         share = {m: 1.0 if complete_only(job.slots) else min(1.0, samples.get(m, 0) / max(1, total)) for m in own}
@@ -83,7 +83,7 @@ class Pricer:
             self._trace(job, dict.fromkeys(own, size))
             step = self._trace(job, {m: max(LEAST_ROWS, round(size * share[m])) for m in own})
         seen = {m: min(1.0, raw.get(m, 0) / max(1, judged)) for m in own}
-        beside = self._beside(job, Share(samples.get("", 0), trained, apart, patterns_of(share), patterns_of(seen)))
+        beside = self._beside(job, Share(samples.get("", 0), trained, holdout, patterns_of(share), patterns_of(seen)))
         if is_closing(job.stage):
             held = price_closing(job, {m: round(samples.get("", 0) * share[m]) for m in own})
             return Priced(held.peak, beside, {}, 0, held.memory, beside / max(1, samples.get("", 0)))

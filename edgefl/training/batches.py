@@ -98,14 +98,14 @@ def training_batches(
     rng: np.random.Generator,
     pseudo_labels: np.ndarray | None = None,
     *,
-    apart: bool = False,
+    unmixed: bool = False,
 ) -> Iterator[Batch]:
     """One epoch over the samples ``usable``: shuffled, full batches only (the last short one is dropped).
 
-    ``apart``: complete samples and others in batches of their own, as far as they fill one, in random order. A batch in
-    which no modality has two rows, as can happen among very few samples, is left out.
+    ``unmixed``: complete samples and others in batches of their own, as far as they fill one, in random order. A batch
+    in which no modality has two rows, as can happen among very few samples, is left out.
     """
-    for rows in _apart(dataset, usable, modalities, batch_size, rng) if apart else _mixed(usable, batch_size, rng):
+    for rows in _unmixed(dataset, usable, modalities, batch_size, rng) if unmixed else _mixed(usable, batch_size, rng):
         batch = make_batch(dataset, rows, modalities, device, least_rows=LEAST_ROWS, pseudo_labels=pseudo_labels)
         if batch.inputs:
             yield batch
@@ -117,7 +117,7 @@ def _mixed(usable: np.ndarray, batch_size: int, rng: np.random.Generator) -> Ite
         yield order[start : start + batch_size]
 
 
-def _apart(
+def _unmixed(
     dataset: Dataset, usable: np.ndarray, modalities: Sequence[str], batch_size: int, rng: np.random.Generator
 ) -> list[np.ndarray]:
     """As many batches as ``_mixed`` gives: what is left over of both kinds is mixed."""

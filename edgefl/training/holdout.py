@@ -17,8 +17,8 @@ from edgefl.records import Refusal
 class Split(NamedTuple):
     """A device's samples: what it trains on, and what it only tests on."""
 
-    own: Dataset
-    apart: Dataset
+    train: Dataset
+    holdout: Dataset
 
 
 def usable_rows(job: Job, dataset: Dataset) -> np.ndarray:
@@ -40,8 +40,8 @@ def split(job: Job, dataset: Dataset, device: str) -> Split:
     if not count:
         return Split(dataset, dataset.subset([]))
     rng = np.random.default_rng((job.hyper.seed, zlib.crc32(f"holdout/{device}".encode())))
-    apart = np.sort(rng.permutation(judged)[:count])
-    return Split(dataset.subset(np.delete(np.arange(len(dataset)), apart)), dataset.subset(apart))
+    holdout = np.sort(rng.permutation(judged)[:count])
+    return Split(dataset.subset(np.delete(np.arange(len(dataset)), holdout)), dataset.subset(holdout))
 
 
 def _having(job: Job, dataset: Dataset) -> np.ndarray:

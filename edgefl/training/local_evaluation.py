@@ -23,7 +23,7 @@ Tensors = Mapping[str, np.ndarray]
 def personal_trial(
     job: Job,
     model: StagedModel,
-    apart: Dataset,
+    holdout: Dataset,
     parts: Mapping[str, Tensors],
     kept: Mapping[str, Tensors],
     counts: FlopCounts,
@@ -35,7 +35,7 @@ def personal_trial(
     what it held before. Without such a model: no metrics.
     """
     own = [part for part in job.stage.trained if part in kept]
-    if "poverty" not in job.slots.repair or not len(apart) or len(own) < len(job.stage.trained):
+    if "poverty" not in job.slots.repair or not len(holdout) or len(own) < len(job.stage.trained):
         return {}, 0.0
     better: dict[str, dict[str, np.ndarray]] = {}
     for key, value in parts["poverty"].items() if "poverty" in parts else ():
@@ -45,23 +45,23 @@ def personal_trial(
     for part in own:
         load_part(model, part, {**kept[part], **better.get(part, {})})
     taking = statistics()
-    found, flops = trial(job, model, apart, parts, "personal", counts)
+    found, flops = trial(job, model, holdout, parts, "personal", counts)
     for part, tensors in before.items():
         load_part(model, part, tensors)
     return found, taking + flops
 
 
 def trial(
-    job: Job, model: StagedModel, apart: Dataset, parts: Mapping[str, Tensors], prefix: str, counts: FlopCounts
+    job: Job, model: StagedModel, holdout: Dataset, parts: Mapping[str, Tensors], prefix: str, counts: FlopCounts
 ) -> tuple[dict[str, float], float]:
     """Metrics "<prefix>_<name>" and the FLOPs they took; "<prefix>_score" is what returns are made of: accuracy, or
     where nothing is labelled the mean recall at 1. What a sample lacks is filled in as the recipe trains it; zeros
     where that takes prototypes and there are none yet, and in place of noise. ``model`` ends in evaluation mode. No
     samples: no metrics.
     """
-    if not len(apart):
+    if not len(holdout):
         return {}, 0.0
-    labelled = bool(job.model.classes) and apart.labels is not None and bool((apart.labels >= 0).any())
+    labelled = bool(job.model.classes) and holdout.labels is not None and bool((holdout.labels >= 0).any())
     tasks = frozenset(
         name for name, there in (("classification", labelled), ("retrieval", needs_pairs(job.slots))) if there
     )
@@ -70,13 +70,13 @@ def trial(
     matcher, _ = matching(job.model, parts, job.slots, {})
     mask = "prototype" if tables else "reconstruction" if "reconstruction" in job.slots.missing else "zero"
     kind = b"trial" + kind_of_step(job, with_tables=bool(tables)) + b"".join(sorted(task.encode() for task in tasks))
-    rows = {m: int(apart.has(m).sum()) for m in own}
-    complete = int(np.logical_and.reduce([apart.has(m) for m in own]).sum())
-    known = int((apart.labels >= 0).sum()) if labelled and apart.labels is not None else 0
+    rows = {m: int(holdout.has(m).sum()) for m in own}
+    complete = int(np.logical_and.reduce([holdout.has(m) for m in own]).sum())
+    known = int((holdout.labels >= 0).sum()) if labelled and holdout.labels is not None else 0
     found, flops = counts.run(
         kind,
-        (("", len(apart)), ("&", complete), ("labelled", known), *sorted(rows.items())),
-        lambda: judge(model, apart, job.stage.depth, tables, tasks, own, mask=mask, matcher=matcher),
+        (("", len(holdout)), ("&", complete), ("labelled", known), *sorted(rows.items())),
+        lambda: judge(model, holdout, job.stage.depth, tables, tasks, own, mask=mask, matcher=matcher),
         linear=linear_in(job),
     )
     recalls = [value for name, value in found.items() if name.endswith("_recall_at_1")]

@@ -87,7 +87,7 @@ def train_round(
     dataset: Dataset,
     parts: Mapping[str, Tensors],
     *,
-    apart: Dataset | None = None,
+    holdout: Dataset | None = None,
     kept: Mapping[str, Tensors] | None = None,
     device: str = "cpu",
     on_progress: OnProgress | None = None,
@@ -98,7 +98,7 @@ def train_round(
 ) -> RoundResult:
     """Train ``job.stage.trained`` for ``job.hyper.epochs`` epochs on ``dataset``.
 
-    ``parts`` holds every present part as received, and "prototypes" when there are global ones; ``apart``: samples to
+    ``parts`` holds every present part as received, and "prototypes" when there are global ones; ``holdout``: samples to
     test on, before and after; ``kept``: what this device's last round left here. ``salt`` (device and round) makes
     batches differ between devices and rounds, reproducibly. ``counts``: kept by the caller between rounds, so that no
     shape of step is counted twice; so is ``cache``, with ``names`` to tell the tensors of a part from others under its
@@ -115,16 +115,16 @@ def train_round(
     steps = len(usable) // job.hyper.batch_size * job.hyper.epochs
     if steps == 0:
         raise too_few(job, dataset, len(usable))
-    apart = dataset.subset([]) if apart is None else apart
+    holdout = dataset.subset([]) if holdout is None else holdout
     cache = cache or PrefixCache(Path(tempfile.gettempdir()))
     dataset, filling = cache.encoded(job, dataset, parts, names, device, counts)
-    apart, more = cache.encoded(job, apart, parts, names, device, counts)
+    holdout, more = cache.encoded(job, holdout, parts, names, device, counts)
     filling += more
     model = _load(job, parts, kept, device)
     statistics = partial(counted_statistics, job, model, dataset, usable, counts)
     taking = statistics()
-    metrics, spent = trial(job, model, apart, parts, "received", counts)
-    personal_metrics, more = personal_trial(job, model, apart, parts, kept, counts, statistics)
+    metrics, spent = trial(job, model, holdout, parts, "received", counts)
+    personal_metrics, more = personal_trial(job, model, holdout, parts, kept, counts, statistics)
     prepare(model, job.stage.trained, checkpoint=job.hyper.checkpoint)
     auxiliary = auxiliary_of(job, model, parts, kept, device)
     taking += statistics(auxiliary.teachers)
@@ -134,7 +134,7 @@ def train_round(
     tally.flops = filling + taking + spent + more + marking
     _train(job, model, dataset, usable, auxiliary, pseudo_labels, tally, device, rng, steps, on_progress)
     model.zero_grad(set_to_none=True)
-    after, spent = trial(job, model, apart, parts, "trained", counts)
+    after, spent = trial(job, model, holdout, parts, "trained", counts)
     tally.flops += spent
     sending, samples = _outcome(job, model, auxiliary, dataset, usable, tally, device, rng)
     mine = job.stage.trained if meter is not None else kept_parts(job)  # with poverty, a personal model stays here
@@ -182,8 +182,8 @@ def _train(
     layers = poverty_layers(job, model) if tally.meter is not None else {}
     done = 0
     for epoch in range(1, job.hyper.epochs + 1):
-        size, apart = job.hyper.batch_size, tally.meter is not None  # a poverty layer shows between the two kinds
-        for batch in training_batches(own, usable, modalities, size, device, rng, pseudo_labels, apart=apart):
+        size, unmixed = job.hyper.batch_size, tally.meter is not None  # a poverty layer shows between the two kinds
+        for batch in training_batches(own, usable, modalities, size, device, rng, pseudo_labels, unmixed=unmixed):
             _counted_step(model, job, batch, optimizer, auxiliary, tally, layers)
             done += 1
             if on_progress is not None:

@@ -195,15 +195,15 @@ def test_at_most_512_samples_of_a_modality_evenly_spaced():
 
 def test_a_device_judges_what_it_received_with_statistics_of_its_own_samples():
     made, data = taking(job(holdout=0.25)), dataset(120)
-    apart, own = data.subset(range(30)), data.subset(range(30, 120))
+    holdout, own = data.subset(range(30)), data.subset(range(30, 120))
     parts = parts_of(made)
-    found = train_round(made, own, shifted(parts), apart=apart).metrics
+    found = train_round(made, own, shifted(parts), holdout=holdout).metrics
     fresh = heads_with_statistics(made.model, made.stage, parts, own)
-    expected = evaluate(made.model, made.stage, parts | fresh, TestSet(apart), prototypes=False)
+    expected = evaluate(made.model, made.stage, parts | fresh, TestSet(holdout), prototypes=False)
     loss = next(row.value for row in expected if row.metric == "loss")
     assert found["received_loss"] == pytest.approx(loss, rel=1e-5)
     plain = job(holdout=0.25)
-    assert train_round(plain, own, shifted(parts), apart=apart).metrics["received_loss"] > 1.1 * loss
+    assert train_round(plain, own, shifted(parts), holdout=holdout).metrics["received_loss"] > 1.1 * loss
 
 
 def test_training_goes_on_from_the_statistics_taken_and_is_otherwise_the_same():
@@ -238,14 +238,14 @@ def test_a_modality_with_one_sample_keeps_the_statistics_it_came_with():
 def test_a_personal_model_has_statistics_of_its_own_weights():
     repair = {"poverty": {"form": "exact"}}
     made, data = taking(job(holdout=0.25, repair=repair)), dataset(60, {"b": list(range(20))})
-    apart, own = data.subset(range(0, 60, 4)), data.subset([i for i in range(60) if i % 4])
+    holdout, own = data.subset(range(0, 60, 4)), data.subset([i for i in range(60) if i % 4])
     parts = parts_of(made)
-    first = train_round(made, own, parts, apart=apart)
+    first = train_round(made, own, parts, holdout=holdout)
     kept = {**first.kept}
-    again = train_round(made, own, parts, apart=apart, kept=shifted(kept))
+    again = train_round(made, own, parts, holdout=holdout, kept=shifted(kept))
     fresh = heads_with_statistics(made.model, made.stage, parts | kept, own)
     only = msgspec.structs.replace(made, slots=msgspec.structs.replace(made.slots, statistics=False))
-    expected = train_round(only, own, parts, apart=apart, kept={**kept, **fresh})
+    expected = train_round(only, own, parts, holdout=holdout, kept={**kept, **fresh})
     assert again.metrics["personal_loss"] == pytest.approx(expected.metrics["personal_loss"], rel=1e-5)
 
 
@@ -274,9 +274,9 @@ def test_only_heads_hold_running_statistics(field: str, value: Any):
 
 def priced(made: Job, data: Dataset) -> tuple[float, float]:
     """(FLOPs predicted, FLOPs counted) of a second round."""
-    own, apart = split(made, data, "")
-    first = train_round(made, own, parts_of(made), apart=apart)
-    second = train_round(made, own, parts_of(made), apart=apart, kept=first.kept)
+    own, holdout = split(made, data, "")
+    first = train_round(made, own, parts_of(made), holdout=holdout)
+    second = train_round(made, own, parts_of(made), holdout=holdout, kept=first.kept)
     found = Pricer()(made, data.samples())
     return found.flops + sum(found.filling.values()), second.flops
 

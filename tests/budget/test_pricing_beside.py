@@ -51,10 +51,10 @@ def ran(made: Job, data: Dataset, kept: RoundResult | None = None) -> float:
     if MEANS.keys() & made.slots.prototypes.keys():
         table = ClassMeans(np.ones((3, 6), np.float32), np.ones(3, np.float32))
         parts["prototypes"] = to_tensors({"a": table, "b": table})
-    own, apart = split(made, data, "")
+    own, holdout = split(made, data, "")
     if "completion" in made.slots.missing:
         own = complete(own, made.model.encoders, nearest(own)).dataset
-    return train_round(made, own, parts, apart=apart, kept=kept.kept if kept else None).flops
+    return train_round(made, own, parts, holdout=holdout, kept=kept.kept if kept else None).flops
 
 
 MODELS = {

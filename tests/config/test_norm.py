@@ -56,8 +56,8 @@ def test_a_round_with_every_norm_costs_what_was_predicted(norm: Norm, schedule: 
     spec = msgspec.structs.replace(model_spec(), head=HeadSpec(12, 6, 0.0, norm=norm))
     made = job(spec, SCHEDULES[schedule](spec, [1] * spec.stages, "auto")[-1], cache="f32", holdout=0.25)
     data = dataset(24)
-    apart, own = data.subset(range(6)), data.subset(range(6, 24))
-    result = train_round(made, own, parts_of(made), apart=apart)
+    holdout, own = data.subset(range(6)), data.subset(range(6, 24))
+    result = train_round(made, own, parts_of(made), holdout=holdout)
     priced = Pricer()(made, data.samples())
     assert result.flops == priced.flops + sum(priced.filling.values())
     heads = {name for part, tensors in result.parts.items() if part.startswith("head/") for name in tensors}

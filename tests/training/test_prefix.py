@@ -58,7 +58,7 @@ def test_stored_as_f32_a_round_is_the_same(slots: dict, micro: int, tmp_path: Pa
     made = last_stage(micro_batch=micro, holdout=0.25, optimizer="sgd", **slots)  # AdamW divides rounding by itself
     plain, cached = run(made, data, tmp_path), run(with_cache(made, "f32"), data, tmp_path)
     assert plain.parts.keys() == cached.parts.keys()
-    assert apart(plain, cached, parts_of(made)) < 2e-3
+    assert distance(plain, cached, parts_of(made)) < 2e-3
     assert cached.samples == plain.samples
     assert cached.metrics["loss"] == pytest.approx(plain.metrics["loss"], rel=1e-3)
 
@@ -66,10 +66,10 @@ def test_stored_as_f32_a_round_is_the_same(slots: dict, micro: int, tmp_path: Pa
 def test_stored_as_f16_a_round_is_nearly_the_same(tmp_path: Path) -> None:
     data, made = dataset(24), last_stage(optimizer="sgd")
     plain, cached = run(made, data, tmp_path), run(with_cache(made, "f16"), data, tmp_path)
-    assert 0 < apart(plain, cached, parts_of(made)) < 0.2  # batch norm over six samples magnifies it
+    assert 0 < distance(plain, cached, parts_of(made)) < 0.2  # batch norm over six samples magnifies it
 
 
-def apart(one: RoundResult, other: RoundResult, before: dict) -> float:
+def distance(one: RoundResult, other: RoundResult, before: dict) -> float:
     """How far two rounds' parts are from each other, of how far training moved them."""
     distance = moved = 0.0
     for part in before.keys() & one.parts.keys():
@@ -165,7 +165,7 @@ def test_text_keeps_which_tokens_are_real(tmp_path: Path) -> None:
     plain, cached = (
         train_round(one, data, parts, cache=PrefixCache(tmp_path), salt="x") for one in (made, with_cache(made, "f32"))
     )
-    assert apart(plain, cached, parts) < 2e-3
+    assert distance(plain, cached, parts) < 2e-3
 
 
 def test_values_beyond_f16_are_an_error_with_the_part(tmp_path: Path) -> None:

@@ -295,7 +295,9 @@ def test_flops_follow_from_a_few_counts_exactly(changes, slots, monkeypatch):
     monkeypatch.setattr(counts, "put", lambda *about: counted.append(about) or FlopCounts.put(counts, *about))
 
     def flops(known: FlopCounts | None) -> list[float]:
-        return [train_round(made, half.own, parts_of(made), apart=half.apart, counts=known).flops for half in halves]
+        return [
+            train_round(made, half.train, parts_of(made), holdout=half.holdout, counts=known).flops for half in halves
+        ]
 
     rows = np.random.default_rng(1).random(60)
     halves = []
@@ -311,15 +313,15 @@ def test_flops_follow_from_a_few_counts_exactly(changes, slots, monkeypatch):
 def test_the_same_samples_are_set_apart_whatever_the_recipe_leaves_out_or_completes():
     data = dataset(40, {"b": list(range(0, 40, 4))})
     plain, ignore = (split(with_hyper(job(missing=m), holdout=0.25), data, "d") for m in ({"zero": {}}, {"ignore": {}}))
-    assert plain.apart.ids == ignore.apart.ids
-    assert len(plain.apart) == 10
-    assert sorted(plain.own.ids + plain.apart.ids, key=int) == data.ids
-    assert not all(ignore.apart.has("b"))  # incomplete ones are judged too
-    assert split(with_hyper(job(), holdout=0.25), data, "other").apart.ids != plain.apart.ids
+    assert plain.holdout.ids == ignore.holdout.ids
+    assert len(plain.holdout) == 10
+    assert sorted(plain.train.ids + plain.holdout.ids, key=int) == data.ids
+    assert not all(ignore.holdout.has("b"))  # incomplete ones are judged too
+    assert split(with_hyper(job(), holdout=0.25), data, "other").holdout.ids != plain.holdout.ids
     tight = split(with_hyper(job(missing={"ignore": {}}), holdout=0.5, batch_size=28), data, "d")
-    assert tight.apart.ids == split(with_hyper(job(), holdout=0.5, batch_size=28), data, "d").apart.ids
-    assert len(tight.apart) == 12  # of 40, one batch of 28 stays
-    assert not len(split(with_hyper(job(), holdout=0.25, batch_size=40), data, "d").apart)
+    assert tight.holdout.ids == split(with_hyper(job(), holdout=0.5, batch_size=28), data, "d").holdout.ids
+    assert len(tight.holdout) == 12  # of 40, one batch of 28 stays
+    assert not len(split(with_hyper(job(), holdout=0.25, batch_size=40), data, "d").holdout)
 
 
 @pytest.mark.parametrize(
