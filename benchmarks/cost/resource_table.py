@@ -87,9 +87,9 @@ def _table(rows: Sequence[Row]) -> list[str]:
         own = next((row for row in rows if row.setting.name.endswith(f"= {name}")), None)
         if own is not None:
             lines += ["", _judged(name, goal, first, own)]
-    filled = next((row for row in rows if row.filling), None)
+    filled = next((row for row in rows if row.cache_fill_flops), None)
     if filled is not None:
-        cost = f"{filled.filling / 1e9:.2f} GFLOP a sample"
+        cost = f"{filled.cache_fill_flops / 1e9:.2f} GFLOP a sample"
         lines += ["", f"Storing the prefix for this stage: {cost}, once, from what the stage before has stored."]
     return lines
 

@@ -72,7 +72,7 @@ ON_GPU = (
 
 
 class Row(msgspec.Struct, frozen=True):
-    """What a setting took. Bytes of 90 rounds, one device; ``filling``: FLOPs of a sample's prefix, once.
+    """What a setting took. Bytes of 90 rounds, one device; ``cache_fill_flops``: FLOPs of a sample's prefix, once.
 
     ``run_flops``: of a sample over all rounds, traced, with the filling.
     """
@@ -82,7 +82,7 @@ class Row(msgspec.Struct, frozen=True):
     step_peak: Figure
     process_peak: Figure
     flops_per_sample: float
-    filling: float
+    cache_fill_flops: float
     seconds: float
     predicted_peak: float
     predicted_flops: float
@@ -155,14 +155,14 @@ def train(setting: Setting, batch: int, device: str) -> Row:
         samples = Batch(batch, inputs, dict.fromkeys(inputs), None, complete=batch)
         steps.train_step(model, job, samples, optimizer, Auxiliary())
     figures = memory.figures()
-    filling = sum(price_part(job, m, p.parts[-1], p.depth)[1] for m, p in _prefixes(job).items())
+    cache_fill_flops = sum(price_part(job, m, p.parts[-1], p.depth)[1] for m, p in _prefixes(job).items())
     return Row(
         setting,
         batch,
         figures["step_peak_bytes"],
         figures["process_peak_bytes"],
         counter.flops / batch,
-        filling,
+        cache_fill_flops,
         statistics.median(spent[1:]),
         float(predicted_peak),
         predicted_flops / batch,

@@ -360,7 +360,11 @@ def _figures(outcome: Any, memory: Any, energy: Any) -> Figures:
         "energy_j": energy.figure(),
         "temperature_c": temperature(),
         "flops": Figure(outcome.flops, "counted", "torch FlopCounterMode"),
-        **({"filling_flops": Figure(outcome.filling, "counted", "torch FlopCounterMode")} if outcome.filling else {}),
+        **(
+            {"filling_flops": Figure(outcome.cache_fill_flops, "counted", "torch FlopCounterMode")}
+            if outcome.cache_fill_flops
+            else {}
+        ),
         "compute_s": Figure(outcome.compute_s, "measured", "monotonic clock around the steps"),
     }
 

@@ -22,7 +22,7 @@ from edgefl.models.spec import ModelSpec, is_encoder
 from edgefl.plan.frozen_prefix import can_cache, prefixes, with_cache
 from edgefl.plan.job import Cache, Candidate, Decline, Hyper, Job, Placement, Slots, Stage, Transfer
 from edgefl.plan.schedule import is_closing, restrict, shallower, trained_stages
-from edgefl.plan.usable_samples import completed, needs_pairs, unlabelled, usable_samples
+from edgefl.plan.usable_samples import after_completion, needs_pairs, unlabelled, usable_samples
 from edgefl.records import HOST, Cost, Refusal
 
 _MEMORY = frozenset({"memory", "step_memory"})
@@ -56,7 +56,7 @@ def place(
     travel; the first and last rounds of a stage, in which some come whole, take more bytes. ``signature``: what
     clusters are made of, which a device sends once.
     """
-    filled = msgspec.structs.replace(candidate, samples=completed(slots, candidate.samples, model.encoders))
+    filled = msgspec.structs.replace(candidate, samples=after_completion(slots, candidate.samples, model.encoders))
     refusal = _unfit(model, hyper, slots, filled)
     if refusal is not None:
         return Placement(device=candidate.device, stage=stage, refusal=refusal)
@@ -142,7 +142,7 @@ def _largest(
                 cost=cost,
                 factors=candidate.factors,
                 predicted=figures_of(cost),
-                predicted_first=first_figures(job, before, cost, priced.filling, candidate),
+                predicted_first=first_figures(job, before, cost, priced.cache_fill_flops, candidate),
             )
         if refusal.reason not in _MEMORY or refusal.where == HOST:
             break  # a smaller micro-batch costs more FLOPs and as many bytes: only a shallower stage can help

@@ -13,23 +13,23 @@ from edgefl.models.spec import EncoderSpec, token_count
 from edgefl.plan.exchange import kept, packing_of, sent
 from edgefl.plan.frozen_prefix import VALUE_BYTES, built_parts, prefixes, stored_bytes, together_in
 from edgefl.plan.job import Candidate, Job, Stage, Transfer
-from edgefl.plan.usable_samples import completed
+from edgefl.plan.usable_samples import after_completion
 from edgefl.records import Cost, Figure, Figures, has_card
 
 
 class Priced(NamedTuple):
     """What a round needs: memory of its largest moment in bytes, FLOPs of a usual round.
 
-    ``filling``: FLOPs for every sample through one part of a stored prefix, once; {} where nothing is stored;
-    ``filling_peak``: memory meanwhile. ``memory``: what ``peak`` consists of, by the names of ``MEMORY``.
+    ``cache_fill_flops``: FLOPs for every sample through one part of a stored prefix, once; {} where nothing is stored;
+    ``cache_fill_peak``: memory meanwhile. ``memory``: what ``peak`` consists of, by the names of ``MEMORY``.
     ``sample_flops``: of a step, by row. ``step_flops``, ``operations``: of all training steps of the round.
     ``libraries``: memory of a step on a CPU that is no tensor.
     """
 
     peak: int
     flops: float
-    filling: Mapping[str, float] = {}
-    filling_peak: int = 0
+    cache_fill_flops: Mapping[str, float] = {}
+    cache_fill_peak: int = 0
     memory: Mapping[str, int] = {}
     sample_flops: float = 0.0
     step_flops: float = 0.0
@@ -65,15 +65,15 @@ def cost_of(
     bytes_ = moved(job, stage, before, candidate, part_bytes, signature)
     trained = bytes_of(sent(job.stage, exchange), part_bytes)
     down = [part for part in sent(stage, exchange) if part in job.stage.present]
-    factor, samples = candidate.factors, completed(job.slots, candidate.samples, job.model.encoders)
+    factor, samples = candidate.factors, after_completion(job.slots, candidate.samples, job.model.encoders)
     exchanging = _exchange_peak(job, part_bytes)
     beside = 0 if has_card(candidate.capabilities) else priced.libraries
     peak = max(priced.peak, sum(exchanging.values())) + beside
     cost = Cost(
         step_peak_bytes=round(peak * factor.get("step_peak_bytes", 1.0)),
         flops=priced.flops * factor.get("flops", 1.0),
-        filling_flops=sum(priced.filling.values()),
-        filling_peak_bytes=priced.filling_peak,
+        filling_flops=sum(priced.cache_fill_flops.values()),
+        filling_peak_bytes=priced.cache_fill_peak,
         payload_down_bytes=bytes_.down,
         payload_up_bytes=bytes_.up,
         whole_up_bytes=bytes_.whole_up,
@@ -121,7 +121,7 @@ def _staging(job: Job, part_bytes: Mapping[str, int]) -> int:
         stored[m].tokens * encoder.width * width if m in stored else _raw_bytes(encoder)
         for m, encoder in job.model.encoders.items()
     )
-    return max(copies + _in_hand(job, part_bytes), job.hyper.batch_size * rows, _filling(job, part_bytes))
+    return max(copies + _in_hand(job, part_bytes), job.hyper.batch_size * rows, _cache_fill_peak(job, part_bytes))
 
 
 def _raw_bytes(encoder: EncoderSpec) -> int:
@@ -129,7 +129,7 @@ def _raw_bytes(encoder: EncoderSpec) -> int:
     return prod(encoder.input_shape) * (8 if encoder.kind == "text" else 4)
 
 
-def _filling(job: Job, part_bytes: Mapping[str, int]) -> int:
+def _cache_fill_peak(job: Job, part_bytes: Mapping[str, int]) -> int:
     """The most that filling a store takes of the process: a frozen part as read, or some samples, in or out of it.
 
     Inside a prefix all tokens are stored, at its end those that are read later.
@@ -185,14 +185,14 @@ def _beside(down: Sequence[str], trained: int, part_bytes: Mapping[str, int], tr
 
 
 def first_figures(
-    job: Job, before: Stage | None, cost: Cost, filling: Mapping[str, float], candidate: Candidate
+    job: Job, before: Stage | None, cost: Cost, cache_fill_flops: Mapping[str, float], candidate: Candidate
 ) -> Figures:
     """The figures of a stage's first round: what ``before`` has not stored yet is computed."""
-    if not filling:
+    if not cache_fill_flops:
         return {}
     known = prefixes(msgspec.structs.replace(job, stage=before)) if before is not None else {}
     there = {part for prefix in known.values() for part in prefix.parts}
-    more = sum(flops for part, flops in filling.items() if part not in there)
+    more = sum(flops for part, flops in cache_fill_flops.items() if part not in there)
     return figures_of(filled(cost, more, candidate))
 
 

@@ -229,9 +229,9 @@ def _priced(
     found: list[StagePrice] = []
     stored: set[str] = set()
     for stage in stages:
-        price, filling = _price(plan, schedule, stages, stage, hyper, samples, part_bytes, pricer)
-        fresh = sum(flops for part, flops in filling.items() if part not in stored)
-        stored |= set(filling) if stage.rounds else set()
+        price, cache_fill_flops = _price(plan, schedule, stages, stage, hyper, samples, part_bytes, pricer)
+        fresh = sum(flops for part, flops in cache_fill_flops.items() if part not in stored)
+        stored |= set(cache_fill_flops) if stage.rounds else set()
         found.append(msgspec.structs.replace(price, filling_flops=fresh))
     return found
 
@@ -267,7 +267,7 @@ def _price(
         batch_size=hyper.batch_size,
         memory=dict(priced.memory),
     )
-    return price, priced.filling
+    return price, priced.cache_fill_flops
 
 
 def _candidate(profile: DeviceProfile, share: Share, plan: RunPlan, base: int) -> Candidate:

@@ -45,7 +45,7 @@ def held_out(hyper: Hyper, usable: int) -> int:
     return max(0, min(int(hyper.holdout * usable), usable - hyper.batch_size))
 
 
-def completed(slots: Slots, samples: Mapping[str, int], encoders: Mapping[str, EncoderSpec]) -> dict[str, int]:
+def after_completion(slots: Slots, samples: Mapping[str, int], encoders: Mapping[str, EncoderSpec]) -> dict[str, int]:
     """``samples`` (modality -> how many have it, "" -> all) with those that the recipe's generator will make.
 
     A pretrained generator makes its one kind of modality from its other; ``nearest`` makes what a local sample has

@@ -20,7 +20,7 @@ from edgefl.models.staged import StagedModel, build
 from edgefl.plan.frozen_prefix import built_parts, prefixes, together_in, with_cache
 from edgefl.plan.job import Job
 from edgefl.plan.schedule import is_closing
-from edgefl.plan.usable_samples import clusters_apart, complete_only, completed, held_out, usable_samples
+from edgefl.plan.usable_samples import after_completion, clusters_apart, complete_only, held_out, usable_samples
 from edgefl.pricing.overhead import Beside, Share, patterns_of
 from edgefl.prototypes.table import FUSED
 from edgefl.prototypes.torch_mask import Table
@@ -68,7 +68,7 @@ class Pricer:
 
         The peak is that of a batch in which nothing is absent, which any batch may be; FLOPs are those of the mean one.
         """
-        raw, samples = samples, completed(job.slots, samples, job.model.encoders)
+        raw, samples = samples, after_completion(job.slots, samples, job.model.encoders)
         modalities, size = list(job.model.encoders), job.hyper.batch_size
         total = usable_samples(job.slots, samples, modalities)
         whole = msgspec.structs.replace(job.slots, missing={})  # what is apart is drawn before any is left out

@@ -53,7 +53,7 @@ class RoundResult:
 
     ``parts``: what is sent, "prototypes" and "signature" among it; ``kept``: what stays for the next round;
     ``samples[part]``: samples the part was trained on; ``complete``, ``poverty``, ``poverty_change``: as in an update;
-    ``flops``: counted, ``filling`` of them for the frozen prefix of every sample.
+    ``flops``: counted, ``cache_fill_flops`` of them for the frozen prefix of every sample.
     """
 
     parts: dict[str, Tensors]
@@ -65,7 +65,7 @@ class RoundResult:
     complete: bool = True
     poverty: int = -1
     poverty_change: float = 0.0
-    filling: float = 0.0
+    cache_fill_flops: float = 0.0
 
 
 @dataclass
@@ -117,9 +117,9 @@ def train_round(
         raise too_few(job, dataset, len(usable))
     holdout = dataset.subset([]) if holdout is None else holdout
     cache = cache or PrefixCache(Path(tempfile.gettempdir()))
-    dataset, filling = cache.encoded(job, dataset, parts, names, device, counts)
+    dataset, cache_fill_flops = cache.encoded(job, dataset, parts, names, device, counts)
     holdout, more = cache.encoded(job, holdout, parts, names, device, counts)
-    filling += more
+    cache_fill_flops += more
     model = _load(job, parts, kept, device)
     statistics = partial(counted_statistics, job, model, dataset, usable, counts)
     taking = statistics()
@@ -131,7 +131,7 @@ def train_round(
     pseudo_labels, marking = pseudo_labels_of(job, model, auxiliary, dataset, rng, counts)
     meter = PovertyMeter() if "poverty" in job.slots.repair else None
     tally = _Tally(kind_of_step(job, with_tables=bool(auxiliary.tables)), counts, meter)
-    tally.flops = filling + taking + spent + more + marking
+    tally.flops = cache_fill_flops + taking + spent + more + marking
     _train(job, model, dataset, usable, auxiliary, pseudo_labels, tally, device, rng, steps, on_progress)
     model.zero_grad(set_to_none=True)
     after, spent = trial(job, model, holdout, parts, "trained", counts)
@@ -149,7 +149,7 @@ def train_round(
         complete=meter.complete if meter is not None else all(dataset.has(m).all() for m in job.model.encoders),
         poverty=_poverty(meter, sending),
         poverty_change=meter.change if meter is not None else 0.0,
-        filling=filling,
+        cache_fill_flops=cache_fill_flops,
     )
 
 

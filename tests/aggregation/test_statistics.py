@@ -278,7 +278,7 @@ def priced(made: Job, data: Dataset) -> tuple[float, float]:
     first = train_round(made, own, parts_of(made), holdout=holdout)
     second = train_round(made, own, parts_of(made), holdout=holdout, kept=first.kept)
     found = Pricer()(made, data.samples())
-    return found.flops + sum(found.filling.values()), second.flops
+    return found.flops + sum(found.cache_fill_flops.values()), second.flops
 
 
 @pytest.mark.parametrize(

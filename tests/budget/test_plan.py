@@ -74,8 +74,10 @@ def test_a_smaller_micro_batch_is_not_tried_against_a_limit_it_can_not_help():
 def stored(job: Job, samples) -> Priced:
     """As ``price``, with 60 less where the prefix is stored and 50 FLOPs to fill each part."""
     plain = price(job, samples)
-    filling = {part: 50.0 for prefix in prefixes(job).values() for part in prefix.parts}
-    return Priced(plain.peak - 60 * bool(filling), plain.flops - 500 * bool(filling), filling)
+    cache_fill_flops = {part: 50.0 for prefix in prefixes(job).values() for part in prefix.parts}
+    return Priced(
+        plain.peak - 60 * bool(cache_fill_flops), plain.flops - 500 * bool(cache_fill_flops), cache_fill_flops
+    )
 
 
 def put_stored(stage: Stage, device: Candidate, before: Stage | None = None):
@@ -108,7 +110,7 @@ def test_filling_that_does_not_fit_is_left_away():
     third = SCHEDULES["layerwise"](MODEL, [1, 1, 1], "auto")[-1]
 
     def price_(job: Job, samples) -> Priced:
-        return stored(job, samples)._replace(filling_peak=400 if prefixes(job) else 0)
+        return stored(job, samples)._replace(cache_fill_peak=400 if prefixes(job) else 0)
 
     def put_(memory: int):
         hyper, device = Hyper(batch_size=8, cache="f16"), candidate(Budget(step_memory_bytes=memory))

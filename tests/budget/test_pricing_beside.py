@@ -19,7 +19,7 @@ from edgefl.models.spec import EncoderSpec, JointSpec, ModelSpec
 from edgefl.models.staged import build
 from edgefl.plan.job import Candidate, Hyper, Job, Slots
 from edgefl.plan.schedule import SCHEDULES, restrict, with_closing
-from edgefl.plan.usable_samples import completed, held_out
+from edgefl.plan.usable_samples import after_completion, held_out
 from edgefl.pricing.overhead import Share, patterns_of
 from edgefl.pricing.round_price import Pricer, price_step
 from edgefl.prototypes.table import ClassMeans, to_tensors
@@ -169,7 +169,7 @@ def test_what_nearest_completes_is_priced_as_there():
     data = dataset(24, {"b": list(range(12))})
     done = complete(data, made.model.encoders, nearest(data)).dataset
     assert Pricer()(made, data.samples())[1] == pytest.approx(ran(made, data), rel=0.05)  # which are apart is drawn
-    assert completed(made.slots, data.samples(), made.model.encoders) == done.samples()
+    assert after_completion(made.slots, data.samples(), made.model.encoders) == done.samples()
 
 
 VISION, TEXT = EncoderSpec(kind="vision"), EncoderSpec(kind="text")
@@ -189,8 +189,8 @@ VISION, TEXT = EncoderSpec(kind="vision"), EncoderSpec(kind="text")
 )
 def test_what_a_generator_will_make(generator, samples, expected):
     slots = Slots(missing={"completion": {"generator": generator}})
-    assert completed(slots, samples, {"p": VISION, "t": TEXT}) == expected
-    assert completed(Slots(missing={"zero": {}}), samples, {"p": VISION, "t": TEXT}) == samples
+    assert after_completion(slots, samples, {"p": VISION, "t": TEXT}) == expected
+    assert after_completion(Slots(missing={"zero": {}}), samples, {"p": VISION, "t": TEXT}) == samples
 
 
 def test_a_device_trains_the_parts_of_what_its_generator_makes():

@@ -59,6 +59,6 @@ def test_a_round_with_every_norm_costs_what_was_predicted(norm: Norm, schedule: 
     holdout, own = data.subset(range(6)), data.subset(range(6, 24))
     result = train_round(made, own, parts_of(made), holdout=holdout)
     priced = Pricer()(made, data.samples())
-    assert result.flops == priced.flops + sum(priced.filling.values())
+    assert result.flops == priced.flops + sum(priced.cache_fill_flops.values())
     heads = {name for part, tensors in result.parts.items() if part.startswith("head/") for name in tensors}
     assert any("running" in name for name in heads) == (norm == "batch")

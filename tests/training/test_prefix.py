@@ -179,7 +179,7 @@ def test_values_beyond_f16_are_an_error_with_the_part(tmp_path: Path) -> None:
 def test_the_price_is_that_of_the_cached_step(tmp_path: Path) -> None:
     made = last_stage()
     plain_peak, plain, *_ = Pricer()(made, dataset(24).samples())
-    peak, flops, filling, *_ = Pricer()(with_cache(made, "f16"), dataset(24).samples())
+    peak, flops, cache_fill_flops, *_ = Pricer()(with_cache(made, "f16"), dataset(24).samples())
     assert peak < plain_peak
     counts, cache, data = FlopCounts(), PrefixCache(tmp_path), dataset(24)
     ran = [
@@ -187,7 +187,7 @@ def test_the_price_is_that_of_the_cached_step(tmp_path: Path) -> None:
         for _ in range(2)
     ]
     assert ran[1] == pytest.approx(flops, rel=1e-6)
-    assert ran[0] == pytest.approx(flops + sum(filling.values()), rel=1e-6)
+    assert ran[0] == pytest.approx(flops + sum(cache_fill_flops.values()), rel=1e-6)
     assert flops < plain
 
 
