@@ -1,4 +1,4 @@
-"""What a round costs beside its training steps, priced on the meta device: trials, prototypes, small networks.
+"""FLOPs of a round outside its steps, on the meta device: local evaluation, prototypes, matcher networks.
 
 Each of these runs the model over samples without a graph, so its FLOPs are a sum over samples; a sample's depend on
 which modalities it has (its pattern) and on how far through the model it goes.
@@ -74,8 +74,8 @@ def patterns_of(shares: Mapping[str, float]) -> dict[Pattern, float]:
     return {pattern: part for pattern, part in found.items() if part > 0}
 
 
-class Beside:
-    """Prices what is beside the steps, and remembers what it traced."""
+class Overhead:
+    """Prices what is outside the steps, and remembers what it traced."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[bytes, Pattern, str], float] = {}
@@ -83,14 +83,14 @@ class Beside:
     def __call__(self, job: Job, share: Share) -> float:
         """FLOPs of a round from the second on, when there is something received and something kept.
 
-        The closing round has small networks, and no trials or prototypes.
+        The closing round has small networks, and no local evaluation or prototypes.
         """
         made = self._statistics(job, share)
         if is_closing(job.stage):
             return made + self._matchers(job, share)
-        return made + self._trials(job, share) + self._prototypes(job, share)
+        return made + self._local_evaluations(job, share) + self._prototypes(job, share)
 
-    def _trials(self, job: Job, share: Share) -> float:
+    def _local_evaluations(self, job: Job, share: Share) -> float:
         """The model as received and as trained on the samples apart and, where poverty is mended, the personal one."""
         if not share.holdout:
             return 0.0
@@ -193,7 +193,7 @@ def _run(model: StagedModel, job: Job, pattern: Pattern, through: Through) -> No
     absent = torch.empty((_ROWS, job.model.head.out), device="meta")
     has = {m: torch.full((_ROWS,), m in pattern, device="meta") for m in encoders}
     filled = {m: projected.get(m, absent) for m in encoders}
-    if through == "classify" and "reconstruction" in job.slots.missing:  # a trial makes them, as the steps do
+    if through == "classify" and "reconstruction" in job.slots.missing:  # local evaluation makes them, as the steps do
         at_hand = AtHand(projected, {m: has[m] for m in pattern}, {}, None, {}, model)
         filled |= {m: reconstruction(m, at_hand) for m in encoders if m not in pattern}
     fused = model.fuse(filled, has, states or None)

@@ -21,7 +21,7 @@ from edgefl.plan.frozen_prefix import built_parts, prefixes, together_in, with_c
 from edgefl.plan.job import Job
 from edgefl.plan.schedule import is_closing
 from edgefl.plan.usable_samples import after_completion, clusters_apart, complete_only, held_out, usable_samples
-from edgefl.pricing.overhead import Beside, Share, patterns_of
+from edgefl.pricing.overhead import Overhead, Share, patterns_of
 from edgefl.prototypes.table import FUSED
 from edgefl.prototypes.torch_mask import Table
 from edgefl.resources.flops import FlopCounter
@@ -60,7 +60,7 @@ class Pricer:
     def __init__(self) -> None:
         self._largest: dict[tuple[object, ...], StepPrice] = {}
         self._steps = FlopCounts()
-        self._beside = Beside()
+        self._overhead = Overhead()
         self._stores: dict[tuple[bytes, str], tuple[int, float]] = {}
 
     def __call__(self, job: Job, samples: Mapping[str, int]) -> Priced:
@@ -83,10 +83,12 @@ class Pricer:
             self._trace(job, dict.fromkeys(own, size))
             step = self._trace(job, {m: max(LEAST_ROWS, round(size * share[m])) for m in own})
         seen = {m: min(1.0, raw.get(m, 0) / max(1, judged)) for m in own}
-        beside = self._beside(job, Share(samples.get("", 0), trained, holdout, patterns_of(share), patterns_of(seen)))
+        overhead = self._overhead(
+            job, Share(samples.get("", 0), trained, holdout, patterns_of(share), patterns_of(seen))
+        )
         if is_closing(job.stage):
             held = price_closing(job, {m: round(samples.get("", 0) * share[m]) for m in own})
-            return Priced(held.peak, beside, {}, 0, held.memory, beside / max(1, samples.get("", 0)))
+            return Priced(held.peak, overhead, {}, 0, held.memory, overhead / max(1, samples.get("", 0)))
         stores = {
             part: (peak, samples.get(m, 0) * by_row)
             for m, prefix in prefixes(job).items()
@@ -96,7 +98,7 @@ class Pricer:
         largest = self._largest[_kind_of_peak(job)]
         return Priced(
             largest.peak,
-            steps * step + beside,
+            steps * step + overhead,
             {part: flops for part, (_, flops) in stores.items()},
             max((peak for peak, _ in stores.values()), default=0),
             largest.memory,
@@ -194,7 +196,7 @@ def price_step(job: Job, rows: Mapping[str, int]) -> StepPrice:
 def price_closing(job: Job, samples: Mapping[str, int]) -> StepPrice:
     """The closing round on ``samples[m]`` of modality m: the model without a graph, then one small network at a time.
 
-    All projections are held meanwhile. The FLOPs are ``Beside``'s.
+    All projections are held meanwhile. The FLOPs are ``Overhead``'s.
     """
     own = [m for m in samples if f"match/{m}" in job.stage.trained]
     width = job.model.head.out

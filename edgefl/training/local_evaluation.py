@@ -20,7 +20,7 @@ from edgefl.training.scoring import matching
 Tensors = Mapping[str, np.ndarray]
 
 
-def personal_trial(
+def personal_evaluation(
     job: Job,
     model: StagedModel,
     holdout: Dataset,
@@ -45,13 +45,13 @@ def personal_trial(
     for part in own:
         load_part(model, part, {**kept[part], **better.get(part, {})})
     taking = statistics()
-    found, flops = trial(job, model, holdout, parts, "personal", counts)
+    found, flops = local_evaluation(job, model, holdout, parts, "personal", counts)
     for part, tensors in before.items():
         load_part(model, part, tensors)
     return found, taking + flops
 
 
-def trial(
+def local_evaluation(
     job: Job, model: StagedModel, holdout: Dataset, parts: Mapping[str, Tensors], prefix: str, counts: FlopCounts
 ) -> tuple[dict[str, float], float]:
     """Metrics "<prefix>_<name>" and the FLOPs they took; "<prefix>_score" is what returns are made of: accuracy, or
@@ -69,7 +69,7 @@ def trial(
     own = [m for m in job.model.encoders if f"head/{m}" in job.stage.present]
     matcher, _ = matching(job.model, parts, job.slots, {})
     mask = "prototype" if tables else "reconstruction" if "reconstruction" in job.slots.missing else "zero"
-    kind = b"trial" + kind_of_step(job, with_tables=bool(tables)) + b"".join(sorted(task.encode() for task in tasks))
+    kind = "+".join(("evaluation", *sorted(tasks))).encode() + kind_of_step(job, with_tables=bool(tables))
     rows = {m: int(holdout.has(m).sum()) for m in own}
     complete = int(np.logical_and.reduce([holdout.has(m) for m in own]).sum())
     known = int((holdout.labels >= 0).sum()) if labelled and holdout.labels is not None else 0

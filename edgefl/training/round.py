@@ -35,7 +35,7 @@ from edgefl.training.closing_round import match_parts
 from edgefl.training.flop_cache import FlopCounts, kind_of_step, linear_in
 from edgefl.training.forward import Auxiliary
 from edgefl.training.holdout import too_few, usable_rows
-from edgefl.training.local_evaluation import personal_trial, trial
+from edgefl.training.local_evaluation import local_evaluation, personal_evaluation
 from edgefl.training.local_prototypes import local_tables
 from edgefl.training.norm_statistics import counted_statistics
 from edgefl.training.optimizers import Optimizer
@@ -123,8 +123,8 @@ def train_round(
     model = _load(job, parts, kept, device)
     statistics = partial(counted_statistics, job, model, dataset, usable, counts)
     taking = statistics()
-    metrics, spent = trial(job, model, holdout, parts, "received", counts)
-    personal_metrics, more = personal_trial(job, model, holdout, parts, kept, counts, statistics)
+    metrics, spent = local_evaluation(job, model, holdout, parts, "received", counts)
+    personal_metrics, more = personal_evaluation(job, model, holdout, parts, kept, counts, statistics)
     prepare(model, job.stage.trained, checkpoint=job.hyper.checkpoint)
     auxiliary = auxiliary_of(job, model, parts, kept, device)
     taking += statistics(auxiliary.teachers)
@@ -134,7 +134,7 @@ def train_round(
     tally.flops = cache_fill_flops + taking + spent + more + marking
     _train(job, model, dataset, usable, auxiliary, pseudo_labels, tally, device, rng, steps, on_progress)
     model.zero_grad(set_to_none=True)
-    after, spent = trial(job, model, holdout, parts, "trained", counts)
+    after, spent = local_evaluation(job, model, holdout, parts, "trained", counts)
     tally.flops += spent
     sending, samples = _outcome(job, model, auxiliary, dataset, usable, tally, device, rng)
     mine = job.stage.trained if meter is not None else kept_parts(job)  # with poverty, a personal model stays here

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from memory_fleet import SHAPES, plan_of, run_fleet, share, state_of
-from test_pricing_beside import MODELS, whole
+from test_pricing_overhead import MODELS, whole
 from training_fixture import CROSS_ENTROPY, dataset, job, model_spec, parts_of
 
 from coordinator.runtime.evaluator import Evaluator

@@ -22,7 +22,7 @@ from edgefl.models.spec import HeadSpec, ModelSpec
 from edgefl.models.staged import build
 from edgefl.plan.job import Hyper, Job, Slots
 from edgefl.plan.schedule import SCHEDULES, shallower
-from edgefl.pricing.overhead import Beside, Share, patterns_of
+from edgefl.pricing.overhead import Overhead, Share, patterns_of
 from edgefl.pricing.round_price import Pricer, price_step
 from edgefl.prototypes.torch_mask import Table
 from edgefl.resources.flops import FlopCounter
@@ -199,7 +199,7 @@ def test_prices_of_a_fleet_follow_from_a_few_traces_exactly(missing, monkeypatch
     assert len(traced) == 4  # complete; then one incomplete and one more a modality
     for (a, b), (peak, flops, *_) in zip(shares, found, strict=True):
         step = price_step(made, {"a": a // 5, "b": b // 5})[1]
-        after = Beside()(made, Share(100, 100, 0, patterns_of({"a": a / 100, "b": b / 100}), {}))
+        after = Overhead()(made, Share(100, 100, 0, patterns_of({"a": a / 100, "b": b / 100}), {}))
         assert flops == 5 * step + after
         assert peak == found[0][0]
     after = found[0][1] - 5 * price_step(made, {"a": 20, "b": 20})[1]

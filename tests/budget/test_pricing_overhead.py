@@ -1,4 +1,4 @@
-"""What a round costs beside its steps, against what really runs: trials, prototypes, small networks, completion."""
+"""FLOPs of a round outside its steps, against what runs: local evaluation, prototypes, networks, completion."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ MODELS = {
 
 
 def test_half_of_the_rounds_cost_by_hand():
-    # 24 samples, a quarter apart: 6, twice tried; 18 are 3 steps of 6. A trial is no step.
+    # 24 samples, a quarter apart: 6, twice tested on; 18 are 3 steps of 6. An evaluation is no step.
     made = whole(changed(), holdout=0.25)
     step = price_step(made, {"a": 6, "b": 6})[1]
     flops = Pricer()(made, dict.fromkeys(("", "a", "b"), 24))[1]
@@ -83,7 +83,7 @@ def test_samples_held_out_are_tried_and_not_trained_on(name):
 
 
 @pytest.mark.parametrize("name", ["concat", "multiway"])
-def test_the_trial_of_samples_that_lack_a_modality(name):
+def test_the_evaluation_of_samples_that_lack_a_modality(name):
     made = whole(MODELS[name], holdout=0.5, batch_size=3)
     alone = dataset(24, {"b": list(range(24))})
     here = msgspec.structs.replace(made, stage=restrict(made.stage, ["a"]))
