@@ -19,7 +19,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-PACKAGES = ("edgefl", "coordinator", "device_agent")
+from benchmarks.common.tree_facts import PACKAGES
+
 METHODS = "edgefl/methods/"
 #: Role -> the names registered for it.
 Roles = Mapping[str, frozenset[str]]

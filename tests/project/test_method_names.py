@@ -9,7 +9,7 @@ import pytest
 import shrinking
 
 from benchmarks.common.method_names import ORDINARY, in_source, product_files, spellings
-from benchmarks.common.registered import registered
+from benchmarks.common.tree_facts import registered
 
 ROOT = Path(__file__).resolve().parents[2]
 KNOWN = Path(__file__).with_name("known_method_names.txt")

@@ -1,0 +1,34 @@
+"""What must be asked of a tree's own code: the methods registered for each role, and which module imports which.
+
+PYTHONPATH=TREE python benchmarks/common/tree_facts.py     # both, as JSON
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import json
+
+import grimp
+
+PACKAGES = ("edgefl", "coordinator", "device_agent")
+
+
+def registered() -> dict[str, frozenset[str]]:
+    """Role -> names: of the registry, or of the closed dictionary that trees before it have."""
+    if importlib.util.find_spec("edgefl.registry") is not None:
+        registry = importlib.import_module("edgefl.registry")
+        return {role: frozenset(registry.methods(role)) for role in registry.ROLES}
+    slots = importlib.import_module("edgefl.config.choices").SLOTS
+    return {role: frozenset(choices) for role, (_, choices) in slots.items()}
+
+
+def imports() -> dict[str, frozenset[str]]:
+    """Module -> product modules that it imports anywhere, in functions and for type checks too."""
+    graph = grimp.build_graph(*PACKAGES, cache_dir=None)
+    return {module: frozenset(graph.find_modules_directly_imported_by(module)) for module in graph.modules}
+
+
+if __name__ == "__main__":
+    roles = {role: sorted(names) for role, names in registered().items()}
+    print(json.dumps({"roles": roles, "imports": {module: sorted(others) for module, others in imports().items()}}))
