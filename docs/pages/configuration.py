@@ -9,9 +9,9 @@ from typing import Any
 from edgefl.config.load import profiles_folder, shipped
 from edgefl.config.recipe import RecipeConfig
 from edgefl.config.schema import DeviceProfile, RunConfig
-from edgefl.config.slots import PLURAL, SLOTS
 from edgefl.config.yaml_files import MAX_FILE_BYTES
 from edgefl.models.sizes import SIZES
+from edgefl.registry import ROLES, methods
 from pages.data import data_section
 from pages.fields import as_yaml, model_section
 from pages.markdown import GENERATED, table
@@ -54,13 +54,15 @@ def configuration() -> Iterator[str]:
 
 def _slots() -> Iterator[str]:
     yield "## Slots\n"
-    yield SLOT_TEXT.format(plural=", ".join(f"`{role}`" for role in PLURAL))
-    for role, (meaning, choices) in SLOTS.items():
-        yield f"### `{role}`: {meaning}\n"
+    yield SLOT_TEXT.format(plural=", ".join(f"`{role}`" for role, one in ROLES.items() if one.plural))
+    for role, one in ROLES.items():
+        yield f"### `{role}`: {one.decides}\n"
         rows = []
-        for choice, (told, options) in choices.items():
-            lines = [f"`{name}` = {option.default}: {option.doc}" + _range(option) for name, option in options.items()]
-            rows.append((f"`{choice}`", told, "<br>".join(lines) or "none"))
+        for choice, method in methods(role).items():
+            lines = [
+                f"`{name}` = {option.default}: {option.doc}" + _range(option) for name, option in method.fields.items()
+            ]
+            rows.append((f"`{choice}`", method.summary, "<br>".join(lines) or "none"))
         yield from table(("choice", "what it does", "options"), rows)
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from edgefl.config.slots import SLOTS
 from edgefl.config.yaml_files import Values
+from edgefl.registry import ROLES
 from pages.markdown import table
 
 
@@ -63,7 +63,7 @@ def _type(schema: dict[str, Any], field: dict[str, Any], name: str = "") -> str:
         return ", ".join(f"`{choice}`" for choice in node.get("enum", [node.get("const")]))
     if "properties" in node:
         return "fields below"
-    if name in SLOTS:
+    if name in ROLES:
         return "a slot"
     if node.get("type") == "array":
         return f"list of {_type(schema, node['items'])}"

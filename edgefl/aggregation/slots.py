@@ -11,12 +11,12 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from edgefl.aggregation import mean as combine
-from edgefl.config.choices import SLOTS
 from edgefl.errors import ConfigError, Problem
 from edgefl.methods.cluster import clustering as cluster
 from edgefl.methods.optimise import fedopt as optimise
 from edgefl.methods.prototypes import complete as completion
 from edgefl.methods.select import selection as select
+from edgefl.registry import method
 
 #: What a recipe says for the server: role -> {method: options}.
 Recipe = Mapping[str, Mapping[str, Mapping[str, float | str]]]
@@ -95,7 +95,7 @@ def choose(role: str, recipe: Recipe) -> Choice:
     methods = ROLES[role]
     if name not in methods:
         raise ConfigError("recipe", [Problem(role, f"unknown method '{name}'; choose one of: {', '.join(methods)}")])
-    known = SLOTS[role][1][name][1]
+    known = method(role, name).fields
     unknown = sorted(set(options or {}) - set(known))
     if unknown:
         names = ", ".join(known) or "no options"

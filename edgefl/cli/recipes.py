@@ -18,7 +18,6 @@ def command(
 
     Example: edgefl recipes show pmcmfl
     """
-    from edgefl.config.choices import SLOTS
     from edgefl.config.load import load_recipe, shipped
     from edgefl.report.recipe_grids import recipe_list, recipe_slots
 
@@ -32,4 +31,4 @@ def command(
 
     from edgefl.report.terminal import print_grid
 
-    print_grid(recipe_slots(recipes[0], SLOTS) if name else recipe_list(recipes), Console())
+    print_grid(recipe_slots(recipes[0]) if name else recipe_list(recipes), Console())

@@ -9,13 +9,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from edgefl.config.conflicts import headless, late_conflicts
 from edgefl.config.paths import beside
 from edgefl.config.recipe import RecipeConfig
 from edgefl.config.schema import DeviceProfile, FleetDevice, RunConfig
-from edgefl.config.slots import parse_slot, valid_names
+from edgefl.config.slots import headless, late_conflicts, parse_slot, valid_names
 from edgefl.config.yaml_files import Lines, override, read_yaml, validate
 from edgefl.errors import ConfigError, Problem
+from edgefl.registry import ROLES
 
 
 def profiles_folder() -> Path:
@@ -89,7 +89,7 @@ def load_run(name: str, overrides: Sequence[str] = ()) -> tuple[RunConfig, Recip
 
 def _together(config: RunConfig, recipe: RecipeConfig, lines: Lines) -> list[Problem]:
     """Conflicts of the recipe with the run file's own settings."""
-    slots, asynchronous = recipe.model_dump(), config.rounds == "async"
+    slots, asynchronous = {role: getattr(recipe, role) for role in ROLES}, config.rounds == "async"
     late = asynchronous or config.round.late == "keep"
     found = late_conflicts(slots, asynchronous=asynchronous) if late else []
     found += headless(slots) if config.model.head.kind == "none" else []

@@ -7,11 +7,11 @@ from typing import Any
 import pydantic
 from pydantic import Field
 
-from edgefl.config.conflicts import conflicts
 from edgefl.config.fields import Name
-from edgefl.config.slots import SLOTS, parse_slot
+from edgefl.config.slots import conflicts, parse_slot
 from edgefl.config.yaml_files import Values
 from edgefl.errors import Problem
+from edgefl.registry import ROLES
 
 Slot = dict[str, dict[str, float | str]]
 
@@ -24,9 +24,14 @@ def _parse_given(value: Any, info: pydantic.ValidationInfo) -> Any:
     return None if value is None else _parse(value, info)  # a run file as resolved names every slot
 
 
-def _slot(role: str, choice: str) -> Any:
-    """A recipe's slot, filled with ``choice`` and its options' defaults."""
-    return Field(parse_slot(role, choice), description=SLOTS[role][0])
+def _slot(role: str) -> Any:
+    """A recipe's slot, filled with the role's default."""
+    return Field(parse_slot(role, ROLES[role].default), description=ROLES[role].decides)
+
+
+def _given(role: str) -> Any:
+    """A run file's slot, which may be left out."""
+    return Field(None, description=ROLES[role].decides)
 
 
 class RecipeConfig(Values):
@@ -35,40 +40,40 @@ class RecipeConfig(Values):
     name: Name = Field(description="the recipe's name")
     source: str = Field("", description="paper or page that describes the method")
     summary: str = Field("", description="one sentence: what it does")
-    schedule: Slot = _slot("schedule", "end_to_end")
-    sharing: Slot = _slot("sharing", "separate")
-    fusion: Slot = _slot("fusion", "concat")
-    cluster: Slot = _slot("cluster", "none")
-    select: Slot = _slot("select", "all")
-    missing: Slot = _slot("missing", "zero")
-    prototypes: Slot = _slot("prototypes", "none")
-    objective: Slot = _slot("objective", "cross_entropy")
-    repair: Slot = _slot("repair", "none")
-    weight: Slot = _slot("weight", "samples")
-    combine: Slot = _slot("combine", "mean")
-    optimise: Slot = _slot("optimise", "plain")
+    schedule: Slot = _slot("schedule")
+    sharing: Slot = _slot("sharing")
+    fusion: Slot = _slot("fusion")
+    cluster: Slot = _slot("cluster")
+    select: Slot = _slot("select")
+    missing: Slot = _slot("missing")
+    prototypes: Slot = _slot("prototypes")
+    objective: Slot = _slot("objective")
+    repair: Slot = _slot("repair")
+    weight: Slot = _slot("weight")
+    combine: Slot = _slot("combine")
+    optimise: Slot = _slot("optimise")
 
-    _slots = pydantic.field_validator(*SLOTS, mode="before")(_parse)
+    _slots = pydantic.field_validator(*ROLES, mode="before")(_parse)
 
     def conflicts(self) -> list[Problem]:
         """Slots that need, or exclude, one another."""
-        return conflicts({role: getattr(self, role) for role in SLOTS})
+        return conflicts({role: getattr(self, role) for role in ROLES})
 
 
 class SlotsConfig(Values):
     """Slots that differ from the recipe's; each as in a recipe file."""
 
-    schedule: Slot | None = Field(None, description=SLOTS["schedule"][0])
-    sharing: Slot | None = Field(None, description=SLOTS["sharing"][0])
-    fusion: Slot | None = Field(None, description=SLOTS["fusion"][0])
-    cluster: Slot | None = Field(None, description=SLOTS["cluster"][0])
-    select: Slot | None = Field(None, description=SLOTS["select"][0])
-    missing: Slot | None = Field(None, description=SLOTS["missing"][0])
-    prototypes: Slot | None = Field(None, description=SLOTS["prototypes"][0])
-    objective: Slot | None = Field(None, description=SLOTS["objective"][0])
-    repair: Slot | None = Field(None, description=SLOTS["repair"][0])
-    weight: Slot | None = Field(None, description=SLOTS["weight"][0])
-    combine: Slot | None = Field(None, description=SLOTS["combine"][0])
-    optimise: Slot | None = Field(None, description=SLOTS["optimise"][0])
+    schedule: Slot | None = _given("schedule")
+    sharing: Slot | None = _given("sharing")
+    fusion: Slot | None = _given("fusion")
+    cluster: Slot | None = _given("cluster")
+    select: Slot | None = _given("select")
+    missing: Slot | None = _given("missing")
+    prototypes: Slot | None = _given("prototypes")
+    objective: Slot | None = _given("objective")
+    repair: Slot | None = _given("repair")
+    weight: Slot | None = _given("weight")
+    combine: Slot | None = _given("combine")
+    optimise: Slot | None = _given("optimise")
 
-    _slots = pydantic.field_validator(*SLOTS, mode="before")(_parse_given)
+    _slots = pydantic.field_validator(*ROLES, mode="before")(_parse_given)

@@ -1,4 +1,4 @@
-"""Reading what a recipe puts in a slot: ``edgefl.config.choices`` is what there is."""
+"""Reading what a recipe puts into a slot, and the rules between slots (``edgefl.registry`` has the methods)."""
 
 from __future__ import annotations
 
@@ -8,12 +8,8 @@ import math
 import sys
 from typing import Any
 
-from edgefl.config.choices import SLOTS, Option
-
-__all__ = ["PLURAL", "SLOTS", "Option", "parse_slot", "valid_names"]
-
-#: Roles that may hold several choices at once.
-PLURAL = ("objective",)
+from edgefl.errors import Problem
+from edgefl.registry import ROLES, Option, Recipe, chosen, method, methods
 
 
 def parse_slot(role: str, value: Any) -> dict[str, dict[str, float | str]]:
@@ -21,29 +17,30 @@ def parse_slot(role: str, value: Any) -> dict[str, dict[str, float | str]]:
 
     Raises ValueError naming the valid choices.
     """
-    choices = SLOTS[role][1]
+    plural = ROLES[role].plural
     if isinstance(value, str):
         value = {value: {}}
-    if isinstance(value, list) and role in PLURAL:
+    if isinstance(value, list) and plural:
         value = {name: {} for name in value} if all(isinstance(name, str) for name in value) else value
     if not isinstance(value, dict) or not value or not all(isinstance(name, str) for name in value):
-        raise ValueError(f"give one of {', '.join(choices)}, alone or with options as {{choice: {{option: value}}}}")
-    if len(value) > 1 and role not in PLURAL:
+        names = ", ".join(methods(role))
+        raise ValueError(f"give one of {names}, alone or with options as {{choice: {{option: value}}}}")
+    if len(value) > 1 and not plural:
         raise ValueError(f"takes one choice, not {len(value)}: {', '.join(value)}")
     return {name: _options(role, name, {} if options is None else options) for name, options in value.items()}
 
 
 def _options(role: str, name: str, given: Any) -> dict[str, float | str]:
-    choices = SLOTS[role][1]
-    if name not in choices:
-        raise ValueError(f"unknown choice {name!r}; {valid_names(name, list(choices))}")
-    known = choices[name][1]
+    known = methods(role)
+    if name not in known:
+        raise ValueError(f"unknown choice {name!r}; {valid_names(name, list(known))}")
+    options = known[name].fields
     if not isinstance(given, dict):
         raise ValueError(f"the options of {name} are {{option: value}}, not {given!r}")
     for option in given:
-        if option not in known:
-            raise ValueError(f"{name} has no option {option!r}; {valid_names(str(option), list(known))}")
-    return {option: _value(f"{name}.{option}", spec, given.get(option, spec.default)) for option, spec in known.items()}
+        if option not in options:
+            raise ValueError(f"{name} has no option {option!r}; {valid_names(str(option), list(options))}")
+    return {key: _value(f"{name}.{key}", option, given.get(key, option.default)) for key, option in options.items()}
 
 
 def _value(name: str, spec: Option, value: Any) -> float | str:
@@ -73,3 +70,49 @@ def valid_names(wrong: str, names: list[str]) -> str:
     close = difflib.get_close_matches(wrong, names, n=1)
     hint = f"did you mean {close[0]!r}? " if close else ""
     return f"{hint}valid: {', '.join(names)}"
+
+
+def conflicts(recipe: Recipe) -> list[Problem]:
+    """Every rule that ``recipe`` (role -> {choice: options}) breaks, with the way out. What no rule names mixes."""
+    found = [problem for role in ROLES for one, _ in chosen(role, recipe[role]) for problem in one.conflicts(recipe)]
+    if not any(term.task for term, _ in chosen("objective", recipe["objective"])):
+        tasks = ", ".join(name for name, term in methods("objective").items() if term.task)
+        found.insert(0, Problem("objective", f"no term gives the model a task; add one of {tasks}"))
+    return found
+
+
+def headless(recipe: Recipe) -> list[Problem]:
+    """Choices of a recipe without a meaning for a model without projection heads (model.head.kind: none)."""
+    return [
+        Problem("model.head.kind", f"{one.headless}; set model.head.kind: mlp, or {_without(role)}")
+        for role in ROLES
+        for one, _ in chosen(role, recipe[role])
+        if one.headless
+    ]
+
+
+def _without(role: str) -> str:
+    return "leave the term out" if ROLES[role].plural else f"another slots.{role}"
+
+
+def late_conflicts(recipe: Recipe, *, asynchronous: bool) -> list[Problem]:
+    """Choices without a meaning for updates made from an earlier model (rounds: async, round.late: keep)."""
+    path, way_on = ("rounds", "lockstep") if asynchronous else ("round.late", "drop")
+    found = []
+    for role in ROLES:
+        draws = role == "select"
+        allowed = [
+            name
+            for name, one in methods(role).items()
+            if not one.per_round and not (draws and name != ROLES[role].default)
+        ]
+        for choice in recipe[role]:
+            if method(role, choice).per_round or (draws and asynchronous and choice not in allowed):
+                why = "chooses the devices of a round" if draws else "needs the devices of one round together"
+                text = f"{role}: {choice} {why}; set slots.{role} to {_or(allowed)}, or {path}: {way_on}"
+                found.append(Problem(path, text))
+    return found
+
+
+def _or(names: list[str]) -> str:
+    return " or ".join(filter(None, (", ".join(names[:-1]), names[-1])))

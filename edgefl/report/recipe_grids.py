@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from edgefl.registry import ROLES, method
 from edgefl.report.grid import Column, Grid, words
 
 #: What a recipe says of itself.
@@ -18,11 +19,8 @@ def recipe_list(recipes: Sequence[Recipe]) -> Grid:
     return Grid("Recipes", columns, rows, ("edgefl recipes show NAME explains a recipe slot by slot.",))
 
 
-def recipe_slots(recipe: Recipe, slots: Mapping[str, tuple[str, Mapping[str, tuple[str, Any]]]]) -> Grid:
-    """One recipe: what each slot decides, what fills it, what that does, its options.
-
-    ``slots``: role -> (what it decides, {choice: (what it does, options)}). Slots at rest are dimmed.
-    """
+def recipe_slots(recipe: Recipe) -> Grid:
+    """One recipe: what each slot decides, what fills it, what that does, its options. Slots at rest are dimmed."""
     columns = (
         Column("slot", key=True, text=True),
         Column("decides", text=True),
@@ -31,15 +29,15 @@ def recipe_slots(recipe: Recipe, slots: Mapping[str, tuple[str, Mapping[str, tup
         Column("options", text=True),
     )
     rows = []
-    for role, (decides, choices) in slots.items():
+    for role, (decides, default, *_) in ROLES.items():
         for i, (name, options) in enumerate(recipe[role].items()):
-            resting = name in {"none", "all", "plain", "samples", "mean", "separate", "concat"} and not options
+            resting = name == default and not options
             rows.append(
                 (
                     words("" if i else role),
                     words("" if i else decides),
                     words(name, tone="dim" if resting else ""),
-                    words(choices[name][0], tone="dim" if resting else ""),
+                    words(method(role, name).summary, tone="dim" if resting else ""),
                     words(", ".join(f"{option} {_plain(value)}" for option, value in options.items())),
                 )
             )

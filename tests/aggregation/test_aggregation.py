@@ -19,12 +19,12 @@ from edgefl.aggregation.mean import MisfitError, WeightedMean
 from edgefl.aggregation.round import aggregate_round
 from edgefl.aggregation.scope import shared
 from edgefl.aggregation.slots import DEFAULTS, ROLES, choose
-from edgefl.config.choices import SLOTS
 from edgefl.errors import ConfigError, ModelError, StoreError
 from edgefl.methods.select import selection as select
 from edgefl.protocol.tensors import decode_part, encode_part
 from edgefl.prototypes.table import ClassMeans, to_tensors
 from edgefl.records import ObjectRef
+from edgefl.registry import methods
 from edgefl.storage.objects import ObjectStore
 
 
@@ -283,7 +283,7 @@ def test_memory_does_not_grow_with_the_number_of_devices(tmp_path):
 
 
 def test_the_slots_are_the_ones_a_recipe_can_name():
-    assert {role: set(methods) for role, methods in ROLES.items()} == {role: set(SLOTS[role][1]) for role in ROLES}
+    assert {role: set(methods) for role, methods in ROLES.items()} == {role: set(methods(role)) for role in ROLES}
     assert set(DEFAULTS) == set(ROLES)
 
 
@@ -291,14 +291,14 @@ def test_the_slots_are_the_ones_a_recipe_can_name():
 def test_every_method_can_be_chosen_by_name(role, name):
     choice = choose(role, {role: {name: {}}})
     assert choice.name == name
-    assert choice.options == {option: spec.default for option, spec in SLOTS[role][1][name][1].items()}
+    assert choice.options == {option: spec.default for option, spec in methods(role)[name].fields.items()}
     assert callable(choice.method)
 
 
 @pytest.mark.parametrize(("role", "name"), [(role, name) for role in ROLES for name in ROLES[role]])
 def test_a_method_takes_its_options_with_the_defaults_they_are_documented_with(role, name):
     takes = inspect.signature(ROLES[role][name]).parameters
-    for option, spec in SLOTS[role][1][name][1].items():
+    for option, spec in methods(role)[name].fields.items():
         if option in takes and (role, name) != ("select", "random"):
             assert takes[option].default == spec.default, option
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from edgefl.aggregation.scope import is_shared, of_cluster, of_device, shared, view
-from edgefl.config.choices import WEIGHT
 from edgefl.plan.exchange import exchange_of, kept, private, sent
 from edgefl.plan.job import Job, Slots, Stage
 from edgefl.records import ObjectRef
+from edgefl.registry import methods
 
 TRAINED = ("a/stage2", "shared/stage2", "head/a", "fusion", "task")
 STAGE = Stage(index=2, depth=2, rounds=1, present=("a/embed", "a/stage1", *TRAINED), trained=TRAINED)
@@ -28,7 +28,7 @@ def test_what_goes_what_stays_and_what_goes_on_from_the_devices_own_copy(exchang
     assert kept(Job(stage=STAGE, slots=Slots(exchange=exchange))) == own
 
 
-@pytest.mark.parametrize("choice", WEIGHT)
+@pytest.mark.parametrize("choice", methods("weight"))
 def test_every_weight_says_what_travels(choice):
     expected = {"own": "nothing", "relationship": "mappings"}.get(choice, "all")
     assert exchange_of({choice: {}}) == expected

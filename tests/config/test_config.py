@@ -11,11 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgefl.config.load import budget_overrides, find, fleet_profile, load_device, load_recipe, load_run, shipped
-from edgefl.config.slots import SLOTS, parse_slot
+from edgefl.config.slots import parse_slot
 from edgefl.config.yaml_files import MAX_FIELDS, MAX_FILE_BYTES, override, parse_bytes, read_yaml
 from edgefl.errors import ConfigError
 from edgefl.plan.compile import compile_run
 from edgefl.records import RESERVED
+from edgefl.registry import ROLES, methods
 
 RUN = """\
 name: mine
@@ -102,7 +103,7 @@ def test_every_problem_of_a_file_is_told_at_once_with_path_line_and_choices(tmp_
         "fleet.2": 19,
     }
     told = {path: message for path, (_, message) in found.items()}
-    assert "did you mean 'prototype'? valid: ignore, zero, random, prototype" in told["slots.missing"]
+    assert "did you mean 'prototype'? valid: zero, completion, ignore, prototype" in told["slots.missing"]
     assert "did you mean 'objective'?" in told["slots.objectiv"]
     assert told["model.encoders.acc.kind"] == "should be 'sensor', 'vision', 'text' or 'audio', not 'sensr'"
     assert "did you mean 'width'?" in told["model.encoders.acc.widht"]
@@ -248,9 +249,10 @@ def test_a_date_may_be_written_as_yaml_understands_it(tmp_path):
     assert load_device(write(tmp_path, "name: mine\ndate: 2026-11-30\n", "d.yaml")).date == "2026-11-30"
 
 
-@pytest.mark.parametrize("role", SLOTS)
+@pytest.mark.parametrize("role", ROLES)
 def test_every_choice_of_every_role_is_read_alone_and_with_each_of_its_options(role):
-    for choice, (_, options) in SLOTS[role][1].items():
+    for choice, method in methods(role).items():
+        options = method.fields
         defaults = {name: option.default for name, option in options.items()}
         assert parse_slot(role, choice) == {choice: defaults}
         assert parse_slot(role, {choice: None}) == {choice: defaults}

@@ -10,11 +10,10 @@ import numpy as np
 import pytest
 from memory_fleet import plan_of, run_fleet, share, state_of
 
-from edgefl.config.choices import SLOTS
-from edgefl.config.conflicts import TASKS, conflicts
-from edgefl.config.slots import PLURAL, parse_slot
+from edgefl.config.slots import conflicts, parse_slot
 from edgefl.errors import ConfigError
 from edgefl.protocol.tensors import decode_part
+from edgefl.registry import ROLES, methods
 
 #: What fits a fleet of three and two rounds.
 FITTING = {
@@ -31,9 +30,13 @@ def mix(seed: int) -> dict:
     draw = random.Random(seed)
     for _ in range(10_000):
         chosen = {}
-        for role, (_, choices) in SLOTS.items():
-            if role in PLURAL:
-                terms = [*draw.sample(sorted(choices), draw.randint(1, 4)), draw.choice(TASKS)]
+        for role in ROLES:
+            choices = methods(role)
+            if ROLES[role].plural:
+                terms = [
+                    *draw.sample(sorted(choices), draw.randint(1, 4)),
+                    draw.choice(("cross_entropy", "clip", "margin")),
+                ]
                 chosen[role] = parse_slot(role, {term: {} for term in terms})
             else:
                 name = draw.choice(sorted(choices))
@@ -74,7 +77,8 @@ def test_a_mix_trains(ram_path: Path, seed: int):
 
 
 def test_the_mixes_use_every_choice_of_every_role():
-    for role, (_, choices) in SLOTS.items():
+    for role in ROLES:
+        choices = methods(role)
         unused = set(choices) - {name for one in MIXES for name in one[role]}
         assert len(unused) <= len(choices) // 2, (role, unused)
 

@@ -20,9 +20,9 @@ import pytest
 import torch
 from memory_fleet import plan_of, run_fleet, share, state_of
 
-from edgefl.config.choices import SLOTS
 from edgefl.config.load import shipped
 from edgefl.records import Budget
+from edgefl.registry import ROLES, methods
 from edgefl.run_records import RoundRow, RunReport
 from pins.golden import WRITING, check, check_keys, pinned
 
@@ -184,7 +184,7 @@ def test_a_seeded_run_gives_the_same_bits(ram_path: Path, name: str):
     assert report.status == "done"
     _, state = state_of(ram_path)
     found = {
-        "slots": {role: list(chosen) for role, chosen in report.config["recipe"].items() if role in SLOTS},
+        "slots": {role: list(chosen) for role, chosen in report.config["recipe"].items() if role in ROLES},
         "plan": digest(json.loads(json.dumps(msgspec.to_builtins(plan)).replace(str(ram_path), ""))),
         "state": {part: ref.id for part, ref in state.items()},
         "rounds": {f"{row.stage}/{row.round}": of_round(report, row) for row in report.rounds},
@@ -197,11 +197,11 @@ def test_no_run_is_left_out():
 
 
 def test_the_runs_use_every_choice_of_every_role():
-    used: dict[str, set[str]] = {role: set() for role in SLOTS}
+    used: dict[str, set[str]] = {role: set() for role in ROLES}
     for name in RUNS:
         for role, chosen in pinned(FILE)[name]["slots"].items():
             used[role] |= set(chosen)
-    assert used == {role: set(choices) for role, (_, choices) in SLOTS.items()}
+    assert used == {role: set(methods(role)) for role in ROLES}
 
 
 def digest(value: Any) -> str:

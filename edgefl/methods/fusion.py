@@ -1,0 +1,57 @@
+"""Fusion: how the modalities become one representation; and sharing: what their encoders share."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from msgspec import Meta
+
+from edgefl.errors import Problem
+from edgefl.registry import Fusion, Options, Recipe, Sharing, register
+
+
+class Concat(Options, frozen=True):
+    """Options of concatenation."""
+
+    bound: Annotated[
+        Literal["none", "tanh"],
+        Meta(
+            description=(
+                "tanh: it ends in tanh(layer norm / 2), so that no entry is beyond 1 (PmcmFL's published code)"
+            )
+        ),
+    ] = "none"
+
+
+class Joint(Options, frozen=True):
+    """Options of joint fusion."""
+
+    width: Annotated[
+        int,
+        Meta(ge=0, description="token width; 0: that of the widest encoder, at most 256, the paper's"),
+    ] = 0
+    heads: Annotated[int, Meta(ge=1, description="attention heads")] = 4
+    layers: Annotated[int, Meta(ge=1, description="self-attention layers")] = 3
+
+
+def _one_projection(recipe: Recipe) -> list[Problem]:
+    """Joint fusion has one projection for all modalities, so that none has a mapping that could be its own."""
+    own = [("objective", "cluster_contrast"), ("weight", "relationship")]
+    if "cross_entropy" not in recipe["objective"]:
+        return []
+    text = "joint has one projection for all modalities, and {} keeps a mapping of each; set fusion: concat or mean"
+    return [Problem("fusion", text.format(choice)) for role, choice in own if choice in recipe[role]]
+
+
+register(
+    Fusion("concat", "concatenation and a two-layer network", Concat),
+    Fusion("mean", "the mean of the projections at hand, no parameters"),
+    Fusion(
+        "joint",
+        "cross-attention between the modalities' tokens, then self-attention; one projection for all (FedMVP, eqs 2-3)",
+        Joint,
+        conflicts=_one_projection,
+    ),
+    Sharing("separate", "each modality has an encoder of its own"),
+    Sharing("multiway", "attention is shared by the modalities, feed-forwards are not (arXiv 2312.13508)"),
+)
