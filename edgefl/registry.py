@@ -63,17 +63,21 @@ def no_conflicts(recipe: Recipe) -> list[Problem]:
 class Method:
     """What every method declares: name, one sentence, options, source, and what it does not mix with.
 
-    ``conflicts``: the rules that a recipe with this method breaks, each with the way out; ``per_round``: it makes
-    something of all devices of one round together, so it has no meaning for updates of earlier rounds; ``headless``:
-    why it has none for a model without projection heads.
+    ``default``: it fills a slot that a recipe leaves out.
+    ``conflicts``: the rules that a recipe with this method breaks, each with the way out.
+    ``per_round``: it makes something of all devices of one round together: no updates of earlier rounds.
+    ``partial``: it leaves devices out of a round: no asynchronous rounds.
+    ``headless``: why it has no meaning for a model without projection heads.
     """
 
     name: str
     summary: str
     options: type[Options] = Options
     source: str = ""
+    default: bool = False
     conflicts: Callable[[Recipe], list[Problem]] = no_conflicts
     per_round: bool = False
+    partial: bool = False
     headless: str = ""
 
     @cached_property
@@ -152,24 +156,23 @@ class Role(NamedTuple):
     """One slot of a recipe. ``plural``: it holds several methods at once."""
 
     decides: str
-    default: str
     kind: type[Method]
     plural: bool = False
 
 
 ROLES: dict[str, Role] = {
-    "schedule": Role("which parts exist and are trained in each stage", "end_to_end", Schedule),
-    "sharing": Role("what the modalities' encoders share", "separate", Sharing),
-    "fusion": Role("how the modalities become one representation", "concat", Fusion),
-    "cluster": Role("how devices are grouped", "none", Cluster),
-    "select": Role("who is asked in a round, among the eligible", "all", Select),
-    "missing": Role("what stands in for an absent modality during training", "zero", StandIn),
-    "prototypes": Role("prototypes, computed on the devices and merged", "none", Prototypes),
-    "objective": Role("terms of the local loss, summed", "cross_entropy", Objective, plural=True),
-    "repair": Role("what is replaced in uploads before they are combined", "none", Repair),
-    "weight": Role("weights of the devices", "samples", Weight),
-    "combine": Role("how uploads become one", "mean", Combine),
-    "optimise": Role("how the mean changes the global model", "plain", Optimise),
+    "schedule": Role("which parts exist and are trained in each stage", Schedule),
+    "sharing": Role("what the modalities' encoders share", Sharing),
+    "fusion": Role("how the modalities become one representation", Fusion),
+    "cluster": Role("how devices are grouped", Cluster),
+    "select": Role("who is asked in a round, among the eligible", Select),
+    "missing": Role("what stands in for an absent modality during training", StandIn),
+    "prototypes": Role("prototypes, computed on the devices and merged", Prototypes),
+    "objective": Role("terms of the local loss, summed", Objective, plural=True),
+    "repair": Role("what is replaced in uploads before they are combined", Repair),
+    "weight": Role("weights of the devices", Weight),
+    "combine": Role("how uploads become one", Combine),
+    "optimise": Role("how the mean changes the global model", Optimise),
 }
 
 _methods: dict[str, dict[str, Method]] = {role: {} for role in ROLES}
@@ -192,8 +195,12 @@ def register(*methods: Method) -> None:
 def methods(role: str) -> dict[str, Any]:
     """Name -> method of a role: the default first, then by name."""
     _load()
-    default = ROLES[role].default
-    return dict(sorted(_methods[role].items(), key=lambda item: (item[0] != default, item[0])))
+    return dict(sorted(_methods[role].items(), key=lambda item: (not item[1].default, item[0])))
+
+
+def default(role: str) -> str:
+    """Name of the method that fills a slot which a recipe leaves out."""
+    return next(iter(methods(role)))
 
 
 def method(role: str, name: str) -> Any:
@@ -208,7 +215,7 @@ def method(role: str, name: str) -> Any:
 
 def chosen(role: str, slot: Slot | None) -> list[tuple[Any, Mapping[str, float | str]]]:
     """(method, options) of each choice in a slot; the role's default for an empty one."""
-    filled = slot or {ROLES[role].default: {}}
+    filled = slot or {default(role): {}}
     return [(method(role, name), options) for name, options in filled.items()]
 
 

@@ -11,7 +11,7 @@ from edgefl.config.fields import Name
 from edgefl.config.slots import conflicts, parse_slot
 from edgefl.config.yaml_files import Values
 from edgefl.errors import Problem
-from edgefl.registry import ROLES
+from edgefl.registry import ROLES, default
 
 Slot = dict[str, dict[str, float | str]]
 
@@ -26,7 +26,7 @@ def _parse_given(value: Any, info: pydantic.ValidationInfo) -> Any:
 
 def _slot(role: str) -> Any:
     """A recipe's slot, filled with the role's default."""
-    return Field(parse_slot(role, ROLES[role].default), description=ROLES[role].decides)
+    return Field(parse_slot(role, default(role)), description=ROLES[role].decides)
 
 
 def _given(role: str) -> Any:

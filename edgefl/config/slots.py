@@ -9,7 +9,7 @@ import sys
 from typing import Any
 
 from edgefl.errors import Problem
-from edgefl.registry import ROLES, Option, Recipe, chosen, method, methods
+from edgefl.registry import ROLES, Option, Recipe, chosen, methods
 
 
 def parse_slot(role: str, value: Any) -> dict[str, dict[str, float | str]]:
@@ -100,16 +100,11 @@ def late_conflicts(recipe: Recipe, *, asynchronous: bool) -> list[Problem]:
     path, way_on = ("rounds", "lockstep") if asynchronous else ("round.late", "drop")
     found = []
     for role in ROLES:
-        draws = role == "select"
-        allowed = [
-            name
-            for name, one in methods(role).items()
-            if not one.per_round and not (draws and name != ROLES[role].default)
-        ]
-        for choice in recipe[role]:
-            if method(role, choice).per_round or (draws and asynchronous and choice not in allowed):
-                why = "chooses the devices of a round" if draws else "needs the devices of one round together"
-                text = f"{role}: {choice} {why}; set slots.{role} to {_or(allowed)}, or {path}: {way_on}"
+        allowed = [name for name, one in methods(role).items() if not (one.per_round or one.partial)]
+        for one, _ in chosen(role, recipe[role]):
+            if one.per_round or (asynchronous and one.partial):
+                why = "chooses the devices of a round" if one.partial else "needs the devices of one round together"
+                text = f"{role}: {one.name} {why}; set slots.{role} to {_or(allowed)}, or {path}: {way_on}"
                 found.append(Problem(path, text))
     return found
 

@@ -44,7 +44,7 @@ def _one_projection(recipe: Recipe) -> list[Problem]:
 
 
 register(
-    Fusion("concat", "concatenation and a two-layer network", Concat),
+    Fusion("concat", "concatenation and a two-layer network", Concat, default=True),
     Fusion("mean", "the mean of the projections at hand, no parameters"),
     Fusion(
         "joint",
@@ -52,6 +52,6 @@ register(
         Joint,
         conflicts=_one_projection,
     ),
-    Sharing("separate", "each modality has an encoder of its own"),
+    Sharing("separate", "each modality has an encoder of its own", default=True),
     Sharing("multiway", "attention is shared by the modalities, feed-forwards are not (arXiv 2312.13508)"),
 )

@@ -19,7 +19,7 @@ class Layerwise(Options, frozen=True):
 
 
 register(
-    Schedule("end_to_end", "every stage exists and is trained from the first round"),
+    Schedule("end_to_end", "every stage exists and is trained from the first round", default=True),
     Schedule("progressive", "stage s adds encoder stage s; everything present is trained"),
     Schedule(
         "layerwise", "stage s adds encoder stage s; only it, the heads and the final norms are trained", Layerwise

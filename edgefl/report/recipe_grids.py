@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from edgefl.registry import ROLES, method
+from edgefl.registry import ROLES, default, method
 from edgefl.report.grid import Column, Grid, words
 
 #: What a recipe says of itself.
@@ -29,9 +29,9 @@ def recipe_slots(recipe: Recipe) -> Grid:
         Column("options", text=True),
     )
     rows = []
-    for role, (decides, default, *_) in ROLES.items():
+    for role, (decides, *_) in ROLES.items():
         for i, (name, options) in enumerate(recipe[role].items()):
-            resting = name == default and not options
+            resting = name == default(role) and not options
             rows.append(
                 (
                     words("" if i else role),

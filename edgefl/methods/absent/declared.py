@@ -80,7 +80,7 @@ def _checkpoint(recipe: Recipe) -> list[Problem]:
 
 
 register(
-    StandIn("zero", "zeros", Dropped),
+    StandIn("zero", "zeros", Dropped, default=True),
     StandIn("ignore", "samples that lack a modality are left out"),
     StandIn("random", "standard normal noise", Dropped),
     StandIn(

@@ -42,7 +42,7 @@ def _classes(recipe: Recipe) -> list[Problem]:
 
 
 register(
-    Cluster("none", "all devices form one group"),
+    Cluster("none", "all devices form one group", default=True),
     Cluster(
         "lsh",
         "by sketches of their features: random sign hashes, then K-means (MMiC)",

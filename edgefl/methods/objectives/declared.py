@@ -124,7 +124,7 @@ def _private_copy(recipe: Recipe) -> list[Problem]:
 
 
 register(
-    Objective("cross_entropy", "classification of the fused representation", Term, labels=True),
+    Objective("cross_entropy", "classification of the fused representation", Term, labels=True, default=True),
     Objective("clip", "contrast of the modalities' projections, labels unused (arXiv 2407.15426)", Clip, pairs=True),
     Objective("margin", "pairs above one cosine, other pairs below another, labels unused", Margin, pairs=True),
     Objective(

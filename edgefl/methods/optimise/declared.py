@@ -51,7 +51,7 @@ def _bounded(recipe: Recipe) -> list[Problem]:
 
 
 register(
-    Optimise("plain", "it replaces it"),
+    Optimise("plain", "it replaces it", default=True),
     Optimise("momentum", "server momentum (FedAvgM, arXiv 1909.06335)", Momentum),
     Optimise("fedadagrad", "adaptive (arXiv 2003.00295)", Adagrad),
     Optimise("fedadam", "adaptive (arXiv 2003.00295)", Adam),

@@ -81,7 +81,7 @@ def _labels(recipe: Recipe) -> list[Problem]:
 
 
 register(
-    Prototypes("none", "none"),
+    Prototypes("none", "none", default=True),
     Prototypes(
         "class_mean",
         "class means of each modality and of the fused representation (arXiv 2312.13508, eqs 1-3)",

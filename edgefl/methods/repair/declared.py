@@ -39,7 +39,7 @@ def _one_model(recipe: Recipe) -> list[Problem]:
 
 
 register(
-    Repair("none", "nothing"),
+    Repair("none", "nothing", default=True),
     Repair(
         "poverty",
         "the layer that missing modalities change most comes from devices of the group with complete data (MMiC)",

@@ -32,18 +32,20 @@ class Sampled(Banzhaf, frozen=True):
 
 
 register(
-    Select("all", "every eligible device"),
-    Select("random", "a random share of them", Random),
+    Select("all", "every eligible device", default=True),
+    Select("random", "a random share of them", Random, partial=True),
     Select(
         "banzhaf",
         "drawn by how often a device decided whether its round's return beat the global model's (MMiC)",
         Banzhaf,
         per_round=True,
+        partial=True,
     ),
     Select(
         "banzhaf_sampled",
         "the same by the sampled Banzhaf value of the last round's returns",
         Sampled,
         per_round=True,
+        partial=True,
     ),
 )

@@ -47,7 +47,7 @@ def _alone(recipe: Recipe) -> list[Problem]:
 
 
 register(
-    Weight("samples", "number of samples, per part"),
+    Weight("samples", "number of samples, per part", default=True),
     Weight("fediot", "the same, devices with several modalities counting more (FedIoT)", Fediot),
     Weight(
         "cka",
@@ -62,5 +62,5 @@ register(
         headless="weight: relationship exchanges the mappings, the heads, and without them nothing is left to map",
     ),
     Weight("own", "nothing is exchanged: each device trains alone", conflicts=_alone, per_round=True),
-    Combine("mean", "streaming weighted mean per part", Mean),
+    Combine("mean", "streaming weighted mean per part", Mean, default=True),
 )
