@@ -103,6 +103,14 @@ def test_a_repeated_offer_gets_the_same_answer_and_is_counted():
     assert state.dropped == {"duplicate-offer": 2}
 
 
+def test_a_repeated_offer_is_fetched_again_while_it_is_fetched_and_not_while_it_is_trained():
+    state, _ = play(ready(), offer())
+    state, out = play(state, offer())
+    assert kinds(out) == ["Send", "Save", "Fetch"]
+    state, out = play(state, v.Fetched(offer().attempt), offer())
+    assert "Fetch" not in kinds(out)
+
+
 def test_an_older_offer_is_dropped_and_counted():
     state, _ = play(ready(), offer(number=2))
     after, out = play(state, offer(number=1))

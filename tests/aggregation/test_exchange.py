@@ -53,4 +53,5 @@ def test_a_device_sees_everyones_parts_its_clusters_over_them_and_its_own_over_a
     assert view(state, "right", 3) == {"task": ref("3"), "head/a": ref("4")}
     assert view(state, "left", 3) == {"task": ref("3"), "head/a": ref("5"), "poverty": ref("6")}
     assert view(state, "lef", 31) == shared(state)
+    assert view({"task": ref("1"), of_cluster(0) + "task": ref("3")}, "left", 0) == {"task": ref("3")}
     assert [is_shared(part) for part in state] == [True, True, False, False, False, False, False]

@@ -112,3 +112,24 @@ def test_a_late_update_that_does_not_fit_is_left_out_and_named(tmp_path: Path) -
     state, record = aggregate_round([good, bad], store, now)
     assert weights(store, state) == [12.0]
     assert [(r["device"], r["reason"]) for r in record["refused"]] == [("b~1", "shape")]
+
+
+@pytest.mark.parametrize(
+    ("spoiled", "reason"),
+    [
+        ({"w": [1.0, 2.0, 3.0]}, "shape"),  # an array of another length can not be moved either
+        ({"w": [[1.0], [2.0]]}, "shape"),
+        ({"w": [1.0, 2.0], "b": [1.0]}, "names"),
+        ({"b": [1.0]}, "names"),
+    ],
+)
+def test_whatever_a_late_update_brings_instead_is_refused_before_it_is_moved(
+    spoiled: dict[str, Any], reason: str, tmp_path: Path
+) -> None:
+    store = ObjectStore(tmp_path)
+    first, now = part(store, 0.0, 0.0), part(store, 4.0, 8.0)
+    tensors = {name: np.array(values, np.float32) for name, values in spoiled.items()}
+    late = UpdateInfo("b", {"task": store.put(encode_part(tensors))}, {"task": 1}, staleness=3, base=first, factor=0.5)
+    state, record = aggregate_round([UpdateInfo("a", part(store, 6.0, 8.0), {"task": 1}), late], store, now)
+    assert weights(store, state) == [6.0, 8.0]
+    assert [(r["device"], r["reason"]) for r in record["refused"]] == [("b~3", reason)]

@@ -193,6 +193,14 @@ def test_what_a_generator_will_make(generator, samples, expected):
     assert after_completion(Slots(missing={"zero": {}}), samples, {"p": VISION, "t": TEXT}) == samples
 
 
+def test_nearest_makes_nothing_of_a_modality_that_no_sample_has():
+    encoders = {m: EncoderSpec(input_shape=(8,)) for m in "abc"}
+    found = after_completion(
+        Slots(missing={"completion": {"generator": "nearest"}}), {"": 10, "a": 10, "b": 4}, encoders
+    )
+    assert found == {"": 10, "a": 10, "b": 10}
+
+
 def test_a_device_trains_the_parts_of_what_its_generator_makes():
     small = {"width": 8, "depth": 1, "heads": 2, "patch": 4}
     picture = EncoderSpec(kind="vision", input_shape=(8, 8, 3), **small)

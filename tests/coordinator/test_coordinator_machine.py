@@ -867,3 +867,45 @@ def test_random_selection_draws_the_same_devices_again() -> None:
         offers.append([one.device for one in of(do.SendOffer, play.finish_plan())])
     assert offers[0] == offers[1]
     assert len(offers[0]) == 1
+
+
+def left_alone() -> Play:
+    """Everyone leaves between the rounds of stage 2: nobody is there when its second round is to open."""
+    play = Play().started("a", "b")
+    for number in (1, 2):
+        for name in ("a", "b"):
+            play.announce(name)
+            out = play.receive(name)
+        assert of(do.Aggregate, out), number
+        if number == 1:
+            play.finish_aggregate()
+            play.finish_evaluate()
+            play.finish_plan()
+    for name in ("a", "b"):
+        play.send(v.DeviceOffline(play.now, name))
+    play.finish_aggregate()
+    play.finish_evaluate()
+    out = play.wait(TIMEOUTS.grace_s)
+    assert play.state.phase == "waiting"
+    (warning,) = [one for one in of(do.EmitEvent, out) if one.kind == "warning"]
+    assert warning.data["text"] == "no device that can train stage 2 is connected; waiting 10 s for one"
+    return play
+
+
+def test_a_run_that_waits_for_a_device_goes_on_with_the_one_that_comes() -> None:
+    play = left_alone()
+    assert not of(do.Fail, play.wait(POLICY.join_s - 0.5))
+    out = play.hello("a")
+    assert [one.device for one in of(do.SendOffer, out)] == ["a"]
+    assert play.state.phase == "round"
+    assert (play.opened[-1].stage, play.opened[-1].round) == (2, 2)
+
+
+def test_a_run_that_waits_for_a_device_fails_after_join_s() -> None:
+    play = left_alone()
+    assert not of(do.Fail, play.wait(POLICY.join_s - 0.5))
+    (fail,) = of(do.Fail, play.wait(0.5))
+    assert (fail.kind, fail.message) == (
+        "RunError",
+        "no device that can train was connected for 10 s (stage 2, round 2)",
+    )

@@ -17,6 +17,7 @@ from edgefl.protocol.messages import Grant, Update
 from edgefl.protocol.tensors import encode_part
 from edgefl.records import Attempt, ObjectRef
 from edgefl.storage.objects import ObjectStore, object_id
+from edgefl.transfer.admission import DEFAULT_UPLOADS
 
 ATTEMPT = Attempt("r", 1, 1, 1, 1)
 
@@ -118,3 +119,21 @@ def test_what_arrives_in_chunks_of_two_sizes_goes_on_in_the_smaller(tmp_path) ->
 
     for seed in range(8):
         asyncio.run(play(seed))
+
+
+def test_an_upload_that_is_cancelled_gives_its_place_to_the_next(tmp_path) -> None:
+    async def play() -> None:
+        devices = Devices(tmp_path / "objects")
+        names = [f"d{n:02}" for n in range(DEFAULT_UPLOADS + 1)]
+        for name in names:
+            devices.announce(name, task=1)
+        assert names[-1] not in devices.grants
+        devices.uploads.cancel(names[0])
+        assert names[-1] in devices.grants
+        del devices.grants[names[0]]
+        devices.uploads.cancel(names[1])
+        devices.announce(names[0], task=1)
+        assert names[0] in devices.grants, "it was cancelled, and may ask for a place like any other"
+        await devices.uploads.close()
+
+    asyncio.run(play())

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from identity_fixture import FLEET, Asked, Attackers, a_fleet, enrolled
+from cryptography import x509
+from identity_fixture import FLEET, HOST, Asked, Attackers, a_fleet, enrolled
 from msgspec.structs import replace
 from transport_fixtures import MqttWorld, fails, mosquitto_wanted, run, until
 
@@ -81,6 +82,22 @@ def test_what_the_fleet_keeps_of_a_token_does_not_make_it_again(fleet: Fleet) ->
     assert secret not in kept
 
 
+def test_after_a_crash_between_the_two_files_a_token_serves_its_own_key_alone(fleet: Fleet) -> None:
+    """The device is on record, its token not yet marked as used: another key with it gets nothing of the record."""
+    text = enrolling.issue_token(fleet, "cam", time.time())
+    unspent = {path: path.read_bytes() for path in fleet.directory.rglob("*") if path.is_file()}
+    first, thief = Asked(text), Asked(text)
+    given = first.answered(fleet)
+    spent = [path for path, data in unspent.items() if path.read_bytes() != data and path.name != "devices.json"]
+    assert len(spent) == 1, "the token's own file"
+    spent[0].write_bytes(unspent[spent[0]])
+    refused = thief.answered(fleet)
+    assert "is enrolled already" in refused.refusal
+    assert (refused.certificate, refused.client_id) == (b"", "")
+    again = first.answered(fleet)
+    assert (again.certificate, again.client_id) == (given.certificate, given.client_id)
+
+
 # Rules: one table
 
 
@@ -123,6 +140,23 @@ def test_revoked_devices_are_denied_before_anything_is_allowed() -> None:
 
 
 # The directory
+
+
+def test_the_coordinator_connects_where_it_is_told_and_else_where_the_fleet_is(fleet: Fleet) -> None:
+    other = "mqtts://elsewhere.example:9999"
+    assert (fleet.transport(url=other).address.host, fleet.transport(url=other).address.port) == (
+        "elsewhere.example",
+        9999,
+    )
+    assert fleet.transport().address.host == HOST
+
+
+def test_the_authority_says_critically_that_it_is_one_and_signs_no_other(fleet: Fleet) -> None:
+    """RFC 5280, 4.2.1.9: the extension is critical in certificates of authorities."""
+    made = x509.load_pem_x509_certificate((fleet.directory / "ca.pem").read_bytes())
+    extension = made.extensions.get_extension_for_class(x509.BasicConstraints)
+    assert extension.critical
+    assert extension.value == x509.BasicConstraints(ca=True, path_length=0)
 
 
 def test_init_does_not_replace_a_fleet(fleet: Fleet, tmp_path: Path) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812 - the field's own name for it
@@ -24,7 +26,15 @@ from edgefl.plan.job import Job
 from edgefl.prototypes.matcher import TEMPERATURE
 from edgefl.prototypes.torch_mask import Table
 from edgefl.training.forward import Auxiliary
-from edgefl.training.objectives import Forward, clip, clip_loss, cross_entropy, modality_contrast, total_loss
+from edgefl.training.objectives import (
+    OBJECTIVES,
+    Forward,
+    clip,
+    clip_loss,
+    cross_entropy,
+    modality_contrast,
+    total_loss,
+)
 from edgefl.training.step import prepare
 
 ORACLES = {
@@ -151,6 +161,57 @@ def test_the_total_is_the_weighted_sum_of_its_terms():
     options = {"cross_entropy": {"weight": 2.0}, "modality_contrast": {"weight": 0.5, "temperature": 0.1}}
     expected = 2 * cross_entropy(forward, {}) + 0.5 * modality_contrast(forward, {"temperature": 0.1})
     torch.testing.assert_close(total_loss(forward, options), expected)
+
+
+def with_heads(labels: list[int]) -> tuple[Forward, dict[str, torch.nn.Module]]:
+    """A forward pass over six samples of both modalities, and other heads for the same encoders."""
+    model, batch = ready(job()), random_batch()
+    other = {m: build(model_spec(), seed=5).part(f"head/{m}").eval() for m in "ab"}
+    encoded = {m: model.encode(m, x) for m, x in batch.inputs.items()}
+    projected = {m: model.project(m, h) for m, h in encoded.items()}
+    return Forward(model, 6, encoded, projected, batch.rows, torch.tensor(labels), ("zero", {})), other
+
+
+def test_the_task_of_the_private_copies_is_over_the_labelled_samples_of_every_class():
+    forward, twins = with_heads([0, 1, -1, 2, 0, -1])
+    known = forward.labels >= 0
+    logits = forward.model.classify(forward.model.fuse({m: twins[m](h) for m, h in forward.encoded.items()}))
+    expected = F.cross_entropy(logits[known], forward.labels[known])
+    forward = replace(forward, auxiliary=Auxiliary(private_heads=twins))
+    torch.testing.assert_close(OBJECTIVES["cluster_contrast"](forward, {"temperature": 0.5}), expected)
+
+
+def test_the_regulariser_is_over_both_heads_and_their_private_copies_by_hand():
+    forward, twins = with_heads([0, 1, 2, 0, 1, 2])
+    forward = replace(forward, auxiliary=Auxiliary(private_heads=twins))
+    expected = sum(
+        ((parameter - anchor) ** 2).sum()
+        for m in "ab"
+        for parameter, anchor in zip(forward.model.part(f"head/{m}").parameters(), twins[m].parameters(), strict=True)
+    )
+    assert expected > 0
+    torch.testing.assert_close(OBJECTIVES["regulariser"](forward, {}), expected)
+    assert OBJECTIVES["regulariser"](replace(forward, auxiliary=Auxiliary()), {}).item() == 0
+
+
+def test_ram_follows_as_unit_vectors_the_modalities_that_classify_a_labelled_sample_better():
+    spec = msgspec.structs.replace(model_spec(), fusion="mean")
+    model, batch = ready(job(spec)), random_batch()
+    encoded = {m: model.encode(m, x) for m, x in batch.inputs.items()}
+    projected = {m: 3 * model.project(m, h) for m, h in encoded.items()}
+    labels = torch.tensor([0, 1, -1, 2, 0, 1])
+    forward = Forward(model, 6, encoded, projected, batch.rows, labels, ("zero", {}))
+    joint = F.normalize(model.fuse(projected), dim=1)
+    expected, counted = torch.zeros(()), 0
+    for e in (F.normalize(e, dim=1) for e in projected.values()):
+        for row in (0, 1, 3, 4, 5):
+            scores = [torch.log_softmax(model.classify(x), dim=1)[row, labels[row]] for x in (e, joint)]
+            if scores[0] > scores[1]:
+                counted += 1
+                expected = expected + torch.linalg.vector_norm(joint[row] - e[row])
+    assert 0 < counted < 10
+    torch.testing.assert_close(OBJECTIVES["ram"](forward, {}), expected / 5)
+    assert OBJECTIVES["ram"](replace(forward, labels=None), {}).item() == 0
 
 
 # ---- stand-ins

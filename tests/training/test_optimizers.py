@@ -50,6 +50,22 @@ def test_the_same_steps_as_torch(name):
         torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-7)
 
 
+def test_adafactors_rate_falls_below_the_one_it_is_given_as_torchs_does():
+    """At 0.8 the relative step size min(lr, 1/sqrt(step)) is the second from the second step on."""
+    torch.manual_seed(0)
+    ours, theirs = pair()
+    mine = Adafactor((Group(tuple(ours), 0.8, 0.0),))
+    reference = torch.optim.Adafactor([{"params": theirs, "lr": 0.8, "weight_decay": 0}])
+    for _ in range(5):
+        for a, b in zip(ours, theirs, strict=True):
+            a.grad = torch.randn_like(a)
+            b.grad = a.grad.clone()
+        mine.step()
+        reference.step()
+    for a, b in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-7)
+
+
 @pytest.mark.parametrize("together", [30, 2**18])
 def test_how_many_are_updated_together_changes_nothing(together, monkeypatch):
     torch.manual_seed(0)

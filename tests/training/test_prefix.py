@@ -127,6 +127,17 @@ def test_no_more_disk_is_taken_than_was_priced(kind: str, tmp_path: Path) -> Non
         least.encoded(three, data, parts_of(three), str, "cpu", counts)
 
 
+def test_a_file_that_is_still_read_counts_against_the_disk_limit(tmp_path: Path) -> None:
+    """From nothing, stage 3 is filled modality by modality through files of the stages below: what they take counts."""
+    data, counts = dataset(24), FlopCounts()
+    three = job(stage=stages_of(model_spec())[-1], cache="f16")
+    free = PrefixCache(tmp_path / "free")
+    free.encoded(three, data, parts_of(three), str, "cpu", counts)
+    least = PrefixCache(tmp_path / "least", limit_bytes=free.used_bytes())
+    with pytest.raises(StoreError, match="bytes needed"):
+        least.encoded(three, data, parts_of(three), str, "cpu", counts)
+
+
 def test_filling_can_be_left_off(tmp_path: Path) -> None:
     def leave() -> None:
         raise KeyError("left off")
