@@ -29,7 +29,7 @@ import yaml
 from benchmarks.common.fleet import accuracy, largest, run
 from benchmarks.common.plotting import COLOURS, plot
 from benchmarks.cost.resource_table import MIB, UNTESTED
-from edgefl.cli.planning import price_run
+from edgefl.cli.planning import PlanOptions, price_of
 from edgefl.plan.job import Stage
 from edgefl.plan.schedule import trained_stages
 from edgefl.run_records import RunReport
@@ -105,7 +105,7 @@ def measured(folder: Path, seed: int, eligible: int, way: str, device: str, abse
     """One run through broker, coordinator and agents."""
     file = folder / "mixed-depth.yaml"
     file.write_text(yaml.safe_dump(run_file(seed, DEVICES, "excluded", {}, device)))
-    plans = price_run(str(file), [], profiles=[], samples=None, trainer_base="").devices
+    plans = price_of(str(file), [], PlanOptions()).devices
     whole = {plan.device: plan.placement.cost.flops for plan in plans}
     file.write_text(yaml.safe_dump(run_file(seed, eligible, way, whole, device, absent)))
     report = run(str(file), label=f"{eligible} of {DEVICES}, {way}, seed {seed}")

@@ -29,7 +29,7 @@ from benchmarks.accuracy.pretrain import make
 from benchmarks.accuracy.table.grid import EPOCHS, SHARE, Cell, Grid, Settings
 from benchmarks.common.inprocess import run_fleet
 from edgefl.cli.data_shares import shares_of
-from edgefl.cli.planning import price_run
+from edgefl.cli.planning import PlanOptions, price_of
 from edgefl.config.load import load_run
 from edgefl.plan.compile import compile_run
 from edgefl.plan.job import Stage
@@ -80,7 +80,7 @@ def run_file(task: str, way: str, seed: int) -> dict[str, Any]:
 def budgets(file: Path, task: str, seed: int) -> dict[str, float]:
     """device -> FLOPs it may spend, of the two thirds that have a budget."""
     file.write_text(yaml.safe_dump(run_file(task, "everybody whole", seed)))
-    plans = price_run(str(file), [], profiles=[], samples=None, trainer_base="").devices
+    plans = price_of(str(file), [], PlanOptions()).devices
     whole = {plan.device: plan.placement.cost.flops for plan in plans}
     names = sorted(whole)
     others = [names[i] for i in np.random.default_rng(seed).permutation(len(names))[len(names) // 3 :]]

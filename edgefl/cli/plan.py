@@ -52,21 +52,14 @@ def command(
 
     Example: edgefl plan demo --device jetson-nano --device single-stage
     """
-    from edgefl.cli.planning import assumptions, price_run
+    from edgefl.cli.planning import PlanOptions, assumptions, price_of
 
-    price = price_run(
-        run,
-        set_ or [],
-        profiles=device or [],
-        samples=samples,
-        trainer_base=trainer_base,
-        convention=convention,
-        batch_sizes=batch_size or [],
-    )
+    options = PlanOptions(device or [], samples, trainer_base, convention, batch_size or [])
+    price = price_of(run, set_ or [], options)
     if format == "json":
         print_json(price)
         return
-    for sentence in assumptions(run, set_ or [], device or [], samples):
+    for sentence in assumptions(run, set_ or [], options):
         typer.echo(sentence)
     from rich.console import Console
 

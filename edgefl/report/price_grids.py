@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from edgefl.budget.prices import DevicePlan, RunPrice, StagePrice
 from edgefl.budget.stage_cost import MEMORY
 from edgefl.plan.job import Hyper, Placement
 from edgefl.plan.schedule import is_closing, trained_stages
 from edgefl.report import units
 from edgefl.report.grid import Cell, Column, Grid
-from edgefl.report.prices import DevicePlan, RunPrice, StagePrice
 
 
 def price_grids(price: RunPrice) -> tuple[Grid, ...]:

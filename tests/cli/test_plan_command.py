@@ -9,11 +9,11 @@ import pytest
 import yaml
 from fleet_fixture import RUN, share
 
-from edgefl.cli.planning import CUDA_CONTEXT_BYTES, TRAINER_BYTES, price_run
+from edgefl.budget.prices import RunPrice
+from edgefl.cli.planning import CUDA_CONTEXT_BYTES, TRAINER_BYTES, PlanOptions, price_of
 from edgefl.errors import ConfigError
 from edgefl.records import GPU_MEMORY, HOST
 from edgefl.report.price_grids import price_grids
-from edgefl.report.prices import RunPrice
 from edgefl.resources.cuda import SEGMENT_BYTES
 
 
@@ -23,7 +23,7 @@ def priced(
     share(40, "acc", "gyro").save_npz(folder / "all.npz")
     values = yaml.safe_load(RUN) | {"data": {"source": str(folder / "all.npz")}, "name": "priced"} | changes
     (folder / "run.yaml").write_text(yaml.safe_dump(values))
-    return price_run(str(folder / "run.yaml"), list(overrides), profiles=profiles, samples=None, trainer_base="")
+    return price_of(str(folder / "run.yaml"), list(overrides), PlanOptions(profiles))
 
 
 def test_totals_hold_what_storing_prefixes_takes_and_whole_transfers(tmp_path: Path) -> None:
@@ -70,8 +70,7 @@ def test_memory_is_told_by_what_it_goes_to(tmp_path: Path) -> None:
 
 def test_schedules_are_priced_with_each_batch_size_asked_for(tmp_path: Path) -> None:
     priced(tmp_path)  # writes the run file
-    ask = {"profiles": ["cpu"], "samples": None, "trainer_base": "", "batch_sizes": [4, 16]}
-    price = price_run(str(tmp_path / "run.yaml"), [], **ask)
+    price = price_of(str(tmp_path / "run.yaml"), [], PlanOptions(["cpu"], batch_sizes=[4, 16]))
     small, large = ([s for s in price.schedules if s.batch_size == size] for size in (4, 16))
     assert [(s.schedule, s.stage) for s in small] == [(s.schedule, s.stage) for s in large]
     assert all(a.step_peak_bytes < b.step_peak_bytes for a, b in zip(small, large, strict=True))
@@ -82,11 +81,11 @@ def test_schedules_are_priced_with_each_batch_size_asked_for(tmp_path: Path) -> 
 
 def test_a_batch_that_no_share_fills_is_not_priced(tmp_path: Path) -> None:
     priced(tmp_path)  # writes the run file
-    ask = {"profiles": ["cpu"], "samples": None, "trainer_base": "", "batch_sizes": [4, 64]}
+    options = PlanOptions(["cpu"], batch_sizes=[4, 64])
     with pytest.raises(ConfigError, match="64 rows are more than any device's share") as caught:
-        price_run(str(tmp_path / "run.yaml"), [], **ask)
+        price_of(str(tmp_path / "run.yaml"), [], options)
     assert "--batch-size" in str(caught.value)
-    assert price_run(str(tmp_path / "run.yaml"), [], **{**ask, "samples": 64}).schedules
+    assert price_of(str(tmp_path / "run.yaml"), [], options._replace(samples=64)).schedules
 
 
 def test_a_sample_costs_the_same_whatever_is_held_out_of_the_share(tmp_path: Path) -> None:

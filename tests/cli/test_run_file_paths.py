@@ -11,7 +11,7 @@ import yaml
 
 from coordinator.runtime import start
 from edgefl.cli.data_shares import shares_of
-from edgefl.cli.planning import assumptions, price_run
+from edgefl.cli.planning import PlanOptions, assumptions, price_of
 from edgefl.config.load import load_run, profiles_folder
 from edgefl.data.dataset import load_npz
 from edgefl.errors import ConfigError
@@ -101,10 +101,10 @@ def test_the_coordinator_takes_its_test_set_from_the_same_run_file(place: Path, 
 
 def test_a_coordinators_file_can_be_planned(place: Path) -> None:
     name = a_file(place, fleet=[], data={"test": "test.npz"}, round={"devices": 3})
-    price = price_run(name, [], profiles=[], samples=None, trainer_base="200MiB")
+    price = price_of(name, [], PlanOptions(trainer_base="200MiB"))
     assert {(device.device, device.profile) for device in price.devices} == {(f"device-{i}", "cpu") for i in (1, 2, 3)}
     assert price.samples == 60
-    fleet, data = assumptions(name, [], [], None)
+    fleet, data = assumptions(name, [], PlanOptions())
     assert "planned for 3 devices of profile cpu" in fleet
     assert "--samples" in data
-    assert assumptions(a_file(place), [], [], None) == []
+    assert assumptions(a_file(place), [], PlanOptions()) == []
