@@ -201,9 +201,8 @@ def profile(
     from edgefl.console import guarded
 
     with guarded(debug):
-        import yaml
-
         from device_agent.tools.profile import measured_profile
+        from edgefl.config.yaml_files import yaml_text
         from edgefl.errors import ConfigError, Problem
 
         if out.exists() and not force:
@@ -211,7 +210,7 @@ def profile(
         called = name or re.sub(r"[^A-Za-z0-9._-]", "-", socket.gethostname())[:64]
         given = {option: value for option, value in (("ca", ca), ("cert", cert), ("key", key)) if value}
         found = measured_profile(called, torch_device, state or default_state(), broker, fleet, **given)
-        out.write_text(yaml.safe_dump(found, sort_keys=False, allow_unicode=True, width=110))
+        out.write_text(yaml_text(found, width=110))
         sys.stdout.write(f"{out}\n{out.read_text()}")
 
 

@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import yaml
 
 from device_agent.runtime.connect import Options
 from edgefl.cli.data_shares import shares_of
 from edgefl.cli.find_run import RUNS, find_run
 from edgefl.config.load import budget_overrides, load_device, load_run
 from edgefl.config.schema import FleetDevice, RunConfig
+from edgefl.config.yaml_files import yaml_text
 from edgefl.data.prepare import TEST
 from edgefl.errors import ConfigError, EdgeFLError, Problem, RunError
 from edgefl.process.parent_death import leashed
@@ -97,7 +97,7 @@ class LocalRun:
             prepared = shares_of(given, wanted, folder)
             values: dict[str, Any] = self.config.model_dump(mode="json", exclude_none=True)
             values["data"]["test"] = str(Path(prepared.test).resolve())
-            text = yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
+            text = yaml_text(values)
             with store_errors("write", path):
                 write_new(path, text.encode())
         return path

@@ -126,6 +126,12 @@ def read_text(file: Path, limit: int) -> str:
         raise ConfigError(name, [problem], remedy="Check the file's name and its permissions.") from error
 
 
+def yaml_text(values: object, width: int = 80) -> str:
+    """``values`` as a YAML document, fields in their order."""
+    text: str = yaml.safe_dump(values, sort_keys=False, allow_unicode=True, width=width)
+    return text
+
+
 def read_yaml(file: Path) -> tuple[dict[str, Any], Lines]:
     """The file's mapping, and the line of each of its paths. Raises ConfigError."""
     text = read_text(file, MAX_FILE_BYTES)

@@ -6,9 +6,8 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-import yaml
-
 from edgefl import __version__
+from edgefl.config.yaml_files import yaml_text
 from edgefl.records import FIGURES
 from edgefl.report import absences, decisions, inventory, plots, quality, repairs, totals, units
 from edgefl.report import accuracy as outcome
@@ -88,9 +87,7 @@ def render(report: RunReport) -> str:
         sources=[
             (MEANINGS[name], units.printed_unit(FIGURES[name]), told) for name, told in totals.origins(report).items()
         ],
-        config=yaml.safe_dump(without_secrets(report.config), sort_keys=False, allow_unicode=True)
-        if report.config
-        else "",
+        config=yaml_text(without_secrets(report.config)) if report.config else "",
     )
 
 
