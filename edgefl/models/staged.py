@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from edgefl.errors import ModelError
 from edgefl.models.check import check_spec
-from edgefl.models.encoders.base import Input, Stage, TokenState, initialise, kind_of, mean_token, rows_in, rows_of
+from edgefl.models.encoders.base import Input, Stage, TokenState, initialise, mean_token, rows_in, rows_of
+from edgefl.models.encoders.kinds import KINDS
 from edgefl.models.heads import classifier, fusion, matcher, mean_at_hand, modality_head, reconstruction
 from edgefl.models.joint_fusion import Given, JointFusion
 from edgefl.models.multiway import OwnStage, SharedStage, run_stage
@@ -29,7 +30,7 @@ class StagedModel(nn.Module):
         super().__init__()
         self.spec = spec
         own = {modality_of(part) for part in modules if is_encoder(part)}
-        self._kinds = {m: kind_of(e) for m, e in spec.encoders.items() if m in own}
+        self._kinds = {m: KINDS[e.kind] for m, e in spec.encoders.items() if m in own}
         self._multiway = spec.encoder_sharing == "multiway"
         self._shared = shares_projection(spec)
         self._parts = nn.ModuleDict(dict(modules))
@@ -303,7 +304,7 @@ def _encoder_module(spec: ModelSpec, owner: str, rest: str) -> nn.Module:
     count = encoder.depth // spec.stages
     if owner == "shared":
         return SharedStage(encoder, count)
-    kind = kind_of(encoder)
+    kind = KINDS[encoder.kind]
     if rest == "embed":
         return kind.embed(encoder)
     if rest == "norm":

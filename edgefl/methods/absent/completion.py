@@ -10,7 +10,7 @@ class has none, the most alike of any class, which is counted. The others run a 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -19,18 +19,8 @@ import numpy.typing as npt
 
 from edgefl.data.dataset import Dataset, Encoder
 from edgefl.errors import ConfigError, Problem
+from edgefl.methods.absent.generators import GENERATORS, Array, Made, Make
 
-Array = npt.NDArray[np.generic]
-
-
-class Made(NamedTuple):
-    """Generated values, [n, *shape]. ``other``: class -> how many of its samples got a half of another class."""
-
-    values: Array
-    other: Mapping[str, int] = {}
-
-
-Make = Callable[[str, str, Array, Sequence[str]], Made | None]
 #: Token counts are kept in this many bins: enough to tell short texts apart.
 _TOKEN_BINS = 512
 #: Rows compared at once, so that the distances of a large share stay small in memory.
@@ -132,8 +122,6 @@ def generator(name: str, checkpoint: str, dataset: Dataset, encoders: Mapping[st
     """The generator a recipe names. Raises ConfigError for an unknown one, MissingDependencyError for its package."""
     if name == "nearest":
         return nearest(dataset)
-    from edgefl.methods.absent.generators import GENERATORS
-
     if name not in GENERATORS:
         known = ", ".join(("nearest", *GENERATORS))
         raise ConfigError("recipe", [Problem("missing.completion.generator", f"unknown {name!r}; valid: {known}")])

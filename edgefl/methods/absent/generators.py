@@ -10,15 +10,27 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from edgefl.data.dataset import Encoder
 from edgefl.data.text import DEFAULT_LENGTH, tokenizer
 from edgefl.errors import DataError, MissingDependencyError
-from edgefl.methods.absent.completion import Array, Made, Make
 from edgefl.storage.checkpoint_paths import is_own, located
+
+Array = npt.NDArray[np.generic]
+
+
+class Made(NamedTuple):
+    """Generated values, [n, *shape]. ``other``: class -> how many of its samples got a half of another class."""
+
+    values: Array
+    other: Mapping[str, int] = {}
+
+
+Make = Callable[[str, str, Array, Sequence[str]], Made | None]
 
 #: Asked after the caption, one after the other.
 QUESTIONS = ("what is the main object?", "what color is it?", "what is in the background?")

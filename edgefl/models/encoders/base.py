@@ -1,6 +1,6 @@
-"""What the four kinds of encoder have in common: the token state, the stage, the first weights, and their table.
+"""What all kinds of encoder have in common: the token state, the stage, the first weights.
 
-Each kind's module exports one ``KIND``.
+Each kind's module exports one ``KIND``; ``edgefl.models.encoders.kinds`` has them by name.
 """
 
 from __future__ import annotations
@@ -78,14 +78,6 @@ class Stage(nn.Module):
             run = partial(block, mask=mask, count=wanted)
             tokens = checkpoint(run, tokens, [block]) if self.activation_checkpointing else run(tokens)
         return TokenState(tokens, mask[:, :leading] if mask is not None and leading else mask)
-
-
-def kind_of(spec: EncoderSpec) -> Kind:
-    """The kind's table entry. Imported here: each of them needs this module."""
-    from edgefl.models.encoders import audio, sensor, text, vision
-
-    kinds = {"sensor": sensor.KIND, "vision": vision.KIND, "text": text.KIND, "audio": audio.KIND}
-    return kinds[spec.kind]
 
 
 def first_token(tokens: Tensor) -> Tensor:
