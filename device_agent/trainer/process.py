@@ -143,8 +143,7 @@ class Trainer:
                 # Not the attempt: a round that is tried again gives the same result.
                 salt=f"{request.device}/{attempt.stage}/{attempt.round}",
                 counts=self._counts(),
-                cache=self._prefixes(data, store),
-                names=lambda part: request.offer.manifest[part].id,
+                cache=self._prefixes(data, request.offer.manifest, store),
             )
             self._hold()  # the model is gone, and what is sent comes into the process
             staying = {name: store.put(encode_part(tensors)) for name, tensors in outcome.kept.items()}
@@ -166,7 +165,7 @@ class Trainer:
             kept=staying | sending.lost | waiting,
         )
 
-    def _prefixes(self, data: Any, store: Any) -> Any:
+    def _prefixes(self, data: Any, manifest: Manifest, store: Any) -> Any:
         """The stored prefixes of this share, within what objects leave of the disk budget."""
         import numpy as np
 
@@ -175,6 +174,7 @@ class Trainer:
         self.cache = self.cache or PrefixCache(self.rows)
         self.cache.keep_only(list(data))
         self.cache.check = self._check
+        self.cache.identify = lambda part: manifest[part].id
         if self.disk_bytes is not None:
             on_disk = [rows for rows in self.dataset.modalities.values() if not isinstance(rows, np.ndarray)]
             raw = sum(rows.nbytes for rows in on_disk)

@@ -8,7 +8,6 @@ device's own goes on from its own copy.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import TypeVar
 
 import numpy as np
@@ -25,7 +24,7 @@ from edgefl.prototypes.adaptive import LOCAL_CLUSTERS, Local, local_pairs
 from edgefl.prototypes.table import from_tensors
 from edgefl.prototypes.torch_mask import Table
 from edgefl.training.embeddings import embeddings
-from edgefl.training.flop_cache import FlopCounts, kind_of_step
+from edgefl.training.flop_cache import counted, kind_of_step
 from edgefl.training.forward import Auxiliary, copied
 from edgefl.training.scoring import matcher_of
 
@@ -74,13 +73,18 @@ def private_head_tensors(auxiliary: Auxiliary) -> dict[str, dict[str, np.ndarray
 def local_prototypes(
     job: Job, model: StagedModel, auxiliary: Auxiliary, dataset: Dataset, rng: np.random.Generator
 ) -> Local:
-    """Adaptive prototypes of this device and the class or cluster of each sample, by the private copies if there are
-    any. ``model`` and the copies end in the modes they had.
+    """Adaptive prototypes of this device and the class or cluster of each sample, by the private heads if there are
+    any. ``model`` and the heads end in the modes they had.
     """
     options = job.slots.prototypes.get("adaptive", {})
     heads = {m: auxiliary.private_heads.get(m) for m in _own(job, dataset)}  # None: the model's own
     teaching = _teaching(job, dataset)
-    projections = {m: embeddings(model, m, dataset, job.stage.depth, head, teaching) for m, head in heads.items()}
+    projections = _counted(
+        job,
+        dataset,
+        teaching,
+        lambda: {m: embeddings(model, m, dataset, job.stage.depth, head, teaching) for m, head in heads.items()},
+    )
     has = {m: dataset.has(m) for m in projections}
     least = float(options.get("min_count", 1))  # a cluster of fewer samples does not leave the device
     clusters = max(1, min(int(options.get("local_clusters", LOCAL_CLUSTERS)), int(teaching.sum() // least)))
@@ -95,41 +99,26 @@ def _teaching(job: Job, dataset: Dataset) -> np.ndarray:
     return np.asarray(np.logical_and.reduce([dataset.has(m) for m in _own(job, dataset)]))
 
 
-def counted_prototypes(
-    job: Job, model: StagedModel, auxiliary: Auxiliary, dataset: Dataset, rng: np.random.Generator, counts: FlopCounts
-) -> tuple[Local, float]:
-    """``local_prototypes`` and the FLOPs they took: every modality through its encoder by itself."""
-    work = partial(local_prototypes, job, model, auxiliary, dataset, rng)
-    return _counted(job, dataset, _teaching(job, dataset), work, counts)
-
-
 def pseudo_labels_of(
-    job: Job, model: StagedModel, auxiliary: Auxiliary, dataset: Dataset, rng: np.random.Generator, counts: FlopCounts
-) -> tuple[np.ndarray | None, float]:
-    """Each sample's local cluster [N] for this round, where a private copy is trained by it, and the FLOPs it took."""
+    job: Job, model: StagedModel, auxiliary: Auxiliary, dataset: Dataset, rng: np.random.Generator
+) -> np.ndarray | None:
+    """Each sample's local cluster [N] for this round, where a private head is trained by it."""
     if not clusters_apart(job.slots, job.stage):
-        return None, 0.0
-    local, flops = counted_prototypes(job, model, auxiliary, dataset, rng, counts)
-    return local.labels, flops
+        return None
+    return local_prototypes(job, model, auxiliary, dataset, rng).labels
 
 
-def projections_of(
-    job: Job, model: StagedModel, dataset: Dataset, counts: FlopCounts
-) -> tuple[dict[str, np.ndarray], float]:
-    """[N, d] of each modality this device has, alone, zeros in rows that lack it; and the FLOPs this took."""
+def projections_of(job: Job, model: StagedModel, dataset: Dataset) -> dict[str, np.ndarray]:
+    """[N, d] of each modality this device has, encoded alone, zeros in rows that lack it."""
     own = _own(job, dataset)
     whole = np.ones(len(dataset), dtype=bool)
-    return _counted(
-        job, dataset, whole, lambda: {m: embeddings(model, m, dataset, job.stage.depth) for m in own}, counts
-    )
+    return _counted(job, dataset, whole, lambda: {m: embeddings(model, m, dataset, job.stage.depth) for m in own})
 
 
-def _counted(
-    job: Job, dataset: Dataset, rows: np.ndarray, work: Callable[[], R], counts: FlopCounts
-) -> tuple[R, float]:
-    """What ``work`` returns, which encodes each modality of the ``rows`` [N] (bool) by itself, and its FLOPs."""
+def _counted(job: Job, dataset: Dataset, rows: np.ndarray, work: Callable[[], R]) -> R:
+    """What ``work`` returns, which encodes each modality of the ``rows`` [N] (bool) by itself."""
     shape = tuple((m, int((dataset.has(m) & rows).sum())) for m in _own(job, dataset))
-    return counts.run(b"alone" + kind_of_step(job, with_tables=False), shape, work, linear="rows")
+    return counted(b"alone" + kind_of_step(job, with_tables=False), shape, work, linear="rows")
 
 
 def _own(job: Job, dataset: Dataset) -> list[str]:

@@ -65,7 +65,7 @@ def make_batch(
     dataset: Dataset,
     indices: np.ndarray,
     modalities: Sequence[str],
-    device: str,
+    device: str | torch.device,
     *,
     least_rows: int = 1,
     pseudo_labels: np.ndarray | None = None,

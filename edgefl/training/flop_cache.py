@@ -1,4 +1,8 @@
-"""FLOPs of steps by shape of batch, each counted once: counting a small step costs several times the step itself.
+"""The FLOP meter of a round, and a cache of counts by shape: counting a small step costs several times the step itself.
+
+``with metered(counts) as bill`` opens the meter; inside, ``counted(kind, shape, work)`` runs the work and adds its
+FLOPs to the bill. So no function that computes takes or returns counts. A context variable holds the open bills: each
+thread has its own.
 
 The operations of a step are a sum over its rows: FLOPs = c + sum_m c_m n_m for n_m rows of modality m (encoders, heads
 work row by row; fusion and losses have the batch's fixed size). So once the counted shapes span a new one, its count
@@ -8,7 +12,10 @@ the shape tells of two modalities; of three it does not, and there every shape i
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Literal, TypeVar
 
 import msgspec
@@ -25,7 +32,7 @@ Linear = Literal["rows", "patterns", "nothing"]
 
 
 class FlopCounts:
-    """What has been counted, by kind of step. Keep it between rounds: the next round of a stage counts nothing anew."""
+    """FLOPs already counted, by kind of step and shape of batch. Kept between rounds, so that none is counted twice."""
 
     def __init__(self) -> None:
         self._known: dict[bytes, dict[ShapeKey, float]] = {}
@@ -45,19 +52,56 @@ class FlopCounts:
             return None
         return float(round(float(weights @ np.array([known[s] for s in family]))))
 
-    def run(self, kind: bytes, shape: ShapeKey, work: Callable[[], R], *, linear: Linear) -> tuple[R, float]:
-        """What ``work`` returns and its FLOPs: as known, else counted while it runs."""
-        flops = self.get(kind, shape, linear=linear)
-        if flops is not None:
-            return work(), flops
-        with FlopCounter() as counter:
-            result = work()
-        self.put(kind, shape, float(counter.flops))
-        return result, float(counter.flops)
-
     def put(self, kind: bytes, shape: ShapeKey, flops: float) -> None:
         """Note a count."""
         self._known.setdefault(kind, {})[shape] = flops
+
+
+@dataclass
+class Bill:
+    """FLOPs of what ``counted`` has run in a block; ``counts``: what was known before, and what was counted in it."""
+
+    counts: FlopCounts
+    flops: float = 0.0
+
+
+#: The bills of the blocks that are open, the innermost last.
+_BILLS: ContextVar[tuple[Bill, ...]] = ContextVar("_BILLS", default=())
+
+
+@contextmanager
+def metered(counts: FlopCounts | None = None) -> Iterator[Bill]:
+    """A block whose FLOPs are added up. A block within a block adds to both bills, and uses the outer one's counts."""
+    outer = _BILLS.get()
+    if counts is None:
+        counts = outer[-1].counts if outer else FlopCounts()
+    bill = Bill(counts)
+    token = _BILLS.set((*outer, bill))
+    try:
+        yield bill
+    finally:
+        _BILLS.reset(token)
+
+
+def counted(kind: bytes, shape: ShapeKey, work: Callable[[], R], *, linear: Linear) -> R:
+    """What ``work`` returns; its FLOPs, as known or else counted while it runs, go to the open bills.
+
+    ``kind``, ``shape``, ``linear``: see ``FlopCounts.get``. Without an open bill nothing is counted.
+    """
+    bills = _BILLS.get()
+    if not bills:
+        return work()
+    flops = bills[-1].counts.get(kind, shape, linear=linear)
+    if flops is not None:
+        result = work()
+    else:
+        with FlopCounter() as counter:
+            result = work()
+        flops = float(counter.flops)
+        bills[-1].counts.put(kind, shape, flops)
+    for bill in bills:
+        bill.flops += flops
+    return result
 
 
 def kind_of_step(job: Job, *, with_tables: bool) -> bytes:

@@ -14,7 +14,7 @@ from edgefl.plan.job import Job
 from edgefl.plan.usable_samples import needs_pairs
 from edgefl.prototypes.table import from_tensors
 from edgefl.training.evaluate import judge
-from edgefl.training.flop_cache import FlopCounts, kind_of_step, linear_in
+from edgefl.training.flop_cache import counted, kind_of_step, linear_in
 from edgefl.training.scoring import matching
 
 Tensors = Mapping[str, np.ndarray]
@@ -26,17 +26,16 @@ def personal_evaluation(
     holdout: Dataset,
     parts: Mapping[str, Tensors],
     kept: Mapping[str, Tensors],
-    counts: FlopCounts,
-    statistics: Callable[[], float],
-) -> tuple[dict[str, float], float]:
-    """The device's own model of its last round, with the one layer it was sent in place of its poverty layer (MMiC).
+    statistics: Callable[[], None],
+) -> dict[str, float]:
+    """Metrics of the personal model: that of the device's last round with the layer it was sent for its poverty layer.
 
-    ``statistics``: takes those of ``model`` where that is called for, and tells the FLOPs. ``model`` holds afterwards
-    what it held before. Without such a model: no metrics.
+    (MMiC.) ``statistics``: takes batch norm's of ``model`` where the job asks for it. ``model`` holds afterwards what
+    it held before. Without such a model: no metrics.
     """
     own = [part for part in job.stage.trained if part in kept]
     if "poverty" not in job.slots.repair or not len(holdout) or len(own) < len(job.stage.trained):
-        return {}, 0.0
+        return {}
     better: dict[str, dict[str, np.ndarray]] = {}
     for key, value in parts["poverty"].items() if "poverty" in parts else ():
         part, _, name = key.partition("|")
@@ -44,23 +43,24 @@ def personal_evaluation(
     before = {part: part_tensors(model, part) for part in own}
     for part in own:
         load_part(model, part, {**kept[part], **better.get(part, {})})
-    taking = statistics()
-    found, flops = local_evaluation(job, model, holdout, parts, "personal", counts)
+    statistics()
+    found = local_evaluation(job, model, holdout, parts, "personal")
     for part, tensors in before.items():
         load_part(model, part, tensors)
-    return found, taking + flops
+    return found
 
 
 def local_evaluation(
-    job: Job, model: StagedModel, holdout: Dataset, parts: Mapping[str, Tensors], prefix: str, counts: FlopCounts
-) -> tuple[dict[str, float], float]:
-    """Metrics "<prefix>_<name>" and the FLOPs they took; "<prefix>_score" is what returns are made of: accuracy, or
-    where nothing is labelled the mean recall at 1. What a sample lacks is filled in as the recipe trains it; zeros
-    where that takes prototypes and there are none yet, and in place of noise. ``model`` ends in evaluation mode. No
-    samples: no metrics.
+    job: Job, model: StagedModel, holdout: Dataset, parts: Mapping[str, Tensors], prefix: str
+) -> dict[str, float]:
+    """Metrics "<prefix>_<name>" on the samples ``holdout``; without samples none.
+
+    "<prefix>_score" is what returns are made of: accuracy, or where nothing is labelled the mean recall at 1. Absent
+    modalities are filled in as the recipe trains them; zeros where that takes prototypes and there are none yet, and in
+    place of noise. ``model`` ends in evaluation mode.
     """
     if not len(holdout):
-        return {}, 0.0
+        return {}
     labelled = bool(job.model.classes) and holdout.labels is not None and bool((holdout.labels >= 0).any())
     tasks = frozenset(
         name for name, there in (("classification", labelled), ("retrieval", needs_pairs(job.slots))) if there
@@ -73,7 +73,7 @@ def local_evaluation(
     rows = {m: int(holdout.has(m).sum()) for m in own}
     complete = int(np.logical_and.reduce([holdout.has(m) for m in own]).sum())
     known = int((holdout.labels >= 0).sum()) if labelled and holdout.labels is not None else 0
-    found, flops = counts.run(
+    found = counted(
         kind,
         (("", len(holdout)), ("&", complete), ("labelled", known), *sorted(rows.items())),
         lambda: judge(model, holdout, job.stage.depth, tables, tasks, own, mask=mask, matcher=matcher),
@@ -82,4 +82,4 @@ def local_evaluation(
     recalls = [value for name, value in found.items() if name.endswith("_recall_at_1")]
     score = found.get("accuracy", float(np.mean(recalls)) if recalls else None)
     metrics = {f"{prefix}_{name}": value for name, value in found.items()}
-    return metrics | ({f"{prefix}_score": score} if score is not None else {}), flops
+    return metrics | ({f"{prefix}_score": score} if score is not None else {})

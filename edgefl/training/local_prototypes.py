@@ -19,9 +19,10 @@ from edgefl.models.spec import fused_width
 from edgefl.models.staged import StagedModel
 from edgefl.plan.job import Job
 from edgefl.prototypes.table import FUSED, ClassMeans, of_several, to_tensors
-from edgefl.training.auxiliary import counted_prototypes
+from edgefl.training.auxiliary import local_prototypes
 from edgefl.training.batches import ShapeKey, make_batch
-from edgefl.training.flop_cache import FlopCounts, kind_of_step, linear_in
+from edgefl.training.embeddings import device_of
+from edgefl.training.flop_cache import counted, kind_of_step, linear_in
 from edgefl.training.forward import Auxiliary
 
 #: Fewest samples of a row that leaves the device, where the coordinator is too old to say.
@@ -29,36 +30,24 @@ MIN_COUNT = 2
 
 
 def local_tables(
-    job: Job,
-    model: StagedModel,
-    auxiliary: Auxiliary,
-    dataset: Dataset,
-    device: str,
-    counts: FlopCounts,
-    rng: np.random.Generator,
-) -> tuple[dict[str, np.ndarray] | None, float]:
-    """The tensors of the part "prototypes" by the recipe's slot, None without one, and the FLOPs they took.
-
-    A table without any row is left out.
-    """
+    job: Job, model: StagedModel, auxiliary: Auxiliary, dataset: Dataset, rng: np.random.Generator
+) -> dict[str, np.ndarray] | None:
+    """The tensors of the part "prototypes" by the recipe's slot; None without one. A table without rows is left out."""
     name, options = next(iter(job.slots.prototypes.items()), ("none", {}))
     least = float(options.get("min_count", MIN_COUNT))
     if name == "class_mean":
-        found, flops = class_means(model, job, dataset, device, counts)
+        found = class_means(model, job, dataset)
     elif name == "adaptive":
-        local, flops = counted_prototypes(job, model, auxiliary, dataset, rng, counts)
-        found = dict(local.pairs.tables)
+        found = dict(local_prototypes(job, model, auxiliary, dataset, rng).pairs.tables)
     else:
-        return None, 0.0
+        return None
     enough = {m: of_several(table, least) for m, table in found.items()}
     tables = {m: table for m, table in enough.items() if table.present.any()}
-    return (to_tensors(tables) if tables else None), flops
+    return to_tensors(tables) if tables else None
 
 
-def class_means(
-    model: StagedModel, job: Job, dataset: Dataset, device: str, flop_counts: FlopCounts
-) -> tuple[dict[str, ClassMeans], float]:
-    """Tables by modality and for "fused", and the FLOPs this took. ``model`` ends in evaluation mode."""
+def class_means(model: StagedModel, job: Job, dataset: Dataset) -> dict[str, ClassMeans]:
+    """Tables by modality and for "fused". ``model`` ends in evaluation mode."""
     model.eval()
     modalities = [m for m in job.model.encoders if f"head/{m}" in model.parts_present and dataset.has(m).any()]
     classes, width = job.model.classes, job.model.head.out
@@ -73,24 +62,15 @@ def class_means(
         telling &= np.logical_and.reduce([dataset.has(m) for m in job.model.encoders])
     labelled = np.flatnonzero(telling)
     size = job.hyper.micro_batch or job.hyper.batch_size
-    kind, flops = FUSED.encode() + kind_of_step(job, with_tables=False), 0.0
+    kind = FUSED.encode() + kind_of_step(job, with_tables=False)
     for start in range(0, len(labelled), size):
         indices = labelled[start : start + size]
-        found, cost = flop_counts.run(
-            kind,
-            _shape(dataset, indices, modalities),
-            partial(_representations, model, job, dataset, indices, modalities, device),
-            linear=linear_in(job),
-        )
-        flops += cost
+        work = partial(_representations, model, job, dataset, indices, modalities)
+        found = counted(kind, _shape(dataset, indices, modalities), work, linear=linear_in(job))
         for name, rows, values in found:
             np.add.at(sums[name], labels[rows], values)
             np.add.at(counts[name], labels[rows], 1)
-    tables = {
-        m: ClassMeans(means=(sums[m] / np.maximum(counts[m], 1)[:, None]).astype(np.float32), counts=counts[m])
-        for m in sums
-    }
-    return tables, flops
+    return {m: ClassMeans((sums[m] / np.maximum(counts[m], 1)[:, None]).astype(np.float32), counts[m]) for m in sums}
 
 
 def _shape(dataset: Dataset, indices: np.ndarray, modalities: list[str]) -> ShapeKey:
@@ -102,10 +82,10 @@ def _shape(dataset: Dataset, indices: np.ndarray, modalities: list[str]) -> Shap
 
 @torch.no_grad()
 def _representations(
-    model: StagedModel, job: Job, dataset: Dataset, indices: np.ndarray, modalities: list[str], device: str
+    model: StagedModel, job: Job, dataset: Dataset, indices: np.ndarray, modalities: list[str]
 ) -> list[tuple[str, np.ndarray, np.ndarray]]:
     """(table, dataset rows [n], values [n, d]) of one batch."""
-    batch = make_batch(dataset, indices, modalities, device)
+    batch = make_batch(dataset, indices, modalities, device_of(model))
     states: dict[str, TokenState] = {}
     if job.model.fusion == "joint":
         states = model.encode_batch_tokens(batch.inputs, batch.rows, batch.size, job.stage.depth)

@@ -23,35 +23,27 @@ from edgefl.plan.job import Job, Stage
 from edgefl.plan.norm import LEAST, MOST
 from edgefl.training.batches import ShapeKey, make_batch
 from edgefl.training.embeddings import BATCH, device_of
-from edgefl.training.flop_cache import FlopCounts, kind_of_step, linear_in
+from edgefl.training.flop_cache import counted, kind_of_step, linear_in
 
 Tensors = dict[str, np.ndarray]
 Heads = Mapping[str, nn.Module]
 
 
-def counted_statistics(
-    job: Job,
-    model: StagedModel,
-    dataset: Dataset,
-    usable: np.ndarray,
-    counts: FlopCounts,
-    heads: Heads | None = None,
-) -> float:
-    """Take the statistics on a device's samples ``usable`` if the job asks for it; the FLOPs that took.
+def take_local_statistics(
+    job: Job, model: StagedModel, dataset: Dataset, usable: np.ndarray, heads: Heads | None = None
+) -> None:
+    """Take the statistics on a device's samples ``usable`` if the job asks for it.
 
     ``heads``: others than the model's own. A modality with fewer than two samples, which is not trained here either,
     keeps the statistics it has. Everything ends in the mode (training or evaluation) it had.
     """
-    flops = 0.0
     for m, module in _heads(model, heads).items() if job.slots.statistics else ():
         rows = chosen_rows(dataset, m, usable)
         if len(rows) >= LEAST:
             kind = b"statistics" + m.encode() + kind_of_step(job, with_tables=False)
             together = job.hyper.micro_batch or job.hyper.batch_size
             work = partial(_take, model, m, module, dataset, rows, job.stage.depth, together=together)
-            _, spent = counts.run(kind, _shape(model, m, dataset, rows), work, linear=linear_in(job))
-            flops += spent
-    return flops
+            counted(kind, _shape(model, m, dataset, rows), work, linear=linear_in(job))
 
 
 def take_statistics(model: StagedModel, dataset: Dataset, depth: int) -> list[str]:
@@ -123,7 +115,7 @@ def _take(
 ) -> None:
     modes = [(module, module.training) for module in (*model.modules(), *head.modules())]
     model.eval()
-    pieces, names, device = [], _names(model, modality), str(device_of(model))
+    pieces, names, device = [], _names(model, modality), device_of(model)
     for start in range(0, len(rows), together):
         shown = make_batch(dataset, rows[start : start + together], names, device)
         pieces.append(model.encode_batch(shown.inputs, shown.rows, shown.size, depth)[modality])

@@ -1,4 +1,4 @@
-"""The frozen prefix's outcome, computed once and kept on disk: what is trained reads it in place of raw samples.
+"""A cache on disk of what the frozen prefix makes of every sample: what is trained reads it in place of raw samples.
 
 Exact when stored as f32; as f16 every value is rounded to 11 bits. Computed part by part, so that no more than one
 frozen part is in memory, and from where the stage before left off. The files have no name: they go with the process.
@@ -25,7 +25,8 @@ from edgefl.models.staged import StagedModel, build
 from edgefl.plan.frozen_prefix import Prefix, prefixes, together_in
 from edgefl.plan.job import Job
 from edgefl.training.batches import input_of
-from edgefl.training.flop_cache import FlopCounts
+from edgefl.training.embeddings import device_of
+from edgefl.training.flop_cache import counted
 
 Tensors = Mapping[str, np.ndarray]
 _DTYPES = {"f16": np.float16, "f32": np.float32}
@@ -54,112 +55,76 @@ class PrefixCache:
     """What has been computed, in files of ``folder``, by data set and modality. Keep it between rounds.
 
     ``limit_bytes``: of all files together; None: no limit. ``check`` is called now and then, and may raise.
+    ``identify``: what identifies the tensors of a part as received, such as their hash.
     """
 
     folder: Path
     limit_bytes: int | None = None
     check: Callable[[], None] = lambda: None
+    identify: Callable[[str], object] = str
     _kept: list[_Kept] = field(default_factory=list)
 
-    def encoded(
-        self,
-        job: Job,
-        dataset: Dataset,
-        parts: Mapping[str, Tensors],
-        names: Callable[[str], object],
-        device: str,
-        counts: FlopCounts,
-    ) -> tuple[Dataset, float]:
-        """``dataset`` with the prefixes' outcome in place of its values, and the FLOPs that took now.
+    def encoded(self, job: Job, dataset: Dataset, parts: Mapping[str, Tensors], device: str) -> Dataset:
+        """``dataset`` with the prefixes' outcome in place of its values, computed where it is not there yet.
 
-        ``names(part)`` identifies the part's tensors, such as by their hash. Raises PrecisionError for values that f16
-        can not hold, StoreError when the disk is full.
+        Raises PrecisionError for values that f16 can not hold, StoreError when the disk is full.
         """
-        flops, found = 0.0, dict(dataset.encoded)
         wanted = prefixes(job)
         self._kept = [one for one in self._kept if one.dataset is not dataset or one.modality in wanted]
-        for m, prefix in wanted.items():
-            if dataset.has(m).any():
-                found[m], spent = self._of(job, dataset, m, prefix, parts, names, device, counts)
-                flops += spent
-        return replace(dataset, encoded=found), flops
+        here = {m: prefix for m, prefix in wanted.items() if dataset.has(m).any()}
+        found = {m: self._of(job, dataset, m, prefix, parts, device) for m, prefix in here.items()}
+        return replace(dataset, encoded={**dataset.encoded, **found})
 
     def keep_only(self, datasets: list[Dataset]) -> None:
         """Forget what belongs to other data sets."""
         self._kept = [one for one in self._kept if any(one.dataset is d for d in datasets)]
 
     def _of(
-        self,
-        job: Job,
-        dataset: Dataset,
-        m: str,
-        prefix: Prefix,
-        parts: Mapping[str, Tensors],
-        names: Callable[[str], object],
-        device: str,
-        counts: FlopCounts,
-    ) -> tuple[Encoded, float]:
+        self, job: Job, dataset: Dataset, m: str, prefix: Prefix, parts: Mapping[str, Tensors], device: str
+    ) -> Encoded:
         # The same tensors compute something else in another encoder, such as one with more heads.
-        wanted = tuple((job.model.encoders[m], names(part)) for part in prefix.parts)
+        names = tuple((job.model.encoders[m], self.identify(part)) for part in prefix.parts)
         kept = next((k for k in self._kept if k.dataset is dataset and k.modality == m), None)
         if kept is not None:
             self._kept.remove(kept)
         whole = token_count(job.model.encoders[m])
-        encoded, done, flops = None, 0, 0.0
-        if kept is not None and kept.goes_on_to(wanted, job.hyper.cache, prefix.tokens, whole):
+        encoded, done = None, 0
+        if kept is not None and kept.goes_on_to(names, job.hyper.cache, prefix.tokens, whole):
             encoded, done = kept.encoded, len(kept.names)
         del kept
-        for index in range(done, len(wanted)):
-            tokens = prefix.tokens if index + 1 == len(wanted) else whole
+        for depth in range(done, len(names)):
+            part = prefix.parts[depth]
+            model = build(job.model, [part], device=device)
+            load_part(model, part, parts[part])
             shown = dataset if encoded is None else replace(dataset, encoded={m: encoded})
-            part = prefix.parts[index]
-            encoded, spent = self._through(job, shown, m, part, index, tokens, parts, device, counts)
-            flops += spent
+            tokens = prefix.tokens if depth + 1 == len(names) else whole
+            encoded = self._through(model.eval(), job, shown, m, depth, tokens)
         if encoded is None:
             raise AssertionError(f"a prefix of {m} without parts")
-        self._kept.append(_Kept(dataset, m, job.hyper.cache, wanted, encoded))
-        return encoded, flops
+        self._kept.append(_Kept(dataset, m, job.hyper.cache, names, encoded))
+        return encoded
 
-    def _through(
-        self,
-        job: Job,
-        shown: Dataset,
-        m: str,
-        part: str,
-        depth: int,
-        tokens: int,
-        parts: Mapping[str, Tensors],
-        device: str,
-        counts: FlopCounts,
-    ) -> tuple[Encoded, float]:
-        """Every sample that has ``m`` through one more part; ``depth``: stages it has been through afterwards."""
-        rows = np.flatnonzero(shown.has(m))
-        model = build(job.model, [part], device=device)
-        load_part(model, part, parts[part])
-        model.eval()
+    def _through(self, model: StagedModel, job: Job, shown: Dataset, m: str, depth: int, tokens: int) -> Encoded:
+        """Every sample that has ``m`` through the one part of ``model``; ``depth``: stages it is through afterwards."""
+        (part,) = model.parts_present
+        rows, dtype = np.flatnonzero(shown.has(m)), _DTYPES[job.hyper.cache]
         shape = (len(rows), tokens, job.model.encoders[m].width)
-        self._admit(int(np.prod(shape)) * np.dtype(_DTYPES[job.hyper.cache]).itemsize, shown.encoded.get(m))
-        file = RowFile(self.folder, shape, _DTYPES[job.hyper.cache])
+        self._admit(int(np.prod(shape)) * np.dtype(dtype).itemsize, shown.encoded.get(m))
+        file = RowFile(self.folder, shape, dtype)
         masks: list[np.ndarray] = []
-        flops = 0.0
+        kind = b"prefix" + msgspec.msgpack.encode((part, job.model))
         together = together_in(job)
         for start in range(0, len(rows), together):
             self.check()
             some = rows[start : start + together]
-            state, spent = counts.run(
-                b"prefix" + msgspec.msgpack.encode((part, job.model)),
-                ((m, len(some)),),
-                partial(_step, model, m, depth, shown, some, device),
-                linear="rows",
-            )
-            flops += spent
+            state = counted(kind, ((m, len(some)),), partial(_step, model, m, depth, shown, some), linear="rows")
             file.write(np.arange(start, start + len(some)), _stored(state, tokens, file.dtype, part))
             if state.mask is not None:
                 masks.append(state.mask[:, :tokens].cpu().numpy())
         places = np.zeros(len(shown), np.int64)
         places[rows] = np.arange(len(rows))
         mask = np.concatenate(masks)[places] if masks else None
-        return Encoded(FileRows(file, places), mask, depth), flops
+        return Encoded(FileRows(file, places), mask, depth)
 
     def used_bytes(self) -> int:
         """Bytes of all files that are kept."""
@@ -177,8 +142,8 @@ class PrefixCache:
 
 
 @torch.no_grad()
-def _step(model: StagedModel, m: str, depth: int, shown: Dataset, rows: np.ndarray, device: str) -> TokenState:
-    state = model.embed(m, input_of(shown, m, rows, device))
+def _step(model: StagedModel, m: str, depth: int, shown: Dataset, rows: np.ndarray) -> TokenState:
+    state = model.embed(m, input_of(shown, m, rows, device_of(model)))
     return model.stage(m, depth, state) if depth else state
 
 

@@ -10,7 +10,7 @@ import tempfile
 import time
 import zlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -32,12 +32,12 @@ from edgefl.plan.schedule import is_closing
 from edgefl.training.auxiliary import auxiliary_of, private_head_tensors, pseudo_labels_of
 from edgefl.training.batches import Batch, training_batches
 from edgefl.training.closing_round import match_parts
-from edgefl.training.flop_cache import FlopCounts, kind_of_step, linear_in
+from edgefl.training.flop_cache import FlopCounts, counted, kind_of_step, linear_in, metered
 from edgefl.training.forward import Auxiliary
 from edgefl.training.holdout import too_few, usable_rows
 from edgefl.training.local_evaluation import local_evaluation, personal_evaluation
 from edgefl.training.local_prototypes import local_tables
-from edgefl.training.norm_statistics import counted_statistics
+from edgefl.training.norm_statistics import take_local_statistics
 from edgefl.training.optimizers import Optimizer
 from edgefl.training.prefix_cache import PrefixCache
 from edgefl.training.step import make_optimizer, prepare, train_step
@@ -60,8 +60,8 @@ class RoundResult:
     kept: dict[str, Tensors]
     samples: dict[str, int]
     metrics: dict[str, float]
-    flops: float
     compute_s: float
+    flops: float = 0.0
     complete: bool = True
     poverty: int = -1
     poverty_change: float = 0.0
@@ -73,9 +73,7 @@ class _Tally:
     """Running sums over the steps."""
 
     kind: bytes
-    counts: FlopCounts
     meter: PovertyMeter | None
-    flops: float = 0.0
     compute_s: float = 0.0
     loss: list[float] = field(default_factory=list)
     correct: int = 0
@@ -94,49 +92,61 @@ def train_round(
     salt: str = "",
     counts: FlopCounts | None = None,
     cache: PrefixCache | None = None,
-    names: Callable[[str], object] = str,
 ) -> RoundResult:
     """Train ``job.stage.trained`` for ``job.hyper.epochs`` epochs on ``dataset``.
 
     ``parts`` holds every present part as received, and "prototypes" when there are global ones; ``holdout``: samples to
     test on, before and after; ``kept``: what this device's last round left here. ``salt`` (device and round) makes
     batches differ between devices and rounds, reproducibly. ``counts``: kept by the caller between rounds, so that no
-    shape of step is counted twice; so is ``cache``, with ``names`` to tell the tensors of a part from others under its
-    name. Raises DataError when the share can not fill one batch (decision
+    shape of step is counted twice; so is ``cache``. Raises DataError when the share can not fill one batch (decision
     D-L3) and RunError when the loss is not finite.
     """
     kept = kept or {}
-    counts = counts or FlopCounts()
     rng = np.random.default_rng((job.hyper.seed, zlib.crc32(salt.encode())))
     torch.manual_seed(int(rng.integers(2**63)))
-    if is_closing(job.stage):
-        return _closing_round(job, dataset, _load(job, parts, kept, device), device, counts, rng)
+    with metered(counts) as bill:
+        if is_closing(job.stage):
+            result = _closing_round(job, dataset, _load(job, parts, kept, device), rng)
+        else:
+            holdout = dataset.subset([]) if holdout is None else holdout
+            cache = cache or PrefixCache(Path(tempfile.gettempdir()))
+            result = _usual_round(job, dataset, holdout, parts, kept, device, cache, rng, on_progress)
+    return replace(result, flops=bill.flops)
+
+
+def _usual_round(
+    job: Job,
+    dataset: Dataset,
+    holdout: Dataset,
+    parts: Mapping[str, Tensors],
+    kept: Mapping[str, Tensors],
+    device: str,
+    cache: PrefixCache,
+    rng: np.random.Generator,
+    on_progress: OnProgress | None,
+) -> RoundResult:
     usable = usable_rows(job, dataset)
     steps = len(usable) // job.hyper.batch_size * job.hyper.epochs
     if steps == 0:
         raise too_few(job, dataset, len(usable))
-    holdout = dataset.subset([]) if holdout is None else holdout
-    cache = cache or PrefixCache(Path(tempfile.gettempdir()))
-    dataset, cache_fill_flops = cache.encoded(job, dataset, parts, names, device, counts)
-    holdout, more = cache.encoded(job, holdout, parts, names, device, counts)
-    cache_fill_flops += more
+    with metered() as cache_fill:
+        dataset = cache.encoded(job, dataset, parts, device)
+        holdout = cache.encoded(job, holdout, parts, device)
     model = _load(job, parts, kept, device)
-    statistics = partial(counted_statistics, job, model, dataset, usable, counts)
-    taking = statistics()
-    metrics, spent = local_evaluation(job, model, holdout, parts, "received", counts)
-    personal_metrics, more = personal_evaluation(job, model, holdout, parts, kept, counts, statistics)
+    statistics = partial(take_local_statistics, job, model, dataset, usable)
+    statistics()
+    metrics = local_evaluation(job, model, holdout, parts, "received")
+    personal_metrics = personal_evaluation(job, model, holdout, parts, kept, statistics)
     prepare(model, job.stage.trained, checkpoint=job.hyper.checkpoint)
     auxiliary = auxiliary_of(job, model, parts, kept, device)
-    taking += statistics(auxiliary.teachers)
-    pseudo_labels, marking = pseudo_labels_of(job, model, auxiliary, dataset, rng, counts)
+    statistics(auxiliary.teachers)
+    pseudo_labels = pseudo_labels_of(job, model, auxiliary, dataset, rng)
     meter = PovertyMeter() if "poverty" in job.slots.repair else None
-    tally = _Tally(kind_of_step(job, with_tables=bool(auxiliary.tables)), counts, meter)
-    tally.flops = cache_fill_flops + taking + spent + more + marking
+    tally = _Tally(kind_of_step(job, with_tables=bool(auxiliary.tables)), meter)
     _train(job, model, dataset, usable, auxiliary, pseudo_labels, tally, device, rng, steps, on_progress)
     model.zero_grad(set_to_none=True)
-    after, spent = local_evaluation(job, model, holdout, parts, "trained", counts)
-    tally.flops += spent
-    sending, samples = _outcome(job, model, auxiliary, dataset, usable, tally, device, rng)
+    after = local_evaluation(job, model, holdout, parts, "trained")
+    sending, samples = _outcome(job, model, auxiliary, dataset, usable, rng)
     mine = job.stage.trained if meter is not None else kept_parts(job)  # with poverty, a personal model stays here
     staying = {part: part_tensors(model, part, copy=False) for part in mine}  # the model is at its end
     return RoundResult(
@@ -144,24 +154,21 @@ def train_round(
         kept=staying | private_head_tensors(auxiliary),
         samples=samples,
         metrics=_metrics(tally) | metrics | personal_metrics | after,
-        flops=tally.flops,
         compute_s=tally.compute_s,
         complete=meter.complete if meter is not None else all(dataset.has(m).all() for m in job.model.encoders),
         poverty=_poverty(meter, sending),
         poverty_change=meter.change if meter is not None else 0.0,
-        cache_fill_flops=cache_fill_flops,
+        cache_fill_flops=cache_fill.flops,
     )
 
 
-def _closing_round(
-    job: Job, own: Dataset, model: StagedModel, device: str, counts: FlopCounts, rng: np.random.Generator
-) -> RoundResult:
+def _closing_round(job: Job, own: Dataset, model: StagedModel, rng: np.random.Generator) -> RoundResult:
     """Only the networks that match; the model is as it was received."""
     started = time.perf_counter()
-    taking = counted_statistics(job, model, own, usable_rows(job, own), counts)
-    parts, samples, flops = match_parts(job, model, own, device, counts, rng)
+    take_local_statistics(job, model, own, usable_rows(job, own))
+    parts, samples = match_parts(job, model, own, rng)
     metrics = {"matching_networks": float(len(parts))}
-    return RoundResult(parts, {}, samples, metrics, taking + flops, time.perf_counter() - started)
+    return RoundResult(parts, {}, samples, metrics, compute_s=time.perf_counter() - started)
 
 
 def _train(
@@ -221,13 +228,8 @@ def _counted_step(
     exact = is_exact(job)
     due = tally.meter is not None and tally.meter.due(complete)
     before = {name: p.detach().clone() for p, name in layers.items()} if due and exact else {}
-    (loss, forward), flops = tally.counts.run(
-        tally.kind,
-        batch.shape_key,
-        lambda: train_step(model, job, batch, optimizer, auxiliary),
-        linear=linear_in(job),
-    )
-    tally.flops += flops
+    work = partial(train_step, model, job, batch, optimizer, auxiliary)
+    loss, forward = counted(tally.kind, batch.shape_key, work, linear=linear_in(job))
     if not np.isfinite(loss):
         raise RunError(
             f"the loss became {loss} at step {len(tally.loss) + 1}",
@@ -252,8 +254,6 @@ def _outcome(
     auxiliary: Auxiliary,
     own: Dataset,
     usable: np.ndarray,
-    tally: _Tally,
-    device: str,
     rng: np.random.Generator,
 ) -> tuple[dict[str, Tensors], dict[str, int]]:
     """(what is sent, samples of each trained part): trained parts, prototypes, the signature."""
@@ -261,8 +261,7 @@ def _outcome(
     # Where they lie: from here on nothing changes the model, and the largest moment shall not be a copy of it.
     trained = [part for part in sent(job.stage, job.slots.exchange) if part in samples]
     sending = {part: part_tensors(model, part, copy=False) for part in trained}
-    tables, flops = local_tables(job, model, auxiliary, own, device, tally.counts, rng)
-    tally.flops += flops
+    tables = local_tables(job, model, auxiliary, own, rng)
     if tables is not None:
         sending[PROTOTYPES], samples[PROTOTYPES] = tables, len(usable)
     if job.signature:

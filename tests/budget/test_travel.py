@@ -20,7 +20,6 @@ from edgefl.protocol.messages import Hello
 from edgefl.protocol.tensors import encode_part
 from edgefl.prototypes.matcher import DEFAULT_MATCHER
 from edgefl.records import Attempt, Cost, Figure
-from edgefl.training.flop_cache import FlopCounts
 from edgefl.training.forward import Auxiliary
 from edgefl.training.holdout import split
 from edgefl.training.local_prototypes import local_tables
@@ -71,7 +70,7 @@ def test_adaptive_prototypes_are_as_large_as_predicted(samples, absent, classes,
     )
     model = build(spec, seed=1)
     own, _ = split(made, data, "")
-    tables, _ = local_tables(made, model, Auxiliary({}, {}, {}, (), DEFAULT_MATCHER), own, "cpu", FlopCounts(), rng)
+    tables = local_tables(made, model, Auxiliary({}, {}, {}, (), DEFAULT_MATCHER), own, rng)
     device = Candidate(samples=data.samples(), class_counts=data.class_counts())
     assert prototype_bytes(made, device, {})[1] == len(encode_part(tables))
 

@@ -20,7 +20,6 @@ from edgefl.prototypes.table import ClassMeans, to_tensors
 from edgefl.training.auxiliary import auxiliary_of
 from edgefl.training.batches import Batch
 from edgefl.training.evaluate import TestSet, evaluate, judge, reconstructed
-from edgefl.training.flop_cache import FlopCounts
 from edgefl.training.local_evaluation import local_evaluation
 from edgefl.training.step import run_forward
 
@@ -79,7 +78,7 @@ def test_a_sample_with_one_modality_is_answered_as_it_was_trained(fusion: str, m
     parts = parts_of(made) | ({"prototypes": to_tensors(some_tables())} if "prototype" in missing else {})
     wanted = trained_loss(made, parts, ALONE)
     # By the recipe's own stand-in:
-    found, _ = local_evaluation(made, loaded(made, parts), ALONE, parts, "received", FlopCounts())
+    found = local_evaluation(made, loaded(made, parts), ALONE, parts, "received")
     assert found["received_loss"] == pytest.approx(wanted, abs=1e-5)
     tables = some_tables() if mask == "prototype" else {}
     by_mask = judge(loaded(made, parts), ALONE, made.stage.depth, tables, None, ["a"], mask=mask)
@@ -99,7 +98,7 @@ def test_prototypes_are_matched_in_training_as_the_recipe_does_at_inference(opti
     made = made_of(model_spec(), missing={"prototype": {"by": "match"}}, prototypes=prototypes)
     parts = parts_of(made) | {"prototypes": to_tensors(some_tables())}
     wanted = trained_loss(made, parts, ALONE)
-    found, _ = local_evaluation(made, loaded(made, parts), ALONE, parts, "received", FlopCounts())
+    found = local_evaluation(made, loaded(made, parts), ALONE, parts, "received")
     assert found["received_loss"] == pytest.approx(wanted, abs=1e-5)
     plain = judge(loaded(made, parts), ALONE, made.stage.depth, some_tables(), None, ["a"], mask="prototype")
     same = options == {"match": "classifier"}  # its networks are trained in the last round: cosine till then
@@ -160,7 +159,7 @@ def test_a_device_that_lacks_a_modality_is_judged_with_what_its_recipe_makes_of_
     made = made_of(spec, missing={"reconstruction": {}}, objective=RECONSTRUCTION)
     parts = parts_of(made)
     only_a = msgspec.structs.replace(made, stage=restrict(made.stage, ["a"]))
-    found, _ = local_evaluation(only_a, loaded(only_a, parts), ALONE, parts, "trained", FlopCounts())
+    found = local_evaluation(only_a, loaded(only_a, parts), ALONE, parts, "trained")
     assert found["trained_loss"] == pytest.approx(trained_loss(made, parts, ALONE), abs=1e-5)
 
 

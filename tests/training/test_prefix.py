@@ -10,13 +10,14 @@ import numpy as np
 import pytest
 from training_fixture import CLIP, dataset, job, model_spec, parts_of, stages_of
 
+from edgefl.data.dataset import Dataset
 from edgefl.errors import PrecisionError, StoreError
 from edgefl.models.checkpoints import initial_parts
 from edgefl.models.spec import EncoderSpec, HeadSpec, ModelSpec
 from edgefl.plan.frozen_prefix import built_parts, prefixes, stored_bytes, with_cache
 from edgefl.plan.job import Job, Stage
 from edgefl.pricing.round_price import Pricer
-from edgefl.training.flop_cache import FlopCounts
+from edgefl.training.flop_cache import FlopCounts, metered
 from edgefl.training.prefix_cache import PrefixCache
 from edgefl.training.round import RoundResult, train_round
 
@@ -79,15 +80,23 @@ def distance(one: RoundResult, other: RoundResult, before: dict) -> float:
     return distance / moved
 
 
+def filled(cache: PrefixCache, made: Job, data: Dataset, parts: dict) -> float:
+    """FLOPs of filling the cache."""
+    with metered() as bill:
+        cache.encoded(made, data, parts, "cpu")
+    return bill.flops
+
+
 def test_the_same_prefix_is_computed_once_and_the_next_stage_goes_on(tmp_path: Path) -> None:
-    data, cache, counts = dataset(24), PrefixCache(tmp_path), FlopCounts()
+    data, cache = dataset(24), PrefixCache(tmp_path)
     two, three = (job(stage=stage, cache="f16") for stage in stages_of(model_spec())[1:])
     parts = parts_of(three)
 
     def fill(made: Job, ids: dict[str, str] | None = None) -> float:
-        return cache.encoded(made, data, parts, lambda part: (ids or {}).get(part, part), "cpu", counts)[1]
+        cache.identify = lambda part: (ids or {}).get(part, part)
+        return filled(cache, made, data, parts)
 
-    whole = PrefixCache(tmp_path).encoded(three, data, parts, str, "cpu", counts)[1]
+    whole = filled(PrefixCache(tmp_path), three, data, parts)
     first = fill(two)
     assert fill(two) == 0
     further = fill(three)
@@ -99,43 +108,44 @@ def test_the_same_prefix_is_computed_once_and_the_next_stage_goes_on(tmp_path: P
 
 
 def test_rows_belong_to_their_encoder_and_to_those_who_ask(tmp_path: Path) -> None:
-    data, cache, counts = dataset(24), PrefixCache(tmp_path), FlopCounts()
+    data, cache = dataset(24), PrefixCache(tmp_path)
     made = with_cache(last_stage(), "f16")
-    first = cache.encoded(made, data, parts_of(made), str, "cpu", counts)[1]
+    first = filled(cache, made, data, parts_of(made))
     one_head = {m: msgspec.structs.replace(e, heads=1) for m, e in made.model.encoders.items()}
     other = msgspec.structs.replace(made, model=msgspec.structs.replace(made.model, encoders=one_head))
-    assert cache.encoded(other, data, parts_of(made), str, "cpu", counts)[1] == first  # equal tensors, another function
+    assert filled(cache, other, data, parts_of(made)) == first  # equal tensors, another function
     assert cache.used_bytes() > 0
-    plain, flops = cache.encoded(with_cache(made, ""), data, parts_of(made), str, "cpu", counts)
-    assert (flops, plain.encoded, cache.used_bytes()) == (0, {}, 0)
+    with metered() as bill:
+        plain = cache.encoded(with_cache(made, ""), data, parts_of(made), "cpu")
+    assert (bill.flops, plain.encoded, cache.used_bytes()) == (0, {}, 0)
 
 
 @pytest.mark.parametrize("kind", ["next stage", "from nothing", "pooled"])
 def test_no_more_disk_is_taken_than_was_priced(kind: str, tmp_path: Path) -> None:
-    data, counts = dataset(24, absent={"b": list(range(9))}), FlopCounts()
+    data = dataset(24, absent={"b": list(range(9))})
     two, three = (job(stage=stage, cache="f16") for stage in stages_of(model_spec())[1:])
     if kind == "pooled":
         trained = [part for part in three.stage.trained if "stage" not in part]
         three = job(stage=replace_trained(three.stage, trained), cache="f16")
     cache = PrefixCache(tmp_path)
     if kind == "next stage":
-        cache.encoded(two, data, parts_of(three), str, "cpu", counts)
+        cache.encoded(two, data, parts_of(three), "cpu")
     cache.limit_bytes = stored_bytes(three, data.samples())
-    cache.encoded(three, data, parts_of(three), str, "cpu", counts)
+    cache.encoded(three, data, parts_of(three), "cpu")
     least = PrefixCache(tmp_path, limit_bytes=cache.used_bytes() - 1)
     with pytest.raises(StoreError, match="bytes needed"):
-        least.encoded(three, data, parts_of(three), str, "cpu", counts)
+        least.encoded(three, data, parts_of(three), "cpu")
 
 
 def test_a_file_that_is_still_read_counts_against_the_disk_limit(tmp_path: Path) -> None:
     """From nothing, stage 3 is filled modality by modality through files of the stages below: what they take counts."""
-    data, counts = dataset(24), FlopCounts()
+    data = dataset(24)
     three = job(stage=stages_of(model_spec())[-1], cache="f16")
     free = PrefixCache(tmp_path / "free")
-    free.encoded(three, data, parts_of(three), str, "cpu", counts)
+    free.encoded(three, data, parts_of(three), "cpu")
     least = PrefixCache(tmp_path / "least", limit_bytes=free.used_bytes())
     with pytest.raises(StoreError, match="bytes needed"):
-        least.encoded(three, data, parts_of(three), str, "cpu", counts)
+        least.encoded(three, data, parts_of(three), "cpu")
 
 
 def test_filling_can_be_left_off(tmp_path: Path) -> None:
@@ -144,7 +154,7 @@ def test_filling_can_be_left_off(tmp_path: Path) -> None:
 
     made = with_cache(last_stage(), "f16")
     with pytest.raises(KeyError):
-        PrefixCache(tmp_path, check=leave).encoded(made, dataset(24), parts_of(made), str, "cpu", FlopCounts())
+        PrefixCache(tmp_path, check=leave).encoded(made, dataset(24), parts_of(made), "cpu")
 
 
 def test_only_what_is_trained_is_loaded_and_the_prefix_part_by_part(tmp_path: Path) -> None:
