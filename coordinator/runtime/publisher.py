@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import logging
 import secrets
 from collections.abc import Callable
 from functools import partial
@@ -13,13 +12,13 @@ from typing import Any
 import msgspec
 
 from coordinator.core import instructions as do
-from coordinator.core.state import State
+from coordinator.core.state import State, UpdateInvalid, UpdateStored
 from coordinator.runtime.chunk_probe import Chunking
 from coordinator.runtime.chunk_size import ChunkSizer
 from coordinator.runtime.downloads import Downloads
 from coordinator.runtime.event_log import row_of
 from coordinator.runtime.uploads import Uploads
-from coordinator.runtime.validate_update import Own
+from coordinator.runtime.validate_update import Own, Rules
 from edgefl.aggregation.clusters import signed, wanted
 from edgefl.aggregation.history_update import POVERTY
 from edgefl.aggregation.publish import PACKED, packed_parts
@@ -35,7 +34,6 @@ from edgefl.storage.objects import ObjectStore
 from edgefl.transport.base import Transport
 
 Report = Callable[[Any], None]
-_LOG = logging.getLogger(__name__)
 
 
 class Publisher:
@@ -164,18 +162,22 @@ class Publisher:
         return Uploads(
             self._store,
             self._sizer,
-            signature=wanted(self._plan.server),
-            rules=self._plan.transfer,
+            Rules(wanted(self._plan.server), self._plan.transfer),
             clock=self._clock,
             grant=self.post,
-            down=self._down,
-            report=self._report,
+            report=self._report_upload,
         )
 
-    def _down(self, update: m.Update) -> Figures:
+    def _report_upload(self, event: UpdateStored | UpdateInvalid | BaseException) -> None:
+        if isinstance(event, UpdateStored):
+            figures = event.figures | self._download_figures(event.device, event.attempt)
+            event = msgspec.structs.replace(event, figures=figures)
+        self._report(event)
+
+    def _download_figures(self, device: str, attempt: Attempt) -> Figures:
         """Bytes sent to a device in its attempt; prototypes and the layer of its personal model also by themselves."""
-        device, source = update.device, "chunks the coordinator sent"
-        downloads = self._downloads.get(transfer_name("d", update.attempt))
+        source = "chunks the coordinator sent"
+        downloads = self._downloads.get(transfer_name("d", attempt))
         sent = downloads.payload_bytes(device) if downloads is not None else 0
         figures = {"payload_down_bytes": Figure(float(sent), "counted", source)}
         again = downloads.resent_bytes(device) if downloads is not None else 0
@@ -234,15 +236,11 @@ class Publisher:
             store=self._store,
             fleet=self._fleet,
             publish=partial(self.publish, chunks=True),
-            warn=self._warn,
         )
         self._chunks = self._sizer.of(expected)
 
     def _tell(self, text: str) -> None:
         self._report(row_of(do.EmitEvent("warning", data={"text": text})))
-
-    def _warn(self, device: str, text: str) -> None:
-        _LOG.warning("%s %s", device, text)
 
     def post(self, device: str, message: m.DownMessage) -> None:
         """Send a device a message, signed where the fleet signs."""

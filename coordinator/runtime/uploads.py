@@ -1,36 +1,27 @@
-"""Updates on their way from the devices: admitted through a gate, resumed from disk, checked before they count."""
+"""Uploads of updates: admitted a few at a time, resumed from disk, validated before they count."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import secrets
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from typing import cast
 
 from coordinator.core.state import Changes, UpdateInvalid, UpdateStored
 from coordinator.runtime.chunk_size import ChunkSizer
 from coordinator.runtime.update_norms import changes_of
-from coordinator.runtime.validate_update import LIMITS, Own, check_update
+from coordinator.runtime.validate_update import LIMITS, Own, Rules, check_update
 from edgefl.errors import ProtocolError
 from edgefl.models.spec import PROTOTYPES, SIGNATURE
-from edgefl.plan.job import Transfer as Packings
-from edgefl.protocol.chunks import Chunk, decode_chunks
-from edgefl.protocol.messages import Grant, Update
-from edgefl.records import Attempt, Figure, Figures, Manifest, ObjectRef, Refusal
+from edgefl.protocol.chunks import decode_chunks
+from edgefl.protocol.messages import Grant, Need, Update
+from edgefl.records import Attempt, Figure, Manifest, ObjectRef, Refusal
 from edgefl.storage.objects import ObjectStore
-from edgefl.storage.partials import PartialObject
 from edgefl.transfer.admission import UploadAdmission
-from edgefl.transfer.instructions import (
-    Completed,
-    Failed,
-    Instruction,
-    SendNeed,
-    StoreChunk,
-    VerifyObject,
-)
-from edgefl.transfer.receiver import Receiver
+from edgefl.transfer.disk_driver import DiskReceiver, End, Superseded
+from edgefl.transfer.instructions import Failed
 
 #: Updates that are less together are checked one after the other: threads would only get into each other's way.
 _SMALL_BYTES = 4 * 2**20
@@ -45,51 +36,46 @@ _Verdict = Refusal | tuple[Manifest, Changes] | Exception
 @dataclass
 class _Upload:
     update: Update
-    transfer: str
+    receiver: DiskReceiver  # not running: waits for admission
     previous: Manifest  # the parts as the device was offered them
     own: Own | None = None  # what bounds its prototypes
-    receiver: Receiver | None = None  # None: waits at the gate
-    partials: dict[str, PartialObject] = field(default_factory=dict)
-    payload_bytes: int = 0
-    resent_bytes: int = 0  # of receivers there were before this one
     began: float = 0.0  # when it was asked for
     whole: bool = False  # its contents are being checked
 
+    @property
+    def receiving(self) -> bool:
+        return self.receiver.running and not self.whole
+
 
 class Uploads:
-    """Fetches updates.
+    """Receives the objects of updates.
 
-    ``sizer``: how large chunks are; ``signature``: what the run's clusters are made of; ``rules``: how parts may be
-    packed; ``grant`` sends a message to a device; ``down`` tells what it was sent; ``report`` takes UpdateStored and
-    UpdateInvalid, and exceptions that end the run.
+    ``sizer``: how large chunks are; ``rules``: what an update of this run may hold; ``grant`` sends a message to a
+    device; ``report`` takes UpdateStored and UpdateInvalid, and exceptions that end the run.
     """
 
     def __init__(
         self,
         store: ObjectStore,
         sizer: ChunkSizer,
+        rules: Rules,
         *,
-        signature: str = "",
-        rules: Packings | None = None,
         clock: Callable[[], float],
         grant: Callable[[str, Grant], None],
-        down: Callable[[Update], Figures],
         report: Callable[[UpdateStored | UpdateInvalid | BaseException], None],
     ) -> None:
         self._store = store
         self._sizer = sizer
-        self._signature = signature
-        self._transfer = rules
+        self._rules = rules
         self._clock = clock
         self._grant = grant
-        self._down = down
         self._report = report
         self._admission = UploadAdmission()
         self._uploads: dict[str, _Upload] = {}
         self._waiting: list[_Upload] = []  # whole, to be checked next
         self._checking: asyncio.Task[None] | None = None
         self._told: dict[str, tuple[ObjectRef, ...]] = {}  # of each device's last update that was reported
-        self.dropped = 0  # chunks of no upload
+        self.dropped = 0  # messages of no upload, and malformed ones
 
     def fetch(self, update: Update, previous: Manifest, transfer: str, own: Own | None = None) -> None:
         """Fetch an update to the parts ``previous``, as the device was offered them; asked again, go on.
@@ -99,13 +85,15 @@ class Uploads:
         device = update.device
         known = self._uploads.get(device)
         if known is not None and (known.update.attempt, known.update.manifest) == (update.attempt, update.manifest):
-            if known.receiver is not None and not known.whole:
-                self._perform(device, known.receiver.on_stall(self._clock()))
+            if known.receiving:
+                known.receiver.ask_again(self._clock())
             return
         self.cancel(device)
-        self._uploads[device] = _Upload(update, transfer, previous, own)
+        grant = partial(self._send, device)
+        receiver = DiskReceiver(transfer, device, update.manifest.values(), self._store, grant, Grant)
+        self._uploads[device] = _Upload(update, receiver, previous, own)
         with self._spoiling(device):
-            if (refusal := LIMITS.check_sizes(update.manifest, previous, self._transfer)) is not None:
+            if (refusal := LIMITS.check_sizes(update.manifest, previous, self._rules.transfer)) is not None:
                 self._spoil(device, refusal)
                 return
             self._start(self._admission.request(device))
@@ -113,29 +101,28 @@ class Uploads:
     def on_chunk(self, device: str, transfer: str, payload: bytes) -> None:
         """Chunks came on a device's topic."""
         upload = self._uploads.get(device)
-        if upload is None or upload.receiver is None or upload.transfer != transfer or upload.whole:
+        if upload is None or not upload.receiving or upload.receiver.transfer != transfer:
             self.dropped += 1
             return
         try:
             chunks = decode_chunks(payload)
         except ProtocolError:
-            upload.receiver.dropped["malformed"] += 1
+            self.dropped += 1
             return
         for chunk in chunks:
-            if upload.receiver is None or self._uploads.get(device) is not upload:
+            if self._uploads.get(device) is not upload:
                 return  # one of them has spoiled it
-            instructions = upload.receiver.on_chunk(chunk.object_id, chunk.index, len(chunk.data), self._clock())
-            self._perform(device, instructions, chunk)
+            with self._spoiling(device):
+                self._ended(upload, upload.receiver.on_chunk(chunk, self._clock()))
 
     def on_tick(self) -> None:
         """Ask again where nothing comes; let others pass an upload that stalls."""
         now = self._clock()
         for device, upload in list(self._uploads.items()):
-            if upload.receiver is not None and not upload.whole:
-                self._perform(device, upload.receiver.on_tick(now))
+            if upload.receiving:
+                upload.receiver.on_tick(now)
                 if upload.receiver.stalls >= 2 and (others := self._admission.rotate(device)):
-                    upload.resent_bytes += upload.receiver.duplicate_bytes
-                    upload.receiver = None
+                    upload.receiver.pause()
                     self._start(others)
 
     def cancel(self, device: str, attempt: Attempt | None = None) -> None:
@@ -174,63 +161,40 @@ class Uploads:
     def _start(self, devices: Iterable[str]) -> None:
         for device in devices:
             upload = self._uploads[device]
-            refs = list({ref.id: ref for ref in upload.update.manifest.values()}.values())
             upload.began = upload.began or self._clock()
             # Devices that send equal objects send them in equal chunks.
-            chunk_bytes = self._store.chunk_size_in_progress((ref.id for ref in refs), self._sizer.of([device])[0])
+            names = (ref.id for ref in upload.update.manifest.values())
+            chunk_bytes = self._store.chunk_size_in_progress(names, self._sizer.of([device])[0])
             with self._spoiling(device):
-                partials = (self._store.partial(ref, chunk_bytes) for ref in refs)
-                upload.partials = {one.ref.id: one for one in partials if not one.finished}
-                upload.receiver = Receiver(
-                    upload.transfer,
-                    device,
-                    refs,
-                    chunk_bytes,
-                    self._sizer.credit(chunk_bytes),
-                    incarnation=secrets.randbelow(2**31),
-                    message=Grant,
-                )
-                missing = {name: partial.missing(chunk_bytes) for name, partial in upload.partials.items()}
-                self._perform(device, upload.receiver.start(missing, self._clock()))
+                end = upload.receiver.start(chunk_bytes, self._sizer.credit(chunk_bytes), self._clock())
+                self._ended(upload, end)
 
-    def _perform(self, device: str, instructions: Iterable[Instruction], chunk: Chunk | None = None) -> None:
-        upload = self._uploads.get(device)
-        if upload is None or upload.receiver is None:
+    def _send(self, device: str, grant: Need) -> None:
+        self._grant(device, cast("Grant", grant))
+
+    def _ended(self, upload: _Upload, end: End | None) -> None:
+        if end is None:
             return
-        with self._spoiling(device):
-            for instruction in instructions:
-                if (
-                    isinstance(instruction, StoreChunk | VerifyObject)
-                    and upload.partials[instruction.object_id].abandoned
-                ):
-                    upload.resent_bytes += upload.receiver.duplicate_bytes
-                    self._start([device])  # in the chunks of whoever has taken it over
-                    return
-                if isinstance(instruction, StoreChunk) and chunk is not None:
-                    upload.partials[instruction.object_id].write(instruction.index, chunk.data)
-                    upload.payload_bytes += len(chunk.data)
-                elif isinstance(instruction, VerifyObject):
-                    ok = upload.partials[instruction.object_id].verify()
-                    self._perform(device, upload.receiver.on_verified(instruction.object_id, ok, self._clock()))
-                elif isinstance(instruction, SendNeed):
-                    self._grant(device, cast("Grant", instruction.need))
-                elif isinstance(instruction, Completed) and not upload.whole:
-                    self._sizer.note(device, upload.payload_bytes, self._clock() - upload.began)
-                    upload.whole = True
-                    self._waiting.append(upload)
-                    if self._checking is None:
-                        self._checking = asyncio.ensure_future(self._check())
-                elif isinstance(instruction, Failed):
-                    parts = [p for p, ref in upload.update.manifest.items() if ref.id == instruction.object_id]
-                    text = f"part {', '.join(parts)[:200]}: {instruction.reason} of {instruction.object_id[:12]}"
-                    self._spoil(device, Refusal(reason="hash", detail=text))
+        device = upload.update.device
+        if isinstance(end, Superseded):
+            self._start([device])
+        elif isinstance(end, Failed):
+            parts = [part for part, ref in upload.update.manifest.items() if ref.id == end.object_id]
+            text = f"part {', '.join(parts)[:200]}: {end.reason} of {end.object_id[:12]}"
+            self._spoil(device, Refusal(reason="hash", detail=text))
+        else:
+            self._sizer.note(device, upload.receiver.received_bytes, self._clock() - upload.began)
+            upload.whole = True
+            self._waiting.append(upload)
+            if self._checking is None:
+                self._checking = asyncio.ensure_future(self._check())
 
     async def _check(self) -> None:
         """Check what is whole; what becomes so meanwhile is the next batch, whose results are told together."""
         try:
             while self._waiting:
                 batch, self._waiting = self._waiting, []
-                small = sum(upload.payload_bytes for upload in batch) < _SMALL_BYTES
+                small = sum(upload.receiver.received_bytes for upload in batch) < _SMALL_BYTES
                 groups = [batch] if small else [[upload] for upload in batch]
                 for found in await asyncio.gather(*(asyncio.to_thread(self._contents, group) for group in groups)):
                     for upload, verdict in found:
@@ -251,17 +215,19 @@ class Uploads:
             self._spoil(device, found)
             return
         manifest, changes = found
-        resent = upload.resent_bytes + (upload.receiver.duplicate_bytes if upload.receiver is not None else 0)
         self._told[device] = (*update.manifest.values(), *manifest.values())
         figures = {
-            "payload_up_bytes": Figure(float(upload.payload_bytes), "counted", "chunks the coordinator received"),
-            "resent_up_bytes": Figure(float(resent), "counted", "chunks the coordinator received more than once"),
+            "payload_up_bytes": Figure(
+                float(upload.receiver.received_bytes), "counted", "chunks the coordinator received"
+            ),
+            "resent_up_bytes": Figure(
+                float(upload.receiver.duplicate_bytes), "counted", "chunks the coordinator received more than once"
+            ),
             **{
                 name: Figure(float(update.manifest[part].size), "counted", "objects of the update")
                 for part, name in _APART.items()
                 if part in update.manifest
             },
-            **self._down(update),
         }
         self._report(UpdateStored(self._clock(), device, update.attempt, figures, manifest, changes))
         self._done(device)
@@ -270,9 +236,8 @@ class Uploads:
         found: list[tuple[_Upload, _Verdict]] = []
         for one in group:
             try:
-                self._store.publish(one.partials.values())
-                rules = (self._signature, self._transfer, one.own)
-                whole = check_update(self._store, one.update.manifest, one.previous, *rules)
+                self._store.publish(one.receiver.partials.values())
+                whole = check_update(self._store, one.update.manifest, one.previous, self._rules, one.own)
                 if not isinstance(whole, Refusal):
                     found.append((one, (whole, changes_of(self._store, whole, one.previous))))
                 else:

@@ -1,4 +1,4 @@
-"""Is an update fit to be counted? Sizes before anything is fetched; names, shapes and values before it is added up."""
+"""Validation of an update: sizes before anything is fetched; names, shapes and values before it is aggregated."""
 
 from __future__ import annotations
 
@@ -97,20 +97,25 @@ class Own(NamedTuple):
                 raise MisfitError("few", f"{text}, at least {self.min_count:g} are asked for (prototypes: min_count)")
 
 
+class Rules(NamedTuple):
+    """What the updates of a run may hold.
+
+    ``signature``: what the run's clusters are made of (``clusters.wanted``), "" for nothing; ``transfer``: how parts
+    may be packed.
+    """
+
+    signature: str = ""
+    transfer: Transfer = Transfer()
+
+
 def check_update(
-    store: ObjectStore,
-    manifest: Manifest,
-    previous: Manifest,
-    signature: str = "",
-    transfer: Transfer | None = None,
-    own: Own | None = None,
+    store: ObjectStore, manifest: Manifest, previous: Manifest, rules: Rules, own: Own | None = None
 ) -> Refusal | Manifest:
     """The update's parts, those that came packed by their unpacked objects, when every one has the tensors of the
     state before, all finite; else the first fault.
 
-    ``previous``: the parts as the device was offered them; ``signature``: what the run's clusters are made of
-    (``groups.wanted``), "" for nothing; ``transfer``: how parts may be packed; ``own``: what bounds its prototypes.
-    One part of each is in memory at a time. Raises StoreError when the disk fails.
+    ``previous``: the parts as the device was offered them; ``own``: what bounds its prototypes. One part of each is in
+    memory at a time. Raises StoreError when the disk fails.
     """
     found = dict(manifest)
     for part, ref in sorted(manifest.items()):
@@ -118,7 +123,7 @@ def check_update(
             data, limit = store.view(ref.id), LIMITS.of(part, previous)
             if part in previous and is_packed(data):
                 base = decode_part(store.view(previous[part].id), copy=False)
-                tensors = unpack(data, base, packing_of((transfer or Transfer()).up, part), limit)
+                tensors = unpack(data, base, packing_of(rules.transfer.up, part), limit)
                 found[part] = store.put(encode_part(tensors))
             else:
                 tensors = decode_part(data, limit, copy=False)
@@ -128,7 +133,7 @@ def check_update(
                 if own is not None:
                     own.check(tables)
             elif part == SIGNATURE:
-                check_signature(tensors, signature)
+                check_signature(tensors, rules.signature)
             else:
                 check(tensors, stored_layout(store, previous[part]))
         except (ProtocolError, MisfitError) as error:

@@ -19,6 +19,7 @@ import psutil
 from device_agent.core import state as v
 from device_agent.core.agent_timeouts import DIAL_FIRST_S, DIAL_LAST_S, FLUSH_S, LEAVE_S, TICK_S
 from device_agent.core.machine import initial, step
+from device_agent.runtime.effects import Effects
 from device_agent.runtime.incarnation import Identity, complete
 from device_agent.runtime.log import Emit
 from device_agent.runtime.renewal import Renewal
@@ -63,19 +64,13 @@ class Agent:
         self._end: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._listening = False
         self._flushing = False  # the disk is taking what was saved
-        self._leaving: list[UpMessage] = []  # what the broker has not acknowledged
+        self._unacknowledged: list[UpMessage] = []  # by the broker
+        effects = Effects(self._spawn, self._post, self._outbox.put_nowait, emit)
+        restored = self.state.task.attempt if self.state.task is not None else None
         self._transfers = Transfers(
-            identity,
-            lambda: self.transport,
-            store.objects,
-            self._spawn,
-            self._post,
-            self._outbox.put_nowait,
-            emit,
-            self._leaving,
-            self.state.task.attempt if self.state.task is not None else None,
+            identity, store.objects, effects, lambda: self.transport, self._unacknowledged, restored
         )
-        self._jobs = TrainerJobs(trainer, self._spawn, self._post, emit, self._transfers.figures)
+        self._jobs = TrainerJobs(trainer, effects, self._transfers.figures)
         self._perform = self._performers()
         self._down = topics.down(identity.fleet, identity.device)
         self._call = topics.call(identity.fleet)
@@ -150,7 +145,7 @@ class Agent:
         """In their order, which MQTT keeps, but without waiting for each to be acknowledged."""
         while True:
             message = await self._outbox.get()
-            self._leaving.append(message)
+            self._unacknowledged.append(message)
             self._spawn(self._say(message))
 
     async def _say(self, message: UpMessage) -> None:
@@ -160,7 +155,7 @@ class Agent:
         except MessageSizeError as error:  # also a guess, after connections that were cut: it is said again
             self.emit("warning", text=error.message)
         finally:
-            self._leaving.remove(message)
+            self._unacknowledged.remove(message)
 
     async def _take_events(self) -> None:
         while True:

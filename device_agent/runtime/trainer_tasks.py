@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine
-from typing import Any, Protocol
+from collections.abc import Callable
 
 from msgspec.structs import replace
 
 from device_agent.core import state as v
 from device_agent.core.agent_timeouts import TRAINER_RESTART_S, TRAINER_RESTARTS
-from device_agent.runtime.log import Emit
+from device_agent.runtime.effects import Effects
 from device_agent.runtime.trainer_process import Trainer
 from edgefl import errors
 from edgefl.process.worker import WorkerFailedError
@@ -19,43 +18,30 @@ from edgefl.protocol.messages import Offer
 from edgefl.records import Figures
 
 
-class Spawn(Protocol):
-    """Runs a coroutine as a task whose failure ends the agent."""
-
-    def __call__(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]: ...
-
-
 class TrainerJobs:
-    """``bill`` gives the supervisor's own figures for a training that has just ended."""
+    """One trainer's tasks. ``supervisor_cost``: the supervisor's own figures for a training that has just ended."""
 
     def __init__(
-        self,
-        trainer: Trainer,
-        spawn: Spawn,
-        post: Callable[[v.Event], None],
-        emit: Emit,
-        bill: Callable[[Offer, v.Result], Figures],
+        self, trainer: Trainer, effects: Effects, supervisor_cost: Callable[[Offer, v.Result], Figures]
     ) -> None:
         self._trainer = trainer
-        self._spawn = spawn
-        self._post = post
-        self._emit = emit
-        self._bill = bill
+        self._effects = effects
+        self._supervisor_cost = supervisor_cost
         self._deaths = 0
         self._job: asyncio.Task[None] | None = None
 
     def start(self) -> None:
         """Let it load torch and the data; ends in TrainerReady or TrainerLost."""
-        self._job = self._spawn(self._warm(self._job))
+        self._job = self._effects.spawn(self._warm(self._job))
 
     def stop(self) -> None:
         """Give its memory back."""
-        self._emit("trainer-stopped", reason="the run is over")
-        self._job = self._spawn(self._trainer.stop())
+        self._effects.emit("trainer-stopped", reason="the run is over")
+        self._job = self._effects.spawn(self._trainer.stop())
 
     def train(self, work: v.Train) -> None:
         """Ends in TrainingEnded, whatever happens."""
-        self._job = self._spawn(self._train(work))
+        self._job = self._effects.spawn(self._train(work))
 
     def interrupt(self) -> None:
         """Ask the training to end after its step."""
@@ -73,24 +59,25 @@ class TrainerJobs:
                 raise as_own_kind(error) from error
             await self._trainer.stop()  # it may live, with half its libraries loaded
             wait_s = TRAINER_RESTART_S * 2 ** (self._deaths - 1)
-            self._emit("trainer-lost", text=error.message, retry_s=wait_s)
+            self._effects.emit("trainer-lost", text=error.message, retry_s=wait_s)
             await asyncio.sleep(wait_s)
-            self._post(v.TrainerLost())
+            self._effects.post(v.TrainerLost())
             return
         self._deaths = 0
-        seconds = time.monotonic() - started
-        self._emit("trainer-ready", seconds=seconds, base_bytes=facts.base_bytes, samples=facts.samples.get("", 0))
-        self._post(v.TrainerReady(facts))
+        seconds, samples = time.monotonic() - started, facts.samples.get("", 0)
+        self._effects.emit("trainer-ready", seconds=seconds, base_bytes=facts.base_bytes, samples=samples)
+        self._effects.post(v.TrainerReady(facts))
 
     async def _train(self, work: v.Train) -> None:
         offer = work.offer
-        self._emit("training", attempt=str(offer.attempt))
-        result, alive = await self._trainer.train(work, self._post)
+        self._effects.emit("training", attempt=str(offer.attempt))
+        result, alive = await self._trainer.train(work, self._effects.post)
         if not alive:
-            self._emit("trainer-lost", attempt=str(offer.attempt), text=result.refusal.detail if result.refusal else "")
+            text = result.refusal.detail if result.refusal else ""
+            self._effects.emit("trainer-lost", attempt=str(offer.attempt), text=text)
         if result.refusal is None:
-            result = replace(result, figures={**result.figures, **self._bill(offer, result)})
-        self._post(v.TrainingEnded(offer.attempt, result, alive))
+            result = replace(result, figures={**result.figures, **self._supervisor_cost(offer, result)})
+        self._effects.post(v.TrainingEnded(offer.attempt, result, alive))
 
 
 def named(error: WorkerFailedError) -> type[errors.EdgeFLError] | None:

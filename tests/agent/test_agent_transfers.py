@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+from device_agent.runtime.effects import Effects
 from device_agent.runtime.incarnation import Identity
 from device_agent.runtime.transfers import Transfers
 from edgefl.protocol.chunks import decode_chunks
@@ -37,13 +38,15 @@ def test_a_chunk_that_is_leaving_is_not_sent_again_and_one_that_has_left_is(tmp_
         tasks: list[asyncio.Task[None]] = []
         transfers = Transfers(
             Identity("f", "a"),
-            lambda: transport,
             store,
-            lambda work: tasks.append(asyncio.ensure_future(work)) or tasks[-1],  # type: ignore[func-returns-value]
-            lambda event: None,
-            lambda need: None,
-            lambda event, **fields: None,
-            leaving=(),
+            Effects(
+                lambda work: tasks.append(asyncio.ensure_future(work)) or tasks[-1],  # type: ignore[func-returns-value]
+                lambda event: None,
+                lambda need: None,
+                lambda event, **fields: None,
+            ),
+            lambda: transport,
+            unacknowledged=(),
         )
 
         async def ask(epoch: int, bitmap: bytes) -> None:

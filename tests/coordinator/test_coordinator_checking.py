@@ -11,7 +11,7 @@ from msgspec import to_builtins
 from test_coordinator_runner import played, values
 
 from coordinator.runtime.evaluator import Evaluator
-from coordinator.runtime.validate_update import check_update
+from coordinator.runtime.validate_update import Rules, check_update
 from edgefl.aggregation.clusters import KINDS, SIGNATURES, wanted
 from edgefl.aggregation.history_update import UpdateInfo
 from edgefl.aggregation.round import aggregate_round
@@ -172,7 +172,7 @@ def test_a_misfit_has_no_place_in_the_relationship_graph_and_ends_nothing(tmp_pa
     previous = {"head/acc": store.put(encode_part({"w": np.zeros(2, np.float32)}))}
     good = encode_part({"w": np.array([3, 4], np.float32)})
     manifests = {d: {"head/acc": store.put(data if d == odd else good)} for d in ("m", "n", odd)}
-    refusal = check_update(store, manifests[odd], previous)
+    refusal = check_update(store, manifests[odd], previous, Rules())
     assert refusal is not None  # so it never gets as far as this:
     assert refusal.reason in {reason, "malformed"}
     updates = [UpdateInfo(device, manifest, {"head/acc": 10}) for device, manifest in manifests.items()]
@@ -207,7 +207,7 @@ def test_a_diverged_model_has_no_likeness_and_ends_nothing(tmp_path: Path) -> No
     good = {part: store.put(encode_part(tensors)) for part, tensors in parts.items()}
     huge = {name: np.full_like(value, 3e38) for name, value in parts["fusion"].items()}
     models = {"a": good, "b": good | {"fusion": store.put(encode_part(huge))}, "c": good}
-    refused = check_update(store, models["b"], good)  # what had come before this was checked is still weighed
+    refused = check_update(store, models["b"], good, Rules())  # what had come before this was checked is still weighed
     assert isinstance(refused, Refusal)
     assert (refused.reason, refused.detail.split(":")[0]) == ("range", "part fusion")
     body = {"model": spec, "stage": stage, "models": models, "store": str(tmp_path / "objects")}

@@ -22,7 +22,6 @@ class Scene:
         store = ObjectStore(directory)
         self.ref = store.put(DATA)
         self.sent: list[tuple[str, Chunk]] = []
-        self.warned: list[str] = []
         self.downloads = Downloads(
             "t1",
             {"acc/embed": self.ref},
@@ -30,7 +29,6 @@ class Scene:
             store=store,
             fleet="f",
             publish=lambda topic, payload: self.sent.extend((topic, one) for one in decode_chunks(payload)),
-            warn=lambda device, text: self.warned.append(device),
         )
 
     def need(self, device: str, chunk_bytes: int, bitmap: bytes, received: int = 0) -> None:
@@ -61,10 +59,11 @@ def test_only_what_a_device_lacked_is_counted(scene: Scene) -> None:
     assert lacking_bytes(b"\xff", 2500, 1000) == 2500  # bits behind the last chunk count nothing
 
 
-def test_a_device_that_asks_for_what_is_not_offered_is_told_of(scene: Scene) -> None:
+def test_a_device_that_asks_for_what_is_not_offered_is_logged(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
     need = Need("d1", "t1", epoch=1, chunk_bytes=1000, credit=1, missing={"0" * 64: b"\x01"})
     scene.downloads.on_need("d1", need, 0.0)
-    assert (scene.sent, scene.warned) == ([], ["d1"])
+    assert scene.sent == []
+    assert [record.getMessage()[:35] for record in caplog.records] == ["d1 asked for what is not offered: o"]
 
 
 @given(st.integers(1, 2000), st.integers(1, 300), st.binary(max_size=40))

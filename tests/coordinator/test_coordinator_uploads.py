@@ -12,6 +12,7 @@ import numpy as np
 from coordinator.core.state import UpdateStored
 from coordinator.runtime.chunk_size import ChunkSizer
 from coordinator.runtime.uploads import Uploads
+from coordinator.runtime.validate_update import Rules
 from edgefl.protocol.chunks import Chunk, encode_chunk
 from edgefl.protocol.messages import Grant, Update
 from edgefl.protocol.tensors import encode_part
@@ -41,9 +42,9 @@ class Devices:
         self.uploads = Uploads(
             self.store,
             self.sizer,
+            Rules(),
             clock=lambda: 0.0,
             grant=self._granted,
-            down=lambda update: {},
             report=self.reports.append,
         )
         self._before = self.store.put(part(0))

@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 
 from coordinator.runtime.inbound import Inbox
-from coordinator.runtime.validate_update import LIMITS, check_update
+from coordinator.runtime.validate_update import LIMITS, Rules, check_update
 from edgefl.errors import ModelError, ProtocolError
 from edgefl.plan.job import Transfer
 from edgefl.protocol import chunks, messages, topics
@@ -169,9 +169,9 @@ def update(data: bytes) -> None:
     ref = store.put(data[1:])
     try:
         LIMITS.check_sizes({name: ref}, model)
-        rules = Transfer(up=(("*", "delta+int8" if data[0] & 64 else "f16"),))
+        transfer = Transfer(up=(("*", "delta+int8" if data[0] & 64 else "f16"),))
         with np.errstate(over="ignore", invalid="ignore"):
-            found = check_update(store, {name: ref}, model, kind, rules)
+            found = check_update(store, {name: ref}, model, Rules(kind, transfer))
     finally:
         if ref not in model.values():
             store.path(ref.id).unlink()

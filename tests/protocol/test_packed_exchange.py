@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from memory_fleet import plan_of, run_fleet, share, state_of
 
-from coordinator.runtime.validate_update import check_update
+from coordinator.runtime.validate_update import Rules, check_update
 from device_agent.core.retained import keeping, kept_before, not_taken
 from device_agent.core.state import Kept, State
-from device_agent.runtime.transfer_driver import wanted
+from device_agent.runtime.transfers import wanted
 from device_agent.trainer.packed_parts import Sending, pack_update, unpack_offer
 from edgefl.aggregation.history_update import UpdateInfo
 from edgefl.aggregation.publish import LOST as SERVER_LOST
@@ -72,7 +72,7 @@ def test_both_ways_through_a_server_and_a_device(tmp_path: Path) -> None:
         kept = {part: read(device, ref) for part, ref in sending.lost.items()}
         assert is_packed(device.read(sending.manifest["task"].id))
         server.put(device.read(sending.manifest["task"].id))
-        found = check_update(server, sending.manifest, state, transfer=INT8)
+        found = check_update(server, sending.manifest, state, Rules(transfer=INT8))
         assert isinstance(found, dict)
         arrived = read(server, found["task"])
         np.testing.assert_allclose(arrived["w"] + kept[f"{LOST}task"]["w"], trained["w"], atol=0.02)
@@ -163,7 +163,7 @@ def test_what_goes_on_from_the_own_copy_is_not_sent_twice(tmp_path: Path) -> Non
     for _ in range(12):
         sending = sending_of({"head/a": own}, state, kept, TOP, store, exchange="mappings")
         assert sending.lost == {}
-        found = check_update(store, sending.manifest, state, transfer=TOP)
+        found = check_update(store, sending.manifest, state, Rules(transfer=TOP))
         update = UpdateInfo("a", found, {"head/a": 1}, {}, True, -1)
         state, _ = aggregate_round([update], store, state, {"weight": {"relationship": {}}}, transfer=TOP)
         assert not [key for key in state if key.startswith(SERVER_LOST)]
@@ -186,12 +186,12 @@ def test_an_update_packed_against_the_rules_is_refused(tmp_path: Path) -> None:
     store = ObjectStore(tmp_path)
     state = {"task": put(store, weights(0))}
     sent = sending_of({"task": weights(1)}, state, {}, INT8, store).manifest
-    assert isinstance(check_update(store, sent, state, transfer=INT8), dict)
+    assert isinstance(check_update(store, sent, state, Rules(transfer=INT8)), dict)
     strange = {"task": put(store, {"v": weights(1)["w"]})}
-    assert isinstance(check_update(store, strange, state, transfer=INT8), Refusal)
+    assert isinstance(check_update(store, strange, state, Rules(transfer=INT8)), Refusal)
     other = {"task": put(store, {"w": np.zeros((2, 2000), np.float32), "b": weights(1)["b"]})}
     packed = sending_of({"task": {"w": np.ones((2, 2000), np.float32), "b": weights(1)["b"]}}, other, {}, INT8, store)
-    refusal = check_update(store, packed.manifest, state, transfer=INT8)
+    refusal = check_update(store, packed.manifest, state, Rules(transfer=INT8))
     assert isinstance(refusal, Refusal)
     assert refusal.reason == "malformed"
 

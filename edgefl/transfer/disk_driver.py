@@ -1,0 +1,196 @@
+"""Driver of one end of a transfer: carries out what its receiver or sender instructs on an object store.
+
+Writing and hashing happen in the caller's thread: a chunk is 96 KiB, and hashes grow as chunks arrive in order.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
+
+from edgefl.protocol.chunks import Chunk, bundled
+from edgefl.protocol.messages import Need
+from edgefl.records import ObjectRef
+from edgefl.storage.objects import ObjectStore
+from edgefl.storage.partials import PartialObject
+from edgefl.transfer.instructions import (
+    Completed,
+    Failed,
+    Instruction,
+    SendChunk,
+    SendNeed,
+    StoreChunk,
+    VerifyObject,
+)
+from edgefl.transfer.receiver import Receiver
+from edgefl.transfer.sender import Sender
+
+
+@dataclass(frozen=True)
+class Superseded:
+    """Another transfer receives one of the objects in chunks of another size: start this one again, in those."""
+
+
+End = Completed | Failed | Superseded
+
+
+class DiskReceiver:
+    """Receives the objects ``refs`` into ``store``, as partial objects that are verified but not published.
+
+    ``send`` publishes what it needs: Need at an agent, Grant at the coordinator (``message``). Every event returns how
+    the transfer ended, None while it goes on; after Completed it still answers a sender that did not hear of it. Until
+    ``start`` and after ``pause`` there is no receiver: see ``running``. Raises StoreError when the disk refuses.
+    """
+
+    def __init__(
+        self,
+        transfer: str,
+        device: str,
+        refs: Iterable[ObjectRef],
+        store: ObjectStore,
+        send: Callable[[Need], None],
+        message: type[Need] = Need,
+    ) -> None:
+        self.transfer = transfer
+        self.partials: dict[str, PartialObject] = {}  # object id -> what was not in the store when it started
+        self.received_bytes = 0
+        self._device = device
+        self._refs = list({ref.id: ref for ref in refs}.values())
+        self._store = store
+        self._send = send
+        self._message = message
+        self._receiver: Receiver | None = None
+        self._earlier_duplicate_bytes = 0  # of receivers there were before this one
+
+    @property
+    def running(self) -> bool:
+        """Whether it asks for chunks and takes them."""
+        return self._receiver is not None
+
+    @property
+    def stalls(self) -> int:
+        """Times in a row that it asked and nothing came."""
+        return self._receiver.stalls if self._receiver is not None else 0
+
+    @property
+    def duplicate_bytes(self) -> int:
+        """Bytes of chunks that arrived though they were here already."""
+        return self._earlier_duplicate_bytes + (self._receiver.duplicate_bytes if self._receiver is not None else 0)
+
+    def start(self, chunk_bytes: int, credit: int, now: float) -> End | None:
+        """Ask for what is missing, from now on in chunks of ``chunk_bytes``, ``credit`` of them in flight.
+
+        Raises ProtocolError for sizes that make no sense.
+        """
+        self.pause()
+        incarnation = secrets.randbelow(2**31)
+        self._receiver = Receiver(
+            self.transfer, self._device, self._refs, chunk_bytes, credit, incarnation=incarnation, message=self._message
+        )
+        lacking = (ref for ref in self._refs if not self._store.has(ref.id))
+        self.partials = {ref.id: self._store.partial(ref, chunk_bytes) for ref in lacking}
+        missing = {name: partial.missing(chunk_bytes) for name, partial in self.partials.items()}
+        return self._perform(self._receiver.start(missing, now), now)
+
+    def pause(self) -> None:
+        """Take no chunks until ``start``; what has arrived stays on disk."""
+        self._earlier_duplicate_bytes = self.duplicate_bytes
+        self._receiver = None
+
+    def on_chunk(self, chunk: Chunk, now: float) -> End | None:
+        """A chunk arrived, on the shared topic or the device's own."""
+        if self._receiver is None:
+            return None
+        instructions = self._receiver.on_chunk(chunk.object_id, chunk.index, len(chunk.data), now)
+        return self._perform(instructions, now, chunk.data)
+
+    def on_tick(self, now: float) -> None:
+        """Ask again when nothing came for too long."""
+        if self._receiver is not None:
+            self._perform(self._receiver.on_tick(now), now)
+
+    def on_unheard(self, now: float) -> None:
+        """In place of ``on_tick`` while the sender cannot have got what was asked: nothing is late."""
+        if self._receiver is not None:
+            self._receiver.on_unheard(now)
+
+    def ask_again(self, now: float) -> None:
+        """Ask at once for all that is missing, as after a reconnection."""
+        if self._receiver is not None:
+            self._perform(self._receiver.on_stall(now), now)
+
+    def _perform(self, instructions: list[Instruction], now: float, data: bytes | memoryview = b"") -> End | None:
+        end: End | None = None
+        for instruction in instructions:
+            if isinstance(instruction, SendNeed):
+                self._send(instruction.need)
+            elif isinstance(instruction, StoreChunk | VerifyObject):
+                partial = self.partials[instruction.object_id]
+                if partial.abandoned:
+                    return Superseded()
+                if isinstance(instruction, StoreChunk):
+                    partial.write(instruction.index, data)
+                    self.received_bytes += len(data)
+                elif self._receiver is not None:
+                    verdict = self._receiver.on_verified(partial.ref.id, partial.verify(), now)
+                    end = end or self._perform(verdict, now)
+            elif isinstance(instruction, Completed | Failed):
+                end = instruction
+        return end
+
+
+class DiskSender:
+    """Sends the objects ``sizes`` (id -> bytes) of ``store`` to those who ask.
+
+    ``publish`` takes a message of chunks and the device it is for, None for all of them on the shared topic.
+    ``expected``: devices that will ask. Raises StoreError when an object cannot be read.
+    """
+
+    def __init__(
+        self,
+        transfer: str,
+        sizes: Mapping[str, int],
+        store: ObjectStore,
+        publish: Callable[[str | None, bytes], None],
+        expected: Collection[str] = (),
+    ) -> None:
+        self.transfer = transfer
+        self._sender = Sender(transfer, sizes, expected)
+        self._store = store
+        self._publish = publish
+
+    @property
+    def dropped(self) -> int:
+        """Messages that were ignored."""
+        return self._sender.dropped.total()
+
+    def resent_bytes(self, device: str) -> int:
+        """Bytes of the chunks that a device was sent more than once."""
+        return self._sender.resent_bytes(device)
+
+    def on_need(self, device: str, need: Need, now: float) -> list[Failed]:
+        """A device says what it lacks, or how far it is. What it cannot be sent."""
+        return self._perform(self._sender.on_need(device, need, now))
+
+    def on_tick(self, now: float) -> None:
+        """Call while the transport is connected."""
+        self._perform(self._sender.on_tick(now))
+
+    def drop(self, device: str, now: float) -> None:
+        """The others no longer wait for this device; it may ask again."""
+        self._perform(self._sender.drop(device, now))
+
+    def _perform(self, instructions: list[Instruction]) -> list[Failed]:
+        chunks: dict[str | None, list[SendChunk]] = {}
+        for instruction in instructions:
+            if isinstance(instruction, SendChunk):
+                chunks.setdefault(instruction.device, []).append(instruction)
+        for device, those in chunks.items():
+            for message in bundled(map(self._read, those), self._sender.chunk_bytes):
+                self._publish(device, message)
+        return [one for one in instructions if isinstance(one, Failed)]
+
+    def _read(self, chunk: SendChunk) -> Chunk:
+        data = self._store.read_chunk(chunk.object_id, self._sender.chunk_bytes, chunk.index)
+        return Chunk(chunk.object_id, chunk.index, data)
