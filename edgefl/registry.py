@@ -8,12 +8,13 @@ The rest of the product knows roles and what a method declares of itself (its tr
 from __future__ import annotations
 
 import importlib
+import inspect
 import math
 import pkgutil
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from importlib.metadata import entry_points
 from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
@@ -32,7 +33,8 @@ Recipe = Mapping[str, Slot]
 class Options(msgspec.Struct, frozen=True, kw_only=True):
     """Options of a method, a field each, with its default, range and description.
 
-    A number is ``Annotated[float, Meta(ge=…, le=…, description=…)]``, a count ``int`` instead, text
+    A method's functions take its options as keyword arguments. A number is
+    ``Annotated[float, Meta(ge=…, le=…, description=…)]``, a count ``int`` instead, text
     ``Annotated[Literal[…], Meta(…)]`` or, free, ``Annotated[str, Meta(…)]``. A field whose option is a word of Python's
     gets ``msgspec.field(name=…)``.
     """
@@ -89,11 +91,6 @@ class Method:
             for field in msgspec.structs.fields(self.options)
         }
 
-    def typed(self, options: Mapping[str, float | str]) -> Any:
-        """The options as an instance of the method's own class; absent ones have their defaults."""
-        whole = {name for name, option in self.fields.items() if isinstance(option.default, int)}
-        return msgspec.convert({k: int(v) if k in whole else v for k, v in options.items()}, self.options)
-
 
 class Schedule(Method):
     """Which parts exist and are trained in each stage."""
@@ -107,20 +104,38 @@ class Fusion(Method):
     """How the modalities become one representation."""
 
 
+@dataclass(frozen=True)
 class Cluster(Method):
-    """How devices are grouped."""
+    """How devices are grouped.
+
+    ``signature``: what each device sends once (``edgefl.methods.cluster.signature``): sketch, bases or nothing.
+    ``group``: ({device: tensors of its signature}, generator, options) -> {device: cluster, from 0}.
+    """
+
+    signature: str = ""
+    group: Callable[..., dict[str, int]] | None = None
 
 
+@dataclass(frozen=True)
 class Select(Method):
-    """Which of the eligible devices train a round."""
+    """Which of the eligible devices train a round. ``draw``: (devices, generator, history, options) -> the chosen."""
+
+    draw: Callable[..., list[str]] = sorted
 
 
 class StandIn(Method):
     """What stands in for an absent modality during training."""
 
 
+@dataclass(frozen=True)
 class Prototypes(Method):
-    """Prototypes, computed on the devices and merged."""
+    """Prototypes, computed on the devices and merged.
+
+    ``merge``: ({device: {modality: its table}}, generator, options) -> (global tables, the record), of tables that are
+    not of classes; None: tables are averaged class by class.
+    """
+
+    merge: Callable[..., tuple[dict[str, Any], dict[str, Any]]] | None = None
 
 
 @dataclass(frozen=True)
@@ -136,20 +151,58 @@ class Objective(Method):
         return self.labels or self.pairs
 
 
+@dataclass(frozen=True)
 class Repair(Method):
-    """What is replaced in updates before they are aggregated."""
+    """What is replaced in updates before they are aggregated.
+
+    ``mend``: (updates, model, store, {device: cluster}, options) -> ({(device, part): tensors in place of its own},
+    parts that devices are sent for their personal models, the record {device: what was done or why not}).
+    ``unlikely``: ({device: its samples}, modalities, options) -> why nothing can be replaced; "": something can.
+    ``part``: name of the part for personal models. ``moves``: as a weight's.
+    """
+
+    mend: Callable[..., tuple[dict[tuple[str, str], Any], dict[str, Any], dict[str, Any]]] | None = None
+    unlikely: Callable[..., str] | None = None
+    part: str = ""
+    moves: bool = False
 
 
+@dataclass(frozen=True)
 class Weight(Method):
-    """Aggregation weights of the devices."""
+    """Aggregation weights of the devices in one part, sum 1.
+
+    ``weigh``: ({device: samples}, {device: modalities it trained}, options) -> {device: weight}. ``similarity``:
+    ({device: outputs [m, d] on the same probe samples}) -> {device: weight}, where weights are by the models' outputs.
+    ``personal``: ({device: loader of a mapping}) -> {device: {device: weight}}, where each gets a mean of its own.
+    ``exchange``: which trained parts travel. ``moves``: global weights are not the mean of the devices' models.
+    """
+
+    weigh: Callable[..., dict[str, float]] | None = None
+    similarity: Callable[..., dict[str, float]] | None = None
+    personal: Callable[..., dict[str, dict[str, float]]] | None = None
+    exchange: Literal["all", "mappings", "nothing"] = "all"
+    moves: bool = False
 
 
+@dataclass(frozen=True)
 class Combine(Method):
-    """How updates become one."""
+    """How updates become one. ``accumulate``: (layout of the part) -> an accumulator with add and result."""
+
+    accumulate: Callable[..., Any] | None = None
 
 
+@dataclass(frozen=True)
 class Optimise(Method):
-    """How the aggregated update changes the global model."""
+    """How the aggregated update changes the global model.
+
+    ``step``: (state, previous tensors, combined tensors, options) -> (next tensors, next state).
+    ``adjust``: (history, {device: cluster}, {device: weight}, options) -> (options of this round's steps, the record).
+    ``moves``: as a weight's.
+    """
+
+    step: Callable[..., Any] | None = None
+    adjust: Callable[..., tuple[dict[str, Any], dict[str, Any]]] | None = None
+    moves: bool = True
 
 
 class Role(NamedTuple):
@@ -213,19 +266,44 @@ def method(role: str, name: str) -> Any:
     return _methods[role][name]
 
 
-def chosen(role: str, slot: Slot | None) -> list[tuple[Any, Mapping[str, float | str]]]:
-    """(method, options) of each choice in a slot; the role's default for an empty one."""
-    filled = slot or {default(role): {}}
-    return [(method(role, name), options) for name, options in filled.items()]
+class Choice(NamedTuple):
+    """One method in a slot, and its options, defaults included."""
+
+    method: Any
+    options: dict[str, Any]
+
+    @property
+    def name(self) -> str:
+        """The method's name."""
+        return str(self.method.name)
+
+    def bind(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """The function with those of the options as keyword arguments that it takes."""
+        takes = inspect.signature(function).parameters
+        return partial(function, **{name: value for name, value in self.options.items() if name in takes})
 
 
-def one(role: str, slot: Slot | None) -> tuple[Any, Mapping[str, float | str]]:
-    """(method, options) of a slot that holds one method. Raises ConfigError for several."""
-    found = chosen(role, slot)
+def chosen(role: str, slot: Slot | None) -> list[Choice]:
+    """The methods in a slot; the role's default for an empty one. Raises ConfigError for unknown names and options."""
+    return [_choice(role, name, options or {}) for name, options in (slot or {default(role): {}}).items()]
+
+
+def choose(role: str, recipe: Recipe) -> Choice:
+    """The one method of a role in a recipe. Raises ConfigError for several, and for unknown names and options."""
+    found = chosen(role, recipe.get(role))
     if len(found) != 1:
-        names = ", ".join(sorted(one.name for one, _ in found))
+        names = ", ".join(sorted(one.name for one in found))
         raise ConfigError("recipe", [Problem(role, f"needs exactly one method, got {names}")])
     return found[0]
+
+
+def _choice(role: str, name: str, options: Mapping[str, float | str]) -> Choice:
+    one = method(role, name)
+    if unknown := sorted(set(options) - set(one.fields)):
+        known = ", ".join(one.fields) or "no options"
+        paths = (f"{role}.{name}.{option}" for option in unknown)
+        raise ConfigError("recipe", [Problem(path, f"unknown option; choose from: {known}") for path in paths])
+    return Choice(one, {key: option.default for key, option in one.fields.items()} | dict(options))
 
 
 def _load() -> None:

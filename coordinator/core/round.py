@@ -24,12 +24,11 @@ from coordinator.core.outliers import outliers
 from coordinator.core.planning import arrival_of, no_placement, reason_text
 from coordinator.core.state import OPEN, Assignment, Round, State, Status
 from coordinator.core.stragglers import is_buffered, is_closing, placed, staleness, updates_of
-from edgefl.aggregation.slots import choose
-from edgefl.methods.repair.poverty_substitution import unlikely
 from edgefl.models.spec import modality_of
 from edgefl.plan.job import Placement
 from edgefl.protocol.messages import Update
 from edgefl.records import Attempt, Figures, Refusal
+from edgefl.registry import choose
 from edgefl.run_records import AssignmentRow
 
 replace = msgspec.structs.replace
@@ -47,7 +46,8 @@ def open_round(state: State, at: float) -> Step:
     number = Attempt(state.run, state.stage, state.number, state.attempt + 1, state.made_ms)
     draw = np.random.default_rng((state.seed, state.stage, state.number))  # the same run draws the same devices again
     full = state.policy.mode == "async" and len(state.buffered) >= state.policy.buffer  # an offer would be old at once
-    choice = choose("select", state.recipe).method(able, draw, state.memory) if able and not full else []
+    selection = choose("select", state.recipe)
+    choice = selection.bind(selection.method.draw)(able, draw, state.memory) if able and not full else []
     names = able if is_closing(state) else choice
     placements = {name: p for name in names if (p := state.devices[name].placement) is not None}
     deadline_s = state.policy.deadline_s if state.policy.deadline_s > 0 else math.inf
@@ -74,8 +74,8 @@ def open_round(state: State, at: float) -> Step:
 
 def _unrepairable(state: State) -> list[Instruction]:
     """In a stage's first attempt: the warning that by the devices' data no layer can be replaced."""
-    options = state.recipe.get("repair", {}).get("poverty")
-    if options is None or (state.number, state.attempt) != (1, 0):
+    repair = choose("repair", state.recipe)
+    if repair.method.unlikely is None or (state.number, state.attempt) != (1, 0):
         return []
     able = [device for device in state.devices.values() if device.eligible and device.placement is not None]
     modalities = {
@@ -86,8 +86,8 @@ def _unrepairable(state: State) -> list[Instruction]:
         if (owner := modality_of(part)) is not None
     }
     samples = {device.hello.device: device.hello.samples for device in able}
-    why = unlikely(samples, sorted(modalities), options.get("donors", "complete"))
-    text = f"repair: poverty will replace nothing, or little: {why}"
+    why = repair.bind(repair.method.unlikely)(samples, sorted(modalities))
+    text = f"repair: {repair.name} will replace nothing, or little: {why}"
     return [EmitEvent("warning", state.stage, state.number, data={"text": text})] if why else []
 
 

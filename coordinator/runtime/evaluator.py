@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from edgefl.budget.fit import place
-from edgefl.methods.weight.cka import cka_weights
 from edgefl.models.spec import ModelSpec
 from edgefl.plan.job import Candidate, Hyper, Placement, Slots, Stage, Transfer
 from edgefl.process.worker import Note, serve
 from edgefl.protocol.tensors import decode_part, encode_part
 from edgefl.records import EvaluationRow, Manifest
+from edgefl.registry import choose
 from edgefl.storage.objects import ObjectStore
 
 if TYPE_CHECKING:  # torch waits for the first request: that it is missing has to be told as an answer
@@ -76,6 +76,7 @@ class Similarity(msgspec.Struct, frozen=True):
     models: dict[str, Manifest]
     store: str
     test: str
+    weight: dict[str, dict[str, Any]] = {}  # the recipe's slot weight
 
 
 class Evaluator:
@@ -156,7 +157,9 @@ class Evaluator:
             device: represent(request.model, request.stage, _parts(request.store, manifest), probes)
             for device, manifest in request.models.items()
         }
-        return cka_weights({device: found for device, found in outputs.items() if np.isfinite(found).all()})
+        finite = {device: found for device, found in outputs.items() if np.isfinite(found).all()}
+        weights: dict[str, float] = choose("weight", {"weight": request.weight}).method.similarity(finite)
+        return weights
 
     def _test(self, path: str, model: ModelSpec) -> TestSet:
         from edgefl.training.evaluate import TestSet

@@ -13,6 +13,7 @@ from edgefl.plan.job import Candidate, Placement, RunPlan
 from edgefl.plan.schedule import stage_before
 from edgefl.process.worker import understood
 from edgefl.records import EvaluationRow, Manifest
+from edgefl.registry import choose
 
 
 class Worker(Protocol):
@@ -58,13 +59,14 @@ class EvaluatorClient:
         return understood(await self._worker.call("plan_stage", body), tuple[Placement, ...])
 
     async def similarity(self, stage: int, models: dict[str, Manifest]) -> dict[str, float]:
-        """The devices' weights by how alike their models see the probe samples (slot weight: cka)."""
+        """The devices' weights by how alike their models see the probe samples (slot weight)."""
         body = {
             "model": self._plan.model,
             "stage": self._plan.stages[stage - 1],
             "models": models,
             "store": self._store,
             "test": self._plan.test,
+            "weight": self._plan.server.get("weight", {}),
         }
         return understood(await self._worker.call("similarity", body), dict[str, float])
 
@@ -86,7 +88,7 @@ class EvaluatorClient:
             "prototypes": "prototypes" in manifest and "class_mean" in self._plan.slots.prototypes,
             "slots": self._plan.slots,
             "networks": networks,
-            "probes": "cka" in self._plan.server.get("weight", {}),
+            "probes": choose("weight", self._plan.server).method.similarity is not None,
         }
         rows = understood(await self._worker.call("evaluate", body), tuple[EvaluationRow, ...])
         return tuple(msgspec.structs.replace(row, stage=stage, round=number) for row in rows)

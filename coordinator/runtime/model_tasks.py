@@ -21,6 +21,7 @@ from edgefl.errors import StoreError
 from edgefl.plan.job import RunPlan
 from edgefl.protocol.messages import Update
 from edgefl.records import Attempt, Manifest
+from edgefl.registry import choose
 from edgefl.storage.objects import ObjectStore
 
 Report = Callable[[Event | BaseException], None]
@@ -117,7 +118,7 @@ class ModelTasks:
     async def _aggregated(self, one: Aggregate) -> Aggregated:
         updates = [self._info(update, one.attempt) for update in one.updates]
         similarity: dict[str, float] = {}
-        if "cka" in self._plan.server.get("weight", {}):
+        if choose("weight", self._plan.server).method.similarity is not None:
             models = {update.device: {**shared(self.manifest), **update.manifest} for update in updates}
             similarity = await self._evaluator.similarity(one.attempt.stage, models)
         manifest, record = await asyncio.to_thread(

@@ -20,7 +20,6 @@ from coordinator.runtime.event_log import row_of
 from coordinator.runtime.uploads import Uploads
 from coordinator.runtime.validate_update import Own, Rules
 from edgefl.aggregation.clusters import signed, wanted
-from edgefl.aggregation.history_update import POVERTY
 from edgefl.aggregation.publish import PACKED, packed_parts
 from edgefl.aggregation.scope import SERVER, view
 from edgefl.errors import MessageSizeError
@@ -30,6 +29,7 @@ from edgefl.plan.schedule import is_closing
 from edgefl.protocol import messages as m
 from edgefl.protocol import topics
 from edgefl.records import Attempt, Figure, Figures, Manifest
+from edgefl.registry import choose
 from edgefl.storage.objects import ObjectStore
 from edgefl.transport.base import Transport
 
@@ -65,6 +65,7 @@ class Publisher:
         self._chunks = (0, 0)  # of the newest downloads: bytes, and how many may be in flight
         self._apart: dict[str, dict[str, str]] = {}  # device -> figure -> object of its download counted by itself
         self._sizer = ChunkSizer(plan.chunk_bytes, plan.credit)
+        self._personal_part = choose("repair", plan.server).method.part
         self._prototypes, options = next(iter(plan.server.get("prototypes", {}).items()), ("none", {}))
         self._min_count = float(options.get("min_count", 1))  # a run begun before there was such an option has none
         self.chunking = Chunking(transport, fleet, self._sizer, self._tell)
@@ -198,9 +199,9 @@ class Publisher:
             self._serve(one.attempt, working.get(one.attempt, [one.device]), manifest)
         seen = _seen(manifest, one.device, state)
         stage = one.placement.stage
-        due = {*stage.present, *(() if is_closing(stage) else (PROTOTYPES, POVERTY))}
+        due = {*stage.present, *(() if is_closing(stage) else (PROTOTYPES, self._personal_part))}
         offered = {part: ref for part, ref in seen.items() if part in due}
-        told = {POVERTY: "layer_down_bytes", PROTOTYPES: "prototypes_down_bytes"}
+        told = {self._personal_part: "layer_down_bytes", PROTOTYPES: "prototypes_down_bytes"}
         self._apart[one.device] = {name: offered[part].id for part, name in told.items() if part in offered}
         offer = m.Offer(
             attempt=one.attempt,

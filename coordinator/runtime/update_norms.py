@@ -8,9 +8,8 @@ from math import sqrt
 import numpy as np
 
 from coordinator.core.state import Change, Changes
-from edgefl.aggregation.mean import BLOCK, MisfitError, Tensor, Tensors, check_finite
+from edgefl.aggregation.mean import BLOCK, BUFFERS, MisfitError, Tensor, Tensors, check_finite
 from edgefl.aggregation.scope import shared
-from edgefl.methods.optimise.fedopt import BUFFERS
 from edgefl.models.spec import PROTOTYPES
 from edgefl.protocol.tensors import decode_part
 from edgefl.prototypes.table import from_tensors

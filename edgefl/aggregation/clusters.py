@@ -9,25 +9,23 @@ import numpy as np
 from edgefl.aggregation.history import Memory
 from edgefl.aggregation.history_update import UpdateInfo
 from edgefl.aggregation.scope import SERVER
-from edgefl.aggregation.slots import Choice, Recipe
 from edgefl.errors import ProtocolError
 from edgefl.methods.cluster.signature import check_signature
 from edgefl.models.spec import SIGNATURE
 from edgefl.protocol.tensors import decode_part
 from edgefl.records import Manifest
+from edgefl.registry import Choice, Recipe, choose
 from edgefl.storage.objects import ObjectStore
 
 #: The prefix under which the state keeps the devices' signatures.
 SIGNATURES = f"{SERVER}{SIGNATURE}/"
-#: What each method wants to be sent once (``edgefl.methods.cluster.signature``).
-KINDS = {"none": "", "lsh": "sketch", "pacfl": "bases"}
 #: Largest signature: a sketch is below 1 MB, the bases of 100 classes at rank 3 and width 256 are 0.3 MB.
 LIMIT_BYTES = 4 * 2**20
 
 
 def wanted(recipe: Recipe) -> str:
     """What the devices are to send once for the recipe's clusters: sketch, bases, or nothing."""
-    return KINDS[next(iter(recipe.get("cluster") or {}), "none")]
+    return str(choose("cluster", recipe).method.signature)
 
 
 def signed(state: Manifest) -> list[str]:
@@ -46,7 +44,7 @@ def sign(
             continue
         ref = update.manifest[SIGNATURE]
         try:
-            check_signature(decode_part(store.read(ref.id), LIMIT_BYTES, finite=True), KINDS[slot.name])
+            check_signature(decode_part(store.read(ref.id), LIMIT_BYTES, finite=True), slot.method.signature)
             found[SIGNATURES + update.device] = ref
         except ProtocolError as error:
             refused[update.device] = ("malformed", error.message)
@@ -56,7 +54,7 @@ def sign(
 def assign(slot: Choice, state: Manifest, store: ObjectStore, memory: Memory, seed: int) -> dict[str, int]:
     """device -> cluster, of every device with a signature; as before unless a signature is new. Empty: no clusters."""
     devices = signed(state)
-    if slot.name == "none" or not devices:
+    if slot.method.group is None or not devices:
         return {}
     known = {d: memory.devices[d].cluster for d in devices if d in memory.devices and memory.devices[d].cluster >= 0}
     if known.keys() == set(devices):
@@ -64,5 +62,5 @@ def assign(slot: Choice, state: Manifest, store: ObjectStore, memory: Memory, se
     signatures: Mapping[str, Mapping[str, np.ndarray]] = {
         device: decode_part(store.read(state[SIGNATURES + device].id), LIMIT_BYTES) for device in devices
     }
-    found: dict[str, int] = slot.method(signatures, np.random.default_rng(seed))
+    found: dict[str, int] = slot.bind(slot.method.group)(signatures, np.random.default_rng(seed))
     return found

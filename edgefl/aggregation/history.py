@@ -13,8 +13,8 @@ from collections.abc import Mapping
 
 import msgspec
 
+from edgefl.aggregation.coalition import coalition_return, core_members
 from edgefl.errors import ModelError
-from edgefl.methods.select.coalition import coalition_return, core_members
 
 #: The cluster of a device that belongs to none, or to none yet.
 NO_CLUSTER = -1

@@ -26,6 +26,9 @@ BLOCK = 2**18
 #: What the tensors of a part look like: name -> (shape, whether it is floating).
 Layout = dict[str, tuple[tuple[int, ...], bool]]
 
+#: Endings of the buffers of batch norm, as torch names them: averages, which no server step changes.
+BUFFERS = ("running_mean", "running_var", "num_batches_tracked")
+
 
 class Outcome(NamedTuple):
     """What became of one part. ``tensors`` None: it stays as it was, because of ``kept``."""

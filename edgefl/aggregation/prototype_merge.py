@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 
 from edgefl.aggregation.mean import Outcome, Tensors
-from edgefl.aggregation.slots import Choice
 from edgefl.errors import ModelError, ProtocolError
 from edgefl.prototypes.adaptive import Pairs
 from edgefl.prototypes.table import ClassMeans, Merger, Weighting, from_tensors, to_tensors
+from edgefl.registry import Choice
 
 Load = Callable[[], Tensors]
 Shape = tuple[int, ...]
@@ -31,7 +31,7 @@ def merge_prototypes(
     ``slot``: class means are averaged, adaptive ones completed and clustered. Weights in the outcome: a device's share
     of all samples in the tables, and per table; for adaptive ones how the global ones came about.
     """
-    if slot.name == "adaptive":
+    if slot.method.merge is not None:
         return _adaptive(loaders, slot, rng)
     weighting: Weighting = "class" if slot.options.get("weighting") == "class" else "modality"
     before = from_tensors(previous()) if previous is not None else {}
@@ -75,7 +75,7 @@ def _adaptive(loaders: Mapping[str, Load], slot: Choice, rng: np.random.Generato
             tables[device], width = own, wanted
         else:
             refused[device] = ("shape", f"table '{odd}' is {sizes[odd]} wide, others are {wanted}")
-    found, record = slot.method(tables, rng)
+    found, record = slot.bind(slot.method.merge)(tables, rng)
     if not record["pairs"]:
         return Outcome(None, {"devices": {}, "tables": {}}, refused, "no device sent usable prototypes")
     counts = {d: float(sum(table.counts.sum() for table in own.values())) for d, own in tables.items()}

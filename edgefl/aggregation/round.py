@@ -22,16 +22,15 @@ from edgefl.aggregation.mean import Layout, MisfitError, Outcome, Tensors, check
 from edgefl.aggregation.prototype_merge import merge_prototypes
 from edgefl.aggregation.publish import LOST, publish, settled, without_packed
 from edgefl.aggregation.scope import SERVER, is_shared, shared
-from edgefl.aggregation.slots import Choice, Recipe, choose
 from edgefl.aggregation.stale_updates import faded, moved
 from edgefl.aggregation.weights import Standing, absent_from, shares_of
 from edgefl.errors import ProtocolError
-from edgefl.methods.optimise.fedopt import plain
 from edgefl.models.spec import PROTOTYPES, SIGNATURE, is_matcher
 from edgefl.plan.exchange import exchange_of
 from edgefl.plan.job import Exchange, Transfer
 from edgefl.protocol.tensors import decode_part, encode_part
 from edgefl.records import Manifest, ObjectRef
+from edgefl.registry import Choice, Recipe, choose
 from edgefl.storage.objects import ObjectStore
 
 #: The slots that act on updates, in this order. Selection comes before a round.
@@ -59,7 +58,7 @@ def aggregate_round(
     """The next state, whose new objects are in ``store``, and the record of the round as plain values.
 
     ``previous`` holds every part of the model; parts nobody trained keep their object. ``similarity``: the devices'
-    weights of the slot cka, which need the models to be run; those without one are left out (part "model").
+    weights by the models' outputs, where the slot weight has such; those without one are left out (part "model").
     ``transfer``: how the new state will travel, and so what devices will hold of it. ``largest_share``: the most that a
     device may weigh in a part.
     A device may bring two updates, made from different states; in the record they have the names of ``UpdateInfo``.
@@ -112,7 +111,7 @@ def _aggregated(
     standing = _standing(updates, clusters, similarity, slots, largest_share)
     exchange = exchange_of(recipe.get("weight") or {})
     work = _Work(store, previous, slots, updates, standing, step, seed, transfer, exchange, {})
-    mended = remember.repair(slots["repair"], updates, shared(previous), store, clusters, record)
+    mended, personal = _mended(slots["repair"], updates, shared(previous), store, clusters, record)
     names = {part for update in updates for part in update.manifest}
     for part in sorted(names - {SIGNATURE}):
         objects = {u.name: u.manifest[part] for u in updates if part in u.manifest}
@@ -125,7 +124,7 @@ def _aggregated(
                 _note(record, key, outcome)
     if work.transfer.whole:
         state = settled(store, state)
-    state |= {key: store.put(encode_part(tensors)) for key, tensors in remember.repaired_layers(mended).items()}
+    state |= {key: store.put(encode_part(tensors)) for key, tensors in personal.items()}
     if work.whole:
         record["whole"] = dict(work.whole)
     memory = msgspec.structs.replace(memory, networks={**memory.networks, **remember.networks(record)})
@@ -137,11 +136,31 @@ def _alike(
     updates: list[UpdateInfo], slot: Choice, similarity: Mapping[str, float]
 ) -> tuple[list[UpdateInfo], dict[str, tuple[str, str]]]:
     """The updates with a weight, where models are weighed by their likeness; and device -> why the others have none."""
-    if slot.name != "cka":
+    if slot.method.similarity is None:
         return updates, {}
     why = ("not_finite", "its outputs on the probe samples are not finite numbers: its training has diverged")
     diverged = {update.device: why for update in updates if update.device not in similarity}
     return [update for update in updates if update.device in similarity], diverged
+
+
+def _mended(
+    slot: Choice,
+    updates: Sequence[UpdateInfo],
+    model: Manifest,
+    store: ObjectStore,
+    clusters: Mapping[str, int],
+    record: dict[str, Any],
+) -> tuple[Mapping[tuple[str, str], Tensors], Mapping[str, Tensors]]:
+    """(device, part) -> tensors in place of its own; and the parts for personal models. Noted in the record."""
+    if slot.method.mend is None:
+        return {}, {}
+    mended, personal, record["repaired"] = slot.bind(slot.method.mend)(updates, model, store, clusters)
+    return mended, personal
+
+
+def _replaced(state: Tensors | None, previous: Tensors, combined: Tensors) -> tuple[dict[str, Any], None]:
+    """The step of what is trained once: the combined tensors are the next ones."""
+    return dict(combined), None
 
 
 class _Work(msgspec.Struct, frozen=True):
@@ -208,7 +227,7 @@ def _outcomes(
         none = Outcome(None, {"devices": {}}, {}, "no device trained it on any sample", ignored)
         return [(part, None, none)]
     if is_matcher(part):  # small networks are trained once, from nothing
-        work = msgspec.structs.replace(work, step=plain)
+        work = msgspec.structs.replace(work, step=_replaced)
     results: list[_Result] = []
     for audience, weights in shares.items():
         key = audience + part
@@ -241,7 +260,7 @@ def _mean(
     results: list[_Result],
 ) -> Outcome:
     """The weighted mean of one part for one audience, and the server's step from the state before."""
-    mean = work.slots["combine"].method(stored_layout(work.store, before))
+    mean = work.slots["combine"].method.accumulate(stored_layout(work.store, before))
     refused: dict[str, tuple[str, str]] = {}
     kept_share = sum(weight for device, weight in weights.items() if device not in loaders)
     for device, weight in weights.items():

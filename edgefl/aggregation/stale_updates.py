@@ -12,8 +12,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from edgefl.aggregation.mean import Layout, Tensor, Tensors, check
-from edgefl.methods.optimise.fedopt import BUFFERS
+from edgefl.aggregation.mean import BUFFERS, Layout, Tensor, Tensors, check
 from edgefl.prototypes.table import COUNT
 
 Load = Callable[[], Tensors]

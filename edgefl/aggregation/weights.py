@@ -16,12 +16,11 @@ import numpy as np
 
 from edgefl.aggregation.mean import MisfitError
 from edgefl.aggregation.scope import EVERYONE, of_cluster, of_device
-from edgefl.aggregation.slots import Choice
+from edgefl.aggregation.shares import capped, proportional
 from edgefl.errors import ProtocolError
-from edgefl.methods.weight.relationship import relationship
-from edgefl.methods.weight.samples import by_samples, capped, fediot
 from edgefl.models.spec import is_matcher, modality_of
 from edgefl.plan.schedule import encoder_stage
+from edgefl.registry import Choice
 
 Load = Callable[[str], Mapping[str, np.ndarray]]
 #: audience -> device -> weight, sum 1.
@@ -33,7 +32,7 @@ class Standing:
     """What is known of the devices of a round besides their tensors.
 
     ``modalities``: how many each has; ``clusters``: the cluster of each, empty: there are none; ``similarity``: the
-    weights of the slot cka; ``own_models``: clusters have models of their own; ``small``: how small networks combine;
+    weights by the models' outputs; ``own_models``: clusters have their own; ``small``: how small networks combine;
     ``most``: the largest share that a device may have of a part.
     """
 
@@ -85,10 +84,10 @@ def shares_of(
 def _shares_of(part: str, counts: Mapping[str, int], slot: Choice, standing: Standing, load: Load) -> Shares:
     everyone = _weigh(counts, slot, standing)
     if is_matcher(part):
-        return _small_networks(capped(by_samples(counts), standing.most), standing.small)
+        return _small_networks(capped(proportional(counts), standing.most), standing.small)
     shares = {EVERYONE: everyone}
-    if slot.name == "relationship" and part.startswith("head/") and modality_of(part) is not None:
-        graph = relationship({device: partial(load, device) for device in everyone if _sound(device, load)})
+    if slot.method.personal is not None and part.startswith("head/") and modality_of(part) is not None:
+        graph = slot.method.personal({device: partial(load, device) for device in everyone if _sound(device, load)})
         shares |= {of_device(device): row for device, row in graph.items()}
     elif standing.own_models:
         for cluster in sorted(set(standing.clusters.values())):
@@ -120,10 +119,9 @@ def _weigh(counts: Mapping[str, int], slot: Choice, standing: Standing) -> dict[
 
 
 def _weighed(counts: Mapping[str, int], slot: Choice, standing: Standing) -> dict[str, float]:
-    if slot.name == "fediot":
-        return fediot(counts, standing.modalities, **slot.options)
-    if slot.name == "cka":
+    if slot.method.similarity is not None:
         known = {d: standing.similarity[d] for d, count in sorted(counts.items()) if count > 0}
         total = sum(known.values())
         return {device: weight / total for device, weight in known.items()}
-    return by_samples(counts)
+    found: dict[str, float] = slot.bind(slot.method.weigh)(counts, standing.modalities)
+    return found

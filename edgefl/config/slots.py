@@ -74,8 +74,10 @@ def valid_names(wrong: str, names: list[str]) -> str:
 
 def conflicts(recipe: Recipe) -> list[Problem]:
     """Every rule that ``recipe`` (role -> {choice: options}) breaks, with the way out. What no rule names mixes."""
-    found = [problem for role in ROLES for one, _ in chosen(role, recipe[role]) for problem in one.conflicts(recipe)]
-    if not any(term.task for term, _ in chosen("objective", recipe["objective"])):
+    found = [
+        problem for role in ROLES for one in chosen(role, recipe[role]) for problem in one.method.conflicts(recipe)
+    ]
+    if not any(term.method.task for term in chosen("objective", recipe["objective"])):
         tasks = ", ".join(name for name, term in methods("objective").items() if term.task)
         found.insert(0, Problem("objective", f"no term gives the model a task; add one of {tasks}"))
     return found
@@ -84,10 +86,10 @@ def conflicts(recipe: Recipe) -> list[Problem]:
 def headless(recipe: Recipe) -> list[Problem]:
     """Choices of a recipe without a meaning for a model without projection heads (model.head.kind: none)."""
     return [
-        Problem("model.head.kind", f"{one.headless}; set model.head.kind: mlp, or {_without(role)}")
+        Problem("model.head.kind", f"{one.method.headless}; set model.head.kind: mlp, or {_without(role)}")
         for role in ROLES
-        for one, _ in chosen(role, recipe[role])
-        if one.headless
+        for one in chosen(role, recipe[role])
+        if one.method.headless
     ]
 
 
@@ -101,7 +103,8 @@ def late_conflicts(recipe: Recipe, *, asynchronous: bool) -> list[Problem]:
     found = []
     for role in ROLES:
         allowed = [name for name, one in methods(role).items() if not (one.per_round or one.partial)]
-        for one, _ in chosen(role, recipe[role]):
+        for choice in chosen(role, recipe[role]):
+            one = choice.method
             if one.per_round or (asynchronous and one.partial):
                 why = "chooses the devices of a round" if one.partial else "needs the devices of one round together"
                 text = f"{role}: {one.name} {why}; set slots.{role} to {_or(allowed)}, or {path}: {way_on}"

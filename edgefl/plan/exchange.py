@@ -11,19 +11,19 @@ from typing import Any
 
 from edgefl.models.spec import is_encoder, modality_of
 from edgefl.plan.job import Exchange, Job, Stage
+from edgefl.registry import choose
 
 #: What a device calls, among what it keeps, that which it has not sent of a part.
 LOST = "lost/"
 #: Share of a device's samples that its own model is tested on. Of 100 samples 20: the standard error of an accuracy is
 #: at most 11 points on one device, and 3 over twelve of them.
 OWN_HOLDOUT = 0.2
-#: By the recipe's slot weight; every other choice exchanges all that is trained.
-_EXCHANGE: dict[str, Exchange] = {"own": "nothing", "relationship": "mappings"}
 
 
 def exchange_of(weight: Mapping[str, Any]) -> Exchange:
     """What a recipe's slot ``weight`` makes travel."""
-    return _EXCHANGE.get(next(iter(weight), ""), "all")
+    exchange: Exchange = choose("weight", {"weight": weight}).method.exchange
+    return exchange
 
 
 def default_holdout(exchange: Exchange) -> float:

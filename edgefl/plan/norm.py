@@ -15,6 +15,7 @@ import msgspec
 from edgefl.errors import Problem
 from edgefl.models.spec import ModelSpec, Norm, shares_projection
 from edgefl.plan.job import RunPlan
+from edgefl.registry import choose
 
 #: Samples of a modality without which no variance can be taken.
 LEAST = 2
@@ -26,14 +27,10 @@ MOST = 512
 
 def moving_slot(server: Mapping[str, Mapping[str, Any]]) -> str:
     """The slot (role: choice) by which new weights are not the mean of the devices' models; "": none."""
-    for role, still in (
-        ("weight", ("samples", "fediot", "cka", "own")),
-        ("optimise", ("plain",)),
-        ("repair", ("none",)),
-    ):
-        choice = next(iter(server.get(role) or {}), still[0])
-        if choice not in still:
-            return f"{role}: {choice}"
+    for role in ("weight", "optimise", "repair"):
+        one = choose(role, server)
+        if one.method.moves:
+            return f"{role}: {one.name}"
     return ""
 
 

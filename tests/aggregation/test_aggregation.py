@@ -18,13 +18,12 @@ from edgefl.aggregation.history_update import UpdateInfo
 from edgefl.aggregation.mean import MisfitError, WeightedMean
 from edgefl.aggregation.round import aggregate_round
 from edgefl.aggregation.scope import shared
-from edgefl.aggregation.slots import DEFAULTS, ROLES, choose
 from edgefl.errors import ConfigError, ModelError, StoreError
 from edgefl.methods.select import selection as select
 from edgefl.protocol.tensors import decode_part, encode_part
 from edgefl.prototypes.table import ClassMeans, to_tensors
 from edgefl.records import ObjectRef
-from edgefl.registry import methods
+from edgefl.registry import ROLES, choose, methods
 from edgefl.storage.objects import ObjectStore
 
 
@@ -282,31 +281,39 @@ def test_memory_does_not_grow_with_the_number_of_devices(tmp_path):
 # Slots
 
 
-def test_the_slots_are_the_ones_a_recipe_can_name():
-    assert {role: set(methods) for role, methods in ROLES.items()} == {role: set(methods(role)) for role in ROLES}
-    assert set(DEFAULTS) == set(ROLES)
-
-
-@pytest.mark.parametrize(("role", "name"), [(role, name) for role in ROLES for name in ROLES[role]])
+@pytest.mark.parametrize(("role", "name"), [(role, name) for role in ROLES for name in methods(role)])
 def test_every_method_can_be_chosen_by_name(role, name):
     choice = choose(role, {role: {name: {}}})
     assert choice.name == name
     assert choice.options == {option: spec.default for option, spec in methods(role)[name].fields.items()}
-    assert callable(choice.method)
 
 
-@pytest.mark.parametrize(("role", "name"), [(role, name) for role in ROLES for name in ROLES[role]])
-def test_a_method_takes_its_options_with_the_defaults_they_are_documented_with(role, name):
-    takes = inspect.signature(ROLES[role][name]).parameters
-    for option, spec in methods(role)[name].fields.items():
-        if option in takes and (role, name) != ("select", "random"):
-            assert takes[option].default == spec.default, option
+SERVER = {
+    "cluster": ("group",),
+    "select": ("draw",),
+    "prototypes": ("merge",),
+    "repair": ("mend", "unlikely"),
+    "weight": ("weigh", "similarity", "personal"),
+    "optimise": ("step", "adjust"),
+}
+
+
+@pytest.mark.parametrize(("role", "name"), [(role, name) for role in SERVER for name in methods(role)])
+def test_a_method_s_functions_have_the_defaults_that_its_options_are_documented_with(role, name):
+    method = methods(role)[name]
+    functions = [function for word in SERVER[role] if (function := getattr(method, word)) not in (None, sorted)]
+    assert functions or name == "none" or (role, name) == ("prototypes", "class_mean")
+    for function in functions:
+        takes = inspect.signature(function).parameters
+        for option, spec in method.fields.items():
+            if option in takes and takes[option].default is not inspect.Parameter.empty:
+                assert takes[option].default == spec.default or (role, name) == ("select", "random"), option
 
 
 @pytest.mark.parametrize(
     ("recipe", "message"),
     [
-        ({"select": {"randm": {}}}, "unknown method 'randm'; choose one of: all, random, banzhaf"),
+        ({"select": {"randm": {}}}, "unknown method 'randm'; choose one of: all, banzhaf, banzhaf_sampled, random"),
         ({"select": {"random": {"shares": 1}}}, "select.random.shares: unknown option; choose from: share"),
         ({"select": {"all": {"share": 1}}}, "select.all.share: unknown option; choose from: no options"),
         ({"select": {"all": {}, "random": {}}}, "exactly one method, got all, random"),
@@ -331,8 +338,9 @@ def test_selection_is_seeded_sorted_and_never_empty():
     assert len(draw(devices, devices_max=2.0)) == 2
     assert len(draw(devices, share=0.001)) == 1
     assert draw([]) == []
-    assert choose("select", {}).method(devices[::-1], np.random.default_rng(0), Memory()) == devices
-    half = choose("select", {"select": {"random": {}}}).method(devices, np.random.default_rng(0), Memory())
+    assert choose("select", {}).method.draw(devices[::-1], np.random.default_rng(0), Memory()) == devices
+    random = choose("select", {"select": {"random": {}}})
+    half = random.bind(random.method.draw)(devices, np.random.default_rng(0), Memory())
     assert len(half) == 5
 
 

@@ -23,9 +23,9 @@ from edgefl.aggregation import mean as combine
 from edgefl.aggregation.history_update import UpdateInfo
 from edgefl.aggregation.mean import MisfitError
 from edgefl.aggregation.round import aggregate_round
+from edgefl.aggregation.shares import capped
 from edgefl.data.dataset import Dataset
 from edgefl.errors import StoreError
-from edgefl.methods.weight.samples import capped
 from edgefl.plan.job import RoundPolicy
 from edgefl.protocol.tensors import decode_part, encode_part
 from edgefl.prototypes.table import ClassMeans, to_tensors

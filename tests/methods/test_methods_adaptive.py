@@ -12,7 +12,6 @@ from sklearn.cluster import KMeans
 from sklearn.metrics import adjusted_rand_score
 
 from edgefl.aggregation.prototype_merge import merge_prototypes
-from edgefl.aggregation.slots import Choice
 from edgefl.errors import ModelError
 from edgefl.methods.prototypes.complete import complete, partners
 from edgefl.protocol.tensors import decode_part, encode_part
@@ -20,6 +19,7 @@ from edgefl.prototypes import kmeans as module
 from edgefl.prototypes.adaptive import Pairs, by_clusters, by_labels, local_pairs, normalised
 from edgefl.prototypes.kmeans import kmeans, renumber
 from edgefl.prototypes.table import ClassMeans, from_tensors, to_tensors
+from edgefl.registry import choose
 
 
 def rng(seed: int = 0) -> np.random.Generator:
@@ -417,7 +417,7 @@ def test_tables_of_another_width_are_refused_by_device():
         "wide": {"text": table([1, 2, 3])},
     }
     loaders = {device: partial(to_tensors, tables) for device, tables in sent.items()}
-    slot = Choice("adaptive", {}, complete)
+    slot = choose("prototypes", {"prototypes": {"adaptive": {}}})
     outcome = merge_prototypes(loaders, None, slot, rng())
     assert outcome.refused == {
         "torn": ("shape", "table 'text' is 3 wide, others are 2"),

@@ -21,7 +21,8 @@ from edgefl.aggregation.mean import MisfitError, layout_of
 from edgefl.data.dataset import Dataset
 from edgefl.errors import DataError, ModelError, ProtocolError
 from edgefl.methods.cluster import signature
-from edgefl.methods.cluster.clustering import _coordinates, average_linkage, lsh, pacfl, smallest_angle
+from edgefl.methods.cluster.lsh import _coordinates, lsh
+from edgefl.methods.cluster.pacfl import average_linkage, pacfl, smallest_angle
 from edgefl.methods.cluster.signature import bases, features_of, sketch
 from edgefl.methods.weight.relationship import _pieces, gram, relationship
 from edgefl.protocol.tensors import decode_part, encode_part

@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from edgefl.aggregation import coalition
 from edgefl.aggregation.history import RETURNS_KEPT, Memory, Track, note_round
 from edgefl.errors import ModelError
-from edgefl.methods.select import coalition
 from edgefl.methods.select import selection as select
 
 ORACLES = json.loads((Path(__file__).parents[1] / "oracles" / "oracles.json").read_text())

@@ -10,11 +10,10 @@ import pytest
 from memory_fleet import plan_of, run_fleet, share
 from report_fixture import run_report
 
-from edgefl.aggregation import history_update as remember
 from edgefl.aggregation.history_update import UpdateInfo
-from edgefl.aggregation.slots import choose
 from edgefl.protocol.tensors import encode_part
 from edgefl.records import Manifest
+from edgefl.registry import choose
 from edgefl.report import repairs
 from edgefl.storage.objects import ObjectStore
 
@@ -35,10 +34,9 @@ def brought(store: ObjectStore, device: str, value: float, **told: object) -> Up
 def mended(store: ObjectStore, updates: list[UpdateInfo], clusters: dict[str, int], **options: str):
     """(device -> value that stands in for its layer, the record of it)."""
     model: Manifest = {PART: updates[0].manifest[PART]}
-    record: dict = {}
     slot = choose("repair", {"repair": {"poverty": dict(options)}})
-    found = remember.repair(slot, updates, model, store, clusters, record)
-    return {device: float(tensors["weight"][0, 0]) for (device, _), tensors in found.items()}, record["repaired"]
+    found, _, record = slot.bind(slot.method.mend)(updates, model, store, clusters)
+    return {device: float(tensors["weight"][0, 0]) for (device, _), tensors in found.items()}, record
 
 
 def test_a_device_without_a_cluster_is_mended_by_no_clusters_donors(store: ObjectStore) -> None:
@@ -142,13 +140,3 @@ def test_the_report_counts_substitutions_and_why_others_were_not_made() -> None:
         ["replaced", "3", "2", "1, 3"],
         ["kept: it belongs to no cluster", "2", "2", "1, 3"],
     ]
-
-
-def test_a_run_begun_before_less_affected_devices_could_lend_is_warned_as_it_goes(ram_path: Path) -> None:
-    """Its stored plan names no donors, so that only complete devices lend; nothing was told of it."""
-    settings = ["training.batch_size=6", "training.rounds=[0, 1]", "slots.select=all"]
-    plan = plan_of(ram_path, "mmic", "ab", 2, settings)
-    plan = msgspec.structs.replace(plan, server={**plan.server, "repair": {"poverty": {"form": "optimiser"}}})
-    report = run_fleet(ram_path, plan, {f"d{i}": share(24, {"a": 0.7, "b": 0.7}, i) for i in range(2)})
-    told = [event.data["text"] for event in report.events if event.kind == "warning"]
-    assert any("every device has samples that lack a modality" in text for text in told)

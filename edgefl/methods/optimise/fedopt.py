@@ -16,19 +16,43 @@ step beyond the devices' variances could make one negative).
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Annotated
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Meta
 
-from edgefl.aggregation.mean import Tensor, Tensors
+from edgefl.aggregation.mean import BUFFERS, Tensor, Tensors
 from edgefl.errors import ModelError
+from edgefl.registry import Optimise, Options, register
 
 Array = npt.NDArray[np.float32]
 Step = tuple[dict[str, Tensor], dict[str, Tensor] | None]
 
 MOMENTUM, SECOND = "momentum.", "second."
-#: What torch calls the buffers of batch norm.
-BUFFERS = ("running_mean", "running_var", "num_batches_tracked")
+Rate = Annotated[float, Meta(ge=0, description="the server's learning rate")]
+Beta = Annotated[float, Meta(ge=0, le=0.999, description="share of the momentum kept from round to round")]
+
+
+class Momentum(Options, frozen=True):
+    """Options of server momentum."""
+
+    lr: Rate = 1.0
+    beta: Beta = 0.9
+
+
+class Adagrad(Options, frozen=True):
+    """Options of an adaptive step."""
+
+    lr: Rate = 0.05
+    beta: Beta = 0.9
+    epsilon: Annotated[float, Meta(ge=1e-12, description="added to the root of the second moment")] = 1e-3
+
+
+class Adam(Adagrad, frozen=True):
+    """Options of an adaptive step whose second moment fades."""
+
+    beta2: Annotated[float, Meta(ge=0, le=1, description="share of the second moment kept")] = 0.99
 
 
 def plain(state: Tensors | None, previous: Tensors, combined: Tensors) -> Step:
@@ -155,3 +179,18 @@ def _carried(state: Tensors | None, name: str, like: Array, start: float) -> Arr
 
 def _f32(values: npt.ArrayLike) -> Array:
     return np.asarray(values, dtype=np.float32)
+
+
+register(
+    Optimise("plain", "it replaces it", default=True, step=plain, moves=False),
+    Optimise(
+        "momentum",
+        "server momentum (FedAvgM, arXiv 1909.06335)",
+        Momentum,
+        source="arXiv 1909.06335",
+        step=momentum,
+    ),
+    Optimise("fedadagrad", "adaptive (arXiv 2003.00295)", Adagrad, source="arXiv 2003.00295", step=fedadagrad),
+    Optimise("fedadam", "adaptive (arXiv 2003.00295)", Adam, source="arXiv 2003.00295", step=fedadam),
+    Optimise("fedyogi", "adaptive (arXiv 2003.00295)", Adam, source="arXiv 2003.00295", step=fedyogi),
+)

@@ -9,16 +9,28 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Meta
 
+from edgefl.aggregation.coalition import coalition_return
 from edgefl.aggregation.history import Memory
-from edgefl.errors import ModelError
-from edgefl.methods.select.coalition import coalition_return
+from edgefl.errors import ModelError, Problem
+from edgefl.methods.optimise.fedopt import Adagrad, fedadagrad
+from edgefl.registry import Optimise, Recipe, register
 
 Array = npt.NDArray[np.float64]
+
+
+class Portfolio(Adagrad, frozen=True):
+    """Options of Adagrad with portfolio momentum."""
+
+    risk: Annotated[float, Meta(ge=0, le=1, description="weight of risk against return")] = 0.5
+    temperature: Annotated[
+        float, Meta(ge=1, description="what the correction is divided by; beta + 1/temperature is at most 1")
+    ] = 10.0
 
 
 def covariance(returns: Array) -> Array:
@@ -102,3 +114,33 @@ def _cluster(memory: Memory, devices: list[str], weights: Mapping[str, float], r
         "rounds": len(rounds),
         "devices": devices,
     }
+
+
+def adjusted(
+    memory: Memory, participants: Mapping[str, int], weights: Mapping[str, float], **options: float
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Options of this round's Adagrad steps, with beta*, and the record of the momentum."""
+    asked = {name: options[name] for name in ("beta", "risk", "temperature") if name in options}
+    beta, record = portfolio_beta(memory, participants, weights, **asked)
+    return {"beta": beta}, {"momentum": {"beta": beta, **record}}
+
+
+def _bounded(recipe: Recipe) -> list[Problem]:
+    options = recipe["optimise"]["fedadagrad_mpo"]
+    if float(options["beta"]) + 1 / float(options["temperature"]) > 1:
+        return [Problem("optimise", "beta + 1/temperature of fedadagrad_mpo exceeds 1; raise temperature")]
+    return []
+
+
+register(
+    Optimise(
+        "fedadagrad_mpo",
+        "Adagrad whose momentum follows the risk of the groups' returns (MMiC, eqs 19-22)",
+        Portfolio,
+        source="arXiv 2505.06911",
+        conflicts=_bounded,
+        per_round=True,
+        step=fedadagrad,
+        adjust=adjusted,
+    )
+)

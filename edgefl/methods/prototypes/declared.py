@@ -8,6 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from edgefl.errors import Problem
+from edgefl.methods.prototypes.complete import complete
 from edgefl.registry import Options, Prototypes, Recipe, register
 
 #: A mean of one sample is that sample.
@@ -81,7 +82,6 @@ def _labels(recipe: Recipe) -> list[Problem]:
 
 
 register(
-    Prototypes("none", "none", default=True),
     Prototypes(
         "class_mean",
         "class means of each modality and of the fused representation (arXiv 2312.13508, eqs 1-3)",
@@ -93,5 +93,6 @@ register(
         "class means where there are labels, else K-means; completed and clustered on the server (AproMFL)",
         Adaptive,
         per_round=True,
+        merge=complete,
     ),
 )

@@ -9,13 +9,44 @@ Planned first, for the record; then computed from the uploads as they came, of w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
-from typing import NamedTuple
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
+from msgspec import Meta
 
+from edgefl.aggregation.history_update import UpdateInfo, grouped
 from edgefl.aggregation.mean import MisfitError, Tensor, Tensors, WeightedMean
-from edgefl.errors import ModelError
+from edgefl.aggregation.scope import of_device
+from edgefl.errors import ModelError, Problem
+from edgefl.models.spec import is_scheduled
+from edgefl.protocol.tensors import decode_part
+from edgefl.records import Manifest
+from edgefl.registry import Options, Recipe, Repair, register
+from edgefl.storage.objects import ObjectStore
+
+#: The part with the one layer that a device is sent for its personal model.
+PART = "poverty"
+#: (device, part) -> tensors in place of its own.
+Mended = dict[tuple[str, str], dict[str, np.ndarray]]
+
+
+class Poverty(Options, frozen=True):
+    """Options of the substitution of the poverty layer."""
+
+    form: Annotated[
+        Literal["exact", "optimiser"],
+        Meta(description="how the change is had: from copies, or from the optimiser's own step"),
+    ] = "optimiser"
+    donors: Annotated[
+        Literal["complete", "less_affected"],
+        Meta(
+            description=(
+                "who lends it: devices that trained with complete data in the round (eq. 11); less_affected: in rounds "
+                "without any, those whose layers missing modalities changed less"
+            )
+        ),
+    ] = "less_affected"
 
 
 class Substitution(NamedTuple):
@@ -138,3 +169,92 @@ def _mean(load: Callable[[str, str], Tensors], wanted: Substitution, weights: Ma
         except MisfitError as error:
             raise MisfitError(error.reason, f"donor '{donor}', part '{part}': {error.message}") from error
     return mean.result()[name]
+
+
+def mend(
+    updates: Sequence[UpdateInfo],
+    model: Manifest,
+    store: ObjectStore,
+    clusters: Mapping[str, int],
+    *,
+    donors: str = "less_affected",
+) -> tuple[Mended, dict[str, Tensors], dict[str, Any]]:
+    """Each device's poverty layer from its cluster's donors, in place of its own; as ``registry.Repair`` says."""
+    by_device = {u.device: u for u in updates}
+
+    def tensors(device: str, part: str) -> Tensors:
+        return decode_part(store.read(by_device[device].manifest[part].id), copy=False)
+
+    poorest, plan = _poorest(updates, model, store)
+    complete = {u.device for u in updates if u.complete}
+    holders: dict[str, set[str]] = {}
+    for update in updates:
+        for part in update.manifest:
+            if update.samples.get(part, 0) > 0:
+                holders.setdefault(part, set()).add(update.device)
+    changes = {u.device: u.poverty_change for u in updates if u.poverty >= 0}
+    less = changes if donors == "less_affected" else None
+    plan |= plan_substitution(poorest, complete, grouped(updates, clusters), holders, less)
+    weights = {u.device: float(max(u.samples.values(), default=0)) for u in updates}
+    found = substitute(tensors, plan, weights)
+    record = {
+        device: {"part": one.part, "tensor": one.tensor, "donors": list(one.donors)}
+        if not isinstance(one, str)
+        else {"kept": one}
+        for device, one in sorted(plan.items())
+    }
+    mended: Mended = {(device, part): {tensor: value} for device, (part, tensor, value) in found.items()}
+    personal: dict[str, Tensors] = {
+        of_device(device) + PART: {f"{part}|{name}": value for name, value in tensors.items()}
+        for (device, part), tensors in mended.items()
+    }
+    return mended, personal, record
+
+
+def weight_tensors(parts: Mapping[str, Tensors]) -> list[tuple[str, str]]:
+    """(part, tensor) of every weight tensor (two dimensions or more), sorted: what a poverty layer's number counts."""
+    return sorted((part, name) for part, tensors in parts.items() for name, value in tensors.items() if value.ndim >= 2)
+
+
+def _poorest(
+    updates: Sequence[UpdateInfo], model: Manifest, store: ObjectStore
+) -> tuple[dict[str, tuple[str, str]], dict[str, Substitution | str]]:
+    """device -> (part, tensor) of its poverty layer; and why the other devices without complete data have none."""
+    poorest: dict[str, tuple[str, str]] = {}
+    none: dict[str, Substitution | str] = {}
+    for update in (u for u in updates if not u.complete):
+        trained = [part for part in update.manifest if part in model and is_scheduled(part)]
+        layers = weight_tensors({part: decode_part(store.read(model[part].id), copy=False) for part in trained})
+        if 0 <= update.poverty < len(layers):
+            poorest[update.device] = layers[update.poverty]
+        elif update.poverty < 0:
+            none[update.device] = "no batch that lacks modalities came after a complete one"
+        else:
+            none[update.device] = "it names a layer that it did not train"
+    return poorest, none
+
+
+def _one_model(recipe: Recipe) -> list[Problem]:
+    found = []
+    if "relationship" in recipe["weight"]:
+        advice = "set another weight, or repair: none"
+        found.append(Problem("repair", f"poverty mends one model for all, relationship makes one for each; {advice}"))
+    if "ignore" in recipe["missing"]:
+        found.append(Problem("repair", "poverty needs samples that lack a modality, missing: ignore leaves them out"))
+    return found
+
+
+register(
+    Repair(
+        "poverty",
+        "the layer that missing modalities change most comes from devices of the group with complete data (MMiC)",
+        Poverty,
+        source="arXiv 2505.06911",
+        conflicts=_one_model,
+        per_round=True,
+        mend=mend,
+        unlikely=unlikely,
+        part=PART,
+        moves=True,
+    )
+)

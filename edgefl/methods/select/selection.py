@@ -1,7 +1,7 @@
 """Who trains a round, among the devices that are eligible and present.
 
 MMiC, arXiv 2505.06911, equations 17 and 18, within each cluster:  probability of i  ~  exp(temperature * core_i /
-selected_i), where core_i counts the rounds in which i was core (``edgefl.methods.select.coalition``).
+selected_i), where core_i counts the rounds in which i was core (``edgefl.aggregation.coalition``).
 The published index counts swings of the one coalition that took part; ``banzhaf_values`` is the Banzhaf value of A.
 Where clusters are known the draw, also the uniform one, is made inside each; ``seats`` says how many each sends.
 """
@@ -10,16 +10,41 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Annotated
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Meta
 
 from edgefl.aggregation.history import NO_CLUSTER, Memory
+from edgefl.registry import DeviceShare, Options, Select, register
 
 #: Devices of a cluster that train together, where it has as many: one alone has no donor and no coalition.
 TOGETHER = 2
 #: (devices of one cluster, sorted, how many of them) -> the chosen.
 _Draw = Callable[[list[str], int], list[str]]
+
+
+class Random(Options, frozen=True):
+    """Options of a uniform draw."""
+
+    share: DeviceShare = 0.5
+
+
+class Banzhaf(Options, frozen=True):
+    """Options of MMiC's selection."""
+
+    share: DeviceShare = 0.5
+    warmup_rounds: Annotated[int, Meta(ge=0, description="rounds in which the draw is even")] = 100
+    temperature: Annotated[
+        float, Meta(ge=0, description="how strongly the index decides: probability ∝ exp(temperature · index)")
+    ] = 2.0
+
+
+class Sampled(Banzhaf, frozen=True):
+    """Options of selection by the sampled Banzhaf value."""
+
+    samples: Annotated[int, Meta(ge=1, description="random coalitions")] = 128
 
 
 def everyone(devices: Sequence[str], rng: np.random.Generator, memory: Memory | None = None) -> list[str]:
@@ -189,3 +214,26 @@ def _draw(scores: Mapping[str, float], names: Sequence[str], count: int, rng: np
     """
     keys = np.array([scores[name] for name in names]) + rng.gumbel(size=len(names))
     return sorted(names[i] for i in np.argsort(-keys)[:count])
+
+
+register(
+    Select("all", "every eligible device", default=True, draw=everyone),
+    Select("random", "a random share of them", Random, partial=True, draw=at_random),
+    Select(
+        "banzhaf",
+        "drawn by how often a device decided whether its round's return beat the global model's (MMiC)",
+        Banzhaf,
+        source="arXiv 2505.06911",
+        per_round=True,
+        partial=True,
+        draw=banzhaf,
+    ),
+    Select(
+        "banzhaf_sampled",
+        "the same by the sampled Banzhaf value of the last round's returns",
+        Sampled,
+        per_round=True,
+        partial=True,
+        draw=banzhaf_sampled,
+    ),
+)

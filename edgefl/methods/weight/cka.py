@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from edgefl.errors import ModelError
+from edgefl.errors import ModelError, Problem
+from edgefl.registry import Recipe, Weight, register
 
 Array = npt.NDArray[np.float64]
 
@@ -73,3 +74,22 @@ def _alike(gram_x: Array, gram_y: Array) -> float:
             remedy="Run both models on the same inputs.",
         )
     return float((gram_x * gram_y).sum())  # <X X^T, Y Y^T> = |Y^T X|^2
+
+
+def _depth(recipe: Recipe) -> list[Problem]:
+    if "mixed" not in recipe["schedule"]:
+        return []
+    text = "cka compares models at the whole depth, which with schedule: mixed some do not have; set another weight"
+    return [Problem("weight", text)]
+
+
+register(
+    Weight(
+        "cka",
+        "how much a model's view of probe samples agrees with the others' (FedMVP)",
+        source="arXiv 2406.11048",
+        conflicts=_depth,
+        per_round=True,
+        similarity=cka_weights,
+    )
+)

@@ -14,6 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from edgefl.aggregation.mean import Layout, MisfitError, Tensors, check, layout_of
+from edgefl.methods.weight.samples import by_samples
+from edgefl.registry import Weight, register
 
 Floats = npt.NDArray[np.float64]
 Load = Callable[[], Tensors]
@@ -91,3 +93,18 @@ def _fitting(device: str, tensors: Tensors, layout: Layout) -> Tensors:
     except MisfitError as error:
         raise MisfitError(error.reason, f"device '{device}': {error.message}") from None
     return tensors
+
+
+register(
+    Weight(
+        "relationship",
+        "each device gets its own mean of the mappings, by their cosine; its classifier stays at home (AproMFL)",
+        source="arXiv 2502.04400",
+        per_round=True,
+        headless="weight: relationship exchanges the mappings, the heads, and without them nothing is left to map",
+        weigh=by_samples,
+        personal=relationship,
+        exchange="mappings",
+        moves=True,
+    )
+)

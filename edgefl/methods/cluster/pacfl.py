@@ -1,39 +1,32 @@
-"""Devices to clusters, once, by what each sent of its features (``edgefl.methods.cluster.signature``).
+"""PACFL (Vahidian et al. 2023, arXiv 2209.10526): clusters by principal angles between the devices' class bases.
 
-LSH (MMiC, arXiv 2505.06911): K-means of the normalised count sketches.
-PACFL (Vahidian et al. 2023, arXiv 2209.10526):  angle_ij = arccos(largest singular value of Q_i^T Q_j)  between the
-spans of the devices' class bases, Q orthonormal; average linkage, cut at a threshold.
-Clusters are numbered in the sorted order of their first devices.
+angle_ij = arccos(largest singular value of Q_i^T Q_j)  between the spans of the bases, Q orthonormal; average linkage,
+cut at a threshold. Clusters are numbered in the sorted order of their first devices.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Meta
 
-from edgefl.errors import ModelError, ProtocolError
-from edgefl.prototypes.kmeans import Labels, kmeans, renumber
-
-Floats = npt.NDArray[np.float64]
-Signatures = Mapping[str, Mapping[str, npt.NDArray[Any]]]
+from edgefl.errors import ModelError, Problem, ProtocolError
+from edgefl.methods.cluster.signatures import Floats, Models, Signatures, own_models
+from edgefl.prototypes.kmeans import Labels, renumber
+from edgefl.registry import Cluster, Options, Recipe, register
 
 #: Directions whose singular value is below this share of the largest are rounding: bases travel as f32.
 _RESOLUTION = 1e-5
 
 
-def lsh(signatures: Signatures, rng: np.random.Generator, *, clusters: float = 8) -> dict[str, int]:
-    """device -> cluster, at most ``clusters`` of them. ``signatures``: device -> {"sketch": counts [rows, buckets]}.
+class Pacfl(Options, frozen=True):
+    """Options of clusters by principal angles."""
 
-    Devices with equal sketches are together. Raises ProtocolError, naming the device, for what is no sketch.
-    """
-    devices = sorted(signatures)
-    if not devices:
-        return {}
-    found = kmeans(_coordinates(devices, signatures), int(clusters), rng)
-    return {device: int(label) for device, label in zip(devices, found.labels, strict=True)}
+    threshold: Annotated[float, Meta(ge=0, le=90, description="largest angle within a group, in degrees")] = 30.0
+    models: Models = "shared"
 
 
 def pacfl(
@@ -91,38 +84,6 @@ def average_linkage(distances: npt.NDArray[Any], threshold: float, clusters: int
     return renumber(labels)
 
 
-def _coordinates(devices: list[str], signatures: Signatures) -> Floats:
-    """Points [N, at most N] that are as far from each other as the sketches: these have 409,600 counts each.
-
-    Equal sketches give the very same point.
-    """
-    sketches = [_sketch(device, signatures[device]) for device in devices]
-    if len({sketch.shape for sketch in sketches}) > 1:
-        shapes = ", ".join(f"{list(s.shape)} ('{d}')" for d, s in zip(devices, sketches, strict=True))
-        raise ProtocolError(
-            f"sketches of several shapes: {shapes}", remedy="All devices of a run need the same rows and bits."
-        )
-    place: dict[bytes, int] = {}
-    index = [place.setdefault(sketch.tobytes(), len(place)) for sketch in sketches]
-    distinct = [sketches[index.index(i)] for i in range(len(place))]
-    products = np.zeros((len(distinct), len(distinct)))
-    for row in range(len(distinct[0])):
-        shares = np.stack([sketch[row] / sketch[row].sum(dtype=np.float64) for sketch in distinct])  # [N, buckets]
-        products += shares @ shares.T
-    values, vectors = np.linalg.eigh(products)
-    return np.asarray((vectors * np.sqrt(np.maximum(values, 0)))[index])
-
-
-def _sketch(device: str, tensors: Mapping[str, npt.NDArray[Any]]) -> npt.NDArray[Any]:
-    counts = tensors.get("sketch", np.zeros(0))
-    good = counts.ndim == 2 and counts.size > 0 and bool(np.isfinite(counts).all()) and bool((counts >= 0).all())
-    if not good or not (counts.sum(axis=1) > 0).all():
-        raise ProtocolError(
-            f"device '{device}' sent no sketch: counts [rows, buckets], none below 0, every row above 0 in all"
-        )
-    return counts
-
-
 def _span(device: str, tensors: Mapping[str, npt.NDArray[Any]]) -> Floats:
     """An orthonormal basis [F, r] of the span of all of a device's class bases together."""
     bases = [np.asarray(tensors[name], np.float64) for name in sorted(tensors)]
@@ -132,3 +93,24 @@ def _span(device: str, tensors: Mapping[str, npt.NDArray[Any]]) -> Floats:
     if not s.size or not s[0] > 0:
         raise ProtocolError(f"device '{device}' sent bases that span nothing")
     return np.asarray(u[:, s > _RESOLUTION * s[0]])
+
+
+def _classes(recipe: Recipe) -> list[Problem]:
+    if "cross_entropy" not in recipe["objective"]:
+        text = "pacfl compares the devices class by class, and no term of the objective has classes; set cluster: lsh"
+        return [Problem("cluster", text), *own_models(recipe)]
+    return own_models(recipe)
+
+
+register(
+    Cluster(
+        "pacfl",
+        "by the smallest principal angle between bases of their classes, average linkage (PACFL)",
+        Pacfl,
+        source="arXiv 2209.10526",
+        conflicts=_classes,
+        per_round=True,
+        signature="bases",
+        group=pacfl,
+    )
+)
