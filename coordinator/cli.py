@@ -110,19 +110,19 @@ def init_command(
     with guarded(debug):
         import shlex
 
-        from edgefl.identity.fleet import create_fleet
+        from edgefl.identity.fleet import Record, create_fleet
 
-        create_fleet(
-            directory,
+        asked = Record(
             fleet,
-            host,
-            port=port,
-            enroll_port=enroll_port,
-            bind=bind,
-            life_s=days * 86400,
+            tuple(host),
+            port,
+            enroll_port,
+            bind,
+            days * 86400,
             broker=broker,
-            reload=shlex.split(reload),
+            reload=tuple(shlex.split(reload)),
         )
+        create_fleet(directory, asked)
         typer.echo(f"fleet {fleet!r} is in {directory}; keep it secret, and keep a copy of all of it elsewhere")
         typer.echo(f"its broker's files are in {directory / 'broker'}; `run` and `enrollments` start it if none runs")
         typer.echo(f"next: edgefl-coordinator enroll --name cam-01 --identity {directory} --wait")

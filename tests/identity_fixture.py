@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import socket
 import time
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from transport_fixtures import Recorder
 
 from edgefl.errors import BrokerError
@@ -17,8 +19,10 @@ from edgefl.identity import device
 from edgefl.identity import token as t
 from edgefl.identity.device import Credentials
 from edgefl.identity.enrolment import answer_request, issue_token
-from edgefl.identity.fleet import Fleet, create_fleet
+from edgefl.identity.fleet import Fleet, Record, create_fleet
 from edgefl.identity.signing import key_text
+from edgefl.transport.address import parse_url
+from edgefl.transport.client import TlsFiles
 from edgefl.transport.mqtt import MqttTransport
 
 FLEET = "default"
@@ -35,8 +39,8 @@ def free_ports(count: int) -> list[int]:
 
 def a_fleet(directory: Path, **changes: Any) -> Fleet:
     port, enroll_port = free_ports(2)
-    options = {"fleet": FLEET, "hosts": [HOST], "bind": HOST, "port": port, "enroll_port": enroll_port, **changes}
-    return create_fleet(directory, **options)
+    asked = Record(FLEET, (HOST,), port, enroll_port, HOST)
+    return create_fleet(directory, msgspec.structs.replace(asked, **changes))
 
 
 class Asked:
@@ -86,8 +90,8 @@ class Attackers:
 
     async def device(self, own: Credentials, *patterns: str, client_id: str = "", **options: Any) -> Any:
         """Connected with a device's certificate; (transport, what it hears)."""
-        files = {"ca": str(own.authority), "cert": str(own.certificate)}
-        return await self._client(self.fleet.url, client_id or own.record.client_id, patterns, **files, **options)
+        files = TlsFiles(str(own.authority), str(own.certificate))
+        return await self._client(self.fleet.url, client_id or own.record.client_id, patterns, tls=files, **options)
 
     async def coordinator(self, *patterns: str) -> Any:
         """The fleet's coordinator."""
@@ -100,10 +104,13 @@ class Attackers:
 
     async def newcomer(self, client_id: str, *patterns: str, **options: Any) -> Any:
         """Without a certificate, on the port for enrolment."""
-        ca = str(self.fleet.directory / "ca.pem")
-        return await self._client(self.fleet.enroll_url, client_id, patterns, ca=ca, **options)
+        files = TlsFiles(str(self.fleet.directory / "ca.pem"))
+        return await self._client(self.fleet.enroll_url, client_id, patterns, tls=files, **options)
 
-    async def _client(self, url: str, client_id: str, patterns: tuple[str, ...], **options: Any) -> Any:
+    async def _client(
+        self, url: str, client_id: str, patterns: tuple[str, ...], user: tuple[str, str] = ("", ""), **options: Any
+    ) -> Any:
+        url = dataclasses.replace(parse_url(url), username=user[0], password=user[1]).secret_url()
         return await self._connected(MqttTransport(url, client_id, clean_session=True, **options), patterns)
 
     async def _connected(self, made: MqttTransport, patterns: tuple[str, ...]) -> Any:

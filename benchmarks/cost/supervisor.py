@@ -34,7 +34,7 @@ from coordinator.runtime.enrolment import serve
 from device_agent.runtime.connect import Options
 from device_agent.tools.enroll import enroll
 from edgefl.identity.enrolment import issue_token
-from edgefl.identity.fleet import create_fleet, fleet_broker
+from edgefl.identity.fleet import Record, create_fleet, fleet_broker
 from edgefl.transport.broker import start_broker
 
 #: What a supervisor may weigh, bytes.
@@ -60,7 +60,7 @@ async def plain(folder: Path) -> Seen:
 async def identified(folder: Path) -> Seen:
     """Enrolled as a user would, over the broker."""
     port, enroll_port = _free_port(), _free_port()
-    fleet = create_fleet(folder / "fleet", FLEET, [HOST], bind=HOST, port=port, enroll_port=enroll_port)
+    fleet = create_fleet(folder / "fleet", Record(FLEET, (HOST,), port, enroll_port, HOST))
     async with fleet_broker(fleet):
         serving = asyncio.ensure_future(serve(fleet, lambda line: None, until=NAME, limit_s=60))
         await enroll(issue_token(fleet, NAME, time.time()), folder / NAME, folder, 60, lambda line: None)

@@ -32,6 +32,7 @@ from edgefl.records import Budget, Speed
 from edgefl.resources.allocator import keep_for_chunks
 from edgefl.resources.machine import capabilities
 from edgefl.transport.address import check_protected, parse_url
+from edgefl.transport.client import TlsFiles
 from edgefl.transport.mqtt import MqttTransport
 
 if TYPE_CHECKING:
@@ -137,7 +138,7 @@ def make_agent(options: Options, emit: Emit, trainer: MakeTrainer = TrainerProce
 
         def dial() -> MqttTransport:
             return MqttTransport(
-                options.broker, client, identity.will(), ca=ca or None, cert=cert or None, key=options.key or None
+                options.broker, client, identity.will(), tls=TlsFiles(ca or None, cert or None, options.key or None)
             )
 
         emit("starting", device=options.device, profile=options.profile, broker=str(parse_url(options.broker)))

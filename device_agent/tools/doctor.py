@@ -222,6 +222,7 @@ def reach(url: str, files: Mapping[str, str] | None = None, fleet: str = "defaul
     """
     from edgefl.protocol import topics
     from edgefl.protocol.chunks import DEFAULT_CHUNK_BYTES, HEADER_BYTES
+    from edgefl.transport.client import TlsFiles
     from edgefl.transport.mqtt import MqttTransport
     from edgefl.transport.probe import Probe
 
@@ -230,7 +231,7 @@ def reach(url: str, files: Mapping[str, str] | None = None, fleet: str = "defaul
     name = f"doctor-{secrets.token_hex(4)}"
 
     async def connect() -> tuple[float, MqttTransport, int | None, str]:
-        transport = MqttTransport(url, name, ca=ca, cert=cert, key=key, clean_session=True)
+        transport = MqttTransport(url, name, tls=TlsFiles(ca, cert, key), clean_session=True)
         probe = Probe(transport, topics.probe(fleet, device or name))
         transport.on_message = lambda topic, payload: probe.heard(payload)
         started = time.monotonic()

@@ -14,6 +14,7 @@ from edgefl.identity.files import make_private_directory, read_private, write_pr
 from edgefl.identity.request import make_request
 from edgefl.identity.signing import key_text
 from edgefl.protocol import topics
+from edgefl.transport.client import TlsFiles
 from edgefl.transport.mqtt import MqttTransport
 
 #: The request is sent again this often: the coordinator may start after the device.
@@ -46,7 +47,7 @@ async def enroll(text: str, state: Path | None, states: Path, wait_s: float, say
     request = token.Request(name=given.name, request=make_request(given.name, pending))
     request = token.prove_request(token.proof_key(given.secret), given.fleet, client, request)
     say(f"asking {given.url} for the identity of {given.name!r} in fleet {given.fleet!r}")
-    transport = MqttTransport(given.url, client, ca=str(authority), clean_session=True)
+    transport = MqttTransport(given.url, client, tls=TlsFiles(str(authority)), clean_session=True)
     try:
         answer = await _exchange(transport, given, client, request, wait_s)
     finally:

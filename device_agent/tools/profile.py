@@ -236,12 +236,13 @@ def _disk(directory: Path) -> dict[str, int]:
 
 async def _link(url: str, fleet: str, device: str, credentials: dict[str, str], notes: list[str]) -> int | None:
     """Bytes a second to the broker and back, of the slower way; None when nothing came back."""
+    from edgefl.transport.client import TlsFiles
     from edgefl.transport.mqtt import MqttTransport
 
     name = f"profile-{secrets.token_hex(4)}"
     topic = topics.down_object(fleet, device, name)  # the device's own branch, to which nobody else listens
     ca, cert, key = (credentials.get(name) for name in ("ca", "cert", "key"))
-    transport = MqttTransport(url, name, clean_session=True, ca=ca, cert=cert, key=key)
+    transport = MqttTransport(url, name, tls=TlsFiles(ca, cert, key), clean_session=True)
     arrived, every = 0, asyncio.Event()
 
     def on_message(_topic: str, payload: bytes) -> None:

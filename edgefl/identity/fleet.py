@@ -18,10 +18,10 @@ import fcntl
 import os
 import secrets
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace as replace_address
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 import msgspec
 from msgspec.structs import replace
@@ -35,6 +35,7 @@ from edgefl.protocol.topics import COORDINATOR, check_name
 from edgefl.storage.disk import store_errors
 from edgefl.transport.address import Address, parse_url
 from edgefl.transport.broker import Broker, Ready, start_broker
+from edgefl.transport.client import TlsFiles
 from edgefl.transport.mosquitto import TlsListeners, hash_password, newcomers_configuration, tls_configuration
 from edgefl.transport.mqtt import MqttTransport
 
@@ -46,9 +47,11 @@ LIFE_S = 90 * 86400.0
 #: Certificates of a device that can be valid at once: it may renew when a quarter of a life has passed, so five.
 SERIALS = 10
 
+T = TypeVar("T")
+
 
 class Record(msgspec.Struct, frozen=True):
-    """What ``init`` was told.
+    """A fleet as ``edgefl-coordinator init`` makes it, with the secrets that it draws.
 
     ``broker``: URL of a broker for everybody with a certificate, "" for the one whose files lie here; ``reload``: the
     command that makes it read its files again. ``newcomers``: the coordinator's password at the broker process for
@@ -135,8 +138,7 @@ class Fleet:
 
     def devices(self) -> Devices:
         """Every device that was ever enrolled, by name."""
-        devices: Devices = self._decode("devices.json", Devices)
-        return devices
+        return self._decode("devices.json", Devices)
 
     def revoked(self) -> frozenset[str]:
         """Names of the revoked devices."""
@@ -149,8 +151,7 @@ class Fleet:
         return MqttTransport(
             url or self.url,
             client_id or self.record.client_id,
-            ca=str(self.directory / "ca.pem"),
-            cert=str(certificate),
+            tls=TlsFiles(str(self.directory / "ca.pem"), str(certificate)),
             clean_session=bool(client_id),
         )
 
@@ -162,11 +163,10 @@ class Fleet:
         own = f"{COORDINATOR}-{secrets.token_hex(16)}"
         if not self.record.newcomers:
             return self.transport(own, url)
-        there = parse_url(self.enroll_url)
+        there = replace_address(parse_url(self.enroll_url), username=COORDINATOR, password=self.record.newcomers)
         if url and not self.record.broker:
             there = replace_address(there, host=parse_url(url).host)
-        who = {"username": COORDINATOR, "password": self.record.newcomers}
-        return MqttTransport(str(there), own, **who, ca=str(self.directory / "ca.pem"), clean_session=True)
+        return MqttTransport(there.secret_url(), own, tls=TlsFiles(str(self.directory / "ca.pem")), clean_session=True)
 
     @contextlib.contextmanager
     def changing(self) -> Iterator[Devices]:
@@ -208,7 +208,7 @@ class Fleet:
         known = self.devices() if devices is None else devices
         write_rules(self.directory / "broker", self.record.fleet, self.authority(), known, now)
 
-    def _decode(self, file: str, kind: type) -> Any:
+    def _decode(self, file: str, kind: type[T]) -> T:
         path = self.directory / file
         try:
             return msgspec.json.decode(read(path), type=kind)
@@ -216,23 +216,15 @@ class Fleet:
             raise StoreError(f"{path} is damaged: {error}", remedy="Restore it from a backup of the fleet.") from error
 
 
-def create_fleet(
-    directory: Path,
-    fleet: str = "default",
-    hosts: Sequence[str] = ("localhost", "127.0.0.1"),
-    *,
-    port: int = PORT,
-    enroll_port: int = ENROLL_PORT,
-    bind: str = "",
-    life_s: float = LIFE_S,
-    broker: str = "",
-    reload: Sequence[str] = (),
-) -> Fleet:
-    """A new fleet's directory. Raises IdentityError when there is something in it already: keys are not replaced."""
-    check_name("fleet", fleet)
-    if broker and not parse_url(broker).tls:
+def create_fleet(directory: Path, asked: Record) -> Fleet:
+    """A new fleet's directory; ``asked`` without its secrets, which are drawn here.
+
+    Raises IdentityError when there is something in the directory already: keys are not replaced.
+    """
+    check_name("fleet", asked.fleet)
+    if asked.broker and not parse_url(asked.broker).tls:
         raise IdentityError("a fleet's broker is reached by TLS", remedy="Write its URL as mqtts://host:port.")
-    if not hosts:
+    if not asked.hosts:
         raise IdentityError("the broker needs a name", remedy="Give --host NAME, as devices will dial it.")
     with store_errors("open", directory):
         if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
@@ -244,11 +236,11 @@ def create_fleet(
     for folder in ("tokens", "broker"):
         make_private_directory(directory / folder)
     now, key = time.time(), x.new_key()
-    authority = x.Authority(x.self_signed(fleet, key, now).der, key)
+    authority = x.Authority(x.self_signed(asked.fleet, key, now).der, key)
     pem = x.pem_of(authority.certificate)
     place = directory / "broker"
     server, own = x.new_key(), x.new_key()
-    names = list(dict.fromkeys([*hosts, *([bind] if bind else []), "localhost", "127.0.0.1", "::1"]))
+    names = list(dict.fromkeys([*asked.hosts, *([asked.bind] if asked.bind else []), "localhost", "127.0.0.1", "::1"]))
     write_private(directory / "ca.key", x.key_pem(key))
     write_private(directory / "ca.pem", pem)
     write_private(directory / "signing.key", key_text(secrets.token_bytes(KEY_BYTES)).encode() + b"\n")
@@ -258,10 +250,9 @@ def create_fleet(
     write_private(place / "ca.pem", pem)
     write_private(place / "server.pem", x.pem_of(authority.server(server.public_key(), names, now).der))
     write_private(place / "server.key", x.key_pem(server))
-    write_rules(place, fleet, authority, {}, now)
+    write_rules(place, asked.fleet, authority, {}, now)
     client_id, password = f"{COORDINATOR}-{secrets.token_hex(16)}", secrets.token_urlsafe(24)
-    given = (tuple(hosts), port, enroll_port, bind, life_s, client_id, broker, tuple(reload))
-    _write_record(directory, Record(fleet, *given, newcomers=password, retain=False))
+    _write_record(directory, replace(asked, client_id=client_id, newcomers=password, retain=False))
     made = Fleet(directory)
     _write_configurations(made)
     return made

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from urllib.parse import parse_qs, quote, unquote, urlsplit
 
 from edgefl.errors import BrokerError
@@ -94,16 +94,6 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host.lower() in {"localhost", "localhost.", "ip6-localhost"}
-
-
-def with_credentials(address: Address, username: str | None, password: str | None, *, tls: bool) -> Address:
-    """The address with whatever was given apart from the URL put in."""
-    return replace(
-        address,
-        username=address.username if username is None else username,
-        password=address.password if password is None else password,
-        tls=address.tls or tls,
-    )
 
 
 def _reason(error: ValueError) -> str:

@@ -7,7 +7,7 @@ import socket
 import ssl
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from paho.mqtt.client import Client
 from paho.mqtt.enums import CallbackAPIVersion, MQTTErrorCode, MQTTProtocolVersion
@@ -30,6 +30,17 @@ SESSION_EXPIRY_S = 24 * 3600
 MAX_PACKET_BYTES = 2 * 2**20
 #: Reasons of MQTT 5. paho admits the second one in a PUBACK, and not the first.
 _PACKET_TOO_LARGE, _QUOTA_EXCEEDED = 0x95, 0x97
+
+
+class TlsFiles(NamedTuple):
+    """Paths of PEM files: the authority's certificate (None: the system's authorities), this client's own and its key.
+
+    ``key``: None where ``cert`` holds it as well.
+    """
+
+    ca: str | None = None
+    cert: str | None = None
+    key: str | None = None
 
 
 @dataclass(frozen=True)
@@ -171,29 +182,30 @@ def make_client(settings: Settings, version: MQTTProtocolVersion, meter: Meter) 
     return client
 
 
-def tls_context(address: Address, ca: str | None, cert: str | None, key: str | None) -> ssl.SSLContext | None:
-    """TLS that checks the broker's certificate (against ``ca``, else the system's authorities), None for plain TCP.
+def tls_context(address: Address, files: TlsFiles) -> ssl.SSLContext | None:
+    """TLS that checks the broker's certificate, None for plain TCP.
 
-    ``cert`` and ``key`` are this client's own. Raises BrokerError naming the file that can not be loaded.
+    Raises BrokerError naming the file that can not be loaded.
     """
     if not address.tls:
         return None
     try:
-        context = ssl.create_default_context(cafile=ca)
+        context = ssl.create_default_context(cafile=files.ca)
     except OSError as error:
-        raise failures.unreadable(f"the authority's certificate {ca}", error) from error
-    load_own(context, cert, key)
+        raise failures.unreadable(f"the authority's certificate {files.ca}", error) from error
+    load_own(context, files)
     return context
 
 
-def load_own(context: ssl.SSLContext, cert: str | None, key: str | None) -> None:
-    """Show this certificate in handshakes from now on. Raises BrokerError naming the file that can not be loaded."""
-    if cert is None:
+def load_own(context: ssl.SSLContext, files: TlsFiles) -> None:
+    """Present the client's certificate in later handshakes. Raises BrokerError naming the file that does not load."""
+    if files.cert is None:
         return
     try:
-        context.load_cert_chain(cert, key)
+        context.load_cert_chain(files.cert, files.key)
     except OSError as error:
-        raise failures.unreadable(f"the client's certificate {cert} with key {key or cert}", error) from error
+        own = f"the client's certificate {files.cert} with key {files.key or files.cert}"
+        raise failures.unreadable(own, error) from error
 
 
 def _connect_properties(clean_session: bool) -> Properties:
@@ -204,11 +216,11 @@ def _connect_properties(clean_session: bool) -> Properties:
     return properties
 
 
-def _set_no_delay(client: Client, data: Any, opened: Any) -> None:
+def _set_no_delay(client: Client, data: object, opened: object) -> None:
     """paho leaves Nagle's algorithm on, which costs a windowed transfer about ten times its speed."""
     if isinstance(opened, socket.socket):
         opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
 
-def _leave_writing_to_loop(client: Client, data: Any, opened: Any) -> None:
+def _leave_writing_to_loop(client: Client, data: object, opened: object) -> None:
     pass

@@ -9,13 +9,14 @@ from __future__ import annotations
 import contextlib
 import logging
 import random
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from paho.mqtt.client import Client, MQTTMessage
+from paho.mqtt.client import Client, ConnectFlags, DisconnectFlags, MQTTMessage
 from paho.mqtt.enums import MQTTErrorCode, MQTTProtocolVersion
 from paho.mqtt.properties import Properties
 from paho.mqtt.reasoncodes import ReasonCode
@@ -202,11 +203,13 @@ class Link:
                 self._listener.lost(self._reason)
 
     def _on_connect(
-        self, client: Client, data: Any, flags: Any, reason: ReasonCode, properties: Properties | None
+        self, client: Client, data: object, flags: ConnectFlags, reason: ReasonCode, properties: Properties | None
     ) -> None:
         self._answer = _Answer(reason, properties, bool(flags.session_present))
 
-    def _on_disconnect(self, client: Client, data: Any, flags: Any, reason: ReasonCode, properties: Any) -> None:
+    def _on_disconnect(
+        self, client: Client, data: object, flags: DisconnectFlags, reason: ReasonCode, properties: object
+    ) -> None:
         if flags.is_disconnect_packet_from_server:
             self._reason = f"the broker closed the connection: {reason.getName()}"
             if reason.getName() == "Session taken over":
@@ -214,22 +217,24 @@ class Link:
         elif reason.getName() not in {"Success", "Unspecified error"}:
             self._reason = f"the connection was given up: {reason.getName()}"
 
-    def _on_socket_close(self, client: Client, data: Any, closing: Any) -> None:
-        if self._stopping.is_set() and isinstance(client, MeteredClient):
+    def _on_socket_close(self, client: Client, data: object, closing: object) -> None:
+        if self._stopping.is_set() and isinstance(client, MeteredClient) and isinstance(closing, socket.socket):
             client.hang_up(closing)
 
-    def _on_message(self, client: Client, data: Any, message: MQTTMessage) -> None:
+    def _on_message(self, client: Client, data: object, message: MQTTMessage) -> None:
         try:
             topic = message.topic
         except UnicodeDecodeError:
             return  # a peer's malformed topic: none of ours
         self._listener.message(topic, bytes(message.payload))
 
-    def _on_publish(self, client: Client, data: Any, mid: int, reason: ReasonCode, properties: Any) -> None:
+    def _on_publish(self, client: Client, data: object, mid: int, reason: ReasonCode, properties: object) -> None:
         large = isinstance(client, MeteredClient) and client.refused_as_too_large(mid)
         self._listener.published(mid, TOO_LARGE if large else reason.getName() if reason.is_failure else None)
 
-    def _on_subscribe(self, client: Client, data: Any, mid: int, reasons: list[ReasonCode], properties: Any) -> None:
+    def _on_subscribe(
+        self, client: Client, data: object, mid: int, reasons: list[ReasonCode], properties: object
+    ) -> None:
         self._listener.subscribed(mid, [reason.getName() if reason.is_failure else None for reason in reasons])
 
 

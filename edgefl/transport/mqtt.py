@@ -19,7 +19,7 @@ from paho.mqtt.properties import Properties
 
 from edgefl.errors import BrokerError
 from edgefl.transport import failures
-from edgefl.transport.address import parse_url, with_credentials
+from edgefl.transport.address import parse_url
 from edgefl.transport.base import (
     DEFAULT_MAX_PAYLOAD,
     Limits,
@@ -31,7 +31,7 @@ from edgefl.transport.base import (
     ignore_connection,
     ignore_message,
 )
-from edgefl.transport.client import Meter, MeteredClient, Settings, load_own, tls_context
+from edgefl.transport.client import Meter, MeteredClient, Settings, TlsFiles, load_own, tls_context
 from edgefl.transport.link import QUOTA, TOO_LARGE, Link, Listener
 from edgefl.transport.sizes import Sizes
 
@@ -58,8 +58,8 @@ CLOSES = "it closes the connection"
 class MqttTransport:
     """See ``Transport``. MQTT 5 where the broker speaks it, else 3.1.1 (``?version=3`` in the URL skips the first try).
 
-    User and password come from the URL unless given. ``mqtts://`` or any of ``ca``, ``cert``, ``key`` (paths of PEM
-    files) means TLS. Raises BrokerError for a malformed URL.
+    User and password come from the URL; ``mqtts://`` or any of the ``tls`` files means TLS. Raises BrokerError for a
+    malformed URL.
     """
 
     on_message: OnMessage
@@ -74,11 +74,7 @@ class MqttTransport:
         client_id: str,
         will: Will | None = None,
         *,
-        username: str | None = None,
-        password: str | None = None,
-        ca: str | None = None,
-        cert: str | None = None,
-        key: str | None = None,
+        tls: TlsFiles | None = None,
         keepalive_s: int = 30,
         clean_session: bool = False,
     ) -> None:
@@ -87,9 +83,10 @@ class MqttTransport:
         self.max_payload = DEFAULT_MAX_PAYLOAD
         self.session_kept = False
         self.limits = Limits()
-        self.address = with_credentials(parse_url(url), username, password, tls=bool(ca or cert or key))
+        self._files = tls or TlsFiles()
+        address = parse_url(url)
+        self.address = dataclasses.replace(address, tls=address.tls or any(self._files))
         self._settings = Settings(self.address, client_id, will, None, keepalive_s, clean_session)
-        self._files = (ca, cert, key)
         self._meter = Meter()
         self._patterns: list[str] = []
         self._pending: dict[int, asyncio.Future[str | None]] = {}
@@ -116,7 +113,7 @@ class MqttTransport:
         """See ``Transport.connect``; call once."""
         if self._link is not None or self._closed:
             raise BrokerError("a transport connects once", remedy="Make a new one with the same client id.")
-        settings = dataclasses.replace(self._settings, tls=tls_context(self.address, *self._files))
+        settings = dataclasses.replace(self._settings, tls=tls_context(self.address, self._files))
         self._settings = settings
         loop = asyncio.get_running_loop()
         self._up = asyncio.Event()
@@ -133,7 +130,7 @@ class MqttTransport:
     def read_certificate_again(self) -> None:
         """The next connection shows the certificate that the files hold now. Raises BrokerError when it is unusable."""
         if self._settings.tls is not None:
-            load_own(self._settings.tls, *self._files[1:])
+            load_own(self._settings.tls, self._files)
 
     async def subscribe(self, patterns: list[str]) -> None:
         """See ``Transport.subscribe``; before ``connect`` it only remembers."""

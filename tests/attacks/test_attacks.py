@@ -27,6 +27,7 @@ from edgefl.identity.fleet import Fleet, fleet_broker
 from edgefl.identity.revocation import revoke
 from edgefl.protocol import topics
 from edgefl.transport.broker import Broker
+from edgefl.transport.client import TlsFiles
 from edgefl.transport.mosquitto import FLEET_PACKET_BYTES
 from edgefl.transport.mqtt import MqttTransport
 
@@ -61,20 +62,22 @@ def fleet(tmp_path: Path) -> Fleet:
 
 def test_without_a_certificate_nobody_gets_in(world: World) -> None:
     ca = str(world.fleet.directory / "ca.pem")
-    assert isinstance(run(fails(MqttTransport(world.fleet.url, "nobody", ca=ca).connect())), BrokerError)
+    assert isinstance(run(fails(MqttTransport(world.fleet.url, "nobody", tls=TlsFiles(ca)).connect())), BrokerError)
 
 
 def test_a_certificate_of_another_authority_does_not_get_in(world: World, tmp_path: Path) -> None:
     other = enrolled(a_fleet(tmp_path / "other"), "cam", tmp_path / "state")
     ca = str(world.fleet.directory / "ca.pem")
-    wrong = MqttTransport(world.fleet.url, "cam", ca=ca, cert=str(other.certificate))
+    wrong = MqttTransport(world.fleet.url, "cam", tls=TlsFiles(ca, str(other.certificate)))
     assert isinstance(run(fails(wrong.connect())), BrokerError)
 
 
 def test_a_broker_of_another_authority_is_not_believed(world: World, tmp_path: Path) -> None:
     """Somebody in between, with a certificate for the right host that the fleet has not signed."""
     other = a_fleet(tmp_path / "other")
-    wrong = MqttTransport(world.fleet.url, "cam", ca=str(other.directory / "ca.pem"), cert=str(world.cam.certificate))
+    wrong = MqttTransport(
+        world.fleet.url, "cam", tls=TlsFiles(str(other.directory / "ca.pem"), str(world.cam.certificate))
+    )
     error = run(fails(wrong.connect()))
     assert isinstance(error, BrokerError)
     assert "not trusted" in error.message
@@ -91,7 +94,7 @@ def test_a_devices_certificate_can_not_play_the_broker(world: World, tmp_path: P
         listening = await asyncio.start_server(lambda reader, writer: None, HOST, 0, ssl=server)
         async with listening:
             port = listening.sockets[0].getsockname()[1]
-            client = MqttTransport(f"mqtts://{HOST}:{port}", "cam", ca=str(world.cam.authority))
+            client = MqttTransport(f"mqtts://{HOST}:{port}", "cam", tls=TlsFiles(str(world.cam.authority)))
             error = await fails(client.connect())
             assert isinstance(error, BrokerError)
             assert "not trusted" in error.message
@@ -117,7 +120,9 @@ def test_a_revoked_device_is_cut_off_at_once_and_does_not_come_back(world: World
             await heard.arrived(2)
             assert [payload for _, payload in heard.messages] == [b"before", b"after"]
             assert got.messages == []
-            again = MqttTransport(world.fleet.url, "again", ca=str(stolen.authority), cert=str(stolen.certificate))
+            again = MqttTransport(
+                world.fleet.url, "again", tls=TlsFiles(str(stolen.authority), str(stolen.certificate))
+            )
             assert isinstance(await fails(again.connect()), BrokerError)
             await at.device(world.cam, client_id="once-more")  # the list shuts nobody else out
 
@@ -218,10 +223,10 @@ def test_a_device_can_not_read_what_is_for_another(world: World) -> None:
 def test_a_user_name_counts_nothing_beside_a_certificate(world: World) -> None:
     async def scene() -> None:
         async with Attackers(world.fleet) as at:
-            as_coordinator, _ = await at.device(world.thief, username="coordinator", password="x")
+            as_coordinator, _ = await at.device(world.thief, user=("coordinator", "x"))
             assert await denied(as_coordinator, topics.down(FLEET, "cam"))
-            for password in ("x", "", None):  # where newcomers come, the coordinator has a password
-                posing = at.newcomer("enroll-7", username="coordinator", password=password)
+            for password in ("x", ""):  # where newcomers come, the coordinator has a password
+                posing = at.newcomer("enroll-7", user=("coordinator", password))
                 assert "does not admit" in str(await fails(posing))
 
     run(scene())

@@ -30,7 +30,7 @@ from edgefl.identity import device
 from edgefl.identity import enrolment as enrolling
 from edgefl.identity import token as t
 from edgefl.identity.acl import emqx_acl, mosquitto_acl, mosquitto_newcomers_acl, rules
-from edgefl.identity.fleet import Fleet, create_fleet, fleet_broker
+from edgefl.identity.fleet import Fleet, Record, create_fleet, fleet_broker
 from edgefl.identity.revocation import reload_broker, revoke, running
 from edgefl.protocol import messages as m
 from edgefl.protocol import topics
@@ -162,14 +162,14 @@ def test_the_authority_says_critically_that_it_is_one_and_signs_no_other(fleet: 
 def test_init_does_not_replace_a_fleet(fleet: Fleet, tmp_path: Path) -> None:
     before = {path: path.read_bytes() for path in fleet.directory.rglob("*") if path.is_file()}
     with pytest.raises(IdentityError, match="not empty"):
-        create_fleet(fleet.directory)
+        create_fleet(fleet.directory, Record(hosts=("localhost",)))
     assert before == {path: path.read_bytes() for path in fleet.directory.rglob("*") if path.is_file()}
     with pytest.raises(IdentityError, match="needs a name"):
-        create_fleet(tmp_path / "new", hosts=[])
+        create_fleet(tmp_path / "new", Record())
     with pytest.raises(IdentityError, match="by TLS"):
-        create_fleet(tmp_path / "new", broker="mqtt://plain.example")
+        create_fleet(tmp_path / "new", Record(hosts=("localhost",), broker="mqtt://plain.example"))
     with pytest.raises(IdentityError, match="neither a host name"):
-        create_fleet(tmp_path / "new", hosts=["b\u00fccher..example"])
+        create_fleet(tmp_path / "new", Record(hosts=("b\u00fccher..example",)))
 
 
 def test_a_directory_that_is_none_and_one_that_is_damaged_are_named(fleet: Fleet, tmp_path: Path) -> None:
@@ -198,18 +198,18 @@ def test_a_damaged_list_of_devices_shuts_nobody_in_or_out(fleet: Fleet, tmp_path
 
 def test_a_reload_command_is_run_and_its_failure_told(tmp_path: Path, fleet: Fleet) -> None:
     done = tmp_path / "done"
-    good = a_fleet(tmp_path / "good", reload=["touch", str(done)])
+    good = a_fleet(tmp_path / "good", reload=("touch", str(done)))
     assert reload_broker(good)
     assert done.exists()
     enrolled(good, "cam", tmp_path / "cam")
-    bad = a_fleet(tmp_path / "bad", reload=["sh", "-c", "echo no such host >&2; exit 3"])
+    bad = a_fleet(tmp_path / "bad", reload=("sh", "-c", "echo no such host >&2; exit 3"))
     enrolled(bad, "cam", tmp_path / "cam2")
     outcome = run(revoke(bad, "cam", time.time()))
     assert (outcome.reloaded, outcome.dropped) == (False, False)
     assert "ended with 3: no such host" in outcome.trouble
     assert bad.revoked() == {"cam"}  # the coordinator refuses it all the same
     with pytest.raises(IdentityError, match="failed"):
-        reload_broker(a_fleet(tmp_path / "none", reload=["/no/such/program"]))
+        reload_broker(a_fleet(tmp_path / "none", reload=("/no/such/program",)))
     assert not reload_broker(fleet)
 
 

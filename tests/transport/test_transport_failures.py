@@ -27,6 +27,7 @@ from edgefl.identity.fleet import fleet_broker
 from edgefl.identity.revocation import revoke
 from edgefl.transport import failures, mqtt
 from edgefl.transport.address import parse_url
+from edgefl.transport.client import TlsFiles
 from edgefl.transport.mqtt import MqttTransport
 
 ADDRESS = parse_url("mqtts://broker.example:8883")
@@ -64,7 +65,7 @@ def told_by_a_broker_with(certificate: Path) -> BrokerError:
         async with listening:
             port = listening.sockets[0].getsockname()[1]
             with pytest.raises(BrokerError) as error:
-                await MqttTransport(f"mqtts://{HOST}:{port}", "cam", ca=str(certificate)).connect()
+                await MqttTransport(f"mqtts://{HOST}:{port}", "cam", tls=TlsFiles(str(certificate))).connect()
         return error.value
 
     return run(scene())
@@ -131,8 +132,8 @@ def test_a_revoked_device_is_told_so_and_told_again(
     monkeypatch.setattr(mqtt, "REMIND_S", 0.0)
     fleet = a_fleet(tmp_path / "fleet")
     own = enrolled(fleet, "stolen", tmp_path / "state")
-    client = MqttTransport(fleet.url, own.record.client_id, ca=str(own.authority), cert=str(own.certificate))
-    again = MqttTransport(fleet.url, own.record.client_id, ca=str(own.authority), cert=str(own.certificate))
+    client = MqttTransport(fleet.url, own.record.client_id, tls=TlsFiles(str(own.authority), str(own.certificate)))
+    again = MqttTransport(fleet.url, own.record.client_id, tls=TlsFiles(str(own.authority), str(own.certificate)))
 
     async def scene() -> BrokerError:
         broker = fleet_broker(fleet)

@@ -31,7 +31,7 @@ from transport_fixtures import (
 from edgefl.errors import BrokerError
 from edgefl.transport.address import parse_url
 from edgefl.transport.broker import Broker, start_broker
-from edgefl.transport.client import Meter, Settings
+from edgefl.transport.client import Meter, Settings, TlsFiles
 from edgefl.transport.link import BACKOFF_BASE_S, BACKOFF_CAP_S, Link, Listener, backoff_s
 from edgefl.transport.mosquitto import write_configuration
 from edgefl.transport.mqtt import MqttTransport
@@ -45,9 +45,9 @@ def broker(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     asyncio.run(made.stop())
 
 
-def _refusal(url: str, **options: str) -> BrokerError:
+def _refusal(url: str, tls: TlsFiles | None = None) -> BrokerError:
     """How connecting fails. No password may be in what the user sees."""
-    error = run(fails(MqttTransport(url, "one", **options).connect()))
+    error = run(fails(MqttTransport(url, "one", tls=tls).connect()))
     assert isinstance(error, BrokerError)
     assert "s3cret" not in f"{error.message} {error.remedy}"
     return error
@@ -137,16 +137,6 @@ def test_the_peer_is_no_broker() -> None:
     assert "mqtts://" in error.remedy or "malformed" in error.message
 
 
-def test_credentials_given_apart_replace_those_of_the_url(broker: Broker) -> None:
-    async def scenario() -> None:
-        url = broker.url.replace(broker.address.password, "wrong")
-        transport = MqttTransport(url, "apart", password=broker.address.password)
-        await transport.connect()
-        await transport.close()
-
-    run(scenario())
-
-
 # TLS, by a proxy that ends it in front of the broker
 
 
@@ -160,7 +150,7 @@ def test_tls_is_checked_and_carries(broker: Broker) -> None:
             assert isinstance(untrusted, BrokerError)
             assert "certificate is not trusted" in untrusted.message
             assert "--ca" in untrusted.remedy
-            transport = MqttTransport(url, "one", ca=str(TLS_PEM))
+            transport = MqttTransport(url, "one", tls=TlsFiles(str(TLS_PEM)))
             received = Recorder(transport)
             await transport.connect()
             await transport.subscribe(["tls/x"])
@@ -182,12 +172,12 @@ def test_tls_against_a_plain_port_is_explained(broker: Broker, monkeypatch: pyte
 def test_certificates_that_can_not_be_loaded_are_named(tmp_path: Path) -> None:
     broken = tmp_path / "broken.pem"
     broken.write_text("not a certificate")
-    for options, name in [
-        ({"ca": str(tmp_path / "absent.pem")}, "absent.pem"),
-        ({"ca": str(broken)}, "broken.pem"),
-        ({"cert": str(broken)}, "broken.pem"),
+    for files, name in [
+        (TlsFiles(str(tmp_path / "absent.pem")), "absent.pem"),
+        (TlsFiles(str(broken)), "broken.pem"),
+        (TlsFiles(cert=str(broken)), "broken.pem"),
     ]:
-        assert name in _refusal("mqtts://me:s3cret@127.0.0.1:1", **options).message
+        assert name in _refusal("mqtts://me:s3cret@127.0.0.1:1", files).message
 
 
 @pytest.mark.skipif(not mosquitto_wanted(), reason="only MQTT 5 names refusals; mosquitto is not installed here")
