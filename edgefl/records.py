@@ -44,7 +44,7 @@ FIGURES: dict[str, str] = {
 
 #: A modality is also the first word of part names (``acc/stage1``), and a key of manifests and prototype tables.
 _MODALITY = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,31}")
-#: Words that mean something else in one of these places.
+#: Names with another meaning in part names, manifests or prototype tables.
 RESERVED = frozenset(
     {
         *("fused", "fusion", "group", "head", "id", "ids", "label", "label_names", "match", "meta", "prototypes"),
@@ -74,7 +74,7 @@ Figures = dict[str, Figure]
 
 
 class Budget(msgspec.Struct, frozen=True):
-    """What a device may spend on one round; None: no limit.
+    """Budget of a device for one round; None: no limit.
 
     ``memory_bytes`` limits the whole trainer process, with what it holds on a GPU that shares the machine's memory;
     ``step_memory_bytes`` limits what training adds to the idle trainer, wherever it computes, which says the same on
@@ -92,7 +92,7 @@ class Budget(msgspec.Struct, frozen=True):
 
 
 class Speed(msgspec.Struct, frozen=True):
-    """What a device does in a second, from its profile; 0: not known."""
+    """Throughput and power of a device, from its profile; 0: not known."""
 
     flops: float = 0.0  # while training, 2 per multiply-accumulate
     down_bytes: float = 0.0
@@ -103,7 +103,7 @@ class Speed(msgspec.Struct, frozen=True):
 
 
 class Capabilities(msgspec.Struct, frozen=True):
-    """What a device is, as it measured itself."""
+    """Hardware and free resources of a device, as measured by its agent."""
 
     memory_total_bytes: int = 0
     memory_free_bytes: int = 0
@@ -123,7 +123,7 @@ class Capabilities(msgspec.Struct, frozen=True):
 def kind_of_machine(has: Capabilities) -> str:
     """Kind of machine: the hardware that a device's speed depends on. Only machines of one kind are compared.
 
-    At most 64 characters: a coordinator keeps no more of what a device says.
+    At most 64 characters, the limit of a text from a device.
     """
     return f"{has.machine}, {has.cores} cores, {has.gpu or 'no GPU'}"[:64]
 
@@ -153,7 +153,7 @@ class Cost(msgspec.Struct, frozen=True):
     step_flops: float = 0.0  # of the round's training steps alone; 0: all of them
     operations: float = 0.0  # of the round's training steps, forward and backward
     filling_flops: float = 0.0  # once more: the frozen prefix's outcome of every sample, where it is stored
-    memory: dict[str, int] = {}  # what the step's peak consists of, before what was learned of the device
+    memory: dict[str, int] = {}  # components of the step's peak, before factors learned of the device
     staging_bytes: int = 0  # host memory above the idle trainer where the step is in a GPU's own: parts, one batch
 
 
@@ -188,7 +188,7 @@ Manifest = dict[str, ObjectRef]
 class Attempt(msgspec.Struct, frozen=True, order=True):
     """Which attempt of which round of which stage of which run; on every message, so that stale ones are dropped.
 
-    ``made_ms``: when the run was made, in milliseconds since the epoch: a run made anew under an old name is another.
+    ``made_ms``: when the run was made, in milliseconds since the epoch: a new run under an old name is another run.
     """
 
     run: str = ""

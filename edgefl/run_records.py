@@ -1,4 +1,4 @@
-"""What a report shows, as plain rows: filled from the ledger, read by the terminal, JSON, CSV and HTML writers."""
+"""Rows of a run: the ledger's tables follow from these structs, and reports are written from them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class DeviceRow(msgspec.Struct, frozen=True):
 
 
 class RoundRow(msgspec.Struct, frozen=True):
-    """One round (last attempt). ``record`` says what each slot of the recipe did: role -> {choice, detail…}."""
+    """One round (last attempt). ``record``: what each slot of the recipe did, role -> {choice, detail…}."""
 
     stage: int = 0
     round: int = 0
@@ -45,7 +45,7 @@ class RoundRow(msgspec.Struct, frozen=True):
 
 
 class AssignmentRow(msgspec.Struct, frozen=True):
-    """One device in one attempt of one round: what was predicted, what was measured, how it ended."""
+    """One device in one attempt of one round: its status, and its predicted and measured figures."""
 
     device: str = ""
     stage: int = 0
@@ -63,7 +63,7 @@ class AssignmentRow(msgspec.Struct, frozen=True):
 
 
 class EventRow(msgspec.Struct, frozen=True):
-    """Something worth telling, in order: also what the live display shows, one JSON line each."""
+    """An event of a run, in order: in the ledger, in the live display, and as a JSON line of its own."""
 
     at: float = 0.0
     kind: str = ""

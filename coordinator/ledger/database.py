@@ -1,4 +1,4 @@
-"""Opens the ledger's database: SQLite in WAL mode by default, PostgreSQL by URL; migrates it; names its errors."""
+"""Opens and migrates the ledger's database: SQLite in WAL mode by default, PostgreSQL by URL; translates its errors."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from coordinator.ledger.transactions import gone, reason, writing
 from edgefl.errors import MissingDependencyError, StoreError
 
 _DAMAGED = "The file is damaged: put back a copy of it, or move this run's directory away."
-#: The name of a copy that is read in a ledger's place.
+#: File name of a copy that is read in place of a ledger.
 LEDGER_COPY = "ledger.sqlite"
 _KINDS = "Use sqlite:///PATH or postgresql://USER@HOST/DATABASE"
-#: A server that vanished without goodbye is found out within half a minute, not within the two hours of the kernel.
+#: A server that vanished is noticed within half a minute, not after the kernel's two hours.
 #: Texts are UTF-8 also in a database of no encoding (SQL_ASCII), of which the driver would give bytes.
 _CONNECTION = {
     "client_encoding": "utf8",
@@ -36,9 +36,9 @@ _CONNECTION = {
     "keepalives_count": 3,
     "tcp_user_timeout": 30_000,
 }
-#: Two coordinators may find the same empty database: one migrates, the other waits. Any number that no other uses.
+#: Advisory lock of a migration: of two coordinators at one empty database, one migrates and the other waits.
 _MIGRATING = 0x45444745464C
-#: What the database says -> the way out.
+#: Words of the database's error -> remedy.
 _REMEDIES = (
     (("not a database", "malformed"), _DAMAGED),
     (
@@ -60,7 +60,7 @@ def sqlite_url(path: Path) -> str:
 def open_engine(url: str, *, create: bool, migrate: bool = True) -> Engine:
     """An engine on a database of the current revision. Raises StoreError with the reason and the way out.
 
-    Not ``migrate``: for one of an older revision too.
+    Without ``migrate`` an older revision is an error.
     """
     parsed = _parsed(url)
     name = parsed.render_as_string(hide_password=True)
@@ -147,7 +147,7 @@ def _prepare(connection: Any, _record: Any) -> None:
 
 
 def _prepare_postgresql(connection: Any, _record: Any) -> None:
-    """Locks are waited for as long as SQLite's; a commit that returned survives a loss of power, as there."""
+    """Lock time-out as SQLite's; a commit that returned survives a loss of power, as there."""
     lasting = "SELECT set_config('synchronous_commit', 'on', false) WHERE current_setting('synchronous_commit') = 'off'"
     with connection.cursor() as cursor:
         cursor.execute(f"SET lock_timeout = {round(LEDGER_BUSY_S * 1000)}")
@@ -167,9 +167,9 @@ def _revision(connection: Connection) -> str | None:
 
 
 def copy_to_read(url: str) -> tempfile.TemporaryDirectory[str] | None:
-    """A SQLite ledger of an older revision as ``LEDGER_COPY`` in a folder of its own: reading migrates only that.
+    """Copy a SQLite ledger of an older revision, as ``LEDGER_COPY`` in a temporary folder: reading migrates the copy.
 
-    None where the ledger can be read where it is, or can not be read at all, which opening it explains.
+    None for a ledger that can be read in place, and for an unreadable one: opening it raises the error.
     """
     parsed = _parsed(url)
     file = Path(parsed.database or "")

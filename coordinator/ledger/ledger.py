@@ -1,4 +1,4 @@
-"""The run's memory: every transition of the machine is committed here before it is announced."""
+"""The ledger of runs: every transition of the coordinator's machine is committed here before it is announced."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Position(NamedTuple):
 class Ledger:
     """One database with any number of runs. ``url``: sqlite:///PATH, postgresql://…, or a path of a SQLite file.
 
-    Raises StoreError when it can not be opened, read or written; ``create=False``: also when it does not exist.
+    Raises StoreError when opening, reading or writing fails; ``create=False``: also when it does not exist.
     ``reading``: for reports, which leave a ledger of an older revision as it is.
     """
 

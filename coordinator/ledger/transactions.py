@@ -1,4 +1,4 @@
-"""A transaction that outlives a restart of the database's server, and is committed once."""
+"""A transaction that survives a restart of the database's server and is committed exactly once."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def writing(engine: Engine) -> Connection:
 def transact(engine: Engine, name: str, work: Callable[[Connection], None]) -> None:
     """Do ``work`` in a transaction. A server that is away is waited for up to LEDGER_AWAY_S; then its error is raised.
 
-    Whether a commit whose answer was lost has happened, the server itself tells by the transaction's number: ``work``
-    may be called several times and counts once. ``name``: of the ledger, for the log.
+    After a commit whose answer was lost, the server is asked by transaction number whether it happened: ``work`` may be
+    called several times and counts once. ``name``: of the ledger, for the log.
     """
     number = ""
     gone_at = 0.0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -74,7 +74,7 @@ def _revoke(name: str, identity: Path, form: str) -> None:
         typer.echo(done.trouble or f"no broker runs here: take {identity / 'broker'} to it, and have it read its files")
 
 
-def _as_json(report: RunReport, name: str) -> dict[str, Any]:
+def _as_json(report: RunReport, name: str) -> dict[str, object]:
     """The device as it introduced itself, when it was last heard of, and its totals in base units."""
     import msgspec
 

@@ -33,7 +33,7 @@ MaskChoice = Literal["auto", "prototype", "zero", "both", "reconstruction"]
 
 @dataclass(frozen=True)
 class FinalState:
-    """What a run's last finished round left behind."""
+    """State of a run after its last finished round. ``first``: the initial state."""
 
     report: RunReport
     plan: RunPlan
@@ -55,7 +55,7 @@ class FinalState:
 
 @dataclass(frozen=True)
 class Exported:
-    """What was written: the state it came from, the masks it offers, where it lies."""
+    """An export: the state it came from, the mask, the folder and its bundles."""
 
     state: FinalState
     mask: str
@@ -113,7 +113,7 @@ def export_run(
     capacity: int | None = None,
     tolerance: float = TOLERANCE,
 ) -> Exported:
-    """Export the run in ``directory`` and note the bundles in its ledger; says on stderr what it does.
+    """Export the run in ``directory`` and record the bundles in its ledger; reports progress on stderr.
 
     Raises RunError (nothing finished yet), ExportError (nothing is published then), StoreError.
     """
@@ -188,7 +188,7 @@ def _statistics(state: FinalState, parts: dict[str, Tensors]) -> dict[str, Tenso
 
 
 def _own_mask(plan: RunPlan, parts: Collection[str]) -> Literal["reconstruction", "both", "zero"]:
-    """What the recipe trained its model with."""
+    """The stand-in that the recipe trained its model with."""
     if "reconstruction" in plan.slots.missing and plan.model.reconstruction:
         return "reconstruction"
     means = "adaptive" not in plan.slots.prototypes  # whose rows are clusters, no classes
@@ -216,7 +216,7 @@ def _never_trained(state: FinalState) -> str:
 
 
 def _record(directory: Path, run: str, rows: list[BundleRow]) -> None:
-    """Note the bundles in the ledger, those inside the run's directory by their path from there."""
+    """Record the bundles in the ledger, those inside the run's directory by their path from there."""
     from coordinator.ledger.ledger import Ledger
 
     with Ledger(ledger_of(directory), create=False) as ledger:

@@ -1,4 +1,4 @@
-"""From what a user types (an id, the beginning of one, ``latest``, a directory) to a run's directory and report."""
+"""Finds a run's directory and report by its id, the beginning of one, ``latest`` or a directory."""
 
 from __future__ import annotations
 

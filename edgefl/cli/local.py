@@ -32,9 +32,9 @@ from edgefl.transport.broker import start_broker
 
 #: Agents leave by themselves within a second of SIGTERM; a trainer inside a long step may need a little more.
 AGENT_GRACE_S = 5.0
-#: The coordinator sends what it still owes the devices, and its evaluator may be in the middle of a batch.
+#: The coordinator sends its outstanding messages, and its evaluator may be in the middle of a batch.
 COORDINATOR_GRACE_S = 15.0
-#: An agent that was told to stop: by us, or by the Ctrl-C that ends this run as well.
+#: Exit statuses of an agent that was stopped: by us, or by the Ctrl-C that ends this run as well.
 _STOPPED = {0, -signal.SIGTERM, -signal.SIGINT, 128 + signal.SIGTERM, 128 + signal.SIGINT}
 
 
@@ -54,7 +54,7 @@ class LocalRun:
         self.directory = begun(resume, runs) if resume else runs / new_run_id(runs, self.config.name)
         self.run = check_name("run", self.directory.name)
         self._view: LiveView | None = None
-        self._ended: list[str] = []  # agents that ended before the run did, and their last words
+        self._ended: list[str] = []  # agents that ended before the run did, and the last lines of their logs
 
     async def train(self) -> None:
         """The run from first to last round. Raises the failing program's own error."""
@@ -112,8 +112,8 @@ class LocalRun:
         old["data"].pop("test")
         new["data"].pop("test")
         if differing := [field for field in new if old[field] != new[field]]:
-            told = ", ".join(differing)
-            sys.stderr.write(f"{self.run} goes on as it was started; not used from the run file given: {told}\n")
+            fields = ", ".join(differing)
+            sys.stderr.write(f"{self.run} goes on as it was started; not used from the run file given: {fields}\n")
         return then
 
     @contextlib.asynccontextmanager
@@ -164,16 +164,16 @@ class LocalRun:
             await _end(process, AGENT_GRACE_S)
 
     async def _watch(self, name: str, process: asyncio.subprocess.Process, log: Path) -> None:
-        """Tell when an agent ends by itself: the coordinator only sees that it is silent."""
+        """Warn when an agent ends by itself: the coordinator only sees that it is silent."""
         status = await process.wait()
         if status in _STOPPED:
             return
-        told = f"{name} has ended: {_last_words(log) or f'status {status}'}"
-        self._ended.append(told)
+        text = f"{name} has ended: {_last_words(log) or f'status {status}'}"
+        self._ended.append(text)
         if self._view is not None:
-            self._view.feed(EventRow(time.time(), "warning", data={"text": told}))
+            self._view.feed(EventRow(time.time(), "warning", data={"text": text}))
         else:
-            sys.stderr.write(f"warning: {told}\n")
+            sys.stderr.write(f"warning: {text}\n")
 
     async def _coordinate(self, run_file: Path, url: str) -> None:
         arguments = ["coordinator.cli", "run", str(run_file), "--events", "--fleet", self.run]
@@ -189,7 +189,7 @@ class LocalRun:
                 async for line in _lines(process):
                     try:
                         event = msgspec.json.decode(line, type=EventRow)
-                    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):  # a library's own words
+                    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):  # a library's own output
                         event = EventRow(time.time(), "warning", data={"text": line.decode("utf-8", "replace")[:500]})
                     if event.kind == "run_failed":
                         failure, remedy = str(event.data.get("text", "")), str(event.data.get("remedy", ""))
@@ -250,7 +250,7 @@ async def _lines(process: asyncio.subprocess.Process) -> AsyncIterator[bytes]:
 
 
 def _failure(status: int, text: str, remedy: str, log: Path) -> EdgeFLError:
-    """The coordinator's own error with its exit code; its log's last words when it left none."""
+    """The coordinator's own error with its exit code; its log's last line when there is none."""
     if not text:
         text = _last_words(log) or f"the coordinator ended with status {status}"
     error = RunError(text, remedy=remedy or f"See {log}.")
@@ -261,5 +261,5 @@ def _failure(status: int, text: str, remedy: str, log: Path) -> EdgeFLError:
 def _last_words(log: Path) -> str:
     """The last error in a program's log, else its last line."""
     lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-    told = next((line for line in reversed(lines) if line.startswith("error: ")), lines[-1] if lines else "")
-    return told.removeprefix("error: ")
+    error = next((line for line in reversed(lines) if line.startswith("error: ")), lines[-1] if lines else "")
+    return error.removeprefix("error: ")

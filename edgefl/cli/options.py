@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import typer
 
@@ -14,7 +14,7 @@ Overrides = Annotated[
 Format = Annotated[Literal["terminal", "json"], typer.Option("--format", help="How to print.")]
 
 
-def print_json(value: Any) -> None:
+def print_json(value: object) -> None:
     """``value`` (anything msgspec knows) as indented JSON on stdout."""
     import msgspec
 

@@ -1,4 +1,4 @@
-"""``edgefl plan``: what every stage and schedule costs, and who is eligible for what, before anything runs."""
+"""``edgefl plan``: cost of every stage and schedule, and each device's placement, before a run."""
 
 from __future__ import annotations
 

@@ -25,14 +25,14 @@ CONVENTIONS = ("lw-fedmml",)
 UNKNOWN_DEVICE = "cpu"
 #: Idle trainer on a CPU after its toy round. Each agent measures its own in a run.
 TRAINER_BYTES = 266 * 10**6
-#: CUDA context with torch's kernels on a card, about (read, not measured: 300 to 600 MB). Agents measure what is free.
+#: CUDA context with torch's kernels on a card, about (read, not measured: 300 to 600 MB). Agents measure the rest.
 CUDA_CONTEXT_BYTES = 600 * 10**6
 
 
 class PlanOptions(NamedTuple):
     """Options of ``edgefl plan``; what is left out is the run's.
 
-    ``profiles``: of the devices to plan for; ``samples``: of each; ``batch_sizes``: that the schedules are priced with.
+    ``profiles``: of the devices to plan for; ``samples``: per device; ``batch_sizes``: to price the schedules with.
     """
 
     profiles: Sequence[str] = ()

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import numpy as np
 import typer
@@ -33,7 +33,7 @@ CLASSIFIER = {"task", "fusion"}
 UNTRAINED = (
     "no device sent an update of the classifier in these bundles: labels are not reliable, and no accuracy is shown"
 )
-#: What a mask is called where people read it.
+#: Names of the masks in tables.
 STAND_INS = {"prototype": "prototypes", "zero": "zeros", "reconstruction": "reconstruction"}
 #: Ends of a single sample's file -> kinds of modality it may hold.
 SAMPLES: dict[str, tuple[str, ...]] = {
@@ -195,7 +195,7 @@ def _truth(data: Dataset, row: int) -> str | None:
 
 
 def _places(answers: list[Answers], limit: int | None) -> list[tuple[int, Answers, int]]:
-    """(row of the data set, who answered it, place in that answer), in the data set's order."""
+    """(row of the data set, the answers that hold it, its place there), in the data set's order."""
     places = [(int(row), one, at) for one in answers for at, row in enumerate(one.rows)]
     return sorted(places, key=lambda place: place[0])[:limit]
 
@@ -241,7 +241,7 @@ def _notes(data: Dataset, answers: list[Answers], shown: int) -> list[str]:
 
 def _json(
     data: Dataset, answers: list[Answers], left: np.ndarray, bundles: Mapping[Path, Manifest], limit: int | None
-) -> dict[str, Any]:
+) -> dict[str, object]:
     used = dict.fromkeys(one.bundle for one in answers)
     return {
         "schema": SCHEMA,
@@ -258,15 +258,15 @@ def _json(
     }
 
 
-def _summary(data: Dataset, answers: list[Answers]) -> dict[str, Any]:
+def _summary(data: Dataset, answers: list[Answers]) -> dict[str, object]:
     masks = dict.fromkeys(one.mask for one in answers if one.mask != "none")
     samples = sum(len(one.rows) for one in answers)
     return {"samples": samples, "accuracy": accuracy(data, answers), "mask": next(iter(masks), "none")}
 
 
-def _entry(data: Dataset, row: int, one: Answers, at: int, bundles: Mapping[Path, Manifest]) -> dict[str, Any]:
+def _entry(data: Dataset, row: int, one: Answers, at: int, bundles: Mapping[Path, Manifest]) -> dict[str, object]:
     p = one.prediction
-    entry: dict[str, Any] = {"id": data.ids[row], "bundle": one.bundle, "given": list(one.modalities)}
+    entry: dict[str, object] = {"id": data.ids[row], "bundle": one.bundle, "given": list(one.modalities)}
     if not len(p.classes):
         return {**entry, "embeddings": {m: e[at].tolist() for m, e in _embeddings(one).items()}}
     names = next(iter(bundles.values())).labels

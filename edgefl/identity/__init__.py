@@ -1,1 +1,1 @@
-"""Who is who in a fleet: certificates, one-time tokens, signatures, revocation."""
+"""Identities of a fleet: certificates, one-time enrolment tokens, signatures, revocation."""

@@ -1,7 +1,7 @@
-"""Who may write and read which topic: one table, and from it the access rules of the brokers.
+"""Access control of topics: one table of rules, and the brokers' ACL files made from it.
 
 ``%u`` stands for the user name, which is the common name of the client's certificate; ``%c`` for the client id, all
-that a device without a certificate has. A broker that lets a client do anything else is wrongly set up.
+that a device without a certificate has. A broker must deny everything else.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _USER, _CLIENT, _ANY = "%u", "%c", "+"
 
 
 class Rule(NamedTuple):
-    """``who`` may ``may`` a topic. A newcomer has no certificate yet and comes by a listener of its own."""
+    """Permission of ``who`` on a topic. A newcomer has no certificate yet and uses a listener of its own."""
 
     who: Who
     may: May
@@ -25,7 +25,7 @@ class Rule(NamedTuple):
 
 
 def rules(fleet: str) -> list[Rule]:
-    """Everything that is allowed in a fleet. Raises ProtocolError for a fleet that can not be a topic level."""
+    """All permissions of a fleet. Raises ProtocolError for a fleet name that is no topic level."""
     topics.check_name("fleet", fleet)
     return [
         Rule("device", "write", topics.up(fleet, _USER)),
@@ -80,8 +80,8 @@ def mosquitto_enroll_acl(fleet: str) -> str:
 def emqx_acl(fleet: str, revoked: Collection[str] = ()) -> str:
     """EMQX's acl.conf for clients with certificates: the first rule that matches counts, the last one denies the rest.
 
-    Newcomers are left out: rules can not tell EMQX's listeners apart, and a client without a certificate may call
-    itself anything there.
+    Newcomers are left out: rules do not distinguish EMQX's listeners, where a client without a certificate may use any
+    name.
     """
     lines = [f'{{deny, {{username, "{topics.check_name("device", name)}"}}, all, ["#"]}}.' for name in sorted(revoked)]
     for rule in (one for one in rules(fleet) if one.who != "newcomer"):

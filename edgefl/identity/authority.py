@@ -21,7 +21,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from edgefl.errors import IdentityError
 from edgefl.protocol.topics import check_name
 
-#: The authority and what it signs for the server: nobody can renew them over the air, and the authority's key lies
+#: The authority and what it signs for the server: they are not renewed over the air, and the authority's key lies
 #: beside theirs, so shorter lives would only stop fleets on a forgotten day.
 LONG_LIFE_S = 20 * 365.25 * 86400
 #: Certificates count from a day before they were made: small boards start with a clock that is behind.

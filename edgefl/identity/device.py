@@ -24,7 +24,7 @@ _VALID = "edgefl-valid:"
 class Record(msgspec.Struct, frozen=True):
     """Whose identity it is, and of which fleet. ``signer``: public key of the coordinator's signatures, as text.
 
-    ``client_id`` is known to this device and its fleet alone: whoever knows it could push the device off the broker.
+    ``client_id`` is a secret of this device and its fleet: a client that knows it can push the device off the broker.
     """
 
     fleet: str = ""

@@ -1,6 +1,6 @@
-"""Tokens out, certificates in return: what the coordinator does about devices that enrol or renew.
+"""Enrolment at the coordinator: issues one-time tokens, and certificates to devices that enrol or renew.
 
-Each answer is on disk before it is given. The same request again gets the same answer, since the first may be lost;
+Each answer is on disk before it is sent. The same request again gets the same answer, since the first may be lost;
 another request by the same token gets a refusal.
 """
 
@@ -26,14 +26,14 @@ from edgefl.storage.disk import store_errors
 _LOG = logging.getLogger(__name__)
 #: A token is used within a day of being printed, or printed again.
 TOKEN_LIFE_S = 86400.0
-#: Spent tokens are remembered so long, to tell their late users why they are refused.
+#: How long spent tokens are kept, so that a later use is refused with its reason.
 REMEMBERED_S = 7 * 86400.0
 #: A certificate is renewed after half its life. A device that asks before a quarter of it is broken or hostile.
 EARLIEST_RENEWAL = 0.25
 
 
 class Issued(msgspec.Struct, frozen=True):
-    """What is kept of a token: enough to recognise it, not enough to print it again.
+    """Record of an issued token: enough to recognise it, not enough to print it again.
 
     ``holder``: fingerprint of the device's key that ``answer`` was given to.
     """
@@ -68,7 +68,7 @@ def is_expected(fleet: Fleet, client: str) -> bool:
 
 
 def answer_request(fleet: Fleet, client: str, payload: bytes, now: float) -> bytes | None:
-    """The answer to a device that enrols; None for whoever can not prove a token: nothing is said to strangers."""
+    """The answer to a device that enrols; None, so no answer, without the proof of a token."""
     try:
         request = t.decode_request(payload)
     except ProtocolError:
@@ -100,7 +100,7 @@ def _answer(fleet: Fleet, devices: Devices, issued: Issued, request: t.Request, 
         if request.name != issued.name or asked != issued.name:
             return t.Answer(refusal="this token is for a device with another name")
         known = devices.get(issued.name)
-        if known is None or known.holder != holder:  # else a crash came between the two files
+        if known is None or known.holder != holder:  # else a crash came between the two writes
             _check_free(devices, issued.name)
     except IdentityError as error:
         return t.Answer(refusal=error.message)
@@ -141,7 +141,7 @@ def renew(fleet: Fleet, name: str, request: bytes, now: float) -> Renewed:
 
 
 def _check_free(devices: Devices, name: str) -> None:
-    """A name is given once: two boxes that hold certificates for it could not be told apart."""
+    """Raise IdentityError for a name in use: two devices with certificates of one name are indistinguishable."""
     if name in devices:
         state = "was revoked" if devices[name].revoked_at is not None else "is enrolled already"
         raise IdentityError(f"a device {name!r} {state}", remedy="Choose another name, such as one with a number.")

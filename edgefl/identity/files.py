@@ -52,13 +52,13 @@ def check_private(path: Path) -> None:
 
 
 def read_private(path: Path) -> bytes:
-    """The bytes of a key's file. Raises IdentityError when it is not private, StoreError when it can not be read."""
+    """The bytes of a key's file. Raises IdentityError when it is not private, StoreError when reading fails."""
     check_private(path)
     return read(path)
 
 
 def read(path: Path) -> bytes:
-    """The bytes of a small file. Raises StoreError; IdentityError for a file that can be none of ours."""
+    """The bytes of a small file. Raises StoreError; IdentityError for one too large to hold keys."""
     with store_errors("read", path), path.open("rb") as file:
         data = file.read(MAX_FILE_BYTES + 1)
     if len(data) > MAX_FILE_BYTES:

@@ -1,4 +1,4 @@
-"""The directory of a fleet's identity, on the machine of its coordinator: authority, certificates, devices, rules.
+"""The identity of a fleet, a directory on its coordinator's machine: authority, certificates, devices, access rules.
 
 Layout (all of it for its owner alone)::
 
@@ -7,8 +7,8 @@ Layout (all of it for its owner alone)::
     signing.key      seed of the Ed25519 key that signs the coordinator's messages
     coordinator.pem  the coordinator's certificate and key
     devices.json     every device that was ever enrolled
-    tokens/          what is needed to recognise the tokens that are out
-    broker/          what a broker needs: configuration, access rules, certificates, list of revoked ones
+    tokens/          records by which issued tokens are recognised
+    broker/          files of the broker: configuration, access rules, certificates, list of revoked ones
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from edgefl.transport.mqtt import MqttTransport
 DEFAULT_DIRECTORY = Path("fleet")
 #: MQTT over TLS, as registered; and the next port for devices without a certificate.
 PORT, ENROLL_PORT = 8883, 8884
-#: A device that is away longer than this must be enrolled anew: a drawer's worth, but no stolen box lasts for ever.
+#: Life of a certificate: a device that is away longer must enrol again, and a stolen one expires.
 LIFE_S = 90 * 86400.0
 #: Certificates of a device that can be valid at once: it may renew when a quarter of a life has passed, so five.
 SERIALS = 10
@@ -156,7 +156,7 @@ class Fleet:
         )
 
     def newcomers(self, url: str = "") -> MqttTransport:
-        """The coordinator's connection to whoever enrols, apart from the one to the fleet.
+        """The coordinator's connection to devices that enrol, separate from the one to the fleet.
 
         ``url``: of the fleet's broker as this machine dials it; the process for newcomers is on the same host.
         """
@@ -186,7 +186,7 @@ class Fleet:
     def write_configuration(self) -> bool:
         """Bring the configurations of the fleet's own brokers up to date, before they start; False: left as they are.
 
-        Files of an earlier release are rewritten, with their ports, unless somebody has put lines of their own in.
+        Files of an earlier release are rewritten, with their ports, unless lines were added by hand.
         """
         place = self.directory / "broker" / "mosquitto.conf"
         with self.changing() as devices:
@@ -204,7 +204,7 @@ class Fleet:
         return True
 
     def write_rules(self, now: float, devices: Devices | None = None) -> None:
-        """Write what the broker reads anew when a device is revoked. ``devices``: as they will be."""
+        """Write the files that the broker reloads when a device is revoked. ``devices``: as they will be."""
         known = self.devices() if devices is None else devices
         write_rules(self.directory / "broker", self.record.fleet, self.authority(), known, now)
 
@@ -323,7 +323,7 @@ def newcomers_broker(fleet: Fleet) -> Broker:
 
 
 def _here(fleet: Fleet, port: int) -> Address:
-    """As this machine dials it."""
+    """Address of the fleet's broker as this machine dials it."""
     every = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - bound only when the user asks for it
     return Address(every.get(fleet.record.bind, fleet.record.bind), port, tls=True)
 

@@ -1,4 +1,4 @@
-"""A device is shut out: at the coordinator at its next tick, at the broker as soon as that reads its files again."""
+"""Revocation of a device: effective at the coordinator at its next tick, at the broker once that reloads its files."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from msgspec.structs import replace
 from edgefl.errors import BrokerError, IdentityError
 from edgefl.identity.fleet import Fleet
 
-#: What a command that reloads a broker elsewhere may take: a login over a slow line.
+#: Time limit of a command that reloads a broker elsewhere: a login over a slow line.
 RELOAD_S = 60.0
 
 
 class Revoked(NamedTuple):
-    """What became of it. ``reloaded``: the broker was told to read its files; ``dropped``: the connection was cut."""
+    """Outcome of a revocation. ``reloaded``: the broker reads its files again; ``dropped``: the connection was cut."""
 
     name: str
     reloaded: bool
@@ -27,7 +27,7 @@ class Revoked(NamedTuple):
 
 
 async def revoke(fleet: Fleet, name: str, now: float) -> Revoked:
-    """Shut a device out; again, it only tells the broker again. Raises IdentityError for one that is not enrolled."""
+    """Revoke a device; a second time only reloads the broker. Raises IdentityError for one that is not enrolled."""
     with fleet.changing() as devices:
         if name not in devices:
             there = ", ".join(sorted(devices)[:20]) or "none"
@@ -47,7 +47,7 @@ async def revoke(fleet: Fleet, name: str, now: float) -> Revoked:
 
 
 def reload_broker(fleet: Fleet) -> bool:
-    """Have the broker read its access rules and revoked certificates again; False when it is not within reach.
+    """Have the broker read its access rules and revoked certificates again; False when none is found.
 
     That is the mosquitto whose process id lies beside its configuration, or the command in ``fleet.json``. Raises
     IdentityError when the command fails.
@@ -82,7 +82,7 @@ def running(pid_file: Path) -> int | None:
 async def _drop(fleet: Fleet, client_id: str) -> str:
     """Cut a device's connection by taking over its client id, which only it and this directory know.
 
-    What stood in the way, "" for nothing. Without it, the device stays connected and can do nothing.
+    Returns the reason why not, "" when it was cut. A device that stays connected has no topic left.
     """
     taking = fleet.transport(client_id=client_id)
     try:

@@ -14,10 +14,10 @@ from nacl.exceptions import BadSignatureError
 
 from edgefl.errors import IdentityError, ProtocolError
 
-#: Begins a signed message. No MessagePack map begins so: a message without signature can not be taken for one.
+#: First bytes of a signed message. No MessagePack map begins so: an unsigned message is never taken for one.
 MAGIC = b"EFS\x01"
 SIGNATURE_BYTES = 64
-#: What a signature adds to a message.
+#: Bytes that a signature adds to a message.
 OVERHEAD_BYTES = len(MAGIC) + SIGNATURE_BYTES
 KEY_BYTES = 32
 #: Keeps these signatures apart from any other use of the key.

@@ -20,7 +20,7 @@ from edgefl.protocol.topics import check_name
 
 PREFIX = "edgefl-"
 SECRET_BYTES = 32
-#: Longest token that is looked at: the authority's certificate is 450 bytes, an address 100.
+#: Longest token that is parsed: the authority's certificate is 450 bytes, an address 100.
 MAX_TEXT = 8192
 #: Largest enrolment message: a request is 400 bytes, an answer 800.
 MAX_MESSAGE_BYTES = 8192
@@ -50,7 +50,7 @@ class Request(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Answer(msgspec.Struct, frozen=True, array_like=True):
-    """Coordinator → device: a certificate (DER) and what else an identity is made of, or a refusal."""
+    """Coordinator → device: a certificate (DER) and the rest of an identity, or a refusal."""
 
     version: int = 1
     refusal: str = ""
@@ -96,12 +96,12 @@ def decode_token(text: str) -> Token:
 
 
 def client_id(secret: bytes) -> str:
-    """The client id that a device enrols with: nobody who has not seen the token can guess it."""
+    """The client id that a device enrols with, derived from the token's secret."""
     return "enroll-" + _derived(secret, b"edgefl enrolment client")[:16].hex()
 
 
 def proof_key(secret: bytes) -> bytes:
-    """What both sides prove with. The coordinator keeps this, not the secret."""
+    """HMAC key of both sides' proofs. The coordinator keeps this, not the secret."""
     return _derived(secret, b"edgefl enrolment proof")
 
 
@@ -121,7 +121,7 @@ def prove_answer(key: bytes, answer: Answer, request: Request) -> Answer:
 
 
 def answer_is_proved(key: bytes, answer: Answer, request: Request) -> bool:
-    """Whether the answer is to this request, by somebody who knows the token."""
+    """Whether the answer is to this request, with the proof of the token."""
     return hmac.compare_digest(answer.proof, _answer_proof(key, answer, request))
 
 
@@ -136,7 +136,7 @@ def decode_answer(payload: bytes) -> Answer:
 
 
 def encode(message: Request | Answer) -> bytes:
-    """As bytes."""
+    """The message as MessagePack."""
     return msgspec.msgpack.encode(message)
 
 

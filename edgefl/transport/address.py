@@ -16,7 +16,7 @@ _REMEDY = "Write it as mqtt://[user:password@]host[:port], or mqtts:// for TLS."
 class Address:
     """Where and as whom to connect. ``legacy``: speak MQTT 3.1.1 at once instead of trying 5 first (``?version=3``).
 
-    amqtt never answers an MQTT 5 greeting, so its URL carries the hint and nobody waits for a time-out.
+    amqtt never answers an MQTT 5 greeting, so its URL carries the hint that saves a time-out.
     """
 
     host: str
@@ -89,7 +89,7 @@ def check_protected(url: str, *, insecure: bool) -> None:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether what is sent to this host never leaves the machine."""
+    """Whether traffic to this host stays on the machine."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

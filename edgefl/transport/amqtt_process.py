@@ -1,6 +1,6 @@
 """amqtt, a broker in Python, in a process of its own: ``python -m edgefl.transport.amqtt_process CONFIGURATION.json``.
 
-For machines without mosquitto. Known limits of amqtt 0.12, so that nobody builds on more: MQTT 3.1.1 only, and a
+For machines without mosquitto. Known limits of amqtt 0.12: MQTT 3.1.1 only, and a
 greeting in MQTT 5 is never answered; sessions and queues live in memory and end with the process; what is in flight to
 a client when its connection breaks is lost; a client that falls silent is never timed out, so its will is not sent;
 retained messages reach every new connection; no limits on size or queue. Loopback only, therefore.
@@ -30,7 +30,7 @@ _GOODBYE_S = 1.0
 
 
 class Configuration(msgspec.Struct, frozen=True):
-    """What the parent process tells this one, in a file only their user can read."""
+    """Options from the parent process, in a file only their user can read."""
 
     host: str
     port: int

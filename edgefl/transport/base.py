@@ -1,4 +1,4 @@
-"""What a transport promises, whichever way the bytes travel.
+"""The transport interface and its delivery guarantees, the same for MQTT and memory.
 
 Delivery is at least once to every session the broker still knows, never exactly once: duplicates happen after a
 reconnect, and a broker drops silently when a queue is full or it is killed. So callers make effects idempotent,
@@ -22,7 +22,7 @@ OnConnection = Callable[[bool], None]
 
 
 class Will(NamedTuple):
-    """What the broker publishes for a client whose connection ends without goodbye."""
+    """Last will: published by the broker when a client's connection ends without DISCONNECT."""
 
     topic: str
     payload: bytes
@@ -44,8 +44,8 @@ class Limits(NamedTuple):
 class Transport(Protocol):
     """One client's session with a broker. Callbacks run in the event loop's thread and must return soon.
 
-    The session is persistent: what is published to its subscriptions while it is away is kept and delivered on return,
-    as far as the broker keeps it.
+    The session is persistent: messages published to its subscriptions while it is away are queued and delivered on
+    return, within the broker's limits.
     """
 
     #: Set before ``connect``. Called with topic and payload.
@@ -54,7 +54,7 @@ class Transport(Protocol):
     on_connection: OnConnection
     #: Largest payload the broker admits, bytes. Known after ``connect``.
     max_payload: int
-    #: Whether the broker still knew this session at the last connection; if not, what was published to it is lost.
+    #: Whether the broker still had this session at the last connection; if not, messages queued for it are lost.
     session_kept: bool
     #: Known after ``connect``.
     limits: Limits
@@ -82,16 +82,16 @@ class Transport(Protocol):
         ...
 
     async def close(self) -> None:
-        """Say goodbye: the will is not sent, the session stays with the broker. Safe to call twice."""
+        """Disconnect in order: the will is not sent, the session stays with the broker. Safe to call twice."""
         ...
 
 
 def ignore_message(topic: str, payload: bytes) -> None:
-    """The ``on_message`` of a transport nobody listens to."""
+    """Default ``on_message``: drops the message."""
 
 
 def ignore_connection(connected: bool) -> None:
-    """The ``on_connection`` of a transport nobody watches."""
+    """Default ``on_connection``: does nothing."""
 
 
 def check_payload(topic: str, payload: bytes, limit: int) -> None:

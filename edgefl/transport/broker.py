@@ -1,7 +1,7 @@
 """A broker of our own, for one machine that has none: mosquitto if it is installed, else amqtt, as a child process.
 
-It listens where it is told (loopback unless asked otherwise), admits one user with a generated secret, survives neither
-its parent nor needs anybody to stop it, and can be stopped, killed and started again under the same URL.
+It listens on loopback unless asked otherwise, admits one user with a generated secret, ends with its parent, and can be
+stopped, killed and started again under the same URL.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ START_TIMEOUT_S = 30.0
 STOP_TIMEOUT_S = 5.0
 _POLL_S = 0.01
 _USER = "edgefl"
-#: Of the file with port, user and password; and what the latter two are made of.
+#: Largest size of the file with port, user and password; and the characters of the latter two.
 _IDENTITY_BYTES = 4096
 _WORD = re.compile(r"[A-Za-z0-9_-]{1,200}")
 
@@ -54,7 +54,7 @@ class _Identity(msgspec.Struct):
 
 
 class Ready(NamedTuple):
-    """A configuration that others wrote, where it makes the broker listen, and a client that it admits.
+    """A broker configured elsewhere: its configuration, the address it listens on, and a client that it admits.
 
     ``log``: name of its log file, where two brokers share a directory.
     """
@@ -158,7 +158,7 @@ class Broker:
         await self.kill()
 
     async def kill(self) -> None:
-        """End it on the spot. mosquitto keeps what it saved ``mosquitto.AUTOSAVE_S`` ago or before; amqtt nothing."""
+        """End it by SIGKILL. mosquitto keeps what it saved ``mosquitto.AUTOSAVE_S`` ago or before; amqtt nothing."""
         if self.beside is not None:
             await self.beside.kill()
         if self._process is None:
@@ -222,7 +222,7 @@ class Broker:
             with contextlib.suppress(OSError):
                 await writer.wait_closed()
             break
-        # Somebody listens. Only our own broker admits our secret.
+        # Another program may listen there; only our own broker admits our secret.
         if self._ready is not None:
             probe = self._ready.probe()
         else:
@@ -257,7 +257,7 @@ def start_broker(
     """A broker that keeps its files in ``directory``, ready for ``await broker.start()`` or ``async with``.
 
     kind: mosquitto, amqtt, or auto (mosquitto if there is one). port 0: the one used last in this directory if it is
-    free, else any. ``ready``: as somebody else has set it up. Raises BrokerError for an unknown kind, a missing program
+    free, else any. ``ready``: one configured elsewhere. Raises BrokerError for an unknown kind, a missing program
     or an unusable directory.
     """
     chosen = resolve_kind(kind)
@@ -297,7 +297,7 @@ def broker_program(kind: BrokerKind) -> str | None:
 
 
 def read_identity(path: Path) -> _Identity | None:
-    """What an earlier start left; None where that is of no use, which costs the devices a new URL, nothing else."""
+    """Port, user and password of an earlier start; None when unusable: devices then need the new URL."""
     try:
         identity = msgspec.json.decode(read_at_most(path, _IDENTITY_BYTES), type=_Identity)
     except (FileNotFoundError, ValueError):
@@ -315,7 +315,7 @@ def _load_identity(directory: Path, port: int) -> _Identity:
 
 
 def _refusing_disk(error: OSError, directory: Path) -> StoreError | None:
-    """A full or read-only disk is none of the broker's faults."""
+    """StoreError for a full or read-only disk, None for any other error."""
     if error.errno not in {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG}:
         return None
     return StoreError(f"cannot write the broker's files in {directory}: {error.strerror}")

@@ -20,7 +20,7 @@ from edgefl.transport.base import Will
 
 #: How long opening the socket, TLS included, may take: several round trips of a bad mobile link.
 CONNECT_TIMEOUT_S = 5.0
-#: How long to wait for the broker to close its side after a goodbye: a round trip, generously.
+#: How long to wait for the broker to close its side after DISCONNECT: a round trip, generously.
 HANG_UP_S = 0.5
 #: How long the broker keeps an absent client's session: a device switched off overnight finds its messages, one that
 #: was scrapped does not hold a queue for ever.
@@ -73,7 +73,7 @@ class MeteredClient(Client):
     def __init__(self, meter: Meter, **options: Any) -> None:
         super().__init__(CallbackAPIVersion.VERSION2, **options)
         self._meter = meter
-        self.alert: ssl.SSLError | None = None  # what the peer's TLS said last; paho only logs it
+        self.alert: ssl.SSLError | None = None  # the peer's last TLS alert; paho only logs it
         self._oversize: set[int] = set()
 
     def _sock_send(self, buf: bytes | bytearray) -> int:
@@ -133,7 +133,7 @@ class MeteredClient(Client):
                 self._inflight_messages -= 1
 
     def drop(self) -> None:
-        """Close the connection without goodbye. It may connect again, and other threads may go on publishing."""
+        """Close the connection without DISCONNECT. It may connect again, and other threads may go on publishing."""
         self._sock_close()
 
     def release(self) -> None:
@@ -143,7 +143,7 @@ class MeteredClient(Client):
     def hang_up(self, opened: socket.socket) -> None:
         """Close our direction and read until the broker has closed its own, or HANG_UP_S have passed.
 
-        Closing a socket with unread data resets it, and a broker may then miss the goodbye and send the will.
+        Closing a socket with unread data resets it, and a broker may then miss the DISCONNECT and send the will.
         """
         try:
             opened.settimeout(HANG_UP_S)

@@ -1,4 +1,4 @@
-"""Turns what sockets and brokers say into a BrokerError that names the culprit and the way out."""
+"""Errors of sockets, TLS and brokers as a BrokerError that names the culprit and the way out."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import time
 from edgefl.errors import BrokerError, BrokerUnreachableError, MessageSizeError
 from edgefl.transport.address import Address
 
-#: OpenSSL's numbers of what is wrong with a certificate.
+#: OpenSSL's verify codes of certificates.
 _NOT_YET_VALID, _EXPIRED, _OTHER_HOST = 9, 10, frozenset({62, 64})
 _ENROL = "ask the coordinator for a new token (`edgefl-coordinator enroll`) and enrol it: edgefl-agent enroll TOKEN"
 #: A broker's TLS alerts about this device's certificate: (what it means, what to do), by OpenSSL's name of the alert.
@@ -78,8 +78,8 @@ def unreachable(address: Address, error: OSError, now: float | None = None) -> B
         remedy += "; if the port speaks plain MQTT, write mqtt://." if address.tls else "."
     elif isinstance(error, ssl.SSLCertVerificationError):
         reason, remedy = _distrusted(error, time.time() if now is None else now)
-    elif isinstance(error, ssl.SSLError) and (told := _ALERTS.get(getattr(error, "reason", ""))) is not None:
-        reason, remedy = told
+    elif isinstance(error, ssl.SSLError) and (alert := _ALERTS.get(getattr(error, "reason", ""))) is not None:
+        reason, remedy = alert
     elif isinstance(error, ssl.SSLError) or (address.tls and isinstance(error, ConnectionResetError)):
         reason = f"no TLS session with {where}: {getattr(error, 'reason', None) or reason}"
         remedy = "Use mqtt:// if the port speaks plain MQTT; check --ca, --cert and --key."

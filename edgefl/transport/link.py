@@ -1,7 +1,7 @@
-"""One thread that keeps one MQTT connection open: greet, serve, and after a loss try again.
+"""The network thread of one MQTT connection: CONNECT, serve, and reconnect after a loss.
 
 A thread of its own, so that pings go out and presence holds while the event loop's thread is busy (aggregating, say).
-It drives paho by its public single-step calls and tells a ``Listener`` what happens.
+It drives paho by its public single-step calls and reports to a ``Listener``.
 """
 
 from __future__ import annotations
@@ -38,19 +38,19 @@ BACKOFF_CAP_S = 30.0
 STABLE_S = 10.0
 #: A network that fails seldom accepts a connection only to drop it, this many times in a row; a rival client does it.
 TAKEN_OVER = 3
-#: Reasons for which a broker refuses a message because of its size, or of what it holds already.
+#: Reasons for which a broker refuses a message: its size, or a full queue.
 TOO_LARGE, QUOTA = "Packet too large", "Quota exceeded"
 _SAME_ID = "another client uses the same id, give each device its own name"
 #: How long the broker may take to answer the greeting. The first, MQTT 5, gets less, since 3.1.1 is tried after it.
 ANSWER_TIMEOUT_S = 5.0
 FIRST_ANSWER_TIMEOUT_S = 2.0
-#: How long goodbye may take before the socket is closed without it.
+#: How long DISCONNECT may take before the socket is closed without it.
 GOODBYE_S = 2.0
 
 
 @dataclass(frozen=True)
 class Listener:
-    """Whom a link tells what happens. All are called in the link's thread."""
+    """Callbacks of a link, all called in its thread."""
 
     #: The broker accepted the connection; the client may now publish and subscribe. True: it still knew the session.
     opened: Callable[[MeteredClient, Properties | None, bool], None]
@@ -94,7 +94,7 @@ class Link:
         self._thread.start()
 
     def stop(self) -> None:
-        """Say goodbye and end the thread; blocks for GOODBYE_S and a little at most. Callable from any thread."""
+        """Disconnect and end the thread; blocks for GOODBYE_S and a little at most. Callable from any thread."""
         self._deadline = time.monotonic() + GOODBYE_S
         self._stopping.set()
         if self._client is not None:
@@ -113,7 +113,7 @@ class Link:
                 self._serve(client)
             except BrokerError as error:
                 self._report(error, not ever)
-            except Exception as error:  # paho raises freely on what a broken peer sends; the link must survive it
+            except Exception as error:  # paho raises freely on malformed packets; the link must survive it
                 _LOG.debug("malformed packet", exc_info=error)
                 self._report(BrokerError(f"the broker {self._settings.address} sent a malformed packet"), not ever)
             if not ever:
@@ -129,7 +129,7 @@ class Link:
             self._listener.failed(error, final)
 
     def _open(self) -> MeteredClient:
-        """The client once the broker has accepted it. The first time finds the version to speak. Raises BrokerError."""
+        """The client once the broker has accepted it. The first call finds the MQTT version. Raises BrokerError."""
         if self._client is not None:
             self._greet(self._client, ANSWER_TIMEOUT_S)
             return self._client
@@ -175,7 +175,7 @@ class Link:
         self._listener.opened(client, answer.properties, answer.session_kept)
 
     def _exchange(self, client: MeteredClient, timeout_s: float) -> _Answer | None:
-        """What the broker answers to the greeting, None if nothing in time."""
+        """The broker's CONNACK, None if none came in time."""
         self._answer = None
         client.alert = None
         client.reconnect()

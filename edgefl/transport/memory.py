@@ -28,7 +28,7 @@ from edgefl.transport.base import (
 
 #: A held-back message goes out after the next one to the same client, or after this long when none follows.
 HELD_S = 0.05
-#: How long a cut client stays away unless told otherwise: long enough to be seen as offline by everyone.
+#: How long a cut client stays away by default: long enough for every client to see it offline.
 AWAY_S = 0.02
 
 
@@ -72,7 +72,7 @@ class MemoryBroker:
         self._retained: dict[str, bytes] = {}
 
     def cut(self, client_id: str, seconds: float = AWAY_S) -> None:
-        """End a client's connection without goodbye: its will is published. It comes back after ``seconds``."""
+        """End a client's connection without DISCONNECT: its will is published. It comes back after ``seconds``."""
         session = self._sessions[client_id]
         transport, session.transport = session.transport, None
         if transport is None:
@@ -90,20 +90,20 @@ class MemoryBroker:
         session.transport = transport
 
     def resume(self, client_id: str) -> None:
-        """Deliver what was queued while the client was away."""
+        """Deliver the messages queued while the client was away."""
         session = self._sessions[client_id]
         waiting, session.queue = session.queue, []
         for message in waiting:
             self._send(session, message)
 
     def detach(self, client_id: str, transport: MemoryTransport) -> None:
-        """A goodbye: no will, the session stays."""
+        """An orderly DISCONNECT: no will, the session stays."""
         session = self._sessions.get(client_id)
         if session is not None and session.transport is transport:
             session.transport = None
 
     def subscribe(self, client_id: str, patterns: list[str]) -> None:
-        """Add patterns to a session and deliver what is retained for them, each time anew, as MQTT does."""
+        """Add patterns to a session and deliver the messages retained for them, at every call, as MQTT does."""
         session = self._sessions[client_id]
         for pattern in patterns:
             if pattern not in session.patterns:

@@ -1,4 +1,4 @@
-"""Writes what a mosquitto broker of our own needs: its configuration and its password file."""
+"""Configuration and password files of the mosquitto brokers that EdgeFL starts."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def tls_configuration(listeners: TlsListeners) -> str:
 def newcomers_configuration(listeners: TlsListeners) -> str:
     """The configuration of a broker process for devices without a certificate: any client may connect.
 
-    Its limits hold for the whole process, so it can not be a listener of the fleet's broker: nothing is retained or
+    Its limits hold for the whole process, so it is no listener of the fleet's broker: nothing is retained or
     written to disk, messages are small, memory is bounded, and client ids are a name space of their own. The
     coordinator comes with a password. Files in the directory: ca.pem, server.pem, server.key, enroll.passwords,
     enroll.acl.
@@ -174,7 +174,7 @@ def write_private(path: Path, text: str) -> None:
 
 
 def _own_name() -> str | None:
-    """Root's mosquitto would become another user, who can not write our directory. None in nameless containers."""
+    """Name of this user, None if it has none: by default, root's mosquitto becomes one without access to our files."""
     try:
         return pwd.getpwuid(os.geteuid()).pw_name
     except KeyError:

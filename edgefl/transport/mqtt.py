@@ -1,6 +1,6 @@
 """The MQTT transport: one persistent session with a broker, QoS 1, in asyncio's terms.
 
-The network runs in a thread of its own (``link``); everything it reports is handed over to the event loop's thread,
+The network runs in a thread of its own (``link``); its reports are handed over to the event loop's thread,
 where all state of this file lives.
 """
 
@@ -37,13 +37,13 @@ from edgefl.transport.sizes import Sizes
 
 _LOG = logging.getLogger(__name__)
 
-#: Interval of log lines with the reason why a lost broker can not be reached again: six an hour, so that the log of
+#: Interval of log lines with the reason why a lost broker is still unreachable: six an hour, so that the log of
 #: the last minutes has one.
 REMIND_S = 600.0
 #: Messages sent and not yet acknowledged by the broker. The default of paho and mosquitto; at 20 ms round trip and 96
 #: KiB that is 98 MB/s, and it bounds memory: window × payload.
 WINDOW = 20
-#: What a PUBLISH packet needs beside its payload: fixed header (5), topic (2 + up to 256), id (2), properties; rounded
+#: Bytes of a PUBLISH packet besides its payload: fixed header (5), topic (2 + up to 256), id (2), properties; rounded
 #: up.
 PACKET_OVERHEAD_BYTES = 1024
 
@@ -176,7 +176,7 @@ class MqttTransport:
             raise failures.denied(self.address, topic, "publish to", refusal)
 
     async def close(self) -> None:
-        """See ``Transport.close``. Whoever still waits for the broker gets a BrokerError."""
+        """See ``Transport.close``. Pending calls raise BrokerError."""
         if self._closed or self._link is None:
             self._closed = True
             return
@@ -186,7 +186,7 @@ class MqttTransport:
         for future in waiting:
             if not future.done():
                 future.set_exception(closed_error(self._settings.client_id))
-                future.exception()  # marks it seen: nobody may be waiting any more
+                future.exception()  # marks it as seen: there may be no waiter any more
         self._pending.clear()
         self._answers.clear()
         await asyncio.get_running_loop().run_in_executor(None, self._link.stop)
@@ -198,29 +198,29 @@ class MqttTransport:
             raise closed_error(self._settings.client_id)
         return self._client
 
-    # What the link reports, handed over to the loop's thread in its order.
+    # Reports of the link, handed over to the event loop's thread in their order.
 
     def _listener(self, loop: asyncio.AbstractEventLoop) -> Listener:
         def deliver(method: Callable[..., None], *arguments: Any) -> None:
             if not self._closed:
                 method(*arguments)
 
-        told: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
+        reports: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
 
         def deliver_all() -> None:
-            while told:
-                method, arguments = told.popleft()
+            while reports:
+                method, arguments = reports.popleft()
                 loop.call_soon(deliver, method, *arguments)
 
         def hand_over(method: Callable[..., None]) -> Callable[..., None]:
             def report(*arguments: Any) -> None:
-                told.append((method, arguments))
-                if len(told) > 1:  # what lies there already has woken the loop, which costs more than a small message
+                reports.append((method, arguments))
+                if len(reports) > 1:  # an earlier one has woken the loop, which costs more than a small message
                     return
                 try:
                     loop.call_soon_threadsafe(deliver_all)
                 except RuntimeError:  # the loop was closed and the transport was not
-                    told.clear()
+                    reports.clear()
 
             return report
 

@@ -1,4 +1,4 @@
-"""Tries whether a broker passes on messages of a size, by one that this client sends to itself.
+"""Probe of the largest message a broker passes on, by messages that this client sends to itself.
 
 A broker that takes no such message answers with a reason, closes the connection, or (with MQTT 3.1.1, or where it does
 not care) acknowledges the message and drops it. So a small one follows on the same topic, which MQTT keeps in order:
@@ -19,7 +19,7 @@ _MARK_BYTES = 16
 
 
 class Probe:
-    """``heard`` must be given what comes on ``topic``, which this client may publish to and read."""
+    """Feed ``heard`` with the messages on ``topic``, which this client may publish to and read."""
 
     def __init__(self, transport: Transport, topic: str) -> None:
         self.topic = topic
@@ -35,7 +35,7 @@ class Probe:
         self._news.set()
 
     async def passes(self, size: int) -> bool | None:
-        """Whether a payload of ``size`` bytes comes back. None: this client is not let try."""
+        """Whether a payload of ``size`` bytes comes back. None: this client may not try."""
         mark = secrets.token_bytes(_MARK_BYTES)
         large, small = mark + b"l", mark + b"s"
         try:
@@ -61,7 +61,7 @@ class Probe:
     async def largest(self, size: int, least: int, beside: int = 0) -> int | None:
         """The first of ``size``, its half, its quarter … that passes with ``beside`` bytes more; 0: not even ``least``.
 
-        None: it could not be tried.
+        None: this client may not try.
         """
         while True:
             passes = await self.passes(size + beside)

@@ -1,4 +1,4 @@
-"""Which message sizes a broker takes, learnt from what becomes of messages: many announce no limit of theirs."""
+"""The largest message a broker takes, inferred from refusals and lost connections: many announce no limit."""
 
 from __future__ import annotations
 
