@@ -115,7 +115,7 @@ class Trainer:
         from edgefl.resources.memory import MemoryProbe
         from edgefl.storage.objects import ObjectStore
         from edgefl.training.holdout import no_label, usable_rows
-        from edgefl.training.round import train_round
+        from edgefl.training.round import LocalState, train_round
 
         job, attempt = request.offer.job, request.offer.attempt
         data = self._split(job, request.device)
@@ -136,14 +136,16 @@ class Trainer:
                 job,
                 data.train,
                 _StoredParts(request.offer.manifest, store),
-                holdout=data.holdout,
-                kept=kept,
-                device=self.device,
-                on_progress=self._progress(note),
+                LocalState(
+                    data.holdout,
+                    kept,
+                    self.device,
+                    self._counts(),
+                    self._prefixes(data, request.offer.manifest, store),
+                ),
                 # Not the attempt: a round that is tried again gives the same result.
                 salt=f"{request.device}/{attempt.stage}/{attempt.round}",
-                counts=self._counts(),
-                cache=self._prefixes(data, request.offer.manifest, store),
+                on_progress=self._progress(note),
             )
             self._hold()  # the model is gone, and what is sent comes into the process
             staying = {name: store.put(encode_part(tensors)) for name, tensors in outcome.kept.items()}
@@ -289,7 +291,7 @@ def _first_round(device: str) -> None:
 
     from edgefl.data.dataset import Dataset
     from edgefl.models.checkpoints import initial_parts
-    from edgefl.training.round import train_round
+    from edgefl.training.round import LocalState, train_round
 
     sensor = EncoderSpec(input_shape=(8, 1), width=8, depth=1, heads=2, patch=4)
     model = ModelSpec({"toy": sensor}, stages=1, head=HeadSpec(width=8, out=4), fusion_width=8, classes=2)
@@ -298,7 +300,7 @@ def _first_round(device: str) -> None:
     job = Job(model, Stage(1, 1, 1, names, names), Hyper(batch_size=4), slots)
     values, present, labels = np.zeros((4, 8, 1), np.float32), np.ones(4, np.bool_), np.array([0, 1, 0, 1])
     toy = Dataset({"toy": values}, {"toy": present}, labels, ("a", "b"), ["1", "2", "3", "4"])
-    train_round(job, toy, dict(initial_parts(model)), device=device)
+    train_round(job, toy, dict(initial_parts(model)), LocalState(device=device))
 
 
 def _load(

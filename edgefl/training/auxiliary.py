@@ -23,7 +23,7 @@ from edgefl.plan.usable_samples import clusters_apart
 from edgefl.prototypes.adaptive import LOCAL_CLUSTERS, Local, local_pairs
 from edgefl.prototypes.table import from_tensors
 from edgefl.prototypes.torch_mask import Table
-from edgefl.training.embeddings import embeddings
+from edgefl.training.embeddings import device_of, embeddings
 from edgefl.training.flop_cache import counted, kind_of_step
 from edgefl.training.forward import Auxiliary, copied
 from edgefl.training.scoring import matcher_of
@@ -34,9 +34,7 @@ Tensors = Mapping[str, np.ndarray]
 PRIVATE_HEAD = "twin/"
 
 
-def auxiliary_of(
-    job: Job, model: StagedModel, parts: Mapping[str, Tensors], kept: Mapping[str, Tensors], device: str
-) -> Auxiliary:
+def auxiliary_of(job: Job, model: StagedModel, parts: Mapping[str, Tensors], kept: Mapping[str, Tensors]) -> Auxiliary:
     """What the recipe's terms need. ``parts``: as received; ``kept``: what this device's last round left here."""
     terms = job.slots.objective
     heads = [m for m in job.model.encoders if f"head/{m}" in job.stage.trained]
@@ -52,10 +50,10 @@ def auxiliary_of(
             load_module(f"head/{m}", teachers[m], parts[f"head/{m}"])
     trained = [p for part in job.stage.trained for p in model.part(part).parameters()] if "proximal" in terms else []
     received = tuple((p, p.detach().clone()) for p in trained)
-    return Auxiliary(tables_of(parts, device), private_heads, teachers, received, matcher_of(job.slots, {}))
+    return Auxiliary(tables_of(parts, device_of(model)), private_heads, teachers, received, matcher_of(job.slots, {}))
 
 
-def tables_of(parts: Mapping[str, Tensors], device: str) -> dict[str, Table]:
+def tables_of(parts: Mapping[str, Tensors], device: torch.device) -> dict[str, Table]:
     """The global prototypes that were received; none in the first round."""
     if PROTOTYPES not in parts:
         return {}

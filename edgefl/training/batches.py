@@ -6,7 +6,7 @@ A batch of B samples holds, per modality m, only the n_m rows that have it; ``ro
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -91,43 +91,42 @@ def make_batch(
 
 def training_batches(
     dataset: Dataset,
-    usable: np.ndarray,
+    rows: Iterable[np.ndarray],
     modalities: Sequence[str],
-    batch_size: int,
-    device: str,
-    rng: np.random.Generator,
+    device: str | torch.device,
     pseudo_labels: np.ndarray | None = None,
-    *,
-    unmixed: bool = False,
 ) -> Iterator[Batch]:
-    """One epoch over the samples ``usable``: shuffled, full batches only (the last short one is dropped).
+    """A batch of each of ``rows`` (indices [B]), but for those in which no modality has two rows.
 
-    ``unmixed``: complete samples and others in batches of their own, as far as they fill one, in random order. A batch
-    in which no modality has two rows, as can happen among very few samples, is left out.
+    That can happen among very few samples.
     """
-    for rows in _unmixed(dataset, usable, modalities, batch_size, rng) if unmixed else _mixed(usable, batch_size, rng):
-        batch = make_batch(dataset, rows, modalities, device, least_rows=LEAST_ROWS, pseudo_labels=pseudo_labels)
+    for indices in rows:
+        batch = make_batch(dataset, indices, modalities, device, least_rows=LEAST_ROWS, pseudo_labels=pseudo_labels)
         if batch.inputs:
             yield batch
 
 
-def _mixed(usable: np.ndarray, batch_size: int, rng: np.random.Generator) -> Iterator[np.ndarray]:
+def mixed_rows(usable: np.ndarray, batch_size: int, rng: np.random.Generator) -> Iterator[np.ndarray]:
+    """One epoch over the samples ``usable``: shuffled, full batches only (the last short one is dropped)."""
     order = rng.permutation(usable)
     for start in range(0, len(order) - batch_size + 1, batch_size):
         yield order[start : start + batch_size]
 
 
-def _unmixed(
+def unmixed_rows(
     dataset: Dataset, usable: np.ndarray, modalities: Sequence[str], batch_size: int, rng: np.random.Generator
 ) -> list[np.ndarray]:
-    """As many batches as ``_mixed`` gives: what is left over of both kinds is mixed."""
+    """As ``mixed_rows``, with complete samples and others in batches of their own, as far as they fill one.
+
+    The batches are in random order; what is left over of both kinds is mixed.
+    """
     complete = np.logical_and.reduce([dataset.has(m)[usable] for m in modalities])
     batches, left = [], []
     for rows in (rng.permutation(usable[complete]), rng.permutation(usable[~complete])):
         whole = len(rows) // batch_size * batch_size
         batches += list(rows[:whole].reshape(-1, batch_size))
         left.append(rows[whole:])
-    batches += list(_mixed(np.concatenate(left), batch_size, rng))
+    batches += list(mixed_rows(np.concatenate(left), batch_size, rng))
     return [batches[i] for i in rng.permutation(len(batches))]
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 
 import numpy as np
@@ -33,17 +35,25 @@ def embeddings(
     head = model.part(f"head/{modality}") if head is None else head
     out = np.zeros((len(dataset), model.spec.head.out), np.float32)
     rows = np.flatnonzero(dataset.has(modality) if wanted is None else dataset.has(modality) & wanted)
-    modes = [(module, module.training) for module in (*model.modules(), *head.modules())]
-    model.eval()
-    head.eval()
-    with torch.no_grad():
+    with evaluation_mode(model, head), torch.no_grad():
         for start in range(0, len(rows), BATCH):
             index = rows[start : start + BATCH]
             x = input_of(dataset, modality, index, device_of(model))
             out[index] = project(model.encode(modality, x, depth)).cpu().numpy()
-    for module, training in modes:
-        module.training = training
     return out
+
+
+@contextmanager
+def evaluation_mode(*modules: nn.Module) -> Iterator[None]:
+    """Inside, the modules are in evaluation mode; afterwards each of their layers is in the mode it had."""
+    modes = [(layer, layer.training) for module in modules for layer in module.modules()]
+    for module in modules:
+        module.eval()
+    try:
+        yield
+    finally:
+        for layer, training in modes:
+            layer.training = training
 
 
 def device_of(model: nn.Module) -> torch.device:

@@ -22,7 +22,7 @@ from edgefl.models.staged import StagedModel, build
 from edgefl.plan.job import Job, Stage
 from edgefl.plan.norm import LEAST, MOST
 from edgefl.training.batches import ShapeKey, make_batch
-from edgefl.training.embeddings import BATCH, device_of
+from edgefl.training.embeddings import BATCH, device_of, evaluation_mode
 from edgefl.training.flop_cache import counted, kind_of_step, linear_in
 
 Tensors = dict[str, np.ndarray]
@@ -41,8 +41,8 @@ def take_local_statistics(
         rows = chosen_rows(dataset, m, usable)
         if len(rows) >= LEAST:
             kind = b"statistics" + m.encode() + kind_of_step(job, with_tables=False)
-            together = job.hyper.micro_batch or job.hyper.batch_size
-            work = partial(_take, model, m, module, dataset, rows, job.stage.depth, together=together)
+            pieces = _pieces(rows, job.hyper.micro_batch or job.hyper.batch_size)
+            work = partial(_take, model, m, module, dataset, pieces, job.stage.depth)
             counted(kind, _shape(model, m, dataset, rows), work, linear=linear_in(job))
 
 
@@ -55,7 +55,7 @@ def take_statistics(model: StagedModel, dataset: Dataset, depth: int) -> list[st
     for m, module in _heads(model, None).items():
         rows = chosen_rows(dataset, m, np.arange(len(dataset)))
         if len(rows) >= LEAST:
-            _take(model, m, module, dataset, rows, depth, together=BATCH)
+            _take(model, m, module, dataset, _pieces(rows, BATCH), depth)
             taken.append(f"head/{m}")
     return taken
 
@@ -104,24 +104,18 @@ def _shape(model: StagedModel, modality: str, dataset: Dataset, rows: np.ndarray
 
 @torch.no_grad()
 def _take(
-    model: StagedModel,
-    modality: str,
-    head: nn.Module,
-    dataset: Dataset,
-    rows: np.ndarray,
-    depth: int,
-    *,
-    together: int,
+    model: StagedModel, modality: str, head: nn.Module, dataset: Dataset, pieces: list[np.ndarray], depth: int
 ) -> None:
-    modes = [(module, module.training) for module in (*model.modules(), *head.modules())]
-    model.eval()
-    pieces, names, device = [], _names(model, modality), device_of(model)
-    for start in range(0, len(rows), together):
-        shown = make_batch(dataset, rows[start : start + together], names, device)
-        pieces.append(model.encode_batch(shown.inputs, shown.rows, shown.size, depth)[modality])
-    retake(head.eval(), torch.cat(pieces))
-    for module, training in modes:
-        module.training = training
+    """Take the statistics of ``head`` on all rows of ``pieces``, which are encoded one after the other."""
+    names = _names(model, modality)
+    with evaluation_mode(model, head):
+        batches = (make_batch(dataset, rows, names, device_of(model)) for rows in pieces)
+        encoded = [model.encode_batch(b.inputs, b.rows, b.size, depth)[modality] for b in batches]
+        retake(head, torch.cat(encoded))
+
+
+def _pieces(rows: np.ndarray, together: int) -> list[np.ndarray]:
+    return [rows[start : start + together] for start in range(0, len(rows), together)]
 
 
 def retake(head: nn.Module, h: Tensor) -> None:

@@ -1,7 +1,7 @@
-"""Local training of one round: load the parts, train them on this device's share, hand back what was trained.
+"""A client's local training in one round: load the parts, train them on its samples, return what was trained.
 
-Counted while it runs: FLOPs of every step (forward and backward, 2 per multiply-accumulate; each shape of batch is
-counted once and then multiplied), samples per part, seconds inside steps.
+Counted while it runs: FLOPs (forward and backward, 2 per multiply-accumulate; each shape of batch is counted once),
+samples per part, seconds inside steps.
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ from __future__ import annotations
 import tempfile
 import time
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -30,8 +31,9 @@ from edgefl.plan.frozen_prefix import built_parts
 from edgefl.plan.job import Job
 from edgefl.plan.schedule import is_closing
 from edgefl.training.auxiliary import auxiliary_of, private_head_tensors, pseudo_labels_of
-from edgefl.training.batches import Batch, training_batches
+from edgefl.training.batches import Batch, mixed_rows, training_batches, unmixed_rows
 from edgefl.training.closing_round import match_parts
+from edgefl.training.embeddings import device_of
 from edgefl.training.flop_cache import FlopCounts, counted, kind_of_step, linear_in, metered
 from edgefl.training.forward import Auxiliary
 from edgefl.training.holdout import too_few, usable_rows
@@ -48,8 +50,23 @@ OnProgress = Callable[[int, int, int, float], None]
 
 
 @dataclass(frozen=True)
+class LocalState:
+    """What a device has besides its training samples, and keeps between rounds.
+
+    ``holdout``: samples to test on before and after training; ``kept``: parts the last round left here; ``device``: of
+    torch; ``counts``: FLOPs by shape, so that none is counted twice; ``cache``: the frozen prefix's outcome.
+    """
+
+    holdout: Dataset | None = None
+    kept: Mapping[str, Tensors] = field(default_factory=dict)
+    device: str = "cpu"
+    counts: FlopCounts = field(default_factory=FlopCounts)
+    cache: PrefixCache = field(default_factory=lambda: PrefixCache(Path(tempfile.gettempdir())))
+
+
+@dataclass(frozen=True)
 class RoundResult:
-    """What one device's round came to.
+    """Outcome of one device's round.
 
     ``parts``: what is sent, "prototypes" and "signature" among it; ``kept``: what stays for the next round;
     ``samples[part]``: samples the part was trained on; ``complete``, ``poverty``, ``poverty_change``: as in an update;
@@ -68,93 +85,96 @@ class RoundResult:
     cache_fill_flops: float = 0.0
 
 
-@dataclass
-class _Tally:
-    """Running sums over the steps."""
+@dataclass(frozen=True)
+class _Training:
+    """The model in training and what it is trained with.
 
-    kind: bytes
+    ``usable``: indices of the samples it is trained on; ``meter``, ``layers``: of its poverty, where that is repaired.
+    """
+
+    job: Job
+    model: StagedModel
+    dataset: Dataset
+    usable: np.ndarray
+    auxiliary: Auxiliary
+    rng: np.random.Generator
     meter: PovertyMeter | None
-    compute_s: float = 0.0
+    layers: Mapping[torch.nn.Parameter, str]
+
+
+@dataclass
+class _Steps:
+    """Sums over the steps so far."""
+
     loss: list[float] = field(default_factory=list)
     correct: int = 0
     labelled: int = 0
+    compute_s: float = 0.0
 
 
 def train_round(
     job: Job,
     dataset: Dataset,
     parts: Mapping[str, Tensors],
+    local: LocalState | None = None,
     *,
-    holdout: Dataset | None = None,
-    kept: Mapping[str, Tensors] | None = None,
-    device: str = "cpu",
-    on_progress: OnProgress | None = None,
     salt: str = "",
-    counts: FlopCounts | None = None,
-    cache: PrefixCache | None = None,
+    on_progress: OnProgress = lambda *_: None,
 ) -> RoundResult:
     """Train ``job.stage.trained`` for ``job.hyper.epochs`` epochs on ``dataset``.
 
-    ``parts`` holds every present part as received, and "prototypes" when there are global ones; ``holdout``: samples to
-    test on, before and after; ``kept``: what this device's last round left here. ``salt`` (device and round) makes
-    batches differ between devices and rounds, reproducibly. ``counts``: kept by the caller between rounds, so that no
-    shape of step is counted twice; so is ``cache``. Raises DataError when the share can not fill one batch (decision
-    D-L3) and RunError when the loss is not finite.
+    ``parts`` holds every present part as received, and "prototypes" when there are global ones. ``salt`` (device and
+    round) makes batches differ between devices and rounds, reproducibly. Raises DataError when the share can not fill
+    one batch (decision D-L3) and RunError when the loss is not finite.
     """
-    kept = kept or {}
+    local = local or LocalState()
     rng = np.random.default_rng((job.hyper.seed, zlib.crc32(salt.encode())))
     torch.manual_seed(int(rng.integers(2**63)))
-    with metered(counts) as bill:
+    with metered(local.counts) as bill:
         if is_closing(job.stage):
-            result = _closing_round(job, dataset, _load(job, parts, kept, device), rng)
+            result = _closing_round(job, dataset, _load(job, parts, local), rng)
         else:
-            holdout = dataset.subset([]) if holdout is None else holdout
-            cache = cache or PrefixCache(Path(tempfile.gettempdir()))
-            result = _usual_round(job, dataset, holdout, parts, kept, device, cache, rng, on_progress)
+            result = _training_round(job, dataset, parts, local, rng, on_progress)
     return replace(result, flops=bill.flops)
 
 
-def _usual_round(
+def _training_round(
     job: Job,
     dataset: Dataset,
-    holdout: Dataset,
     parts: Mapping[str, Tensors],
-    kept: Mapping[str, Tensors],
-    device: str,
-    cache: PrefixCache,
+    local: LocalState,
     rng: np.random.Generator,
-    on_progress: OnProgress | None,
+    on_progress: OnProgress,
 ) -> RoundResult:
     usable = usable_rows(job, dataset)
-    steps = len(usable) // job.hyper.batch_size * job.hyper.epochs
-    if steps == 0:
+    if len(usable) < job.hyper.batch_size:
         raise too_few(job, dataset, len(usable))
+    holdout = dataset.subset([]) if local.holdout is None else local.holdout
     with metered() as cache_fill:
-        dataset = cache.encoded(job, dataset, parts, device)
-        holdout = cache.encoded(job, holdout, parts, device)
-    model = _load(job, parts, kept, device)
+        dataset = local.cache.encoded(job, dataset, parts, local.device)
+        holdout = local.cache.encoded(job, holdout, parts, local.device)
+    model = _load(job, parts, local)
     statistics = partial(take_local_statistics, job, model, dataset, usable)
     statistics()
-    metrics = local_evaluation(job, model, holdout, parts, "received")
-    personal_metrics = personal_evaluation(job, model, holdout, parts, kept, statistics)
+    received = local_evaluation(job, model, holdout, parts, "received")
+    personal = personal_evaluation(job, model, holdout, parts, local.kept, statistics)
     prepare(model, job.stage.trained, checkpoint=job.hyper.checkpoint)
-    auxiliary = auxiliary_of(job, model, parts, kept, device)
+    auxiliary = auxiliary_of(job, model, parts, local.kept)
     statistics(auxiliary.teachers)
-    pseudo_labels = pseudo_labels_of(job, model, auxiliary, dataset, rng)
     meter = PovertyMeter() if "poverty" in job.slots.repair else None
-    tally = _Tally(kind_of_step(job, with_tables=bool(auxiliary.tables)), meter)
-    _train(job, model, dataset, usable, auxiliary, pseudo_labels, tally, device, rng, steps, on_progress)
-    model.zero_grad(set_to_none=True)
-    after = local_evaluation(job, model, holdout, parts, "trained")
-    sending, samples = _outcome(job, model, auxiliary, dataset, usable, rng)
-    mine = job.stage.trained if meter is not None else kept_parts(job)  # with poverty, a personal model stays here
-    staying = {part: part_tensors(model, part, copy=False) for part in mine}  # the model is at its end
+    layers = poverty_layers(job, model) if meter is not None else {}
+    training = _Training(job, model, dataset, usable, auxiliary, rng, meter, layers)
+    steps = _train(training, on_progress)
+    trained = local_evaluation(job, model, holdout, parts, "trained")
+    sending, samples = _update(training)
+    staying = job.stage.trained if meter is not None else kept_parts(job)  # with poverty, a personal model stays here
     return RoundResult(
         parts=sending,
-        kept=staying | private_head_tensors(auxiliary),
+        # Views, as in the update: from here on nothing changes the model.
+        kept={part: part_tensors(model, part, copy=False) for part in staying} | private_head_tensors(auxiliary),
         samples=samples,
-        metrics=_metrics(tally) | metrics | personal_metrics | after,
-        compute_s=tally.compute_s,
+        metrics=_metrics(steps) | received | personal | trained,
+        compute_s=steps.compute_s,
         complete=meter.complete if meter is not None else all(dataset.has(m).all() for m in job.model.encoders),
         poverty=_poverty(meter, sending),
         poverty_change=meter.change if meter is not None else 0.0,
@@ -162,110 +182,102 @@ def _usual_round(
     )
 
 
-def _closing_round(job: Job, own: Dataset, model: StagedModel, rng: np.random.Generator) -> RoundResult:
-    """Only the networks that match; the model is as it was received."""
+def _closing_round(job: Job, dataset: Dataset, model: StagedModel, rng: np.random.Generator) -> RoundResult:
+    """Training of the matcher networks alone; the model stays as it was received."""
     started = time.perf_counter()
-    take_local_statistics(job, model, own, usable_rows(job, own))
-    parts, samples = match_parts(job, model, own, rng)
+    take_local_statistics(job, model, dataset, usable_rows(job, dataset))
+    parts, samples = match_parts(job, model, dataset, rng)
     metrics = {"matching_networks": float(len(parts))}
-    return RoundResult(parts, {}, samples, metrics, compute_s=time.perf_counter() - started)
+    return RoundResult(parts, {}, samples, metrics, time.perf_counter() - started)
 
 
-def _train(
-    job: Job,
-    model: StagedModel,
-    own: Dataset,
-    usable: np.ndarray,
-    auxiliary: Auxiliary,
-    pseudo_labels: np.ndarray | None,
-    tally: _Tally,
-    device: str,
-    rng: np.random.Generator,
-    steps: int,
-    on_progress: OnProgress | None,
-) -> None:
-    optimizer = make_optimizer(model, job.stage.trained, job.hyper, auxiliary.extra)
-    modalities = [m for m in job.model.encoders if f"head/{m}" in job.stage.present and own.has(m).any()]
-    layers = poverty_layers(job, model) if tally.meter is not None else {}
-    done = 0
-    for epoch in range(1, job.hyper.epochs + 1):
-        size, unmixed = job.hyper.batch_size, tally.meter is not None  # a poverty layer shows between the two kinds
-        for batch in training_batches(own, usable, modalities, size, device, rng, pseudo_labels, unmixed=unmixed):
-            _counted_step(model, job, batch, optimizer, auxiliary, tally, layers)
-            done += 1
-            if on_progress is not None:
-                on_progress(epoch, done, steps, tally.loss[-1])
-        if tally.meter is not None:
-            tally.meter.epoch()
-    if not tally.loss:
-        raise DataError(
-            f"no batch of {job.hyper.batch_size} holds two samples of one modality",
-            remedy="Give the device more data, or raise training.batch_size.",
-        )
-
-
-def _load(job: Job, parts: Mapping[str, Tensors], kept: Mapping[str, Tensors], device: str) -> StagedModel:
-    """The model as training starts: what was received, and of the parts that go on by themselves the own copy."""
+def _load(job: Job, parts: Mapping[str, Tensors], local: LocalState) -> StagedModel:
+    """The model before training: parts as received but, of those that are not exchanged, the device's own."""
     wanted = built_parts(job)
-    model = build(job.model, wanted, device=device, seed=job.hyper.seed)
+    model = build(job.model, wanted, device=local.device, seed=job.hyper.seed)
     own = set(kept_parts(job))
     for name in wanted:
-        load_part(model, name, kept[name] if name in own and name in kept else parts[name])
+        load_part(model, name, local.kept[name] if name in own and name in local.kept else parts[name])
     return model
 
 
-def _counted_step(
-    model: StagedModel,
-    job: Job,
-    batch: Batch,
-    optimizer: Optimizer,
-    auxiliary: Auxiliary,
-    tally: _Tally,
-    layers: Mapping[torch.nn.Parameter, str],
-) -> None:
-    started = time.perf_counter()
-    complete = batch.complete == batch.size and len(batch.inputs) == len(job.model.encoders)
-    exact = is_exact(job)
-    due = tally.meter is not None and tally.meter.due(complete)
-    before = {name: p.detach().clone() for p, name in layers.items()} if due and exact else {}
-    work = partial(train_step, model, job, batch, optimizer, auxiliary)
-    loss, forward = counted(tally.kind, batch.shape_key, work, linear=linear_in(job))
-    if not np.isfinite(loss):
-        raise RunError(
-            f"the loss became {loss} at step {len(tally.loss) + 1}",
-            remedy="Lower training.lr, or set training.clip_norm: 1.0.",
+def _train(training: _Training, on_progress: OnProgress) -> _Steps:
+    job, model, dataset, meter = training.job, training.model, training.dataset, training.meter
+    hyper, rng = job.hyper, training.rng
+    pseudo_labels = pseudo_labels_of(job, model, training.auxiliary, dataset, rng)
+    optimizer = make_optimizer(model, job.stage.trained, hyper, training.auxiliary.extra)
+    modalities = [m for m in job.model.encoders if f"head/{m}" in job.stage.present and dataset.has(m).any()]
+    planned = len(training.usable) // hyper.batch_size * hyper.epochs
+    steps = _Steps()
+    for epoch in range(1, hyper.epochs + 1):
+        rows: Iterable[np.ndarray] = mixed_rows(training.usable, hyper.batch_size, rng)
+        if meter is not None:  # a poverty layer shows between complete batches and others
+            rows = unmixed_rows(dataset, training.usable, modalities, hyper.batch_size, rng)
+        for batch in training_batches(dataset, rows, modalities, device_of(model), pseudo_labels):
+            _step(training, optimizer, batch, steps)
+            on_progress(epoch, len(steps.loss), planned, steps.loss[-1])
+        if meter is not None:
+            meter.epoch()
+    if not steps.loss:
+        raise DataError(
+            f"no batch of {hyper.batch_size} holds two samples of one modality",
+            remedy="Give the device more data, or raise training.batch_size.",
         )
-    tally.loss.append(loss)
-    if tally.meter is not None:
-        after = {name: p for p, name in layers.items()}
-        changes = exact_changes(before, after) if exact else optimizer_changes(optimizer, layers) if due else {}
-        tally.meter.batch(complete, changes)
-    logits = forward.classified
-    if logits is not None and batch.labels is not None:
+    model.zero_grad(set_to_none=True)
+    return steps
+
+
+def _step(training: _Training, optimizer: Optimizer, batch: Batch, steps: _Steps) -> None:
+    """One optimisation step, added to ``steps``. Raises RunError for a loss that is not finite."""
+    started = time.perf_counter()
+    job = training.job
+    kind = kind_of_step(job, with_tables=bool(training.auxiliary.tables))
+    with _poverty_observed(training, optimizer, batch):
+        work = partial(train_step, training.model, job, batch, optimizer, training.auxiliary)
+        loss, forward = counted(kind, batch.shape_key, work, linear=linear_in(job))
+        if not np.isfinite(loss):
+            raise RunError(
+                f"the loss became {loss} at step {len(steps.loss) + 1}",
+                remedy="Lower training.lr, or set training.clip_norm: 1.0.",
+            )
+        steps.loss.append(loss)
+    if forward.classified is not None and batch.labels is not None:
         known = batch.labels >= 0
-        tally.correct += int((logits.detach().argmax(1) == batch.labels)[known].sum())
-        tally.labelled += int(known.sum())
-    tally.compute_s += time.perf_counter() - started
+        steps.correct += int((forward.classified.detach().argmax(1) == batch.labels)[known].sum())
+        steps.labelled += int(known.sum())
+    steps.compute_s += time.perf_counter() - started
 
 
-def _outcome(
-    job: Job,
-    model: StagedModel,
-    auxiliary: Auxiliary,
-    own: Dataset,
-    usable: np.ndarray,
-    rng: np.random.Generator,
-) -> tuple[dict[str, Tensors], dict[str, int]]:
+@contextmanager
+def _poverty_observed(training: _Training, optimizer: Optimizer, batch: Batch) -> Iterator[None]:
+    """Measures how much the step inside changes each weight tensor, where the recipe repairs poverty (MMiC)."""
+    meter, job, layers = training.meter, training.job, training.layers
+    if meter is None:
+        yield
+        return
+    complete = batch.complete == batch.size and len(batch.inputs) == len(job.model.encoders)
+    due = meter.due(complete)
+    before = {name: p.detach().clone() for p, name in layers.items()} if due and is_exact(job) else {}
+    yield
+    if is_exact(job):
+        changes = exact_changes(before, {name: p for p, name in layers.items()})
+    else:
+        changes = optimizer_changes(optimizer, layers) if due else {}
+    meter.batch(complete, changes)
+
+
+def _update(training: _Training) -> tuple[dict[str, Tensors], dict[str, int]]:
     """(what is sent, samples of each trained part): trained parts, prototypes, the signature."""
-    samples = _samples(job, own, usable)
-    # Where they lie: from here on nothing changes the model, and the largest moment shall not be a copy of it.
+    job, model, dataset, usable = training.job, training.model, training.dataset, training.usable
+    samples = _samples(job, dataset, usable)
     trained = [part for part in sent(job.stage, job.slots.exchange) if part in samples]
+    # Views: from here on nothing changes the model, and a copy of it would be the largest moment of the round.
     sending = {part: part_tensors(model, part, copy=False) for part in trained}
-    tables = local_tables(job, model, auxiliary, own, rng)
+    tables = local_tables(job, model, training.auxiliary, dataset, training.rng)
     if tables is not None:
         sending[PROTOTYPES], samples[PROTOTYPES] = tables, len(usable)
     if job.signature:
-        sending[SIGNATURE] = signature_of(own, job.signature, job.model.classes, job.hyper.seed)
+        sending[SIGNATURE] = signature_of(dataset, job.signature, job.model.classes, job.hyper.seed)
     return sending, samples
 
 
@@ -286,10 +298,10 @@ def _poverty(meter: PovertyMeter | None, sending: Mapping[str, Tensors]) -> int:
     return [f"{part}|{name}" for part, name in layers].index(poorest) if poorest is not None else -1
 
 
-def _metrics(tally: _Tally) -> dict[str, float]:
-    steps = len(tally.loss)
-    last = tally.loss[-max(1, steps // 4) :]
-    metrics = {"loss": float(np.mean(tally.loss)), "loss_last": float(np.mean(last)), "steps": float(steps)}
-    if tally.labelled:
-        metrics["train_accuracy"] = tally.correct / tally.labelled
+def _metrics(steps: _Steps) -> dict[str, float]:
+    count = len(steps.loss)
+    last = steps.loss[-max(1, count // 4) :]
+    metrics = {"loss": float(np.mean(steps.loss)), "loss_last": float(np.mean(last)), "steps": float(count)}
+    if steps.labelled:
+        metrics["train_accuracy"] = steps.correct / steps.labelled
     return metrics

@@ -38,7 +38,7 @@ from edgefl.training.evaluate import TestSet, evaluate
 from edgefl.training.flop_cache import FlopCounts
 from edgefl.training.holdout import split
 from edgefl.training.norm_statistics import chosen_rows, heads_with_statistics, retake
-from edgefl.training.round import train_round
+from edgefl.training.round import LocalState, train_round
 
 #: What moves weights off the mean of the models whose statistics are taken, by overrides of a FedAvg run.
 MOVING = {
@@ -93,9 +93,8 @@ class Run:
         base = self.states[-1 - late]
         data = self.shares[device]
         kept = self.kept.get(device)
-        made = train_round(
-            self.job, data, self.parts(base), kept=kept and kept.kept, salt=str(len(self.states)), counts=self.counts
-        )
+        local = LocalState(kept=kept.kept if kept else {}, counts=self.counts)
+        made = train_round(self.job, data, self.parts(base), local, salt=str(len(self.states)))
         self.kept[device] = made
         manifest = {part: self.store.put(encode_part(tensors)) for part, tensors in made.parts.items()}
         info = UpdateInfo(device, manifest, made.samples, made.metrics, made.complete, made.poverty)
@@ -197,13 +196,13 @@ def test_a_device_judges_what_it_received_with_statistics_of_its_own_samples():
     made, data = taking(job(holdout=0.25)), dataset(120)
     holdout, own = data.subset(range(30)), data.subset(range(30, 120))
     parts = parts_of(made)
-    found = train_round(made, own, shifted(parts), holdout=holdout).metrics
+    found = train_round(made, own, shifted(parts), LocalState(holdout)).metrics
     fresh = heads_with_statistics(made.model, made.stage, parts, own)
     expected = evaluate(made.model, made.stage, parts | fresh, TestSet(holdout), prototypes=False)
     loss = next(row.value for row in expected if row.metric == "loss")
     assert found["received_loss"] == pytest.approx(loss, rel=1e-5)
     plain = job(holdout=0.25)
-    assert train_round(plain, own, shifted(parts), holdout=holdout).metrics["received_loss"] > 1.1 * loss
+    assert train_round(plain, own, shifted(parts), LocalState(holdout)).metrics["received_loss"] > 1.1 * loss
 
 
 def test_training_goes_on_from_the_statistics_taken_and_is_otherwise_the_same():
@@ -240,12 +239,12 @@ def test_a_personal_model_has_statistics_of_its_own_weights():
     made, data = taking(job(holdout=0.25, repair=repair)), dataset(60, {"b": list(range(20))})
     holdout, own = data.subset(range(0, 60, 4)), data.subset([i for i in range(60) if i % 4])
     parts = parts_of(made)
-    first = train_round(made, own, parts, holdout=holdout)
+    first = train_round(made, own, parts, LocalState(holdout))
     kept = {**first.kept}
-    again = train_round(made, own, parts, holdout=holdout, kept=shifted(kept))
+    again = train_round(made, own, parts, LocalState(holdout, shifted(kept)))
     fresh = heads_with_statistics(made.model, made.stage, parts | kept, own)
     only = msgspec.structs.replace(made, slots=msgspec.structs.replace(made.slots, statistics=False))
-    expected = train_round(only, own, parts, holdout=holdout, kept={**kept, **fresh})
+    expected = train_round(only, own, parts, LocalState(holdout, {**kept, **fresh}))
     assert again.metrics["personal_loss"] == pytest.approx(expected.metrics["personal_loss"], rel=1e-5)
 
 
@@ -275,8 +274,8 @@ def test_only_heads_hold_running_statistics(field: str, value: Any):
 def priced(made: Job, data: Dataset) -> tuple[float, float]:
     """(FLOPs predicted, FLOPs counted) of a second round."""
     own, holdout = split(made, data, "")
-    first = train_round(made, own, parts_of(made), holdout=holdout)
-    second = train_round(made, own, parts_of(made), holdout=holdout, kept=first.kept)
+    first = train_round(made, own, parts_of(made), LocalState(holdout))
+    second = train_round(made, own, parts_of(made), LocalState(holdout, first.kept))
     found = Pricer()(made, data.samples())
     return found.flops + sum(found.cache_fill_flops.values()), second.flops
 

@@ -24,7 +24,7 @@ from edgefl.pricing.overhead import Share, patterns_of
 from edgefl.pricing.round_price import Pricer, price_step
 from edgefl.prototypes.table import ClassMeans, to_tensors
 from edgefl.training.holdout import split
-from edgefl.training.round import RoundResult, train_round
+from edgefl.training.round import LocalState, RoundResult, train_round
 
 CLUSTER = {"cluster_contrast": {"weight": 1.0, "temperature": 0.07}}
 MARGIN = {"margin": {"weight": 1.0, "positive": 0.8, "negative": 0.2}}
@@ -54,7 +54,7 @@ def ran(made: Job, data: Dataset, kept: RoundResult | None = None) -> float:
     own, holdout = split(made, data, "")
     if "completion" in made.slots.missing:
         own = complete(own, made.model.encoders, nearest(own)).dataset
-    return train_round(made, own, parts, holdout=holdout, kept=kept.kept if kept else None).flops
+    return train_round(made, own, parts, LocalState(holdout, kept.kept if kept else {})).flops
 
 
 MODELS = {

@@ -15,7 +15,7 @@ from edgefl.plan.compile import compile_run
 from edgefl.plan.job import RunPlan
 from edgefl.plan.schedule import SCHEDULES
 from edgefl.pricing.round_price import Pricer
-from edgefl.training.round import train_round
+from edgefl.training.round import LocalState, train_round
 
 LAYER = {"fedadagrad", "fedadam", "fedyogi", "mmic", "mmic-gmc", "mmic-reconstruction"}
 NORMS: tuple[Norm, ...] = ("batch", "layer", "none")
@@ -57,7 +57,7 @@ def test_a_round_with_every_norm_costs_what_was_predicted(norm: Norm, schedule: 
     made = job(spec, SCHEDULES[schedule](spec, [1] * spec.stages, "auto")[-1], cache="f32", holdout=0.25)
     data = dataset(24)
     holdout, own = data.subset(range(6)), data.subset(range(6, 24))
-    result = train_round(made, own, parts_of(made), holdout=holdout)
+    result = train_round(made, own, parts_of(made), LocalState(holdout))
     priced = Pricer()(made, data.samples())
     assert result.flops == priced.flops + sum(priced.cache_fill_flops.values())
     heads = {name for part, tensors in result.parts.items() if part.startswith("head/") for name in tensors}

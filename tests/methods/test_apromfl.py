@@ -22,7 +22,7 @@ from edgefl.pricing.round_price import Pricer
 from edgefl.prototypes.table import ClassMeans, to_tensors
 from edgefl.training.auxiliary import auxiliary_of
 from edgefl.training.objectives import OBJECTIVES
-from edgefl.training.round import RoundResult, train_round
+from edgefl.training.round import LocalState, RoundResult, train_round
 from edgefl.training.step import run_forward
 
 RECIPE = load_recipe("apromfl")
@@ -64,7 +64,7 @@ def second_round(device: str, without: str = "", dropped: tuple[str, ...] = ()) 
     parts["prototypes"] = to_tensors(
         {m: ClassMeans(draw.normal(size=(10, 6)).astype(np.float32), np.ones(10, np.float32)) for m in "ab"}
     )
-    return train_round(made, data, parts, kept=first.kept, salt="2")
+    return train_round(made, data, parts, LocalState(kept=first.kept), salt="2")
 
 
 def weights(result: RoundResult) -> np.ndarray:
@@ -131,7 +131,7 @@ def forwarded(device: str, rows: dict[str, list[int]] | None, absent: str = ""):
     draw = np.random.default_rng(1)
     tables = {m: ClassMeans(draw.normal(size=(3, 6)).astype(np.float32), np.ones(3, np.float32)) for m in "ab"}
     parts = parts_of(made) | {"prototypes": to_tensors(tables)}
-    return run_forward(model, made, batch, auxiliary_of(made, model, parts, {}, "cpu")).forward, tables
+    return run_forward(model, made, batch, auxiliary_of(made, model, parts, {})).forward, tables
 
 
 def by_hand(e: torch.Tensor, tables: dict[str, ClassMeans], temperature: float = 0.07) -> torch.Tensor:
@@ -178,7 +178,7 @@ def test_a_device_without_labels_whose_array_says_minus_one_still_has_a_task_for
         model.part(part).requires_grad_(part in made.stage.trained)
     batch = replace(random_batch(), labels=torch.full((6,), -1))
     kept = {f"twin/{m}": parts_of(made, seed=3)[f"head/{m}"] for m in "ab"}
-    forward = run_forward(model, made, batch, auxiliary_of(made, model, parts_of(made, seed=4), kept, "cpu")).forward
+    forward = run_forward(model, made, batch, auxiliary_of(made, model, parts_of(made, seed=4), kept)).forward
     assert OBJECTIVES["cluster_contrast"](forward, RECIPE.objective["cluster_contrast"]) > 0.1
     assert OBJECTIVES["model_transfer"](forward, RECIPE.objective["model_transfer"]) > 0
 

@@ -55,7 +55,7 @@ def trained_loss(made: Job, parts: dict, data: Dataset) -> float:
     )
     with torch.no_grad():
         model = loaded(made, parts)
-        done = run_forward(model, made, batch, auxiliary_of(made, model, parts, {}, "cpu"))
+        done = run_forward(model, made, batch, auxiliary_of(made, model, parts, {}))
         return float(F.cross_entropy(done.forward.logits, batch.labels))
 
 

@@ -17,9 +17,9 @@ from edgefl.models.spec import EncoderSpec, HeadSpec, ModelSpec
 from edgefl.plan.frozen_prefix import built_parts, prefixes, stored_bytes, with_cache
 from edgefl.plan.job import Job, Stage
 from edgefl.pricing.round_price import Pricer
-from edgefl.training.flop_cache import FlopCounts, metered
+from edgefl.training.flop_cache import metered
 from edgefl.training.prefix_cache import PrefixCache
-from edgefl.training.round import RoundResult, train_round
+from edgefl.training.round import LocalState, RoundResult, train_round
 
 BERT = EncoderSpec("text", (5,), width=8, depth=3, heads=2, vocabulary=12, dropout=0.0)
 
@@ -29,7 +29,7 @@ def last_stage(**changes: object) -> Job:
 
 
 def run(made: Job, data: object, tmp_path: Path, **more: object) -> RoundResult:
-    return train_round(made, data, parts_of(made), cache=PrefixCache(tmp_path), salt="x", **more)
+    return train_round(made, data, parts_of(made), LocalState(cache=PrefixCache(tmp_path)), salt="x", **more)
 
 
 def test_what_is_frozen_before_anything_trained() -> None:
@@ -167,10 +167,11 @@ def test_only_what_is_trained_is_loaded_and_the_prefix_part_by_part(tmp_path: Pa
             return super().__getitem__(part)
 
     cache, data = PrefixCache(tmp_path), dataset(24)
-    train_round(made, data, Parts(parts_of(made)), cache=cache, salt="x")
+    local = LocalState(cache=cache)
+    train_round(made, data, Parts(parts_of(made)), local, salt="x")
     assert set(asked) == set(made.stage.present)
     asked.clear()
-    train_round(made, data, Parts(parts_of(made)), cache=cache, salt="y")
+    train_round(made, data, Parts(parts_of(made)), local, salt="y")
     assert set(asked) == set(built_parts(made))
 
 
@@ -184,7 +185,8 @@ def test_text_keeps_which_tokens_are_real(tmp_path: Path) -> None:
     data = replace(data, modalities=values, present=present)
     parts = {k: v for k, v in initial_parts(model) if k in made.stage.present}
     plain, cached = (
-        train_round(one, data, parts, cache=PrefixCache(tmp_path), salt="x") for one in (made, with_cache(made, "f32"))
+        train_round(one, data, parts, LocalState(cache=PrefixCache(tmp_path)), salt="x")
+        for one in (made, with_cache(made, "f32"))
     )
     assert distance(plain, cached, parts) < 2e-3
 
@@ -194,7 +196,7 @@ def test_values_beyond_f16_are_an_error_with_the_part(tmp_path: Path) -> None:
     parts = parts_of(made)
     parts["a/embed"] = {name: values * 1e6 for name, values in parts["a/embed"].items()}
     with pytest.raises(PrecisionError, match="a/embed"):
-        train_round(made, dataset(24), parts, cache=PrefixCache(tmp_path), salt="x")
+        train_round(made, dataset(24), parts, LocalState(cache=PrefixCache(tmp_path)), salt="x")
 
 
 def test_the_price_is_that_of_the_cached_step(tmp_path: Path) -> None:
@@ -202,11 +204,8 @@ def test_the_price_is_that_of_the_cached_step(tmp_path: Path) -> None:
     plain_peak, plain, *_ = Pricer()(made, dataset(24).samples())
     peak, flops, cache_fill_flops, *_ = Pricer()(with_cache(made, "f16"), dataset(24).samples())
     assert peak < plain_peak
-    counts, cache, data = FlopCounts(), PrefixCache(tmp_path), dataset(24)
-    ran = [
-        train_round(with_cache(made, "f16"), data, parts_of(made), cache=cache, counts=counts, salt="x").flops
-        for _ in range(2)
-    ]
+    local, data = LocalState(cache=PrefixCache(tmp_path)), dataset(24)
+    ran = [train_round(with_cache(made, "f16"), data, parts_of(made), local, salt="x").flops for _ in range(2)]
     assert ran[1] == pytest.approx(flops, rel=1e-6)
     assert ran[0] == pytest.approx(flops + sum(cache_fill_flops.values()), rel=1e-6)
     assert flops < plain

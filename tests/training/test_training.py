@@ -27,12 +27,12 @@ from edgefl.plan.job import Job
 from edgefl.plan.schedule import restrict
 from edgefl.prototypes.table import from_tensors
 from edgefl.prototypes.torch_mask import Table
-from edgefl.training.batches import Batch, make_batch, training_batches
+from edgefl.training.batches import Batch, make_batch, mixed_rows, training_batches
 from edgefl.training.flop_cache import FlopCounts
 from edgefl.training.forward import Auxiliary
 from edgefl.training.holdout import split, usable_rows
 from edgefl.training.optimizers import parameters_of
-from edgefl.training.round import train_round
+from edgefl.training.round import LocalState, train_round
 from edgefl.training.step import make_optimizer, prepare, run_backward, run_forward, train_step
 
 ROWS = {"b": [0, 2, 3]}
@@ -81,7 +81,7 @@ def test_a_batch_holds_only_the_rows_that_have_a_modality():
 def test_an_epoch_is_full_batches_of_shuffled_samples():
     data = dataset(11)
     usable = np.arange(1, 11)
-    batches = list(training_batches(data, usable, ["a", "b"], 4, "cpu", np.random.default_rng(0)))
+    batches = list(training_batches(data, mixed_rows(usable, 4, np.random.default_rng(0)), ["a", "b"], "cpu"))
     assert [b.size for b in batches] == [4, 4]
     seen = np.concatenate([b.inputs["a"].numpy()[:, 0, 0] for b in batches])
     assert len(set(seen.tolist())) == 8
@@ -90,7 +90,7 @@ def test_an_epoch_is_full_batches_of_shuffled_samples():
 
 def test_a_batch_without_two_rows_of_anything_is_left_out():
     data = dataset(2, {"a": [0], "b": [1]})
-    assert list(training_batches(data, np.arange(2), ["a", "b"], 2, "cpu", np.random.default_rng(0))) == []
+    assert list(training_batches(data, [np.arange(2)], ["a", "b"], "cpu")) == []
     with pytest.raises(DataError, match="no batch of 2 holds two samples of one modality"):
         train_round(job(batch_size=2), data, parts_of(job()))
 
@@ -294,9 +294,10 @@ def test_flops_follow_from_a_few_counts_exactly(changes, slots, monkeypatch):
     counts, counted, found = FlopCounts(), [], []
     monkeypatch.setattr(counts, "put", lambda *about: counted.append(about) or FlopCounts.put(counts, *about))
 
-    def flops(known: FlopCounts | None) -> list[float]:
+    def flops(known: FlopCounts) -> list[float]:
         return [
-            train_round(made, half.train, parts_of(made), holdout=half.holdout, counts=known).flops for half in halves
+            train_round(made, half.train, parts_of(made), LocalState(half.holdout, counts=known)).flops
+            for half in halves
         ]
 
     rows = np.random.default_rng(1).random(60)
@@ -307,7 +308,7 @@ def test_flops_follow_from_a_few_counts_exactly(changes, slots, monkeypatch):
     found = flops(counts)
     assert len(counted) < 30  # of some sixty shapes
     monkeypatch.setattr(FlopCounts, "get", lambda *_, **__: None)  # every shape is counted
-    assert found == flops(None)
+    assert found == flops(FlopCounts())
 
 
 def test_the_same_samples_are_set_apart_whatever_the_recipe_leaves_out_or_completes():
