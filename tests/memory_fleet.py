@@ -9,10 +9,13 @@ import numpy as np
 import torch
 
 from benchmarks.common import inprocess
+from coordinator.ledger.ledger import Ledger
 from edgefl.config.load import load_run
 from edgefl.data.dataset import Dataset
 from edgefl.plan.compile import compile_run
+from edgefl.plan.exchange import sent
 from edgefl.plan.job import RunPlan
+from edgefl.protocol.tensors import decode_part
 from edgefl.records import Budget, Manifest
 from edgefl.run_records import RunReport
 from edgefl.storage.objects import ObjectStore
@@ -82,6 +85,26 @@ def run_fleet(
     return inprocess.run_fleet(
         directory, plan, {device: directory / f"{device}.npz" for device in shares}, seconds, budgets
     )
+
+
+def check_trained(directory: Path, plan: RunPlan) -> None:
+    """Every part that devices send and that has tensors differs from the first state, and between audiences."""
+    with Ledger(directory / "run" / "ledger.sqlite") as ledger:
+        states = ledger.states("tiny")
+    first, last = states[0, 0], states[max(states)]
+    store, _ = state_of(directory)
+    made: dict[str, list[str]] = {
+        part: [] for stage in plan.stages if stage.rounds for part in sent(stage, plan.slots.exchange)
+    }
+    for key, ref in last.items():
+        part = key.partition("/")[2] if key.startswith(("@", "#")) else key
+        if part in made:
+            made[part].append(ref.id)
+    for part, objects in made.items():
+        assert objects, f"{part} is not in the state"
+        if decode_part(store.read(objects[0])):
+            assert first[part].id not in objects, f"{part} is as it was at the start"
+            assert len(set(objects)) == len(objects), f"{part} is the same for two audiences"
 
 
 def state_of(directory: Path) -> tuple[ObjectStore, Manifest]:

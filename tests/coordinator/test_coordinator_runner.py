@@ -166,9 +166,9 @@ def test_a_decline_is_planned_again_smaller_in_the_same_round(tmp_path: Path) ->
         report = await scene.coordinator(a_plan())
 
     scene = played(tmp_path, script)
-    first, second = scene.devices["a"].offers[:2]
-    assert first.attempt == second.attempt
-    assert (first.job.hyper.micro_batch, second.job.hyper.micro_batch) == (0, 2)
+    offers = scene.devices["a"].offers
+    sizes = [offer.job.hyper.micro_batch for offer in offers if offer.attempt == offers[0].attempt]
+    assert list(dict.fromkeys(sizes)) == [0, 2]  # on a busy machine an offer is repeated before the decline has come
     assert scene.worker.planned[-3].declined or any(c.declined for c in scene.worker.planned)
     assert "replanned" in scene.kinds()
     assert next(a for a in report.assignments if a.device == "a").status == "done"
@@ -224,13 +224,14 @@ def test_a_lost_device_is_not_waited_for_and_takes_part_again(tmp_path: Path) ->
     async def script(scene: Scene) -> None:
         nonlocal report
         lost = await scene.device("a", hold=True)
-        other = await scene.device("b")
+        other = await scene.device("b", hold=True)  # it trains when the test lets it, so no round closes meanwhile
         task = asyncio.ensure_future(scene.coordinator(a_plan()))
         await scene.until(lambda: lost.offer is not None)
         scene.broker.cut("a", seconds=0.5)
         lost.hold = False
+        await scene.until(lambda: other.offer and other.receiver and other.receiver.finished)
+        other.train()
         await scene.until(lambda: "round_closed" in scene.kinds())
-        other.hold = True  # the next round must last until the lost one is back
         await scene.until(lambda: scene.kinds().count("device_joined") == 3)
         await scene.until(lambda: other.offer and other.receiver and other.receiver.finished)
         other.hold = False
@@ -368,11 +369,12 @@ def test_the_next_offers_do_not_wait_for_what_is_deleted(tmp_path: Path, monkeyp
     done, send, tidy = list[str](), Publisher.send, ModelTasks.tidy
 
     def sending(publisher: Publisher, one: Any, *rest: Any) -> None:
-        done.append(type(one).__name__)
+        if isinstance(one, do.SendOffer):
+            done.append(f"offer {one.attempt.round}")
         send(publisher, one, *rest)
 
     def tidying(work: ModelTasks, *rest: Any) -> None:
-        done.append("CollectGarbage")
+        done.append("collected")
         tidy(work, *rest)
 
     async def script(scene: Scene) -> None:
@@ -382,9 +384,8 @@ def test_the_next_offers_do_not_wait_for_what_is_deleted(tmp_path: Path, monkeyp
     monkeypatch.setattr(Publisher, "send", sending)
     monkeypatch.setattr(ModelTasks, "tidy", tidying)
     played(tmp_path, script)
-    found = [name for name in done if name in {"SendOffer", "CollectGarbage"}]
-    assert found[:3] == ["SendOffer", "SendOffer", "CollectGarbage"]
-    assert found[-1] == "CollectGarbage"
+    assert list(dict.fromkeys(done)) == ["offer 1", "offer 2", "collected"]  # an offer may be repeated
+    assert done[-1] == "collected"
 
 
 def test_an_update_that_is_being_checked_as_the_run_ends_leaves_no_files(

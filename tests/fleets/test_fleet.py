@@ -71,7 +71,9 @@ def test_a_fleet_started_by_hand_finishes_its_run(finished: Fleet) -> None:
 def test_every_assignment_has_every_figure_with_its_origin(finished: Fleet) -> None:
     report = finished.report("r1")
     on_gpu = {d.device for d in report.devices if d.capabilities.torch_device.startswith("cuda")}
-    for row in (row for row in report.assignments if row.device != "stranger"):
+    rows = [row for row in report.assignments if row.device != "stranger"]
+    assert sorted((row.device, row.stage) for row in rows) == [("half", 1), ("half", 2), ("whole", 1), ("whole", 2)]
+    for row in rows:
         assert row.status == "done"
         # A repaired device alone has the one, the first round with a frozen prefix the other, and a GPU its own.
         some = {"layer_down_bytes", "filling_flops", "signature_up_bytes"}

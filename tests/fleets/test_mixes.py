@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from memory_fleet import plan_of, run_fleet, share, state_of
+from memory_fleet import check_trained, plan_of, run_fleet, share, state_of
 
 from edgefl.config.slots import conflicts, parse_slot
 from edgefl.errors import ConfigError
@@ -74,6 +74,7 @@ def test_a_mix_trains(ram_path: Path, seed: int):
         if name != "server/memory":
             for tensor in decode_part(store.read(ref.id)).values():
                 assert np.isfinite(tensor).all(), name
+    check_trained(ram_path, plan)
 
 
 def test_the_mixes_use_every_choice_of_every_role():

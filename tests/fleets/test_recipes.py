@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from memory_fleet import plan_of, run_fleet, share, state_of
+from memory_fleet import check_trained, plan_of, run_fleet, share, state_of
 
 from edgefl.config.load import shipped
 from edgefl.protocol.tensors import decode_part
@@ -44,6 +44,7 @@ def test_every_recipe_trains(ram_path: Path, recipe: str):
     store, state = state_of(ram_path)
     assert all(store.has(ref.id) for ref in state.values())
     check_bytes(report)
+    check_trained(ram_path, plan)
 
 
 def tables(held) -> set[str]:
