@@ -228,7 +228,7 @@ def payload(setting: Setting, model: ModelSpec) -> float:
 
     from edgefl.models.parts import part_tensors
     from edgefl.models.staged import build
-    from edgefl.protocol.compression import pack
+    from edgefl.protocol.compression import compress
     from edgefl.protocol.tensors import encode_part
 
     rng = np.random.default_rng(0)
@@ -242,7 +242,7 @@ def payload(setting: Setting, model: ModelSpec) -> float:
                 n: v + 1e-3 * rng.standard_normal(v.shape, np.float32) if v.dtype.kind == "f" else v
                 for n, v in base.items()
             }
-            data = encode_part(moved) if packing == "f32" else pack(moved, base, packing, setting.transfer.top).data
+            data = encode_part(moved) if packing == "f32" else compress(moved, base, packing, setting.transfer.top).data
             sizes[part, packing] = len(data)
         return sizes[part, packing]
 

@@ -15,7 +15,7 @@ from edgefl.methods.cluster.signature import check_signature
 from edgefl.models.spec import PROTOTYPES, SIGNATURE
 from edgefl.plan.exchange import packing_of
 from edgefl.plan.job import Transfer
-from edgefl.protocol.compression import is_packed, unpack
+from edgefl.protocol.compression import decompress, is_packed
 from edgefl.protocol.tensors import decode_part, encode_part
 from edgefl.prototypes.table import ClassMeans, from_tensors
 from edgefl.records import Manifest, Refusal
@@ -123,7 +123,7 @@ def check_update(
             data, limit = store.view(ref.id), LIMITS.of(part, previous)
             if part in previous and is_packed(data):
                 base = decode_part(store.view(previous[part].id), copy=False)
-                tensors = unpack(data, base, packing_of(rules.transfer.up, part), limit)
+                tensors = decompress(data, base, packing_of(rules.transfer.up, part), limit)
                 found[part] = store.put(encode_part(tensors))
             else:
                 tensors = decode_part(data, limit, copy=False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from device_agent.core.state import Kept, State
-from edgefl.plan.exchange import LOST
+from edgefl.plan.exchange import RESIDUAL
 from edgefl.records import Attempt, Manifest
 
 
@@ -27,6 +27,6 @@ def not_taken(state: State, attempt: Attempt) -> State:
         return state
     *earlier, last = state.kept
     before = earlier[-1].manifest if earlier else {}
-    manifest = {part: ref for part, ref in last.manifest.items() if not part.startswith(LOST)}
-    manifest |= {part: ref for part, ref in before.items() if part.startswith(LOST)}
+    manifest = {part: ref for part, ref in last.manifest.items() if not part.startswith(RESIDUAL)}
+    manifest |= {part: ref for part, ref in before.items() if part.startswith(RESIDUAL)}
     return replace(state, kept=(*earlier, replace(last, manifest=manifest)))

@@ -26,7 +26,7 @@ from device_agent.runtime.trainer_process import TrainRequest
 from device_agent.trainer.memory_meter import gpu_ceiling, memory_refusal, out_of_memory, settle
 from edgefl.errors import DataError, EdgeFLError, MissingDependencyError, PrecisionError, StoreError
 from edgefl.models.spec import EncoderSpec, HeadSpec, ModelSpec, is_scheduled, part_names
-from edgefl.plan.exchange import LOST
+from edgefl.plan.exchange import RESIDUAL
 from edgefl.plan.job import Hyper, Job, Slots, Stage
 from edgefl.process.worker import Note, serve
 from edgefl.records import Budget, Figure, Figures, Manifest, Refusal
@@ -109,7 +109,7 @@ class Trainer:
                 self.frozen = True
 
     def _train(self, request: TrainRequest, note: Note) -> Result:
-        from device_agent.trainer.packed_parts import pack_update, unpack_offer
+        from device_agent.trainer.compression import compress_update, decompress_offer
         from edgefl.protocol.tensors import encode_part
         from edgefl.resources.energy import EnergyProbe
         from edgefl.resources.memory import MemoryProbe
@@ -129,7 +129,7 @@ class Trainer:
         give_back_at_once(in_pieces=job.hyper.micro_batch > 0)
         memory, energy = MemoryProbe(self.device), EnergyProbe(self.device)
         with energy, memory:
-            refusal = unpack_offer(request.offer, store)
+            refusal = decompress_offer(request.offer, store)
             if refusal is not None:
                 return Result(refusal=refusal)
             outcome = train_round(
@@ -150,11 +150,11 @@ class Trainer:
             self._hold()  # the model is gone, and what is sent comes into the process
             staying = {name: store.put(encode_part(tensors)) for name, tensors in outcome.kept.items()}
             outcome.kept.clear()
-            sending = pack_update(job, outcome.parts, request.offer.manifest, kept, store)
+            sending = compress_update(job, outcome.parts, request.offer.manifest, kept, store)
         waiting = {
             key: ref
             for key, ref in request.kept.items()
-            if key.startswith(LOST) and key.removeprefix(LOST) not in sending.manifest
+            if key.startswith(RESIDUAL) and key.removeprefix(RESIDUAL) not in sending.manifest
         }
         return Result(
             manifest=sending.manifest,
@@ -164,7 +164,7 @@ class Trainer:
             complete=outcome.complete,
             poverty=outcome.poverty,
             poverty_change=outcome.poverty_change,
-            kept=staying | sending.lost | waiting,
+            kept=staying | sending.residuals | waiting,
         )
 
     def _prefixes(self, data: Any, manifest: Manifest, store: Any) -> Any:
@@ -258,7 +258,7 @@ class _StoredParts(Mapping[str, Any]):
         from edgefl.protocol.tensors import decode_part
 
         # What goes into a model, or onto it, is read where it lies; the rest becomes somebody's own.
-        own = not is_scheduled(name.removeprefix(LOST))
+        own = not is_scheduled(name.removeprefix(RESIDUAL))
         return decode_part(self._store.read(self._manifest[name].id), copy=own)
 
     def __iter__(self) -> Iterator[str]:

@@ -14,14 +14,14 @@ from edgefl.aggregation.scope import SERVER
 from edgefl.errors import ProtocolError
 from edgefl.plan.exchange import packing_of
 from edgefl.plan.job import Transfer
-from edgefl.protocol.compression import add_lost, pack, pays
+from edgefl.protocol.compression import add_residual, compress, pays
 from edgefl.protocol.messages import PackedPart
 from edgefl.protocol.tensors import decode_part, encode_part
 from edgefl.records import Manifest, ObjectRef
 from edgefl.storage.objects import ObjectStore
 
 #: The prefixes of what is kept.
-LOST, PACKED = f"{SERVER}lost/", f"{SERVER}packed/"
+RESIDUAL, PACKED = f"{SERVER}lost/", f"{SERVER}packed/"
 
 
 #: Packed parts an offer names: each is 200 bytes of a message that may have 128 KiB, and the manifest is as long.
@@ -52,31 +52,31 @@ def publish(
     ``feedback``: what is not sent is added to the next target. Not where devices go on from something else than this
     state: their next change holds it by itself.
     """
-    known = feedback and LOST + key in previous
-    target = add_lost(tensors, decode_part(store.read(previous[LOST + key].id)) if known else {})
+    known = feedback and RESIDUAL + key in previous
+    target = add_residual(tensors, decode_part(store.read(previous[RESIDUAL + key].id)) if known else {})
     packing = packing_of(transfer.down, part)
-    if packing == "f32" or transfer.whole or not pays(target, packing, transfer.top):
+    if not pays(target, packing, transfer):
         return Published(store.put(encode_part(target)), {})
     try:
-        sent = pack(target, decode_part(store.view(base.id), copy=False), packing, transfer.top)
+        sent = compress(target, decode_part(store.view(base.id), copy=False), packing, transfer.top)
     except ProtocolError as error:
         return Published(store.put(encode_part(target)), {}, error.message)
-    ref = store.put(encode_part(sent.held))
+    ref = store.put(encode_part(sent.reconstructed))
     start = base.id if packing.startswith("delta+") else ""
     kept = {f"{PACKED}{ref.id}/{start}/{packing}": store.put(sent.data)}
-    if feedback and sent.lost:
-        kept[LOST + key] = store.put(encode_part(sent.lost))
+    if feedback and sent.residual:
+        kept[RESIDUAL + key] = store.put(encode_part(sent.residual))
     return Published(ref, kept)
 
 
-def settled(store: ObjectStore, state: Manifest) -> Manifest:
+def fold_residuals(store: ObjectStore, state: Manifest) -> Manifest:
     """The state with everything that was not sent yet in its parts: what a round that is sent whole leaves behind."""
-    found = {key: ref for key, ref in state.items() if not key.startswith(LOST)}
+    found = {key: ref for key, ref in state.items() if not key.startswith(RESIDUAL)}
     for key, ref in state.items():
-        part = key.removeprefix(LOST)
-        if key.startswith(LOST) and part in found:
+        part = key.removeprefix(RESIDUAL)
+        if key.startswith(RESIDUAL) and part in found:
             tensors = decode_part(store.read(found[part].id), copy=False)
-            found[part] = store.put(encode_part(add_lost(tensors, decode_part(store.read(ref.id)))))
+            found[part] = store.put(encode_part(add_residual(tensors, decode_part(store.read(ref.id)))))
     return found
 
 

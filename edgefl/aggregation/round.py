@@ -20,7 +20,7 @@ from edgefl.aggregation import history_update as remember
 from edgefl.aggregation.history_update import UpdateInfo
 from edgefl.aggregation.mean import Layout, MisfitError, Outcome, Tensors, check, check_finite, stored_layout
 from edgefl.aggregation.prototype_merge import merge_prototypes
-from edgefl.aggregation.publish import LOST, publish, settled, without_packed
+from edgefl.aggregation.publish import RESIDUAL, fold_residuals, publish, without_packed
 from edgefl.aggregation.scope import SERVER, is_shared, shared
 from edgefl.aggregation.stale_updates import faded, moved
 from edgefl.aggregation.weights import Standing, absent_from, shares_of
@@ -117,13 +117,13 @@ def _aggregated(
         objects = {u.name: u.manifest[part] for u in updates if part in u.manifest}
         for key, ref, outcome in _outcomes(work, part, objects, mended):
             if outcome is not None and outcome.tensors is not None:
-                state.pop(LOST + key, None)
+                state.pop(RESIDUAL + key, None)
             if ref is not None:
                 state[key] = ref
             if outcome is not None:
                 _note(record, key, outcome)
     if work.transfer.whole:
-        state = settled(store, state)
+        state = fold_residuals(store, state)
     state |= {key: store.put(encode_part(tensors)) for key, tensors in personal.items()}
     if work.whole:
         record["whole"] = dict(work.whole)

@@ -13,8 +13,8 @@ from edgefl.models.spec import is_encoder, modality_of
 from edgefl.plan.job import Exchange, Job, Stage
 from edgefl.registry import choose
 
-#: What a device calls, among what it keeps, that which it has not sent of a part.
-LOST = "lost/"
+#: Prefix of the residual of a part, among what a device retains.
+RESIDUAL = "lost/"
 #: Share of a device's samples that its own model is tested on. Of 100 samples 20: the standard error of an accuracy is
 #: at most 11 points on one device, and 3 over twelve of them.
 OWN_HOLDOUT = 0.2

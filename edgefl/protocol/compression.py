@@ -1,6 +1,6 @@
 """Parts in fewer bytes: rounded, as a change of what the other side holds, or the largest changes alone.
 
-What the other side gets to hold, q, follows exactly from what is sent; what is lost, target - q, is sent with the next
+What the other side reconstructs, q, follows exactly from what is sent; the residual, target - q, is sent with the next
 round's (error feedback, arXiv 1901.09847). A packed part is an object of encoding "packed": of tensor t it holds
 ``t|f16`` or ``t|bf16`` (bits as int16), ``t|int8`` or ``t|int4`` (two a byte, the first one low) with ``t|scale`` (one
 a row), ``t|top`` with ``t|at`` and ``t|scale``, or ``t|whole`` where packing would not pay or not be right: integers,
@@ -21,6 +21,7 @@ import numpy.typing as npt
 
 from edgefl.errors import ProtocolError
 from edgefl.plan.exchange import packed_bytes
+from edgefl.plan.job import Transfer
 from edgefl.protocol.tensors import DEFAULT_LIMIT_BYTES, decode_part, encode_part, encoding_of
 from edgefl.records import PACKINGS
 
@@ -36,45 +37,45 @@ _BLOCK = 2**18
 _FORMS = frozenset({"whole", "f16", "bf16", "int8", "int4", "scale", "top", "at"})
 
 
-class Packed(NamedTuple):
-    """What is sent; what the other side will hold once it has it; and what it lacks then, of tensors that lose any."""
+class Compressed(NamedTuple):
+    """What is sent, what the other side reconstructs from it, and the residual of the tensors that have one."""
 
     data: bytes
-    held: dict[str, Array]
-    lost: dict[str, Array]
+    reconstructed: dict[str, Array]
+    residual: dict[str, Array]
 
 
-def pack(target: Tensors, base: Tensors, packing: str, top: float, *, holding: bool = True) -> Packed:
-    """``target`` for somebody who holds ``base`` (the same names and shapes).
+def compress(target: Tensors, base: Tensors, packing: str, top: float, *, reconstruct: bool = True) -> Compressed:
+    """``target`` for a receiver that holds ``base`` (the same names and shapes).
 
-    ``top``: share of the values that "delta+top" sends; ``holding`` False: what is held is not wanted, and ``target``
-    is used up for what is lost. Raises ProtocolError for an unknown packing, or values that it can not hold.
+    ``top``: share of the values that "delta+top" sends; ``reconstruct`` False: nothing is reconstructed, and the
+    residual is written where ``target`` lies. Raises ProtocolError for an unknown packing, or values it cannot hold.
     """
     if packing not in PACKINGS:
         raise ProtocolError(f"unknown packing {packing!r}; there are {', '.join(PACKINGS)}")
     form = packing.removeprefix("delta+")
     sent: dict[str, Array] = {}
-    held: dict[str, Array] = {}
-    lost: dict[str, Array] = {}
+    reconstructed: dict[str, Array] = {}
+    residual: dict[str, Array] = {}
     for name, tensor in sorted(target.items()):
         value = np.asarray(tensor)
         if form == "f32" or travels_whole(value):
             sent[f"{name}|whole"] = value
-            if holding:
-                held[name] = value
+            if reconstruct:
+                reconstructed[name] = value
             continue
         start = np.asarray(base[name], np.float32).reshape(len(value), -1) if packing.startswith("delta+") else None
-        rows = np.array(value, np.float32, copy=holding or not value.flags.writeable).reshape(len(value), -1)
+        rows = np.array(value, np.float32, copy=reconstruct or not value.flags.writeable).reshape(len(value), -1)
         if start is not None:
             for some in _blocks(rows):
                 rows[some] -= start[some]
         coded = _code(name, rows, form, top)  # ``rows`` keeps what this does not say
         sent |= {key: one.reshape(value.shape) if one.shape == rows.shape else one for key, one in coded.items()}
-        if holding:
-            held[name] = _sum(start, _decode(name, sent, value.shape)).reshape(value.shape)
+        if reconstruct:
+            reconstructed[name] = _sum(start, _decode(name, sent, value.shape)).reshape(value.shape)
         if rows.any():
-            lost[name] = rows.reshape(value.shape)
-    return Packed(encode_part(sent, "packed"), held, lost)
+            residual[name] = rows.reshape(value.shape)
+    return Compressed(encode_part(sent, "packed"), reconstructed, residual)
 
 
 def travels_whole(tensor: Array) -> bool:
@@ -82,9 +83,12 @@ def travels_whole(tensor: Array) -> bool:
     return bool(tensor.dtype.kind != "f" or tensor.ndim < 2 or tensor.size < WHOLE_BELOW)
 
 
-def pays(tensors: Tensors, packing: str, top: float) -> bool:
-    """Whether packing these makes them smaller by a tenth."""
+def pays(tensors: Tensors, packing: str, transfer: Transfer) -> bool:
+    """Whether these are sent compressed: the rules say so, and it makes them smaller by a tenth."""
+    if packing == "f32" or transfer.whole:
+        return False
     whole = sum(tensor.nbytes for tensor in tensors.values())
+    top = transfer.top
     sent = sum(t.nbytes if travels_whole(t) else packed_bytes(t.nbytes, packing, top) for t in tensors.values())
     return sent <= WORTH * whole
 
@@ -94,10 +98,10 @@ def is_packed(data: bytes | memoryview) -> bool:
     return encoding_of(data) == "packed"
 
 
-def unpack(
+def decompress(
     data: bytes | memoryview, base: Tensors | None, packing: str, limit: int = DEFAULT_LIMIT_BYTES
 ) -> dict[str, Array]:
-    """What ``pack`` called ``held``; ``base`` may be None for a packing that is no change of it.
+    """As ``Compressed.reconstructed``; ``base`` may be None for a packing that is no change of it.
 
     ``limit`` bounds both the packed bytes and what they unpack to, before anything is allocated.
 
@@ -115,12 +119,12 @@ def unpack(
     if base is not None and names.keys() != base.keys():
         strange = min(names.keys() ^ base.keys())
         raise ProtocolError(f"tensor {strange[:80]!r} is in the packed part or in what it is based on, but not in both")
-    held = {}
+    reconstructed = {}
     room = limit
     for name in names:
         if f"{name}|whole" in coded:
-            held[name] = coded[f"{name}|whole"]
-            room -= held[name].nbytes
+            reconstructed[name] = coded[f"{name}|whole"]
+            room -= reconstructed[name].nbytes
             continue
         shape = next((coded[key].shape for form in ("f16", "bf16", "int8") if (key := f"{name}|{form}") in coded), ())
         start = None
@@ -133,18 +137,18 @@ def unpack(
         if len(shape) < 2:
             raise ProtocolError(f"tensor {name[:80]!r} of shape {list(shape)} travels whole, and does not here")
         change = _decode(name, coded, shape)
-        held[name] = _sum(None if start is None else start.reshape(change.shape), change).reshape(shape)
-    return held
+        reconstructed[name] = _sum(None if start is None else start.reshape(change.shape), change).reshape(shape)
+    return reconstructed
 
 
-def add_lost(tensors: Tensors, lost: Tensors, *, used_up: bool = False) -> dict[str, Array]:
-    """``tensors`` with what earlier rounds have not sent of them.
+def add_residual(tensors: Tensors, residual: Tensors, *, used_up: bool = False) -> dict[str, Array]:
+    """``tensors`` plus the residual that earlier rounds have left of them.
 
     ``used_up``: nobody wants them without it; the sums are written where they lie, if that may be written to.
     """
     return {
-        name: np.add(value, lost[name], out=value if used_up and value.flags.writeable else None)
-        if name in lost
+        name: np.add(value, residual[name], out=value if used_up and value.flags.writeable else None)
+        if name in residual
         else value
         for name, value in tensors.items()
     }

@@ -34,7 +34,7 @@ from edgefl.plan.job import RoundPolicy
 from edgefl.protocol import messages as m
 from edgefl.protocol import topics
 from edgefl.protocol.chunks import MAX_CHUNK_BYTES, Chunk, decode_chunks, encode_chunk
-from edgefl.protocol.compression import pack, unpack
+from edgefl.protocol.compression import compress, decompress
 from edgefl.protocol.tensors import DEFAULT_LIMIT_BYTES, decode_part
 from edgefl.records import Attempt, ObjectRef
 from edgefl.storage.objects import ObjectStore, object_id
@@ -318,14 +318,14 @@ def test_a_header_that_claims_gigabytes_is_refused_before_they_are_taken(data: b
 def test_a_packed_bomb_is_refused_before_it_unfolds() -> None:
     """A few bytes that claim to be the largest values of a huge tensor; and a base they do not fit."""
     base = {"w": np.zeros((64, 64), np.float32)}
-    honest = pack({"w": np.ones((64, 64), np.float32)}, base, "delta+int8", 0.1)
+    honest = compress({"w": np.ones((64, 64), np.float32)}, base, "delta+int8", 0.1)
     huge = {"w": np.lib.stride_tricks.as_strided(np.zeros(1, np.float32), (2**15, 2**15), (0, 0))}  # 4 GiB, unallocated
     with pytest.raises(ProtocolError):
-        unpack(honest.data, huge, "delta+int8", DEFAULT_LIMIT_BYTES)
+        decompress(honest.data, huge, "delta+int8", DEFAULT_LIMIT_BYTES)
 
     def open_it() -> None:
         with pytest.raises(ProtocolError):
-            unpack(honest.data, base, "delta+int8", 1000)  # the receiver's limit is smaller than what it unfolds to
+            decompress(honest.data, base, "delta+int8", 1000)  # the receiver's limit is smaller than what it unfolds to
 
     assert peak_bytes(open_it) < 2**20
 

@@ -31,7 +31,7 @@ from edgefl.data.audio import MAX_RATE_HZ, read_wav
 from edgefl.data.dataset import Dataset
 from edgefl.data.manifest import read_manifest
 from edgefl.errors import ConfigError, DataError, EdgeFLError, ProtocolError, StoreError
-from edgefl.protocol.compression import unpack
+from edgefl.protocol.compression import decompress
 from edgefl.protocol.messages import MAX_MESSAGE_BYTES, Need, decode_up
 from edgefl.protocol.tensors import decode_part, encode_part
 from edgefl.records import ObjectRef
@@ -325,7 +325,7 @@ def test_places_that_overflow_are_no_ascending_ones() -> None:
     at = np.array([0, 2**31 - 1, -(2**31), 5], np.int32)  # differences as int32: 2^31 - 1, then 1, then more
     top = {"w|top": np.ones(4, np.int8), "w|at": at, "w|scale": np.ones(1, np.float32)}
     with pytest.raises(ProtocolError, match="not ascending"):
-        unpack(encode_part(top, "packed"), {"w": np.zeros((32, 40), np.float32)}, "delta+top")
+        decompress(encode_part(top, "packed"), {"w": np.zeros((32, 40), np.float32)}, "delta+top")
 
 
 def test_a_count_beyond_64_bits_is_malformed() -> None:

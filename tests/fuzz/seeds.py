@@ -111,7 +111,7 @@ def packed() -> Seeds:
     target = {"w": np.linspace(-1, 1, 1280, dtype=np.float32).reshape(32, 40), "b": np.ones(3, np.float32)}
     base = {name: np.zeros_like(value) for name, value in target.items()}
     for place, way in enumerate(PACKINGS):
-        yield way.replace("+", "-"), bytes([place]) + packing.pack(target, base, way, 0.05).data
+        yield way.replace("+", "-"), bytes([place]) + packing.compress(target, base, way, 0.05).data
 
 
 def update() -> Seeds:
@@ -119,7 +119,7 @@ def update() -> Seeds:
     tables = {"acc": np.ones((3, 4), np.float32), "acc.count": np.ones(3, np.float32)}
     basis = {"class.0": np.eye(WIDTH, RANK, dtype=np.float32)}
     yield "part", b"\0" + parts.encode_part(model)
-    yield "part-packed", b"\x40" + packing.pack(model, model, "delta+int8", 0.1).data
+    yield "part-packed", b"\x40" + packing.compress(model, model, "delta+int8", 0.1).data
     yield "prototypes", b"\1" + parts.encode_part(tables)
     yield "bases", b"\x0a" + parts.encode_part(basis)
     yield "no-sketch", b"\6" + parts.encode_part({"sketch": np.ones((1, 2**BITS // ROWS), np.int16)})

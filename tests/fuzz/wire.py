@@ -149,7 +149,7 @@ def packed(data: bytes) -> None:
     way = PACKINGS[data[0] % len(PACKINGS)] if data else PACKINGS[0]
     base = None if data[:1] >= b"\x80" else {"w": np.ones((32, 40), np.float32), "b": np.zeros(3, np.float32)}
     with np.errstate(over="ignore", invalid="ignore"):
-        held = packing.unpack(data[1:], base, way, PART_LIMIT)
+        held = packing.decompress(data[1:], base, way, PART_LIMIT)
     assert base is None or held.keys() == base.keys()
     assert sum(value.nbytes for value in held.values()) <= PART_LIMIT
 
@@ -191,7 +191,7 @@ TARGETS = (
     Target("needs", "transfer.sender, window (Need, Grant)", asked, (), "msgpack", (4 * MIB, 400)),
     Target("chunks_in", "transfer.receiver, window", received, (), "msgpack", (4 * MIB, 400)),
     Target("part", "protocol.parts.decode_part, read_layout", part, (ProtocolError,), "part", (2 * MIB, 40)),
-    Target("packed", "protocol.packing.unpack", packed, (ProtocolError,), "1+part", (2 * MIB, 40)),
+    Target("packed", "protocol.compression.decompress", packed, (ProtocolError,), "1+part", (2 * MIB, 40)),
     Target(
         "update", "runtime.validate_update (parts, prototypes, signature)", update, (ProtocolError, ModelError),
         "1+part", (4 * MIB, 40),

@@ -12,12 +12,12 @@ from coordinator.runtime.validate_update import Rules, check_update
 from device_agent.core.retained import keeping, kept_before, not_taken
 from device_agent.core.state import Kept, State
 from device_agent.runtime.transfers import wanted
-from device_agent.trainer.packed_parts import Sending, pack_update, unpack_offer
+from device_agent.trainer.compression import Sending, compress_update, decompress_offer
 from edgefl.aggregation.history_update import UpdateInfo
-from edgefl.aggregation.publish import LOST as SERVER_LOST
 from edgefl.aggregation.publish import PACKED, packed_parts
+from edgefl.aggregation.publish import RESIDUAL as SERVER_RESIDUAL
 from edgefl.aggregation.round import aggregate_round
-from edgefl.plan.exchange import LOST
+from edgefl.plan.exchange import RESIDUAL
 from edgefl.plan.job import Job, Slots, Stage, Transfer
 from edgefl.protocol.compression import is_packed
 from edgefl.protocol.messages import Offer, PackedPart
@@ -44,10 +44,10 @@ def read(store: ObjectStore, ref: ObjectRef) -> dict[str, np.ndarray]:
 
 
 def sending_of(parts, offered, kept, transfer, store, **slots) -> Sending:
-    """``pack_update`` of copies: it uses up what it is given."""
+    """``compress_update`` of copies: it uses up what it is given."""
     job = Job(stage=Stage(trained=tuple(parts)), slots=Slots(**slots), transfer=transfer)
     copies = {part: {name: value.copy() for name, value in tensors.items()} for part, tensors in parts.items()}
-    return pack_update(job, copies, offered, kept, store)
+    return compress_update(job, copies, offered, kept, store)
 
 
 def test_both_ways_through_a_server_and_a_device(tmp_path: Path) -> None:
@@ -62,28 +62,28 @@ def test_both_ways_through_a_server_and_a_device(tmp_path: Path) -> None:
         refs = wanted(offer, device)
         for ref in refs:
             device.put(server.read(ref.id))
-        unpack_offer(offer, device)
+        decompress_offer(offer, device)
         assert device.has(state["task"].id)
         if number > 1:
             assert [is_packed(device.read(ref.id)) for ref in refs] == [True]
             assert refs[0].size < 0.35 * state["task"].size
         trained = {n: v + 0.1 * weights(number)[n] for n, v in read(device, state["task"]).items()}
         sending = sending_of({"task": trained}, offered, kept, INT8, device)
-        kept = {part: read(device, ref) for part, ref in sending.lost.items()}
+        kept = {part: read(device, ref) for part, ref in sending.residuals.items()}
         assert is_packed(device.read(sending.manifest["task"].id))
         server.put(device.read(sending.manifest["task"].id))
         found = check_update(server, sending.manifest, state, Rules(transfer=INT8))
         assert isinstance(found, dict)
         arrived = read(server, found["task"])
-        np.testing.assert_allclose(arrived["w"] + kept[f"{LOST}task"]["w"], trained["w"], atol=0.02)
+        np.testing.assert_allclose(arrived["w"] + kept[f"{RESIDUAL}task"]["w"], trained["w"], atol=0.02)
         other = {"task": put(server, {n: v + 0.1 * weights(9)[n] for n, v in read(server, state["task"]).items()})}
         updates = [UpdateInfo(name, sent, {"task": 5}, {}, True, -1) for name, sent in (("a", found), ("b", other))]
         state, _ = aggregate_round(updates, server, state, transfer=INT8)
-        lost = read(server, state[f"{SERVER_LOST}task"])
+        lost = read(server, state[f"{SERVER_RESIDUAL}task"])
         assert set(lost) == {"w"}  # what travels whole is not lost
         assert 0 < np.abs(lost["w"]).max() < 0.01
     state, _ = aggregate_round([UpdateInfo("a", found, {"task": 5}, {}, True, -1)], server, state)
-    assert not [key for key in state if key.startswith((SERVER_LOST, PACKED))]  # a whole round leaves nothing
+    assert not [key for key in state if key.startswith((SERVER_RESIDUAL, PACKED))]  # a whole round leaves nothing
 
 
 def test_what_is_not_sent_now_is_sent_later(tmp_path: Path) -> None:
@@ -117,7 +117,7 @@ def test_a_newcomer_fetches_whole_parts(tmp_path: Path) -> None:
     (ref,) = wanted(offer, device)
     assert ref.size < 0.35 * state["task"].size
     device.put(server.read(ref.id))
-    unpack_offer(offer, device)
+    decompress_offer(offer, device)
     assert device.has(state["task"].id)
 
 
@@ -127,7 +127,7 @@ def test_a_part_that_can_not_be_made_is_fetched_whole_when_it_is_offered_again(t
     sent = sending_of({"task": weights(1)}, {"task": base}, {}, INT8, store).manifest["task"]
     offer = Offer(manifest={"task": whole}, packed={"task": PackedPart(sent, base.id, "delta+int8")})
     assert wanted(offer, store) == [sent]
-    refusal = unpack_offer(offer, store)
+    refusal = decompress_offer(offer, store)
     assert refusal is not None
     assert (refusal.reason, refusal.detail[:25]) == ("packed", "part 'task': it unpacks t")
     assert wanted(offer, store) == [whole]
@@ -148,11 +148,11 @@ def test_a_part_nobody_trained_in_the_last_round_is_completed(tmp_path: Path) ->
     state = {part: put(store, weights(0)) for part in ("head/a", "task")}
     both = UpdateInfo("a", {p: put(store, weights(1)) for p in state}, dict.fromkeys(state, 1), {}, True, -1)
     state, _ = aggregate_round([both], store, state, transfer=TOP)
-    assert f"{SERVER_LOST}head/a" in state
+    assert f"{SERVER_RESIDUAL}head/a" in state
     one = UpdateInfo("a", {"task": state["task"]}, {"task": 1}, {}, True, -1)
     state, _ = aggregate_round([one], store, state, transfer=Transfer(whole=True))
     np.testing.assert_allclose(read(store, state["head/a"])["w"], weights(1)["w"], atol=1e-6)
-    assert not [key for key in state if key.startswith((SERVER_LOST, PACKED))]
+    assert not [key for key in state if key.startswith((SERVER_RESIDUAL, PACKED))]
 
 
 def test_what_goes_on_from_the_own_copy_is_not_sent_twice(tmp_path: Path) -> None:
@@ -162,11 +162,11 @@ def test_what_goes_on_from_the_own_copy_is_not_sent_twice(tmp_path: Path) -> Non
     distances = []
     for _ in range(12):
         sending = sending_of({"head/a": own}, state, kept, TOP, store, exchange="mappings")
-        assert sending.lost == {}
+        assert sending.residuals == {}
         found = check_update(store, sending.manifest, state, Rules(transfer=TOP))
         update = UpdateInfo("a", found, {"head/a": 1}, {}, True, -1)
         state, _ = aggregate_round([update], store, state, {"weight": {"relationship": {}}}, transfer=TOP)
-        assert not [key for key in state if key.startswith(SERVER_LOST)]
+        assert not [key for key in state if key.startswith(SERVER_RESIDUAL)]
         state = {"head/a": state["@a/head/a"]}
         distances.append(float(np.abs(read(store, state["head/a"])["w"] - own["w"]).mean()))
     assert distances == sorted(distances, reverse=True)
@@ -174,7 +174,7 @@ def test_what_goes_on_from_the_own_copy_is_not_sent_twice(tmp_path: Path) -> Non
 
 
 def test_a_round_sent_whole_leaves_nothing_to_add_again() -> None:
-    before = Kept(Attempt("r", 1, 2, 1), {LOST + "task": ObjectRef("1" * 64, 1)})
+    before = Kept(Attempt("r", 1, 2, 1), {RESIDUAL + "task": ObjectRef("1" * 64, 1)})
     attempt = Attempt("r", 1, 3, 1)
     state = State(kept=keeping(State(kept=(before,)), attempt, {}))
     assert state.kept == (before, Kept(attempt))  # the round may be tried again, from the one before
@@ -199,10 +199,10 @@ def test_an_update_packed_against_the_rules_is_refused(tmp_path: Path) -> None:
 def test_what_a_refused_update_left_out_is_forgotten_and_the_round_before_is_not() -> None:
     one, two = Attempt("r", 1, 1, 1), Attempt("r", 1, 2, 1)
     refs = [ObjectRef(str(i) * 64, 1) for i in range(4)]
-    manifests = [{LOST + "task": refs[i], "head/a": refs[i + 1]} for i in (0, 2)]
+    manifests = [{RESIDUAL + "task": refs[i], "head/a": refs[i + 1]} for i in (0, 2)]
     kept = (Kept(one, manifests[0]), Kept(two, manifests[1]))
     state = not_taken(State(kept=kept), two)
-    assert state.kept[-1].manifest == {LOST + "task": refs[0], "head/a": refs[3]}
+    assert state.kept[-1].manifest == {RESIDUAL + "task": refs[0], "head/a": refs[3]}
     assert not_taken(State(kept=kept), one).kept == kept
     assert not_taken(State(kept=kept[1:]), two).kept[-1].manifest == {"head/a": refs[3]}
 
@@ -213,9 +213,9 @@ def test_rules_by_part_and_rounds_sent_whole(tmp_path: Path) -> None:
     trained = {part: weights(1) for part in offered}
     sent = sending_of(trained, offered, {}, Transfer((("head/*", "int8"),)), store).manifest
     assert [is_packed(store.read(sent[part].id)) for part in ("head/a", "task")] == [True, False]
-    kept = {LOST + "task": {"w": np.ones((50, 60), np.float32)}}
+    kept = {RESIDUAL + "task": {"w": np.ones((50, 60), np.float32)}}
     whole = sending_of(trained, offered, kept, Transfer((("*", "int8"),), whole=True), store)
-    assert whole.lost == {}
+    assert whole.residuals == {}
     np.testing.assert_allclose(read(store, whole.manifest["task"])["w"], weights(1)["w"] + 1)
 
 
@@ -235,7 +235,7 @@ def test_a_fleet_learns_the_same_from_fewer_bytes(packing, tmp_path, monkeypatch
         changes += [f"transfer.up={up_and_down}", f"transfer.down={up_and_down}"]
         reports.append(run_fleet(directory, plan_of(directory, "lw-fedmml", "ab", 2, changes), shares))
         store, state = state_of(directory)
-        assert not [key for key in state if key.startswith((SERVER_LOST, PACKED))]
+        assert not [key for key in state if key.startswith((SERVER_RESIDUAL, PACKED))]
         states.append({part: read(store, ref) for part, ref in state.items() if part.startswith("head/")})
     plain, packed = reports
     for name in ("payload_up_bytes", "payload_down_bytes"):

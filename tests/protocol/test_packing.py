@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from edgefl.errors import ProtocolError
 from edgefl.plan.exchange import packed_bytes, packing_of
-from edgefl.protocol.compression import WHOLE_BELOW, is_packed, pack, unpack
+from edgefl.protocol.compression import WHOLE_BELOW, compress, decompress, is_packed
 from edgefl.protocol.tensors import encode_part
 from edgefl.records import PACKINGS
 
@@ -29,28 +29,28 @@ def part(seed: int, rows: int = 40, columns: int = 50) -> dict[str, np.ndarray]:
 @settings(max_examples=40)
 def test_both_sides_hold_the_same_bits(packing, seed, top):
     target, base = part(seed), part(seed + 1)
-    sent = pack(target, base, packing, top)
-    held = unpack(sent.data, base, packing)
-    assert held.keys() == sent.held.keys() == target.keys()
-    for name, value in sent.held.items():
+    sent = compress(target, base, packing, top)
+    held = decompress(sent.data, base, packing)
+    assert held.keys() == sent.reconstructed.keys() == target.keys()
+    for name, value in sent.reconstructed.items():
         assert held[name].dtype == target[name].dtype
         assert held[name].tobytes() == value.tobytes()
-    assert encode_part(held) == encode_part(sent.held)  # so the hash of what is held tells that all went well
+    assert encode_part(held) == encode_part(sent.reconstructed)  # so the hash of what is held tells that all went well
 
 
 def test_by_hand():
     """Rows of 127 levels: row 0 reaches 2.54, so a level is 0.02 and 1.01 becomes 50 or 51 of them."""
     weight = np.zeros((2, 1024), np.float32)
     weight[0, :3] = 2.54, 1.01, -0.009
-    sent = pack({"w": weight}, {"w": weight}, "int8", 0.1)
-    np.testing.assert_allclose(sent.held["w"][0, :3], [2.54, 1.0, 0.0], atol=0.021)
-    assert not sent.held["w"][1].any()
+    sent = compress({"w": weight}, {"w": weight}, "int8", 0.1)
+    np.testing.assert_allclose(sent.reconstructed["w"][0, :3], [2.54, 1.0, 0.0], atol=0.021)
+    assert not sent.reconstructed["w"][1].any()
     weight[1, 7] = -5
-    top = pack({"w": weight}, {"w": np.zeros_like(weight)}, "delta+top", 2 / 2048)  # the two largest
-    assert np.flatnonzero(top.held["w"]).tolist() == [0, 1024 + 7]
-    assert top.held["w"][1, 7] == pytest.approx(-5)
-    assert top.held["w"][0, 0] == pytest.approx(2.54, abs=5 / 127)
-    halves = pack({"w": weight}, {"w": weight}, "bf16", 0.1).held["w"]
+    top = compress({"w": weight}, {"w": np.zeros_like(weight)}, "delta+top", 2 / 2048)  # the two largest
+    assert np.flatnonzero(top.reconstructed["w"]).tolist() == [0, 1024 + 7]
+    assert top.reconstructed["w"][1, 7] == pytest.approx(-5)
+    assert top.reconstructed["w"][0, 0] == pytest.approx(2.54, abs=5 / 127)
+    halves = compress({"w": weight}, {"w": weight}, "bf16", 0.1).reconstructed["w"]
     assert halves[0, 0] == np.float32(2.546875)  # 8 bits of mantissa
 
 
@@ -59,11 +59,13 @@ def test_two_levels_a_byte_by_hand(columns):
     """Rows of 7 levels: row 0 reaches 7, so a level is 1; an odd row has a place that means nothing."""
     weight = np.zeros((2, columns), np.float32)
     weight[0, :4], weight[1, -1] = [7, -7, 2.4, -0.6], 3.5
-    sent = pack({"w": weight}, {"w": np.zeros_like(weight)}, "delta+int4", 0.1)
-    assert sent.held["w"][0, :5].tolist() == [7, -7, 2, -1, 0]
-    assert sent.held["w"][1, -1] == np.float32(3.5)
-    np.testing.assert_allclose(sent.lost["w"][0, :4], [0, 0, 0.4, 0.4], atol=1e-6)
-    np.testing.assert_array_equal(unpack(sent.data, {"w": np.zeros_like(weight)}, "delta+int4")["w"], sent.held["w"])
+    sent = compress({"w": weight}, {"w": np.zeros_like(weight)}, "delta+int4", 0.1)
+    assert sent.reconstructed["w"][0, :5].tolist() == [7, -7, 2, -1, 0]
+    assert sent.reconstructed["w"][1, -1] == np.float32(3.5)
+    np.testing.assert_allclose(sent.residual["w"][0, :4], [0, 0, 0.4, 0.4], atol=1e-6)
+    np.testing.assert_array_equal(
+        decompress(sent.data, {"w": np.zeros_like(weight)}, "delta+int4")["w"], sent.reconstructed["w"]
+    )
     assert len(sent.data) < 2 * (columns + 1) // 2 + 300
 
 
@@ -73,7 +75,7 @@ def test_what_is_lost_comes_with_the_next_rounds(packing):
     target, held = part(3), part(4)
     first = None
     for _ in range(30):
-        held = pack(target, held, packing, 0.1).held
+        held = compress(target, held, packing, 0.1).reconstructed
         first = first or np.abs(target["weight"] - held["weight"]).mean()
     assert np.abs(target["weight"] - held["weight"]).mean() < 1e-3 * first + 1e-6
 
@@ -82,14 +84,14 @@ def test_bytes_are_about_what_is_said():
     target, base = part(0, 300, 400), part(1, 300, 400)
     whole = len(encode_part(target))
     for packing in PACKINGS:
-        size = len(pack(target, base, packing, 0.05).data)
+        size = len(compress(target, base, packing, 0.05).data)
         assert size == pytest.approx(packed_bytes(whole, packing, 0.05), rel=0.02, abs=3000)
 
 
 def test_small_tensors_and_integers_travel_whole():
     target = {"weight": np.ones((2, WHOLE_BELOW), np.float32), "bias": np.full(WHOLE_BELOW - 1, np.pi, np.float32)}
     target["count"] = np.array(5)
-    held = pack(target, {n: v * 0 for n, v in target.items()}, "delta+top", 0.001).held
+    held = compress(target, {n: v * 0 for n, v in target.items()}, "delta+top", 0.001).reconstructed
     np.testing.assert_array_equal(held["bias"], target["bias"])
     assert held["count"] == 5
 
@@ -103,9 +105,9 @@ def test_rules_by_part():
 def test_values_beyond_f16_are_an_error_that_says_what_to_do():
     big = {"w": np.full((2, WHOLE_BELOW), 1e6, np.float32)}
     with pytest.raises(ProtocolError, match="'w' has values up to 1e") as caught:
-        pack(big, big, "f16", 0.1)
+        compress(big, big, "f16", 0.1)
     assert "bf16" in caught.value.remedy
-    assert pack(big, big, "bf16", 0.1).held["w"][0, 0] == pytest.approx(1e6, rel=0.01)
+    assert compress(big, big, "bf16", 0.1).reconstructed["w"][0, 0] == pytest.approx(1e6, rel=0.01)
 
 
 def hostile(**changes: np.ndarray | None) -> bytes:
@@ -137,40 +139,40 @@ def hostile(**changes: np.ndarray | None) -> bytes:
 def test_what_can_not_be_right_is_refused(changes):
     base = {"w": np.zeros((40, 50), np.float32)}
     with pytest.raises(ProtocolError):
-        unpack(hostile(**changes), base, "delta+top")
+        decompress(hostile(**changes), base, "delta+top")
 
 
 def test_a_number_can_not_be_packed():
     scalar = encode_part({"n|int8": np.array(1, np.int8), "n|scale": np.array(1.0, np.float32)}, "packed")
     for base in ({"n": np.array(1.0, np.float32)}, None):
         with pytest.raises(ProtocolError, match="travels whole"):
-            unpack(scalar, base, "int8")
+            decompress(scalar, base, "int8")
 
 
 def test_running_averages_travel_whole():
     """A variance with error feedback would become negative: what was not sent is no step that can be added later."""
     target = {"weight": np.ones((64, 64), np.float32), "running_var": np.full(4096, 0.02, np.float32)}
-    sent = pack(target, {name: value * 3 for name, value in target.items()}, "delta+top", 0.01)
-    np.testing.assert_array_equal(sent.held["running_var"], target["running_var"])
-    assert set(sent.lost) == {"weight"}
+    sent = compress(target, {name: value * 3 for name, value in target.items()}, "delta+top", 0.01)
+    np.testing.assert_array_equal(sent.reconstructed["running_var"], target["running_var"])
+    assert set(sent.residual) == {"weight"}
 
 
 def test_what_is_used_up_is_what_is_lost():
     target, base = part(0), part(1)
-    kept = pack(target, base, "delta+int8", 0.1)
+    kept = compress(target, base, "delta+int8", 0.1)
     used = {name: value.copy() for name, value in target.items()}
-    lost = pack(used, base, "delta+int8", 0.1, holding=False)
-    assert (lost.data, lost.held) == (kept.data, {})
-    np.testing.assert_array_equal(lost.lost["weight"], kept.lost["weight"])
-    np.testing.assert_allclose(kept.held["weight"] + kept.lost["weight"], target["weight"], atol=1e-6)
+    used_up = compress(used, base, "delta+int8", 0.1, reconstruct=False)
+    assert (used_up.data, used_up.reconstructed) == (kept.data, {})
+    np.testing.assert_array_equal(used_up.residual["weight"], kept.residual["weight"])
+    np.testing.assert_allclose(kept.reconstructed["weight"] + kept.residual["weight"], target["weight"], atol=1e-6)
 
 
 def test_names_are_those_of_the_base():
     base = {"w": np.zeros((40, 50), np.float32)}
     assert is_packed(hostile())
     assert not is_packed(encode_part(base))
-    np.testing.assert_array_equal(np.flatnonzero(unpack(hostile(), base, "delta+top")["w"]), [0, 5])
+    np.testing.assert_array_equal(np.flatnonzero(decompress(hostile(), base, "delta+top")["w"]), [0, 5])
     with pytest.raises(ProtocolError, match="'v'"):
-        unpack(hostile(), {**base, "v": base["w"]}, "delta+top")
+        decompress(hostile(), {**base, "v": base["w"]}, "delta+top")
     with pytest.raises(ProtocolError, match="'w'"):
-        unpack(hostile(), {}, "delta+top")
+        decompress(hostile(), {}, "delta+top")
