@@ -51,7 +51,7 @@ OnProgress = Callable[[int, int, int, float], None]
 
 @dataclass(frozen=True)
 class LocalState:
-    """What a device has besides its training samples, and keeps between rounds.
+    """State of a device besides its training samples, kept between rounds.
 
     ``holdout``: samples to test on before and after training; ``kept``: parts the last round left here; ``device``: of
     torch; ``counts``: FLOPs by shape, so that none is counted twice; ``cache``: the frozen prefix's outcome.
