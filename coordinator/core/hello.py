@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
-from coordinator.core.instructions import EmitEvent, Instruction, SaveDevice, SendDrain, SendWelcome, Step
-from coordinator.core.one_time_warnings import warn_once
-from coordinator.core.state import Device, State
+from coordinator.core.instructions import SaveDevice, SendDrain, SendWelcome
+from coordinator.core.state import Device
+from coordinator.core.steps import Steps
 from coordinator.core.update_header import exceeds
 from edgefl.protocol.messages import PROTOCOL_VERSION, Hello
 
@@ -16,9 +16,9 @@ replace = msgspec.structs.replace
 MOST_CONNECTIONS = 100
 
 
-def introduced(state: State, hello: Hello) -> Step:
-    """The state with the device as it now says it is. It keeps what it has done wrong, and its first claim."""
-    name, known = hello.device, state.devices.get(hello.device)
+def introduce(steps: Steps, hello: Hello) -> None:
+    """Take a device as it now says it is. Its rejected updates and its first claim stay."""
+    name, known = hello.device, steps.state.devices.get(hello.device)
     was = known or Device(hello)
     back = known is None or not known.online
     device = replace(was, hello=hello, online=True, first_claim=was.claim, connections=was.connections + back)
@@ -26,20 +26,17 @@ def introduced(state: State, hello: Hello) -> Step:
         device = replace(device, placement=None, ticket=0, declined=(), factors={})
     if hello.session != was.hello.session:
         device = replace(device, previous_session=was.hello.session)
-    state = replace(state, devices={**state.devices, name: device})
-    out: list[Instruction] = [SaveDevice(hello), SendWelcome(name)]
+    steps.set(devices={**steps.state.devices, name: device})
+    steps.do(SaveDevice(hello), SendWelcome(name))
     if back and device.connections <= MOST_CONNECTIONS:
         budget = msgspec.to_builtins(hello.budget)
-        data = {"profile": hello.profile, "samples": hello.samples, "budget": budget}
-        out.append(EmitEvent("device_joined", state.stage, state.number, name, data))
-    for about, text in _odd(was, device):
-        state, more = warn_once(state, name, about, text)
-        out += more
-    return state, out
+        steps.emit("device_joined", name, {"profile": hello.profile, "samples": hello.samples, "budget": budget})
+    for about, text in _suspicious(was, device):
+        steps.warn_once(name, about, text)
 
 
-def _odd(was: Device, now: Device) -> list[tuple[str, str]]:
-    """(about, text) of what operators have to know."""
+def _suspicious(was: Device, now: Device) -> list[tuple[str, str]]:
+    """(about, text) of warnings for operators."""
     hello, found = now.hello, []
     if exceeds(hello, now.claim):
         counts = now.claim.samples.get("", 0)
@@ -49,19 +46,19 @@ def _odd(was: Device, now: Device) -> list[tuple[str, str]]:
         text = "two agents use this identity and take turns at the broker; stop one, or enrol it under its own name"
         found.append(("twin", text))
     if now.connections > MOST_CONNECTIONS:
-        found.append(("comings", f"it came {now.connections} times; its coming and going are not told any more"))
+        text = f"it connected {now.connections} times; its joins and leaves are not recorded any more"
+        found.append(("comings", text))
     return found
 
 
-def strange(state: State, hello: Hello) -> Step:
+def refuse_protocol(steps: Steps, hello: Hello) -> None:
     """Refuse a device of another protocol version: it is sent the reason each time; operators get one warning."""
     text = f"it speaks protocol {hello.protocol}, this coordinator {PROTOCOL_VERSION}: install the same release on both"
-    out: list[Instruction] = [SendDrain(hello.device, text)]
-    if hello.device not in state.strange:
-        state = replace(state, strange=state.strange | {hello.device})
-        data = {"text": f"{hello.device} is refused: {text}", "about": "protocol"}
-        out.append(EmitEvent("warning", state.stage, state.number, hello.device, data))
-    return state, out
+    steps.drop("protocol")
+    steps.do(SendDrain(hello.device, text))
+    if hello.device not in steps.state.incompatible:
+        steps.set(incompatible=steps.state.incompatible | {hello.device})
+        steps.emit("warning", hello.device, {"text": f"{hello.device} is refused: {text}", "about": "protocol"})
 
 
 def _facts(hello: Hello) -> tuple[object, ...]:

@@ -6,7 +6,6 @@ from typing import Any, Literal
 
 import msgspec
 
-from coordinator.core.state import State
 from edgefl.plan.job import Candidate, Placement
 from edgefl.protocol.messages import Hello, Update
 from edgefl.records import Attempt, EvaluationRow, Manifest, Refusal
@@ -157,7 +156,3 @@ class Fail(msgspec.Struct, frozen=True):
 Save = SaveDevice | SaveRound | SaveAssignment | SaveEvaluation | SaveEnd
 Send = SendWelcome | SendOffer | SendAbort | SendAck | SendDrain | DrainAll
 Instruction = Save | Send | Plan | Fetch | EndTransfers | Aggregate | Evaluate | CollectGarbage | EmitEvent | Fail
-
-
-#: What a rule returns: the new state and what is to be done, in order.
-Step = tuple[State, list[Instruction]]

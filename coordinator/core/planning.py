@@ -1,4 +1,4 @@
-"""Asking the planner, pure: who is planned when, and what is said when nobody can train."""
+"""Requests to the planner: which devices are planned when, and errors and warnings when none can train. Pure."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from typing import Any
 
 import msgspec
 
-from coordinator.core.instructions import EmitEvent, Fail, Instruction, Plan, Step
-from coordinator.core.state import Device, State
+from coordinator.core.instructions import Fail, Plan
+from coordinator.core.state import Device, Phase, State
+from coordinator.core.steps import Steps
 from edgefl.budget.fit import trained_depth
 from edgefl.plan.job import Arrival, Candidate, Placement
 from edgefl.plan.usable_samples import LABEL_THEM, UNLABELLED
@@ -18,17 +19,15 @@ from edgefl.report.units import quantity
 replace = msgspec.structs.replace
 
 
-def ask(state: State, names: Iterable[str]) -> Step:
-    """Ask what these devices can do in the current stage; answers to earlier questions about them are void."""
-    names = sorted(names)
-    if not names:
-        return state, []
-    ticket = state.tickets + 1
-    devices = {**state.devices}
-    for name in names:
-        devices[name] = replace(devices[name], ticket=ticket)
-    plan = Plan(ticket, state.stage, tuple(candidate(devices[name], state.stage, state.rounds) for name in names))
-    return replace(state, tickets=ticket, devices=devices), [plan]
+def ask(steps: Steps, names: Iterable[str]) -> None:
+    """Request placements of these devices in the current stage; answers to earlier requests for them are void."""
+    state, names = steps.state, sorted(names)
+    if names:
+        ticket = state.tickets + 1
+        devices = state.devices | {name: replace(state.devices[name], ticket=ticket) for name in names}
+        steps.set(tickets=ticket, devices=devices)
+        found = tuple(candidate(devices[name], state.stage, state.rounds) for name in names)
+        steps.do(Plan(ticket, state.stage, found))
 
 
 def arrival_of(device: Device | None, stage: int, rounds: Sequence[int]) -> Arrival:
@@ -58,21 +57,20 @@ def candidate(device: Device, stage: int, rounds: Sequence[int]) -> Candidate:
     )
 
 
-def answer(state: State, ticket: int, placements: Iterable[Placement]) -> tuple[State, list[str], list[Instruction]]:
-    """Note the planner's answer. Also returns the devices it is still valid for."""
-    devices, names, told = {**state.devices}, [], []
-    for placement in placements:
-        device = devices.get(placement.device)
-        if device is not None and device.ticket == ticket:
-            devices[placement.device] = replace(device, placement=placement, ticket=0)
-            names.append(placement.device)
-            told.append(placement_data(placement))
-    tell: list[Instruction] = [EmitEvent("stage_planned", state.stage, state.number, data={"placements": told})]
-    return replace(state, devices=devices), names, tell if told else []
+def take_placements(steps: Steps, ticket: int, placements: Iterable[Placement]) -> list[str]:
+    """Take the planner's answer. Returns the devices that it is still valid for."""
+    devices = dict(steps.state.devices)
+    valid = [one for one in placements if one.device in devices and devices[one.device].ticket == ticket]
+    for one in valid:
+        devices[one.device] = replace(devices[one.device], placement=one, ticket=0)
+    steps.set(devices=devices)
+    if valid:
+        steps.emit("stage_planned", data={"placements": [placement_data(one) for one in valid]})
+    return [one.device for one in valid]
 
 
 def how_data(placement: Placement) -> dict[str, Any]:
-    """How a device trains, as events tell it."""
+    """How a device trains, as events say it."""
     hyper = placement.hyper
     return {
         "micro_batch": hyper.micro_batch,
@@ -85,7 +83,7 @@ def how_data(placement: Placement) -> dict[str, Any]:
 
 
 def placement_data(placement: Placement) -> dict[str, Any]:
-    """A placement as the event ``stage_planned`` tells it."""
+    """A placement as the event ``stage_planned`` says it."""
     return {
         "device": placement.device,
         "ok": placement.refusal is None,
@@ -98,7 +96,7 @@ def placement_data(placement: Placement) -> dict[str, Any]:
 
 
 def figures_of(refusal: Refusal) -> dict[str, Any]:
-    """A refusal as events tell it."""
+    """A refusal as events say it."""
     return {
         "reason": refusal.reason,
         "needed": refusal.needed,
@@ -109,29 +107,29 @@ def figures_of(refusal: Refusal) -> dict[str, Any]:
     }
 
 
-def no_placement(state: State, at: float) -> Step:
-    """Nobody can be offered anything now: wait for an able device, or fail when none is known and some are refused."""
+def wait_for_able(steps: Steps) -> None:
+    """Wait for a device that can train; fail when every known one is refused or in quarantine."""
+    state = steps.state
     refused = [d.placement.refusal for d in state.devices.values() if d.placement is not None and d.placement.refusal]
     hopeful = any(device.eligible or device.placement is None for device in state.devices.values())
     if refused and not hopeful:
         if all(refusal.reason == UNLABELLED for refusal in refused):
-            return state, [Fail("DataError", nobody_fits(state), LABEL_THEM)]
-        return state, [Fail("BudgetError", nobody_fits(state))]
+            steps.do(Fail("DataError", nearest_refusal(state), LABEL_THEM))
+        else:
+            steps.do(Fail("BudgetError", nearest_refusal(state)))
+        return
     barred = sorted(name for name, device in state.devices.items() if device.barred)
     if barred and not any((d.eligible or d.placement is None) and not d.barred for d in state.devices.values()):
         text = f"every device that can train stage {state.stage} is in quarantine: {', '.join(barred)}"
-        return state, [Fail("RunError", text)]
-    if state.phase == "waiting":
-        return state, []
-    text = f"no device that can train stage {state.stage} is connected; waiting {state.policy.join_s:g} s for one"
-    until = at + state.policy.join_s
-    return replace(state, phase="waiting", until=until), [
-        EmitEvent("warning", state.stage, state.number, data={"text": text})
-    ]
+        steps.do(Fail("RunError", text))
+    elif state.phase is not Phase.WAITING:
+        wait_s = state.policy.join_s
+        steps.set(phase=Phase.WAITING, until=steps.at + wait_s)
+        steps.warn(f"no device that can train stage {state.stage} is connected; waiting {wait_s:g} s for one")
 
 
-def nobody_fits(state: State) -> str:
-    """Names the device that came nearest, with both numbers."""
+def nearest_refusal(state: State) -> str:
+    """The refusal of the device that came nearest to fitting, with both numbers."""
     refusals = [
         (name, d.placement.refusal)
         for name, d in sorted(state.devices.items())

@@ -1,4 +1,4 @@
-"""Devices whose updates can not be used: counted by reason, and after some in a row not asked for a while. Pure."""
+"""Quarantine: devices whose updates could not be used several times in a row are not asked for some rounds. Pure."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from collections.abc import Iterable
 
 import msgspec
 
-from coordinator.core.instructions import EmitEvent, Instruction, Step
 from coordinator.core.planning import figures_of
 from coordinator.core.state import Assignment, State
+from coordinator.core.steps import Steps
 from edgefl.records import Refusal
 
 replace = msgspec.structs.replace
-#: In quarantine for the rest of the run.
+#: ``Device.barred`` of a device in quarantine for the rest of the run.
 FOR_GOOD = -1
 
 
@@ -21,42 +21,42 @@ def ordinal(state: State) -> int:
     return sum(state.rounds[: state.stage - 1]) + state.number
 
 
-def rejected(state: State, device: str, refusal: Refusal) -> Step:
-    """One more update of this device that can not be used; now and then that is one too many."""
-    known, policy = state.devices[device], state.policy
+def count_rejected(steps: Steps, device: str, refusal: Refusal) -> None:
+    """Count an unusable update; after ``quarantine_after`` in a row the device is in quarantine."""
+    known, policy = steps.state.devices[device], steps.state.policy
     counts = {**known.rejected, refusal.reason: known.rejected.get(refusal.reason, 0) + 1}
-    known = replace(known, bad=known.bad + 1, rejected=counts)
-    out: list[Instruction] = [EmitEvent("rejected", state.stage, state.number, device, figures_of(refusal))]
-    if policy.quarantine_after and known.bad >= policy.quarantine_after and not known.barred:
-        last = ordinal(state) + policy.quarantine_rounds if policy.quarantine_rounds else FOR_GOOD
-        known = replace(known, barred=last)
-        data = {"bad": known.bad, "rounds": policy.quarantine_rounds, "rejected": counts, **figures_of(refusal)}
-        out.append(EmitEvent("quarantined", state.stage, state.number, device, data))
-    return replace(state, devices={**state.devices, device: known}), out
+    bad = known.bad + 1
+    steps.set_device(device, bad=bad, rejected=counts)
+    steps.emit("rejected", device, figures_of(refusal))
+    if policy.quarantine_after and bad >= policy.quarantine_after and not known.barred:
+        rounds = policy.quarantine_rounds
+        steps.set_device(device, barred=ordinal(steps.state) + rounds if rounds else FOR_GOOD)
+        data = {"bad": bad, "rounds": rounds, "rejected": counts, **figures_of(refusal)}
+        steps.emit("quarantined", device, data)
 
 
-def forgiven(state: State, names: Iterable[str]) -> State:
-    """Updates of these devices are used: no longer are their last ones bad."""
-    good = {name: replace(state.devices[name], bad=0) for name in names if state.devices[name].bad}
-    return replace(state, devices={**state.devices, **good}) if good else state
+def forgive(steps: Steps, names: Iterable[str]) -> None:
+    """Reset the count of unusable updates in a row: updates of these devices are used."""
+    for name in names:
+        if steps.state.devices[name].bad:
+            steps.set_device(name, bad=0)
 
 
-def readmitted(state: State) -> Step:
-    """Devices whose quarantine was over with the round before are asked again, as if nothing had happened."""
-    now, devices, out = ordinal(state), dict(state.devices), list[Instruction]()
-    for name, device in state.devices.items():
+def readmit(steps: Steps) -> None:
+    """End the quarantines that lasted through the round before: these devices are asked again."""
+    now = ordinal(steps.state)
+    for name, device in steps.state.devices.items():
         if 0 < device.barred < now:
-            devices[name] = replace(device, barred=0, bad=0)
-            out.append(EmitEvent("readmitted", state.stage, state.number, name))
-    return (replace(state, devices=devices), out) if out else (state, out)
+            steps.set_device(name, barred=0, bad=0)
+            steps.emit("readmitted", name)
 
 
 def why(state: State, device: str) -> Refusal:
-    """Why a device is not asked."""
+    """Why a device in quarantine is not asked."""
     known = state.devices[device]
-    told = ", ".join(f"{reason} × {count}" for reason, count in sorted(known.rejected.items()))
+    counts = ", ".join(f"{reason} × {count}" for reason, count in sorted(known.rejected.items()))
     until = "the end of the run" if known.barred == FOR_GOOD else f"round {known.barred} of the run"
-    text = f"{known.bad} updates in a row could not be used (in all: {told}); not asked until {until}"
+    text = f"{known.bad} updates in a row could not be used (in all: {counts}); not asked until {until}"
     return Refusal("quarantine", float(known.bad), float(state.policy.quarantine_after - 1), "updates", text)
 
 

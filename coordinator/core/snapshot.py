@@ -20,7 +20,7 @@ Kind = Literal["outline", "device", "assignment", "behind", "taken"]
 class RunPosition(msgspec.Struct, frozen=True, rename={"last_aggregated": "counted"}):
     """Where the run stands. ``open``: the open attempt. Times are not kept: they are of one process' clock."""
 
-    phase: Phase = "starting"
+    phase: Phase = Phase.STARTING
     stage: int = 0
     number: int = 0
     attempt: int = 0
@@ -146,21 +146,21 @@ def resumed(state: State, was: Snapshot, at: float) -> State:
     }
     there = {*position.returning, *(name for name, device in was.devices.items() if device.online)}
     opened = None
-    if position.open is not None and position.phase != "failed":
+    if position.open is not None and position.phase is not Phase.FAILED:
         deadline_s = state.policy.deadline_s if state.policy.deadline_s > 0 else float("inf")
         opened = Round(position.open, position.tries, at, at + deadline_s, was.assignments)
     return replace(
         state,
-        phase="round" if opened is not None else "joining",
+        phase=Phase.ROUND if opened is not None else Phase.JOINING,
         stage=position.stage,
         number=position.number,
         attempt=position.attempt,
-        tries=0 if position.phase == "failed" else position.tries,
+        tries=0 if position.phase is Phase.FAILED else position.tries,
         planned_stage=position.planned_stage,
         devices=dict(devices),
         returning=dict.fromkeys(there, at + state.grace_s),
         open=opened,
-        stragglers=was.stragglers if position.phase != "failed" else {},  # a failed run's devices were aborted
+        stragglers=was.stragglers if position.phase is not Phase.FAILED else {},  # a failed run's devices were aborted
         buffered=was.buffered,
         closed=position.closed,
         last_aggregated=frozenset(position.last_aggregated),

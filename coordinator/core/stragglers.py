@@ -1,4 +1,4 @@
-"""Updates made from an earlier round's model, where the policy keeps them (rounds: async, round.late: keep). Pure.
+"""Stragglers: updates made from an earlier round's model, where the policy keeps them (async, round.late: keep). Pure.
 
 A device that has not answered when its round closes goes on: it moves to ``State.stragglers``, with its attempt. Its
 update lies in ``State.buffered`` until the next aggregation includes it, by its staleness: the rounds closed since its
@@ -7,11 +7,10 @@ model was made. A stage's last round drops both: what other stages trained is ot
 
 from __future__ import annotations
 
-import hashlib
-
 import msgspec
 
-from coordinator.core.state import OPEN, Assignment, State
+from coordinator.core.state import State
+from coordinator.core.steps import Steps
 from edgefl.protocol.messages import Update
 from edgefl.records import Attempt
 
@@ -23,49 +22,18 @@ def staleness(state: State, attempt: Attempt) -> int:
     return state.number - attempt.round
 
 
-def key_of(device: str, attempt: Attempt) -> str:
-    """The name of an update in ``State.buffered``: a column of 64 characters holds it, however long the device's is."""
-    return f"{attempt.stage}.{attempt.round}.{attempt.attempt}/{hashlib.sha256(device.encode()).hexdigest()[:24]}"
-
-
-def assignment_of(state: State, device: str, attempt: Attempt) -> Assignment | None:
-    """A device's part in an attempt: the open one, or an earlier one whose update counts."""
-    opened = state.open
-    if opened is not None and opened.attempt == attempt and device in opened.assignments:
-        return opened.assignments[device]
-    one = state.stragglers.get(device)
-    return one if one is not None and one.attempt == attempt else state.buffered.get(key_of(device, attempt))
-
-
-def placed(state: State, device: str, assignment: Assignment) -> State:
-    """``state`` with the device's part in an earlier attempt as it is now; one that is over is forgotten."""
-    stragglers, buffered = dict(state.stragglers), state.buffered
-    attempt = assignment.attempt
-    if attempt is None:
-        raise ValueError(f"{device}'s part is one in the open attempt")
-    key = key_of(device, attempt)
-    if device in stragglers and stragglers[device].attempt == attempt:
-        del stragglers[device]
-    if assignment.status in OPEN:
-        stragglers[device] = assignment
-    elif assignment.status == "done":
-        buffered = {**buffered, key: assignment}
-    elif key in buffered:
-        buffered = {name: one for name, one in buffered.items() if name != key}
-    return replace(state, stragglers=stragglers, buffered=buffered)
-
-
-def mark_aggregated(state: State, keys: tuple[str, ...]) -> State:
-    """``state`` once these updates are in the model."""
+def mark_aggregated(steps: Steps) -> None:
+    """Note that the buffered updates being aggregated are in the model."""
+    state = steps.state
     devices = dict(state.devices)
-    for update in updates_of(state, keys):
+    for update in updates_of(state, state.aggregating):
         devices[update.device] = replace(devices[update.device], aggregated=update.attempt)
-    left = {key: one for key, one in state.buffered.items() if key not in keys}
-    return replace(state, devices=devices, buffered=left, aggregating=())
+    buffered = {key: one for key, one in state.buffered.items() if key not in state.aggregating}
+    steps.set(devices=devices, buffered=buffered, aggregating=())
 
 
 def updates_of(state: State, keys: tuple[str, ...]) -> list[Update]:
-    """These updates."""
+    """Buffered updates, by key."""
     return [update for key in keys if (update := state.buffered[key].update) is not None]
 
 
@@ -75,7 +43,7 @@ def is_closing(state: State) -> bool:
 
 
 def is_buffered(state: State) -> bool:
-    """Whether the round closes by the number of updates: nobody is asked anew in it, or nobody is ever waited for."""
+    """Whether the round closes by the number of updates: async, or only stragglers are at work in it."""
     if is_closing(state):
         return False
     return state.policy.mode == "async" or (state.open is not None and not state.open.assignments)

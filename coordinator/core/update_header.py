@@ -26,11 +26,11 @@ def unfit(state: State, assignment: Assignment, update: Update) -> Refusal | Non
     A device that had no sample of a modality leaves out all that modality's parts.
     """
     wanted = sent(assignment.placement.stage, exchange_of(state.recipe.get("weight", {})))
-    strange = sorted(part for part in update.manifest if part not in wanted and is_scheduled(part))
+    unasked = sorted(part for part in update.manifest if part not in wanted and is_scheduled(part))
     if PROTOTYPES in update.manifest and "none" in state.recipe.get("prototypes", {}):
-        strange.append(PROTOTYPES)  # they would be merged, and sent to everyone
-    if strange:
-        return Refusal("parts", detail=f"the update holds parts it was not asked to train: {_names(strange)}")
+        unasked.append(PROTOTYPES)  # they would be merged, and sent to everyone
+    if unasked:
+        return Refusal("parts", detail=f"the update holds parts it was not asked to train: {_names(unasked)}")
     brought = {modality_of(part) for part in update.manifest if part in wanted}
     missing = [part for part in wanted if part not in update.manifest and modality_of(part) in {None, *brought}]
     if missing:

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import msgspec
 
-from coordinator.core.state import (
+from coordinator.core.events import (
     Accepted,
     Announced,
     Declined,

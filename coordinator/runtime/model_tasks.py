@@ -8,8 +8,13 @@ from pathlib import Path
 
 import msgspec
 
+from coordinator.core.events import (
+    Aggregated,
+    Evaluated,
+    Event,
+    Planned,
+)
 from coordinator.core.instructions import Aggregate, CollectGarbage, Evaluate, Plan
-from coordinator.core.state import Aggregated, Evaluated, Event, Planned
 from coordinator.runtime.evaluator_client import EvaluatorClient
 from coordinator.runtime.publisher import transfer_of
 from edgefl.aggregation.history_update import UpdateInfo

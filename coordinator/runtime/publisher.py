@@ -12,7 +12,8 @@ from typing import Any
 import msgspec
 
 from coordinator.core import instructions as do
-from coordinator.core.state import State, UpdateInvalid, UpdateStored
+from coordinator.core.events import UpdateInvalid, UpdateStored
+from coordinator.core.state import Phase, State
 from coordinator.runtime.chunk_probe import Chunking
 from coordinator.runtime.chunk_size import ChunkSizer
 from coordinator.runtime.downloads import Downloads
@@ -86,7 +87,7 @@ class Publisher:
         """Publish what the machine wants said."""
         if isinstance(one, do.DrainAll):
             for device in state.devices:
-                final = state.phase == "finished"
+                final = state.phase is Phase.FINISHED
                 self.post(device, m.Drain(self._plan.run, one.reason, state.made_ms, final))
         elif isinstance(one, do.SendDrain):
             self.post(one.device, m.Drain(self._plan.run, one.reason, state.made_ms))
@@ -271,7 +272,7 @@ class Publisher:
 def _at_work(state: State) -> dict[Attempt, list[str]]:
     """The attempts that devices are at work on, and which devices."""
     found: dict[Attempt, list[str]] = {}
-    if state.open is not None and state.phase == "round":
+    if state.open is not None and state.phase is Phase.ROUND:
         found[state.open.attempt] = list(state.open.assignments)
     for name, one in state.stragglers.items():
         if one.attempt is not None:

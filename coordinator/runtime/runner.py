@@ -16,9 +16,16 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from coordinator.core import instructions as do
+from coordinator.core.events import (
+    Begin,
+    Declined,
+    DeviceOffline,
+    Event,
+    Tick,
+)
 from coordinator.core.machine import initial, step
 from coordinator.core.snapshot import NOTHING, as_saved, changes, resumed
-from coordinator.core.state import Begin, Declined, DeviceOffline, Event, State, Tick
+from coordinator.core.state import ENDED, Phase, State
 from coordinator.core.stragglers import still_needed
 from coordinator.core.timeouts import Timeouts
 from coordinator.ledger.ledger import Ledger
@@ -46,8 +53,6 @@ from edgefl.transport.base import Transport
 if TYPE_CHECKING:  # runs without an identity load no cryptography
     from coordinator.runtime.fleet_auth import Guard
 
-#: Phases after which nothing more happens.
-ENDED = frozenset({"finished", "failed"})
 #: Seconds by which a clock goes back that was set; one that is disciplined goes slower instead.
 STEP_S = 1.0
 #: Events taken in one transaction: many devices' messages that came while the last one was written.
@@ -277,7 +282,7 @@ class Runner:
             await asyncio.sleep(self.timeouts.tick_s)
             now = self.clock()
             try:
-                if self._untidy and self.state.phase != "closing":
+                if self._untidy and self.state.phase is not Phase.CLOSING:
                     self._tidy(do.CollectGarbage(*still_needed(self.state)))
                 if self._connected:
                     self._publisher.tick()
@@ -340,7 +345,7 @@ class Runner:
 
     def _commit(self, saves: Sequence[do.Save], kept: Sequence[EventRow], state: State) -> None:
         """Bring the ledger up to ``state``; one that has not begun knows nothing of what the ledger holds."""
-        begun = state.phase != "starting"
+        begun = state.phase is not Phase.STARTING
         changed = changes(self._kept, state) if begun else NOTHING
         if self._unsaved or saves or kept or changed != NOTHING:
             self._ledger.commit(self.plan.run, [*self._unsaved, *saves], kept, time.time(), changed)

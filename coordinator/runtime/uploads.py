@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import cast
 
-from coordinator.core.state import Changes, UpdateInvalid, UpdateStored
+from coordinator.core.events import UpdateInvalid, UpdateStored
+from coordinator.core.state import Changes
 from coordinator.runtime.chunk_size import ChunkSizer
 from coordinator.runtime.update_norms import changes_of
 from coordinator.runtime.validate_update import LIMITS, Own, Rules, check_update

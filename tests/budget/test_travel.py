@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from training_fixture import job, model_spec, with_hyper
 
-from coordinator.core.round import expected
+from coordinator.core.assignments import expected
 from coordinator.core.state import Device, State
 from edgefl.budget.traffic import object_bytes, prototype_bytes
 from edgefl.data.dataset import Dataset

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import math
 
-from coordinator.core.state import Announced, DeviceOffline, FromDevice, HeartbeatSeen, Joined, Progressed
+from coordinator.core.events import (
+    Announced,
+    DeviceOffline,
+    FromDevice,
+    HeartbeatSeen,
+    Joined,
+    Progressed,
+)
 from coordinator.runtime.inbound import MAX_ENTRIES, MAX_INTRODUCTIONS, Inbox
 from edgefl.protocol import messages as m
 from edgefl.protocol.messages import Need

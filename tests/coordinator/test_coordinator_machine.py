@@ -12,6 +12,7 @@ from coordinator_fixture import STEP_BYTES, a_plan, place
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from coordinator.core import events as e
 from coordinator.core import instructions as do
 from coordinator.core import state as v
 from coordinator.core.machine import initial, step
@@ -46,11 +47,11 @@ class Play:
         self.counted: set[tuple[str, Attempt]] = set()
         self.acked: set[tuple[str, Attempt]] = set()
         self.outdated: set[tuple[str, Attempt]] = set()
-        self.log: list[v.Event] = []
+        self.log: list[e.Event] = []
         self.saved = self.state
-        self.send(v.Begin(self.now, made_ms=MADE_MS))
+        self.send(e.Begin(self.now, made_ms=MADE_MS))
 
-    def send(self, event: v.Event) -> list[do.Instruction]:
+    def send(self, event: e.Event) -> list[do.Instruction]:
         before = self.state
         self.log.append(event)
         self.state, out = step(before, event)
@@ -98,7 +99,7 @@ class Play:
         elif isinstance(one, do.CollectGarbage):
             states = {update.attempt for update in one.updates} | one.attempts
             held = [*self.state.stragglers.values(), *self.state.buffered.values()]
-            assert {a.attempt for a in held} <= states, "what somebody may still bring stays readable"
+            assert {a.attempt for a in held} <= states, "what a device may still bring stays readable"
 
     def _note_aggregate(self, one: do.Aggregate) -> None:
         assert self.aggregate is None
@@ -132,14 +133,14 @@ class Play:
             assert {name for of, name in self.kept if of == kind} == set(there), (
                 "the ledger has what goes on, and no more"
             )
-        assert (state.open is not None) == (state.phase in {"round", "closing"})
+        assert (state.open is not None) == (state.phase in {v.Phase.ROUND, v.Phase.CLOSING})
         if state.open is not None:
             assert state.open.attempt == Attempt(state.run, state.stage, state.number, state.attempt, MADE_MS)
             assert state.open.assignments or state.policy.keeps
             open_ones = [a for a in state.open.assignments.values() if a.status in v.OPEN]
-            assert not (state.phase == "closing" and open_ones)
+            assert not (state.phase is v.Phase.CLOSING and open_ones)
             assert all(a.update is not None for a in state.open.assignments.values() if a.status in {"updated", "done"})
-        assert state.phase != "round" or self.aggregate is None
+        assert state.phase is not v.Phase.ROUND or self.aggregate is None
         assert state.policy.keeps or not (state.stragglers or state.buffered)
         assert all(one.status in v.OPEN and one.attempt is not None for one in state.stragglers.values())
         assert all(one.status == "done" and one.update is not None for one in state.buffered.values())
@@ -158,7 +159,7 @@ class Play:
         anew = initial(self.plan, TIMEOUTS)
         was = decode((kind, name, row) for (kind, name), row in self.kept.items())
         assert was is not None
-        begin = v.Begin(
+        begin = e.Begin(
             self.now,
             last.stage if last else 0,
             last.round if last else 0,
@@ -173,40 +174,40 @@ class Play:
     # What devices and the runner's work may do.
 
     def hello(self, name: str, working_on: Attempt | None = None, **changes: Any) -> list[do.Instruction]:
-        return self.send(v.Joined(self.now, Hello(device=name, samples={"": 8}, working_on=working_on, **changes)))
+        return self.send(e.Joined(self.now, Hello(device=name, samples={"": 8}, working_on=working_on, **changes)))
 
     def accept(self, name: str, attempt: Attempt | None = None) -> list[do.Instruction]:
-        return self.send(v.Accepted(self.now, name, attempt or self.opened[-1]))
+        return self.send(e.Accepted(self.now, name, attempt or self.opened[-1]))
 
     def decline(self, name: str, refusal: Refusal, attempt: Attempt | None = None) -> list[do.Instruction]:
-        return self.send(v.Declined(self.now, name, attempt or self.opened[-1], refusal))
+        return self.send(e.Declined(self.now, name, attempt or self.opened[-1], refusal))
 
     def announce(self, name: str, attempt: Attempt | None = None) -> list[do.Instruction]:
         update = Update(name, attempt or self.opened[-1], {"task": REF}, {"task": 8}, {"loss": 1.0})
-        return self.send(v.Announced(self.now, update))
+        return self.send(e.Announced(self.now, update))
 
     def receive(self, name: str) -> list[do.Instruction]:
         update = self.fetches.pop(name)
-        return self.send(v.UpdateStored(self.now, name, update.attempt))
+        return self.send(e.UpdateStored(self.now, name, update.attempt))
 
     def finish_plan(self, index: int = 0) -> list[do.Instruction]:
         plan = self.plans.pop(index)
         stage, hyper = self.plan.stages[plan.stage - 1], self.plan.hypers[plan.stage - 1]
-        return self.send(v.Planned(self.now, plan.ticket, tuple(place(stage, hyper, c) for c in plan.candidates)))
+        return self.send(e.Planned(self.now, plan.ticket, tuple(place(stage, hyper, c) for c in plan.candidates)))
 
     def finish_aggregate(self) -> list[do.Instruction]:
         assert self.aggregate is not None
         attempt, self.aggregate = self.aggregate.attempt, None
-        return self.send(v.Aggregated(self.now, attempt, {"task": REF}))
+        return self.send(e.Aggregated(self.now, attempt, {"task": REF}))
 
     def finish_evaluate(self) -> list[do.Instruction]:
         assert self.evaluate is not None
         attempt, self.evaluate = self.evaluate.attempt, None
-        return self.send(v.Evaluated(self.now, attempt))
+        return self.send(e.Evaluated(self.now, attempt))
 
     def wait(self, seconds: float) -> list[do.Instruction]:
         self.now += seconds
-        return self.send(v.Tick(self.now))
+        return self.send(e.Tick(self.now))
 
     def started(self, *names: str, **changes: Any) -> Play:
         for name in names:
@@ -240,7 +241,7 @@ def hello(play: Play, draw: Any, name: str, attempt: Attempt) -> None:
 
 
 def beat(play: Play, draw: Any, name: str, attempt: Attempt) -> None:
-    play.send(v.HeartbeatSeen(play.now, name, draw(st.sampled_from([None, attempt])), draw(st.booleans())))
+    play.send(e.HeartbeatSeen(play.now, name, draw(st.sampled_from([None, attempt])), draw(st.booleans())))
 
 
 def decline(play: Play, draw: Any, name: str, attempt: Attempt) -> None:
@@ -254,7 +255,7 @@ def receive(play: Play, draw: Any, name: str, attempt: Attempt) -> None:
 
 def spoil(play: Play, draw: Any, name: str, attempt: Attempt) -> None:
     if name in play.fetches:
-        play.send(v.UpdateInvalid(play.now, name, play.fetches.pop(name).attempt, Refusal("update")))
+        play.send(e.UpdateInvalid(play.now, name, play.fetches.pop(name).attempt, Refusal("update")))
 
 
 def plan(play: Play, draw: Any, name: str, attempt: Attempt) -> None:
@@ -264,11 +265,11 @@ def plan(play: Play, draw: Any, name: str, attempt: Attempt) -> None:
 
 ACTIONS: dict[str, Callable[[Play, Any, str, Attempt], object]] = {
     "hello": hello,
-    "leave": lambda play, draw, name, attempt: play.send(v.DeviceOffline(play.now, name)),
+    "leave": lambda play, draw, name, attempt: play.send(e.DeviceOffline(play.now, name)),
     "beat": beat,
     "accept": lambda play, draw, name, attempt: play.accept(name, attempt),
     "decline": decline,
-    "progress": lambda play, draw, name, attempt: play.send(v.Progressed(play.now, name, attempt)),
+    "progress": lambda play, draw, name, attempt: play.send(e.Progressed(play.now, name, attempt)),
     "announce": lambda play, draw, name, attempt: play.announce(name, attempt),
     "receive": receive,
     "spoil": spoil,
@@ -293,7 +294,7 @@ def work(play: Play) -> None:
 def behave(play: Play) -> None:
     """From here on everyone is there and does what it should."""
     for _ in range(200):
-        if play.state.phase in {"finished", "failed"}:
+        if play.state.phase in v.ENDED:
             return
         while play.plans:
             play.finish_plan()
@@ -341,10 +342,10 @@ def test_whatever_happens_the_invariants_hold_and_the_run_comes_to_an_end(
         if play.plans:
             play.finish_plan()
     for _ in range(data.draw(st.integers(0, 80))):
-        if play.state.phase not in {"finished", "failed"}:
+        if play.state.phase not in v.ENDED:
             act(play, data.draw)
     behave(play)
-    if play.state.phase == "finished":
+    if play.state.phase is v.Phase.FINISHED:
         first, second = ROUNDS[name]
         expected = [*((1, n + 1) for n in range(first)), *((2, n + 1) for n in range(second))]
         assert [(a.stage, a.round) for a in play.closed] == expected
@@ -395,7 +396,7 @@ def test_a_late_update_is_lost_neither_by_a_failed_attempt_nor_by_restarts() -> 
     play.hello("a", working_on=play.opened[-1])
     assert of(do.SendAck, play.hello("b", working_on=first))[0].accepted
     play.wait(POLICY.deadline_s)  # a has not delivered: no quorum of those asked
-    assert play.state.phase == "pausing"
+    assert play.state.phase is v.Phase.PAUSING
     play.wait(TIMEOUTS.retry_pause_s)
     play.announce("a")
     out = play.receive("a")
@@ -501,7 +502,7 @@ def test_a_device_that_forgot_what_it_was_behind_with_is_offered_the_newest() ->
 
 def broken(play: Play, name: str) -> list[do.Instruction]:
     """An update with a part nobody asked for."""
-    return play.send(v.Announced(play.now, Update(name, play.opened[-1], {"strange": REF}, {}, {})))
+    return play.send(e.Announced(play.now, Update(name, play.opened[-1], {"strange": REF}, {}, {})))
 
 
 def test_a_device_is_quarantined_after_bad_updates_in_a_row_and_the_round_goes_on() -> None:
@@ -575,9 +576,9 @@ def test_a_recorded_log_replays_to_the_same_state() -> None:
     raw = [(type(event).__name__, msgspec.json.encode(event)) for event in play.log]
     state = initial(play.plan, TIMEOUTS)
     for kind, line in raw:
-        state, _ = step(state, msgspec.json.decode(line, type=getattr(v, kind)))
+        state, _ = step(state, msgspec.json.decode(line, type=getattr(e, kind)))
     assert state == play.state
-    assert state.phase == "evaluating"
+    assert state.phase is v.Phase.EVALUATING
 
 
 def test_the_first_round_waits_for_the_policys_devices_or_the_join_time() -> None:
@@ -630,7 +631,7 @@ def test_the_deadline_closes_with_a_quorum_and_tells_the_late_one() -> None:
 def test_without_a_quorum_the_round_is_tried_again_and_then_fails_with_its_story() -> None:
     play = Play().started("a", "b")
     play.wait(POLICY.deadline_s)
-    assert play.state.phase == "pausing"
+    assert play.state.phase is v.Phase.PAUSING
     play.wait(TIMEOUTS.retry_pause_s)
     assert play.opened[-1].attempt == 2
     out = play.wait(POLICY.deadline_s)
@@ -640,27 +641,27 @@ def test_without_a_quorum_the_round_is_tried_again_and_then_fails_with_its_story
 
 def test_a_lost_device_is_waited_for_only_until_the_others_are_done_and_grace_is_over() -> None:
     play = Play().started("a", "b")
-    play.send(v.DeviceOffline(play.now, "b"))
+    play.send(e.DeviceOffline(play.now, "b"))
     play.announce("a")
     play.receive("a")
-    assert play.state.phase == "round"
+    assert play.state.phase is v.Phase.ROUND
     play.wait(TIMEOUTS.grace_s - 1)
-    assert play.state.phase == "round"
+    assert play.state.phase is v.Phase.ROUND
     play.wait(1.0)
-    assert play.state.phase == "closing"
+    assert play.state.phase is v.Phase.CLOSING
     assert play.status("b") == "lost"
 
 
 def test_a_lost_device_that_returns_in_time_goes_on() -> None:
     play = Play().started("a", "b")
     play.accept("b")
-    play.send(v.DeviceOffline(play.now, "b"))
+    play.send(e.DeviceOffline(play.now, "b"))
     play.announce("a")
     play.receive("a")
     play.wait(1.0)
     assert not of(do.SendOffer, play.hello("b", working_on=play.opened[-1]))
     play.wait(TIMEOUTS.grace_s)
-    assert play.state.phase == "round"
+    assert play.state.phase is v.Phase.ROUND
     assert play.status("b") == "accepted"
 
 
@@ -732,14 +733,14 @@ def test_saves_come_with_what_they_announce() -> None:
 
 def test_a_resumed_run_goes_on_after_its_last_round_with_a_new_attempt() -> None:
     state = initial(a_plan(policy=POLICY), TIMEOUTS)
-    state, out = step(state, v.Begin(0.0, 2, 1, attempt=3, unevaluated=Attempt("r1", 2, 1, 1)))
+    state, out = step(state, e.Begin(0.0, 2, 1, attempt=3, unevaluated=Attempt("r1", 2, 1, 1)))
     assert of(do.Evaluate, out)
     for name in ("a", "b"):
-        state, _ = step(state, v.Joined(0.0, Hello(device=name, samples={"": 8})))
-    state, out = step(state, v.Evaluated(1.0, Attempt("r1", 2, 1, 1)))
+        state, _ = step(state, e.Joined(0.0, Hello(device=name, samples={"": 8})))
+    state, out = step(state, e.Evaluated(1.0, Attempt("r1", 2, 1, 1)))
     (plan,) = of(do.Plan, out)
     placements = tuple(place(a_plan().stages[1], a_plan().hypers[1], c) for c in plan.candidates)
-    state, out = step(state, v.Planned(1.0, plan.ticket, placements))
+    state, out = step(state, e.Planned(1.0, plan.ticket, placements))
     assert of(do.SendOffer, out)[0].attempt == Attempt("r1", 2, 2, 4)
 
 
@@ -753,7 +754,7 @@ def test_after_a_restart_the_next_round_waits_for_those_who_were_there() -> None
     assert of(do.Aggregate, [*play.hello("a"), *play.wait(0.1)]) or play.aggregate is not None
     play.finish_aggregate()
     play.finish_evaluate()
-    assert play.state.phase == "joining", "b was there and is expected back"
+    assert play.state.phase is v.Phase.JOINING, "b was there and is expected back"
     play.hello("b")
     assert sorted(one.device for one in of(do.SendOffer, play.finish_plan())) == ["a", "b"]
 
@@ -769,11 +770,11 @@ def test_after_a_restart_nobody_is_awaited_for_longer_than_the_grace() -> None:
     play.hello("b")
     play.finish_aggregate()
     play.finish_evaluate()
-    assert play.state.phase == "joining"
+    assert play.state.phase is v.Phase.JOINING
     play.restart()
     play.hello("a")
     play.hello("b")
-    assert play.state.phase == "joining", "a second restart has not forgotten c"
+    assert play.state.phase is v.Phase.JOINING, "a second restart has not forgotten c"
     play.wait(TIMEOUTS.grace_s)
     assert sorted(one.device for one in of(do.SendOffer, play.finish_plan())) == ["a", "b"]
 
@@ -784,10 +785,10 @@ def test_the_next_round_waits_a_little_for_a_device_that_has_left_if_without_it_
     for name in ("a", "b"):
         play.announce(name)
         play.receive(name)
-    play.send(v.DeviceOffline(play.now, "b"))
+    play.send(e.DeviceOffline(play.now, "b"))
     play.finish_aggregate()
     play.finish_evaluate()
-    assert play.state.phase == "joining"
+    assert play.state.phase is v.Phase.JOINING
     if back:
         play.hello("b")
     else:
@@ -799,10 +800,10 @@ def test_the_next_round_waits_a_little_for_a_device_that_has_left_if_without_it_
 def test_stages_without_rounds_are_passed_over_and_a_finished_run_ends_at_once() -> None:
     plan = a_plan(policy=POLICY)
     stages = (msgspec.structs.replace(plan.stages[0], rounds=0), plan.stages[1])
-    state, _ = step(initial(msgspec.structs.replace(plan, stages=stages), TIMEOUTS), v.Begin(0.0))
+    state, _ = step(initial(msgspec.structs.replace(plan, stages=stages), TIMEOUTS), e.Begin(0.0))
     assert (state.stage, state.number) == (2, 1)
-    state, out = step(initial(plan, TIMEOUTS), v.Begin(0.0, 2, 2))
-    assert state.phase == "finished"
+    state, out = step(initial(plan, TIMEOUTS), e.Begin(0.0, 2, 2))
+    assert state.phase is v.Phase.FINISHED
     assert of(do.DrainAll, out)
 
 
@@ -812,8 +813,8 @@ def test_an_update_announced_again_while_its_arrival_is_told_counts_once() -> No
     update = play.fetches["a"]
     play.announce("a")  # the device repeats itself, so it is fetched, and found complete, twice
     assert of(do.SendAck, play.receive("a"))
-    assert not play.send(v.UpdateStored(play.now, "a", update.attempt))
-    assert not play.send(v.UpdateInvalid(play.now, "a", update.attempt, Refusal()))
+    assert not play.send(e.UpdateStored(play.now, "a", update.attempt))
+    assert not play.send(e.UpdateInvalid(play.now, "a", update.attempt, Refusal()))
     assert play.state.dropped["duplicate"] == 3
     play.announce("b")
     assert [u.device for u in of(do.Aggregate, play.receive("b"))[0].updates] == ["a", "b"]
@@ -826,10 +827,10 @@ def test_a_device_that_changes_its_mind_while_its_update_is_fetched_does_not_end
     update = play.fetches["a"]
     if again == "unfit":
         claimed = msgspec.structs.replace(update, samples={"task": 10**6})
-        assert not of(do.SendAck, play.send(v.Announced(play.now, claimed)))[0].accepted
+        assert not of(do.SendAck, play.send(e.Announced(play.now, claimed)))[0].accepted
     else:
         play.hello("a", Attempt("r1", 1, 1, 0, MADE_MS))
-    for late in (v.UpdateStored(play.now, "a", FIRST), v.UpdateInvalid(play.now, "a", FIRST, Refusal())):
+    for late in (e.UpdateStored(play.now, "a", FIRST), e.UpdateInvalid(play.now, "a", FIRST, Refusal())):
         assert not of(do.SaveAssignment, play.send(late))
     assert play.state.dropped["duplicate"] == 2
 
@@ -838,7 +839,7 @@ def test_a_device_that_changes_its_mind_while_its_update_is_fetched_does_not_end
 def test_an_update_with_more_samples_than_the_device_has_is_refused(claimed: int) -> None:
     play = Play().started("a", "b")
     update = Update("a", play.opened[-1], {"task": REF}, {"task": claimed}, {"loss": 1.0})
-    (ack,) = of(do.SendAck, play.send(v.Announced(play.now, update)))
+    (ack,) = of(do.SendAck, play.send(e.Announced(play.now, update)))
     assert not ack.accepted
     assert (ack.refusal.needed, ack.refusal.allowed) == (float(claimed), 8.0)
 
@@ -846,14 +847,14 @@ def test_an_update_with_more_samples_than_the_device_has_is_refused(claimed: int
 @pytest.mark.parametrize(
     "event",
     [
-        v.Begin(1.0),
-        v.Aggregated(1.0, FIRST),
-        v.Evaluated(1.0, FIRST),
+        e.Begin(1.0),
+        e.Aggregated(1.0, FIRST),
+        e.Evaluated(1.0, FIRST),
     ],
 )
-def test_illegal_moves_tell_the_story(event: v.Event) -> None:
+def test_illegal_moves_tell_the_story(event: e.Event) -> None:
     play = Play().started("a", "b")
-    with pytest.raises(v.IllegalMoveError, match=r"illegal \w+ in phase 'round' of r1/s1/r1/a1(?s:.*)Joined b"):
+    with pytest.raises(e.IllegalMoveError, match=r"illegal \w+ in phase 'round' of r1/s1/r1/a1(?s:.*)Joined b"):
         step(play.state, event)
 
 
@@ -882,11 +883,11 @@ def left_alone() -> Play:
             play.finish_evaluate()
             play.finish_plan()
     for name in ("a", "b"):
-        play.send(v.DeviceOffline(play.now, name))
+        play.send(e.DeviceOffline(play.now, name))
     play.finish_aggregate()
     play.finish_evaluate()
     out = play.wait(TIMEOUTS.grace_s)
-    assert play.state.phase == "waiting"
+    assert play.state.phase is v.Phase.WAITING
     (warning,) = [one for one in of(do.EmitEvent, out) if one.kind == "warning"]
     assert warning.data["text"] == "no device that can train stage 2 is connected; waiting 10 s for one"
     return play
@@ -897,7 +898,7 @@ def test_a_run_that_waits_for_a_device_goes_on_with_the_one_that_comes() -> None
     assert not of(do.Fail, play.wait(POLICY.join_s - 0.5))
     out = play.hello("a")
     assert [one.device for one in of(do.SendOffer, out)] == ["a"]
-    assert play.state.phase == "round"
+    assert play.state.phase is v.Phase.ROUND
     assert (play.opened[-1].stage, play.opened[-1].round) == (2, 2)
 
 

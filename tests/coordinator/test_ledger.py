@@ -24,6 +24,7 @@ from sqlalchemy import text as sql
 
 from coordinator.core import instructions as do
 from coordinator.core.snapshot import Changes, RunPosition
+from coordinator.core.state import Phase
 from coordinator.ledger import migrations
 from coordinator.ledger import schema as tables
 from coordinator.ledger.ledger import Ledger
@@ -91,13 +92,14 @@ def test_the_first_ledger_with_a_run_in_it_is_brought_to_this_version(path: str 
         assert ledger.position("r1") == (1, 1, 0, {"task": REF}, None, MADE_MS)
         ledger.reopen("r1", 103.0)
         again = do.SaveEvaluation((EvaluationRow(1, 2, missing="prototype", matcher="l2"),))
-        ledger.commit("r1", [again], [], 104.0, Changes({("outline", ""): msgspec.to_builtins(RunPosition("round"))}))
+        position = msgspec.to_builtins(RunPosition(Phase.ROUND))
+        ledger.commit("r1", [again], [], 104.0, Changes({("outline", ""): position}))
         report, kept = ledger.report(), ledger.snapshot("r1")
     assert [row.matcher for row in report.evaluations] == ["", "l2"]
     assert report.evaluations[0].value == 0.75
     assert report.rounds == (RoundRow(1, 1, 1, "done", 101.0, 102.0, ("a",), {"loss": 0.5}),)
     assert kept is not None
-    assert kept.position.phase == "round"
+    assert kept.position.phase is Phase.ROUND
 
 
 def literal(value: object) -> str:

@@ -10,8 +10,8 @@ import pytest
 from plan_fixture import SUPERVISED
 from test_coordinator_machine import Play, of
 
+from coordinator.core import events as e
 from coordinator.core import instructions as do
-from coordinator.core import state as v
 from edgefl.data.dataset import load_npz
 from edgefl.data.load import load
 from edgefl.errors import DataError
@@ -86,7 +86,7 @@ def test_a_fleet_without_a_label_is_not_told_to_lower_the_batch_size() -> None:
     refused = Refusal("labels", detail="100 samples, none has a label")
     asked = play.plans[-1]
     answers = tuple(Placement(one.device, refusal=refused) for one in asked.candidates)
-    (failure,) = of(do.Fail, play.send(v.Planned(play.now, asked.ticket, answers)))
+    (failure,) = of(do.Fail, play.send(e.Planned(play.now, asked.ticket, answers)))
     assert failure.kind == "DataError"
     assert "100 samples, none has a label" in failure.message
     assert failure.remedy.startswith("Label the samples")

@@ -24,6 +24,8 @@ def _of(kind: kinds.Type, path: str) -> Any:
         return {_of(kind.key_type, f"{path}.{n}"): _of(kind.value_type, f"{path}.{n}") for n in "ab"}
     if isinstance(kind, kinds.TupleType):
         return tuple(_of(one, f"{path}.{n}") for n, one in enumerate(kind.item_types))
+    if isinstance(kind, kinds.EnumType):
+        return max(kind.cls, key=lambda member: member.value)
     if isinstance(kind, kinds.VarTupleType | kinds.FrozenSetType):
         made = tuple if isinstance(kind, kinds.VarTupleType) else frozenset
         return made(_of(kind.item_type, f"{path}.{n}") for n in "ab")

@@ -1,0 +1,113 @@
+"""Assignments: the part of a device in an attempt, open or earlier; how one is found, set, priced and offered. Pure."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+
+import msgspec
+
+from coordinator.core.instructions import SaveAssignment, SendOffer
+from coordinator.core.planning import arrival_of
+from coordinator.core.state import OPEN, Assignment, Round, State
+from coordinator.core.steps import Steps
+from edgefl.plan.job import Placement
+from edgefl.records import Attempt, Figures
+from edgefl.run_records import AssignmentRow
+
+replace = msgspec.structs.replace
+
+
+def key_of(device: str, attempt: Attempt) -> str:
+    """Name of an update in ``State.buffered``: a column of 64 characters holds it, however long the device's is."""
+    return f"{attempt.stage}.{attempt.round}.{attempt.attempt}/{hashlib.sha256(device.encode()).hexdigest()[:24]}"
+
+
+def assignment_of(state: State, device: str, attempt: Attempt) -> Assignment | None:
+    """A device's part in an attempt: the open one, or an earlier one whose update counts."""
+    opened = state.open
+    if opened is not None and opened.attempt == attempt and device in opened.assignments:
+        return opened.assignments[device]
+    straggler = state.stragglers.get(device)
+    if straggler is not None and straggler.attempt == attempt:
+        return straggler
+    return state.buffered.get(key_of(device, attempt))
+
+
+def put(steps: Steps, device: str, assignment: Assignment, measured: Figures | None = None) -> None:
+    """Set a device's part, in the open attempt or in ``assignment.attempt``, and have it recorded."""
+    opened, attempt = steps.state.open, assignment.attempt
+    if attempt is not None:
+        put_earlier(steps, device, assignment)
+    elif opened is not None:
+        attempt = opened.attempt
+        steps.set(open=replace(opened, assignments={**opened.assignments, device: assignment}))
+    if attempt is not None:
+        steps.do(saved(steps.state, attempt, device, assignment, measured))
+
+
+def put_earlier(steps: Steps, device: str, assignment: Assignment) -> None:
+    """Set a device's part in an earlier attempt: a straggler's, a buffered update's, or neither when it is over."""
+    attempt = assignment.attempt
+    if attempt is None:
+        raise ValueError(f"{device}'s part is one in the open attempt")
+    stragglers, buffered, key = dict(steps.state.stragglers), dict(steps.state.buffered), key_of(device, attempt)
+    if device in stragglers and stragglers[device].attempt == attempt:
+        del stragglers[device]
+    if assignment.status in OPEN:
+        stragglers[device] = assignment
+    elif assignment.status == "done":
+        buffered[key] = assignment
+    else:
+        buffered.pop(key, None)
+    steps.set(stragglers=stragglers, buffered=buffered)
+
+
+def saved(
+    state: State, attempt: Attempt, device: str, assignment: Assignment, measured: Figures | None = None
+) -> SaveAssignment:
+    """The ledger's row of a part."""
+    placement, update = assignment.placement, assignment.update
+    planned = assignment.status in {"offered", "refused"}
+    row = AssignmentRow(
+        device=device,
+        stage=attempt.stage,
+        round=attempt.round,
+        attempt=attempt.attempt,
+        status=assignment.status,
+        refusal=assignment.refusal,
+        batch_size=state.batch_sizes[attempt.stage - 1],
+        micro_batch=placement.hyper.micro_batch,
+        trained=placement.stage.trained,
+        samples=update.samples if update is not None else {},
+        metrics=update.metrics if update is not None else {},
+        predicted=expected(state, attempt, placement, device) if planned else {},
+        measured=measured or {},
+    )
+    return SaveAssignment(row)
+
+
+def expected(state: State, attempt: Attempt, placement: Placement, device: str) -> Figures:
+    """Predicted figures of a device's round: its first, and its first and the last of a stage, cost more."""
+    cost, known = placement.cost, state.devices.get(device)
+    arrival = arrival_of(known, attempt.stage, state.rounds)
+    found = placement.predicted
+    if placement.predicted_first and (attempt.round == 1 or arrival != "staying"):
+        found = placement.predicted_first
+    if "payload_down_bytes" not in found or "payload_up_bytes" not in found:
+        return found
+    sizes: dict[str, int] = {}
+    if arrival != "staying":
+        sizes["payload_down_bytes"] = cost.joining_down_bytes if arrival == "joining" else cost.entering_down_bytes
+        if attempt.round == 1 and not any(state.rounds[: attempt.stage - 1]):  # there are no prototypes yet
+            sizes["payload_down_bytes"] -= cost.prototypes_down_bytes
+    ends = attempt.round == state.rounds[attempt.stage - 1]
+    up = cost.whole_up_bytes if ends else round(found["payload_up_bytes"].value or 0)
+    sizes["payload_up_bytes"] = up + (cost.signature_bytes if known is None or not known.holds else 0)
+    return {**found, **{name: replace(found[name], value=float(size)) for name, size in sizes.items()}}
+
+
+def offer(steps: Steps, opened: Round, device: str) -> None:
+    """Offer a device its part, with the time that is left."""
+    left_s = 0.0 if math.isinf(opened.deadline_at) else max(1.0, opened.deadline_at - steps.at)  # 0: no deadline
+    steps.do(SendOffer(device, opened.attempt, opened.assignments[device].placement, left_s))
