@@ -25,7 +25,7 @@ from device_agent.runtime.connect import Options
 from edgefl.cli.data_shares import shares_of
 from edgefl.config.load import load_run
 from edgefl.records import Budget
-from edgefl.report.late_updates import stale
+from edgefl.report.rounds import stale
 from edgefl.run_records import RunReport
 
 NAMES = tuple(f"person-{n:02d}" for n in range(1, 7))

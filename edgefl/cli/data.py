@@ -41,9 +41,9 @@ def command(
         return
     from rich.console import Console
 
-    from edgefl.report.data_shares import share_grid
+    from edgefl.report import inventory
     from edgefl.report.terminal import print_grid
 
-    print_grid(share_grid(config.name, prepared), Console())
+    print_grid(inventory.shares(config.name, prepared), Console())
     if out is not None:
         typer.echo(f"\nWritten to {out}: one .npz a device, and test.npz for the coordinator.")

@@ -43,13 +43,12 @@ def command(
         return
     from rich.console import Console
 
-    from edgefl.report import inventory
-    from edgefl.report import resources as bills
+    from edgefl.report import inventory, resources
     from edgefl.report.terminal import print_grid
 
     console = Console()
     print_grid(inventory.devices(report), console)
-    print_grid(bills.device_bill(report), console)
+    print_grid(resources.device_bill(report), console)
 
 
 def _revoke(name: str, identity: Path, form: str) -> None:

@@ -26,7 +26,7 @@ def command(
 
     Example: edgefl doctor --broker mqtt://192.168.1.10:1883
     """
-    from device_agent.tools.doctor import examine
+    from device_agent.tools.doctor import Check, examine
 
     checks = examine(broker=broker, torch_device=device)
     if format == "json":
@@ -34,20 +34,16 @@ def command(
     else:
         from rich.console import Console
 
-        from edgefl.report.grid import Column, Grid, Tone, words
+        from edgefl.report.grid import Cell, Column, Tone, table
         from edgefl.report.terminal import print_grid
 
         tones: dict[str, Tone] = {"ok": "good", "warn": "warn", "fail": "bad"}
-        columns = (
-            Column("check", key=True, text=True),
-            Column("result", text=True),
-            Column("found", text=True),
-            Column("what to do", text=True),
-        )
-        rows = tuple(
-            (words(check.name), words(check.status, tone=tones[check.status]), words(check.detail), words(check.remedy))
-            for check in checks
-        )
-        print_grid(Grid("This machine", columns, rows), Console())
+        columns: list[Column[Check]] = [
+            Column("check", lambda check: check.name, key=True, text=True),
+            Column("result", lambda check: Cell(check.status, tone=tones[check.status]), text=True),
+            Column("found", lambda check: check.detail, text=True),
+            Column("what to do", lambda check: check.remedy, text=True),
+        ]
+        print_grid(table("This machine", columns, checks), Console())
     if any(check.status == "fail" for check in checks):
         raise typer.Exit(1)

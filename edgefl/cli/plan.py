@@ -15,10 +15,10 @@ def _show_sizes(wanted: bool) -> None:
     from rich.console import Console
 
     from edgefl.models.sizes import SIZES
-    from edgefl.report.price_grids import size_grid
+    from edgefl.report.inventory import encoder_sizes
     from edgefl.report.terminal import print_grid
 
-    print_grid(size_grid(SIZES), Console())
+    print_grid(encoder_sizes(SIZES), Console())
     raise typer.Exit
 
 
@@ -63,7 +63,7 @@ def command(
         typer.echo(sentence)
     from rich.console import Console
 
-    from edgefl.report.price_grids import price_grids
+    from edgefl.report.plan import price_grids
     from edgefl.report.terminal import print_grid
 
     console = Console()

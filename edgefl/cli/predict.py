@@ -23,7 +23,7 @@ from edgefl.export.runtime import find_bundles
 from edgefl.models.spec import EncoderSpec
 from edgefl.records import is_modality
 from edgefl.report import units
-from edgefl.report.grid import Cell, Column, Grid, words
+from edgefl.report.grid import Cell, Column, Grid, table
 
 #: Samples listed on a terminal when --limit says nothing.
 SHOWN = 20
@@ -194,35 +194,46 @@ def _truth(data: Dataset, row: int) -> str | None:
     return data.label_names[int(data.labels[row])]
 
 
-def _places(answers: list[Answers], limit: int | None) -> list[tuple[int, Answers, int]]:
-    """(row of the data set, the answers that hold it, its place there), in the data set's order."""
+_Place = tuple[int, Answers, int]  # row of the data set, the answers that hold it, its place in them
+
+
+def _places(answers: list[Answers], limit: int | None) -> list[_Place]:
+    """The place of each answered sample, in the data set's order."""
     places = [(int(row), one, at) for one in answers for at, row in enumerate(one.rows)]
     return sorted(places, key=lambda place: place[0])[:limit]
 
 
 def _grid(data: Dataset, answers: list[Answers], limit: int) -> Grid:
-    columns = [Column("sample", key=True, text=True), Column("given", text=True)]
     embeds = not len(answers[0].prediction.classes)
     labelled = accuracy(data, answers) is not None
+    rows = _places(answers, limit)
+    columns: list[Column[_Place]] = [
+        Column("sample", lambda place: data.ids[place[0]], key=True, text=True),
+        Column("given", lambda place: _given(place[1]), text=True),
+    ]
     if embeds:
-        columns.append(Column("embedding", text=True))
+        columns.append(Column("embedding", _vectors, text=True))
     else:
-        columns += [Column("label", text=True), Column("probability")]
-        columns += [Column("truth", text=True)] if labelled else []
-    rows = []
-    for row, one, at in _places(answers, limit):
-        cells = [words(data.ids[row]), words(_given(one))]
-        p = one.prediction
-        if embeds:
-            vectors = [f"{m} [{', '.join(f'{x:.3f}' for x in e[at][:4])}, …]" for m, e in _embeddings(one).items()]
-            cells.append(words("; ".join(vectors)))
-        else:
-            truth = _truth(data, row)
-            tone: Literal["", "good", "bad"] = "" if truth is None else "good" if truth == p.labels[at] else "bad"
-            cells += [words(p.labels[at], tone=tone), Cell(units.percent(float(p.probabilities[at].max())))]
-            cells += [words(truth or units.NOTHING)] if labelled else []
-        rows.append(tuple(cells))
-    return Grid("Predictions", tuple(columns), tuple(rows), notes=tuple(_notes(data, answers, len(rows))))
+        columns.append(Column("label", lambda place: _label(data, place), text=True))
+        columns.append(Column("probability", _probability))
+        columns += [Column("truth", lambda p: _truth(data, p[0]) or units.NOTHING, text=True)] if labelled else []
+    return table("Predictions", columns, rows, _notes(data, answers, len(rows)))
+
+
+def _vectors(place: _Place) -> str:
+    _, answer, at = place
+    return "; ".join(f"{m} [{', '.join(f'{x:.3f}' for x in e[at][:4])}, …]" for m, e in _embeddings(answer).items())
+
+
+def _label(data: Dataset, place: _Place) -> Cell:
+    row, answer, at = place
+    label, truth = answer.prediction.labels[at], _truth(data, row)
+    return Cell(label, tone="" if truth is None else "good" if truth == label else "bad")
+
+
+def _probability(place: _Place) -> str:
+    _, answer, at = place
+    return units.percent(float(answer.prediction.probabilities[at].max()))
 
 
 def _notes(data: Dataset, answers: list[Answers], shown: int) -> list[str]:

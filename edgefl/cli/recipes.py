@@ -19,7 +19,7 @@ def command(
     Example: edgefl recipes show pmcmfl
     """
     from edgefl.config.load import load_recipe, shipped
-    from edgefl.report.recipe_grids import recipe_list, recipe_slots
+    from edgefl.report import inventory
 
     if action == "show" and not name:
         raise typer.BadParameter(f"which one? {', '.join(sorted(shipped('recipes')))}", param_hint="NAME")
@@ -31,4 +31,4 @@ def command(
 
     from edgefl.report.terminal import print_grid
 
-    print_grid(recipe_slots(recipes[0]) if name else recipe_list(recipes), Console())
+    print_grid(inventory.slots(recipes[0]) if name else inventory.recipes(recipes), Console())

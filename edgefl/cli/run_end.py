@@ -32,23 +32,16 @@ def close_run(directory: Path, *, export: bool, page: bool, quiet: bool) -> RunR
 def _show(report: RunReport, directory: Path, *, export: bool, page: bool) -> None:
     from rich.console import Console
 
-    from edgefl.report import absences, decisions, inventory, quality
-    from edgefl.report import accuracy as outcome
-    from edgefl.report import resources as bills
-    from edgefl.report.run_warnings import warnings
-    from edgefl.report.terminal import print_grid
+    from edgefl.report import decisions, inventory, quality, resources, rounds
+    from edgefl.report.grid import with_rows
+    from edgefl.report.terminal import print_grids
 
     console = Console()
-    told: set[str] = set()
-    for text in warnings(report):
+    for text in rounds.warnings(report):
         console.print(f"Warning: {text}.", style="yellow", markup=False, highlight=False)
-    grids = [outcome.evaluation(report), *(grid for grid in (quality.personal(report),) if grid.rows)]
-    grids += [bills.device_bill(report), decisions.refusals(report)]
-    grids += [grid for grid in (absences.table(report),) if grid.rows]
-    if export:
-        grids.append(inventory.bundles(report))
-    for grid in grids:
-        print_grid(grid, console, told=told)
+    grids = [quality.evaluation(report), *with_rows(quality.personal(report)), resources.device_bill(report)]
+    grids += [decisions.refusals(report), *with_rows(decisions.not_offered(report))]
+    print_grids([*grids, *([inventory.bundles(report)] if export else [])], console)
     lines = []
     if page:
         lines.append(f"open {directory / PAGE}                       # plots, and every device's bill per stage")

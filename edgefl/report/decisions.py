@@ -1,14 +1,15 @@
-"""The table of refusals: who did not train as first planned, why with both numbers, and what came of it."""
+"""Who did not train, or not as first planned: refusals with both numbers, and rounds a device was not offered."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
 
 from edgefl.records import GPU, Refusal
-from edgefl.report import units
-from edgefl.report.grid import Cell, Column, Grid, count, words
-from edgefl.run_records import RunReport
+from edgefl.report import totals, units
+from edgefl.report.grid import Cell, Column, Grid, table
+from edgefl.run_records import EventRow, RunReport
 
 #: Machine-readable reason -> words.
 REASONS: dict[str, str] = {
@@ -40,113 +41,24 @@ REASONS: dict[str, str] = {
     "hash": "bytes that are not what they are named by",
     "quarantine": "in quarantine",
 }
+#: Reason that the coordinator records for a device whose last will came, or whose heartbeats stopped.
+OFFLINE = "offline"
+NOT_JOINED = "not connected yet"
+BEHIND = "at work on an earlier round"
+
+_NOTE = (
+    "Decided by the plan: the predicted cost exceeds the device's budget, so it was not asked. Decided by the "
+    "device: it was asked, and found out by its own measurement or its data. Decided by the coordinator: its "
+    "update could not be used, or after several of these it was not asked."
+)
+_Round = tuple[int, int]  # stage, round
 
 
-_Key = tuple[str, int, str, Refusal]  # device, stage, who decided, why
-
-
-def refusals(report: RunReport) -> Grid:
-    """Who did not train, or not as first planned, and why, with both numbers where there are any."""
-    columns = (
-        Column("device", key=True, text=True),
-        Column("stage", key=True),
-        Column("rounds"),
-        Column("decided by", text=True),
-        Column("why", text=True),
-        Column("needed"),
-        Column("allowed"),
-        Column("then", text=True),
-    )
-    order = {device.device: index for index, device in enumerate(report.devices)}
-    lines = [
-        (
-            words(device),
-            count(stage),
-            words(units.spans(sorted(numbers))),
-            words(who),
-            _why(refusal),
-            words(_number(refusal.needed, refusal.unit)),
-            words(_number(refusal.allowed, refusal.unit)),
-            _then(report, device, stage),
-        )
-        for (device, stage, who, refusal), numbers in sorted(
-            _collected(report).items(),
-            key=lambda item: (order.get(item[0][0], len(order)), item[0][1], min(item[1] or {0})),
-        )
-    ]
-    note = (
-        "Decided by the plan: the predicted cost exceeds the device's budget, so it was not asked. Decided by the "
-        "device: it was asked, and found out by its own measurement or its data. Decided by the coordinator: its "
-        "update could not be used, or after several of these it was not asked."
-    )
-    notes = (note, *(f"Warned of {text}." for text in _warned(report)))
-    return Grid("Refusals and decisions", columns, tuple(lines), notes, _none_refused(report))
-
-
-def _warned(report: RunReport) -> list[str]:
-    """Warnings about devices that operators got once: of a weight, of claims, of figures."""
-    told = (e.data.get("text") for e in report.events if e.kind == "warning" and e.data.get("about"))
-    return [str(text) for text in dict.fromkeys(told)]
-
-
-def _none_refused(report: RunReport) -> str:
-    """The text in place of an empty table: that every device took part only where every one did."""
-    rounds = {(row.stage, row.round) for row in report.rounds}
-    if not rounds:
-        return "No round has started yet."
-    done = {(row.device, row.stage, row.round) for row in report.assignments if row.status == "done"}
-    missed = [row.device for row in report.devices if any((row.device, *key) not in done for key in rounds)]
-    if report.devices and not missed:
-        return "Every device took part in every round."
-    return "No device was refused, declined or dropped."
-
-
-def _why(refusal: Refusal) -> Cell:
-    """The reason with the device's own words: behind it where there are no numbers, else in a footnote."""
-    if refusal.needed is None and refusal.detail:
-        return Cell(f"{reason(refusal)}: {refusal.detail}")
-    return Cell(reason(refusal), why=refusal.detail)
-
-
-def _collected(report: RunReport) -> dict[_Key, set[int]]:
-    """Every refusal with the rounds it was met in. A device that declined, was planned again and then trained leaves
-    its refusal in the events only."""
-    found: dict[_Key, set[int]] = {}
-    for row in report.assignments:
-        if row.refusal is not None or row.status in ("lost", "late"):
-            refusal = row.refusal or Refusal(reason=row.status)
-            who = {"refused": "plan", "declined": "device"}.get(row.status, "coordinator")
-            found.setdefault((row.device, row.stage, who, refusal), set()).add(row.round)
-    for event in report.events:
-        if event.kind == "declined":
-            found.setdefault((event.device, event.stage, "device", refusal_of(event.data)), set()).add(event.round)
-        if event.kind == "rejected":  # also those of attempts that were tried again
-            found.setdefault((event.device, event.stage, "coordinator", refusal_of(event.data)), set()).add(event.round)
-    told = {(device, stage) for device, stage, who, _ in found if who == "plan"}
-    for device, stage, refusal in planned_refusals(report):
-        if (device, stage) not in told:
-            found.setdefault((device, stage, "plan", refusal), set())
-    return found
-
-
-def refusal_of(data: Mapping[str, Any]) -> Refusal:
-    """The refusal that an event tells of."""
-    return Refusal(
-        reason=str(data.get("reason") or ""),
-        needed=data.get("needed"),
-        allowed=data.get("allowed"),
-        unit=str(data.get("unit") or ""),
-        detail=str(data.get("detail") or ""),
-        where=str(data.get("where") or ""),
-    )
-
-
-def how_words(data: Mapping[str, Any]) -> str:
-    """What was done so that training fits, of the event's data: "" when nothing had to be."""
-    words = [f"micro-batch {data['micro_batch']}"] if data.get("micro_batch") else []
-    words += ["blocks computed anew"] if data.get("checkpoint") else []
-    words += [str(data["lean"])] if data.get("lean") else []
-    return ", ".join(words)
+class _Decision(NamedTuple):
+    device: str
+    stage: int
+    decided_by: str  # plan, device or coordinator
+    refusal: Refusal
 
 
 def reason(refusal: Refusal) -> str:
@@ -158,15 +70,57 @@ def reason(refusal: Refusal) -> str:
     return REASONS.get(refusal.reason, refusal.reason.replace("_", " ") or "no reason given")
 
 
-def planned_refusals(report: RunReport) -> list[tuple[str, int, Refusal]]:
-    """(device, stage, why) of every placement that a stage's plan refused, from the run's events."""
-    return [
-        (str(placement.get("device", "")), event.stage, refusal_of(placement))
-        for event in report.events
-        if event.kind == "stage_planned"
-        for placement in event.data.get("placements", [])
-        if not placement.get("ok", True)
+def refusal_of(data: Mapping[str, Any]) -> Refusal:
+    """The refusal in an event's data."""
+    texts = {name: str(data.get(name) or "") for name in ("reason", "unit", "detail", "where")}
+    return Refusal(needed=data.get("needed"), allowed=data.get("allowed"), **texts)
+
+
+def fitting(data: Mapping[str, Any]) -> str:
+    """What makes training fit the budget, of an event's data: micro-batch, checkpointing, optimiser; "" for nothing."""
+    words = [f"micro-batch {data['micro_batch']}"] if data.get("micro_batch") else []
+    words += ["blocks computed anew"] if data.get("checkpoint") else []
+    words += [str(data["lean"])] if data.get("lean") else []
+    return ", ".join(words)
+
+
+def refusals(report: RunReport) -> Grid:
+    """Each refusal once: device, stage, rounds, who decided, reason, both numbers, and what followed."""
+    found = _collected(report)
+    order = {device.device: index for index, device in enumerate(report.devices)}
+    columns: list[Column[_Decision]] = [
+        Column("device", lambda row: row.device, key=True, text=True),
+        Column("stage", lambda row: row.stage, key=True),
+        Column("rounds", lambda row: units.spans(sorted(found[row]))),
+        Column("decided by", lambda row: row.decided_by, text=True),
+        Column("why", lambda row: _why(row.refusal), text=True),
+        Column("needed", lambda row: _number(row.refusal.needed, row.refusal.unit)),
+        Column("allowed", lambda row: _number(row.refusal.allowed, row.refusal.unit)),
+        Column("then", lambda row: _then(report, row.device, row.stage), text=True),
     ]
+    rows = sorted(found, key=lambda row: (order.get(row.device, len(order)), row.stage, min(found[row] or {0})))
+    warned = (e.data.get("text") for e in report.events if e.kind == "warning" and e.data.get("about"))
+    notes = (_NOTE, *(f"Warned of {text}." for text in dict.fromkeys(map(str, warned))))
+    return table("Refusals and decisions", columns, rows, notes, _none_refused(report))
+
+
+def _none_refused(report: RunReport) -> str:
+    """The text in place of an empty table: every device took part only if each finished every round."""
+    rounds = {(row.stage, row.round) for row in report.rounds}
+    if not rounds:
+        return "No round has started yet."
+    done = {(row.device, row.stage, row.round) for row in report.assignments if row.status == "done"}
+    missed = [row.device for row in report.devices if any((row.device, *key) not in done for key in rounds)]
+    if report.devices and not missed:
+        return "Every device took part in every round."
+    return "No device was refused, declined or dropped."
+
+
+def _why(refusal: Refusal) -> Cell:
+    """The reason with the device's own words: in the text where there are no numbers, else in a footnote."""
+    if refusal.needed is None and refusal.detail:
+        return Cell(f"{reason(refusal)}: {refusal.detail}")
+    return Cell(reason(refusal), why=refusal.detail)
 
 
 def _number(value: float | None, unit: str) -> str:
@@ -174,20 +128,126 @@ def _number(value: float | None, unit: str) -> str:
     return "" if value is None else units.quantity(value, unit)
 
 
+def _collected(report: RunReport) -> dict[_Decision, set[int]]:
+    """Every refusal with its rounds. A device that declined, was planned again and then trained leaves its refusal in
+    the events only; so does an attempt that was repeated."""
+    found: dict[_Decision, set[int]] = {}
+    for row in report.assignments:
+        if row.refusal is not None or row.status in ("lost", "late"):
+            decided_by = {"refused": "plan", "declined": "device"}.get(row.status, "coordinator")
+            decision = _Decision(row.device, row.stage, decided_by, row.refusal or Refusal(reason=row.status))
+            found.setdefault(decision, set()).add(row.round)
+    for event in report.events:
+        if decided_by := {"declined": "device", "rejected": "coordinator"}.get(event.kind, ""):
+            decision = _Decision(event.device, event.stage, decided_by, refusal_of(event.data))
+            found.setdefault(decision, set()).add(event.round)
+    planned = {(row.device, row.stage) for row in found if row.decided_by == "plan"}
+    for event in report.events:
+        for placement in event.data.get("placements", []) if event.kind == "stage_planned" else []:
+            device = str(placement.get("device", ""))
+            if not placement.get("ok", True) and (device, event.stage) not in planned:
+                found.setdefault(_Decision(device, event.stage, "plan", refusal_of(placement)), set())
+    return found
+
+
 def _then(report: RunReport, device: str, stage: int) -> Cell:
-    """What came of it: a new plan, training after all, or nothing more in this stage."""
-    again: list[dict[str, Any]] = [
-        event.data
-        for event in report.events
-        if event.kind == "replanned" and (event.device, event.stage) == (device, stage)
-    ]
-    barred = [(e.stage, e.round) for e in report.events if (e.device, e.kind) == (device, "quarantined")]
-    back = [(e.stage, e.round) for e in report.events if (e.device, e.kind) == (device, "readmitted")]
-    if barred and min(barred)[0] <= stage:
+    """What followed: a new plan, training after all, or nothing more in this stage."""
+    events = [event for event in report.events if event.device == device]
+    again = [event.data for event in events if event.kind == "replanned" and event.stage == stage]
+    if any(event.kind == "quarantined" and event.stage <= stage for event in events):
+        back = any(event.kind == "readmitted" for event in events)
         return Cell("quarantined, asked again later" if back else "quarantined", tone="warn")
     trained = any(row.status == "done" for row in report.assignments if (row.device, row.stage) == (device, stage))
     if again and trained:
-        return Cell(f"planned again, trained with {how_words(again[-1]) or 'the whole batch at once'}", tone="good")
+        return Cell(f"planned again, trained with {fitting(again[-1]) or 'the whole batch at once'}", tone="good")
     if again:
         return Cell("planned again, did not train", tone="warn")
     return Cell("trained other rounds" if trained else "left out of this stage", tone="" if trained else "warn")
+
+
+def not_offered(report: RunReport) -> Grid:
+    """One row per device and reason: how many rounds it was not offered, and which of each stage."""
+    in_stage = Counter(row.stage for row in report.rounds)
+
+    def why(row: tuple[str, str, list[_Round]]) -> Cell:
+        return Cell(row[1], tone="warn" if row[1] in {OFFLINE, NOT_JOINED} else "")
+
+    columns: list[Column[tuple[str, str, list[_Round]]]] = [
+        Column("device", lambda row: row[0], key=True, text=True),
+        Column("why", why, key=True, text=True),
+        Column(
+            "not offered",
+            lambda row: f"{len(row[2])} / {len(report.rounds)}",
+            "rounds",
+            tip="Rounds of the run that this device was not asked to train in.",
+        ),
+        Column(
+            "stages",
+            lambda row: _stages(row[2], in_stage),
+            text=True,
+            tip="In brackets: rounds of the stage, where it was offered others.",
+        ),
+    ]
+    rows = [(device, why, keys) for device, reasons in absences(report).items() for why, keys in reasons.items()]
+    return table("Rounds that a device was not offered", columns, rows, empty="Every device was asked in every round.")
+
+
+def absences(report: RunReport) -> dict[str, dict[str, list[_Round]]]:
+    """Device -> reason -> the rounds it was not offered; devices that were asked in every round are left out."""
+    asked = {(row.device, row.stage, row.round) for row in report.assignments}
+    asked |= {(device, row.stage, row.round) for row in report.rounds for device in row.participants}
+    begun = _at_the_start(report.events)
+    recipe = report.config.get("recipe")
+    choice = next(iter(recipe.get("select") or ()), "") if isinstance(recipe, dict) else ""
+    found: dict[str, dict[str, list[_Round]]] = {}
+    for device in totals.by_device(report):
+        for row in report.rounds:
+            if (device, row.stage, row.round) not in asked:
+                why = _absence(device, begun.get((row.stage, row.round)), choice)
+                found.setdefault(device, {}).setdefault(why, []).append((row.stage, row.round))
+    return found
+
+
+def _at_the_start(events: Iterable[EventRow]) -> dict[_Round, tuple[Mapping[str, str], frozenset[str]]]:
+    """For each round's last attempt: why each device was away when it began ("": connected), and the stragglers."""
+    away: dict[str, str] = {}
+    found: dict[_Round, tuple[Mapping[str, str], frozenset[str]]] = {}
+    for event in events:
+        if event.kind == "run_started":  # also after the coordinator's restart: connected devices join again
+            away = dict.fromkeys(away, OFFLINE)
+        elif event.kind == "device_joined":
+            away[event.device] = ""
+        elif event.kind == "device_left":
+            away[event.device] = str(event.data.get("reason") or OFFLINE)
+        elif event.kind == "round_started":
+            found[event.stage, event.round] = (dict(away), frozenset(event.data.get("behind", ())))
+    return found
+
+
+def _absence(device: str, begun: tuple[Mapping[str, str], frozenset[str]] | None, choice: str) -> str:
+    if begun is None:
+        return "not on record"
+    away, behind = begun
+    if device in behind:
+        return BEHIND
+    if why := away.get(device, NOT_JOINED):
+        return why
+    return f"not chosen (select: {choice})" if choice not in {"", "all"} else "not chosen"
+
+
+def _stages(keys: Iterable[_Round], in_stage: Mapping[int, int]) -> str:
+    """ "1 (round 2), 2–6": rounds are named of stages in which it was offered others; ``in_stage``: rounds of each."""
+    rounds: dict[int, list[int]] = {}
+    for stage, number in keys:
+        rounds.setdefault(stage, []).append(number)
+    texts: list[str] = []
+    whole: list[int] = []
+    for stage in [*sorted(rounds), 0]:  # 0: adds the whole stages that remain
+        if stage and len(rounds[stage]) == in_stage[stage]:
+            whole.append(stage)
+            continue
+        texts += [units.spans(whole)] if whole else []
+        whole = []
+        if stage:
+            texts.append(f"{stage} (round{'s' * (len(rounds[stage]) > 1)} {units.spans(rounds[stage])})")
+    return ", ".join(texts)

@@ -1,60 +1,60 @@
-"""Each event as one line of words, for logs, pipes and the lines above the live display. None: not worth a line."""
+"""Each event of a run as one line of words, for logs, pipes and the lines above the live display."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sized
 from typing import Any
 
-from edgefl.report import inventory, units
-from edgefl.report.decisions import how_words, reason, refusal_of
-from edgefl.report.totals import is_leading, is_share
+from edgefl.report import inventory, totals, units
+from edgefl.report.decisions import fitting, reason, refusal_of
 from edgefl.run_records import EventRow
 
-Data = Mapping[str, Any]
+_Data = Mapping[str, Any]
+_BUDGETS = {
+    "step_memory_bytes": "step memory",
+    "memory_bytes": "process memory",
+    "gpu_memory_bytes": "GPU memory",
+    "payload_bytes": "payload",
+    "disk_bytes": "disk",
+}
 
 
-def line(event: EventRow) -> str | None:
-    """What the event says; None when only the display's numbers move (progress) or the kind is unknown."""
-    teller = _TELLERS.get(event.kind)
-    return teller(event, event.data) if teller is not None else None
-
-
-def refusal_words(data: Data) -> str:
+def refusal(data: _Data) -> str:
     """ "step memory over budget: needs 26.4 MiB, allowed 24.0 MiB"."""
-    refusal = refusal_of(data)
-    text = reason(refusal)
-    if refusal.needed is not None and refusal.allowed is not None:
-        needed, allowed = (units.quantity(value, refusal.unit) for value in (refusal.needed, refusal.allowed))
-        return f"{text}: needs {needed}, allowed {allowed}"
-    return f"{text}: {refusal.detail}" if refusal.detail else text
+    why = refusal_of(data)
+    if why.needed is not None and why.allowed is not None:
+        needed, allowed = (units.quantity(value, why.unit) for value in (why.needed, why.allowed))
+        return f"{reason(why)}: needs {needed}, allowed {allowed}"
+    return f"{reason(why)}: {why.detail}" if why.detail else reason(why)
 
 
-def how_many(value: Any) -> int:
+def how_many(value: Sized | int | None) -> int:
     """A list's length, or the number itself: events may carry either."""
-    return len(value) if isinstance(value, (list, tuple, dict)) else int(value or 0)
+    return len(value) if isinstance(value, Sized) else int(value or 0)
 
 
-def names(value: Any) -> str:
+def _names(value: object) -> str:
     """A list of names in one string, a number as it is."""
     return ", ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
 
 
-def scores(values: list[Data]) -> str:
-    """ "accuracy 91.7 % with acc + gyro · acc alone 62.5 % zero, 80.0 % prototype"."""
-    told: dict[tuple[str, str], list[str]] = {}
-    for value in values:
-        metric, mask = str(value.get("metric", "accuracy")), str(value.get("missing", "none"))
-        if not is_leading(metric):
-            continue
-        score = float(value.get("value", 0.0))
-        text = units.percent(score) if is_share(metric) else units.number(score)
-        given = " + ".join(value.get("available", ()))
-        key = (metric, given if mask == "none" else f"{given} alone")
-        told.setdefault(key, []).append(text if mask == "none" else f"{text} {mask} mask")
-    return " · ".join(f"{metric} {given}: {', '.join(texts)}" for (metric, given), texts in told.items())
+def _number(value: float | None) -> str:
+    return units.NOTHING if value is None else units.number(float(value))
 
 
-def _run_started(_: EventRow, data: Data) -> str:
+def condition(value: _Data) -> tuple[str, str, str, float]:
+    """Metric, modalities given, mask and value of one evaluation."""
+    given = " + ".join(value.get("available", ()))
+    return (
+        str(value.get("metric", "accuracy")),
+        given,
+        str(value.get("missing", "none")),
+        float(value.get("value", 0.0)),
+    )
+
+
+def run_started(event: EventRow) -> str:
+    data = event.data
     parts = [f"{data.get('name', '')}: recipe {data.get('recipe', '')}"]
     parts.append(f"{how_many(data.get('stages'))} stages, {how_many(data.get('rounds_total'))} rounds")
     if data.get("bytes"):
@@ -64,121 +64,97 @@ def _run_started(_: EventRow, data: Data) -> str:
     return "run started: " + " · ".join(parts)
 
 
-def _device_joined(event: EventRow, data: Data) -> str:
-    counts = data.get("samples") or {}
-    told = inventory.samples(counts, " samples") if isinstance(counts, dict) else f"{counts} samples"
-    budget = data.get("budget") or {}
-    limits = [f"{label} {units.mib(budget[key])}" for key, label in _LIMITS.items() if budget.get(key) is not None]
-    return f"{event.device} joined: {data.get('profile', '')} · {told} · budget: {', '.join(limits) or 'no limit'}"
+def device_joined(event: EventRow) -> str:
+    counts, budget = event.data.get("samples") or {}, event.data.get("budget") or {}
+    samples = inventory.samples(counts, " samples") if isinstance(counts, dict) else f"{counts} samples"
+    limits = [f"{label} {units.mib(budget[key])}" for key, label in _BUDGETS.items() if budget.get(key) is not None]
+    profile = event.data.get("profile", "")
+    return f"{event.device} joined: {profile} · {samples} · budget: {', '.join(limits) or 'no limit'}"
 
 
-_LIMITS = {
-    "step_memory_bytes": "step memory",
-    "memory_bytes": "process memory",
-    "gpu_memory_bytes": "GPU memory",
-    "payload_bytes": "payload",
-    "disk_bytes": "disk",
-}
+def stage_planned(event: EventRow) -> str:
+    return "\n".join([f"stage {event.stage} planned", *map(_placement, event.data.get("placements", []))])
 
 
-def _device_left(event: EventRow, data: Data) -> str:
-    return f"{event.device} left" + (f": {data['reason']}" if data.get("reason") else "")
+def _placement(data: _Data) -> str:
+    device = data.get("device", "")
+    if not data.get("ok", True):
+        return f"  {device}: refused, {refusal(data)}"
+    factors = data.get("factors") or {}
+    shown = {"step_peak_bytes": "memory", "flops": "FLOPs"}  # corrections below a percent are left out
+    changed = [f"{name} × {factors[key]:.2f}" for key, name in shown.items() if abs(factors.get(key, 1.0) - 1) >= 0.01]
+    corrected = f" (corrected by its earlier rounds: {', '.join(changed)})" if changed else ""
+    how = f", {fitting(data)}" if fitting(data) else ""
+    cost = f"step memory {units.mib(data.get('step_peak_bytes'))}, {units.gflop(data.get('flops'))}"
+    return f"  {device}: trains, predicted {cost}{corrected}{how}"
 
 
-def _stage_planned(event: EventRow, data: Data) -> str:
-    lines = [f"stage {event.stage} planned"]
-    for placement in data.get("placements", []):
-        if placement.get("ok", True):
-            micro = f", {how}" if (how := how_words(placement)) else ""
-            cost = f"step memory {units.mib(placement.get('step_peak_bytes'))}, {units.gflop(placement.get('flops'))}"
-            learned = _learned(placement.get("factors") or {})
-            lines.append(f"  {placement.get('device', '')}: trains, predicted {cost}{learned}{micro}")
-        else:
-            lines.append(f"  {placement.get('device', '')}: refused, {refusal_words(placement)}")
-    return "\n".join(lines)
-
-
-def _learned(factors: Mapping[str, float]) -> str:
-    """By how much earlier rounds of the device have changed these predictions; "" below a percent."""
-    told = (("step_peak_bytes", "memory"), ("flops", "FLOPs"))
-    words = [f"{name} × {factors[key]:.2f}" for key, name in told if abs(factors.get(key, 1.0) - 1) >= 0.01]
-    return f" (corrected by its earlier rounds: {', '.join(words)})" if words else ""
-
-
-def _round_started(event: EventRow, data: Data) -> str:
+def round_started(event: EventRow) -> str:
+    data = event.data
     attempt = f", attempt {data['attempt']}" if int(data.get("attempt") or 1) > 1 else ""
-    return f"stage {event.stage} round {event.round} started{attempt}: {names(data.get('participants', ()))}"
+    return f"stage {event.stage} round {event.round} started{attempt}: {_names(data.get('participants', ()))}"
 
 
-def _declined(event: EventRow, data: Data) -> str:
-    return f"{event.device} declined: {refusal_words(data)}"
+def declined(event: EventRow) -> str:
+    return f"{event.device} declined: {refusal(event.data)}"
 
 
-def _rejected(event: EventRow, data: Data) -> str:
-    return f"{event.device}'s update was rejected: {refusal_words(data)}" + _detail(data)
+def rejected(event: EventRow) -> str:
+    why = refusal_of(event.data)
+    both = why.needed is not None and why.allowed is not None  # else the detail is in the text already
+    detail = f" ({why.detail})" if both and why.detail else ""
+    return f"{event.device}'s update was rejected: {refusal(event.data)}{detail}"
 
 
-def _detail(data: Data) -> str:
-    told = data.get("detail") if data.get("needed") is not None and data.get("allowed") is not None else ""
-    return f" ({told})" if told else ""
-
-
-def _quarantined(event: EventRow, data: Data) -> str:
-    rounds = int(data.get("rounds") or 0)
+def quarantined(event: EventRow) -> str:
+    rounds = int(event.data.get("rounds") or 0)
     until = f"for {rounds} round{'' if rounds == 1 else 's'}" if rounds else "for the rest of the run"
-    return f"{event.device} is in quarantine {until}: {data.get('bad', 0)} updates in a row could not be used"
+    bad = event.data.get("bad", 0)
+    return f"{event.device} is in quarantine {until}: {bad} updates in a row could not be used"
 
 
-def _replanned(event: EventRow, data: Data) -> str:
-    micro = how_words(data) or "the whole batch at once"
-    why = reason(refusal_of(data)) if data.get("reason") else "as its plan changed"
-    return f"{event.device} planned again with {micro} ({why})"
+def replanned(event: EventRow) -> str:
+    how = fitting(event.data) or "the whole batch at once"
+    why = reason(refusal_of(event.data)) if event.data.get("reason") else "as its plan changed"
+    return f"{event.device} planned again with {how} ({why})"
 
 
-def _update(event: EventRow, data: Data) -> str:
+def update(event: EventRow) -> str:
+    data = event.data
     return (
-        f"{event.device} trained: loss {_loss(data)} · step memory {units.mib(data.get('step_peak_bytes'))} · "
-        f"{units.gflop(data.get('flops'))} · sent {units.mib(data.get('payload_up_bytes'))}, "
-        f"received {units.mib(data.get('payload_down_bytes'))} · {units.seconds(data.get('seconds'))}"
+        f"{event.device} trained: loss {_number(data.get('loss'))} · step memory "
+        f"{units.mib(data.get('step_peak_bytes'))} · {units.gflop(data.get('flops'))} · "
+        f"sent {units.mib(data.get('payload_up_bytes'))}, received {units.mib(data.get('payload_down_bytes'))} · "
+        f"{units.seconds(data.get('seconds'))}"
     )
 
 
-def _round_closed(event: EventRow, data: Data) -> str:
-    missing = "".join(f" · {name}: {names(data[name])}" for name in ("late", "lost", "behind") if data.get(name))
-    if stale := data.get("staleness"):
-        missing = " · made earlier: " + ", ".join(f"{name} (by {late})" for name, late in stale.items()) + missing
-    took = units.seconds(data.get("seconds"))
-    return (
-        f"stage {event.stage} round {event.round} closed: {how_many(data.get('participants'))} devices · "
-        f"loss {_loss(data)} · payload {units.mib(data.get('payload_bytes'))} · {took}{missing}"
-    )
+def round_closed(event: EventRow) -> str:
+    data = event.data
+    stale = ", ".join(f"{name} (by {late})" for name, late in (data.get("staleness") or {}).items())
+    parts = [
+        f"stage {event.stage} round {event.round} closed: {how_many(data.get('participants'))} devices",
+        f"loss {_number(data.get('loss'))}",
+        f"payload {units.mib(data.get('payload_bytes'))}",
+        units.seconds(data.get("seconds")),
+        *([f"made earlier: {stale}"] if stale else []),
+        *(f"{name}: {_names(data[name])}" for name in ("late", "lost", "behind") if data.get(name)),
+    ]
+    return " · ".join(parts)
 
 
-def _loss(data: Data) -> str:
-    return units.NOTHING if data.get("loss") is None else units.number(float(data["loss"]))
+def evaluated(event: EventRow) -> str:
+    """ "… accuracy acc + gyro: 91.7 % · accuracy acc alone: 62.5 % zero mask, 80.0 % prototype mask"."""
+    texts: dict[tuple[str, str], list[str]] = {}
+    for metric, given, mask, value in map(condition, event.data.get("values", [])):
+        if totals.is_leading(metric):
+            text = totals.score_text(metric, value)
+            key = (metric, given if mask == "none" else f"{given} alone")
+            texts.setdefault(key, []).append(text if mask == "none" else f"{text} {mask} mask")
+    scores = " · ".join(f"{metric} {given}: {', '.join(each)}" for (metric, given), each in texts.items())
+    return f"stage {event.stage} round {event.round} test {scores}"
 
 
-def _run_finished(_: EventRow, data: Data) -> str:
-    where = f" · {data['state']}" if data.get("state") else ""
-    return f"run {data.get('status', 'finished')} after {units.seconds(data.get('seconds'))}{where}"
-
-
-_TELLERS: dict[str, Callable[[EventRow, Data], str]] = {
-    "run_started": _run_started,
-    "device_joined": _device_joined,
-    "device_left": _device_left,
-    "stage_planned": _stage_planned,
-    "round_started": _round_started,
-    "declined": _declined,
-    "rejected": _rejected,
-    "quarantined": _quarantined,
-    "readmitted": lambda event, _: f"{event.device} is out of quarantine",
-    "replanned": _replanned,
-    "update": _update,
-    "round_closed": _round_closed,
-    "evaluated": lambda event, data: f"stage {event.stage} round {event.round} test {scores(data.get('values', []))}",
-    "stage_finished": lambda event, _: f"stage {event.stage} finished",
-    "warning": lambda _, data: f"warning: {data.get('text', '')}",
-    "run_finished": _run_finished,
-    "run_failed": lambda *_: "run failed",  # the program that shows this ends with the error itself
-}
+def run_finished(event: EventRow) -> str:
+    where = f" · {event.data['state']}" if event.data.get("state") else ""
+    return f"run {event.data.get('status', 'finished')} after {units.seconds(event.data.get('seconds'))}{where}"

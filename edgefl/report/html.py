@@ -9,12 +9,8 @@ from typing import Any
 from edgefl import __version__
 from edgefl.config.yaml_files import yaml_text
 from edgefl.records import FIGURES
-from edgefl.report import absences, decisions, inventory, plots, quality, repairs, totals, units
-from edgefl.report import accuracy as outcome
-from edgefl.report import late_updates as staleness
-from edgefl.report import resources as bills
-from edgefl.report.grid import Column, Grid, letters
-from edgefl.report.run_warnings import warnings
+from edgefl.report import decisions, inventory, plots, quality, resources, rounds, totals, units
+from edgefl.report.grid import Grid, letters, with_rows
 from edgefl.report.svg import Plot
 from edgefl.run_records import RunReport
 
@@ -64,9 +60,9 @@ def render(report: RunReport) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.globals.update(groups=groups, mark=letters)
+    environment.globals.update(mark=letters)
 
-    def drawn(plot: Plot | None) -> dict[str, Any] | None:
+    def drawn(plot: Plot | None) -> dict[str, str] | None:
         return None if plot is None else {"svg": Markup(plot.svg), "caption": plot.caption}  # noqa: S704  # our own SVG, text escaped by matplotlib
 
     style, _, _ = environment.loader.get_source(environment, "style.css") if environment.loader else ("", None, None)
@@ -75,39 +71,32 @@ def render(report: RunReport) -> str:
         style=Markup(style),  # noqa: S704  # a file of this package
         started=units.moment(report.started_at),
         took=took(report),
-        standing=outcome.standing(report),
-        warnings=warnings(report),
+        standing=rounds.standing(report),
+        warnings=rounds.warnings(report),
         version=__version__,
         cards=cards(report),
         learning=drawn(plots.learning(report)),
         subsets=drawn(plots.subsets(report)),
         memory=drawn(plots.memory(report)),
         spending=drawn(plots.spending(report)),
-        **_tables(report),
+        evaluation=quality.evaluation(report),
+        quality=with_rows(*quality.grids(report)),
+        device_bills=thirds(resources.device_bill(report)),
+        stage_bills=thirds(resources.stage_bill(report)),
+        bill_notes=resources.NOTES,
+        stage_totals=resources.stage_totals(report),
+        refusals=decisions.refusals(report),
+        absences=with_rows(decisions.not_offered(report)),
+        rounds=rounds.rounds(report),
+        late=with_rows(rounds.late_updates(report), rounds.repairs(report)),
+        devices=inventory.devices(report),
+        stages=inventory.stages(report),
+        bundles=inventory.bundles(report),
         sources=[
-            (MEANINGS[name], units.printed_unit(FIGURES[name]), told) for name, told in totals.origins(report).items()
+            (MEANINGS[name], units.printed_unit(FIGURES[name]), where) for name, where in totals.origins(report).items()
         ],
         config=yaml_text(without_secrets(report.config)) if report.config else "",
     )
-
-
-def _tables(report: RunReport) -> dict[str, Any]:
-    """Every table, under the name the template knows it by."""
-    return {
-        "evaluation": outcome.evaluation(report),
-        "quality": [grid for grid in quality.grids(report) if grid.rows],
-        "device_bills": thirds(bills.device_bill(report)),
-        "stage_bills": thirds(bills.stage_bill(report)),
-        "bill_notes": bills.NOTES,
-        "stage_totals": bills.stage_totals(report),
-        "refusals": decisions.refusals(report),
-        "absences": [grid for grid in (absences.table(report),) if grid.rows],
-        "late": [grid for grid in (staleness.by_device(report), repairs.substitutions(report)) if grid.rows],
-        "rounds": outcome.rounds(report),
-        "devices": inventory.devices(report),
-        "stages": inventory.stages(report),
-        "bundles": inventory.bundles(report),
-    }
 
 
 def took(report: RunReport) -> str:
@@ -119,45 +108,55 @@ def took(report: RunReport) -> str:
 
 def cards(report: RunReport) -> list[Card]:
     """The headline numbers."""
-    metric = totals.primary_metric(report)
-    scores = [row for row in totals.latest(report.evaluations) if row.metric == metric]
-    shown = units.percent if totals.is_share(metric) else units.number
-    found = [
-        Card(f"test {metric}", shown(row.value), " + ".join(row.available)) for row in scores if row.missing == "none"
+    trained = {row.device for row in report.assignments if row.status == "done"}
+    refused = {row.device for row in report.assignments if row.refusal is not None}
+    away = decisions.absences(report)
+    missed = [f"{len(refused)} refused or declined at times"] if refused else []
+    missed += [f"{len(away)} not offered every round"] if away else []
+    done = [row for row in report.rounds if row.status == "done"]
+    stages = len({row.stage for row in done})
+    return [
+        *_scores(report),
+        Card("devices that trained", f"{len(trained)} of {len(report.devices)}", " · ".join(missed) or "none refused"),
+        Card("rounds", str(len(done)), f"in {stages} stage{'' if stages == 1 else 's'}"),
+        *(_costs(report) if report.assignments else []),
     ]
-    if (
-        not any(row.metric == "accuracy" for row in report.evaluations)
-        and (own := quality.own_accuracy(report)) is not None
-    ):
+
+
+def _scores(report: RunReport) -> list[Card]:
+    """The global model with all modalities and with the weakest alone; the mean of the devices' own models."""
+    metric = totals.primary_metric(report)
+    rows = [row for row in totals.latest(report.evaluations) if row.metric == metric]
+    complete = [row for row in rows if row.missing == "none"]
+    found = [
+        Card(f"test {metric}", totals.score_text(metric, row.value), " + ".join(row.available)) for row in complete
+    ]
+    own = quality.own_accuracy(report)
+    if own is not None and not any(row.metric == "accuracy" for row in report.evaluations):
         found.append(
             Card("accuracy of the devices' own models", units.percent(own), "on samples set apart; their mean")
         )
-    alone = [row for row in scores if row.missing in outcome.STAND_INS]
-    if alone:
-        worst = min(alone, key=lambda row: row.value)
-        zero = next((r for r in scores if r.missing == "zero" and r.available == worst.available), None)
-        against = f"; {shown(zero.value)} with zeros" if zero else ""
-        told = f"{' + '.join(worst.available)}, {worst.missing} mask{against}"
-        found.append(Card("weakest modality alone", shown(worst.value), told))
-    trained = {row.device for row in report.assignments if row.status == "done"}
-    refused = {row.device for row in report.assignments if row.refusal is not None}
-    away = absences.absences(report)
-    missed = [f"{len(refused)} refused or declined at times"] if refused else []
-    missed += [f"{len(away)} not offered every round"] if away else []
-    detail = " · ".join(missed) or "none refused"
-    found.append(Card("devices that trained", f"{len(trained)} of {len(report.devices)}", detail))
-    done = [row for row in report.rounds if row.status == "done"]
-    stages = len({row.stage for row in done})
-    found.append(Card("rounds", str(len(done)), f"in {stages} stage{'' if stages == 1 else 's'}"))
-    peak = totals.fleet("step_peak_bytes", report)
-    if report.assignments:
-        found.append(Card("largest step memory", bills.figure_of(peak, "B"), "measured above the idle trainer"))
-        up, down = totals.fleet("payload_up_bytes", report), totals.fleet("payload_down_bytes", report)
-        found.append(Card("payload sent", bills.figure_of(up, "B"), f"received {bills.figure_of(down, 'B')}"))
-        found.append(
-            Card("compute", bills.figure_of(totals.fleet("flops", report), "FLOP"), "forward and backward, all devices")
-        )
+    worst = min((row for row in rows if row.missing in quality.STAND_INS), key=lambda row: row.value, default=None)
+    if worst is not None:
+        zeros = [row.value for row in rows if row.missing == "zero" and row.available == worst.available]
+        against = f"; {totals.score_text(metric, zeros[0])} with zeros" if zeros else ""
+        detail = f"{' + '.join(worst.available)}, {worst.missing} mask{against}"
+        found.append(Card("weakest modality alone", totals.score_text(metric, worst.value), detail))
     return found
+
+
+def _costs(report: RunReport) -> list[Card]:
+    def fleet(name: str, unit: str) -> str:
+        """``≥``: rounds are missing."""
+        figure = totals.fleet(name, report)
+        return ("≥ " if figure.value is not None and figure.reason else "") + units.quantity(figure.value, unit)
+
+    received = fleet("payload_down_bytes", "B")
+    return [
+        Card("largest step memory", fleet("step_peak_bytes", "B"), "measured above the idle trainer"),
+        Card("payload sent", fleet("payload_up_bytes", "B"), f"received {received}"),
+        Card("compute", fleet("flops", "FLOP"), "forward and backward, all devices"),
+    ]
 
 
 def thirds(grid: Grid) -> list[tuple[str, Grid]]:
@@ -174,19 +173,6 @@ def thirds(grid: Grid) -> list[tuple[str, Grid]]:
         own = [index for group in wanted for index, column in enumerate(grid.columns) if column.group == group]
         found.append((title, grid.select(head + (counts if not found else []) + own)))
     return found
-
-
-def groups(grid: Grid) -> list[tuple[str, int]]:
-    """Header groups as (name, columns spanned), in order; columns without a group stand alone."""
-    spans: list[tuple[str, int]] = []
-    previous: Column | None = None
-    for column in grid.columns:
-        if previous is not None and column.group and previous.group == column.group:
-            spans[-1] = (column.group, spans[-1][1] + 1)
-        else:
-            spans.append((column.group, 1))
-        previous = column
-    return spans
 
 
 def without_secrets(value: Any) -> Any:

@@ -1,66 +1,58 @@
-"""The tables of what there is: devices with their budgets and data, stages with their parts, exported bundles."""
+"""The tables of what there is: devices, stages, bundles, runs, shares of a data set, recipes, encoder sizes."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from edgefl.models.spec import is_matcher
+from edgefl.registry import ROLES, default, method
 from edgefl.report import units
-from edgefl.report.grid import Cell, Column, Grid, Tone, amount, count, words
-from edgefl.report.resources import limit
-from edgefl.run_records import RunReport
+from edgefl.report.grid import Cell, Column, Grid, Tone, limit_column, measure, table
+from edgefl.run_records import BundleRow, DeviceRow, RunReport
+
+if TYPE_CHECKING:
+    from edgefl.data.prepare import Prepared, Share
 
 #: After the parts of the closing round.
 CLOSING = " (closing round: every eligible device, the model does not change)"
+_RUN_TONES: dict[str, Tone] = {"done": "good", "failed": "bad", "interrupted": "warn"}
+
+_Choice = tuple[str, int, str, Mapping[str, Any]]  # role, place among its choices, name, options
 
 
 def devices(report: RunReport) -> Grid:
-    """What each device is, what it may spend per round, and what data it holds."""
-    columns = (
-        Column("device", key=True, text=True),
-        Column("profile", text=True),
-        Column("machine", text=True),
-        Column("cores"),
-        Column("memory", "MiB", "has"),
-        Column("disk free", "MiB", "has"),
-        Column("GPU", "", "has", text=True),
-        Column("step memory", "MiB", "may spend per round"),
-        Column("process", "MiB", "may spend per round"),
-        Column("FLOPs", "GFLOP", "may spend per round"),
-        Column("payload", "MiB", "may spend per round"),
-        Column("disk", "MiB", "may spend per round"),
-        Column("samples", "", "data", text=True),
-        Column("last seen", text=True),
-    )
-    lines = []
-    for row in report.devices:
-        has, may = row.capabilities, row.budget
-        lines.append(
-            (
-                words(row.device),
-                words(row.profile),
-                words(has.machine, tip=has.runtime),
-                count(has.cores or None),
-                amount(has.memory_total_bytes or None, "B"),
-                amount(has.disk_free_bytes or None, "B"),
-                words(has.gpu or "none", tone="" if has.gpu else "dim", tip=_own(has.gpu_memory_bytes)),
-                limit(may.step_memory_bytes, "B"),
-                limit(may.memory_bytes, "B"),
-                limit(may.flops, "FLOP"),
-                limit(may.payload_bytes, "B"),
-                limit(may.disk_bytes, "B"),
-                words(samples(row.samples)),
-                words(units.moment(last_seen(report, row.device))),
-            )
-        )
-    return Grid("Devices", columns, tuple(lines), empty="No device has joined yet.")
+    """What each device is, its budget of a round, and the data it holds."""
+    may = "may spend per round"
+
+    def own_memory(row: DeviceRow) -> str:
+        size = row.capabilities.gpu_memory_bytes
+        return f"{units.mib(size)} of its own" if size else ""
+
+    def gpu(row: DeviceRow) -> Cell:
+        name = row.capabilities.gpu
+        return Cell(name or "none", tone="" if name else "dim", tip=own_memory(row))
+
+    columns: list[Column[DeviceRow]] = [
+        Column("device", lambda row: row.device, key=True, text=True),
+        Column("profile", lambda row: row.profile, text=True),
+        Column("machine", lambda row: Cell(row.capabilities.machine, tip=row.capabilities.runtime), text=True),
+        Column("cores", lambda row: row.capabilities.cores or None),
+        measure("memory", lambda row: row.capabilities.memory_total_bytes or None, "B", "has"),
+        measure("disk free", lambda row: row.capabilities.disk_free_bytes or None, "B", "has"),
+        Column("GPU", gpu, "", "has", text=True),
+        limit_column("step memory", lambda row: row.budget.step_memory_bytes, "B", may),
+        limit_column("process", lambda row: row.budget.memory_bytes, "B", may),
+        limit_column("FLOPs", lambda row: row.budget.flops, "FLOP", may),
+        limit_column("payload", lambda row: row.budget.payload_bytes, "B", may),
+        limit_column("disk", lambda row: row.budget.disk_bytes, "B", may),
+        Column("samples", lambda row: samples(row.samples), "", "data", text=True),
+        Column("last seen", lambda row: units.moment(last_seen(report, row.device)), text=True),
+    ]
+    return table("Devices", columns, report.devices, empty="No device has joined yet.")
 
 
-def _own(gpu_memory_bytes: int) -> str:
-    return f"{units.mib(gpu_memory_bytes)} of its own" if gpu_memory_bytes else ""
-
-
-def samples(counts: dict[str, int], noun: str = "") -> str:
+def samples(counts: Mapping[str, int], noun: str = "") -> str:
     """{"": 40, "acc": 40, "gyro": 31} -> "40 (acc 40, gyro 31)"; ``noun`` follows the whole."""
     parts = ", ".join(f"{name} {number:,}" for name, number in counts.items() if name)
     whole = f"{counts[''] if '' in counts else max(counts.values(), default=0):,}{noun}"
@@ -68,7 +60,7 @@ def samples(counts: dict[str, int], noun: str = "") -> str:
 
 
 def last_seen(report: RunReport, device: str) -> float | None:
-    """When the device was last heard of: the latest event that names it, else the end of its last round."""
+    """Time of the latest event that names the device, else of the end of its last round; seconds since the epoch."""
     times = [event.at for event in report.events if event.device == device]
     if not times:
         times = [row.ended_at or row.started_at for row in report.rounds if device in row.participants]
@@ -76,82 +68,135 @@ def last_seen(report: RunReport, device: str) -> float | None:
 
 
 def stages(report: RunReport) -> Grid:
-    """What each stage trains and what a device holds for it."""
-    columns = (
-        Column("stage", key=True),
-        Column("encoder depth", "stages"),
-        Column("rounds", "planned"),
-        Column("trained", "MiB", "size of the parts"),
-        Column("present", "MiB", "size of the parts"),
-        Column("parts trained", text=True),
-    )
-    why = "" if report.part_bytes else "sizes of the parts not on record"
-    lines = []
-    for row in report.stages:
-        trained, present = list(row.get("trained", ())), list(row.get("present", ()))
-        lines.append(
-            (
-                count(row.get("index")),
-                count(row.get("depth")),
-                count(row.get("rounds")),
-                amount(_size(report, trained), "B", why=why),
-                amount(_size(report, present), "B", why=why),
-                words(", ".join(trained) + (CLOSING if trained and all(map(is_matcher, trained)) else "")),
-            )
-        )
-    return Grid("Stages", columns, tuple(lines), empty="No stage on record.")
+    """The parts that each stage trains, and the size of those a device holds for it."""
+
+    def size(kind: str) -> Column[dict[str, Any]]:
+        def total(row: dict[str, Any]) -> int | None:
+            return sum(report.part_bytes.get(part, 0) for part in row.get(kind, ())) if report.part_bytes else None
+
+        return measure(kind, total, "B", "size of the parts", why="sizes of the parts not on record")
+
+    def parts(row: dict[str, Any]) -> str:
+        trained = list(row.get("trained", ()))
+        return ", ".join(trained) + (CLOSING if trained and all(map(is_matcher, trained)) else "")
+
+    columns: list[Column[dict[str, Any]]] = [
+        Column("stage", lambda row: row.get("index"), key=True),
+        Column("encoder depth", lambda row: row.get("depth"), "stages"),
+        Column("rounds", lambda row: row.get("rounds"), "planned"),
+        size("trained"),
+        size("present"),
+        Column("parts trained", parts, text=True),
+    ]
+    return table("Stages", columns, report.stages, empty="No stage on record.")
 
 
 def bundles(report: RunReport) -> Grid:
     """The exported ONNX files and how far they are from the torch model."""
-    columns = (
-        Column("bundle", key=True, text=True),
-        Column("modalities", text=True),
-        Column("size", "MiB"),
-        Column("largest", "", "difference from torch"),
-        Column("tolerance", "", "difference from torch"),
-        Column("file", text=True, whole=True),
-    )
-    lines = tuple(
-        (
-            words(row.name),
-            words(" + ".join(row.modalities)),
-            amount(row.size_bytes, "B"),
-            Cell(f"{row.max_difference:.1e}", tone="good" if row.max_difference <= row.tolerance else "bad"),
-            Cell(f"{row.tolerance:.1e}"),
-            words(row.path),
-        )
-        for row in report.bundles
-    )
-    return Grid("Exported bundles", columns, lines, empty="Nothing exported; `edgefl export RUN` writes ONNX bundles.")
 
+    def difference(row: BundleRow) -> Cell:
+        return Cell(f"{row.max_difference:.1e}", tone="good" if row.max_difference <= row.tolerance else "bad")
 
-def _size(report: RunReport, parts: list[str]) -> int | None:
-    return sum(report.part_bytes.get(part, 0) for part in parts) if report.part_bytes else None
+    columns: list[Column[BundleRow]] = [
+        Column("bundle", lambda row: row.name, key=True, text=True),
+        Column("modalities", lambda row: " + ".join(row.modalities), text=True),
+        measure("size", lambda row: row.size_bytes, "B"),
+        Column("largest", difference, "", "difference from torch"),
+        Column("tolerance", lambda row: f"{row.tolerance:.1e}", "", "difference from torch"),
+        Column("file", lambda row: row.path, text=True, whole=True),
+    ]
+    empty = "Nothing exported; `edgefl export RUN` writes ONNX bundles."
+    return table("Exported bundles", columns, report.bundles, empty=empty)
 
 
 def runs(reports: Sequence[RunReport], where: str, now: float) -> Grid:
     """The runs there are, one a row; ``now``: seconds since the epoch."""
-    columns = (
-        Column("run", key=True, text=True, whole=True),
-        Column("name", text=True),
-        Column("recipe", text=True),
-        Column("status", text=True),
-        Column("started", text=True),
-        Column("took", text=True),
-    )
-    tones: dict[str, Tone] = {"done": "good", "failed": "bad", "interrupted": "warn"}
-    lines = tuple(
-        (
-            words(report.run),
-            words(report.name),
-            words(report.recipe),
-            words(report.status, tone=tones.get(report.status, "")),
-            words(units.ago(now - report.started_at), tip=units.moment(report.started_at)),
-            words("" if report.finished_at is None else units.seconds(report.finished_at - report.started_at)),
-        )
-        for report in reports
-    )
-    grid = Grid("Runs", columns, lines, empty=f"There is no run in {where}; start one with `edgefl run RUN.yaml`.")
-    told = all(report.run.startswith(report.name) for report in reports)  # an id begins with the name by default
-    return grid.select([0, 2, 3, 4, 5]) if told else grid
+
+    def took(row: RunReport) -> str:
+        return "" if row.finished_at is None else units.seconds(row.finished_at - row.started_at)
+
+    columns: list[Column[RunReport]] = [
+        Column("run", lambda row: row.run, key=True, text=True, whole=True),
+        Column("recipe", lambda row: row.recipe, text=True),
+        Column("status", lambda row: Cell(row.status, tone=_RUN_TONES.get(row.status, "")), text=True),
+        Column(
+            "started", lambda row: Cell(units.ago(now - row.started_at), tip=units.moment(row.started_at)), text=True
+        ),
+        Column("took", took, text=True),
+    ]
+    if not all(row.run.startswith(row.name) for row in reports):  # an id begins with the name by default
+        columns.insert(1, Column("name", lambda row: row.name, text=True))
+    return table("Runs", columns, reports, empty=f"There is no run in {where}; start one with `edgefl run RUN.yaml`.")
+
+
+def shares(name: str, prepared: Prepared) -> Grid:
+    """How the data set ``name`` is partitioned: samples of each device, of each modality and of each class."""
+
+    def modality(name: str) -> Column[Share]:
+        def cell(share: Share) -> Cell:
+            return Cell(str(share.samples.get(name, 0)), tone="" if share.samples.get(name) else "warn")
+
+        return Column(name, cell, group="samples that have")
+
+    def label(index: int, name: str) -> Column[Share]:
+        return Column(name, lambda share: str(share.class_counts[index]), group="samples of class")
+
+    columns: list[Column[Share]] = [
+        Column("device", lambda share: share.device, key=True, text=True),
+        Column("samples", lambda share: str(share.samples[""])),
+        *map(modality, prepared.signature),
+        *(label(index, name) for index, name in enumerate(prepared.label_names)),
+        Column("discarded", lambda share: str(share.discarded), tip="samples that lost every modality"),
+    ]
+    shapes = ", ".join(f"{m} {list(shape)}" for m, shape in prepared.signature.items())
+    notes = [f"One sample: {shapes}. Test set: {prepared.test_samples} samples."]
+    if not prepared.label_names:
+        notes.append("No sample has a label: recipes that learn from labels can not train on them.")
+    if prepared.skipped:
+        notes.append(f"{len(prepared.skipped)} bad samples left out; the first: {prepared.skipped[0]}.")
+    return table(f"Shares of {name}", columns, prepared.shares, notes)
+
+
+def recipes(found: Sequence[Mapping[str, Any]]) -> Grid:
+    """Every recipe with its summary and source."""
+    columns: list[Column[Mapping[str, Any]]] = [
+        Column("recipe", lambda recipe: recipe["name"], key=True, text=True),
+        Column("what it does", lambda recipe: recipe["summary"], text=True),
+        Column("source", lambda recipe: recipe["source"], text=True),
+    ]
+    return table("Recipes", columns, found, ["edgefl recipes show NAME explains a recipe slot by slot."])
+
+
+def slots(recipe: Mapping[str, Any]) -> Grid:
+    """One recipe role by role: its methods, their summaries and options. Defaults are dimmed."""
+
+    def tone(row: _Choice) -> Tone:
+        return "dim" if row[2] == default(row[0]) and not row[3] else ""
+
+    def option(name: str, value: float | str) -> str:
+        return f"{name} {value:g}" if isinstance(value, float) else f"{name} {value or '—'}"
+
+    columns: list[Column[_Choice]] = [
+        Column("slot", lambda row: "" if row[1] else row[0], key=True, text=True),
+        Column("decides", lambda row: "" if row[1] else ROLES[row[0]][0], text=True),
+        Column("filled with", lambda row: Cell(row[2], tone=tone(row)), text=True),
+        Column("which means", lambda row: Cell(method(row[0], row[2]).summary, tone=tone(row)), text=True),
+        Column("options", lambda row: ", ".join(option(name, value) for name, value in row[3].items()), text=True),
+    ]
+    rows = [(role, i, name, options) for role in ROLES for i, (name, options) in enumerate(recipe[role].items())]
+    return table(f"{recipe['name']}: {recipe['summary']}", columns, rows, [f"Source: {recipe['source']}."])
+
+
+def encoder_sizes(sizes: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> Grid:
+    """Encoder sizes by kind: kind -> size -> fields."""
+
+    def field(name: str) -> Column[tuple[str, str]]:
+        return Column(name, lambda row: str(sizes[row[0]][row[1]].get(name, "")))
+
+    columns: list[Column[tuple[str, str]]] = [
+        Column("kind", lambda row: row[0], key=True, text=True),
+        Column("size", lambda row: row[1], key=True, text=True),
+        *map(field, ("width", "depth", "heads", "patch", "vocabulary")),
+    ]
+    note = "Fields of model.encoders.<modality>; one that is given in the run file wins over the size's."
+    return table("Encoder sizes", columns, [(kind, name) for kind, named in sizes.items() for name in named], [note])

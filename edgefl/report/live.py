@@ -10,10 +10,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from edgefl.report import units
-from edgefl.report.event_text import line
-from edgefl.report.live_state import Watch, Watched
-from edgefl.report.totals import is_leading, is_share
+from edgefl.report import totals, units
+from edgefl.report.live_state import LiveDevice, LiveState, kind_of
 from edgefl.run_records import EventRow
 
 #: Four redraws a second look alive and cost under 2 % of a core.
@@ -33,11 +31,6 @@ _STYLES = {
     "waiting": "",
     "idle": "dim",
 }
-#: Kinds that stay on a terminal as a line above the display; the rest is visible in it.
-_KEPT = {
-    *("run_started", "declined", "rejected", "quarantined", "readmitted", "replanned", "device_left"),
-    *("round_closed", "evaluated", "warning", "run_failed"),
-}
 
 
 class LiveView:
@@ -49,7 +42,7 @@ class LiveView:
     def __init__(self, console: Console | None = None, *, plain: bool | None = None) -> None:
         self.console = console or Console()
         self.plain = not self.console.is_terminal if plain is None else plain
-        self.watch = Watch()
+        self.state = LiveState()
         self._live: Live | None = None
 
     def __enter__(self) -> LiveView:
@@ -62,20 +55,17 @@ class LiveView:
 
     def feed(self, event: EventRow) -> None:
         """Show one event. Unknown kinds are ignored, so that a newer coordinator can be watched."""
-        self.watch.feed(event)
-        text = line(event)
-        if self.plain:
-            if text is not None:
-                self._print(event, text)
-            return
-        if self._live is None:
+        self.state.apply(event)
+        kind = kind_of(event)
+        if not self.plain and self._live is None:
             self._live = Live(
                 console=self.console, get_renderable=self._draw, refresh_per_second=REDRAWS_PER_S, transient=True
             )
             self._live.start()
-        if text is not None and (event.kind in _KEPT or _has_refusal(event)):
-            self._print(event, text)
-        if self.watch.ended:
+        text = kind.line(event)
+        if text is not None and (self.plain or kind.kept or _has_refusal(event)):
+            self._print(event, text, kind.style)
+        if self.state.ended:
             self.close()
 
     def close(self) -> None:
@@ -85,50 +75,43 @@ class LiveView:
             self._live = None
             self.console.print(self._draw())
 
-    def _print(self, event: EventRow, text: str) -> None:
-        elapsed = event.at - (self.watch.began_at or event.at)
-        first, *more = text.split("\n")
-        style = {"warning": "yellow", "declined": "yellow", "run_failed": "red", "device_left": "red"}.get(
-            event.kind, ""
-        )
-        clock = f"{elapsed:7.1f} s  "
-        for number, words in enumerate((first, *more)):
-            told = Text(clock if number == 0 else " " * len(clock), style="dim")
-            told.append(words, style=style)
-            self.console.print(told, soft_wrap=self.plain)
+    def _print(self, event: EventRow, text: str, style: str) -> None:
+        """The lines of ``text``, the first with seconds since the run began."""
+        clock = f"{event.at - (self.state.began_at or event.at):7.1f} s  "
+        for words in text.split("\n"):
+            self.console.print(Text(clock, style="dim").append(words, style=style), soft_wrap=self.plain)
+            clock = " " * len(clock)
 
     def _draw(self) -> Group:
-        watch = self.watch
-        shown = list(watch.devices.values())[:MAX_DEVICES]
-        blocks: list[Text | Table] = [Text(), _head(watch), _table(shown)]
+        every = list(self.state.devices.values())
+        shown, rest = every[:MAX_DEVICES], every[MAX_DEVICES:]
+        blocks: list[Text | Table] = [Text(), _head(self.state), _table(shown)]
         for device in (device for device in shown if device.why):
             words = Text(f"{device.name} {device.doing}: ", style=_STYLES.get(device.doing, ""))
             blocks.append(words.append(device.why, style="dim"))
-        if len(watch.devices) > len(shown):
-            rest = list(watch.devices.values())[len(shown) :]
+        if rest:
             busy = sum(device.doing in ("training", "waiting") for device in rest)
             blocks.append(Text(f"and {len(rest)} more devices, {busy} of them at work", style="dim"))
-        blocks += _scores(watch)
-        return Group(*blocks)
+        return Group(*blocks, *_scores(self.state))
 
 
 def _has_refusal(event: EventRow) -> bool:
     return event.kind == "stage_planned" and any(not p.get("ok", True) for p in event.data.get("placements", []))
 
 
-def _head(watch: Watch) -> Text:
-    text = Text(watch.name or "run", style="bold")
-    text.append(f"  {watch.recipe}", style="dim not bold")
-    where = f"  stage {watch.stage}/{watch.stages} · round {watch.round}" if watch.stage else "  waiting for devices"
-    text.append(f"  {watch.ended}" if watch.ended else where, style="cyan not bold")
-    if watch.attempt > 1 and not watch.ended:
-        text.append(f" · attempt {watch.attempt}", style="yellow not bold")
-    text.append(f"  {watch.rounds_done} of {watch.rounds_total} rounds done", style="not bold")
-    text.append(f"  {units.seconds(round(watch.elapsed_s, 1))}", style="dim not bold")
+def _head(state: LiveState) -> Text:
+    text = Text(state.name or "run", style="bold")
+    text.append(f"  {state.recipe}", style="dim not bold")
+    where = f"  stage {state.stage}/{state.stages} · round {state.round}" if state.stage else "  waiting for devices"
+    text.append(f"  {state.ended}" if state.ended else where, style="cyan not bold")
+    if state.attempt > 1 and not state.ended:
+        text.append(f" · attempt {state.attempt}", style="yellow not bold")
+    text.append(f"  {state.rounds_done} of {state.rounds_total} rounds done", style="not bold")
+    text.append(f"  {units.seconds(round(state.elapsed_s, 1))}", style="dim not bold")
     return text
 
 
-def _table(devices: list[Watched]) -> Table:
+def _table(devices: list[LiveDevice]) -> Table:
     table = Table(box=None, header_style="dim", pad_edge=False, expand=False)
     table.add_column("device", no_wrap=True)
     table.add_column("", no_wrap=True)
@@ -154,28 +137,25 @@ def _mib(value: float | None) -> str:
     return units.NOTHING if value is None else units.number(units.scaled(value, "B"))
 
 
-def _scores(watch: Watch) -> list[Text]:
+def _scores(state: LiveState) -> list[Text]:
     """Loss and accuracy so far, each with a small curve; then each modality alone with its masks side by side."""
     first = Text()
-    if watch.losses:
-        first.append(f"loss {units.number(watch.losses[-1])} ", style="bold")
-        first.append(f"{sparkline(watch.losses)}   ", style="cyan")
+    if state.losses:
+        first.append(f"loss {units.number(state.losses[-1])} ", style="bold")
+        first.append(f"{sparkline(state.losses)}   ", style="cyan")
     alone: dict[str, list[str]] = {}
-    for (metric, given, mask), values in watch.scores.items():
-        if not is_leading(metric):
+    for (metric, given, mask), values in state.scores.items():
+        if not totals.is_leading(metric):
             continue
-        value = units.percent(values[-1]) if is_share(metric) else units.number(values[-1])
+        value = totals.score_text(metric, values[-1])
         if mask == "none":
             first.append(f"test {metric} {value} ", style="bold")
             first.append(f"{sparkline(values)}   ", style="green")
         else:
             alone.setdefault(given, []).append(f"{value} {mask} mask")
     lines = [first] if first.plain else []
-    if alone:
-        lines.append(
-            Text("   ".join(f"{given} alone: {', '.join(told)}" for given, told in alone.items()), style="dim")
-        )
-    return lines
+    each = "   ".join(f"{given} alone: {', '.join(values)}" for given, values in alone.items())
+    return [*lines, Text(each, style="dim")] if each else lines
 
 
 def sparkline(values: list[float], width: int = 24) -> str:

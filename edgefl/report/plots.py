@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from edgefl.report import curves, totals, units
-from edgefl.report import resources as bills
+from edgefl.report import curves, resources, totals, units
 from edgefl.report.svg import INKS, Plot, figure, style, svg, whole_numbers
 from edgefl.run_records import AssignmentRow, RunReport
 
@@ -216,7 +215,7 @@ def _memory_panel(axes: Any, report: RunReport, name: str, pairs: dict[int, tupl
     axes.set_xlim(min(stages) - 0.5, max(stages) + 0.5)
     axes.xaxis.set_major_locator(whole_numbers())
     top = max(value for value in predicted + measured if value == value)  # nan is not equal to itself
-    budget = bills.step_limit(totals.device_row(report, name))
+    budget = resources.step_limit(totals.device_row(report, name))
     told = "no step budget" if budget is None else f"budget {units.mib(budget)}"
     near = budget is not None and budget / units.MIB <= 3 * top
     if near and budget is not None:
@@ -249,7 +248,7 @@ def _memory_handles(*, measured: bool, predicted: bool, budget: bool) -> list[An
 
 def _closeness(report: RunReport, name: str, known: dict[tuple[str, int], tuple[float | None, float | None]]) -> float:
     """Largest need over budget; 0 without a budget."""
-    budget = bills.step_limit(totals.device_row(report, name))
+    budget = resources.step_limit(totals.device_row(report, name))
     peaks = [value for (device, _), pair in known.items() if device == name for value in pair if value is not None]
     return max(peaks) / budget if budget else 0.0
 

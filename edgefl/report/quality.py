@@ -1,13 +1,19 @@
-"""The tables of every metric: the global model on the test set, and each device's model on what it set apart."""
+"""The tables of every metric: the global model on the test set, and each device's model on its hold-out samples."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
 from edgefl.report import totals, units
-from edgefl.report.grid import NOT_APPLICABLE, Cell, Column, Grid, count, words
-from edgefl.run_records import AssignmentRow, RunReport
+from edgefl.report.grid import Cell, Column, Grid, Tone, table
+from edgefl.run_records import AssignmentRow, EvaluationRow, RunReport
 
+#: Masks that fill in an absent modality by more than zeros, and how.
+STAND_INS = {
+    "prototype": "The absent modality is replaced by the prototypes of the classes that match.",
+    "reconstruction": "The absent modality is replaced by what a small network, trained along, makes of the others.",
+}
 _CLASSIFICATION = {
     "accuracy": "accuracy",
     "macro_precision": "precision",
@@ -16,111 +22,173 @@ _CLASSIFICATION = {
 }
 #: Recall at these, both ways, as ``edgefl.training.metrics`` has them.
 _AT = (1, 5, 10, 50)
+#: Prefix of the metrics -> the group of columns.
+_MODELS = {"received": "as received", "personal": "its own, mended", "trained": "as trained"}
+#: What the tables call a metric of ``_MODELS``.
+_PERSONAL = {"accuracy": "accuracy", "macro_f1": "F1", "recall": "recall at 1"}
+
+
+class _Given(NamedTuple):
+    """A row of the evaluation: the modalities given, and the score under each mask."""
+
+    available: tuple[str, ...]
+    by_mask: Mapping[str, EvaluationRow]
+
+
+def evaluation(report: RunReport) -> Grid:
+    """The global model after its last evaluated round: all modalities given, and each subset under each mask."""
+    metric = totals.primary_metric(report)
+    rows = [row for row in totals.latest(report.evaluations) if row.metric == metric]
+    unit, points = ("%", "points") if totals.is_share(metric) else ("", "")
+    masks = [mask for mask in STAND_INS if any(row.missing == mask for row in rows)] or ["prototype"]
+
+    def score(name: str, mask: str, tip: str = "") -> Column[_Given]:
+        return Column(name, lambda row: totals.score(row.by_mask.get(mask)), unit, metric, tip=tip)
+
+    def gain(mask: str) -> Column[_Given]:
+        name = "gain" if len(masks) == 1 else f"{mask} gain"
+        tip = f"{mask.capitalize()} mask minus zero mask."
+        return Column(name, lambda row: _gain(row.by_mask.get("zero"), row.by_mask.get(mask)), points, metric, tip=tip)
+
+    columns: list[Column[_Given]] = [
+        Column("given to the model", _name, key=True, text=True),
+        score("complete", "none"),
+        score("zero mask", "zero", "The absent modality is replaced by zeros."),
+        *(score(f"{mask} mask", mask, STAND_INS[mask]) for mask in masks),
+        *map(gain, masks),
+        Column("test samples", lambda row: max(one.samples for one in row.by_mask.values())),
+    ]
+    given = [
+        _Given(available, {row.missing: row for row in rows if row.available == available})
+        for available in sorted({row.available for row in rows}, key=lambda names: (-len(names), names))
+    ]
+    matchers = ", ".join(dict.fromkeys(row.matcher for row in rows if row.matcher))
+    notes = (
+        "One global model on the test set. Alone: the model gets this modality only and fills in the others by a mask.",
+        *([f"Prototype mask: classes matched by {matchers}."] if matchers else []),
+        *_statistics(report),
+    )
+    own = any(name.startswith("trained_") for row in report.assignments for name in row.metrics)
+    where = f", after stage {rows[0].stage}, round {rows[0].round}" if rows else ""
+    empty = (
+        "Each device keeps its own model: see how it does on the device's own samples."
+        if own
+        else "The model has not been evaluated yet."
+    )
+    return table(f"Test {metric}{where}", columns, given, notes, empty)
+
+
+def _name(row: _Given) -> str:
+    alone = " alone" if "none" not in row.by_mask and len(row.available) == 1 else ""
+    return " + ".join(row.available) + alone
+
+
+def _gain(zero: EvaluationRow | None, stand_in: EvaluationRow | None) -> Cell:
+    if zero is None or stand_in is None:
+        return Cell()
+    gain = (stand_in.value - zero.value) * (100 if totals.is_share(zero.metric) else 1)
+    tone: Tone = "good" if gain > 0 else "bad" if gain < 0 else ""
+    return Cell(f"{gain:+.1f}".replace("-", "−"), tone=tone)
+
+
+def _statistics(report: RunReport) -> list[str]:
+    """The note of a run whose model is evaluated with batch statistics of the test set."""
+    reasons = [e.data["statistics"] for e in report.events if e.kind == "run_started" and e.data.get("statistics")]
+    return (
+        [f"{reasons[-1]} moves the weights; batch norm's statistics are those of the test inputs."] if reasons else []
+    )
 
 
 def grids(report: RunReport) -> tuple[Grid, Grid, Grid]:
-    """All of them."""
+    """The tables of every metric."""
     return classification(report), retrieval(report), personal(report)
 
 
 def classification(report: RunReport) -> Grid:
     """Accuracy and the macro averages under every condition."""
-    rows = [row for row in totals.latest(report.evaluations) if row.metric in _CLASSIFICATION]
-    told: dict[tuple[tuple[str, ...], str], dict[str, float]] = {}
-    samples: dict[tuple[tuple[str, ...], str], int] = {}
-    for row in rows:
-        key = (row.available, f"{row.missing} by {row.matcher}" if row.matcher else row.missing)
-        told.setdefault(key, {})[row.metric] = row.value
-        samples[key] = row.samples
-    columns = (
-        Column("given to the model", key=True, text=True),
-        Column("mask", text=True),
-        *(Column(name, "%", "" if metric == "accuracy" else "macro") for metric, name in _CLASSIFICATION.items()),
-        Column("test samples"),
-    )
-    lines = tuple(
-        (words(" + ".join(given)), words(mask), *_shares(values, list(_CLASSIFICATION)), count(samples[given, mask]))
-        for (given, mask), values in told.items()
-    )
-    notes = ("Macro: the mean over the classes that occur, each counting alike.",)
-    return Grid("Classification, all metrics", columns, lines, notes, "The model does not classify.")
+    found: dict[tuple[str, str], dict[str, EvaluationRow]] = {}
+    for row in totals.latest(report.evaluations):
+        if row.metric in _CLASSIFICATION:
+            mask = f"{row.missing} by {row.matcher}" if row.matcher else row.missing
+            found.setdefault((" + ".join(row.available), mask), {})[row.metric] = row
+
+    def share(metric: str, name: str) -> Column[tuple[str, str]]:
+        return Column(
+            name, lambda row: totals.score(found[row].get(metric)), "%", "" if metric == "accuracy" else "macro"
+        )
+
+    columns: list[Column[tuple[str, str]]] = [
+        Column("given to the model", lambda row: row[0], key=True, text=True),
+        Column("mask", lambda row: row[1], text=True),
+        *(share(metric, name) for metric, name in _CLASSIFICATION.items()),
+        Column("test samples", lambda row: list(found[row].values())[-1].samples),
+    ]
+    notes = ["Macro: the mean over the classes that occur, each counting alike."]
+    return table("Classification, all metrics", columns, found, notes, "The model does not classify.")
 
 
 def retrieval(report: RunReport) -> Grid:
     """Recall both ways of every pair of modalities."""
     rows = totals.latest(report.evaluations)
-    values = {row.metric: row.value for row in rows}
-    sums = {row.available: row.value for row in rows if row.metric == "rsum"}
-    samples = {row.metric: row.samples for row in rows}
-    names = sorted({metric.split("_recall_at_")[0] for metric in values if "_recall_at_" in metric})
-    columns = (
-        Column("from - to", key=True, text=True),
-        *(Column(f"at {k}", "%", "recall") for k in _AT),
-        Column("RSum", tip="Recall at 1, 5 and 10, both ways, in percent, added up."),
-        Column("test samples"),
-    )
-    lines = []
-    for name in names:
-        pair = tuple(sorted(name.split("_to_")))
-        total = next((value for available, value in sums.items() if tuple(sorted(available)) == pair), None)
-        cells = _shares(values, [f"{name}_recall_at_{k}" for k in _AT])
-        whole = words(units.number(total)) if total is not None else NOT_APPLICABLE
-        found = next((samples[m] for m in samples if m.startswith(f"{name}_recall_at_")), None)
-        lines.append((words(name.replace("_to_", " - ")), *cells, whole, count(found)))
-    notes = ("A recall at more than there are candidates is left out.",)
-    return Grid("Retrieval", columns, tuple(lines), notes, "The model does not retrieve.")
+    found = {row.metric: row for row in rows}
+    sums = {tuple(sorted(row.available)): row.value for row in rows if row.metric == "rsum"}
 
+    def recall(k: int) -> Column[str]:
+        return Column(f"at {k}", lambda pair: totals.score(found.get(f"{pair}_recall_at_{k}")), "%", "recall")
 
-def own_accuracy(report: RunReport) -> float | None:
-    """Mean over the devices with labels of their own model's accuracy, as trained last, on the samples set apart."""
-    found = [row.metrics["trained_accuracy"] for row in _judged(report).values() if "trained_accuracy" in row.metrics]
-    return sum(found) / len(found) if found else None
+    def total(pair: str) -> str:
+        value = sums.get(tuple(sorted(pair.split("_to_"))))
+        return "" if value is None else units.number(value)
 
+    def samples(pair: str) -> int:
+        return next(row.samples for metric, row in found.items() if metric.startswith(f"{pair}_recall_at_"))
 
-def _judged(report: RunReport) -> dict[str, AssignmentRow]:
-    """Each device's last finished round in which it judged its own model."""
-    done = [row for row in report.assignments if row.status == "done"]
-    return {row.device: row for row in done if any(name.startswith("trained_") for name in row.metrics)}
+    columns: list[Column[str]] = [
+        Column("from - to", lambda pair: pair.replace("_to_", " - "), key=True, text=True),
+        *map(recall, _AT),
+        Column("RSum", total, tip="Recall at 1, 5 and 10, both ways, in percent, added up."),
+        Column("test samples", samples),
+    ]
+    pairs = sorted({metric.split("_recall_at_")[0] for metric in found if "_recall_at_" in metric})
+    notes = ["A recall at more than there are candidates is left out."]
+    return table("Retrieval", columns, pairs, notes, "The model does not retrieve.")
 
 
 def personal(report: RunReport) -> Grid:
-    """Each device in its last round: the model it was sent, its own mended one, and the one it trained."""
-    columns = (
-        Column("device", key=True, text=True),
-        Column("stage"),
-        Column("round"),
-        *(
-            Column(f"{name} {what}", "%", group)
-            for name, group in _MODELS
-            for what in ("accuracy", "F1", "recall at 1")
-        ),
-    )
-    lines = []
-    for device, row in sorted(_judged(report).items()):
-        cells: list[Cell] = []
-        for name, _ in _MODELS:
-            own = {k.removeprefix(f"{name}_"): v for k, v in row.metrics.items() if k.startswith(f"{name}_")}
-            recalls = [value for key, value in own.items() if key.endswith("_recall_at_1")]
-            mean = {"recall": sum(recalls) / len(recalls)} if recalls else {}
-            cells += _shares({**own, **mean}, ["accuracy", "macro_f1", "recall"])
-        lines.append((words(device), count(row.stage), count(row.round), *cells))
-    overall = own_accuracy(report)
-    notes = (
-        *(
-            [f"Accuracy as trained: {units.percent(overall)}, the mean of devices with labels."]
-            if overall is not None
-            else []
-        ),
-        "On the samples each device set apart (training.holdout). Recall at 1: the mean over both ways.",
-    )
-    return Grid(
-        "On each device's own samples", columns, tuple(lines), notes, "Nothing was set apart: training.holdout."
-    )
+    """Each device in its last round: the model it was sent, its own repaired one, and the one it trained."""
+
+    def share(model: str, metric: str) -> Column[AssignmentRow]:
+        return Column(f"{model} {_PERSONAL[metric]}", lambda row: _personal(row, model, metric), "%", _MODELS[model])
+
+    columns: list[Column[AssignmentRow]] = [
+        Column("device", lambda row: row.device, key=True, text=True),
+        Column("stage", lambda row: row.stage),
+        Column("round", lambda row: row.round),
+        *(share(model, metric) for model in _MODELS for metric in _PERSONAL),
+    ]
+    mean = own_accuracy(report)
+    notes = [] if mean is None else [f"Accuracy as trained: {units.percent(mean)}, the mean of devices with labels."]
+    notes.append("On the samples each device set apart (training.holdout). Recall at 1: the mean over both ways.")
+    rows = [row for _, row in sorted(_own_models(report).items())]
+    return table("On each device's own samples", columns, rows, notes, "Nothing was set apart: training.holdout.")
 
 
-#: Prefix of the metrics -> the group of columns.
-_MODELS = (("received", "as received"), ("personal", "its own, mended"), ("trained", "as trained"))
+def _personal(row: AssignmentRow, model: str, metric: str) -> str:
+    """In percent; recall at 1 is the mean over both ways."""
+    own = {name: value for name, value in row.metrics.items() if name.startswith(f"{model}_")}
+    recalls = [value for name, value in own.items() if name.endswith("_recall_at_1")]
+    value = sum(recalls) / len(recalls) if metric == "recall" and recalls else own.get(f"{model}_{metric}")
+    return "" if value is None else f"{100 * value:.1f}"
 
 
-def _shares(values: Mapping[str, float], names: list[str]) -> list[Cell]:
-    return [words(f"{100 * values[name]:.1f}") if name in values else NOT_APPLICABLE for name in names]
+def own_accuracy(report: RunReport) -> float | None:
+    """Mean over the devices with labels of their own model's accuracy, as trained last, on their hold-out samples."""
+    name = "trained_accuracy"
+    found = [row.metrics[name] for row in _own_models(report).values() if name in row.metrics]
+    return sum(found) / len(found) if found else None
+
+
+def _own_models(report: RunReport) -> dict[str, AssignmentRow]:
+    """Each device's last finished round in which it evaluated its own model."""
+    done = [row for row in report.assignments if row.status == "done"]
+    return {row.device: row for row in done if any(name.startswith("trained_") for name in row.metrics)}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from edgefl.records import FIGURES, Figure
+from edgefl.report import units
 from edgefl.run_records import AssignmentRow, DeviceRow, EvaluationRow, RunReport
 
 #: Figures of which the largest counts; the others add up over rounds.
@@ -122,6 +123,18 @@ def is_share(metric: str) -> bool:
     return metric.startswith(("accuracy", "macro_", "recall", "precision", "f1", "top")) or "_recall_at_" in metric
 
 
+def score(row: EvaluationRow | None) -> str:
+    """An evaluation in a table, where the column's header has the unit: percent of a share; empty for None."""
+    if row is None:
+        return ""
+    return f"{100 * row.value:.1f}" if is_share(row.metric) else units.number(row.value)
+
+
+def score_text(metric: str, value: float) -> str:
+    """A metric's value in a sentence: with the percent sign of a share."""
+    return units.percent(value) if is_share(metric) else units.number(value)
+
+
 def is_leading(metric: str) -> bool:
-    """Whether a metric is told as it comes; the others stand in the report."""
+    """Whether a metric is shown live; the others are in the report alone."""
     return metric in {"accuracy", "loss", "rsum"} or metric.endswith("recall_at_1")

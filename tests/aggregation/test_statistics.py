@@ -32,7 +32,7 @@ from edgefl.plan.schedule import SCHEDULES
 from edgefl.pricing.round_price import Pricer
 from edgefl.protocol.tensors import decode_part, encode_part
 from edgefl.records import Manifest
-from edgefl.report.accuracy import evaluation
+from edgefl.report.quality import evaluation
 from edgefl.storage.objects import ObjectStore
 from edgefl.training.evaluate import TestSet, evaluate
 from edgefl.training.flop_cache import FlopCounts

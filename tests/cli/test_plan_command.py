@@ -13,7 +13,7 @@ from edgefl.budget.prices import RunPrice
 from edgefl.cli.planning import CUDA_CONTEXT_BYTES, TRAINER_BYTES, PlanOptions, price_of
 from edgefl.errors import ConfigError
 from edgefl.records import GPU_MEMORY, HOST
-from edgefl.report.price_grids import price_grids
+from edgefl.report.plan import price_grids
 from edgefl.resources.cuda import SEGMENT_BYTES
 
 

@@ -30,7 +30,6 @@ from edgefl.plan.schedule import SCHEDULES
 from edgefl.protocol.tensors import encode_part
 from edgefl.prototypes.table import ClassMeans, to_tensors
 from edgefl.records import ObjectRef
-from edgefl.report import accuracy as outcome
 from edgefl.report import html, quality
 from edgefl.report.terminal import print_report
 from edgefl.run_records import RunReport
@@ -211,4 +210,4 @@ def test_a_table_without_a_row_is_no_measure_for_the_other_devices(tmp_path: Pat
 
 
 def test_a_report_without_a_global_figure_points_to_the_devices_own():
-    assert outcome.evaluation(RunReport()).empty == "The model has not been evaluated yet."
+    assert quality.evaluation(RunReport()).empty == "The model has not been evaluated yet."

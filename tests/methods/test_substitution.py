@@ -14,7 +14,7 @@ from edgefl.aggregation.history_update import UpdateInfo
 from edgefl.protocol.tensors import encode_part
 from edgefl.records import Manifest
 from edgefl.registry import choose
-from edgefl.report import repairs
+from edgefl.report.rounds import repairs
 from edgefl.storage.objects import ObjectStore
 
 PART = "task"
@@ -115,7 +115,7 @@ def test_a_run_in_which_nothing_can_be_replaced_says_why(ram_path: Path) -> None
     assert report.rounds[-1].record["repaired"] == {
         "left": {"kept": "no batch that lacks modalities came after a complete one"}
     }
-    grid = repairs.substitutions(report)
+    grid = repairs(report)
     assert [[cell.text for cell in row] for row in grid.rows] == [
         ["replaced", "0", "0", ""],
         ["kept: no batch that lacks modalities came after a complete one", "1", "1", "1"],
@@ -124,7 +124,7 @@ def test_a_run_in_which_nothing_can_be_replaced_says_why(ram_path: Path) -> None
 
 def test_the_report_counts_substitutions_and_why_others_were_not_made() -> None:
     report = run_report()
-    assert not repairs.substitutions(report).rows  # the recipe repairs nothing
+    assert not repairs(report).rows  # the recipe repairs nothing
     layer = {"part": PART, "tensor": "weight", "donors": ["x"]}
     rounds = [
         {"a": layer, "b": {"kept": "it belongs to no cluster"}},
@@ -135,7 +135,7 @@ def test_the_report_counts_substitutions_and_why_others_were_not_made() -> None:
         msgspec.structs.replace(row, record={**row.record, "repaired": told})
         for row, told in zip(report.rounds, rounds, strict=False)
     ]
-    grid = repairs.substitutions(msgspec.structs.replace(report, rounds=tuple(rows)))
+    grid = repairs(msgspec.structs.replace(report, rounds=tuple(rows)))
     assert [[cell.text for cell in row] for row in grid.rows] == [
         ["replaced", "3", "2", "1, 3"],
         ["kept: it belongs to no cluster", "2", "2", "1, 3"],

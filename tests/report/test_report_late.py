@@ -9,12 +9,9 @@ import pytest
 from benchmarks.network.async_rounds import NAMES, SLOW, result_of
 from benchmarks.network.async_rounds import page as async_page
 from edgefl.records import Refusal
-from edgefl.report import accuracy as outcome
-from edgefl.report import decisions
-from edgefl.report import late_updates as staleness
-from edgefl.report.event_text import line
+from edgefl.report import decisions, rounds
 from edgefl.report.html import render
-from edgefl.report.live_state import Watch
+from edgefl.report.live_state import LiveState, line
 from edgefl.run_records import AssignmentRow, DeviceRow, EvaluationRow, EventRow, RoundRow, RunReport
 
 SHAPE = Refusal("shape", detail="part task: tensor 'w' is [3], expected [2]")
@@ -62,19 +59,19 @@ REPORT = RunReport(
 
 
 def test_a_round_tells_how_many_of_its_updates_were_late_and_what_they_weighed() -> None:
-    grid = outcome.rounds(REPORT)
+    grid = rounds.rounds(REPORT)
     at = [column.name for column in grid.columns].index("late updates")
     assert [row[at].text for row in grid.rows] == ["", "2, up to 3"]
     assert "b: 1 rounds, × 0.70" in grid.rows[1][at].tip
     took = [column.name for column in grid.columns].index("took part")
     assert grid.rows[1][took].text == "2 / 2", "who is in quarantine is not asked"
     plain = RunReport(rounds=REPORT.rounds[:1])
-    assert "late updates" not in [column.name for column in outcome.rounds(plain).columns]
-    assert not staleness.by_device(plain).rows
+    assert "late updates" not in [column.name for column in rounds.rounds(plain).columns]
+    assert not rounds.late_updates(plain).rows
 
 
 def test_a_device_has_its_late_updates_added_up() -> None:
-    rows = {row[0].text: [cell.text for cell in row[1:]] for row in staleness.by_device(REPORT).rows}
+    rows = {row[0].text: [cell.text for cell in row[1:]] for row in rounds.late_updates(REPORT).rows}
     assert rows["b"] == ["1", "1", "1.00", "1", "0.700", "1"]
     assert rows["a"] == ["3", "1", "3.00", "3", "0.500", "0"]
 
@@ -114,14 +111,14 @@ def test_each_event_is_a_line(told: EventRow, words: str) -> None:
 
 
 def test_the_display_shows_who_is_in_quarantine_until_it_is_over() -> None:
-    watch = Watch()
-    watch.feed(event("rejected", "c", 1, reason="shape", detail="part task"))
-    assert watch.devices["c"].doing == "rejected"
-    watch.feed(event("quarantined", "c", 1, reason="shape"))
-    watch.feed(event("round_started", "", 2, participants=["a"]))
-    assert watch.devices["c"].doing == "quarantined"
-    watch.feed(event("readmitted", "c", 3))
-    assert watch.devices["c"].doing == "idle"
+    state = LiveState()
+    state.apply(event("rejected", "c", 1, reason="shape", detail="part task"))
+    assert state.devices["c"].doing == "rejected"
+    state.apply(event("quarantined", "c", 1, reason="shape"))
+    state.apply(event("round_started", "", 2, participants=["a"]))
+    assert state.devices["c"].doing == "quarantined"
+    state.apply(event("readmitted", "c", 3))
+    assert state.devices["c"].doing == "idle"
 
 
 def test_the_benchmark_of_rounds_counts_updates_by_device_and_by_age() -> None:

@@ -11,8 +11,8 @@ from rich.console import Console
 
 from edgefl.console import guarded
 from edgefl.errors import BudgetError, ConfigError, Problem
-from edgefl.report.event_text import line
 from edgefl.report.live import LiveView, sparkline
+from edgefl.report.live_state import line
 from edgefl.run_records import EventRow
 
 

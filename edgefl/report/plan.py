@@ -1,0 +1,256 @@
+"""The tables of ``edgefl plan``: prices of the schedules, and the placement of each device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+from edgefl.budget.prices import Account, DevicePlan, RunPrice, StagePrice
+from edgefl.budget.stage_cost import MEMORY
+from edgefl.plan.job import Hyper, Placement
+from edgefl.plan.schedule import is_closing, trained_stages
+from edgefl.report import units
+from edgefl.report.grid import Cell, Column, Grid, Row, measure, table
+
+
+class _Total(NamedTuple):
+    """A schedule with one batch size, all rounds: the highest step memory; sums of FLOPs and bytes."""
+
+    schedule: str
+    batch_size: int
+    rounds: int
+    memory: int
+    flops: float
+    payload: float
+
+
+def price_grids(price: RunPrice) -> list[Grid]:
+    """Totals of each schedule, its stages, the devices' placements and, where asked for, a paper's accounting."""
+    asked = [_accounts(price)] if price.accounts else []
+    tables = (_totals, _stages, _memory_of_stages, _placements, _memory_of_devices, _costs)
+    return [*(made(price) for made in tables), *asked]
+
+
+def _mib(name: str, get: Callable[[Row], float]) -> Column[Row]:
+    return measure(name, get, "B")
+
+
+def _batch_column(price: RunPrice, get: Callable[[Row], int]) -> list[Column[Row]]:
+    """Only where schedules are priced with several batch sizes."""
+    several = len({stage.batch_size for stage in price.schedules}) > 1
+    return [Column("batch", lambda row: str(get(row)), key=True)] if several else []
+
+
+def _accounts(price: RunPrice) -> Grid:
+    columns: list[Column[Account]] = [
+        Column("schedule", lambda row: row.schedule, key=True, text=True),
+        Column("bytes down + up, all rounds", lambda row: f"{row.payload_bytes / units.MIB:,.0f}", "MiB"),
+        Column("FLOPs of a sample, all epochs", lambda row: f"{row.flops:.2e}"),
+    ]
+    note = (
+        "Not what this run costs: one client, every part in 4 bytes a value; 1 FLOP a multiply-accumulate, 3 times the "
+        "forward pass for what is trained; embeddings frozen (arXiv 2407.15426)."
+    )
+    return table(f"By the convention {price.convention}", columns, price.accounts, [note])
+
+
+def _totals(price: RunPrice) -> Grid:
+    keys = dict.fromkeys((stage.schedule, stage.batch_size) for stage in price.schedules)
+    rows = [_total(price, schedule, batch) for schedule, batch in keys]
+    references = {row.batch_size: row for row in rows if row.schedule == "end_to_end"}
+
+    def against(row: _Total) -> str:
+        reference = references.get(row.batch_size)
+        if reference is None or row is reference:
+            return ""
+        pairs = zip(reference[3:], row[3:], strict=True)
+        return "memory ÷ {:.1f}, FLOPs ÷ {:.1f}, bytes ÷ {:.1f}".format(*(a / b if b else 0.0 for a, b in pairs))
+
+    columns: list[Column[_Total]] = [
+        Column("schedule", lambda row: row.schedule, key=True, text=True),
+        *_batch_column(price, lambda row: row.batch_size),
+        Column("rounds", lambda row: str(row.rounds)),
+        _mib("step memory, highest", lambda row: row.memory),
+        measure("FLOPs, all rounds", lambda row: row.flops, "FLOP"),
+        _mib("bytes down + up, all rounds", lambda row: row.payload),
+        Column("against end-to-end", against, text=True),
+    ]
+    sizes = " and ".join(dict.fromkeys(str(stage.batch_size) for stage in price.schedules))
+    note = (
+        f"Model {units.mib(price.model_bytes)}; a share of {price.samples} samples, batches of {sizes}, "
+        "all modalities present. Nothing was run: the training step is traced on shapes alone."
+    )
+    if price.schedule == "mixed":
+        note += " Mixed, as this run is: a device trains the whole model, or at most what progressive has it train."
+    return table(f"Schedules of {price.name}", columns, rows, [note])
+
+
+def _total(price: RunPrice, schedule: str, batch: int) -> _Total:
+    stages = [s for s in price.schedules if (s.schedule, s.batch_size) == (schedule, batch) and s.rounds]
+    return _Total(
+        schedule,
+        batch,
+        sum(s.rounds for s in stages),
+        max((s.step_peak_bytes for s in stages), default=0),
+        sum(s.rounds * s.flops_per_round + s.filling_flops for s in stages),
+        sum(s.whole_bytes + (s.rounds - 1) * (s.payload_down_bytes + s.payload_up_bytes) for s in stages),
+    )
+
+
+def _stage_key(price: RunPrice) -> list[Column[StagePrice]]:
+    return [
+        Column("schedule", lambda row: row.schedule, key=True, text=True),
+        *_batch_column(price, lambda row: row.batch_size),
+        Column("stage", lambda row: str(row.stage), key=True),
+    ]
+
+
+def _stages(price: RunPrice) -> Grid:
+    columns: list[Column[StagePrice]] = [
+        *_stage_key(price),
+        Column("rounds", lambda row: str(row.rounds)),
+        _mib("step memory", lambda row: row.step_peak_bytes),
+        Column("FLOPs a sample", lambda row: units.number(row.flops_per_sample / 1e6), "MFLOP"),
+        measure("FLOPs a round", lambda row: row.flops_per_round, "FLOP"),
+        _mib("down", lambda row: row.payload_down_bytes),
+        _mib("up", lambda row: row.payload_up_bytes),
+    ]
+    note = (
+        "Bytes are those of a usual round; in a stage's first download and last upload parts come whole. A part that "
+        "is frozen is sent once more; a newcomer fetches all frozen ones. Totals hold what it takes to store frozen "
+        "prefixes."
+    )
+    return table("Stages", columns, price.schedules, [note])
+
+
+def _memory_columns(rows: Sequence[Row], get: Callable[[Row], Mapping[str, int]]) -> list[Column[Row]]:
+    """A column for each purpose that any row uses memory for."""
+
+    def column(name: str) -> Column[Row]:
+        return Column(name, lambda row: units.number(get(row)[name] / units.MIB) if get(row).get(name) else "", "MiB")
+
+    return [column(name) for name in MEMORY if any(get(row).get(name) for row in rows)]
+
+
+def _memory_of_stages(price: RunPrice) -> Grid:
+    """The composition of each stage's largest moment."""
+    columns: list[Column[StagePrice]] = [
+        *_stage_key(price),
+        *_memory_columns(price.schedules, lambda row: row.memory),
+        _mib("step memory", lambda row: row.step_peak_bytes),
+    ]
+    note = (
+        "At the largest moment of a step. Gradients of large parameters are used up as they come, so that they are "
+        "never all there. Activations: all else that a step makes. A stored prefix lies on the disk; of it a batch is "
+        "read at a time."
+    )
+    return table("Memory of a step by stage", columns, price.schedules, [note])
+
+
+_DEVICE_KEY: tuple[Column[DevicePlan], ...] = (
+    Column("device", lambda row: row.device, key=True, text=True),
+    Column("stage", lambda row: str(row.placement.stage.index), key=True),
+)
+
+
+def _fitting(price: RunPrice) -> list[DevicePlan]:
+    return [device for device in price.devices if device.placement.refusal is None]
+
+
+def _memory_of_devices(price: RunPrice) -> Grid:
+    """The same of the placements that fit, and of the whole process."""
+
+    def process(row: DevicePlan) -> int:
+        cost = row.placement.cost
+        step = cost.staging_bytes if row.card else max(cost.step_peak_bytes, cost.filling_peak_bytes)
+        return price.trainer_base_bytes + step
+
+    rows = _fitting(price)
+    columns: list[Column[DevicePlan]] = [
+        *_DEVICE_KEY,
+        *_memory_columns(rows, lambda row: row.placement.cost.memory),
+        _mib("step memory", lambda row: row.placement.cost.step_peak_bytes),
+        _mib("base", lambda _: price.trainer_base_bytes),
+        _mib("process", process),
+    ]
+    note = (
+        "Base: the idle trainer. Process: its largest moment, in a step or while a "
+        "prefix is stored; beside a card, which holds the step in memory of its own, what passes through on the way "
+        "there. Transit: parts while they come and go, where that takes more than a step."
+    )
+    return table("Memory by device", columns, rows, [note])
+
+
+def _placements(price: RunPrice) -> Grid:
+    columns: list[Column[DevicePlan]] = [
+        Column("device", lambda row: row.device, key=True, text=True),
+        Column("profile", lambda row: row.profile, text=True),
+        Column("stage", lambda row: str(row.placement.stage.index), key=True),
+        Column("trains", lambda row: _trains(row.placement), text=True),
+        Column("micro-batch", lambda row: "" if row.placement.refusal else _batch(row.placement.hyper)),
+        Column("step memory", lambda row: _fit(row.placement, row.placement.cost.step_peak_bytes, "B"), "MiB"),
+        Column("FLOPs a round", lambda row: _fit(row.placement, row.placement.cost.flops, "FLOP"), "GFLOP"),
+        Column("verdict", lambda row: _verdict(row.placement), text=True),
+    ]
+    note = (
+        f"Recipe {price.recipe}. Whole-process limits are checked with an idle trainer of "
+        f"{units.mib(price.trainer_base_bytes)}; every agent measures its own, and --trainer-base sets it here."
+    )
+    return table("Devices", columns, price.devices, [note])
+
+
+def _fit(placement: Placement, value: float, unit: str) -> str:
+    """Empty where the placement is refused."""
+    return "" if placement.refusal else units.number(units.scaled(value, unit))
+
+
+def _batch(hyper: Hyper) -> str:
+    """Rows of a micro-batch, and what else makes the step fit."""
+    checkpointed = ", blocks anew" if hyper.checkpoint else ""
+    optimizer = f", {hyper.optimizer}" if hyper.low_memory else ""
+    return f"{hyper.micro_batch or hyper.batch_size}{checkpointed}{optimizer}"
+
+
+def _trains(placement: Placement) -> str:
+    if placement.refusal:
+        return "nothing"
+    if is_closing(placement.stage):
+        return "matching networks (closing round)"
+    numbers = trained_stages(placement.stage)
+    names = ["embeddings"] if 0 in numbers else []
+    if stages := [n for n in numbers if n]:
+        first, last = stages[0], stages[-1]
+        names.append(f"stage {first}" if first == last else f"stages {first}-{last}")
+    return " + ".join([*names, "heads"])
+
+
+def _verdict(placement: Placement) -> Cell:
+    refusal = placement.refusal
+    if refusal is None:
+        return Cell("fits", tone="good")
+    needed, allowed = (units.quantity(value, refusal.unit) for value in (refusal.needed, refusal.allowed))
+    numbers = f": needs {needed}, may use {allowed}" if refusal.needed is not None else ""
+    return Cell(f"refused by {refusal.reason}{numbers} ({refusal.detail})", tone="bad")
+
+
+def _costs(price: RunPrice) -> Grid:
+    """What a round takes besides memory and FLOPs, of the placements that fit."""
+
+    def known(name: str, unit: str, get: Callable[[DevicePlan], float]) -> Column[DevicePlan]:
+        return Column(name, lambda row: units.number(value) if (value := get(row)) else "", unit)
+
+    columns: list[Column[DevicePlan]] = [
+        *_DEVICE_KEY,
+        _mib("down", lambda row: row.placement.cost.payload_down_bytes),
+        _mib("up", lambda row: row.placement.cost.payload_up_bytes),
+        _mib("disk", lambda row: row.placement.cost.disk_bytes),
+        measure("first round", lambda row: row.placement.cost.flops + row.placement.cost.filling_flops, "FLOP"),
+        known("a round", "s", lambda row: row.placement.cost.wall_s),
+        known("energy", "J", lambda row: row.placement.cost.energy_j),
+    ]
+    note = (
+        "First round: with what it takes to store the frozen prefix of every sample, where no earlier stage has. "
+        "Seconds and joules by the speed and power in the device's profile; empty where it tells none, and without the "
+        "link where that is not in it."
+    )
+    return table("What a round costs each device", columns, _fitting(price), [note])
