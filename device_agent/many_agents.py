@@ -21,7 +21,7 @@ from device_agent.core.state import DataFacts, Result, Train
 from device_agent.runtime.connect import Options, make_agent
 from device_agent.runtime.log import line_writer
 from device_agent.runtime.trainer_process import Ended, OnProgress, TrainerSettings, TrainRequest, progressed
-from device_agent.trainer.shared import HostRequest, Seat
+from device_agent.trainer.shared import Tenant, TenantRequest
 from edgefl.console import guarded
 from edgefl.errors import ConfigError, EdgeFLError, Problem
 from edgefl.process.worker import WorkerFailedError, WorkerProcess, understood
@@ -51,7 +51,7 @@ class HostedTrainers:
             )
         worker = self._workers[self._dealt % len(self._workers)]
         self._dealt += 1
-        seat = Seat(
+        tenant = Tenant(
             settings.device,
             settings.data,
             str(settings.store),
@@ -59,7 +59,7 @@ class HostedTrainers:
             settings.torch_device,
             settings.budget,
         )
-        return HostedTrainer(seat, worker)
+        return HostedTrainer(tenant, worker)
 
 
 class _SharedWorker:
@@ -68,32 +68,32 @@ class _SharedWorker:
     def __init__(self, process: WorkerProcess) -> None:
         self.process = process
         self.turn = asyncio.Lock()
-        self.active: Seat | None = None
-        self.needed: set[Seat] = set()
+        self.active: Tenant | None = None
+        self.needed: set[Tenant] = set()
 
 
 class HostedTrainer:
     """A device's trainer in a process that others use, too; see ``device_agent.runtime.trainer_process.Trainer``."""
 
-    def __init__(self, seat: Seat, worker: _SharedWorker) -> None:
-        self._seat = seat
+    def __init__(self, tenant: Tenant, worker: _SharedWorker) -> None:
+        self._tenant = tenant
         self._worker = worker
 
     async def warm(self) -> DataFacts:
         """See ``Trainer.warm``."""
-        self._worker.needed.add(self._seat)
+        self._worker.needed.add(self._tenant)
         async with self._worker.turn:
-            return understood(await self._worker.process.call("warm", HostRequest(self._seat)), DataFacts)
+            return understood(await self._worker.process.call("warm", TenantRequest(self._tenant)), DataFacts)
 
     async def train(self, work: Train, on_progress: OnProgress) -> Ended:
         """See ``Trainer.train``. When the process dies, so do the other devices' data in it: they load them again."""
-        self._worker.needed.add(self._seat)
-        request = HostRequest(self._seat, TrainRequest(work.offer, self._seat.device, work.kept))
+        self._worker.needed.add(self._tenant)
+        request = TenantRequest(self._tenant, TrainRequest(work.offer, self._tenant.device, work.retained))
         async with self._worker.turn:
             try:
                 # Only a warm process may be interrupted: the signal would kill a cold one.
-                await self._worker.process.call("warm", HostRequest(self._seat))
-                self._worker.active = self._seat
+                await self._worker.process.call("warm", TenantRequest(self._tenant))
+                self._worker.active = self._tenant
                 reply = await self._worker.process.call(
                     "train", request, lambda note: on_progress(progressed(work.offer.attempt, note))
                 )
@@ -108,19 +108,19 @@ class HostedTrainer:
 
     def interrupt(self) -> None:
         """See ``Trainer.interrupt``. Nothing while it is another's turn: the agent asks again."""
-        if self._worker.active == self._seat and (pid := self._worker.process.pid) is not None:
+        if self._worker.active == self._tenant and (pid := self._worker.process.pid) is not None:
             with contextlib.suppress(ProcessLookupError):  # it has just ended by itself
                 os.kill(pid, signal.SIGUSR1)
 
     async def stop(self) -> None:
         """See ``Trainer.stop``. The process ends with the last device that needs it."""
-        self._worker.needed.discard(self._seat)
+        self._worker.needed.discard(self._tenant)
         async with self._worker.turn:  # nobody is served by a process that is ending
             if not self._worker.needed:
                 await self._worker.process.stop(TRAINER_STOP_S)
             elif self._worker.process.pid is not None:
                 with contextlib.suppress(WorkerFailedError):  # it has died, and the data with it
-                    await self._worker.process.call("leave", HostRequest(self._seat))
+                    await self._worker.process.call("leave", TenantRequest(self._tenant))
 
 
 async def run_agents(every: Sequence[Options], trainers: int, logs: Path) -> None:

@@ -46,7 +46,7 @@ class InlineTrainer:
             loop.call_soon_threadsafe(on_progress, Progressed(work.offer.attempt, **values))
 
         loop = asyncio.get_running_loop()
-        request = TrainRequest(work.offer, self._trainer_name, work.kept)
+        request = TrainRequest(work.offer, self._trainer_name, work.retained)
         async with self._turn:
             result: Result = await asyncio.to_thread(self._trainer.train, request, note)
         return Ended(result, alive=True)

@@ -65,7 +65,7 @@ class InlineEcho:
     async def train(self, work: Train, on_progress: OnProgress) -> Ended:
         """See ``echo``."""
         self._store = self._store or ObjectStore(self._settings.store, durable=False)
-        request = TrainRequest(work.offer, self._settings.device, work.kept)
+        request = TrainRequest(work.offer, self._settings.device, work.retained)
         return Ended(await asyncio.to_thread(echo, request, self._store), alive=True)
 
     def interrupt(self) -> None:

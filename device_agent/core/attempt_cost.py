@@ -11,7 +11,7 @@ from edgefl.records import Attempt, Figure, Figures, Manifest
 _PUBLISH_BYTES = 10
 
 
-class Meters(NamedTuple):
+class Counters(NamedTuple):
     """Counters at one moment."""
 
     at: float
@@ -19,36 +19,36 @@ class Meters(NamedTuple):
     received: int
 
 
-class Bill:
+class AttemptCost:
     """Opened when an offer is accepted, closed when the update is announced."""
 
-    def __init__(self, attempt: Attempt, meters: Meters) -> None:
+    def __init__(self, attempt: Attempt, counters: Counters) -> None:
         self.attempt = attempt
         self.fetched_bytes = 0
-        self._begin = meters
+        self._begin = counters
 
-    def figures(self, meters: Meters, manifest: Manifest, topic: str, chunk_bytes: int) -> Figures:
+    def figures(self, counters: Counters, manifest: Manifest, topic: str, chunk_bytes: int) -> Figures:
         """``topic``: where the upload's chunks will go. The upload is still ahead, so it is counted, not measured."""
         objects = {ref.id: ref.size for ref in manifest.values()}
         payload = sum(objects.values())
         messages, upload = bundled_bytes(objects.values(), chunk_bytes) if chunk_bytes > 0 else (0, payload)
         upload += messages * (len(topic.encode()) + _PUBLISH_BYTES)
         return {
-            "wall_s": Figure(meters.at - self._begin.at, "measured", "monotonic clock, acceptance to announcement"),
+            "wall_s": Figure(counters.at - self._begin.at, "measured", "monotonic clock, acceptance to announcement"),
             "payload_down_bytes": Figure(float(self.fetched_bytes), "counted", "chunks of objects this device lacked"),
             "payload_up_bytes": Figure(float(payload), "counted", "objects of the update"),
             "wire_down_bytes": Figure(
-                float(meters.received - self._begin.received), "measured", "socket, acceptance to announcement"
+                float(counters.received - self._begin.received), "measured", "socket, acceptance to announcement"
             ),
             "wire_up_bytes": Figure(
-                float(meters.sent - self._begin.sent + upload),
+                float(counters.sent - self._begin.sent + upload),
                 "counted",
                 "socket, acceptance to announcement + the upload's chunks with their framing",
             ),
         }
 
 
-def unknown() -> Figures:
+def unknown_cost() -> Figures:
     """The same figures for an attempt that was accepted by an earlier process of this agent."""
     names = ("wall_s", "payload_down_bytes", "wire_down_bytes", "wire_up_bytes")
     return {name: Figure(reason="the agent was restarted during the round") for name in names}

@@ -17,7 +17,7 @@ def is_over(closed: Attempt | None, attempt: Attempt) -> bool:
     return closed is not None and closed.same_run(attempt) and attempt <= closed
 
 
-def later(closed: Attempt | None, attempt: Attempt) -> Attempt:
+def newest_closed(closed: Attempt | None, attempt: Attempt) -> Attempt:
     """What is closed once ``attempt`` is."""
     return closed if closed is not None and is_over(closed, attempt) else attempt
 
@@ -41,7 +41,7 @@ def is_older_run(state: State, run: Attempt) -> bool:
     return run.made_ms <= newest.made_ms
 
 
-def taken_up(state: State, attempt: Attempt) -> State:
+def note_newest(state: State, attempt: Attempt) -> State:
     """The same, with ``attempt`` as the newest that was ever taken up."""
     return replace(state, newest=attempt) if state.strict else state
 
@@ -50,4 +50,4 @@ def finished(state: State, run: Attempt) -> State:
     """The run never goes on: whatever was offered in it is over."""
     if state.newest is None or not state.newest.same_run(run):
         return state
-    return replace(state, closed=later(state.closed, state.newest))
+    return replace(state, closed=newest_closed(state.closed, state.newest))

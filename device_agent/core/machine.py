@@ -13,9 +13,9 @@ from msgspec.structs import replace
 
 from device_agent.core import state as v
 from device_agent.core.agent_timeouts import ANNOUNCE_S, GREETING_S, PROGRESS_S
-from device_agent.core.freshness import finished, is_older_run, is_over, later, replayed, taken_up
-from device_agent.core.offer_check import judge
-from device_agent.core.retained import keeping, kept_before, not_taken
+from device_agent.core.freshness import finished, is_older_run, is_over, newest_closed, note_newest, replayed
+from device_agent.core.offer_check import check_offer
+from device_agent.core.retained import restore_residuals, retained, retained_before
 from device_agent.core.state import Event, Instruction, State
 from edgefl.errors import ProtocolError
 from edgefl.protocol import messages as m
@@ -35,15 +35,15 @@ class MachineError(ProtocolError):
 def initial(identity: State, saved: v.Saved, facts: v.DataFacts | None) -> State:
     """The state after a start: ``identity`` with what an earlier process left on disk."""
     task = v.Task(saved.offer) if saved.offer is not None else None
-    known = {"closed": saved.closed, "kept": saved.kept, "newest": saved.newest}
+    known = {"closed": saved.closed, "retained": saved.retained, "newest": saved.newest}
     return replace(identity, task=task, update=saved.update, facts=facts, **known)
 
 
 def step(state: State, event: Event, now: float) -> Step:
     """One move. ``now``: seconds on a clock that never goes back. Raises MachineError for an illegal move."""
-    state = _tell(state, event)
+    state = _recorded(state, event)
     state, out = _EVENTS[type(event)](state, event, now)
-    state, more = _settle(state)
+    state, more = _keep_trainer_busy(state)
     return state, out + more
 
 
@@ -59,10 +59,10 @@ def working_on(state: State) -> Attempt | None:
 
 def _connected(state: State, event: v.Connected, now: float) -> Step:
     state, hello = _hello(replace(state, connected=True, heartbeat_at=now), now)
-    return _say_again(state, [v.Send(m.Presence(state.device, state.session, online=True)), *hello], now)
+    return _repeat(state, [v.Send(m.Presence(state.device, state.session, online=True)), *hello], now)
 
 
-def _say_again(state: State, out: list[Instruction], now: float) -> Step:
+def _repeat(state: State, out: list[Instruction], now: float) -> Step:
     """What a coordinator may not have heard, or not know any more: who is at work, what is lacking, the update."""
     if state.task is not None:
         out.append(v.Send(m.Accept(state.device, state.task.attempt)))
@@ -156,10 +156,10 @@ def _welcome(state: State, message: m.Welcome, now: float) -> Step:
     if not current.same_run(before):
         out.append(v.Log("welcomed", {"run": message.run, "coordinator": message.coordinator}))
     if message.run:
-        state = replace(state, kept=tuple(one for one in state.kept if one.attempt.same_run(current)))
+        state = replace(state, retained=tuple(one for one in state.retained if one.attempt.same_run(current)))
         state, dropped = _forget(state, lambda attempt: not attempt.same_run(current))
         out += dropped
-    return _say_again(state, out, now) if another else (state, out)
+    return _repeat(state, out, now) if another else (state, out)
 
 
 def _current(state: State) -> Attempt:
@@ -183,19 +183,19 @@ def _offer(state: State, offer: m.Offer, disk: v.Disk, now: float) -> Step:
     if foreign and state.task is not None and not _current(state).same_run(offer.attempt):
         return _decline(state, offer, Refusal("busy", detail=f"working on {state.task.attempt}"))
     state, out = _drop_task(state, "superseded") if state.task is not None else (state, [])
-    state, refusal = taken_up(state, offer.attempt), judge(state, facts, offer, disk)
+    state, refusal = note_newest(state, offer.attempt), check_offer(state, facts, offer, disk)
     if refusal is not None:
         state, declined = _decline(state, offer, refusal)
         return state, [*out, *declined]
     state = replace(state, task=v.Task(offer, "fetching", now), declined=None, waiting=None)
-    keep = {ref.id for kept in state.kept for ref in kept.manifest.values()}
+    keep = {ref.id for kept in state.retained for ref in kept.manifest.values()}
     keep |= {ref.id for ref in offer.manifest.values()}
     keep |= {name for packed in offer.packed.values() for name in (packed.ref.id, packed.base) if name}
     if state.update is not None:
         keep |= {ref.id for ref in state.update.manifest.values()}
     accept = m.Accept(state.device, offer.attempt)
     log = v.Log("accepted", {"attempt": str(offer.attempt), "parts": len(offer.manifest)})
-    return state, [*out, _save(state), log, v.Send(accept), v.Collect(frozenset(keep)), v.Fetch(offer)]
+    return state, [*out, _save(state), log, v.Send(accept), v.CollectGarbage(frozenset(keep)), v.Fetch(offer)]
 
 
 def _repeated(state: State, offer: m.Offer, now: float) -> Step | None:
@@ -243,8 +243,8 @@ def _ack(state: State, message: m.Ack, now: float) -> Step:
     if state.update is None or state.update.attempt != message.attempt:
         return _drop(state, "stale-ack", message.attempt)
     if not message.accepted:
-        state = not_taken(state, message.attempt)
-    state = replace(state, update=None, closed=later(state.closed, message.attempt))
+        state = restore_residuals(state, message.attempt)
+    state = replace(state, update=None, closed=newest_closed(state.closed, message.attempt))
     event = "delivered" if message.accepted else "refused"
     log = v.Log(event, {"attempt": str(message.attempt), "reason": message.refusal.reason})
     return state, [_save(state), v.StopServe(message.attempt), log]
@@ -252,9 +252,9 @@ def _ack(state: State, message: m.Ack, now: float) -> Step:
 
 def _abort(state: State, message: m.Abort, now: float) -> Step:
     before = state
-    state = not_taken(state, message.attempt)  # also what was accepted: the attempt is tried again without it
+    state = restore_residuals(state, message.attempt)  # also what was accepted: the attempt is tried again without it
     state, out = _forget(state, lambda attempt: attempt.same_run(message.attempt) and attempt <= message.attempt)
-    state = replace(state, closed=later(state.closed, message.attempt))
+    state = replace(state, closed=newest_closed(state.closed, message.attempt))
     if before.closed == state.closed and not out:
         return _drop(state, "stale-abort", message.attempt)
     log = v.Log("aborted", {"attempt": str(message.attempt), "reason": message.reason})
@@ -264,11 +264,11 @@ def _abort(state: State, message: m.Abort, now: float) -> Step:
 def _drain(state: State, message: m.Drain, now: float) -> Step:
     over = Attempt(message.run, made_ms=message.made_ms)
     state, out = _forget(finished(state, over) if message.final else state, over.same_run)
-    state = replace(state, kept=tuple(one for one in state.kept if not one.attempt.same_run(over)))
+    state = replace(state, retained=tuple(one for one in state.retained if not one.attempt.same_run(over)))
     if _current(state).same_run(over):
         state = replace(state, run="", made_ms=0)
     if state.task is None and state.update is None:
-        out.append(v.Collect(frozenset()))
+        out.append(v.CollectGarbage(frozenset()))
     return state, [*out, _save(state), v.Log("drained", {"run": message.run, "reason": message.reason})]
 
 
@@ -347,7 +347,7 @@ def _training_ended(state: State, event: v.TrainingEnded, now: float) -> Step:
     out: list[Instruction] = []
     if state.update is not None:
         out.append(v.StopServe(state.update.attempt))
-    state = replace(state, task=None, update=update, kept=keeping(state, event.attempt, result.kept))
+    state = replace(state, task=None, update=update, retained=retained(state, event.attempt, result.retained))
     out.append(_save(state))
     out.append(v.Log("trained", {"attempt": str(event.attempt), **result.metrics}))
     return _announce(state, out, now)
@@ -375,7 +375,7 @@ def _forget(state: State, match: Callable[[Attempt], bool]) -> Step:
         state, out = _drop_task(state, "not-wanted")
     if state.update is not None and match(state.update.attempt):
         out = [*out, v.StopServe(state.update.attempt)]
-        state = replace(not_taken(state, state.update.attempt), update=None)
+        state = replace(restore_residuals(state, state.update.attempt), update=None)
     return state, [*out, _save(state)] if out else out
 
 
@@ -389,7 +389,7 @@ def _drop_task(state: State, reason: str) -> Step:
     return state, [*out, v.StopFetch(task.attempt)] if task.phase == "fetching" else out
 
 
-def _settle(state: State) -> Step:
+def _keep_trainer_busy(state: State) -> Step:
     """What follows from the state alone: keep the trainer as warm as it should be, and busy."""
     wanted = state.facts is None or state.task is not None or state.waiting is not None or state.run != ""
     if state.trainer == "down" and wanted:
@@ -398,7 +398,7 @@ def _settle(state: State) -> Step:
         return state, []
     if state.task is not None and state.task.phase == "ready":
         task = replace(state.task, phase="training")
-        before = kept_before(state, task.attempt)
+        before = retained_before(state, task.attempt)
         return replace(state, task=task, trainer="training"), [
             v.Train(task.offer, before[-1].manifest if before else {})
         ]
@@ -409,7 +409,7 @@ def _settle(state: State) -> Step:
 
 def _save(state: State) -> v.Save:
     offer = state.task.offer if state.task is not None else None
-    return v.Save(v.Saved(offer, state.update, state.closed, state.kept, state.newest))
+    return v.Save(v.Saved(offer, state.update, state.closed, state.retained, state.newest))
 
 
 def _drop(state: State, reason: str, what: object) -> Step:
@@ -417,7 +417,7 @@ def _drop(state: State, reason: str, what: object) -> Step:
     return replace(state, dropped=dropped), [v.Log("dropped", {"reason": reason, "what": str(what)})]
 
 
-def _tell(state: State, event: Event) -> State:
+def _recorded(state: State, event: Event) -> State:
     if isinstance(event, v.Tick | v.Progressed):
         return state
     what = event.message if isinstance(event, v.Received) else event

@@ -8,7 +8,7 @@ from edgefl.protocol.messages import PROTOCOL_VERSION, Offer
 from edgefl.records import Refusal
 
 
-def judge(state: State, facts: DataFacts, offer: Offer, disk: Disk) -> Refusal | None:
+def check_offer(state: State, facts: DataFacts, offer: Offer, disk: Disk) -> Refusal | None:
     """None: take it. Memory and FLOPs were judged by the coordinator; the ceiling watches memory while training."""
     return _protocol(state) or _data(facts, offer) or _disk(state, offer, disk)
 

@@ -39,11 +39,11 @@ class Result(msgspec.Struct, frozen=True):
     complete: bool = True  # as in Update, like the next two
     poverty: int = -1
     poverty_change: float = 0.0
-    kept: Manifest = {}  # what stays here for the next round: private parts, a personal model
+    retained: Manifest = {}  # what stays here for the next round: private parts, a personal model
     refusal: Refusal | None = None
 
 
-class Kept(msgspec.Struct, frozen=True):
+class RetainedParts(msgspec.Struct, frozen=True):
     """Parts of one attempt that stay on this device."""
 
     attempt: Attempt = Attempt()
@@ -53,13 +53,13 @@ class Kept(msgspec.Struct, frozen=True):
 class Saved(msgspec.Struct, frozen=True):
     """What survives a restart: the attempt being worked on, the update not yet acknowledged, what is over.
 
-    ``kept``: of the last round trained and the one before it, since a round may be tried again.
+    ``retained``: of the last round trained and the one before it, since a round may be tried again.
     """
 
     offer: Offer | None = None
     update: Update | None = None
     closed: Attempt | None = None
-    kept: tuple[Kept, ...] = ()
+    retained: tuple[RetainedParts, ...] = msgspec.field(default=(), name="kept")
     newest: Attempt | None = None  # that was ever taken up, by a device with an identity
 
 
@@ -108,7 +108,7 @@ class State(msgspec.Struct, frozen=True):
     progress_at: float = 0.0
     declined: tuple[Offer, Decline] | None = None  # the last one, to answer the same offer the same way
     closed: Attempt | None = None  # this attempt and older ones of its run are over
-    kept: tuple[Kept, ...] = ()  # as in Saved
+    retained: tuple[RetainedParts, ...] = ()  # as in Saved
     dropped: dict[str, int] = {}  # reason -> messages dropped
     story: tuple[str, ...] = ()  # the last things that happened, for the error of an illegal move
     strict: bool = False  # it has an identity: nothing older than ``newest`` is taken up
@@ -237,10 +237,10 @@ class StopTrainer(msgspec.Struct, frozen=True):
 
 
 class Train(msgspec.Struct, frozen=True):
-    """Let the idle trainer train this offer; ``kept``: what its last round left on this device."""
+    """Let the idle trainer train this offer; ``retained``: what its last round left on this device."""
 
     offer: Offer
-    kept: Manifest = {}
+    retained: Manifest = {}
 
 
 class Interrupt(msgspec.Struct, frozen=True):
@@ -262,7 +262,7 @@ class StopServe(msgspec.Struct, frozen=True):
     attempt: Attempt
 
 
-class Collect(msgspec.Struct, frozen=True):
+class CollectGarbage(msgspec.Struct, frozen=True):
     """Delete every object but these."""
 
     keep: frozenset[str]
@@ -287,6 +287,6 @@ Instruction = (
     | Interrupt
     | Serve
     | StopServe
-    | Collect
+    | CollectGarbage
     | Log
 )

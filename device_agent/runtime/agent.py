@@ -25,7 +25,7 @@ from device_agent.runtime.log import Emit
 from device_agent.runtime.renewal import Renewal
 from device_agent.runtime.store import AgentStore
 from device_agent.runtime.trainer_process import Trainer
-from device_agent.runtime.trainer_tasks import TrainerJobs
+from device_agent.runtime.trainer_tasks import TrainerTasks
 from device_agent.runtime.transfers import Transfers
 from edgefl.errors import BrokerError, BrokerUnreachableError, MessageSizeError, ProtocolError
 from edgefl.protocol import topics
@@ -70,7 +70,7 @@ class Agent:
         self._transfers = Transfers(
             identity, store.objects, effects, lambda: self.transport, self._unacknowledged, restored
         )
-        self._jobs = TrainerJobs(trainer, effects, self._transfers.figures)
+        self._trainer_tasks = TrainerTasks(trainer, effects, self._transfers.figures)
         self._perform = self._performers()
         self._down = topics.down(identity.fleet, identity.device)
         self._call = topics.call(identity.fleet)
@@ -139,7 +139,7 @@ class Agent:
             self._post(v.Tick(psutil.virtual_memory().available))
             self._transfers.tick(connected=self.state.connected)
             if self.state.abandoned is not None:
-                self._jobs.interrupt()  # again: the first may have come before the trainer had read its order
+                self._trainer_tasks.interrupt()  # again: the first may have come before the trainer had read its order
 
     async def _publish(self) -> None:
         """In their order, which MQTT keeps, but without waiting for each to be acknowledged."""
@@ -205,15 +205,15 @@ class Agent:
             v.Save: self._save,
             v.SaveFacts: lambda i: self.store.save_facts(self.identity.fingerprint, i.facts),
             v.Log: lambda i: self.emit(i.event, **i.fields),
-            v.Collect: self._collect,
+            v.CollectGarbage: self._collect,
             v.Fetch: lambda i: self._transfers.fetch(i.offer),
             v.StopFetch: lambda i: self._transfers.stop_fetch(),
             v.Serve: lambda i: self._transfers.serve(i.update, i.grant),
             v.StopServe: lambda i: self._transfers.stop_serve(),
-            v.StartTrainer: lambda i: self._jobs.start(),
-            v.StopTrainer: lambda i: self._jobs.stop(),
-            v.Train: self._jobs.train,
-            v.Interrupt: lambda i: self._jobs.interrupt(),
+            v.StartTrainer: lambda i: self._trainer_tasks.start(),
+            v.StopTrainer: lambda i: self._trainer_tasks.stop(),
+            v.Train: self._trainer_tasks.train,
+            v.Interrupt: lambda i: self._trainer_tasks.interrupt(),
         }
 
     def _save(self, instruction: v.Save) -> None:
@@ -228,7 +228,7 @@ class Agent:
             await asyncio.to_thread(self.store.flush)
         self._flushing = False
 
-    def _collect(self, instruction: v.Collect) -> None:
+    def _collect(self, instruction: v.CollectGarbage) -> None:
         if freed := self.store.objects.mark_garbage(set(instruction.keep)):
             self.emit("collected", bytes=freed)
             self._spawn(asyncio.to_thread(self.store.objects.sweep))

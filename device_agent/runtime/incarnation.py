@@ -59,9 +59,9 @@ def complete(store: AgentStore) -> v.Saved:
     What was to stay here and is gone, in a loss of power, is as if it had not been kept.
     """
     saved = store.load()
-    here = [{part: ref for part, ref in one.manifest.items() if store.objects.has(ref.id)} for one in saved.kept]
-    kept = tuple(msgspec.structs.replace(one, manifest=found) for one, found in zip(saved.kept, here, strict=True))
-    saved = msgspec.structs.replace(saved, kept=kept)
+    here = [{part: ref for part, ref in one.manifest.items() if store.objects.has(ref.id)} for one in saved.retained]
+    kept = tuple(msgspec.structs.replace(one, manifest=found) for one, found in zip(saved.retained, here, strict=True))
+    saved = msgspec.structs.replace(saved, retained=kept)
     update = saved.update
     if update is not None and not all(store.objects.has(ref.id) for ref in update.manifest.values()):
         return msgspec.structs.replace(saved, update=None)

@@ -27,7 +27,7 @@ class TrainRequest(msgspec.Struct, frozen=True):
 
     offer: Offer
     device: str = ""
-    kept: Manifest = {}  # what its last round left on this device
+    retained: Manifest = {}  # what its last round left on this device
 
 
 class Ended(NamedTuple):
@@ -110,7 +110,7 @@ class TrainerProcess:
             try:
                 reply = await self._worker.call(
                     "train",
-                    TrainRequest(work.offer, self.settings.device, work.kept),
+                    TrainRequest(work.offer, self.settings.device, work.retained),
                     lambda note: on_progress(progressed(work.offer.attempt, note)),
                 )
                 result = understood(reply, Result)

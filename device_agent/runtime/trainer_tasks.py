@@ -18,7 +18,7 @@ from edgefl.protocol.messages import Offer
 from edgefl.records import Figures
 
 
-class TrainerJobs:
+class TrainerTasks:
     """One trainer's tasks. ``supervisor_cost``: the supervisor's own figures for a training that has just ended."""
 
     def __init__(

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import xxhash
 
 from device_agent.core import state as v
-from device_agent.core.attempt_cost import Bill, Meters, unknown
+from device_agent.core.attempt_cost import AttemptCost, Counters, unknown_cost
 from device_agent.runtime.effects import Effects
 from device_agent.runtime.incarnation import Identity
 from edgefl.errors import BrokerError, ProtocolError, StoreError
@@ -27,7 +27,7 @@ from edgefl.transport.base import Transport
 class _Fetch(NamedTuple):
     offer: Offer
     receiver: DiskReceiver
-    bill: Bill
+    cost: AttemptCost
     began: float
 
 
@@ -55,7 +55,7 @@ class Transfers:
         self._restored = restored
         self._fetch: _Fetch | None = None
         self._served: tuple[Update, DiskSender] | None = None
-        self._bill: Bill | None = None
+        self._cost: AttemptCost | None = None
 
     def fetch(self, offer: Offer) -> None:
         """Ask for what the offer's manifest names and is not here; again for the same offer: ask again."""
@@ -65,11 +65,11 @@ class Transfers:
             if all(one.transfer != offer.transfer for one in asking):
                 self._fetch.receiver.ask_again(now)  # else the transport says it, as soon as it can
             return
-        if self._bill is None or self._bill.attempt != offer.attempt:
-            self._bill = Bill(offer.attempt, self._meters())
+        if self._cost is None or self._cost.attempt != offer.attempt:
+            self._cost = AttemptCost(offer.attempt, self._counters())
         refs = wanted(offer, self._objects)
         receiver = DiskReceiver(offer.transfer, self._identity.device, refs, self._objects, self._effects.send)
-        self._fetch = _Fetch(offer, receiver, self._bill, now)
+        self._fetch = _Fetch(offer, receiver, self._cost, now)
         self._start(self._fetch)
 
     def stop_fetch(self) -> None:
@@ -119,10 +119,10 @@ class Transfers:
 
     def figures(self, offer: Offer, result: v.Result) -> Figures:
         """What the attempt cost this device beside the training itself."""
-        if self._bill is None or self._bill.attempt != offer.attempt or self._restored == offer.attempt:
-            return unknown()
+        if self._cost is None or self._cost.attempt != offer.attempt or self._restored == offer.attempt:
+            return unknown_cost()
         topic = topics.up_object(self._identity.fleet, self._identity.device, offer.transfer)  # about as long
-        return self._bill.figures(self._meters(), result.manifest, topic, offer.chunk_bytes)
+        return self._cost.figures(self._counters(), result.manifest, topic, offer.chunk_bytes)
 
     def _start(self, fetch: _Fetch) -> None:
         chunk_bytes, credit = fetch.offer.chunk_bytes or DEFAULT_CHUNK_BYTES, fetch.offer.credit or DEFAULT_CREDIT
@@ -141,7 +141,7 @@ class Transfers:
         elif isinstance(end, Failed):
             self._failed(fetch, "transfer", f"object {end.object_id[:12]}: {end.reason}")
         else:
-            fetch.bill.fetched_bytes += fetch.receiver.received_bytes
+            fetch.cost.fetched_bytes += fetch.receiver.received_bytes
             self._effects.spawn(self._store(fetch))
 
     def _failed(self, fetch: _Fetch, reason: str, detail: str) -> None:
@@ -159,9 +159,9 @@ class Transfers:
         self._effects.emit("fetched", attempt=str(attempt), bytes=fetch.receiver.received_bytes, seconds=seconds)
         self._effects.post(v.Fetched(attempt))
 
-    def _meters(self) -> Meters:
+    def _counters(self) -> Counters:
         transport = self._transport()
-        return Meters(time.monotonic(), transport.bytes_sent, transport.bytes_received)
+        return Counters(time.monotonic(), transport.bytes_sent, transport.bytes_received)
 
     def _publish_on(self, topic: str) -> Callable[[str | None, bytes], None]:
         under_way: set[int] = set()

@@ -125,7 +125,7 @@ class Trainer:
             few = Refusal("data", float(job.hyper.batch_size), float(usable), "samples", detail)
             return Result(refusal=no_label(job, data.train) or few)
         store = ObjectStore(self.store, self.disk_bytes, durable=False)
-        kept = _StoredParts(request.kept, store)
+        kept = _StoredParts(request.retained, store)
         give_back_at_once(in_pieces=job.hyper.micro_batch > 0)
         memory, energy = MemoryProbe(self.device), EnergyProbe(self.device)
         with energy, memory:
@@ -153,7 +153,7 @@ class Trainer:
             sending = compress_update(job, outcome.parts, request.offer.manifest, kept, store)
         waiting = {
             key: ref
-            for key, ref in request.kept.items()
+            for key, ref in request.retained.items()
             if key.startswith(RESIDUAL) and key.removeprefix(RESIDUAL) not in sending.manifest
         }
         return Result(
@@ -164,7 +164,7 @@ class Trainer:
             complete=outcome.complete,
             poverty=outcome.poverty,
             poverty_change=outcome.poverty_change,
-            kept=staying | sending.residuals | waiting,
+            retained=staying | sending.residuals | waiting,
         )
 
     def _prefixes(self, data: Any, manifest: Manifest, store: Any) -> Any:

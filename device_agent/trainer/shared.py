@@ -25,7 +25,7 @@ from edgefl.records import Budget, Figure
 from edgefl.resources.allocator import give_back_at_once
 
 
-class Seat(msgspec.Struct, frozen=True):
+class Tenant(msgspec.Struct, frozen=True):
     """A device's place in a trainer process."""
 
     device: str
@@ -36,10 +36,10 @@ class Seat(msgspec.Struct, frozen=True):
     budget: Budget = Budget()
 
 
-class HostRequest(msgspec.Struct, frozen=True):
+class TenantRequest(msgspec.Struct, frozen=True):
     """Body of every request: whose it is and, to train, the work."""
 
-    seat: Seat
+    tenant: Tenant
     work: TrainRequest | None = None
 
 
@@ -47,7 +47,7 @@ class TrainerHost:
     """The trainers by device, and which of them works."""
 
     def __init__(self) -> None:
-        self._trainers: dict[Seat, Trainer] = {}
+        self._trainers: dict[Tenant, Trainer] = {}
         self._active: Trainer | None = None
         self._counts: Any = None  # steps that any device has counted need not be counted again
 
@@ -58,12 +58,12 @@ class TrainerHost:
 
     def warm(self, body: object, note: Note) -> DataFacts:
         """As ``Trainer.warm``, of the device that asks."""
-        return self._trainer(msgspec.convert(body, HostRequest).seat).warm()
+        return self._trainer(msgspec.convert(body, TenantRequest).tenant).warm()
 
     def train(self, body: object, note: Note) -> Result:
         """As ``Trainer.train``, of the device that asks."""
-        request = msgspec.convert(body, HostRequest)
-        self._active = self._trainer(request.seat)
+        request = msgspec.convert(body, TenantRequest)
+        self._active = self._trainer(request.tenant)
         self._active.counts = self._counts
         try:
             result = self._active.train(request.work, note)
@@ -74,14 +74,14 @@ class TrainerHost:
 
     def leave(self, body: object, note: Note) -> None:
         """The device does not need its trainer any more."""
-        self._trainers.pop(msgspec.convert(body, HostRequest).seat, None)
+        self._trainers.pop(msgspec.convert(body, TenantRequest).tenant, None)
 
-    def _trainer(self, seat: Seat) -> Trainer:
-        if seat not in self._trainers:
-            self._trainers[seat] = Trainer(
-                seat.data, seat.bad_samples, Path(seat.store), seat.torch_device, seat.budget
+    def _trainer(self, tenant: Tenant) -> Trainer:
+        if tenant not in self._trainers:
+            self._trainers[tenant] = Trainer(
+                tenant.data, tenant.bad_samples, Path(tenant.store), tenant.torch_device, tenant.budget
             )
-        return self._trainers[seat]
+        return self._trainers[tenant]
 
 
 def _shared() -> Figure:

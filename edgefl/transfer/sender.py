@@ -79,7 +79,7 @@ class Sender:
         if need.done:
             return self._complete(device, need, now)
         receiver = self._receivers.get(device)
-        if receiver is not None and self._epochs.judge(device, need.epoch) == "present":
+        if receiver is not None and self._epochs.age(device, need.epoch) == "present":
             return self._acknowledge(device, receiver, need, now)
         if not need.missing:
             self.dropped["unknown_epoch"] += 1  # acknowledges what an earlier incarnation of this sender sent
@@ -118,7 +118,7 @@ class Sender:
             return "wrong_device"
         if need.credit < 1 or need.received < 0 or need.epoch < 0:
             return "malformed"
-        age = self._epochs.judge(device, need.epoch)
+        age = self._epochs.age(device, need.epoch)
         if age == "stale" or (age == "replaced" and not need.done):
             return "stale_epoch"
         if age == "present" and device in self.completed:

@@ -169,7 +169,7 @@ class Epochs:
         self._present: dict[str, int] = {}
         self._last_steps: dict[str, dict[int, int]] = {}  # device -> incarnation -> last step
 
-    def judge(self, device: str, epoch: int) -> Literal["new", "present", "replaced", "stale"]:
+    def age(self, device: str, epoch: int) -> Literal["new", "present", "replaced", "stale"]:
         """``replaced``: the last epoch of a incarnation, after another incarnation has taken over."""
         incarnation, step = divmod(epoch, 1 << STEP_BITS)
         last = self._last_steps.get(device, {}).get(incarnation, -1)

@@ -79,7 +79,7 @@ def test_one_round_from_hello_to_forgotten():
     (hello,) = sent(out, m.Hello)
     assert (hello.samples[""], hello.modalities, hello.capabilities.trainer_base_bytes) == (32, {"acc": (50, 3)}, 1000)
     state, out = play(state, offer())
-    assert kinds(out) == ["Save", "Send", "Collect", "Fetch"]  # on disk before it is announced
+    assert kinds(out) == ["Save", "Send", "CollectGarbage", "Fetch"]  # on disk before it is announced
     assert sent(out, m.Accept) == [m.Accept("d1", offer().attempt)]
     state, out = play(state, v.Fetched(offer().attempt))
     assert kinds(out) == ["Train"]

@@ -40,7 +40,7 @@ def test_what_a_killed_device_keeps_is_used_when_it_trains_again(tmp_path: Path,
         coordinator.expect("progress", device="right", round=2)
         right.kill()
         directory = fleet.state_of("right")
-        (kept,) = msgspec.msgpack.decode((directory / "work.msgpack").read_bytes(), type=Saved).kept
+        (kept,) = msgspec.msgpack.decode((directory / "work.msgpack").read_bytes(), type=Saved).retained
         there = {part: ObjectStore(directory / "objects").has(ref.id) for part, ref in kept.manifest.items()}
         again = fleet.agent("right")
         finish(coordinator)

@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from device_agent.core.state import DataFacts, Kept, Result, Saved
+from device_agent.core.state import DataFacts, Result, RetainedParts, Saved
 from edgefl.export import manifest as bundles
 from edgefl.methods.cluster.signature import BITS, RANK, ROWS, WIDTH
 from edgefl.models.spec import EncoderSpec
@@ -141,7 +141,10 @@ def chunk_map() -> Seeds:
 def agent_state() -> Seeds:
     update = messages.Update("cam-07", ATTEMPT, {"acc/stage1": REF})
     saved = Saved(
-        messages.Offer(ATTEMPT, 600.0, Job(), {"acc/stage1": REF}, "t"), update, None, (Kept(ATTEMPT, {"x": REF}),)
+        messages.Offer(ATTEMPT, 600.0, Job(), {"acc/stage1": REF}, "t"),
+        update,
+        None,
+        (RetainedParts(ATTEMPT, {"x": REF}),),
     )
     yield "work", b"\0" + msgspec.msgpack.encode(saved)
     yield "identity", b"\1" + b'{"device":"cam-07","fleet":"f"}'

@@ -9,8 +9,8 @@ import pytest
 from memory_fleet import plan_of, run_fleet, share, state_of
 
 from coordinator.runtime.validate_update import Rules, check_update
-from device_agent.core.retained import keeping, kept_before, not_taken
-from device_agent.core.state import Kept, State
+from device_agent.core.retained import restore_residuals, retained, retained_before
+from device_agent.core.state import RetainedParts, State
 from device_agent.runtime.transfers import wanted
 from device_agent.trainer.compression import Sending, compress_update, decompress_offer
 from edgefl.aggregation.history_update import UpdateInfo
@@ -174,12 +174,12 @@ def test_what_goes_on_from_the_own_copy_is_not_sent_twice(tmp_path: Path) -> Non
 
 
 def test_a_round_sent_whole_leaves_nothing_to_add_again() -> None:
-    before = Kept(Attempt("r", 1, 2, 1), {RESIDUAL + "task": ObjectRef("1" * 64, 1)})
+    before = RetainedParts(Attempt("r", 1, 2, 1), {RESIDUAL + "task": ObjectRef("1" * 64, 1)})
     attempt = Attempt("r", 1, 3, 1)
-    state = State(kept=keeping(State(kept=(before,)), attempt, {}))
-    assert state.kept == (before, Kept(attempt))  # the round may be tried again, from the one before
-    assert kept_before(state, Attempt("r", 2, 1, 1))[-1].manifest == {}
-    assert kept_before(state, Attempt("r", 1, 3, 2))[-1] == before
+    state = State(retained=retained(State(retained=(before,)), attempt, {}))
+    assert state.retained == (before, RetainedParts(attempt))  # the round may be tried again, from the one before
+    assert retained_before(state, Attempt("r", 2, 1, 1))[-1].manifest == {}
+    assert retained_before(state, Attempt("r", 1, 3, 2))[-1] == before
 
 
 def test_an_update_packed_against_the_rules_is_refused(tmp_path: Path) -> None:
@@ -200,11 +200,11 @@ def test_what_a_refused_update_left_out_is_forgotten_and_the_round_before_is_not
     one, two = Attempt("r", 1, 1, 1), Attempt("r", 1, 2, 1)
     refs = [ObjectRef(str(i) * 64, 1) for i in range(4)]
     manifests = [{RESIDUAL + "task": refs[i], "head/a": refs[i + 1]} for i in (0, 2)]
-    kept = (Kept(one, manifests[0]), Kept(two, manifests[1]))
-    state = not_taken(State(kept=kept), two)
-    assert state.kept[-1].manifest == {RESIDUAL + "task": refs[0], "head/a": refs[3]}
-    assert not_taken(State(kept=kept), one).kept == kept
-    assert not_taken(State(kept=kept[1:]), two).kept[-1].manifest == {"head/a": refs[3]}
+    kept = (RetainedParts(one, manifests[0]), RetainedParts(two, manifests[1]))
+    state = restore_residuals(State(retained=kept), two)
+    assert state.retained[-1].manifest == {RESIDUAL + "task": refs[0], "head/a": refs[3]}
+    assert restore_residuals(State(retained=kept), one).retained == kept
+    assert restore_residuals(State(retained=kept[1:]), two).retained[-1].manifest == {"head/a": refs[3]}
 
 
 def test_rules_by_part_and_rounds_sent_whole(tmp_path: Path) -> None:
