@@ -14,7 +14,7 @@ import pkgutil
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from importlib.metadata import entry_points
 from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
@@ -140,10 +140,27 @@ class Prototypes(Method):
 
 @dataclass(frozen=True)
 class Objective(Method):
-    """A term of the local loss. ``labels``, ``pairs``: it gives the model a task, learned from labels or from pairs."""
+    """A term of the local loss. ``loss``: (``edgefl.training.forward.Forward``, options) -> a scalar tensor.
 
+    ``labels``, ``pairs``: it gives the model a task, learned from labels or from pairs of modalities.
+    ``modalities``: fewest of a model that it is for.
+    ``joint``: it compares the fused representation with projections, which have to be as wide.
+    ``unlabelled``: it trains the fusion on samples without a label too.
+    ``reconstructs``: it trains the networks that predict a modality's projection from the others'.
+    ``private_head``: devices without labels train a copy of their mappings by it, on pseudo-labels.
+    ``teacher``: it needs the mappings as received; ``received``: the trained parameters as received.
+    """
+
+    loss: Callable[..., Any] | None = None
     labels: bool = False
     pairs: bool = False
+    modalities: int = 1
+    joint: bool = False
+    unlabelled: bool = False
+    reconstructs: bool = False
+    private_head: bool = False
+    teacher: bool = False
+    received: bool = False
 
     @property
     def task(self) -> bool:
@@ -279,8 +296,13 @@ class Choice(NamedTuple):
 
     def bind(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """The function with those of the options as keyword arguments that it takes."""
-        takes = inspect.signature(function).parameters
+        takes = _parameters(function)
         return partial(function, **{name: value for name, value in self.options.items() if name in takes})
+
+
+@cache
+def _parameters(function: Callable[..., Any]) -> frozenset[str]:
+    return frozenset(inspect.signature(function).parameters)
 
 
 def chosen(role: str, slot: Slot | None) -> list[Choice]:
@@ -334,18 +356,6 @@ def _modules() -> Iterator[str]:
 _WITH_TORCH = frozenset(
     {
         "edgefl.methods.absent.stand_ins",
-        "edgefl.methods.objectives.clip",
-        "edgefl.methods.objectives.cluster_contrast",
-        "edgefl.methods.objectives.gmc",
-        "edgefl.methods.objectives.margin",
-        "edgefl.methods.objectives.mcm",
-        "edgefl.methods.objectives.model_transfer",
-        "edgefl.methods.objectives.prototype_contrast",
-        "edgefl.methods.objectives.prototype_transfer",
-        "edgefl.methods.objectives.proximal",
-        "edgefl.methods.objectives.ram",
-        "edgefl.methods.objectives.reconstruction",
-        "edgefl.methods.objectives.shared",
         "edgefl.methods.prototypes.matcher_networks",
         "edgefl.methods.repair.poverty_layer",
     }

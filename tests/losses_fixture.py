@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from hypothesis import settings
 
 from edgefl.prototypes.torch_mask import Table
+from edgefl.registry import chosen
 
 torch.set_num_threads(1)
 ORACLES = {
@@ -46,3 +49,9 @@ def near(value: torch.Tensor, expected) -> None:
 
 def table(rows: torch.Tensor, valid=None) -> Table:
     return Table(rows, torch.ones(len(rows), dtype=torch.bool) if valid is None else torch.tensor(valid))
+
+
+def term(name: str, forward: Any, options: Mapping[str, float | str]) -> torch.Tensor:
+    """A registered term's loss of a forward pass, by these of its options."""
+    choice = chosen("objective", {name: dict(options)})[0]
+    return choice.bind(choice.method.loss)(forward)

@@ -24,6 +24,7 @@ from edgefl.plan.job import Cache, Candidate, Decline, Hyper, Job, Placement, Sl
 from edgefl.plan.schedule import is_closing, restrict, shallower, trained_stages
 from edgefl.plan.usable_samples import after_completion, needs_pairs, unlabelled, usable_samples
 from edgefl.records import HOST, Cost, Refusal
+from edgefl.registry import chosen
 
 _MEMORY = frozenset({"memory", "step_memory"})
 
@@ -191,7 +192,8 @@ def _unteachable(model: ModelSpec, own: Stage, candidate: Candidate) -> Refusal 
 
 def _without_labels(stage: Stage, slots: Slots) -> Stage:
     """What a device without labels trains beside others that have them: not the classifier, nor what only it needs."""
-    useless = {"task"} if {"mcm", "gmc"} & set(slots.objective) else {"task", "fusion"}
+    fused = any(term.method.unlabelled for term in chosen("objective", slots.objective))
+    useless = {"task"} if fused else {"task", "fusion"}
     kept = tuple(part for part in stage.trained if part not in useless)
     return msgspec.structs.replace(stage, trained=kept)
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from torch import Tensor
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 #: Norms below this count as this, so that a zero vector stays zero and has cosine 0 with every other.
 SMALLEST_NORM = 1e-12

@@ -19,6 +19,7 @@ from edgefl.plan.job import Hyper, LowMemoryOptimizer, RoundPolicy, RunPlan, Sch
 from edgefl.plan.norm import default_norm, with_statistics
 from edgefl.plan.schedule import SCHEDULES, Embed, is_closing, with_closing
 from edgefl.plan.usable_samples import LABEL_THEM
+from edgefl.registry import chosen
 
 #: Token width of FedMVP's joint module, whose encoders are 768 wide (ViT-B, BERT).
 JOINT_WIDTH = 256
@@ -134,11 +135,13 @@ def model_spec(
             problems.append(Problem(f"{path}.image_size", f"is for pictures, and the kind is {encoder.kind}"))
         encoders[modality] = _encoder(encoder, shapes.get(modality, ()))
     problems += _readable(config.training, recipe)
-    supervised = "cross_entropy" in recipe.objective
+    terms = chosen("objective", recipe.objective)
+    supervised = any(term.method.labels for term in terms)
     if supervised and shapes and not label_names:
-        problems.append(Problem("data", f"objective cross_entropy needs labels, and no sample has one. {LABEL_THEM}"))
+        learned = ", ".join(term.name for term in terms if term.method.labels)
+        problems.append(Problem("data", f"objective {learned} needs labels, and no sample has one. {LABEL_THEM}"))
     if len(config.model.encoders) < 2:
-        paired = [term for term in ("clip", "margin", "reconstruction", "mcm") if term in recipe.objective]
+        paired = [term.name for term in terms if term.method.modalities > 1]
         problems += [Problem("model.encoders", f"objective {term} needs two modalities or more") for term in paired]
     if problems:
         raise ConfigError(config.name, problems)
@@ -185,7 +188,7 @@ def _shape(recipe: RecipeConfig, encoders: Mapping[str, EncoderSpec]) -> dict[st
         "fusion": fusion,
         "joint": _joint(options, encoders) if fusion == "joint" else JointSpec(),
         "bounded": options.get("bound") == "tanh",
-        "reconstruction": "reconstruction" in recipe.objective,
+        "reconstruction": any(term.method.reconstructs for term in chosen("objective", recipe.objective)),
         "matching": match if match in {"classifier", "prior"} else "none",
     }
 
@@ -201,7 +204,7 @@ def _joint(options: Mapping[str, float | str], encoders: Mapping[str, EncoderSpe
 
 def _wide_enough(spec: ModelSpec, recipe: RecipeConfig) -> list[Problem]:
     """Terms that compare the joint representation with a modality's need both equally wide."""
-    terms = [term for term in ("mcm", "ram", "gmc") if term in recipe.objective]
+    terms = [term.name for term in chosen("objective", recipe.objective) if term.method.joint]
     if not terms or fused_width(spec) == spec.head.out or not spec.classes:
         return []
     text = f"{terms[0]} compares it with the projections, which are {spec.head.out} wide; set it to that"

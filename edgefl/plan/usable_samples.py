@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from edgefl.models.spec import EncoderSpec
 from edgefl.plan.job import Hyper, Slots, Stage
 from edgefl.records import Refusal
+from edgefl.registry import chosen
 
 #: Reason of a refusal: an objective that learns from labels, and samples of which none has one.
 UNLABELLED = "labels"
@@ -75,14 +76,16 @@ def clusters_apart(slots: Slots, stage: Stage) -> bool:
 
     ``stage`` is the device's own: without labels it trains no classifier.
     """
-    return "cluster_contrast" in slots.objective and "task" not in stage.trained
+    return (
+        any(term.method.private_head for term in chosen("objective", slots.objective)) and "task" not in stage.trained
+    )
 
 
 def needs_labels(slots: Slots) -> bool:
     """Whether a task of the objective is learned from labels."""
-    return "cross_entropy" in slots.objective
+    return any(term.method.labels for term in chosen("objective", slots.objective))
 
 
 def needs_pairs(slots: Slots) -> bool:
     """Whether a task of the objective is learned from pairs of modalities."""
-    return bool({"clip", "margin"} & set(slots.objective))
+    return any(term.method.pairs for term in chosen("objective", slots.objective))

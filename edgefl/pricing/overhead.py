@@ -25,6 +25,7 @@ from edgefl.plan.job import Job
 from edgefl.plan.norm import LEAST, MOST
 from edgefl.plan.schedule import is_closing
 from edgefl.plan.usable_samples import clusters_apart, needs_labels, needs_pairs
+from edgefl.registry import chosen
 from edgefl.resources.flops import FlopCounter
 from edgefl.training.batches import meta_input
 from edgefl.training.flop_cache import kind_of_step
@@ -109,7 +110,8 @@ class Overhead:
         if not job.slots.statistics:
             return 0.0
         personal = "poverty" in job.slots.repair and share.holdout > 0
-        passes = 1 + personal + ("model_transfer" in job.slots.objective)
+        taught = any(term.method.teacher for term in chosen("objective", job.slots.objective))
+        passes = 1 + personal + taught
         return passes * sum(
             min(MOST, count) * self._head_input(job, share, m)
             for m in job.model.encoders

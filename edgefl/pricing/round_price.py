@@ -24,6 +24,7 @@ from edgefl.plan.usable_samples import after_completion, clusters_apart, complet
 from edgefl.pricing.overhead import Overhead, Share, patterns_of
 from edgefl.prototypes.table import FUSED
 from edgefl.prototypes.torch_mask import Table
+from edgefl.registry import chosen
 from edgefl.resources.flops import FlopCounter
 from edgefl.resources.live_bytes import LiveBytes
 from edgefl.training.batches import LEAST_ROWS, ShapeKey, meta_batch, meta_input
@@ -236,13 +237,14 @@ def _temporary(parameter: torch.nn.Parameter) -> None:
 
 def _meta_auxiliary(job: Job, model: StagedModel) -> Auxiliary:
     """What stands beside the model from the second round on."""
-    terms = job.slots.objective
+    terms = [term.method for term in chosen("objective", job.slots.objective)]
     heads = {m: model.part(f"head/{m}") for m in job.model.encoders if f"head/{m}" in job.stage.trained}
-    trained = [p for p in model.parameters() if p.requires_grad] if "proximal" in terms else []
+    received = any(term.received for term in terms)
+    trained = [p for p in model.parameters() if p.requires_grad and received]
     return Auxiliary(
         _meta_tables(job),
         {m: copied(head, trained=True) for m, head in heads.items()} if clusters_apart(job.slots, job.stage) else {},
-        {m: copied(head, trained=False) for m, head in heads.items()} if "model_transfer" in terms else {},
+        {m: copied(head, trained=False) for m, head in heads.items()} if any(term.teacher for term in terms) else {},
         tuple((p, p.detach().clone()) for p in trained),
         matcher_of(job.slots, {}),
     )

@@ -23,6 +23,7 @@ from edgefl.plan.usable_samples import clusters_apart
 from edgefl.prototypes.adaptive import LOCAL_CLUSTERS, Local, local_pairs
 from edgefl.prototypes.table import from_tensors
 from edgefl.prototypes.torch_mask import Table
+from edgefl.registry import chosen
 from edgefl.training.embeddings import device_of, embeddings
 from edgefl.training.flop_cache import counted, kind_of_step
 from edgefl.training.forward import Auxiliary, copied
@@ -36,7 +37,7 @@ PRIVATE_HEAD = "twin/"
 
 def auxiliary_of(job: Job, model: StagedModel, parts: Mapping[str, Tensors], kept: Mapping[str, Tensors]) -> Auxiliary:
     """What the recipe's terms need. ``parts``: as received; ``kept``: what this device's last round left here."""
-    terms = job.slots.objective
+    terms = [term.method for term in chosen("objective", job.slots.objective)]
     heads = [m for m in job.model.encoders if f"head/{m}" in job.stage.trained]
     private_heads: dict[str, nn.Module] = {}
     teachers: dict[str, nn.Module] = {}
@@ -45,11 +46,11 @@ def auxiliary_of(job: Job, model: StagedModel, parts: Mapping[str, Tensors], kep
         if clusters_apart(job.slots, job.stage):
             private_heads[m] = copied(head, trained=True)
             load_module(PRIVATE_HEAD + m, private_heads[m], kept.get(PRIVATE_HEAD + m, parts[f"head/{m}"]))
-        if "model_transfer" in terms:
+        if any(term.teacher for term in terms):
             teachers[m] = copied(head, trained=False)
             load_module(f"head/{m}", teachers[m], parts[f"head/{m}"])
-    trained = [p for part in job.stage.trained for p in model.part(part).parameters()] if "proximal" in terms else []
-    received = tuple((p, p.detach().clone()) for p in trained)
+    trained = [p for part in job.stage.trained for p in model.part(part).parameters()]
+    received = tuple((p, p.detach().clone()) for p in trained if any(term.received for term in terms))
     return Auxiliary(tables_of(parts, device_of(model)), private_heads, teachers, received, matcher_of(job.slots, {}))
 
 

@@ -17,7 +17,7 @@ from edgefl.data.dataset import Dataset
 from edgefl.models.encoders.base import Input, TokenState, rows_in
 from edgefl.plan.frozen_prefix import prefixes
 from edgefl.plan.job import Job
-from edgefl.plan.usable_samples import clusters_apart
+from edgefl.plan.usable_samples import clusters_apart, needs_labels
 
 #: Batch norm in the heads can not train on one row.
 LEAST_ROWS = 2
@@ -149,7 +149,7 @@ def meta_batch(job: Job, rows: Mapping[str, int]) -> Batch:
     size = job.hyper.batch_size
     index = {m: None if n == size else torch.empty(n, dtype=torch.int64, device="meta") for m, n in rows.items()}
     inputs = {m: meta_input(job, m, count) for m, count in rows.items()}
-    labelled = "cross_entropy" in job.slots.objective and "task" in job.stage.trained
+    labelled = needs_labels(job.slots) and "task" in job.stage.trained
     labels = torch.empty(size, dtype=torch.int64, device="meta") if labelled else None
     clustered = clusters_apart(job.slots, job.stage)
     pseudo_labels = torch.empty(size, dtype=torch.int64, device="meta") if clustered else None

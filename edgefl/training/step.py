@@ -22,9 +22,9 @@ from edgefl.models.rematerialise import inject_gradients
 from edgefl.models.spec import is_encoder, modality_of
 from edgefl.models.staged import StagedModel
 from edgefl.plan.job import Hyper, Job
+from edgefl.registry import Slot, chosen
 from edgefl.training.batches import Batch
 from edgefl.training.forward import Auxiliary, Forward
-from edgefl.training.objectives import total_loss
 from edgefl.training.optimizer_in_backward import OptimizerInBackward, optimizer_in_backward
 from edgefl.training.optimizers import SGD, Adafactor, AdamW, Group, Optimizer, parameters_of
 from edgefl.training.precision import computing_in, widened
@@ -235,3 +235,11 @@ def _seeded(seed: int, device: torch.device) -> Iterator[None]:
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(seed)
         yield
+
+
+def total_loss(forward: Forward, objective: Slot) -> Tensor:
+    """Sum of weight x term."""
+    terms = [
+        float(term.options["weight"]) * term.bind(term.method.loss)(forward) for term in chosen("objective", objective)
+    ]
+    return torch.stack(terms).sum() if len(terms) > 1 else terms[0]

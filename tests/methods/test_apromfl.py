@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 import pytest
 import torch
+from losses_fixture import term
 from training_fixture import dataset, job, model_spec, parts_of, random_batch, stages_of
 
 from edgefl.budget.fit import place
@@ -21,7 +22,6 @@ from edgefl.plan.schedule import restrict
 from edgefl.pricing.round_price import Pricer
 from edgefl.prototypes.table import ClassMeans, to_tensors
 from edgefl.training.auxiliary import auxiliary_of
-from edgefl.training.objectives import OBJECTIVES
 from edgefl.training.round import LocalState, RoundResult, train_round
 from edgefl.training.step import run_forward
 
@@ -146,7 +146,7 @@ def by_hand(e: torch.Tensor, tables: dict[str, ClassMeans], temperature: float =
 
 def test_equations_7_and_8_on_a_unimodal_device_of_a_run_of_two_modalities():
     forward, tables = forwarded("names-a", None, absent="b")
-    loss = OBJECTIVES["prototype_transfer"](forward, RECIPE.objective["prototype_transfer"])
+    loss = term("prototype_transfer", forward, RECIPE.objective["prototype_transfer"])
     assert loss.item() > 0.01
     torch.testing.assert_close(loss, by_hand(forward.projected["a"], tables).mean())
     loss.backward()
@@ -156,7 +156,7 @@ def test_equations_7_and_8_on_a_unimodal_device_of_a_run_of_two_modalities():
 def test_equations_7_and_8_on_a_sample_of_one_modality_within_a_device_of_both():
     rows = [0, 2, 3]  # of six, these have b
     forward, tables = forwarded("patchy", {"b": rows})
-    loss = OBJECTIVES["prototype_transfer"](forward, RECIPE.objective["prototype_transfer"])
+    loss = term("prototype_transfer", forward, RECIPE.objective["prototype_transfer"])
     a, b = forward.spread[0]["a"], forward.projected["b"]
     pairs = []
     for place_, row in enumerate(rows):
@@ -179,8 +179,8 @@ def test_a_device_without_labels_whose_array_says_minus_one_still_has_a_task_for
     batch = replace(random_batch(), labels=torch.full((6,), -1))
     kept = {f"twin/{m}": parts_of(made, seed=3)[f"head/{m}"] for m in "ab"}
     forward = run_forward(model, made, batch, auxiliary_of(made, model, parts_of(made, seed=4), kept)).forward
-    assert OBJECTIVES["cluster_contrast"](forward, RECIPE.objective["cluster_contrast"]) > 0.1
-    assert OBJECTIVES["model_transfer"](forward, RECIPE.objective["model_transfer"]) > 0
+    assert term("cluster_contrast", forward, RECIPE.objective["cluster_contrast"]) > 0.1
+    assert term("model_transfer", forward, RECIPE.objective["model_transfer"]) > 0
 
 
 def test_the_planner_sees_a_device_without_labels_by_its_stage():

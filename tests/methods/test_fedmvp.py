@@ -100,7 +100,7 @@ def test_ram_compares_unit_vectors_whatever_the_fusion_by_hand(monkeypatch: pyte
     The classifier says logits (10 x, 0) and the class is 0: CE is lower from (1, 0) than from (.6, .8). Of the raw
     vectors it is too, but they are 4.47 apart.
     """
-    from edgefl.training.objectives import ram
+    from edgefl.methods.objectives.ram import loss
 
     class Seen:
         labels = torch.tensor([0])
@@ -112,7 +112,7 @@ def test_ram_compares_unit_vectors_whatever_the_fusion_by_hand(monkeypatch: pyte
             def classify(x):
                 return torch.stack((10 * x[:, 0], torch.zeros(len(x))), dim=1)
 
-    near(ram(Seen(), {}).double(), 0.894427191)
+    near(loss(Seen()).double(), 0.894427191)
 
 
 @pytest.mark.parametrize("term", ["mcm", "ram"])

@@ -14,6 +14,7 @@ from scipy.special import softmax
 from torch import nn
 
 from edgefl.errors import DataError, ModelError, RunError
+from edgefl.methods.objectives.clip import clip_loss
 from edgefl.methods.prototypes.matcher_networks import (
     MatcherSettings,
     _batches,
@@ -34,7 +35,6 @@ from edgefl.prototypes.matching import (
     trained_scores,
 )
 from edgefl.prototypes.table import ClassMeans, empty
-from edgefl.training.objectives import clip_loss
 from edgefl.training.scoring import matching
 
 torch.set_num_threads(1)

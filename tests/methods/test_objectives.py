@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - the field's own name for it
 from hypothesis import given
 from hypothesis import strategies as st
+from losses_fixture import term
 from training_fixture import (
     CONTRAST,
     job,
@@ -21,21 +22,13 @@ from training_fixture import (
 )
 
 from edgefl.methods.absent.stand_ins import MISSING, hide
+from edgefl.methods.objectives.clip import clip_loss
 from edgefl.models.staged import StagedModel, build
 from edgefl.plan.job import Job
 from edgefl.prototypes.matcher import TEMPERATURE
 from edgefl.prototypes.torch_mask import Table
-from edgefl.training.forward import Auxiliary
-from edgefl.training.objectives import (
-    OBJECTIVES,
-    Forward,
-    clip,
-    clip_loss,
-    cross_entropy,
-    modality_contrast,
-    total_loss,
-)
-from edgefl.training.step import prepare
+from edgefl.training.forward import Auxiliary, Forward
+from edgefl.training.step import prepare, total_loss
 
 ORACLES = {
     case["id"]: case for case in json.loads((Path(__file__).parents[1] / "oracles/oracles.json").read_text())["cases"]
@@ -91,11 +84,11 @@ def test_clip_loss_does_not_care_which_modality_is_first_nor_about_the_order_of_
 def test_clip_is_over_the_samples_that_have_both():
     z = {m: torch.randn(4, 6, generator=torch.Generator().manual_seed(i)) for i, m in enumerate("ab")}
     rows = {"a": torch.tensor([0, 1, 3, 4]), "b": torch.tensor([1, 2, 4, 5])}
-    loss = clip(forward_of(z, rows, size=6), {"temperature": 0.5})
+    loss = term("clip", forward_of(z, rows, size=6), {"temperature": 0.5})
     both = clip_loss(F.normalize(z["a"][[1, 3]], dim=1), F.normalize(z["b"][[0, 2]], dim=1), 0.5)
     torch.testing.assert_close(loss, both)
     alone = {"a": z["a"].requires_grad_()}
-    zero = clip(forward_of(alone), {"temperature": 0.5})
+    zero = term("clip", forward_of(alone), {"temperature": 0.5})
     zero.backward()  # one modality: no term, and still a graph
     assert zero.item() == 0
 
@@ -107,7 +100,7 @@ def test_cross_entropy_is_torchs_over_the_labelled_samples():
     labels[1] = -1
     projected = {m: model.project(m, model.encode(m, x)) for m, x in batch.inputs.items()}
     forward = Forward(model, 6, projected, projected, batch.rows, labels, ("zero", {}))
-    loss = cross_entropy(forward, {})
+    loss = term("cross_entropy", forward, {})
     logits = model.classify(model.fuse(projected))
     known = labels >= 0
     torch.testing.assert_close(loss, F.cross_entropy(logits[known], labels[known]))
@@ -121,19 +114,19 @@ def test_modality_contrast_by_hand():
     labels = torch.tensor([0, 1])
     perfect = math.log(1 + math.exp(-2))
     forward = forward_of({"a": a}, labels=labels, tables=tables)
-    assert modality_contrast(forward, {"temperature": 0.5}).item() == pytest.approx(perfect)
+    assert term("modality_contrast", forward, {"temperature": 0.5}).item() == pytest.approx(perfect)
     # b: one row, belonging to sample 1, that matches class 0: log(1 + e^2). Mean over the two modalities.
     b = torch.tensor([[1.0, 0.0]])
     forward = forward_of({"a": a, "b": b}, {"b": torch.tensor([1])}, labels, tables)
     wrong = math.log(1 + math.exp(2))
-    assert modality_contrast(forward, {"temperature": 0.5}).item() == pytest.approx((perfect + wrong) / 2)
+    assert term("modality_contrast", forward, {"temperature": 0.5}).item() == pytest.approx((perfect + wrong) / 2)
 
 
 def test_modality_contrast_leaves_out_classes_without_a_prototype_and_samples_without_a_label():
     tables = {"a": table([[1.0, 0.0], [0.0, 1.0], [9.0, 9.0]], [True, True, False])}
     a = torch.tensor([[2.0, 0.0], [5.0, 5.0], [0.0, 3.0]], requires_grad=True)
     labels = torch.tensor([0, 2, -1])
-    loss = modality_contrast(forward_of({"a": a}, labels=labels, tables=tables), {"temperature": 0.5})
+    loss = term("modality_contrast", forward_of({"a": a}, labels=labels, tables=tables), {"temperature": 0.5})
     assert loss.item() == pytest.approx(math.log(1 + math.exp(-2)))
     loss.backward()
     assert torch.isfinite(a.grad).all()
@@ -145,11 +138,11 @@ def test_modality_contrast_without_anything_to_match_is_zero_and_finite(valid):
     a = torch.zeros(2, 2, requires_grad=True)  # a flat sensor: batch norm makes every row zero
     tables = {"a": table([[0.0, 0.0], [1.0, 1.0]], valid)}
     labels = torch.tensor([1, 1]) if not valid[0] else torch.tensor([0, 0])
-    loss = modality_contrast(forward_of({"a": a}, labels=labels, tables=tables), {"temperature": 0.5})
+    loss = term("modality_contrast", forward_of({"a": a}, labels=labels, tables=tables), {"temperature": 0.5})
     loss.backward()
     assert loss.item() == 0
     assert torch.isfinite(a.grad).all()
-    assert modality_contrast(forward_of({"a": a}, labels=labels), {"temperature": 0.5}).item() == 0
+    assert term("modality_contrast", forward_of({"a": a}, labels=labels), {"temperature": 0.5}).item() == 0
 
 
 def test_the_total_is_the_weighted_sum_of_its_terms():
@@ -159,7 +152,7 @@ def test_the_total_is_the_weighted_sum_of_its_terms():
     projected = {m: model.project(m, model.encode(m, x)) for m, x in batch.inputs.items()}
     forward = Forward(model, 6, projected, projected, batch.rows, batch.labels, ("zero", {}), Auxiliary(tables))
     options = {"cross_entropy": {"weight": 2.0}, "modality_contrast": {"weight": 0.5, "temperature": 0.1}}
-    expected = 2 * cross_entropy(forward, {}) + 0.5 * modality_contrast(forward, {"temperature": 0.1})
+    expected = 2 * term("cross_entropy", forward, {}) + 0.5 * term("modality_contrast", forward, {"temperature": 0.1})
     torch.testing.assert_close(total_loss(forward, options), expected)
 
 
@@ -178,7 +171,7 @@ def test_the_task_of_the_private_copies_is_over_the_labelled_samples_of_every_cl
     logits = forward.model.classify(forward.model.fuse({m: twins[m](h) for m, h in forward.encoded.items()}))
     expected = F.cross_entropy(logits[known], forward.labels[known])
     forward = replace(forward, auxiliary=Auxiliary(private_heads=twins))
-    torch.testing.assert_close(OBJECTIVES["cluster_contrast"](forward, {"temperature": 0.5}), expected)
+    torch.testing.assert_close(term("cluster_contrast", forward, {"temperature": 0.5}), expected)
 
 
 def test_the_regulariser_is_over_both_heads_and_their_private_copies_by_hand():
@@ -190,8 +183,8 @@ def test_the_regulariser_is_over_both_heads_and_their_private_copies_by_hand():
         for parameter, anchor in zip(forward.model.part(f"head/{m}").parameters(), twins[m].parameters(), strict=True)
     )
     assert expected > 0
-    torch.testing.assert_close(OBJECTIVES["regulariser"](forward, {}), expected)
-    assert OBJECTIVES["regulariser"](replace(forward, auxiliary=Auxiliary()), {}).item() == 0
+    torch.testing.assert_close(term("regulariser", forward, {}), expected)
+    assert term("regulariser", replace(forward, auxiliary=Auxiliary()), {}).item() == 0
 
 
 def test_ram_follows_as_unit_vectors_the_modalities_that_classify_a_labelled_sample_better():
@@ -210,8 +203,8 @@ def test_ram_follows_as_unit_vectors_the_modalities_that_classify_a_labelled_sam
                 counted += 1
                 expected = expected + torch.linalg.vector_norm(joint[row] - e[row])
     assert 0 < counted < 10
-    torch.testing.assert_close(OBJECTIVES["ram"](forward, {}), expected / 5)
-    assert OBJECTIVES["ram"](replace(forward, labels=None), {}).item() == 0
+    torch.testing.assert_close(term("ram", forward, {}), expected / 5)
+    assert term("ram", replace(forward, labels=None), {}).item() == 0
 
 
 # ---- stand-ins

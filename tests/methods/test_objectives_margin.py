@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+from losses_fixture import term
 from training_fixture import job, model_spec, random_batch
 
 from edgefl.models.staged import build
 from edgefl.training.batches import Batch
 from edgefl.training.forward import Auxiliary, Forward, copied
-from edgefl.training.objectives import OBJECTIVES
 from edgefl.training.step import run_forward
 
 OPTIONS = {"weight": 1.0, "temperature": 1.0}
@@ -58,17 +58,17 @@ class _always(torch.nn.Module):  # noqa: N801 - reads as a value
 )
 def test_the_private_copies_learn_their_task_with_the_recipes_margins(margins, expected):
     # Without pseudo-labels the term is the task alone; its weight is another term's.
-    assert OBJECTIVES["cluster_contrast"](forward(margins), OPTIONS).item() == pytest.approx(expected)
+    assert term("cluster_contrast", forward(margins), OPTIONS).item() == pytest.approx(expected)
 
 
 def test_the_teachers_worth_is_by_the_recipes_margins():
     # local 0.5; the teacher's s_ii = s_12 = 1: relu(1.5 - 1) + relu(1 - 0.2) = 1.3; nu = 0.5 / 1.3, by default 0 / 0.8.
-    by_recipe = OBJECTIVES["model_transfer"](forward({"positive": 1.5, "negative": 0.2}), OPTIONS)
+    by_recipe = term("model_transfer", forward({"positive": 1.5, "negative": 0.2}), OPTIONS)
     # The teacher's rows are all alike in every coordinate, of length 1 or not: softmax makes them flat.
     local, flat = torch.eye(2, 6).softmax(1), torch.full((2, 6), 1 / 6)
     divergence = (local * (local / flat).log()).sum(1).mean()
     assert by_recipe.item() == pytest.approx(0.5 / 1.3 * divergence.item(), rel=1e-5)
-    assert OBJECTIVES["model_transfer"](forward(None), OPTIONS).item() == 0
+    assert term("model_transfer", forward(None), OPTIONS).item() == 0
 
 
 def test_a_step_hands_the_recipes_terms_on():
@@ -79,7 +79,7 @@ def test_a_step_hands_the_recipes_terms_on():
     unlabelled = Batch(batch.size, batch.inputs, batch.rows, None)
     private_heads = {m: copied(model.part(f"head/{m}"), trained=True) for m in "ab"}
     done = run_forward(model, made, unlabelled, Auxiliary(private_heads=private_heads))
-    task = OBJECTIVES["margin"](done.forward, margin)
+    task = term("margin", done.forward, margin)
     # The copies are the heads themselves so far, so that both terms have one value.
     assert done.loss.item() == pytest.approx(2 * task.item(), rel=1e-5)
     assert task.item() > 0.5

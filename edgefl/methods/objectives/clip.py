@@ -7,13 +7,24 @@ More than two modalities: the mean over unordered pairs.
 from __future__ import annotations
 
 from itertools import combinations
+from typing import TYPE_CHECKING
 
-import torch
-import torch.nn.functional as F  # noqa: N812 - the field's own name for it
-from torch import Tensor
-
+from edgefl.lazy import F, torch
 from edgefl.methods.objectives.shared import Embeddings, Flags, Terms, blank, masked, mean_of
 from edgefl.models.vectors import unit
+from edgefl.registry import Objective, Options, Temperature, TermWeight, register
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from edgefl.training.forward import Forward
+
+
+class Clip(Options, frozen=True):
+    """Options of the contrast of pairs."""
+
+    weight: TermWeight = 1.0
+    temperature: Temperature = 0.05
 
 
 def clip_loss(z_a: Tensor, z_b: Tensor, temperature: float) -> Tensor:
@@ -39,3 +50,21 @@ def _pair(e_a: Tensor, e_b: Tensor, both: Tensor, temperature: float) -> Terms:
     summed = [F.cross_entropy(x, target, ignore_index=-1, reduction="sum") for x in (logits, logits.T)]
     count = both.sum()
     return Terms((summed[0] + summed[1]) / (2 * count.clamp(min=1)), count >= 2)
+
+
+def loss(forward: Forward, *, temperature: float) -> Tensor:
+    """Contrast of the modalities' projections over the samples that have both of a pair."""
+    return clip(*forward.spread, temperature)
+
+
+register(
+    Objective(
+        "clip",
+        "contrast of the modalities' projections, labels unused (arXiv 2407.15426)",
+        Clip,
+        source="arXiv 2407.15426",
+        loss=loss,
+        pairs=True,
+        modalities=2,
+    )
+)

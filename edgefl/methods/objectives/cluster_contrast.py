@@ -8,12 +8,27 @@ D-A7: mean over i; in intra, i itself is a positive (option: it is left out, of 
 from __future__ import annotations
 
 from itertools import combinations
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
-
+from edgefl.errors import Problem
+from edgefl.lazy import torch
+from edgefl.methods.objectives.device_task import task_loss
+from edgefl.methods.objectives.rules import needs_adaptive
 from edgefl.methods.objectives.shared import Embeddings, Flags, Terms, blank, masked, off_diagonal
 from edgefl.models.vectors import unit
+from edgefl.registry import Objective, Options, Recipe, Temperature, TermWeight, register
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from edgefl.training.forward import Forward
+
+
+class ClusterContrast(Options, frozen=True):
+    """Options of the contrast by local cluster."""
+
+    weight: TermWeight = 1.0
+    temperature: Temperature = 0.07
 
 
 def intra(e: Tensor, labels: Tensor, temperature: float, include_self: bool = True, has: Tensor | None = None) -> Terms:
@@ -62,3 +77,36 @@ def _terms(e_a: Tensor, e_b: Tensor, labels: Tensor, temperature: float, rows: T
     values = -torch.where(positives, log_share, 0.0).sum(dim=1) / count.clamp(min=1)
     counts = rows & (count > 0)
     return Terms(torch.where(counts, values, 0.0), counts)
+
+
+def loss(forward: Forward, *, temperature: float) -> Tensor:
+    """The private copies' task and contrast by local cluster; zero where there are none."""
+    values, has = forward.private_projections()
+    if not values:
+        return forward.nothing()
+    task = task_loss(forward, values, has)
+    if forward.pseudo_labels is None:
+        return task
+    return task + cluster_contrast(values, has, forward.pseudo_labels, temperature)
+
+
+def _conflicts(recipe: Recipe) -> list[Problem]:
+    found = needs_adaptive("cluster_contrast", recipe)
+    if not {"clip", "margin"} & set(recipe["objective"]):
+        text = "cluster_contrast is trained by devices without labels, whose task is of pairs; add margin or clip"
+        found.append(Problem("objective", text))
+    return found
+
+
+register(
+    Objective(
+        "cluster_contrast",
+        "devices without labels cluster by a private copy of the mapping, taught by those clusters (AproMFL, eqs 3-5)",
+        ClusterContrast,
+        source="arXiv 2502.04400",
+        conflicts=_conflicts,
+        headless="cluster_contrast trains a copy of the mappings, the heads, and without them there is none",
+        loss=loss,
+        private_head=True,
+    )
+)

@@ -6,12 +6,26 @@ x and y run over the joint and the modality's projections of the n samples that 
 
 from __future__ import annotations
 
-import torch
-import torch.nn.functional as F  # noqa: N812 - the field's own name for it
-from torch import Tensor
+from functools import partial
+from typing import TYPE_CHECKING
 
+from edgefl.lazy import F, torch
+from edgefl.methods.objectives.rules import needs_labels
 from edgefl.methods.objectives.shared import Embeddings, Flags, blank, masked, off_diagonal
 from edgefl.models.vectors import unit
+from edgefl.registry import Objective, Options, Temperature, TermWeight, register
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from edgefl.training.forward import Forward
+
+
+class Gmc(Options, frozen=True):
+    """Options of geometric contrast."""
+
+    weight: TermWeight = 1.0
+    temperature: Temperature = 0.1
 
 
 def gmc(joint: Tensor, embeddings: Embeddings, has: Flags, temperature: float = 0.1) -> Tensor:
@@ -27,3 +41,22 @@ def _nt_xent(joint: Tensor, e: Tensor, has: Tensor, temperature: float) -> Tenso
     partner = torch.arange(2 * size, device=z.device).roll(size)
     summed = F.cross_entropy(logits, torch.where(twice, partner, -1), ignore_index=-1, reduction="sum")
     return summed / twice.sum().clamp(min=1)
+
+
+def loss(forward: Forward, *, temperature: float) -> Tensor:
+    """Each modality's projection against the joint one."""
+    return gmc(forward.fused, *forward.spread, temperature)
+
+
+register(
+    Objective(
+        "gmc",
+        "each modality's projection against the joint one (GMC, arXiv 2202.03390)",
+        Gmc,
+        source="arXiv 2202.03390",
+        conflicts=partial(needs_labels, "gmc"),
+        loss=loss,
+        joint=True,
+        unlabelled=True,
+    )
+)

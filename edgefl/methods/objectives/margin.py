@@ -8,12 +8,27 @@ unordered pairs.
 from __future__ import annotations
 
 from itertools import combinations
+from typing import TYPE_CHECKING, Annotated
 
-import torch
-from torch import Tensor
+from msgspec import Meta
 
+from edgefl.lazy import torch
 from edgefl.methods.objectives.shared import Embeddings, Flags, Terms, blank, mean_of, mean_where, off_diagonal
 from edgefl.models.vectors import unit
+from edgefl.registry import Objective, Options, TermWeight, register
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from edgefl.training.forward import Forward
+
+
+class Margin(Options, frozen=True):
+    """Options of the margins of pairs."""
+
+    weight: TermWeight = 1.0
+    positive: Annotated[float, Meta(ge=-1, le=1, description="cosine that pairs should reach")] = 0.8
+    negative: Annotated[float, Meta(ge=-1, le=1, description="cosine that other pairs should stay below")] = 0.2
 
 
 def margin(embeddings: Embeddings, has: Flags, positive: float = 0.8, negative: float = 0.2) -> Tensor:
@@ -32,3 +47,21 @@ def _pair(e_a: Tensor, e_b: Tensor, both: Tensor, positive: float, negative: flo
     pull = mean_where(torch.relu(positive - cosine.diagonal()), both)
     push = mean_where(torch.relu(cosine - negative), others)
     return Terms(pull + push, both.any())
+
+
+def loss(forward: Forward, *, positive: float, negative: float) -> Tensor:
+    """Pairs above one cosine, others below another."""
+    return margin(*forward.spread, positive, negative)
+
+
+register(
+    Objective(
+        "margin",
+        "pairs above one cosine, other pairs below another, labels unused",
+        Margin,
+        source="arXiv 2502.04400",
+        loss=loss,
+        pairs=True,
+        modalities=2,
+    )
+)

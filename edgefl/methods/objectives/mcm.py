@@ -8,11 +8,31 @@ As printed it may be negative. Option NT-Xent: each modality a term of its own, 
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Literal
 
+from msgspec import Meta
+
+from edgefl.lazy import torch
+from edgefl.methods.objectives.rules import needs_labels
 from edgefl.methods.objectives.shared import Embeddings, Flags, Terms, blank, masked, nothing, off_diagonal
 from edgefl.models.vectors import unit
+from edgefl.registry import Objective, Options, Temperature, TermWeight, register
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from edgefl.training.forward import Forward
+
+
+class Mcm(Options, frozen=True):
+    """Options of multimodal matching."""
+
+    weight: TermWeight = 1.0
+    temperature: Temperature = 0.07
+    form: Annotated[
+        Literal["literal", "ntxent"], Meta(description="as printed, or with the positive in the denominator")
+    ] = "literal"
 
 
 def mcm(joint: Tensor, embeddings: Embeddings, has: Flags, temperature: float, *, ntxent: bool = False) -> Tensor:
@@ -50,3 +70,23 @@ def _log_ratio(z_j: Tensor, e: Tensor, has: Tensor, real: Tensor, temperature: f
     log_omega = torch.cat((within, masked(crossed, others), joints), dim=1).logsumexp(dim=1)
     positive = crossed.diagonal()
     return positive - (torch.logaddexp(positive, log_omega) if ntxent else log_omega)
+
+
+def loss(forward: Forward, *, temperature: float, form: str = "literal") -> Tensor:
+    """The joint representation matches each modality's."""
+    return mcm(forward.fused, *forward.spread, temperature, ntxent=form == "ntxent")
+
+
+register(
+    Objective(
+        "mcm",
+        "the joint representation matches each modality's (FedMVP, eqs 4-5)",
+        Mcm,
+        source="arXiv 2406.11048",
+        conflicts=partial(needs_labels, "mcm"),
+        loss=loss,
+        modalities=2,
+        joint=True,
+        unlabelled=True,
+    )
+)

@@ -6,11 +6,26 @@ detached. D-A3: direction and T are parameters; as printed by default, T = 1. ν
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
+from edgefl.errors import Problem
+from edgefl.lazy import torch
+from edgefl.methods.objectives.device_task import task_loss
 from edgefl.methods.objectives.shared import Embeddings, Flags, Terms, blank, mean_of, mean_where
 from edgefl.models.vectors import unit
+from edgefl.registry import Objective, Options, Recipe, Temperature, TermWeight, register
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from edgefl.training.forward import Forward
+
+
+class ModelTransfer(Options, frozen=True):
+    """Options of the transfer from the mapping received."""
+
+    weight: TermWeight = 1.0
+    temperature: Temperature = 1.0
 
 
 def model_transfer(
@@ -48,3 +63,35 @@ def ratio(local_loss: Tensor, teacher_loss: Tensor) -> Tensor:
     local_loss, teacher_loss = local_loss.detach(), teacher_loss.detach()
     empty = teacher_loss == 0
     return torch.where(empty, 0.0, local_loss / torch.where(empty, 1.0, teacher_loss))
+
+
+def loss(forward: Forward, *, temperature: float) -> Tensor:
+    """The heads as received teach the device's own."""
+    teacher = forward.teacher_projections()
+    if not teacher:
+        return forward.nothing()
+    full, has = forward.spread
+    own = {m: full[m] for m in teacher}
+    with torch.no_grad():
+        nu = ratio(task_loss(forward, own, has), task_loss(forward, teacher, has))
+    return model_transfer(own, teacher, has, nu, temperature)
+
+
+def _own_mapping(recipe: Recipe) -> list[Problem]:
+    if "relationship" in recipe["weight"]:
+        return []
+    advice = "set weight: relationship, or leave the term out"
+    return [Problem("objective", f"model_transfer needs a mapping of the device's own; {advice}")]
+
+
+register(
+    Objective(
+        "model_transfer",
+        "the mapping received teaches the device's own: Kullback-Leibler divergence of unit vectors (AproMFL, eq. 9)",
+        ModelTransfer,
+        source="arXiv 2502.04400",
+        conflicts=_own_mapping,
+        loss=loss,
+        teacher=True,
+    )
+)

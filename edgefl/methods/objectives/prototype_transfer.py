@@ -9,14 +9,28 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from functools import partial
 from itertools import combinations
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
-
+from edgefl.lazy import torch
+from edgefl.methods.objectives.rules import needs_adaptive
 from edgefl.methods.objectives.shared import Embeddings, Flags, Terms, blank, masked, mean_of, mean_where, nothing
 from edgefl.models.vectors import unit
-from edgefl.prototypes.torch_mask import Table
+from edgefl.registry import Objective, Options, Temperature, TermWeight, register
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from edgefl.prototypes.torch_mask import Table
+    from edgefl.training.forward import Forward
+
+
+class PrototypeTransfer(Options, frozen=True):
+    """Options of the transfer from prototypes."""
+
+    weight: TermWeight = 1.0
+    temperature: Temperature = 0.07
 
 
 def js_divergence(log_p: Tensor, log_q: Tensor) -> Tensor:
@@ -61,3 +75,22 @@ def _compared(m: str, own: Embeddings, at_hand: Flags, counts: Tensor, single: T
     """[B, d] that the prototypes of ``m`` are compared with: each row's embedding of m, or the only one it has."""
     found = [blank(own[n], rows & (counts if n == m else single)) for n, rows in at_hand.items()]
     return torch.stack(found).sum(dim=0)
+
+
+def loss(forward: Forward, *, temperature: float) -> Tensor:
+    """Both halves of the global prototype pairs are seen alike, by one modality too; zero while there are none."""
+    known = forward.auxiliary.tables
+    tables = {m: known[m] for m in forward.model.spec.encoders if m in known}
+    return prototype_transfer(*forward.spread, tables, temperature)
+
+
+register(
+    Objective(
+        "prototype_transfer",
+        "a sample, of one modality too, sees both halves of the global prototype pairs alike (AproMFL, eqs 7-8)",
+        PrototypeTransfer,
+        source="arXiv 2502.04400",
+        conflicts=partial(needs_adaptive, "prototype_transfer"),
+        loss=loss,
+    )
+)

@@ -6,11 +6,22 @@ mean_M mean_i ‖r̂_i^M - r_i^M‖² / d,  r̂^M made from the other modalities
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
-
+from edgefl.lazy import torch
 from edgefl.methods.objectives.shared import Embeddings, Flags, Terms, blank, mean_of, mean_where
+from edgefl.registry import Objective, Options, TermWeight, register
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from edgefl.training.forward import Forward
+
+
+class Reconstruction(Options, frozen=True):
+    """Options of reconstruction."""
+
+    weight: TermWeight = 1.0
 
 
 def reconstruction(predicted: Mapping[str, Tensor], real: Embeddings, has: Flags) -> Tensor:
@@ -27,3 +38,30 @@ def reconstruction(predicted: Mapping[str, Tensor], real: Embeddings, has: Flags
         error = (blank(made, rows) - blank(real[m].detach(), rows)).square().mean(dim=1)
         found.append(Terms(mean_where(error, rows), rows.any()))
     return mean_of(found, predicted)
+
+
+def loss(forward: Forward) -> Tensor:
+    """Each modality's projection predicted from the others' a sample has; the projections themselves do not move."""
+    from edgefl.models.heads import mean_at_hand  # loads torch
+
+    full, has = forward.spread
+    predicted = {}
+    for m in full:
+        others = {other: r.detach() for other, r in full.items() if other != m}
+        if others:
+            given = mean_at_hand(others, {other: has[other] for other in others})
+            predicted[m] = forward.model.reconstruct(m, given)
+    return reconstruction(predicted, full, has) if predicted else forward.nothing()
+
+
+register(
+    Objective(
+        "reconstruction",
+        "each modality's projection is predicted from the others'",
+        Reconstruction,
+        source="arXiv 2505.06911",
+        loss=loss,
+        modalities=2,
+        reconstructs=True,
+    )
+)

@@ -7,15 +7,18 @@ count are masked, and the result is that of the rows that do. What stands in the
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
-import torch
-from torch import Tensor
+from edgefl.lazy import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
 
 #: modality -> [B, d]
-Embeddings = Mapping[str, Tensor]
+Embeddings: TypeAlias = "Mapping[str, Tensor]"
 #: modality -> [B], whether the row is real
-Flags = Mapping[str, Tensor]
+Flags: TypeAlias = "Mapping[str, Tensor]"
 
 
 class Terms(NamedTuple):

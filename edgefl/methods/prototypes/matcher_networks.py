@@ -17,9 +17,9 @@ import torch.nn.functional as F  # noqa: N812 - the field's own name for it
 from torch import Tensor, nn
 
 from edgefl.errors import DataError, ModelError, RunError
+from edgefl.methods.objectives.clip import clip_loss
 from edgefl.prototypes.mask import SmallModel
 from edgefl.prototypes.table import Array
-from edgefl.training.objectives import clip_loss
 from edgefl.training.optimizers import AdamW, Group
 
 
