@@ -18,8 +18,9 @@ import fcntl
 import os
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace as replace_address
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -34,7 +35,7 @@ from edgefl.identity.signing import KEY_BYTES, Signer, key_of, key_text
 from edgefl.protocol.topics import COORDINATOR, check_name
 from edgefl.storage.disk import store_errors
 from edgefl.transport.address import Address, parse_url
-from edgefl.transport.broker import Broker, Ready, start_broker
+from edgefl.transport.broker import Broker, Program, dialled, program_of
 from edgefl.transport.client import TlsFiles
 from edgefl.transport.mosquitto import TlsListeners, hash_password, newcomers_configuration, tls_configuration
 from edgefl.transport.mqtt import MqttTransport
@@ -301,33 +302,27 @@ def fleet_broker(fleet: Fleet) -> Broker:
     if fleet.record.broker:
         raise IdentityError(f"this fleet's broker is {fleet.url}", remedy="It is started where it runs, not here.")
     fleet.write_configuration()
-    address = _here(fleet, fleet.record.port)
 
-    def probe() -> MqttTransport:
-        return fleet.transport(f"probe-{secrets.token_hex(16)}", str(address))
+    def client(url: str) -> MqttTransport:
+        return fleet.transport(f"probe-{secrets.token_hex(16)}", url)
 
-    broker = _started(fleet, Ready(fleet.directory / "broker" / "mosquitto.conf", address, probe))
-    if fleet.record.newcomers:
-        broker.beside = newcomers_broker(fleet)
-    return broker
+    program = _program(fleet, "mosquitto", fleet.record.port, client)
+    return Broker(program, beside=newcomers_broker(fleet) if fleet.record.newcomers else None)
 
 
 def newcomers_broker(fleet: Fleet) -> Broker:
     """The mosquitto for devices that enrol, not yet started."""
-    address = _here(fleet, fleet.record.enroll_port)
+    return Broker(_program(fleet, "newcomers", fleet.record.enroll_port, fleet.newcomers))
 
-    def probe() -> MqttTransport:
-        return fleet.newcomers(str(address))
 
-    return _started(fleet, Ready(fleet.directory / "broker" / "newcomers.conf", address, probe, "newcomers.log"))
+def _program(fleet: Fleet, name: str, port: int, client: Callable[[str], MqttTransport]) -> Program:
+    """The mosquitto configured in ``name``.conf. ``client``: makes a client of its URL."""
+    place, address = fleet.directory / "broker", _here(fleet, port)
+    command = [program_of("mosquitto"), "-c", str(place / f"{name}.conf")]
+    host = fleet.record.bind or "0.0.0.0"  # noqa: S104
+    return Program("mosquitto", command, host, address, place / f"{name}.log", partial(client, str(address)))
 
 
 def _here(fleet: Fleet, port: int) -> Address:
     """Address of the fleet's broker as this machine dials it."""
-    every = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - bound only when the user asks for it
-    return Address(every.get(fleet.record.bind, fleet.record.bind), port, tls=True)
-
-
-def _started(fleet: Fleet, ready: Ready) -> Broker:
-    host, port = fleet.record.bind or "0.0.0.0", ready.address.port  # noqa: S104
-    return start_broker(fleet.directory / "broker", "mosquitto", host=host, port=port, ready=ready)
+    return Address(dialled(fleet.record.bind), port, tls=True)

@@ -27,9 +27,9 @@ import msgspec
 
 from edgefl.errors import BrokerError, MissingDependencyError, StoreError
 from edgefl.process.parent_death import leashed
-from edgefl.storage.disk import read_at_most
+from edgefl.storage.disk import read_at_most, write_new
 from edgefl.transport.address import Address
-from edgefl.transport.mosquitto import write_configuration, write_private
+from edgefl.transport.mosquitto import write_configuration
 from edgefl.transport.mqtt import MqttTransport
 
 BrokerKind = Literal["mosquitto", "amqtt"]
@@ -45,59 +45,36 @@ _IDENTITY_BYTES = 4096
 _WORD = re.compile(r"[A-Za-z0-9_-]{1,200}")
 
 
-class _Identity(msgspec.Struct):
-    """What stays the same when a broker is started again in its directory, by this or a later process."""
+class Program(NamedTuple):
+    """A configured broker program: how it is started and reached.
 
-    port: int
-    username: str
-    password: str
-
-
-class Ready(NamedTuple):
-    """A broker configured elsewhere: its configuration, the address it listens on, and a client that it admits.
-
-    ``log``: name of its log file, where two brokers share a directory.
+    ``host``: the address it listens on; ``address``: as this machine dials it; ``log``: file of its output; ``client``:
+    makes a client that this broker admits and no other.
     """
 
-    configuration: Path
+    kind: BrokerKind
+    command: list[str]
+    host: str
     address: Address
-    probe: Callable[[], MqttTransport]
-    log: str = "mosquitto.log"
+    log: Path
+    client: Callable[[], MqttTransport]
 
 
 class Broker:
-    """One broker program. Made by ``start_broker``; use it as ``async with``, or call ``start`` and ``stop``.
+    """One broker program as a child process. Use it as ``async with``, or call ``start`` and ``stop``.
 
     ``url`` holds the password: hand it on in files and environments of the same user, never print it
     (``str(broker.address)`` can be printed). Not bound to an event loop. ``beside``: another broker that starts and
     ends with it.
     """
 
-    kind: BrokerKind
-    address: Address
-    beside: Broker | None = None
-
-    def __init__(
-        self, kind: BrokerKind, program: str, directory: Path, host: str, port: int, ready: Ready | None = None
-    ) -> None:
-        self.kind = kind
-        self._ready = ready
-        self.directory = directory.absolute()
-        self.log = self.directory / (f"{kind}.log" if ready is None else ready.log)
+    def __init__(self, program: Program, beside: Broker | None = None) -> None:
+        self.kind, self.address, self.log = program.kind, program.address, program.log
+        self.directory = program.log.parent
+        self.beside = beside
         self._program = program
-        self._host = host
-        self._fixed_port = port != 0
         self._process: subprocess.Popen[bytes] | None = None
         self._log_start = 0
-        try:
-            self.directory.mkdir(parents=True, exist_ok=True)
-            self._identity = _load_identity(self.directory, port) if ready is None else _Identity(port, "", "")
-        except OSError as error:
-            raise _refusing_disk(error, self.directory) or BrokerError(
-                f"can not use {self.directory} for the broker: {error.strerror}",
-                remedy="Choose a directory that can be written.",
-            ) from error
-        self._set_address()
 
     @property
     def url(self) -> str:
@@ -113,13 +90,13 @@ class Broker:
         """Return once it answers; at once if it runs. Raises BrokerError with the last line of its log."""
         if self.pid is not None:
             return
-        self._choose_port()
+        if (fault := _port_fault(self._program.host, self.address.port)) is not None:
+            raise fault
         try:
-            command = self._prepare()
             self._log_start = self.log.stat().st_size if self.log.exists() else 0
             with self.log.open("ab") as log:
                 self._process = subprocess.Popen(
-                    leashed(command, descriptors=True),
+                    leashed(self._program.command, descriptors=True),
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,
@@ -186,29 +163,6 @@ class Broker:
         while self.pid is not None:
             await asyncio.sleep(_POLL_S)
 
-    def _choose_port(self) -> None:
-        """Make sure the port is free, or find one when any will do and the last one is taken."""
-        if self._identity.port and _port_fault(self._host, self._identity.port) is None:
-            return
-        if self._fixed_port:
-            raise _port_fault(self._host, self._identity.port) or BrokerError("the port is not usable")
-        self._identity.port = free_port(self._host)
-        write_private(self.directory / "identity.json", msgspec.json.encode(self._identity).decode())
-        self._set_address()
-
-    def _prepare(self) -> list[str]:
-        """Write the program's files; returns its command line."""
-        who = self._identity
-        if self._ready is not None:
-            return [self._program, "-c", str(self._ready.configuration)]
-        if self.kind == "mosquitto":
-            path = write_configuration(self.directory, self._host, who.port, who.username, who.password)
-            return [self._program, "-c", str(path)]
-        path = self.directory / "amqtt.json"
-        body = {"host": self._host, "port": who.port, "username": who.username, "password": who.password}
-        write_private(path, msgspec.json.encode(body).decode())
-        return [self._program, "-m", "edgefl.transport.amqtt_process", str(path)]
-
     async def _until_it_answers(self) -> None:
         while True:
             if self.pid is None:
@@ -222,14 +176,9 @@ class Broker:
             with contextlib.suppress(OSError):
                 await writer.wait_closed()
             break
-        # Another program may listen there; only our own broker admits our secret.
-        if self._ready is not None:
-            probe = self._ready.probe()
-        else:
-            probe = MqttTransport(self.url, f"{_USER}-probe-{os.getpid()}", clean_session=True)
-        await probe.connect()
-        await probe.close()
-        self._fixed_port = True  # from now on others know the URL
+        client = self._program.client()  # another program may listen there, which does not admit it
+        await client.connect()
+        await client.close()
 
     def _start_error(self, what: str) -> BrokerError:
         with self.log.open("rb") as log:
@@ -241,35 +190,65 @@ class Broker:
             remedy=f"Its whole log is in {self.log}; or give the URL of a broker that runs already.",
         )
 
-    def _set_address(self) -> None:
-        if self._ready is not None:
-            self.address = self._ready.address
-            return
-        every = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - bound only when the user asks for it
-        dial = every.get(self._host, self._host)
-        who = self._identity
-        self.address = Address(dial, who.port, False, who.username, who.password, legacy=self.kind == "amqtt")
+
+class _Identity(msgspec.Struct):
+    """What stays the same when a broker is started again in its directory, by this or a later process."""
+
+    port: int
+    username: str
+    password: str
 
 
-def start_broker(
-    directory: Path, kind: str = "auto", host: str = "127.0.0.1", port: int = 0, ready: Ready | None = None
-) -> Broker:
+def start_broker(directory: Path, kind: str = "auto", host: str = "127.0.0.1", port: int = 0) -> Broker:
     """A broker that keeps its files in ``directory``, ready for ``await broker.start()`` or ``async with``.
 
     kind: mosquitto, amqtt, or auto (mosquitto if there is one). port 0: the one used last in this directory if it is
-    free, else any. ``ready``: one configured elsewhere. Raises BrokerError for an unknown kind, a missing program
-    or an unusable directory.
+    free, else any. Raises BrokerError for an unknown kind, a missing program or an unusable directory.
     """
     chosen = resolve_kind(kind)
-    program = broker_program(chosen)
-    if program is None:
-        if chosen == "amqtt":
-            raise MissingDependencyError("amqtt", "coordinator")
-        raise BrokerError(
-            "mosquitto is not on the PATH (Debian keeps it in /usr/sbin)",
-            remedy="Install it (apt install mosquitto), choose broker: amqtt, or give the URL of a running broker.",
-        )
-    return Broker(chosen, program, directory, host, port, ready)
+    program, directory = program_of(chosen), directory.absolute()
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        who = _load_identity(directory, host, port)
+        command = [program, *_configured(chosen, directory, host, who)]
+    except OSError as error:
+        raise _refusing_disk(error, directory) or BrokerError(
+            f"can not use {directory} for the broker: {error.strerror}",
+            remedy="Choose a directory that can be written.",
+        ) from error
+    address = Address(dialled(host), who.port, False, who.username, who.password, legacy=chosen == "amqtt")
+
+    def client() -> MqttTransport:
+        return MqttTransport(address.secret_url(), f"{_USER}-probe-{os.getpid()}", clean_session=True)
+
+    return Broker(Program(chosen, command, host, address, directory / f"{chosen}.log", client))
+
+
+def _configured(kind: BrokerKind, directory: Path, host: str, who: _Identity) -> list[str]:
+    """Arguments of the program, whose files are written."""
+    if kind == "mosquitto":
+        return ["-c", str(write_configuration(directory, host, who.port, who.username, who.password))]
+    path = directory / "amqtt.json"
+    write_new(path, msgspec.json.encode({"host": host, **msgspec.structs.asdict(who)}), mode=0o600)
+    return ["-m", "edgefl.transport.amqtt_process", str(path)]
+
+
+def dialled(host: str) -> str:
+    """Address by which this machine reaches a server that listens on ``host``, "" for all addresses."""
+    every = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - bound only when the user asks for it
+    return every.get(host, host)
+
+
+def program_of(kind: BrokerKind) -> str:
+    """Path of the program that runs this kind of broker. Raises BrokerError or MissingDependencyError without one."""
+    if (program := broker_program(kind)) is not None:
+        return program
+    if kind == "amqtt":
+        raise MissingDependencyError("amqtt", "coordinator")
+    raise BrokerError(
+        "mosquitto is not on the PATH (Debian keeps it in /usr/sbin)",
+        remedy="Install it (apt install mosquitto), choose broker: amqtt, or give the URL of a running broker.",
+    )
 
 
 def resolve_kind(kind: str) -> BrokerKind:
@@ -306,11 +285,14 @@ def read_identity(path: Path) -> _Identity | None:
     return identity if sound else None
 
 
-def _load_identity(directory: Path, port: int) -> _Identity:
+def _load_identity(directory: Path, host: str, port: int) -> _Identity:
+    """The broker's port and secret; another port where any will do and the last one is taken."""
     path = directory / "identity.json"
-    identity = read_identity(path) or _Identity(port, _USER, secrets.token_urlsafe(24))
+    identity = read_identity(path) or _Identity(0, _USER, secrets.token_urlsafe(24))
     identity.port = port or identity.port
-    write_private(path, msgspec.json.encode(identity).decode())
+    if not identity.port or (not port and _port_fault(host, identity.port)):
+        identity.port = free_port(host)
+    write_new(path, msgspec.json.encode(identity), mode=0o600)
     return identity
 
 

@@ -10,6 +10,7 @@ import secrets
 from pathlib import Path
 from typing import NamedTuple
 
+from edgefl.storage.disk import write_new
 from edgefl.transport.client import MAX_PACKET_BYTES
 
 #: How often sessions, queues and retained messages are written to disk: what a SIGKILL loses is at most this old
@@ -42,7 +43,7 @@ _ROUNDS = 101
 def write_configuration(directory: Path, host: str, port: int, username: str, password: str) -> Path:
     """Write ``mosquitto.conf`` and its password file into ``directory``; returns the configuration's path."""
     passwords = directory / "passwords"
-    write_private(passwords, f"{username}:{hash_password(password)}\n")
+    write_new(passwords, f"{username}:{hash_password(password)}\n".encode(), mode=0o600)
     lines = [
         f"listener {port} {host}",
         "allow_anonymous false",
@@ -52,7 +53,7 @@ def write_configuration(directory: Path, host: str, port: int, username: str, pa
         f"max_queued_messages {MAX_QUEUED_MESSAGES}",
     ]
     configuration = directory / "mosquitto.conf"
-    write_private(configuration, "\n".join(lines) + "\n")
+    write_new(configuration, "\n".join([*lines, ""]).encode(), mode=0o600)
     return configuration
 
 
@@ -164,13 +165,6 @@ def hash_password(password: str) -> str:
     salt = secrets.token_bytes(12)
     digest = hashlib.pbkdf2_hmac("sha512", password.encode(), salt, _ROUNDS)
     return f"$7${_ROUNDS}${base64.b64encode(salt).decode()}${base64.b64encode(digest).decode()}"
-
-
-def write_private(path: Path, text: str) -> None:
-    """Write a file that only its owner can read, from its first byte on."""
-    path.unlink(missing_ok=True)
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-        file.write(text)
 
 
 def _own_name() -> str | None:

@@ -205,10 +205,10 @@ def test_a_file_where_a_directory_is_wanted_is_named(told: Callable[..., str], w
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS])
 def test_a_full_disk_is_no_fault_of_the_broker(workplace: Path, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
-    def refuse(*_: object) -> None:
+    def refuse(*_: object, **options: object) -> None:
         raise OSError(code, os.strerror(code))
 
-    monkeypatch.setattr(broker_module, "write_private", refuse)
+    monkeypatch.setattr(broker_module, "write_new", refuse)
     with pytest.raises(StoreError, match=f"{workplace}.*{os.strerror(code)}"):
         broker_module.start_broker(workplace / "broker", "amqtt")
 
