@@ -16,12 +16,30 @@ from device_agent.core.agent_timeouts import ANNOUNCE_S, GREETING_S, PROGRESS_S
 from device_agent.core.freshness import finished, is_older_run, is_over, newest_closed, note_newest, replayed
 from device_agent.core.offer_check import check_offer
 from device_agent.core.retained import restore_residuals, retained, retained_before
-from device_agent.core.state import Event, Instruction, State
+from device_agent.core.state import Event, Instruction, State, TaskPhase, TrainerPhase
 from edgefl.errors import ProtocolError
 from edgefl.protocol import messages as m
-from edgefl.records import Attempt, Refusal
+from edgefl.records import Attempt, Figures, Refusal
 
 Step = tuple[State, list[Instruction]]
+#: What moves an accepted offer on: (phase, event or instruction) -> the next phase; None: it is not in hand any more.
+#: The same event in another phase, or for another attempt, came too late and is dropped.
+TASK_PHASES: dict[tuple[TaskPhase, type[Event | Instruction]], TaskPhase | None] = {
+    (TaskPhase.FETCHING, v.Fetched): TaskPhase.READY,
+    (TaskPhase.FETCHING, v.FetchFailed): None,  # declined
+    (TaskPhase.READY, v.Train): TaskPhase.TRAINING,
+    (TaskPhase.TRAINING, v.Progressed): TaskPhase.TRAINING,
+    (TaskPhase.TRAINING, v.TrainingEnded): None,  # an update, or declined
+}
+#: What moves the trainer: (phase, event or instruction) -> the next phase. Anything else is a fault of this program.
+TRAINER_PHASES: dict[tuple[TrainerPhase, type[Event | Instruction]], TrainerPhase] = {
+    (TrainerPhase.DOWN, v.StartTrainer): TrainerPhase.WARMING,
+    (TrainerPhase.WARMING, v.TrainerReady): TrainerPhase.IDLE,
+    (TrainerPhase.WARMING, v.TrainerLost): TrainerPhase.DOWN,
+    (TrainerPhase.IDLE, v.Train): TrainerPhase.TRAINING,
+    (TrainerPhase.IDLE, v.StopTrainer): TrainerPhase.DOWN,
+    (TrainerPhase.TRAINING, v.TrainingEnded): TrainerPhase.IDLE,  # DOWN where it died
+}
 #: How many past events an illegal move is explained with.
 STORY_LENGTH = 24
 
@@ -66,7 +84,7 @@ def _repeat(state: State, out: list[Instruction], now: float) -> Step:
     """What a coordinator may not have heard, or not know any more: who is at work, what is lacking, the update."""
     if state.task is not None:
         out.append(v.Send(m.Accept(state.device, state.task.attempt)))
-        if state.task.phase == "fetching":
+        if state.task.phase is TaskPhase.FETCHING:
             out.append(v.Fetch(state.task.offer))
     return _announce(state, out, now)
 
@@ -187,7 +205,7 @@ def _offer(state: State, offer: m.Offer, disk: v.Disk, now: float) -> Step:
     if refusal is not None:
         state, declined = _decline(state, offer, refusal)
         return state, [*out, *declined]
-    state = replace(state, task=v.Task(offer, "fetching", now), declined=None, waiting=None)
+    state = replace(state, task=v.Task(offer, TaskPhase.FETCHING, now), declined=None, waiting=None)
     keep = {ref.id for kept in state.retained for ref in kept.manifest.values()}
     keep |= {ref.id for ref in offer.manifest.values()}
     keep |= {name for packed in offer.packed.values() for name in (packed.ref.id, packed.base) if name}
@@ -203,7 +221,7 @@ def _repeated(state: State, offer: m.Offer, now: float) -> Step | None:
     task, update = state.task, state.update
     if task is not None and task.attempt == offer.attempt and task.offer.job == offer.job:
         out: list[Instruction] = [v.Send(m.Accept(state.device, offer.attempt))]
-        if task.phase == "fetching":
+        if task.phase is TaskPhase.FETCHING:
             state = replace(state, task=replace(task, offer=offer))
             out += [_save(state), v.Fetch(offer)]
     elif update is not None and update.attempt == offer.attempt:
@@ -275,11 +293,32 @@ def _drain(state: State, message: m.Drain, now: float) -> Step:
 # --- the device's own work
 
 
-def _ready(state: State, event: v.TrainerReady, now: float) -> Step:
-    if state.trainer != "warming":
+def _expects(state: State, event: v.Fetched | v.FetchFailed | v.Progressed | v.TrainingEnded) -> v.Task | None:
+    """The task in hand, if the event is of its attempt and may come in its phase."""
+    task = state.task
+    known = task is not None and task.attempt == event.attempt and (task.phase, type(event)) in TASK_PHASES
+    return task if known else None
+
+
+def _task_moved(state: State, event: Event | Instruction) -> State:
+    """The state once this has happened to the task in hand."""
+    if state.task is None:
+        return state
+    phase = TASK_PHASES[state.task.phase, type(event)]
+    return replace(state, task=None if phase is None else replace(state.task, phase=phase))
+
+
+def _trainer_moved(state: State, event: Event | Instruction) -> State:
+    """The state once this has happened to the trainer. Raises MachineError where it cannot happen."""
+    phase = TRAINER_PHASES.get((state.trainer, type(event)))
+    if phase is None:
         raise _illegal(state, event)
+    return replace(state, trainer=phase)
+
+
+def _ready(state: State, event: v.TrainerReady, now: float) -> Step:
     news = event.facts != state.facts
-    state = replace(state, trainer="idle", facts=event.facts)
+    state = replace(_trainer_moved(state, event), facts=event.facts)
     state, out = _hello(state, now) if news else (state, [])
     if news:
         out.append(v.SaveFacts(event.facts))
@@ -291,28 +330,24 @@ def _ready(state: State, event: v.TrainerReady, now: float) -> Step:
 
 
 def _lost(state: State, event: v.TrainerLost, now: float) -> Step:
-    if state.trainer != "warming":
-        raise _illegal(state, event)
-    return replace(state, trainer="down"), []
+    return _trainer_moved(state, event), []
 
 
 def _fetched(state: State, event: v.Fetched, now: float) -> Step:
-    task = state.task
-    if task is None or task.attempt != event.attempt or task.phase != "fetching":
+    if _expects(state, event) is None:
         return _drop(state, "stale-fetch", event.attempt)
-    return replace(state, task=replace(task, phase="ready")), []
+    return _task_moved(state, event), []
 
 
 def _fetch_failed(state: State, event: v.FetchFailed, now: float) -> Step:
-    task = state.task
-    if task is None or task.attempt != event.attempt or task.phase != "fetching":
+    task = _expects(state, event)
+    if task is None:
         return _drop(state, "stale-fetch", event.attempt)
-    return _decline(replace(state, task=None), task.offer, event.refusal)
+    return _decline(_task_moved(state, event), task.offer, event.refusal)
 
 
 def _progressed(state: State, event: v.Progressed, now: float) -> Step:
-    task = state.task
-    if task is None or task.phase != "training" or task.attempt != event.attempt:
+    if _expects(state, event) is None:
         return state, []  # the trainer's last notes of an abandoned attempt
     due = now - state.progress_at >= PROGRESS_S or event.step == event.steps
     if not due or not state.connected:
@@ -322,17 +357,17 @@ def _progressed(state: State, event: v.Progressed, now: float) -> Step:
 
 
 def _training_ended(state: State, event: v.TrainingEnded, now: float) -> Step:
-    if state.trainer != "training":
-        raise _illegal(state, event)
-    state = replace(state, trainer="idle" if event.alive else "down")
+    state = _trainer_moved(state, event)
+    if not event.alive:
+        state = replace(state, trainer=TrainerPhase.DOWN)
     if state.abandoned == event.attempt:
         return _drop(replace(state, abandoned=None), "abandoned-result", event.attempt)
-    task = state.task
-    if task is None or task.phase != "training" or task.attempt != event.attempt:
+    task, result = _expects(state, event), event.result
+    if task is None:
         raise _illegal(state, event)
-    result = event.result
+    state = _task_moved(state, event)
     if result.refusal is not None:
-        return _decline(replace(state, task=None), task.offer, result.refusal, result.figures)
+        return _decline(state, task.offer, result.refusal, result.figures)
     update = m.Update(
         device=state.device,
         attempt=event.attempt,
@@ -347,7 +382,7 @@ def _training_ended(state: State, event: v.TrainingEnded, now: float) -> Step:
     out: list[Instruction] = []
     if state.update is not None:
         out.append(v.StopServe(state.update.attempt))
-    state = replace(state, task=None, update=update, retained=retained(state, event.attempt, result.retained))
+    state = replace(state, update=update, retained=retained(state, event.attempt, result.retained))
     out.append(_save(state))
     out.append(v.Log("trained", {"attempt": str(event.attempt), **result.metrics}))
     return _announce(state, out, now)
@@ -356,7 +391,7 @@ def _training_ended(state: State, event: v.TrainingEnded, now: float) -> Step:
 # --- shared moves
 
 
-def _decline(state: State, offer: m.Offer, refusal: Refusal, figures: dict[str, Any] | None = None) -> Step:
+def _decline(state: State, offer: m.Offer, refusal: Refusal, figures: Figures | None = None) -> Step:
     decline = m.Decline(state.device, offer.attempt, refusal, figures or {})
     state = replace(state, declined=(offer, decline))
     fields = {"attempt": str(offer.attempt), "reason": refusal.reason, "needed": refusal.needed}
@@ -384,27 +419,24 @@ def _drop_task(state: State, reason: str) -> Step:
     if task is None:
         return state, []
     state, out = _drop(replace(state, task=None), reason, task.attempt)
-    if task.phase == "training":
+    if task.phase is TaskPhase.TRAINING:
         return replace(state, abandoned=task.attempt), [*out, v.Interrupt(task.attempt)]
-    return state, [*out, v.StopFetch(task.attempt)] if task.phase == "fetching" else out
+    return state, [*out, v.StopFetch(task.attempt)] if task.phase is TaskPhase.FETCHING else out
 
 
 def _keep_trainer_busy(state: State) -> Step:
     """What follows from the state alone: keep the trainer as warm as it should be, and busy."""
     wanted = state.facts is None or state.task is not None or state.waiting is not None or state.run != ""
-    if state.trainer == "down" and wanted:
-        return replace(state, trainer="warming"), [v.StartTrainer()]
-    if state.trainer != "idle":
-        return state, []
-    if state.task is not None and state.task.phase == "ready":
-        task = replace(state.task, phase="training")
-        before = retained_before(state, task.attempt)
-        return replace(state, task=task, trainer="training"), [
-            v.Train(task.offer, before[-1].manifest if before else {})
-        ]
-    if not wanted and state.coordinator and state.connected:
-        return replace(state, trainer="down"), [v.StopTrainer()]
-    return state, []
+    due: v.StartTrainer | v.Train | v.StopTrainer | None = None
+    if state.trainer is TrainerPhase.DOWN and wanted:
+        due = v.StartTrainer()
+    elif state.trainer is TrainerPhase.IDLE and state.task is not None and state.task.phase is TaskPhase.READY:
+        before = retained_before(state, state.task.attempt)
+        due = v.Train(state.task.offer, before[-1].manifest if before else {})
+        state = _task_moved(state, due)
+    elif state.trainer is TrainerPhase.IDLE and not wanted and state.coordinator and state.connected:
+        due = v.StopTrainer()
+    return (state, []) if due is None else (_trainer_moved(state, due), [due])
 
 
 def _save(state: State) -> v.Save:
@@ -422,11 +454,12 @@ def _recorded(state: State, event: Event) -> State:
         return state
     what = event.message if isinstance(event, v.Received) else event
     attempt = getattr(what, "attempt", "")
-    line = f"{type(what).__name__} {attempt} [trainer {state.trainer}, task {state.task.phase if state.task else '-'}]"
+    task = state.task.phase.value if state.task else "-"
+    line = f"{type(what).__name__} {attempt} [trainer {state.trainer.value}, task {task}]"
     return replace(state, story=(*state.story, line)[-STORY_LENGTH:])
 
 
-def _illegal(state: State, event: Event) -> MachineError:
+def _illegal(state: State, event: Event | Instruction) -> MachineError:
     story = "\n  ".join(state.story)
     return MachineError(f"{type(event).__name__} cannot happen now on {state.device}:\n  {story}")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from enum import Enum
 
 import msgspec
 
@@ -63,11 +63,28 @@ class Saved(msgspec.Struct, frozen=True):
     newest: Attempt | None = None  # that was ever taken up, by a device with an identity
 
 
+class TaskPhase(Enum):
+    """Where the work on an accepted offer stands."""
+
+    FETCHING = "fetching"  # parts of the offer are missing
+    READY = "ready"  # every part is here and verified, the trainer is not free yet
+    TRAINING = "training"
+
+
+class TrainerPhase(Enum):
+    """What the trainer process does."""
+
+    DOWN = "down"
+    WARMING = "warming"  # loads torch and the data
+    IDLE = "idle"
+    TRAINING = "training"
+
+
 class Task(msgspec.Struct, frozen=True):
-    """The offer this device accepted. ready: every part is here and verified, the trainer is not free yet."""
+    """The offer this device accepted."""
 
     offer: Offer
-    phase: Literal["fetching", "ready", "training"] = "fetching"
+    phase: TaskPhase = TaskPhase.FETCHING
     accepted_at: float = 0.0
 
     @property
@@ -78,8 +95,8 @@ class Task(msgspec.Struct, frozen=True):
 class State(msgspec.Struct, frozen=True):
     """Everything the agent's decisions depend on.
 
-    ``trainer``: down, warming (loading torch and the data), idle, training. ``abandoned`` is the attempt the trainer
-    still works on although nobody wants it any more: a step cannot be aborted, so until it ends nothing else trains.
+    ``abandoned`` is the attempt the trainer still works on although it is not wanted any more: a step cannot be
+    aborted, so until it ends nothing else trains.
     """
 
     device: str = ""
@@ -99,7 +116,7 @@ class State(msgspec.Struct, frozen=True):
     heartbeat_s: float = HEARTBEAT_S
     heartbeat_at: float = 0.0
     sequence: int = 0
-    trainer: Literal["down", "warming", "idle", "training"] = "down"
+    trainer: TrainerPhase = TrainerPhase.DOWN
     abandoned: Attempt | None = None
     task: Task | None = None
     waiting: Offer | None = None  # came before the trainer had told what the data is

@@ -410,13 +410,15 @@ class AgentInTheWild(RuleBasedStateMachine):
     @invariant()
     def trainer_does_what_the_state_says(self):
         state = self.state
-        assert state.trainer == self.trainer
-        working = state.abandoned or (state.task.attempt if state.task and state.task.phase == "training" else None)
+        assert state.trainer.value == self.trainer
+        working = state.abandoned or (
+            state.task.attempt if state.task and state.task.phase is v.TaskPhase.TRAINING else None
+        )
         assert working == self.trains
         assert self.interrupted or state.abandoned is None, "abandoned, but the trainer was not told"
-        both = state.abandoned is not None and state.task is not None and state.task.phase == "training"
+        both = state.abandoned is not None and training
         assert not both, "one training at a time"
-        assert (state.trainer == "training") == (working is not None)
+        assert (state.trainer is v.TrainerPhase.TRAINING) == (working is not None)
 
     @invariant()
     def nothing_over_is_in_hand(self):
