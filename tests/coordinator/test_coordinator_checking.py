@@ -12,7 +12,7 @@ from test_coordinator_runner import played, values
 
 from coordinator.runtime.evaluator import Evaluator
 from coordinator.runtime.validate_update import Rules, check_update
-from edgefl.aggregation.clusters import KINDS, SIGNATURES, wanted
+from edgefl.aggregation.clusters import SIGNATURES, wanted
 from edgefl.aggregation.history_update import UpdateInfo
 from edgefl.aggregation.round import aggregate_round
 from edgefl.data.dataset import Dataset
@@ -23,6 +23,7 @@ from edgefl.models.spec import EncoderSpec, HeadSpec, ModelSpec
 from edgefl.plan.schedule import SCHEDULES
 from edgefl.protocol.tensors import decode_part, encode_part
 from edgefl.records import Refusal
+from edgefl.registry import methods
 from edgefl.run_records import RunReport
 from edgefl.storage.objects import ObjectStore
 
@@ -102,7 +103,11 @@ def test_what_are_no_bases_is_named(fault: str) -> None:
 
 
 def test_what_is_wanted_is_what_the_recipes_clusters_are_made_of() -> None:
-    assert {name: wanted({"cluster": {name: {}}}) for name in KINDS} == {"none": "", "lsh": "sketch", "pacfl": "bases"}
+    assert {name: wanted({"cluster": {name: {}}}) for name in methods("cluster")} == {
+        "none": "",
+        "lsh": "sketch",
+        "pacfl": "bases",
+    }
     assert wanted({}) == wanted({"cluster": {}}) == ""
 
 
@@ -210,7 +215,7 @@ def test_a_diverged_model_has_no_likeness_and_ends_nothing(tmp_path: Path) -> No
     refused = check_update(store, models["b"], good, Rules())  # what had come before this was checked is still weighed
     assert isinstance(refused, Refusal)
     assert (refused.reason, refused.detail.split(":")[0]) == ("range", "part fusion")
-    body = {"model": spec, "stage": stage, "models": models, "store": str(tmp_path / "objects")}
+    body = {"model": spec, "stage": stage, "models": models, "store": str(tmp_path / "objects"), "weight": {"cka": {}}}
     weights = Evaluator().similarity(to_builtins({**body, "test": str(tmp_path / "test.npz")}), lambda _: None)
     assert weights == pytest.approx({"a": 0.5, "c": 0.5})
     updates = [UpdateInfo(device, {"task": model["task"]}, {"task": 10}) for device, model in models.items()]
