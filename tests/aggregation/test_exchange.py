@@ -53,5 +53,10 @@ def test_a_device_sees_everyones_parts_its_clusters_over_them_and_its_own_over_a
     assert view(state, "right", 3) == {"task": ref("3"), "head/a": ref("4")}
     assert view(state, "left", 3) == {"task": ref("3"), "head/a": ref("5"), "poverty": ref("6")}
     assert view(state, "lef", 31) == shared(state)
-    assert view({"task": ref("1"), of_cluster(0) + "task": ref("3")}, "left", 0) == {"task": ref("3")}
     assert [is_shared(part) for part in state] == [True, True, False, False, False, False, False]
+
+
+def test_cluster_zero_is_a_cluster_and_minus_one_none():
+    state = {"task": ref("0")} | {of_cluster(n) + "task": ref(str(n + 1)) for n in range(3)}
+    assert [view(state, "d", cluster)["task"] for cluster in (0, 1, 2)] == [ref("1"), ref("2"), ref("3")]
+    assert view(state, "d") == view(state, "d", -1) == {"task": ref("0")}
