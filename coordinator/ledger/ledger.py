@@ -115,7 +115,7 @@ class Ledger:
         return {(0, 0): initial, **{(row.stage, row.round): row.manifest or {} for row in done}}
 
     def reopen(self, run: str, at: float, going_on: Attempt | None = None) -> None:
-        """A run goes on: what was open when it stopped has failed, except the attempt ``going_on``."""
+        """Mark a run as running again, and its open attempts as failed, except the attempt ``going_on``."""
         with self._writing() as connection:
             query = update(tables.runs).where(tables.runs.c.run == run)
             connection.execute(query.values(status="running", finished_at=None))
@@ -125,7 +125,7 @@ class Ledger:
             connection.execute(update(tables.rounds).where(broken).values(status="failed", ended_at=at))
 
     def take_back(self, run: str, attempt: Attempt) -> None:
-        """Mark a completed round as failed: the run can not continue from the state it made."""
+        """Mark a completed round as failed: its state does not serve to continue the run."""
         with self._writing() as connection:
             query = update(tables.rounds).where((tables.rounds.c.run == run) & _is(attempt))
             connection.execute(query.values(status="failed", manifest=None))

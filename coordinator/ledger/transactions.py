@@ -52,7 +52,7 @@ def transact(engine: Engine, name: str, work: Callable[[Connection], None]) -> N
 
 
 def reason(error: Exception) -> str:
-    """What the database said, in one line."""
+    """The database's error message, in one line."""
     return " ".join(str(getattr(error, "orig", None) or error).split())
 
 

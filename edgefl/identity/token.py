@@ -30,7 +30,7 @@ M = TypeVar("M")
 
 
 class Token(msgspec.Struct, frozen=True, array_like=True):
-    """What a device needs to enrol. ``authority``: the fleet's certificate, DER: the device trusts nothing else."""
+    """Enrolment token of a device. ``authority``: the fleet's certificate, DER: the device trusts nothing else."""
 
     version: int = 1
     fleet: str = ""

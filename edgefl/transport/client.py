@@ -185,7 +185,7 @@ def make_client(settings: Settings, version: MQTTProtocolVersion, meter: Meter) 
 def tls_context(address: Address, files: TlsFiles) -> ssl.SSLContext | None:
     """TLS that checks the broker's certificate, None for plain TCP.
 
-    Raises BrokerError naming the file that can not be loaded.
+    Raises BrokerError naming the file that does not load.
     """
     if not address.tls:
         return None

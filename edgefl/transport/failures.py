@@ -132,7 +132,7 @@ def too_large(address: Address, topic: str, size: int, reason: str) -> MessageSi
 
 
 def unreadable(what: str, error: OSError) -> BrokerError:
-    """For a certificate or key file that can not be loaded."""
+    """For a certificate or key file that does not load."""
     reason = error.strerror or str(error)
     if isinstance(error, ssl.SSLError):
         reason = f"not a valid PEM file ({error.reason or reason})"

@@ -39,7 +39,7 @@ class _Message(NamedTuple):
 
 @dataclass
 class _Session:
-    """What the broker remembers of a client, connected or not."""
+    """The broker's session of a client, connected or not."""
 
     client_id: str
     transport: MemoryTransport | None = None

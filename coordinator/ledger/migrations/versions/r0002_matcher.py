@@ -1,4 +1,4 @@
-"""Evaluations say by what a sample found its prototypes; of those from before, nobody knows."""
+"""Add the prototype matcher of an evaluation; empty for evaluations recorded before."""
 
 from __future__ import annotations
 
