@@ -411,9 +411,8 @@ class AgentInTheWild(RuleBasedStateMachine):
     def trainer_does_what_the_state_says(self):
         state = self.state
         assert state.trainer.value == self.trainer
-        working = state.abandoned or (
-            state.task.attempt if state.task and state.task.phase is v.TaskPhase.TRAINING else None
-        )
+        training = state.task is not None and state.task.phase is v.TaskPhase.TRAINING
+        working = state.abandoned or (state.task.attempt if training else None)
         assert working == self.trains
         assert self.interrupted or state.abandoned is None, "abandoned, but the trainer was not told"
         both = state.abandoned is not None and training
