@@ -13,10 +13,11 @@ import math
 import pkgutil
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cache, cached_property, partial
 from importlib.metadata import entry_points
-from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, NamedTuple, Protocol, get_args, get_origin, get_type_hints
 
 import msgspec
 from msgspec import Meta
@@ -168,6 +169,27 @@ class Objective(Method):
         return self.labels or self.pairs
 
 
+class Observer(Protocol):
+    """What watches a device's training for a repair; batches are complete or not, never mixed, while it does."""
+
+    @property
+    def complete(self) -> bool:
+        """Whether the device may lend to others."""
+
+    @property
+    def change(self) -> float:
+        """How much the layer to repair changed; 0: there is none."""
+
+    def step(self, optimizer: Any, complete: bool) -> AbstractContextManager[None]:
+        """Around one step on a batch that is complete or not."""
+
+    def epoch(self) -> None:
+        """After each epoch."""
+
+    def layer(self, sending: Mapping[str, Mapping[str, Any]]) -> int:
+        """Place of the layer to repair among the sorted weight tensors of the parts that are sent; -1: none."""
+
+
 @dataclass(frozen=True)
 class Repair(Method):
     """What is replaced in updates before they are aggregated.
@@ -175,11 +197,18 @@ class Repair(Method):
     ``mend``: (updates, model, store, {device: cluster}, options) -> ({(device, part): tensors in place of its own},
     parts that devices are sent for their personal models, the record {device: what was done or why not}).
     ``unlikely``: ({device: its samples}, modalities, options) -> why nothing can be replaced; "": something can.
-    ``part``: name of the part for personal models. ``moves``: as a weight's.
+    ``observe``: (job, model, options) -> the observer of a device's training. ``copied``: (job, model, options) -> the
+    parameters of which its step holds copies. ``unreadable``: (local optimiser, options) -> why it can not observe it.
+    ``personal``: devices keep a model of their own; ``part``: name of the part they are sent for it. ``moves``: as a
+    weight's.
     """
 
     mend: Callable[..., tuple[dict[tuple[str, str], Any], dict[str, Any], dict[str, Any]]] | None = None
     unlikely: Callable[..., str] | None = None
+    observe: Callable[..., Observer] | None = None
+    copied: Callable[..., list[Any]] | None = None
+    unreadable: Callable[..., str] | None = None
+    personal: bool = False
     part: str = ""
     moves: bool = False
 

@@ -15,6 +15,7 @@ from edgefl.plan.frozen_prefix import VALUE_BYTES, built_parts, prefixes, stored
 from edgefl.plan.job import Candidate, Job, Stage, Transfer
 from edgefl.plan.usable_samples import after_completion
 from edgefl.records import Cost, Figure, Figures, has_card
+from edgefl.registry import chosen
 
 
 class Priced(NamedTuple):
@@ -114,7 +115,8 @@ def _staging(job: Job, part_bytes: Mapping[str, int]) -> int:
     Copies of what is sent and kept, with a part in hand; one batch as read, or as its stored prefixes are; what fills a
     store.
     """
-    staying = job.stage.trained if "poverty" in job.slots.repair else kept(job)
+    personal = chosen("repair", job.slots.repair)[0].method.personal
+    staying = job.stage.trained if personal else kept(job)
     copies = bytes_of(sent(job.stage, job.slots.exchange), part_bytes) + bytes_of(staying, part_bytes)
     stored, width = prefixes(job), VALUE_BYTES.get(job.hyper.cache, 0)
     rows = sum(

@@ -163,20 +163,16 @@ def model_spec(
 
 
 def _readable(training: TrainingConfig, recipe: RecipeConfig) -> list[Problem]:
-    """A poverty layer is read from the optimiser's state, which not every optimiser keeps."""
-    if recipe.repair.get("poverty", {"form": "exact"}).get("form") == "exact":
+    """Repairs that observe the local training read the optimiser's state, which not every optimiser keeps."""
+    repair = chosen("repair", recipe.repair)[0]
+    if repair.method.unreadable is None:
         return []
     used = {
         "training.optimizer": training.optimizer,
         "training.lean.optimizer": training.lean and training.lean.optimizer,
     }
-    return [
-        Problem(
-            field, "adafactor does not keep what repair: poverty reads; use adamw or sgd, or poverty: {form: exact}"
-        )
-        for field, name in used.items()
-        if name == "adafactor"
-    ]
+    why = {field: repair.bind(repair.method.unreadable)(name) for field, name in used.items() if name}
+    return [Problem(field, text) for field, text in why.items() if text]
 
 
 def _shape(recipe: RecipeConfig, encoders: Mapping[str, EncoderSpec]) -> dict[str, Any]:

@@ -92,7 +92,7 @@ class Overhead:
         return made + self._local_evaluations(job, share) + self._prototypes(job, share)
 
     def _local_evaluations(self, job: Job, share: Share) -> float:
-        """The model as received and as trained on the samples apart and, where poverty is mended, the personal one."""
+        """The model as received and as trained on the samples apart and, where there is one, the personal one."""
         if not share.holdout:
             return 0.0
         together = encodes_together(job.model)
@@ -103,13 +103,13 @@ class Overhead:
             for pattern, part in share.patterns.items():
                 encoded = 0.0 if together else self._row(job, pattern, "alone")  # taken over from each alone
                 flops += part * (self._row(job, pattern, "classify") - encoded)
-        return share.holdout * flops * (3 if "poverty" in job.slots.repair else 2)
+        return share.holdout * flops * (2 + _personal(job))
 
     def _statistics(self, job: Job, share: Share) -> float:
         """FLOPs of the statistics of the model as received, of a personal one and of teachers: a pass for each."""
         if not job.slots.statistics:
             return 0.0
-        personal = "poverty" in job.slots.repair and share.holdout > 0
+        personal = _personal(job) and share.holdout > 0
         taught = any(term.method.teacher for term in chosen("objective", job.slots.objective))
         passes = 1 + personal + taught
         return passes * sum(
@@ -167,6 +167,12 @@ class Overhead:
         if key not in self._known:
             self._known[key] = _pass(job, pattern, through) / _ROWS
         return self._known[key]
+
+
+def _personal(job: Job) -> bool:
+    """Whether the device has a personal model too, which is evaluated like the others."""
+    personal: bool = chosen("repair", job.slots.repair)[0].method.personal
+    return personal
 
 
 @torch.no_grad()

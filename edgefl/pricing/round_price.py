@@ -13,7 +13,6 @@ import msgspec
 import torch
 
 from edgefl.budget.stage_cost import MEMORY, Priced
-from edgefl.methods.repair.poverty_layer import is_exact, poverty_layers
 from edgefl.models.encoders.base import TokenState
 from edgefl.models.spec import fused_width, token_count
 from edgefl.models.staged import StagedModel, build
@@ -175,8 +174,9 @@ def price_step(job: Job, rows: Mapping[str, int]) -> StepPrice:
         trained = [p for p in model.parameters() if p.requires_grad] + auxiliary.extra
         before = live.live
         state = _states(job, trained)
-        if is_exact(job):  # values before the step, to compare with
-            state += [torch.empty_like(p) for p in poverty_layers(job, model)]
+        repair = chosen("repair", job.slots.repair)[0]
+        if repair.method.copied is not None:
+            state += [torch.empty_like(p) for p in repair.bind(repair.method.copied)(job, model)]
         kept = live.live - before
         begun = live.operations
         with FlopCounter() as counter:

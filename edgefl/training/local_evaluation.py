@@ -13,6 +13,7 @@ from edgefl.models.staged import StagedModel
 from edgefl.plan.job import Job
 from edgefl.plan.usable_samples import needs_pairs
 from edgefl.prototypes.table import from_tensors
+from edgefl.registry import chosen
 from edgefl.training.evaluate import judge
 from edgefl.training.flop_cache import counted, kind_of_step, linear_in
 from edgefl.training.scoring import matching
@@ -34,10 +35,11 @@ def personal_evaluation(
     it held before. Without such a model: no metrics.
     """
     own = [part for part in job.stage.trained if part in kept]
-    if "poverty" not in job.slots.repair or not len(holdout) or len(own) < len(job.stage.trained):
+    repair = chosen("repair", job.slots.repair)[0].method
+    if not repair.personal or not len(holdout) or len(own) < len(job.stage.trained):
         return {}
     better: dict[str, dict[str, np.ndarray]] = {}
-    for key, value in parts["poverty"].items() if "poverty" in parts else ():
+    for key, value in parts.get(repair.part, {}).items():
         part, _, name = key.partition("|")
         better.setdefault(part, {})[name] = value
     before = {part: part_tensors(model, part) for part in own}

@@ -14,14 +14,15 @@ import torch
 from torch import Tensor
 
 from edgefl.plan.job import Job
+from edgefl.registry import chosen
 from edgefl.training.optimizers import TOGETHER_BYTES, Optimizer
 
 Update = Callable[[torch.nn.Parameter], None]
 
 
 def may_update_in_backward(job: Job) -> bool:
-    """Whether nothing needs all gradients at once: no limit on their norm, no poverty read from the optimiser."""
-    return job.hyper.clip_norm == 0 and "poverty" not in job.slots.repair
+    """Whether nothing needs all gradients at once: no limit on their norm, no observer of the steps."""
+    return job.hyper.clip_norm == 0 and chosen("repair", job.slots.repair)[0].method.observe is None
 
 
 class OptimizerInBackward:

@@ -9,8 +9,8 @@ from __future__ import annotations
 import tempfile
 import time
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -21,15 +21,15 @@ import torch
 from edgefl.data.dataset import Dataset
 from edgefl.errors import DataError, RunError
 from edgefl.methods.cluster.signature import signature_of
-from edgefl.methods.repair.poverty_layer import PovertyMeter, exact_changes, is_exact, optimizer_changes, poverty_layers
 from edgefl.models.parts import load_part, part_tensors
-from edgefl.models.spec import PROTOTYPES, SIGNATURE, is_scheduled, modality_of
+from edgefl.models.spec import PROTOTYPES, SIGNATURE, modality_of
 from edgefl.models.staged import StagedModel, build
 from edgefl.plan.exchange import kept as kept_parts
 from edgefl.plan.exchange import sent
 from edgefl.plan.frozen_prefix import built_parts
 from edgefl.plan.job import Job
 from edgefl.plan.schedule import is_closing
+from edgefl.registry import Observer, chosen
 from edgefl.training.auxiliary import auxiliary_of, private_head_tensors, pseudo_labels_of
 from edgefl.training.batches import Batch, mixed_rows, training_batches, unmixed_rows
 from edgefl.training.closing_round import match_parts
@@ -89,7 +89,7 @@ class RoundResult:
 class _Training:
     """The model in training and what it is trained with.
 
-    ``usable``: indices of the samples it is trained on; ``meter``, ``layers``: of its poverty, where that is repaired.
+    ``usable``: indices of the samples it is trained on; ``observer``: of the recipe's repair.
     """
 
     job: Job
@@ -98,8 +98,7 @@ class _Training:
     usable: np.ndarray
     auxiliary: Auxiliary
     rng: np.random.Generator
-    meter: PovertyMeter | None
-    layers: Mapping[torch.nn.Parameter, str]
+    observer: Observer | None
 
 
 @dataclass
@@ -161,13 +160,13 @@ def _training_round(
     prepare(model, job.stage.trained, checkpoint=job.hyper.checkpoint)
     auxiliary = auxiliary_of(job, model, parts, local.kept)
     statistics(auxiliary.teachers)
-    meter = PovertyMeter() if "poverty" in job.slots.repair else None
-    layers = poverty_layers(job, model) if meter is not None else {}
-    training = _Training(job, model, dataset, usable, auxiliary, rng, meter, layers)
+    repair = chosen("repair", job.slots.repair)[0]
+    observer: Observer | None = repair.method.observe and repair.bind(repair.method.observe)(job, model)
+    training = _Training(job, model, dataset, usable, auxiliary, rng, observer)
     steps = _train(training, on_progress)
     trained = local_evaluation(job, model, holdout, parts, "trained")
     sending, samples = _update(training)
-    staying = job.stage.trained if meter is not None else kept_parts(job)  # with poverty, a personal model stays here
+    staying = job.stage.trained if repair.method.personal else kept_parts(job)
     return RoundResult(
         parts=sending,
         # Views, as in the update: from here on nothing changes the model.
@@ -175,9 +174,9 @@ def _training_round(
         samples=samples,
         metrics=_metrics(steps) | received | personal | trained,
         compute_s=steps.compute_s,
-        complete=meter.complete if meter is not None else all(dataset.has(m).all() for m in job.model.encoders),
-        poverty=_poverty(meter, sending),
-        poverty_change=meter.change if meter is not None else 0.0,
+        complete=observer.complete if observer is not None else all(dataset.has(m).all() for m in job.model.encoders),
+        poverty=observer.layer(sending) if observer is not None else -1,
+        poverty_change=observer.change if observer is not None else 0.0,
         cache_fill_flops=cache_fill.flops,
     )
 
@@ -202,7 +201,7 @@ def _load(job: Job, parts: Mapping[str, Tensors], local: LocalState) -> StagedMo
 
 
 def _train(training: _Training, on_progress: OnProgress) -> _Steps:
-    job, model, dataset, meter = training.job, training.model, training.dataset, training.meter
+    job, model, dataset, observer = training.job, training.model, training.dataset, training.observer
     hyper, rng = job.hyper, training.rng
     pseudo_labels = pseudo_labels_of(job, model, training.auxiliary, dataset, rng)
     optimizer = make_optimizer(model, job.stage.trained, hyper, training.auxiliary.extra)
@@ -211,13 +210,13 @@ def _train(training: _Training, on_progress: OnProgress) -> _Steps:
     steps = _Steps()
     for epoch in range(1, hyper.epochs + 1):
         rows: Iterable[np.ndarray] = mixed_rows(training.usable, hyper.batch_size, rng)
-        if meter is not None:  # a poverty layer shows between complete batches and others
+        if observer is not None:
             rows = unmixed_rows(dataset, training.usable, modalities, hyper.batch_size, rng)
         for batch in training_batches(dataset, rows, modalities, device_of(model), pseudo_labels):
             _step(training, optimizer, batch, steps)
             on_progress(epoch, len(steps.loss), planned, steps.loss[-1])
-        if meter is not None:
-            meter.epoch()
+        if observer is not None:
+            observer.epoch()
     if not steps.loss:
         raise DataError(
             f"no batch of {hyper.batch_size} holds two samples of one modality",
@@ -232,7 +231,9 @@ def _step(training: _Training, optimizer: Optimizer, batch: Batch, steps: _Steps
     started = time.perf_counter()
     job = training.job
     kind = kind_of_step(job, with_tables=bool(training.auxiliary.tables))
-    with _poverty_observed(training, optimizer, batch):
+    complete = batch.complete == batch.size and len(batch.inputs) == len(job.model.encoders)
+    observed = training.observer.step(optimizer, complete) if training.observer is not None else nullcontext()
+    with observed:
         work = partial(train_step, training.model, job, batch, optimizer, training.auxiliary)
         loss, forward = counted(kind, batch.shape_key, work, linear=linear_in(job))
         if not np.isfinite(loss):
@@ -246,24 +247,6 @@ def _step(training: _Training, optimizer: Optimizer, batch: Batch, steps: _Steps
         steps.correct += int((forward.classified.detach().argmax(1) == batch.labels)[known].sum())
         steps.labelled += int(known.sum())
     steps.compute_s += time.perf_counter() - started
-
-
-@contextmanager
-def _poverty_observed(training: _Training, optimizer: Optimizer, batch: Batch) -> Iterator[None]:
-    """Measures how much the step inside changes each weight tensor, where the recipe repairs poverty (MMiC)."""
-    meter, job, layers = training.meter, training.job, training.layers
-    if meter is None:
-        yield
-        return
-    complete = batch.complete == batch.size and len(batch.inputs) == len(job.model.encoders)
-    due = meter.due(complete)
-    before = {name: p.detach().clone() for p, name in layers.items()} if due and is_exact(job) else {}
-    yield
-    if is_exact(job):
-        changes = exact_changes(before, {name: p for p, name in layers.items()})
-    else:
-        changes = optimizer_changes(optimizer, layers) if due else {}
-    meter.batch(complete, changes)
 
 
 def _update(training: _Training) -> tuple[dict[str, Tensors], dict[str, int]]:
@@ -288,14 +271,6 @@ def _samples(job: Job, dataset: Dataset, usable: np.ndarray) -> dict[str, int]:
         modality = modality_of(name)
         result[name] = len(usable) if modality is None else int(dataset.has(modality)[usable].sum())
     return {name: count for name, count in result.items() if count > 0}
-
-
-def _poverty(meter: PovertyMeter | None, sending: Mapping[str, Tensors]) -> int:
-    """The poverty layer's place among the weight tensors of the parts that are sent, sorted; -1: none."""
-    poorest = meter.poorest() if meter is not None else None
-    trained = {part: tensors for part, tensors in sending.items() if is_scheduled(part)}
-    layers = sorted((part, name) for part, tensors in trained.items() for name, v in tensors.items() if v.ndim >= 2)
-    return [f"{part}|{name}" for part, name in layers].index(poorest) if poorest is not None else -1
 
 
 def _metrics(steps: _Steps) -> dict[str, float]:

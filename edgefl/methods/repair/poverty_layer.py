@@ -10,7 +10,8 @@ zero would always win.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
@@ -18,6 +19,7 @@ from torch import Tensor
 
 from edgefl.errors import ModelError
 from edgefl.models.parts import named_parameters
+from edgefl.models.spec import is_scheduled
 from edgefl.models.staged import StagedModel
 from edgefl.plan.exchange import sent
 from edgefl.plan.job import Job
@@ -25,11 +27,6 @@ from edgefl.training.optimizers import BETAS, EPS, SGD, AdamW, Group, Optimizer
 
 #: D-M2.
 SMALLEST = 1e-8
-
-
-def is_exact(job: Job) -> bool:
-    """Whether changes are had from copies, not from the optimiser."""
-    return job.slots.repair.get("poverty", {}).get("form") == "exact"
 
 
 def poverty_layers(job: Job, model: StagedModel) -> dict[torch.nn.Parameter, str]:
@@ -164,3 +161,50 @@ class PovertyMeter:
     def poorest(self) -> str | None:
         """The poverty layer by the epochs closed so far, of equals the first by name; None: no transition yet."""
         return min(self._worst, key=lambda name: (-self._worst[name], name), default=None)
+
+
+class PovertyObserver:
+    """Finds a device's poverty layer while it trains; ``registry.Observer`` says what for."""
+
+    def __init__(self, job: Job, model: StagedModel, *, form: str = "optimiser") -> None:
+        self._layers = poverty_layers(job, model)
+        self._exact = form == "exact"
+        self._meter = PovertyMeter()
+
+    @property
+    def complete(self) -> bool:
+        """Whether the device has no poverty layer: it can lend to others."""
+        return self._meter.complete
+
+    @property
+    def change(self) -> float:
+        """The poverty layer's relative change; 0: there is none."""
+        return self._meter.change
+
+    @contextmanager
+    def step(self, optimizer: Optimizer, complete: bool) -> Iterator[None]:
+        """Measures how much the step inside, on a batch that is complete or not, changes each weight tensor."""
+        due = self._meter.due(complete)
+        before = {name: p.detach().clone() for p, name in self._layers.items()} if due and self._exact else {}
+        yield
+        if self._exact:
+            changes = exact_changes(before, {name: p for p, name in self._layers.items()})
+        else:
+            changes = optimizer_changes(optimizer, self._layers) if due else {}
+        self._meter.batch(complete, changes)
+
+    def epoch(self) -> None:
+        """Close an epoch."""
+        self._meter.epoch()
+
+    def layer(self, sending: Mapping[str, Mapping[str, object]]) -> int:
+        """The poverty layer's place among the weight tensors of the parts that are sent, sorted; -1: there is none."""
+        poorest = self._meter.poorest()
+        layers = sorted(
+            f"{part}|{name}"
+            for part, tensors in sending.items()
+            if is_scheduled(part)
+            for name, value in tensors.items()
+            if value.ndim >= 2  # type: ignore[attr-defined]
+        )
+        return layers.index(poorest) if poorest is not None else -1

@@ -10,7 +10,7 @@ Planned first, for the record; then computed from the uploads as they came, of w
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 from msgspec import Meta
@@ -22,8 +22,14 @@ from edgefl.errors import ModelError, Problem
 from edgefl.models.spec import is_scheduled
 from edgefl.protocol.tensors import decode_part
 from edgefl.records import Manifest
-from edgefl.registry import Options, Recipe, Repair, register
+from edgefl.registry import Observer, Options, Recipe, Repair, register
 from edgefl.storage.objects import ObjectStore
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from edgefl.models.staged import StagedModel
+    from edgefl.plan.job import Job
 
 #: The part with the one layer that a device is sent for its personal model.
 PART = "poverty"
@@ -244,6 +250,27 @@ def _one_model(recipe: Recipe) -> list[Problem]:
     return found
 
 
+def observe(job: Job, model: StagedModel, *, form: str = "optimiser") -> Observer:
+    """What watches a device's training for its poverty layer."""
+    from edgefl.methods.repair.poverty_layer import PovertyObserver  # loads torch
+
+    return PovertyObserver(job, model, form=form)
+
+
+def copied(job: Job, model: StagedModel, *, form: str = "optimiser") -> list[nn.Parameter]:
+    """The parameters of which a step holds copies: those whose change is measured exactly."""
+    from edgefl.methods.repair.poverty_layer import poverty_layers  # loads torch
+
+    return list(poverty_layers(job, model)) if form == "exact" else []
+
+
+def unreadable(optimizer: str, *, form: str = "optimiser") -> str:
+    """Why a poverty layer can not be read from this local optimiser; "": it can."""
+    if form == "exact" or optimizer != "adafactor":
+        return ""
+    return "adafactor does not keep what repair: poverty reads; use adamw or sgd, or poverty: {form: exact}"
+
+
 register(
     Repair(
         "poverty",
@@ -254,7 +281,11 @@ register(
         per_round=True,
         mend=mend,
         unlikely=unlikely,
+        observe=observe,
+        copied=copied,
+        unreadable=unreadable,
         part=PART,
+        personal=True,
         moves=True,
     )
 )
