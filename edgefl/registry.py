@@ -132,11 +132,22 @@ class StandIn(Method):
 class Prototypes(Method):
     """Prototypes, computed on the devices and merged.
 
-    ``merge``: ({device: {modality: its table}}, generator, options) -> (global tables, the record), of tables that are
-    not of classes; None: tables are averaged class by class.
+    ``local``: (job, model, auxiliary, dataset, generator, options) -> {table: ``prototypes.table.ClassMeans``} of one
+    device; None: there are no prototypes. ``classes``: their rows are classes.
+    ``merge``: ({device: {modality: its table}}, generator, options) -> (global tables, the record); None: tables are
+    averaged class by class.
+    ``rows``: (model, options) -> {table: (rows, width)} of the global tables.
+    ``local_rows``: (job, candidate, its modalities, options) -> the same of the device's own, predicted.
+    ``passes``: (job, share, options) -> (times, ((samples, modalities, how far), …)): what of the model ``local`` runs,
+    as ``edgefl.pricing.overhead`` prices it.
     """
 
+    local: Callable[..., Mapping[str, Any]] | None = None
+    classes: bool = False
     merge: Callable[..., tuple[dict[str, Any], dict[str, Any]]] | None = None
+    rows: Callable[..., dict[str, tuple[int, int]]] | None = None
+    local_rows: Callable[..., dict[str, tuple[int, int]]] | None = None
+    passes: Callable[..., tuple[float, list[tuple[float, tuple[str, ...], str]]]] | None = None
 
 
 @dataclass(frozen=True)
@@ -324,14 +335,17 @@ class Choice(NamedTuple):
         return str(self.method.name)
 
     def bind(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """The function with those of the options as keyword arguments that it takes."""
+        """The function with those of the options as keyword arguments that it takes; all, if it takes any."""
         takes = _parameters(function)
-        return partial(function, **{name: value for name, value in self.options.items() if name in takes})
+        return partial(function, **{name: value for name, value in self.options.items() if not takes or name in takes})
 
 
 @cache
 def _parameters(function: Callable[..., Any]) -> frozenset[str]:
-    return frozenset(inspect.signature(function).parameters)
+    """Names of a function's parameters; empty for one with ``**options``."""
+    found = inspect.signature(function).parameters
+    every = any(parameter.kind is parameter.VAR_KEYWORD for parameter in found.values())
+    return frozenset() if every else frozenset(found)
 
 
 def chosen(role: str, slot: Slot | None) -> list[Choice]:
@@ -385,6 +399,7 @@ def _modules() -> Iterator[str]:
 _WITH_TORCH = frozenset(
     {
         "edgefl.methods.absent.stand_ins",
+        "edgefl.methods.prototypes.class_mean_local",
         "edgefl.methods.prototypes.matcher_networks",
         "edgefl.methods.repair.poverty_layer",
     }

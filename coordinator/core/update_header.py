@@ -13,6 +13,7 @@ from edgefl.models.spec import PROTOTYPES, is_scheduled, modality_of
 from edgefl.plan.exchange import exchange_of, sent
 from edgefl.protocol.messages import Hello, Update
 from edgefl.records import Refusal
+from edgefl.registry import choose
 
 #: Parts named in a refusal.
 MOST_NAMED = 5
@@ -27,7 +28,7 @@ def unfit(state: State, assignment: Assignment, update: Update) -> Refusal | Non
     """
     wanted = sent(assignment.placement.stage, exchange_of(state.recipe.get("weight", {})))
     unasked = sorted(part for part in update.manifest if part not in wanted and is_scheduled(part))
-    if PROTOTYPES in update.manifest and "none" in state.recipe.get("prototypes", {}):
+    if PROTOTYPES in update.manifest and choose("prototypes", state.recipe).method.local is None:
         unasked.append(PROTOTYPES)  # they would be merged, and sent to everyone
     if unasked:
         return Refusal("parts", detail=f"the update holds parts it was not asked to train: {_names(unasked)}")

@@ -85,7 +85,7 @@ class EvaluatorClient:
             "manifest": manifest,
             "store": self._store,
             "test": self._plan.test,
-            "prototypes": "prototypes" in manifest and "class_mean" in self._plan.slots.prototypes,
+            "prototypes": "prototypes" in manifest and choose("prototypes", self._plan.server).method.classes,
             "slots": self._plan.slots,
             "networks": networks,
             "probes": choose("weight", self._plan.server).method.similarity is not None,

@@ -67,7 +67,8 @@ class Publisher:
         self._apart: dict[str, dict[str, str]] = {}  # device -> figure -> object of its download counted by itself
         self._sizer = ChunkSizer(plan.chunk_bytes, plan.credit)
         self._personal_part = choose("repair", plan.server).method.part
-        self._prototypes, options = next(iter(plan.server.get("prototypes", {}).items()), ("none", {}))
+        self._prototypes = choose("prototypes", plan.server).method
+        options = next(iter(plan.server.get("prototypes", {}).values()), {})
         self._min_count = float(options.get("min_count", 1))  # a run begun before there was such an option has none
         self.chunking = Chunking(transport, fleet, self._sizer, self._tell)
         self._offers: dict[str, m.Offer] = {}  # device -> what it was last offered
@@ -109,7 +110,7 @@ class Publisher:
     def fetch(self, update: m.Update, manifest: Manifest, state: State) -> None:
         """Get the objects of an update to the state ``manifest``, or go on with it."""
         seen = manifest | _seen(manifest, update.device, state)
-        own = Own(state.devices[update.device].claim, self._min_count, self._prototypes == "class_mean")
+        own = Own(state.devices[update.device].claim, self._min_count, self._prototypes.classes)
         self.uploads.fetch(update, seen, transfer_name("u", update.attempt, update.device), own)
 
     def on_need(self, device: str, need: m.Need, base: Callable[[Attempt], Manifest], state: State) -> None:
@@ -185,7 +186,7 @@ class Publisher:
         again = downloads.resent_bytes(device) if downloads is not None else 0
         figures["resent_down_bytes"] = Figure(float(again), "counted", "chunks the coordinator sent more than once")
         if downloads is not None:
-            if not self._plan.slots.prototypes.keys() <= {"none"}:  # in the run's first round there are none yet
+            if self._prototypes.local is not None:  # in the run's first round there are none yet
                 figures["prototypes_down_bytes"] = Figure(0.0, "counted", source)
             for name, of in self._apart.get(device, {}).items():
                 figures[name] = Figure(float(downloads.payload_bytes(device, of)), "counted", source)

@@ -13,11 +13,11 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from edgefl.models.spec import PROTOTYPES, ModelSpec, fused_width, reconstruct_parts
+from edgefl.models.spec import PROTOTYPES, reconstruct_parts
 from edgefl.plan.exchange import packed_bytes, packing_of, sent
 from edgefl.plan.job import Candidate, Job, Stage
 from edgefl.plan.schedule import is_closing
-from edgefl.plan.usable_samples import held_out, usable_samples
+from edgefl.registry import chosen
 
 #: Bytes of a value by safetensors' name of its type.
 _WIDTH = {"F32": 4, "I64": 8, "I16": 2}
@@ -90,50 +90,24 @@ def prototype_bytes(job: Job, candidate: Candidate, part_bytes: Mapping[str, int
     """(down, up) of the prototype tables; (0, 0) without them. Global ones in ``part_bytes`` are that large."""
     if is_closing(job.stage):
         return 0, 0
-    own = [m for m in job.model.encoders if f"head/{m}" in job.stage.present and candidate.samples.get(m, 0) > 0]
-    if "class_mean" in job.slots.prototypes:
-        every = _tables(job.model, list(job.model.encoders), job.model.classes)
-        pairs = job.slots.prototypes["class_mean"].get("from") == "pairs"
-        unlabelled = bool(candidate.class_counts) and not any(candidate.class_counts)
-        none = unlabelled or (pairs and len(own) < len(job.model.encoders))
-        mine = {} if none else _tables(job.model, own, job.model.classes)
-    elif "adaptive" in job.slots.prototypes:
-        options = job.slots.prototypes["adaptive"]
-        labelled = bool(job.model.classes) and any(candidate.class_counts)
-        rows = job.model.classes if labelled else _clusters(job, candidate, own)
-        every = _pairs(job.model, list(job.model.encoders), int(options["clusters"]))
-        mine = _pairs(job.model, own, rows) if rows else {}
-    else:
+    slot = chosen("prototypes", job.slots.prototypes)[0]
+    if slot.method.local is None:
         return 0, 0
+    own = [m for m in job.model.encoders if f"head/{m}" in job.stage.present and candidate.samples.get(m, 0) > 0]
+    every = _layout(slot.bind(slot.method.rows)(job.model))
+    mine = _layout(slot.bind(slot.method.local_rows)(job, candidate, own))
     return part_bytes.get(PROTOTYPES, object_bytes(every)), object_bytes(mine) if mine else 0
 
 
-def _clusters(job: Job, candidate: Candidate, own: Sequence[str]) -> int:
-    """Rows of a device without labels: clusters of its samples with all of its ``own`` modalities, hold-out aside."""
-    options = job.slots.prototypes["adaptive"]
-    complete = min((candidate.samples[m] for m in own), default=0)
-    judged = usable_samples(job.slots, candidate.samples, list(job.model.encoders), 0)
-    trained = complete - round(held_out(job.hyper, judged) * min(1.0, complete / max(1, judged)))
-    return min(int(options["local_clusters"]), int(trained // float(options.get("min_count", 1))))
-
-
-def _tables(model: ModelSpec, modalities: Sequence[str], rows: int) -> Layout:
-    """Class means: one table a modality, and the fused one of a device that has all of them."""
-    from edgefl.prototypes.table import FUSED
-
-    fused = {FUSED: fused_width(model)} if len(modalities) == len(model.encoders) else {}
-    widths = {**dict.fromkeys(modalities, model.head.out), **fused}
-    return {name: layout for m, width in widths.items() for name, layout in _table(m, rows, width)}
-
-
-def _pairs(model: ModelSpec, modalities: Sequence[str], rows: int) -> Layout:
-    return {name: layout for m in modalities for name, layout in _table(m, rows, model.head.out)}
-
-
-def _table(name: str, rows: int, width: int) -> list[tuple[str, tuple[str, tuple[int, ...]]]]:
+def _layout(tables: Mapping[str, tuple[int, int]]) -> Layout:
+    """Tensors of tables: their means, and how many samples each row is of."""
     from edgefl.prototypes.table import COUNT
 
-    return [(name, ("F32", (rows, width))), (name + COUNT, ("F32", (rows,)))]
+    return {
+        name: layout
+        for table, (rows, width) in tables.items()
+        for name, layout in ((table, ("F32", (rows, width))), (table + COUNT, ("F32", (rows,))))
+    }
 
 
 def object_bytes(layout: Layout) -> int:

@@ -19,6 +19,7 @@ from edgefl.models.spec import PROTOTYPES
 from edgefl.plan.job import RunPlan, Stage
 from edgefl.plan.norm import with_statistics
 from edgefl.records import Manifest
+from edgefl.registry import chosen
 from edgefl.run_records import BundleRow, RunReport
 from edgefl.storage.run_directory import ledger_of
 
@@ -191,7 +192,7 @@ def _own_mask(plan: RunPlan, parts: Collection[str]) -> Literal["reconstruction"
     """The stand-in that the recipe trained its model with."""
     if "reconstruction" in plan.slots.missing and plan.model.reconstruction:
         return "reconstruction"
-    means = "adaptive" not in plan.slots.prototypes  # whose rows are clusters, no classes
+    means = chosen("prototypes", plan.slots.prototypes)[0].method.classes
     return "both" if PROTOTYPES in parts and means else "zero"
 
 

@@ -178,7 +178,7 @@ def _readable(training: TrainingConfig, recipe: RecipeConfig) -> list[Problem]:
 def _shape(recipe: RecipeConfig, encoders: Mapping[str, EncoderSpec]) -> dict[str, Any]:
     """What the recipe decides of the model."""
     fusion, options = next(iter(recipe.fusion.items()))
-    match = recipe.prototypes.get("class_mean", {}).get("match", "")
+    match = chosen("prototypes", recipe.prototypes)[0].options.get("match", "")
     return {
         "encoder_sharing": next(iter(recipe.sharing)),
         "fusion": fusion,

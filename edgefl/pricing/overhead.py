@@ -24,7 +24,7 @@ from edgefl.plan.frozen_prefix import built_parts
 from edgefl.plan.job import Job
 from edgefl.plan.norm import LEAST, MOST
 from edgefl.plan.schedule import is_closing
-from edgefl.plan.usable_samples import clusters_apart, needs_labels, needs_pairs
+from edgefl.plan.usable_samples import needs_pairs
 from edgefl.registry import chosen
 from edgefl.resources.flops import FlopCounter
 from edgefl.training.batches import meta_input
@@ -128,20 +128,11 @@ class Overhead:
         return encoded + alone - self._row(job, (m,), "encode")
 
     def _prototypes(self, job: Job, share: Share) -> float:
-        if "adaptive" in job.slots.prototypes:
-            marked = clusters_apart(job.slots, job.stage)  # clusters are looked for before training too
-            count = share.own if needs_labels(job.slots) else share.trained  # clusters are of complete samples
-            return count * self._alone(job, share) * (2 if marked else 1)
-        if "class_mean" not in job.slots.prototypes:
+        slot = chosen("prototypes", job.slots.prototypes)[0]
+        if slot.method.passes is None:
             return 0.0
-        whole = len(job.model.encoders)
-        pairs = job.slots.prototypes["class_mean"].get("from") == "pairs"
-        rows = (
-            part * self._row(job, pattern, "fuse" if len(pattern) == whole else "project")
-            for pattern, part in share.patterns.items()
-            if len(pattern) == whole or not pairs
-        )
-        return share.own * sum(rows)
+        times, passes = slot.bind(slot.method.passes)(job, share)
+        return float(times * sum(part * self._row(job, pattern, through) for part, pattern, through in passes))
 
     def _matchers(self, job: Job, share: Share) -> float:
         flops = share.own * self._alone(job, share)

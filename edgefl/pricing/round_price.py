@@ -14,14 +14,13 @@ import torch
 
 from edgefl.budget.stage_cost import MEMORY, Priced
 from edgefl.models.encoders.base import TokenState
-from edgefl.models.spec import fused_width, token_count
+from edgefl.models.spec import token_count
 from edgefl.models.staged import StagedModel, build
 from edgefl.plan.frozen_prefix import built_parts, prefixes, together_in, with_cache
 from edgefl.plan.job import Job
 from edgefl.plan.schedule import is_closing
 from edgefl.plan.usable_samples import after_completion, clusters_apart, complete_only, held_out, usable_samples
 from edgefl.pricing.overhead import Overhead, Share, patterns_of
-from edgefl.prototypes.table import FUSED
 from edgefl.prototypes.torch_mask import Table
 from edgefl.registry import chosen
 from edgefl.resources.flops import FlopCounter
@@ -252,15 +251,9 @@ def _meta_auxiliary(job: Job, model: StagedModel) -> Auxiliary:
 
 def _meta_tables(job: Job) -> dict[str, Table]:
     """Prototypes as they are from the second round on."""
-    rows, width = job.model.classes, job.model.head.out
-    if "adaptive" in job.slots.prototypes:
-        rows = int(job.slots.prototypes["adaptive"]["clusters"])
-    elif "class_mean" not in job.slots.prototypes:
-        return {}
-    widths = dict.fromkeys(job.model.encoders, width)
-    if "class_mean" in job.slots.prototypes:
-        widths[FUSED] = fused_width(job.model)
+    slot = chosen("prototypes", job.slots.prototypes)[0]
+    tables = slot.bind(slot.method.rows)(job.model) if slot.method.rows is not None else {}
     return {
         m: Table(torch.empty(rows, wide, device="meta"), torch.empty(rows, dtype=torch.bool, device="meta"))
-        for m, wide in widths.items()
+        for m, (rows, wide) in tables.items()
     }

@@ -75,7 +75,7 @@ def local_prototypes(
     """Adaptive prototypes of this device and the class or cluster of each sample, by the private heads if there are
     any. ``model`` and the heads end in the modes they had.
     """
-    options = job.slots.prototypes.get("adaptive", {})
+    options = chosen("prototypes", job.slots.prototypes)[0].options
     heads = {m: auxiliary.private_heads.get(m) for m in _own(job, dataset)}  # None: the model's own
     teaching = _teaching(job, dataset)
     projections = _counted(

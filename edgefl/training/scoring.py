@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any
 
 import numpy as np
 from torch import Tensor
@@ -18,6 +17,7 @@ from edgefl.plan.job import Slots
 from edgefl.plan.usable_samples import needs_pairs
 from edgefl.prototypes.mask import SmallModels
 from edgefl.prototypes.matcher import DEFAULT_MATCHER, TOP_K, Matcher
+from edgefl.registry import chosen
 from edgefl.training.evaluate import Small
 
 Tensors = Mapping[str, np.ndarray]
@@ -39,7 +39,7 @@ def tasks_of(model: ModelSpec, slots: Slots, test: Dataset) -> frozenset[str]:
 
 def matcher_of(slots: Slots, networks: Networks) -> Matcher:
     """The recipe's matcher; cosine until the small networks it needs have been trained (in the closing round)."""
-    options: dict[str, Any] = slots.prototypes.get("class_mean", {})
+    options = chosen("prototypes", slots.prototypes)[0].options
     metric = options.get("match", DEFAULT_MATCHER.metric)
     matcher = Matcher(metric, int(options.get("k", TOP_K)), float(options.get("temperature", 0.0)))
     return DEFAULT_MATCHER if matcher.trained and not networks else matcher
