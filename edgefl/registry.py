@@ -209,7 +209,7 @@ class Repair(Method):
     parts that devices are sent for their personal models, the record {device: what was done or why not}).
     ``unlikely``: ({device: its samples}, modalities, options) -> why nothing can be replaced; "": something can.
     ``observe``: (job, model, options) -> the observer of a device's training. ``copied``: (job, model, options) -> the
-    parameters of which its step holds copies. ``unreadable``: (local optimiser, options) -> why it can not observe it.
+    parameters of which its step holds copies. ``unreadable``: (local optimiser, options) -> why it cannot observe it.
     ``personal``: devices keep a model of their own; ``part``: name of the part they are sent for it. ``moves``: as a
     weight's.
     """

@@ -89,7 +89,7 @@ class Declined(msgspec.Struct, frozen=True):
 
 
 class Progressed(msgspec.Struct, frozen=True):
-    """A device told how far it is."""
+    """Progress of a device's training."""
 
     at: float
     device: str
@@ -129,7 +129,7 @@ class UpdateStored(msgspec.Struct, frozen=True):
 
 
 class UpdateInvalid(msgspec.Struct, frozen=True):
-    """An update arrived but can not be used."""
+    """An update arrived and is unusable."""
 
     at: float
     device: str

@@ -1,4 +1,4 @@
-"""What the ledger and the event of a closed round say of it. Pure."""
+"""Summary of a closed round, for the ledger and its event. Pure."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def metric_means(state: State) -> dict[str, float]:
 
 
 def summary(state: State, at: float) -> dict[str, object]:
-    """What the event of a closed round says."""
+    """Data of the event of a closed round."""
     opened, updates = state.open, aggregated_updates(state)
     assignments = opened.assignments if opened is not None else {}
     parts = [*assignments.values(), *(state.buffered[key] for key in state.aggregating)]

@@ -14,7 +14,7 @@ from edgefl.records import Attempt, Figures, Refusal
 
 
 class Phase(Enum):
-    """What the run waits for. The values are in snapshots."""
+    """Phase of a run: the event it waits for. The values are in snapshots."""
 
     STARTING = "starting"  # the initial parts
     JOINING = "joining"  # devices

@@ -13,7 +13,7 @@ replace = msgspec.structs.replace
 
 
 class Steps:
-    """What the rules of one event have made: ``state``, and ``out``, in order. ``at``: the event's time."""
+    """Outcome of one event so far: ``state``, and the instructions ``out``, in order. ``at``: the event's time."""
 
     __slots__ = ("at", "out", "state")
 

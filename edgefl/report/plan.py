@@ -234,7 +234,7 @@ def _verdict(placement: Placement) -> Cell:
 
 
 def _costs(price: RunPrice) -> Grid:
-    """What a round takes besides memory and FLOPs, of the placements that fit."""
+    """A round's bytes, seconds and joules, of the placements that fit."""
 
     def known(name: str, unit: str, get: Callable[[DevicePlan], float]) -> Column[DevicePlan]:
         return Column(name, lambda row: units.number(value) if (value := get(row)) else "", unit)

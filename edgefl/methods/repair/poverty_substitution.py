@@ -265,7 +265,7 @@ def copied(job: Job, model: StagedModel, *, form: str = "optimiser") -> list[nn.
 
 
 def unreadable(optimizer: str, *, form: str = "optimiser") -> str:
-    """Why a poverty layer can not be read from this local optimiser; "": it can."""
+    """Why a poverty layer cannot be read from this local optimiser; "": it can."""
     if form == "exact" or optimizer != "adafactor":
         return ""
     return "adafactor does not keep what repair: poverty reads; use adamw or sgd, or poverty: {form: exact}"
