@@ -31,4 +31,4 @@ def price(job: Job, samples) -> Priced:
 
 
 def put(stage: Stage, device: Candidate, batch: int = 8, slots: Slots = SUPERVISED, part_bytes=PART_BYTES):
-    return place(MODEL, stage, Hyper(batch_size=batch), slots, device, part_bytes, price)
+    return place(Job(MODEL, stage, Hyper(batch_size=batch), slots), device, part_bytes, price)

@@ -16,7 +16,7 @@ import msgspec
 
 from edgefl.budget.fit import place
 from edgefl.models.spec import ModelSpec
-from edgefl.plan.job import Candidate, Hyper, Placement, Slots, Stage, Transfer
+from edgefl.plan.job import Candidate, Hyper, Job, Placement, Slots, Stage, Transfer
 from edgefl.process.worker import Note, serve
 from edgefl.protocol.tensors import decode_part, encode_part
 from edgefl.records import EvaluationRow, Manifest
@@ -100,20 +100,11 @@ class Evaluator:
 
         request = msgspec.convert(body, PlanStage)
         self._pricer = pricer = self._pricer or Pricer()
+        transfer = request.transfer or Transfer()
+        job = Job(request.model, request.stage, request.hyper, request.slots, transfer=transfer)
         return [
-            place(
-                request.model,
-                request.stage,
-                request.hyper,
-                request.slots,
-                c,
-                request.part_bytes,
-                pricer,
-                before=request.before,
-                transfer=request.transfer,
-                signature=request.signature,
-            )
-            for c in request.candidates
+            place(job, device, request.part_bytes, pricer, before=request.before, signature=request.signature)
+            for device in request.candidates
         ]
 
     def evaluate(self, body: Any, note: Note) -> list[EvaluationRow]:

@@ -10,20 +10,20 @@ nor anything larger.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from functools import partial
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 import msgspec
 
 from edgefl.budget.eligibility import verdict
 from edgefl.budget.stage_cost import Price, cost_of, figures_of, first_figures
+from edgefl.budget.traffic import StageTraffic
 from edgefl.models.spec import ModelSpec, is_encoder
 from edgefl.plan.frozen_prefix import can_cache, prefixes, with_cache
-from edgefl.plan.job import Cache, Candidate, Decline, Hyper, Job, Placement, Slots, Stage, Transfer
+from edgefl.plan.job import Cache, Candidate, Decline, Hyper, Job, Placement, Slots, Stage
 from edgefl.plan.schedule import is_closing, restrict, shallower, trained_stages
 from edgefl.plan.usable_samples import after_completion, needs_pairs, unlabelled, usable_samples
-from edgefl.records import HOST, Cost, Refusal
+from edgefl.records import HOST, Refusal
 from edgefl.registry import chosen
 
 _MEMORY = frozenset({"memory", "step_memory"})
@@ -39,24 +39,20 @@ def micro_batches(batch_size: int) -> list[int]:
 
 
 def place(
-    model: ModelSpec,
-    stage: Stage,
-    hyper: Hyper,
-    slots: Slots,
+    job: Job,
     candidate: Candidate,
     part_bytes: Mapping[str, int],
     price: Price,
     *,
     before: Stage | None = None,
-    transfer: Transfer | None = None,
     signature: str = "",
 ) -> Placement:
-    """What ``candidate`` trains in ``stage``; a placement with a refusal when nothing fits.
+    """The largest part of ``job`` that fits ``candidate``'s budget; a placement with a refusal when nothing fits.
 
-    ``before``: the stage whose rounds came before, from whose stored prefix this one's goes on. ``transfer``: how parts
-    travel; the first and last rounds of a stage, in which some come whole, take more bytes. ``signature``: what
-    clusters are made of, which a device sends once.
+    ``job.stage``: as all devices train it. ``part_bytes``, ``before``, ``signature``: as in ``StageTraffic``; a prefix
+    stored in ``before`` is used again.
     """
+    model, stage, hyper, slots = job.model, job.stage, job.hyper, job.slots
     filled = msgspec.structs.replace(candidate, samples=after_completion(slots, candidate.samples, model.encoders))
     refusal = _unfit(model, hyper, slots, filled)
     if refusal is not None:
@@ -68,13 +64,12 @@ def place(
         own = _without_labels(own, slots)
     if not candidate.capabilities.torch_device.startswith("cuda"):
         hyper = msgspec.structs.replace(hyper, precision="f32")
-    job = Job(model=model, stage=own, hyper=hyper, slots=slots, transfer=transfer or Transfer())
+    traffic = StageTraffic(stage, part_bytes, before, signature)
     short = False
-    for variant in _fallbacks(job, stage):
+    for variant in _fallbacks(msgspec.structs.replace(job, stage=own, hyper=hyper), stage):
         if variant.hyper.low_memory and not short:
             continue  # another optimiser takes less memory, and nothing else
-        cost = partial(cost_of, stage=stage, part_bytes=part_bytes, before=before, signature=signature)
-        found = _largest(variant, candidate, price, cost, before=before)
+        found = _largest(variant, candidate, price, traffic)
         if isinstance(found, Placement):
             return found
         refusal, short = found.refusal or refusal, found.short
@@ -116,14 +111,7 @@ def _stores(job: Job, stage: Stage) -> tuple[Cache, ...]:
     return (job.hyper.cache, "") if job.hyper.cache and can_cache(job) and not moving else ("",)
 
 
-def _largest(
-    job: Job,
-    candidate: Candidate,
-    price: Price,
-    cost_: Callable[..., Cost],
-    *,
-    before: Stage | None,
-) -> Placement | _Nothing:
+def _largest(job: Job, candidate: Candidate, price: Price, traffic: StageTraffic) -> Placement | _Nothing:
     """The job with the largest micro-batch that fits; else why there is none."""
     refusal, short = None, False
     for micro, anew in _pieces(job):
@@ -133,7 +121,7 @@ def _largest(
             short = True
             continue
         priced = price(job, candidate.samples)
-        cost = cost_(job, candidate=candidate, priced=priced)
+        cost = cost_of(job, candidate, priced, traffic)
         refusal = verdict(cost, candidate)
         if refusal is None:
             return Placement(
@@ -143,7 +131,7 @@ def _largest(
                 cost=cost,
                 factors=candidate.factors,
                 predicted=figures_of(cost),
-                predicted_first=first_figures(job, before, cost, priced.cache_fill_flops, candidate),
+                predicted_first=first_figures(job, traffic.before, cost, priced.cache_fill_flops, candidate),
             )
         if refusal.reason not in _MEMORY or refusal.where == HOST:
             break  # a smaller micro-batch costs more FLOPs and as many bytes: only a shallower stage can help

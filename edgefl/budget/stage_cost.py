@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from edgefl.budget.traffic import bytes_of, moved, packed_of
+from edgefl.budget.traffic import StageTraffic, bytes_of, moved, packed_of
 from edgefl.models.spec import EncoderSpec, token_count
 from edgefl.plan.exchange import kept, packing_of, sent
 from edgefl.plan.frozen_prefix import VALUE_BYTES, built_parts, prefixes, stored_bytes, together_in
@@ -48,22 +48,11 @@ _OUTCOME_BYTES = 8
 Price = Callable[[Job, Mapping[str, int]], Priced]
 
 
-def cost_of(
-    job: Job,
-    stage: Stage,
-    candidate: Candidate,
-    part_bytes: Mapping[str, int],
-    priced: Priced,
-    *,
-    before: Stage | None = None,
-    signature: str = "",
-) -> Cost:
-    """The cost of a usual round, by what the device has been measured to need of what was predicted.
-
-    ``before``, ``signature``: as in ``travel.moved``, which tells the bytes.
-    """
+def cost_of(job: Job, candidate: Candidate, priced: Priced, traffic: StageTraffic) -> Cost:
+    """The cost of a usual round, by what the device has been measured to need of what was predicted."""
+    stage, part_bytes = traffic.stage, traffic.part_bytes
     exchange = job.slots.exchange
-    bytes_ = moved(job, stage, before, candidate, part_bytes, signature)
+    bytes_ = moved(job, candidate, traffic)
     trained = bytes_of(sent(job.stage, exchange), part_bytes)
     down = [part for part in sent(stage, exchange) if part in job.stage.present]
     factor, samples = candidate.factors, after_completion(job.slots, candidate.samples, job.model.encoders)

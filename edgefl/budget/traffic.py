@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import msgspec
 
@@ -42,18 +43,22 @@ class Moved(msgspec.Struct, frozen=True):
     signature: int = 0
 
 
-def moved(
-    job: Job,
-    stage: Stage,
-    before: Stage | None,
-    candidate: Candidate,
-    part_bytes: Mapping[str, int],
-    signature: str = "",
-) -> Moved:
-    """Bytes that rounds of ``job``, a device's part of ``stage``, move. ``before``: the stage whose rounds came before.
+class StageTraffic(NamedTuple):
+    """A stage as all devices train it, and the sizes of its parts: with a device's job, they give a round's bytes.
 
-    ``part_bytes``: part -> bytes of its object in f32; ``signature``: what clusters are made of, "" for none.
+    ``part_bytes``: part -> bytes of its object in f32; ``before``: the stage whose rounds came before; ``signature``:
+    what clusters are made of, which a device sends once, "" for none.
     """
+
+    stage: Stage
+    part_bytes: Mapping[str, int]
+    before: Stage | None = None
+    signature: str = ""
+
+
+def moved(job: Job, candidate: Candidate, traffic: StageTraffic) -> Moved:
+    """Bytes that rounds of ``job``, a device's part of the stage, move."""
+    stage, part_bytes, before, signature = traffic
     exchange, transfer, here = job.slots.exchange, job.transfer, set(job.stage.present)
     changed = [part for part in sent(stage, exchange) if part in here]
     trained = [part for part in sent(job.stage, exchange) if part not in _untouched(job, candidate)]

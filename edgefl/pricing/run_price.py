@@ -11,7 +11,7 @@ import msgspec
 from edgefl.aggregation.clusters import wanted
 from edgefl.budget.fit import place
 from edgefl.budget.prices import Account, DevicePlan, RunPrice, StagePrice
-from edgefl.budget.traffic import moved, object_bytes
+from edgefl.budget.traffic import StageTraffic, moved, object_bytes
 from edgefl.errors import ModelError
 from edgefl.models.parts import part_layout
 from edgefl.models.spec import ModelSpec
@@ -109,7 +109,7 @@ def _stage_prices(
         if not can_cache(job):
             job = with_cache(job, "")
         priced = run.pricer(job, samples)
-        traffic = moved(job, stage, before, device, run.part_bytes, wanted(plan.server))
+        traffic = moved(job, device, StageTraffic(stage, run.part_bytes, before, wanted(plan.server)))
         first = traffic.joining + traffic.signature if before is None else traffic.entering
         yield StagePrice(
             schedule=schedule,
@@ -135,18 +135,9 @@ def _device_plans(run: _Run, device: PlannedDevice) -> Iterator[DevicePlan]:
         if not stage.rounds:
             continue
         before = stage_before(plan.stages, stage)
-        placement = place(
-            plan.model,
-            stage,
-            hyper,
-            plan.slots,
-            newcomer if before is None else msgspec.structs.replace(newcomer, arrival="entering"),
-            run.part_bytes,
-            run.pricer,
-            before=before,
-            transfer=plan.transfer,
-            signature=wanted(plan.server),
-        )
+        device_ = newcomer if before is None else msgspec.structs.replace(newcomer, arrival="entering")
+        job = Job(plan.model, stage, hyper, plan.slots, transfer=plan.transfer)
+        placement = place(job, device_, run.part_bytes, run.pricer, before=before, signature=wanted(plan.server))
         yield DevicePlan(newcomer.device, device.profile, placement, has_card(newcomer.capabilities))
 
 

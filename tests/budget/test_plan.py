@@ -25,7 +25,7 @@ def test_memory_while_parts_come_and_go_counts():
     heavy = dict.fromkeys(part_names(MODEL), 100)
     assert put(stage, candidate(), part_bytes=heavy).cost.step_peak_bytes == 100 * (len(stage.present) + 1)
     packed = Transfer(up=(("*", "delta+int8"),))
-    placed = place(MODEL, stage, Hyper(batch_size=8), SUPERVISED, candidate(), heavy, price, transfer=packed)
+    placed = place(Job(MODEL, stage, Hyper(batch_size=8), SUPERVISED, transfer=packed), candidate(), heavy, price)
     assert placed.cost.step_peak_bytes == 100 * (len(stage.present) + 2)
 
 
@@ -66,7 +66,7 @@ def test_a_smaller_micro_batch_is_not_tried_against_a_limit_it_can_not_help():
         return price(job, samples)
 
     device = candidate(Budget(flops=2000))
-    placed = place(MODEL, stage, Hyper(batch_size=8), SUPERVISED, device, PART_BYTES, watched)
+    placed = place(Job(MODEL, stage, Hyper(batch_size=8), SUPERVISED), device, PART_BYTES, watched)
     assert (placed.hyper.micro_batch, trained_depth(placed.stage)) == (0, 2)
     assert seen == [(4, 0), (3, 0), (2, 0)]
 
@@ -82,7 +82,7 @@ def stored(job: Job, samples) -> Priced:
 
 def put_stored(stage: Stage, device: Candidate, before: Stage | None = None):
     hyper = Hyper(batch_size=8, cache="f16")
-    return place(MODEL, stage, hyper, SUPERVISED, device, PART_BYTES, stored, before=before)
+    return place(Job(MODEL, stage, hyper, SUPERVISED), device, PART_BYTES, stored, before=before)
 
 
 def test_prefixes_are_stored_where_there_are_any_and_the_disk_allows():
@@ -114,7 +114,7 @@ def test_filling_that_does_not_fit_is_left_away():
 
     def put_(memory: int):
         hyper, device = Hyper(batch_size=8, cache="f16"), candidate(Budget(step_memory_bytes=memory))
-        return place(MODEL, third, hyper, SUPERVISED, device, PART_BYTES, price_)
+        return place(Job(MODEL, third, hyper, SUPERVISED), device, PART_BYTES, price_)
 
     assert (put_(400).hyper.cache, put_(400).predicted_first["step_peak_bytes"].value) == ("f16", 400.0)
     assert put_(400).predicted["step_peak_bytes"].value == 120.0

@@ -11,6 +11,7 @@ from plan_fixture import MODEL, SENSOR, SUPERVISED, TINY, candidate, price, put
 from edgefl.budget.eligibility import verdict
 from edgefl.budget.fit import place, trained_depth
 from edgefl.budget.stage_cost import Priced, cost_of
+from edgefl.budget.traffic import StageTraffic
 from edgefl.models.spec import part_names, token_count
 from edgefl.plan.frozen_prefix import prefixes
 from edgefl.plan.job import Decline, Hyper, Job, Stage
@@ -102,10 +103,10 @@ def test_what_stored_prefixes_pass_through_a_card_s_process_by_hand():
         (32, 8, 32 * 2 * values * 2),
     ):
         job = cached(stage, batch, micro)
-        assert cost_of(job, stage, candidate(), {}, Priced(10, 0.0)).staging_bytes == expected
+        assert cost_of(job, candidate(), Priced(10, 0.0), StageTraffic(stage, {})).staging_bytes == expected
     # A frozen part is read to fill the store, and is not there any more when parts are sent.
     heavy = {"a/embed": 10**9}
-    assert cost_of(cached(stage, 16), stage, candidate(), heavy, Priced(10, 0.0)).staging_bytes == 10**9
+    assert cost_of(cached(stage, 16), candidate(), Priced(10, 0.0), StageTraffic(stage, heavy)).staging_bytes == 10**9
 
 
 def cached(stage: Stage, batch: int, micro: int = 0) -> Job:
@@ -127,7 +128,7 @@ def test_a_shortage_of_the_process_beside_a_card_is_answered_by_training_less():
         return price(job, samples)
 
     less = candidate(Budget(memory_bytes=limit), capabilities=has)
-    placed = place(MODEL, stage, Hyper(batch_size=8), SUPERVISED, less, heavy, noted)
+    placed = place(Job(MODEL, stage, Hyper(batch_size=8), SUPERVISED), less, heavy, noted)
     assert (placed.refusal, trained_depth(placed.stage), placed.hyper.micro_batch) == (None, 3, 0)
     assert tried == [(4, 0), (3, 0)]
 

@@ -39,7 +39,7 @@ def put_lean(budget: int | None, declined: tuple[Decline, ...] = (), lean: LowMe
     (stage,) = SCHEDULES["end_to_end"](MODEL, [1, 1, 1], "auto")
     hyper = Hyper(batch_size=8, lr={"head": 0.2}, low_memory_optimizer=lean)
     device = candidate(Budget(step_memory_bytes=budget), declined=declined)
-    return place(MODEL, stage, hyper, SUPERVISED, device, PART_BYTES, leaner)
+    return place(Job(MODEL, stage, hyper, SUPERVISED), device, PART_BYTES, leaner)
 
 
 def how(placed: Placement) -> tuple[int, bool, str, int]:
@@ -93,7 +93,7 @@ def test_what_is_not_for_want_of_memory_keeps_its_optimiser():
         return price(job, samples)
 
     hyper = Hyper(batch_size=8, low_memory_optimizer=LowMemoryOptimizer())
-    placed = place(MODEL, stage, hyper, SUPERVISED, candidate(Budget(flops=2000)), PART_BYTES, watched)
+    placed = place(Job(MODEL, stage, hyper, SUPERVISED), candidate(Budget(flops=2000)), PART_BYTES, watched)
     assert (placed.hyper.optimizer, seen) == ("adamw", [(4, "adamw"), (3, "adamw"), (2, "adamw")])
 
 
@@ -101,13 +101,13 @@ def test_the_lean_optimiser_is_tried_where_any_size_lacked_memory():
     """The whole batch lacks memory; smaller ones, which cost half as many FLOPs more, break that limit."""
     (stage,) = SCHEDULES["end_to_end"](MODEL, [1, 1, 1], "auto")
     hyper, device = Hyper(batch_size=8, low_memory_optimizer=LEAN), candidate(Budget(step_memory_bytes=450, flops=5000))
-    assert how(place(MODEL, stage, hyper, SUPERVISED, device, PART_BYTES, leaner)) == (0, False, "adafactor", 4)
+    assert how(place(Job(MODEL, stage, hyper, SUPERVISED), device, PART_BYTES, leaner)) == (0, False, "adafactor", 4)
     # Stored, it lacks disk; what is not stored was declined with the usual optimiser in every size.
     third = SCHEDULES["layerwise"](MODEL, [1, 1, 1], "auto")[-1]
     why = Refusal("ceiling", 2.0, 1.0, "B")
     hot = candidate(Budget(disk_bytes=300), declined=(Decline(1, 1, False, why, True, False),))
     hyper = Hyper(batch_size=8, cache="f16", low_memory_optimizer=LEAN)
-    placed = place(MODEL, third, hyper, SUPERVISED, hot, PART_BYTES, leaner)
+    placed = place(Job(MODEL, third, hyper, SUPERVISED), hot, PART_BYTES, leaner)
     assert (placed.refusal, placed.hyper.cache, placed.hyper.optimizer) == (None, "", "adafactor")
 
 
@@ -116,7 +116,7 @@ def test_bf16_is_for_trainers_on_a_gpu():
     hyper = Hyper(batch_size=8, precision="bf16")
     for torch_device, precision in (("cpu", "f32"), ("", "f32"), ("cuda", "bf16"), ("cuda:1", "bf16")):
         device = candidate(capabilities=Capabilities(gpu="a card", torch_device=torch_device))
-        assert place(MODEL, stage, hyper, SUPERVISED, device, PART_BYTES, price).hyper.precision == precision
+        assert place(Job(MODEL, stage, hyper, SUPERVISED), device, PART_BYTES, price).hyper.precision == precision
 
 
 DECLINES = st.builds(
@@ -141,7 +141,7 @@ def test_a_placement_fits_and_is_less_than_all_that_was_declined(name, declined,
     stage = SCHEDULES[name](MODEL, [1, 1, 1], "auto")[-1]
     device = candidate(Budget(step_memory_bytes=memory, flops=flops), declined=tuple(declined))
     hyper = Hyper(batch_size=8, cache="f16", low_memory_optimizer=LEAN if lean else None)
-    placed = place(MODEL, stage, hyper, SUPERVISED, device, PART_BYTES, leaner)
+    placed = place(Job(MODEL, stage, hyper, SUPERVISED), device, PART_BYTES, leaner)
     if placed.refusal is not None:
         assert placed.refusal.needed is None or placed.refusal.needed > placed.refusal.allowed
         return

@@ -138,7 +138,7 @@ def test_a_modality_alone_teaches_a_classifier_and_no_prior(matching):
     data = dataset(24, {"b": list(range(24))})
     assert Pricer()(alone, data.samples())[1] == ran(alone, data)
     device = Candidate("d", samples=data.samples(), class_counts=(8, 8, 8))
-    placed = place(made.model, made.stage, made.hyper, made.slots, device, {"match/a": 9}, Pricer())
+    placed = place(made, device, {"match/a": 9}, Pricer())
     if matching == "prior":
         assert "has none to predict" in placed.refusal.detail
     else:
@@ -210,7 +210,7 @@ def test_a_device_trains_the_parts_of_what_its_generator_makes():
     device = Candidate("d", samples={"": 10, "p": 10}, modalities={"p": (8, 8, 3)}, class_counts=(5, 5))
     for generator, there in (("transformers", True), ("nearest", False)):
         slots = msgspec.structs.replace(made.slots, missing={"completion": {"generator": generator}})
-        placed = place(spec, made.stage, made.hyper, slots, device, {}, lambda job, samples: Priced(0, 0.0))
+        placed = place(Job(spec, made.stage, made.hyper, slots), device, {}, lambda job, samples: Priced(0, 0.0))
         assert placed.refusal is None
         assert ("head/t" in placed.stage.trained) == there
 
@@ -238,7 +238,8 @@ def test_in_the_closing_round_the_model_comes_and_small_networks_go():
     before, stage = with_closing(spec, [made.stage])
     device = Candidate("d", samples={"": 24, "a": 24, "b": 24}, class_counts=(8, 8, 8))
     sizes = dict.fromkeys(stage.present, 10)
-    placed = place(spec, stage, made.hyper, made.slots, device, sizes, lambda *_: Priced(100, 2000.0), before=before)
+    closing = msgspec.structs.replace(made, stage=stage)
+    placed = place(closing, device, sizes, lambda *_: Priced(100, 2000.0), before=before)
     told = {name: figure.value for name, figure in placed.predicted.items()}
     assert placed.cost.entering_down_bytes == 10 * (len(before.trained) + 2)
     assert (told["payload_up_bytes"], told["flops"]) == (20, 2000)

@@ -49,7 +49,7 @@ def made_for(device: str, without: str = "", dropped: tuple[str, ...] = ()) -> J
     slots = msgspec.structs.replace(whole.slots, exchange=exchange_of(RECIPE.weight))
     data = DEVICES[device]
     candidate = Candidate(device, samples=data.samples(), class_counts=data.class_counts())
-    placed = place(spec, whole.stage, whole.hyper, slots, candidate, {}, Pricer())
+    placed = place(Job(spec, whole.stage, whole.hyper, slots), candidate, {}, Pricer())
     assert placed.refusal is None
     return msgspec.structs.replace(whole, stage=placed.stage, hyper=placed.hyper, slots=slots)
 
