@@ -124,8 +124,16 @@ class Select(Method):
     draw: Callable[..., list[str]] = sorted
 
 
+@dataclass(frozen=True, kw_only=True)
 class StandIn(Method):
-    """What stands in for an absent modality during training."""
+    """What stands in for an absent modality.
+
+    ``make``: (modality, what is at hand) -> its stand-ins (``edgefl.training.fill``), in training, evaluation and
+    exported graphs. ``offered``: (model, prototype tables) -> whether inference can make it; None: it never can.
+    """
+
+    make: Callable[..., Any]
+    offered: Callable[..., bool] | None = None
 
 
 @dataclass(frozen=True)
@@ -398,7 +406,6 @@ def _modules() -> Iterator[str]:
 #: Modules that load torch when they are imported, and register nothing.
 _WITH_TORCH = frozenset(
     {
-        "edgefl.methods.absent.stand_ins",
         "edgefl.methods.prototypes.class_mean_local",
         "edgefl.methods.prototypes.matcher_networks",
         "edgefl.methods.repair.poverty_layer",

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from hypothesis import settings
 
-from edgefl.prototypes.torch_mask import Table
+from edgefl.prototypes.mask import Table
 from edgefl.registry import chosen
 
 torch.set_num_threads(1)

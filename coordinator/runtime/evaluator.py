@@ -121,7 +121,7 @@ class Evaluator:
         if request.probes:
             rows = probe_rows(test.data, request.model)
             test = TestSet(test.data.subset(np.delete(np.arange(len(test.data)), rows)))
-        matcher, small = matching(request.model, parts, request.slots, request.networks)
+        matcher, networks = matching(request.model, parts, request.slots, request.networks)
         tasks = tasks_of(request.model, request.slots, test.data)
         return evaluate(
             request.model,
@@ -131,7 +131,7 @@ class Evaluator:
             prototypes=request.prototypes,
             tasks=tasks,
             matcher=matcher,
-            small=small,
+            networks=networks,
             statistics=request.slots.statistics,
         )
 

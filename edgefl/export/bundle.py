@@ -49,12 +49,13 @@ from edgefl.plan.schedule import restrict
 from edgefl.prototypes.matcher import DEFAULT_MATCHER, Matcher
 from edgefl.prototypes.table import ClassMeans
 from edgefl.records import Manifest as State
+from edgefl.registry import method
 from edgefl.run_records import BundleRow
 from edgefl.storage.disk import store_errors, write_new
 
 if TYPE_CHECKING:
     from edgefl.models.staged import StagedModel
-    from edgefl.training.scoring import Networks
+    from edgefl.training.scoring import Networks, WeightedNetworks
 
 Mask = Literal["prototype", "zero", "both", "reconstruction"]
 #: The masks each choice checks and offers; a plain call uses the first.
@@ -163,37 +164,51 @@ def _ready(model: ModelSpec, stage: Stage, parts: Parts, mask: str) -> tuple[Mas
 def _write_bundle(root: Path, export: _Export, given: tuple[str, ...]) -> Manifest:
     """Export, check and write the bundle that takes the modalities ``given``."""
     from edgefl.export.convert import to_onnx
-    from edgefl.export.graph import BundleGraph, Matching
+    from edgefl.export.graph import BundleGraph
     from edgefl.export.parity import Subject, check
 
-    model, stage = export.model, export.stage
+    model, stage, matcher = export.model, export.stage, export.matcher
     present = restrict(stage, given).present
-    built = _built(export, present)
-    absent = tuple(m for m in model.encoders if m not in given) if model.classes else ()
-    names = table_names(model, given, export.matcher) if fillable(model, given) else ()
-    tables = {m: export.tables[m] for m in names if m in export.tables}
+    fills = fillable(model, given)
+    masks = export.masks if fills else ()
+    tables = {m: export.tables[m] for m in table_names(model, given, matcher) if m in export.tables and fills}
     rows = len(next(iter(tables.values())).counts) if tables else 0
+    networks = {m: _networks(export, m) for m in given if tables and matcher.trained}
     inputs, axes = input_ports(model, given)
-    presence, outputs = presence_ports(given), output_ports(model, given, min(export.matcher.k, rows))
-    speaking = {m: _speakers(export, m) for m in given if tables and export.matcher.trained}
-    matching = Matching(export.matcher, speaking) if tables else None
-    graph = BundleGraph(built, stage.depth, given, matching, reconstructs="reconstruction" in export.masks)
+    presence, outputs = presence_ports(given), output_ports(model, given, min(matcher.k, rows))
+    make = method("missing", export.masks[0]).make
+    graph = BundleGraph(_built(export, present), stage.depth, given, make, tuple(tables), matcher, networks)
     data = to_onnx(graph, inputs, presence, outputs, axes, defaults(tables))
-    subject = Subject(built, stage.depth, given, inputs, axes, tables, export.masks, export.matcher, speaking)
+    checks = check(open_session(data), Subject(graph, inputs, axes, tables, masks), export.tolerance)
     manifest = Manifest(
-        **_described(model, given, absent),
+        name=bundle_name(given),
+        task="classify" if model.classes else "embed",
+        modalities=given,
+        absent=tuple(m for m in fills if m not in given),
+        subsets="any" if len(given) > 1 else "complete",
+        encoders={m: model.encoders[m] for m in given},
+        labels=model.label_names or tuple(str(i) for i in range(model.classes)),
         inputs=inputs,
         presence=presence,
+        tables=table_ports(model, tuple(tables), rows),
         outputs=outputs,
         axes=axes,
-        **_masking(export, given, tables, [weight for one in speaking.values() for weight, _ in one]),
+        mask=masks[0] if masks else "none",
+        masks=masks,
+        metric=matcher.metric if rows else "",
+        top_k=min(matcher.k, rows),
+        temperature=matcher.temperature if rows else 0.0,
+        networks=tuple(weight for each in networks.values() for weight, _ in each),
+        capacity=rows,
+        tolerance=export.tolerance,
+        max_difference=_largest(checks),
+        parity=checks,
         stage=stage.index,
         depth=stage.depth,
         parts={p: export.refs[p] for p in (*present, *([PROTOTYPES] if tables else [])) if p in export.refs},
         untrained=tuple(p for p in export.untrained if p in present),
-        **_checked(check(open_session(data), subject, export.tolerance), export.tolerance),
-        **_file(data),
         versions=_software(),
+        **_file(data),
     )
     folder = root / manifest.name
     folder.mkdir()
@@ -212,21 +227,9 @@ def _built(export: _Export, present: Sequence[str]) -> StagedModel:
     return built.eval()
 
 
-def _described(model: ModelSpec, given: tuple[str, ...], absent: tuple[str, ...]) -> dict[str, Any]:
-    return {
-        "name": bundle_name(given),
-        "task": "classify" if model.classes else "embed",
-        "modalities": given,
-        "absent": absent,
-        "subsets": "any" if len(given) > 1 else "complete",
-        "encoders": {m: model.encoders[m] for m in given},
-        "labels": model.label_names or tuple(str(i) for i in range(model.classes)),
-    }
-
-
-def _speakers(export: _Export, modality: str) -> list[tuple[float, StagedModel]]:
+def _networks(export: _Export, modality: str) -> WeightedNetworks:
     """The small networks that match ``modality``. Raises ExportError when there is none."""
-    from edgefl.training.scoring import speakers
+    from edgefl.training.scoring import matcher_networks
 
     part = f"match/{modality}"
     weights = export.networks.get(part, {})
@@ -237,31 +240,12 @@ def _speakers(export: _Export, modality: str) -> list[tuple[float, StagedModel]]
             + (f"lacks {', '.join(missing[:5])}" if missing else "holds none"),
             remedy="Export the state of a run's last round, or with --mask zero.",
         )
-    return speakers(export.model, export.parts, part, weights)
+    return matcher_networks(export.model, export.parts, part, weights)
 
 
-def _masking(
-    export: _Export, given: tuple[str, ...], tables: Mapping[str, ClassMeans], weights: list[float]
-) -> dict[str, Any]:
-    """How absent modalities are filled in."""
-    fills = fillable(export.model, given)
-    rows = len(next(iter(tables.values())).counts) if tables else 0
-    return {
-        "tables": table_ports(export.model, tuple(tables), rows),
-        "mask": export.masks[0] if fills else "none",
-        "masks": export.masks if fills else (),
-        "metric": export.matcher.metric if rows else "",
-        "top_k": min(export.matcher.k, rows),
-        "temperature": export.matcher.temperature if rows else 0.0,
-        "networks": tuple(weights),
-        "capacity": rows,
-    }
-
-
-def _checked(checks: tuple[Check, ...], tolerance: float) -> dict[str, Any]:
-    cosines = {MATCHED, WEIGHTS}
-    largest = max(value for one in checks for name, value in one.differences.items() if name not in cosines)
-    return {"parity": checks, "max_difference": largest, "tolerance": tolerance}
+def _largest(checks: Sequence[Check]) -> float:
+    """The largest difference of what is answered; those of the match are in scores."""
+    return max(value for one in checks for name, value in one.differences.items() if name not in {MATCHED, WEIGHTS})
 
 
 def _file(data: bytes) -> dict[str, Any]:

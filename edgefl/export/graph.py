@@ -1,51 +1,33 @@
 """What a bundle computes, as one torch module: encode, project, fill in the absent modalities, fuse, classify.
 
 Which modalities a row has is an input where there are several: nothing of a modality that a row lacks reaches its
-answer. The prototype mask is ``edgefl.prototypes.mask`` without control flow (``edgefl.prototypes.torch_mask``) and
-with tables of a fixed capacity P. No row valid in both: the stand-in is zero, so all-false ``valid`` gives the zero
-mask. Small networks that match are inside the graph. Where absent modalities are reconstructed, the graph holds the
-networks that make them, and there are no tables.
+answer. Absent modalities are filled in by the code of training and evaluation (``edgefl.training.fill``).
+Prototype tables are inputs of a fixed capacity P, of which ``valid`` says which rows hold one: all false gives the zero
+mask. Small networks that match, and networks that reconstruct, are inside the graph.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 
 import torch
-import torch.nn.functional as F  # noqa: N812 - torch's own name for it
 from torch import Tensor, nn
 
-from edgefl.export.manifest import fillable, table_names
 from edgefl.models.encoders.base import TokenState
-from edgefl.models.heads import mean_at_hand
 from edgefl.models.staged import StagedModel
 from edgefl.models.vectors import unit
-from edgefl.prototypes.matcher import Matcher
-from edgefl.prototypes.torch_mask import SCORES, Table, averaged, cosine, logarithms, mixed
-
-#: The networks "match/<m>" of one modality, with their weights.
-Speakers = Sequence[tuple[float, StagedModel]]
-#: Matched rows [B, O, k] and their weights [B, O, k].
-Matches = tuple[Tensor, Tensor]
-
-
-@dataclass(frozen=True)
-class Matching:
-    """How prototypes are found: by which score, how many are mixed, how sharply.
-
-    ``speakers``: for a trained matcher, the networks of each modality the bundle takes.
-    """
-
-    matcher: Matcher
-    speakers: Mapping[str, Speakers] = field(default_factory=dict)
+from edgefl.prototypes.mask import Table
+from edgefl.prototypes.matcher import DEFAULT_MATCHER, Matcher
+from edgefl.training.fill import BY_MATCH, AtHand, Made, Make, fill
+from edgefl.training.scoring import WeightedNetworks, answers
 
 
 class BundleGraph(nn.Module):
-    """The model for the modalities ``given``; ``matching`` None: there are no tables, and absent modalities are zero
-    or, if it ``reconstructs``, made from those given.
+    """The model for the modalities ``given``, of which a row has one at least; stand-ins for the others by ``make``.
 
-    Labelled models give logits and probabilities [B, C], and with tables for the O modalities that may be absent the
+    ``tables``: the modalities whose prototypes it takes, in this order; ``matcher``: how they are found; ``networks``:
+    those of each modality of ``given`` where the matcher is a trained one.
+    Labelled models give logits and probabilities [B, C] and, with tables, for the O modalities that may be absent the
     matched rows [B, O, k] (-1: none) and their weights. Unlabelled ones give each modality's normalised projection
     [B, d], zero where it is absent.
     """
@@ -55,19 +37,20 @@ class BundleGraph(nn.Module):
         model: StagedModel,
         depth: int,
         given: Sequence[str],
-        matching: Matching | None,
-        *,
-        reconstructs: bool = False,
+        make: Make,
+        tables: Sequence[str] = (),
+        matcher: Matcher = DEFAULT_MATCHER,
+        networks: Mapping[str, WeightedNetworks] | None = None,
     ) -> None:
         super().__init__()
         self.model = model
         self.depth = depth
         self.given = tuple(given)
-        self.fills = fillable(model.spec, self.given)
-        self.matching = matching if self.fills else None
-        self.reconstructs = reconstructs and bool(self.fills)
-        speakers = matching.speakers.values() if matching else ()
-        self.networks = nn.ModuleList(network for one in speakers for _, network in one)
+        self.make = make
+        self.tables = tuple(tables)
+        self.matcher = matcher
+        self.networks = nn.ModuleList(network for each in (networks or {}).values() for _, network in each)
+        self.answers = {m: answers(each, m) for m, each in (networks or {}).items()}
 
     def forward(
         self, inputs: tuple[Tensor, ...], presence: tuple[Tensor, ...], tables: tuple[Tensor, ...]
@@ -81,10 +64,14 @@ class BundleGraph(nn.Module):
         r |= {m: torch.where(rows.unsqueeze(1), r[m], 0.0) for m, rows in has.items()}
         if not self.model.spec.classes:
             return tuple(unit(own) for own in r.values())
-        made, matches = self._stand_ins(r, has, tables)
-        full = r | {m: torch.where(has[m].unsqueeze(1), r[m], new) if m in has else new for m, new in made.items()}
-        logits = self.model.classify(self.model.fuse(full, self._at_hand(r, has, matches), states))
-        return (logits, logits.softmax(dim=1), *matches)
+        pairs = [Table(*tables[i : i + 2]) for i in range(0, len(tables), 2)]
+        filled = fill(self.make, self.at_hand(r, has, dict(zip(self.tables, pairs, strict=True))))
+        logits = self.model.classify(self.model.fuse(filled.values, has or None, states, counted=filled.counted))
+        return (logits, logits.softmax(dim=1), *_matches(filled.made, has))
+
+    def at_hand(self, r: Mapping[str, Tensor], has: Mapping[str, Tensor], tables: Mapping[str, Table]) -> AtHand:
+        """What stand-ins are made of."""
+        return AtHand(r, has, self.model, tables, None, BY_MATCH, self.matcher, self.answers)
 
     def _encode(self, inputs: dict[str, Tensor], has: Mapping[str, Tensor]) -> dict[str, TokenState]:
         # Past StagedModel.embed, whose check of the sample's shape would fix the length of texts.
@@ -96,80 +83,16 @@ class BundleGraph(nn.Module):
             states = self.model.run_stage(k, states)
         return {m: self.model.norm(m, state)._replace(mask=masks[m]) for m, state in states.items()}
 
-    def _stand_ins(
-        self, r: dict[str, Tensor], has: Mapping[str, Tensor], tables: tuple[Tensor, ...]
-    ) -> tuple[dict[str, Tensor], Matches | tuple[()]]:
-        """Stand-ins [B, d] for the modalities that may be absent, and what was matched for them."""
-        if self.matching is not None:
-            names = table_names(self.model.spec, self.given, self.matching.matcher)
-            pairs = [Table(*tables[i : i + 2]) for i in range(0, len(tables), 2)]
-            return self._matched(r, has, dict(zip(names, pairs, strict=True)), self.matching)
-        if self.reconstructs:
-            at_hand = mean_at_hand(r, has or None)
-            return {m: self.model.reconstruct(m, at_hand) for m in self.fills}, ()
-        return {m: torch.zeros_like(next(iter(r.values()))) for m in self.fills if m not in r}, ()
 
-    def _matched(
-        self, r: dict[str, Tensor], has: Mapping[str, Tensor], tables: dict[str, Table], matching: Matching
-    ) -> tuple[dict[str, Tensor], Matches]:
-        matcher, made, rows, weights = matching.matcher, {}, [], []
-        said: dict[tuple[str, str], Tensor] = {}
-        for absent in self.fills:
-            other, each = tables[absent], []
-            for m in (m for m in r if m != absent):
-                key = (m, absent if matcher.metric == "prior" else "")  # the others' scores serve every absent modality
-                if key not in said:
-                    said[key] = self._scores(m, absent, r[m], tables, matching)
-                among = self._among(m, other, tables, matcher)
-                each.append((said[key], among & has[m].unsqueeze(1) if has else among))
-            k = min(matcher.k, len(other.valid))
-            scores, among = averaged(each)
-            scores = logarithms(scores) if matcher.metric == "classifier" else scores
-            made[absent], found, shares = mixed(scores, among, other.rows, k, matcher.temperature)
-            needed = ~has[absent].unsqueeze(1) if absent in has else None
-            rows.append(found if needed is None else torch.where(needed, found, -1))
-            weights.append(shares if needed is None else torch.where(needed, shares, 0.0))
-        return made, (torch.stack(rows, 1), torch.stack(weights, 1))
-
-    def _among(self, m: str, other: Table, tables: Mapping[str, Table], matcher: Matcher) -> Tensor:
-        """Which rows [P] of the absent modality's table the modality ``m`` can tell."""
-        if not matcher.trained:
-            return tables[m].valid & other.valid
-        if matcher.metric == "prior":
-            return other.valid
-        # A classifier knows nothing of the spare rows.
-        return other.valid & (torch.arange(len(other.valid), device=other.valid.device) < self.model.spec.classes)
-
-    def _scores(self, m: str, absent: str, r: Tensor, tables: Mapping[str, Table], matching: Matching) -> Tensor:
-        """Scores [B, P] of the rows of ``absent`` by r [B, d] of the modality ``m``: by its table or its networks."""
-        metric, rows = matching.matcher.metric, tables[absent].rows
-        if not matching.matcher.trained:
-            return SCORES[metric](r, tables[m].rows)
-        total = sum(weight for weight, _ in matching.speakers[m])
-        scores: Tensor | None = None
-        for weight, network in matching.speakers[m]:
-            own = cosine(network.prior(m, absent, r), rows) if metric == "prior" else network.match(m, r).softmax(dim=1)
-            scores = own * (weight / total) if scores is None else scores + own * (weight / total)
-        if scores is None:
-            raise ValueError(f"no network speaks for '{m}'")
-        return scores if metric == "prior" else F.pad(scores, (0, len(rows) - self.model.spec.classes))
-
-    def _at_hand(
-        self, r: dict[str, Tensor], has: Mapping[str, Tensor], matches: Matches | tuple[()]
-    ) -> dict[str, Tensor] | None:
-        """[B] a modality: of joint fusion whose tokens count; of a mean, what was given and stand-ins that are not
-        zero, since zeros say that nothing is there.
-        """
-        if self.model.spec.fusion != "mean":
-            return dict(has) or None
-        every = torch.ones_like(next(iter(r.values()))[:, 0], dtype=torch.bool)
-        counted = {m: has.get(m, every) if m in self.given else ~every for m in self.model.spec.encoders}
-        for i, m in enumerate(self.fills):
-            if matches:
-                counted[m] = counted[m] | (matches[1][:, i].sum(dim=1) > 0)
-            elif self.reconstructs:
-                counted[m] = every
-        return counted
+def _matches(made: Mapping[str, Made], has: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
+    """Matched rows and weights [B, O, k] of all that were mixed, none of a modality that a row has."""
+    rows, weights = [], []
+    for m, new in made.items():
+        if new.mixture is not None:
+            needed = ~has[m].unsqueeze(1) if m in has else None
+            rows.append(new.mixture.rows if needed is None else torch.where(needed, new.mixture.rows, -1))
+            weights.append(new.mixture.weights if needed is None else torch.where(needed, new.mixture.weights, 0.0))
+    return (torch.stack(rows, 1), torch.stack(weights, 1)) if rows else ()
 
 
 def _shown(state: TokenState, has: Tensor) -> Tensor:

@@ -56,7 +56,7 @@ class Port(msgspec.Struct, frozen=True):
     shape: tuple[int | str, ...] = ()
 
 
-#: How the match is compared (``edgefl.export.match_parity``).
+#: How the match is compared (``edgefl.export.parity``).
 MATCHED, WEIGHTS = "matched.score", "weights.score"
 
 

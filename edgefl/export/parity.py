@@ -1,23 +1,29 @@
-"""Is the ONNX file the model? onnxruntime against torch, and against numpy for the prototype mask.
+"""Is the ONNX file the model? onnxruntime against torch, which runs the code of the evaluation.
 
 Two sizes of each dynamic axis; every subset of the modalities (of many, a part of the subsets); each mask the bundle
 offers; and, where there are tables, other tables than those in the file, which shows that no optimisation folded them
-into the graph. The mask is compared link by link: which rows and weights the file found
-(``edgefl.export.match_parity``), and everything after them from the file's own stand-ins; what is reconstructed, with
-what the evaluation makes.
+into the graph.
+
+A softmax at T = 0.01 turns the rounding of two nearly equal cosines into weights up to 25 times as far apart, and a tie
+at the edge of the best k into another choice: both right. So the prototypes the file chose are judged by the scores
+they were chosen by (cosines, or distances and logarithms of probabilities as shares of the largest, since their
+rounding grows with them), and what follows is computed from the file's own choice.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from itertools import combinations
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from edgefl.errors import ExportError
+from edgefl.export.graph import BundleGraph
 from edgefl.export.manifest import (
     BATCH,
     MATCHED,
@@ -30,47 +36,39 @@ from edgefl.export.manifest import (
     table_name,
     valid_name,
 )
-from edgefl.export.match_parity import SCORE_TOLERANCE, mixed, shortfall, weight_difference
 from edgefl.export.session import run
 from edgefl.models.encoders.base import TokenState
-from edgefl.models.staged import StagedModel
-from edgefl.prototypes.mask import combined, heard, scored
-from edgefl.prototypes.matcher import DEFAULT_MATCHER, Matcher
-from edgefl.prototypes.matching import Scored
+from edgefl.models.vectors import unit
+from edgefl.prototypes.mask import Scores, in_torch, mix, scores_of
 from edgefl.prototypes.table import ClassMeans
-from edgefl.training.evaluate import reconstructed
-from edgefl.training.scoring import answers
+from edgefl.training.evaluate import logits_of
+from edgefl.training.fill import AtHand, Made
 
 #: Batch sizes compared: one sample, as a device serves it, and several.
 BATCHES = (1, 5)
-Arrays = dict[str, np.ndarray]
-
-
 #: All subsets are checked up to this many modalities, 15 of them; beyond, the whole, each alone and as many drawn.
 ALL_SUBSETS, DRAWN = 4, 8
+#: Largest difference in scores. Rounding of cosines came to 1.4e-6 at most (two trained models, two sensors, 60 random
+#: inputs each, every mask); 2e-5 is 0.2 % of a weight at T = 0.01, and of a plain softmax 0.002 %;
+#: of a classifier's weights 0.002 % times the largest -ln p at hand, 87 at most.
+SCORE_TOLERANCE = 2e-5
+#: A weight below this counts as this in logarithms: at most 1e-6 of a row enters the mix.
+_SMALLEST_WEIGHT = 1e-6
+Arrays = dict[str, np.ndarray]
 
 
 @dataclass(frozen=True)
 class Subject:
-    """What is compared: the torch model in evaluation mode, and the ports of the file made of it.
+    """What is compared: the torch module in evaluation mode, and the ports of the file made of it.
 
-    ``tables``: padded to the file's capacity; empty: no tables in the graph. ``speakers``: as in the graph's matching.
+    ``tables``: padded to the file's capacity; empty: no tables in the graph. ``masks``: those the bundle offers.
     """
 
-    model: StagedModel
-    depth: int
-    modalities: tuple[str, ...]
+    graph: BundleGraph
     inputs: tuple[Port, ...]
     axes: Mapping[str, Axis]
     tables: Mapping[str, ClassMeans]
     masks: Sequence[str]
-    matcher: Matcher = DEFAULT_MATCHER
-    speakers: Mapping[str, Sequence[tuple[float, StagedModel]]] = field(default_factory=dict)
-
-    @property
-    def fills(self) -> tuple[str, ...]:
-        """Modalities the bundle may fill in."""
-        return fillable(self.model.spec, self.modalities)
 
 
 def check(session: Any, subject: Subject, tolerance: float, seed: int = 0) -> tuple[Check, ...]:
@@ -78,14 +76,14 @@ def check(session: Any, subject: Subject, tolerance: float, seed: int = 0) -> tu
     rng = np.random.default_rng(seed)
     checks = []
     for sizes in _sizes(subject.axes):
-        for given in _batches(subset_list(subject.modalities, rng), sizes[BATCH]):
+        for given in _batches(subset_list(subject.graph.given, rng), sizes[BATCH]):
             inputs = {port.name: _random(subject, port, sizes, rng) for port in subject.inputs}
-            shown = _presence(subject, given)
+            shown = _presence(subject.graph.given, given)
             for mask, tables, feeds in _conditions(subject, rng):
                 found = run(session, {**inputs, **shown, **feeds})
-                off = differences(subject, given, inputs, tables, found)
+                off = differences(subject.graph, given, inputs, tables, found)
                 checks.append(Check(mask, tuple(dict.fromkeys(map("+".join, given))), sizes, off))
-    _refuse_beyond(subject, checks, tolerance)
+    _refuse_beyond(subject.graph.given, checks, tolerance)
     return tuple(checks)
 
 
@@ -104,12 +102,12 @@ def _batches(subsets: list[tuple[str, ...]], size: int) -> list[list[tuple[str, 
     return [[subsets[(i * size + row) % len(subsets)] for row in range(size)] for i in range(count)]
 
 
-def _presence(subject: Subject, given: Sequence[tuple[str, ...]]) -> Arrays:
-    several = subject.modalities if len(subject.modalities) > 1 else ()
+def _presence(modalities: tuple[str, ...], given: Sequence[tuple[str, ...]]) -> Arrays:
+    several = modalities if len(modalities) > 1 else ()
     return {present_name(m): np.array([m in one for one in given], np.float32) for m in several}
 
 
-def _refuse_beyond(subject: Subject, checks: Sequence[Check], tolerance: float) -> None:
+def _refuse_beyond(modalities: tuple[str, ...], checks: Sequence[Check], tolerance: float) -> None:
     """Raise for what is too far off: a wrong match first, since it comes before what follows from it."""
     for keys, limit in (((MATCHED, WEIGHTS), SCORE_TOLERANCE), (None, tolerance)):
         found = [(v, name, c) for c in checks for name, v in c.differences.items() if keys is None or name in keys]
@@ -118,13 +116,13 @@ def _refuse_beyond(subject: Subject, checks: Sequence[Check], tolerance: float) 
             value, name, one = max(beyond, key=lambda entry: np.inf if np.isnan(entry[0]) else entry[0])
             sizes = ", ".join(f"{axis} {size}" for axis, size in one.sizes.items())
             raise ExportError(
-                f"{' + '.join(subject.modalities)}: '{name}' differs by {value:.3g} between torch and onnxruntime "
+                f"{' + '.join(modalities)}: '{name}' differs by {value:.3g} between torch and onnxruntime "
                 f"(mask {one.mask}, {sizes}, given {', '.join(one.given)}); the tolerance is {limit:.3g}"
             )
 
 
 def differences(
-    subject: Subject,
+    graph: BundleGraph,
     given: Sequence[tuple[str, ...]],
     inputs: Arrays,
     tables: Mapping[str, ClassMeans],
@@ -135,81 +133,109 @@ def differences(
     ``given``: what each sample has; the reference sees nothing else of it.
     """
     worst: dict[str, float] = {}
-    whole = {name: array for name, array in found.items() if len(array) == len(given)}
+    whole = {name: torch.from_numpy(array) for name, array in found.items() if len(array) == len(given)}
     for subset in dict.fromkeys(given):
         rows = [i for i, one in enumerate(given) if one == subset]
         own = {m: inputs[m][rows] for m in subset}
-        off = _differences(subject, own, tables, {name: array[rows] for name, array in whole.items()})
+        with torch.no_grad():
+            off = _differences(graph, own, tables, {name: array[rows] for name, array in whole.items()})
         worst |= {name: float(np.maximum(value, worst.get(name, 0.0))) for name, value in off.items()}
     return worst
 
 
-def _differences(subject: Subject, inputs: Arrays, tables: Mapping[str, ClassMeans], found: Arrays) -> dict[str, float]:
+def _differences(
+    graph: BundleGraph, inputs: Arrays, tables: Mapping[str, ClassMeans], found: Mapping[str, Tensor]
+) -> dict[str, float]:
     """As :func:`differences`, of samples that all have exactly the modalities of ``inputs``."""
-    model = subject.model
-    with torch.no_grad():
-        states = _encoded(model, inputs, subject.depth)
-        given = {m: _projected(model, m, state) for m, state in states.items()}
-        size = len(next(iter(given.values())))
-        if not model.spec.classes:
-            nothing = np.zeros((size, model.spec.head.out), np.float32)
-            units = {m: _unit(given[m]) if m in given else nothing for m in subject.modalities}
-            return {f"embedding.{m}": _largest(found, f"embedding.{m}", r) for m, r in units.items()}
-        stand_ins, match = _stand_ins(subject, given, tables, found)
-        filled = given | stand_ins
-        full = {m: torch.from_numpy(filled[m]) for m in model.spec.encoders}
-        shown = {m: m in given or bool(np.any(filled[m])) for m in full}  # zeros say that nothing is there
-        at_hand = {m: torch.full((size,), there) for m, there in shown.items()}
-        logits = model.classify(model.fuse(full, at_hand, states))
-    expected = {"logits": logits.numpy(), "probabilities": logits.softmax(dim=1).numpy()}
-    return match | {name: _largest(found, name, value) for name, value in expected.items()}
+    states = _encoded(graph, inputs)
+    r = {m: graph.model.project(m, graph.model.pool_tokens(m, state)) for m, state in states.items()}
+    given = graph.at_hand(r, {}, in_torch(tables))
+    if not graph.model.spec.classes:
+        expected = {f"embedding.{m}": unit(r[m]) if m in r else given.zeros() for m in graph.given}
+        return {name: _largest(found, name, value) for name, value in expected.items()}
+    off: dict[str, float] = {}
+    make = graph.make
+    if tables:
+        wrong = _misshapen(graph, tables, len(given.zeros()), found)
+        if wrong:
+            return {wrong: float("inf")}
+        fills = fillable(graph.model.spec, graph.given)
+        chosen = {m: (found["matched"][:, i], found["weights"][:, i]) for i, m in enumerate(fills)}
+        needless = [chosen[m] for m in fills if m in r]  # nothing stands in for what is given
+        off[MATCHED] = float("inf") if any(bool((rows >= 0).any()) for rows, _ in needless) else 0.0
+        off[WEIGHTS] = max((float(weights.abs().max()) for _, weights in needless), default=0.0)
+        make = partial(_as_chosen, chosen, off)
+    logits = logits_of(given, make, states)
+    expected = {"logits": logits, "probabilities": logits.softmax(dim=1)}
+    return off | {name: _largest(found, name, value) for name, value in expected.items()}
 
 
-def _stand_ins(
-    subject: Subject, given: Arrays, tables: Mapping[str, ClassMeans], found: Arrays
-) -> tuple[Arrays, dict[str, float]]:
-    """Stand-ins [B, d] for the absent modalities: ours, or as the file mixed them and how far its choice is from ours.
-
-    ``given[m]`` [B, d]: projections, all of which are matched. A choice without sense is infinitely far off.
-    """
-    like, matcher = next(iter(given.values())), subject.matcher
-    if "reconstruction" in subject.masks:
-        return reconstructed(subject.model, given), {}
-    stand_ins = {m: np.zeros_like(like) for m in subject.fills if m not in given}
-    if not tables:
-        return stand_ins, {}
+def _misshapen(graph: BundleGraph, tables: Mapping[str, ClassMeans], size: int, found: Mapping[str, Tensor]) -> str:
+    """Which output of the match is of another shape or names rows that there are not; "": neither."""
     capacity = len(next(iter(tables.values())).counts)
-    rows, weights = (found.get(name, np.empty(0)) for name in ("matched", "weights"))
-    shape = (len(like), len(subject.fills), min(matcher.k, capacity))
+    shape = (size, len(fillable(graph.model.spec, graph.given)), min(graph.matcher.k, capacity))
+    rows, weights = (found.get(name, torch.empty(0)) for name in ("matched", "weights"))
     if rows.shape != shape or rows.min() < -1 or rows.max() >= capacity:
-        return stand_ins, {MATCHED: float("inf")}
-    if weights.shape != shape:
-        return stand_ins, {WEIGHTS: float("inf")}
-    off = [(0.0, 0.0)]
-    for i, m in enumerate(subject.fills):
-        if m in given:  # nothing stands in for it
-            off.append((float("inf") if (rows[:, i] >= 0).any() else 0.0, float(np.abs(weights[:, i]).max())))
-            continue
-        ours = combined([_said(subject, s, r, tables, m) for s, r in given.items()], matcher)
-        missed = shortfall(ours, rows[:, i], matcher.k)
-        off.append((missed, weight_difference(ours, rows[:, i], weights[:, i], matcher.temperature)))
-        stand_ins[m] = mixed(rows[:, i], weights[:, i], tables[m])
-    return stand_ins, dict(zip((MATCHED, WEIGHTS), np.max(off, axis=0).tolist(), strict=True))
+        return MATCHED
+    return WEIGHTS if weights.shape != shape else ""
 
 
-def _said(subject: Subject, modality: str, r: np.ndarray, tables: Mapping[str, ClassMeans], absent: str) -> Scored:
-    """Scores of the absent modality's prototypes by the projections ``r`` [B, d] of one modality at hand."""
-    if subject.matcher.trained:
-        small = answers(subject.speakers[modality], modality, absent)
-        return heard(r, tables[absent], subject.matcher, small)
-    return scored(r, tables[modality], tables[absent], subject.matcher)
+def _as_chosen(
+    chosen: Mapping[str, tuple[Tensor, Tensor]], off: dict[str, float], modality: str, given: AtHand
+) -> Made:
+    """Stand-ins mixed as the file chose rows and weights; how far that is from right is noted in ``off``."""
+    rows, weights = chosen[modality]
+    scores = scores_of(modality, given.full, given.has, given.tables, given.matcher, given.networks)
+    for name, value in (
+        (MATCHED, shortfall(scores, rows)),
+        (WEIGHTS, weight_difference(scores, rows, weights, given.matcher.temperature)),
+    ):
+        off[name] = float(np.maximum(off[name], value))  # np.maximum keeps what is not a number
+    return Made(mix(rows, weights, given.tables[modality]), weights.sum(dim=1) > 0)
 
 
-def _largest(found: Arrays, name: str, expected: np.ndarray) -> float:
-    """Infinite for an output that is missing or of another shape."""
+def shortfall(scores: Scores, rows: Tensor) -> float:
+    """How much larger the best score left out is than the smallest chosen; the largest over the samples, 0: none is.
+
+    ``rows`` [B, k] as the file chose them, -1 where it chose none. Infinite: too few or too many rows, one twice, or
+    one that must not match.
+    """
+    values, among = scores.values, scores.among.expand_as(scores.values)
+    times = torch.zeros_like(values, dtype=torch.int64).scatter_add(1, rows.clamp(min=0), (rows >= 0).long())  # [B, P]
+    wanted = among.sum(dim=1).clamp(max=rows.shape[1])
+    if not bool((times <= among).all() and ((rows >= 0).sum(dim=1) == wanted).all()):
+        return float("inf")
+    best_left = torch.where(among & (times == 0), values, -torch.inf).amax(dim=1)
+    least_chosen = torch.where(times > 0, values, torch.inf).amin(dim=1)
+    return float(((best_left - least_chosen) / _scale(scores)).clamp(min=0).max())
+
+
+def weight_difference(scores: Scores, rows: Tensor, weights: Tensor, temperature: float) -> float:
+    """The largest difference of log(weight) times the temperature: what a score must be off to give that weight.
+
+    Against the softmax over the rows the file chose. What no rounding of scores gives counts with its full size: a
+    weight without a row, a negative one, and a sum that is not 1 (0 without any row).
+    """
+    matched = rows >= 0
+    picked = scores.values.double().gather(1, rows.clamp(min=0)) / temperature
+    expected = torch.where(matched, picked, -torch.inf).softmax(dim=1)
+    logs = [shares.double().clamp(min=_SMALLEST_WEIGHT).log() for shares in (weights, expected)]
+    off = temperature * (logs[0] - logs[1]).abs() / _scale(scores)
+    links = torch.where(matched, off, weights.abs()).max()
+    sums = (weights.sum(dim=1) - matched.any(dim=1).float()).abs().max()
+    return float(torch.stack([links, sums.double(), -weights.min().double()]).max())
+
+
+def _scale(scores: Scores) -> Tensor:
+    """1, or the largest score in use where that is larger."""
+    return torch.where(scores.among, scores.values.abs(), 0.0).max().clamp(min=1.0)
+
+
+def _largest(found: Mapping[str, Tensor], name: str, expected: Tensor) -> float:
+    """The largest absolute difference; infinite for an output that is missing or of another shape."""
     if name not in found or found[name].shape != expected.shape:
         return float("inf")
-    return float(np.abs(found[name].astype(np.float64) - expected).max())
+    return float((found[name].double() - expected).abs().max())
 
 
 def _sizes(axes: Mapping[str, Axis]) -> list[dict[str, int]]:
@@ -222,7 +248,7 @@ def _sizes(axes: Mapping[str, Axis]) -> list[dict[str, int]]:
 def _random(subject: Subject, port: Port, sizes: Mapping[str, int], rng: np.random.Generator) -> np.ndarray:
     """Input as the encoder takes it: token ids with some padding, pixels in 0..1, anything else normal."""
     shape = [sizes[size] if isinstance(size, str) else size for size in port.shape]
-    encoder = subject.model.spec.encoders[port.name]
+    encoder = subject.graph.model.spec.encoders[port.name]
     if encoder.kind == "text":
         ids = rng.integers(1, encoder.vocabulary, shape, dtype=np.int64)
         ids[:, shape[1] - shape[1] // 4 :] = 0
@@ -234,14 +260,14 @@ def _random(subject: Subject, port: Port, sizes: Mapping[str, int], rng: np.rand
 def _conditions(subject: Subject, rng: np.random.Generator) -> Iterator[tuple[str, Mapping[str, ClassMeans], Arrays]]:
     """(mask, tables the reference uses, what the call gives besides the inputs)."""
     if not subject.tables:
-        made = "reconstruction" if "reconstruction" in subject.masks else "zero"
-        yield (made if subject.fills else "none"), {}, {}
+        yield (subject.masks[0] if subject.masks else "none"), {}, {}
         return
-    if "prototype" in subject.masks:
-        yield "prototype", subject.tables, {}
-    if "zero" in subject.masks:
-        nothing = {m: ClassMeans(t.means, np.zeros_like(t.counts)) for m, t in subject.tables.items()}
-        yield "zero", nothing, {valid_name(m): t.present for m, t in nothing.items()}
+    for mask in subject.masks:
+        if mask == "zero":
+            nothing = {m: ClassMeans(t.means, np.zeros_like(t.counts)) for m, t in subject.tables.items()}
+            yield mask, nothing, {valid_name(m): t.present for m, t in nothing.items()}
+        else:
+            yield mask, subject.tables, {}
     other = {}
     for m, table in subject.tables.items():
         counts = (rng.random(len(table.counts)) < 0.7).astype(np.float32)
@@ -250,18 +276,10 @@ def _conditions(subject: Subject, rng: np.random.Generator) -> Iterator[tuple[st
     yield "override", other, feeds
 
 
-def _encoded(model: StagedModel, inputs: Arrays, depth: int) -> dict[str, TokenState]:
-    values = {}
+def _encoded(graph: BundleGraph, inputs: Arrays) -> dict[str, TokenState]:
+    model, values = graph.model, {}
     for m, x in inputs.items():  # torch's model takes texts of the full length only
-        short = model.spec.encoders[m].input_shape[0] - x.shape[1] if model.spec.encoders[m].kind == "text" else 0
+        encoder = model.spec.encoders[m]
+        short = encoder.input_shape[0] - x.shape[1] if encoder.kind == "text" else 0
         values[m] = torch.from_numpy(np.pad(x, ((0, 0), (0, short))) if short else x)
-    size = len(next(iter(values.values())))
-    return model.encode_batch_tokens(values, dict.fromkeys(values), size, depth)
-
-
-def _projected(model: StagedModel, modality: str, state: TokenState) -> np.ndarray:
-    return np.asarray(model.project(modality, model.pool_tokens(modality, state)).numpy())
-
-
-def _unit(rows: np.ndarray) -> np.ndarray:
-    return np.asarray(rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-12))
+    return model.encode_batch_tokens(values, dict.fromkeys(values), len(next(iter(values.values()))), graph.depth)

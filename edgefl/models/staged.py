@@ -176,11 +176,12 @@ class StagedModel(nn.Module):
         has: Mapping[str, Tensor] | None = None,
         tokens: Mapping[str, TokenState] | None = None,
         rows: Rows | None = None,
+        counted: Mapping[str, Tensor] | None = None,
     ) -> Tensor:
         """Projections, each [B, head.out] -> f [B, fused_width]; ``has[m]`` [B]: which rows have m, None: all.
 
         concat: every modality filled in by the caller; nothing else is looked at.
-        mean: over what ``has`` says is at hand; without it over all that is given, stand-ins included.
+        mean: over what ``counted`` [B] names, stand-ins that say something included; without it, what ``has`` names.
         joint: every modality filled in, and ``tokens[m]`` [n_m, N, D] as ``encode_batch_tokens`` gives them, of the
         rows ``rows[m]`` [n_m] (None: all); a row without a modality's tokens, or whose ``has`` denies it, uses its
         projection. A modality that no row has is left out of ``tokens``.
@@ -188,7 +189,7 @@ class StagedModel(nn.Module):
         """
         if self.spec.fusion == "mean":
             self._check_given(projections, every=False)
-            return mean_at_hand(projections, has)
+            return mean_at_hand(projections, has if counted is None else counted)
         module = self.part("fusion")
         self._check_given(projections, every=True)
         if self.spec.fusion == "joint":

@@ -15,7 +15,6 @@ import numpy as np
 import torch
 from torch import nn
 
-from edgefl.methods.absent.stand_ins import AtHand, reconstruction
 from edgefl.methods.prototypes.matcher_networks import MatcherSettings, classifier_loss, prior_losses
 from edgefl.models.encoders.base import TokenState
 from edgefl.models.spec import encodes_together
@@ -25,10 +24,14 @@ from edgefl.plan.job import Job
 from edgefl.plan.norm import LEAST, MOST
 from edgefl.plan.schedule import is_closing
 from edgefl.plan.usable_samples import needs_pairs
-from edgefl.registry import chosen
+from edgefl.prototypes.mask import Table
+from edgefl.registry import chosen, method
 from edgefl.resources.flops import FlopCounter
 from edgefl.training.batches import meta_input
+from edgefl.training.evaluate import logits_of
+from edgefl.training.fill import BY_MATCH, AtHand, at_inference
 from edgefl.training.flop_cache import kind_of_step
+from edgefl.training.scoring import matcher_of
 
 Pattern = tuple[str, ...]
 #: How far a sample goes: to what its heads are given, to the projections of its modalities, each alone or together, to
@@ -176,7 +179,6 @@ def _pass(job: Job, pattern: Pattern, through: Through) -> float:
 
 
 def _run(model: StagedModel, job: Job, pattern: Pattern, through: Through) -> None:
-    encoders = job.model.encoders
     inputs = {m: meta_input(job, m, _ROWS) for m in pattern}
     states: dict[str, TokenState] = {}
     if job.model.fusion == "joint" and through not in {"encode", "alone"}:
@@ -189,15 +191,23 @@ def _run(model: StagedModel, job: Job, pattern: Pattern, through: Through) -> No
     projected = {m: model.project(m, h) for m, h in pooled.items()}
     if through in {"alone", "project"}:
         return
-    absent = torch.empty((_ROWS, job.model.head.out), device="meta")
-    has = {m: torch.full((_ROWS,), m in pattern, device="meta") for m in encoders}
-    filled = {m: projected.get(m, absent) for m in encoders}
-    if through == "classify" and "reconstruction" in job.slots.missing:  # local evaluation makes them, as the steps do
-        at_hand = AtHand(projected, {m: has[m] for m in pattern}, {}, None, {}, model)
-        filled |= {m: reconstruction(m, at_hand) for m in encoders if m not in pattern}
-    fused = model.fuse(filled, has, states or None)
-    if through == "classify":
-        model.classify(fused)
+    if through == "classify":  # local evaluation fills in what is absent
+        tables = meta_tables(job)
+        given = AtHand(projected, {}, model, tables, None, BY_MATCH, matcher_of(job.slots, {}))
+        logits_of(given, method("missing", at_inference(job.slots.missing, job.model, tables)).make, states or None)
+        return
+    has = {m: torch.ones(_ROWS, dtype=torch.bool, device="meta") for m in pattern}
+    model.fuse(projected, has, states or None)
+
+
+def meta_tables(job: Job) -> dict[str, Table]:
+    """Prototypes as they are from the second round on, without values."""
+    slot = chosen("prototypes", job.slots.prototypes)[0]
+    tables = slot.bind(slot.method.rows)(job.model) if slot.method.rows is not None else {}
+    return {
+        m: Table(torch.empty(rows, wide, device="meta"), torch.empty(rows, dtype=torch.bool, device="meta"))
+        for m, (rows, wide) in tables.items()
+    }
 
 
 def _taught(job: Job, module: nn.Module, rows: int, step: Callable[[int], float]) -> float:

@@ -20,8 +20,7 @@ from edgefl.plan.frozen_prefix import built_parts, prefixes, together_in, with_c
 from edgefl.plan.job import Job
 from edgefl.plan.schedule import is_closing
 from edgefl.plan.usable_samples import after_completion, clusters_apart, complete_only, held_out, usable_samples
-from edgefl.pricing.overhead import Overhead, Share, patterns_of
-from edgefl.prototypes.torch_mask import Table
+from edgefl.pricing.overhead import Overhead, Share, meta_tables, patterns_of
 from edgefl.registry import chosen
 from edgefl.resources.flops import FlopCounter
 from edgefl.resources.live_bytes import LiveBytes
@@ -241,19 +240,9 @@ def _meta_auxiliary(job: Job, model: StagedModel) -> Auxiliary:
     received = any(term.received for term in terms)
     trained = [p for p in model.parameters() if p.requires_grad and received]
     return Auxiliary(
-        _meta_tables(job),
+        meta_tables(job),
         {m: copied(head, trained=True) for m, head in heads.items()} if clusters_apart(job.slots, job.stage) else {},
         {m: copied(head, trained=False) for m, head in heads.items()} if any(term.teacher for term in terms) else {},
         tuple((p, p.detach().clone()) for p in trained),
         matcher_of(job.slots, {}),
     )
-
-
-def _meta_tables(job: Job) -> dict[str, Table]:
-    """Prototypes as they are from the second round on."""
-    slot = chosen("prototypes", job.slots.prototypes)[0]
-    tables = slot.bind(slot.method.rows)(job.model) if slot.method.rows is not None else {}
-    return {
-        m: Table(torch.empty(rows, wide, device="meta"), torch.empty(rows, dtype=torch.bool, device="meta"))
-        for m, (rows, wide) in tables.items()
-    }

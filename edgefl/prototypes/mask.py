@@ -1,143 +1,191 @@
-"""The prototype mask at inference: stand-ins for absent modalities from those that are there (arXiv 2312.13508).
+"""The prototype mask (ProtoMix, arXiv 2312.13508): a mixture of prototypes stands in for an absent modality.
 
-match the projection r_m of each modality m at hand to classes, by m's own table or by a small trained model, average
-the scores (of a classifier's probabilities then the logarithm), then mix the absent modality's prototypes of the best
-classes.
+    s_p = mean over the modalities m at hand that have row p of s_p^m (docs/decisions/0034)
+    s_p^m = cosine(r_m, P_m[p]) or -|r_m - P_m[p]|; a classifier's probability of class p, or cosine(prior(r_m), Q[p])
+    of probabilities then the logarithm: at T = 1 they are the weights themselves, renormalised (docs/decisions/0031)
+    best k;  w = softmax(s / T);  stand-in = sum_j w_j Q[j]
+
+r_m [B, d]: projections; P_m [P, d]: the prototypes of m, Q those of the absent modality. One code for training,
+evaluation and exported graphs: no branch depends on a value. Where no row may match, the stand-in is zero.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import cast
+from dataclasses import dataclass
+from typing import NamedTuple
 
-import numpy as np
+import torch
+import torch.nn.functional as F  # noqa: N812 - torch's own name for it
+from torch import Tensor
 
 from edgefl.errors import ModelError
-from edgefl.prototypes.matcher import DEFAULT_MATCHER, Matcher
-from edgefl.prototypes.matching import (
-    METRICS,
-    Scored,
-    TrainedMetric,
-    averaged,
-    ensemble,
-    logarithms,
-    match_scores,
-    mix,
-    trained_scores,
-)
-from edgefl.prototypes.table import Array, ClassMeans
+from edgefl.models.vectors import SMALLEST_NORM, unit
+from edgefl.prototypes.matcher import Matcher
+from edgefl.prototypes.table import ClassMeans
 
-#: A small model: projections [B, d] of the modality at hand -> logits [B, C] (classifier), or a projection [B, d'] of
-#: the absent modality (prior).
-SmallModel = Callable[[Array], Array]
-#: (weight, model) of each device that speaks: one alone, or an ensemble whose scores are averaged by weight.
-SmallModels = Sequence[tuple[float, SmallModel]]
+#: In place of the score of a row that must not match: far below any distance between finite projections, and after the
+#: division by any temperature down to 1e-8 still a number.
+EXCLUDED = -1e30
+#: A probability below this counts as this in logarithms: the smallest normal f32, which no runtime rounds to zero.
+SMALLEST_PROBABILITY = torch.finfo(torch.float32).tiny
+
+#: A small trained network: projections [B, d] of the modality at hand and the name of the absent one -> logits [B, C]
+#: (classifier), or projections [B, d] of the absent modality (prior).
+Network = Callable[[Tensor, str], Tensor]
+#: By modality at hand: the network of each device that has one, with its weight (samples).
+Networks = Mapping[str, Sequence[tuple[float, Network]]]
 
 
-def prototype_mask(h: Array, own: ClassMeans, other: ClassMeans, matcher: Matcher = DEFAULT_MATCHER) -> Array:
-    """Stand-ins [B, d'] of the other modality for projections ``h`` [B, d]; zeros when no class has both tables.
+@dataclass(frozen=True)
+class Table:
+    """One modality's prototypes [P, d] and which rows hold one [P]."""
 
-    For the metrics without a model; with one: :func:`trained_mask`.
+    rows: Tensor
+    valid: Tensor
+
+
+Tables = Mapping[str, Table]
+
+
+class Scores(NamedTuple):
+    """Scores [B, P] of the rows of a table (larger is nearer), and which may match ``among``: [P], or [B, P]."""
+
+    values: Tensor
+    among: Tensor
+
+
+class Mixture(NamedTuple):
+    """Stand-ins [B, d], the rows of the table they are mixed from [B, k] (-1: none), and the weights [B, k].
+
+    The weights of a sample sum to one, or are all zero when no row may match.
     """
-    return stand_ins([scored(h, own, other, matcher)], other, matcher)
+
+    values: Tensor
+    rows: Tensor
+    weights: Tensor
 
 
-def trained_mask(h: Array, other: ClassMeans, matcher: Matcher, small: SmallModels) -> Array:
-    """Stand-ins [B, d'] of the other modality for ``h`` [B, d] by small models; zeros when it has no prototype.
-
-    Raises ModelError when there is no model.
-    """
-    if not small:
-        raise ModelError(
-            f"the matcher '{matcher.metric}' needs a small model, and there is none",
-            remedy="Train them in the closing round, or match by cosine, l1 or l2.",
-        )
-    return stand_ins([heard(h, other, matcher, small)], other, matcher)
+def in_torch(tables: Mapping[str, ClassMeans], device: str | torch.device = "cpu") -> dict[str, Table]:
+    """The tables as tensors on ``device``."""
+    return {
+        m: Table(torch.from_numpy(table.means).to(device), torch.from_numpy(table.present).to(device))
+        for m, table in tables.items()
+    }
 
 
-def scored(h: Array, own: ClassMeans, other: ClassMeans, matcher: Matcher) -> Scored:
-    """How near projections ``h`` [B, d] are to their ``own`` table, which matches where both have a row."""
-    among = own.present & other.present
-    scores = np.zeros((len(h), len(among)), np.float32)
-    scores[:, among] = METRICS[matcher.metric](h, own.means[among]) if among.any() else 0
-    return Scored(scores, among)
-
-
-def heard(h: Array, other: ClassMeans, matcher: Matcher, small: SmallModels) -> Scored:
-    """Scores of projections ``h`` [B, d] by the ``small`` models: the weighted mean of theirs.
-
-    The rows of ``other`` beyond a classifier's classes can not match.
-    """
-    metric = cast("TrainedMetric", matcher.metric)
-    said = [(weight, model(h)) for weight, model in small]
-    rows = said[0][1].shape[1] if metric == "classifier" else len(other.counts)
-    known = ClassMeans(other.means[:rows], other.counts[:rows])
-    scores = ensemble(np.stack([trained_scores(metric, y, known) for _, y in said]), [weight for weight, _ in said])
-    spare = (0, len(other.counts) - rows)
-    return Scored(np.pad(scores, ((0, 0), spare)), np.pad(known.present, spare))
-
-
-def combined(each: Sequence[Scored], matcher: Matcher) -> Scored:
-    """The scores of all modalities at hand as the softmax takes them: averaged, of probabilities then the logarithm."""
-    one = averaged(each)
-    return logarithms(one) if matcher.metric == "classifier" else one
-
-
-def stand_ins(each: Sequence[Scored], other: ClassMeans, matcher: Matcher) -> Array:
-    """Stand-ins [B, d'] of the ``other`` modality by the scores of each at hand; zeros when no class may match."""
-    scores, among = combined(each, matcher)
-    if not among.any():
-        return np.zeros((len(scores), other.means.shape[1]), np.float32)
-    index, weights = match_scores(scores, among, matcher.k, matcher.temperature)
-    return mix(index, weights, other)
-
-
-def masked(
-    projections: Mapping[str, Array],
-    wanted: list[str],
-    tables: Mapping[str, ClassMeans],
-    kind: str,
-    width: int,
-    matcher: Matcher = DEFAULT_MATCHER,
-    small: Mapping[tuple[str, str], SmallModels] | None = None,
-) -> dict[str, Array]:
-    """``projections`` ([B, d] each, at least one) with every other modality of ``wanted`` filled in.
-
-    ``kind``: "zero" or "prototype" ("none": nothing is absent). With several modalities at hand, all that have a table
-    are matched and their scores averaged; with a trained matcher all that have a small model: ``small`` by (at hand,
-    absent). A modality without a table of its own is filled with zeros. Raises ModelError for an unknown kind, and
-    when a trained matcher has no model for any of the modalities at hand.
-    """
-    if kind not in ("none", "zero", "prototype"):
-        raise ModelError(f"unknown mask {kind!r}", remedy="Choose zero or prototype.")
-    batch = len(next(iter(projections.values())))
-    filled = dict(projections)
-    for modality in wanted:
-        if modality in filled:
-            continue
-        each = _each(projections, modality, tables, matcher, small or {}) if kind == "prototype" else []
-        zeros = np.zeros((batch, width), np.float32)
-        filled[modality] = stand_ins(each, tables[modality], matcher) if each else zeros
-    return filled
-
-
-def _each(
-    projections: Mapping[str, Array],
-    modality: str,
-    tables: Mapping[str, ClassMeans],
+def stand_in(
+    absent: str,
+    r: Mapping[str, Tensor],
+    has: Mapping[str, Tensor],
+    tables: Tables,
     matcher: Matcher,
-    small: Mapping[tuple[str, str], SmallModels],
-) -> list[Scored]:
-    """Scores of the absent modality's classes by each one at hand; [] where that has no table, or none of them has."""
-    if modality not in tables:
-        return []
-    other = tables[modality]
-    if not matcher.trained:
-        return [scored(h, tables[m], other, matcher) for m, h in projections.items() if m in tables]
-    said = [heard(h, other, matcher, small[m, modality]) for m, h in projections.items() if small.get((m, modality))]
-    if not said:
+    networks: Networks,
+) -> Mixture | None:
+    """Stand-ins of the modality ``absent`` from the projections ``r`` [B, d] of the others.
+
+    ``has``: which rows have a modality [B], without an entry: all. ``networks``: for a trained matcher, in place of the
+    others' tables. None when ``absent`` has no table, or all the others lack theirs.
+    Raises ModelError when a trained matcher has no network of any of the others.
+    """
+    if absent not in tables or not (matcher.trained or any(m in tables for m in r if m != absent)):
+        return None
+    rows, weights = choose(scores_of(absent, r, has, tables, matcher, networks), matcher, len(tables[absent].rows))
+    return Mixture(mix(rows, weights, tables[absent]), rows, weights)
+
+
+def scores_of(
+    absent: str,
+    r: Mapping[str, Tensor],
+    has: Mapping[str, Tensor],
+    tables: Tables,
+    matcher: Matcher,
+    networks: Networks,
+) -> Scores:
+    """How near each row of the absent modality's table is, by all modalities at hand; arguments as ``stand_in``."""
+    others = [m for m in r if m != absent]
+    heard = [m for m in others if (networks.get(m) if matcher.trained else m in tables)]
+    if not heard:
         raise ModelError(
-            f"no small model tells what '{modality}' is from {' or '.join(projections)}",
-            remedy="Train the small models in the closing round, or match by cosine, l1 or l2.",
+            f"no small network tells what '{absent}' is from {' or '.join(others)}",
+            remedy="Train the small networks in the closing round, or match by cosine, l1 or l2.",
         )
-    return said
+    each = []
+    for m in heard:
+        if matcher.trained:
+            values, among = _by_networks(r[m], absent, tables[absent], matcher, networks[m])
+        else:
+            values, among = SCORES[matcher.metric](r[m], tables[m].rows), tables[m].valid & tables[absent].valid
+        each.append(Scores(values, among & has[m].unsqueeze(1) if m in has else among))
+    values, among = averaged(each)
+    return Scores(logarithms(values) if matcher.metric == "classifier" else values, among)
+
+
+def choose(scores: Scores, matcher: Matcher, size: int) -> tuple[Tensor, Tensor]:
+    """The best k rows [B, k] (-1: none) of a table of ``size`` rows, and their weights [B, k]."""
+    best, index = torch.where(scores.among, scores.values, EXCLUDED).topk(min(matcher.k, size), dim=1)
+    usable = scores.among[index] if scores.among.ndim == 1 else scores.among.gather(1, index)  # [B, k]
+    weights = (best / matcher.temperature).softmax(dim=1) * usable
+    total = weights.sum(dim=1, keepdim=True)
+    return torch.where(usable, index, -1), weights / torch.where(total > 0, total, 1.0)
+
+
+def mix(rows: Tensor, weights: Tensor, table: Table) -> Tensor:
+    """The weighted sum [B, d] of a table's ``rows`` [B, k]; a row of -1 has the weight 0."""
+    return (weights.unsqueeze(2) * table.rows[rows.clamp(min=0)]).sum(dim=1)
+
+
+def averaged(each: Sequence[Scores]) -> Scores:
+    """Scores by several modalities as one: of each row of the table the mean over those that may match it.
+
+    Of one modality its own, to the bit. At least one.
+    """
+    if len(each) == 1:
+        return each[0]
+    counts = torch.stack([among.expand_as(scores) for scores, among in each]).sum(dim=0)
+    total = torch.stack([torch.where(among, scores, 0.0) for scores, among in each]).sum(dim=0)
+    return Scores(total / counts.clamp(min=1), counts > 0)
+
+
+def logarithms(probabilities: Tensor) -> Tensor:
+    """ln p: ln p / T in the softmax gives p^(1/T), at T = 1 p itself."""
+    return probabilities.clamp(min=SMALLEST_PROBABILITY).log()
+
+
+def cosine(r: Tensor, rows: Tensor) -> Tensor:
+    """Cosines [B, P] of r [B, d] with the rows [P, d]."""
+    return unit(r) @ unit(rows).T
+
+
+def l1(r: Tensor, rows: Tensor) -> Tensor:
+    """-sum|r - row| [B, P]."""
+    return -(r.unsqueeze(1) - rows).abs().sum(dim=2)
+
+
+def l2(r: Tensor, rows: Tensor) -> Tensor:
+    """-|r - row| [B, P]."""
+    # Not from |r|^2 - 2 r.row + |row|^2, which loses the digits of small distances.
+    return -(r.unsqueeze(1) - rows).square().sum(dim=2).clamp(min=SMALLEST_NORM**2).sqrt()
+
+
+#: Scores (r [B, d], rows [P, d]) -> [B, P] by the metrics that need no trained network; larger is nearer.
+SCORES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"cosine": cosine, "l1": l1, "l2": l2}
+
+
+def _by_networks(
+    r: Tensor, absent: str, other: Table, matcher: Matcher, networks: Sequence[tuple[float, Network]]
+) -> Scores:
+    """The mean of the networks' scores by their weights. A classifier knows nothing of rows beyond its classes."""
+    total = sum(weight for weight, _ in networks)
+    if not (total > 0 and all(weight >= 0 for weight, _ in networks)):
+        raise ModelError(
+            f"the devices' weights {[weight for weight, _ in networks]} are not shares of anything",
+            remedy="Weigh by samples: none below zero, and not all zero.",
+        )
+    answers = [(weight / total, network(r, absent)) for weight, network in networks]
+    if matcher.metric == "prior":
+        return Scores(torch.stack([share * cosine(h, other.rows) for share, h in answers]).sum(dim=0), other.valid)
+    scores = torch.stack([share * logits.softmax(dim=1) for share, logits in answers]).sum(dim=0)
+    size, classes = len(other.rows), scores.shape[1]
+    known = torch.arange(size, device=other.valid.device) < classes
+    return Scores(F.pad(scores, (0, size - classes)), other.valid & known)

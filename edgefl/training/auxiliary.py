@@ -21,8 +21,8 @@ from edgefl.models.staged import StagedModel
 from edgefl.plan.job import Job
 from edgefl.plan.usable_samples import clusters_apart
 from edgefl.prototypes.adaptive import LOCAL_CLUSTERS, Local, local_pairs
+from edgefl.prototypes.mask import Table, in_torch
 from edgefl.prototypes.table import from_tensors
-from edgefl.prototypes.torch_mask import Table
 from edgefl.registry import chosen
 from edgefl.training.embeddings import device_of, embeddings
 from edgefl.training.flop_cache import counted, kind_of_step
@@ -56,12 +56,7 @@ def auxiliary_of(job: Job, model: StagedModel, parts: Mapping[str, Tensors], kep
 
 def tables_of(parts: Mapping[str, Tensors], device: torch.device) -> dict[str, Table]:
     """The global prototypes that were received; none in the first round."""
-    if PROTOTYPES not in parts:
-        return {}
-    return {
-        name: Table(torch.from_numpy(table.means).to(device), torch.from_numpy(table.present).to(device))
-        for name, table in from_tensors(parts[PROTOTYPES]).items()
-    }
+    return in_torch(from_tensors(parts[PROTOTYPES]), device) if PROTOTYPES in parts else {}
 
 
 def private_head_tensors(auxiliary: Auxiliary) -> dict[str, dict[str, np.ndarray]]:

@@ -18,31 +18,31 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812 - the field's own name for it
+from torch import Tensor
 
 from edgefl.data.dataset import Dataset
 from edgefl.data.load import load
 from edgefl.data.memmap import chosen
 from edgefl.errors import DataError, ModelError
-from edgefl.methods.absent.stand_ins import AtHand, reconstruction
 from edgefl.models.encoders.base import TokenState
 from edgefl.models.parts import load_part
 from edgefl.models.spec import PROTOTYPES, ModelSpec, encodes_together
 from edgefl.models.staged import StagedModel, build
 from edgefl.plan.job import Stage
-from edgefl.prototypes.mask import SmallModels, masked
+from edgefl.prototypes.mask import Networks, Table, in_torch
 from edgefl.prototypes.matcher import DEFAULT_MATCHER, Matcher
 from edgefl.prototypes.table import ClassMeans, from_tensors
 from edgefl.records import EvaluationRow
+from edgefl.registry import default, method, methods
 from edgefl.training.batches import input_of
 from edgefl.training.embeddings import BATCH, device_of, embeddings
+from edgefl.training.fill import BY_MATCH, AtHand, Make, fill
 from edgefl.training.metrics import classification, pairs, retrieval, same_items
 from edgefl.training.norm_statistics import take_statistics
 
 #: What a model can be judged by: labels, and pairs of modalities.
 TASKS = frozenset({"classification", "retrieval"})
 Tensors = Mapping[str, np.ndarray]
-#: (at hand, absent) -> the small models that guess
-Small = Mapping[tuple[str, str], SmallModels]
 
 
 @dataclass(frozen=True)
@@ -74,42 +74,40 @@ class _Judged:
     names: tuple[str, ...]
     depth: int
     alone: Mapping[str, np.ndarray]
-    tables: Mapping[str, ClassMeans]
+    tables: Mapping[str, Table]
     matcher: Matcher
-    small: Small | None
+    networks: Networks
 
     def logits(self, available: Sequence[str], rows: np.ndarray, mask: str) -> np.ndarray:
-        """[n, C] of the samples ``rows``, which all have ``available``, given only these modalities."""
+        """[n, C] of the samples ``rows``, which all have ``available``, given only these; the rest by ``mask``."""
         starts = range(0, len(rows), BATCH)
         with torch.no_grad():
             return np.concatenate([self._batch(available, rows[start : start + BATCH], mask) for start in starts])
 
     def _batch(self, available: Sequence[str], rows: np.ndarray, mask: str) -> np.ndarray:
-        spec, device = self.model.spec, device_of(self.model)
-        given, tokens = self._encoded(available, rows)
-        if mask == "reconstruction":
-            filled = given | reconstructed(self.model, given)
-        else:
-            filled = masked(given, list(spec.encoders), self.tables, mask, spec.head.out, self.matcher, self.small)
-        # Zeros say that nothing is there; any other stand-in takes part in a mean like the real thing.
-        counted = {m: m in given or bool(np.any(made)) for m, made in filled.items()}
-        fused = self.model.fuse(
-            {m: torch.from_numpy(r).to(device) for m, r in filled.items()},
-            {m: torch.full((len(rows),), there, device=device) for m, there in counted.items()},
-            tokens,
-        )
-        return np.asarray(self.model.classify(fused).cpu().numpy())
+        r, tokens = self._encoded(available, rows)
+        given = AtHand(r, {}, self.model, self.tables, None, BY_MATCH, self.matcher, self.networks)
+        make = method("missing", mask if len(available) < len(self.model.spec.encoders) else default("missing")).make
+        return np.asarray(logits_of(given, make, tokens).cpu().numpy())
 
     def _encoded(
         self, available: Sequence[str], rows: np.ndarray
-    ) -> tuple[dict[str, np.ndarray], dict[str, TokenState] | None]:
+    ) -> tuple[dict[str, Tensor], dict[str, TokenState] | None]:
         """Projections [n, d] and, where the fusion reads them, tokens: encoded with what else a row is given."""
+        device = device_of(self.model)
         if not encodes_together(self.model.spec):
-            return {m: self.alone[m][rows] for m in available}, None
-        inputs = {m: input_of(self.data, m, rows, device_of(self.model)) for m in available}
+            return {m: torch.from_numpy(self.alone[m][rows]).to(device) for m in available}, None
+        inputs = {m: input_of(self.data, m, rows, device) for m in available}
         states = self.model.encode_batch_tokens(inputs, dict.fromkeys(inputs), len(rows), self.depth)
         pooled = {m: self.model.pool_tokens(m, state) for m, state in states.items()}
-        return {m: self.model.project(m, h).cpu().numpy() for m, h in pooled.items()}, states
+        return {m: self.model.project(m, h) for m, h in pooled.items()}, states
+
+
+def logits_of(given: AtHand, make: Make, tokens: Mapping[str, TokenState] | None = None) -> Tensor:
+    """[B, C] of samples that all have exactly the modalities ``given``, with stand-ins by ``make`` for the others."""
+    filled = fill(make, given)
+    has = {m: given.rows(True) for m in given.full}
+    return given.model.classify(given.model.fuse(filled.values, has, tokens, counted=filled.counted))
 
 
 def evaluate(
@@ -121,13 +119,13 @@ def evaluate(
     prototypes: bool,
     tasks: frozenset[str] | None = None,
     matcher: Matcher = DEFAULT_MATCHER,
-    small: Small | None = None,
+    networks: Networks | None = None,
     statistics: bool = False,
 ) -> list[EvaluationRow]:
     """Rows of the model made of ``parts``: classification under every condition, then retrieval of every pair.
 
     ``tasks``: None means classification for a model with classes, else retrieval. ``prototypes``: also with the
-    prototype mask, matched by ``matcher`` (``small``: the models a trained one needs). A model with parts that
+    prototype mask, matched by ``matcher`` (``networks``: those a trained one needs). A model with parts that
     reconstruct is also shown with what they make. ``statistics``: those of batch norm are first taken on the inputs of
     the test set. Raises DataError for classification without labels, ModelError for a task the model was not made for.
     """
@@ -141,7 +139,7 @@ def evaluate(
     names = tuple(m for m in model.encoders if test.data.has(m).any())
     tables = from_tensors(parts[PROTOTYPES]) if prototypes and PROTOTYPES in parts else {}
     alone = _alone(built, test.data, names, stage.depth, asked)
-    judged = _Judged(built, test.data, names, stage.depth, alone, tables, matcher, small)
+    judged = _Judged(built, test.data, names, stage.depth, alone, in_torch(tables), matcher, networks or {})
     rows: list[EvaluationRow] = []
     if "classification" in asked:
         rows += _classification(judged)
@@ -160,7 +158,7 @@ def judge(
     *,
     mask: str = "zero",
     matcher: Matcher = DEFAULT_MATCHER,
-    small: Small | None = None,
+    networks: Networks | None = None,
 ) -> dict[str, float]:
     """A device's model on its own samples, each with exactly those of ``modalities`` it has, the rest by ``mask``.
 
@@ -173,7 +171,8 @@ def judge(
     model.eval()
     here = tuple(m for m in modalities if dataset.has(m).any())
     alone = _alone(model, dataset, here, stage_depth, asked)
-    judged = _Judged(model, dataset, here, stage_depth, alone, tables, matcher, small)
+    on_device = in_torch(tables, device_of(model))
+    judged = _Judged(model, dataset, here, stage_depth, alone, on_device, matcher, networks or {})
     figures: dict[str, float] = {}
     if "classification" in asked and here and dataset.labels is not None:
         figures |= _as_they_are(judged, dataset.labels, mask)
@@ -207,28 +206,14 @@ def _alone(
     return {m: embeddings(model, m, data, depth) for m in names} if needed else {}
 
 
-def reconstructed(model: StagedModel, given: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Stand-ins [B, d] for every modality of ``model`` that is not ``given`` ([B, d] each), as training makes them.
-
-    Raises ModelError when the model has no part that makes one of them.
-    """
-    device = device_of(model)
-    full = {m: torch.from_numpy(r).to(device) for m, r in given.items()}
-    has = {m: torch.ones(len(r), dtype=torch.bool, device=device) for m, r in full.items()}
-    at_hand = AtHand(full, has, {}, None, {}, model)
-    absent = [m for m in model.spec.encoders if m not in given]
-    with torch.no_grad():
-        return {m: reconstruction(m, at_hand).cpu().numpy() for m in absent}
-
-
 def _classification(judged: _Judged) -> list[EvaluationRow]:
     data, labels = judged.data, judged.data.labels
     if labels is None:
         raise DataError("the test set has no labels", remedy="Add an array 'label', or train with objective: clip.")
     rows = []
-    masks = ["zero", *(["prototype"] if judged.tables else [])]
-    masks += ["reconstruction"] if judged.model.spec.reconstruction else []
-    conditions = _conditions(judged.names, len(judged.model.spec.encoders), masks)
+    spec, tables = judged.model.spec, judged.tables
+    masks = [name for name, one in methods("missing").items() if one.offered and one.offered(spec, tables)]
+    conditions = _conditions(judged.names, len(spec.encoders), masks)
     for available, mask in conditions:
         has = np.flatnonzero(np.logical_and.reduce([data.has(m) for m in available]) & (labels >= 0))
         if not has.size:

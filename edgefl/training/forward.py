@@ -10,14 +10,12 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
-from edgefl.methods.absent.stand_ins import MISSING, AtHand, hide
 from edgefl.models.encoders.base import TokenState
 from edgefl.models.staged import StagedModel
+from edgefl.prototypes.mask import Table
 from edgefl.prototypes.matcher import DEFAULT_MATCHER, Matcher
-from edgefl.prototypes.torch_mask import Table
-
-#: What stands in like the real thing, so that a mean over the modalities at hand counts it.
-_COUNTED = frozenset({"prototype", "random", "reconstruction"})
+from edgefl.registry import method
+from edgefl.training.fill import AtHand, Filled, fill, hide
 
 
 @dataclass(frozen=True)
@@ -89,30 +87,20 @@ class Forward:
         return hide(has, drop) if drop and len(has) == len(self.model.spec.encoders) else has
 
     @cached_property
-    def filled(self) -> Mapping[str, Tensor]:
-        """[B, d] of every modality of the model, with stand-ins where a row does not show it."""
+    def filled(self) -> Filled:
+        """Every modality of the model, with stand-ins where a row does not show it."""
         name, options = self.missing
-        wanted = list(self.model.spec.encoders)
-        if not options.get("drop") and all(m in self.projected and self.rows[m] is None for m in wanted):
-            return self.projected
         full, _ = self.spread
-        has = self.at_hand
-        given = AtHand(full, has, self.auxiliary.tables, self.labels, options, self.model, self.auxiliary.matcher)
-        result = {}
-        for m in wanted:
-            stand_in = MISSING[name](m, given)
-            result[m] = torch.where(has[m].unsqueeze(1), full[m], stand_in) if m in full else stand_in
-        return result
+        complete = all(m in self.projected and self.rows[m] is None for m in self.model.spec.encoders)
+        has = {} if complete and not options.get("drop") else self.at_hand
+        tables, matcher = self.auxiliary.tables, self.auxiliary.matcher
+        given = AtHand(full, has, self.model, tables, self.labels, options, matcher)
+        return fill(method("missing", name).make, given)
 
     @cached_property
     def fused(self) -> Tensor:
         """f [B, fused width]: the joint representation."""
-        has = None
-        if self.model.spec.fusion != "concat":
-            nobody = torch.zeros(self.size, dtype=torch.bool, device=next(iter(self.projected.values())).device)
-            counted = self.missing[0] in _COUNTED and self.model.spec.fusion == "mean"
-            has = {m: ~nobody if counted else self.at_hand.get(m, nobody) for m in self.model.spec.encoders}
-        return self.model.fuse(self.filled, has, self.tokens, self.rows)
+        return self.model.fuse(self.filled.values, self.at_hand, self.tokens, self.rows, self.filled.counted)
 
     @cached_property
     def logits(self) -> Tensor:

@@ -15,8 +15,9 @@ from edgefl.plan.usable_samples import needs_pairs
 from edgefl.prototypes.table import from_tensors
 from edgefl.registry import chosen
 from edgefl.training.evaluate import judge
+from edgefl.training.fill import at_inference
 from edgefl.training.flop_cache import counted, kind_of_step, linear_in
-from edgefl.training.scoring import matching
+from edgefl.training.scoring import matcher_of
 
 Tensors = Mapping[str, np.ndarray]
 
@@ -67,10 +68,10 @@ def local_evaluation(
     tasks = frozenset(
         name for name, there in (("classification", labelled), ("retrieval", needs_pairs(job.slots))) if there
     )
-    tables = from_tensors(parts[PROTOTYPES]) if PROTOTYPES in parts and "prototype" in job.slots.missing else {}
+    tables = from_tensors(parts[PROTOTYPES]) if PROTOTYPES in parts else {}
     own = [m for m in job.model.encoders if f"head/{m}" in job.stage.present]
-    matcher, _ = matching(job.model, parts, job.slots, {})
-    mask = "prototype" if tables else "reconstruction" if "reconstruction" in job.slots.missing else "zero"
+    matcher = matcher_of(job.slots, {})
+    mask = at_inference(job.slots.missing, job.model, tables)
     kind = "+".join(("evaluation", *sorted(tasks))).encode() + kind_of_step(job, with_tables=bool(tables))
     rows = {m: int(holdout.has(m).sum()) for m in own}
     complete = int(np.logical_and.reduce([holdout.has(m) for m in own]).sum())
@@ -79,7 +80,7 @@ def local_evaluation(
         kind,
         (("", len(holdout)), ("&", complete), ("labelled", known), *sorted(rows.items())),
         lambda: judge(model, holdout, job.stage.depth, tables, tasks, own, mask=mask, matcher=matcher),
-        linear=linear_in(job),
+        linear="nothing" if tables else linear_in(job),  # matching costs by pairs of modalities
     )
     recalls = [value for name, value in found.items() if name.endswith("_recall_at_1")]
     score = found.get("accuracy", float(np.mean(recalls)) if recalls else None)

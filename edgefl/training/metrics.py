@@ -29,7 +29,7 @@ RSUM_AT = (1, 5, 10)
 TIE = 1e-6
 #: Inputs looked at at a time.
 _ROWS_TOGETHER = 256
-#: Norms below this count as this, as in ``edgefl.prototypes.matching``.
+#: Norms below this count as this, as in ``edgefl.models.vectors``.
 SMALLEST_NORM = 1e-12
 #: Queries compared at once: similarities of 512 x N numbers, 20 MiB for N = 5000, not N x N.
 _BLOCK = 512

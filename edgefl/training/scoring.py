@@ -9,20 +9,20 @@ import numpy as np
 from torch import Tensor
 
 from edgefl.data.dataset import Dataset
-from edgefl.methods.prototypes.matcher_networks import in_numpy
 from edgefl.models.parts import load_part
 from edgefl.models.spec import ModelSpec
 from edgefl.models.staged import StagedModel, build
 from edgefl.plan.job import Slots
 from edgefl.plan.usable_samples import needs_pairs
-from edgefl.prototypes.mask import SmallModels
+from edgefl.prototypes import mask
 from edgefl.prototypes.matcher import DEFAULT_MATCHER, TOP_K, Matcher
 from edgefl.registry import chosen
-from edgefl.training.evaluate import Small
 
 Tensors = Mapping[str, np.ndarray]
 #: "match/<m>" -> the names of the networks that speak for it, with their weights
 Networks = Mapping[str, Mapping[str, float]]
+#: The network of each device that has one, with its weight.
+WeightedNetworks = Sequence[tuple[float, StagedModel]]
 
 
 def tasks_of(model: ModelSpec, slots: Slots, test: Dataset) -> frozenset[str]:
@@ -47,22 +47,22 @@ def matcher_of(slots: Slots, networks: Networks) -> Matcher:
 
 def matching(
     model: ModelSpec, parts: Mapping[str, Tensors], slots: Slots, networks: Networks
-) -> tuple[Matcher, Small | None]:
-    """``matcher_of``, and the small networks it asks, by (modality at hand, absent one).
+) -> tuple[Matcher, mask.Networks]:
+    """``matcher_of``, and the small networks it needs.
 
-    ``networks``: "match/<m>" -> the names among ``parts`` of those that speak for it, with their weights.
+    ``networks``: "match/<m>" -> the names among ``parts`` of the networks of m, with their weights.
     """
     matcher = matcher_of(slots, networks)
     if not matcher.trained:
-        return matcher, None
-    speaking = {part.removeprefix("match/"): speakers(model, parts, part, networks[part]) for part in networks}
-    return matcher, {(m, o): answers(speak, m, o) for m, speak in speaking.items() for o in model.encoders if o != m}
+        return matcher, {}
+    built = {part.removeprefix("match/"): matcher_networks(model, parts, part, networks[part]) for part in networks}
+    return matcher, {m: answers(each, m) for m, each in built.items()}
 
 
-def speakers(
+def matcher_networks(
     model: ModelSpec, parts: Mapping[str, Tensors], part: str, weights: Mapping[str, float]
-) -> list[tuple[float, StagedModel]]:
-    """Each network that speaks as ``part``, "match/<m>", with its weight: ``weights`` by name among ``parts``."""
+) -> WeightedNetworks:
+    """Each network of ``part``, "match/<m>", with its weight: ``weights`` by name among ``parts``."""
     found = []
     for name, weight in weights.items():
         built = build(model, [part])
@@ -71,11 +71,11 @@ def speakers(
     return found
 
 
-def answers(speaking: Sequence[tuple[float, StagedModel]], modality: str, other: str) -> SmallModels:
-    """The networks of ``modality`` as masks take them: what each says of ``other``."""
-    return [(weight, in_numpy(partial(said, built, modality, other))) for weight, built in speaking]
+def answers(networks: WeightedNetworks, modality: str) -> list[tuple[float, mask.Network]]:
+    """The networks of ``modality`` as the prototype mask takes them."""
+    return [(weight, partial(_answer, built, modality)) for weight, built in networks]
 
 
-def said(built: StagedModel, modality: str, other: str, r: Tensor) -> Tensor:
-    """r [B, d] of ``modality`` -> logits [B, C] of a classifier, or a prior's [B, d] in the space of ``other``."""
-    return built.match(modality, r) if built.spec.matching == "classifier" else built.prior(modality, other, r)
+def _answer(built: StagedModel, modality: str, r: Tensor, absent: str) -> Tensor:
+    """r [B, d] of ``modality`` -> logits [B, C] of a classifier, or a prior's [B, d] in the space of ``absent``."""
+    return built.match(modality, r) if built.spec.matching == "classifier" else built.prior(modality, absent, r)

@@ -24,7 +24,7 @@ from edgefl.plan.job import Hyper, Job, Slots
 from edgefl.plan.schedule import SCHEDULES, shallower
 from edgefl.pricing.overhead import Overhead, Share, patterns_of
 from edgefl.pricing.round_price import Pricer, price_step
-from edgefl.prototypes.torch_mask import Table
+from edgefl.prototypes.mask import Table
 from edgefl.resources.flops import FlopCounter
 from edgefl.resources.live_bytes import LiveBytes
 from edgefl.training.batches import Batch, meta_batch

@@ -15,6 +15,7 @@ import onnx
 import pytest
 import torch
 from export_fixture import LABELS, exported, sensor, some_state, some_tables, stage_of, two_sensors, windows
+from mask_oracle import filled as filled_in
 
 from edgefl.errors import DataError, EdgeFLError, ExportError
 from edgefl.export import convert, session
@@ -32,18 +33,17 @@ from edgefl.export.publish import check_target, publish
 from edgefl.export.runtime import ROWS, find_bundles, load_bundle
 from edgefl.models.sizes import encoder_of_size
 from edgefl.models.spec import HeadSpec, JointSpec, ModelSpec
-from edgefl.prototypes.mask import masked
 from edgefl.prototypes.matcher import TEMPERATURE, TOP_K
 from edgefl.prototypes.table import ClassMeans, from_tensors, to_tensors
 from edgefl.records import ObjectRef
 
 
 def evaluated(inputs: dict[str, np.ndarray], tables: dict[str, ClassMeans], kind: str) -> np.ndarray:
-    """Logits as evaluation computes them: torch for the model, numpy for the mask."""
+    """Logits as the evaluation's, of the mask's equations in numpy."""
     model, spec = exported().model, exported().spec
     with torch.no_grad():
         given = {m: model.project(m, model.encode(m, torch.from_numpy(x))).numpy() for m, x in inputs.items()}
-        filled = masked(given, list(spec.encoders), tables, kind, spec.head.out)
+        filled = filled_in(given, list(spec.encoders), tables if kind == "prototype" else {})
         return model.classify(model.fuse({m: torch.from_numpy(r) for m, r in filled.items()})).numpy()
 
 

@@ -1,4 +1,4 @@
-"""The match inside a bundle's graph, and the check that compares it with numpy's."""
+"""The match inside a bundle's graph, and the check of what the file chose."""
 
 from __future__ import annotations
 
@@ -11,196 +11,98 @@ import numpy as np
 import pytest
 import torch
 from export_fixture import some_state, some_tables, two_sensors
+from mask_oracle import METRICS, match
+from mask_oracle import filled as filled_in
 
 from edgefl.errors import ExportError
 from edgefl.export import parity
-from edgefl.export.graph import BundleGraph, Matching
-from edgefl.export.manifest import (
-    MATCHED,
-    WEIGHTS,
-    Check,
-    input_ports,
-    table_name,
-    valid_name,
-)
-from edgefl.export.match_parity import mixed, shortfall, weight_difference
+from edgefl.export.graph import BundleGraph
+from edgefl.export.manifest import MATCHED, WEIGHTS, Check, input_ports, table_name, valid_name
+from edgefl.export.parity import shortfall, weight_difference
+from edgefl.methods.absent.stand_ins import prototype
 from edgefl.models.spec import ModelSpec
 from edgefl.models.staged import StagedModel, build
-from edgefl.prototypes import torch_mask as matching
-from edgefl.prototypes.mask import masked, prototype_mask, scored
+from edgefl.prototypes.mask import Mixture, Scores, mix, scores_of
+from edgefl.prototypes.mask import in_torch as in_torch_tables
 from edgefl.prototypes.matcher import TEMPERATURE, TEMPERATURES, TOP_K, Matcher
-from edgefl.prototypes.matching import METRICS, Scored, match
 from edgefl.prototypes.table import ClassMeans
-from edgefl.prototypes.torch_mask import Table
-from edgefl.training.scoring import answers
-
-
-def table(rows: list[list[float]], valid: list[bool]) -> Table:
-    return Table(torch.tensor(rows), torch.tensor(valid))
-
-
-def stand_in(
-    r: torch.Tensor, own: Table, other: Table, k: int, temperature: float, metric: str = "cosine"
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """What the graph makes of one modality at hand: stand-ins, rows and weights."""
-    return matching.mixed(matching.SCORES[metric](r, own.rows), own.valid & other.valid, other.rows, k, temperature)
-
-
-# The graph's mask
-
-
-def test_the_stand_in_by_hand():
-    # cosines of r = (2, 0) with (3, 0), (0, 1), (-1, 0): 1, 0, -1
-    # the best two at T = 1: softmax(1, 0) = 0.7311, 0.2689
-    own = table([[3.0, 0.0], [0.0, 1.0], [-1.0, 0.0], [9.0, 9.0]], [True, True, True, False])
-    other = table([[10.0, 0.0], [0.0, 10.0], [5.0, 5.0], [9.0, 9.0]], [True, True, True, True])
-    mixed, rows, weights = stand_in(torch.tensor([[2.0, 0.0]]), own, other, 2, 1.0)
-    assert rows.tolist() == [[0, 1]]
-    np.testing.assert_allclose(weights.numpy(), [[0.7311, 0.2689]], atol=1e-4)
-    np.testing.assert_allclose(mixed.numpy(), [[7.311, 2.689]], atol=1e-3)
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_the_stand_in_is_the_prototype_mask_of_evaluation(seed: int):
-    rng = np.random.default_rng(seed)
-    own, other = (
-        ClassMeans(rng.standard_normal((5, 8)).astype(np.float32), (rng.random(5) < 0.6).astype(np.float32))
-        for _ in range(2)
-    )
-    r = rng.standard_normal((6, 8)).astype(np.float32)
-    spare = [(0, 3), (0, 0)]  # three unused rows of a larger capacity
-    padded = [
-        Table(torch.from_numpy(np.pad(t.means, spare)), torch.from_numpy(np.pad(t.present, 3)[3:]))
-        for t in (own, other)
-    ]
-    mixed, rows, weights = stand_in(torch.from_numpy(r), *padded, TOP_K, TEMPERATURE)
-    np.testing.assert_allclose(mixed.numpy(), prototype_mask(r, own, other), atol=1e-6)
-    both = own.present & other.present
-    np.testing.assert_allclose(weights.sum(1).numpy(), float(both.any()), atol=1e-6)
-    assert all(both[row] for row in rows.flatten().tolist() if row >= 0)
-
-
-@pytest.mark.parametrize("metric", list(METRICS))
-def test_each_metric_s_scores_and_stand_ins_are_those_of_the_library(metric: str):
-    # r = (1, 0): cosines .99, 0, .58; L1 -9, -1, -1.2; L2 -sqrt(65), -1, -sqrt(.74)
-    rows = np.array([[9.0, 1.0], [0.0, 0.0], [0.5, 0.7]], np.float32)
-    wanted = {
-        "cosine": [9 / 82**0.5, 0.0, 0.5 / 0.74**0.5],
-        "l1": [-9.0, -1.0, -1.2],
-        "l2": [-(65**0.5), -1.0, -(0.74**0.5)],
-    }
-    r = np.array([[1.0, 0.0]], np.float32)
-    scores = matching.SCORES[metric](torch.from_numpy(r), torch.from_numpy(rows)).numpy()
-    np.testing.assert_allclose(scores, [wanted[metric]], atol=1e-6)
-    np.testing.assert_allclose(METRICS[metric](r, rows), [wanted[metric]], atol=1e-6)
-    rng = np.random.default_rng(1)
-    tables = [ClassMeans(50 * rng.standard_normal((5, 8)).astype(np.float32), np.ones(5, np.float32)) for _ in "ab"]
-    tables[0].counts[3] = 0
-    h = 50 * rng.standard_normal((6, 8)).astype(np.float32)
-    own, other = (Table(torch.from_numpy(t.means), torch.from_numpy(t.present)) for t in tables)
-    matcher = Matcher(metric)
-    found, index, _ = stand_in(torch.from_numpy(h), own, other, matcher.k, matcher.temperature, metric)
-    np.testing.assert_allclose(found.numpy(), prototype_mask(h, *tables, matcher), rtol=1e-4, atol=1e-3)
-    assert 3 not in index
-
-
-def test_a_score_far_below_any_cosine_still_matches():
-    # L1 distances of 40,000 and 50,000: further than a cosine can be, nearer than a row that must not match
-    own = Table(torch.tensor([[4e4], [5e4], [0.0]]), torch.tensor([True, True, False]))
-    other = Table(torch.tensor([[1.0], [2.0], [9.0]]), torch.ones(3, dtype=torch.bool))
-    found, rows, weights = stand_in(torch.zeros(1, 1), own, other, 3, 1.0, "l1")
-    assert found.tolist() == [[1.0]]
-    assert rows.tolist() == [[0, 1, -1]]
-    assert weights.tolist() == [[1.0, 0.0, 0.0]]
-
-
-def test_no_row_valid_in_both_tables_gives_the_zero_mask():
-    own = table([[1.0, 0.0], [0.0, 1.0]], [True, False])
-    other = table([[1.0, 0.0], [0.0, 1.0]], [False, True])
-    mixed, rows, weights = stand_in(torch.ones(3, 2), own, other, 2, 0.1)
-    assert mixed.abs().max() == 0
-    assert weights.abs().max() == 0
-    assert (rows == -1).all()
-
+from edgefl.training.fill import AtHand, Made, Make
+from edgefl.training.scoring import WeightedNetworks, answers
 
 # The check of the file's match
 
 
-def nearly_tied(off: float) -> Scored:
+def nearly_tied(off: float) -> Scores:
     """Cosines [1, 4] of which the third and the fourth are ``off`` apart, and with which classes they may match."""
-    return Scored(np.array([[0.9, 0.895, 0.88 + off, 0.88]], np.float32), np.ones(4, bool))
+    return Scores(torch.tensor([[0.9, 0.895, 0.88 + off, 0.88]]), torch.ones(4, dtype=torch.bool))
 
 
-def softmaxed(scores: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    powers = np.exp(np.take_along_axis(scores.astype(np.float64), rows, axis=1) / TEMPERATURE)
-    return powers / powers.sum(axis=1, keepdims=True)
+def softmaxed(scores: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    return (scores.double().gather(1, rows) / TEMPERATURE).softmax(dim=1)
 
 
 def test_either_of_two_rows_that_rounding_can_swap_is_right_and_nothing_else():
     found = nearly_tied(2e-6)
     for rows, worst in (([0, 1, 2], 0.0), ([0, 1, 3], 2e-6), ([1, 3, 0], 2e-6), ([0, 2, 3], 0.015)):
-        assert shortfall(found, np.array([rows]), 3) == pytest.approx(worst, abs=1e-7)
+        assert shortfall(found, torch.tensor([rows])) == pytest.approx(worst, abs=1e-7)
     for rows in ([0, 1, -1], [0, 0, 1]):
-        assert shortfall(found, np.array([rows]), 3) == math.inf
-    assert shortfall(found, np.array([[0, 1]]), 2) == 0
+        assert shortfall(found, torch.tensor([rows])) == math.inf
+    assert shortfall(found, torch.tensor([[0, 1]])) == 0
     found.among[2] = False
-    assert shortfall(found, np.array([[0, 1, 2]]), 3) == math.inf
-    assert shortfall(found, np.array([[0, 1, 3]]), 3) == 0
+    assert shortfall(found, torch.tensor([[0, 1, 2]])) == math.inf
+    assert shortfall(found, torch.tensor([[0, 1, 3]])) == 0
+    found.among[:] = torch.tensor([True, True, False, False])
+    assert shortfall(found, torch.tensor([[0, 1, -1]])) == 0
+    assert math.isnan(shortfall(Scores(found.values * math.nan, torch.ones(4, dtype=torch.bool)), torch.tensor([[0]])))
 
 
 def test_weights_are_compared_as_the_scores_they_stand_for():
     found = nearly_tied(0.0)
-    rows = np.array([[0, 1, 2]])
-    right = softmaxed(found.scores, rows)
+    rows = torch.tensor([[0, 1, 2]])
+    right = softmaxed(found.values, rows)
 
-    def off(chosen: np.ndarray, weights: np.ndarray) -> float:
+    def off(chosen: torch.Tensor, weights: torch.Tensor) -> float:
         return weight_difference(found, chosen, weights, TEMPERATURE)
 
     assert off(rows, right) < 1e-7
-    rounded = softmaxed(found.scores + np.array([[0, 4e-6, 0, 0]]), rows)
-    assert 2e-6 < off(rows, rounded) < 4e-6 < np.abs(rounded - right).max()
-    assert off(rows, right[:, ::-1]) > 0.01
-    assert math.isnan(off(rows, right * np.nan))
-    none = np.full((1, 3), -1)
-    assert off(none, np.zeros((1, 3), np.float32)) == 0
-    assert off(none, np.full((1, 3), 0.25, np.float32)) == 0.75  # their sum, which should be 0
-    assert off(np.array([[0, 1, -1]]), np.array([[0.6, 0.3, 0.1]], np.float32)) >= 0.1
-    assert off(rows, np.float32(1.01) * right) == pytest.approx(0.01)  # no rounding gives that
-    assert off(rows, np.array([[0.6, 0.5, -0.1]], np.float32)) >= 0.1
+    rounded = softmaxed(found.values + torch.tensor([[0, 4e-6, 0, 0]]), rows)
+    assert 2e-6 < off(rows, rounded) < 4e-6 < float((rounded - right).abs().max())
+    assert off(rows, right.flip(1)) > 0.01
+    assert math.isnan(off(rows, right * math.nan))
+    none = torch.full((1, 3), -1)
+    assert off(none, torch.zeros(1, 3)) == 0
+    assert off(none, torch.full((1, 3), 0.25)) == 0.75  # their sum, which should be 0
+    assert off(torch.tensor([[0, 1, -1]]), torch.tensor([[0.6, 0.3, 0.1]])) >= 0.1
+    assert off(rows, 1.01 * right) == pytest.approx(0.01)  # no rounding gives that
+    assert off(rows, torch.tensor([[0.6, 0.5, -0.1]])) >= 0.1
 
 
 def test_distances_are_compared_as_shares_of_the_largest():
     # -101 left out for -102: 1 / 102 nearer. Weights softmax(-100, -101) = .7311, .2689; ln(.5 / .2689) = .6201 / 102
-    found = Scored(np.array([[-100.0, -101.0, -102.0]], np.float32), np.ones(3, bool))
-    assert shortfall(found, np.array([[0, 2]]), 2) == pytest.approx(1 / 102)
-    even = np.array([[0.5, 0.5]], np.float32)
-    assert weight_difference(found, np.array([[0, 1]]), even, 1.0) == pytest.approx(0.620115 / 102, abs=1e-6)
-
-
-def test_the_mix_leaves_out_what_has_no_row():
-    other = ClassMeans(np.array([[8.0, 0.0], [0.0, 8.0]], np.float32), np.ones(2, np.float32))
-    found = mixed(np.array([[1, 0], [0, -1]]), np.array([[0.75, 0.25], [0.5, 0.5]], np.float32), other)
-    np.testing.assert_array_equal(found, [[2, 6], [4, 0]])
+    found = Scores(torch.tensor([[-100.0, -101.0, -102.0]]), torch.ones(3, dtype=torch.bool))
+    assert shortfall(found, torch.tensor([[0, 2]])) == pytest.approx(1 / 102)
+    even = torch.tensor([[0.5, 0.5]])
+    assert weight_difference(found, torch.tensor([[0, 1]]), even, 1.0) == pytest.approx(0.620115 / 102, abs=1e-6)
 
 
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("classes", [1, 2, 6])
 @pytest.mark.parametrize("metric", list(METRICS))
-def test_the_reference_s_own_match_is_found_right(seed: int, classes: int, metric: str):
+def test_what_the_equations_choose_is_found_right(seed: int, classes: int, metric: str):
     rng = np.random.default_rng(seed)
-    own, other = (
-        ClassMeans(rng.standard_normal((6, 8)).astype(np.float32), (np.arange(6) < classes).astype(np.float32))
-        for _ in range(2)
-    )
+    tables = {
+        m: ClassMeans(rng.standard_normal((6, 8)).astype(np.float32), (np.arange(6) < classes).astype(np.float32))
+        for m in "ab"
+    }
     r = rng.standard_normal((5, 8)).astype(np.float32)
     matcher = Matcher(metric)
-    index, weights = match(r, own, metric, matcher.k, matcher.temperature, own.present)
-    spare = [(0, 0), (0, TOP_K - index.shape[1])]
-    rows, weights = np.pad(index, spare, constant_values=-1), np.pad(weights, spare)
-    found = scored(r, own, other, matcher)
-    assert shortfall(found, rows, matcher.k) == 0
+    chosen = [match({"a": row}, "b", tables, matcher) for row in r]
+    spare = [-1] * (TOP_K - len(chosen[0]))
+    rows = torch.tensor([[*one, *spare] for one in chosen])
+    weights = torch.tensor([[*one.values(), *(0.0 for _ in spare)] for one in chosen])
+    found = scores_of("b", {"a": torch.from_numpy(r)}, {}, in_torch_tables(tables), matcher, {})
+    assert shortfall(found, rows) < 1e-6
     assert weight_difference(found, rows, weights, matcher.temperature) < 1e-6
-    np.testing.assert_allclose(mixed(rows, weights, other), prototype_mask(r, own, other, matcher), atol=1e-6)
 
 
 # Right and wrong graphs
@@ -215,7 +117,7 @@ def model_of(metric: str) -> tuple[ModelSpec, StagedModel]:
 
 
 @functools.cache
-def networks(metric: str, seeds: tuple[int, ...] = (1, 2)) -> tuple[tuple[float, StagedModel], ...]:
+def networks_of(metric: str, seeds: tuple[int, ...] = (1, 2)) -> WeightedNetworks:
     """Two devices' networks of acc, of weights 3 and 1, that are sure enough of something."""
     if metric in METRICS:
         return ()
@@ -235,26 +137,22 @@ def tables_of(metric: str) -> dict[str, ClassMeans]:
     return {m: ClassMeans(np.pad(t.means, spare), np.pad(t.counts, spare[0])) for m, t in found.items()}
 
 
-def subject(metric: str = "cosine") -> parity.Subject:
-    spec, model = model_of(metric)
-    inputs, axes = input_ports(spec, ("acc",))
-    masks = ("prototype", "zero")
-    return parity.Subject(
-        model, 2, ("acc",), inputs, axes, tables_of(metric), masks, Matcher(metric), {"acc": networks(metric)}
-    )
+def graph_of(metric: str, networks: WeightedNetworks | None = None) -> BundleGraph:
+    """What a bundle of acc computes, before its export."""
+    model = model_of(metric)[1]
+    each = {"acc": networks_of(metric) if networks is None else networks}
+    return BundleGraph(model, 2, ("acc",), prototype, tuple(tables_of(metric)), Matcher(metric), each)
 
 
 Answer = Callable[[dict[str, np.ndarray]], dict[str, np.ndarray]]
 
 
-def in_torch(metric: str = "cosine", speakers: tuple[tuple[float, StagedModel], ...] | None = None) -> Answer:
-    """What a right file answers, from the graph before its export."""
-    matching = Matching(Matcher(metric), {"acc": networks(metric) if speakers is None else speakers})
-    graph = BundleGraph(model_of(metric)[1], 2, ("acc",), matching)
+def answering(graph: BundleGraph) -> Answer:
+    """What a file of the ``graph`` answers."""
 
     def answer(feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         tables = []
-        for m, t in tables_of(metric).items():
+        for m, t in tables_of(graph.matcher.metric).items():
             tables += [feeds.get(table_name(m), t.means), feeds.get(valid_name(m), t.present)]
         with torch.no_grad():
             found = graph((torch.from_numpy(feeds["acc"]),), (), tuple(torch.from_numpy(t) for t in tables))
@@ -265,12 +163,14 @@ def in_torch(metric: str = "cosine", speakers: tuple[tuple[float, StagedModel], 
 
 def checked(monkeypatch: pytest.MonkeyPatch, answer: Answer, metric: str = "cosine") -> tuple[Check, ...]:
     monkeypatch.setattr(parity, "run", lambda _, feeds: answer(feeds))
-    return parity.check(None, subject(metric), 1e-4)
+    inputs, axes = input_ports(model_of(metric)[0], ("acc",))
+    subject = parity.Subject(graph_of(metric), inputs, axes, tables_of(metric), ("prototype", "zero"))
+    return parity.check(None, subject, 1e-4)
 
 
 @pytest.mark.parametrize("metric", list(TEMPERATURES))
 def test_a_right_answer_passes_and_every_output_is_compared(monkeypatch: pytest.MonkeyPatch, metric: str):
-    checks = checked(monkeypatch, in_torch(metric), metric)
+    checks = checked(monkeypatch, answering(graph_of(metric)), metric)
     assert {one.mask for one in checks} == {"prototype", "zero", "override"}
     for one in checks:
         assert set(one.differences) == {"logits", "probabilities", MATCHED, WEIGHTS}
@@ -278,50 +178,63 @@ def test_a_right_answer_passes_and_every_output_is_compared(monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("metric", list(TEMPERATURES))
-def test_a_graph_answers_as_the_evaluation_does(metric: str):
+def test_a_graph_answers_as_the_equations_do(metric: str):
     spec, model = model_of(metric)
     x = np.random.default_rng(0).standard_normal((7, 12, 3)).astype(np.float32)
-    small = {("acc", "gyro"): answers(networks(metric), "acc", "gyro")} if networks(metric) else None
     with torch.no_grad():
         given = {"acc": model.project("acc", model.encode("acc", torch.from_numpy(x))).numpy()}
-        both = some_tables(spec)
-        filled = masked(given, list(spec.encoders), both, "prototype", 8, Matcher(metric), small)
+        networks = {"acc": answers(networks_of(metric), "acc")}
+        filled = filled_in(given, list(spec.encoders), some_tables(spec), Matcher(metric), networks)
         logits = model.classify(model.fuse({m: torch.from_numpy(r) for m, r in filled.items()})).numpy()
-    found = in_torch(metric)({"acc": x})
-    np.testing.assert_allclose(found["logits"], logits, atol=1e-5)
+    found = answering(graph_of(metric))({"acc": x})
+    np.testing.assert_allclose(found["logits"], logits, atol=1e-4)
     assert found["matched"].max() < 4  # no spare row
 
 
-Mixed = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
-MIXED = matching.mixed
+Change = Callable[[Mixture, AtHand], tuple[torch.Tensor, torch.Tensor]]
 
 
-def flatter(scores: torch.Tensor, among: torch.Tensor, rows: torch.Tensor, k: int, temperature: float) -> Mixed:
-    return MIXED(scores, among, rows, k, 2 * temperature)
+def flatter(mixture: Mixture, given: AtHand) -> tuple[torch.Tensor, torch.Tensor]:
+    """As by twice the temperature."""
+    weights = mixture.weights.sqrt()
+    return mixture.rows, weights / weights.sum(dim=1, keepdim=True).clamp(min=1e-9)
 
 
-def furthest(scores: torch.Tensor, among: torch.Tensor, rows: torch.Tensor, k: int, temperature: float) -> Mixed:
-    return MIXED(-scores, among, rows, k, temperature)
+def backwards(mixture: Mixture, given: AtHand) -> tuple[torch.Tensor, torch.Tensor]:
+    """The weights in the wrong order."""
+    count = (mixture.rows >= 0).sum(dim=1, keepdim=True)
+    order = (count - 1 - torch.arange(mixture.rows.shape[1])).clamp(min=0).expand_as(mixture.rows)
+    return mixture.rows, torch.where(mixture.rows >= 0, mixture.weights.gather(1, order), 0.0)
 
 
-def fewer(scores: torch.Tensor, among: torch.Tensor, rows: torch.Tensor, k: int, temperature: float) -> Mixed:
-    return MIXED(scores, among, rows, k - 1, temperature)
+def fewer(mixture: Mixture, given: AtHand) -> tuple[torch.Tensor, torch.Tensor]:
+    return mixture.rows[:, :-1], mixture.weights[:, :-1] / mixture.weights[:, :-1].sum(1, keepdim=True).clamp(min=1e-9)
 
 
-def louder(scores: torch.Tensor, among: torch.Tensor, rows: torch.Tensor, k: int, temperature: float) -> Mixed:
-    made, index, weights = MIXED(scores, among, rows, k, temperature)
-    return 1.0099 * made, index, 1.0099 * weights
+def louder(mixture: Mixture, given: AtHand) -> tuple[torch.Tensor, torch.Tensor]:
+    return mixture.rows, 1.0099 * mixture.weights
 
 
-def negative(scores: torch.Tensor, among: torch.Tensor, rows: torch.Tensor, k: int, temperature: float) -> Mixed:
-    _, index, weights = MIXED(scores, among, rows, k, temperature)
-    least = (weights == weights.min(dim=1, keepdim=True).values) & (index >= 0)
-    weights = torch.where(least, -0.5, weights)
-    return (weights.unsqueeze(2) * rows[index.clamp(min=0)]).sum(1), index, weights
+def negative(mixture: Mixture, given: AtHand) -> tuple[torch.Tensor, torch.Tensor]:
+    least = (mixture.weights == mixture.weights.min(dim=1, keepdim=True).values) & (mixture.rows >= 0)
+    return mixture.rows, torch.where(least, -0.5, mixture.weights)
 
 
-def anywhere(scores: torch.Tensor, among: torch.Tensor, rows: torch.Tensor, k: int, temperature: float) -> Mixed:
-    return MIXED(scores, torch.ones_like(among), rows, k, temperature)
+def anywhere(mixture: Mixture, given: AtHand) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rows that hold no prototype too."""
+    return torch.where(mixture.rows >= 0, mixture.rows, CAPACITY - 1), mixture.weights
+
+
+def made_by(change: Change) -> Make:
+    """Stand-ins of a wrong choice, with which the graph goes on consistently."""
+
+    def make(modality: str, given: AtHand) -> Made:
+        found = prototype(modality, given).mixture
+        rows, weights = change(found, given)
+        values = mix(rows, weights, given.tables[modality])
+        return Made(values, weights.sum(dim=1) > 0, Mixture(values, rows, weights))
+
+    return make
 
 
 @pytest.mark.parametrize("metric", list(TEMPERATURES))
@@ -329,7 +242,7 @@ def anywhere(scores: torch.Tensor, among: torch.Tensor, rows: torch.Tensor, k: i
     ("wrong", "said"),
     [
         (flatter, WEIGHTS),
-        (furthest, WEIGHTS),  # all that may match are chosen: only their order is wrong
+        (backwards, WEIGHTS),
         (fewer, MATCHED),
         (anywhere, MATCHED),
         (louder, WEIGHTS),
@@ -337,60 +250,51 @@ def anywhere(scores: torch.Tensor, among: torch.Tensor, rows: torch.Tensor, k: i
     ],
 )
 def test_a_graph_that_matches_wrongly_and_goes_on_consistently_is_refused(
-    monkeypatch: pytest.MonkeyPatch, wrong: Callable[..., Mixed], said: str, metric: str
+    monkeypatch: pytest.MonkeyPatch, wrong: Change, said: str, metric: str
 ):
-    monkeypatch.setattr("edgefl.export.graph.mixed", wrong)
-    monkeypatch.setattr("edgefl.prototypes.torch_mask.mixed", wrong)
+    graph = graph_of(metric)
+    graph.make = made_by(wrong)
     with pytest.raises(ExportError, match=f"acc: '{re.escape(said)}' differs by"):
-        checked(monkeypatch, in_torch(metric), metric)
+        checked(monkeypatch, answering(graph), metric)
 
 
 @pytest.mark.parametrize(("metric", "other"), [("cosine", "l2"), ("l1", "l2"), ("l2", "l1"), ("l2", "cosine")])
 def test_a_graph_that_measures_otherwise_is_refused(monkeypatch: pytest.MonkeyPatch, metric: str, other: str):
-    monkeypatch.setitem(matching.SCORES, metric, matching.SCORES[other])
+    graph = graph_of(metric)
+    graph.matcher = Matcher(other, temperature=Matcher(metric).temperature)
     with pytest.raises(ExportError, match=r"acc: '(matched|weights)\.score' differs by"):
-        checked(monkeypatch, in_torch(metric), metric)
+        checked(monkeypatch, answering(graph), metric)
 
 
 @pytest.mark.parametrize("metric", ["classifier", "prior"])
 @pytest.mark.parametrize(
-    "speakers",
+    "networks",
     [
-        lambda metric: networks(metric)[:1],
-        lambda metric: tuple((4 - weight, network) for weight, network in networks(metric)),
-        lambda metric: networks(metric, (3, 2)),
+        lambda metric: networks_of(metric)[:1],
+        lambda metric: tuple((4 - weight, network) for weight, network in networks_of(metric)),
+        lambda metric: networks_of(metric, (3, 2)),
     ],
     ids=["one alone", "other weights", "another network"],
 )
-def test_a_graph_to_which_other_networks_speak_is_refused(
-    monkeypatch: pytest.MonkeyPatch, metric: str, speakers: Callable[[str], tuple]
+def test_a_graph_of_other_networks_is_refused(
+    monkeypatch: pytest.MonkeyPatch, metric: str, networks: Callable[[str], WeightedNetworks]
 ):
     with pytest.raises(ExportError, match=r"acc: '(matched|weights)\.score' differs by"):
-        checked(monkeypatch, in_torch(metric, speakers(metric)), metric)
+        checked(monkeypatch, answering(graph_of(metric, networks(metric))), metric)
 
 
-def test_a_graph_that_takes_the_softmax_of_probabilities_is_refused(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("edgefl.export.graph.logarithms", lambda scores: scores)
+@pytest.mark.parametrize("change", [lambda p: p.clamp(min=1e-30), lambda p: 2 * p.log()], ids=["plain", "squared"])
+def test_a_file_that_weighs_otherwise_than_by_probabilities_is_refused(
+    monkeypatch: pytest.MonkeyPatch, change: Callable[[torch.Tensor], torch.Tensor]
+):
+    def wrong(mixture: Mixture, given: AtHand) -> tuple[torch.Tensor, torch.Tensor]:
+        weights = torch.where(mixture.rows >= 0, change(mixture.weights), -torch.inf).softmax(dim=1)
+        return mixture.rows, weights.nan_to_num(0.0)
+
+    graph = graph_of("classifier")
+    graph.make = made_by(wrong)
     with pytest.raises(ExportError, match=r"acc: 'weights\.score' differs by"):
-        checked(monkeypatch, in_torch("classifier"), "classifier")
-
-
-def test_a_graph_weighs_by_a_classifier_s_probabilities():
-    """p = .99, .005, .005, 0 by one network: the best three weigh that much."""
-    p = torch.tensor([[0.99, 0.005, 0.005, 0.0]])
-    every = torch.ones(4, dtype=torch.bool)
-    made, rows, weights = matching.mixed(matching.logarithms(p), every, torch.eye(4), 3, 1.0)
-    assert rows[0, 0] == 0
-    assert sorted(rows[0, 1:].tolist()) == [1, 2]
-    np.testing.assert_allclose(weights.numpy(), [[0.99, 0.005, 0.005]], atol=1e-6)
-    np.testing.assert_allclose(made.numpy(), p.numpy(), atol=1e-6)
-
-
-def test_a_classifier_s_logits_are_no_probabilities(monkeypatch: pytest.MonkeyPatch):
-    wrong, plain = in_torch("classifier"), torch.softmax
-    monkeypatch.setattr(torch.Tensor, "softmax", lambda x, dim: x if x.shape[1] == 4 else plain(x, dim))
-    with pytest.raises(ExportError, match=r"acc: '(matched|weights)\.score' differs by"):
-        checked(monkeypatch, wrong, "classifier")
+        checked(monkeypatch, answering(graph), "classifier")
 
 
 @pytest.mark.parametrize(
@@ -409,7 +313,7 @@ def test_a_classifier_s_logits_are_no_probabilities(monkeypatch: pytest.MonkeyPa
 def test_an_output_that_is_off_is_named(
     monkeypatch: pytest.MonkeyPatch, output: str, change: Callable[..., np.ndarray], said: str
 ):
-    right = in_torch()
+    right = answering(graph_of("cosine"))
 
     def off(feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         outputs = right(feeds)

@@ -80,7 +80,7 @@ def told(spec: ModelSpec, slots: Slots, networks: Networks, data: Dataset) -> di
     """Accuracy of each modality alone by the evaluation's prototype mask."""
     parts = state_of(spec)
     matcher, models = matching(spec, parts, slots, networks)
-    rows = evaluate(spec, stage_of(spec, 1), parts, TestSet(data), prototypes=True, matcher=matcher, small=models)
+    rows = evaluate(spec, stage_of(spec, 1), parts, TestSet(data), prototypes=True, matcher=matcher, networks=models)
     found = [row for row in rows if row.missing == "prototype" and row.metric == "accuracy"]
     assert {row.matcher for row in found} == {matcher.metric}
     return {row.available[0]: row.value for row in found}

@@ -6,6 +6,7 @@ import functools
 import json
 import tempfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +25,7 @@ from edgefl.export.bundle import export_bundles
 from edgefl.export.graph import BundleGraph
 from edgefl.export.manifest import MODEL_FILE, input_ports, read_manifest
 from edgefl.export.runtime import load_bundle
+from edgefl.methods.absent.stand_ins import reconstruction, zero
 from edgefl.models.spec import JointSpec, ModelSpec
 from edgefl.plan.job import RunPlan, Slots
 from edgefl.protocol.tensors import encode_part
@@ -91,8 +93,8 @@ def checked(monkeypatch: pytest.MonkeyPatch, spec: ModelSpec, change: Callable[[
     """The parity check of a graph before its export."""
     model, _ = some_state(spec, prototypes=False)
     inputs, axes = input_ports(spec, ("acc",))
-    subject = parity.Subject(model, 1, ("acc",), inputs, axes, {}, ("reconstruction",))
-    graph = BundleGraph(model, 1, ("acc",), None, reconstructs=True)
+    right, graph = (BundleGraph(model, 1, ("acc",), reconstruction) for _ in "ab")
+    subject = parity.Subject(right, inputs, axes, {}, ("reconstruction",))
     change(graph)
 
     def answer(_: object, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -108,20 +110,24 @@ def checked(monkeypatch: pytest.MonkeyPatch, spec: ModelSpec, change: Callable[[
     "changes", [{}, {"fusion": "mean"}, {"fusion": "joint", "joint": JointSpec(8, 2, 1)}], ids=["mlp", "mean", "joint"]
 )
 def test_a_graph_that_leaves_the_absent_one_out_is_refused(monkeypatch: pytest.MonkeyPatch, changes: dict):
-    def zero(graph: BundleGraph) -> None:
-        graph.reconstructs = False
+    def zeros(graph: BundleGraph) -> None:
+        graph.make = zero
 
     for one in checked(monkeypatch, small(**changes), lambda _: None):
         assert one.mask == "reconstruction"
         assert max(one.differences.values()) < 1e-6
     with pytest.raises(ExportError, match=r"acc: '\w+' differs by .* \(mask reconstruction"):
-        checked(monkeypatch, small(**changes), zero)
+        checked(monkeypatch, small(**changes), zeros)
 
 
 def test_a_graph_that_reconstructs_from_something_else_is_refused(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("edgefl.export.graph.mean_at_hand", lambda given, _: 0.99 * next(iter(given.values())))
+    def other(graph: BundleGraph) -> None:
+        graph.make = lambda m, given: reconstruction(
+            m, replace(given, full={n: 0.99 * r for n, r in given.full.items()})
+        )
+
     with pytest.raises(ExportError, match=r"'logits' differs by .* \(mask reconstruction"):
-        checked(monkeypatch, small(), lambda _: None)
+        checked(monkeypatch, small(), other)
 
 
 def test_a_model_without_the_networks_is_refused(tmp_path: Path):
@@ -144,7 +150,7 @@ def a_run(place: Path, slots: Slots) -> Path:
 
 def test_a_run_is_exported_with_what_its_recipe_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     def known(graph: BundleGraph, *_rest: object) -> bytes:
-        assert graph.reconstructs
+        assert graph.make is reconstruction
         return (rebuilt().directory / "+".join(graph.given) / MODEL_FILE).read_bytes()
 
     monkeypatch.setattr(convert, "to_onnx", known)

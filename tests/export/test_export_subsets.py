@@ -19,15 +19,15 @@ from test_predict import edgefl
 from edgefl.data.dataset import Dataset
 from edgefl.errors import DataError
 from edgefl.export.bundle import export_bundles
-from edgefl.export.graph import BundleGraph, Matching
+from edgefl.export.graph import BundleGraph
 from edgefl.export.manifest import MANIFEST_FILE, MODEL_FILE, Manifest, read_manifest
 from edgefl.export.parity import subset_list
 from edgefl.export.predict import apply, choose
 from edgefl.export.runtime import find_bundles, load_bundle
 from edgefl.models.spec import JointSpec, ModelSpec
 from edgefl.models.staged import StagedModel
-from edgefl.prototypes.matcher import Matcher
 from edgefl.prototypes.table import ClassMeans, from_tensors, to_tensors
+from edgefl.registry import method
 from edgefl.training.evaluate import TestSet, evaluate, judge
 
 NAMES = ("acc", "gyro", "press")
@@ -278,16 +278,16 @@ def _all_lack(data: Dataset, *names: str) -> Dataset:
 
 def in_torch(model: StagedModel, data: Dataset, parts: Parts, mask: str) -> np.ndarray:
     """What the graph answers before its export, each sample by what it has."""
-    matching = Matching(Matcher()) if mask in ("zero", "prototype") else None
-    graph = BundleGraph(model, 1, NAMES, matching, reconstructs=mask == "reconstruction")
+    tables = {} if mask == "reconstruction" else from_tensors(parts["prototypes"])
+    make = method("missing", "prototype" if tables else mask).make  # a mask of zeros is one whose tables hold no row
+    graph = BundleGraph(model, 1, NAMES, make, tuple(tables))
     inputs = tuple(torch.from_numpy(data.modalities[m]) for m in NAMES)
     presence = tuple(torch.from_numpy(data.present[m].astype(np.float32)) for m in NAMES)
-    tables: list[torch.Tensor] = []
-    if matching:
-        for table in from_tensors(parts["prototypes"]).values():
-            tables += [torch.from_numpy(table.means), torch.from_numpy(table.present & (mask == "prototype"))]
+    shown: list[torch.Tensor] = []
+    for table in tables.values():
+        shown += [torch.from_numpy(table.means), torch.from_numpy(table.present & (mask == "prototype"))]
     with torch.no_grad():
-        return graph(inputs, presence, tuple(tables))[0].numpy()
+        return graph(inputs, presence, tuple(shown))[0].numpy()
 
 
 @pytest.mark.parametrize("mask", ["zero", "prototype", "reconstruction"])

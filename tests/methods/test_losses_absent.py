@@ -17,7 +17,7 @@ from edgefl.methods.objectives.proximal import proximal, regulariser
 from edgefl.methods.objectives.ram import ram
 from edgefl.methods.objectives.reconstruction import reconstruction
 from edgefl.methods.objectives.shared import blank, masked
-from edgefl.prototypes.torch_mask import Table
+from edgefl.prototypes.mask import Table
 
 torch.set_num_threads(1)
 

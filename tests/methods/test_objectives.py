@@ -21,12 +21,13 @@ from training_fixture import (
     random_batch,
 )
 
-from edgefl.methods.absent.stand_ins import MISSING, hide
 from edgefl.methods.objectives.clip import clip_loss
 from edgefl.models.staged import StagedModel, build
 from edgefl.plan.job import Job
+from edgefl.prototypes.mask import Table
 from edgefl.prototypes.matcher import TEMPERATURE
-from edgefl.prototypes.torch_mask import Table
+from edgefl.registry import methods
+from edgefl.training.fill import hide
 from edgefl.training.forward import Auxiliary, Forward
 from edgefl.training.step import prepare, total_loss
 
@@ -213,7 +214,7 @@ def test_ram_follows_as_unit_vectors_the_modalities_that_classify_a_labelled_sam
 def filled(kind, options=None, tables=None, labels=None):
     projected = {"a": torch.ones(3, 6), "b": torch.full((1, 6), 5.0)}
     forward = forward_of(projected, {"b": torch.tensor([1])}, labels, tables, (kind, options or {}))
-    return forward.filled
+    return forward.filled.values
 
 
 def test_zeros_and_noise_stand_in_where_a_sample_lacks_the_modality():
@@ -225,7 +226,7 @@ def test_zeros_and_noise_stand_in_where_a_sample_lacks_the_modality():
     noise = filled("random")["b"]
     assert len(set(noise[[0, 2]].flatten().tolist())) == 12
     assert noise[1].tolist() == [5.0] * 6
-    big = forward_of({"a": torch.ones(500, 6)}, missing=("random", {})).filled["b"]
+    big = forward_of({"a": torch.ones(500, 6)}, missing=("random", {})).filled.values["b"]
     assert big.mean().item() == pytest.approx(0, abs=0.1)
     assert big.std().item() == pytest.approx(1, abs=0.1)
 
@@ -252,10 +253,10 @@ def test_the_prototypes_that_the_modality_at_hand_matches_stand_in():
     assert result["b"][1].tolist() == [5.0] * 6
 
 
-@pytest.mark.parametrize("kind", [kind for kind in MISSING if kind != "reconstruction"])
+@pytest.mark.parametrize("kind", [kind for kind in methods("missing") if kind != "reconstruction"])
 def test_a_modality_that_nobody_in_the_batch_has_is_filled_whole(kind):
     forward = forward_of({"a": torch.ones(3, 6)}, labels=torch.tensor([0, 1, 2]), missing=(kind, {}))
-    result = forward.filled
+    result = forward.filled.values
     assert list(result) == ["a", "b"]
     assert result["b"].shape == (3, 6)
 

@@ -21,8 +21,8 @@ from edgefl.methods.objectives.prototype_contrast import prototype_contrast
 from edgefl.models.spec import HeadSpec, is_matcher
 from edgefl.models.staged import build
 from edgefl.plan.schedule import with_closing
+from edgefl.prototypes.mask import Table
 from edgefl.prototypes.table import from_tensors
-from edgefl.prototypes.torch_mask import Table
 from edgefl.training.round import train_round
 
 torch.set_num_threads(1)

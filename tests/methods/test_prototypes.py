@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgefl.errors import ModelError, ProtocolError
-from edgefl.prototypes.matching import METRICS, match, mix
 from edgefl.prototypes.table import ClassMeans, class_means, empty, from_tensors, merge, to_tensors
 
 ORACLES = {
@@ -109,66 +108,3 @@ def test_tables_survive_the_way_through_tensors():
 def test_malformed_tensors_name_the_table(tensors, message):
     with pytest.raises(ProtocolError, match=message):
         from_tensors(tensors)
-
-
-def test_matching_and_mixing_give_the_hand_computed_mask():
-    given_, expect = ORACLES["protomix-1"]["inputs"], ORACLES["protomix-1"]["expect"]
-    image = table(given_["image_prototypes"], [1, 1, 1])
-    text = table(given_["text_prototypes"], [1, 1, 1])
-    index, weights = match([given_["h"]], image, "l2", k=given_["k"])
-    assert index.tolist() == [expect["index"]]
-    np.testing.assert_allclose(weights, [expect["weights"]], atol=1e-6)
-    np.testing.assert_allclose(mix(index, weights, text), [expect["mask"]], atol=1e-6)
-
-
-@pytest.mark.parametrize("metric", METRICS)
-def test_every_metric_finds_a_prototype_from_itself_and_its_weights_sum_to_one(metric):
-    means = np.random.default_rng(0).normal(size=(5, 8)).astype(np.float32)
-    index, weights = match(means, ClassMeans(means, np.ones(5, np.float32)), metric, k=3, temperature=0.1)
-    assert index[:, 0].tolist() == [0, 1, 2, 3, 4]
-    np.testing.assert_allclose(weights.sum(axis=1), 1, atol=1e-6)
-    assert (np.diff(weights, axis=1) <= 0).all()
-
-
-@pytest.mark.parametrize(
-    ("metric", "temperature", "difference"),
-    [("l1", 1.0, 7 - 1), ("l2", 1.0, 5 - 1), ("l2", 2.0, (5 - 1) / 2), ("cosine", 0.5, (1 - 0.6) / 0.5)],
-)
-def test_the_weights_follow_the_metric_and_the_temperature(metric, temperature, difference):
-    h, prototypes = ([[0, 0]], [[3, 4], [0, 1]]) if metric != "cosine" else ([[0, 2]], [[4, 3], [0, 1]])
-    index, weights = match(h, table(prototypes, [1, 1]), metric, k=2, temperature=temperature)
-    assert index.tolist() == [[1, 0]]
-    np.testing.assert_allclose(weights[0, 0], 1 / (1 + np.exp(-difference)), atol=1e-6)
-
-
-@pytest.mark.parametrize("metric", METRICS)
-def test_absent_classes_never_match_and_k_is_clamped(metric):
-    prototypes = table([[1, 0], [0, 0], [0, 1]], [2, 0, 2])
-    index, _ = match([[0, 0]], prototypes, metric, k=3)
-    assert index.tolist() == [[0, 2]]
-    index, weights = match([[1, 0]], prototypes, metric, k=3, among=np.array([False, True, True]))
-    assert index.tolist() == [[2]]
-    assert weights.tolist() == [[1]]
-    with pytest.raises(ModelError, match="no class has a prototype"):
-        match([[0, 0]], empty(3, 2), metric)
-
-
-def test_mixing_leaves_classes_out_that_the_other_table_lacks():
-    other = table([[4, 4], [9, 9]], [1, 0])  # whatever lies in the row of an absent class
-    index, weights = np.array([[0, 1], [1, 1]]), np.array([[0.5, 0.5], [0.5, 0.5]], np.float32)
-    assert mix(index, weights, other).tolist() == [[4, 4], [0, 0]]
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [({"metric": "cosinus"}, "cosine, l1, l2"), ({"k": 0}, "k >= 1"), ({"temperature": 0}, "> 0")],
-)
-def test_wrong_settings_are_errors(options, message):
-    with pytest.raises(ModelError) as caught:
-        match([[1.0]], table([[1]], [1]), **options)
-    assert message in caught.value.message + caught.value.remedy
-
-
-def test_a_wrong_width_names_both_shapes():
-    with pytest.raises(ModelError, match=r"\[1, 3\].*\[1, 1\]"):
-        match([[1, 2, 3]], table([[1]], [1]))

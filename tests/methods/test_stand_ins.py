@@ -11,6 +11,7 @@ from training_fixture import CROSS_ENTROPY, SHAPE, dataset, job, model_spec, par
 
 from edgefl.data.dataset import Dataset
 from edgefl.errors import ModelError
+from edgefl.methods.absent.stand_ins import reconstruction
 from edgefl.models.parts import load_part
 from edgefl.models.spec import JointSpec, ModelSpec
 from edgefl.models.staged import StagedModel, build
@@ -19,7 +20,8 @@ from edgefl.plan.schedule import restrict
 from edgefl.prototypes.table import ClassMeans, to_tensors
 from edgefl.training.auxiliary import auxiliary_of
 from edgefl.training.batches import Batch
-from edgefl.training.evaluate import TestSet, evaluate, judge, reconstructed
+from edgefl.training.evaluate import TestSet, evaluate, judge
+from edgefl.training.fill import AtHand, Made, fill
 from edgefl.training.local_evaluation import local_evaluation
 from edgefl.training.step import run_forward
 
@@ -118,12 +120,16 @@ def test_a_reconstruction_by_hand():
         hidden = x @ w["0.weight"].T + w["0.bias"]
         return F.gelu(torch.from_numpy(hidden)).numpy() @ w["2.weight"].T + w["2.bias"]
 
-    alone = reconstructed(model, {"a": r["a"]})
+    def made(*given: str) -> dict[str, Made]:
+        with torch.no_grad():
+            return fill(reconstruction, AtHand({m: torch.from_numpy(r[m]) for m in given}, {}, model)).made
+
+    alone = made("a")
     assert set(alone) == {"b", "c"}
-    np.testing.assert_allclose(alone["b"], mlp("b", r["a"]), atol=1e-6)
-    (c,) = reconstructed(model, {"a": r["a"], "b": r["b"]}).values()
-    np.testing.assert_allclose(c, mlp("c", (r["a"] + r["b"]) / 2), atol=1e-6)
-    assert reconstructed(model, r) == {}
+    np.testing.assert_allclose(alone["b"].values, mlp("b", r["a"]), atol=1e-6)
+    (c,) = made("a", "b").values()
+    np.testing.assert_allclose(c.values, mlp("c", (r["a"] + r["b"]) / 2), atol=1e-6)
+    assert made(*r) == {}
 
 
 def test_the_evaluation_shows_reconstruction_of_a_model_that_has_the_parts():

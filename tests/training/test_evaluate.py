@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812 - the field's own name for it
+from mask_oracle import filled as filled_in
+from mask_oracle import stand_in
 from sklearn.metrics import precision_recall_fscore_support
 from training_fixture import CLIP, SHAPE, dataset, job, model_spec, parts_of, stages_of
 
@@ -15,9 +17,7 @@ from edgefl.errors import DataError, ModelError
 from edgefl.models.parts import load_part
 from edgefl.models.spec import JointSpec
 from edgefl.models.staged import build
-from edgefl.prototypes.mask import masked, prototype_mask
-from edgefl.prototypes.matcher import TEMPERATURE, TOP_K, Matcher
-from edgefl.prototypes.matching import match, mix
+from edgefl.prototypes.matcher import Matcher
 from edgefl.prototypes.table import ClassMeans, to_tensors
 from edgefl.training.evaluate import TestSet, evaluate, judge
 from edgefl.training.metrics import retrieval
@@ -161,7 +161,7 @@ def test_the_prototype_mask_of_the_evaluation_is_that_of_the_library():
     rows = figures(evaluate(SPEC, STAGE, parts, TestSet(data), prototypes=True))
     model, r = projections(SPEC, STAGE, parts, data)
     for m, other in ("ab", "ba"):
-        given = {m: r[m], other: torch.from_numpy(prototype_mask(r[m].numpy(), both[m], both[other]))}
+        given = {m: r[m], other: torch.from_numpy(stand_in({m: r[m].numpy()}, other, both))}
         with torch.no_grad():
             answers = model.classify(model.fuse(given)).argmax(1).numpy()
         assert rows[(m,), "prototype", "accuracy"] == (pytest.approx((answers == data.labels).mean()), 9)
@@ -246,7 +246,8 @@ def test_a_device_is_judged_on_each_sample_as_it_is(mask):
     logits = []
     for i in (0, 1, 2, 3, 4, 5, 7, 8, 9):  # one by one; 6 has no label
         given = {m: r[m][i : i + 1].numpy() for m in "ab" if data.has(m)[i]}
-        filled = {m: torch.from_numpy(x) for m, x in masked(given, ["a", "b"], both, mask, 6).items()}
+        known = both if mask == "prototype" else {}
+        filled = {m: torch.from_numpy(x) for m, x in filled_in(given, ["a", "b"], known).items()}
         with torch.no_grad():
             logits.append(model.classify(model.fuse(filled)))
     labels = torch.from_numpy(np.delete(data.labels, 6))
@@ -301,11 +302,11 @@ def test_the_matcher_decides_what_fills_the_gaps():
     parts = {**parts_of(job(SPEC, STAGE)), "prototypes": to_tensors(both)}
     classifier = Matcher("classifier", k=1)
 
-    def certain(h):  # whatever it is shown, class 1
-        return np.tile(np.array([0, 9, 0], np.float32), (len(h), 1))
+    def certain(r, absent):  # whatever it is shown, class 1
+        return torch.tensor([0.0, 9, 0]).expand(len(r), -1)
 
-    small = {("a", "b"): [(1.0, certain)], ("b", "a"): [(1.0, certain)]}
-    options = {"prototypes": True, "matcher": classifier, "small": small}
+    networks = {m: [(1.0, certain)] for m in "ab"}
+    options = {"prototypes": True, "matcher": classifier, "networks": networks}
     told = evaluate(SPEC, STAGE, parts, TestSet(data), **options)
     assert {(row.missing, row.matcher) for row in told} == {("none", ""), ("zero", ""), ("prototype", "classifier")}
     rows = figures(told)
@@ -316,7 +317,7 @@ def test_the_matcher_decides_what_fills_the_gaps():
             answers = model.classify(model.fuse({m: r[m], other: row})).argmax(1)
         assert rows[(m,), "prototype", "accuracy"] == (pytest.approx(sklearns(answers, data.labels)["accuracy"]), 9)
     lacking = dataset(9, {"b": list(range(9))})
-    own = judge(model, lacking, STAGE.depth, both, None, ["a"], mask="prototype", matcher=classifier, small=small)
+    own = judge(model, lacking, STAGE.depth, both, None, ["a"], mask="prototype", matcher=classifier, networks=networks)
     assert own["accuracy"] == rows[("a",), "prototype", "accuracy"][0]
 
 
@@ -354,7 +355,7 @@ def test_modalities_that_meet_before_the_fusion_are_encoded_anew_for_every_condi
         with torch.no_grad():
             states = model.encode_batch_tokens({m: x[m][some] for m in given}, dict.fromkeys(given), 8)
             r = {m: model.project(m, model.pool_tokens(m, state)).numpy() for m, state in states.items()}
-            filled = masked(r, ["a", "b"], both, kind, 6)
+            filled = filled_in(r, ["a", "b"], both if kind == "prototype" else {})
             return model.classify(model.fuse({m: torch.from_numpy(v) for m, v in filled.items()}, tokens=states))
 
     labels = torch.from_numpy(data.labels)
@@ -379,27 +380,7 @@ def test_a_mean_leaves_zeros_out_and_counts_prototypes(mask):
     lacking = dataset(9, {"b": list(range(9))})
     own = judge(loaded(spec, stage, parts), lacking, stage.depth, both, None, ["a"], mask=mask)
     model, r = projections(spec, stage, parts, data)
-    stand_in = torch.from_numpy(prototype_mask(r["a"].numpy(), both["a"], both["b"]))
+    made = torch.from_numpy(stand_in({"a": r["a"].numpy()}, "b", both))
     with torch.no_grad():
-        logits = model.classify(r["a"] if mask == "zero" else (r["a"] + stand_in) / 2)
+        logits = model.classify(r["a"] if mask == "zero" else (r["a"] + made) / 2)
     assert own["loss"] == pytest.approx(float(F.cross_entropy(logits, torch.from_numpy(data.labels))), abs=1e-5)
-
-
-def test_the_mask_is_match_then_mix_and_zero_where_no_class_has_both_tables():
-    own, other = tables().values()
-    h = np.random.default_rng(0).normal(size=(4, 6)).astype(np.float32)
-    index, weights = match(h, own, "cosine", TOP_K, TEMPERATURE)
-    np.testing.assert_allclose(prototype_mask(h, own, other), mix(index, weights, other), atol=1e-6)
-    nothing = ClassMeans(other.means, np.zeros(3, np.float32))
-    assert (prototype_mask(h, own, nothing) == 0).all()
-
-
-def test_masked_keeps_what_is_there_and_fills_the_rest():
-    r = {"b": np.ones((2, 6), np.float32)}
-    both = tables()
-    zeros = masked(r, ["a", "b"], both, "zero", 6)
-    assert zeros["b"] is r["b"]
-    assert (zeros["a"] == 0).all()
-    filled = masked(r, ["a", "b"], both, "prototype", 6)
-    np.testing.assert_allclose(filled["a"], prototype_mask(r["b"], both["b"], both["a"]))
-    assert (masked(r, ["a", "b"], {}, "prototype", 6)["a"] == 0).all()

@@ -25,8 +25,8 @@ from edgefl.models.spec import JointSpec
 from edgefl.models.staged import StagedModel, build
 from edgefl.plan.job import Job
 from edgefl.plan.schedule import restrict
+from edgefl.prototypes.mask import Table
 from edgefl.prototypes.table import from_tensors
-from edgefl.prototypes.torch_mask import Table
 from edgefl.training.batches import Batch, make_batch, mixed_rows, training_batches
 from edgefl.training.flop_cache import FlopCounts
 from edgefl.training.forward import Auxiliary

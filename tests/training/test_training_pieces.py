@@ -10,8 +10,8 @@ from training_fixture import CROSS_ENTROPY, job, model_spec, random_batch, stage
 from edgefl.models.spec import ModelSpec
 from edgefl.models.staged import build
 from edgefl.plan.job import Job
+from edgefl.prototypes.mask import Table
 from edgefl.prototypes.table import FUSED
-from edgefl.prototypes.torch_mask import Table
 from edgefl.training.batches import Batch
 from edgefl.training.forward import Auxiliary, copied
 from edgefl.training.step import prepare, run_backward, run_forward

@@ -1,9 +1,12 @@
-"""What stands in for an absent modality's projection while training (arXiv 2312.13508, eqs 4-6, and its baselines).
+"""Stand-ins for an absent modality's projection (arXiv 2312.13508, eqs 4-6, and its baselines).
 
 zero: 0.  random: N(0, 1).  prototype by label: P_m[y], the global prototype of the sample's own class (the paper).
-prototype by match: what inference will do, from the modalities s that the sample has: sum_j w_j P_m[c_j] over the
+prototype by match: what inference does, from the modalities s that the sample has: sum_j w_j P_m[c_j] over the
 classes c_j whose prototypes P_s lie nearest to r_s in the mean over s (docs/decisions/0005, 0034), by the recipe's
-metric; cosine where that is a small network, since those are trained last.
+metric; in training cosine where that is a small network, since those are trained last.
+reconstruction: MLP_m(mean of the other r at hand) (MMiC's variant).
+ignore leaves incomplete samples out before batches are made, completion makes what it can before training: zeros for
+what is left.
 
 ``drop`` hides one modality of a complete sample from the fusion with that probability, so that every device learns to
 do without (modality dropout: Neverova et al., ModDrop, arXiv 1501.00102).
@@ -11,86 +14,134 @@ do without (modality dropout: Neverova et al., ModDrop, arXiv 1501.00102).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Literal
 
-import torch
-from torch import Tensor
+from msgspec import Meta
 
-from edgefl.models.heads import mean_at_hand
-from edgefl.models.staged import StagedModel
-from edgefl.prototypes.matcher import DEFAULT_MATCHER, Matcher
-from edgefl.prototypes.torch_mask import SCORES, Table, averaged, mixed
+from edgefl.errors import Problem
+from edgefl.lazy import torch
+from edgefl.registry import Options, Recipe, StandIn, register
+from edgefl.training.fill import AtHand, Made
 
+if TYPE_CHECKING:
+    from torch import Tensor
 
-class AtHand(NamedTuple):
-    """What a stand-in may be made of.
-
-    ``full``: projections [B, d] by modality, zeros in rows without it; ``has``: which rows have it [B];
-    ``tables``: the global prototypes; ``labels`` [B], below 0: unknown, None: nobody has one; ``options``: of the slot;
-    ``model``: for its parts that make a stand-in; ``matcher``: how prototypes are found, by no trained network.
-    """
-
-    full: Mapping[str, Tensor]
-    has: Mapping[str, Tensor]
-    tables: Mapping[str, Table]
-    labels: Tensor | None
-    options: Mapping[str, float | str]
-    model: StagedModel
-    matcher: Matcher = DEFAULT_MATCHER
-
-    def zeros(self) -> Tensor:
-        """Zeros [B, d]: nothing in place of it."""
-        return torch.zeros_like(next(iter(self.full.values())))
+    from edgefl.models.spec import ModelSpec
 
 
-#: (modality, what is at hand) -> stand-ins [B, d]
-StandIn = Callable[[str, AtHand], Tensor]
+class Dropped(Options, frozen=True):
+    """Options of a stand-in that complete samples can be trained with too."""
+
+    drop: Annotated[
+        float,
+        Meta(
+            ge=0,
+            le=1,
+            description="probability that a complete sample trains with one of its modalities hidden",
+        ),
+    ] = 0.0
 
 
-def zero(modality: str, given: AtHand) -> Tensor:
+class Prototype(Options, frozen=True):
+    """Options of the prototype mask."""
+
+    by: Annotated[
+        Literal["label", "match"],
+        Meta(
+            description=(
+                "whose: that of the sample's own class (the paper), or of the classes that the modality at "
+                "hand matches, as at inference"
+            )
+        ),
+    ] = "label"
+    drop: Annotated[
+        float,
+        Meta(
+            ge=0,
+            le=1,
+            description="probability that a complete sample trains with one of its modalities hidden",
+        ),
+    ] = 0.0
+
+
+class Completion(Options, frozen=True):
+    """Options of generated modalities."""
+
+    generator: Annotated[
+        Literal["nearest", "transformers", "diffusers"],
+        Meta(
+            description=(
+                "nearest: the complete local sample that is most alike lends its other half; transformers: image to "
+                "text; diffusers: text to image"
+            )
+        ),
+    ] = "nearest"
+    checkpoint: Annotated[str, Meta(description="the generator's name or folder")] = ""
+
+
+def _prototypes(recipe: Recipe) -> list[Problem]:
+    if "class_mean" in recipe["prototypes"]:
+        return []
+    return [Problem("missing", "prototype needs class prototypes; set prototypes: class_mean, or another missing")]
+
+
+def _trained(recipe: Recipe) -> list[Problem]:
+    if "reconstruction" in recipe["objective"]:
+        return []
+    return [Problem("missing", "reconstruction needs the term of the same name in the objective; add it")]
+
+
+def _checkpoint(recipe: Recipe) -> list[Problem]:
+    options = recipe["missing"]["completion"]
+    if options.get("generator") == "nearest" or options.get("checkpoint"):
+        return []
+    return [Problem("missing", f"completion by {options.get('generator')} needs a checkpoint; name one")]
+
+
+def zero(modality: str, given: AtHand) -> Made:
     """Zeros."""
-    return given.zeros()
+    return Made(given.zeros(), given.rows(False))
 
 
-def random(modality: str, given: AtHand) -> Tensor:
+def random(modality: str, given: AtHand) -> Made:
     """Standard normal noise."""
-    return torch.randn_like(given.zeros())
+    return Made(torch.randn_like(given.zeros()), given.rows(True))
 
 
-def prototype(modality: str, given: AtHand) -> Tensor:
-    """Prototypes by label or by match; zeros while there are none, and for samples without a label."""
-    table = given.tables.get(modality)
-    if table is None:
-        return given.zeros()
+def prototype(modality: str, given: AtHand) -> Made:
+    """Prototypes by label or by match; zeros while there are none, and for samples without a label.
+
+    Raises ModelError where a trained matcher has no network.
+    """
     if given.options.get("by", "label") == "match":
         return _matched(modality, given)
-    if given.labels is None:
-        return given.zeros()
-    known = (given.labels >= 0).unsqueeze(1)
-    return torch.where(known, table.rows[given.labels.clamp(min=0)], given.zeros())
+    table = given.tables.get(modality)
+    if table is None or given.labels is None:
+        return zero(modality, given)
+    labels = given.labels.clamp(min=0)
+    known = given.labels >= 0
+    return Made(torch.where(known.unsqueeze(1), table.rows[labels], given.zeros()), known & table.valid[labels])
 
 
-def _matched(modality: str, given: AtHand) -> Tensor:
-    """From all other modalities a sample has: their scores averaged, as in ``methods.prototypes.mask`` at inference."""
-    other, matcher = given.tables[modality], given.matcher
-    each = [
-        (SCORES[matcher.metric](r, given.tables[m].rows), given.tables[m].valid & other.valid & given.has[m][:, None])
-        for m, r in given.full.items()
-        if m != modality and m in given.tables
-    ]
-    if not each:
-        return given.zeros()
-    scores, among = averaged(each)
-    return mixed(scores, among, other.rows, min(matcher.k, other.rows.shape[0]), matcher.temperature)[0]
+def _matched(modality: str, given: AtHand) -> Made:
+    from edgefl.prototypes import mask
+
+    mixture = mask.stand_in(modality, given.full, given.has, given.tables, given.matcher, given.networks)
+    if mixture is None:
+        return zero(modality, given)
+    return Made(mixture.values, mixture.weights.sum(dim=1) > 0, mixture)
 
 
-def reconstruction(modality: str, given: AtHand) -> Tensor:
+def reconstruction(modality: str, given: AtHand) -> Made:
     """Predicted from the mean of the other modalities a row shows; no gradient reaches what it was predicted from."""
+    from edgefl.models.heads import mean_at_hand
+
     others = {m: r.detach() for m, r in given.full.items() if m != modality}
     if not others:
-        return given.zeros()
-    return given.model.reconstruct(modality, mean_at_hand(others, {m: given.has[m] for m in others}))
+        return zero(modality, given)
+    has = {m: given.has[m] if m in given.has else given.rows(True) for m in others} if given.has else None
+    return Made(given.model.reconstruct(modality, mean_at_hand(others, has)), given.rows(True))
 
 
 def hide(has: Mapping[str, Tensor], drop: float) -> dict[str, Tensor]:
@@ -103,13 +154,46 @@ def hide(has: Mapping[str, Tensor], drop: float) -> dict[str, Tensor]:
     return {m: rows & ~(complete & chosen & (which == i)) for i, (m, rows) in enumerate(has.items())}
 
 
-#: ``ignore`` leaves incomplete samples out before batches are made, ``completion`` makes what it can before training:
-#: zeros for what is left.
-MISSING: dict[str, StandIn] = {
-    "ignore": zero,
-    "zero": zero,
-    "random": random,
-    "prototype": prototype,
-    "completion": zero,
-    "reconstruction": reconstruction,
-}
+def _always(model: ModelSpec, tables: Mapping[str, object]) -> bool:
+    return True
+
+
+def _with_tables(model: ModelSpec, tables: Mapping[str, object]) -> bool:
+    return bool(tables)
+
+
+def _with_parts(model: ModelSpec, tables: Mapping[str, object]) -> bool:
+    return model.reconstruction
+
+
+register(
+    StandIn("zero", "zeros", Dropped, default=True, make=zero, offered=_always),
+    StandIn("ignore", "samples that lack a modality are left out", make=zero),
+    StandIn("random", "standard normal noise", Dropped, make=random),
+    StandIn(
+        "prototype",
+        "a global prototype (arXiv 2312.13508); zeros until there is one",
+        Prototype,
+        conflicts=_prototypes,
+        make=prototype,
+        offered=_with_tables,
+    ),
+    StandIn(
+        "completion",
+        (
+            "generated from the modality at hand, once, before training (FedMVP); nothing is generated for the test "
+            "set: with one modality, the joint fusion sees that one and the token of an absent one"
+        ),
+        Completion,
+        conflicts=_checkpoint,
+        make=zero,
+    ),
+    StandIn(
+        "reconstruction",
+        "predicted from the modalities at hand by a small network trained along (MMiC)",
+        Dropped,
+        conflicts=_trained,
+        make=reconstruction,
+        offered=_with_parts,
+    ),
+)

@@ -20,7 +20,7 @@ from edgefl.registry import Objective, Options, Temperature, TermWeight, registe
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from edgefl.prototypes.torch_mask import Table
+    from edgefl.prototypes.mask import Table
     from edgefl.training.forward import Forward
 
 

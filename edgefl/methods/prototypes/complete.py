@@ -18,7 +18,6 @@ import numpy.typing as npt
 from edgefl.errors import ModelError
 from edgefl.prototypes.adaptive import Pairs, normalised
 from edgefl.prototypes.kmeans import kmeans
-from edgefl.prototypes.matching import match_scores, mix
 from edgefl.prototypes.table import Array, ClassMeans, class_means, empty
 
 Flags = npt.NDArray[np.bool_]
@@ -78,10 +77,21 @@ def partners(
         for b in has.keys() - set(pattern):
             lenders = (common > 0) & lends[b]
             if lenders.any():
-                index, weights = match_scores(cosines / np.maximum(common, 1), lenders, neighbours)
-                whole[b][members] = mix(index, weights, ClassMeans(lent[b], lends[b].astype(np.float32)))
+                alike = (cosines / np.maximum(common, 1))[:, lenders]
+                whole[b][members] = _mixed(alike, lent[b][lenders], neighbours)
                 held[b][members] = True
     return whole, held
+
+
+def _mixed(cosines: Array, rows: Array, neighbours: int) -> Array:
+    """sum_o softmax_o(cosine_o) row_o [n, d] over the nearest of the ``rows`` [L, d], by their ``cosines`` [n, L]."""
+    scores = np.asarray(cosines, np.float32)
+    nearest = np.argsort(-scores, axis=1, kind="stable")[:, :neighbours]
+    best = np.take_along_axis(scores, nearest, axis=1)
+    powers = np.exp(best - best.max(axis=1, keepdims=True))
+    weights = powers / powers.sum(axis=1, keepdims=True)
+    weights /= weights.sum(axis=1, keepdims=True)  # the rounded weights' own sum, so that they sum to one
+    return np.asarray(np.einsum("bk,bkd->bd", weights, rows[nearest]), np.float32)
 
 
 def _gather(devices: Mapping[str, Tables]) -> tuple[dict[str, Array], dict[str, Flags]]:

@@ -18,8 +18,6 @@ from torch import Tensor, nn
 
 from edgefl.errors import DataError, ModelError, RunError
 from edgefl.methods.objectives.clip import clip_loss
-from edgefl.prototypes.mask import SmallModel
-from edgefl.prototypes.table import Array
 from edgefl.training.optimizers import AdamW, Group
 
 
@@ -87,16 +85,6 @@ def prior_losses(module: nn.Module, temperature: float) -> list[Callable[[Tensor
 
 def _of_rows(loss: Callable[[Tensor, Tensor], Tensor], x: Tensor, z: Tensor, rows: Tensor) -> Tensor:
     return loss(x[rows], z[rows])
-
-
-def in_numpy(module: Callable[[Tensor], Tensor], device: str = "cpu") -> SmallModel:
-    """A small model on ``device`` as the masks take it: arrays in, arrays out, no graph. The caller sets its mode."""
-
-    def answer(h: Array) -> Array:
-        with torch.no_grad():
-            return np.asarray(module(torch.from_numpy(h).to(device)).cpu().numpy())
-
-    return answer
 
 
 def _train(
