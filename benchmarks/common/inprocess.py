@@ -93,7 +93,7 @@ def run_fleet(
     ``budgets``: device -> what it may spend; others have no limit. The last state: ``state_of``.
     """
     # What measures a trainer's memory, and warms it for that, has no meaning in a process that holds all of them.
-    with mock.patch("device_agent.trainer.process._first_round"), mock.patch("device_agent.trainer.process.settle"):
+    with mock.patch("device_agent.trainer.process._first_round"), mock.patch("device_agent.trainer.process.give_back"):
         return asyncio.run(asyncio.wait_for(_run(directory, plan, shares, budgets or {}), seconds))
 
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from edgefl.errors import ProtocolError, StoreError
 from edgefl.models.spec import is_scheduled
 from edgefl.plan.exchange import RESIDUAL, packing_of
 from edgefl.plan.exchange import kept as kept_parts
 from edgefl.plan.job import Job
-from edgefl.protocol.compression import add_residual, compress, decompress, pays
+from edgefl.protocol.compression import Array, Tensors, add_residual, compress, decompress, pays
 from edgefl.protocol.messages import Offer
 from edgefl.protocol.tensors import decode_part, encode_part
 from edgefl.records import Manifest, Refusal
@@ -48,9 +48,9 @@ def decompress_offer(offer: Offer, store: ObjectStore) -> Refusal | None:
 
 def compress_update(
     job: Job,
-    parts: dict[str, dict[str, Any]],
+    parts: dict[str, dict[str, Array]],
     offered: Manifest,
-    retained: Mapping[str, Mapping[str, Any]],
+    retained: Mapping[str, Tensors],
     store: ObjectStore,
 ) -> Sending:
     """``parts`` as they are sent: compressed against what was ``offered``, where the rules say so and it pays.

@@ -5,9 +5,12 @@ Where a card has memory of its own, a refusal says which of the two was short: t
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 from edgefl.records import GPU, GPU_MEMORY, HOST, Budget, Refusal
+
+if TYPE_CHECKING:
+    from edgefl.resources.cuda import CudaCeiling
 
 #: What torch says of memory that could not be had: on a GPU (by its allocator, by CUDA's libraries), by its own CPU
 #: allocator, inside other libraries; the last is oneDNN's, of the room for a product, which the step before had.
@@ -23,8 +26,8 @@ _MEMORY_WORDS = (
 _GPU_WORDS = ("CUDA", "CUBLAS", "CUDNN")
 
 
-def gpu_ceiling(device: str, budget: Budget, base_bytes: int) -> Any:
-    """What holds torch's allocator on the GPU to the budget (edgefl.resources.cuda.CudaCeiling); None on a CPU."""
+def gpu_ceiling(device: str, budget: Budget, base_bytes: int) -> CudaCeiling | None:
+    """Holds torch's allocator on the GPU to the budget; None on a CPU."""
     if not device.startswith("cuda"):
         return None
     import torch
@@ -34,11 +37,11 @@ def gpu_ceiling(device: str, budget: Budget, base_bytes: int) -> Any:
     return CudaCeiling(torch.cuda, device, budget, base_bytes)
 
 
-def settle(device: str) -> None:
-    """What the round used goes back: to the kernel, and of a GPU to its driver."""
-    from edgefl.resources.memory import settle as settle_process
+def give_back(device: str) -> None:
+    """Give memory that is free in this process back: to the kernel, and of a GPU to its driver."""
+    from edgefl.resources.memory import settle
 
-    settle_process()
+    settle()
     if device.startswith("cuda"):
         import torch
 
@@ -51,7 +54,7 @@ def out_of_memory(error: BaseException) -> bool:
     return isinstance(error, MemoryError) or _by_type(error) or any(words in told for words in _MEMORY_WORDS)
 
 
-def memory_refusal(error: BaseException, ceiling: Any, *, card: bool) -> Refusal:
+def memory_refusal(error: BaseException, ceiling: CudaCeiling | None, *, card: bool) -> Refusal:
     """Of the memory that ran out: the process', a card's own or, of a pool, both together.
 
     ``ceiling``: the round's, None if it could not be made; ``card``: whether the trainer found a GPU's own memory.
@@ -61,8 +64,7 @@ def memory_refusal(error: BaseException, ceiling: Any, *, card: bool) -> Refusal
     told = str(error)
     detail = f"out of memory: {(told.splitlines() or [''])[0][:300]}"
     if ceiling is not None and (ceiling.gpu.shared or _of_gpu(error)):
-        refusal: Refusal = ceiling.refusal(detail)
-        return refusal
+        return ceiling.refusal(detail)
     if card and _of_gpu(error):
         return Refusal("memory", None, None, "B", f"{GPU_MEMORY}: {detail}", GPU)
     return Refusal("memory", float(high_water_bytes() or 0), None, "B", detail, HOST if card else "")

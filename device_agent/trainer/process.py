@@ -17,13 +17,13 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from device_agent.core.state import DataFacts, Result
 from device_agent.runtime.trainer_process import TrainRequest
-from device_agent.trainer.memory_meter import gpu_ceiling, memory_refusal, out_of_memory, settle
+from device_agent.trainer.memory_meter import give_back, gpu_ceiling, memory_refusal, out_of_memory
 from edgefl.errors import DataError, EdgeFLError, MissingDependencyError, PrecisionError, StoreError
 from edgefl.models.spec import EncoderSpec, HeadSpec, ModelSpec, is_scheduled, part_names
 from edgefl.plan.exchange import RESIDUAL
@@ -31,6 +31,17 @@ from edgefl.plan.job import Hyper, Job, Slots, Stage
 from edgefl.process.worker import Note, serve
 from edgefl.records import Budget, Figure, Figures, Manifest, Refusal
 from edgefl.resources.allocator import give_back_at_once
+
+if TYPE_CHECKING:  # what costs torch or numpy is imported when it is needed
+    from edgefl.data.dataset import Dataset
+    from edgefl.resources.cuda import CudaCeiling
+    from edgefl.resources.energy import EnergyProbe
+    from edgefl.resources.memory import MemoryProbe
+    from edgefl.storage.objects import ObjectStore
+    from edgefl.training.flop_cache import FlopCounts
+    from edgefl.training.holdout import Split
+    from edgefl.training.prefix_cache import PrefixCache
+    from edgefl.training.round import RoundResult, Tensors
 
 #: Data smaller than this stays in memory: reading it from a file would save less than it costs.
 SMALL_BYTES = 16 * 2**20
@@ -52,19 +63,19 @@ class Trainer:
         self.device = device
         self.budget = budget or Budget()
         self.disk_bytes = self.budget.disk_bytes  # for objects and rows together; None: no limit
-        self.ceiling: Any = None  # edgefl.resources.cuda.CudaCeiling of the round under way, on a GPU
+        self.ceiling: CudaCeiling | None = None  # of the round under way, on a GPU
         self.rows = store.parent / "rows"  # samples and what frozen parts make of them, in files without names
-        self.cache: Any = None  # edgefl.training.prefix_cache.PrefixCache, kept between rounds
-        self.dataset: Any = None  # edgefl.data.dataset.Dataset; the import costs numpy, so it waits
+        self.cache: PrefixCache | None = None
+        self.dataset: Dataset | None = None
         self.read_for: object = None  # the (encoders, label names) the files were last read for
-        self.split: tuple[Any, Any] | None = None  # what it was made of and for, and the data as rounds take it
+        self.split: tuple[object, Split] | None = None  # what it was made of and for, and the data as rounds take it
         self.completed: dict[str, float] = {}  # what the recipe's generator made of it, as metrics
         self.facts = DataFacts()
         self.left_off = False
         self.frozen = False
-        self.counts: Any = None  # edgefl.training.flop_cache.FlopCounts, kept between rounds
+        self.counts: FlopCounts | None = None
 
-    def _counts(self) -> Any:
+    def _counts(self) -> FlopCounts:
         from edgefl.training.flop_cache import FlopCounts
 
         self.counts = self.counts or FlopCounts()
@@ -76,13 +87,17 @@ class Trainer:
 
     def warm(self, body: object = None, note: Note | None = None) -> DataFacts:
         """Load torch and the data, once; what they are."""
+        self._loaded()
+        return self.facts
+
+    def _loaded(self) -> Dataset:
         if self.dataset is None:
             dataset = _load(self.data, self.bad_samples)  # first: bad data is told before torch has taken its seconds
             self.device = device = _torch_device(self.device)
             _first_round(device)
-            self.dataset = dataset = self._on_disk(dataset)
-            self.facts = _facts(dataset, device, elastic=Path(self.data).is_dir())
-        return self.facts
+            self.dataset = self._on_disk(dataset)
+            self.facts = _facts(self.dataset, device, elastic=Path(self.data).is_dir())
+        return self.dataset
 
     def train(self, body: object, note: Note) -> Result:
         """One round. A share that does not fit, or memory that does not suffice, is a refusal, not an error."""
@@ -103,7 +118,7 @@ class Trainer:
             return Result(refusal=memory_refusal(error, self.ceiling, card=self.facts.gpu_memory_bytes > 0))
         finally:
             self.ceiling = None
-            settle(self.device)
+            give_back(self.device)
             if not self.frozen:  # what libraries have made by now would be searched for garbage in every round
                 gc.freeze()
                 self.frozen = True
@@ -167,7 +182,7 @@ class Trainer:
             retained=staying | sending.residuals | waiting,
         )
 
-    def _prefixes(self, data: Any, manifest: Manifest, store: Any) -> Any:
+    def _prefixes(self, data: Split, manifest: Manifest, store: ObjectStore) -> PrefixCache:
         """The stored prefixes of this share, within what objects leave of the disk budget."""
         import numpy as np
 
@@ -178,12 +193,12 @@ class Trainer:
         self.cache.check = self._check
         self.cache.identify = lambda part: manifest[part].id
         if self.disk_bytes is not None:
-            on_disk = [rows for rows in self.dataset.modalities.values() if not isinstance(rows, np.ndarray)]
+            on_disk = [rows for rows in self._loaded().modalities.values() if not isinstance(rows, np.ndarray)]
             raw = sum(rows.nbytes for rows in on_disk)
             self.cache.limit_bytes = self.disk_bytes - store.used_bytes() - raw
         return self.cache
 
-    def _on_disk(self, dataset: Any) -> Any:
+    def _on_disk(self, dataset: Dataset) -> Dataset:
         """Large data in a file, so that it does not fill the memory of training; in memory where the disk is short."""
         from dataclasses import replace
 
@@ -198,19 +213,19 @@ class Trainer:
             sys.stderr.write(f"the data stays in memory: {error.message}\n")
             return dataset
 
-    def _dataset_for(self, model: ModelSpec) -> Any:
+    def _dataset_for(self, model: ModelSpec) -> Dataset:
         """The data as this model takes it: labels numbered its way; files read to its shapes. Raises DataError."""
-        names = model.label_names
+        names, dataset = model.label_names, self._loaded()
         if not self.facts.elastic:
-            return self.dataset.relabelled(names) if names else self.dataset
+            return dataset.relabelled(names) if names else dataset
         if self.read_for != (model.encoders, names):
             here = {m: spec for m, spec in model.encoders.items() if m in self.facts.modalities}
             self.split = None
-            self.dataset = self._on_disk(_load(self.data, self.bad_samples, here, names))
+            self.dataset = dataset = self._on_disk(_load(self.data, self.bad_samples, here, names))
             self.read_for = (model.encoders, names)
-        return self.dataset
+        return dataset
 
-    def _split(self, job: Job, device: str) -> Any:
+    def _split(self, job: Job, device: str) -> Split:
         """What is trained and what is tested on; absent modalities of the former made by the recipe's generator.
 
         Once, then kept. Raises DataError.
@@ -247,14 +262,14 @@ class Trainer:
         return report
 
 
-class _StoredParts(Mapping[str, Any]):
+class _StoredParts(Mapping[str, "Tensors"]):
     """Parts decoded when they are asked for, so that never two copies of a whole model are in memory."""
 
-    def __init__(self, manifest: Manifest, store: Any) -> None:
+    def __init__(self, manifest: Manifest, store: ObjectStore) -> None:
         self._manifest = manifest
         self._store = store
 
-    def __getitem__(self, name: str) -> Any:
+    def __getitem__(self, name: str) -> Tensors:
         from edgefl.protocol.tensors import decode_part
 
         # What goes into a model, or onto it, is read where it lies; the rest becomes somebody's own.
@@ -304,13 +319,13 @@ def _first_round(device: str) -> None:
 
 def _load(
     source: str, bad_samples: str, encoders: Mapping[str, EncoderSpec] | None = None, label_names: tuple[str, ...] = ()
-) -> Any:
+) -> Dataset:
     from edgefl.data.load import load
 
     return load(source, bad_samples=bad_samples, modalities=encoders, label_names=label_names)
 
 
-def _completed(dataset: Any, job: Job) -> tuple[Any, dict[str, float]]:
+def _completed(dataset: Dataset, job: Job) -> tuple[Dataset, dict[str, float]]:
     """The data completed by the recipe's generator, and its metrics; shortcomings are written to stderr."""
     options = job.slots.missing.get("completion")
     if options is None:
@@ -325,13 +340,13 @@ def _completed(dataset: Any, job: Job) -> tuple[Any, dict[str, float]]:
     return done.dataset, done.metrics()
 
 
-def _facts(dataset: Any, device: str, *, elastic: bool) -> DataFacts:
+def _facts(dataset: Dataset, device: str, *, elastic: bool) -> DataFacts:
     import torch
 
     from edgefl.resources.cuda import gpu_of
     from edgefl.resources.memory import idle_rss_bytes
 
-    settle(device)
+    give_back(device)
     gpu = gpu_of(torch.cuda, device) if device.startswith("cuda") else None
     card = gpu if gpu is not None and not gpu.shared else None
     held = torch.cuda.memory_reserved(device) if gpu is not None else 0
@@ -352,7 +367,7 @@ def _facts(dataset: Any, device: str, *, elastic: bool) -> DataFacts:
     )
 
 
-def _figures(outcome: Any, memory: Any, energy: Any) -> Figures:
+def _figures(outcome: RoundResult, memory: MemoryProbe, energy: EnergyProbe) -> Figures:
     from edgefl.resources.temperature import temperature
 
     return {

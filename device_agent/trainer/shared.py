@@ -13,7 +13,7 @@ import resource
 import signal
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -23,6 +23,9 @@ from device_agent.trainer.process import Trainer, die_with_parent
 from edgefl.process.worker import Note, serve
 from edgefl.records import Budget, Figure
 from edgefl.resources.allocator import give_back_at_once
+
+if TYPE_CHECKING:
+    from edgefl.training.flop_cache import FlopCounts
 
 
 class Tenant(msgspec.Struct, frozen=True):
@@ -49,7 +52,7 @@ class TrainerHost:
     def __init__(self) -> None:
         self._trainers: dict[Tenant, Trainer] = {}
         self._active: Trainer | None = None
-        self._counts: Any = None  # steps that any device has counted need not be counted again
+        self._counts: FlopCounts | None = None  # steps that any device has counted need not be counted again
 
     def leave_off(self, signum: int, frame: FrameType | None) -> None:
         """Signal handler: the round that is under way ends after its step."""

@@ -224,7 +224,7 @@ def test_a_round_beyond_the_ceiling_is_declined_and_the_trainer_lives(monkeypatc
         raise RuntimeError("CUDA out of memory. Tried to allocate 8.00 GiB")
 
     monkeypatch.setattr(trainer_module, "gpu_ceiling", ceiling_of)
-    monkeypatch.setattr(trainer_module, "settle", lambda device: None)
+    monkeypatch.setattr(trainer_module, "give_back", lambda device: None)
     monkeypatch.setattr(trainer, "_train", too_much)
     result = trainer.train({"offer": Offer()}, print)
     assert (result.refusal.reason, result.refusal.needed, result.refusal.allowed) == ("memory", None, 6.0 * GIB)
@@ -242,7 +242,7 @@ def test_a_ceiling_that_takes_too_much_itself_is_declined_as_the_card_s(monkeypa
         raise RuntimeError("CUDA error: out of memory")
 
     monkeypatch.setattr(trainer_module, "gpu_ceiling", full)
-    monkeypatch.setattr(trainer_module, "settle", lambda device: None)
+    monkeypatch.setattr(trainer_module, "give_back", lambda device: None)
     refusal = trainer.train({"offer": Offer()}, print).refusal
     assert (refusal.reason, refusal.needed, refusal.allowed, refusal.where) == ("memory", None, None, GPU)
 
