@@ -21,7 +21,7 @@ app = typer.Typer(
 
 
 class Format(str, Enum):
-    """How lines are written."""
+    """Format of the log lines."""
 
     text = "text"
     json = "json"
@@ -248,7 +248,7 @@ def whose(state: Path | None, fleet: str, device: str) -> Whose:
 
 
 def default_state() -> Path:
-    """Where agents keep their state unless told otherwise."""
+    """Default directory of agents' state."""
     home = os.environ.get("XDG_STATE_HOME")
     return (Path(home) if home else Path.home() / ".local" / "state") / "edgefl" / "agents"
 

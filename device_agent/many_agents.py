@@ -1,7 +1,7 @@
 """Many agents in one process, which share a few trainer processes: a whole fleet on one machine.
 
 Each agent is the same as one in a process of its own: its own connection to the broker, state directory and messages.
-Devices with a memory budget need a trainer of their own, or nobody could hold them to it.
+Devices with a memory budget need a trainer of their own, or it could not be enforced.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ class HostedTrainer:
     async def stop(self) -> None:
         """See ``Trainer.stop``. The process ends with the last device that needs it."""
         self._worker.needed.discard(self._tenant)
-        async with self._worker.turn:  # nobody is served by a process that is ending
+        async with self._worker.turn:  # a process that is ending serves no tenant
             if not self._worker.needed:
                 await self._worker.process.stop(TRAINER_STOP_S)
             elif self._worker.process.pid is not None:

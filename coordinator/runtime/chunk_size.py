@@ -1,4 +1,4 @@
-"""How large the chunks of a device are: what its link has been seen to carry in a fraction of a second.
+"""Chunk size of each device: what its link has been measured to carry in a fraction of a second.
 
 A chunk costs every process about a millisecond whatever its size, so that a fast link is used up by large ones; on a
 slow one they would take longer than a receiver waits before it asks again.
@@ -14,7 +14,7 @@ from edgefl.protocol.chunks import DEFAULT_CHUNK_BYTES, fitting_chunk_bytes
 CHUNK_S = 0.1
 #: Above it little is gained, and it is as much as EMQX admits by default.
 LARGEST_BYTES = 8 * DEFAULT_CHUNK_BYTES
-#: Uploads of less say nothing of the link.
+#: Uploads of less are no measure of the link.
 LEAST_BYTES = 2 * DEFAULT_CHUNK_BYTES
 #: Chunks in flight, however large: with fewer the link idles while an answer is under way.
 LEAST_CREDIT = 4

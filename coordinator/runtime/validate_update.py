@@ -44,7 +44,7 @@ class Limits(NamedTuple):
         return self.factor * previous[part].size + self.header_bytes
 
     def check_sizes(self, manifest: Manifest, previous: Manifest, transfer: Transfer | None = None) -> Refusal | None:
-        """The first part whose object can not be what the plan asks for, told by its size alone.
+        """The first part whose object cannot be what the plan asks for, by its size alone.
 
         The same tensors have the same size, to the byte; packed ones (``transfer``) have fewer bytes. Raises
         ProtocolError for an unknown part.

@@ -6,14 +6,14 @@ from typing import Final
 
 #: How often timers are looked at. Finer than every other figure here; 2 wake-ups a second cost no measurable CPU.
 TICK_S: Final = 0.5
-#: Sign of life while no coordinator has said how often it wants one (``Welcome.heartbeat_s``).
+#: Sign of life until a coordinator sets the interval (``Welcome.heartbeat_s``).
 HEARTBEAT_S: Final = 10.0
 #: The first welcome is taken for the answer to the hello when it comes within this; later, the hello went out before
 #: that coordinator was there, and is sent again. Longer than a round trip of a bad mobile link.
 GREETING_S: Final = 2.0
 #: Progress is for people watching: once a second is as fast as anyone reads; 200 devices make 200 messages a second.
 PROGRESS_S: Final = 1.0
-#: An update nobody answered is announced again. A coordinator that restarts needs seconds to read its ledger, and
+#: An update without an answer is announced again. A coordinator that restarts needs seconds to read its ledger, and
 #: a second announcement is harmless.
 ANNOUNCE_S: Final = 15.0
 #: The idle trainer gets this long to end after its input is closed, before it is killed.
@@ -26,7 +26,7 @@ TRAINER_RESTARTS: Final = 3
 #: each time some part of its second half is left out by chance: devices that got power together knock one by one.
 DIAL_FIRST_S: Final = 1.0
 DIAL_LAST_S: Final = 30.0
-#: What leaving may take: telling the broker, stopping the trainer. Service managers kill after 10 s (docker) or more.
+#: Time to end in: offline message to the broker, stop of the trainer. Service managers kill after 10 s or more.
 LEAVE_S: Final = 5.0
 #: How often a device looks whether its certificate is due: clocks of small boards jump when they hear of the time.
 RENEWAL_CHECK_S: Final = 3600.0

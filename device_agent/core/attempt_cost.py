@@ -1,4 +1,4 @@
-"""What one attempt costs this device, as far as the supervisor sees it: time, payload, bytes on the wire."""
+"""Cost of one attempt at this device, as far as the supervisor sees it: time, payload, bytes on the wire."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Counters(NamedTuple):
 
 
 class AttemptCost:
-    """Opened when an offer is accepted, closed when the update is announced."""
+    """Counts from the acceptance of an offer to the announcement of its update."""
 
     def __init__(self, attempt: Attempt, counters: Counters) -> None:
         self.attempt = attempt
@@ -49,6 +49,6 @@ class AttemptCost:
 
 
 def unknown_cost() -> Figures:
-    """The same figures for an attempt that was accepted by an earlier process of this agent."""
+    """The figures without values, of an attempt that an earlier process of this agent accepted."""
     names = ("wall_s", "payload_down_bytes", "wire_down_bytes", "wire_up_bytes")
     return {name: Figure(reason="the agent was restarted during the round") for name in names}

@@ -1,4 +1,4 @@
-"""Which attempts are over, and which offers are repeated by somebody who kept them. Pure.
+"""Closed attempts, and replayed offers: old ones that were recorded and sent again. Pure.
 
 A signature proves who made an offer, not when. Attempts of a run only go up, and each run of a fleet is made later than
 the one before; so a device with an identity takes up nothing older than what it took up last, also after a restart.
@@ -18,7 +18,7 @@ def is_over(closed: Attempt | None, attempt: Attempt) -> bool:
 
 
 def newest_closed(closed: Attempt | None, attempt: Attempt) -> Attempt:
-    """What is closed once ``attempt`` is."""
+    """The newest closed attempt, once ``attempt`` is closed."""
     return closed if closed is not None and is_over(closed, attempt) else attempt
 
 
@@ -42,7 +42,7 @@ def is_older_run(state: State, run: Attempt) -> bool:
 
 
 def note_newest(state: State, attempt: Attempt) -> State:
-    """The same, with ``attempt`` as the newest that was ever taken up."""
+    """The state with ``attempt`` as the newest that was ever accepted or declined."""
     return replace(state, newest=attempt) if state.strict else state
 
 

@@ -81,7 +81,7 @@ def _connected(state: State, event: v.Connected, now: float) -> Step:
 
 
 def _repeat(state: State, out: list[Instruction], now: float) -> Step:
-    """What a coordinator may not have heard, or not know any more: who is at work, what is lacking, the update."""
+    """Repeat what a coordinator may have missed or forgotten: the accepted offer, missing objects, the update."""
     if state.task is not None:
         out.append(v.Send(m.Accept(state.device, state.task.attempt)))
         if state.task.phase is TaskPhase.FETCHING:
@@ -155,7 +155,7 @@ def _received(state: State, event: v.Received, now: float) -> Step:
 def _welcome(state: State, message: m.Welcome, now: float) -> Step:
     if is_older_run(state, Attempt(message.run, made_ms=message.made_ms)):
         return _drop(state, "old-run", message.run)
-    # A welcome nobody asked for, or one from another coordinator than the hello went to, asks who this is.
+    # A welcome without a hello, or one from another coordinator than the hello went to, asks who this is.
     late = state.coordinator == "" and now - state.greeted_at > GREETING_S
     another = state.coordinator not in {"", message.coordinator}
     unknown = not state.greeting or late or another
@@ -425,7 +425,7 @@ def _drop_task(state: State, reason: str) -> Step:
 
 
 def _keep_trainer_busy(state: State) -> Step:
-    """What follows from the state alone: keep the trainer as warm as it should be, and busy."""
+    """Start, use or stop the trainer as the state asks for."""
     wanted = state.facts is None or state.task is not None or state.waiting is not None or state.run != ""
     due: v.StartTrainer | v.Train | v.StopTrainer | None = None
     if state.trainer is TrainerPhase.DOWN and wanted:

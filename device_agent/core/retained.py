@@ -1,4 +1,4 @@
-"""What a device keeps of its rounds for the next ones. Pure."""
+"""Parts that a device retains between rounds: private parts, personal models, residuals. Pure."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from edgefl.records import Attempt, Manifest
 
 
 def retained_before(state: State, attempt: Attempt) -> list[RetainedParts]:
-    """What earlier rounds of this run left here, oldest first: a round that is tried again starts where it did."""
+    """Parts retained of earlier rounds of this run, oldest first: a round that is tried again starts where it did."""
     place = (attempt.stage, attempt.round)
     return [k for k in state.retained if k.attempt.same_run(attempt) and (k.attempt.stage, k.attempt.round) < place]
 
 
 def retained(state: State, attempt: Attempt, manifest: Manifest) -> tuple[RetainedParts, ...]:
-    """What stays here of this round, and of the one before it."""
+    """Parts retained of this round, and of the one before it."""
     before = retained_before(state, attempt)[-1:]
     return (*before, RetainedParts(attempt, manifest)) if manifest or before else ()
 
 
 def restore_residuals(state: State, attempt: Attempt) -> State:
-    """Nobody has what this round sent: what earlier rounds had left out is still to be sent."""
+    """The state after this attempt's update was refused: residuals of the round before are due again."""
     if not state.retained or state.retained[-1].attempt != attempt:
         return state
     *earlier, last = state.retained

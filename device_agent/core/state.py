@@ -1,4 +1,4 @@
-"""What the agent knows and what can happen to it: state, events, instructions. Values only; machine.py moves them."""
+"""State, events and instructions of the agent. Values only; machine.py moves them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from edgefl.records import Attempt, Budget, Capabilities, Figures, Manifest, Ref
 
 
 class DataFacts(msgspec.Struct, frozen=True):
-    """What the warm trainer said of the local data and of itself."""
+    """The local data and the trainer, as the warm trainer describes them."""
 
     modalities: dict[str, tuple[int, ...]] = {}  # modality -> shape of one sample
     samples: dict[str, int] = {}  # modality -> samples that have it; "" -> all samples
@@ -30,7 +30,7 @@ class DataFacts(msgspec.Struct, frozen=True):
 
 
 class Result(msgspec.Struct, frozen=True):
-    """What one training gave: new parts (already in the store), or a refusal."""
+    """Result of one training: new parts (already in the store), or a refusal."""
 
     manifest: Manifest = {}
     samples: dict[str, int] = {}  # part -> samples it was trained on
@@ -51,7 +51,7 @@ class RetainedParts(msgspec.Struct, frozen=True):
 
 
 class Saved(msgspec.Struct, frozen=True):
-    """What survives a restart: the attempt being worked on, the update not yet acknowledged, what is over.
+    """State that survives a restart: the attempt in hand, the update not yet acknowledged, what is closed.
 
     ``retained``: of the last round trained and the one before it, since a round may be tried again.
     """
@@ -72,7 +72,7 @@ class TaskPhase(Enum):
 
 
 class TrainerPhase(Enum):
-    """What the trainer process does."""
+    """State of the trainer process."""
 
     DOWN = "down"
     WARMING = "warming"  # loads torch and the data
@@ -119,7 +119,7 @@ class State(msgspec.Struct, frozen=True):
     trainer: TrainerPhase = TrainerPhase.DOWN
     abandoned: Attempt | None = None
     task: Task | None = None
-    waiting: Offer | None = None  # came before the trainer had told what the data is
+    waiting: Offer | None = None  # came before the data was known
     update: Update | None = None
     announced_at: float = 0.0
     progress_at: float = 0.0
@@ -228,7 +228,7 @@ class Save(msgspec.Struct, frozen=True):
 
 
 class SaveFacts(msgspec.Struct, frozen=True):
-    """Remember what the data is, so that the next start need not load it to say hello."""
+    """Save the data's description, so that the next start need not load it to say hello."""
 
     facts: DataFacts
 
@@ -240,7 +240,7 @@ class Fetch(msgspec.Struct, frozen=True):
 
 
 class StopFetch(msgspec.Struct, frozen=True):
-    """Nobody needs these objects any more."""
+    """Stop fetching: the objects are not wanted any more."""
 
     attempt: Attempt
 

@@ -80,7 +80,7 @@ class Agent:
     async def run(self) -> None:
         """Until ``stop``. Raises the EdgeFLError that ended it."""
         for file in self.store.set_aside:
-            self.emit("warning", text=f"a file of an earlier start can not be read; it was set aside as {file}")
+            self.emit("warning", text=f"a file of an earlier start cannot be read; it was set aside as {file}")
         try:
             self._spawn(self._take_events())
             self._spawn(self._connect())
@@ -97,7 +97,7 @@ class Agent:
         async def guarded() -> None:
             try:
                 await work
-            except Exception as error:  # what fails in a task ends the agent, which tells the user
+            except Exception as error:  # what fails in a task ends the agent with its message
                 if not self._end.done():
                     self._end.set_exception(error)
 
@@ -152,7 +152,7 @@ class Agent:
         topic = topics.presence if isinstance(message, Presence) else topics.up
         try:
             await self.transport.publish(topic(self.identity.fleet, self.identity.device), encode(message))
-        except MessageSizeError as error:  # also a guess, after connections that were cut: it is said again
+        except MessageSizeError as error:  # also a guess, after connections that were cut: it is sent again
             self.emit("warning", text=error.message)
         finally:
             self._unacknowledged.remove(message)
@@ -177,7 +177,7 @@ class Agent:
         try:
             where = topics.parse(topic)
             if topic == self._call:
-                self._post(v.Connected())  # says everything that a coordinator has to know
+                self._post(v.Connected())  # repeats everything that a coordinator has to know
             elif topic == self._down:
                 self._hear(self._credentials.verifier.open(topic, payload) if self._credentials else payload)
             elif where.channel in {"down-object", "shared-object"}:

@@ -1,4 +1,4 @@
-"""What the shell's parts may do to the rest of the agent."""
+"""Callbacks of the agent's shell: tasks, events, messages, log lines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who an agent is, for one start of its process, and what it starts with."""
+"""Identity of an agent for one start of its process, and the state it starts with."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from edgefl.transport.base import Will
 
 
 class Identity(NamedTuple):
-    """Who this agent is. ``session`` is new for each start of the process: ``started()`` sets it."""
+    """Identity of this agent. ``session`` is new for each start of the process: ``started()`` sets it."""
 
     fleet: str
     device: str
@@ -31,11 +31,11 @@ class Identity(NamedTuple):
     strict: bool = False  # it has credentials: see ``device_agent.core.freshness``
 
     def started(self) -> Identity:
-        """The same with a new session."""
+        """This identity with a new session."""
         return self._replace(session=secrets.token_hex(8))
 
     def will(self) -> Will:
-        """What the broker says of this agent when the connection ends without goodbye."""
+        """MQTT will: published by the broker when the connection ends without goodbye."""
         offline = encode(Presence(self.device, self.session, online=False))
         return Will(topics.presence(self.fleet, self.device), offline, retain=False)
 
@@ -54,9 +54,9 @@ class Identity(NamedTuple):
 
 
 def complete(store: AgentStore) -> v.Saved:
-    """What an earlier process left; an update whose objects are gone cannot be delivered and is trained again.
+    """Saved state of an earlier process; an update whose objects are gone cannot be delivered and is trained again.
 
-    What was to stay here and is gone, in a loss of power, is as if it had not been kept.
+    Retained parts that are gone, after a loss of power, count as never retained.
     """
     saved = store.load()
     here = [{part: ref for part, ref in one.manifest.items() if store.objects.has(ref.id)} for one in saved.retained]

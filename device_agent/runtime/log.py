@@ -1,4 +1,4 @@
-"""One line per event, for people or as JSON; also what libraries say through ``logging``."""
+"""One line per event, for people or as JSON; also of what libraries log."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Literal, TextIO
 Emit = Callable[..., None]
 Format = Literal["text", "json"]
 
-#: Events that tell of trouble: marked for the eye, and in JSON by their level.
+#: Events that are warnings: marked for the eye, and in JSON by their level.
 _WARNINGS = frozenset({"declined", "disconnected", "unreachable", "trainer-lost", "warning", "refused", "ignored"})
 
 

@@ -40,7 +40,7 @@ class Renewal:
             self._answer.set_result(message)
 
     async def run(self, transport: Transport) -> None:
-        """For as long as the agent lives. What fails is told and tried again: an agent does not end for this."""
+        """For as long as the agent lives. A failure is logged and tried again: an agent does not end for this."""
         while True:
             due = self._credentials.renewal_due()
             if time.time() < due:
@@ -85,11 +85,11 @@ class Renewal:
             *command, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
         )
         try:
-            out, told = await process.communicate()
+            out, errors = await process.communicate()
         except asyncio.CancelledError:
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
             raise
         if process.returncode != 0:
-            raise IdentityError(f"no key was made: {told.decode(errors='replace').strip()[-300:]}")
+            raise IdentityError(f"no key was made: {errors.decode(errors='replace').strip()[-300:]}")
         return out

@@ -1,4 +1,4 @@
-"""What the agent keeps on disk: its identity, the attempt in hand, the unsent update, what the data is.
+"""State directory of an agent: its identity, the attempt in hand, the unsent update, the data's description.
 
 Layout of the state directory::
 
@@ -30,7 +30,7 @@ from edgefl.storage.disk import make_private, read_at_most, store_errors, sweep_
 from edgefl.storage.objects import ObjectStore
 
 T = TypeVar("T")
-#: An offer and an update of 120 KiB each, and what is kept of two rounds.
+#: An offer and an update of 120 KiB each, and the manifests retained of two rounds.
 MAX_FILE_BYTES = 4 * 2**20
 
 
@@ -96,7 +96,7 @@ class AgentStore:
             self._lock = -1
 
     def load(self) -> Saved:
-        """The work in hand, or that of the copy where it can not be read.
+        """The work in hand, or that of the copy where it cannot be read.
 
         Where neither can be, it is as if there were none: the coordinator offers again.
         """
@@ -128,7 +128,7 @@ class AgentStore:
             self._lasting = number
 
     def load_facts(self, fingerprint: str) -> DataFacts | None:
-        """What the data was, if it has not changed since."""
+        """The saved description of the data, None if the data has changed since."""
         known = self._read(self.directory / "facts.json", _Facts)
         return known.facts if known is not None and known.fingerprint == fingerprint else None
 

@@ -1,4 +1,4 @@
-"""The supervisor's end of the trainer: start it, give it work, watch its memory, tell how it ended."""
+"""Supervisor's end of the trainer process: starts it, gives it work, watches its memory, reports how it ended."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ class TrainRequest(msgspec.Struct, frozen=True):
 
 
 class Ended(NamedTuple):
-    """How one training ended. ``alive``: the trainer still runs."""
+    """End of one training. ``alive``: the trainer still runs."""
 
     result: Result
     alive: bool
 
 
 class Trainer(Protocol):
-    """What the runner needs of a trainer; tests give it one without a process."""
+    """Interface of a trainer; tests have one without a process."""
 
     async def warm(self) -> DataFacts:
         """Load torch and the data. Raises WorkerFailedError: ``status`` is None when it refused, else it died."""
@@ -58,7 +58,7 @@ class Trainer(Protocol):
 
 
 class TrainerSettings(NamedTuple):
-    """What the child is started with."""
+    """Settings that the child is started with."""
 
     device: str
     data: str
@@ -134,7 +134,7 @@ class TrainerProcess:
 
 
 def progressed(attempt: Attempt, note: Any) -> Progressed:
-    """What a trainer notes while it trains. Raises WorkerFailedError for anything else."""
+    """A trainer's note of its progress, decoded. Raises WorkerFailedError for anything else."""
     return understood({**understood(note, dict[str, Any]), "attempt": attempt}, Progressed)
 
 
@@ -169,7 +169,7 @@ def failed(
         return Ended(Result(refusal=refusal, figures=figures), alive=False)
     allowed = float(min(ceiling.limit_bytes, memory_total_bytes))
     peak = float(ceiling.peak_bytes) if ceiling.peak_bytes else None
-    if error.status == -signal.SIGKILL:  # not by us: the kernel ran out of memory, or somebody else's doing
+    if error.status == -signal.SIGKILL:  # not by us: the kernel ran out of memory, or another process did it
         detail = "the trainer was killed from outside, most likely because the machine ran out of memory"
         return Ended(Result(refusal=Refusal("memory", peak, allowed, "B", detail, where), figures=figures), alive=False)
     return Ended(

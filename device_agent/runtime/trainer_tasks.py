@@ -1,4 +1,4 @@
-"""What the supervisor lets its trainer do: get ready, train, end; one thing at a time, each ending as an event."""
+"""Tasks of the trainer: get ready, train, end; one at a time, each ending as an event."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Both directions of objects at one agent: the offer that is fetched, the update that is served, and what they cost."""
+"""Transfers of one agent: the offer that is fetched, the update that is served, and what they cost."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Transfers:
         if self._fetch is not None and self._fetch.offer == offer:
             asking = (one for one in self._unacknowledged if isinstance(one, Need) and one.missing)
             if all(one.transfer != offer.transfer for one in asking):
-                self._fetch.receiver.ask_again(now)  # else the transport says it, as soon as it can
+                self._fetch.receiver.ask_again(now)  # else the transport sends it, as soon as it can
             return
         if self._cost is None or self._cost.attempt != offer.attempt:
             self._cost = AttemptCost(offer.attempt, self._counters())
@@ -73,7 +73,7 @@ class Transfers:
         self._start(self._fetch)
 
     def stop_fetch(self) -> None:
-        """What is being fetched is not wanted any more; what has arrived stays on disk."""
+        """Stop fetching; what has arrived stays on disk."""
         self._fetch = None
 
     def chunk(self, transfer: str, payload: bytes) -> None:
@@ -105,8 +105,8 @@ class Transfers:
     def tick(self, *, connected: bool) -> None:
         """Time passed.
 
-        Nothing is asked for again before the broker has all that was said: a link that is cut would carry every
-        repetition once it is back, and each would be answered with all that is missing.
+        Nothing is asked for again before the broker has acknowledged every message: a link that is cut would carry
+        every repetition once it is back, and each would be answered with all that is missing.
         """
         now = time.monotonic()
         if self._fetch is not None:
@@ -118,7 +118,7 @@ class Transfers:
             self._served[1].on_tick(now)
 
     def figures(self, offer: Offer, result: v.Result) -> Figures:
-        """What the attempt cost this device beside the training itself."""
+        """Cost of the attempt at this device beside the training itself."""
         if self._cost is None or self._cost.attempt != offer.attempt or self._restored == offer.attempt:
             return unknown_cost()
         topic = topics.up_object(self._identity.fleet, self._identity.device, offer.transfer)  # about as long
@@ -175,8 +175,8 @@ class Transfers:
                 under_way.discard(name)
 
         def spawn(device: str | None, payload: bytes) -> None:
-            """What is asked for again while it is under way is not sent twice: it is late, or the link is cut,
-            after which the transport itself sends it again.
+            """Send a message unless the same one is under way: then it is late, or the link is cut, after which the
+            transport itself sends it again.
             """
             name = xxhash.xxh3_64_intdigest(payload)
             if name not in under_way:

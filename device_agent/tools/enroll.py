@@ -27,7 +27,7 @@ async def enroll(text: str, state: Path | None, states: Path, wait_s: float, say
     """Exchange a token for an identity in ``state`` (default: by fleet and name in ``states``); returns the directory.
 
     Raises IdentityError for a token that is mistyped, expired, spent or of a device that has an identity already,
-    BrokerError when the broker can not be reached or is not the fleet's.
+    BrokerError when the broker cannot be reached or is not the fleet's.
     """
     given = token.decode_token(text)
     state = state or states / given.fleet / given.name

@@ -1,6 +1,6 @@
-"""The trainer's memory: what holds a round on a GPU to its budget, what is given back, and how running out is told.
+"""The trainer's memory: the ceiling of a round on a GPU, memory given back, and the refusal when it runs out.
 
-Where a card has memory of its own, a refusal says which of the two was short: the plan answers them differently.
+Where a card has memory of its own, a refusal names which of the two was short: the plan answers them differently.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from edgefl.records import GPU, GPU_MEMORY, HOST, Budget, Refusal
 if TYPE_CHECKING:
     from edgefl.resources.cuda import CudaCeiling
 
-#: What torch says of memory that could not be had: on a GPU (by its allocator, by CUDA's libraries), by its own CPU
+#: Words of errors of failed allocations: on a GPU (by its allocator, by CUDA's libraries), by its own CPU
 #: allocator, inside other libraries; the last is oneDNN's, of the room for a product, which the step before had.
 _MEMORY_WORDS = (
     "out of memory",
@@ -50,8 +50,8 @@ def give_back(device: str) -> None:
 
 def out_of_memory(error: BaseException) -> bool:
     """torch raises OutOfMemoryError on a GPU and a plain RuntimeError from its CPU allocator."""
-    told = str(error)
-    return isinstance(error, MemoryError) or _by_type(error) or any(words in told for words in _MEMORY_WORDS)
+    text = str(error)
+    return isinstance(error, MemoryError) or _by_type(error) or any(words in text for words in _MEMORY_WORDS)
 
 
 def memory_refusal(error: BaseException, ceiling: CudaCeiling | None, *, card: bool) -> Refusal:
@@ -61,8 +61,8 @@ def memory_refusal(error: BaseException, ceiling: CudaCeiling | None, *, card: b
     """
     from edgefl.resources.memory import high_water_bytes
 
-    told = str(error)
-    detail = f"out of memory: {(told.splitlines() or [''])[0][:300]}"
+    text = str(error)
+    detail = f"out of memory: {(text.splitlines() or [''])[0][:300]}"
     if ceiling is not None and (ceiling.gpu.shared or _of_gpu(error)):
         return ceiling.refusal(detail)
     if card and _of_gpu(error):

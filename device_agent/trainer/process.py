@@ -1,8 +1,8 @@
 """The trainer: a child process of the agent that holds torch and the data, warm between rounds.
 
-Served over its pipes (:mod:`edgefl.process.worker`): ``warm`` loads torch and the data and says what they are,
+Served over its pipes (:mod:`edgefl.process.worker`): ``warm`` loads torch and the data and describes them,
 ``train`` does one round. Parts are read from the object store and put there, by id; only names and numbers cross the
-pipes. SIGUSR1 asks it to leave off after the step it is in. It never outlives the agent.
+pipes. SIGUSR1 asks it to stop after the step it is in. It never outlives the agent.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class Trainer:
 
     def _loaded(self) -> Dataset:
         if self.dataset is None:
-            dataset = _load(self.data, self.bad_samples)  # first: bad data is told before torch has taken its seconds
+            dataset = _load(self.data, self.bad_samples)  # first: bad data is found before torch takes its seconds
             self.device = device = _torch_device(self.device)
             _first_round(device)
             self.dataset = self._on_disk(dataset)
@@ -226,9 +226,9 @@ class Trainer:
         return dataset
 
     def _split(self, job: Job, device: str) -> Split:
-        """What is trained and what is tested on; absent modalities of the former made by the recipe's generator.
+        """Training and hold-out data; absent modalities of the former made by the recipe's generator.
 
-        Once, then kept. Raises DataError.
+        Made once, then kept. Raises DataError.
         """
         from edgefl.training.holdout import split
 
@@ -272,7 +272,7 @@ class _StoredParts(Mapping[str, "Tensors"]):
     def __getitem__(self, name: str) -> Tensors:
         from edgefl.protocol.tensors import decode_part
 
-        # What goes into a model, or onto it, is read where it lies; the rest becomes somebody's own.
+        # What goes into a model, or onto it, is read where it lies; the rest is copied.
         own = not is_scheduled(name.removeprefix(RESIDUAL))
         return decode_part(self._store.read(self._manifest[name].id), copy=own)
 

@@ -114,7 +114,7 @@ class NewFile:
 
 
 def boot_id() -> str:
-    """Changes when the machine is started; "" where it can not be told."""
+    """Changes when the machine is started; "" where it is unknown."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except OSError:
@@ -124,7 +124,7 @@ def boot_id() -> str:
 def begin_sync(descriptor: int, offset: int, length: int) -> None:
     """Have the disk begin with these bytes of a file that is synced later; ``length`` 0: all from ``offset`` on.
 
-    Where that can not be asked, nothing.
+    Does nothing where the system has no such call.
     """
     if (begin := _sync_file_range()) is not None:
         begin(descriptor, offset, length, _WRITE)
@@ -141,7 +141,7 @@ def _sync_file_range() -> Any:
 
 
 def read_at_most(path: Path, limit: int) -> bytes:
-    """All bytes of a file that has at most ``limit``, also of one that tells no size. Raises OSError, ValueError."""
+    """All bytes of a file (or pipe) that has at most ``limit``. Raises OSError, ValueError."""
     with path.open("rb") as file:
         status = os.fstat(file.fileno())
         # Reading takes memory for as much as it is asked for.
@@ -160,7 +160,7 @@ def sweep_temporaries(directory: Path) -> None:
 
 
 def _temporary(directory: Path, mode: int) -> tuple[int, Path]:
-    """A new locked file. The lock, gone with its process, tells a sweep that the file is not an orphan."""
+    """A new locked file. The lock, gone with its process, keeps a sweep from taking it for an orphan."""
     while True:
         path = directory / f"{_TEMPORARY}{secrets.token_hex(8)}"
         descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, mode)

@@ -1,7 +1,7 @@
 """Content-addressed objects on disk: files named by the sha256 of their bytes, shared by agent and coordinator.
 
 A store is one directory: finished objects lie in it under their hex id, unfinished ones in ``partial/``, those that
-nobody needs any more in ``dropped/`` until they are deleted, and what is being written under a ``.new-`` name that a
+are garbage in ``dropped/`` until they are deleted, and files that are being written under a ``.new-`` name that a
 crash leaves behind and the next start sweeps away. A finished object is never changed. Several processes may read and
 ``put``; only one may hold partial objects.
 """
@@ -24,7 +24,7 @@ from edgefl.storage.disk import NewFile, boot_id, store_errors, sweep_temporarie
 from edgefl.storage.partials import PartialObject, chunk_span
 
 _ID = re.compile(r"[0-9a-f]{64}")
-#: From this size on mapping is quicker than reading, and worth a descriptor as long as anybody looks.
+#: From this size on mapping is quicker than reading, and worth a descriptor for as long as it is read.
 _MAPPED_BYTES = 2**20
 
 
@@ -52,8 +52,8 @@ class ObjectStore:
     """A directory of objects. Raises StoreError when the disk refuses or ``limit_bytes`` would be exceeded.
 
     ``limit_bytes`` bounds the sizes of finished and unfinished objects together; None: no limit. ``durable``: objects
-    are synced to the disk, for whoever answers for them. A device does not: what it holds can be fetched or trained
-    anew, a kill loses nothing, and many objects are gone before the disk has to write them. The first process after
+    are synced to the disk: the coordinator's. A device does not: its objects can be fetched or trained again, a kill
+    loses nothing, and many objects are gone before the disk has to write them. The first process after
     the machine was started looks whether its objects are right.
     """
 
@@ -99,7 +99,7 @@ class ObjectStore:
                 data = file.read()
         except StoreError as error:
             if isinstance(error.__cause__, FileNotFoundError):
-                error.remedy = f"{self.root} is not whole: copy it anew from where it is."
+                error.remedy = f"{self.root} is not whole: copy it again from where it is."
             raise
         if name not in self._proved:
             if object_id(data) != name:
@@ -109,7 +109,7 @@ class ObjectStore:
         return data
 
     def view(self, name: str) -> memoryview:
-        """The same for reading only, without a copy in memory where this process knows the object already.
+        """As ``read``, read-only, without a copy in memory where this process knows the object already.
 
         What lies on a disk that fails meanwhile ends the process (SIGBUS).
         """
@@ -151,8 +151,8 @@ class ObjectStore:
     def write_batch(self) -> Iterator[ObjectStore]:
         """This store, for one thread, whose puts are synced together when the block ends: the disk works meanwhile.
 
-        Until then only it has them; after an error nobody does, but for some of very many, which are then in the store
-        like any that nothing points to.
+        Until then they are in the batch alone; after an error they are gone, but for some of very many, which are then
+        garbage in the store.
         """
         batch = _WriteBatch(self)
         try:
@@ -197,7 +197,7 @@ class ObjectStore:
 
     def _publish(self, fresh: dict[str, PartialObject]) -> None:
         if not all(one.verified for one in fresh.values()):
-            raise StoreError(f"objects in {self.root} can not be published before they are whole")
+            raise StoreError(f"objects in {self.root} cannot be published before they are whole")
         if self.durable:
             sync_files([one.path for one in fresh.values()])
         with store_errors("finish", self.root):
@@ -269,7 +269,7 @@ class ObjectStore:
             )
 
     def _look_after_boot(self) -> None:
-        """Drop what a loss of power has left half written."""
+        """Delete objects that a loss of power has left half written."""
         seen = self.root / "boot"
         now = boot_id()
         if now and seen.is_file() and seen.read_text(encoding="ascii", errors="replace") == now:
@@ -289,7 +289,7 @@ class ObjectStore:
 
 
 class _WriteBatch(ObjectStore):
-    """See ``ObjectStore.write_batch``. Everything but what is new it shares with the store."""
+    """See ``ObjectStore.write_batch``: shares everything but the new objects with the store."""
 
     #: Files that are open at a time.
     _MOST = 64
@@ -299,7 +299,7 @@ class _WriteBatch(ObjectStore):
         self._new: dict[str, NewFile] = {}
 
     def flush(self) -> None:
-        """All that is new becomes part of the store."""
+        """Make all new objects part of the store."""
         with store_errors("finish", self.root):
             for new in self._new.values() if self.durable else ():
                 new.sync()
@@ -310,9 +310,9 @@ class _WriteBatch(ObjectStore):
         self._close()
 
     def discard(self) -> None:
-        """What has not become part of it never was."""
+        """Drop the objects that ``flush`` has not made part of the store."""
         self._proved.difference_update(self._new)
-        with contextlib.suppress(OSError):  # the next start sweeps; what went wrong first is told
+        with contextlib.suppress(OSError):  # the next start sweeps; the first error is the one to raise
             self._close()
 
     def _close(self) -> None:

@@ -21,7 +21,7 @@ _READ_BYTES = 1024 * 1024
 
 
 def chunk_count(size: int, chunk_bytes: int) -> int:
-    """How many chunks an object of ``size`` bytes has; 0 for an empty object."""
+    """Number of chunks of an object of ``size`` bytes; 0 for an empty one."""
     return -(-size // chunk_bytes)
 
 
@@ -37,7 +37,7 @@ class PartialObject:
     """An object that arrives in chunks, in any order. Made by ``ObjectStore.partial``; one thread at a time.
 
     The data are written before the map that claims them, so the map under-claims after ``kill -9``. After a power cut
-    it may over-claim: the hash finds that out, and the object starts anew. One of a single chunk has no map.
+    it may over-claim: the hash finds that out, and the object starts from nothing. One of a single chunk has no map.
     """
 
     def __init__(
@@ -120,7 +120,7 @@ class PartialObject:
         return True
 
     def mark_finished(self) -> None:
-        """The store has it. Raises OSError when the map can not be removed."""
+        """The store has the object. Raises OSError when the map cannot be removed."""
         self.finished = True
         if self.chunk_count > 1:
             self._map.unlink(missing_ok=True)
@@ -144,7 +144,7 @@ class PartialObject:
         return os.path.exists(self.path) or os.path.exists(self._map)
 
     def _resume(self) -> bool:
-        """What an earlier process left, as far as it can be told to be right."""
+        """Take over chunks that an earlier process left; False where its files do not fit."""
         try:
             if self.chunk_count <= 1 and not self._map.exists():
                 self._here[:] = b"\x01" * self.chunk_count
@@ -168,7 +168,7 @@ class PartialObject:
         return True
 
     def _write_map(self) -> None:
-        """In place of another: whole or not at all."""
+        """Write the map, whole or not at all."""
         fresh = self._map.with_suffix(".new")
         fresh.write_bytes(_MAP_HEAD.pack(_MAP_MAGIC, self.chunk_bytes) + self._here)
         fresh.rename(self._map)

@@ -19,7 +19,7 @@ LEDGER_URL = "ledger.url"
 #: Tries to take a run's lock, and the pause between: a reader that asks whether it is held needs microseconds.
 LOCK_TRIES = 5
 LOCK_PAUSE_S = 0.02
-#: What was told, as JSON lines.
+#: The run's events, as JSON lines.
 EVENTS = "events.jsonl"
 
 
@@ -38,7 +38,7 @@ def ledger_of(directory: Path) -> str | Path:
 
 
 def note_ledger(directory: Path, url: str) -> None:
-    """Keep where the ledger is, for whoever reads or goes on with the run, and for nobody else. Raises StoreError."""
+    """Keep where the ledger is, for its owner alone: reading and resuming the run need it. Raises StoreError."""
     file = directory / LEDGER_URL
     with store_errors("write", file):
         file.unlink(missing_ok=True)
@@ -54,7 +54,7 @@ def new_run_id(runs: Path, name: str) -> str:
 
 
 def is_held(directory: Path) -> bool:
-    """Whether a process holds the directory: True also where that can not be known, such as another user's."""
+    """Whether a process holds the directory: True also where that is unknown, such as another user's."""
     try:
         with (directory / "lock").open("rb") as lock:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -67,7 +67,7 @@ def is_held(directory: Path) -> bool:
 
 @contextlib.contextmanager
 def hold_directory(directory: Path) -> Iterator[None]:
-    """Make the directory, for its owner alone, and hold it. Raises StoreError when it can not, or another does.
+    """Make the directory, for its owner alone, and hold it. Raises StoreError when it cannot, or another does.
 
     The lock goes with its process, so nothing is left behind by ``kill -9``.
     """

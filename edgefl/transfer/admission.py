@@ -1,4 +1,4 @@
-"""Which devices may upload now: a burst of them must not overrun the broker's queues or the coordinator."""
+"""Admission of uploads: a burst of them must not overrun the broker's queues or the coordinator."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ class UploadAdmission:
 
     def __init__(self, limit: int = DEFAULT_UPLOADS) -> None:
         if limit < 1:
-            raise ValueError(f"an upload gate of {limit} would admit nobody")
+            raise ValueError(f"{limit} uploads at a time: at least 1")
         self.limit = limit
         self.admitted: set[str] = set()
         self.waiting: deque[str] = deque()
 
     def request(self, key: str) -> list[str]:
-        """Ask for a place; who is admitted by it. Asking again changes nothing."""
+        """Queue an upload; the uploads admitted by it. Asking again changes nothing."""
         if key not in self.admitted and key not in self.waiting:
             self.waiting.append(key)
         return self._admit()
 
     def release(self, key: str) -> list[str]:
-        """The upload is complete or abandoned, or no longer waits; who is admitted instead."""
+        """The upload is complete, abandoned or no longer waits; the uploads admitted instead."""
         self.admitted.discard(key)
         if key in self.waiting:
             self.waiting.remove(key)
         return self._admit()
 
     def rotate(self, key: str) -> list[str]:
-        """A stalled upload goes to the end of the queue if anyone waits; who is admitted instead."""
+        """Move a stalled upload to the end of the queue if others wait; the uploads admitted instead."""
         if key not in self.admitted or not self.waiting:
             return []
         self.admitted.discard(key)

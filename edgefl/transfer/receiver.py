@@ -28,7 +28,7 @@ MAX_STALL_S = 60.0
 #: not asked for again before one and a half times as long. Bytes a second.
 SLOW_LINK = 32_000
 #: A chunk that comes after it was asked for again so often (5 and 15 s after the last one) may be late by a slow link;
-#: a longer silence was a cut, or a sender that was away, and tells nothing of the link.
+#: a longer silence was a cut, or a sender that was away: no measure of the link.
 SLOW_STALLS = 2
 #: A finished receiver that is still sent chunks repeats its ``done``, at most this often.
 REPEAT_S = 1.0
@@ -39,9 +39,9 @@ MAX_WRONG_HASHES = 3
 class Receiver:
     """Fetches ``refs`` over one transfer. ``device`` is the device's id, also when the coordinator receives.
 
-    ``incarnation``: a random number below 2**31 that tells this receiver from an earlier one of the same transfer and
-    device (before a restart). ``message`` is Need at an agent, Grant at the coordinator. ``dropped`` counts by reason
-    what was ignored. Two parts with the same object count as one.
+    ``incarnation``: a random number below 2**31, so that epochs of this receiver and of one before a restart differ.
+    ``message`` is Need at an agent, Grant at the coordinator. ``dropped`` counts by reason what was ignored. Two parts
+    with the same object count as one.
     """
 
     def __init__(
@@ -152,11 +152,11 @@ class Receiver:
         return [self._open_epoch(now)]
 
     def on_unheard(self, now: float) -> None:
-        """Call in place of ``on_tick`` while what was said can not have come to the sender: silence tells nothing."""
+        """Call in place of ``on_tick`` while the last Need has not reached the broker: silence does not count."""
         self._silent_since = self._last_at = now
 
     def on_stall(self, now: float) -> list[Instruction]:
-        """Say it all again at once: after a reconnect, or when the sender announces the transfer anew."""
+        """Open a new epoch at once: after a reconnect, or when the sender announces the transfer again."""
         if self.finished:
             return self._repeat_done(now)
         return [self._open_epoch(now)] if self._lacking else []

@@ -104,14 +104,14 @@ class Sender:
         return instructions
 
     def drop(self, device: str, now: float) -> list[Instruction]:
-        """Forget a device: it went offline, declined, or its round is over. Nobody waits for it any more."""
+        """Forget a device that went offline, declined, or whose round is over: the others no longer wait for it."""
         self._receivers.pop(device, None)
         self._awaited.discard(device)
         self._plan()
         return self._pump(now)
 
     def _unfit(self, device: str, need: Need) -> str:
-        """Why the message must be ignored; "" when it is fit."""
+        """Reason to ignore the message; "" for none."""
         if need.transfer != self.transfer:
             return "unknown_transfer"
         if need.device != device:
@@ -172,7 +172,7 @@ class Sender:
         if not any(receiver.in_step for receiver in self._receivers.values()) and self._gather_until is None:
             self._awaited |= self._receivers.keys()
             self._gather_until = now + GATHER_S
-        # One that asks anew while it holds the others up has lost chunks: from now on it is served alone.
+        # One that opens an epoch while it blocks the others has lost chunks: from now on it is served alone.
         in_step = before is None or (before.in_step and before.blocked_at is None)
         self._epochs.enter(device, need.epoch)
         self.completed.discard(device)
@@ -225,7 +225,7 @@ class Sender:
         return instructions
 
     def _publishable(self, pacing: list[ReceiverState]) -> int:
-        """Those of the shared chunks that nobody without room lacks."""
+        """The shared chunks that no receiver with a full window lacks."""
         free = self._shared
         for receiver in pacing:
             if not free:
@@ -249,7 +249,7 @@ class Sender:
         return SendChunk(device, *where)
 
     def _flight_s(self, receiver: ReceiverState) -> float:
-        """How long what is on its way to it may take: twice what it has shown to need, or as over a slow link."""
+        """Seconds that chunks in flight may take: twice the receiver's pace so far, or as over a slow link."""
         on_its_way = receiver.sent - receiver.received
         slow = 1.5 * on_its_way * self._index.chunk_bytes / SLOW_LINK
         if not receiver.received:

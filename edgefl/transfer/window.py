@@ -116,7 +116,7 @@ def in_at_least(least: int, sets: Iterable[int]) -> int:
 
 @dataclass
 class SentChunks:
-    """What a device has been sent in all epochs: a set of chunks, and the bytes of those sent more than once."""
+    """Chunks that a device has been sent in all epochs, and the bytes of those sent more than once."""
 
     chunks: int = 0
     again_bytes: int = 0
@@ -130,7 +130,7 @@ class SentChunks:
 
 @dataclass
 class ReceiverState:
-    """What a sender knows of one receiver that has asked and does not have everything yet."""
+    """Progress of one receiver, as its sender knows it: its window, and the chunks it still lacks."""
 
     credit: int
     todo: int  # set of chunks it asked for in this epoch and was not yet sent
@@ -159,7 +159,7 @@ class ReceiverState:
 
 
 class Epochs:
-    """Tells a new epoch of a device from the present one and from stale ones, through restarts of the device.
+    """Epochs of devices: which are new, present or stale, also after restarts of a device.
 
     Incarnations are random, so nothing says which of two is the later one; a living receiver opens ever new epochs,
     which is what counts. A message that was overtaken by one of a later incarnation costs one stall, no more.
