@@ -1,31 +1,45 @@
-"""The report's plots: what was learnt, what it took in memory, bytes and FLOPs."""
+"""The report's plots: test metric and loss, memory, bytes and FLOPs."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from edgefl.report import curves, resources, totals, units
-from edgefl.report.svg import INKS, Plot, figure, style, svg, whole_numbers
-from edgefl.run_records import AssignmentRow, RunReport
+from edgefl.report.svg import INKS, Plot, figure, svg
+from edgefl.run_records import RunReport
 
+if TYPE_CHECKING:
+    from matplotlib.artist import Artist
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
+
+_NAN = float("nan")
 #: More panels than this cannot be compared by eye; the table has them all.
 MAX_PANELS = 12
+_FLEET: curves.Look = {"color": INKS["--c0"], "linewidth": 1.8, "marker": "o", "markersize": 3.5}
+_MEASURED: curves.Look = {"color": INKS["--c1"], "linewidth": 1.8, "marker": "o", "markersize": 4}
+_PREDICTED: curves.Look = {"color": INKS["--muted"], "linestyle": (0, (3, 2)), "marker": "o", "mfc": "none"}
+_BUDGET: curves.Look = {"color": INKS["--warn"], "linewidth": 1.2, "linestyle": (0, (6, 2))}
 
 
 def learning(report: RunReport) -> Plot | None:
-    """Accuracy and loss over all rounds, stages as bands; None before the first round."""
-    rounds = [(row.stage, row.round) for row in report.rounds]
+    """The test metric and the training loss over all rounds, stages as bands; None before the first round."""
+    rounds = curves.places(report)
     if not rounds:
         return None
     metric = totals.primary_metric(report)
-    at = {key: index + 1 for index, key in enumerate(rounds)}
-    with style():
-        drawn = figure(10.6, 4.9)
+    with figure(4.9) as drawn:
         upper, lower = drawn.subplots(2, 1, sharex=True, gridspec_kw={"height_ratios": (1.7, 1)})
-        _scores(upper, together(curves.curves(report, metric, at)), metric)
-        _losses(lower, report, at)
-        _bands(upper, lower, rounds)
+        found = curves.together(curves.curves(report, metric))
+        looks = curves.looks(found)
+        for curve, points in found.items():
+            upper.plot(*zip(*points, strict=True), label=curves.label(curve), **looks[curve])
+        _metric_axis(upper, metric)
+        upper.set_ylabel(f"test {_with_unit(metric)}")
+        _losses(lower, report, rounds)
+        _bands(upper, lower, list(rounds))
         lower.grid(axis="y", alpha=0.6)
         for axes in (upper, lower):
             if axes.get_legend_handles_labels()[1]:
@@ -33,237 +47,201 @@ def learning(report: RunReport) -> Plot | None:
         return Plot(svg(drawn, "learning"), f"Test {metric} and training loss over {len(rounds)} rounds.")
 
 
-def together(found: Mapping[curves.Curve, curves.Points]) -> dict[curves.Curve, curves.Points]:
-    """Curves of the plot over all rounds: with many subsets the fullest input alone, they have panels."""
-    few = len(curves.subsets(found)) <= curves.MAX_TOGETHER
-    most = max((len(available) for available, _ in found), default=0)
-    return {curve: points for curve, points in found.items() if few or len(curve[0]) == most}
-
-
 def subsets(report: RunReport) -> Plot | None:
-    """Many subsets of the modalities, a panel each, beside the complete input; None: they stand in ``learning``."""
+    """Many subsets of the modalities, a panel each, beside the complete input; None: they are in ``learning``."""
     metric = totals.primary_metric(report)
-    at = {(row.stage, row.round): index + 1 for index, row in enumerate(report.rounds)}
-    found = curves.curves(report, metric, at)
-    whole = together(found)
+    found = curves.curves(report, metric)
+    whole = curves.together(found)
     if len(whole) == len(found):
         return None
-    names = curves.subsets(curve for curve in found if curve not in whole)
+    names = list(dict.fromkeys(given for given, mask in found if mask != "none" and (given, mask) not in whole))
     columns = next((count for count in (4, 3, 5) if len(names) % count == 0), 4)  # the last line is full
-    lines = -(-len(names) // columns)
-    with style():
-        drawn = figure(10.6, 0.6 + 2.0 * lines)
-        grid = drawn.subplots(lines, columns, sharex=True, sharey=True, squeeze=False)
-        for axes, available in zip(grid.flat, names, strict=False):
-            _subset_panel(axes, available, found, whole)
+    with figure(0.6 + 2.0 * -(-len(names) // columns)) as drawn:
+        panels = _panels(drawn, len(names), columns, ("round", _with_unit(metric)), sharey=True)
+        for axes, given in zip(panels, names, strict=True):
+            for points in whole.values():
+                muted: curves.Look = {"color": INKS["--muted"], "linewidth": 1, "alpha": 0.7}
+                axes.plot(*zip(*points, strict=True), **muted, label="complete input")
+            own = {curve: points for curve, points in found.items() if curve[0] == given and curve not in whole}
+            for (curve, points), look in zip(own.items(), curves.panel_looks([mask for _, mask in own]), strict=True):
+                axes.plot(*zip(*points, strict=True), label=f"{curve[1]} mask", **look)
+            axes.xaxis.set_major_locator(_whole_numbers())
+            axes.set_title(curves.name_of(given), loc="left", fontweight="bold")
             _metric_axis(axes, metric)
-        for axes in list(grid.flat)[len(names) :]:
-            axes.set_visible(False)
-        for row in grid:
-            row[0].set_ylabel(f"{metric} (%)" if totals.is_share(metric) else metric)
-        for axes in list(grid.flat)[max(0, len(names) - columns) : len(names)]:
-            axes.set_xlabel("round")
-            axes.tick_params(labelbottom=True)
-        handles = _once(axes.get_legend_handles_labels() for axes in grid.flat)
-        drawn.legend(*handles, loc="outside upper left", ncols=len(handles[0]), handlelength=2.4, columnspacing=2)
+        handles = {handle.get_label(): handle for axes in panels for handle in axes.get_legend_handles_labels()[0]}
+        _legend_above(drawn, handles.values())
         return Plot(svg(drawn, "subsets"), f"Test {metric} of the one model where only some modalities are given.")
-
-
-def _subset_panel(
-    axes: Any,
-    available: tuple[str, ...],
-    found: Mapping[curves.Curve, curves.Points],
-    whole: Mapping[curves.Curve, curves.Points],
-) -> None:
-    for points in whole.values():
-        axes.plot(*zip(*points, strict=True), color=INKS["--muted"], linewidth=1, alpha=0.7, label="complete input")
-    own = [curve for curve in found if curve[0] == available and curve not in whole]
-    looks = curves.in_a_panel(own)
-    for curve in own:
-        axes.plot(*zip(*found[curve], strict=True), label=f"{curve[1]} mask", **looks[curve])
-    axes.xaxis.set_major_locator(whole_numbers())
-    axes.set_title(" + ".join(available) + (" alone" if len(available) == 1 else ""), loc="left", fontweight="bold")
-
-
-def _once(legends: Iterable[tuple[list[Any], list[str]]]) -> tuple[list[Any], list[str]]:
-    """The entries of several panels' legends, each once."""
-    entries = {label: handle for handles, labels in legends for handle, label in zip(handles, labels, strict=True)}
-    return list(entries.values()), list(entries)
 
 
 def memory(report: RunReport) -> Plot | None:
     """Predicted and measured step memory over the stages, one panel per device, its budget as a line."""
-    cells = {
-        key: (
-            totals.predicted("step_peak_bytes", rows).value,
-            totals.measured("step_peak_bytes", rows).value,
-        )
-        for key, rows in totals.by_device_and_stage(report).items()
-    }
-    known = {key: pair for key, pair in cells.items() if pair != (None, None)}
+    known: dict[str, dict[int, tuple[float | None, float | None]]] = {}
+    for (device, stage), rows in totals.by_device_and_stage(report).items():
+        pair = totals.predicted("step_peak_bytes", rows).value, totals.measured("step_peak_bytes", rows).value
+        if pair != (None, None):
+            known.setdefault(device, {})[stage] = pair
     if not known:
         return None
-    names = list(dict.fromkeys(device for device, _ in known))
-    shown = sorted(names, key=lambda name: -_closeness(report, name, known))[:MAX_PANELS]
-    shown = [name for name in names if name in shown]
-    stages = sorted({stage for _, stage in known})
+    budgets = {name: resources.step_limit(totals.device_row(report, name)) for name in known}
+
+    def closeness(name: str) -> float:
+        """Largest need over budget; 0 without a budget."""
+        need = max(value for pair in known[name].values() for value in pair if value is not None)
+        return need / budget if (budget := budgets[name]) else 0.0
+
+    closest = sorted(known, key=closeness, reverse=True)[:MAX_PANELS]
+    shown = [name for name in known if name in closest]
+    stages = sorted({stage for pairs in known.values() for stage in pairs})
     columns = min(4, len(shown))
-    lines = -(-len(shown) // columns)
-    with style():
-        drawn = figure(10.6, 0.6 + 2.35 * lines)
-        grid = drawn.subplots(lines, columns, sharex=True, squeeze=False)
-        with_budget = False
-        for axes, name in zip(grid.flat, shown, strict=False):
-            pairs = {stage: known.get((name, stage), (None, None)) for stage in stages}
-            with_budget |= _memory_panel(axes, report, name, pairs)
-        for axes in list(grid.flat)[len(shown) :]:
-            axes.set_visible(False)
-        for row in grid:
-            row[0].set_ylabel("step memory (MiB)")
-        for axes in list(grid.flat)[max(0, len(shown) - columns) : len(shown)]:
-            axes.set_xlabel("stage")
-            axes.tick_params(labelbottom=True)
-        values = [known[key] for key in known if key[0] in shown]
-        handles = _memory_handles(
-            measured=any(pair[1] is not None for pair in values),
-            predicted=any(pair[0] is not None for pair in values),
-            budget=with_budget,
-        )
-        drawn.legend(handles=handles, loc="outside upper left", ncols=len(handles), handlelength=2.4, columnspacing=2)
-        more = f" Of {len(names)} devices, the {len(shown)} closest to their budget." if len(shown) < len(names) else ""
+    from matplotlib.lines import Line2D
+
+    with figure(0.6 + 2.35 * -(-len(shown) // columns)) as drawn:
+        panels = _panels(drawn, len(shown), columns, ("stage", "step memory (MiB)"))
+        near = False
+        for axes, name in zip(panels, shown, strict=True):
+            pairs = {stage: known[name].get(stage, (None, None)) for stage in stages}
+            near |= _memory_panel(axes, name, pairs, budgets[name])
+        values = [pair for name in shown for pair in known[name].values()]
+        looks = [
+            {**_MEASURED, "label": "measured"} if any(pair[1] is not None for pair in values) else {},
+            {**_PREDICTED, "label": "predicted"} if any(pair[0] is not None for pair in values) else {},
+            {**_BUDGET, "label": "budget of the device"} if near else {},
+        ]
+        _legend_above(drawn, (Line2D([], [], **look) for look in looks if look))
+        more = f" Of {len(known)} devices, the {len(shown)} closest to their budget." if len(shown) < len(known) else ""
         return Plot(svg(drawn, "memory"), f"Peak step memory per device and stage, predicted and measured.{more}")
 
 
 def spending(report: RunReport) -> Plot | None:
     """Bytes up and down, and FLOPs predicted and counted, per stage over all devices."""
-    stages = sorted({row.stage for row in report.assignments if row.measured})
+    rows = [row for row in report.assignments if row.measured]
+    stages = sorted({row.stage for row in rows})
     if not stages:
         return None
-    trained = {stage: [row for row in report.assignments if row.stage == stage and row.measured] for stage in stages}
-    with style():
-        drawn = figure(10.6, 2.9)
+
+    def bars(axes: Axes, title: str, unit: str, *series: tuple[str, str, str]) -> None:
+        """Two bars a stage; ``series``: label, name of the figure, colour."""
+        width = 0.36
+        for order, (label, name, ink) in enumerate(series):
+            of = totals.predicted if label == "predicted" else totals.measured
+            values = [of(name, [row for row in rows if row.stage == stage]).value for stage in stages]
+            heights = [_NAN if value is None else units.scaled(value, unit) for value in values]
+            places = [stage + (order - 0.5) * (width + 0.03) for stage in stages]
+            axes.bar(places, heights, width, color=INKS[ink], label=label, linewidth=0)
+        axes.xaxis.set_major_locator(_whole_numbers())
+        axes.set_xlabel("stage")
+        axes.grid(axis="y", alpha=0.6)
+        axes.legend(loc="lower left", bbox_to_anchor=(0, 1.0), ncols=2, borderaxespad=0.2, handlelength=1.2)
+        axes.set_ylabel(title)
+
+    with figure(2.9) as drawn:
         left, right = drawn.subplots(1, 2)
-        sent = [_scaled("payload_up_bytes", trained[stage], "B") for stage in stages]
-        received = [_scaled("payload_down_bytes", trained[stage], "B") for stage in stages]
-        _pairs(left, stages, ("sent by devices", sent, "--c2"), ("received by devices", received, "--c1"))
-        left.set_ylabel("payload, all devices (MiB)")
-        planned = [_scaled("flops", trained[stage], "FLOP", plan=True) for stage in stages]
-        counted = [_scaled("flops", trained[stage], "FLOP") for stage in stages]
-        _pairs(right, stages, ("predicted", planned, "--muted"), ("counted", counted, "--c3"))
-        right.set_ylabel("compute, all devices (GFLOP)")
+        sent, received = (
+            ("sent by devices", "payload_up_bytes", "--c2"),
+            ("received by devices", "payload_down_bytes", "--c1"),
+        )
+        bars(left, "payload, all devices (MiB)", "B", sent, received)
+        bars(
+            right,
+            "compute, all devices (GFLOP)",
+            "FLOP",
+            ("predicted", "flops", "--muted"),
+            ("counted", "flops", "--c3"),
+        )
         return Plot(svg(drawn, "spending"), "Payload bytes and FLOPs per stage, added up over devices and rounds.")
 
 
-def _scores(axes: Any, found: Mapping[curves.Curve, curves.Points], metric: str) -> None:
-    """The metric of the complete input and, where there is room, of each subset of the modalities."""
-    looks = curves.looks(found)
-    for curve, points in found.items():
-        axes.plot(*zip(*points, strict=True), label=curves.label(curve), **looks[curve])
-    _metric_axis(axes, metric)
-    axes.set_ylabel(f"test {metric} (%)" if totals.is_share(metric) else f"test {metric}")
+def _whole_numbers() -> MaxNLocator:
+    """Ticks on whole numbers only: rounds and stages."""
+    from matplotlib.ticker import MaxNLocator
+
+    return MaxNLocator(integer=True, nbins=18, min_n_ticks=1)
 
 
-def _metric_axis(axes: Any, metric: str) -> None:
+def _with_unit(metric: str) -> str:
+    return f"{metric} (%)" if totals.is_share(metric) else metric
+
+
+def _metric_axis(axes: Axes, metric: str) -> None:
     if totals.is_share(metric):
         axes.set_ylim(0, 103)
     axes.grid(axis="y", alpha=0.6)
 
 
-def _losses(axes: Any, report: RunReport, at: dict[tuple[int, int], int]) -> None:
+def _panels(drawn: Figure, count: int, columns: int, labels: tuple[str, str], *, sharey: bool = False) -> list[Axes]:
+    """``count`` panels in lines of ``columns``; ``labels``: of the lowest x axes, of the leftmost y axes."""
+    grid = drawn.subplots(-(-count // columns), columns, sharex=True, sharey=sharey, squeeze=False)
+    every = list(grid.flat)
+    for axes in every[count:]:
+        axes.set_visible(False)
+    for axes in every[::columns]:
+        axes.set_ylabel(labels[1])
+    for axes in every[max(0, count - columns) : count]:
+        axes.set_xlabel(labels[0])
+        axes.tick_params(labelbottom=True)
+    return every[:count]
+
+
+def _legend_above(drawn: Figure, handles: Iterable[Artist]) -> None:
+    shown = list(handles)
+    drawn.legend(handles=shown, loc="outside upper left", ncols=len(shown), handlelength=2.4, columnspacing=2)
+
+
+def _losses(axes: Axes, report: RunReport, at: Mapping[tuple[int, int], int]) -> None:
     """The fleet's training loss, and each device's own in thin lines."""
     label = "each device"
     for rows in totals.by_device(report).values():
-        told = [row for row in rows if "loss" in row.metrics and row.status == "done" and (row.stage, row.round) in at]
-        own = [(at[row.stage, row.round], row.metrics["loss"]) for row in told]
-        if own:
+        done = [row for row in rows if "loss" in row.metrics and row.status == "done" and (row.stage, row.round) in at]
+        if done:
+            own = [(at[row.stage, row.round], row.metrics["loss"]) for row in done]
             axes.plot(*zip(*own, strict=True), color=INKS["--muted"], linewidth=0.7, alpha=0.55, label=label)
             label = "_"  # one entry in the legend stands for all devices
     fleet = [(at[row.stage, row.round], row.metrics["loss"]) for row in report.rounds if "loss" in row.metrics]
     if fleet:
-        heavy = {"linewidth": 1.8, "marker": "o", "markersize": 3.5}
-        axes.plot(*zip(*fleet, strict=True), color=INKS["--c0"], label="fleet", **heavy)
+        axes.plot(*zip(*fleet, strict=True), label="fleet", **_FLEET)
     axes.set_ylabel("training loss")
     axes.set_ylim(bottom=0)
     axes.set_xlabel("round, counted through the run")
-    axes.xaxis.set_major_locator(whole_numbers())
+    axes.xaxis.set_major_locator(_whole_numbers())
 
 
-def _bands(upper: Any, lower: Any, rounds: list[tuple[int, int]]) -> None:
+def _bands(upper: Axes, lower: Axes, rounds: Sequence[tuple[int, int]]) -> None:
     """Every second stage shaded; its number above."""
     stages = list(dict.fromkeys(stage for stage, _ in rounds))
     for order, stage in enumerate(stages):
-        inside = [index + 1 for index, (owner, _) in enumerate(rounds) if owner == stage]
+        inside = [place for place, (owner, _) in enumerate(rounds, start=1) if owner == stage]
         first, last = inside[0] - 0.5, inside[-1] + 0.5
         for axes in (upper, lower):
             if order % 2 == 0:
                 axes.axvspan(first, last, color=INKS["--band"], linewidth=0, zorder=0)
         name = f"stage {stage}" if order == 0 or len(stages) <= 8 else str(stage)
-        place = ((first + last) / 2, 1.02)
-        upper.text(*place, name, transform=upper.get_xaxis_transform(), ha="center", color=INKS["--muted"], size=8.5)
+        middle, above = (first + last) / 2, upper.get_xaxis_transform()
+        upper.text(middle, 1.02, name, transform=above, ha="center", color=INKS["--muted"], size=8.5)
     upper.set_xlim(0.5, len(rounds) + 0.5)
 
 
-def _memory_panel(axes: Any, report: RunReport, name: str, pairs: dict[int, tuple[float | None, float | None]]) -> bool:
+def _memory_panel(
+    axes: Axes, name: str, pairs: Mapping[int, tuple[float | None, float | None]], budget: float | None
+) -> bool:
     """One device's panel; returns whether its budget is drawn: one far above the curves is given as text alone."""
-    nan = float("nan")
-    stages = list(pairs)
-    predicted = [nan if pair[0] is None else pair[0] / units.MIB for pair in pairs.values()]
-    measured = [nan if pair[1] is None else pair[1] / units.MIB for pair in pairs.values()]
-    axes.plot(stages, predicted, color=INKS["--muted"], linestyle=(0, (3, 2)), marker="o", mfc="none", markersize=5)
-    axes.plot(stages, measured, color=INKS["--c1"], linewidth=1.8, marker="o", markersize=4)
+    predicted, measured = (
+        [_NAN if value is None else value / units.MIB for value in values]
+        for values in zip(*pairs.values(), strict=True)
+    )
+    axes.plot(list(pairs), predicted, markersize=5, **_PREDICTED)
+    axes.plot(list(pairs), measured, **_MEASURED)
     axes.grid(axis="y", alpha=0.6)
-    axes.set_xlim(min(stages) - 0.5, max(stages) + 0.5)
-    axes.xaxis.set_major_locator(whole_numbers())
+    axes.set_xlim(min(pairs) - 0.5, max(pairs) + 0.5)
+    axes.xaxis.set_major_locator(_whole_numbers())
     top = max(value for value in predicted + measured if value == value)  # nan is not equal to itself
-    budget = resources.step_limit(totals.device_row(report, name))
-    told = "no step budget" if budget is None else f"budget {units.mib(budget)}"
-    near = budget is not None and budget / units.MIB <= 3 * top
-    if near and budget is not None:
-        axes.axhline(budget / units.MIB, color=INKS["--warn"], linewidth=1.2, linestyle=(0, (6, 2)))
-        top = max(top, budget / units.MIB)
+    limit = _NAN if budget is None else budget / units.MIB
+    near = limit <= 3 * top
+    if near:
+        axes.axhline(limit, **_BUDGET)
+        top = max(top, limit)
     axes.set_ylim(0, top * 1.15)
     axes.set_title(name, loc="left", fontweight="bold", pad=16)
+    text = "no step budget" if budget is None else f"budget {units.mib(budget)}"
     colour = INKS["--warn"] if near else INKS["--muted"]
-    axes.text(0, 1.035, told, transform=axes.transAxes, color=colour, size=8)
+    axes.text(0, 1.035, text, transform=axes.transAxes, color=colour, size=8)
     return near
-
-
-def _memory_handles(*, measured: bool, predicted: bool, budget: bool) -> list[Any]:
-    """The legend of what is drawn in any panel, and of nothing else."""
-    from matplotlib.lines import Line2D
-
-    every = (
-        (measured, {"color": INKS["--c1"], "linewidth": 1.8, "marker": "o", "markersize": 4, "label": "measured"}),
-        (
-            predicted,
-            {"color": INKS["--muted"], "linestyle": (0, (3, 2)), "marker": "o", "mfc": "none", "label": "predicted"},
-        ),
-        (
-            budget,
-            {"color": INKS["--warn"], "linewidth": 1.2, "linestyle": (0, (6, 2)), "label": "budget of the device"},
-        ),
-    )
-    return [Line2D([], [], **look) for drawn, look in every if drawn]
-
-
-def _closeness(report: RunReport, name: str, known: dict[tuple[str, int], tuple[float | None, float | None]]) -> float:
-    """Largest need over budget; 0 without a budget."""
-    budget = resources.step_limit(totals.device_row(report, name))
-    peaks = [value for (device, _), pair in known.items() if device == name for value in pair if value is not None]
-    return max(peaks) / budget if budget else 0.0
-
-
-def _scaled(name: str, rows: list[AssignmentRow], unit: str, *, plan: bool = False) -> float:
-    value = (totals.predicted if plan else totals.measured)(name, rows).value
-    return float("nan") if value is None else units.scaled(value, unit)
-
-
-def _pairs(axes: Any, stages: list[int], *series: tuple[str, list[float], str]) -> None:
-    width = 0.36
-    for order, (label, values, ink) in enumerate(series):
-        places = [stage + (order - 0.5) * (width + 0.03) for stage in stages]
-        axes.bar(places, values, width, color=INKS[ink], label=label, linewidth=0)
-    axes.xaxis.set_major_locator(whole_numbers())
-    axes.set_xlabel("stage")
-    axes.grid(axis="y", alpha=0.6)
-    axes.legend(loc="lower left", bbox_to_anchor=(0, 1.0), ncols=2, borderaxespad=0.2, handlelength=1.2)

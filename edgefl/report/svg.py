@@ -1,4 +1,4 @@
-"""How plots are drawn: matplotlib to inline SVG that takes its colours from the page, so that it follows the theme.
+"""Figures of matplotlib as inline SVG that takes its colours from the page, so that it follows the theme.
 
 matplotlib draws with stand-in colours; each is replaced by a CSS variable afterwards. Text stays text.
 """
@@ -7,8 +7,13 @@ from __future__ import annotations
 
 import io
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 #: CSS variable -> the colour matplotlib draws with. None is used twice and none occurs in matplotlib's own output.
 INKS: dict[str, str] = {
@@ -17,12 +22,7 @@ INKS: dict[str, str] = {
     "--line": "#030303",
     "--band": "#040404",
     "--paper": "#050505",
-    "--c0": "#060600",
-    "--c1": "#060601",
-    "--c2": "#060602",
-    "--c3": "#060603",
-    "--c4": "#060604",
-    "--c5": "#060605",
+    **{f"--c{n}": f"#06060{n}" for n in range(6)},
     "--warn": "#060606",
 }
 STYLE = {
@@ -40,10 +40,8 @@ STYLE = {
     "axes.spines.right": False,
     "axes.axisbelow": True,
     "axes.unicode_minus": True,
-    "xtick.color": INKS["--line"],
-    "ytick.color": INKS["--line"],
-    "xtick.labelcolor": INKS["--muted"],
-    "ytick.labelcolor": INKS["--muted"],
+    **{f"{axis}tick.color": INKS["--line"] for axis in "xy"},
+    **{f"{axis}tick.labelcolor": INKS["--muted"] for axis in "xy"},
     "grid.color": INKS["--line"],
     "grid.linewidth": 0.5,
     "text.color": INKS["--ink"],
@@ -54,34 +52,23 @@ STYLE = {
 
 @dataclass(frozen=True)
 class Plot:
-    """One drawn figure: SVG markup, and what it shows in a sentence."""
+    """One drawn figure: SVG markup, and a caption of one sentence."""
 
     svg: str
     caption: str
 
 
-def figure(width: float, height: float) -> Any:
-    """An empty figure of ``width`` x ``height`` inches that places its contents without overlap."""
+@contextmanager
+def figure(height: float) -> Iterator[Figure]:
+    """An empty figure of the page's width and ``height`` inches, drawn with ``STYLE`` inside the context."""
+    import matplotlib as mpl
     from matplotlib.figure import Figure
 
-    return Figure(figsize=(width, height), layout="constrained")
+    with mpl.rc_context(STYLE):
+        yield Figure(figsize=(10.6, height), layout="constrained")
 
 
-def style() -> Any:
-    """A context in which figures are made with this module's style; matplotlib's own settings stay as they are."""
-    import matplotlib as mpl
-
-    return mpl.rc_context(STYLE)
-
-
-def whole_numbers() -> Any:
-    """Ticks on whole numbers only: rounds and stages."""
-    from matplotlib.ticker import MaxNLocator
-
-    return MaxNLocator(integer=True, nbins=18, min_n_ticks=1)
-
-
-def svg(drawn: Any, name: str) -> str:
+def svg(drawn: Figure, name: str) -> str:
     """The figure as an ``<svg>`` element: scalable, ids prefixed by ``name``, colours as CSS variables."""
     buffer = io.StringIO()
     drawn.savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
