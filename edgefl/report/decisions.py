@@ -1,14 +1,15 @@
-"""Who did not train, or not as first planned: refusals with both numbers, and rounds a device was not offered."""
+"""Tables of refusals, with the number needed and the number allowed, and of rounds a device was not offered."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from itertools import groupby
+from typing import NamedTuple
 
 from edgefl.records import GPU, Refusal
 from edgefl.report import totals, units
-from edgefl.report.grid import Cell, Column, Grid, table
+from edgefl.report.grid import Cell, Column, Grid, Record, table
 from edgefl.run_records import EventRow, RunReport
 
 #: Machine-readable reason -> words.
@@ -70,14 +71,14 @@ def reason(refusal: Refusal) -> str:
     return REASONS.get(refusal.reason, refusal.reason.replace("_", " ") or "no reason given")
 
 
-def refusal_of(data: Mapping[str, Any]) -> Refusal:
+def refusal_of(data: Record) -> Refusal:
     """The refusal in an event's data."""
     texts = {name: str(data.get(name) or "") for name in ("reason", "unit", "detail", "where")}
     return Refusal(needed=data.get("needed"), allowed=data.get("allowed"), **texts)
 
 
-def fitting(data: Mapping[str, Any]) -> str:
-    """What makes training fit the budget, of an event's data: micro-batch, checkpointing, optimiser; "" for nothing."""
+def fitting(data: Record) -> str:
+    """Measures by which training fits the budget, of an event's data: micro-batch, checkpointing, optimiser."""
     words = [f"micro-batch {data['micro_batch']}"] if data.get("micro_batch") else []
     words += ["blocks computed anew"] if data.get("checkpoint") else []
     words += [str(data["lean"])] if data.get("lean") else []
@@ -151,7 +152,7 @@ def _collected(report: RunReport) -> dict[_Decision, set[int]]:
 
 
 def _then(report: RunReport, device: str, stage: int) -> Cell:
-    """What followed: a new plan, training after all, or nothing more in this stage."""
+    """The outcome of a refusal: a new plan, training after all, or nothing more in this stage."""
     events = [event for event in report.events if event.device == device]
     again = [event.data for event in events if event.kind == "replanned" and event.stage == stage]
     if any(event.kind == "quarantined" and event.stage <= stage for event in events):
@@ -237,17 +238,11 @@ def _absence(device: str, begun: tuple[Mapping[str, str], frozenset[str]] | None
 
 def _stages(keys: Iterable[_Round], in_stage: Mapping[int, int]) -> str:
     """ "1 (round 2), 2–6": rounds are named of stages in which it was offered others; ``in_stage``: rounds of each."""
-    rounds: dict[int, list[int]] = {}
-    for stage, number in keys:
-        rounds.setdefault(stage, []).append(number)
-    texts: list[str] = []
-    whole: list[int] = []
-    for stage in [*sorted(rounds), 0]:  # 0: adds the whole stages that remain
-        if stage and len(rounds[stage]) == in_stage[stage]:
-            whole.append(stage)
-            continue
-        texts += [units.spans(whole)] if whole else []
-        whole = []
-        if stage:
-            texts.append(f"{stage} (round{'s' * (len(rounds[stage]) > 1)} {units.spans(rounds[stage])})")
+    rounds = {stage: [number for _, number in of] for stage, of in groupby(sorted(keys), key=lambda key: key[0])}
+    texts = []
+    for whole, stages in groupby(rounds, key=lambda stage: len(rounds[stage]) == in_stage[stage]):
+        if whole:
+            texts.append(units.spans(list(stages)))
+        else:
+            texts += [f"{one} (round{'s' * (len(rounds[one]) > 1)} {units.spans(rounds[one])})" for one in stages]
     return ", ".join(texts)

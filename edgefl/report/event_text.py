@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sized
-from typing import Any
+from collections.abc import Sized
 
 from edgefl.report import inventory, totals, units
 from edgefl.report.decisions import fitting, reason, refusal_of
+from edgefl.report.grid import Record
 from edgefl.run_records import EventRow
 
-_Data = Mapping[str, Any]
 _BUDGETS = {
     "step_memory_bytes": "step memory",
     "memory_bytes": "process memory",
@@ -19,7 +18,7 @@ _BUDGETS = {
 }
 
 
-def refusal(data: _Data) -> str:
+def refusal(data: Record) -> str:
     """ "step memory over budget: needs 26.4 MiB, allowed 24.0 MiB"."""
     why = refusal_of(data)
     if why.needed is not None and why.allowed is not None:
@@ -42,7 +41,7 @@ def _number(value: float | None) -> str:
     return units.NOTHING if value is None else units.number(float(value))
 
 
-def condition(value: _Data) -> tuple[str, str, str, float]:
+def condition(value: Record) -> tuple[str, str, str, float]:
     """Metric, modalities given, mask and value of one evaluation."""
     given = " + ".join(value.get("available", ()))
     return (
@@ -76,7 +75,7 @@ def stage_planned(event: EventRow) -> str:
     return "\n".join([f"stage {event.stage} planned", *map(_placement, event.data.get("placements", []))])
 
 
-def _placement(data: _Data) -> str:
+def _placement(data: Record) -> str:
     device = data.get("device", "")
     if not data.get("ok", True):
         return f"  {device}: refused, {refusal(data)}"

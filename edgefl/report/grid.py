@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Generic, Literal, TypeVar
@@ -11,12 +11,14 @@ from edgefl.records import Figure
 from edgefl.report import units
 
 Row = TypeVar("Row")
+#: Fields by name, as an event, a round's record or a file has them.
+Record = Mapping[str, Any]
 Tone = Literal["", "good", "warn", "bad", "dim"]
 
 
 @dataclass(frozen=True)
 class Cell:
-    """What is printed. ``why``: footnote of a missing or partial number; ``tip``: shown when pointed at."""
+    """A printed text. ``why``: footnote of a missing or partial number; ``tip``: shown when pointed at."""
 
     text: str = ""
     why: str = ""
@@ -162,4 +164,4 @@ def ratio_cell(measured: Figure, predicted: Figure) -> Cell:
     if measured.value is None or not predicted.value or measured.reason:
         return Cell()
     tone: Tone = "warn" if measured.value > 1.25 * predicted.value else ""
-    return Cell(units.ratio(measured.value, predicted.value), tone=tone)
+    return Cell(f"{measured.value / predicted.value:.2f}×", tone=tone)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Any
 
 from edgefl import __version__
 from edgefl.config.yaml_files import yaml_text
@@ -175,7 +174,7 @@ def thirds(grid: Grid) -> list[tuple[str, Grid]]:
     return found
 
 
-def without_secrets(value: Any) -> Any:
+def without_secrets(value: object) -> object:
     """The same configuration without user names and passwords in URLs, values of secret-like keys masked."""
     if isinstance(value, dict):
         return {

@@ -1,14 +1,14 @@
-"""The tables of what there is: devices, stages, bundles, runs, shares of a data set, recipes, encoder sizes."""
+"""Tables of devices, stages, bundles, runs, shares of a data set, recipes and encoder sizes."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from edgefl.models.spec import is_matcher
 from edgefl.registry import ROLES, default, method
 from edgefl.report import units
-from edgefl.report.grid import Cell, Column, Grid, Tone, limit_column, measure, table
+from edgefl.report.grid import Cell, Column, Grid, Record, Tone, limit_column, measure, table
 from edgefl.run_records import BundleRow, DeviceRow, RunReport
 
 if TYPE_CHECKING:
@@ -18,20 +18,16 @@ if TYPE_CHECKING:
 CLOSING = " (closing round: every eligible device, the model does not change)"
 _RUN_TONES: dict[str, Tone] = {"done": "good", "failed": "bad", "interrupted": "warn"}
 
-_Choice = tuple[str, int, str, Mapping[str, Any]]  # role, place among its choices, name, options
+_Choice = tuple[str, int, str, Record]  # role, place among its choices, name, options
 
 
 def devices(report: RunReport) -> Grid:
-    """What each device is, its budget of a round, and the data it holds."""
+    """Each device: hardware, budget of a round, data."""
     may = "may spend per round"
 
-    def own_memory(row: DeviceRow) -> str:
-        size = row.capabilities.gpu_memory_bytes
-        return f"{units.mib(size)} of its own" if size else ""
-
     def gpu(row: DeviceRow) -> Cell:
-        name = row.capabilities.gpu
-        return Cell(name or "none", tone="" if name else "dim", tip=own_memory(row))
+        name, size = row.capabilities.gpu, row.capabilities.gpu_memory_bytes
+        return Cell(name or "none", tone="" if name else "dim", tip=f"{units.mib(size)} of its own" if size else "")
 
     columns: list[Column[DeviceRow]] = [
         Column("device", lambda row: row.device, key=True, text=True),
@@ -70,17 +66,17 @@ def last_seen(report: RunReport, device: str) -> float | None:
 def stages(report: RunReport) -> Grid:
     """The parts that each stage trains, and the size of those a device holds for it."""
 
-    def size(kind: str) -> Column[dict[str, Any]]:
-        def total(row: dict[str, Any]) -> int | None:
+    def size(kind: str) -> Column[Record]:
+        def total(row: Record) -> int | None:
             return sum(report.part_bytes.get(part, 0) for part in row.get(kind, ())) if report.part_bytes else None
 
         return measure(kind, total, "B", "size of the parts", why="sizes of the parts not on record")
 
-    def parts(row: dict[str, Any]) -> str:
+    def parts(row: Record) -> str:
         trained = list(row.get("trained", ()))
         return ", ".join(trained) + (CLOSING if trained and all(map(is_matcher, trained)) else "")
 
-    columns: list[Column[dict[str, Any]]] = [
+    columns: list[Column[Record]] = [
         Column("stage", lambda row: row.get("index"), key=True),
         Column("encoder depth", lambda row: row.get("depth"), "stages"),
         Column("rounds", lambda row: row.get("rounds"), "planned"),
@@ -157,9 +153,9 @@ def shares(name: str, prepared: Prepared) -> Grid:
     return table(f"Shares of {name}", columns, prepared.shares, notes)
 
 
-def recipes(found: Sequence[Mapping[str, Any]]) -> Grid:
+def recipes(found: Sequence[Record]) -> Grid:
     """Every recipe with its summary and source."""
-    columns: list[Column[Mapping[str, Any]]] = [
+    columns: list[Column[Record]] = [
         Column("recipe", lambda recipe: recipe["name"], key=True, text=True),
         Column("what it does", lambda recipe: recipe["summary"], text=True),
         Column("source", lambda recipe: recipe["source"], text=True),
@@ -167,7 +163,7 @@ def recipes(found: Sequence[Mapping[str, Any]]) -> Grid:
     return table("Recipes", columns, found, ["edgefl recipes show NAME explains a recipe slot by slot."])
 
 
-def slots(recipe: Mapping[str, Any]) -> Grid:
+def slots(recipe: Record) -> Grid:
     """One recipe role by role: its methods, their summaries and options. Defaults are dimmed."""
 
     def tone(row: _Choice) -> Tone:
@@ -187,7 +183,7 @@ def slots(recipe: Mapping[str, Any]) -> Grid:
     return table(f"{recipe['name']}: {recipe['summary']}", columns, rows, [f"Source: {recipe['source']}."])
 
 
-def encoder_sizes(sizes: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> Grid:
+def encoder_sizes(sizes: Mapping[str, Mapping[str, Record]]) -> Grid:
     """Encoder sizes by kind: kind -> size -> fields."""
 
     def field(name: str) -> Column[tuple[str, str]]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from types import TracebackType
-
 from rich.console import Console, Group
 from rich.live import Live
 from rich.progress_bar import ProgressBar
@@ -22,14 +20,9 @@ _BARS = "▁▂▃▄▅▆▇█"
 _STYLES = {
     "training": "cyan",
     "done": "green",
-    "refused": "yellow",
-    "declined": "yellow",
-    "rejected": "red",
-    "quarantined": "red",
-    "lost": "red",
-    "late": "red",
-    "waiting": "",
     "idle": "dim",
+    **dict.fromkeys(("refused", "declined"), "yellow"),
+    **dict.fromkeys(("rejected", "quarantined", "lost", "late"), "red"),
 }
 
 
@@ -48,9 +41,7 @@ class LiveView:
     def __enter__(self) -> LiveView:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def feed(self, event: EventRow) -> None:

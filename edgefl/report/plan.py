@@ -205,7 +205,7 @@ def _fit(placement: Placement, value: float, unit: str) -> str:
 
 
 def _batch(hyper: Hyper) -> str:
-    """Rows of a micro-batch, and what else makes the step fit."""
+    """Rows of a micro-batch, with activation checkpointing and the low-memory optimiser where they make it fit."""
     checkpointed = ", blocks anew" if hyper.checkpoint else ""
     optimizer = f", {hyper.optimizer}" if hyper.low_memory else ""
     return f"{hyper.micro_batch or hyper.batch_size}{checkpointed}{optimizer}"
@@ -234,7 +234,7 @@ def _verdict(placement: Placement) -> Cell:
 
 
 def _costs(price: RunPrice) -> Grid:
-    """A round's bytes, seconds and joules, of the placements that fit."""
+    """Bytes, disk, time and energy of a round, of the placements that fit."""
 
     def known(name: str, unit: str, get: Callable[[DevicePlan], float]) -> Column[DevicePlan]:
         return Column(name, lambda row: units.number(value) if (value := get(row)) else "", unit)

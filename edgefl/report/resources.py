@@ -3,23 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from edgefl.budget.eligibility import gpu_limit
-from edgefl.records import has_card, kind_of_machine
+from edgefl.records import FIGURES, Figure, has_card, kind_of_machine
 from edgefl.report import totals, units
-from edgefl.report.grid import Cell, Column, Grid, limit_column, measurement_cell, ratio_cell, table
+from edgefl.report.grid import Cell, Column, Grid, Row, limit_column, measurement_cell, ratio_cell, table
 from edgefl.run_records import AssignmentRow, DeviceRow, RunReport
 
-
-class _Line(NamedTuple):
-    """One figure of a bill: heading of its group, unit in the ledger, name in the ledger, its own heading."""
-
-    group: str
-    unit: str
-    figure: str
-    heading: str
+_Line = tuple[str, str, str]  # a figure of the ledger, heading of its group, its own heading
 
 
 class _Spent(NamedTuple):
@@ -32,49 +25,49 @@ class _Spent(NamedTuple):
 
 
 #: Predicted and measured side by side.
-_COMPARED = (
-    _Line("step memory", "B", "step_peak_bytes", "measured"),
-    _Line("FLOPs", "FLOP", "flops", "counted"),
-    _Line("payload sent", "B", "payload_up_bytes", "counted"),
-    _Line("payload received", "B", "payload_down_bytes", "counted"),
+_COMPARED: tuple[_Line, ...] = (
+    ("step_peak_bytes", "step memory", "measured"),
+    ("flops", "FLOPs", "counted"),
+    ("payload_up_bytes", "payload sent", "counted"),
+    ("payload_down_bytes", "payload received", "counted"),
 )
 #: Measured alone. Neighbours of one group stay neighbours when some of _ESTIMATED go to the end of what is compared.
-_MEASURED = (
-    _Line("time", "s", "wall_s", "wall"),
-    _Line("time", "s", "compute_s", "compute"),
-    _Line("energy", "J", "energy_j", "used"),
-    _Line("process", "B", "process_peak_bytes", "peak"),
-    _Line("of the payload", "B", "prototypes_up_bytes", "prototypes sent"),
-    _Line("of the payload", "B", "prototypes_down_bytes", "prototypes received"),
-    _Line("of the payload", "B", "signature_up_bytes", "signature sent"),
-    _Line("of the payload", "B", "layer_down_bytes", "layer received"),
-    _Line("on the wire", "B", "wire_up_bytes", "sent"),
-    _Line("on the wire", "B", "wire_down_bytes", "received"),
-    _Line("heat", "°C", "temperature_c", "highest"),
+_MEASURED: tuple[_Line, ...] = (
+    ("wall_s", "time", "wall"),
+    ("compute_s", "time", "compute"),
+    ("energy_j", "energy", "used"),
+    ("process_peak_bytes", "process", "peak"),
+    ("prototypes_up_bytes", "of the payload", "prototypes sent"),
+    ("prototypes_down_bytes", "of the payload", "prototypes received"),
+    ("signature_up_bytes", "of the payload", "signature sent"),
+    ("layer_down_bytes", "of the payload", "layer received"),
+    ("wire_up_bytes", "on the wire", "sent"),
+    ("wire_down_bytes", "on the wire", "received"),
+    ("temperature_c", "heat", "highest"),
 )
 #: Compared too where some device's profile gives its speed and power; the ratio where it gives those of its machine.
 _ESTIMATED = ("energy_j", "compute_s")
 #: The brief bill, for terminals: cost of a stage, without what hardly changes from stage to stage.
-_BRIEF = (
-    _Line("FLOPs", "FLOP", "flops", "counted"),
-    _Line("payload", "B", "payload_up_bytes", "sent"),
-    _Line("payload", "B", "payload_down_bytes", "received"),
-    _Line("time", "s", "wall_s", "wall"),
+_BRIEF: tuple[_Line, ...] = (
+    ("flops", "FLOPs", "counted"),
+    ("payload_up_bytes", "payload", "sent"),
+    ("payload_down_bytes", "payload", "received"),
+    ("wall_s", "time", "wall"),
 )
-STEP_NOTE = (
+_STEP_NOTE = (
     "Step memory is what training adds to the idle trainer process (runtime and data loaded, no model): the peak of "
     "all rounds. Process memory is the whole trainer process, which is what the out-of-memory killer looks at."
 )
-SUM_NOTE = (
+_SUM_NOTE = (
     "FLOPs count forward and backward as run, 2 per multiply-accumulate, and add up over rounds. Payload is tensors "
     "only; on the wire is everything that passed the broker's socket. Bytes add up over rounds."
 )
-RATIO_NOTE = (
-    "× is measured over predicted, of the same rounds: below 1 the device needed less than was planned for, "
-    "above 1.25 it is coloured. Seconds and joules "
-    "have one only where the profile was measured on this kind of machine (`edgefl-agent profile`)."
+_RATIO_NOTE = (
+    "× is measured over predicted, of the same rounds: below 1 the device needed less than was planned for, above 1.25 "
+    "it is coloured. Seconds and joules have one only where the profile was measured on this kind of machine "
+    "(`edgefl-agent profile`)."
 )
-NOTES: tuple[str, ...] = (STEP_NOTE, SUM_NOTE, RATIO_NOTE)
+NOTES = (_STEP_NOTE, _SUM_NOTE, _RATIO_NOTE)
 
 
 def device_bill(report: RunReport) -> Grid:
@@ -83,7 +76,7 @@ def device_bill(report: RunReport) -> Grid:
     columns: list[Column[_Spent]] = [
         Column("device", lambda row: Cell(row.device.device, tip=row.device.profile), key=True, text=True),
         _trained("run"),
-        limit_column("budget", lambda row: step_limit(row.device), "B", _COMPARED[0].group),
+        limit_column("budget", lambda row: step_limit(row.device), "B", _COMPARED[0][1]),
         *(column for line in side_by_side for column in _comparison(line)),
         *map(_measurement, alone),
     ]
@@ -96,7 +89,7 @@ def device_bill(report: RunReport) -> Grid:
 
 def stage_bill(report: RunReport, *, brief: bool = False) -> Grid:
     """One row per device and stage; ``brief`` leaves out what a terminal has no room for."""
-    side_by_side, alone = (list(_COMPARED[:1]), list(_BRIEF)) if brief else _lines(report)
+    side_by_side, alone = (_COMPARED[:1], _BRIEF) if brief else _lines(report)
     columns: list[Column[_Spent]] = [
         Column("device", lambda row: row.device.device, key=True, text=True),
         Column("stage", lambda row: row.stage, key=True),
@@ -117,13 +110,7 @@ def stage_totals(report: RunReport) -> Grid:
     """One row per stage over all devices: bytes, FLOPs and time."""
 
     def fleet(line: _Line) -> Column[int]:
-        group, unit, name, heading = line
-        return Column(
-            heading,
-            lambda stage: measurement_cell(totals.fleet(name, report, stage), unit),
-            units.printed_unit(unit),
-            group,
-        )
+        return _figure(line, lambda stage: totals.fleet(line[0], report, stage))
 
     def trained(stage: int) -> int:
         return len({row.device for row in report.assignments if row.stage == stage and row.status == "done"})
@@ -132,20 +119,20 @@ def stage_totals(report: RunReport) -> Grid:
         Column("stage", lambda stage: stage, key=True),
         Column("rounds", lambda stage: len([row for row in report.rounds if row.stage == stage])),
         Column("devices", trained, tip="Devices that trained at least one round of the stage."),
-        fleet(_Line("step memory", "B", "step_peak_bytes", "highest")),
+        fleet(("step_peak_bytes", "step memory", "highest")),
         *map(fleet, _BRIEF[:3]),
-        fleet(_Line("time", "s", "compute_s", "compute")),
+        fleet(("compute_s", "time", "compute")),
     ]
     stages = sorted({row.stage for row in report.rounds} | {row.stage for row in report.assignments})
     return table("What each stage cost, all devices together", columns, stages, empty="No round yet.")
 
 
-def _lines(report: RunReport) -> tuple[list[_Line], list[_Line]]:
+def _lines(report: RunReport) -> tuple[Sequence[_Line], Sequence[_Line]]:
     """Figures shown predicted beside measured, and those shown measured alone."""
     known = {name for row in report.assignments for name in row.predicted}
     measured = {name for row in report.assignments for name in row.measured}
-    estimated = [line for name in _ESTIMATED for line in _MEASURED if line.figure == name and name in known]
-    there = [line for line in _MEASURED if line.group != "of the payload" or line.figure in measured]
+    estimated = [line for name in _ESTIMATED for line in _MEASURED if line[0] == name and name in known]
+    there = [line for line in _MEASURED if line[1] != "of the payload" or line[0] in measured]
     return [*_COMPARED, *estimated], [line for line in there if line not in estimated]
 
 
@@ -157,19 +144,19 @@ def _trained(of: str) -> Column[_Spent]:
     return Column("trained", cell, "of all", "rounds", tip=f"Rounds this device finished, of all rounds of the {of}.")
 
 
+def _figure(line: _Line, get: Callable[[Row], Figure]) -> Column[Row]:
+    name, group, heading = line
+    unit = FIGURES[name]
+    return Column(heading, lambda row: measurement_cell(get(row), unit), units.printed_unit(unit), group)
+
+
 def _measurement(line: _Line) -> Column[_Spent]:
-    group, unit, name, heading = line
-    return Column(
-        heading,
-        lambda row: measurement_cell(totals.measured(name, row.assignments), unit),
-        units.printed_unit(unit),
-        group,
-    )
+    return _figure(line, lambda row: totals.measured(line[0], row.assignments))
 
 
 def _comparison(line: _Line) -> list[Column[_Spent]]:
     """Predicted, measured, ratio. Seconds and joules of another kind of machine's profile get no ratio."""
-    group, unit, name, _ = line
+    name, group, _ = line
 
     def ratio(row: _Spent) -> Cell:
         has = row.device.capabilities
@@ -178,12 +165,7 @@ def _comparison(line: _Line) -> list[Column[_Spent]]:
         return ratio_cell(totals.measured(name, row.assignments), totals.predicted(name, row.assignments))
 
     return [
-        Column(
-            "predicted",
-            lambda row: measurement_cell(totals.predicted(name, row.assignments), unit),
-            units.printed_unit(unit),
-            group,
-        ),
+        _figure((name, group, "predicted"), lambda row: totals.predicted(name, row.assignments)),
         _measurement(line),
         Column("ratio", ratio, "×", group, tip="measured over predicted, of the same rounds"),
     ]

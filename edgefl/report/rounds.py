@@ -1,13 +1,12 @@
-"""The tables of the rounds: who took part and what it cost, late updates, repaired layers; and how the run stands."""
+"""Tables of the rounds: participants, cost, late updates, repaired layers; and the status of an unfinished run."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
 from edgefl.report import totals, units
-from edgefl.report.grid import Cell, Column, Grid, Tone, amount, measure, table
+from edgefl.report.grid import Cell, Column, Grid, Record, Tone, amount, measure, table
 from edgefl.run_records import AssignmentRow, RoundRow, RunReport
 
 _TONES: dict[str, Tone] = {"failed": "bad", "running": "dim"}
@@ -19,7 +18,6 @@ _REPAIR_NOTE = (
     "A device whose batches lacked modalities after complete ones has a poverty layer, the one that changed most. It "
     "is replaced by the mean of its cluster's donors in the round."
 )
-_Record = Mapping[str, Any]
 
 
 def standing(report: RunReport) -> str:
@@ -42,7 +40,7 @@ def warnings(report: RunReport) -> list[str]:
 
 
 def rounds(report: RunReport) -> Grid:
-    """Every round: who took part, how it ended, what it cost."""
+    """Every round: participants, outcome, cost."""
     metric = totals.primary_metric(report)
     scores = {(r.stage, r.round): r for r in report.evaluations if r.missing == "none" and r.metric == metric}
 
@@ -104,7 +102,7 @@ def _slots(row: RoundRow) -> Cell:
 # Late updates
 
 
-def stale(row: RoundRow) -> list[_Record]:
+def stale(row: RoundRow) -> list[Record]:
     """The late updates of a round: device, staleness, factor."""
     found = row.record.get("stale", {})
     return list(found.values()) if isinstance(found, dict) else []
@@ -121,7 +119,7 @@ def _late(row: RoundRow) -> Cell:
 
 def late_updates(report: RunReport) -> Grid:
     """Each device's updates in the model: how many, how stale, their mean factor. No rows: none was late."""
-    late: dict[str, list[_Record]] = {}
+    late: dict[str, list[Record]] = {}
     for update in (update for row in report.rounds for update in stale(row)):
         late.setdefault(str(update["device"]), []).append(update)
     old = Counter(
@@ -169,8 +167,8 @@ def _in_time(row: RoundRow, device: str) -> bool:
 # Repairs
 
 
-def repaired(row: RoundRow) -> dict[str, _Record]:
-    """device -> what replaced its layer (part, tensor, donors), or why nothing did (kept)."""
+def repaired(row: RoundRow) -> dict[str, Record]:
+    """device -> the replacement of its layer (part, tensor, donors), or why it was kept."""
     found = row.record.get("repaired", {})
     return (
         {name: record for name, record in found.items() if isinstance(record, dict)} if isinstance(found, dict) else {}

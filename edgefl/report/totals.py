@@ -1,4 +1,4 @@
-"""Figures of many rounds as one: sums and maxima that stay honest about what is missing."""
+"""Figures of many rounds as one: sums and maxima, with the reasons of missing values."""
 
 from __future__ import annotations
 
@@ -10,15 +10,8 @@ from edgefl.run_records import AssignmentRow, DeviceRow, EvaluationRow, RunRepor
 
 #: Figures of which the largest counts; the others add up over rounds.
 PEAKS = frozenset(
-    [
-        "process_peak_bytes",
-        "step_peak_bytes",
-        "temperature_c",
-        "cuda_allocated_peak_bytes",
-        "cuda_reserved_peak_bytes",
-    ]
+    {"process_peak_bytes", "step_peak_bytes", "temperature_c", "cuda_allocated_peak_bytes", "cuda_reserved_peak_bytes"}
 )
-
 #: Of a figure that the plan does not hold.
 _UNKNOWN = Figure(kind="predicted", reason="not predicted: the device's speed, or its power, is not in its profile")
 
@@ -29,18 +22,17 @@ def total(name: str, figures: Sequence[Figure]) -> Figure:
     All missing: None with the reasons. Some missing: what is known, and a reason that says how many rounds it leaves
     out (so it is a lower bound).
     """
-    known = [figure for figure in figures if figure.value is not None]
     if not figures:
         return Figure(reason="no round was trained")
+    known = [figure for figure in figures if figure.value is not None]
+    values = [figure.value for figure in figures if figure.value is not None]
     reasons = "; ".join(dict.fromkeys(figure.reason or "not recorded" for figure in figures if figure.value is None))
-    if not known:
+    if not values:
         return Figure(kind=figures[0].kind, source=figures[0].source, reason=reasons)
-    values = [figure.value for figure in known if figure.value is not None]
-    value = max(values) if name in PEAKS else sum(values)
     sources = ", ".join(dict.fromkeys(figure.source for figure in known if figure.source))
     missing = len(figures) - len(known)
     reason = f"without {missing} of {len(figures)} rounds: {reasons}" if missing else ""
-    return Figure(value, known[0].kind, sources, reason)
+    return Figure(max(values) if name in PEAKS else sum(values), known[0].kind, sources, reason)
 
 
 def measured(name: str, assignments: Iterable[AssignmentRow]) -> Figure:
@@ -87,21 +79,20 @@ def fleet(name: str, report: RunReport, stage: int | None = None) -> Figure:
 
 
 def origins(report: RunReport) -> dict[str, list[str]]:
-    """Figure -> the distinct ``kind · source`` it came from, in the ledger's order."""
+    """Figure -> its distinct origins, ``kind: source`` or why it is missing, in the ledger's order."""
     found: dict[str, list[str]] = {}
     for name in FIGURES:
-        seen: dict[str, None] = {}
-        for row in report.assignments:
-            for figure in (row.measured.get(name), row.predicted.get(name)):
-                if figure is None:
-                    continue
-                if figure.value is None:
-                    seen[f"missing: {figure.reason or 'not recorded'}"] = None
-                else:
-                    seen[f"{figure.kind}: {figure.source or 'source not named'}"] = None
-        if seen:
-            found[name] = list(seen)
+        both = [each.get(name) for row in report.assignments for each in (row.measured, row.predicted)]
+        origins = dict.fromkeys(_origin(figure) for figure in both if figure is not None)
+        if origins:
+            found[name] = list(origins)
     return found
+
+
+def _origin(figure: Figure) -> str:
+    if figure.value is None:
+        return f"missing: {figure.reason or 'not recorded'}"
+    return f"{figure.kind}: {figure.source or 'source not named'}"
 
 
 def primary_metric(report: RunReport) -> str:

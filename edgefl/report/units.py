@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterable
 from datetime import datetime
 
 MIB = 2**20
 GIGA = 1e9
 #: Units of things that are counted: without decimals.
 COUNTED = frozenset({"samples", "rounds", "updates", "classes", "version"})
-#: What stands for a number nobody has.
+#: In place of a missing number.
 NOTHING = "—"
 
 #: Unit of the ledger -> (unit printed, divisor).
@@ -86,13 +87,6 @@ def percent(share: float) -> str:
     return f"{100 * share:.1f} %"
 
 
-def ratio(measured: float | None, predicted: float | None) -> str:
-    """measured / predicted as 1.08×; a dash when either is missing or nothing was predicted."""
-    if measured is None or not predicted:
-        return NOTHING
-    return f"{measured / predicted:.2f}×"
-
-
 def moment(at: float | None) -> str:
     """Seconds since the epoch as local date and time."""
     if not at:
@@ -100,18 +94,13 @@ def moment(at: float | None) -> str:
     return datetime.fromtimestamp(at).astimezone().strftime("%Y-%m-%d %H:%M:%S")
 
 
-def spans(values: list[int]) -> str:
+def spans(values: Iterable[int]) -> str:
     """Whole numbers as ranges: [1, 2, 3, 5] -> 1–3, 5."""
-    parts: list[str] = []
-    ordered = sorted(set(values))
-    start = 0
-    for index, value in enumerate(ordered):
-        last = index + 1 == len(ordered)
-        if last or ordered[index + 1] != value + 1:
-            first = ordered[start]
-            parts.append(str(value) if first == value else f"{first}–{value}")
-            start = index + 1
-    return ", ".join(parts)
+    ranges: list[tuple[int, int]] = []
+    for value in sorted(set(values)):
+        adjacent = ranges and ranges[-1][1] == value - 1
+        ranges.append((ranges.pop()[0] if adjacent else value, value))
+    return ", ".join(str(first) if first == last else f"{first}–{last}" for first, last in ranges)
 
 
 def public_url(text: str) -> str:

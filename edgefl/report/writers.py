@@ -29,32 +29,28 @@ def to_json(report: RunReport) -> str:
 
 
 def to_csv(report: RunReport) -> str:
-    """One line per device, attempt and figure, in base units (B, FLOP, s, J, °C). A number nobody has is an empty
-    field with its ``reason`` beside it."""
+    """One line per device, attempt and figure, in base units (B, FLOP, s, J, °C). A missing number is an empty field
+    with its ``reason`` in the next column."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(CSV_COLUMNS)
     for row in report.assignments:
         refusal = row.refusal
+        where = (report.run, row.device, row.stage, row.round, row.attempt, row.status)
         why = ("", "", "") if refusal is None else (refusal.reason, _field(refusal.needed), _field(refusal.allowed))
-        for name, unit in FIGURES.items():
-            predicted, measured = row.predicted.get(name), row.measured.get(name)
-            if predicted is None and measured is None:
-                continue
-            told = measured or Figure(reason="not trained" if refusal or row.status != "done" else "not recorded")
-            plan = None if predicted is None else predicted.value
-            where = (report.run, row.device, row.stage, row.round, row.attempt, row.status)
-            origin = (told.kind, told.source, told.reason) if measured else ("", "", told.reason)
-            cells = (*where, name, unit, _field(plan), _field(told.value), *origin, *why)
-            writer.writerow(map(_inert, cells))
+        for name in [name for name in FIGURES if name in row.predicted or name in row.measured]:
+            unknown = Figure(reason="not trained" if refusal or row.status != "done" else "not recorded")
+            plan, told = row.predicted.get(name, Figure()), row.measured.get(name, unknown)
+            origin = (told.kind, told.source) if name in row.measured else ("", "")
+            values = (_field(plan.value), _field(told.value))
+            writer.writerow(map(_inert, (*where, name, FIGURES[name], *values, *origin, told.reason, *why)))
         if refusal is not None and not row.predicted and not row.measured:
-            where = (report.run, row.device, row.stage, row.round, row.attempt, row.status)
-            writer.writerow(map(_inert, (*where, "", "", "", "", "", "", "", *why)))
+            writer.writerow(map(_inert, (*where, *[""] * 7, *why)))
     return out.getvalue()
 
 
 def _inert(cell: object) -> object:
-    """A text that no spreadsheet takes for a formula; numbers are as they are."""
+    """Texts that a spreadsheet would take for a formula are quoted; numbers stay."""
     if not isinstance(cell, str) or not cell.startswith(_FORMULA) or _NUMBER.fullmatch(cell):
         return cell
     return "'" + cell
