@@ -12,7 +12,8 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from functools import partial
+from typing import Any, ParamSpec
 
 from paho.mqtt.enums import MQTTErrorCode, MQTTProtocolVersion
 from paho.mqtt.properties import Properties
@@ -36,6 +37,7 @@ from edgefl.transport.link import QUOTA, TOO_LARGE, Link, Listener
 from edgefl.transport.sizes import Sizes
 
 _LOG = logging.getLogger(__name__)
+P = ParamSpec("P")
 
 #: Interval of log lines with the reason why a lost broker is still unreachable: six an hour, so that the log of
 #: the last minutes has one.
@@ -201,20 +203,19 @@ class MqttTransport:
     # Reports of the link, handed over to the event loop's thread in their order.
 
     def _listener(self, loop: asyncio.AbstractEventLoop) -> Listener:
-        def deliver(method: Callable[..., None], *arguments: Any) -> None:
+        def deliver(report: Callable[[], None]) -> None:
             if not self._closed:
-                method(*arguments)
+                report()
 
-        reports: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
+        reports: deque[Callable[[], None]] = deque()
 
         def deliver_all() -> None:
             while reports:
-                method, arguments = reports.popleft()
-                loop.call_soon(deliver, method, *arguments)
+                loop.call_soon(deliver, reports.popleft())
 
-        def hand_over(method: Callable[..., None]) -> Callable[..., None]:
-            def report(*arguments: Any) -> None:
-                reports.append((method, arguments))
+        def hand_over(method: Callable[P, None]) -> Callable[P, None]:
+            def report(*arguments: P.args, **named: P.kwargs) -> None:
+                reports.append(partial(method, *arguments, **named))
                 if len(reports) > 1:  # an earlier one has woken the loop, which costs more than a small message
                     return
                 try:
