@@ -163,6 +163,10 @@ GPU, HOST = "gpu", "host"
 GPU_MEMORY = "memory of the GPU"
 
 
+#: Reason of a refusal: the device has not installed a method that the job names.
+METHOD = "method"
+
+
 class Refusal(msgspec.Struct, frozen=True):
     """Why a device does not take part, with both numbers where there are any."""
 

@@ -370,6 +370,14 @@ def choose(role: str, recipe: Recipe) -> Choice:
     return found[0]
 
 
+def not_installed(slots: Recipe) -> str:
+    """Which methods of these slots are not installed here, in words; "": all are."""
+    _load()
+    lacking = [f"{role}: {name}" for role, slot in slots.items() for name in slot if name not in _methods[role]]
+    why = [broken[name] for slot in slots.values() for name in slot if name in broken]
+    return "; ".join([f"not installed on this device: {', '.join(lacking)}", *why]) if lacking else ""
+
+
 def _choice(role: str, name: str, options: Mapping[str, float | str]) -> Choice:
     one = method(role, name)
     if unknown := sorted(set(options) - set(one.fields)):

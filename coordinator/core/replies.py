@@ -27,12 +27,12 @@ from coordinator.core.stragglers import staleness
 from coordinator.core.update_header import bounded, unfit
 from edgefl.budget.fit import decline_of
 from edgefl.protocol.messages import Update
-from edgefl.records import Attempt, Figures, Refusal
+from edgefl.records import METHOD, Attempt, Figures, Refusal
 
 replace = msgspec.structs.replace
 
 #: Reasons to plan a device again: it measured, or ran into, a limit that a smaller job may respect.
-REPLAN = frozenset({"step_memory", "memory", "ceiling", "flops", "payload", "disk", "cache", "packed"})
+REPLAN = frozenset({"step_memory", "memory", "ceiling", "flops", "payload", "disk", "cache", "packed", METHOD})
 
 
 def resync(steps: Steps, device: str, working_on: Attempt | None) -> None:

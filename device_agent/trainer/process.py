@@ -29,7 +29,7 @@ from edgefl.models.spec import EncoderSpec, HeadSpec, ModelSpec, is_scheduled, p
 from edgefl.plan.exchange import RESIDUAL
 from edgefl.plan.job import Hyper, Job, Slots, Stage
 from edgefl.process.worker import Note, serve
-from edgefl.records import Budget, Figure, Figures, Manifest, Refusal
+from edgefl.records import METHOD, Budget, Figure, Figures, Manifest, Refusal
 from edgefl.resources.allocator import give_back_at_once
 
 if TYPE_CHECKING:  # what costs torch or numpy is imported when it is needed
@@ -103,6 +103,8 @@ class Trainer:
         """One round. A share that does not fit, or memory that does not suffice, is a refusal, not an error."""
         self.left_off = False
         request = msgspec.convert(body, TrainRequest)
+        if lacking := _lacking(request.offer.job):
+            return Result(refusal=Refusal(METHOD, detail=lacking))
         self.warm()
         try:
             self.ceiling = gpu_ceiling(self.device, self.budget, self.facts.base_bytes)
@@ -294,6 +296,15 @@ def _torch_device(wanted: str) -> str:
     if wanted == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     return wanted
+
+
+def _lacking(job: Job) -> str:
+    """Which methods the job names that are not installed here, in words; "": none."""
+    from edgefl.registry import not_installed
+
+    slots = job.slots
+    named = {"objective": slots.objective, "missing": slots.missing, "prototypes": slots.prototypes}
+    return not_installed({**named, "repair": slots.repair})
 
 
 @functools.cache

@@ -23,7 +23,7 @@ from edgefl.plan.frozen_prefix import can_cache, prefixes, with_cache
 from edgefl.plan.job import Cache, Candidate, Decline, Hyper, Job, Placement, Slots, Stage
 from edgefl.plan.schedule import is_closing, restrict, shallower, trained_stages
 from edgefl.plan.usable_samples import after_completion, needs_pairs, unlabelled, usable_samples
-from edgefl.records import HOST, Refusal
+from edgefl.records import HOST, METHOD, Refusal
 from edgefl.registry import chosen
 
 _MEMORY = frozenset({"memory", "step_memory"})
@@ -54,7 +54,8 @@ def place(
     """
     model, stage, hyper, slots = job.model, job.stage, job.hyper, job.slots
     filled = msgspec.structs.replace(candidate, samples=after_completion(slots, candidate.samples, model.encoders))
-    refusal = _unfit(model, hyper, slots, filled)
+    lacking = (was.refusal for was in candidate.declined if was.refusal.reason == METHOD)
+    refusal = next(lacking, None) or _unfit(model, hyper, slots, filled)
     if refusal is not None:
         return Placement(device=candidate.device, stage=stage, refusal=refusal)
     own = restrict(stage, [m for m in model.encoders if filled.samples.get(m, 0) > 0])

@@ -12,7 +12,7 @@ import numpy as np
 from edgefl.data.arrays import read_npz
 from edgefl.data.dataset import Dataset, Encoder
 from edgefl.data.manifest import decide, read_manifest
-from edgefl.data.named import NAMED, named
+from edgefl.data.named import named, names
 from edgefl.data.readers import fits, shown
 from edgefl.errors import DataError, Problem
 
@@ -55,11 +55,11 @@ def load_pair(
 def _open(
     source: Source, bad_samples: str, modalities: Mapping[str, Encoder] | None, label_names: Sequence[str]
 ) -> tuple[Dataset, Dataset | None, str]:
-    if isinstance(source, str) and source in NAMED and not Path(source).exists():
+    if isinstance(source, str) and source in names() and not Path(source).exists():
         source = {source: {}}
     if isinstance(source, Mapping):
         if len(source) != 1:
-            raise DataError(f"a source is one name with its options, not {len(source)}", remedy=_FORMS)
+            raise DataError(f"a source is one name with its options, not {len(source)}", remedy=_forms())
         ((name, given),) = source.items()
         options = dict(given or {})
         part = options.pop("part", "train")
@@ -79,22 +79,23 @@ def _open(
 def check_source(source: str) -> None:
     """Raise DataError for a source that is not there or is none, without reading its samples."""
     path = Path(source)
-    if source in NAMED and not path.exists():
+    if source in names() and not path.exists():
         return
     if path.suffix == ".npz" and not path.is_dir():
         read_npz(path, ())
     elif not path.is_dir():
         raise _no_source(path)
     elif not (path / "manifest.jsonl").is_file():
-        raise DataError(f"{path}: has no manifest.jsonl", remedy=_FORMS)
+        raise DataError(f"{path}: has no manifest.jsonl", remedy=_forms())
 
 
 def _no_source(path: Path) -> DataError:
     what = "is neither a folder nor an .npz file" if path.exists() else "does not exist"
-    return DataError(f"data source {str(path)!r} {what}", remedy=_FORMS)
+    return DataError(f"data source {str(path)!r} {what}", remedy=_forms())
 
 
-_FORMS = f"Give a folder with manifest.jsonl, an .npz file, or one of: {', '.join(NAMED)}."
+def _forms() -> str:
+    return f"Give a folder with manifest.jsonl, an .npz file, or one of: {', '.join(names())}."
 
 
 def fit(

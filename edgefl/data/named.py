@@ -13,6 +13,7 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,6 +33,8 @@ BASIC_MOTIONS_SCALE = {"acc": 6.0, "gyro": 2.5}
 HAR_SCALE = {"acc": 0.4, "body_acc": 0.15, "gyro": 0.35}
 HAR_CENTRE = {"acc": (0.8, 0.03, 0.1), "body_acc": (0.0, 0.0, 0.0), "gyro": (0.0, 0.0, 0.0)}
 HAR_WINDOW = 128  # samples at 50 Hz
+#: Group of the entry points by which other packages bring data sets: name -> a function that returns ``Named``.
+GROUP = "edgefl.datasets"
 VENDORS = ("openmoji", "twemoji", "noto", "fxemoji")
 
 
@@ -45,9 +48,9 @@ class Named(NamedTuple):
 
 def named(name: str, options: Mapping[str, Any] | None = None) -> Named:
     """The data set ``name`` with its options. Raises DataError naming the valid names or options."""
-    if name not in NAMED:
-        raise DataError(f"unknown data set {name!r}", remedy=f"Valid names: {', '.join(NAMED)}; or give a path.")
-    make, given = NAMED[name], dict(options or {})
+    if name not in names():
+        raise DataError(f"unknown data set {name!r}", remedy=f"Valid names: {', '.join(names())}; or give a path.")
+    make, given = _maker(name), dict(options or {})
     valid = list(inspect.signature(make).parameters)
     unknown = sorted(set(given) - set(valid))
     if unknown:
@@ -67,6 +70,26 @@ ORIGINS = {
     "emoji_pairs": "OpenMoji, Noto, Twemoji and FxEmoji in emoji64_<vendor>.npz: image [N, 64, 64, 3], concept, label, "
     "split [N], label_names; and concepts.jsonl, a name a line",
 }
+
+
+def names() -> list[str]:
+    """Names of the data sets there are: our own, and the entry points ``edgefl.datasets`` of installed packages."""
+    return [*NAMED, *(point.name for point in entry_points(group=GROUP) if point.name not in NAMED)]
+
+
+def _maker(name: str) -> Callable[..., Named]:
+    if name in NAMED:
+        return NAMED[name]
+    point = next(iter(entry_points(group=GROUP, name=name)))
+    try:
+        make: Callable[..., Named] = point.load()
+    except Exception as error:  # of another package
+        package = point.dist.name if point.dist else point.value
+        raise DataError(
+            f"data set {name!r} of package {package} does not load: {type(error).__name__}: {error}",
+            remedy="Repair or remove the package.",
+        ) from error
+    return make
 
 
 def data_folder(name: str) -> Path:

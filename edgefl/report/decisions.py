@@ -21,6 +21,7 @@ REASONS: dict[str, str] = {
     "disk": "disk space over budget",
     "data": "too little data for one batch",
     "labels": "unlabelled data",
+    "method": "method not installed",
     "busy": "busy with another round",
     "ceiling": "memory ceiling hit while training",
     "error": "training failed",

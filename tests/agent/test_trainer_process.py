@@ -114,6 +114,10 @@ async def check_refusals(trainer, store):
     assert (result.refusal.reason, result.refusal.needed, result.refusal.allowed) == ("data", 32.0, 20.0)
     assert alive
     whole = offer_of(store)
+    other = replace(whole.job, slots=Slots({"gmc2": {}}))
+    result, alive = await trainer.train(Train(replace(whole, job=other)), lambda _: None)
+    assert (alive, result.refusal.reason) == (True, "method")
+    assert result.refusal.detail == "not installed on this device: objective: gmc2"
     result, alive = await trainer.train(Train(replace(whole, manifest={})), lambda _: None)
     assert alive
     assert result.refusal.reason == "error"

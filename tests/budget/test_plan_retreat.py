@@ -26,6 +26,12 @@ def test_what_was_declined_is_not_offered_again_nor_anything_larger():
     assert put(stage, device).refusal == why  # nothing smaller is left: the device's own numbers
 
 
+def test_a_device_that_lacks_a_method_is_not_asked_for_less_of_it():
+    (stage,) = SCHEDULES["end_to_end"](MODEL, [1, 1, 1], "auto")
+    why = Refusal("method", detail="not installed on this device: objective: gmc2")
+    assert put(stage, candidate(declined=(Decline(4, 8, False, why),))).refusal == why
+
+
 def leaner(job: Job, samples) -> Priced:
     """As ``price``, with 5 less where blocks are computed anew, and 40 less with the lean optimiser."""
     plain = price(job, samples)

@@ -1,0 +1,1 @@
+"""Methods and data that come to EdgeFL from outside, by entry points."""

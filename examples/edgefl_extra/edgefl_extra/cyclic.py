@@ -1,0 +1,44 @@
+"""Cyclic client participation (Cho et al. 2023, arXiv 2302.03109): groups of devices train in turn.
+
+Devices in order of name form groups of ``share`` of them; round t is trained by group t modulo their number.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from edgefl.registry import DeviceShare, Options, Select, register
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from edgefl.aggregation.history import Memory
+
+
+class Cyclic(Options, frozen=True):
+    """Options of cyclic participation."""
+
+    share: DeviceShare = 0.5
+
+
+def cyclic(devices: Sequence[str], rng: np.random.Generator, memory: Memory, *, share: float = 0.5) -> list[str]:
+    """The group whose turn it is after ``memory.rounds`` rounds, sorted."""
+    names = sorted(devices)
+    size = max(1, math.ceil(share * len(names)))
+    groups = [names[first : first + size] for first in range(0, len(names), size)]
+    return groups[memory.rounds % len(groups)] if groups else []
+
+
+register(
+    Select(
+        "cyclic",
+        "groups of devices in turn",
+        Cyclic,
+        source="arXiv 2302.03109",
+        per_round=True,
+        partial=True,
+        draw=cyclic,
+    )
+)
