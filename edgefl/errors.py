@@ -109,7 +109,7 @@ class ModelError(EdgeFLError):
 
 
 class PrecisionError(ModelError):
-    """Values that a narrower type can not hold."""
+    """Values that a narrower type cannot hold."""
 
 
 class BudgetError(EdgeFLError):
@@ -129,7 +129,7 @@ class BrokerError(EdgeFLError):
 
 
 class BrokerUnreachableError(BrokerError):
-    """Nobody answers at the broker's address: waiting may help, unlike with a broker that answers and refuses."""
+    """No answer from the broker's address: waiting may help, unlike with a broker that answers and refuses."""
 
 
 class MessageSizeError(BrokerError):

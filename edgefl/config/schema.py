@@ -17,7 +17,7 @@ from edgefl.records import Budget, Packing, Speed
 
 
 class BudgetConfig(Values):
-    """What a device may spend on one round. Left out: no limit."""
+    """Budget of one round on a device. Left out: no limit."""
 
     memory_bytes: Bytes | None = Field(
         None, description="whole trainer process, such as 3 GiB; with what it holds on a GPU of unified memory"
@@ -37,7 +37,7 @@ class BudgetConfig(Values):
 
 
 class SpeedConfig(Values):
-    """What the device does in a second. Left out: not known, and then no seconds or joules are predicted."""
+    """Speed of the device. Left out: not known, and then no seconds or joules are predicted."""
 
     flops: Annotated[float, Field(ge=0)] = Field(0.0, description="FLOPs a second while training")
     down_bytes: Bytes = Field(0, description="bytes a second from the broker")
@@ -81,7 +81,7 @@ class DeviceProfile(Values):
     notes: list[str] = Field([], description="what the figures do not say; for the record")
 
     def conflicts(self) -> list[Problem]:
-        """Memory that is told twice, or of a GPU that does not train."""
+        """Memory budgets that overlap, or of a GPU that does not train."""
         twice = {"gpu_memory_bytes": self.gpu_memory_bytes, "budget.gpu_memory_bytes": self.budget.gpu_memory_bytes}
         message = "counts unified memory twice: leave it out; budget.memory_bytes limits processor and GPU together"
         found = [Problem(field, message) for field, given in twice.items() if self.unified and given is not None]
@@ -201,7 +201,7 @@ class DecayConfig(Values):
 
 
 class LeanConfig(Values):
-    """What a device trains with whose memory does not hold the state of the run's optimiser."""
+    """The low-memory optimiser, of devices whose memory does not hold the state of the run's own."""
 
     optimizer: Literal["sgd", "adafactor"] = Field("adafactor", description="optimiser in place of the run's")
     lr: RatesConfig = Field(description="its learning rates; those of adafactor are relative, such as 0.02")

@@ -44,7 +44,7 @@ class Encoder(Protocol):
 
 
 def check_modality(name: str) -> None:
-    """Raise DataError when ``name`` can not name a modality."""
+    """Raise DataError when ``name`` cannot name a modality."""
     if not is_modality(name):
         raise DataError(f"{name!r} can not name a modality", remedy=f"Use {MODALITY_RULE}.")
 
@@ -67,7 +67,7 @@ class Encoded:
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """N samples. Rows where a modality is absent hold zeros; a modality nobody has is left out.
+    """N samples. Rows where a modality is absent hold zeros; a modality of no sample is left out.
 
     ``modalities``: name -> [N, *shape] float32, or int64 token ids; ``present``: name -> [N] bool;
     ``labels``: [N] int64, -1 for none, or None when nothing is labelled; ``groups``: [N] strings, who or what a

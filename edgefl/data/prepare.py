@@ -116,7 +116,7 @@ def hold_out(data: Dataset, share: float, seed: int, *, groups_kept: int = 1) ->
     """(training set, test set, "groups" or "samples") with about ``share`` of the samples in the test set.
 
     Whole groups where at least ``groups_kept`` of them stay for training, so that the test is on people, recordings, …
-    nobody trained on; else the same share of each label (and group).
+    left out of training; else the same share of each label (and group).
     """
     if not 0 < share < 1:
         raise DataError(f"test_share is {share}", remedy="Give a share between 0 and 1, such as 0.2.")

@@ -32,7 +32,7 @@ def to_onnx(
     """The ONNX file. ``presence``: which samples have each input, () where all do; ``tables``: optional inputs by name,
     in the order the graph takes them, with their defaults.
 
-    Raises ExportError when torch can not export the graph, made a dynamic axis constant, or the file exceeds 2 GiB.
+    Raises ExportError when torch cannot export the graph, made a dynamic axis constant, or the file exceeds 2 GiB.
     """
     import onnx
 
@@ -116,7 +116,7 @@ def _quiet() -> Iterator[None]:
 def _strip(proto: Any) -> None:
     """Remove what only the exporter's authors need, among it stack traces with paths of this machine.
 
-    ``value_info`` goes too: `onnxruntime.quantization.quantize_dynamic` fails on it, and sessions infer shapes anew.
+    ``value_info`` goes too: `onnxruntime.quantization.quantize_dynamic` fails on it, and sessions infer them.
     """
     parts = (proto, proto.graph, *proto.graph.node, *proto.graph.input, *proto.graph.output, *proto.graph.initializer)
     for part in parts:

@@ -1,4 +1,4 @@
-"""What a bundle computes, as one torch module: encode, project, fill in the absent modalities, fuse, classify.
+"""Torch module of a bundle: encode, project, fill in the absent modalities, fuse, classify.
 
 Which modalities a row has is an input where there are several: nothing of a modality that a row lacks reaches its
 answer. Absent modalities are filled in by the code of training and evaluation (``edgefl.training.fill``).

@@ -1,4 +1,4 @@
-"""What a bundle says about itself: a folder with ``model.onnx`` and this manifest. Neither torch nor onnx here.
+"""Manifest of a bundle, which is a folder with ``model.onnx`` and this file. Neither torch nor onnx here.
 
 A model of several modalities gives one bundle for each alone and one of all. The latter answers samples that lack some
 of them (docs/decisions/0034): beside each modality it takes ``<m>.present`` [batch], 1 where a sample has it and 0
@@ -137,7 +137,7 @@ class Index(msgspec.Struct, frozen=True):
 
 
 def bundle_name(modalities: tuple[str, ...]) -> str:
-    """``acc`` alone, or ``acc+gyro`` (+ can not be in a modality's name)."""
+    """``acc`` alone, or ``acc+gyro`` (+ cannot be in a modality's name)."""
     return "+".join(modalities)
 
 

@@ -48,7 +48,7 @@ def choose(bundles: Mapping[Path, Manifest], has: frozenset[str]) -> Path | None
 def apply(
     bundles: Mapping[Path, Manifest], data: Dataset, *, mask: str | None = None, device: Device = "cpu"
 ) -> tuple[list[Answers], np.ndarray]:
-    """What the bundles say, and the rows [n] that none of them can take. Loads only the bundles that are needed.
+    """Predictions of the bundles, and the rows [n] that none of them can take. Loads only the bundles that are needed.
 
     ``mask`` applies where something is filled in. Raises DataError for samples of which the bundles could use a part
     only, and as ``load_bundle`` and ``Bundle.predict``.

@@ -20,7 +20,7 @@ _ERRORS_ONLY = 3
 def open_session(data: bytes, device: Device = "cpu", threads: int = 0) -> Any:
     """A session on an ONNX file's bytes; ``threads`` 0: onnxruntime's choice. Works without torch.
 
-    Raises ExportError when the file is no model this onnxruntime runs, or the device can not be used;
+    Raises ExportError when the file is no model this onnxruntime runs, or the device cannot be used;
     MissingDependencyError without onnxruntime.
     """
     try:

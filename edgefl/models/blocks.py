@@ -1,7 +1,7 @@
 """Transformer blocks of published encoders in plain torch, their tensors named as in published checkpoints.
 
 The blocks of `transformers` are the same to rounding (tests compare them), but importing them takes 147 MiB in every
-trainer, and they can not run for the pooled tokens alone (docs/decisions/0020).
+trainer, and they cannot run for the pooled tokens alone (docs/decisions/0020).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ EPSILON = 1e-12
 
 
 class Names(NamedTuple):
-    """What the layers of a block are called, by their paths. Either half has a norm: before it, or after its sum."""
+    """Names of a block's layers, by their paths. Either half has a norm: before it, or after its sum."""
 
     query: str
     key: str

@@ -69,7 +69,7 @@ def initial_parts(spec: ModelSpec, seed: int = 0) -> Iterator[tuple[str, Tensors
 
 
 def _checkpoint(spec: ModelSpec, owner: str) -> str:
-    """What an encoder starts from; the shared attention starts from the file that all encoders name."""
+    """Checkpoint that an encoder starts from; the shared attention starts from the file that all encoders name."""
     encoder = next(iter(spec.encoders.values())) if owner == SHARED else spec.encoders[owner]
     return encoder.pretrained
 
@@ -262,7 +262,7 @@ def _read_config(name: str) -> Any:
 
 
 def _read_preprocessing(name: str) -> dict[str, Any]:
-    """What the checkpoint says was done to its pictures; {} when it does not say."""
+    """Preprocessing of pictures as the checkpoint states it; {}: not stated."""
     from transformers.utils.hub import cached_file
 
     path = cached_file(name, "preprocessor_config.json", _raise_exceptions_for_missing_entries=False)

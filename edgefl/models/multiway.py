@@ -53,7 +53,7 @@ class FeedForward(nn.Module):
 
 
 class SharedStage(nn.Module):
-    """What the modalities share of a stage: the attention of its layers. Run by :func:`run_stage`."""
+    """A stage's layers as far as modalities share them: the attention. Run by :func:`run_stage`."""
 
     def __init__(self, spec: EncoderSpec, count: int) -> None:
         super().__init__()
@@ -62,7 +62,7 @@ class SharedStage(nn.Module):
 
 
 class OwnStage(nn.Module):
-    """What is a modality's own of a stage: the feed-forward of its layers. Run by :func:`run_stage`."""
+    """A stage's layers of one modality: the feed-forward. Run by :func:`run_stage`."""
 
     def __init__(self, spec: EncoderSpec, count: int) -> None:
         super().__init__()

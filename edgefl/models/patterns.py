@@ -1,6 +1,6 @@
 """Which rows of a batch have which modalities, and the batch cut into pieces of rows.
 
-``rows[m]`` [n_m] says which of the batch's B rows have modality m, None: all. On the meta device nobody knows which;
+``rows[m]`` [n_m] says which of the batch's B rows have modality m, None: all. On the meta device it is unknown which;
 there the first n_m are taken, so that modalities overlap as much as they can: what it prices is never too little.
 """
 

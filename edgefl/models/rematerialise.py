@@ -68,7 +68,7 @@ class _Checkpoint(torch.autograd.Function):
 
 
 class _Surroundings:
-    """What a forward pass depends on besides its arguments, to run it the same way again."""
+    """Surroundings of a forward pass besides its arguments, restored to run it the same way again."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device

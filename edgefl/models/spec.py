@@ -1,4 +1,4 @@
-"""What a model is, as values: which encoders, how many stages, which parts. No torch here.
+"""Specification of a model, as values: which encoders, how many stages, which parts. No torch here.
 
 A model is an ordered list of named parts. For modalities ``acc`` and ``gyro`` with S stages::
 

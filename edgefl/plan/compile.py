@@ -176,7 +176,7 @@ def _readable(training: TrainingConfig, recipe: RecipeConfig) -> list[Problem]:
 
 
 def _shape(recipe: RecipeConfig, encoders: Mapping[str, EncoderSpec]) -> dict[str, Any]:
-    """What the recipe decides of the model."""
+    """Fields of the model that the recipe decides."""
     fusion, options = next(iter(recipe.fusion.items()))
     match = chosen("prototypes", recipe.prototypes)[0].options.get("match", "")
     return {

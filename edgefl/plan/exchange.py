@@ -21,7 +21,7 @@ OWN_HOLDOUT = 0.2
 
 
 def exchange_of(weight: Mapping[str, Any]) -> Exchange:
-    """What a recipe's slot ``weight`` makes travel."""
+    """Parts that travel under a recipe's slot ``weight``."""
     exchange: Exchange = choose("weight", {"weight": weight}).method.exchange
     return exchange
 

@@ -25,7 +25,7 @@ class Stage(msgspec.Struct, frozen=True):
     """One stage: which parts exist, which are trained. What is exchanged each round is what is trained.
 
     ``depth`` is how many encoder stages exist; ``index`` counts from 1. ``fallback_depth``: how many exist for devices
-    that can not train all of ``trained``; 0: as many.
+    that cannot train all of ``trained``; 0: as many.
     """
 
     index: int = 1
@@ -82,7 +82,7 @@ class Transfer(msgspec.Struct, frozen=True):
 
 
 class Slots(msgspec.Struct, frozen=True):
-    """What a device needs of the recipe: choices, each {name: options} with exactly one name, and what is exchanged."""
+    """A recipe as far as a device needs it: choices, each {name: options} with exactly one name; and the exchange."""
 
     objective: Slot = {}  # several terms are summed
     missing: Slot = {}
@@ -104,7 +104,7 @@ class Job(msgspec.Struct, frozen=True):
 
 
 class Decline(msgspec.Struct, frozen=True):
-    """What a device has declined to train: how many stages, and how; and why. ``micro_batch``: its rows, never 0."""
+    """A declined placement: how many stages, and how; and why. ``micro_batch``: its rows, never 0."""
 
     depth: int = 0
     micro_batch: int = 0
@@ -119,7 +119,7 @@ Arrival = Literal["joining", "entering", "staying"]
 
 
 class Candidate(msgspec.Struct, frozen=True):
-    """What the planner must know of a device: from its hello, and from what it measured in earlier rounds."""
+    """A device as the planner knows it: from its hello, and from what it measured in earlier rounds."""
 
     device: str = ""
     capabilities: Capabilities = Capabilities()
@@ -133,7 +133,7 @@ class Candidate(msgspec.Struct, frozen=True):
 
 
 class Placement(msgspec.Struct, frozen=True):
-    """What one device trains in one stage, how, and at what predicted cost; or why it can not."""
+    """One device's training in one stage, how, and at what predicted cost; or the refusal."""
 
     device: str = ""
     stage: Stage = Stage()

@@ -63,7 +63,7 @@ def _averages_statistics(model: ModelSpec) -> bool:
 
 
 def untaken(plan: RunPlan, samples: Mapping[str, int]) -> Problem | None:
-    """Why the coordinator can not take batch statistics on a test set of ``samples``: modality -> how many have it."""
+    """Why the coordinator cannot take batch statistics on a test set of ``samples``: modality -> how many have it."""
     lacking = [m for m in plan.model.encoders if samples.get(m, 0) < LEAST] if plan.slots.statistics else []
     if not lacking:
         return None

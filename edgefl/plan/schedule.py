@@ -81,7 +81,7 @@ def heads(spec: ModelSpec, rounds: Sequence[int], embed: Embed = "auto") -> tupl
 
 
 def mixed(spec: ModelSpec, rounds: Sequence[int], embed: Embed = "auto") -> tuple[Stage, ...]:
-    """Stage s trains everything; devices that can not, through encoder stage s. ``embed`` has no effect."""
+    """Stage s trains everything; devices that cannot, through encoder stage s. ``embed`` has no effect."""
     names = _fitted(spec, part_names(spec))
     return tuple(
         Stage(

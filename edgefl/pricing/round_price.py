@@ -221,7 +221,7 @@ def price_closing(job: Job, samples: Mapping[str, int]) -> StepPrice:
 
 
 def _states(job: Job, trained: list[torch.nn.Parameter]) -> list[torch.Tensor]:
-    """What the optimiser keeps from the first step on."""
+    """State of the optimiser, on the meta device: there from the first step on."""
     if job.hyper.optimizer == "adafactor":
         return [torch.empty(shape, device="meta") for p in trained for shape in factor_shapes(p)]
     copies = 2 if job.hyper.optimizer == "adamw" else int(job.hyper.momentum > 0)
@@ -229,12 +229,12 @@ def _states(job: Job, trained: list[torch.nn.Parameter]) -> list[torch.Tensor]:
 
 
 def _temporary(parameter: torch.nn.Parameter) -> None:
-    """What an update needs for a moment."""
+    """A tensor as large as the parameter, which its update takes for a moment."""
     torch.empty_like(parameter)
 
 
 def _meta_auxiliary(job: Job, model: StagedModel) -> Auxiliary:
-    """What stands beside the model from the second round on."""
+    """The auxiliary tensors of the second round and later, on the meta device."""
     terms = [term.method for term in chosen("objective", job.slots.objective)]
     heads = {m: model.part(f"head/{m}") for m in job.model.encoders if f"head/{m}" in job.stage.trained}
     received = any(term.received for term in terms)

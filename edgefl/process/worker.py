@@ -200,7 +200,7 @@ def read_request(stream: BinaryIO) -> Request | None:
 
 
 def understood(body: Any, kind: type[T]) -> T:
-    """What a worker said, as ``kind``. Raises WorkerFailedError when it is something else."""
+    """A worker's reply, as ``kind``. Raises WorkerFailedError when it is something else."""
     try:
         return msgspec.convert(body, kind)
     except msgspec.ValidationError as error:

@@ -38,7 +38,7 @@ _FORMS = frozenset({"whole", "f16", "bf16", "int8", "int4", "scale", "top", "at"
 
 
 class Compressed(NamedTuple):
-    """What is sent, what the other side reconstructs from it, and the residual of the tensors that have one."""
+    """Bytes sent, tensors the other side reconstructs from them, and the residual of the tensors that have one."""
 
     data: bytes
     reconstructed: dict[str, Array]
@@ -105,7 +105,7 @@ def decompress(
 
     ``limit`` bounds both the packed bytes and what they unpack to, before anything is allocated.
 
-    Raises ProtocolError, naming the tensor, for what can not be right.
+    Raises ProtocolError, naming the tensor, for what cannot be right.
     """
     coded = decode_part(data, limit, finite=True, copy=False)
     names: dict[str, None] = {}
@@ -144,7 +144,7 @@ def decompress(
 def add_residual(tensors: Tensors, residual: Tensors, *, used_up: bool = False) -> dict[str, Array]:
     """``tensors`` plus the residual that earlier rounds have left of them.
 
-    ``used_up``: nobody wants them without it; the sums are written where they lie, if that may be written to.
+    ``used_up``: they are not read without it; the sums are written where they lie, if that may be written to.
     """
     return {
         name: np.add(value, residual[name], out=value if used_up and value.flags.writeable else None)

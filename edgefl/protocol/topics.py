@@ -34,7 +34,7 @@ class Topic(NamedTuple):
 
 
 def check_name(kind: str, name: str) -> str:
-    """``name`` itself. Raises ProtocolError when it can not be a topic level."""
+    """``name`` itself. Raises ProtocolError when it cannot be a topic level."""
     if not NAME.fullmatch(name):
         raise ProtocolError(
             f"{kind} {name!r} is not a valid name",
@@ -94,12 +94,12 @@ def enroll_down(fleet: str, client: str) -> str:
 
 
 def device_subscriptions(fleet: str, device: str) -> list[str]:
-    """What a device listens to: its own branch and the fleet's shared objects."""
+    """Topics a device subscribes to: its own branch and the fleet's shared objects."""
     return [down(fleet, device), down_object(fleet, device, "+"), shared_object(fleet, "+")]
 
 
 def coordinator_subscriptions(fleet: str) -> list[str]:
-    """What the coordinator listens to."""
+    """Topics the coordinator subscribes to."""
     return [up(fleet, "+"), presence(fleet, "+"), up_object(fleet, "+", "+")]
 
 
@@ -112,7 +112,7 @@ _PATTERN = re.compile(
 
 
 def parse(topic: str) -> Topic:
-    """What a topic names. Raises ProtocolError for a topic that is not one of ours."""
+    """The parsed topic. Raises ProtocolError for a topic that is not one of ours."""
     match = _PATTERN.fullmatch(topic)
     if match is None:
         raise ProtocolError(f"unknown topic {topic[:200]!r}")

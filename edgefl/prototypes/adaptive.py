@@ -55,7 +55,7 @@ class Pairs:
 
 
 class Local(NamedTuple):
-    """What a device computes: its ``pairs``, and each sample's class or pseudo-label ``labels`` [N], -1 for none."""
+    """Local prototypes: the device's ``pairs``, and each sample's class or pseudo-label ``labels`` [N], -1 for none."""
 
     pairs: Pairs
     labels: Labels

@@ -103,7 +103,7 @@ class Merger:
         self._counts += counts
 
     def result(self, previous: ClassMeans | None = None) -> ClassMeans:
-        """The merged table; classes nobody held stay as in ``previous``. Raises ModelError when empty."""
+        """The merged table; classes of no device stay as in ``previous``. Raises ModelError when empty."""
         if self._sums is None:
             if previous is None:
                 raise ModelError("no prototypes to merge, and none from an earlier round")

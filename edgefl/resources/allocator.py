@@ -3,11 +3,11 @@
 glibc serves blocks below a threshold from heaps that can only shrink from their end, and raises that threshold to 32
 MiB as larger blocks are freed. A training step then keeps a third more than it uses (measured: 535 MiB for 331 that are
 alive, decision 0016). Here the threshold stays: every larger tensor is a mapping of its own, in huge pages where the
-kernel allows it, so that mapping it anew costs little. Micro-batches have smaller tensors, and who takes them is short
+kernel allows it, so that mapping it again costs little. Micro-batches have smaller tensors, and who takes them is short
 of memory: there the threshold is lower.
 
 A program that moves chunks is the other way round: its buffers are small beside what it may hold, and glibc maps and
-zeroes them anew for every message (decision 0021: 16,000 page faults for 28 MB received).
+zeroes them again for every message (decision 0021: 16,000 page faults for 28 MB received).
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The memory of the GPU that a trainer computes on: what there is, and a ceiling on what torch's allocator takes of it.
 
 A card has memory of its own, and the allocator's limit is the GPU's budget. Where processor and GPU share one pool
-(Jetson) there is one budget for both: what the process holds is not the allocator's, looked at anew after every step.
+(Jetson) there is one budget for both: what the process holds is not the allocator's, measured again after every step.
 Beyond its limit torch raises OutOfMemoryError, which the trainer survives. Outside of any limit is the CUDA context: of
-a card it is not counted as free, of a shared pool nobody tells its size.
+a card it is not counted as free, of a shared pool its size is unknown.
 
 ``cuda`` is ``torch.cuda``, or a stand-in for tests: nothing here imports torch.
 """

@@ -182,7 +182,7 @@ def nvml_meter(gpu: Nvml) -> Meter:
 
 
 def rapl(sysfs: Path) -> Meter | None:
-    """The processor packages' counters; None when there are none. Raises PermissionError when they can not be read."""
+    """The processor packages' counters; None when there are none. Raises PermissionError when they cannot be read."""
     counters: list[tuple[Callable[[], float], float]] = []
     names = []
     for zone in sorted((sysfs / "class/powercap").glob("intel-rapl:*")):  # AMD processors appear under this name too
@@ -200,7 +200,7 @@ def _microjoules(file: Path) -> Callable[[], float]:
 
 
 def _text(file: Path) -> str:
-    """Contents of a small file without the line end; "" when it can not be read."""
+    """Contents of a small file without the line end; "" when it cannot be read."""
     try:
         return file.read_text().strip()
     except OSError:

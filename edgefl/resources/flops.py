@@ -101,5 +101,5 @@ def _attention(q: Sequence[int], k: Sequence[int], v: Sequence[int], *_: object,
 def _attention_backward(
     _gradient: Sequence[int], q: Sequence[int], k: Sequence[int], v: Sequence[int], *_: object, **__: object
 ) -> int:
-    """Two products for each of the forward ones; the scores that a kernel computes anew are its own affair."""
+    """Two products for each of the forward ones; scores that a kernel recomputes are not counted."""
     return 2 * _attention(q, k, v)

@@ -1,7 +1,7 @@
 """Peak memory of a piece of work inside this process, from the kernel's own high-water mark.
 
 Collect garbage and give freed memory back (malloc_trim), else memory kept from earlier hides what the work takes; reset
-the mark (write 5 to /proc/self/clear_refs); read VmRSS; work; read VmHWM. Where the mark can not be reset, a thread
+the mark (write 5 to /proc/self/clear_refs); read VmRSS; work; read VmHWM. Where the mark cannot be reset, a thread
 samples the resident size, and ``source`` says so. Python's tracemalloc sees nothing of torch.
 """
 

@@ -27,7 +27,7 @@ BY_MATCH: Mapping[str, float | str] = {"by": "match"}
 
 @dataclass(frozen=True)
 class AtHand:
-    """What a stand-in may be made of.
+    """A batch as far as stand-ins are made from it.
 
     ``full``: projections [B, d] by modality, zeros in rows without it; ``has``: which rows have it [B], without an
     entry: all; ``model``: for its parts that make a stand-in; ``tables``: the global prototypes; ``labels`` [B], below
