@@ -128,11 +128,11 @@ def named_errors(name: str) -> Iterator[None]:
         raise StoreError(f"the ledger {name} holds what makes no sense: {error}", remedy=_DAMAGED) from error
 
 
-def _to_json(value: Any) -> str:
+def _to_json(value: object) -> str:
     return msgspec.json.encode(value).decode()  # NaN and infinity become null: JSON has neither
 
 
-def _prepare(connection: Any, _record: Any) -> None:
+def _prepare(connection: sqlite3.Connection, _record: object) -> None:
     """WAL: readers never wait for the writer. FULL: a commit that returned survives a loss of power."""
     connection.isolation_level = None  # begin is ours, below: then changes of tables are part of a transaction too
     cursor = connection.cursor()
@@ -146,7 +146,7 @@ def _prepare(connection: Any, _record: Any) -> None:
     cursor.close()
 
 
-def _prepare_postgresql(connection: Any, _record: Any) -> None:
+def _prepare_postgresql(connection: Any, _record: object) -> None:
     """Lock time-out as SQLite's; a commit that returned survives a loss of power, as there."""
     lasting = "SELECT set_config('synchronous_commit', 'on', false) WHERE current_setting('synchronous_commit') = 'off'"
     with connection.cursor() as cursor:

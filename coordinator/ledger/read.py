@@ -26,7 +26,7 @@ def rows(connection: Connection, kind: type[T], run: str) -> Iterator[T]:
 
 
 def _convert(kind: type[T], row: RowMapping) -> T:
-    values: dict[str, Any] = {str(name): value for name, value in row.items()}  # SQLAlchemy's names are a kind of str
+    values: dict[str, object] = {str(name): value for name, value in row.items()}  # its names are a kind of str
     if "metrics" in values:  # a metric that was not a number is null in JSON: it is left out
         metrics = msgspec.convert(values["metrics"], dict[str, float | None])
         values["metrics"] = {name: value for name, value in metrics.items() if value is not None}

@@ -48,7 +48,7 @@ class RunRow(msgspec.Struct, frozen=True):
     status: str
     started_at: float  # seconds since the epoch
     finished_at: float | None
-    plan: dict[str, Any]  # RunPlan: what a resume executes
+    plan: dict[str, object]  # RunPlan: what a resume executes
     manifest: Manifest  # the initial state
     part_bytes: dict[str, int]  # of parameters and buffers alone
 
@@ -75,7 +75,7 @@ class SnapshotRow(msgspec.Struct, frozen=True):
 
     kind: str
     name: str
-    value: Any
+    value: object
 
 
 def _column(table: str, name: str, kind: Any, *, key: bool) -> Column[Any]:

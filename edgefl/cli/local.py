@@ -95,7 +95,7 @@ class LocalRun:
         wanted = [device.name for device in self.config.fleet]
         if not path.is_file() or not all((folder / f"{name}.npz").is_file() for name in (*wanted, TEST)):
             prepared = shares_of(given, wanted, folder)
-            values: dict[str, Any] = self.config.model_dump(mode="json", exclude_none=True)
+            values = self.config.model_dump(mode="json", exclude_none=True)
             values["data"]["test"] = str(Path(prepared.test).resolve())
             text = yaml_text(values)
             with store_errors("write", path):
