@@ -163,6 +163,39 @@ def test_a_killed_trainer_is_a_decline_with_both_numbers_and_starts_again():
     assert "StartTrainer" in kinds(out)
 
 
+def test_an_offer_that_was_declined_is_declined_again_and_not_fetched():
+    refusal = Refusal("ceiling", 900.0, 800.0, "B")
+    state, _ = play(ready(), offer(), v.Fetched(offer().attempt))
+    state, _ = play(state, v.TrainingEnded(offer().attempt, v.Result(refusal=refusal), alive=False))
+    state, out = play(state, v.TrainerReady(FACTS), offer())
+    assert sent(out, m.Decline) == [m.Decline("d1", offer().attempt, refusal)]
+    assert (sent(out, m.Accept), "Fetch" in kinds(out)) == ([], False)
+
+
+def test_a_hello_says_who_greets_and_the_first_heartbeat_comes_when_it_is_due():
+    state, out = play(initial(DEVICE, v.Saved(), FACTS), v.Connected(), now=1000.0)
+    (hello,) = sent(out, m.Hello)
+    assert (hello.device, hello.session, hello.modalities) == ("d1", "s1", FACTS.modalities)
+    state, out = play(state, v.Tick(), now=1000.0 + state.heartbeat_s - 0.5)
+    assert sent(out, m.Heartbeat) == []
+    state, out = play(state, v.Tick(), now=1000.0 + state.heartbeat_s)
+    assert [(beat.device, beat.session, beat.sequence) for beat in sent(out, m.Heartbeat)] == [("d1", "s1", 1)]
+
+
+def test_an_offer_that_comes_before_the_data_is_known_is_answered_as_soon_as_it_is():
+    state, out = play(initial(DEVICE, v.Saved(), None), v.Connected(), m.Welcome("c1", run="r1"), offer())
+    assert (sent(out, m.Accept), sent(out, m.Decline)) == ([], [])
+    state, out = play(state, v.TrainerReady(FACTS))
+    assert sent(out, m.Accept) == [m.Accept("d1", offer().attempt)]
+    assert "Fetch" in kinds(out)
+
+
+def test_what_was_trained_is_logged_with_its_attempt():
+    _, out = play(ready(), offer(), v.Fetched(offer().attempt), trained())
+    (line,) = [one for one in out if isinstance(one, v.Log) and one.event == "trained"]
+    assert line.fields == {"attempt": str(offer().attempt), "loss": 0.5}
+
+
 def test_an_unsent_update_survives_a_restart_and_is_announced_again():
     state, out = play(ready(), offer(), v.Fetched(offer().attempt), trained())
     saved = [i.saved for i in out if isinstance(i, v.Save)][-1]
@@ -225,9 +258,10 @@ def test_a_full_disk_is_declined_with_both_numbers():
     state = replace(ready(), budget=Budget(disk_bytes=1999))
     _, out = play(state, offer())
     refusal = sent(out, m.Decline)[0].refusal  # 1000 + 500 to receive, 500 for the new task part
-    assert (refusal.reason, refusal.needed, refusal.allowed) == ("disk", 2000.0, 1999.0)
+    assert (refusal.reason, refusal.needed, refusal.allowed, refusal.unit) == ("disk", 2000.0, 1999.0, "B")
     _, out = step(ready(), v.Received(offer(), v.Disk(missing_bytes=1500, free_bytes=1600)), 0.0)
-    assert sent(out, m.Decline)[0].refusal.allowed == 1600.0
+    refusal = sent(out, m.Decline)[0].refusal
+    assert (refusal.needed, refusal.allowed, refusal.unit) == (2000.0, 1600.0, "B")
 
 
 def test_an_unasked_welcome_is_answered_with_a_hello_and_an_asked_one_is_not():

@@ -151,6 +151,8 @@ def test_honest_figures_are_kept() -> None:
     told = {"flops": Figure(1.2e9), "step_peak_bytes": Figure(3e6), "wall_s": Figure(0.4), "energy_j": Figure(None)}
     predicted = {"flops": Figure(1e9), "step_peak_bytes": Figure(1e7), "wall_s": Figure(4000.0)}
     assert plausible(told, predicted) == (told, [])
+    nothing = {"resent_bytes": Figure(0.0), "energy_j": Figure(0.0)}
+    assert plausible(nothing, predicted) == (nothing, [])
     assert likely({"loss": 2.5, "accuracy": 1.0}) == {"loss": 2.5, "accuracy": 1.0}
 
 

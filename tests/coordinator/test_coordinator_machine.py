@@ -870,6 +870,19 @@ def test_random_selection_draws_the_same_devices_again() -> None:
     assert len(offers[0]) == 1
 
 
+def test_what_is_announced_after_its_round_is_accepted_if_it_counted_and_else_refused_as_stale() -> None:
+    play = Play().started("a", "b")
+    first = play.opened[-1]
+    play.announce("a")
+    play.receive("a")
+    play.wait(POLICY.deadline_s)
+    play.finish_aggregate()
+    play.finish_evaluate()
+    (counted,), (late,) = (of(do.SendAck, play.announce(name, first)) for name in ("a", "b"))
+    assert (counted.accepted, counted.refusal) == (True, Refusal())
+    assert (late.accepted, late.refusal.reason) == (False, "stale")
+
+
 def left_alone() -> Play:
     """Everyone leaves between the rounds of stage 2: nobody is there when its second round is to open."""
     play = Play().started("a", "b")
