@@ -1,4 +1,4 @@
-"""Is the ONNX file the model? onnxruntime against torch, which runs the code of the evaluation.
+"""Parity check of an ONNX file: onnxruntime against torch, which runs the code of the evaluation.
 
 Two sizes of each dynamic axis; every subset of the modalities (of many, a part of the subsets); each mask the bundle
 offers; and, where there are tables, other tables than those in the file, which shows that no optimisation folded them
@@ -59,7 +59,7 @@ Arrays = dict[str, np.ndarray]
 
 @dataclass(frozen=True)
 class Subject:
-    """What is compared: the torch module in evaluation mode, and the ports of the file made of it.
+    """The torch module in evaluation mode, and the ports of the file made of it.
 
     ``tables``: padded to the file's capacity; empty: no tables in the graph. ``masks``: those the bundle offers.
     """

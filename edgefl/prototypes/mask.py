@@ -104,14 +104,14 @@ def scores_of(
 ) -> Scores:
     """How near each row of the absent modality's table is, by all modalities at hand; arguments as ``stand_in``."""
     others = [m for m in r if m != absent]
-    heard = [m for m in others if (networks.get(m) if matcher.trained else m in tables)]
-    if not heard:
+    usable = [m for m in others if (networks.get(m) if matcher.trained else m in tables)]
+    if not usable:
         raise ModelError(
             f"no small network tells what '{absent}' is from {' or '.join(others)}",
             remedy="Train the small networks in the closing round, or match by cosine, l1 or l2.",
         )
     each = []
-    for m in heard:
+    for m in usable:
         if matcher.trained:
             values, among = _by_networks(r[m], absent, tables[absent], matcher, networks[m])
         else:

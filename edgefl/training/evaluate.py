@@ -1,10 +1,10 @@
-"""The global model on the test set, under every condition; and a device's own model on what it held out.
+"""Evaluation: the global model on the test set, under every condition; a device's own model on its hold-out.
 
-Conditions: all modalities, each alone and, with three or more, each pair; what is not given is filled in by each mask:
-zeros; with prototypes, those of the classes that match; with parts ``reconstruct/<m>``, what they make of the rest.
+Conditions: all modalities, each alone and, with three or more, each pair; absent modalities are filled in by each mask:
+zeros; with prototypes, mixtures of those of the classes that match; with parts ``reconstruct/<m>``, reconstructions.
 
 What the zero mask shows of a recipe that completes its data (FedMVP): a generator completed the training samples of the
-devices, and there is none here, so that the figure is that of a sample whose other modality nobody could make. Joint
+devices, and there is none here, so that the figure is that of a sample whose other modality could not be made. Joint
 fusion is shown the tokens at hand and, for the rest, the one token of an absent modality, as training shows it the
 samples it could not complete; a device that could complete all of them has not trained that token.
 """
@@ -63,7 +63,7 @@ class TestSet:
 
 @dataclass(frozen=True)
 class _Judged:
-    """A model, the samples, and what stands in for what a sample lacks.
+    """A model, the samples, and what stand-ins for absent modalities are made of.
 
     ``names``: the modalities at hand. ``alone[m]``: projections [N, d] of m encoded by itself, zeros in rows that lack
     m; empty where neither retrieval nor classification reads them.

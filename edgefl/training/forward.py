@@ -1,4 +1,4 @@
-"""What the terms of the loss see of a batch: projections, what stands in for absent ones, the joint representation."""
+"""Forward pass of a batch as the terms of the loss see it: projections, stand-ins, the joint representation."""
 
 from __future__ import annotations
 

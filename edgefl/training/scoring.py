@@ -1,4 +1,4 @@
-"""How the global model is judged by its recipe: by which tasks, and how a sample finds its classes at inference."""
+"""Evaluation by the recipe: tasks of the global model, its matcher and the small networks of that."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from edgefl.prototypes.matcher import DEFAULT_MATCHER, TOP_K, Matcher
 from edgefl.registry import chosen
 
 Tensors = Mapping[str, np.ndarray]
-#: "match/<m>" -> the names of the networks that speak for it, with their weights
+#: "match/<m>" -> the names of its small networks, with their weights
 Networks = Mapping[str, Mapping[str, float]]
 #: The network of each device that has one, with its weight.
 WeightedNetworks = Sequence[tuple[float, StagedModel]]

@@ -1,11 +1,11 @@
 """Completion (FedMVP): samples that lack a modality get one made from a modality they have, once, before training.
 
-A generator is ``make(source, target, values [n, *shape], classes [n]) -> Made or None``; None: it can not make this.
+A generator is ``make(source, target, values [n, *shape], classes [n]) -> Made or None``; None: it cannot make this.
 ``classes``: the names of the samples' classes, "" where there is none. As in the paper's prompts (section 3.2), which
 name the class, what is made is of the sample's own class.
 nearest: of the local samples that have both and are of the same class, the most alike lends its other half; where the
 class has none, the most alike of any class, which is counted. The others run a pretrained model
-(``edgefl.methods.absent.generators``). What can not be made stays absent.
+(``edgefl.methods.absent.generators``). What cannot be made stays absent.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Completed(NamedTuple):
 def complete(dataset: Dataset, encoders: Mapping[str, Encoder], make: Make) -> Completed:
     """Every absent modality of ``encoders`` made from the first of them that a sample has.
 
-    The made ones count as present. A modality that nobody here has is made too, if the generator can.
+    The made ones count as present. A modality that no sample here has is made too, if the generator can.
     """
     modalities, present, made = dict(dataset.modalities), dict(dataset.present), {}
     whole: dict[str, Array] = {}

@@ -39,7 +39,7 @@ _ANSWER_TOKENS = 20
 
 
 def image_to_text(checkpoint: str, encoders: Mapping[str, Encoder]) -> Make:
-    """Texts from images by an image-text-to-text checkpoint, such as BLIP. Raises DataError when it can not be read."""
+    """Texts from images by an image-text-to-text checkpoint, such as BLIP. Raises DataError when it cannot be read."""
     try:
         from transformers import AutoModelForImageTextToText, AutoProcessor
     except ImportError:
@@ -67,7 +67,7 @@ def image_to_text(checkpoint: str, encoders: Mapping[str, Encoder]) -> Make:
 def text_to_image(checkpoint: str, encoders: Mapping[str, Encoder]) -> Make:
     """Images from texts by a diffusion pipeline. Token ids have to be a checkpoint's own: hashed words do not go back.
 
-    Raises MissingDependencyError without diffusers, DataError when the checkpoint can not be read.
+    Raises MissingDependencyError without diffusers, DataError when the checkpoint cannot be read.
     """
     try:
         import torch
