@@ -75,7 +75,7 @@ class Uploads:
         self._uploads: dict[str, _Upload] = {}
         self._waiting: list[_Upload] = []  # whole, to be checked next
         self._checking: asyncio.Task[None] | None = None
-        self._told: dict[str, tuple[ObjectRef, ...]] = {}  # of each device's last update that was reported
+        self._reported: dict[str, tuple[ObjectRef, ...]] = {}  # of each device's last update that was reported
         self.dropped = 0  # messages of no upload, and malformed ones
 
     def fetch(self, update: Update, previous: Manifest, transfer: str, own: Own | None = None) -> None:
@@ -93,9 +93,9 @@ class Uploads:
         grant = partial(self._send, device)
         receiver = DiskReceiver(transfer, device, update.manifest.values(), self._store, grant, Grant)
         self._uploads[device] = _Upload(update, receiver, previous, own)
-        with self._spoiling(device):
+        with self._rejecting(device):
             if (refusal := LIMITS.check_sizes(update.manifest, previous, self._rules.transfer)) is not None:
-                self._spoil(device, refusal)
+                self._reject(device, refusal)
                 return
             self._start(self._admission.request(device))
 
@@ -112,8 +112,8 @@ class Uploads:
             return
         for chunk in chunks:
             if self._uploads.get(device) is not upload:
-                return  # one of them has spoiled it
-            with self._spoiling(device):
+                return  # the update was rejected for one of them
+            with self._rejecting(device):
                 self._ended(upload, upload.receiver.on_chunk(chunk, self._clock()))
 
     def on_tick(self) -> None:
@@ -127,7 +127,7 @@ class Uploads:
                     self._start(others)
 
     def cancel(self, device: str, attempt: Attempt | None = None) -> None:
-        """The update (of this attempt) is no longer wanted. What has arrived stays until the store is tidied."""
+        """The update (of this attempt) is not wanted. What has arrived stays until garbage is collected."""
         upload = self._uploads.get(device)
         if upload is not None and attempt in {None, upload.update.attempt}:
             del self._uploads[device]
@@ -138,7 +138,7 @@ class Uploads:
         if self._checking is not None:
             return None
         refs = [ref for upload in self._uploads.values() for ref in upload.update.manifest.values()]
-        return {ref.id for ref in [*refs, *(ref for told in self._told.values() for ref in told)]}
+        return {ref.id for ref in [*refs, *(ref for refs in self._reported.values() for ref in refs)]}
 
     async def checked(self) -> None:
         """Wait until no contents are being checked."""
@@ -148,12 +148,12 @@ class Uploads:
     def clear(self) -> None:
         """The attempt is closed."""
         self._admission = UploadAdmission(self._admission.limit)
-        self._told.clear()
+        self._reported.clear()
         for device in list(self._uploads):
             self.cancel(device)
 
     async def close(self) -> None:
-        """The same, for good."""
+        """End for good what is being fetched and checked."""
         self.clear()
         if self._checking is not None:
             self._checking.cancel()
@@ -166,7 +166,7 @@ class Uploads:
             # Devices that send equal objects send them in equal chunks.
             names = (ref.id for ref in upload.update.manifest.values())
             chunk_bytes = self._store.chunk_size_in_progress(names, self._sizer.of([device])[0])
-            with self._spoiling(device):
+            with self._rejecting(device):
                 end = upload.receiver.start(chunk_bytes, self._sizer.credit(chunk_bytes), self._clock())
                 self._ended(upload, end)
 
@@ -182,7 +182,7 @@ class Uploads:
         elif isinstance(end, Failed):
             parts = [part for part, ref in upload.update.manifest.items() if ref.id == end.object_id]
             text = f"part {', '.join(parts)[:200]}: {end.reason} of {end.object_id[:12]}"
-            self._spoil(device, Refusal(reason="hash", detail=text))
+            self._reject(device, Refusal(reason="hash", detail=text))
         else:
             self._sizer.note(device, upload.receiver.received_bytes, self._clock() - upload.began)
             upload.whole = True
@@ -191,7 +191,7 @@ class Uploads:
                 self._checking = asyncio.ensure_future(self._check())
 
     async def _check(self) -> None:
-        """Check what is whole; what becomes so meanwhile is the next batch, whose results are told together."""
+        """Check complete updates; those completed meanwhile are the next batch."""
         try:
             while self._waiting:
                 batch, self._waiting = self._waiting, []
@@ -200,7 +200,7 @@ class Uploads:
                 for found in await asyncio.gather(*(asyncio.to_thread(self._contents, group) for group in groups)):
                     for upload, verdict in found:
                         self._judged(upload, verdict)
-        except Exception as error:  # a disk that refuses the next in line: the runner must hear of it
+        except Exception as error:  # a disk that refuses the next in line ends the run
             self._report(error)
         finally:
             self._checking = None
@@ -208,15 +208,15 @@ class Uploads:
     def _judged(self, upload: _Upload, found: _Verdict) -> None:
         update, device = upload.update, upload.update.device
         if self._uploads.get(device) is not upload:
-            return  # nobody wants it any more
-        if isinstance(found, Exception):  # StoreError, or a defect: the runner must hear of it
+            return  # cancelled meanwhile
+        if isinstance(found, Exception):  # StoreError, or a defect, ends the run
             self._report(found)
             return
         if isinstance(found, Refusal):
-            self._spoil(device, found)
+            self._reject(device, found)
             return
         manifest, changes = found
-        self._told[device] = (*update.manifest.values(), *manifest.values())
+        self._reported[device] = (*update.manifest.values(), *manifest.values())
         figures = {
             "payload_up_bytes": Figure(
                 float(upload.receiver.received_bytes), "counted", "chunks the coordinator received"
@@ -247,7 +247,7 @@ class Uploads:
                 found.append((one, error))
         return found
 
-    def _spoil(self, device: str, refusal: Refusal) -> None:
+    def _reject(self, device: str, refusal: Refusal) -> None:
         upload = self._uploads.get(device)
         attempt = upload.update.attempt if upload is not None else Attempt()
         self._report(UpdateInvalid(self._clock(), device, attempt, refusal))
@@ -259,9 +259,9 @@ class Uploads:
             self._start(self._admission.release(device))
 
     @contextlib.contextmanager
-    def _spoiling(self, device: str) -> Iterator[None]:
-        """What a device sent wrongly spoils its update; what the disk refuses ends the run."""
+    def _rejecting(self, device: str) -> Iterator[None]:
+        """Reject the update for a ProtocolError: the device's fault. A StoreError ends the run."""
         try:
             yield
         except ProtocolError as error:
-            self._spoil(device, Refusal(reason="update", detail=error.message[:500]))
+            self._reject(device, Refusal(reason="update", detail=error.message[:500]))

@@ -98,7 +98,7 @@ class Own(NamedTuple):
 
 
 class Rules(NamedTuple):
-    """What the updates of a run may hold.
+    """Rules for the updates of a run.
 
     ``signature``: what the run's clusters are made of (``clusters.wanted``), "" for nothing; ``transfer``: how parts
     may be packed.
@@ -111,8 +111,8 @@ class Rules(NamedTuple):
 def check_update(
     store: ObjectStore, manifest: Manifest, previous: Manifest, rules: Rules, own: Own | None = None
 ) -> Refusal | Manifest:
-    """The update's parts, those that came packed by their unpacked objects, when every one has the tensors of the
-    state before, all finite; else the first fault.
+    """The update's parts, packed ones by their decompressed objects, when every one has the tensors of the state
+    before, all finite; else the first fault.
 
     ``previous``: the parts as the device was offered them; ``own``: what bounds its prototypes. One part of each is in
     memory at a time. Raises StoreError when the disk fails.

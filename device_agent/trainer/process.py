@@ -8,10 +8,8 @@ pipes. SIGUSR1 asks it to stop after the step it is in. It never outlives the ag
 from __future__ import annotations
 
 import argparse
-import ctypes
 import functools
 import gc
-import os
 import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -28,6 +26,7 @@ from edgefl.errors import DataError, EdgeFLError, MissingDependencyError, Precis
 from edgefl.models.spec import EncoderSpec, HeadSpec, ModelSpec, is_scheduled, part_names
 from edgefl.plan.exchange import RESIDUAL
 from edgefl.plan.job import Hyper, Job, Slots, Stage
+from edgefl.process.parent_death import die_with_parent
 from edgefl.process.worker import Note, serve
 from edgefl.records import METHOD, Budget, Figure, Figures, Manifest, Refusal
 from edgefl.resources.allocator import give_back_at_once
@@ -45,8 +44,6 @@ if TYPE_CHECKING:  # what costs torch or numpy is imported when it is needed
 
 #: Data smaller than this stays in memory: reading it from a file would save less than it costs.
 SMALL_BYTES = 16 * 2**20
-#: prctl's number for "send me this signal when my parent ends" (linux/prctl.h).
-_PR_SET_PDEATHSIG = 1
 
 
 class AbandonedError(EdgeFLError):
@@ -396,14 +393,6 @@ def _figures(outcome: RoundResult, memory: MemoryProbe, energy: EnergyProbe) -> 
     }
 
 
-def die_with_parent(parent: int) -> None:
-    """End when the agent ends, even inside a long step, where the closed pipe would not be noticed."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if parent and os.getppid() != parent:  # it died before the signal was set
-        sys.exit("the agent ended before its trainer started")
-
-
 def main() -> None:
     """``python -m device_agent.trainer.process``, started by the agent."""
     parser = argparse.ArgumentParser()
@@ -414,7 +403,7 @@ def main() -> None:
     parser.add_argument("--budget", default="{}", help="JSON")
     parser.add_argument("--parent", type=int, default=0)
     options = parser.parse_args()
-    die_with_parent(options.parent)
+    die_with_parent(options.parent, signal.SIGKILL, "the trainer")  # in a long step a closed pipe goes unnoticed
     give_back_at_once()
     budget = msgspec.json.decode(options.budget, type=Budget)
     trainer = Trainer(options.data, options.bad_samples, options.store, options.device, budget)

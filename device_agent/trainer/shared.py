@@ -19,7 +19,8 @@ import msgspec
 
 from device_agent.core.state import DataFacts, Result
 from device_agent.runtime.trainer_process import TrainRequest
-from device_agent.trainer.process import Trainer, die_with_parent
+from device_agent.trainer.process import Trainer
+from edgefl.process.parent_death import die_with_parent
 from edgefl.process.worker import Note, serve
 from edgefl.records import Budget, Figure
 from edgefl.resources.allocator import give_back_at_once
@@ -95,7 +96,7 @@ def main() -> None:
     """``python -m device_agent.trainer.shared``, started by the agents' host."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--parent", type=int, default=0)
-    die_with_parent(parser.parse_args().parent)
+    die_with_parent(parser.parse_args().parent, signal.SIGKILL, "the trainer")
     give_back_at_once()
     # Each device's rows are in open files.
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -20,6 +20,7 @@ import signal
 import sys
 from collections.abc import Sequence
 
+#: prctl's number for "send me this signal when my parent ends" (linux/prctl.h).
 _PR_SET_PDEATHSIG = 1
 _DESCRIPTORS = "--descriptors"
 
@@ -33,6 +34,17 @@ def leashed(command: Sequence[str], *, descriptors: bool = False) -> list[str]:
     return [sys.executable, "-I", "-S", os.path.abspath(__file__), *more, str(os.getpid()), *command]  # noqa: PTH100 - pathlib alone would double what this start-up imports
 
 
+def die_with_parent(parent: int, number: signal.Signals, name: str) -> None:
+    """Let the kernel send this process signal ``number`` when its parent ends; exit if it has ended. Linux only.
+
+    ``parent``: its process id, 0 where the caller does not know it; ``name``: of this program, for the message.
+    """
+    if sys.platform.startswith("linux"):
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
+        if parent and os.getppid() != parent:  # it ended before the signal was set
+            sys.exit(f"the parent process ended before {name} started")
+
+
 def main() -> None:
     """Leash this process to its parent, then become the program."""
     arguments = sys.argv[1:]
@@ -41,14 +53,11 @@ def main() -> None:
         hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     parent, program = int(arguments[0]), arguments[1:]
-    if sys.platform.startswith("linux"):
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-        if os.getppid() != parent:  # it died before the leash was on
-            sys.exit(f"the parent process ended before {program[0]} started")
+    die_with_parent(parent, signal.SIGTERM, program[0])
     try:
         os.execvp(program[0], program)  # noqa: S606 - becoming the program is the whole purpose; there is no shell
     except OSError as error:
-        sys.exit(f"can not start {program[0]}: {error.strerror}")
+        sys.exit(f"cannot start {program[0]}: {error.strerror}")
 
 
 if __name__ == "__main__":

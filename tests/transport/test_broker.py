@@ -178,7 +178,7 @@ def test_a_program_that_can_not_be_run_is_named(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setenv("EDGEFL_MOSQUITTO", str(tmp_path / "garbage"))
     error = run(fails(start_broker(tmp_path / "broker", "mosquitto").start()))
     assert isinstance(error, BrokerError)
-    assert "can not start" in error.message
+    assert "cannot start" in error.message
     assert "garbage" in error.message
 
 
