@@ -883,6 +883,23 @@ def test_what_is_announced_after_its_round_is_accepted_if_it_counted_and_else_re
     assert (late.accepted, late.refusal.reason) == (False, "stale")
 
 
+def test_a_device_with_most_of_a_parts_weight_is_named_once_in_a_run() -> None:
+    play = Play(policy=msgspec.structs.replace(POLICY, devices=3)).started(*NAMES)
+    shares = {"task": {"devices": {"a": 0.9, "b": 0.06, "c": 0.04}}, "acc/stage1": {"devices": {"a": 0.5, "b": 0.5}}}
+    said = []
+    for _ in range(2):
+        for name in NAMES:
+            play.announce(name)
+            play.receive(name)
+        assert play.aggregate is not None
+        attempt, play.aggregate = play.aggregate.attempt, None
+        out = play.send(e.Aggregated(play.now, attempt, {"task": REF}, {"parts": shares}))
+        said += [(one.device, one.data["text"]) for one in of(do.EmitEvent, out) if one.kind == "warning"]
+        play.finish_evaluate()
+        play.finish_plan()
+    assert said == [("a", "it has 90 % of the weight of part task; round.largest_share caps it")]
+
+
 def left_alone() -> Play:
     """Everyone leaves between the rounds of stage 2: nobody is there when its second round is to open."""
     play = Play().started("a", "b")

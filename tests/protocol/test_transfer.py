@@ -265,11 +265,12 @@ def test_a_receiver_counts_what_it_ignores():
     receiver = Receiver("t", "a", refs(2), CHUNK, 4, incarnation=7)
     receiver.start(everything(refs(2)), 0.0)
     receiver.on_chunk(name(0), 0, CHUNK, 0.0)
-    for chunk in ((name(0), 0, CHUNK), (name(0), 2, CHUNK), (name(5), 0, CHUNK), (name(0), 1, CHUNK)):
+    unknown = [(name(5), 0, CHUNK), (name(6), 1, CHUNK)]
+    for chunk in ((name(0), 0, CHUNK), (name(0), 2, CHUNK), *unknown, (name(0), 1, CHUNK)):
         assert receiver.on_chunk(*chunk, 0.0) == []
     assert receiver.on_verified(name(0), True, 0.0) == []
-    expected = ("duplicate", "index_out_of_range", "unknown_object", "wrong_size", "unexpected_verdict")
-    assert receiver.dropped == dict.fromkeys(expected, 1)
+    expected = ("duplicate", "index_out_of_range", "wrong_size", "unexpected_verdict")
+    assert receiver.dropped == dict.fromkeys(expected, 1) | {"unknown_object": 2}
 
 
 def test_a_sender_counts_what_it_ignores():
@@ -326,6 +327,7 @@ def test_one_chunk_size_while_others_are_served_and_a_new_one_for_a_device_alone
     assert sender.dropped == {"chunk_bytes": 1}
     assert len(sender.on_need("a", need(epoch=2, chunk_bytes=27, missing={name(0): b"\x01"}), 0.0)) == 1
     assert sender.chunk_bytes == 27
+    assert sender.resent_bytes("a") == 0, "the first of the new chunks is none of those sent before"
 
 
 def test_silence_doubles_the_patience_and_a_chunk_restores_it():
