@@ -93,8 +93,16 @@ class Method:
         }
 
 
+@dataclass(frozen=True)
 class Schedule(Method):
-    """Which parts exist and are trained in each stage."""
+    """Which parts exist and are trained in each stage. ``stages``: (model, rounds of each stage, options) -> stages.
+
+    ``encoders``: it trains the encoders. ``by_budget``: devices of one round train different depths.
+    """
+
+    stages: Callable[..., tuple[Any, ...]] | None = None
+    encoders: bool = True
+    by_budget: bool = False
 
 
 class Sharing(Method):
@@ -311,9 +319,9 @@ def register(*methods: Method) -> None:
 
 
 def methods(role: str) -> dict[str, Any]:
-    """Name -> method of a role: the default first, then by name."""
+    """Name -> method of a role: the default first, then as they are registered."""
     _load()
-    return dict(sorted(_methods[role].items(), key=lambda item: (not item[1].default, item[0])))
+    return dict(sorted(_methods[role].items(), key=lambda item: not item[1].default))
 
 
 def default(role: str) -> str:

@@ -11,7 +11,7 @@ from edgefl.models.checkpoints import initial_parts
 from edgefl.models.sizes import encoder_of_size
 from edgefl.models.spec import HeadSpec, ModelSpec
 from edgefl.plan.job import Hyper, Job, Slots, Stage
-from edgefl.plan.schedule import SCHEDULES
+from edgefl.registry import method
 from edgefl.training.batches import Batch
 
 torch.set_num_threads(1)
@@ -30,7 +30,7 @@ def model_spec(dropout: float = 0.0, stages: int = 3, classes: int = 3, modaliti
 
 
 def stages_of(spec: ModelSpec, schedule: str = "layerwise") -> tuple[Stage, ...]:
-    return SCHEDULES[schedule](spec, [1] * spec.stages, "auto")
+    return method("schedule", schedule).stages(spec, [1] * spec.stages, "auto")
 
 
 def job(spec: ModelSpec | None = None, stage: Stage | None = None, **changes) -> Job:

@@ -26,7 +26,7 @@ from edgefl.models.sizes import encoder_of_size
 from edgefl.models.spec import HeadSpec, ModelSpec
 from edgefl.plan.frozen_prefix import can_cache, with_cache
 from edgefl.plan.job import Hyper, Job, Slots
-from edgefl.plan.schedule import SCHEDULES
+from edgefl.registry import method
 from edgefl.resources.allocator import give_back_at_once
 
 #: pair -> (encoders, classes, batch). AST is at a quarter of its ten seconds: the whole takes 24 GiB.
@@ -71,8 +71,13 @@ def jobs(pair: str) -> list[tuple[str, Job]]:
     task = {"cross_entropy": {"weight": 1.0}} if classes else {"clip": {"weight": 1.0, "temperature": 0.05}}
     slots = Slots(task, {"zero": {}} if classes else {"ignore": {}})  # type: ignore[arg-type]
     hyper = Hyper(batch_size=batch, lr={"encoder": 1e-5, "head": 1e-4})
-    found = [("end to end", Job(model, SCHEDULES["end_to_end"](model, [1] * STAGES, "frozen")[0], hyper, slots))]
-    for stage in SCHEDULES["layerwise"](model, [1] * STAGES, "frozen"):
+    found = [
+        (
+            "end to end",
+            Job(model, method("schedule", "end_to_end").stages(model, [1] * STAGES, "frozen")[0], hyper, slots),
+        )
+    ]
+    for stage in method("schedule", "layerwise").stages(model, [1] * STAGES, "frozen"):
         job = Job(model, stage, hyper, slots)
         found.append(("layer-wise", job))
         if can_cache(job):

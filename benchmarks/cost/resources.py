@@ -28,8 +28,8 @@ from edgefl.models.sizes import encoder_of_size
 from edgefl.models.spec import HeadSpec, ModelSpec
 from edgefl.plan.exchange import packing_of
 from edgefl.plan.job import Cache, Hyper, Job, Precision, Slots, Stage, Transfer
-from edgefl.plan.schedule import SCHEDULES
 from edgefl.records import Figure
+from edgefl.registry import method
 from edgefl.resources.allocator import give_back_at_once
 
 STAGES = 6
@@ -98,7 +98,7 @@ def paper_model() -> ModelSpec:
 
 def stages_of(model: ModelSpec, schedule: str) -> tuple[Stage, ...]:
     """The stages, with the paper's rounds; embeddings are pretrained, and so frozen layer-wise."""
-    return SCHEDULES[schedule](model, ROUNDS[schedule], "frozen")  # type: ignore[index]
+    return method("schedule", schedule).stages(model, ROUNDS[schedule], "frozen")  # type: ignore[index]
 
 
 def job_of(setting: Setting, batch: int, model: ModelSpec | None = None) -> Job:
@@ -278,7 +278,7 @@ def small_step(steps: Any, device: str) -> None:
         "text": encoder_of_size("text", "tiny", (4,), depth=1),
     }
     model = ModelSpec(pair, 1, HeadSpec(16, 8), 8, 0)
-    stage = SCHEDULES["end_to_end"](model, [1], "auto")[0]
+    stage = method("schedule", "end_to_end").stages(model, [1], "auto")[0]
     job = Job(model, stage, Hyper(batch_size=4), Slots({"clip": {"weight": 1.0, "temperature": 0.05}}, {"ignore": {}}))
     built = build(model, device=device)
     steps.prepare(built, stage.trained)

@@ -143,8 +143,8 @@ def operation_seconds(device: str, flops_rate: float) -> float:
     from edgefl.models.spec import HeadSpec, ModelSpec
     from edgefl.models.staged import build
     from edgefl.plan.job import Hyper, Job, Slots
-    from edgefl.plan.schedule import SCHEDULES
     from edgefl.pricing.round_price import price_step
+    from edgefl.registry import choose
     from edgefl.training.batches import Batch
     from edgefl.training.forward import Auxiliary
     from edgefl.training.step import make_optimizer, prepare, train_step
@@ -152,7 +152,7 @@ def operation_seconds(device: str, flops_rate: float) -> float:
     rows, names = 16, ("acc", "gyro")
     encoders = {m: encoder_of_size("sensor", "tiny", (64, 3)) for m in names}
     model = ModelSpec(encoders, 6, HeadSpec(width=64, out=32, dropout=0.0), 32, 4, tuple("abcd"))
-    stage = SCHEDULES["end_to_end"](model, [1] * 6, "auto")[-1]
+    stage = choose("schedule", {}).method.stages(model, [1] * 6)[-1]
     job = Job(model, stage, Hyper(batch_size=rows, lr={"encoder": 1e-3, "head": 1e-3}), Slots())
     price = price_step(job, dict.fromkeys(names, rows))
     built = build(model, stage.present, device=device)

@@ -15,9 +15,10 @@ from edgefl.config.schema import DeviceProfile, RunConfig
 from edgefl.config.yaml_files import parse_bytes
 from edgefl.data.prepare import Share
 from edgefl.errors import ConfigError, Problem
-from edgefl.plan.compile import compile_run, schedule_of
+from edgefl.plan.compile import compile_run
 from edgefl.plan.job import Candidate, RunPlan
 from edgefl.records import Capabilities
+from edgefl.registry import choose
 
 #: Whose accounting ``--convention`` knows.
 CONVENTIONS = ("lw-fedmml",)
@@ -60,10 +61,10 @@ def price_of(name: str, overrides: Sequence[str], options: PlanOptions) -> RunPr
     planned = [
         PlannedDevice(profile.name, _candidate(profile, shares[device], plan, base)) for device, profile in devices
     ]
-    schedule, embed = schedule_of(recipe)
+    schedule = choose("schedule", {"schedule": recipe.schedule})
     batch_size = config.training.batch_size
     sizes = list(dict.fromkeys(options.batch_sizes)) or [batch_size]
-    asked = PriceOptions(config.training.rounds, schedule, embed, batch_size, sizes, options.convention)
+    asked = PriceOptions(config.training.rounds, schedule.name, schedule.options, batch_size, sizes, options.convention)
     return price_run(plan, planned, asked)
 
 

@@ -1,32 +1,134 @@
-"""Schedules: which parts exist and are trained in each stage (LW-FedMML, Prog-FedMML; arXiv 2407.15426)."""
+"""Schedules: which parts exist and are trained in each stage (LW-FedMML, Prog-FedMML; arXiv 2407.15426).
+
+end_to_end:  one stage, everything exists and is trained.
+progressive: stage s has encoder stages 1..s; everything present is trained.
+layerwise:   stage s has encoder stages 1..s; stage s, the heads and the final norms are trained (and the embeddings, in
+             the first stage that has rounds, when nothing pretrained them).
+heads:       one stage at full depth; the encoders are frozen, heads, fusion and task are trained.
+mixed:       in every stage everything exists and is trained by the devices that can; in stage s the others train as in
+             progressive, or as much of that as they can, down to layerwise.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Literal
 
 from msgspec import Meta
 
+from edgefl.errors import ModelError
+from edgefl.models.spec import ModelSpec, is_encoder, match_parts, part_names, reconstruct_parts, shared_parts
+from edgefl.plan.job import Stage
+from edgefl.plan.schedule import encoder_stage
 from edgefl.registry import Options, Schedule, register
+
+Embed = Literal["auto", "first_stage", "frozen"]
 
 
 class Layerwise(Options, frozen=True):
     """Options of layer-wise training."""
 
     embed: Annotated[
-        Literal["auto", "first_stage", "frozen"],
+        Embed,
         Meta(description="whether the embeddings are trained in the first stage; auto: yes unless they are pretrained"),
     ] = "auto"
 
 
+def end_to_end(spec: ModelSpec, rounds: Sequence[int], embed: Embed = "auto") -> tuple[Stage, ...]:
+    """One stage with all the rounds. ``embed`` has no effect."""
+    names = _fitted(spec, part_names(spec))
+    return (Stage(index=1, depth=spec.stages, rounds=sum(rounds), present=names, trained=names),)
+
+
+def progressive(spec: ModelSpec, rounds: Sequence[int], embed: Embed = "auto") -> tuple[Stage, ...]:
+    """Stage s trains everything through encoder stage s. ``embed`` has no effect."""
+    names = [_fitted(spec, part_names(spec, through=s)) for s in range(1, spec.stages + 1)]
+    return tuple(
+        Stage(index=s, depth=s, rounds=rounds[s - 1], present=names[s - 1], trained=names[s - 1])
+        for s in range(1, spec.stages + 1)
+    )
+
+
+def layerwise(spec: ModelSpec, rounds: Sequence[int], embed: Embed = "auto") -> tuple[Stage, ...]:
+    """Stage s trains encoder stage s, heads, final norms, reconstruction, fusion and task."""
+    first = next((s for s, count in enumerate(rounds, start=1) if count > 0), 1)
+    return tuple(
+        Stage(
+            index=s,
+            depth=s,
+            rounds=rounds[s - 1],
+            present=_fitted(spec, part_names(spec, through=s)),
+            trained=tuple(_layerwise_trained(spec, s, s == first, embed)),
+        )
+        for s in range(1, spec.stages + 1)
+    )
+
+
+def heads(spec: ModelSpec, rounds: Sequence[int], embed: Embed = "auto") -> tuple[Stage, ...]:
+    """One stage with all the rounds that trains what follows the encoders. ``embed`` has no effect.
+
+    Raises ModelError when nothing that follows them has weights.
+    """
+    names = _fitted(spec, part_names(spec))
+    trained = tuple(part for part in names if not is_encoder(part))
+    if spec.head.kind == "none" and all(part.startswith("head/") for part in trained):
+        raise ModelError(
+            "schedule heads would train nothing: the model has no heads, no reconstruction and no task",
+            remedy="Set model.head.kind: mlp, or choose another schedule.",
+        )
+    return (Stage(index=1, depth=spec.stages, rounds=sum(rounds), present=names, trained=trained),)
+
+
+def mixed(spec: ModelSpec, rounds: Sequence[int], embed: Embed = "auto") -> tuple[Stage, ...]:
+    """Stage s trains everything; devices that cannot, through encoder stage s. ``embed`` has no effect."""
+    names = _fitted(spec, part_names(spec))
+    return tuple(
+        Stage(
+            index=s,
+            depth=spec.stages,
+            rounds=rounds[s - 1],
+            present=names,
+            trained=names,
+            fallback_depth=s,
+        )
+        for s in range(1, spec.stages + 1)
+    )
+
+
+def _fitted(spec: ModelSpec, names: Sequence[str]) -> tuple[str, ...]:
+    kept_out = set(match_parts(spec))
+    return tuple(part for part in names if part not in kept_out)
+
+
+def _layerwise_trained(spec: ModelSpec, s: int, first: bool, embed: Embed) -> list[str]:
+    trained = []
+    for modality, encoder in spec.encoders.items():
+        if first and (embed == "first_stage" or (embed == "auto" and not encoder.pretrained)):
+            trained.append(f"{modality}/embed")
+        trained += [f"{modality}/stage{s}", f"{modality}/norm", f"head/{modality}"]
+    return trained + reconstruct_parts(spec) + [p for p in shared_parts(spec) if encoder_stage(p) in (None, s)]
+
+
 register(
-    Schedule("end_to_end", "every stage exists and is trained from the first round", default=True),
-    Schedule("progressive", "stage s adds encoder stage s; everything present is trained"),
+    Schedule("end_to_end", "every stage exists and is trained from the first round", default=True, stages=end_to_end),
+    Schedule("progressive", "stage s adds encoder stage s; everything present is trained", stages=progressive),
     Schedule(
-        "layerwise", "stage s adds encoder stage s; only it, the heads and the final norms are trained", Layerwise
+        "layerwise",
+        "stage s adds encoder stage s; only it, the heads and the final norms are trained",
+        Layerwise,
+        source="arXiv 2407.15426",
+        stages=layerwise,
     ),
-    Schedule("heads", "whole, frozen encoders; only heads, fusion and task are trained"),
+    Schedule(
+        "heads",
+        "whole, frozen encoders; only heads, fusion and task are trained",
+        stages=heads,
+        encoders=False,
+    ),
     Schedule(
         "mixed",
         "each device the most its budget allows: end to end, or in stage s as in progressive, down to layerwise",
+        stages=mixed,
+        by_budget=True,
     ),
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 
@@ -15,21 +15,15 @@ from edgefl.models.check import spec_problems
 from edgefl.models.sizes import SIZES, encoder_of_size
 from edgefl.models.spec import EncoderSpec, HeadSpec, JointSpec, ModelSpec, fused_width
 from edgefl.plan.exchange import default_holdout, exchange_of
-from edgefl.plan.job import Hyper, LowMemoryOptimizer, RoundPolicy, RunPlan, ScheduleName, Slot, Slots, Stage, Transfer
+from edgefl.plan.job import Hyper, LowMemoryOptimizer, RoundPolicy, RunPlan, Slot, Slots, Stage, Transfer
 from edgefl.plan.norm import default_norm, with_statistics
-from edgefl.plan.schedule import SCHEDULES, Embed, is_closing, with_closing
+from edgefl.plan.schedule import is_closing, with_closing
 from edgefl.plan.usable_samples import LABEL_THEM
-from edgefl.registry import chosen
+from edgefl.registry import choose, chosen
 
 #: Token width of FedMVP's joint module, whose encoders are 768 wide (ViT-B, BERT).
 JOINT_WIDTH = 256
 SERVER_ROLES = ("cluster", "select", "prototypes", "repair", "weight", "combine", "optimise")
-
-
-def schedule_of(recipe: RecipeConfig) -> tuple[ScheduleName, Embed]:
-    """The recipe's schedule, and whether it trains embeddings."""
-    name, options = next(iter(recipe.schedule.items()))
-    return cast("ScheduleName", name), cast("Embed", options.get("embed", "auto"))
 
 
 def compile_run(
@@ -47,8 +41,8 @@ def compile_run(
     the data or a recipe that does not fit the model.
     """
     model = model_spec(config, recipe, shapes, label_names)
-    name, embed = schedule_of(recipe)
-    stages = with_closing(model, SCHEDULES[name](model, config.training.rounds, embed))
+    schedule = choose("schedule", {"schedule": recipe.schedule})
+    stages = with_closing(model, schedule.bind(schedule.method.stages)(model, config.training.rounds))
     plan = RunPlan(
         run=run,
         name=config.name,

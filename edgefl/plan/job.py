@@ -9,7 +9,6 @@ import msgspec
 from edgefl.models.spec import ModelSpec
 from edgefl.records import Budget, Capabilities, Cost, Figures, Refusal
 
-ScheduleName = Literal["end_to_end", "progressive", "layerwise", "heads", "mixed"]
 #: What of a device's training is sent: all that is trained, the mappings (heads) only, or nothing.
 Exchange = Literal["all", "mappings", "nothing"]
 #: How the frozen prefix's outcome is stored; "": computed in every step.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -19,10 +19,11 @@ from edgefl.models.staged import build
 from edgefl.plan.frozen_prefix import can_cache, with_cache
 from edgefl.plan.job import Candidate, Hyper, Job, RunPlan, Stage
 from edgefl.plan.plan_warnings import warnings_of
-from edgefl.plan.schedule import SCHEDULES, Embed, stage_before, with_closing
+from edgefl.plan.schedule import stage_before, with_closing
 from edgefl.pricing.paper_accounting import totals
 from edgefl.pricing.round_price import Pricer
 from edgefl.records import has_card
+from edgefl.registry import Choice, method, methods
 
 
 class PlannedDevice(NamedTuple):
@@ -33,14 +34,14 @@ class PlannedDevice(NamedTuple):
 
 
 class PriceOptions(NamedTuple):
-    """``rounds``, ``schedule``, ``embed`` and ``batch_size`` of the run; the schedules are priced with ``batch_sizes``.
+    """``rounds``, ``schedule``, its options and ``batch_size`` of the run; schedules are priced with ``batch_sizes``.
 
     ``convention``: the paper by whose accounting they are shown as well; "": none.
     """
 
     rounds: Sequence[int]
     schedule: str
-    embed: Embed
+    slot: Mapping[str, Any]
     batch_size: int
     batch_sizes: Sequence[int]
     convention: str = ""
@@ -62,7 +63,7 @@ def price_run(plan: RunPlan, devices: Sequence[PlannedDevice], options: PriceOpt
     shares = [device.candidate.samples for device in devices]
     schedules = (
         price
-        for schedule, stages in schedules_of(plan.model, options.rounds, options.embed).items()
+        for schedule, stages in schedules_of(plan.model, options.rounds, options.slot).items()
         for size in options.batch_sizes
         for hyper in [msgspec.structs.replace(common, batch_size=size)]
         for price in _stage_prices(run, schedule, stages, hyper, _typical(shares, size))
@@ -83,17 +84,19 @@ def price_run(plan: RunPlan, devices: Sequence[PlannedDevice], options: PriceOpt
     )
 
 
-def schedules_of(model: ModelSpec, rounds: Sequence[int], embed: Embed = "auto") -> dict[str, tuple[Stage, ...]]:
-    """Every schedule's stages; without the schedules that have nothing to train of this model.
+def schedules_of(
+    model: ModelSpec, rounds: Sequence[int], options: Mapping[str, Any] | None = None
+) -> dict[str, tuple[Stage, ...]]:
+    """Every schedule's stages, with these ``options`` where it has them; without those that have nothing to train.
 
-    Mixed has none of its own: a device trains the whole model as in end_to_end, or at most what progressive has it do.
+    A schedule by budget has none of its own: a device trains the whole model, or as in another schedule.
     """
     found: dict[str, tuple[Stage, ...]] = {}
-    for schedule, stages_of in SCHEDULES.items():
-        if schedule == "mixed":
-            continue
-        with suppress(ModelError):
-            found[schedule] = with_closing(model, stages_of(model, rounds, embed))
+    for name, schedule in methods("schedule").items():
+        if not schedule.by_budget:
+            with suppress(ModelError):
+                stages = Choice(schedule, dict(options or {})).bind(schedule.stages)(model, rounds)
+                found[name] = with_closing(model, stages)
     return found
 
 
@@ -145,8 +148,8 @@ def _accounts(plan: RunPlan, rounds: Sequence[int]) -> tuple[Account, ...]:
     """The schedules by LW-FedMML's accounting, with the run's rounds."""
     return tuple(
         Account(schedule, *totals(plan.model, stages, plan.hypers[0].epochs))
-        for schedule, stages in schedules_of(plan.model, rounds, "frozen").items()
-        if schedule != "heads"
+        for schedule, stages in schedules_of(plan.model, rounds, {"embed": "frozen"}).items()
+        if method("schedule", schedule).encoders
     )
 
 

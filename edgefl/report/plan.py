@@ -9,6 +9,7 @@ from edgefl.budget.prices import Account, DevicePlan, RunPrice, StagePrice
 from edgefl.budget.stage_cost import MEMORY
 from edgefl.plan.job import Hyper, Placement
 from edgefl.plan.schedule import is_closing, trained_stages
+from edgefl.registry import default, method
 from edgefl.report import units
 from edgefl.report.grid import Cell, Column, Grid, Row, measure, table
 
@@ -57,7 +58,7 @@ def _accounts(price: RunPrice) -> Grid:
 def _totals(price: RunPrice) -> Grid:
     keys = dict.fromkeys((stage.schedule, stage.batch_size) for stage in price.schedules)
     rows = [_total(price, schedule, batch) for schedule, batch in keys]
-    references = {row.batch_size: row for row in rows if row.schedule == "end_to_end"}
+    references = {row.batch_size: row for row in rows if row.schedule == default("schedule")}
 
     def against(row: _Total) -> str:
         reference = references.get(row.batch_size)
@@ -80,8 +81,9 @@ def _totals(price: RunPrice) -> Grid:
         f"Model {units.mib(price.model_bytes)}; a share of {price.samples} samples, batches of {sizes}, "
         "all modalities present. Nothing was run: the training step is traced on shapes alone."
     )
-    if price.schedule == "mixed":
-        note += " Mixed, as this run is: a device trains the whole model, or at most what progressive has it train."
+    if method("schedule", price.schedule).by_budget:
+        name = price.schedule.capitalize()
+        note += f" {name}, as this run is: a device trains the whole model, or at most what progressive has it train."
     return table(f"Schedules of {price.name}", columns, rows, [note])
 
 

@@ -28,10 +28,10 @@ from edgefl.models.spec import HeadSpec, JointSpec, ModelSpec
 from edgefl.models.staged import build
 from edgefl.plan.job import Job, RunPlan
 from edgefl.plan.norm import MOST, untaken, with_statistics
-from edgefl.plan.schedule import SCHEDULES
 from edgefl.pricing.round_price import Pricer
 from edgefl.protocol.tensors import decode_part, encode_part
 from edgefl.records import Manifest
+from edgefl.registry import method
 from edgefl.report.quality import evaluation
 from edgefl.storage.objects import ObjectStore
 from edgefl.training.evaluate import TestSet, evaluate
@@ -296,7 +296,7 @@ def test_taking_them_is_priced(name: str, changes: dict[str, Any]):
 
 
 def test_taking_them_is_priced_of_stored_prefixes_personal_models_and_many_samples():
-    heads = SCHEDULES["heads"](model_spec(), [1, 1, 1], "auto")[-1]
+    heads = method("schedule", "heads").stages(model_spec(), [1, 1, 1], "auto")[-1]
     for made, rows in (
         (job(stage=heads, cache="f32"), 24),
         (job(repair={"poverty": {}}, holdout=0.25), 24),

@@ -6,8 +6,8 @@ import pytest
 
 from edgefl.models.sizes import encoder_of_size
 from edgefl.models.spec import HeadSpec, ModelSpec
-from edgefl.plan.schedule import SCHEDULES
 from edgefl.pricing.paper_accounting import Totals, part_bytes, part_flops, totals
+from edgefl.registry import method
 
 MIB = 2**20
 PAIR = {"image": encoder_of_size("vision", "paper"), "text": encoder_of_size("text", "paper")}
@@ -17,7 +17,7 @@ ROUNDS = {"end_to_end": [0, 0, 0, 0, 0, 90], "progressive": [15] * 6, "layerwise
 
 
 def of(model: ModelSpec, schedule: str, epochs: int = 3) -> Totals:
-    return totals(model, SCHEDULES[schedule](model, ROUNDS[schedule], "frozen"), epochs)
+    return totals(model, method("schedule", schedule).stages(model, ROUNDS[schedule], "frozen"), epochs)
 
 
 def test_sizes_to_the_byte():

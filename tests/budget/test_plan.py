@@ -14,14 +14,14 @@ from edgefl.budget.stage_cost import Priced
 from edgefl.models.spec import part_names
 from edgefl.plan.frozen_prefix import prefixes, stored_bytes
 from edgefl.plan.job import Candidate, Decline, Hyper, Job, Slots, Stage, Transfer
-from edgefl.plan.schedule import SCHEDULES
 from edgefl.plan.usable_samples import complete_only, usable_samples
 from edgefl.records import Budget, Capabilities, Cost, Refusal
+from edgefl.registry import method
 
 
 def test_memory_while_parts_come_and_go_counts():
     """What trains in less still holds the model, and one part more while it is read, two while changes are packed."""
-    (stage,) = SCHEDULES["end_to_end"](MODEL, [1, 1, 1], "auto")
+    (stage,) = method("schedule", "end_to_end").stages(MODEL, [1, 1, 1], "auto")
     heavy = dict.fromkeys(part_names(MODEL), 100)
     assert put(stage, candidate(), part_bytes=heavy).cost.step_peak_bytes == 100 * (len(stage.present) + 1)
     packed = Transfer(up=(("*", "delta+int8"),))
@@ -45,7 +45,9 @@ def test_micro_batches_shrink_and_stay_below_the_batch(batch):
 
 
 def test_the_order_of_retreat_micro_batch_then_depth_then_refusal():
-    (stage,) = SCHEDULES["end_to_end"](MODEL, [1, 1, 1], "auto")  # prices: 100 per trained stage + 10 per row
+    (stage,) = method("schedule", "end_to_end").stages(
+        MODEL, [1, 1, 1], "auto"
+    )  # prices: 100 per trained stage + 10 per row
     for limit, micro, depth in ((480, 0, 4), (479, 4, 4), (410, 1, 4), (409, 0, 3), (300, None, 2), (110, 1, 1)):
         placed = put(stage, candidate(Budget(step_memory_bytes=limit)), part_bytes=TINY)
         assert placed.refusal is None
@@ -58,7 +60,7 @@ def test_the_order_of_retreat_micro_batch_then_depth_then_refusal():
 
 
 def test_a_smaller_micro_batch_is_not_tried_against_a_limit_it_can_not_help():
-    (stage,) = SCHEDULES["end_to_end"](MODEL, [1, 1, 1], "auto")
+    (stage,) = method("schedule", "end_to_end").stages(MODEL, [1, 1, 1], "auto")
     seen = []
 
     def watched(job, samples):
@@ -86,7 +88,7 @@ def put_stored(stage: Stage, device: Candidate, before: Stage | None = None):
 
 
 def test_prefixes_are_stored_where_there_are_any_and_the_disk_allows():
-    first, second, third = SCHEDULES["layerwise"](MODEL, [1, 1, 1], "auto")
+    first, second, third = method("schedule", "layerwise").stages(MODEL, [1, 1, 1], "auto")
     assert put_stored(first, candidate()).hyper.cache == ""  # embeddings are trained
     placed = put_stored(third, candidate())
     assert (placed.hyper.cache, placed.cost.step_peak_bytes, placed.cost.filling_flops) == ("f16", 120, 300.0)
@@ -98,7 +100,7 @@ def test_prefixes_are_stored_where_there_are_any_and_the_disk_allows():
 
 
 def test_the_first_round_of_a_stage_computes_what_the_stage_before_has_not_stored():
-    first, second, third = SCHEDULES["layerwise"](MODEL, [1, 1, 1], "auto")
+    first, second, third = method("schedule", "layerwise").stages(MODEL, [1, 1, 1], "auto")
     flops = [put_stored(third, candidate(), before).predicted_first["flops"].value for before in (None, first, second)]
     usual = put_stored(third, candidate()).predicted["flops"].value
     assert flops == [usual + 6 * 50, usual + 6 * 50, usual + 2 * 50]  # of two modalities: embed, two stages; one stage
@@ -107,7 +109,7 @@ def test_the_first_round_of_a_stage_computes_what_the_stage_before_has_not_store
 
 def test_filling_that_does_not_fit_is_left_away():
     """Filling takes 400 here, a step without it 180."""
-    third = SCHEDULES["layerwise"](MODEL, [1, 1, 1], "auto")[-1]
+    third = method("schedule", "layerwise").stages(MODEL, [1, 1, 1], "auto")[-1]
 
     def price_(job: Job, samples) -> Priced:
         return stored(job, samples)._replace(cache_fill_peak=400 if prefixes(job) else 0)
@@ -123,14 +125,14 @@ def test_filling_that_does_not_fit_is_left_away():
 
 def test_what_others_train_is_not_stored():
     """A device that can pay one stage of an end-to-end round: what is before it changes in every round."""
-    (stage,) = SCHEDULES["end_to_end"](MODEL, [1, 1, 1], "auto")
+    (stage,) = method("schedule", "end_to_end").stages(MODEL, [1, 1, 1], "auto")
     placed = put_stored(stage, candidate(Budget(flops=1000.0)))
     assert (trained_depth(placed.stage), placed.hyper.cache, placed.refusal) == (1, "", None)
 
 
 @pytest.mark.parametrize("reason", ["disk", "cache"])
 def test_what_can_not_be_stored_is_computed_in_every_step(reason):
-    third = SCHEDULES["layerwise"](MODEL, [1, 1, 1], "auto")[-1]
+    third = method("schedule", "layerwise").stages(MODEL, [1, 1, 1], "auto")[-1]
     device = candidate(declined=(Decline(1, 8, True, Refusal(reason, detail="no room")),))
     placed = put_stored(third, device)
     assert (placed.hyper.cache, placed.hyper.micro_batch, placed.refusal) == ("", 0, None)
@@ -146,7 +148,7 @@ def test_what_can_not_be_stored_is_computed_in_every_step(reason):
 
 
 def test_bytes_down_are_what_the_round_before_changed_and_bytes_up_what_is_trained():
-    (stage,) = SCHEDULES["end_to_end"](MODEL, [1, 1, 1], "auto")
+    (stage,) = method("schedule", "end_to_end").stages(MODEL, [1, 1, 1], "auto")
     placed = put(stage, candidate(Budget(flops=1000)))  # trains one encoder stage of 3, embeddings frozen
     assert placed.cost.payload_down_bytes == 10 * 14
     assert placed.cost.payload_up_bytes == 10 * (2 + 6)
@@ -156,14 +158,14 @@ def test_bytes_down_are_what_the_round_before_changed_and_bytes_up_what_is_train
 
 
 def test_a_device_trains_only_modalities_it_has():
-    stage = SCHEDULES["layerwise"](MODEL, [1, 1, 1], "auto")[0]
+    stage = method("schedule", "layerwise").stages(MODEL, [1, 1, 1], "auto")[0]
     placed = put(stage, candidate(samples={"": 20, "a": 20}, modalities={"a": SHAPE}))
     assert placed.refusal is None
     assert not any("b" in part.split("/") for part in placed.stage.present)
 
 
 def test_a_device_with_nothing_in_common_is_told_both_sides():
-    stage = SCHEDULES["layerwise"](MODEL, [1, 1, 1], "auto")[0]
+    stage = method("schedule", "layerwise").stages(MODEL, [1, 1, 1], "auto")[0]
     refusal = put(stage, candidate(samples={"": 100, "c": 100}, modalities={"c": (4,)})).refusal
     assert refusal.reason == "data"
     assert refusal.detail == "this device has c, the model takes a, b"
@@ -179,19 +181,19 @@ def test_a_device_with_nothing_in_common_is_told_both_sides():
     ],
 )
 def test_a_share_that_can_not_fill_a_batch_is_refused_with_both_numbers(fields, slots, allowed):
-    stage = SCHEDULES["layerwise"](MODEL, [1, 1, 1], "auto")[0]
+    stage = method("schedule", "layerwise").stages(MODEL, [1, 1, 1], "auto")[0]
     refusal = put(stage, candidate(**fields), slots=slots).refusal
     assert (refusal.reason, refusal.needed, refusal.allowed, refusal.unit) == ("data", 8.0, allowed, "samples")
 
 
 def test_a_share_without_a_label_is_called_that():
-    stage = SCHEDULES["layerwise"](MODEL, [1, 1, 1], "auto")[0]
+    stage = method("schedule", "layerwise").stages(MODEL, [1, 1, 1], "auto")[0]
     refusal = put(stage, candidate(class_counts=(0, 0))).refusal
     assert (refusal.reason, refusal.detail, refusal.needed) == ("labels", "100 samples, none has a label", None)
 
 
 def test_samples_of_another_shape_are_refused():
-    stage = SCHEDULES["layerwise"](MODEL, [1, 1, 1], "auto")[0]
+    stage = method("schedule", "layerwise").stages(MODEL, [1, 1, 1], "auto")[0]
     refusal = put(stage, candidate(modalities={"a": (17, 3)})).refusal
     assert refusal.reason == "data"
     assert "(17, 3)" in refusal.detail

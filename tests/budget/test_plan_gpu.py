@@ -15,8 +15,8 @@ from edgefl.budget.traffic import StageTraffic
 from edgefl.models.spec import part_names, token_count
 from edgefl.plan.frozen_prefix import prefixes
 from edgefl.plan.job import Decline, Hyper, Job, Stage
-from edgefl.plan.schedule import SCHEDULES
 from edgefl.records import GPU, GPU_MEMORY, HOST, Budget, Capabilities, Cost, Refusal
+from edgefl.registry import method
 from edgefl.resources.cuda import SEGMENT_BYTES, allocator_bytes
 
 
@@ -71,7 +71,7 @@ def test_a_card_that_nobody_trains_on_is_no_memory():
 
 def test_a_small_card_gets_smaller_micro_batches():
     """Whole batches of 8 take 180 B of the card in one stage (100 + 10 a sample), of 4 they take 140."""
-    stage = SCHEDULES["layerwise"](MODEL, [1, 1, 1], "frozen")[1]
+    stage = method("schedule", "layerwise").stages(MODEL, [1, 1, 1], "frozen")[1]
     has = Capabilities(torch_device="cuda", gpu_memory_bytes=2**30)
     peak = put(stage, candidate(capabilities=has)).cost.step_peak_bytes
     placed = put(stage, candidate(Budget(gpu_memory_bytes=SEGMENT_BYTES + peak - 1), capabilities=has))
@@ -82,7 +82,7 @@ def test_a_small_card_gets_smaller_micro_batches():
 
 def test_what_a_card_s_round_takes_of_the_process_by_hand():
     """Copies of what is sent and of what stays, and one part in hand; or one batch: 2 x 16 x 3 floats a sample."""
-    stage = SCHEDULES["layerwise"](MODEL, [1, 1, 1], "frozen")[1]
+    stage = method("schedule", "layerwise").stages(MODEL, [1, 1, 1], "frozen")[1]
     assert put(stage, candidate()).cost.staging_bytes == 8 * 2 * 16 * 3 * 4
     heavy = dict.fromkeys(part_names(MODEL), 10_000)
     assert put(stage, candidate(), part_bytes=heavy).cost.staging_bytes == 10_000 * (len(stage.trained) + 1)
@@ -93,7 +93,7 @@ def test_what_a_card_s_round_takes_of_the_process_by_hand():
 
 def test_what_stored_prefixes_pass_through_a_card_s_process_by_hand():
     """Of each row in a batch both sensors' tokens are read, in f16; to store them, 32 rows at a time, 8 B a value."""
-    stage = SCHEDULES["layerwise"](MODEL, [1, 1, 1], "frozen")[1]
+    stage = method("schedule", "layerwise").stages(MODEL, [1, 1, 1], "frozen")[1]
     values = token_count(SENSOR) * SENSOR.width
     assert {prefix.tokens for prefix in prefixes(cached(stage, 256)).values()} == {token_count(SENSOR)}
     for batch, micro, expected in (
@@ -115,7 +115,7 @@ def cached(stage: Stage, batch: int, micro: int = 0) -> Job:
 
 def test_a_shortage_of_the_process_beside_a_card_is_answered_by_training_less():
     """Each stage trains 10 parts of 1 kB and more; what is sent of them passes through the process."""
-    (stage,) = SCHEDULES["end_to_end"](MODEL, [1, 1, 1], "auto")
+    (stage,) = method("schedule", "end_to_end").stages(MODEL, [1, 1, 1], "auto")
     heavy = dict.fromkeys(part_names(MODEL), 1_000_000)
     has = Capabilities(trainer_base_bytes=50, torch_device="cuda", gpu_memory_bytes=2**34)
     whole = put(stage, candidate(capabilities=has), part_bytes=heavy)
@@ -135,7 +135,7 @@ def test_a_shortage_of_the_process_beside_a_card_is_answered_by_training_less():
 
 @pytest.mark.parametrize(("where", "answer"), [(HOST, (3, 0)), (GPU, (4, 4))])
 def test_a_decline_says_which_memory_was_short(where, answer):
-    (stage,) = SCHEDULES["end_to_end"](MODEL, [1, 1, 1], "auto")
+    (stage,) = method("schedule", "end_to_end").stages(MODEL, [1, 1, 1], "auto")
     why = Refusal("memory", 2.0, 1.0, "B", where=where)
     has = Capabilities(torch_device="cuda", gpu_memory_bytes=2**34)
     placed = put(stage, candidate(declined=(Decline(4, 8, False, why),), capabilities=has), part_bytes=TINY)

@@ -10,12 +10,12 @@ from edgefl.budget.eligibility import verdict
 from edgefl.budget.fit import decline_of, place, trained_depth
 from edgefl.budget.stage_cost import Priced
 from edgefl.plan.job import Decline, Hyper, Job, LowMemoryOptimizer, Placement
-from edgefl.plan.schedule import SCHEDULES
 from edgefl.records import Budget, Capabilities, Refusal
+from edgefl.registry import method, methods
 
 
 def test_what_was_declined_is_not_offered_again_nor_anything_larger():
-    (stage,) = SCHEDULES["end_to_end"](MODEL, [1, 1, 1], "auto")
+    (stage,) = method("schedule", "end_to_end").stages(MODEL, [1, 1, 1], "auto")
     why = Refusal("ceiling", 3e9, 2e9, "B", "measured")
     device = candidate(declined=(Decline(4, 4, False, why),))
     placed = put(stage, device)
@@ -27,7 +27,7 @@ def test_what_was_declined_is_not_offered_again_nor_anything_larger():
 
 
 def test_a_device_that_lacks_a_method_is_not_asked_for_less_of_it():
-    (stage,) = SCHEDULES["end_to_end"](MODEL, [1, 1, 1], "auto")
+    (stage,) = method("schedule", "end_to_end").stages(MODEL, [1, 1, 1], "auto")
     why = Refusal("method", detail="not installed on this device: objective: gmc2")
     assert put(stage, candidate(declined=(Decline(4, 8, False, why),))).refusal == why
 
@@ -42,7 +42,7 @@ LEAN = LowMemoryOptimizer("adafactor", {"head": 0.1})
 
 
 def put_lean(budget: int | None, declined: tuple[Decline, ...] = (), lean: LowMemoryOptimizer | None = LEAN):
-    (stage,) = SCHEDULES["end_to_end"](MODEL, [1, 1, 1], "auto")
+    (stage,) = method("schedule", "end_to_end").stages(MODEL, [1, 1, 1], "auto")
     hyper = Hyper(batch_size=8, lr={"head": 0.2}, low_memory_optimizer=lean)
     device = candidate(Budget(step_memory_bytes=budget), declined=declined)
     return place(Job(MODEL, stage, hyper, SUPERVISED), device, PART_BYTES, leaner)
@@ -91,7 +91,7 @@ def test_a_decline_leaves_what_takes_less():
 
 
 def test_what_is_not_for_want_of_memory_keeps_its_optimiser():
-    (stage,) = SCHEDULES["end_to_end"](MODEL, [1, 1, 1], "auto")
+    (stage,) = method("schedule", "end_to_end").stages(MODEL, [1, 1, 1], "auto")
     seen = []
 
     def watched(job, samples):
@@ -105,11 +105,11 @@ def test_what_is_not_for_want_of_memory_keeps_its_optimiser():
 
 def test_the_lean_optimiser_is_tried_where_any_size_lacked_memory():
     """The whole batch lacks memory; smaller ones, which cost half as many FLOPs more, break that limit."""
-    (stage,) = SCHEDULES["end_to_end"](MODEL, [1, 1, 1], "auto")
+    (stage,) = method("schedule", "end_to_end").stages(MODEL, [1, 1, 1], "auto")
     hyper, device = Hyper(batch_size=8, low_memory_optimizer=LEAN), candidate(Budget(step_memory_bytes=450, flops=5000))
     assert how(place(Job(MODEL, stage, hyper, SUPERVISED), device, PART_BYTES, leaner)) == (0, False, "adafactor", 4)
     # Stored, it lacks disk; what is not stored was declined with the usual optimiser in every size.
-    third = SCHEDULES["layerwise"](MODEL, [1, 1, 1], "auto")[-1]
+    third = method("schedule", "layerwise").stages(MODEL, [1, 1, 1], "auto")[-1]
     why = Refusal("ceiling", 2.0, 1.0, "B")
     hot = candidate(Budget(disk_bytes=300), declined=(Decline(1, 1, False, why, True, False),))
     hyper = Hyper(batch_size=8, cache="f16", low_memory_optimizer=LEAN)
@@ -118,7 +118,7 @@ def test_the_lean_optimiser_is_tried_where_any_size_lacked_memory():
 
 
 def test_bf16_is_for_trainers_on_a_gpu():
-    (stage,) = SCHEDULES["end_to_end"](MODEL, [1, 1, 1], "auto")
+    (stage,) = method("schedule", "end_to_end").stages(MODEL, [1, 1, 1], "auto")
     hyper = Hyper(batch_size=8, precision="bf16")
     for torch_device, precision in (("cpu", "f32"), ("", "f32"), ("cuda", "bf16"), ("cuda:1", "bf16")):
         device = candidate(capabilities=Capabilities(gpu="a card", torch_device=torch_device))
@@ -137,14 +137,14 @@ DECLINES = st.builds(
 
 
 @given(
-    st.sampled_from(sorted(SCHEDULES)),
+    st.sampled_from(sorted(methods("schedule"))),
     st.lists(DECLINES, max_size=4),
     st.none() | st.integers(50, 500),
     st.none() | st.integers(500, 8000),
     st.booleans(),
 )
 def test_a_placement_fits_and_is_less_than_all_that_was_declined(name, declined, memory, flops, lean):
-    stage = SCHEDULES[name](MODEL, [1, 1, 1], "auto")[-1]
+    stage = method("schedule", name).stages(MODEL, [1, 1, 1], "auto")[-1]
     device = candidate(Budget(step_memory_bytes=memory, flops=flops), declined=tuple(declined))
     hyper = Hyper(batch_size=8, cache="f16", low_memory_optimizer=LEAN if lean else None)
     placed = place(Job(MODEL, stage, hyper, SUPERVISED), device, PART_BYTES, leaner)

@@ -21,10 +21,11 @@ from edgefl.models.sizes import encoder_of_size
 from edgefl.models.spec import HeadSpec, ModelSpec
 from edgefl.models.staged import build
 from edgefl.plan.job import Hyper, Job, Slots
-from edgefl.plan.schedule import SCHEDULES, shallower
+from edgefl.plan.schedule import shallower
 from edgefl.pricing.overhead import Overhead, Share, patterns_of
 from edgefl.pricing.round_price import Pricer, price_step
 from edgefl.prototypes.mask import Table
+from edgefl.registry import method, methods
 from edgefl.resources.flops import FlopCounter
 from edgefl.resources.live_bytes import LiveBytes
 from edgefl.training.batches import Batch, meta_batch
@@ -50,7 +51,7 @@ def counted(made: Job, batch: Batch) -> float:
     return float(counter.flops)
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("schedule", methods("schedule"))
 @pytest.mark.parametrize("micro", [0, 4])
 @pytest.mark.parametrize("rows", [{}, INCOMPLETE], ids=["complete", "incomplete"])
 def test_flops_on_shapes_alone_are_those_of_the_step_itself(schedule, micro, rows):
@@ -209,7 +210,7 @@ def test_prices_of_a_fleet_follow_from_a_few_traces_exactly(missing, monkeypatch
 def test_the_paper_s_model_is_priced_without_its_memory():
     encoders = {"image": encoder_of_size("vision", "paper"), "text": encoder_of_size("text", "paper", (32,))}
     spec = ModelSpec(encoders, 6, HeadSpec(), 256, 0)
-    last = SCHEDULES["layerwise"](spec, [1] * 6, "frozen")[5]
+    last = method("schedule", "layerwise").stages(spec, [1] * 6, "frozen")[5]
     made = Job(spec, last, Hyper(batch_size=256), Slots(CLIP, {"ignore": {}}, {}))
     peak, flops, *_ = price_step(made, dict.fromkeys(encoders, 256))
     assert flops / 256 / 1e9 == pytest.approx(5.5, rel=0.02)  # 6.6 with whole last blocks, as counted once

@@ -18,11 +18,12 @@ from edgefl.methods.repair.poverty_layer import poverty_layers
 from edgefl.models.spec import EncoderSpec, JointSpec, ModelSpec
 from edgefl.models.staged import build
 from edgefl.plan.job import Candidate, Hyper, Job, Slots
-from edgefl.plan.schedule import SCHEDULES, restrict, with_closing
+from edgefl.plan.schedule import restrict, with_closing
 from edgefl.plan.usable_samples import after_completion, held_out
 from edgefl.pricing.overhead import Share, patterns_of
 from edgefl.pricing.round_price import Pricer, price_step
 from edgefl.prototypes.table import ClassMeans, to_tensors
+from edgefl.registry import method
 from edgefl.training.holdout import split
 from edgefl.training.round import LocalState, RoundResult, train_round
 
@@ -34,7 +35,7 @@ MEANS = {"class_mean": {"match": "cosine"}}
 
 def whole(spec: ModelSpec, **changes) -> Job:
     """A job of all parts of ``spec``, as in the last stage of end-to-end training."""
-    return job(spec, SCHEDULES["end_to_end"](spec, [1] * spec.stages, "auto")[-1], **changes)
+    return job(spec, method("schedule", "end_to_end").stages(spec, [1] * spec.stages, "auto")[-1], **changes)
 
 
 def changed(**fields) -> ModelSpec:

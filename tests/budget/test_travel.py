@@ -15,11 +15,11 @@ from edgefl.methods.cluster.signature import bases, signature_layout, sketch
 from edgefl.models.parts import part_layout, part_tensors
 from edgefl.models.staged import build
 from edgefl.plan.job import Candidate, Placement, RoundPolicy
-from edgefl.plan.schedule import SCHEDULES
 from edgefl.protocol.messages import Hello
 from edgefl.protocol.tensors import encode_part
 from edgefl.prototypes.matcher import DEFAULT_MATCHER
 from edgefl.records import Attempt, Cost, Figure
+from edgefl.registry import method
 from edgefl.training.forward import Auxiliary
 from edgefl.training.holdout import split
 from edgefl.training.local_prototypes import local_tables
@@ -56,7 +56,7 @@ def test_adaptive_prototypes_are_as_large_as_predicted(samples, absent, classes,
     names = two.label_names if classes else ()
     encoders = {**two.encoders, "c": two.encoders["b"]}
     spec = msgspec.structs.replace(two, encoders=encoders, classes=classes, label_names=names)
-    stage = SCHEDULES["end_to_end"](spec, [1, 1], "auto")[-1]
+    stage = method("schedule", "end_to_end").stages(spec, [1, 1], "auto")[-1]
     made = job(spec, stage, objective=LABELS_TOO if classes else PAIRS, prototypes=ADAPTIVE, holdout=holdout)
     made = with_hyper(made, batch_size=4)
     rng = np.random.default_rng(0)

@@ -13,8 +13,8 @@ from edgefl.export.bundle import export_bundles
 from edgefl.models.spec import HeadSpec, Norm
 from edgefl.plan.compile import compile_run
 from edgefl.plan.job import RunPlan
-from edgefl.plan.schedule import SCHEDULES
 from edgefl.pricing.round_price import Pricer
+from edgefl.registry import method
 from edgefl.training.round import LocalState, train_round
 
 LAYER = {"fedadagrad", "fedadam", "fedyogi", "mmic", "mmic-gmc", "mmic-reconstruction"}
@@ -54,7 +54,7 @@ def test_a_bundle_of_either_norm_agrees_with_torch(norm: Norm, tmp_path):
 @pytest.mark.parametrize("schedule", ["end_to_end", "layerwise"])
 def test_a_round_with_every_norm_costs_what_was_predicted(norm: Norm, schedule: str):
     spec = msgspec.structs.replace(model_spec(), head=HeadSpec(12, 6, 0.0, norm=norm))
-    made = job(spec, SCHEDULES[schedule](spec, [1] * spec.stages, "auto")[-1], cache="f32", holdout=0.25)
+    made = job(spec, method("schedule", schedule).stages(spec, [1] * spec.stages)[-1], cache="f32", holdout=0.25)
     data = dataset(24)
     holdout, own = data.subset(range(6)), data.subset(range(6, 24))
     result = train_round(made, own, parts_of(made), LocalState(holdout))

@@ -20,10 +20,9 @@ from edgefl.errors import ProtocolError
 from edgefl.methods.cluster.signature import BITS, RANK, ROWS, UNIT, WIDTH, bases, check_signature, sketch
 from edgefl.models.checkpoints import initial_parts
 from edgefl.models.spec import EncoderSpec, HeadSpec, ModelSpec
-from edgefl.plan.schedule import SCHEDULES
 from edgefl.protocol.tensors import decode_part, encode_part
 from edgefl.records import Refusal
-from edgefl.registry import methods
+from edgefl.registry import method, methods
 from edgefl.run_records import RunReport
 from edgefl.storage.objects import ObjectStore
 
@@ -203,7 +202,7 @@ def test_when_nobody_fits_the_graph_is_empty_and_the_part_stays(tmp_path: Path) 
 def test_a_diverged_model_has_no_likeness_and_ends_nothing(tmp_path: Path) -> None:
     encoder = EncoderSpec(input_shape=(8, 2), width=8, depth=1, heads=2, patch=4)
     spec = ModelSpec({"a": encoder}, 1, HeadSpec(8, 4), 8, 2, ("x", "y"))
-    stage = SCHEDULES["end_to_end"](spec, [1], "auto")[0]
+    stage = method("schedule", "end_to_end").stages(spec, [1], "auto")[0]
     rows = np.random.default_rng(0).normal(size=(6, 8, 2)).astype(np.float32)
     data = Dataset({"a": rows}, {"a": np.ones(6, bool)}, np.arange(6) % 2, ("x", "y"), [str(i) for i in range(6)])
     data.save_npz(tmp_path / "test.npz")

@@ -26,10 +26,10 @@ from edgefl.export.manifest import MODEL_FILE, read_manifest
 from edgefl.models.spec import EncoderSpec, ModelSpec
 from edgefl.plan.job import RunPlan, Stage
 from edgefl.plan.plan_warnings import random_and_frozen, warnings_of
-from edgefl.plan.schedule import SCHEDULES
 from edgefl.protocol.tensors import encode_part
 from edgefl.prototypes.table import ClassMeans, to_tensors
 from edgefl.records import ObjectRef
+from edgefl.registry import method
 from edgefl.report import html, quality
 from edgefl.report.terminal import print_report
 from edgefl.run_records import RunReport
@@ -134,7 +134,7 @@ def spec_of(**pretrained: str) -> ModelSpec:
 )
 def test_which_encoders_are_random_and_never_trained(schedule, pretrained, named):
     model = spec_of(**pretrained)
-    stages = SCHEDULES[schedule](model, [1, 1], "auto")
+    stages = method("schedule", schedule).stages(model, [1, 1], "auto")
     assert random_and_frozen(model, stages) == named
     texts = warnings_of(RunPlan(recipe="mine", model=model, stages=stages))
     assert [all(f"model.encoders.{m}.pretrained" in text for m in named) for text in texts] == [True] * bool(named)

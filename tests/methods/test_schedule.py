@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from edgefl.models.sizes import encoder_of_size
 from edgefl.models.spec import ModelSpec, match_parts, part_names
 from edgefl.plan.job import Stage
-from edgefl.plan.schedule import SCHEDULES, encoder_stage, restrict, shallower
+from edgefl.plan.schedule import encoder_stage, restrict, shallower
+from edgefl.registry import method, methods
 
 SENSOR = encoder_of_size("sensor", "tiny", (16, 3))
 MODEL = ModelSpec({"a": SENSOR, "b": SENSOR}, stages=3, classes=2, label_names=("x", "y"))
@@ -18,14 +19,14 @@ HEADS = ["a/norm", "head/a", "b/norm", "head/b", "fusion", "task"]
 
 
 def test_end_to_end_by_hand():
-    (stage,) = SCHEDULES["end_to_end"](MODEL, [1, 0, 2], "auto")
+    (stage,) = method("schedule", "end_to_end").stages(MODEL, [1, 0, 2], "auto")
     encoder = ["{}/embed", "{}/stage1", "{}/stage2", "{}/stage3", "{}/norm", "head/{}"]
     every = (*tuple(part.format(m) for m in "ab" for part in encoder), "fusion", "task")
     assert stage == Stage(index=1, depth=3, rounds=3, present=every, trained=every)
 
 
 def test_progressive_by_hand():
-    stages = SCHEDULES["progressive"](MODEL, [1, 0, 2], "auto")
+    stages = method("schedule", "progressive").stages(MODEL, [1, 0, 2], "auto")
     assert [(s.index, s.depth, s.rounds) for s in stages] == [(1, 1, 1), (2, 2, 0), (3, 3, 2)]
     second = ["{}/embed", "{}/stage1", "{}/stage2", "{}/norm", "head/{}"]
     assert stages[1].present == (*tuple(p.format(m) for m in "ab" for p in second), "fusion", "task")
@@ -33,7 +34,7 @@ def test_progressive_by_hand():
 
 
 def test_layerwise_by_hand():
-    stages = SCHEDULES["layerwise"](MODEL, [0, 1, 2], "auto")
+    stages = method("schedule", "layerwise").stages(MODEL, [0, 1, 2], "auto")
     assert stages[2].present == tuple(part_names(MODEL))
     assert set(stages[2].trained) == {"a/stage3", "b/stage3", *HEADS}
     # the first stage that has rounds trains the embeddings, which nothing has pretrained
@@ -49,20 +50,20 @@ def test_layerwise_embeddings_by_option_and_by_pretraining():
         ("first_stage", {"a/embed", "b/embed"}),
         ("frozen", set()),
     ):
-        stages = SCHEDULES["layerwise"](mixed, [1, 1, 1], embed)
+        stages = method("schedule", "layerwise").stages(mixed, [1, 1, 1], embed)
         assert {p for p in stages[0].trained if p.endswith("embed")} == expected
         assert not any(p.endswith("embed") for p in stages[1].trained)
 
 
 def test_an_unlabelled_model_has_neither_fusion_nor_task():
     unlabelled = msgspec.structs.replace(MODEL, classes=0, label_names=())
-    for build in SCHEDULES.values():
-        assert not {"fusion", "task"} & set(build(unlabelled, [1, 1, 1], "auto")[0].present)
+    for schedule in methods("schedule").values():
+        assert not {"fusion", "task"} & set(schedule.stages(unlabelled, [1, 1, 1], "auto")[0].present)
 
 
-@given(st.sampled_from(sorted(SCHEDULES)), st.lists(st.integers(0, 3), min_size=3, max_size=3).filter(any))
+@given(st.sampled_from(sorted(methods("schedule"))), st.lists(st.integers(0, 3), min_size=3, max_size=3).filter(any))
 def test_every_schedule_keeps_its_rounds_and_trains_only_what_is_there(name, rounds):
-    stages = SCHEDULES[name](MODEL, rounds, "auto")
+    stages = method("schedule", name).stages(MODEL, rounds, "auto")
     assert sum(s.rounds for s in stages) == sum(rounds)
     for stage in stages:
         assert set(stage.trained) <= set(stage.present) <= set(part_names(MODEL))
@@ -80,16 +81,16 @@ def test_the_stage_of_a_part_and_of_a_modality_with_a_misleading_name():
 
 
 def test_shallower_gives_up_the_input_side_first():
-    (stage,) = SCHEDULES["end_to_end"](MODEL, [1, 1, 1], "auto")
+    (stage,) = method("schedule", "end_to_end").stages(MODEL, [1, 1, 1], "auto")
     kept = [sorted({n for p in s.trained if (n := encoder_stage(p)) is not None}) for s in shallower(stage)]
     assert kept == [[0, 1, 2, 3], [1, 2, 3], [2, 3], [3]]
     assert all(s.present == stage.present and set(HEADS) <= set(s.trained) for s in shallower(stage))
-    last = SCHEDULES["layerwise"](MODEL, [1, 1, 1], "auto")[2]
+    last = method("schedule", "layerwise").stages(MODEL, [1, 1, 1], "auto")[2]
     assert shallower(last) == [last]
 
 
 def test_restrict_leaves_out_what_belongs_to_absent_modalities():
-    stage = SCHEDULES["layerwise"](MODEL, [1, 1, 1], "auto")[1]
+    stage = method("schedule", "layerwise").stages(MODEL, [1, 1, 1], "auto")[1]
     own = restrict(stage, ["b"])
     assert own.present == ("b/embed", "b/stage1", "b/stage2", "b/norm", "head/b", "fusion", "task")
     assert own.trained == ("b/stage2", "b/norm", "head/b", "fusion", "task")
@@ -110,9 +111,9 @@ def test_restrict_leaves_out_what_belongs_to_absent_modalities():
 )
 def test_mixed_gives_up_what_lies_beyond_its_depth_then_the_input_side(changes):
     spec = msgspec.structs.replace(MODEL, **changes)
-    stages = SCHEDULES["mixed"](spec, [1, 1, 1], "auto")
-    progressive = SCHEDULES["progressive"](spec, [1, 1, 1], "auto")
-    (whole,) = SCHEDULES["end_to_end"](spec, [1, 1, 1], "auto")
+    stages = method("schedule", "mixed").stages(spec, [1, 1, 1], "auto")
+    progressive = method("schedule", "progressive").stages(spec, [1, 1, 1], "auto")
+    (whole,) = method("schedule", "end_to_end").stages(spec, [1, 1, 1], "auto")
     for stage, own in zip(stages, progressive, strict=True):
         first, *others = shallower(stage)
         assert (set(first.present) - set(match_parts(spec)), first.trained) == (set(whole.trained), whole.trained)
@@ -124,8 +125,8 @@ def test_mixed_gives_up_what_lies_beyond_its_depth_then_the_input_side(changes):
 
 
 def test_mixed_ends_where_layerwise_does():
-    last = [shallower(stage)[-1] for stage in SCHEDULES["mixed"](MODEL, [1, 1, 1], "auto")]
-    layerwise = SCHEDULES["layerwise"](MODEL, [1, 1, 1], "frozen")
+    last = [shallower(stage)[-1] for stage in method("schedule", "mixed").stages(MODEL, [1, 1, 1], "auto")]
+    layerwise = method("schedule", "layerwise").stages(MODEL, [1, 1, 1], "frozen")
     assert [(s.depth, set(s.present), set(s.trained)) for s in last] == [
         (s.depth, set(s.present), set(s.trained)) for s in layerwise
     ]

@@ -12,7 +12,7 @@ from edgefl.models.parts import load_part
 from edgefl.models.sizes import encoder_of_size
 from edgefl.models.spec import HeadSpec, ModelSpec
 from edgefl.models.staged import StagedModel, build
-from edgefl.plan.schedule import SCHEDULES
+from edgefl.registry import method
 from edgefl.storage.checkpoint_paths import located
 
 torch.set_num_threads(1)
@@ -50,7 +50,7 @@ def test_it_is_the_library_s_own_model_with_the_mean_of_the_tokens():
 
 def test_one_block_a_stage_and_embeddings_that_stay():
     check_pretrained(spec())
-    stages = SCHEDULES["layerwise"](spec(), [1] * 6, "auto")
+    stages = method("schedule", "layerwise").stages(spec(), [1] * 6, "auto")
     assert [[part for part in stage.trained if part.startswith("text/stage")] for stage in stages] == [
         [f"text/stage{k}"] for k in range(1, 7)
     ]

@@ -24,8 +24,9 @@ from edgefl.models.spec import (
     token_count,
 )
 from edgefl.models.staged import StagedModel, build
-from edgefl.plan.schedule import SCHEDULES, encoder_stage, is_closing, restrict, with_closing
+from edgefl.plan.schedule import encoder_stage, is_closing, restrict, with_closing
 from edgefl.records import is_modality
+from edgefl.registry import method, methods
 
 torch.set_num_threads(1)
 
@@ -381,7 +382,7 @@ def test_parts_beyond_the_encoders_and_whose_they_are():
     assert not any(is_modality(name) for name in ("shared", "reconstruct", "match"))
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("schedule", methods("schedule"))
 @pytest.mark.parametrize("sharing", ["separate", "multiway"])
 def test_no_schedule_has_the_matchers_which_a_closing_round_trains_alone(schedule, sharing):
     spec = model_spec(stages=2)
@@ -403,7 +404,7 @@ def test_no_schedule_has_the_matchers_which_a_closing_round_trains_alone(schedul
 
 def test_heads_by_hand():
     spec = msgspec.structs.replace(model_spec(stages=2), reconstruction=True, matching="classifier")
-    (stage,) = SCHEDULES["heads"](spec, [3, 4], "auto")
+    (stage,) = method("schedule", "heads").stages(spec, [3, 4], "auto")
     assert (stage.index, stage.depth, stage.rounds) == (1, 2, 7)
     assert stage.present == tuple(part for part in part_names(spec) if not part.startswith("match/"))
     assert stage.trained == ("head/a", "head/b", "reconstruct/a", "reconstruct/b", "fusion", "task")
@@ -412,10 +413,10 @@ def test_heads_by_hand():
 def test_heads_with_nothing_to_train_is_refused():
     spec = msgspec.structs.replace(model_spec(classes=0), head=HeadSpec(12, 8, kind="none"))
     with pytest.raises(ModelError, match="schedule heads would train nothing") as caught:
-        SCHEDULES["heads"](spec, [1, 1, 1], "auto")
+        method("schedule", "heads").stages(spec, [1, 1, 1], "auto")
     assert "head.kind" in caught.value.remedy
     labelled = msgspec.structs.replace(spec, classes=2, fusion="mean")
-    assert SCHEDULES["heads"](labelled, [1, 1, 1], "auto")[0].trained == ("head/a", "head/b", "task")
+    assert method("schedule", "heads").stages(labelled, [1, 1, 1], "auto")[0].trained == ("head/a", "head/b", "task")
 
 
 def test_a_device_keeps_what_makes_the_modality_it_lacks():

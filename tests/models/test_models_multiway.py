@@ -19,8 +19,9 @@ from edgefl.models.multiway import OwnStage, SharedStage, run_stage
 from edgefl.models.patterns import merged, patterns, pieces
 from edgefl.models.spec import EncoderSpec, HeadSpec, ModelSpec, is_encoder, modality_of, part_names, token_count
 from edgefl.models.staged import StagedModel, build
-from edgefl.plan.schedule import SCHEDULES, restrict, shallower, trained_stages
+from edgefl.plan.schedule import restrict, shallower, trained_stages
 from edgefl.pricing.round_price import price_step
+from edgefl.registry import method
 from edgefl.resources.flops import FlopCounter
 from edgefl.resources.live_bytes import LiveBytes
 from edgefl.training.batches import Batch
@@ -299,7 +300,7 @@ def test_layerwise_trains_the_shared_stage_with_the_modalities_own():
     own = restrict(whole, ["b"])
     assert {"shared/stage1", "shared/stage2", "shared/stage3"} <= set(own.trained)
     assert not any(modality_of(p) == "a" for p in own.trained)
-    assert trained_stages(SCHEDULES["heads"](spec, [1, 1, 1], "auto")[0]) == []
+    assert trained_stages(method("schedule", "heads").stages(spec, [1, 1, 1], "auto")[0]) == []
 
 
 def test_shared_attention_learns_at_the_encoders_rate():
@@ -380,7 +381,7 @@ def test_the_gradient_in_pieces_is_that_of_the_whole_batch(sharing, objective, f
 def test_tokens_and_padding_of_a_batch_in_pieces_are_those_of_the_whole(sharing):
     encoders = {m: tiny(kind, depth=2) for m, kind in (("acc", "sensor"), ("words", "text"))}
     spec = ModelSpec(encoders, 2, HeadSpec(8, 4), encoder_sharing=sharing, fusion="joint")
-    made = job(spec, SCHEDULES["layerwise"](spec, [1, 1], "auto")[-1], objective=CLIP)
+    made = job(spec, method("schedule", "layerwise").stages(spec, [1, 1], "auto")[-1], objective=CLIP)
     rows = {"acc": torch.tensor([0, 1, 3, 4]), "words": torch.tensor([4, 0, 2])}
     batch = Batch(6, inputs_of(spec, {"acc": 4, "words": 3}), rows, None)
     batch.inputs["words"][1, 3:] = 0

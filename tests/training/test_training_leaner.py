@@ -16,8 +16,8 @@ from edgefl.models.sizes import encoder_of_size
 from edgefl.models.spec import HeadSpec, JointSpec, ModelSpec
 from edgefl.models.staged import build
 from edgefl.plan.job import Hyper, Job, Slots
-from edgefl.plan.schedule import SCHEDULES
 from edgefl.pricing.round_price import Pricer, price_step
+from edgefl.registry import method
 from edgefl.resources.flops import FlopCounter
 from edgefl.resources.live_bytes import LiveBytes
 from edgefl.training.batches import Batch
@@ -71,7 +71,7 @@ def pair(batch: int, **changes) -> Job:
         "text": encoder_of_size("text", "tiny", (32,), depth=4),
     }
     model = ModelSpec(encoders, 2, HeadSpec(32, 16), 32, 0)
-    stage = SCHEDULES["end_to_end"](model, [0, 1], "auto")[0]
+    stage = method("schedule", "end_to_end").stages(model, [0, 1], "auto")[0]
     return Job(model, stage, Hyper(batch_size=batch, **changes), CLIP)
 
 
