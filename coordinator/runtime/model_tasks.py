@@ -15,8 +15,8 @@ from coordinator.core.events import (
     Planned,
 )
 from coordinator.core.instructions import Aggregate, CollectGarbage, Evaluate, Plan
+from coordinator.core.offers import transfer_of
 from coordinator.runtime.evaluator_client import EvaluatorClient
-from coordinator.runtime.publisher import transfer_of
 from edgefl.aggregation.history_update import UpdateInfo
 from edgefl.aggregation.history_update import load as load_memory
 from edgefl.aggregation.round import aggregate_round

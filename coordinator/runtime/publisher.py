@@ -1,9 +1,8 @@
-"""Everything the coordinator sends, and the transfers it takes part in."""
+"""Publishes the coordinator's messages and serves its transfers: bytes and topics. What is offered: ``core.offers``."""
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import secrets
 from collections.abc import Callable
 from functools import partial
@@ -13,6 +12,7 @@ import msgspec
 
 from coordinator.core import instructions as do
 from coordinator.core.events import UpdateInvalid, UpdateStored
+from coordinator.core.offers import in_progress, offer_for, separate_figures, served_parts, transfer_name, visible_parts
 from coordinator.core.state import Phase, State
 from coordinator.runtime.chunk_probe import Chunking
 from coordinator.runtime.chunk_size import ChunkSizer
@@ -20,13 +20,9 @@ from coordinator.runtime.downloads import Downloads
 from coordinator.runtime.event_log import row_of
 from coordinator.runtime.uploads import Uploads
 from coordinator.runtime.validate_update import Own, Rules
-from edgefl.aggregation.clusters import signed, wanted
-from edgefl.aggregation.publish import PACKED, packed_parts
-from edgefl.aggregation.scope import SERVER, view
+from edgefl.aggregation.clusters import wanted
 from edgefl.errors import MessageSizeError
-from edgefl.models.spec import PROTOTYPES
-from edgefl.plan.job import Job, Placement, RunPlan, Transfer
-from edgefl.plan.schedule import is_closing
+from edgefl.plan.job import RunPlan
 from edgefl.protocol import messages as m
 from edgefl.protocol import topics
 from edgefl.records import Attempt, Figure, Figures, Manifest
@@ -38,7 +34,7 @@ Report = Callable[[Any], None]
 
 
 class Publisher:
-    """Publishes without waiting: effects are idempotent, and a broker that is away must not stop the loop."""
+    """Publishes without waiting: messages are idempotent, and a broker that is away must not stop the loop."""
 
     def __init__(
         self,
@@ -60,17 +56,15 @@ class Publisher:
         self._clock = clock
         self._heartbeat_s = heartbeat_s
         self._report = report
-        self._session = secrets.token_hex(8)  # tells the devices that this coordinator has not met them
+        self._session = secrets.token_hex(8)  # by which devices see that this process has not met them
         self._posts: set[asyncio.Task[None]] = set()
         self._downloads: dict[str, Downloads] = {}  # by transfer: of the open attempt, and of earlier ones at work
         self._chunks = (0, 0)  # of the newest downloads: bytes, and how many may be in flight
-        self._apart: dict[str, dict[str, str]] = {}  # device -> figure -> object of its download counted by itself
         self._sizer = ChunkSizer(plan.chunk_bytes, plan.credit)
-        self._personal_part = choose("repair", plan.server).method.part
         self._prototypes = choose("prototypes", plan.server).method
         options = next(iter(plan.server.get("prototypes", {}).values()), {})
         self._min_count = float(options.get("min_count", 1))  # a run begun before there was such an option has none
-        self.chunking = Chunking(transport, fleet, self._sizer, self._tell)
+        self.chunking = Chunking(transport, fleet, self._sizer, self._warn)
         self._offers: dict[str, m.Offer] = {}  # device -> what it was last offered
         self.uploads = self._make_uploads()
 
@@ -85,7 +79,7 @@ class Publisher:
         }
 
     def send(self, one: do.Send, manifest: Manifest, state: State) -> None:
-        """Publish what the machine wants said."""
+        """Publish a message of the machine."""
         if isinstance(one, do.DrainAll):
             for device in state.devices:
                 final = state.phase is Phase.FINISHED
@@ -109,24 +103,24 @@ class Publisher:
 
     def fetch(self, update: m.Update, manifest: Manifest, state: State) -> None:
         """Get the objects of an update to the state ``manifest``, or go on with it."""
-        seen = manifest | _seen(manifest, update.device, state)
+        seen = manifest | visible_parts(manifest, update.device, state)
         own = Own(state.devices[update.device].claim, self._min_count, self._prototypes.classes)
         self.uploads.fetch(update, seen, transfer_name("u", update.attempt, update.device), own)
 
     def on_need(self, device: str, need: m.Need, base: Callable[[Attempt], Manifest], state: State) -> None:
         """A device asks for objects of the state that its attempt starts from, which ``base`` gives.
 
-        It may have been offered them by an earlier process. Nothing is served of attempts nobody is at work on.
+        An earlier process may have offered them. Nothing is served of attempts that no device is at work on.
         """
         if need.transfer not in self._downloads:
-            for attempt, expected in _at_work(state).items():
+            for attempt, expected in in_progress(state).items():
                 if transfer_name("d", attempt) == need.transfer:
                     self._serve(attempt, expected, base(attempt))
         if need.transfer in self._downloads:
             self._downloads[need.transfer].on_need(device, need, self._clock())
 
     def away(self, device: str) -> None:
-        """A device left, or takes nothing now: the others' downloads do not wait for it. It may ask again."""
+        """A device is offline or busy: the others' downloads do not wait for it. It may ask again."""
         for downloads in self._downloads.values():
             downloads.drop(device, self._clock())
 
@@ -138,23 +132,23 @@ class Publisher:
         self.chunking.tick()
 
     def call(self) -> None:
-        """Ask who is there, what they are at work on, and what they lack."""
+        """Call for hellos: which devices are online, what they work on, which chunks they lack."""
         self.publish(topics.call(self._fleet), b"")
 
-    def forget(self) -> None:
-        """All attempts are closed: their transfers end."""
+    def end_transfers(self) -> None:
+        """All attempts are closed: end their transfers."""
         self._downloads = {}
         self._offers = {}
         self.uploads.clear()
 
     async def flush(self, timeout_s: float) -> None:
-        """Let what is being published leave, but not for longer than this."""
+        """Wait for messages that are being published, no longer than this."""
         if self._posts:
             await asyncio.wait(self._posts, timeout=timeout_s)
 
     async def close(self) -> None:
-        """Drop what could not leave."""
-        self.forget()
+        """Drop messages that have not been sent."""
+        self.end_transfers()
         await self.uploads.close()
         await self.chunking.close()
         for task in list(self._posts):
@@ -188,53 +182,43 @@ class Publisher:
         if downloads is not None:
             if self._prototypes.local is not None:  # in the run's first round there are none yet
                 figures["prototypes_down_bytes"] = Figure(0.0, "counted", source)
-            for name, of in self._apart.get(device, {}).items():
-                figures[name] = Figure(float(downloads.payload_bytes(device, of)), "counted", source)
+            offered = self._offers[device].manifest if device in self._offers else {}
+            for part, name in separate_figures(self._plan).items():
+                if part in offered:
+                    size = downloads.payload_bytes(device, offered[part].id)
+                    figures[name] = Figure(float(size), "counted", source)
         return figures
 
     def _offer(self, one: do.SendOffer, manifest: Manifest, state: State) -> None:
         transfer = transfer_name("d", one.attempt)
         if transfer not in self._downloads:
-            working = _at_work(state)
+            working = in_progress(state)
             names = {transfer_name("d", attempt) for attempt in working}
             self._downloads = {name: found for name, found in self._downloads.items() if name in names}
             self._serve(one.attempt, working.get(one.attempt, [one.device]), manifest)
-        seen = _seen(manifest, one.device, state)
-        stage = one.placement.stage
-        due = {*stage.present, *(() if is_closing(stage) else (PROTOTYPES, self._personal_part))}
-        offered = {part: ref for part, ref in seen.items() if part in due}
-        told = {self._personal_part: "layer_down_bytes", PROTOTYPES: "prototypes_down_bytes"}
-        self._apart[one.device] = {name: offered[part].id for part, name in told.items() if part in offered}
-        offer = m.Offer(
-            attempt=one.attempt,
-            deadline_s=one.deadline_s,
-            job=job(self._plan, one.placement, one.attempt, signed=one.device in signed(manifest)),
-            manifest=offered,
-            transfer=transfer,
-            chunk_bytes=self._chunks[0],
-            credit=self._chunks[1],
-            packed=packed_parts(manifest, offered),
-        )
+        offer = self._in_chunks(offer_for(self._plan, one, manifest, state))
         self._offers[one.device] = offer
         self.post(one.device, offer)
 
-    def _smaller(self) -> None:
-        """Offer what is on its way again, in the chunks that the broker takes."""
+    def _repeat_offers(self) -> None:
+        """Repeat the offers in progress, with chunks that the broker takes."""
         for name, downloads in self._downloads.items():
             downloads.restart()
             for device, offer in self._offers.items():
                 if offer.transfer == name:
                     self._chunks = self._sizer.of([device])
-                    again = msgspec.structs.replace(offer, chunk_bytes=self._chunks[0], credit=self._chunks[1])
-                    self._offers[device] = again
+                    self._offers[device] = again = self._in_chunks(offer)
                     self.post(device, again)
 
+    def _in_chunks(self, offer: m.Offer) -> m.Offer:
+        return msgspec.structs.replace(offer, chunk_bytes=self._chunks[0], credit=self._chunks[1])
+
     def _serve(self, attempt: Attempt, expected: list[str], manifest: Manifest) -> None:
-        """Let devices fetch what an attempt is about."""
+        """Serve the parts of an attempt."""
         name = transfer_name("d", attempt)
         self._downloads[name] = Downloads(
             name,
-            {key: ref for key, ref in manifest.items() if not key.startswith(SERVER) or key.startswith(PACKED)},
+            served_parts(manifest),
             expected,
             store=self._store,
             fleet=self._fleet,
@@ -242,7 +226,7 @@ class Publisher:
         )
         self._chunks = self._sizer.of(expected)
 
-    def _tell(self, text: str) -> None:
+    def _warn(self, text: str) -> None:
         self._report(row_of(do.EmitEvent("warning", data={"text": text})))
 
     def post(self, device: str, message: m.DownMessage) -> None:
@@ -265,46 +249,6 @@ class Publisher:
             if not (chunks and isinstance(error, MessageSizeError)):
                 self._report(error)
             elif self.chunking.refused(error):
-                self._smaller()
+                self._repeat_offers()
         except MessageSizeError as final:
             self._report(final)
-
-
-def _at_work(state: State) -> dict[Attempt, list[str]]:
-    """The attempts that devices are at work on, and which devices."""
-    found: dict[Attempt, list[str]] = {}
-    if state.open is not None and state.phase is Phase.ROUND:
-        found[state.open.attempt] = list(state.open.assignments)
-    for name, one in state.stragglers.items():
-        if one.attempt is not None:
-            found.setdefault(one.attempt, []).append(name)
-    return found
-
-
-def _seen(manifest: Manifest, device: str, state: State) -> Manifest:
-    """The parts as a device is to see them."""
-    track = state.memory.devices.get(device)
-    return view(manifest, device, track.cluster if track is not None else -1)
-
-
-def transfer_of(plan: RunPlan, attempt: Attempt) -> Transfer:
-    """How parts travel in this round: of a stage's last one, which others build on, nothing is left out."""
-    return msgspec.structs.replace(plan.transfer, whole=attempt.round >= plan.stages[attempt.stage - 1].rounds)
-
-
-def job(plan: RunPlan, placement: Placement, attempt: Attempt, *, signed: bool = True) -> Job:
-    """What a device trains in this round, as placed. ``signed``: it has sent what clusters are made of."""
-    return Job(
-        model=plan.model,
-        stage=placement.stage,
-        hyper=placement.hyper,
-        slots=plan.slots,
-        signature="" if signed or is_closing(placement.stage) else wanted(plan.server),
-        transfer=transfer_of(plan, attempt),
-    )
-
-
-def transfer_name(direction: str, attempt: Attempt, device: str = "") -> str:
-    """A name that fits a topic level: readable, and unique by its hash of run and device."""
-    tail = hashlib.sha256(f"{attempt}/{attempt.made_ms}/{device}".encode()).hexdigest()[:12]
-    return f"{direction}-s{attempt.stage}r{attempt.round}a{attempt.attempt}-{tail}"

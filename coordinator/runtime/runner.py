@@ -362,7 +362,7 @@ class Runner:
         elif isinstance(one, do.Fetch):
             self._publisher.fetch(one.update, self._models.base(one.update.attempt), self.state)
         elif isinstance(one, do.EndTransfers):
-            self._publisher.forget()
+            self._publisher.end_transfers()
         elif isinstance(one, do.Plan | do.Aggregate | do.Evaluate):
             self._models.start(one)
         elif isinstance(one, do.CollectGarbage):
