@@ -31,7 +31,8 @@ from coordinator.core.timeouts import Timeouts
 from coordinator.ledger.ledger import Ledger
 from coordinator.runtime.evaluator_client import EvaluatorClient, Worker
 from coordinator.runtime.event_log import FLEETING, Journal, forward_warnings, row_of
-from coordinator.runtime.inbound import Inbox
+from coordinator.runtime.inbound import Inbound
+from coordinator.runtime.liveness import Liveness
 from coordinator.runtime.model_tasks import ModelTasks, payload_sizes
 from coordinator.runtime.publisher import Publisher
 from coordinator.runtime.update_norms import ruined
@@ -144,7 +145,8 @@ class Runner:
         self._journal = journal
         self._worker = worker
         self._events: asyncio.Queue[Event | EventRow | BaseException] = asyncio.Queue()
-        self._inbox = Inbox(timeouts.silence_s, timeouts.introduce_s)
+        self._liveness = Liveness(timeouts.silence_s, timeouts.introduce_s)
+        self._inbound = Inbound(self._liveness)
         self._connected = False
         self._listening = False
         self._kept = self.state  # as the ledger has it
@@ -286,7 +288,7 @@ class Runner:
                     self._tidy(do.CollectGarbage(*still_needed(self.state)))
                 if self._connected:
                     self._publisher.tick()
-                    due: list[Event] = [*self._inbox.silent(now), *self._inbox.strangers(now)]
+                    due: list[Event] = [*self._liveness.silent(now), *self._liveness.strangers(now)]
                     for event in due:
                         self._events.put_nowait(event)
                 for name in self._guard.newly_revoked() if self._guard is not None else ():
@@ -400,7 +402,7 @@ class Runner:
     def _on_connection(self, connected: bool) -> None:
         self._connected = connected
         if connected:
-            self._inbox.reset(self.clock())
+            self._liveness.reset(self.clock())
         if connected and self._listening and not self._transport.session_kept:
             self._publisher.call()  # what devices have said meanwhile is lost
 
@@ -409,7 +411,7 @@ class Runner:
         try:
             topic = topics.parse(name)
         except ProtocolError:
-            self._inbox.dropped["unknown topic"] += 1
+            self._inbound.dropped["unknown topic"] += 1
             return
         try:
             if topic.channel == "probe":
@@ -418,10 +420,10 @@ class Runner:
             if self._guard is not None and self._guard.takes(topic):
                 return
             if topic.channel == "up-object":
-                self._inbox.heard(topic.device, now)
+                self._liveness.heard(topic.device, now)
                 self._publisher.uploads.on_chunk(topic.device, topic.transfer, payload)
                 return
-            event = self._inbox.read(topic, payload, now)
+            event = self._inbound.read(topic, payload, now)
             if isinstance(event, Need):
                 self._publisher.on_need(topic.device, event, self._models.base, self.state)
             elif isinstance(event, Renew):

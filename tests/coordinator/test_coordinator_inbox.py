@@ -12,7 +12,8 @@ from coordinator.core.events import (
     Joined,
     Progressed,
 )
-from coordinator.runtime.inbound import MAX_ENTRIES, MAX_INTRODUCTIONS, Inbox
+from coordinator.runtime.inbound import MAX_ENTRIES, Inbound
+from coordinator.runtime.liveness import MAX_INTRODUCTIONS, Liveness
 from edgefl.protocol import messages as m
 from edgefl.protocol.messages import Need
 from edgefl.protocol.topics import Topic
@@ -21,73 +22,73 @@ from edgefl.records import Attempt, Figure
 NOW = 5.0
 
 
-def read(inbox: Inbox, message: m.UpMessage, channel: str = "up", device: str = "a", now: float = NOW) -> object:
-    event: FromDevice | Need | None = inbox.read(Topic(channel, device, ""), m.encode(message), now)  # type: ignore[arg-type]
+def read(inbound: Inbound, message: m.UpMessage, channel: str = "up", device: str = "a", now: float = NOW) -> object:
+    event: FromDevice | Need | None = inbound.read(Topic(channel, device, ""), m.encode(message), now)  # type: ignore[arg-type]
     return event
 
 
 def test_a_device_speaks_for_itself_only() -> None:
-    inbox = Inbox(10.0, 1.0)
-    assert read(inbox, m.Hello(device="b")) is None
-    assert read(inbox, m.Hello(device="a"), channel="presence") is None
-    assert read(inbox, m.Presence(device="a", online=True)) is None
-    assert inbox.dropped == {"forged": 1, "wrong topic": 2}
+    inbound = Inbound(Liveness(10.0, 1.0))
+    assert read(inbound, m.Hello(device="b")) is None
+    assert read(inbound, m.Hello(device="a"), channel="presence") is None
+    assert read(inbound, m.Presence(device="a", online=True)) is None
+    assert inbound.dropped == {"forged": 1, "wrong topic": 2}
 
 
 def test_what_can_not_be_read_is_counted_by_reason() -> None:
-    inbox = Inbox(10.0, 1.0)
+    inbound = Inbound(Liveness(10.0, 1.0))
     for payload in (b"", b"\xc1", b"\x80", b"x" * (m.MAX_MESSAGE_BYTES + 1)):
-        assert inbox.read(Topic("up", "a", ""), payload, NOW) is None
-    assert inbox.read(Topic("up", "a", ""), b"\x81\xa1t\xa3new", NOW) is None
-    assert inbox.dropped == {"malformed": 4, "unknown kind": 1}
+        assert inbound.read(Topic("up", "a", ""), payload, NOW) is None
+    assert inbound.read(Topic("up", "a", ""), b"\x81\xa1t\xa3new", NOW) is None
+    assert inbound.dropped == {"malformed": 4, "unknown kind": 1}
 
 
 def test_the_last_will_of_an_earlier_session_says_nothing() -> None:
-    inbox = Inbox(10.0, 1.0)
-    assert isinstance(read(inbox, m.Hello(device="a", session="old")), Joined)
-    assert isinstance(read(inbox, m.Hello(device="a", session="new")), Joined)
-    assert read(inbox, m.Presence("a", "old", online=False), "presence") is None
-    assert isinstance(read(inbox, m.Presence("a", "new", online=False), "presence"), DeviceOffline)
-    assert read(inbox, m.Presence("a", "new", online=False), "presence") is None
+    inbound = Inbound(Liveness(10.0, 1.0))
+    assert isinstance(read(inbound, m.Hello(device="a", session="old")), Joined)
+    assert isinstance(read(inbound, m.Hello(device="a", session="new")), Joined)
+    assert read(inbound, m.Presence("a", "old", online=False), "presence") is None
+    assert isinstance(read(inbound, m.Presence("a", "new", online=False), "presence"), DeviceOffline)
+    assert read(inbound, m.Presence("a", "new", online=False), "presence") is None
 
 
 def test_silence_is_told_once_and_not_held_against_anyone_after_an_outage() -> None:
-    inbox = Inbox(10.0, 1.0)
-    inbox.heard("a", 0.0)
-    inbox.heard("b", 6.0)
-    assert [left.device for left in inbox.silent(11.0)] == ["a"]
-    assert inbox.silent(12.0) == []
-    inbox.reset(100.0)
-    assert inbox.silent(105.0) == []
+    inbound = Inbound(Liveness(10.0, 1.0))
+    inbound.liveness.heard("a", 0.0)
+    inbound.liveness.heard("b", 6.0)
+    assert [left.device for left in inbound.liveness.silent(11.0)] == ["a"]
+    assert inbound.liveness.silent(12.0) == []
+    inbound.liveness.reset(100.0)
+    assert inbound.liveness.silent(105.0) == []
 
 
 def test_who_is_online_without_a_hello_is_asked_a_few_times() -> None:
-    inbox = Inbox(10.0, 1.0)
-    assert read(inbox, m.Presence("a", "s", online=True), "presence") is None
-    assert inbox.strangers(NOW + 0.5) == []
-    asked = [beat for second in range(1, 30) for beat in inbox.strangers(NOW + second)]
+    inbound = Inbound(Liveness(10.0, 1.0))
+    assert read(inbound, m.Presence("a", "s", online=True), "presence") is None
+    assert inbound.liveness.strangers(NOW + 0.5) == []
+    asked = [beat for second in range(1, 30) for beat in inbound.liveness.strangers(NOW + second)]
     assert asked == [HeartbeatSeen(NOW + second, "a", reports_work=False) for second in range(1, MAX_INTRODUCTIONS + 1)]
 
 
 def test_numbers_that_are_none_are_left_out_and_entries_limited() -> None:
-    inbox = Inbox(10.0, 1.0)
+    inbound = Inbound(Liveness(10.0, 1.0))
     figures = {f"f{number}": Figure(1.0) for number in range(MAX_ENTRIES + 9)}
     update = m.Update("a", Attempt("r"), metrics={"loss": math.nan, "ok": 1.0}, figures=figures)
-    event = read(inbox, update)
+    event = read(inbound, update)
     assert isinstance(event, Announced)
     assert event.update.metrics == {"ok": 1.0}
     assert len(event.update.figures) == MAX_ENTRIES
-    progress = read(inbox, m.Progress("a", Attempt("r"), loss=math.inf))
+    progress = read(inbound, m.Progress("a", Attempt("r"), loss=math.inf))
     assert isinstance(progress, Progressed)
     assert progress.data["loss"] is None
 
 
 def test_a_device_that_says_hello_twice_in_a_moment_is_answered_once() -> None:
     """It came just when the coordinator called. After it has left, or with other words, it is a hello like any."""
-    inbox, hello = Inbox(10.0, 1.0), m.Hello(device="a", session="s")
-    assert isinstance(read(inbox, hello), Joined)
-    assert read(inbox, hello, now=NOW + 0.5) is None
-    assert isinstance(read(inbox, m.Hello(device="a", session="s", profile="p"), now=NOW + 0.6), Joined)
-    assert isinstance(read(inbox, m.Presence("a", "s", online=False), "presence", now=NOW + 0.7), DeviceOffline)
-    assert isinstance(read(inbox, m.Hello(device="a", session="s", profile="p"), now=NOW + 0.8), Joined)
-    assert isinstance(read(inbox, m.Hello(device="a", session="s", profile="p"), now=NOW + 2.0), Joined)
+    inbound, hello = Inbound(Liveness(10.0, 1.0)), m.Hello(device="a", session="s")
+    assert isinstance(read(inbound, hello), Joined)
+    assert read(inbound, hello, now=NOW + 0.5) is None
+    assert isinstance(read(inbound, m.Hello(device="a", session="s", profile="p"), now=NOW + 0.6), Joined)
+    assert isinstance(read(inbound, m.Presence("a", "s", online=False), "presence", now=NOW + 0.7), DeviceOffline)
+    assert isinstance(read(inbound, m.Hello(device="a", session="s", profile="p"), now=NOW + 0.8), Joined)
+    assert isinstance(read(inbound, m.Hello(device="a", session="s", profile="p"), now=NOW + 2.0), Joined)

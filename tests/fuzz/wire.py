@@ -8,7 +8,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from coordinator.runtime.inbound import Inbox
+from coordinator.runtime.inbound import Inbound
+from coordinator.runtime.liveness import Liveness
 from coordinator.runtime.validate_update import LIMITS, Rules, check_update
 from edgefl.errors import ModelError, ProtocolError
 from edgefl.plan.job import Transfer
@@ -31,15 +32,15 @@ DEVICE, OTHER = "cam-07", "cam-08"
 
 
 def up(data: bytes) -> None:
-    """The same message again from its own bytes; the inbox takes or counts it, whatever its topic."""
+    """The same message again from its own bytes; the coordinator takes or counts it, whatever its topic."""
     message = messages.decode_up(data)
     _again(message, messages.decode_up)
     for channel in ("up", "presence"):
-        inbox = Inbox(silence_s=30.0, introduce_s=1.0)
-        event = inbox.read(topics.Topic(channel, message.device, ""), data, 1.0)
-        assert event is not None or inbox.dropped.total() or channel == "presence" or message.device, message
-        inbox.silent(100.0)
-        inbox.strangers(100.0)
+        inbound = Inbound(Liveness(silence_s=30.0, introduce_s=1.0))
+        event = inbound.read(topics.Topic(channel, message.device, ""), data, 1.0)
+        assert event is not None or inbound.dropped.total() or channel == "presence" or message.device, message
+        inbound.liveness.silent(100.0)
+        inbound.liveness.strangers(100.0)
 
 
 def down(data: bytes) -> None:
