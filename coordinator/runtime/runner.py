@@ -11,7 +11,7 @@ import contextlib
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -24,28 +24,26 @@ from coordinator.core.events import (
     Tick,
 )
 from coordinator.core.machine import initial, step
-from coordinator.core.snapshot import NOTHING, as_saved, changes, resumed
+from coordinator.core.snapshot import as_saved, resumed
 from coordinator.core.state import ENDED, Phase, State
 from coordinator.core.stragglers import still_needed
 from coordinator.core.timeouts import Timeouts
 from coordinator.ledger.ledger import Ledger
+from coordinator.runtime.begin import run_started, take_back_if_ruined
 from coordinator.runtime.evaluator_client import EvaluatorClient, Worker
-from coordinator.runtime.event_log import FLEETING, Journal, forward_warnings, row_of
+from coordinator.runtime.event_log import Journal, forward_warnings, row_of
 from coordinator.runtime.inbound import Inbound
 from coordinator.runtime.liveness import Liveness
 from coordinator.runtime.model_tasks import ModelTasks, payload_sizes
 from coordinator.runtime.publisher import Publisher
-from coordinator.runtime.update_norms import ruined
+from coordinator.runtime.record import Move, Record
 from edgefl.aggregation.history_update import load as load_memory
 from edgefl.errors import BudgetError, DataError, EdgeFLError, ProtocolError, RunError
 from edgefl.plan.job import RunPlan
-from edgefl.plan.norm import moving
 from edgefl.plan.plan_warnings import warnings_of
 from edgefl.process.worker import WorkerProcess
 from edgefl.protocol import topics
 from edgefl.protocol.messages import Need, Renew
-from edgefl.records import Attempt, Manifest
-from edgefl.report.units import public_url
 from edgefl.run_records import EventRow, RunReport
 from edgefl.storage.objects import ObjectStore
 from edgefl.storage.run_directory import LEDGER, hold_directory
@@ -100,26 +98,6 @@ async def run(
         return ledger.report(plan.run)
 
 
-class _Move(NamedTuple):
-    """What an event has made: the state, and what is to be done in it."""
-
-    state: State
-    event: Event | None = None
-    out: Sequence[do.Instruction] = ()
-    rows: Sequence[EventRow] = ()
-
-
-def _shows(move: _Move) -> bool:
-    """Whether anybody relies on the move, so that it has to be in the ledger first; time passing is as good a reason.
-
-    Nobody relies on being asked for an update's bytes: what has come of them is on disk, and a coordinator that knows
-    nothing of the update hears of it again.
-    """
-    told = {row.kind for row in move.rows} - FLEETING
-    idle = do.Save | do.EmitEvent | do.Fetch
-    return bool(told) or isinstance(move.event, Tick) or any(not isinstance(one, idle) for one in move.out)
-
-
 class Runner:
     """One run. Everything happens in the event loop's thread, except what ``work`` hands to others."""
 
@@ -141,18 +119,15 @@ class Runner:
         self._directory = directory
         self._transport = transport
         self._fleet = fleet
-        self._ledger = ledger
-        self._journal = journal
+        self._record = Record(plan.run, ledger, journal, self.state)
         self._worker = worker
         self._events: asyncio.Queue[Event | EventRow | BaseException] = asyncio.Queue()
         self._liveness = Liveness(timeouts.silence_s, timeouts.introduce_s)
         self._inbound = Inbound(self._liveness)
         self._connected = False
         self._listening = False
-        self._kept = self.state  # as the ledger has it
         self._untidy = False
         self._ahead = time.time() - self.clock()
-        self._unsaved: list[do.Save] = []  # what has changed since, and nobody has been told of
         store = ObjectStore(directory / "objects")
         report = self._events.put_nowait
         seal = None if guard is None else guard.seal
@@ -186,10 +161,10 @@ class Runner:
             self._take([await self._begin(resume, broker)])
             await self._loop()
         except asyncio.CancelledError:
-            self._commit([], [], self.state)
+            self._record.commit([], [], self.state)
             raise
         except Exception as error:
-            self._failed(error)
+            self._record.write_failure(error, self.state)
             self._publisher.send(do.DrainAll("the run failed"), self._models.manifest, self.state)
             await self._publisher.flush(self.timeouts.drain_s)
             raise
@@ -208,25 +183,27 @@ class Runner:
         await self._worker.stop()
 
     async def _begin(self, resume: bool, broker: str) -> Begin:
-        run = self.plan.run
-        known = resume and any(report.run == run for report in self._ledger.runs())
-        was = self._ledger.snapshot(run) if known else None
+        run, ledger, store = self.plan.run, self._record.ledger, self._models.store
+        known = resume and any(report.run == run for report in ledger.runs())
+        was = ledger.snapshot(run) if known else None
         state = resumed(self.state, was, self.clock()) if was is not None else None
         if known:
-            self._watch_clock(time.time() - self.clock(), self._ledger.last_event_at(run) - self.clock())
-            self._ledger.reopen(run, time.time(), state.open.attempt if state and state.open else None)
+            self._watch_clock(time.time() - self.clock(), ledger.last_event_at(run) - self.clock())
+            ledger.reopen(run, time.time(), state.open.attempt if state and state.open else None)
         else:
             manifest = await self._models.initial_parts()
-            self._ledger.create(self.plan, manifest, payload_sizes(self._models.store, manifest), time.time())
-        position = self._ledger.position(run)
-        if known and position.unevaluated is not None and (why := self._ruined(position.unevaluated)):
-            self._tell(do.EmitEvent("warning", position.stage, position.round, data={"text": why}))
-            position = self._ledger.position(run)
-        self._models.begin(position.manifest, self._ledger.states(run))
-        self._tell(self._started(position.manifest, broker))
+            ledger.create(self.plan, manifest, payload_sizes(store, manifest), time.time())
+        position = ledger.position(run)
+        last = position.unevaluated if known else None
+        if last is not None and (why := take_back_if_ruined(ledger, store, last)):
+            self._record.write(do.EmitEvent("warning", position.stage, position.round, data={"text": why}))
+            position = ledger.position(run)
+        self._models.begin(position.manifest, ledger.states(run))
+        self._record.write(run_started(self.plan, position.manifest, broker, self._publisher.facts()))
         for text in () if known else warnings_of(self.plan):
-            self._tell(do.EmitEvent("warning", data={"text": text, "lasting": True}))
-        self._kept = as_saved(self.state, was) if was is not None else self.state
+            self._record.write(do.EmitEvent("warning", data={"text": text, "lasting": True}))
+        if was is not None:
+            self._record.saved = as_saved(self.state, was)
         return Begin(
             at=self.clock(),
             stage=position.stage,
@@ -234,37 +211,9 @@ class Runner:
             attempt=position.attempt,
             unevaluated=position.unevaluated,
             made_ms=position.made_ms,
-            memory=load_memory(self._models.store, position.manifest),
+            memory=load_memory(store, position.manifest),
             resumed=state,
         )
-
-    def _ruined(self, attempt: Attempt) -> str:
-        """Take back a round whose state the run can not evaluate or continue from. Returns the reason, else "".
-
-        Versions that did not check a state before they committed it have left runs so.
-        """
-        states = self._ledger.states(self.plan.run)
-        why = ruined(self._models.store, states.pop((attempt.stage, attempt.round)))
-        before = states[max(states)]
-        if not why or not all(self._models.store.has(ref.id) for ref in before.values()):
-            return ""
-        self._ledger.take_back(self.plan.run, attempt)
-        return f"round {attempt.round} of stage {attempt.stage} is taken back and done again: of its model, {why}"
-
-    def _started(self, manifest: Manifest, broker: str) -> do.EmitEvent:
-        rounds = [stage.rounds for stage in self.plan.stages]
-        data = {
-            "name": self.plan.name,
-            "recipe": self.plan.recipe,
-            "stages": len(rounds),
-            "rounds_total": sum(rounds),
-            "broker": public_url(broker),
-            **self._publisher.facts(),
-            "parts": len(manifest),
-            "bytes": sum(ref.size for ref in manifest.values()),
-            **({"statistics": moving(self.plan)} if self.plan.slots.statistics else {}),
-        }
-        return do.EmitEvent("run_started", data=data)
 
     async def _loop(self) -> None:
         ticker = asyncio.create_task(self._tick())
@@ -307,7 +256,7 @@ class Runner:
 
     def _take(self, due: Sequence[Event | EventRow | BaseException]) -> None:
         """Move by each of these, commit all that is to be kept in one transaction, then perform, in their order."""
-        moves: list[_Move] = []
+        moves: list[Move] = []
         try:
             for event in due:
                 if isinstance(event, BaseException):
@@ -318,21 +267,16 @@ class Runner:
         finally:
             self._carry_out(moves)
 
-    def _move(self, state: State, event: Event | EventRow) -> _Move:
+    def _move(self, state: State, event: Event | EventRow) -> Move:
         if isinstance(event, EventRow):
-            return _Move(state, rows=[event])
+            return Move(state, rows=[event])
         state, out = step(state, event)
-        return _Move(state, event, out, [row_of(self._complete(one)) for one in out if isinstance(one, do.EmitEvent)])
+        return Move(state, event, out, [row_of(self._complete(one)) for one in out if isinstance(one, do.EmitEvent)])
 
-    def _carry_out(self, moves: Sequence[_Move]) -> None:
+    def _carry_out(self, moves: Sequence[Move]) -> None:
         if not moves:
             return
-        saves = [one for move in moves for one in move.out if isinstance(one, do.Save)]
-        kept = [row for move in moves for row in move.rows if row.kind not in FLEETING]
-        if kept or any(map(_shows, moves)):
-            self._commit(saves, kept, moves[-1].state)
-        else:
-            self._unsaved += saves
+        self._record.commit_moves(moves)
         for move in moves:
             self.state = move.state
             if isinstance(move.event, DeviceOffline | Declined):
@@ -341,17 +285,9 @@ class Runner:
                 if isinstance(save, do.SaveRound) and save.manifest is not None:
                     self._models.advance(save.attempt, save.manifest)
             for row in move.rows:
-                self._journal.tell(row)
+                self._record.journal.tell(row)
             for one in move.out:
                 self._perform(one)
-
-    def _commit(self, saves: Sequence[do.Save], kept: Sequence[EventRow], state: State) -> None:
-        """Bring the ledger up to ``state``; one that has not begun knows nothing of what the ledger holds."""
-        begun = state.phase is not Phase.STARTING
-        changed = changes(self._kept, state) if begun else NOTHING
-        if self._unsaved or saves or kept or changed != NOTHING:
-            self._ledger.commit(self.plan.run, [*self._unsaved, *saves], kept, time.time(), changed)
-        self._kept, self._unsaved = state if begun else self._kept, []
 
     def _complete(self, tell: do.EmitEvent) -> do.EmitEvent:
         if tell.kind != "run_finished":
@@ -380,24 +316,6 @@ class Runner:
         self._untidy = arriving is None  # then as soon as nothing is being checked
         if arriving is not None:
             self._models.tidy(one, arriving)
-
-    def _tell(self, tell: do.EmitEvent) -> None:
-        self._keep(row_of(tell))
-
-    def _keep(self, row: EventRow) -> None:
-        self._ledger.commit(self.plan.run, [], [row], time.time())
-        self._journal.tell(row)
-
-    def _failed(self, error: Exception) -> None:
-        """Put the end on record as far as that is possible; the error itself is raised in any case."""
-        known = isinstance(error, EdgeFLError)
-        text = error.message if isinstance(error, EdgeFLError) else f"{type(error).__name__}: {error}"
-        remedy = error.remedy if isinstance(error, EdgeFLError) else EdgeFLError.remedy
-        row = row_of(do.EmitEvent("run_failed", data={"text": text, "remedy": remedy, "expected": known}))
-        with contextlib.suppress(EdgeFLError):
-            self._commit([do.SaveEnd("failed")], [row], self.state)
-        with contextlib.suppress(EdgeFLError, OSError):
-            self._journal.tell(row)
 
     def _on_connection(self, connected: bool) -> None:
         self._connected = connected
