@@ -898,7 +898,7 @@ def test_a_device_with_most_of_a_parts_weight_is_named_once_in_a_run() -> None:
         play.finish_evaluate()
         if play.plans:  # of the second stage
             play.finish_plan()
-    assert said == [("a", "it has 90 % of the weight of part task; round.largest_share caps it")]
+    assert said == [("a", "a: it has 90 % of the weight of part task; round.largest_share caps it")]
 
 
 def left_alone() -> Play:
