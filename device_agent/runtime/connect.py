@@ -44,7 +44,7 @@ _VARIABLE = "EDGEFL_AGENT_OPTIONS"
 
 
 class Options(msgspec.Struct, frozen=True):
-    """What the user asked for, with the profile resolved."""
+    """Options of ``edgefl-agent run``, with the profile resolved."""
 
     broker: str = ""
     fleet: str = "default"

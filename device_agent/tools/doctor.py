@@ -185,7 +185,7 @@ def torch(device: str = "auto") -> Check:
 
 
 def memory() -> Check:
-    """What is free now."""
+    """Check of the memory that is free now."""
     from edgefl.resources.machine import capabilities
 
     found = capabilities()

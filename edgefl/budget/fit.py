@@ -100,7 +100,7 @@ def _fallbacks(job: Job, stage: Stage) -> Iterator[Job]:
 
 
 def _pieces(job: Job) -> list[tuple[int, bool]]:
-    """(micro-batch, whether blocks are computed anew), from most memory to least."""
+    """(micro-batch, whether activations are checkpointed), from most memory to least."""
     sizes = micro_batches(job.hyper.batch_size)
     anew = any(is_encoder(part) for part in job.stage.trained)
     return [*((size, False) for size in sizes), *([(sizes[-1], True)] if anew else [])]
@@ -180,7 +180,7 @@ def _unteachable(model: ModelSpec, own: Stage, candidate: Candidate) -> Refusal 
 
 
 def _without_labels(stage: Stage, slots: Slots) -> Stage:
-    """What a device without labels trains beside others that have them: not the classifier, nor what only it needs."""
+    """The stage of a device without labels beside others that have them: no classifier, nor parts that only it needs."""
     fused = any(term.method.unlabelled for term in chosen("objective", slots.objective))
     useless = {"task"} if fused else {"task", "fusion"}
     kept = tuple(part for part in stage.trained if part not in useless)
@@ -188,7 +188,7 @@ def _without_labels(stage: Stage, slots: Slots) -> Stage:
 
 
 def decline_of(placement: Placement, refusal: Refusal) -> Decline:
-    """What a device declines with ``refusal`` when it was offered this."""
+    """The declined placement, as later plans take it into account."""
     hyper, depth = placement.hyper, trained_depth(placement.stage)
     size = hyper.micro_batch or hyper.batch_size
     return Decline(depth, size, bool(hyper.cache), refusal, hyper.checkpoint, hyper.low_memory)

@@ -1,4 +1,4 @@
-"""What a round costs one device, from the price of its steps and the sizes of its parts."""
+"""Cost of a round on one device, from the price of its steps and the sizes of its parts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from edgefl.registry import chosen
 
 
 class Priced(NamedTuple):
-    """What a round needs: memory of its largest moment in bytes, FLOPs of a usual round.
+    """Price of a round's training: memory of its largest moment in bytes, FLOPs of a usual round.
 
     ``cache_fill_flops``: FLOPs for every sample through one part of a stored prefix, once; {} where nothing is stored;
     ``cache_fill_peak``: memory meanwhile. ``memory``: what ``peak`` consists of, by the names of ``MEMORY``.

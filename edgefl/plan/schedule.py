@@ -1,4 +1,4 @@
-"""What a stage of a schedule trains: its encoder stages, less of them for smaller devices, and the closing round.
+"""Stages of a schedule: their encoder stages, shallower variants for smaller devices, and the closing round.
 
 No schedule trains ``match/<m>``: the closing round fits them to the finished model, on every eligible device (PmcmFL,
 arXiv 2312.13508, appendix D). It is a stage of its own with one round (docs/decisions/0031).
