@@ -224,7 +224,7 @@ class Whose(NamedTuple):
 
 
 def whose(state: Path | None, fleet: str, device: str) -> Whose:
-    """The identity that a command is about: that in ``state``, or the one under the default directory that fits; else by name."""
+    """A command's identity: that in ``state``, or the one under the default directory that fits; else by name."""
     from edgefl.identity import device as own
 
     root = default_state()

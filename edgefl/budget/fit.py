@@ -180,7 +180,7 @@ def _unteachable(model: ModelSpec, own: Stage, candidate: Candidate) -> Refusal 
 
 
 def _without_labels(stage: Stage, slots: Slots) -> Stage:
-    """The stage of a device without labels beside others that have them: no classifier, nor parts that only it needs."""
+    """The stage of a device without labels beside others that have them: no classifier, nor what only it needs."""
     fused = any(term.method.unlabelled for term in chosen("objective", slots.objective))
     useless = {"task"} if fused else {"task", "fusion"}
     kept = tuple(part for part in stage.trained if part not in useless)
