@@ -10,7 +10,7 @@ TORCH := 'torch>=2.6,<2.14'
 LEDGER_TESTS := $(addprefix tests/,coordinator/test_ledger.py coordinator/test_coordinator_runner.py cli/test_cli_read.py \
   fleets/test_fleet.py fleets/test_fleet_kept.py)
 
-.PHONY: help wheel demo test test-all test-postgresql lint docs bench fuzz clean
+.PHONY: help wheel demo test test-all test-postgresql lint docs bench fuzz mutants clean
 
 help:  ## what there is
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 12
@@ -75,5 +75,13 @@ fuzz: $(VENV)/.dev  ## every decoder, guided by coverage: a minute each (docs/fu
 	@$(BIN)/python -c 'import atheris' 2>/dev/null || $(PIP) install 'atheris>=2.3'
 	PYTHONPATH=tests $(BIN)/python -m fuzz --time $(SECONDS_EACH) --target $(TARGETS)
 
+# EACH mutants of each folder, drawn by SEED; 60 are meant for an hour on two cores, 0 is all 13,000. ONLY=coordinator/core for one folder.
+EACH ?= 60
+SEED ?= 1
+ONLY ?=
+mutants: $(VENV)/.dev  ## whether the tests can fail: a sample of mutants (nightly; docs/results/mutants.md)
+	@$(BIN)/python -c 'import mutmut' 2>/dev/null || $(PIP) install --editable '.[mutants]'
+	PYTHONPATH=tests $(BIN)/python -m mutation --each $(EACH) --seed $(SEED) $(if $(ONLY),--folder $(ONLY))
+
 clean:  ## forget the environment and what was built; runs stay
-	rm -rf $(VENV) build dist .fuzz .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) build dist mutants .fuzz .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
