@@ -335,14 +335,12 @@ def _load(
 
 def _completed(dataset: Dataset, job: Job) -> tuple[Dataset, dict[str, float]]:
     """The data completed by the recipe's generator, and its metrics; shortcomings are written to stderr."""
-    options = job.slots.missing.get("completion")
-    if options is None:
-        return dataset, {}
-    from edgefl.methods.absent.completion import complete, generator
+    from edgefl.registry import chosen
 
-    encoders = job.model.encoders
-    make = generator(str(options["generator"]), str(options["checkpoint"]), dataset, encoders)
-    done = complete(dataset, encoders, make)
+    missing = chosen("missing", job.slots.missing)[0]
+    if missing.method.completed_data is None:
+        return dataset, {}
+    done = missing.bind(missing.method.completed_data)(dataset, job.model.encoders)
     if reason := done.reason():
         sys.stderr.write(f"{reason}\n")
     return done.dataset, done.metrics()

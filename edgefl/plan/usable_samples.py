@@ -14,8 +14,6 @@ UNLABELLED = "labels"
 LABEL_THEM = (
     "Label the samples, or take a recipe that needs no labels (`edgefl recipes` lists them), such as lw-fedmml-clip."
 )
-#: What a pretrained generator of ``edgefl.methods.absent.generators`` makes from what.
-_GENERATED = {"transformers": ("vision", "text"), "diffusers": ("text", "vision")}
 
 
 def usable_samples(
@@ -28,7 +26,7 @@ def usable_samples(
     counts = sorted((samples.get(m, 0) for m in modalities), reverse=True)
     some = min(samples.get("", 0), sum(counts))
     paired = counts[1] if len(counts) > 1 else 0
-    if "ignore" in slots.missing:
+    if chosen("missing", slots.missing)[0].method.complete_only:
         some = paired = min(counts, default=0)
     known = some if labelled is None else min(some, labelled)
     return max(known if needs_labels(slots) else 0, paired if needs_pairs(slots) else 0)
@@ -47,28 +45,17 @@ def held_out(hyper: Hyper, usable: int) -> int:
 
 
 def after_completion(slots: Slots, samples: Mapping[str, int], encoders: Mapping[str, EncoderSpec]) -> dict[str, int]:
-    """``samples`` (modality -> how many have it, "" -> all) with those that the recipe's generator will make.
-
-    A pretrained generator makes its one kind of modality from its other; ``nearest`` makes what a local sample has
-    beside another modality, and some do if there are more modalities than samples.
-    """
-    options = slots.missing.get("completion")
-    if options is None:
+    """``samples`` (modality -> how many have it, "" -> all) as they are once the recipe has completed them."""
+    missing = chosen("missing", slots.missing)[0]
+    if missing.method.completed_counts is None:
         return dict(samples)
-    kinds = _GENERATED.get(str(options.get("generator", "nearest")))
-    paired = sum(samples.get(m, 0) for m in encoders) > samples.get("", 0)
-    found = dict(samples)
-    for target, spec in encoders.items():
-        sources = [m for m in encoders if m != target and (kinds is None or (encoders[m].kind, spec.kind) == kinds)]
-        if kinds is not None or (paired and samples.get(target, 0)):
-            made = sum(samples.get(m, 0) for m in sources)
-            found[target] = min(samples.get("", 0), samples.get(target, 0) + made)
-    return {m: count for m, count in found.items() if count or m in samples}
+    found: dict[str, int] = missing.bind(missing.method.completed_counts)(samples, encoders)
+    return found
 
 
 def complete_only(slots: Slots) -> bool:
     """Whether only samples with every modality are trained on."""
-    return "ignore" in slots.missing or not needs_labels(slots)
+    return chosen("missing", slots.missing)[0].method.complete_only or not needs_labels(slots)
 
 
 def clusters_apart(slots: Slots, stage: Stage) -> bool:

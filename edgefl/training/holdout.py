@@ -12,6 +12,7 @@ from edgefl.errors import DataError
 from edgefl.plan.job import Job
 from edgefl.plan.usable_samples import LABEL_THEM, complete_only, held_out, needs_labels, needs_pairs, unlabelled
 from edgefl.records import Refusal
+from edgefl.registry import chosen
 
 
 class Split(NamedTuple):
@@ -24,7 +25,7 @@ class Split(NamedTuple):
 def usable_rows(job: Job, dataset: Dataset) -> np.ndarray:
     """Indices of the samples that can be trained on: labelled, or with two modalities, as the objective needs."""
     keep = _telling(job, dataset)
-    if "ignore" in job.slots.missing:
+    if chosen("missing", job.slots.missing)[0].method.complete_only:
         keep &= _having(job, dataset).all(axis=0)
     return np.flatnonzero(keep)
 

@@ -9,7 +9,7 @@ import pytest
 
 from edgefl.data.dataset import Dataset
 from edgefl.errors import ConfigError, DataError
-from edgefl.methods.absent.completion import complete, generator, nearest
+from edgefl.methods.absent.completion import complete, generator_of, nearest
 from edgefl.models.spec import EncoderSpec
 
 ENCODERS = {
@@ -59,9 +59,9 @@ def test_complete_data_is_left_alone():
 
 def test_an_unknown_generator_lists_the_known_ones():
     with pytest.raises(ConfigError, match="valid: nearest, transformers, diffusers"):
-        generator("magic", "", some([1] * 4, [1] * 4), ENCODERS)
+        generator_of("magic", "", some([1] * 4, [1] * 4), ENCODERS)
 
 
 def test_a_generator_that_can_not_be_read_is_named(tmp_path):
     with pytest.raises(DataError, match="nowhere' can not be read"):
-        generator("transformers", str(tmp_path / "nowhere"), some([1] * 4, [1] * 4), ENCODERS)
+        generator_of("transformers", str(tmp_path / "nowhere"), some([1] * 4, [1] * 4), ENCODERS)

@@ -13,7 +13,7 @@ import torch
 from edgefl.data.dataset import Dataset
 from edgefl.data.text import hashed
 from edgefl.errors import DataError, MissingDependencyError
-from edgefl.methods.absent.completion import complete, generator
+from edgefl.methods.absent.completion import complete, generator_of
 from edgefl.methods.absent.generators import QUESTIONS, prompt_of
 from edgefl.models.spec import EncoderSpec
 
@@ -96,7 +96,7 @@ def spoken(checkpoint: Path, picture: np.ndarray) -> str:
 
 def test_texts_are_made_of_images_by_a_real_checkpoint(blip: Path) -> None:
     share = data([1, 1, 1], [0, 1, 0], np.tile(hashed("a dog", LENGTH, 100), (3, 1)))
-    done = complete(share, spec(), generator("transformers", str(blip), share, spec()))
+    done = complete(share, spec(), generator_of("transformers", str(blip), share, spec()))
     assert done.made == {"picture": 0, "words": 2}
     assert done.dataset.has("words").all()
     made, pictures = done.dataset.modalities["words"], share.modalities["picture"]
@@ -108,16 +108,16 @@ def test_texts_are_made_of_images_by_a_real_checkpoint(blip: Path) -> None:
     assert made[0].tolist() == hashed(texts[0], LENGTH, 100).tolist()
     assert made[2].tolist() == hashed(texts[2], LENGTH, 100).tolist()
     assert made[1].tolist() == hashed("a dog", LENGTH, 100).tolist()  # its own text stays
-    again = complete(share, spec(), generator("transformers", str(blip), share, spec()))
+    again = complete(share, spec(), generator_of("transformers", str(blip), share, spec()))
     np.testing.assert_array_equal(again.dataset.modalities["words"], made)
 
 
 def test_a_grey_picture_has_a_text_too_and_a_sensor_has_none(blip: Path) -> None:
     share = data([1, 1], [0, 0], np.zeros((2, LENGTH), np.int64), channels=1)
-    done = complete(share, spec(channels=1), generator("transformers", str(blip), share, spec(channels=1)))
+    done = complete(share, spec(channels=1), generator_of("transformers", str(blip), share, spec(channels=1)))
     assert done.made["words"] == 2
     encoders = {"picture": EncoderSpec(kind="sensor", input_shape=(SIDE, SIDE)), "words": spec()["words"]}
-    make = generator("transformers", str(blip), share, encoders)
+    make = generator_of("transformers", str(blip), share, encoders)
     assert make("picture", "words", np.zeros((1, SIDE, SIDE), np.float32), [""]) is None
 
 
@@ -132,7 +132,7 @@ def test_a_checkpoint_that_only_captions_is_refused_with_the_way_out(tmp_path: P
     bert_tokenizer().save_pretrained(tmp_path)
     share = data([1], [0], np.zeros((1, LENGTH), np.int64))
     with pytest.raises(DataError, match="no processor that takes an image and a question") as raised:
-        generator("transformers", str(tmp_path), share, spec())
+        generator_of("transformers", str(tmp_path), share, spec())
     assert "BLIP" in raised.value.remedy
 
 
@@ -186,7 +186,7 @@ def test_images_are_made_of_texts_by_a_real_pipeline(diffusion: Path, tmp_path: 
     texts = ["a red dog", "the sky", "a red dog"]
     ids = np.array(encode(texts, padding="max_length", max_length=LENGTH)["input_ids"])
     share, encoders = data([0, 0, 0], [1, 1, 1], ids, channels), spec(channels, str(tmp_path))
-    done = complete(share, encoders, generator("diffusers", str(diffusion), share, encoders))
+    done = complete(share, encoders, generator_of("diffusers", str(diffusion), share, encoders))
     assert done.made == {"picture": 3, "words": 0}
     made = done.dataset.modalities["picture"]
     assert (made.shape, made.dtype) == ((3, SIDE, SIDE, channels), np.float32)
@@ -194,7 +194,7 @@ def test_images_are_made_of_texts_by_a_real_pipeline(diffusion: Path, tmp_path: 
     np.testing.assert_array_equal(made[0], made[2])  # the same prompt, the same picture
     assert np.abs(made[0] - made[1]).max() > 0.01
     torch.manual_seed(123)  # whatever was drawn before
-    again = complete(share, encoders, generator("diffusers", str(diffusion), share, encoders))
+    again = complete(share, encoders, generator_of("diffusers", str(diffusion), share, encoders))
     np.testing.assert_array_equal(again.dataset.modalities["picture"], made)
 
 
@@ -203,7 +203,7 @@ def test_images_are_made_of_texts_by_a_real_pipeline(diffusion: Path, tmp_path: 
 def test_hashed_words_have_no_way_back(diffusion: Path) -> None:
     share = data([0], [1], np.tile(hashed("a dog", LENGTH, 100), (1, 1)))
     with pytest.raises(DataError, match="no way back"):
-        complete(share, spec(), generator("diffusers", str(diffusion), share, spec()))
+        complete(share, spec(), generator_of("diffusers", str(diffusion), share, spec()))
 
 
 def test_the_prompt_names_the_class() -> None:
@@ -215,5 +215,5 @@ def test_without_diffusers_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setitem(sys.modules, "diffusers", None)
     share = data([0], [1], np.zeros((1, LENGTH), np.int64))
     with pytest.raises(MissingDependencyError, match="diffusers") as raised:
-        generator("diffusers", "any", share, spec())
+        generator_of("diffusers", "any", share, spec())
     assert "edgefl-toolkit[completion]" in raised.value.remedy

@@ -12,19 +12,40 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Meta
 
 from edgefl.data.dataset import Dataset, Encoder
 from edgefl.errors import ConfigError, Problem
 from edgefl.methods.absent.generators import GENERATORS, Array, Made, Make
+from edgefl.methods.absent.stand_ins import zero
+from edgefl.models.spec import EncoderSpec
+from edgefl.registry import Options, Recipe, StandIn, register
 
+#: What a pretrained generator makes from what.
+_GENERATED = {"transformers": ("vision", "text"), "diffusers": ("text", "vision")}
 #: Token counts are kept in this many bins: enough to tell short texts apart.
 _TOKEN_BINS = 512
 #: Rows compared at once, so that the distances of a large share stay small in memory.
 _ROWS = 256
+
+
+class Completion(Options, frozen=True):
+    """Options of generated modalities."""
+
+    generator: Annotated[
+        Literal["nearest", "transformers", "diffusers"],
+        Meta(
+            description=(
+                "nearest: the complete local sample that is most alike lends its other half; transformers: image to "
+                "text; diffusers: text to image"
+            )
+        ),
+    ] = "nearest"
+    checkpoint: Annotated[str, Meta(description="the generator's name or folder")] = ""
 
 
 class Completed(NamedTuple):
@@ -118,7 +139,7 @@ def _closest(values: Array, among: Array) -> npt.NDArray[np.int64]:
     return np.concatenate(chosen)
 
 
-def generator(name: str, checkpoint: str, dataset: Dataset, encoders: Mapping[str, Encoder]) -> Make:
+def generator_of(name: str, checkpoint: str, dataset: Dataset, encoders: Mapping[str, Encoder]) -> Make:
     """The generator a recipe names. Raises ConfigError for an unknown one, MissingDependencyError for its package."""
     if name == "nearest":
         return nearest(dataset)
@@ -137,3 +158,52 @@ def _features(values: Array) -> npt.NDArray[np.float32]:
     tokens = values[rows, columns].astype(np.int64) % _TOKEN_BINS
     np.add.at(counts, (rows, tokens), 1)
     return counts
+
+
+def completed_counts(
+    samples: Mapping[str, int], encoders: Mapping[str, EncoderSpec], *, generator: str = "nearest"
+) -> dict[str, int]:
+    """``samples`` (modality -> how many have it, "" -> all) with those that the generator will make.
+
+    A pretrained generator makes its one kind of modality from its other; ``nearest`` makes what a local sample has
+    beside another modality, and some do if there are more modalities than samples.
+    """
+    kinds = _GENERATED.get(generator)
+    paired = sum(samples.get(m, 0) for m in encoders) > samples.get("", 0)
+    found = dict(samples)
+    for target, spec in encoders.items():
+        sources = [m for m in encoders if m != target and (kinds is None or (encoders[m].kind, spec.kind) == kinds)]
+        if kinds is not None or (paired and samples.get(target, 0)):
+            made = sum(samples.get(m, 0) for m in sources)
+            found[target] = min(samples.get("", 0), samples.get(target, 0) + made)
+    return {m: count for m, count in found.items() if count or m in samples}
+
+
+def completed_data(
+    dataset: Dataset, encoders: Mapping[str, EncoderSpec], *, generator: str, checkpoint: str
+) -> Completed:
+    """The data with what the recipe's generator makes of it."""
+    return complete(dataset, encoders, generator_of(generator, checkpoint, dataset, encoders))
+
+
+def _checkpoint(recipe: Recipe) -> list[Problem]:
+    options = recipe["missing"]["completion"]
+    if options.get("generator") == "nearest" or options.get("checkpoint"):
+        return []
+    return [Problem("missing", f"completion by {options.get('generator')} needs a checkpoint; name one")]
+
+
+register(
+    StandIn(
+        "completion",
+        (
+            "generated from the modality at hand, once, before training (FedMVP); nothing is generated for the test "
+            "set: with one modality, the joint fusion sees that one and the token of an absent one"
+        ),
+        Completion,
+        conflicts=_checkpoint,
+        completed_counts=completed_counts,
+        completed_data=completed_data,
+        make=zero,
+    ),
+)

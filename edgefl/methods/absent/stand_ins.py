@@ -65,21 +65,6 @@ class Prototype(Options, frozen=True):
     ] = 0.0
 
 
-class Completion(Options, frozen=True):
-    """Options of generated modalities."""
-
-    generator: Annotated[
-        Literal["nearest", "transformers", "diffusers"],
-        Meta(
-            description=(
-                "nearest: the complete local sample that is most alike lends its other half; transformers: image to "
-                "text; diffusers: text to image"
-            )
-        ),
-    ] = "nearest"
-    checkpoint: Annotated[str, Meta(description="the generator's name or folder")] = ""
-
-
 def _prototypes(recipe: Recipe) -> list[Problem]:
     if "class_mean" in recipe["prototypes"]:
         return []
@@ -90,13 +75,6 @@ def _trained(recipe: Recipe) -> list[Problem]:
     if "reconstruction" in recipe["objective"]:
         return []
     return [Problem("missing", "reconstruction needs the term of the same name in the objective; add it")]
-
-
-def _checkpoint(recipe: Recipe) -> list[Problem]:
-    options = recipe["missing"]["completion"]
-    if options.get("generator") == "nearest" or options.get("checkpoint"):
-        return []
-    return [Problem("missing", f"completion by {options.get('generator')} needs a checkpoint; name one")]
 
 
 def zero(modality: str, given: AtHand) -> Made:
@@ -168,7 +146,7 @@ def _with_parts(model: ModelSpec, tables: Mapping[str, object]) -> bool:
 
 register(
     StandIn("zero", "zeros", Dropped, default=True, make=zero, offered=_always),
-    StandIn("ignore", "samples that lack a modality are left out", make=zero),
+    StandIn("ignore", "samples that lack a modality are left out", make=zero, complete_only=True),
     StandIn("random", "standard normal noise", Dropped, make=random),
     StandIn(
         "prototype",
@@ -177,16 +155,6 @@ register(
         conflicts=_prototypes,
         make=prototype,
         offered=_with_tables,
-    ),
-    StandIn(
-        "completion",
-        (
-            "generated from the modality at hand, once, before training (FedMVP); nothing is generated for the test "
-            "set: with one modality, the joint fusion sees that one and the token of an absent one"
-        ),
-        Completion,
-        conflicts=_checkpoint,
-        make=zero,
     ),
     StandIn(
         "reconstruction",
