@@ -7,7 +7,7 @@ import contextlib
 import time
 from collections import deque
 
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from device_agent.core import state as v
 from device_agent.runtime.agent import Agent
@@ -118,7 +118,6 @@ class Coordinator:
             CHUNK_BYTES,
             2,
             incarnation=len(self.receivers),
-            message=m.Grant,
         )
         self.receivers[transfer] = (receiver, partials)
         missing = {name: partial.missing() for name, partial in partials.items()}
@@ -133,7 +132,7 @@ class Coordinator:
     def carry_out(self, transfer, instructions, chunk=None):
         for one in instructions:
             if isinstance(one, SendNeed):
-                self.send(one.need)
+                self.send(m.Grant(**asdict(one.need)))
             elif isinstance(one, SendChunk):
                 self.send_chunk(transfer, one)
             elif isinstance(one, StoreChunk):

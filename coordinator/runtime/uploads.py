@@ -7,7 +7,8 @@ import contextlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import cast
+
+from msgspec.structs import asdict
 
 from coordinator.core.events import UpdateInvalid, UpdateStored
 from coordinator.core.state import Changes
@@ -90,8 +91,8 @@ class Uploads:
                 known.receiver.ask_again(self._clock())
             return
         self.cancel(device)
-        grant = partial(self._send, device)
-        receiver = DiskReceiver(transfer, device, update.manifest.values(), self._store, grant, Grant)
+        refs, send = update.manifest.values(), partial(self._send, device)
+        receiver = DiskReceiver(transfer, device, refs, self._store, send)
         self._uploads[device] = _Upload(update, receiver, previous, own)
         with self._rejecting(device):
             if (refusal := LIMITS.check_sizes(update.manifest, previous, self._rules.transfer)) is not None:
@@ -170,8 +171,8 @@ class Uploads:
                 end = upload.receiver.start(chunk_bytes, self._sizer.credit(chunk_bytes), self._clock())
                 self._ended(upload, end)
 
-    def _send(self, device: str, grant: Need) -> None:
-        self._grant(device, cast("Grant", grant))
+    def _send(self, device: str, need: Need) -> None:
+        self._grant(device, Grant(**asdict(need)))
 
     def _ended(self, upload: _Upload, end: End | None) -> None:
         if end is None:

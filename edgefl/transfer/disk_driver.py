@@ -38,19 +38,13 @@ End = Completed | Failed | Superseded
 class DiskReceiver:
     """Receives the objects ``refs`` into ``store``, as partial objects that are verified but not published.
 
-    ``send`` publishes what it needs: Need at an agent, Grant at the coordinator (``message``). Every event returns how
-    the transfer ended, None while it goes on; after Completed it still answers a sender that did not hear of it. Until
-    ``start`` and after ``pause`` there is no receiver: see ``running``. Raises StoreError when the disk refuses.
+    ``send`` publishes what it needs. Every event returns how the transfer ended, None while it goes on; after Completed
+    it still answers a sender that missed the end. Until ``start`` and after ``pause`` it is not ``running``. Raises
+    StoreError when the disk refuses.
     """
 
     def __init__(
-        self,
-        transfer: str,
-        device: str,
-        refs: Iterable[ObjectRef],
-        store: ObjectStore,
-        send: Callable[[Need], None],
-        message: type[Need] = Need,
+        self, transfer: str, device: str, refs: Iterable[ObjectRef], store: ObjectStore, send: Callable[[Need], None]
     ) -> None:
         self.transfer = transfer
         self.partials: dict[str, PartialObject] = {}  # object id -> what was not in the store when it started
@@ -59,7 +53,6 @@ class DiskReceiver:
         self._refs = list({ref.id: ref for ref in refs}.values())
         self._store = store
         self._send = send
-        self._message = message
         self._receiver: Receiver | None = None
         self._earlier_duplicate_bytes = 0  # of receivers there were before this one
 
@@ -85,9 +78,7 @@ class DiskReceiver:
         """
         self.pause()
         incarnation = secrets.randbelow(2**31)
-        self._receiver = Receiver(
-            self.transfer, self._device, self._refs, chunk_bytes, credit, incarnation=incarnation, message=self._message
-        )
+        self._receiver = Receiver(self.transfer, self._device, self._refs, chunk_bytes, credit, incarnation=incarnation)
         lacking = (ref for ref in self._refs if not self._store.has(ref.id))
         self.partials = {ref.id: self._store.partial(ref, chunk_bytes) for ref in lacking}
         missing = {name: partial.missing(chunk_bytes) for name, partial in self.partials.items()}

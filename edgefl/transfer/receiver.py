@@ -40,8 +40,7 @@ class Receiver:
     """Fetches ``refs`` over one transfer. ``device`` is the device's id, also when the coordinator receives.
 
     ``incarnation``: a random number below 2**31, so that epochs of this receiver and of one before a restart differ.
-    ``message`` is Need at an agent, Grant at the coordinator. ``dropped`` counts by reason what was ignored. Two parts
-    with the same object count as one.
+    ``dropped`` counts by reason what was ignored. Two parts with the same object count as one.
     """
 
     def __init__(
@@ -53,7 +52,6 @@ class Receiver:
         credit: int = DEFAULT_CREDIT,
         *,
         incarnation: int,
-        message: type[Need] = Need,
     ) -> None:
         self.transfer = transfer
         self.device = device
@@ -64,7 +62,6 @@ class Receiver:
         self.finished = False
         self.stalls = 0  # in a row, without a chunk between them
         self._index = ChunkIndex({ref.id: ref.size for ref in refs}, chunk_bytes)
-        self._message = message
         self._epoch = incarnation << STEP_BITS
         self._lacking = 0  # set of chunks
         self._unverified: set[str] = set()
@@ -176,7 +173,7 @@ class Receiver:
         return [SendNeed(self._need(received=self._in_epoch, done=True))]
 
     def _need(self, *, received: int = 0, missing: dict[str, bytes] | None = None, done: bool = False) -> Need:
-        return self._message(
+        return Need(
             device=self.device,
             transfer=self.transfer,
             epoch=self._epoch,

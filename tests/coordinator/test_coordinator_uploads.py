@@ -50,6 +50,7 @@ class Devices:
         self._before = self.store.put(part(0))
 
     def _granted(self, device: str, grant: Grant) -> None:
+        assert type(grant) is Grant
         self.grants[device] = grant
         if grant.missing:  # of a new epoch; else what has come is told
             self.todo[device] = [

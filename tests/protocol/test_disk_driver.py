@@ -8,7 +8,7 @@ import pytest
 
 from edgefl.errors import ProtocolError
 from edgefl.protocol.chunks import decode_chunks
-from edgefl.protocol.messages import Grant, Need
+from edgefl.protocol.messages import Need
 from edgefl.records import ObjectRef
 from edgefl.storage.objects import ObjectStore
 from edgefl.transfer.disk_driver import DiskReceiver, DiskSender, End, Superseded
@@ -21,17 +21,17 @@ LARGE, SMALL = bytes(range(250)) * 18, b"small"
 class Link:
     """A sender and a receiver with a store each; ``messages`` of chunks wait until they are delivered."""
 
-    def __init__(self, root: Path, *, message: type[Need] = Need) -> None:
+    def __init__(self, root: Path) -> None:
         self.source, self.target = ObjectStore(root / "source"), ObjectStore(root / "target")
         self.refs = [self.source.put(LARGE), self.source.put(SMALL)]
         self.messages: list[bytes] = []
         self.needs: list[Need] = []
         sizes = {ref.id: ref.size for ref in self.refs}
         self.sender = DiskSender("t", sizes, self.source, lambda device, message: self.messages.append(message))
-        self.receiver = self.another(self.refs, message)
+        self.receiver = self.another(self.refs)
 
-    def another(self, refs: list[ObjectRef], message: type[Need] = Need) -> DiskReceiver:
-        return DiskReceiver("t", "a", refs, self.target, self.needs.append, message)
+    def another(self, refs: list[ObjectRef]) -> DiskReceiver:
+        return DiskReceiver("t", "a", refs, self.target, self.needs.append)
 
     def deliver(self) -> End | None:
         """Everything that is asked for and sent, until nothing is under way; how it ended."""
@@ -45,11 +45,9 @@ class Link:
         return end
 
 
-@pytest.mark.parametrize("message", [Need, Grant])
-def test_objects_arrive_and_are_published_by_the_caller(tmp_path: Path, message: type[Need]) -> None:
-    link = Link(tmp_path, message=message)
+def test_objects_arrive_and_are_published_by_the_caller(tmp_path: Path) -> None:
+    link = Link(tmp_path)
     assert link.receiver.start(1000, 4, 0.0) is None
-    assert type(link.needs[0]) is message
     assert link.deliver() == Completed("a")
     assert (link.receiver.received_bytes, link.receiver.duplicate_bytes) == (4505, 0)
     assert not link.target.has(link.refs[0].id)
