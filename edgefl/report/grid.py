@@ -121,8 +121,13 @@ def measure(
 
 
 def limit_column(name: str, get: Callable[[Row], float | None], unit: str, group: str = "") -> Column[Row]:
-    """A column of budgets."""
-    return Column(name, lambda row: limit(get(row), unit), units.printed_unit(unit), group)
+    """A column of budgets: the number, or "no limit"."""
+
+    def cell(row: Row) -> Cell:
+        value = get(row)
+        return Cell("no limit", tone="dim") if value is None else amount(value, unit)
+
+    return Column(name, cell, units.printed_unit(unit), group)
 
 
 def letters(index: int) -> str:
@@ -140,11 +145,6 @@ def amount(value: float | None, unit: str, *, why: str = "", tip: str = "") -> C
     if value is None:
         return Cell(units.NOTHING, why=why, tip=why or tip, tone="dim")
     return Cell(units.number(units.scaled(value, unit)), why=why, tip=tip or why)
-
-
-def limit(value: float | None, unit: str) -> Cell:
-    """A budget: its number, or "no limit"."""
-    return Cell("no limit", tone="dim") if value is None else amount(value, unit)
 
 
 def measurement_cell(value: Figure, unit: str) -> Cell:

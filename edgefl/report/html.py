@@ -10,7 +10,6 @@ from edgefl.config.yaml_files import yaml_text
 from edgefl.records import FIGURES
 from edgefl.report import decisions, inventory, plots, quality, resources, rounds, totals, units
 from edgefl.report.grid import Grid, letters, with_rows
-from edgefl.report.svg import Plot
 from edgefl.run_records import RunReport
 
 #: What each ledger figure means, for the table of sources.
@@ -50,34 +49,25 @@ class Card:
 def render(report: RunReport) -> str:
     """The whole page. Needs jinja2 and matplotlib (extra ``coordinator``)."""
     import jinja2
-    from markupsafe import Markup
 
+    loader = jinja2.PackageLoader("edgefl.report", "templates")
     environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("edgefl.report", "templates"),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
+        loader=loader, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    environment.globals.update(mark=letters)
-
-    def drawn(plot: Plot | None) -> dict[str, str] | None:
-        return None if plot is None else {"svg": Markup(plot.svg), "caption": plot.caption}  # noqa: S704  # our own SVG, text escaped by matplotlib
-
-    style, _, _ = environment.loader.get_source(environment, "style.css") if environment.loader else ("", None, None)
     return environment.get_template("report.html.j2").render(
         report=report,
-        style=Markup(style),  # noqa: S704  # a file of this package
+        mark=letters,
+        style=loader.get_source(environment, "style.css")[0],
         started=units.moment(report.started_at),
         took=took(report),
         standing=rounds.standing(report),
         warnings=rounds.warnings(report),
         version=__version__,
         cards=cards(report),
-        learning=drawn(plots.learning(report)),
-        subsets=drawn(plots.subsets(report)),
-        memory=drawn(plots.memory(report)),
-        spending=drawn(plots.spending(report)),
+        learning=plots.learning(report),
+        subsets=plots.subsets(report),
+        memory=plots.memory(report),
+        spending=plots.spending(report),
         evaluation=quality.evaluation(report),
         quality=with_rows(*quality.grids(report)),
         device_bills=thirds(resources.device_bill(report)),
@@ -91,9 +81,7 @@ def render(report: RunReport) -> str:
         devices=inventory.devices(report),
         stages=inventory.stages(report),
         bundles=inventory.bundles(report),
-        sources=[
-            (MEANINGS[name], units.printed_unit(FIGURES[name]), where) for name, where in totals.origins(report).items()
-        ],
+        sources=[(MEANINGS[n], units.printed_unit(FIGURES[n]), where) for n, where in totals.origins(report).items()],
         config=yaml_text(without_secrets(report.config)) if report.config else "",
     )
 

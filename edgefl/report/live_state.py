@@ -73,7 +73,7 @@ class LiveState:
 
 @dataclass(frozen=True)
 class EventKind:
-    """How events of one kind are shown: line, change of the state, style of the line.
+    """How events of one kind are shown: line (None for some, such as progress), change of the state, style of the line.
 
     ``kept``: whether the line stays on a terminal above the display; the rest is visible in it.
     """
@@ -87,11 +87,6 @@ class EventKind:
 def kind_of(event: EventRow) -> EventKind:
     """The event's kind; unknown kinds show nothing, so that a newer coordinator can be watched."""
     return KINDS.get(event.kind, EventKind())
-
-
-def line(event: EventRow) -> str | None:
-    """The event in words; None when only the display's numbers move (progress) or the kind is unknown."""
-    return kind_of(event).line(event)
 
 
 def _start_run(state: LiveState, event: EventRow) -> None:

@@ -20,6 +20,8 @@ _CLASSIFICATION = {
     "macro_recall": "recall",
     "macro_f1": "F1",
 }
+_NOT_YET = "The model has not been evaluated yet."
+_OWN_MODELS = "Each device keeps its own model: see how it does on the device's own samples."
 #: Recall at these, both ways, as ``edgefl.training.metrics`` has them.
 _AT = (1, 5, 10, 50)
 #: Prefix of the metrics -> the group of columns.
@@ -70,12 +72,7 @@ def evaluation(report: RunReport) -> Grid:
     )
     own = any(name.startswith("trained_") for row in report.assignments for name in row.metrics)
     where = f", after stage {rows[0].stage}, round {rows[0].round}" if rows else ""
-    empty = (
-        "Each device keeps its own model: see how it does on the device's own samples."
-        if own
-        else "The model has not been evaluated yet."
-    )
-    return table(f"Test {metric}{where}", columns, given, notes, empty)
+    return table(f"Test {metric}{where}", columns, given, notes, _OWN_MODELS if own else _NOT_YET)
 
 
 def _name(row: _Given) -> str:
@@ -93,10 +90,9 @@ def _gain(zero: EvaluationRow | None, stand_in: EvaluationRow | None) -> Cell:
 
 def _statistics(report: RunReport) -> list[str]:
     """The note of a run whose model is evaluated with batch statistics of the test set."""
-    reasons = [e.data["statistics"] for e in report.events if e.kind == "run_started" and e.data.get("statistics")]
-    return (
-        [f"{reasons[-1]} moves the weights; batch norm's statistics are those of the test inputs."] if reasons else []
-    )
+    reasons = [event.data.get("statistics") for event in report.events if event.kind == "run_started"]
+    text = "{} moves the weights; batch norm's statistics are those of the test inputs."
+    return [text.format(reason) for reason in reasons if reason][-1:]
 
 
 def grids(report: RunReport) -> tuple[Grid, Grid, Grid]:

@@ -44,6 +44,9 @@ def rounds(report: RunReport) -> Grid:
     metric = totals.primary_metric(report)
     scores = {(r.stage, r.round): r for r in report.evaluations if r.missing == "none" and r.metric == metric}
 
+    def score(row: RoundRow) -> str:
+        return totals.score(scores.get((row.stage, row.round)))
+
     def took_part(row: RoundRow) -> Cell:
         asked = {one.device for one in _of(report, row) if one.status not in {"refused", "quarantined"}}
         offered = asked | set(row.participants)
@@ -52,8 +55,7 @@ def rounds(report: RunReport) -> Grid:
     def payload(row: RoundRow) -> Cell:
         here = _of(report, row)
         both = [totals.measured(name, here) for name in ("payload_up_bytes", "payload_down_bytes") if here]
-        moved = totals.total("payload", both)
-        return amount(moved.value, "B", why=moved.reason)
+        return amount((moved := totals.total("payload", both)).value, "B", why=moved.reason)
 
     def seconds(row: RoundRow) -> float | None:
         return None if row.ended_at is None else row.ended_at - row.started_at
@@ -65,12 +67,7 @@ def rounds(report: RunReport) -> Grid:
         Column("status", lambda row: Cell(row.status, tone=_TONES.get(row.status, "")), text=True),
         Column("took part", took_part, "of offered"),
         measure("loss", lambda row: row.metrics.get("loss"), "", why="no loss on record"),
-        Column(
-            metric,
-            lambda row: totals.score(scores.get((row.stage, row.round))),
-            "%" if totals.is_share(metric) else "",
-            tip="All modalities given.",
-        ),
+        Column(metric, score, "%" if totals.is_share(metric) else "", tip="All modalities given."),
         Column("payload", payload, "MiB", tip="Tensors sent and received by all devices."),
         measure("time", seconds, "s", why="the round has not ended"),
     ]

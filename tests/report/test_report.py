@@ -11,9 +11,9 @@ from rich.console import Console
 
 from edgefl.records import Budget, Capabilities, Figure, Speed, kind_of_machine
 from edgefl.report import decisions, html, inventory, quality, resources, rounds, terminal, totals, units
-from edgefl.report.grid import Cell, Grid, letters, measurement_cell
+from edgefl.report.grid import Cell, Column, Grid, letters, measurement_cell, table
 from edgefl.report.html import thirds, without_secrets
-from edgefl.report.live_state import line
+from edgefl.report.live_state import kind_of
 from edgefl.run_records import AssignmentRow, DeviceRow, EventRow, RunReport
 
 
@@ -279,6 +279,19 @@ def test_a_metric_that_is_no_share_is_not_made_a_percentage() -> None:
     assert "%" not in [column.unit for column in grid.columns]
 
 
+def test_a_column_gets_words_whole_numbers_cells_or_nothing_of_a_row() -> None:
+    columns: list[Column[int]] = [
+        Column("n", lambda row: 1000 * row, key=True),
+        Column("words", lambda row: "even" if row % 2 == 0 else None),
+        Column("half", lambda row: Cell(str(row / 2), why="a half")),
+    ]
+    grid = table("x", columns, [1, 2])
+    assert [[cell.text for cell in row] for row in grid.rows] == [["1,000", "", "0.5"], ["2,000", "even", "1.0"]]
+    assert grid.footnotes == ("a half",)
+    assert grid.mark(grid.rows[1][2]) == "a"
+    assert grid.groups() == [("", [0]), ("", [1]), ("", [2])]
+
+
 def test_footnote_letters_go_on_after_z() -> None:
     assert [letters(index) for index in (0, 25, 26, 27, 701, 702)] == ["a", "z", "aa", "ab", "zz", "aaa"]
 
@@ -325,8 +338,9 @@ def test_a_run_without_rows_shows_what_is_not_there_yet() -> None:
 def test_a_plan_tells_what_earlier_rounds_have_taught() -> None:
     placement = {"device": "a", "step_peak_bytes": 2**20, "flops": 1e9, "checkpoint": True, "micro_batch": 4}
     placement |= {"lean": "adafactor", "factors": {"step_peak_bytes": 1.25, "flops": 1.001, "energy_j": 2.0}}
-    told = line(EventRow(kind="stage_planned", stage=2, data={"placements": [placement]}))
+    event = EventRow(kind="stage_planned", stage=2, data={"placements": [placement]})
+    told = kind_of(event).line(event)
     assert "(corrected by its earlier rounds: memory × 1.25)" in told
     assert told.endswith("micro-batch 4, blocks computed anew, adafactor")
     placement["factors"] = {}
-    assert "corrected" not in line(EventRow(kind="stage_planned", stage=2, data={"placements": [placement]}))
+    assert "corrected" not in kind_of(event).line(event)
