@@ -159,8 +159,6 @@ class Prototypes(Method):
     averaged class by class.
     ``rows``: (model, options) -> {table: (rows, width)} of the global tables.
     ``local_rows``: (job, candidate, its modalities, options) -> the same of the device's own, predicted.
-    ``passes``: (job, share, options) -> (times, ((samples, modalities, how far), …)): what of the model ``local`` runs,
-    as ``edgefl.pricing.overhead`` prices it.
     """
 
     local: Callable[..., Mapping[str, Any]] | None = None
@@ -168,7 +166,6 @@ class Prototypes(Method):
     merge: Callable[..., tuple[dict[str, Any], dict[str, Any]]] | None = None
     rows: Callable[..., dict[str, tuple[int, int]]] | None = None
     local_rows: Callable[..., dict[str, tuple[int, int]]] | None = None
-    passes: Callable[..., tuple[float, list[tuple[float, tuple[str, ...], str]]]] | None = None
 
 
 @dataclass(frozen=True)

@@ -9,35 +9,35 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import nn
 
+from edgefl.data.dataset import Dataset, Encoded
 from edgefl.methods.prototypes.matcher_networks import MatcherSettings, classifier_loss, prior_losses
-from edgefl.models.encoders.base import TokenState
-from edgefl.models.spec import encodes_together
+from edgefl.models.spec import PROTOTYPES
 from edgefl.models.staged import StagedModel, build
-from edgefl.plan.frozen_prefix import built_parts
+from edgefl.plan.frozen_prefix import built_parts, prefixes
 from edgefl.plan.job import Job
 from edgefl.plan.norm import LEAST, MOST
 from edgefl.plan.schedule import is_closing
-from edgefl.plan.usable_samples import needs_pairs
-from edgefl.prototypes.mask import Table
-from edgefl.registry import chosen, method
+from edgefl.plan.usable_samples import needs_labels
+from edgefl.prototypes.table import ClassMeans, to_tensors
+from edgefl.registry import chosen
 from edgefl.resources.flops import FlopCounter
-from edgefl.training.batches import meta_input
-from edgefl.training.evaluate import logits_of
-from edgefl.training.fill import BY_MATCH, AtHand, at_inference
-from edgefl.training.flop_cache import kind_of_step
-from edgefl.training.scoring import matcher_of
+from edgefl.training.auxiliary import projections_of, pseudo_labels_of
+from edgefl.training.flop_cache import kind_of_step, metered
+from edgefl.training.forward import Auxiliary
+from edgefl.training.local_evaluation import local_evaluation
+from edgefl.training.local_prototypes import local_tables
+from edgefl.training.norm_statistics import take_local_statistics
 
 Pattern = tuple[str, ...]
-#: How far a sample goes: to what its heads are given, to the projections of its modalities, each alone or together, to
-#: the fused representation, to the logits.
-Through = Literal["encode", "alone", "project", "fuse", "classify"]
-#: Rows of a traced pass. FLOPs are by row, so that any number would do.
+#: What a round does with samples outside its steps.
+Function = Callable[[Job, StagedModel, Dataset], object]
+#: Samples that it is run on for its price. FLOPs are by sample, so that any number would do; batch norm takes two.
 _ROWS = 2
 
 
@@ -79,87 +79,51 @@ def patterns_of(shares: Mapping[str, float]) -> dict[Pattern, float]:
 
 
 class Overhead:
-    """Prices what is outside the steps, and remembers what it traced."""
+    """Prices what is outside the steps by running it on the meta device, and remembers what it ran."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[bytes, Pattern, str], float] = {}
+        self._known: dict[tuple[bytes, str, Pattern], float] = {}
 
     def __call__(self, job: Job, share: Share) -> float:
         """FLOPs of a round from the second on, when there is something received and something kept.
 
         The closing round has small networks, and no local evaluation or prototypes.
         """
-        made = self._statistics(job, share)
+        flops = self._statistics(job, share)
         if is_closing(job.stage):
-            return made + self._matchers(job, share)
-        return made + self._local_evaluations(job, share) + self._prototypes(job, share)
-
-    def _local_evaluations(self, job: Job, share: Share) -> float:
-        """The model as received and as trained on the samples apart and, where there is one, the personal one."""
-        if not share.holdout:
-            return 0.0
-        together = encodes_together(job.model)
-        alone = needs_pairs(job.slots) or not together
-        share = share._replace(patterns=share.tried)
-        flops = self._alone(job, share) if alone else 0.0
-        if job.model.classes and "task" in job.stage.trained:
-            for pattern, part in share.patterns.items():
-                encoded = 0.0 if together else self._row(job, pattern, "alone")  # taken over from each alone
-                flops += part * (self._row(job, pattern, "classify") - encoded)
-        return share.holdout * flops * (2 + _personal(job))
+            return flops + share.own * self._mean(job, share.patterns, projections_of) + _matchers(job, share)
+        if share.holdout:
+            evaluations = 2 + _personal(job)  # as received, as trained, the personal model
+            flops += evaluations * share.holdout * self._mean(job, share.tried, _evaluate)
+        count = share.own if needs_labels(job.slots) else share.trained
+        return flops + count * (self._mean(job, share.patterns, _cluster) + self._mean(job, share.patterns, _tables))
 
     def _statistics(self, job: Job, share: Share) -> float:
         """FLOPs of the statistics of the model as received, of a personal one and of teachers: a pass for each."""
         if not job.slots.statistics:
             return 0.0
         personal = _personal(job) and share.holdout > 0
-        taught = any(term.method.teacher for term in chosen("objective", job.slots.objective))
-        passes = 1 + personal + taught
-        return passes * sum(
-            min(MOST, count) * self._head_input(job, share, m)
-            for m in job.model.encoders
-            if (count := round(share.trained * share.having(m))) >= LEAST
-        )
+        teachers = any(term.method.teacher for term in chosen("objective", job.slots.objective))
+        passes = 1 + personal + teachers
+        flops = 0.0
+        for m in job.model.encoders:
+            count = round(share.trained * share.having(m))
+            if count >= LEAST:
+                having = {pattern: part / share.having(m) for pattern, part in share.patterns.items() if m in pattern}
+                flops += min(MOST, count) * self._mean(job, having, _statistics_of(m))
+        return passes * flops
 
-    def _head_input(self, job: Job, share: Share, m: str) -> float:
-        """One sample of m through its head, with shared attention beside what else such a sample has."""
-        alone = self._row(job, (m,), "alone")
-        if job.model.encoder_sharing != "multiway":
-            return alone
-        having = {pattern: part / share.having(m) for pattern, part in share.patterns.items() if m in pattern}
-        encoded = sum(part * self._row(job, pattern, "encode") for pattern, part in having.items())
-        return encoded + alone - self._row(job, (m,), "encode")
+    def _mean(self, job: Job, patterns: Mapping[Pattern, float], function: Function) -> float:
+        """FLOPs of ``function`` by sample, where ``patterns`` says which part of the samples has which modalities."""
+        return sum(part * self._by_sample(job, pattern, function) for pattern, part in patterns.items())
 
-    def _prototypes(self, job: Job, share: Share) -> float:
-        slot = chosen("prototypes", job.slots.prototypes)[0]
-        if slot.method.passes is None:
-            return 0.0
-        times, passes = slot.bind(slot.method.passes)(job, share)
-        return float(times * sum(part * self._row(job, pattern, through) for part, pattern, through in passes))
-
-    def _matchers(self, job: Job, share: Share) -> float:
-        flops = share.own * self._alone(job, share)
-        own = [m for m in job.model.encoders if share.having(m) and f"match/{m}" in job.stage.present]
-        for m in own:
-            small = build(job.model, [f"match/{m}"], device="meta").part(f"match/{m}")
-            if job.model.matching == "classifier":
-                flops += _taught(job, small, round(share.own * share.having(m)), partial(_classified, job, small))
-                continue
-            for other in own:
-                if other != m:
-                    prior = small.get_submodule(f"to/{other}")
-                    pairs = round(share.own * share.having(m, other))
-                    flops += _taught(job, prior, pairs, partial(_predicted, job, prior))
-        return flops
-
-    def _alone(self, job: Job, share: Share) -> float:
-        """Every modality of one sample, each encoded by itself and projected."""
-        return sum(share.having(m) * self._row(job, (m,), "alone") for m in job.model.encoders if share.having(m))
-
-    def _row(self, job: Job, pattern: Pattern, through: Through) -> float:
-        key = (kind_of_step(job, with_tables=False), pattern, through)
+    def _by_sample(self, job: Job, pattern: Pattern, function: Function) -> float:
+        key = (kind_of_step(job, with_tables=False), function.__name__, pattern)
         if key not in self._known:
-            self._known[key] = _pass(job, pattern, through) / _ROWS
+            model = build(job.model, built_parts(job), device="meta").eval()
+            with metered() as bill:
+                function(job, model, _samples(job, pattern))
+            self._known[key] = bill.flops / _ROWS
         return self._known[key]
 
 
@@ -169,45 +133,73 @@ def _personal(job: Job) -> bool:
     return personal
 
 
-@torch.no_grad()
-def _pass(job: Job, pattern: Pattern, through: Through) -> float:
-    """FLOPs of ``_ROWS`` samples that have these modalities."""
-    model = build(job.model, built_parts(job), device="meta").eval()
-    with FlopCounter() as counter:
-        _run(model, job, pattern, through)
-    return float(counter.flops)
-
-
-def _run(model: StagedModel, job: Job, pattern: Pattern, through: Through) -> None:
-    inputs = {m: meta_input(job, m, _ROWS) for m in pattern}
-    states: dict[str, TokenState] = {}
-    if job.model.fusion == "joint" and through not in {"encode", "alone"}:
-        states = model.encode_batch_tokens(inputs, dict.fromkeys(inputs), _ROWS, job.stage.depth)
-        pooled = {m: model.pool_tokens(m, state) for m, state in states.items()}
-    else:
-        pooled = model.encode_batch(inputs, dict.fromkeys(inputs), _ROWS, job.stage.depth)
-    if through == "encode":
-        return
-    projected = {m: model.project(m, h) for m, h in pooled.items()}
-    if through in {"alone", "project"}:
-        return
-    if through == "classify":  # local evaluation fills in what is absent
-        tables = meta_tables(job)
-        given = AtHand(projected, {}, model, tables, None, BY_MATCH, matcher_of(job.slots, {}))
-        logits_of(given, method("missing", at_inference(job.slots.missing, job.model, tables)).make, states or None)
-        return
-    has = {m: torch.ones(_ROWS, dtype=torch.bool, device="meta") for m in pattern}
-    model.fuse(projected, has, states or None)
-
-
-def meta_tables(job: Job) -> dict[str, Table]:
-    """Prototypes as they are from the second round on, without values."""
+def zero_prototypes(job: Job) -> dict[str, dict[str, np.ndarray]]:
+    """The part of global prototypes as it is received from the second round on, with zeros as values."""
     slot = chosen("prototypes", job.slots.prototypes)[0]
-    tables = slot.bind(slot.method.rows)(job.model) if slot.method.rows is not None else {}
-    return {
-        m: Table(torch.empty(rows, wide, device="meta"), torch.empty(rows, dtype=torch.bool, device="meta"))
-        for m, (rows, wide) in tables.items()
-    }
+    if slot.method.rows is None:
+        return {}
+    tables = slot.bind(slot.method.rows)(job.model)
+    zeros = {m: ClassMeans(np.zeros((n, wide), np.float32), np.ones(n, np.float32)) for m, (n, wide) in tables.items()}
+    return {PROTOTYPES: to_tensors(zeros)}
+
+
+def _evaluate(job: Job, model: StagedModel, samples: Dataset) -> None:
+    local_evaluation(job, model, samples, zero_prototypes(job), "")
+
+
+def _cluster(job: Job, model: StagedModel, samples: Dataset) -> None:
+    pseudo_labels_of(job, model, Auxiliary(), samples, np.random.default_rng(0))
+
+
+def _tables(job: Job, model: StagedModel, samples: Dataset) -> None:
+    local_tables(job, model, Auxiliary(), samples, np.random.default_rng(0))
+
+
+def _statistics_of(m: str) -> Function:
+    def statistics(job: Job, model: StagedModel, samples: Dataset) -> None:
+        take_local_statistics(job, model, samples, np.arange(len(samples)), {m: model.part(f"head/{m}")})
+
+    statistics.__name__ = f"statistics {m}"
+    return statistics
+
+
+def _samples(job: Job, pattern: Pattern) -> Dataset:
+    """``_ROWS`` samples that have the modalities of a pattern, with labels where the device has some: all zeros."""
+    encoders = {m: job.model.encoders[m] for m in pattern}
+    labelled = job.model.classes > 0 and "task" in job.stage.trained
+    dtypes = {m: np.int64 if encoder.kind == "text" else np.float32 for m, encoder in encoders.items()}
+    encoded = {}
+    for m, prefix in prefixes(job).items():
+        if m in pattern:
+            mask = np.ones((_ROWS, prefix.tokens), np.bool_) if encoders[m].kind == "text" else None
+            stored = np.float16 if job.hyper.cache == "f16" else np.float32
+            tokens = np.zeros((_ROWS, prefix.tokens, encoders[m].width), stored)
+            encoded[m] = Encoded(tokens, mask, prefix.depth)
+    return Dataset(
+        modalities={m: np.zeros((_ROWS, *encoder.input_shape), dtypes[m]) for m, encoder in encoders.items()},
+        present={m: np.ones(_ROWS, np.bool_) for m in pattern},
+        labels=np.zeros(_ROWS, np.int64) if labelled else None,
+        label_names=("",) if labelled else (),
+        ids=[str(i) for i in range(_ROWS)],
+        encoded=encoded,
+    )
+
+
+def _matchers(job: Job, share: Share) -> float:
+    """FLOPs of training the small networks."""
+    flops = 0.0
+    own = [m for m in job.model.encoders if share.having(m) and f"match/{m}" in job.stage.present]
+    for m in own:
+        small = build(job.model, [f"match/{m}"], device="meta").part(f"match/{m}")
+        if job.model.matching == "classifier":
+            flops += _taught(job, small, round(share.own * share.having(m)), partial(_classified, job, small))
+            continue
+        for other in own:
+            if other != m:
+                prior = small.get_submodule(f"to/{other}")
+                pairs = round(share.own * share.having(m, other))
+                flops += _taught(job, prior, pairs, partial(_predicted, job, prior))
+    return flops
 
 
 def _taught(job: Job, module: nn.Module, rows: int, step: Callable[[int], float]) -> float:

@@ -20,10 +20,11 @@ from edgefl.plan.frozen_prefix import built_parts, prefixes, together_in, with_c
 from edgefl.plan.job import Job
 from edgefl.plan.schedule import is_closing
 from edgefl.plan.usable_samples import after_completion, clusters_apart, complete_only, held_out, usable_samples
-from edgefl.pricing.overhead import Overhead, Share, meta_tables, patterns_of
+from edgefl.pricing.overhead import Overhead, Share, patterns_of, zero_prototypes
 from edgefl.registry import chosen
 from edgefl.resources.flops import FlopCounter
 from edgefl.resources.live_bytes import LiveBytes
+from edgefl.training.auxiliary import tables_of
 from edgefl.training.batches import LEAST_ROWS, ShapeKey, meta_batch, meta_input
 from edgefl.training.embeddings import BATCH
 from edgefl.training.flop_cache import FlopCounts, kind_of_step, linear_in
@@ -240,7 +241,7 @@ def _meta_auxiliary(job: Job, model: StagedModel) -> Auxiliary:
     received = any(term.received for term in terms)
     trained = [p for p in model.parameters() if p.requires_grad and received]
     return Auxiliary(
-        meta_tables(job),
+        tables_of(zero_prototypes(job), torch.device("meta")),
         {m: copied(head, trained=True) for m, head in heads.items()} if clusters_apart(job.slots, job.stage) else {},
         {m: copied(head, trained=False) for m, head in heads.items()} if any(term.teacher for term in terms) else {},
         tuple((p, p.detach().clone()) for p in trained),

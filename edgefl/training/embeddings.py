@@ -8,7 +8,7 @@ from functools import partial
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from edgefl.data.dataset import Dataset
 from edgefl.models.staged import StagedModel
@@ -39,7 +39,7 @@ def embeddings(
         for start in range(0, len(rows), BATCH):
             index = rows[start : start + BATCH]
             x = input_of(dataset, modality, index, device_of(model))
-            out[index] = project(model.encode(modality, x, depth)).cpu().numpy()
+            out[index] = to_numpy(project(model.encode(modality, x, depth)))
     return out
 
 
@@ -54,6 +54,11 @@ def evaluation_mode(*modules: nn.Module) -> Iterator[None]:
     finally:
         for layer, training in modes:
             layer.training = training
+
+
+def to_numpy(values: Tensor) -> np.ndarray:
+    """The values on the host; zeros for those of the meta device, where a function runs for its FLOPs alone."""
+    return np.zeros(tuple(values.shape), np.float32) if values.is_meta else np.asarray(values.cpu().numpy())
 
 
 def device_of(model: nn.Module) -> torch.device:

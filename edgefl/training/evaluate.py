@@ -35,7 +35,7 @@ from edgefl.prototypes.table import ClassMeans, from_tensors
 from edgefl.records import EvaluationRow
 from edgefl.registry import default, method, methods
 from edgefl.training.batches import input_of
-from edgefl.training.embeddings import BATCH, device_of, embeddings
+from edgefl.training.embeddings import BATCH, device_of, embeddings, to_numpy
 from edgefl.training.fill import BY_MATCH, AtHand, Make, fill
 from edgefl.training.metrics import classification, pairs, retrieval, same_items
 from edgefl.training.norm_statistics import take_statistics
@@ -88,7 +88,7 @@ class _Judged:
         r, tokens = self._encoded(available, rows)
         given = AtHand(r, {}, self.model, self.tables, None, BY_MATCH, self.matcher, self.networks)
         make = method("missing", mask if len(available) < len(self.model.spec.encoders) else default("missing")).make
-        return np.asarray(logits_of(given, make, tokens).cpu().numpy())
+        return to_numpy(logits_of(given, make, tokens))
 
     def _encoded(
         self, available: Sequence[str], rows: np.ndarray

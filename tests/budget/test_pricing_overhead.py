@@ -117,6 +117,12 @@ def test_class_means_cost_the_projections_and_of_complete_samples_the_fusion(nam
     assert Pricer()(made, data.samples())[1] == pytest.approx(ran(made, data), rel=0.08)  # which are apart is drawn
 
 
+def test_heads_without_batch_norm_take_no_statistics():
+    made, data = whole(MODELS["joint shared"], prototypes=ADAPTIVE, missing={"zero": {}}, holdout=0.25), dataset(24)
+    asked = msgspec.structs.replace(made, slots=msgspec.structs.replace(made.slots, statistics=True))
+    assert Pricer()(asked, data.samples())[1] == Pricer()(made, data.samples())[1] == ran(asked, data)
+
+
 @pytest.mark.parametrize("matching", ["classifier", "prior"])
 @pytest.mark.parametrize("samples", [24, 90])  # one batch, and two of unequal size
 def test_the_closing_round_costs_its_small_networks_and_the_projections_they_learn_from(matching, samples):

@@ -15,14 +15,13 @@ from edgefl.methods.prototypes.complete import complete
 from edgefl.methods.prototypes.min_count import MinCount
 from edgefl.models.spec import ModelSpec
 from edgefl.plan.job import Candidate, Job
-from edgefl.plan.usable_samples import clusters_apart, held_out, needs_labels, usable_samples
+from edgefl.plan.usable_samples import held_out, usable_samples
 from edgefl.prototypes.table import ClassMeans
 from edgefl.registry import Options, Prototypes, register
 
 if TYPE_CHECKING:
     from edgefl.data.dataset import Dataset
     from edgefl.models.staged import StagedModel
-    from edgefl.pricing.overhead import Share
     from edgefl.training.forward import Auxiliary
 
 
@@ -63,13 +62,6 @@ def local_rows(
     return dict.fromkeys(own, (count, job.model.head.out)) if count else {}
 
 
-def passes(job: Job, share: Share) -> tuple[float, list[tuple[float, tuple[str, ...], str]]]:
-    """Every modality of a sample encoded by itself; before training too where private heads need its clusters."""
-    count = share.own if needs_labels(job.slots) else share.trained  # clusters are of complete samples
-    times = count * (2 if clusters_apart(job.slots, job.stage) else 1)
-    return times, [(share.having(m), (m,), "alone") for m in job.model.encoders if share.having(m)]
-
-
 register(
     Prototypes(
         "adaptive",
@@ -81,6 +73,5 @@ register(
         merge=complete,
         rows=rows,
         local_rows=local_rows,
-        passes=passes,
     )
 )

@@ -22,7 +22,6 @@ from edgefl.registry import Options, Prototypes, Recipe, register
 if TYPE_CHECKING:
     from edgefl.data.dataset import Dataset
     from edgefl.models.staged import StagedModel
-    from edgefl.pricing.overhead import Share
     from edgefl.training.forward import Auxiliary
 
 
@@ -92,16 +91,6 @@ def local_rows(job: Job, candidate: Candidate, own: Sequence[str], **options: ob
     return _tables(job.model, own)
 
 
-def passes(job: Job, share: Share, **options: object) -> tuple[float, list[tuple[float, tuple[str, ...], str]]]:
-    """Every sample through its projections, complete ones through the fusion; of pairs, complete ones alone."""
-    whole = len(job.model.encoders)
-    return share.own, [
-        (part, pattern, "fuse" if len(pattern) == whole else "project")
-        for pattern, part in share.patterns.items()
-        if len(pattern) == whole or options["from"] != "pairs"
-    ]
-
-
 def _tables(model: ModelSpec, modalities: Sequence[str]) -> dict[str, tuple[int, int]]:
     fused = {FUSED: fused_width(model)} if len(modalities) == len(model.encoders) else {}
     return {m: (model.classes, width) for m, width in {**dict.fromkeys(modalities, model.head.out), **fused}.items()}
@@ -125,6 +114,5 @@ register(
         classes=True,
         rows=rows,
         local_rows=local_rows,
-        passes=passes,
     )
 )

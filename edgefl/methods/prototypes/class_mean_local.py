@@ -20,7 +20,7 @@ from edgefl.models.staged import StagedModel
 from edgefl.plan.job import Job
 from edgefl.prototypes.table import FUSED, ClassMeans
 from edgefl.training.batches import ShapeKey, make_batch
-from edgefl.training.embeddings import device_of
+from edgefl.training.embeddings import device_of, to_numpy
 from edgefl.training.flop_cache import counted, kind_of_step, linear_in
 
 
@@ -71,13 +71,14 @@ def _representations(
     else:
         pooled = model.encode_batch(batch.inputs, batch.rows, batch.size, job.stage.depth)
     projected = {m: model.project(m, h) for m, h in pooled.items()}
-    result = [(m, indices[dataset.has(m)[indices]], r.cpu().numpy()) for m, r in projected.items()]
+    result = [(m, indices[dataset.has(m)[indices]], to_numpy(r)) for m, r in projected.items()]
     if len(projected) == len(job.model.encoders):
         complete = np.logical_and.reduce([dataset.has(m)[indices] for m in projected])
         if complete.any():
-            kept = {m: torch.from_numpy(complete[dataset.has(m)[indices]]).to(r.device) for m, r in projected.items()}
+            rows = {m: np.flatnonzero(complete[dataset.has(m)[indices]]) for m in projected}
+            kept = {m: torch.from_numpy(rows[m]).to(r.device) for m, r in projected.items()}
             chosen = {m: r[kept[m]] for m, r in projected.items()}
             tokens = {m: state.of(kept[m]) for m, state in states.items()}
             fused = model.fuse(chosen, None, tokens or None, dict.fromkeys(kept))
-            result.append((FUSED, indices[complete], fused.cpu().numpy()))
+            result.append((FUSED, indices[complete], to_numpy(fused)))
     return result
