@@ -1,4 +1,4 @@
-"""What stands beside the model while it trains: prototypes, private copies of heads, teachers, and the values received.
+"""Auxiliary state of the loss terms: prototypes, private copies of heads, teachers, and the values received.
 
 A private copy (AproMFL's clustering model) is that of a device without labels: it begins as the mapping the device was
 first sent, is trained along and stays on the device. A teacher is the mapping as it was received in this round; the
@@ -36,7 +36,7 @@ PRIVATE_HEAD = "twin/"
 
 
 def auxiliary_of(job: Job, model: StagedModel, parts: Mapping[str, Tensors], kept: Mapping[str, Tensors]) -> Auxiliary:
-    """What the recipe's terms need. ``parts``: as received; ``kept``: what this device's last round left here."""
+    """Auxiliary state of the recipe's terms. ``parts``: as received; ``kept``: parts of this device's last round."""
     terms = [term.method for term in chosen("objective", job.slots.objective)]
     heads = [m for m in job.model.encoders if f"head/{m}" in job.stage.trained]
     private_heads: dict[str, nn.Module] = {}

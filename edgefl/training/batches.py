@@ -53,7 +53,7 @@ class Batch:
 
 
 def input_of(dataset: Dataset, modality: str, rows: np.ndarray, device: str | torch.device) -> Input:
-    """What a model is shown of the samples ``rows`` [n], which all have the modality."""
+    """A model's input of one modality for the samples ``rows`` [n], which all have it."""
     encoded = dataset.encoded.get(modality)
     if encoded is None:
         return torch.from_numpy(dataset.modalities[modality][rows]).to(device)
@@ -131,7 +131,7 @@ def unmixed_rows(
 
 
 def meta_input(job: Job, modality: str, rows: int) -> Input:
-    """What a step is shown of ``rows`` samples, on the meta device: shapes without data, for pricing."""
+    """A model's input of one modality for ``rows`` samples on the meta device: shapes without data, for pricing."""
     encoder = job.model.encoders[modality]
     text = encoder.kind == "text"
     prefix = prefixes(job).get(modality)

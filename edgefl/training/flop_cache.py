@@ -113,7 +113,7 @@ def kind_of_step(job: Job, *, with_tables: bool) -> bytes:
 
 
 def linear_in(job: Job) -> Linear:
-    """What a step's FLOPs are a sum over: rows of each modality, or with two of them rows of each pattern."""
+    """The terms that a step's FLOPs are a sum over: rows of each modality, or with two of them rows of each pattern."""
     if not encodes_together(job.model):
         return "rows"
     return "patterns" if len(job.model.encoders) <= 2 else "nothing"  # of three, the shape does not tell the patterns

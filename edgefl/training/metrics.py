@@ -61,7 +61,7 @@ def retrieval_ranks(
 ) -> Integers:
     """The rank [N], from 1, of each query's own candidate, which is the same row of ``candidates`` [N, d].
 
-    By cosine. Every other candidate that is as near as the own one, or can not be compared (NaN), counts as ahead.
+    By cosine. Every other candidate that is as near as the own one, or cannot be compared (NaN), counts as ahead.
     ``items``: numbers [N]; a candidate that shares one of them with the query is as right as its own, and the best of
     these counts. Raises DataError when there is nothing to judge, or the shapes differ.
     """

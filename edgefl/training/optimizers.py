@@ -42,7 +42,7 @@ class Group:
 
 
 class Optimizer(Protocol):
-    """What a training step needs."""
+    """Interface of an optimiser to a training step."""
 
     groups: tuple[Group, ...]
 

@@ -67,7 +67,7 @@ class PrefixCache:
     def encoded(self, job: Job, dataset: Dataset, parts: Mapping[str, Tensors], device: str) -> Dataset:
         """``dataset`` with the prefixes' outcome in place of its values, computed where it is not there yet.
 
-        Raises PrecisionError for values that f16 can not hold, StoreError when the disk is full.
+        Raises PrecisionError for values that f16 cannot hold, StoreError when the disk is full.
         """
         wanted = prefixes(job)
         self._kept = [one for one in self._kept if one.dataset is not dataset or one.modality in wanted]

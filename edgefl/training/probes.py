@@ -1,4 +1,4 @@
-"""What a model makes of a few probe samples: the representations that the slot cka compares (FedMVP).
+"""Representations of a few probe samples by each device's model, which the weights cka compare (FedMVP).
 
 One complete labelled sample a class (of unlabelled data: the first ones) of the coordinator's own; they are probes
 only, and no longer part of the test.

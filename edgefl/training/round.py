@@ -123,7 +123,7 @@ def train_round(
     """Train ``job.stage.trained`` for ``job.hyper.epochs`` epochs on ``dataset``.
 
     ``parts`` holds every present part as received, and "prototypes" when there are global ones. ``salt`` (device and
-    round) makes batches differ between devices and rounds, reproducibly. Raises DataError when the share can not fill
+    round) makes batches differ between devices and rounds, reproducibly. Raises DataError when the share cannot fill
     one batch (decision D-L3) and RunError when the loss is not finite.
     """
     local = local or LocalState()
