@@ -177,7 +177,7 @@ def _write_bundle(root: Path, export: _Export, given: tuple[str, ...]) -> Manife
     inputs, axes = input_ports(model, given)
     presence, outputs = presence_ports(given), output_ports(model, given, min(matcher.k, rows))
     make = method("missing", export.masks[0]).make
-    graph = BundleGraph(_built(export, present), stage.depth, given, make, tuple(tables), matcher, networks)
+    graph = BundleGraph(_built(export, present), stage.depth, given, make, matcher, networks)
     data = to_onnx(graph, inputs, presence, outputs, axes, defaults(tables))
     checks = check(open_session(data), Subject(graph, inputs, axes, tables, masks), export.tolerance)
     manifest = Manifest(

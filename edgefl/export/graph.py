@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
+from edgefl.export.manifest import table_names
 from edgefl.models.encoders.base import TokenState
 from edgefl.models.staged import StagedModel
 from edgefl.models.vectors import unit
@@ -25,8 +26,7 @@ from edgefl.training.scoring import WeightedNetworks, answers
 class BundleGraph(nn.Module):
     """The model for the modalities ``given``, of which a row has one at least; stand-ins for the others by ``make``.
 
-    ``tables``: the modalities whose prototypes it takes, in this order; ``matcher``: how they are found; ``networks``:
-    those of each modality of ``given`` where the matcher is a trained one.
+    ``matcher``: how prototypes are found; ``networks``: those of each modality of ``given`` where it is a trained one.
     Labelled models give logits and probabilities [B, C] and, with tables, for the O modalities that may be absent the
     matched rows [B, O, k] (-1: none) and their weights. Unlabelled ones give each modality's normalised projection
     [B, d], zero where it is absent.
@@ -38,7 +38,6 @@ class BundleGraph(nn.Module):
         depth: int,
         given: Sequence[str],
         make: Make,
-        tables: Sequence[str] = (),
         matcher: Matcher = DEFAULT_MATCHER,
         networks: Mapping[str, WeightedNetworks] | None = None,
     ) -> None:
@@ -47,7 +46,6 @@ class BundleGraph(nn.Module):
         self.depth = depth
         self.given = tuple(given)
         self.make = make
-        self.tables = tuple(tables)
         self.matcher = matcher
         self.networks = nn.ModuleList(network for each in (networks or {}).values() for _, network in each)
         self.answers = {m: answers(each, m) for m, each in (networks or {}).items()}
@@ -56,7 +54,8 @@ class BundleGraph(nn.Module):
         self, inputs: tuple[Tensor, ...], presence: tuple[Tensor, ...], tables: tuple[Tensor, ...]
     ) -> tuple[Tensor, ...]:
         """``inputs``: each [B, …] in the order of ``given``; ``presence``: for each which rows have it [B] (above one
-        half), none at all: every row has them; ``tables``: rows and valid of each modality in turn.
+        half), none at all: every row has them; ``tables``: rows and valid of each modality of ``table_names`` in turn,
+        none where the stand-ins are not made of prototypes.
         """
         has = {m: flags > 0.5 for m, flags in zip(self.given, presence, strict=True)} if presence else {}
         states = self._encode(dict(zip(self.given, inputs, strict=True)), has)
@@ -64,8 +63,9 @@ class BundleGraph(nn.Module):
         r |= {m: torch.where(rows.unsqueeze(1), r[m], 0.0) for m, rows in has.items()}
         if not self.model.spec.classes:
             return tuple(unit(own) for own in r.values())
-        pairs = [Table(*tables[i : i + 2]) for i in range(0, len(tables), 2)]
-        filled = fill(self.make, self.at_hand(r, has, dict(zip(self.tables, pairs, strict=True))))
+        names = table_names(self.model.spec, self.given, self.matcher) if tables else ()
+        found = {m: Table(*pair) for m, *pair in zip(names, tables[::2], tables[1::2], strict=True)}
+        filled = fill(self.make, self.at_hand(r, has, found))
         logits = self.model.classify(self.model.fuse(filled.values, has or None, states, counted=filled.counted))
         return (logits, logits.softmax(dim=1), *_matches(filled.made, has))
 

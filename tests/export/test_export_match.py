@@ -141,7 +141,7 @@ def graph_of(metric: str, networks: WeightedNetworks | None = None) -> BundleGra
     """What a bundle of acc computes, before its export."""
     model = model_of(metric)[1]
     each = {"acc": networks_of(metric) if networks is None else networks}
-    return BundleGraph(model, 2, ("acc",), prototype, tuple(tables_of(metric)), Matcher(metric), each)
+    return BundleGraph(model, 2, ("acc",), prototype, Matcher(metric), each)
 
 
 Answer = Callable[[dict[str, np.ndarray]], dict[str, np.ndarray]]

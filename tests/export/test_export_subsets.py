@@ -280,7 +280,7 @@ def in_torch(model: StagedModel, data: Dataset, parts: Parts, mask: str) -> np.n
     """What the graph answers before its export, each sample by what it has."""
     tables = {} if mask == "reconstruction" else from_tensors(parts["prototypes"])
     make = method("missing", "prototype" if tables else mask).make  # a mask of zeros is one whose tables hold no row
-    graph = BundleGraph(model, 1, NAMES, make, tuple(tables))
+    graph = BundleGraph(model, 1, NAMES, make)
     inputs = tuple(torch.from_numpy(data.modalities[m]) for m in NAMES)
     presence = tuple(torch.from_numpy(data.present[m].astype(np.float32)) for m in NAMES)
     shown: list[torch.Tensor] = []

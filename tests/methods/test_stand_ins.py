@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - the field's own name for it
 from training_fixture import CROSS_ENTROPY, SHAPE, dataset, job, model_spec, parts_of, stages_of
 
+from edgefl import registry
 from edgefl.data.dataset import Dataset
 from edgefl.errors import ModelError
 from edgefl.methods.absent.stand_ins import reconstruction
@@ -105,6 +106,23 @@ def test_prototypes_are_matched_in_training_as_the_recipe_does_at_inference(opti
     plain = judge(loaded(made, parts), ALONE, made.stage.depth, some_tables(), None, ["a"], mask="prototype")
     same = options == {"match": "classifier"}  # its networks are trained in the last round: cosine till then
     assert (abs(plain["loss"] - wanted) < 1e-5) == same
+
+
+def test_an_outside_stand_in_fills_in_training_and_evaluation_alike(monkeypatch: pytest.MonkeyPatch):
+    def ones(modality: str, given: AtHand) -> Made:
+        return Made(torch.ones_like(given.zeros()), given.rows(True))
+
+    assert "ones" not in registry.methods("missing")
+    own = registry.StandIn("ones", "ones", make=ones, offered=lambda model, tables: True)
+    monkeypatch.setitem(registry._methods["missing"], "ones", own)
+    made = made_of(spec_with(fusion="mean"), missing={"ones": {}})
+    parts = parts_of(made)
+    found = local_evaluation(made, loaded(made, parts), ALONE, parts, "received")
+    assert found["received_loss"] == pytest.approx(trained_loss(made, parts, ALONE), abs=1e-5)
+    zeros = judge(loaded(made, parts), ALONE, made.stage.depth, {}, None, ["a"], mask="zero")
+    assert abs(zeros["loss"] - found["received_loss"]) > 1e-4
+    rows = evaluate(made.model, made.stage, parts, TestSet(ALONE), prototypes=False)
+    assert {row.missing for row in rows} == {"zero", "ones"}
 
 
 def test_a_reconstruction_by_hand():
