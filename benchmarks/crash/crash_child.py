@@ -178,7 +178,7 @@ def coordinator(crash: Crash) -> None:
         crash.armed = crash.armed or (row.kind == "round_started" and row.round == DISTURBED)
         return "journal"
 
-    crash.wrap(Journal, "tell", arming)
+    crash.wrap(Journal, "append", arming)
     crash.wrap(Ledger, "commit", "commit")
     crash.wrap_sending(MqttTransport, sending)
     crash.wrap(ObjectStore, "publish", "store update")

@@ -1,4 +1,4 @@
-"""What the machine asks its runner to do. ``Save…`` are committed, in one transaction, before the rest is done."""
+"""Instructions of the machine to its runner. ``Save…`` are committed, in one transaction, before the rest is done."""
 
 from __future__ import annotations
 

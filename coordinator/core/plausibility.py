@@ -40,19 +40,19 @@ def likely(metrics: Mapping[str, float]) -> dict[str, float]:
 
 
 def _doubt(name: str, value: float, predicted: Figures) -> str:
-    told = _words(name, value)
+    text = _words(name, value)
     if not math.isfinite(value):
-        return told
+        return text
     if name == "temperature_c":
         return ""
     if value < 0:
-        return told
+        return text
     least = LEAST.get(name, 0.0)
     if value < least:
-        return f"{told}, no trainer is below {_words(name, least)}"
+        return f"{text}, no trainer is below {_words(name, least)}"
     plan = predicted.get(name, Figure()).value if name in PREDICTED else None
     if plan and not plan / FACTOR <= value <= plan * FACTOR:
-        return f"{told}, {_words(name, plan)} predicted"
+        return f"{text}, {_words(name, plan)} predicted"
     return ""
 
 

@@ -1,4 +1,4 @@
-"""What a device's rounds teach about its predictions: measured / predicted, by figure. Pure."""
+"""Correction factors of a device's predictions: measured / predicted, by figure, learned from its rounds. Pure."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ def learned(
     found = dict(factors)
     filling = _value(measured, "filling_flops") or 0.0
     for name in LEARNED if not filling else ("flops", "compute_s"):
-        told, was = _value(measured, name), _value(predicted, name)
-        if told is not None and name == "flops":
-            told -= filling
-        if told is None or was is None or told <= 0:
+        value, prediction = _value(measured, name), _value(predicted, name)
+        if value is not None and name == "flops":
+            value -= filling
+        if value is None or prediction is None or value <= 0:
             continue
-        plain = was / placement.factors.get(name, 1.0)
-        ratio = min(MOST, max(LEAST, told / plain))
+        plain = prediction / placement.factors.get(name, 1.0)
+        ratio = min(MOST, max(LEAST, value / plain))
         before = found.get(name, 1.0)
         found[name] = before * (ratio / before) ** NEWEST
     return found

@@ -151,7 +151,7 @@ def replanned(steps: Steps, device: str) -> None:
 
 
 def announced(steps: Steps, event: Announced) -> None:
-    """Fetch an update, unless its message alone shows that it can not be used."""
+    """Fetch an update, unless its message alone shows that it is unusable."""
     state, update = steps.state, event.update
     assignment = assignment_of(state, update.device, update.attempt)
     if assignment is None or assignment.status not in {*OPEN, "done"}:
@@ -201,7 +201,7 @@ def update_stored(steps: Steps, event: UpdateStored) -> None:
 
 
 def update_invalid(steps: Steps, event: UpdateInvalid) -> None:
-    """An update arrived that can not be used."""
+    """An update arrived that is unusable."""
     assignment = assignment_of(steps.state, event.device, event.attempt)
     if assignment is None or assignment.status != "updated":  # it has had its answer, or has said something else
         steps.drop("late" if assignment is None else "duplicate")

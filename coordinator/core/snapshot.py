@@ -1,4 +1,4 @@
-"""What of the machine's state outlives the process: kept in the ledger, in the transaction of what changed it.
+"""Snapshots: the part of the machine's state that outlives the process, in the ledger with what changed it.
 
 The state is made of frozen values, so that what changed is what is another object: a device, its part in the open
 attempt, or the position, which is the rest. Pure.
@@ -58,7 +58,7 @@ NOTHING = Changes({})
 
 
 def changes(before: State, after: State) -> Changes:
-    """What has to be kept so that ``decode`` gives ``after``, where it gave ``before``."""
+    """The rows to write so that ``decode`` gives ``after``, where it gave ``before``."""
     rows: dict[tuple[Kind, str], Any] = {}
     if (position := position_of(after)) != position_of(before):
         rows["outline", ""] = msgspec.to_builtins(position)
@@ -102,9 +102,9 @@ def decode(rows: Iterable[tuple[str, str, Any]]) -> Snapshot | None:
 
 
 def as_saved(state: State, was: Snapshot) -> State:
-    """``state``, which has not begun, with all that the ledger has rows of: ``changes`` from it tells which of them go.
+    """``state``, which has not begun, with all that the ledger has rows of: ``changes`` from it deletes those that end.
 
-    A run that had failed leaves rows behind that do not go on.
+    A run that had failed leaves rows of assignments that do not go on.
     """
     opened = Round(was.position.open or Attempt(), 0, 0.0, 0.0, was.assignments) if was.assignments else None
     return msgspec.structs.replace(state, open=opened, stragglers=was.stragglers, buffered=was.buffered)
@@ -132,11 +132,11 @@ def _attempt(state: State) -> Attempt | None:
 
 
 def resumed(state: State, was: Snapshot, at: float) -> State:
-    """``state``, which has not begun, as ``was``: nobody is there yet, and nothing is being worked on.
+    """``state``, which has not begun, as ``was``, with every device offline and no task in progress.
 
-    An open attempt goes on with its whole deadline: time without a coordinator is nobody's delay. Whoever was being
-    planned is planned again when it returns. No other round begins until those who were there have returned, or grace
-    is over: they take part in it as if nothing had happened.
+    An open attempt goes on with its whole deadline: time without a coordinator is no device's delay. A device that was
+    being planned is planned again when it returns. No other round begins until the devices that were online have
+    returned, or grace is over.
     """
     position, replace = was.position, msgspec.structs.replace
     planning = {name for name, one in was.assignments.items() if one.status == "replanning"}

@@ -82,10 +82,10 @@ class Device(msgspec.Struct, frozen=True, rename=_DEVICE_KEYS):
     barred: int = 0  # in quarantine through this round, counted over all stages; -1: for good; 0: it is not
     aggregated: Attempt | None = None  # the newest of its attempts that is in the model
     holds: int = 0  # the stage of the newest model it has trained from; 0: it has had none yet
-    first_claim: Claim | None = None  # None: kept by a version that had no such field; ``claim`` tells
+    first_claim: Claim | None = None  # None: of a version without this field; see ``claim``
     connections: int = 0  # how often it was there again
     previous_session: str = ""  # the session before the present one
-    warned: tuple[str, ...] = ()  # what operators have been told of it, once in a run
+    warned: tuple[str, ...] = ()  # subjects of its warnings, each given once in a run
 
     @property
     def claim(self) -> Claim:
@@ -149,7 +149,7 @@ class State(msgspec.Struct, frozen=True, rename=_STATE_KEYS):
     tries: int = 0
     made_ms: int = 0  # when the run was made, in milliseconds since the epoch; ``began_at``: this process, on its clock
     began_at: float = 0.0
-    until: float = 0.0  # when joining, waiting or pausing ends; 0 in joining: when nobody is expected back
+    until: float = 0.0  # when joining, waiting or pausing ends; 0 in joining: when no device is expected back
     planned_stage: int = 0  # the stage the devices' placements belong to
     devices: dict[str, Device] = {}
     returning: dict[str, float] = {}  # devices that are expected back, and until when the next round waits for each

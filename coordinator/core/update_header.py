@@ -22,7 +22,7 @@ MUCH, OF = 0.5, 3
 
 
 def unfit(state: State, assignment: Assignment, update: Update) -> Refusal | None:
-    """Why an update to this assignment can not be used: other parts than were asked for, or more samples than it has.
+    """Why an update to this assignment is unusable: other parts than were asked for, or more samples than it has.
 
     A device that had no sample of a modality leaves out all that modality's parts.
     """

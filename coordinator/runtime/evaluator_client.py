@@ -75,10 +75,10 @@ class EvaluatorClient:
     ) -> tuple[EvaluationRow, ...]:
         """The global model of ``state`` on the test set, after round ``number`` of stage number ``stage``.
 
-        ``networks``: the small networks that match, as ``Memory`` names them.
+        ``networks``: the matcher networks, as ``Memory`` names them.
         """
-        speaking = {name for weights in networks.values() for name in weights}
-        manifest = shared(state) | {name: state[name] for name in speaking}
+        members = {name for weights in networks.values() for name in weights}
+        manifest = shared(state) | {name: state[name] for name in members}
         body = {
             "model": self._plan.model,
             "stage": self._plan.stages[stage - 1],

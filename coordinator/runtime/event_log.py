@@ -1,4 +1,4 @@
-"""What is told about a run: events.jsonl beside the ledger, and whoever watches."""
+"""The event log of a run: events.jsonl beside the ledger, passed on to live views; EdgeFL's warnings as events."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from coordinator.core.instructions import EmitEvent
 from edgefl.run_records import EventRow
 from edgefl.storage.disk import store_errors
 
-#: Told live but not kept in the ledger: hundreds a round.
+#: Shown live but not kept in the ledger: hundreds a round.
 FLEETING = frozenset({"progress"})
 #: More than any event has.
 LONGEST_LINE = 2**20
@@ -42,8 +42,8 @@ class Journal:
     ) -> None:
         self._file.close()
 
-    def tell(self, row: EventRow) -> None:
-        """Write one event and pass it on, also when it can not be written."""
+    def append(self, row: EventRow) -> None:
+        """Write one event and pass it on, also when writing fails."""
         try:
             with store_errors("write", self._name):
                 self._file.write(msgspec.json.encode(row) + b"\n")
@@ -60,32 +60,32 @@ def _cut_off_torn_line(file: BinaryIO) -> None:
 
 
 class _LogToEvents(logging.Handler):
-    def __init__(self, tell: Callable[[EventRow], None]) -> None:
+    def __init__(self, emit: Callable[[EventRow], None]) -> None:
         super().__init__(logging.WARNING)
-        self._tell = tell
+        self._emit = emit
         self._loop = asyncio.get_running_loop()
 
     def emit(self, record: logging.LogRecord) -> None:
         row = EventRow(record.created, "warning", data={"text": self.format(record), "source": record.name})
         try:
-            self._loop.call_soon_threadsafe(self._tell, row)
+            self._loop.call_soon_threadsafe(self._emit, row)
         except RuntimeError:  # the loop is closed
             self.handleError(record)
 
 
 @contextlib.contextmanager
-def forward_warnings(tell: Callable[[EventRow], None]) -> Iterator[None]:
-    """Make events of what EdgeFL's own modules say through ``logging`` (a lost broker); the rest goes to stderr."""
-    ear, heard = _LogToEvents(tell), [logging.getLogger(name) for name in ("edgefl", "coordinator")]
-    for logger in heard:
-        logger.addHandler(ear)
+def forward_warnings(emit: Callable[[EventRow], None]) -> Iterator[None]:
+    """Forward warnings of EdgeFL's own loggers (a lost broker) as events; other loggers go to stderr."""
+    handler, loggers = _LogToEvents(emit), [logging.getLogger(name) for name in ("edgefl", "coordinator")]
+    for logger in loggers:
+        logger.addHandler(handler)
     try:
         yield
     finally:
-        for logger in heard:
-            logger.removeHandler(ear)
+        for logger in loggers:
+            logger.removeHandler(handler)
 
 
-def row_of(tell: EmitEvent) -> EventRow:
+def row_of(event: EmitEvent) -> EventRow:
     """An event that happens now."""
-    return EventRow(time.time(), tell.kind, tell.stage, tell.round, tell.device, tell.data)
+    return EventRow(time.time(), event.kind, event.stage, event.round, event.device, event.data)

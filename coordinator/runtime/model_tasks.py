@@ -33,7 +33,7 @@ Report = Callable[[Event | BaseException], None]
 
 
 class ModelTasks:
-    """The current model state, and what is made of it. Reports finished work as an event, failed work as its error."""
+    """The current model state and the tasks on it. Reports a finished task as an event, a failed one as its error."""
 
     def __init__(
         self, plan: RunPlan, store: ObjectStore, evaluator: EvaluatorClient, clock: Callable[[], float], report: Report
@@ -47,14 +47,14 @@ class ModelTasks:
         self._finals: dict[int, Manifest] = {}  # stage -> its last state
         self._states: dict[tuple[int, int], Manifest] = {}  # (stage, round) -> the state it made, while it is needed
         self._tasks: set[asyncio.Task[None]] = set()
-        self._tidying: set[asyncio.Task[None]] = set()  # never broken off
+        self._collecting: set[asyncio.Task[None]] = set()  # never broken off
 
     async def initial_parts(self) -> Manifest:
         """The state a new run starts from."""
         return await self._evaluator.initial_parts()
 
     def begin(self, manifest: Manifest, states: Mapping[tuple[int, int], Manifest]) -> None:
-        """Take up a run where it stands."""
+        """Set the states of a run that begins or resumes."""
         self.manifest = manifest
         self._states = dict(states)
         for (stage, _), state in sorted(states.items()):
@@ -67,19 +67,19 @@ class ModelTasks:
 
     def base(self, attempt: Attempt) -> Manifest:
         """The state that devices of this attempt start from."""
-        before = [place for place in self._states if place < (attempt.stage, attempt.round)]
+        before = [key for key in self._states if key < (attempt.stage, attempt.round)]
         return self._states[max(before)] if before else self.manifest
 
-    def tidy(self, one: CollectGarbage, arriving: Iterable[str]) -> None:
+    def collect(self, one: CollectGarbage, arriving: Iterable[str]) -> None:
         """Delete objects nothing points to. ``arriving``: objects of uploads that are not in the ledger yet."""
         bases = {id(base): base for base in map(self.base, one.attempts)}
         states = [self.manifest, *self._finals.values(), *bases.values()]
-        self._states = {place: state for place, state in self._states.items() if any(state is kept for kept in states)}
+        self._states = {key: state for key, state in self._states.items() if any(state is kept for kept in states)}
         manifests = [*states, *(update.manifest for update in one.updates)]
         self.store.mark_garbage({ref.id for manifest in manifests for ref in manifest.values()} | set(arriving))
         task = asyncio.ensure_future(self._emptied())
-        self._tidying.add(task)
-        task.add_done_callback(self._tidying.discard)
+        self._collecting.add(task)
+        task.add_done_callback(self._collecting.discard)
 
     def start(self, one: Plan | Aggregate | Evaluate) -> None:
         """Begin a piece of work."""
@@ -95,7 +95,7 @@ class ModelTasks:
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await asyncio.gather(*self._tidying)
+        await asyncio.gather(*self._collecting)
 
     async def _emptied(self) -> None:
         try:

@@ -57,7 +57,7 @@ class Record:
         """Record one event now."""
         row = row_of(event)
         self.ledger.commit(self._run, [], [row], time.time())
-        self.journal.tell(row)
+        self.journal.append(row)
 
     def write_failure(self, error: Exception, state: State) -> None:
         """Record the end of the run as far as that is possible; the caller raises the error itself."""
@@ -68,7 +68,7 @@ class Record:
         with contextlib.suppress(EdgeFLError):
             self.commit([do.SaveEnd("failed")], [row], state)
         with contextlib.suppress(EdgeFLError, OSError):
-            self.journal.tell(row)
+            self.journal.append(row)
 
 
 def _is_visible(move: Move) -> bool:

@@ -1,4 +1,4 @@
-"""Runs the machine: messages, transfers, timers and finished work become events; instructions are performed.
+"""Runs the machine: messages, transfers, timers and finished tasks become events; instructions are performed.
 
 The machine steps event by event, the ledger commits what has come meanwhile in one transaction, and only then anything
 is sent or started. Long work (plans, aggregation, evaluation) runs beside the loop and reports back as an event.
@@ -81,8 +81,8 @@ async def run(
 
     ``transport`` is connected and closed here. ``resume``: go on where the run stands, if the ledger knows it: in the
     same attempt of the same round. ``ledger_url``: a database, default ``ledger.sqlite`` in the directory. ``broker``:
-    its address, to tell. ``guard``: the fleet's identity, if it has one. Raises an EdgeFLError that is also on record
-    (status "failed"); cancelled, the run can be resumed.
+    its address, for the event log. ``guard``: the fleet's identity, if it has one. Raises an EdgeFLError that is also
+    on record (status "failed"); cancelled, the run can be resumed.
     """
     topics.check_name("fleet", fleet)
     worker = worker or WorkerProcess("coordinator.runtime.evaluator", [], directory / "logs" / "evaluator.log")
@@ -99,7 +99,7 @@ async def run(
 
 
 class Runner:
-    """One run. Everything happens in the event loop's thread, except what ``work`` hands to others."""
+    """One run. All of it runs in the event loop's thread, except what ``ModelTasks`` hands to others."""
 
     def __init__(
         self,
@@ -126,7 +126,7 @@ class Runner:
         self._inbound = Inbound(self._liveness)
         self._connected = False
         self._listening = False
-        self._untidy = False
+        self._garbage = False
         self._ahead = time.time() - self.clock()
         store = ObjectStore(directory / "objects")
         report = self._events.put_nowait
@@ -169,9 +169,9 @@ class Runner:
             await self._publisher.flush(self.timeouts.drain_s)
             raise
         await self._publisher.flush(self.timeouts.drain_s)
-        if self._untidy:  # a late update was being checked
+        if self._garbage:  # a late update was being checked
             await self._publisher.uploads.checked()
-            self._tidy(do.CollectGarbage(*still_needed(self.state)))
+            self._collect(do.CollectGarbage(*still_needed(self.state)))
 
     async def close(self) -> None:
         """End everything that still runs; the ledger stays open."""
@@ -233,8 +233,8 @@ class Runner:
             await asyncio.sleep(self.timeouts.tick_s)
             now = self.clock()
             try:
-                if self._untidy and self.state.phase is not Phase.CLOSING:
-                    self._tidy(do.CollectGarbage(*still_needed(self.state)))
+                if self._garbage and self.state.phase is not Phase.CLOSING:
+                    self._collect(do.CollectGarbage(*still_needed(self.state)))
                 if self._connected:
                     self._publisher.tick()
                     due: list[Event] = [*self._liveness.silent(now), *self._liveness.strangers(now)]
@@ -285,14 +285,14 @@ class Runner:
                 if isinstance(save, do.SaveRound) and save.manifest is not None:
                     self._models.advance(save.attempt, save.manifest)
             for row in move.rows:
-                self._record.journal.tell(row)
+                self._record.journal.append(row)
             for one in move.out:
                 self._perform(one)
 
-    def _complete(self, tell: do.EmitEvent) -> do.EmitEvent:
-        if tell.kind != "run_finished":
-            return tell
-        return msgspec.structs.replace(tell, data={**tell.data, "state": str(self._directory)})
+    def _complete(self, event: do.EmitEvent) -> do.EmitEvent:
+        if event.kind != "run_finished":
+            return event
+        return msgspec.structs.replace(event, data={**event.data, "state": str(self._directory)})
 
     def _perform(self, one: do.Instruction) -> None:
         if isinstance(one, do.Send):
@@ -304,18 +304,18 @@ class Runner:
         elif isinstance(one, do.Plan | do.Aggregate | do.Evaluate):
             self._models.start(one)
         elif isinstance(one, do.CollectGarbage):
-            if self._untidy or self.state.phase in ENDED:
-                self._tidy(one)
+            if self._garbage or self.state.phase in ENDED:
+                self._collect(one)
             else:
-                self._untidy = True  # the next tick sees to it, or the next round: offers leave first
+                self._garbage = True  # the next tick sees to it, or the next round: offers leave first
         elif isinstance(one, do.Fail):
             raise _ERRORS[one.kind](one.message, remedy=one.remedy or None)
 
-    def _tidy(self, one: do.CollectGarbage) -> None:
+    def _collect(self, one: do.CollectGarbage) -> None:
         arriving = self._publisher.uploads.arriving()
-        self._untidy = arriving is None  # then as soon as nothing is being checked
+        self._garbage = arriving is None  # then as soon as nothing is being checked
         if arriving is not None:
-            self._models.tidy(one, arriving)
+            self._models.collect(one, arriving)
 
     def _on_connection(self, connected: bool) -> None:
         self._connected = connected

@@ -216,7 +216,7 @@ def test_a_full_disk_is_no_fault_of_the_broker(workplace: Path, monkeypatch: pyt
 def test_an_event_is_told_although_the_disk_is_full(workplace: Path) -> None:
     told: list[EventRow] = []
     with Journal(Path("/dev/full"), told.append) as journal, pytest.raises(StoreError, match="No space left"):
-        journal.tell(EventRow(kind="run_failed"))
+        journal.append(EventRow(kind="run_failed"))
     assert [row.kind for row in told] == ["run_failed"]
 
 
@@ -225,7 +225,7 @@ def test_a_torn_line_of_events_is_cut_off_and_the_next_one_whole(workplace: Path
     file = workplace / "events.jsonl"
     for number, kind in enumerate(("run_started", "run_resumed")):
         with Journal(file, lambda row: None) as journal:
-            journal.tell(EventRow(float(number), kind))
+            journal.append(EventRow(float(number), kind))
         if number == 0:
             file.write_bytes(file.read_bytes() + torn)
     rows = [msgspec.json.decode(line, type=EventRow) for line in file.read_bytes().splitlines()]

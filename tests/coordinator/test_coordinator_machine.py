@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 import pytest
@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 from coordinator.core import events as e
 from coordinator.core import instructions as do
 from coordinator.core import state as v
-from coordinator.core.machine import initial, step
+from coordinator.core.machine import TRANSITIONS, initial, step
 from coordinator.core.snapshot import as_saved, changes, decode, resumed
 from coordinator.core.timeouts import Timeouts
+from coordinator.core.transitions import REST, ignore, table
 from edgefl.plan.job import Decline, RoundPolicy
 from edgefl.protocol.messages import Hello, Update
 from edgefl.records import Attempt, Budget, ObjectRef, Refusal
@@ -941,3 +942,17 @@ def test_a_run_that_waits_for_a_device_fails_after_join_s() -> None:
         "RunError",
         "no device that can train was connected for 10 s (stage 2, round 2)",
     )
+
+
+def test_the_table_says_what_each_event_does_in_each_phase() -> None:
+    assert set(TRANSITIONS) == {(phase, event) for phase in v.Phase for event in get_args(e.Event)}
+    ignored = {(phase.value, event.__name__) for (phase, event), rule in TRANSITIONS.items() if rule is ignore}
+    resting = {"starting", "planning", "closing", "evaluating", "finished", "failed"}
+    assert ignored == {(phase, "Tick") for phase in resting}
+
+
+def test_a_table_has_one_row_for_each_pair() -> None:
+    with pytest.raises(ValueError, match="two rows for Tick in phase round"):
+        table((e.Tick, {v.Phase.ROUND}, ignore), (e.Tick, {v.Phase.ROUND}, ignore), (e.Tick, REST, ignore))
+    with pytest.raises(ValueError, match="no row for Tick in phase starting"):
+        table((e.Tick, {v.Phase.ROUND}, ignore))

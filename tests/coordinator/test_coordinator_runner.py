@@ -366,7 +366,7 @@ def test_the_store_keeps_current_and_final_states_only(tmp_path: Path) -> None:
 
 
 def test_the_next_offers_do_not_wait_for_what_is_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    done, send, tidy = list[str](), Publisher.send, ModelTasks.tidy
+    done, send, tidy = list[str](), Publisher.send, ModelTasks.collect
 
     def sending(publisher: Publisher, one: Any, *rest: Any) -> None:
         if isinstance(one, do.SendOffer):
@@ -382,7 +382,7 @@ def test_the_next_offers_do_not_wait_for_what_is_deleted(tmp_path: Path, monkeyp
         await scene.coordinator(one_stage(RoundPolicy(devices=1, join_s=2.0), 2))
 
     monkeypatch.setattr(Publisher, "send", sending)
-    monkeypatch.setattr(ModelTasks, "tidy", tidying)
+    monkeypatch.setattr(ModelTasks, "collect", tidying)
     played(tmp_path, script)
     assert list(dict.fromkeys(done)) == ["offer 1", "offer 2", "collected"]  # an offer may be repeated
     assert done[-1] == "collected"
