@@ -208,6 +208,19 @@ def test_ram_follows_as_unit_vectors_the_modalities_that_classify_a_labelled_sam
     assert term("ram", replace(forward, labels=None), {}).item() == 0
 
 
+def test_gmc_of_a_forward_pass_is_nt_xent_of_the_joint_with_each_projection():
+    model, batch = ready(job(msgspec.structs.replace(model_spec(), fusion="mean"))), random_batch()
+    encoded = {m: model.encode(m, x) for m, x in batch.inputs.items()}
+    projected = {m: model.project(m, h) for m, h in encoded.items()}
+    expected = torch.zeros(())
+    for e in projected.values():
+        z = F.normalize(torch.cat((model.fuse(projected), e)), dim=1)
+        logits = (z @ z.T / 0.5).fill_diagonal_(-math.inf)
+        expected = expected + F.cross_entropy(logits, torch.arange(12).roll(6))
+    forward = Forward(model, 6, encoded, projected, batch.rows, batch.labels, ("zero", {}))
+    torch.testing.assert_close(term("gmc", forward, {"temperature": 0.5}), expected)
+
+
 # ---- stand-ins
 
 
