@@ -25,13 +25,14 @@ from edgefl.registry import chosen
 from edgefl.resources.flops import FlopCounter
 from edgefl.resources.live_bytes import LiveBytes
 from edgefl.training.auxiliary import tables_of
-from edgefl.training.batches import LEAST_ROWS, ShapeKey, meta_batch, meta_input
+from edgefl.training.batches import LEAST_ROWS, meta_batch, meta_input
 from edgefl.training.embeddings import BATCH
 from edgefl.training.flop_cache import FlopCounts, kind_of_step, linear_in
 from edgefl.training.forward import Auxiliary, copied
 from edgefl.training.optimizer_in_backward import OptimizerInBackward, may_update_in_backward
 from edgefl.training.optimizers import TOGETHER_BYTES, factor_shapes
 from edgefl.training.precision import FusedAttention
+from edgefl.training.prefix_cache import through_part
 from edgefl.training.scoring import matcher_of
 from edgefl.training.step import prepare, run_backward, run_forward
 
@@ -117,9 +118,7 @@ class Pricer:
     def _trace(self, job: Job, rows: Mapping[str, int]) -> float:
         """FLOPs of a step with these rows; the first trace of a kind also gives its peak."""
         kind, linear = kind_of_step(job, with_tables=True), linear_in(job)
-        complete = min(rows.values())
-        incomplete = int(complete < job.hyper.batch_size)
-        shape: ShapeKey = (("", incomplete), ("&", complete), *sorted(rows.items()))  # as Batch.shape_key says it
+        shape = meta_batch(job, rows).shape_key
         step = self._steps.get(kind, shape, linear=linear)
         if step is None or _kind_of_peak(job) not in self._largest:
             price = price_step(job, rows)
@@ -146,13 +145,12 @@ def price_part(job: Job, modality: str, part: str, depth: int) -> tuple[int, flo
         model = build(job.model, [part], device="meta").eval()
         shown = meta_input(with_cache(job, ""), modality, rows)
         with FlopCounter() as counter:
-            state = model.embed(modality, shown) if depth == 0 else None
-            if state is None:
+            if depth:
                 stored = torch.float16 if job.hyper.cache == "f16" else torch.float32
                 tokens = torch.empty((rows, token_count(encoder), encoder.width), dtype=stored, device="meta")
                 real = torch.empty(tokens.shape[:2], dtype=torch.bool, device="meta")
                 shown = TokenState(tokens, real if encoder.kind == "text" else None)
-                state = model.stage(modality, depth, model.embed(modality, shown))
+            state = through_part(model, modality, depth, shown)
         del shown, state
     return live.peak, counter.flops / rows
 

@@ -18,7 +18,7 @@ import torch
 from edgefl.data.dataset import Dataset, Encoded
 from edgefl.data.memmap import FileRows, RowFile
 from edgefl.errors import PrecisionError, StoreError
-from edgefl.models.encoders.base import TokenState
+from edgefl.models.encoders.base import Input, TokenState
 from edgefl.models.parts import load_part
 from edgefl.models.spec import token_count
 from edgefl.models.staged import StagedModel, build
@@ -117,7 +117,9 @@ class PrefixCache:
         for start in range(0, len(rows), together):
             self.check()
             some = rows[start : start + together]
-            state = counted(kind, ((m, len(some)),), partial(_step, model, m, depth, shown, some), linear="rows")
+            inputs = input_of(shown, m, some, device_of(model))
+            state = counted(kind, ((m, len(some)),), partial(through_part, model, m, depth, inputs), linear="rows")
+            del inputs
             file.write(np.arange(start, start + len(some)), _stored(state, tokens, file.dtype, part))
             if state.mask is not None:
                 masks.append(state.mask[:, :tokens].cpu().numpy())
@@ -142,8 +144,9 @@ class PrefixCache:
 
 
 @torch.no_grad()
-def _step(model: StagedModel, m: str, depth: int, shown: Dataset, rows: np.ndarray) -> TokenState:
-    state = model.embed(m, input_of(shown, m, rows, device_of(model)))
+def through_part(model: StagedModel, m: str, depth: int, shown: Input) -> TokenState:
+    """Samples through one part of m's encoder; ``depth``: stages they are through afterwards, 0: only embedded."""
+    state = model.embed(m, shown)
     return model.stage(m, depth, state) if depth else state
 
 
