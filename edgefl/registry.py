@@ -105,12 +105,23 @@ class Schedule(Method):
     by_budget: bool = False
 
 
+@dataclass(frozen=True)
 class Sharing(Method):
-    """What the modalities' encoders share."""
+    """What the modalities' encoders share. ``attention``: that of their blocks (``edgefl.models.multiway``)."""
+
+    attention: bool = False
 
 
+@dataclass(frozen=True)
 class Fusion(Method):
-    """How the modalities become one representation."""
+    """How the modalities become one representation (``edgefl.models.heads`` builds it).
+
+    ``tokens``: it attends over the modalities' tokens. ``weights``: it has any. ``wide``: its width is an own setting.
+    """
+
+    tokens: bool = False
+    weights: bool = True
+    wide: bool = False
 
 
 @dataclass(frozen=True)

@@ -297,11 +297,12 @@ def _torch_device(wanted: str) -> str:
 
 def _lacking(job: Job) -> str:
     """Which methods the job names that are not installed here, in words; "": none."""
-    from edgefl.registry import not_installed
+    from edgefl.registry import Recipe, not_installed
 
     slots = job.slots
     named = {"objective": slots.objective, "missing": slots.missing, "prototypes": slots.prototypes}
-    return not_installed({**named, "repair": slots.repair})
+    shape: Recipe = {"fusion": {job.model.fusion: {}}, "sharing": {job.model.encoder_sharing: {}}}
+    return not_installed({**named, **shape, "repair": slots.repair})
 
 
 @functools.cache

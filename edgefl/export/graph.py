@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from edgefl.export.manifest import table_names
 from edgefl.models.encoders.base import TokenState
+from edgefl.models.spec import shares_attention
 from edgefl.models.staged import StagedModel
 from edgefl.models.vectors import unit
 from edgefl.prototypes.mask import Table
@@ -77,7 +78,7 @@ class BundleGraph(nn.Module):
         # Past StagedModel.embed, whose check of the sample's shape would fix the length of texts.
         states: dict[str, TokenState] = {m: self.model.part(f"{m}/embed")(x) for m, x in inputs.items()}
         masks = {m: state.mask for m, state in states.items()}
-        if has and self.model.spec.encoder_sharing == "multiway":  # attention over what a row has
+        if has and shares_attention(self.model.spec):  # attention over what a row has
             states = {m: state._replace(mask=_shown(state, has[m])) for m, state in states.items()}
         for k in range(1, self.depth + 1):
             states = self.model.run_stage(k, states)

@@ -44,14 +44,17 @@ def _one_projection(recipe: Recipe) -> list[Problem]:
 
 
 register(
-    Fusion("concat", "concatenation and a two-layer network", Concat, default=True),
-    Fusion("mean", "the mean of the projections at hand, no parameters"),
+    Fusion("concat", "concatenation and a two-layer network", Concat, default=True, wide=True),
+    Fusion("mean", "the mean of the projections at hand, no parameters", weights=False),
     Fusion(
         "joint",
         "cross-attention between the modalities' tokens, then self-attention; one projection for all (FedMVP, eqs 2-3)",
         Joint,
+        tokens=True,
         conflicts=_one_projection,
     ),
     Sharing("separate", "each modality has an encoder of its own", default=True),
-    Sharing("multiway", "attention is shared by the modalities, feed-forwards are not (arXiv 2312.13508)"),
+    Sharing(
+        "multiway", "attention is shared by the modalities, feed-forwards are not (arXiv 2312.13508)", attention=True
+    ),
 )

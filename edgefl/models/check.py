@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from edgefl.errors import ModelError, Problem
-from edgefl.models.spec import EncoderSpec, ModelSpec
+from edgefl.models.spec import EncoderSpec, ModelSpec, fuses_tokens, shares_attention
 from edgefl.records import MODALITY_RULE, is_modality
+from edgefl.registry import method, methods
 from edgefl.storage.checkpoint_paths import is_own
 
 #: What one sample's axes are called, by kind; also the closed list of kinds.
@@ -19,8 +20,6 @@ AXES = {
 
 #: The closed choices of the model's own fields, and of a text encoder's ``arch``.
 CHOICES = {
-    "encoder_sharing": ("separate", "multiway"),
-    "fusion": ("concat", "mean", "joint"),
     "matching": ("none", "classifier", "prior"),
     "arch": ("distilbert", "bert"),
     "pool": ("token", "mean"),
@@ -30,6 +29,16 @@ CHOICES = {
 
 def spec_problems(spec: ModelSpec) -> list[Problem]:
     """Every fault of the specification; the paths are fields of ``ModelSpec``. Empty: sound."""
+    chosen = (("encoder_sharing", "sharing", spec.encoder_sharing), ("fusion", "fusion", spec.fusion))
+    unknown = [
+        Problem(field, f"'{name}' is unknown; choose {', '.join(methods(role))}")
+        for field, role, name in chosen
+        if name not in methods(role)
+    ]
+    return unknown or _problems(spec)
+
+
+def _problems(spec: ModelSpec) -> list[Problem]:
     found: list[Problem] = []
     if not spec.encoders:
         found.append(Problem("encoders", "no modality; name at least one encoder"))
@@ -42,7 +51,7 @@ def spec_problems(spec: ModelSpec) -> list[Problem]:
         found.append(Problem("head.dropout", f"is {spec.head.dropout}; use 0 or more, below 1"))
     if spec.classes < 0:
         found.append(Problem("classes", f"is {spec.classes}; use 0 (no labels) or the number of classes"))
-    if spec.classes and spec.fusion == "concat" and spec.fusion_width < 1:
+    if spec.classes and method("fusion", spec.fusion).wide and spec.fusion_width < 1:
         found.append(Problem("fusion_width", f"is {spec.fusion_width}; use 1 or more"))
     if spec.label_names and len(spec.label_names) != spec.classes:
         found.append(Problem("label_names", f"{len(spec.label_names)} names for {spec.classes} classes"))
@@ -69,16 +78,14 @@ def check_spec(spec: ModelSpec) -> None:
 
 
 def _choice_faults(spec: ModelSpec) -> Iterator[tuple[str, str]]:
-    for field in ("encoder_sharing", "fusion", "matching"):
-        value, choices = getattr(spec, field), CHOICES[field]
-        if value not in choices:
-            yield field, f"'{value}' is unknown; choose {', '.join(choices)}"
+    if spec.matching not in CHOICES["matching"]:
+        yield "matching", f"'{spec.matching}' is unknown; choose {', '.join(CHOICES['matching'])}"
     if spec.head.norm not in CHOICES["head.norm"]:
         yield "head.norm", f"'{spec.head.norm}' is unknown; choose {', '.join(CHOICES['head.norm'])}"
     joint = spec.joint
-    if spec.fusion == "joint" and (joint.heads < 1 or joint.width < 1 or joint.width % joint.heads):
+    if fuses_tokens(spec) and (joint.heads < 1 or joint.width < 1 or joint.width % joint.heads):
         yield "joint.width", f"{joint.width} is no multiple of the {joint.heads} attention heads; change one of them"
-    if spec.fusion == "joint" and joint.layers < 1:
+    if fuses_tokens(spec) and joint.layers < 1:
         yield "joint.layers", f"is {joint.layers}; use 1 or more"
     if spec.reconstruction and len(spec.encoders) < 2:
         yield "reconstruction", "makes one modality from others; it needs two or more"
@@ -90,7 +97,7 @@ def _choice_faults(spec: ModelSpec) -> Iterator[tuple[str, str]]:
 
 def _multiway_faults(spec: ModelSpec) -> Iterator[tuple[str, str]]:
     """Shared attention has one width, one number of heads and layers, one dropout: those of the first encoder."""
-    if spec.encoder_sharing != "multiway":
+    if not shares_attention(spec):
         return
     first = next(iter(spec.encoders), "")
     for modality, encoder in spec.encoders.items():

@@ -20,7 +20,7 @@ from edgefl.errors import MissingDependencyError, ModelError
 from edgefl.models.check import CHOICES, check_spec
 from edgefl.models.own_checkpoint import SHARED, check_own, own_parts
 from edgefl.models.parts import Tensors, check_tensors, module_tensors, named_tensors, part_tensors
-from edgefl.models.spec import EncoderSpec, ModelSpec, is_encoder, part_names
+from edgefl.models.spec import EncoderSpec, ModelSpec, is_encoder, part_names, shares_attention
 from edgefl.models.staged import build
 from edgefl.storage.checkpoint_paths import is_own, located
 
@@ -104,7 +104,7 @@ def check_pretrained(spec: ModelSpec) -> None:
             check_own(spec, modality)
         elif encoder.pretrained:
             _Source(modality, encoder).check()
-    if spec.encoder_sharing == "multiway" and is_own(_checkpoint(spec, SHARED)):
+    if shares_attention(spec) and is_own(_checkpoint(spec, SHARED)):
         check_own(spec, SHARED)
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from edgefl.models.joint_fusion import JointFusion
-from edgefl.models.spec import HeadSpec, ModelSpec, Norm, fused_width, shared_width, shares_projection
+from edgefl.models.spec import HeadSpec, ModelSpec, Norm, fused_width, fuses_tokens, shared_width, shares_projection
 
 
 def projection_head(width: int, head: HeadSpec) -> nn.Module:
@@ -54,7 +54,7 @@ def fusion(spec: ModelSpec) -> nn.Module:
 
     Bounded: f = tanh(norm(MLP) / 2), so that the dot products of PmcmFL's contrast are at most its width.
     """
-    if spec.fusion == "joint":
+    if fuses_tokens(spec):
         return JointFusion(spec)
     mlp = _mlp(len(spec.encoders) * spec.head.out, spec.fusion_width, spec.fusion_width)
     return nn.Sequential(*mlp, nn.LayerNorm(spec.fusion_width), HalfTanh()) if spec.bounded else mlp

@@ -18,6 +18,8 @@ from typing import Literal
 
 import msgspec
 
+from edgefl.registry import method
+
 #: What travels beside the parts of the model: prototypes both ways, and once what clusters are made of.
 PROTOTYPES, SIGNATURE = "prototypes", "signature"
 _MATCH = "match/"
@@ -93,8 +95,8 @@ class ModelSpec(msgspec.Struct, frozen=True):
     fusion_width: int = 256
     classes: int = 0
     label_names: tuple[str, ...] = ()
-    encoder_sharing: Literal["separate", "multiway"] = "separate"
-    fusion: Literal["concat", "mean", "joint"] = "concat"
+    encoder_sharing: str = "separate"
+    fusion: str = "concat"
     joint: JointSpec = JointSpec()
     bounded: bool = False
     reconstruction: bool = False
@@ -115,8 +117,8 @@ def encoder_parts(spec: ModelSpec, modality: str, *, through: int | None = None)
 def shared_parts(spec: ModelSpec, *, through: int | None = None) -> list[str]:
     """Parts that belong to no single modality, with stages 1..``through`` (default: all)."""
     last = spec.stages if through is None else through
-    stages = range(1, last + 1) if spec.encoder_sharing == "multiway" else ()
-    joined = [] if spec.fusion == "mean" else ["fusion"]  # a mean has no weights
+    stages = range(1, last + 1) if shares_attention(spec) else ()
+    joined = ["fusion"] if method("fusion", spec.fusion).weights else []  # a mean has no weights
     return [*(f"shared/stage{k}" for k in stages), *((*joined, "task") if spec.classes else ())]
 
 
@@ -138,6 +140,16 @@ def is_matcher(part: str) -> bool:
 def is_scheduled(part: str) -> bool:
     """Whether a schedule can train a part: not ``match/<m>``, nor what travels beside the model."""
     return part not in {PROTOTYPES, SIGNATURE} and not is_matcher(part)
+
+
+def shares_attention(spec: ModelSpec) -> bool:
+    """Whether the encoders of a model share the attention of their blocks."""
+    return bool(method("sharing", spec.encoder_sharing).attention)
+
+
+def fuses_tokens(spec: ModelSpec) -> bool:
+    """Whether a model's fusion attends over the modalities' tokens."""
+    return bool(method("fusion", spec.fusion).tokens)
 
 
 def part_names(spec: ModelSpec, *, through: int | None = None) -> list[str]:
@@ -163,12 +175,12 @@ def is_encoder(part: str) -> bool:
 
 def fused_width(spec: ModelSpec) -> int:
     """Width of f, which ``task`` classifies: only the concatenation's MLP changes it."""
-    return spec.fusion_width if spec.fusion == "concat" else spec.head.out
+    return spec.fusion_width if method("fusion", spec.fusion).wide else spec.head.out
 
 
 def shares_projection(spec: ModelSpec) -> bool:
     """Whether the joint embedding and the modalities' own come from one projection, which is in the part ``fusion``."""
-    return spec.fusion == "joint" and spec.joint.shared and spec.classes > 0
+    return fuses_tokens(spec) and spec.joint.shared and spec.classes > 0
 
 
 def shared_width(spec: ModelSpec) -> int:
@@ -178,7 +190,7 @@ def shared_width(spec: ModelSpec) -> int:
 
 def encodes_together(spec: ModelSpec) -> bool:
     """Whether what a modality becomes, or what the fusion reads, depends on what else a row is given."""
-    return spec.encoder_sharing == "multiway" or spec.fusion == "joint"
+    return shares_attention(spec) or fuses_tokens(spec)
 
 
 def token_count(encoder: EncoderSpec) -> int:

@@ -17,7 +17,16 @@ from edgefl.models.heads import classifier, fusion, matcher, mean_at_hand, modal
 from edgefl.models.joint_fusion import Given, JointFusion
 from edgefl.models.multiway import OwnStage, SharedStage, run_stage
 from edgefl.models.patterns import Index, Rows, merged, patterns
-from edgefl.models.spec import ModelSpec, is_encoder, modality_of, part_names, shares_projection
+from edgefl.models.spec import (
+    ModelSpec,
+    fuses_tokens,
+    is_encoder,
+    modality_of,
+    part_names,
+    shares_attention,
+    shares_projection,
+)
+from edgefl.registry import method
 
 
 class StagedModel(nn.Module):
@@ -31,7 +40,7 @@ class StagedModel(nn.Module):
         self.spec = spec
         own = {modality_of(part) for part in modules if is_encoder(part)}
         self._kinds = {m: KINDS[e.kind] for m, e in spec.encoders.items() if m in own}
-        self._multiway = spec.encoder_sharing == "multiway"
+        self._multiway = shares_attention(spec)
         self._shared = shares_projection(spec)
         self._parts = nn.ModuleDict(dict(modules))
 
@@ -187,12 +196,12 @@ class StagedModel(nn.Module):
         projection. A modality that no row has is left out of ``tokens``.
         Raises ModelError for a modality left out.
         """
-        if self.spec.fusion == "mean":
+        if not method("fusion", self.spec.fusion).weights:
             self._check_given(projections, every=False)
             return mean_at_hand(projections, has if counted is None else counted)
         module = self.part("fusion")
         self._check_given(projections, every=True)
-        if self.spec.fusion == "joint":
+        if fuses_tokens(self.spec):
             if tokens is None:
                 raise ModelError(
                     "joint fusion needs the tokens of the modalities, not their projections alone",
@@ -299,7 +308,7 @@ def _module(spec: ModelSpec, part: str) -> nn.Module:
 
 
 def _encoder_module(spec: ModelSpec, owner: str, rest: str) -> nn.Module:
-    multiway = spec.encoder_sharing == "multiway"
+    multiway = shares_attention(spec)
     # check_spec has seen to it that what the shared attention is made of is the same for all encoders.
     encoder = next(iter(spec.encoders.values())) if owner == "shared" else spec.encoders[owner]
     count = encoder.depth // spec.stages

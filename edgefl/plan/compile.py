@@ -19,7 +19,7 @@ from edgefl.plan.job import Hyper, LowMemoryOptimizer, RoundPolicy, RunPlan, Slo
 from edgefl.plan.norm import default_norm, with_statistics
 from edgefl.plan.schedule import is_closing, with_closing
 from edgefl.plan.usable_samples import LABEL_THEM
-from edgefl.registry import choose, chosen
+from edgefl.registry import choose, chosen, method
 
 #: Token width of FedMVP's joint module, whose encoders are 768 wide (ViT-B, BERT).
 JOINT_WIDTH = 256
@@ -176,7 +176,7 @@ def _shape(recipe: RecipeConfig, encoders: Mapping[str, EncoderSpec]) -> dict[st
     return {
         "encoder_sharing": next(iter(recipe.sharing)),
         "fusion": fusion,
-        "joint": _joint(options, encoders) if fusion == "joint" else JointSpec(),
+        "joint": _joint(options, encoders) if method("fusion", fusion).tokens else JointSpec(),
         "bounded": options.get("bound") == "tanh",
         "reconstruction": any(term.method.reconstructs for term in chosen("objective", recipe.objective)),
         "matching": match if match in {"classifier", "prior"} else "none",

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from edgefl.models.spec import EncoderSpec, ModelSpec, token_count
+from edgefl.models.spec import EncoderSpec, ModelSpec, fuses_tokens, shares_attention, token_count
 from edgefl.plan.job import Cache, Job
 
 #: Bytes of one stored value.
@@ -43,7 +43,7 @@ def prefixes(job: Job) -> dict[str, Prefix]:
             if part not in present or part in trained:
                 break
             frozen.append(part)
-        if frozen and job.model.encoder_sharing != "multiway":
+        if frozen and not shares_attention(job.model):
             depth = len(frozen) - 1
             found[m] = Prefix(tuple(frozen), depth, _tokens(job.model, encoder, last=depth == job.stage.depth))
     return found
@@ -87,6 +87,6 @@ def stored_bytes(job: Job, samples: Mapping[str, int]) -> int:
 
 
 def _tokens(model: ModelSpec, encoder: EncoderSpec, *, last: bool) -> int:
-    if not last or encoder.pool == "mean" or model.fusion == "joint":
+    if not last or encoder.pool == "mean" or fuses_tokens(model):
         return token_count(encoder)
     return 2 if encoder.kind == "audio" else 1

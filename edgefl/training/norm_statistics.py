@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from edgefl.data.dataset import Dataset
 from edgefl.models.parts import load_part, part_tensors
-from edgefl.models.spec import ModelSpec
+from edgefl.models.spec import ModelSpec, shares_attention
 from edgefl.models.staged import StagedModel, build
 from edgefl.plan.job import Job, Stage
 from edgefl.plan.norm import LEAST, MOST
@@ -89,7 +89,7 @@ def _heads(model: StagedModel, given: Heads | None) -> dict[str, nn.Module]:
 
 def _names(model: StagedModel, modality: str) -> list[str]:
     """Modalities encoded for one modality's head: with shared attention all that a sample has, as in training."""
-    if model.spec.encoder_sharing != "multiway":
+    if not shares_attention(model.spec):
         return [modality]
     return [m for m in model.spec.encoders if f"head/{m}" in model.parts_present]
 

@@ -19,7 +19,7 @@ from edgefl.models.encoders.base import Stage, TokenState, device_of_input, rows
 from edgefl.models.multiway import OwnStage, SharedStage
 from edgefl.models.patterns import Index, Piece, merged, pieces
 from edgefl.models.rematerialise import inject_gradients
-from edgefl.models.spec import is_encoder, modality_of
+from edgefl.models.spec import fuses_tokens, is_encoder, modality_of, shares_attention
 from edgefl.models.staged import StagedModel
 from edgefl.plan.job import Hyper, Job
 from edgefl.registry import Slot, chosen
@@ -101,11 +101,12 @@ def run_forward(model: StagedModel, job: Job, batch: Batch, auxiliary: Auxiliary
     micro = job.hyper.micro_batch if job.hyper.micro_batch < batch.size else 0
     seed = int(torch.randint(2**31, ())) if micro else None
     encoded, masks = _encode_batch(model, job, batch, micro, seed or 0)
-    joint = job.model.fusion == "joint"
+    joint = fuses_tokens(job.model)
     states = {m: TokenState(tokens, masks.get(m)) for m, tokens in encoded.items()} if joint else None
     pooled = encoded if states is None else {m: model.pool_tokens(m, state) for m, state in states.items()}
     with computing_in(job.hyper.precision, _device(batch)):
         projected = {m: model.project(m, h) for m, h in pooled.items()}
+    missing = chosen("missing", job.slots.missing)[0]
     forward = Forward(
         model=model,
         size=batch.size,
@@ -113,7 +114,7 @@ def run_forward(model: StagedModel, job: Job, batch: Batch, auxiliary: Auxiliary
         projected={m: widened(r) for m, r in projected.items()},
         rows=batch.rows,
         labels=batch.labels,
-        missing=next(iter(job.slots.missing.items()), ("zero", {})),
+        missing=(missing.name, missing.options),
         auxiliary=auxiliary,
         pseudo_labels=batch.pseudo_labels,
         tokens=states,
@@ -140,13 +141,13 @@ def run_backward(
 
 def _trains_encoder(job: Job, modality: str) -> bool:
     """Whether anything trained gets a gradient through this modality's encodings."""
-    multiway = job.model.encoder_sharing == "multiway"
+    multiway = shares_attention(job.model)
     return any(is_encoder(part) and (multiway or modality_of(part) == modality) for part in job.stage.trained)
 
 
 def _units(job: Job, batch: Batch) -> list[Batch]:
     """What must be encoded together: each modality alone, all rows its own; with shared attention the whole batch."""
-    if job.model.encoder_sharing == "multiway":
+    if shares_attention(job.model):
         return [batch]
     return [Batch(rows_in(x), {m: x}, {m: None}, None) for m, x in batch.inputs.items()]
 
@@ -213,7 +214,7 @@ def _run(model: StagedModel, job: Job, unit: Batch, piece: Piece) -> tuple[dict[
     """The rows of a piece through the encoders: h [n, D] or, for joint fusion, tokens [n, N, D] and their masks."""
     inputs = {m: rows_of(unit.inputs[m], index) for m, index in piece.own.items()}
     with computing_in(job.hyper.precision, _device(unit)):
-        if job.model.fusion != "joint":
+        if not fuses_tokens(job.model):
             encoded = model.encode_batch(inputs, piece.rows, piece.size, job.stage.depth)
             return {m: widened(h) for m, h in encoded.items()}, {}
         states = model.encode_batch_tokens(inputs, piece.rows, piece.size, job.stage.depth)
