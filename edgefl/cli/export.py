@@ -192,7 +192,7 @@ def _own_mask(plan: RunPlan, parts: Collection[str]) -> Literal["reconstruction"
     """The stand-in that the recipe trained its model with."""
     if "reconstruction" in plan.slots.missing and plan.model.reconstruction:
         return "reconstruction"
-    means = chosen("prototypes", plan.slots.prototypes)[0].method.classes
+    means = chosen("prototypes", plan.slots.prototypes)[0].method.merge is None  # else rows are clusters
     return "both" if PROTOTYPES in parts and means else "zero"
 
 
