@@ -8,7 +8,7 @@ small α: each device sees few classes.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +17,18 @@ from edgefl.data.arrays import Array
 from edgefl.errors import DataError
 
 Indices = npt.NDArray[np.int64]
+
+
+class _Samples(NamedTuple):
+    """What is split: ``total`` samples, with ``labels`` [N] and ``groups`` [N] where there are any, among ``names``."""
+
+    labels: Array | None
+    groups: Array | None
+    total: int
+    names: Sequence[str]
+
+
+_Method = Callable[[_Samples, int, dict[str, Any], np.random.Generator], list[Indices]]
 
 
 def partition(
@@ -43,9 +55,8 @@ def partition(
     ((method, options),) = how.items()
     if total < n:
         raise _empty(names, total, f"there are {total} samples for {n} devices", f"Use at most {total} devices.")
-    rng = np.random.default_rng(seed)
-    shares = METHODS[method](labels, groups, n, dict(options or {}), rng, total, names)
-    return [np.sort(np.asarray(share, dtype=np.int64)) for share in shares]
+    samples, rng = _Samples(labels, groups, total, names), np.random.default_rng(seed)
+    return [np.sort(share) for share in METHODS[method](samples, n, dict(options or {}), rng)]
 
 
 def _empty(names: Sequence[str], share: int, why: str, remedy: str) -> DataError:
@@ -62,23 +73,21 @@ def _options(method: str, given: dict[str, Any], valid: Sequence[str] = ()) -> N
         )
 
 
-def _natural(
-    labels: Any, groups: Array | None, n: int, options: dict[str, Any], rng: np.random.Generator, total: int, names: Any
-) -> list[Any]:
+def _natural(samples: _Samples, n: int, options: dict[str, Any], rng: np.random.Generator) -> list[Indices]:
     """A group that is called as a device is that device's. As many groups as devices: the others in sorted order, one
     for each device that has none. More groups: each in turn joins the smallest share.
     """
     _options("natural", options)
-    if groups is None:
+    if samples.groups is None:
         raise DataError(
             "partition natural needs groups, and this data set has none",
             remedy='Add "group" to each sample, or set data.partition to uniform or dirichlet.',
         )
-    found, inverse, sizes = np.unique(groups, return_inverse=True, return_counts=True)
+    found, inverse, sizes = np.unique(samples.groups, return_inverse=True, return_counts=True)
     if len(found) < n:
         remedy = f"Use at most {len(found)} devices, or set data.partition to uniform or dirichlet."
-        raise _empty(names, len(found), f"there are {len(found)} groups for {n} devices", remedy)
-    device = {str(name): share for share, name in enumerate(names)}
+        raise _empty(samples.names, len(found), f"there are {len(found)} groups for {n} devices", remedy)
+    device = {str(name): share for share, name in enumerate(samples.names)}
     owner = np.array([device.get(str(group), -1) for group in found], dtype=np.int64)
     if len(found) == n:
         owner[owner < 0] = np.setdiff1d(np.arange(n), owner)
@@ -92,22 +101,12 @@ def _natural(
     return [np.flatnonzero(owner[inverse.reshape(-1)] == share) for share in range(n)]
 
 
-def _uniform(
-    labels: Any, groups: Any, n: int, options: dict[str, Any], rng: np.random.Generator, total: int, names: Any
-) -> list[Any]:
+def _uniform(samples: _Samples, n: int, options: dict[str, Any], rng: np.random.Generator) -> list[Indices]:
     _options("uniform", options)
-    return list(np.array_split(rng.permutation(total), n))
+    return list(np.array_split(rng.permutation(samples.total), n))
 
 
-def _dirichlet(
-    labels: npt.NDArray[np.int64] | None,
-    groups: Any,
-    n: int,
-    options: dict[str, Any],
-    rng: np.random.Generator,
-    total: int,
-    names: Sequence[str],
-) -> list[Any]:
+def _dirichlet(samples: _Samples, n: int, options: dict[str, Any], rng: np.random.Generator) -> list[Indices]:
     """Shares below ``minimum`` are filled with random samples of the largest share: small α leaves many empty.
 
     ``within`` 1: each group (person, speaker) is shared out by itself, to as many devices as any other.
@@ -115,19 +114,21 @@ def _dirichlet(
     _options("dirichlet", options, ["alpha", "minimum", "within"])
     alpha, minimum = float(options.get("alpha", 0.5)), int(options.get("minimum", 1))
     if options.get("within"):
-        return _within(labels, groups, n, {"alpha": alpha, "minimum": minimum}, rng, names)
+        return _within(samples, n, {"alpha": alpha, "minimum": minimum}, rng)
     if not 0 < alpha < float("inf") or minimum < 1:
         raise DataError(
             f"partition dirichlet: alpha is {alpha:g}, minimum {minimum}",
             remedy="Set alpha above 0 (0.1: strong skew, 100: nearly none) and minimum to 1 or more.",
         )
+    labels, total = samples.labels, samples.total
     if labels is None:
         raise DataError(
             "partition dirichlet needs labels, and this data set has none", remedy="Set data.partition to uniform."
         )
     if total < n * minimum:
         remedy = f"Use at most {total // minimum} devices, or a smaller minimum."
-        raise _empty(names, total // minimum, f"{n} devices x {minimum} samples exceed the {total} there are", remedy)
+        why = f"{n} devices x {minimum} samples exceed the {total} there are"
+        raise _empty(samples.names, total // minimum, why, remedy)
     shares: list[list[int]] = [[] for _ in range(n)]
     for label in np.unique(labels):
         members = rng.permutation(np.flatnonzero(labels == label))
@@ -138,30 +139,28 @@ def _dirichlet(
         while len(share) < minimum:
             largest = max(shares, key=len)
             share.append(largest.pop(int(rng.integers(len(largest)))))
-    return shares
+    return [np.asarray(share, dtype=np.int64) for share in shares]
 
 
-def _within(
-    labels: Any, groups: Any, n: int, options: dict[str, Any], rng: np.random.Generator, names: Sequence[str]
-) -> list[Any]:
-    if groups is None:
+def _within(samples: _Samples, n: int, options: dict[str, Any], rng: np.random.Generator) -> list[Indices]:
+    if samples.groups is None:
         raise DataError(
             "partition dirichlet within groups needs groups, and this data set has none",
             remedy="Leave the option within away, or set data.partition to uniform.",
         )
-    owners = np.unique(groups)
+    owners = np.unique(samples.groups)
     if n % len(owners):
         raise DataError(
             f"{n} devices can not be shared evenly by {len(owners)} groups",
             remedy=f"Use a multiple of {len(owners)} devices.",
         )
-    shares: list[Any] = []
+    shares: list[Indices] = []
     for i, owner in enumerate(owners):
-        mine, each = np.flatnonzero(groups == owner), n // len(owners)
-        own = None if labels is None else labels[mine]
-        told = names[i * each : (i + 1) * each]
-        shares += [mine[share] for share in _dirichlet(own, None, each, options, rng, len(mine), told)]
+        mine, each = np.flatnonzero(samples.groups == owner), n // len(owners)
+        labels = None if samples.labels is None else samples.labels[mine]
+        own = _Samples(labels, None, len(mine), samples.names[i * each : (i + 1) * each])
+        shares += [mine[share] for share in _dirichlet(own, each, options, rng)]
     return shares
 
 
-METHODS: dict[str, Callable[..., list[Any]]] = {"natural": _natural, "uniform": _uniform, "dirichlet": _dirichlet}
+METHODS: dict[str, _Method] = {"natural": _natural, "uniform": _uniform, "dirichlet": _dirichlet}
