@@ -86,7 +86,7 @@ class Evaluator:
         self._pricer: Pricer | None = None
         self._tests: dict[str, TestSet] = {}
 
-    def initial_parts(self, body: Any, note: Note) -> Manifest:
+    def initial_parts(self, body: object, note: Note) -> Manifest:
         """Part -> object, for every part of the model."""
         from edgefl.models.checkpoints import initial_parts
 
@@ -94,7 +94,7 @@ class Evaluator:
         store = ObjectStore(Path(request.store))
         return {part: store.put(encode_part(tensors)) for part, tensors in initial_parts(request.model, request.seed)}
 
-    def plan_stage(self, body: Any, note: Note) -> list[Placement]:
+    def plan_stage(self, body: object, note: Note) -> list[Placement]:
         """One placement a candidate, in order."""
         from edgefl.pricing.round_price import Pricer
 
@@ -107,7 +107,7 @@ class Evaluator:
             for device in request.candidates
         ]
 
-    def evaluate(self, body: Any, note: Note) -> list[EvaluationRow]:
+    def evaluate(self, body: object, note: Note) -> list[EvaluationRow]:
         """Accuracy with everything, and with each modality alone."""
         import numpy as np
 
@@ -135,7 +135,7 @@ class Evaluator:
             statistics=request.slots.statistics,
         )
 
-    def similarity(self, body: Any, note: Note) -> dict[str, float]:
+    def similarity(self, body: object, note: Note) -> dict[str, float]:
         """Weights, sum 1, of the devices whose model has finite outputs."""
         import numpy as np
 

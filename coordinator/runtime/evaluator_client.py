@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import msgspec
 
@@ -19,7 +19,7 @@ from edgefl.registry import choose
 class Worker(Protocol):
     """The part of :class:`edgefl.process.worker.WorkerProcess` that the coordinator uses; tests replace it."""
 
-    async def call(self, method: str, body: Any) -> Any:
+    async def call(self, method: str, body: object) -> object:
         """The answer. Raises WorkerError."""
         ...
 

@@ -68,7 +68,7 @@ class Publisher:
         self._offers: dict[str, m.Offer] = {}  # device -> what it was last offered
         self.uploads = self._make_uploads()
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> dict[str, object]:
         """The connection's limits and the chunk size, for an event in the ledger."""
         limits = self._transport.limits
         return {

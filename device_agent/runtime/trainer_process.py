@@ -133,7 +133,7 @@ class TrainerProcess:
         await self._worker.stop(TRAINER_STOP_S)
 
 
-def progressed(attempt: Attempt, note: Any) -> Progressed:
+def progressed(attempt: Attempt, note: object) -> Progressed:
     """A trainer's note of its progress, decoded. Raises WorkerFailedError for anything else."""
     return understood({**understood(note, dict[str, Any]), "attempt": attempt}, Progressed)
 

@@ -24,8 +24,8 @@ from edgefl.errors import EdgeFLError, WorkerError, missing_dependency
 MAX_FRAME_BYTES = 16 * 2**20
 
 T = TypeVar("T")
-Note = Callable[[Any], None]
-Handler = Callable[[Any, Note], Any]
+Note = Callable[[object], None]
+Handler = Callable[[object, Note], object]
 
 
 class Request(msgspec.Struct, frozen=True):
@@ -82,7 +82,7 @@ class WorkerProcess:
                 env={**os.environ, **self.env},
             )
 
-    async def call(self, method: str, body: Any, on_note: Note | None = None) -> Any:
+    async def call(self, method: str, body: object, on_note: Note | None = None) -> object:
         """The child's answer. Raises WorkerFailedError when the child raised or ended (``status`` < 0: it was killed).
 
         A call that is cancelled, or answered with nonsense, ends the child: its next words would belong to no request.
@@ -159,7 +159,7 @@ def serve(handlers: dict[str, Handler]) -> None:
         frames_out.write(_frame(frame))
         frames_out.flush()
 
-    def note(body: Any) -> None:
+    def note(body: object) -> None:
         send(Answer("note", msgspec.to_builtins(body)))
 
     while (request := read_request(frames_in)) is not None:
@@ -199,7 +199,7 @@ def read_request(stream: BinaryIO) -> Request | None:
     return _decoded(stream.read(_length(header)), Request)
 
 
-def understood(body: Any, kind: type[T]) -> T:
+def understood(body: object, kind: type[T]) -> T:
     """A worker's reply, as ``kind``. Raises WorkerFailedError when it is something else."""
     try:
         return msgspec.convert(body, kind)
@@ -214,7 +214,7 @@ def _decoded(data: bytes, kind: type[T]) -> T:
         raise WorkerError(f"a worker's frame of {len(data)} bytes makes no sense: {error}") from error
 
 
-def _frame(value: Any) -> bytes:
+def _frame(value: object) -> bytes:
     payload = msgspec.msgpack.encode(value)
     _check_size(len(payload))
     return struct.pack(">I", len(payload)) + payload
