@@ -6,12 +6,12 @@ Clusters are numbered in the sorted order of their first devices.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
-import numpy.typing as npt
 from msgspec import Meta
 
+from edgefl.data.arrays import Array
 from edgefl.errors import ProtocolError
 from edgefl.methods.cluster.signatures import Floats, Models, Signatures, own_models
 from edgefl.prototypes.kmeans import kmeans
@@ -59,7 +59,7 @@ def _coordinates(devices: list[str], signatures: Signatures) -> Floats:
     return np.asarray((vectors * np.sqrt(np.maximum(values, 0)))[index])
 
 
-def _sketch(device: str, tensors: Mapping[str, npt.NDArray[Any]]) -> npt.NDArray[Any]:
+def _sketch(device: str, tensors: Mapping[str, Array]) -> Array:
     counts = tensors.get("sketch", np.zeros(0))
     good = counts.ndim == 2 and counts.size > 0 and bool(np.isfinite(counts).all()) and bool((counts >= 0).all())
     if not good or not (counts.sum(axis=1) > 0).all():

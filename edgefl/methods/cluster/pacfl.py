@@ -7,12 +7,12 @@ cut at a threshold. Clusters are numbered in the sorted order of their first dev
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
-import numpy.typing as npt
 from msgspec import Meta
 
+from edgefl.data.arrays import Array
 from edgefl.errors import ModelError, Problem, ProtocolError
 from edgefl.methods.cluster.signatures import Floats, Models, Signatures, own_models
 from edgefl.prototypes.kmeans import Labels, renumber
@@ -52,7 +52,7 @@ def pacfl(
     return {device: int(label) for device, label in zip(devices, labels, strict=True)}
 
 
-def smallest_angle(q1: npt.NDArray[Any], q2: npt.NDArray[Any]) -> float:
+def smallest_angle(q1: Array, q2: Array) -> float:
     """The smallest principal angle in degrees, 0 to 90, between the spans of two orthonormal bases [F, r1], [F, r2].
 
     Good to 1e-5 degrees: the arc cosine is flat near 0. Spans with r1 + r2 > F always meet: 0.
@@ -63,7 +63,7 @@ def smallest_angle(q1: npt.NDArray[Any], q2: npt.NDArray[Any]) -> float:
     return float(np.degrees(np.arccos(min(1.0, largest))))
 
 
-def average_linkage(distances: npt.NDArray[Any], threshold: float, clusters: int = 0) -> Labels:
+def average_linkage(distances: Array, threshold: float, clusters: int = 0) -> Labels:
     """Clusters [N] of N points with symmetric ``distances`` [N, N], numbered by first appearance.
 
     The two clusters of the smallest mean distance are joined, while that is at most ``threshold`` or there are more
@@ -84,7 +84,7 @@ def average_linkage(distances: npt.NDArray[Any], threshold: float, clusters: int
     return renumber(labels)
 
 
-def _span(device: str, tensors: Mapping[str, npt.NDArray[Any]]) -> Floats:
+def _span(device: str, tensors: Mapping[str, Array]) -> Floats:
     """An orthonormal basis [F, r] of the span of all of a device's class bases together."""
     bases = [np.asarray(tensors[name], np.float64) for name in sorted(tensors)]
     if not bases or any(b.ndim != 2 or len(b) != len(bases[0]) or not np.isfinite(b).all() for b in bases):

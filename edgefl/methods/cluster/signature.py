@@ -11,11 +11,11 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from edgefl.data.arrays import Array
 from edgefl.data.dataset import Dataset, Integers
 from edgefl.data.text import PADDING
 from edgefl.errors import DataError, ProtocolError
@@ -64,7 +64,7 @@ def features_of(dataset: Dataset, width: int, seed: int = 0) -> Floats:
     return features
 
 
-def signature_of(dataset: Dataset, kind: str, classes: int, seed: int) -> dict[str, npt.NDArray[Any]]:
+def signature_of(dataset: Dataset, kind: str, classes: int, seed: int) -> dict[str, Array]:
     """What ``kind`` ("sketch" or "bases") of a device's samples is sent; ``seed`` is the run's, the same everywhere."""
     features = features_of(dataset, WIDTH, seed)
     return sketch(features, seed=seed) if kind == "sketch" else bases(features, dataset.labels, classes)
@@ -77,7 +77,7 @@ def signature_layout(kind: str, class_counts: Sequence[int]) -> dict[str, tuple[
     return {f"class.{c}": ("F32", (WIDTH, min(RANK, count))) for c, count in enumerate(class_counts) if count}
 
 
-def check_signature(tensors: Mapping[str, npt.NDArray[Any]], kind: str) -> None:
+def check_signature(tensors: Mapping[str, Array], kind: str) -> None:
     """Raises ProtocolError unless ``tensors`` are what :func:`signature_of` makes for ``kind`` ("": for nobody)."""
     if kind == "sketch":
         _check_sketch(tensors)
@@ -87,9 +87,7 @@ def check_signature(tensors: Mapping[str, npt.NDArray[Any]], kind: str) -> None:
         raise ProtocolError("a signature that nobody asked for", remedy="Only a recipe with clusters takes signatures.")
 
 
-def sketch(
-    features: npt.NDArray[Any], rows: int = ROWS, bits: int = BITS, seed: int = 0
-) -> dict[str, npt.NDArray[Any]]:
+def sketch(features: Array, rows: int = ROWS, bits: int = BITS, seed: int = 0) -> dict[str, Array]:
     """The tensor "sketch", int16 [rows, 2^bits]: shares of the samples in units of 1 / UNIT; from features [N, F].
 
     The order of the samples does not matter, nor the length of a sample's features. Raises DataError without samples,
@@ -110,9 +108,7 @@ def sketch(
     return {"sketch": np.rint(counts * (UNIT / len(x))).astype(np.int16)}
 
 
-def bases(
-    features: npt.NDArray[Any], labels: Integers | None, classes: int, rank: int = RANK
-) -> dict[str, npt.NDArray[Any]]:
+def bases(features: Array, labels: Integers | None, classes: int, rank: int = RANK) -> dict[str, Array]:
     """Tensors "class.<c>", f32 [F, r], orthonormal, of each class c with samples; r is ``rank``, or what they span.
 
     ``features`` [N, F]; ``labels`` [N], -1 for none. Raises DataError when no class has samples, for labels out of
@@ -122,7 +118,7 @@ def bases(
     y = np.full(len(x), -1) if labels is None else labels
     if y.shape != x.shape[:1] or int(y.max()) >= classes or rank < 1:
         raise DataError(f"{len(x)} samples, labels {list(y.shape)} below {classes} and rank {rank} do not match")
-    found: dict[str, npt.NDArray[Any]] = {}
+    found: dict[str, Array] = {}
     for c in np.unique(y[y >= 0]):
         u, s, _ = np.linalg.svd(x[y == c].T.astype(np.float64), full_matrices=False)
         kept = min(rank, int((s > _RESOLUTION * s[0]).sum()))
@@ -139,7 +135,7 @@ def bases(
     return found
 
 
-def _project_values(values: npt.NDArray[Any], width: int, rng: np.random.Generator) -> Floats:
+def _project_values(values: Array, width: int, rng: np.random.Generator) -> Floats:
     """[N, D] -> [N, width], by a Gaussian matrix of variance 1/D."""
     out = np.zeros((len(values), width), np.float32)
     for first in range(0, values.shape[1], _BLOCK):
@@ -148,7 +144,7 @@ def _project_values(values: npt.NDArray[Any], width: int, rng: np.random.Generat
     return np.asarray(out / np.float32(math.sqrt(max(1, values.shape[1]))))
 
 
-def _project_tokens(ids: npt.NDArray[Any], width: int, rng: np.random.Generator) -> Floats:
+def _project_tokens(ids: Array, width: int, rng: np.random.Generator) -> Floats:
     """[N, T] -> [N, width]: the sum of the words' Gaussian rows over the root of how many words there are."""
     table = rng.standard_normal((_TOKENS, width), np.float32)
     out = np.zeros((len(ids), width), np.float32)
@@ -158,14 +154,14 @@ def _project_tokens(ids: npt.NDArray[Any], width: int, rng: np.random.Generator)
     return np.asarray(out / np.sqrt(np.maximum(words.sum(axis=1, keepdims=True), 1)), np.float32)
 
 
-def _checked(features: npt.NDArray[Any]) -> Floats:
+def _checked(features: Array) -> Floats:
     x = np.asarray(features, np.float32)
     if x.ndim != 2 or not x.size or not np.isfinite(x).all():
         raise DataError(f"a signature needs finite features [N, F] of one sample or more, not {list(x.shape)}")
     return x
 
 
-def _check_sketch(tensors: Mapping[str, npt.NDArray[Any]]) -> None:
+def _check_sketch(tensors: Mapping[str, Array]) -> None:
     counts = tensors.get("sketch")
     if len(tensors) != 1 or counts is None or counts.dtype != np.int16 or counts.shape != (ROWS, 2**BITS):
         raise ProtocolError(f"not one tensor 'sketch', int16 {[ROWS, 2**BITS]}, but {_described(tensors)}")
@@ -174,7 +170,7 @@ def _check_sketch(tensors: Mapping[str, npt.NDArray[Any]]) -> None:
         raise ProtocolError(f"a sketch with a count of {low} and a row that sums to {total}: shares of samples are not")
 
 
-def _check_bases(tensors: Mapping[str, npt.NDArray[Any]]) -> None:
+def _check_bases(tensors: Mapping[str, Array]) -> None:
     directions = 0
     for name, basis in tensors.items():
         fits = basis.ndim == 2 and basis.shape[0] == WIDTH and 1 <= basis.shape[1] <= RANK
@@ -188,6 +184,6 @@ def _check_bases(tensors: Mapping[str, npt.NDArray[Any]]) -> None:
         raise ProtocolError(f"bases of {directions} directions in all, between 1 and {WIDTH // 2} can be right")
 
 
-def _described(tensors: Mapping[str, npt.NDArray[Any]]) -> str:
+def _described(tensors: Mapping[str, Array]) -> str:
     listed = [f"'{name[:40]}' {tensor.dtype} {list(tensor.shape)}" for name, tensor in list(tensors.items())[:3]]
     return ", ".join(listed) + f" and {len(tensors) - 3} more" * (len(tensors) > 3) if listed else "nothing"

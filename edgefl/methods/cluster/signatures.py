@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import numpy as np
 import numpy.typing as npt
 from msgspec import Meta
 
+from edgefl.data.arrays import Array
 from edgefl.errors import Problem
 from edgefl.registry import Recipe
 
 Floats = npt.NDArray[np.float64]
 #: device -> the tensors of its signature.
-Signatures = Mapping[str, Mapping[str, npt.NDArray[Any]]]
+Signatures = Mapping[str, Mapping[str, Array]]
 Models = Annotated[Literal["shared", "own"], Meta(description="whether each cluster has a model of its own")]
 
 

@@ -8,21 +8,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from edgefl.data.arrays import Array
 from edgefl.errors import ModelError, Problem
 from edgefl.registry import Recipe, Weight, register
 
-Array = npt.NDArray[np.float64]
+Floats = npt.NDArray[np.float64]
 
 #: Outputs come as f32: a spread below its spacing (2^-23 of the value) is rounding, so the representation is constant.
 _RESOLUTION = 2.0**-23
 
 
-def linear_cka(x: npt.NDArray[Any], y: npt.NDArray[Any]) -> float:
+def linear_cka(x: Array, y: Array) -> float:
     """Similarity, 0..1, of two representations [m, d] and [m, e] of the same m inputs.
 
     1 for a rotation, an isotropic scaling or a shift of one another; 0 where one of them is constant.
@@ -30,7 +30,7 @@ def linear_cka(x: npt.NDArray[Any], y: npt.NDArray[Any]) -> float:
     return _alike(_gram("x", x), _gram("y", y))
 
 
-def cka_weights(outputs: Mapping[str, npt.NDArray[Any]]) -> dict[str, float]:
+def cka_weights(outputs: Mapping[str, Array]) -> dict[str, float]:
     """Weights, which sum to 1, of the devices whose models gave ``outputs`` [m, d] on the same m probe pairs.
 
     d may differ between devices. Raises ModelError, naming the device, for outputs that are not finite numbers [m, d].
@@ -51,7 +51,7 @@ def cka_weights(outputs: Mapping[str, npt.NDArray[Any]]) -> dict[str, float]:
     return {device: value / total for device, value in odds.items()}
 
 
-def _gram(whose: str, output: npt.NDArray[Any]) -> Array:
+def _gram(whose: str, output: Array) -> Floats:
     """X X^T [m, m] of the centred output [m, d], of Frobenius norm 1; zeros when the output is constant."""
     if output.ndim != 2 or not np.isfinite(output).all():
         raise ModelError(
@@ -63,11 +63,11 @@ def _gram(whose: str, output: npt.NDArray[Any]) -> Array:
     centred = x - x.mean(axis=0)
     if np.linalg.norm(centred) <= _RESOLUTION * np.linalg.norm(x):
         return np.zeros((len(x), len(x)))
-    gram: Array = centred @ centred.T
+    gram: Floats = centred @ centred.T
     return gram / float(np.linalg.norm(gram))
 
 
-def _alike(gram_x: Array, gram_y: Array) -> float:
+def _alike(gram_x: Floats, gram_y: Floats) -> float:
     if gram_x.shape != gram_y.shape:
         raise ModelError(
             f"representations of {len(gram_x)} and {len(gram_y)} inputs cannot be compared",

@@ -8,12 +8,12 @@ inputs, and whose size would drown the weights.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from edgefl.aggregation.mean import Layout, MisfitError, Tensors, check, layout_of
+from edgefl.data.arrays import Array
 from edgefl.methods.weight.samples import by_samples
 from edgefl.registry import Weight, register
 
@@ -80,7 +80,7 @@ def _pieces(layout: Layout, limit: int) -> Iterator[list[Piece]]:
         yield pieces
 
 
-def _fill(row: Floats, pieces: list[Piece], tensors: Mapping[str, npt.NDArray[Any]]) -> None:
+def _fill(row: Floats, pieces: list[Piece], tensors: Mapping[str, Array]) -> None:
     position = 0
     for name, first, end in pieces:
         row[position : position + end - first] = tensors[name].reshape(-1)[first:end]
