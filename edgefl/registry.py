@@ -149,12 +149,16 @@ class StandIn(Method):
 
     ``make``: (modality, what is at hand) -> its stand-ins (``edgefl.training.fill``), in training, evaluation and
     exported graphs. ``offered``: (model, prototype tables) -> whether inference can make it; None: it never can.
+    ``tables``: it is made of the prototype tables. ``inferred``: what it is at inference, in a report's words; "":
+    its summary.
     ``complete_only``: samples that lack a modality are not trained on. ``completed_data``: (dataset, encoders, options)
     -> the data completed before training; ``completed_counts``: the same of (samples of each modality, encoders).
     """
 
     make: Callable[..., Any]
     offered: Callable[..., bool] | None = None
+    tables: bool = False
+    inferred: str = ""
     complete_only: bool = False
     completed_data: Callable[..., Any] | None = None
     completed_counts: Callable[..., dict[str, int]] | None = None

@@ -26,12 +26,8 @@ MAX_TOGETHER = 3
 _COLOURS = ("--c1", "--c2", "--c3", "--c4", "--c5")
 _DASHES: tuple[_Dash, ...] = ("solid", (0, (3, 2)), (0, (1, 1.5)), (0, (6, 2, 1, 2)))
 _MARKERS = ("s", "o", "^", "D", "v", "P", "X")
-#: Dash and marker of each mask: the zero mask is dashed and hollow.
-_OF_MASK: dict[str, tuple[_Dash, str]] = {
-    "prototype": ("solid", "s"),
-    "zero": (_DASHES[1], "o"),
-    "reconstruction": ("solid", "^"),
-}
+#: Dash and marker of the masks, in the order of the registry: the first, zeros, is dashed and hollow.
+_USUAL: tuple[tuple[_Dash, str], ...] = ((_DASHES[1], "o"), ("solid", "s"), ("solid", "^"))
 _COMPLETE: Look = {"color": INKS["--c0"], "linewidth": 2.2, "linestyle": "solid", "marker": "o", "markersize": 4}
 
 
@@ -76,10 +72,11 @@ def looks(found: Iterable[Curve]) -> dict[Curve, Look]:
     looks = {} if complete is None else {complete: _COMPLETE}
     others = [curve for curve in every if curve != complete]
     order = list(dict.fromkeys(given for given, _ in others))
+    of_mask = _usual()
     taken: set[tuple[str, _Dash, str]] = set()
     for given, mask in others:
         colour = _COLOURS[order.index(given) % len(_COLOURS)]
-        usual = [_OF_MASK[mask]] if mask in _OF_MASK else []
+        usual = [of_mask[mask]] if mask in of_mask else []
         choices = (*usual, *itertools.product(_DASHES, _MARKERS))
         dash, marker = next(choice for choice in choices if (colour, *choice) not in taken)
         taken.add((colour, dash, marker))
@@ -90,8 +87,14 @@ def looks(found: Iterable[Curve]) -> dict[Curve, Look]:
 def panel_looks(masks: Sequence[str]) -> list[Look]:
     """The look of each mask's curve where each subset has a panel of its own: a colour a mask."""
     order = sorted(set(masks)).index
-    usual = [_OF_MASK.get(mask, ("solid", _MARKERS[order(mask) % len(_MARKERS)])) for mask in masks]
+    of_mask = _usual()
+    usual = [of_mask.get(mask, ("solid", _MARKERS[order(mask) % len(_MARKERS)])) for mask in masks]
     return [_look(_COLOURS[order(mask) % len(_COLOURS)], *look) for mask, look in zip(masks, usual, strict=True)]
+
+
+def _usual() -> dict[str, tuple[_Dash, str]]:
+    """Dash and marker of each mask that has its own."""
+    return dict(zip(totals.masks(), _USUAL, strict=False))
 
 
 def _look(colour: str, dash: _Dash, marker: str) -> Look:

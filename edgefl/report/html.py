@@ -123,9 +123,10 @@ def _scores(report: RunReport) -> list[Card]:
         found.append(
             Card("accuracy of the devices' own models", units.percent(own), "on samples set apart; their mean")
         )
-    worst = min((row for row in rows if row.missing in quality.STAND_INS), key=lambda row: row.value, default=None)
+    plain, *others = totals.masks()
+    worst = min((row for row in rows if row.missing in others), key=lambda row: row.value, default=None)
     if worst is not None:
-        zeros = [row.value for row in rows if row.missing == "zero" and row.available == worst.available]
+        zeros = [row.value for row in rows if row.missing == plain and row.available == worst.available]
         against = f"; {totals.score_text(metric, zeros[0])} with zeros" if zeros else ""
         detail = f"{' + '.join(worst.available)}, {worst.missing} mask{against}"
         found.append(Card("weakest modality alone", totals.score_text(metric, worst.value), detail))

@@ -9,11 +9,6 @@ from edgefl.report import totals, units
 from edgefl.report.grid import Cell, Column, Grid, Tone, table
 from edgefl.run_records import AssignmentRow, EvaluationRow, RunReport
 
-#: Masks that fill in an absent modality by more than zeros, and how.
-STAND_INS = {
-    "prototype": "The absent modality is replaced by the prototypes of the classes that match.",
-    "reconstruction": "The absent modality is replaced by what a small network, trained along, makes of the others.",
-}
 _CLASSIFICATION = {
     "accuracy": "accuracy",
     "macro_precision": "precision",
@@ -42,22 +37,23 @@ def evaluation(report: RunReport) -> Grid:
     metric = totals.primary_metric(report)
     rows = [row for row in totals.latest(report.evaluations) if row.metric == metric]
     unit, points = ("%", "points") if totals.is_share(metric) else ("", "")
-    masks = [mask for mask in STAND_INS if any(row.missing == mask for row in rows)] or ["prototype"]
+    tips = totals.masks()
+    plain, *others = tips
+    evaluated = [mask for mask in others if any(row.missing == mask for row in rows)] or others[:1]
 
     def score(name: str, mask: str, tip: str = "") -> Column[_Given]:
         return Column(name, lambda row: totals.score(row.by_mask.get(mask)), unit, metric, tip=tip)
 
     def gain(mask: str) -> Column[_Given]:
-        name = "gain" if len(masks) == 1 else f"{mask} gain"
-        tip = f"{mask.capitalize()} mask minus zero mask."
-        return Column(name, lambda row: _gain(row.by_mask.get("zero"), row.by_mask.get(mask)), points, metric, tip=tip)
+        name = "gain" if len(evaluated) == 1 else f"{mask} gain"
+        tip = f"{mask.capitalize()} mask minus {plain} mask."
+        return Column(name, lambda row: _gain(row.by_mask.get(plain), row.by_mask.get(mask)), points, metric, tip=tip)
 
     columns: list[Column[_Given]] = [
         Column("given to the model", _name, key=True, text=True),
         score("complete", "none"),
-        score("zero mask", "zero", "The absent modality is replaced by zeros."),
-        *(score(f"{mask} mask", mask, STAND_INS[mask]) for mask in masks),
-        *map(gain, masks),
+        *(score(f"{mask} mask", mask, tips[mask]) for mask in (plain, *evaluated)),
+        *map(gain, evaluated),
         Column("test samples", lambda row: max(one.samples for one in row.by_mask.values())),
     ]
     given = [

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from edgefl.records import FIGURES, Figure
+from edgefl.registry import methods
 from edgefl.report import units
 from edgefl.run_records import AssignmentRow, DeviceRow, EvaluationRow, RunReport
 
@@ -14,6 +15,12 @@ PEAKS = frozenset(
 )
 #: Of a figure that the plan does not hold.
 _UNKNOWN = Figure(kind="predicted", reason="not predicted: the device's speed, or its power, is not in its profile")
+
+
+def masks() -> dict[str, str]:
+    """Name -> sentence of each stand-in that inference can make; the first is the one the others are compared with."""
+    offered = {name: one for name, one in methods("missing").items() if one.offered}
+    return {name: f"The absent modality is replaced by {one.inferred or one.summary}." for name, one in offered.items()}
 
 
 def total(name: str, figures: Sequence[Figure]) -> Figure:

@@ -156,12 +156,13 @@ def judge(
     tasks: frozenset[str] | None,
     modalities: Sequence[str],
     *,
-    mask: str = "zero",
+    mask: str | None = None,
     matcher: Matcher = DEFAULT_MATCHER,
     networks: Networks | None = None,
 ) -> dict[str, float]:
-    """A device's model on its own samples, each with exactly those of ``modalities`` it has, the rest by ``mask``.
+    """A device's model on its own samples, each with exactly those of ``modalities`` it has.
 
+    ``mask``: the stand-in for the others; None: the role's default. The figures are
     accuracy, loss and the macro averages over the labelled samples; recalls of every pair over the samples that have
     both, and "rsum", the mean over the pairs. A task the samples say nothing about (no label, no pair) has no figure.
     ``tasks`` and the errors as in :func:`evaluate`. ``model`` may lack the encoders of other modalities; it ends in
@@ -175,7 +176,7 @@ def judge(
     judged = _Judged(model, dataset, here, stage_depth, alone, on_device, matcher, networks or {})
     figures: dict[str, float] = {}
     if "classification" in asked and here and dataset.labels is not None:
-        figures |= _as_they_are(judged, dataset.labels, mask)
+        figures |= _as_they_are(judged, dataset.labels, mask or default("missing"))
     if "retrieval" in asked:
         found = [_pair(judged, a, b)[0] for a, b in pairs(here)]
         sums = [pair.pop("rsum") for pair in found if "rsum" in pair]
@@ -212,8 +213,9 @@ def _classification(judged: _Judged) -> list[EvaluationRow]:
         raise DataError("the test set has no labels", remedy="Add an array 'label', or train with objective: clip.")
     rows = []
     spec, tables = judged.model.spec, judged.tables
-    masks = [name for name, one in methods("missing").items() if one.offered and one.offered(spec, tables)]
-    conditions = _conditions(judged.names, len(spec.encoders), masks)
+    offered = {name: one for name, one in methods("missing").items() if one.offered and one.offered(spec, tables)}
+    of_tables = {name for name, one in offered.items() if one.tables}
+    conditions = _conditions(judged.names, len(spec.encoders), list(offered))
     for available, mask in conditions:
         has = np.flatnonzero(np.logical_and.reduce([data.has(m) for m in available]) & (labels >= 0))
         if not has.size:
@@ -221,7 +223,7 @@ def _classification(judged: _Judged) -> list[EvaluationRow]:
         figures = _scores(judged.logits(available, has, mask), labels[has])
         if (available, mask) != conditions[0]:
             del figures["loss"]  # of a guess at what is absent it says little; one curve is enough
-        rows += _rows(available, mask, figures, has.size, judged.matcher.metric if mask == "prototype" else "")
+        rows += _rows(available, mask, figures, has.size, judged.matcher.metric if mask in of_tables else "")
     return rows
 
 

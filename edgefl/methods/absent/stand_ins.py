@@ -155,6 +155,8 @@ register(
         conflicts=_prototypes,
         make=prototype,
         offered=_with_tables,
+        tables=True,
+        inferred="the prototypes of the classes that match",
     ),
     StandIn(
         "reconstruction",
@@ -163,5 +165,6 @@ register(
         conflicts=_trained,
         make=reconstruction,
         offered=_with_parts,
+        inferred="what a small network, trained along, makes of the others",
     ),
 )
