@@ -26,7 +26,7 @@ from coordinator.runtime.inbound import Inbound
 from coordinator.runtime.liveness import Liveness
 from device_agent.core.freshness import replayed
 from device_agent.core.machine import initial, step
-from device_agent.core.state import Disk, Received, Save, State
+from device_agent.core.state import Disk, Received, Save, State, TrainerPhase
 from edgefl.errors import BrokerError, ProtocolError
 from edgefl.identity.device import Credentials
 from edgefl.identity.fleet import Fleet
@@ -141,13 +141,13 @@ def offers() -> Iterator[Any]:
 @pytest.mark.parametrize(("name", "attempt", "taken"), [pytest.param(*one, id=one[0]) for one in offers()])
 def test_a_replayed_offer_is_refused_also_after_a_restart(name: str, attempt: Attempt, taken: bool) -> None:
     """Each is rightly signed: the coordinator once made it, and somebody kept it."""
-    blank = State(device="d1", strict=True, connected=True, trainer="idle", facts=agent.FACTS)
+    blank = State(device="d1", strict=True, connected=True, trainer=TrainerPhase.IDLE, facts=agent.FACTS)
     begun, saves = blank, []
     for event in (m.Welcome("c", run="r2", made_ms=200), an_offer(Attempt("r2", 1, 3, 1, made_ms=200))):
         begun, out = step(begun, Received(event, Disk(0, None)), 1.0)
         saves += [one.saved for one in out if isinstance(one, Save)]
     begun, _ = step(begun, Received(m.Drain("r2", made_ms=200)), 2.0)  # nothing is in hand any more
-    restarted = replace(initial(blank, saves[-1], agent.FACTS), task=None, trainer="idle", connected=True)
+    restarted = replace(initial(blank, saves[-1], agent.FACTS), task=None, trainer=TrainerPhase.IDLE, connected=True)
     for state in (begun, restarted):
         after, out = step(state, Received(an_offer(attempt), Disk(0, None)), 3.0)
         assert (after.task is not None and after.task.attempt == attempt) == taken
@@ -156,7 +156,7 @@ def test_a_replayed_offer_is_refused_also_after_a_restart(name: str, attempt: At
 
 
 def test_the_last_offer_of_a_finished_run_can_not_be_replayed() -> None:
-    state = State(device="d1", strict=True, connected=True, trainer="idle", facts=agent.FACTS)
+    state = State(device="d1", strict=True, connected=True, trainer=TrainerPhase.IDLE, facts=agent.FACTS)
     last = an_offer(Attempt("r2", 1, 3, 1, made_ms=200))
     for event in (last, m.Drain("r2", made_ms=200, final=True), last):
         state, _ = step(state, Received(event, Disk(0, None)), 1.0)
@@ -165,7 +165,7 @@ def test_the_last_offer_of_a_finished_run_can_not_be_replayed() -> None:
 
 
 def test_an_old_welcome_does_not_end_the_work_in_hand() -> None:
-    state = State(device="d1", strict=True, connected=True, trainer="idle", facts=agent.FACTS)
+    state = State(device="d1", strict=True, connected=True, trainer=TrainerPhase.IDLE, facts=agent.FACTS)
     for event in (m.Welcome("c", run="r2", made_ms=200), an_offer(Attempt("r2", 1, 3, 1, made_ms=200))):
         state, _ = step(state, Received(event, Disk(0, None)), 1.0)
     after, _ = step(state, Received(m.Welcome("c", run="r1", made_ms=100)), 2.0)

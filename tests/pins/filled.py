@@ -8,6 +8,9 @@ from typing import Any
 import msgspec
 from msgspec import inspect as kinds
 
+#: Fields of a model that hold the names of methods.
+_METHODS = {"encoder_sharing": "multiway", "fusion": "mean"}
+
 
 def filled(kind: Any) -> Any:
     """A struct with something in every field, two entries in every mapping and tuple."""
@@ -44,6 +47,8 @@ def _of(kind: kinds.Type, path: str) -> Any:
 def _field(field: kinds.Field, path: str) -> Any:
     if isinstance(field.type, kinds.BoolType):
         return field.default is not True
+    if field.encode_name in _METHODS:
+        return _METHODS[field.encode_name]
     found = _of(field.type, f"{path}.{field.encode_name}")
     if isinstance(field.type, kinds.LiteralType) and found == field.default:
         return field.type.values[0]

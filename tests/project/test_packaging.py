@@ -168,7 +168,7 @@ def test_metadata_says_what_is_promised(metadata):
     assert metadata["Requires-Python"] == ">=3.10"
     assert metadata["License-Expression"] == "Apache-2.0"
     assert set(metadata.get_all("Provides-Extra")) == {
-        "train", "coordinator", "export", "profile", "completion", "minilm", "demo", "all", "dev",
+        "train", "coordinator", "export", "profile", "completion", "minilm", "demo", "all", "dev", "mutants",
         "postgresql",
     }  # fmt: skip
 
