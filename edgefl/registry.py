@@ -35,7 +35,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     """Options of a method, a field each, with its default, range and description.
 
     A method's functions take its options as keyword arguments. A number is
-    ``Annotated[float, Meta(ge=…, le=…, description=…)]``, a count ``int`` instead, text
+    ``Annotated[float, Meta(ge=…, le=…, description=…)]``, a count ``int`` (functions get a float all the same), text
     ``Annotated[Literal[…], Meta(…)]`` or, free, ``Annotated[str, Meta(…)]``. A field whose option is a word of Python's
     gets ``msgspec.field(name=…)``.
     """
@@ -185,7 +185,11 @@ class Prototypes(Method):
 
 @dataclass(frozen=True)
 class Objective(Method):
-    """A term of the local loss. ``loss``: (``edgefl.training.forward.Forward``, options) -> a scalar tensor.
+    """A term of the local loss; its options have a ``weight``, else it is 1.
+
+    ``loss``: (forward pass, *, options) -> a scalar tensor, not yet weighted (``edgefl.training.forward.Forward``). It
+    stays in the graph (``forward.nothing()`` for an empty one), and neither its shapes nor its branches depend on
+    values: it is priced on the meta device.
 
     ``labels``, ``pairs``: it gives the model a task, learned from labels or from pairs of modalities.
     ``modalities``: fewest of a model that it is for.
@@ -329,8 +333,7 @@ def register(*methods: Method) -> None:
     """Make methods known under their names. Raises ValueError for a name that its role has already."""
     for method in methods:
         role = next(name for name, one in ROLES.items() if one.kind is type(method))
-        there = _methods[role].get(method.name)
-        if there is not None and there.options.__module__ != method.options.__module__:
+        if method.name in _methods[role]:
             raise ValueError(f"{role}: {method.name} is registered twice")
         _methods[role][method.name] = method
 
@@ -350,7 +353,7 @@ def method(role: str, name: str) -> Any:
     """The method of this name. Raises ConfigError that lists what is installed."""
     _load()
     if name not in _methods[role]:
-        why = f" ({broken[name]})" if name in broken else ""
+        why = f" ({'; '.join(broken.values())})" if broken else ""
         known = ", ".join(methods(role))
         raise ConfigError("recipe", [Problem(role, f"unknown method '{name}'{why}; choose one of: {known}")])
     return _methods[role][name]
@@ -393,6 +396,11 @@ def choose(role: str, recipe: Recipe) -> Choice:
         names = ", ".join(sorted(one.name for one in found))
         raise ConfigError("recipe", [Problem(role, f"needs exactly one method, got {names}")])
     return found[0]
+
+
+def offers(recipe: Recipe, role: str, trait: str) -> bool:
+    """Whether a method that ``recipe`` has in this role has a trait, such as ``labels`` of a term of the loss."""
+    return any(getattr(choice.method, trait) for choice in chosen(role, recipe[role]))
 
 
 def not_installed(slots: Recipe) -> str:

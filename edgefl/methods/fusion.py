@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from msgspec import Meta
 
 from edgefl.errors import Problem
-from edgefl.registry import Fusion, Options, Recipe, Sharing, register
+from edgefl.registry import Fusion, Options, Recipe, Sharing, chosen, offers, register
 
 
 class Concat(Options, frozen=True):
@@ -36,11 +36,12 @@ class Joint(Options, frozen=True):
 
 def _one_projection(recipe: Recipe) -> list[Problem]:
     """Joint fusion has one projection for all modalities, so that none has a mapping that could be its own."""
-    own = [("objective", "cluster_contrast"), ("weight", "relationship")]
-    if "cross_entropy" not in recipe["objective"]:
+    if not offers(recipe, "objective", "labels"):
         return []
+    terms = [term.name for term in chosen("objective", recipe["objective"]) if term.method.private_head]
+    weights = [weight.name for weight in chosen("weight", recipe["weight"]) if weight.method.personal]
     text = "joint has one projection for all modalities, and {} keeps a mapping of each; set fusion: concat or mean"
-    return [Problem("fusion", text.format(choice)) for role, choice in own if choice in recipe[role]]
+    return [Problem("fusion", text.format(name)) for name in (*terms, *weights)]
 
 
 register(

@@ -241,6 +241,7 @@ def _seeded(seed: int, device: torch.device) -> Iterator[None]:
 def total_loss(forward: Forward, objective: Slot) -> Tensor:
     """Sum of weight x term."""
     terms = [
-        float(term.options["weight"]) * term.bind(term.method.loss)(forward) for term in chosen("objective", objective)
+        float(term.options.get("weight", 1.0)) * term.bind(term.method.loss)(forward)
+        for term in chosen("objective", objective)
     ]
     return torch.stack(terms).sum() if len(terms) > 1 else terms[0]

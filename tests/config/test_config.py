@@ -10,13 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edgefl import registry
 from edgefl.config.load import budget_overrides, find, fleet_profile, load_device, load_recipe, load_run, shipped
-from edgefl.config.slots import parse_slot
+from edgefl.config.slots import conflicts, parse_slot
 from edgefl.config.yaml_files import MAX_FIELDS, MAX_FILE_BYTES, override, parse_bytes, read_yaml
 from edgefl.errors import ConfigError
 from edgefl.plan.compile import compile_run
 from edgefl.records import RESERVED
-from edgefl.registry import ROLES, methods
+from edgefl.registry import ROLES, Objective, default, methods
 
 RUN = """\
 name: mine
@@ -381,3 +382,22 @@ def test_the_buffer_is_half_of_the_devices_unless_it_is_given():
         config, recipe = load_run("har", ["rounds=async", *overrides])
         plan = compile_run(config, recipe, run="r", shapes={"acc": (128, 3), "gyro": (128, 3)}, label_names=("a", "b"))
         assert (plan.policy.mode, plan.policy.buffer) == ("async", buffer)
+
+
+def test_rules_ask_for_traits_so_that_a_task_from_outside_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    def found(name: str) -> list[str]:
+        chosen = {role: parse_slot(role, default(role)) for role in ROLES}
+        terms = {"objective": {name: {}, "gmc": {}}, "prototypes": {"class_mean": {}}}
+        return [problem.message for problem in conflicts({**chosen, **terms})]
+
+    methods("objective")
+    monkeypatch.setitem(
+        registry._methods["objective"], "elsewhere", Objective("elsewhere", "a test's task", labels=True)
+    )
+    assert found("elsewhere") == []
+    assert any("gmc needs the joint representation" in text for text in found("proximal"))
+
+
+def test_a_name_is_registered_once() -> None:
+    with pytest.raises(ValueError, match="objective: gmc is registered twice"):
+        registry.register(Objective("gmc", "another"))

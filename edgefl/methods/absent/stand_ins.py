@@ -21,7 +21,7 @@ from msgspec import Meta
 
 from edgefl.errors import Problem
 from edgefl.lazy import torch
-from edgefl.registry import Options, Recipe, StandIn, register
+from edgefl.registry import Options, Recipe, StandIn, offers, register
 from edgefl.training.fill import AtHand, Made
 
 if TYPE_CHECKING:
@@ -66,13 +66,13 @@ class Prototype(Options, frozen=True):
 
 
 def _prototypes(recipe: Recipe) -> list[Problem]:
-    if "class_mean" in recipe["prototypes"]:
+    if offers(recipe, "prototypes", "classes"):
         return []
     return [Problem("missing", "prototype needs class prototypes; set prototypes: class_mean, or another missing")]
 
 
 def _trained(recipe: Recipe) -> list[Problem]:
-    if "reconstruction" in recipe["objective"]:
+    if offers(recipe, "objective", "reconstructs"):
         return []
     return [Problem("missing", "reconstruction needs the term of the same name in the objective; add it")]
 

@@ -16,7 +16,7 @@ from edgefl.data.arrays import Array
 from edgefl.errors import ModelError, Problem, ProtocolError
 from edgefl.methods.cluster.signatures import Floats, Models, Signatures, own_models
 from edgefl.prototypes.kmeans import Labels, renumber
-from edgefl.registry import Cluster, Options, Recipe, register
+from edgefl.registry import Cluster, Options, Recipe, offers, register
 
 #: Directions whose singular value is below this share of the largest are rounding: bases travel as f32.
 _RESOLUTION = 1e-5
@@ -96,7 +96,7 @@ def _span(device: str, tensors: Mapping[str, Array]) -> Floats:
 
 
 def _classes(recipe: Recipe) -> list[Problem]:
-    if "cross_entropy" not in recipe["objective"]:
+    if not offers(recipe, "objective", "labels"):
         text = "pacfl compares the devices class by class, and no term of the objective has classes; set cluster: lsh"
         return [Problem("cluster", text), *own_models(recipe)]
     return own_models(recipe)

@@ -11,7 +11,7 @@ from msgspec import Meta
 
 from edgefl.data.arrays import Array
 from edgefl.errors import Problem
-from edgefl.registry import Recipe
+from edgefl.registry import Recipe, offers
 
 Floats = npt.NDArray[np.float64]
 #: device -> the tensors of its signature.
@@ -22,7 +22,7 @@ Models = Annotated[Literal["shared", "own"], Meta(description="whether each clus
 def own_models(recipe: Recipe) -> list[Problem]:
     """Cluster models beside one model for each device."""
     if any(options.get("models") == "own" for options in recipe["cluster"].values()) and (
-        "relationship" in recipe["weight"]
+        offers(recipe, "weight", "personal")
     ):
         return [Problem("cluster", "weight: relationship gives each device a model already; set models: shared")]
     return []

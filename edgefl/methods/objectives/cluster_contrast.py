@@ -16,7 +16,7 @@ from edgefl.methods.objectives.device_task import task_loss
 from edgefl.methods.objectives.rules import needs_adaptive
 from edgefl.methods.objectives.shared import Embeddings, Flags, Terms, blank, masked, off_diagonal
 from edgefl.models.vectors import unit
-from edgefl.registry import Objective, Options, Recipe, Temperature, TermWeight, register
+from edgefl.registry import Objective, Options, Recipe, Temperature, TermWeight, offers, register
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -92,7 +92,7 @@ def loss(forward: Forward, *, temperature: float) -> Tensor:
 
 def _conflicts(recipe: Recipe) -> list[Problem]:
     found = needs_adaptive("cluster_contrast", recipe)
-    if not {"clip", "margin"} & set(recipe["objective"]):
+    if not offers(recipe, "objective", "pairs"):
         text = "cluster_contrast is trained by devices without labels, whose task is of pairs; add margin or clip"
         found.append(Problem("objective", text))
     return found

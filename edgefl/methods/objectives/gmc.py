@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from edgefl.lazy import F, torch
-from edgefl.methods.objectives.rules import needs_labels
+from edgefl.methods.objectives.rules import needs_joint
 from edgefl.methods.objectives.shared import Embeddings, Flags, blank, masked, off_diagonal
 from edgefl.models.vectors import unit
 from edgefl.registry import Objective, Options, Temperature, TermWeight, register
@@ -54,7 +54,7 @@ register(
         "each modality's projection against the joint one (GMC, arXiv 2202.03390)",
         Gmc,
         source="arXiv 2202.03390",
-        conflicts=partial(needs_labels, "gmc"),
+        conflicts=partial(needs_joint, "gmc"),
         loss=loss,
         joint=True,
         unlabelled=True,

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from msgspec import Meta
 
 from edgefl.lazy import torch
-from edgefl.methods.objectives.rules import needs_labels
+from edgefl.methods.objectives.rules import needs_joint
 from edgefl.methods.objectives.shared import Embeddings, Flags, Terms, blank, masked, nothing, off_diagonal
 from edgefl.models.vectors import unit
 from edgefl.registry import Objective, Options, Temperature, TermWeight, register
@@ -83,7 +83,7 @@ register(
         "the joint representation matches each modality's (FedMVP, eqs 4-5)",
         Mcm,
         source="arXiv 2406.11048",
-        conflicts=partial(needs_labels, "mcm"),
+        conflicts=partial(needs_joint, "mcm"),
         loss=loss,
         modalities=2,
         joint=True,

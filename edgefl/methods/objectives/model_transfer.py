@@ -13,7 +13,7 @@ from edgefl.lazy import torch
 from edgefl.methods.objectives.device_task import task_loss
 from edgefl.methods.objectives.shared import Embeddings, Flags, Terms, blank, mean_of, mean_where
 from edgefl.models.vectors import unit
-from edgefl.registry import Objective, Options, Recipe, Temperature, TermWeight, register
+from edgefl.registry import Objective, Options, Recipe, Temperature, TermWeight, offers, register
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -78,7 +78,7 @@ def loss(forward: Forward, *, temperature: float) -> Tensor:
 
 
 def _own_mapping(recipe: Recipe) -> list[Problem]:
-    if "relationship" in recipe["weight"]:
+    if offers(recipe, "weight", "personal"):
         return []
     advice = "set weight: relationship, or leave the term out"
     return [Problem("objective", f"model_transfer needs a mapping of the device's own; {advice}")]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from edgefl.errors import ModelError, Problem
 from edgefl.lazy import torch
-from edgefl.registry import Objective, Options, Recipe, TermWeight, register
+from edgefl.registry import Objective, Options, Recipe, TermWeight, offers, register
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -70,7 +70,7 @@ def regulariser_loss(forward: Forward) -> Tensor:
 
 
 def _private_copy(recipe: Recipe) -> list[Problem]:
-    if "cluster_contrast" in recipe["objective"]:
+    if offers(recipe, "objective", "private_head"):
         return []
     return [Problem("objective", "regulariser needs the private copy that cluster_contrast trains; add it")]
 

@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from edgefl.lazy import F, torch
-from edgefl.methods.objectives.rules import needs_labels
+from edgefl.methods.objectives.rules import needs_joint
 from edgefl.methods.objectives.shared import Embeddings, Flags, Terms, blank
 from edgefl.models.vectors import unit
 from edgefl.registry import Objective, Options, TermWeight, register
@@ -67,7 +67,7 @@ register(
         "the joint representation follows a modality that classifies better (FedMVP, eqs 6-7)",
         Ram,
         source="arXiv 2406.11048",
-        conflicts=partial(needs_labels, "ram"),
+        conflicts=partial(needs_joint, "ram"),
         loss=loss,
         joint=True,
     )

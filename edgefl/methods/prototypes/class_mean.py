@@ -17,7 +17,7 @@ from edgefl.methods.prototypes.min_count import MinCount
 from edgefl.models.spec import ModelSpec, fused_width
 from edgefl.plan.job import Candidate, Job
 from edgefl.prototypes.table import FUSED, ClassMeans
-from edgefl.registry import Options, Prototypes, Recipe, register
+from edgefl.registry import Options, Prototypes, Recipe, offers, register
 
 if TYPE_CHECKING:
     from edgefl.data.dataset import Dataset
@@ -97,7 +97,7 @@ def _tables(model: ModelSpec, modalities: Sequence[str]) -> dict[str, tuple[int,
 
 
 def _labels(recipe: Recipe) -> list[Problem]:
-    if "cross_entropy" in recipe["objective"]:
+    if offers(recipe, "objective", "labels"):
         return []
     advice = "add the term cross_entropy, or set prototypes: none"
     return [Problem("prototypes", f"class_mean needs labels, which no term of the objective uses; {advice}")]

@@ -22,7 +22,7 @@ from edgefl.errors import ModelError, Problem
 from edgefl.models.spec import is_scheduled
 from edgefl.protocol.tensors import decode_part
 from edgefl.records import Manifest
-from edgefl.registry import Observer, Options, Recipe, Repair, register
+from edgefl.registry import Observer, Options, Recipe, Repair, offers, register
 from edgefl.storage.objects import ObjectStore
 
 if TYPE_CHECKING:
@@ -242,10 +242,10 @@ def _poorest(
 
 def _one_model(recipe: Recipe) -> list[Problem]:
     found = []
-    if "relationship" in recipe["weight"]:
+    if offers(recipe, "weight", "personal"):
         advice = "set another weight, or repair: none"
         found.append(Problem("repair", f"poverty mends one model for all, relationship makes one for each; {advice}"))
-    if "ignore" in recipe["missing"]:
+    if offers(recipe, "missing", "complete_only"):
         found.append(Problem("repair", "poverty needs samples that lack a modality, missing: ignore leaves them out"))
     return found
 

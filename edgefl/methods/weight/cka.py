@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from edgefl.data.arrays import Array
 from edgefl.errors import ModelError, Problem
-from edgefl.registry import Recipe, Weight, register
+from edgefl.registry import Recipe, Weight, offers, register
 
 Floats = npt.NDArray[np.float64]
 
@@ -77,7 +77,7 @@ def _alike(gram_x: Floats, gram_y: Floats) -> float:
 
 
 def _depth(recipe: Recipe) -> list[Problem]:
-    if "mixed" not in recipe["schedule"]:
+    if not offers(recipe, "schedule", "by_budget"):
         return []
     text = "cka compares models at the whole depth, which with schedule: mixed some do not have; set another weight"
     return [Problem("weight", text)]
