@@ -6,7 +6,7 @@ import sys
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, get_args
 
 import msgspec
 import typer
@@ -15,11 +15,12 @@ from edgefl.budget.traffic import object_bytes
 from edgefl.cli.find_run import RUNS, RunArgument, RunsOption, find_run, read_run
 from edgefl.cli.options import Format, print_json
 from edgefl.errors import DataError, ExportError, RunError
+from edgefl.export.manifest import ZERO, Mask, MaskName
 from edgefl.models.spec import PROTOTYPES
 from edgefl.plan.job import RunPlan, Stage
 from edgefl.plan.norm import with_statistics
 from edgefl.records import Manifest
-from edgefl.registry import chosen
+from edgefl.registry import chosen, method
 from edgefl.run_records import BundleRow, RunReport
 from edgefl.storage.run_directory import ledger_of
 
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 FOLDER = "bundles"
 #: Rounding of float32 in another order of operations gives 1e-6; a wrong graph gives 1e-2 and more.
 TOLERANCE = 1e-4
-MaskChoice = Literal["auto", "prototype", "zero", "both", "reconstruction"]
+MaskChoice = Literal["auto", Mask]
 
 
 @dataclass(frozen=True)
@@ -188,12 +189,15 @@ def _statistics(state: FinalState, parts: dict[str, Tensors]) -> dict[str, Tenso
     return heads_with_statistics(state.plan.model, state.stage, parts, test.data)
 
 
-def _own_mask(plan: RunPlan, parts: Collection[str]) -> Literal["reconstruction", "both", "zero"]:
+def _own_mask(plan: RunPlan, parts: Collection[str]) -> Mask:
     """The stand-in that the recipe trained its model with."""
-    if "reconstruction" in plan.slots.missing and plan.model.reconstruction:
-        return "reconstruction"
+    masks: tuple[MaskName, ...] = get_args(MaskName)
+    for mask in masks:
+        one = method("missing", mask)
+        if mask in plan.slots.missing and not one.default and one.offered(plan.model, {}):
+            return mask
     means = chosen("prototypes", plan.slots.prototypes)[0].method.merge is None  # else rows are clusters
-    return "both" if PROTOTYPES in parts and means else "zero"
+    return "both" if PROTOTYPES in parts and means else ZERO
 
 
 def _say(line: str) -> None:

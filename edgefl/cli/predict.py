@@ -17,7 +17,7 @@ from edgefl.data.dataset import Dataset
 from edgefl.data.load import load
 from edgefl.data.readers import SampleError, read, target
 from edgefl.errors import DataError
-from edgefl.export.manifest import Manifest
+from edgefl.export.manifest import STAND_INS, Manifest, MaskName
 from edgefl.export.predict import Answers, apply, encoders
 from edgefl.export.runtime import find_bundles
 from edgefl.models.spec import EncoderSpec
@@ -33,8 +33,6 @@ CLASSIFIER = {"task", "fusion"}
 UNTRAINED = (
     "no device sent an update of the classifier in these bundles: labels are not reliable, and no accuracy is shown"
 )
-#: Names of the masks in tables.
-STAND_INS = {"prototype": "prototypes", "zero": "zeros", "reconstruction": "reconstruction"}
 #: Ends of a single sample's file -> kinds of modality it may hold.
 SAMPLES: dict[str, tuple[str, ...]] = {
     ".npy": ("sensor", "vision", "audio", "text"),
@@ -60,7 +58,7 @@ def command(
         typer.Option(help="Use only this modality of the file, or say what a single sample's file is; repeatable."),
     ] = None,
     mask: Annotated[
-        Literal["prototype", "zero", "reconstruction"] | None,
+        MaskName | None,
         typer.Option(help="What stands in for absent modalities."),
     ] = None,
     device: Annotated[Literal["cpu", "cuda"], typer.Option(help="Where to compute.")] = "cpu",

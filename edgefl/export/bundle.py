@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -24,12 +24,14 @@ from edgefl.export.manifest import (
     INDEX_FILE,
     INDEX_FORMAT,
     MANIFEST_FILE,
+    MASKS,
     MATCHED,
     MODEL_FILE,
     WEIGHTS,
     Check,
     Index,
     Manifest,
+    Mask,
     MaskName,
     bundle_name,
     encode_json,
@@ -57,14 +59,6 @@ if TYPE_CHECKING:
     from edgefl.models.staged import StagedModel
     from edgefl.training.scoring import Networks, WeightedNetworks
 
-Mask = Literal["prototype", "zero", "both", "reconstruction"]
-#: The masks each choice checks and offers; a plain call uses the first.
-MASKS: dict[str, tuple[MaskName, ...]] = {
-    "prototype": ("prototype",),
-    "zero": ("zero",),
-    "both": ("prototype", "zero"),
-    "reconstruction": ("reconstruction",),
-}
 _PACKAGES = ("torch", "onnx", "onnxscript", "onnxruntime", "onnxruntime-gpu", "transformers", "numpy")
 
 
@@ -153,10 +147,11 @@ def _ready(model: ModelSpec, stage: Stage, parts: Parts, mask: str) -> tuple[Mas
         )
     if mask not in MASKS:
         raise ExportError(f"unknown mask {mask!r}", remedy=f"Choose one of: {', '.join(MASKS)}.")
-    if mask == "reconstruction" and not model.reconstruction:
+    makers = [method("missing", one) for one in MASKS[mask]]
+    if not all(one.tables or one.offered(model, {}) for one in makers):
         raise ExportError(
             "the model has no parts that reconstruct a modality",
-            remedy="Export with another --mask, or train with missing: reconstruction.",
+            remedy=f"Export with another --mask, or train with missing: {mask}.",
         )
     return MASKS[mask]
 

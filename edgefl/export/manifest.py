@@ -37,7 +37,21 @@ MIN_LENGTH = 3
 #: A manifest has a few kilobytes; with 100,000 label names some megabytes. Read whole, so bounded.
 MAX_MANIFEST_BYTES = 64 * 2**20
 
+#: The masks of the format: what fills in the modalities that a sample lacks.
 MaskName = Literal["prototype", "zero", "reconstruction"]
+#: What an export may be asked for.
+Mask = Literal["prototype", "zero", "both", "reconstruction"]
+#: The masks each choice checks and offers; a plain call uses the first.
+MASKS: dict[str, tuple[MaskName, ...]] = {
+    "prototype": ("prototype",),
+    "zero": ("zero",),
+    "both": ("prototype", "zero"),
+    "reconstruction": ("reconstruction",),
+}
+#: Mask -> what it fills in with, in words.
+STAND_INS: dict[str, str] = {"prototype": "prototypes", "zero": "zeros", "reconstruction": "reconstruction"}
+#: The mask for which every row of the tables counts as absent.
+ZERO: MaskName = "zero"
 DAMAGED = "Export it again with `edgefl export RUN`, or copy the bundle's folder anew."
 
 
@@ -102,7 +116,7 @@ class Manifest(msgspec.Struct, frozen=True):
     tables: tuple[Port, ...] = ()  # optional inputs
     outputs: tuple[Port, ...] = ()
     axes: dict[str, Axis] = {}
-    mask: Literal["none", "prototype", "zero", "reconstruction"] = "none"  # what a plain call does
+    mask: Literal["none", MaskName] = "none"  # what a plain call does
     masks: tuple[MaskName, ...] = ()
     metric: str = "cosine"
     top_k: int = 0

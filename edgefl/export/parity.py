@@ -28,6 +28,7 @@ from edgefl.export.manifest import (
     BATCH,
     MATCHED,
     WEIGHTS,
+    ZERO,
     Axis,
     Check,
     Port,
@@ -263,7 +264,7 @@ def _conditions(subject: Subject, rng: np.random.Generator) -> Iterator[tuple[st
         yield (subject.masks[0] if subject.masks else "none"), {}, {}
         return
     for mask in subject.masks:
-        if mask == "zero":
+        if mask == ZERO:
             nothing = {m: ClassMeans(t.means, np.zeros_like(t.counts)) for m, t in subject.tables.items()}
             yield mask, nothing, {valid_name(m): t.present for m, t in nothing.items()}
         else:

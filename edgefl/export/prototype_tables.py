@@ -10,6 +10,7 @@ from edgefl.errors import ExportError
 from edgefl.export.manifest import table_name, valid_name
 from edgefl.models.spec import PROTOTYPES, ModelSpec
 from edgefl.prototypes.table import ClassMeans, empty, from_tensors
+from edgefl.registry import method
 
 Parts = Mapping[str, Mapping[str, np.ndarray]]
 
@@ -19,7 +20,7 @@ def padded(model: ModelSpec, parts: Parts, masks: Sequence[str], capacity: int |
 
     Raises ExportError when there are no prototypes, they do not fit the model, or the capacity is too small.
     """
-    if "prototype" not in masks or not model.classes or len(model.encoders) < 2:
+    if not any(method("missing", mask).tables for mask in masks) or not model.classes or len(model.encoders) < 2:
         return {}
     if PROTOTYPES not in parts:
         raise ExportError("the state holds no prototypes", remedy="Export with --mask zero, or train with prototypes.")

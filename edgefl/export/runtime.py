@@ -18,6 +18,7 @@ from edgefl.errors import DataError, ExportError
 from edgefl.export.manifest import (
     BATCH,
     MANIFEST_FILE,
+    ZERO,
     Manifest,
     Port,
     present_name,
@@ -216,7 +217,7 @@ class Bundle:
             spare = int(rows) - len(table.counts)
             feeds[table_name(m)] = np.pad(table.means.astype(np.float32), ((0, spare), (0, 0)))
             feeds[valid_name(m)] = np.pad(table.present, (0, spare))
-        if mask == "zero":
+        if mask == ZERO:
             capacity = self.manifest.capacity
             feeds |= {name: np.zeros(capacity, np.bool_) for name in has if name.endswith(".valid")}
         return feeds
