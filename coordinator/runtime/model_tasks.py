@@ -19,7 +19,7 @@ from coordinator.core.offers import transfer_of
 from coordinator.runtime.evaluator_client import EvaluatorClient
 from edgefl.aggregation.history_update import UpdateInfo
 from edgefl.aggregation.history_update import load as load_memory
-from edgefl.aggregation.round import aggregate_round
+from edgefl.aggregation.round import RoundTerms, aggregate_round
 from edgefl.aggregation.scope import shared
 from edgefl.aggregation.stale_updates import factor
 from edgefl.errors import StoreError
@@ -126,16 +126,10 @@ class ModelTasks:
         if choose("weight", self._plan.server).method.similarity is not None:
             models = {update.device: {**shared(self.manifest), **update.manifest} for update in updates}
             similarity = await self._evaluator.similarity(one.attempt.stage, models)
+        transfer, most = transfer_of(self._plan, one.attempt), self._plan.policy.largest_share
+        terms = RoundTerms(similarity, self._plan.seed, transfer, most)
         manifest, record = await asyncio.to_thread(
-            aggregate_round,
-            updates,
-            self.store,
-            self.manifest,
-            self._plan.server,
-            similarity=similarity,
-            seed=self._plan.seed,
-            transfer=transfer_of(self._plan, one.attempt),
-            largest_share=self._plan.policy.largest_share,
+            aggregate_round, updates, self.store, self.manifest, self._plan.server, terms
         )
         memory = await asyncio.to_thread(load_memory, self.store, manifest)
         return Aggregated(self._clock(), one.attempt, manifest, record, memory)

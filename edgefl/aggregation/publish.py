@@ -28,6 +28,14 @@ RESIDUAL, PACKED = f"{SERVER}lost/", f"{SERVER}packed/"
 MOST_PACKED = 250
 
 
+class AudiencePart(NamedTuple):
+    """A part as one audience has it: its key in the state, its name in the model, the object that devices hold."""
+
+    key: str
+    name: str
+    base: ObjectRef
+
+
 class Published(NamedTuple):
     """A part's new object, what is kept beside it, and why it is sent whole although it was to be packed ("": no)."""
 
@@ -39,33 +47,32 @@ class Published(NamedTuple):
 def publish(
     store: ObjectStore,
     previous: Manifest,
-    key: str,
-    part: str,
-    base: ObjectRef,
+    part: AudiencePart,
     tensors: Tensors,
     transfer: Transfer,
     *,
     feedback: bool = True,
 ) -> Published:
-    """``tensors`` are the part's next state by the recipe; ``base``: the object that devices hold.
+    """The part of which ``tensors`` are the next state by the recipe.
 
     ``feedback``: what is not sent is added to the next target. Not where devices go on from something else than this
     state: their next change holds it by itself.
     """
-    known = feedback and RESIDUAL + key in previous
-    target = add_residual(tensors, decode_part(store.read(previous[RESIDUAL + key].id)) if known else {})
-    packing = packing_of(transfer.down, part)
+    residual = RESIDUAL + part.key
+    known = feedback and residual in previous
+    target = add_residual(tensors, decode_part(store.read(previous[residual].id)) if known else {})
+    packing = packing_of(transfer.down, part.name)
     if not pays(target, packing, transfer):
         return Published(store.put(encode_part(target)), {})
     try:
-        sent = compress(target, decode_part(store.view(base.id), copy=False), packing, transfer.top)
+        sent = compress(target, decode_part(store.view(part.base.id), copy=False), packing, transfer.top)
     except ProtocolError as error:
         return Published(store.put(encode_part(target)), {}, error.message)
     ref = store.put(encode_part(sent.reconstructed))
-    start = base.id if packing.startswith("delta+") else ""
+    start = part.base.id if packing.startswith("delta+") else ""
     kept = {f"{PACKED}{ref.id}/{start}/{packing}": store.put(sent.data)}
     if feedback and sent.residual:
-        kept[RESIDUAL + key] = store.put(encode_part(sent.residual))
+        kept[residual] = store.put(encode_part(sent.residual))
     return Published(ref, kept)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -20,7 +20,7 @@ from edgefl.aggregation import history_update as remember
 from edgefl.aggregation.history_update import UpdateInfo
 from edgefl.aggregation.mean import Layout, MisfitError, Outcome, Tensors, check, check_finite, stored_layout
 from edgefl.aggregation.prototype_merge import merge_prototypes
-from edgefl.aggregation.publish import RESIDUAL, fold_residuals, publish, without_packed
+from edgefl.aggregation.publish import RESIDUAL, AudiencePart, fold_residuals, publish, without_packed
 from edgefl.aggregation.scope import SERVER, is_shared, shared
 from edgefl.aggregation.stale_updates import faded, moved
 from edgefl.aggregation.weights import Standing, absent_from, shares_of
@@ -44,23 +44,30 @@ _MODEL = "model"
 Load = Callable[[], Tensors]
 
 
+class RoundTerms(NamedTuple):
+    """What a round is aggregated with, beside the updates and the recipe.
+
+    ``similarity``: the devices' weights by the models' outputs, where the slot weight has such; those without one are
+    left out (part "model"). ``transfer``: how the new state will travel, and so what devices will hold of it.
+    ``largest_share``: the most that a device may weigh in a part.
+    """
+
+    similarity: Mapping[str, float] = {}
+    seed: int = 0
+    transfer: Transfer = Transfer()
+    largest_share: float = 1.0
+
+
 def aggregate_round(
     updates: Sequence[UpdateInfo],
     store: ObjectStore,
     previous: Manifest,
     recipe: Recipe | None = None,
-    *,
-    similarity: Mapping[str, float] | None = None,
-    seed: int = 0,
-    transfer: Transfer | None = None,
-    largest_share: float = 1.0,
+    terms: RoundTerms | None = None,
 ) -> tuple[Manifest, dict[str, Any]]:
     """The next state, whose new objects are in ``store``, and the record of the round as plain values.
 
-    ``previous`` holds every part of the model; parts nobody trained keep their object. ``similarity``: the devices'
-    weights by the models' outputs, where the slot weight has such; those without one are left out (part "model").
-    ``transfer``: how the new state will travel, and so what devices will hold of it. ``largest_share``: the most that a
-    device may weigh in a part.
+    ``previous`` holds every part of the model; parts nobody trained keep their object.
     A device may bring two updates, made from different states; in the record they have the names of ``UpdateInfo``.
     In the record: per slot, role -> {choice, options}; ``parts`` {part: {devices: {name: weight}, kept: weight}},
     weights as they took effect, sum 1, ``kept`` that of the part as it was, where devices kept it;
@@ -72,9 +79,7 @@ def aggregate_round(
     ValueError when two updates have one name.
     """
     with store.write_batch() as made:
-        return _aggregated(
-            updates, made, previous, recipe or {}, similarity or {}, seed, transfer or Transfer(), largest_share
-        )
+        return _aggregated(updates, made, previous, recipe or {}, terms or RoundTerms())
 
 
 def _aggregated(
@@ -82,15 +87,12 @@ def _aggregated(
     store: ObjectStore,
     previous: Manifest,
     recipe: Recipe,
-    similarity: Mapping[str, float],
-    seed: int,
-    transfer: Transfer,
-    largest_share: float,
+    terms: RoundTerms,
 ) -> tuple[Manifest, dict[str, Any]]:
     slots = {role: choose(role, recipe) for role in _ROLES}
     if len({update.name for update in updates}) != len(updates):
         raise ValueError("a device appears twice among the updates of one round")
-    updates, diverged = _alike(sorted(updates, key=lambda update: update.name), slots["weight"], similarity)
+    updates, diverged = _alike(sorted(updates, key=lambda update: update.name), slots["weight"], terms.similarity)
     record: dict[str, Any] = {role: {"choice": slot.name, **slot.options} for role, slot in slots.items()}
     record |= {"parts": {}, "refused": [], "ignored": {}, "kept": {}}
     if any(update.staleness for update in updates):
@@ -103,14 +105,14 @@ def _aggregated(
     state |= signatures
     _refuse(record, SIGNATURE, strange)
     memory = remember.load(store, previous)
-    clusters = groups.assign(slots["cluster"], state, store, memory, seed)
+    clusters = groups.assign(slots["cluster"], state, store, memory, terms.seed)
     memory = remember.note(memory, updates, clusters)
     if clusters:
         record["clusters"] = clusters
     step = remember.server_step(slots["optimise"], memory, updates, clusters, record)
-    standing = _standing(updates, clusters, similarity, slots, largest_share)
+    standing = _standing(updates, clusters, slots, terms)
     exchange = exchange_of(recipe.get("weight") or {})
-    work = _Work(store, previous, slots, updates, standing, step, seed, transfer, exchange, {})
+    work = _Work(store, previous, slots, updates, standing, step, terms, exchange, {})
     mended, personal = _mended(slots["repair"], updates, shared(previous), store, clusters, record)
     names = {part for update in updates for part in update.manifest}
     for part in sorted(names - {SIGNATURE}):
@@ -122,7 +124,7 @@ def _aggregated(
                 state[key] = ref
             if outcome is not None:
                 _note(record, key, outcome)
-    if work.transfer.whole:
+    if terms.transfer.whole:
         state = fold_residuals(store, state)
     state |= {key: store.put(encode_part(tensors)) for key, tensors in personal.items()}
     if work.whole:
@@ -172,8 +174,7 @@ class _Work(msgspec.Struct, frozen=True):
     updates: Sequence[UpdateInfo]
     standing: Standing
     step: Callable[..., Any]
-    seed: int
-    transfer: Transfer
+    terms: RoundTerms
     exchange: Exchange
     whole: dict[str, str]  # key -> why it travels whole although it was to be packed
 
@@ -184,17 +185,16 @@ _Result = tuple[str, ObjectRef | None, Outcome | None]
 def _standing(
     updates: Sequence[UpdateInfo],
     clusters: Mapping[str, int],
-    similarity: Mapping[str, float],
     slots: Mapping[str, Choice],
-    most: float,
+    terms: RoundTerms,
 ) -> Standing:
     return Standing(
         modalities={u.name: u.modalities for u in updates},
         clusters={u.device: clusters[u.device] for u in updates if u.device in clusters},
-        similarity=similarity,
+        similarity=terms.similarity,
         own_models=slots["cluster"].options.get("models") == "own",
         small=slots["prototypes"].options.get("combine", "average"),
-        most=most,
+        most=terms.largest_share,
     )
 
 
@@ -231,36 +231,33 @@ def _outcomes(
     results: list[_Result] = []
     for audience, weights in shares.items():
         key = audience + part
-        before = work.previous.get(key, work.previous[part])
-        outcome = _mean(work, key, before, weights, loaders, ignored, results)
+        one = AudiencePart(key, part, work.previous.get(key, work.previous[part]))
+        outcome = _mean(work, one, weights, loaders, ignored, results)
         started = work.exchange == "all" and (audience or len(shares) == 1)  # whether devices train from this state
-        results += _published(work, key, part, before, outcome, feedback=bool(started))
+        results += _published(work, one, outcome, feedback=bool(started))
     return results
 
 
-def _published(
-    work: _Work, key: str, part: str, before: ObjectRef, outcome: Outcome, *, feedback: bool
-) -> list[_Result]:
+def _published(work: _Work, part: AudiencePart, outcome: Outcome, *, feedback: bool) -> list[_Result]:
     """The part as devices will hold it, then what is kept for the next round: in this order into the state."""
-    if outcome.tensors is None or is_matcher(part):
-        return [(key, _stored(work.store, outcome), outcome)]
-    made = publish(work.store, work.previous, key, part, before, outcome.tensors, work.transfer, feedback=feedback)
+    if outcome.tensors is None or is_matcher(part.name):
+        return [(part.key, _stored(work.store, outcome), outcome)]
+    made = publish(work.store, work.previous, part, outcome.tensors, work.terms.transfer, feedback=feedback)
     if made.whole:
-        work.whole[key] = made.whole
-    return [(key, made.ref, outcome), *((name, ref, None) for name, ref in made.kept.items())]
+        work.whole[part.key] = made.whole
+    return [(part.key, made.ref, outcome), *((name, ref, None) for name, ref in made.kept.items())]
 
 
 def _mean(
     work: _Work,
-    key: str,
-    before: ObjectRef,
+    part: AudiencePart,
     weights: Mapping[str, float],
     loaders: Mapping[str, Load],
     ignored: tuple[str, ...],
     results: list[_Result],
 ) -> Outcome:
     """The weighted mean of one part for one audience, and the server's step from the state before."""
-    mean = work.slots["combine"].method.accumulate(stored_layout(work.store, before))
+    mean = work.slots["combine"].method.accumulate(stored_layout(work.store, part.base))
     refused: dict[str, tuple[str, str]] = {}
     kept_share = sum(weight for device, weight in weights.items() if device not in loaders)
     for device, weight in weights.items():
@@ -277,9 +274,9 @@ def _mean(
         return Outcome(None, {"devices": {}}, refused, "every device that trained it was refused", ignored)
     total = sum(taken.values()) + kept_share
     told: dict[str, Any] = {"devices": {device: weight / total for device, weight in taken.items()}}
-    kept = f"{SERVER}optimise/{key}"
+    kept = f"{SERVER}optimise/{part.key}"
     known = decode_part(work.store.read(work.previous[kept].id)) if kept in work.previous else None
-    previous = _loader(work.store, before, 2 * before.size)()
+    previous = _loader(work.store, part.base, 2 * part.base.size)()
     if kept_share > 0:  # after the others, so that integer buffers are a device's
         mean.add(kept_share, previous)
         told["kept"] = kept_share / total
@@ -310,7 +307,7 @@ def _prototypes(work: _Work, objects: Mapping[str, ObjectRef]) -> Outcome:
             loaders[update.name] = faded(loaders[update.name], update.factor)
     before = work.previous.get(PROTOTYPES)
     load_previous = _loader(work.store, before, _PROTOTYPES_LIMIT_BYTES) if before is not None else None
-    return merge_prototypes(loaders, load_previous, work.slots["prototypes"], np.random.default_rng(work.seed))
+    return merge_prototypes(loaders, load_previous, work.slots["prototypes"], np.random.default_rng(work.terms.seed))
 
 
 def _loader(store: ObjectStore, ref: ObjectRef, limit: int) -> Load:

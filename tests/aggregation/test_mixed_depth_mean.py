@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgefl.aggregation.history_update import UpdateInfo
-from edgefl.aggregation.round import aggregate_round
+from edgefl.aggregation.round import RoundTerms, aggregate_round
 from edgefl.aggregation.weights import absent_from
 from edgefl.plan.job import Transfer
 from edgefl.protocol.tensors import decode_part, encode_part
@@ -158,6 +158,6 @@ def test_what_is_not_sent_yet_of_a_damped_part_arrives_later(store: ObjectStore)
             UpdateInfo("deep", {p: store.put(encode_part(t)) for p, t in deep.items()}, dict.fromkeys(deep, 5)),
             UpdateInfo("late", {"a/stage2": store.put(encode_part(held["a/stage2"]))}, {"a/stage2": 5}),
         ]
-        state, record = aggregate_round(updates, store, state, transfer=top)
+        state, record = aggregate_round(updates, store, state, terms=RoundTerms(transfer=top))
         assert record["parts"]["a/stage1"] == {"devices": {"deep": 0.5}, "kept": 0.5}
     np.testing.assert_allclose(decode_part(store.read(state["a/stage1"].id))["w"], start["w"] + 0.5, atol=0.01)

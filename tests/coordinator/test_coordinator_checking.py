@@ -14,7 +14,7 @@ from coordinator.runtime.evaluator import Evaluator
 from coordinator.runtime.validate_update import Rules, check_update
 from edgefl.aggregation.clusters import SIGNATURES, wanted
 from edgefl.aggregation.history_update import UpdateInfo
-from edgefl.aggregation.round import aggregate_round
+from edgefl.aggregation.round import RoundTerms, aggregate_round
 from edgefl.data.dataset import Dataset
 from edgefl.errors import ProtocolError
 from edgefl.methods.cluster.signature import BITS, RANK, ROWS, UNIT, WIDTH, bases, check_signature, sketch
@@ -218,6 +218,6 @@ def test_a_diverged_model_has_no_likeness_and_ends_nothing(tmp_path: Path) -> No
     weights = Evaluator().similarity(to_builtins({**body, "test": str(tmp_path / "test.npz")}), lambda _: None)
     assert weights == pytest.approx({"a": 0.5, "c": 0.5})
     updates = [UpdateInfo(device, {"task": model["task"]}, {"task": 10}) for device, model in models.items()]
-    _, record = aggregate_round(updates, store, good, {"weight": {"cka": {}}}, similarity=weights)
+    _, record = aggregate_round(updates, store, good, {"weight": {"cka": {}}}, terms=RoundTerms(similarity=weights))
     assert record["parts"]["task"]["devices"] == pytest.approx({"a": 0.5, "c": 0.5})
     assert [(r["device"], r["part"], r["reason"]) for r in record["refused"]] == [("b", "model", "not_finite")]

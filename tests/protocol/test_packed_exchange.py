@@ -16,7 +16,7 @@ from device_agent.trainer.compression import Sending, compress_update, decompres
 from edgefl.aggregation.history_update import UpdateInfo
 from edgefl.aggregation.publish import PACKED, packed_parts
 from edgefl.aggregation.publish import RESIDUAL as SERVER_RESIDUAL
-from edgefl.aggregation.round import aggregate_round
+from edgefl.aggregation.round import RoundTerms, aggregate_round
 from edgefl.plan.exchange import RESIDUAL
 from edgefl.plan.job import Job, Slots, Stage, Transfer
 from edgefl.protocol.compression import is_packed
@@ -78,7 +78,7 @@ def test_both_ways_through_a_server_and_a_device(tmp_path: Path) -> None:
         np.testing.assert_allclose(arrived["w"] + kept[f"{RESIDUAL}task"]["w"], trained["w"], atol=0.02)
         other = {"task": put(server, {n: v + 0.1 * weights(9)[n] for n, v in read(server, state["task"]).items()})}
         updates = [UpdateInfo(name, sent, {"task": 5}, {}, True, -1) for name, sent in (("a", found), ("b", other))]
-        state, _ = aggregate_round(updates, server, state, transfer=INT8)
+        state, _ = aggregate_round(updates, server, state, terms=RoundTerms(transfer=INT8))
         lost = read(server, state[f"{SERVER_RESIDUAL}task"])
         assert set(lost) == {"w"}  # what travels whole is not lost
         assert 0 < np.abs(lost["w"]).max() < 0.01
@@ -96,7 +96,10 @@ def test_what_is_not_sent_now_is_sent_later(tmp_path: Path) -> None:
         # The first round moves to the target; afterwards devices send back what they were given.
         sent = target if number == 0 else read(store, state["task"])
         state, _ = aggregate_round(
-            [UpdateInfo("a", {"task": put(store, sent)}, {"task": 1}, {}, True, -1)], store, state, transfer=TOP
+            [UpdateInfo("a", {"task": put(store, sent)}, {"task": 1}, {}, True, -1)],
+            store,
+            state,
+            terms=RoundTerms(transfer=TOP),
         )
         distances.append(float(np.abs(read(store, state["task"])["w"] - target["w"]).mean()))
     assert distances[0] > 0.5
@@ -107,11 +110,11 @@ def test_a_newcomer_fetches_whole_parts(tmp_path: Path) -> None:
     server, device = ObjectStore(tmp_path / "server"), ObjectStore(tmp_path / "device")
     state = {"task": put(server, weights(0))}
     update = UpdateInfo("a", {"task": put(server, weights(1))}, {"task": 1}, {}, True, -1)
-    state, _ = aggregate_round([update], server, state, transfer=INT8)
+    state, _ = aggregate_round([update], server, state, terms=RoundTerms(transfer=INT8))
     offered = {"task": state["task"]}
     assert wanted(Offer(manifest=offered, packed=packed_parts(state, offered)), device) == [state["task"]]
     whole = Transfer(down=(("*", "int8"),))  # not a change of anything: everybody takes the packed one
-    state, _ = aggregate_round([update], server, state, transfer=whole)
+    state, _ = aggregate_round([update], server, state, terms=RoundTerms(transfer=whole))
     offered = {"task": state["task"]}
     offer = Offer(manifest=offered, packed=packed_parts(state, offered))
     (ref,) = wanted(offer, device)
@@ -137,7 +140,7 @@ def test_what_the_server_can_not_pack_travels_whole(tmp_path: Path) -> None:
     store = ObjectStore(tmp_path)
     state, large = {"task": put(store, weights(0))}, weights(1, scale=1e6)
     update = UpdateInfo("a", {"task": put(store, large)}, {"task": 1}, {}, True, -1)
-    state, record = aggregate_round([update], store, state, transfer=Transfer(down=(("*", "f16"),)))
+    state, record = aggregate_round([update], store, state, terms=RoundTerms(transfer=Transfer(down=(("*", "f16"),))))
     assert "more than f16 holds" in record["whole"]["task"]
     np.testing.assert_allclose(read(store, state["task"])["w"], large["w"])
     assert packed_parts(state, {"task": state["task"]}) == {}
@@ -147,10 +150,10 @@ def test_a_part_nobody_trained_in_the_last_round_is_completed(tmp_path: Path) ->
     store = ObjectStore(tmp_path)
     state = {part: put(store, weights(0)) for part in ("head/a", "task")}
     both = UpdateInfo("a", {p: put(store, weights(1)) for p in state}, dict.fromkeys(state, 1), {}, True, -1)
-    state, _ = aggregate_round([both], store, state, transfer=TOP)
+    state, _ = aggregate_round([both], store, state, terms=RoundTerms(transfer=TOP))
     assert f"{SERVER_RESIDUAL}head/a" in state
     one = UpdateInfo("a", {"task": state["task"]}, {"task": 1}, {}, True, -1)
-    state, _ = aggregate_round([one], store, state, transfer=Transfer(whole=True))
+    state, _ = aggregate_round([one], store, state, terms=RoundTerms(transfer=Transfer(whole=True)))
     np.testing.assert_allclose(read(store, state["head/a"])["w"], weights(1)["w"], atol=1e-6)
     assert not [key for key in state if key.startswith((SERVER_RESIDUAL, PACKED))]
 
@@ -165,7 +168,9 @@ def test_what_goes_on_from_the_own_copy_is_not_sent_twice(tmp_path: Path) -> Non
         assert sending.residuals == {}
         found = check_update(store, sending.manifest, state, Rules(transfer=TOP))
         update = UpdateInfo("a", found, {"head/a": 1}, {}, True, -1)
-        state, _ = aggregate_round([update], store, state, {"weight": {"relationship": {}}}, transfer=TOP)
+        state, _ = aggregate_round(
+            [update], store, state, {"weight": {"relationship": {}}}, terms=RoundTerms(transfer=TOP)
+        )
         assert not [key for key in state if key.startswith(SERVER_RESIDUAL)]
         state = {"head/a": state["@a/head/a"]}
         distances.append(float(np.abs(read(store, state["head/a"])["w"] - own["w"]).mean()))
