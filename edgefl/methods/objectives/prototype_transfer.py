@@ -51,21 +51,20 @@ def prototype_transfer(
     if not own:
         return nothing(embeddings)
     single = torch.stack([has[m] for m in own]).sum(dim=0) == 1  # [B]
-    pairs = [(a, b) for a, b in combinations(tables, 2) if a in own or b in own]
-    return mean_of([_pair(a, b, own, has, single, tables, temperature) for a, b in pairs], embeddings)
+    pairs = [{m: tables[m] for m in pair} for pair in combinations(tables, 2) if own.keys() & set(pair)]
+    return mean_of([_pair(pair, own, has, single, temperature) for pair in pairs], embeddings)
 
 
-def _pair(
-    a: str, b: str, own: Embeddings, has: Flags, single: Tensor, tables: Mapping[str, Table], temperature: float
-) -> Terms:
-    """``single`` [B]: rows with one modality only."""
-    at_hand = {m: has[m] for m in (a, b) if m in own}
+def _pair(pair: Mapping[str, Table], own: Embeddings, has: Flags, single: Tensor, temperature: float) -> Terms:
+    """``pair``: two modalities' tables. ``single`` [B]: rows with one modality only."""
+    at_hand = {m: has[m] for m in pair if m in own}
     shown = torch.stack(list(at_hand.values()))
     counts = (shown.sum(dim=0) == 2) | (single & shown.any(dim=0))  # both, or one and nothing else
-    valid = tables[a].valid & tables[b].valid
+    a, b = pair.values()
+    valid = a.valid & b.valid
     views = [
-        masked(unit(seen) @ unit(tables[m].rows).T / temperature, valid).log_softmax(dim=1)
-        for m in (a, b)
+        masked(unit(seen) @ unit(table.rows).T / temperature, valid).log_softmax(dim=1)
+        for m, table in pair.items()
         for seen in [_compared(m, own, at_hand, counts, single)]
     ]
     return Terms(mean_where(js_divergence(*views), counts), counts.any() & valid.any())

@@ -77,21 +77,22 @@ def plan_substitution(
     on samples (None: everyone trained everything); ``changes``: device -> the largest change of a layer, where less
     affected devices may lend if none is complete (None: only complete ones). A change of 0 or less is not known.
     """
-    return {
-        device: _plan(device, *layer, complete, clusters, holders, changes) for device, layer in sorted(poverty.items())
-    }
+    plan: dict[str, Substitution | str] = {}
+    for device, (part, tensor) in sorted(poverty.items()):
+        trained = None if holders is None else holders.get(part, ())
+        donors = _donors(device, complete, clusters, trained, changes)
+        plan[device] = donors if isinstance(donors, str) else Substitution(part, tensor, donors)
+    return plan
 
 
-def _plan(
+def _donors(
     device: str,
-    part: str,
-    tensor: str,
     complete: Collection[str],
     clusters: Mapping[str, int],
-    holders: Mapping[str, Collection[str]] | None,
+    trained: Collection[str] | None,
     changes: Mapping[str, float] | None,
-) -> Substitution | str:
-    trained = None if holders is None else holders.get(part, ())
+) -> tuple[str, ...] | str:
+    """Who lends to ``device`` a layer that ``trained`` have trained, or the reason why none does."""
     if device in complete:
         return "it trained with complete data and needs no repair"
     if device not in clusters:
@@ -103,15 +104,9 @@ def _plan(
         return "no other device of its cluster trained the layer's part"
     donors = [donor for donor in near if donor in complete]
     if complete or changes is None:
-        return (
-            Substitution(part, tensor, tuple(sorted(donors)))
-            if donors
-            else "no device of its cluster had complete data"
-        )
+        return tuple(sorted(donors)) or "no device of its cluster had complete data"
     donors = [donor for donor in near if 0 < changes.get(donor, 0.0) < changes.get(device, 0.0)]
-    if donors:
-        return Substitution(part, tensor, tuple(sorted(donors)))
-    return "no device of its cluster had complete data or was less affected"
+    return tuple(sorted(donors)) or "no device of its cluster had complete data or was less affected"
 
 
 def unlikely(samples: Mapping[str, Mapping[str, int]], modalities: Collection[str], donors: str) -> str:
