@@ -188,7 +188,7 @@ def _modules(tree: Tree) -> list[int]:
 
 
 def _walk(tree: Tree) -> str:
-    files = walked(tree.root)
+    files = [file for file in walked(tree.root) if file in tree.sources]  # not those of an environment inside the tree
     return f"{len(files)} ({sum(len(tree.sources[file].splitlines()) for file in files):,} lines)"
 
 
