@@ -12,17 +12,23 @@ import inspect
 import math
 import pkgutil
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cache, cached_property, partial
 from importlib.metadata import entry_points
-from typing import Annotated, Any, Literal, NamedTuple, Protocol, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Protocol, get_args, get_origin, get_type_hints
 
 import msgspec
 from msgspec import Meta
 
 from edgefl.errors import ConfigError, Problem
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+    from torch import Tensor
+
+    Array = npt.NDArray[Any]
 
 GROUP = "edgefl.methods"
 #: What fills one slot: {method: options}.
@@ -100,7 +106,7 @@ class Schedule(Method):
     ``encoders``: it trains the encoders. ``by_budget``: devices of one round train different depths.
     """
 
-    stages: Callable[..., tuple[Any, ...]] | None = None
+    stages: Callable[..., tuple[object, ...]] | None = None
     encoders: bool = True
     by_budget: bool = False
 
@@ -155,12 +161,12 @@ class StandIn(Method):
     -> the data completed before training; ``completed_counts``: the same of (samples of each modality, encoders).
     """
 
-    make: Callable[..., Any]
+    make: Callable[..., object]
     offered: Callable[..., bool] | None = None
     tables: bool = False
     inferred: str = ""
     complete_only: bool = False
-    completed_data: Callable[..., Any] | None = None
+    completed_data: Callable[..., object] | None = None
     completed_counts: Callable[..., dict[str, int]] | None = None
 
 
@@ -176,7 +182,7 @@ class Prototypes(Method):
     ``local_rows``: (job, candidate, its modalities, options) -> the same of the device's own, predicted.
     """
 
-    local: Callable[..., Mapping[str, Any]] | None = None
+    local: Callable[..., Mapping[str, object]] | None = None
     classes: bool = False
     merge: Callable[..., tuple[dict[str, Any], dict[str, Any]]] | None = None
     rows: Callable[..., dict[str, tuple[int, int]]] | None = None
@@ -200,7 +206,7 @@ class Objective(Method):
     ``teacher``: it needs the mappings as received; ``received``: the trained parameters as received.
     """
 
-    loss: Callable[..., Any] | None = None
+    loss: Callable[..., Tensor] | None = None
     labels: bool = False
     pairs: bool = False
     modalities: int = 1
@@ -234,7 +240,7 @@ class Observer(Protocol):
     def epoch(self) -> None:
         """After each epoch."""
 
-    def layer(self, sending: Mapping[str, Mapping[str, Any]]) -> int:
+    def layer(self, sending: Mapping[str, Mapping[str, Array]]) -> int:
         """Place of the layer to repair among the sorted weight tensors of the parts that are sent; -1: none."""
 
 
@@ -254,7 +260,7 @@ class Repair(Method):
     mend: Callable[..., tuple[dict[tuple[str, str], Any], dict[str, Any], dict[str, Any]]] | None = None
     unlikely: Callable[..., str] | None = None
     observe: Callable[..., Observer] | None = None
-    copied: Callable[..., list[Any]] | None = None
+    copied: Callable[..., Sequence[Tensor]] | None = None
     unreadable: Callable[..., str] | None = None
     personal: bool = False
     part: str = ""
@@ -282,7 +288,7 @@ class Weight(Method):
 class Combine(Method):
     """How updates become one. ``accumulate``: (layout of the part) -> an accumulator with add and result."""
 
-    accumulate: Callable[..., Any] | None = None
+    accumulate: Callable[..., object] | None = None
 
 
 @dataclass(frozen=True)
@@ -294,7 +300,7 @@ class Optimise(Method):
     ``moves``: as a weight's.
     """
 
-    step: Callable[..., Any] | None = None
+    step: Callable[..., object] | None = None
     adjust: Callable[..., tuple[dict[str, Any], dict[str, Any]]] | None = None
     moves: bool = True
 
@@ -377,7 +383,7 @@ class Choice(NamedTuple):
 
 
 @cache
-def _parameters(function: Callable[..., Any]) -> frozenset[str]:
+def _parameters(function: Callable[..., object]) -> frozenset[str]:
     """Names of a function's parameters; empty for one with ``**options``."""
     found = inspect.signature(function).parameters
     every = any(parameter.kind is parameter.VAR_KEYWORD for parameter in found.values())
@@ -454,7 +460,7 @@ _WITH_TORCH = frozenset(
 )
 
 
-def _option(hint: Any, default: float | str) -> Option:
+def _option(hint: object, default: float | str) -> Option:
     """From an option's annotation, ``Annotated[type, Meta(…)]``."""
     kind, meta = get_args(hint)
     least = -math.inf if meta.ge is None else float(meta.ge)
