@@ -31,7 +31,7 @@ IDENTITY = typer.Option(
 INSECURE = typer.Option("--insecure", envvar="EDGEFL_INSECURE", help="Accept a broker elsewhere without TLS.")
 DIRECTORY = typer.Option(help="Where runs are kept, one folder each.")
 RUN = typer.Option(metavar="RUN", help="Id of the new run; default: its name, date and time.")
-RESUME = typer.Option(metavar="RUN", help="Go on with this run after its last finished round.")
+RESUME = typer.Option(metavar="RUN", help="Go on with this run where it stopped.")
 LEDGER = typer.Option(metavar="URL", help="Database of the ledger, such as postgresql://…; default: a file.")
 SET = typer.Option("--set", metavar="FIELD=VALUE", help="Override a field of the run file: round.quorum=0.8")
 EVENTS = typer.Option("--events", help="Print events as JSON lines instead of a display.")
@@ -64,7 +64,7 @@ def run_command(
     """Execute a run: wait for devices, train stage by stage, evaluate, report.
 
     Agents connect to the same broker with `edgefl-agent run --broker URL --fleet NAME`. Ctrl-C stops the run;
-    --resume RUN goes on after its last finished round.
+    --resume RUN goes on where it stopped.
     """
     with guarded(debug):
         with showing(events) as emit:

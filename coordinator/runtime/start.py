@@ -91,7 +91,7 @@ def execute(
             check_protected(wanted, insecure=insecure)
         return asyncio.run(_run(plan, place, broker or wanted, fleet, bool(resume), elsewhere, guard, emit, say))
     except (KeyboardInterrupt, asyncio.CancelledError) as error:  # Ctrl-C, SIGTERM
-        way_on = f"Go on after the last finished round with the same options and --resume {plan.run}."
+        way_on = f"Go on where it stopped with the same options and --resume {plan.run}."
         raise KeyboardInterrupt(way_on) from error
 
 

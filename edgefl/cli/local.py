@@ -79,7 +79,7 @@ class LocalRun:
         if not (self.directory / "run.yaml").is_file():
             return ""
         where = "" if self.directory.parent == RUNS else f" --runs {self.directory.parent}"
-        return f"Go on after the last finished round with: edgefl run {self.name} --resume {self.run}{where}"
+        return f"Go on where it stopped with: edgefl run {self.name} --resume {self.run}{where}"
 
     def finish(self, *, export: bool, page: bool) -> RunReport:
         """As asked, bundles and report.html into the run's directory; unless quiet, the tables and what to run next."""
