@@ -296,13 +296,16 @@ def _torch_device(wanted: str) -> str:
 
 
 def _lacking(job: Job) -> str:
-    """Which methods the job names that are not installed here, in words; "": none."""
+    """Which methods and kinds of encoder the job names that are not installed here, in words; "": none."""
+    from edgefl.encoder_kinds import kinds_not_installed
     from edgefl.registry import Recipe, not_installed
 
     slots = job.slots
     named = {"objective": slots.objective, "missing": slots.missing, "prototypes": slots.prototypes}
     shape: Recipe = {"fusion": {job.model.fusion: {}}, "sharing": {job.model.encoder_sharing: {}}}
-    return not_installed({**named, **shape, "repair": slots.repair})
+    methods = not_installed({**named, **shape, "repair": slots.repair})
+    kinds = kinds_not_installed(encoder.kind for encoder in job.model.encoders.values())
+    return "; ".join(filter(None, (methods, kinds and f"on this device: {kinds}")))
 
 
 @functools.cache

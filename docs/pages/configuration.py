@@ -10,7 +10,7 @@ from edgefl.config.load import profiles_folder, shipped
 from edgefl.config.recipe import RecipeConfig
 from edgefl.config.schema import DeviceProfile, RunConfig
 from edgefl.config.yaml_files import MAX_FILE_BYTES
-from edgefl.models.sizes import SIZES
+from edgefl.encoder_kinds import OWN
 from edgefl.registry import ROLES, methods
 from pages.data import data_section
 from pages.fields import as_yaml, model_section
@@ -97,7 +97,7 @@ def _sizes() -> Iterator[str]:
     yield "`edgefl plan --sizes` lists them too. A field given beside `size` wins.\n"
     rows = [
         (kind, f"`{size}`", ", ".join(f"{name} {as_yaml(value)}" for name, value in fields.items()))
-        for kind, sizes in SIZES.items()
-        for size, fields in sizes.items()
+        for kind, own in OWN.items()
+        for size, fields in own.sizes.items()
     ]
     yield from table(("kind", "size", "fields"), rows)

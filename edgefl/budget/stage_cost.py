@@ -9,7 +9,8 @@ from typing import NamedTuple
 import msgspec
 
 from edgefl.budget.traffic import StageTraffic, bytes_of, moved, packed_of
-from edgefl.models.spec import EncoderSpec, token_count
+from edgefl.models.sizes import token_count
+from edgefl.models.spec import EncoderSpec
 from edgefl.plan.exchange import kept, packing_of, sent
 from edgefl.plan.frozen_prefix import VALUE_BYTES, built_parts, prefixes, stored_bytes, together_in
 from edgefl.plan.job import Candidate, Job, Stage, Transfer

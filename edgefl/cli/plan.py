@@ -14,11 +14,11 @@ def _show_sizes(wanted: bool) -> None:
         return
     from rich.console import Console
 
-    from edgefl.models.sizes import SIZES
+    from edgefl.encoder_kinds import encoder_kind, kind_names
     from edgefl.report.inventory import encoder_sizes
     from edgefl.report.terminal import print_grid
 
-    print_grid(encoder_sizes(SIZES), Console())
+    print_grid(encoder_sizes({name: encoder_kind(name).sizes for name in kind_names()}), Console())
     raise typer.Exit
 
 

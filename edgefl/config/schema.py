@@ -12,6 +12,7 @@ from edgefl.config.fields import Bytes, Modality, Name, Positive, Rate, Share, a
 from edgefl.config.recipe import SlotsConfig
 from edgefl.config.slots import valid_names
 from edgefl.config.yaml_files import Values, parse_bytes
+from edgefl.encoder_kinds import kind_names
 from edgefl.errors import Problem
 from edgefl.records import Budget, Packing, Speed
 
@@ -94,7 +95,10 @@ class DeviceProfile(Values):
 class EncoderConfig(Values):
     """One modality's encoder. A size name sets the fields below it; fields given here win."""
 
-    kind: Literal["sensor", "vision", "text", "audio"] = Field(description="what the modality is")
+    kind: str = Field(
+        description="what the modality is: sensor, vision, text, audio, or a kind of an installed package, whose "
+        "samples are read as arrays only (entry points edgefl.encoders)"
+    )
     size: str = Field("tiny", description="a size of this kind; `edgefl plan --sizes` lists them")
     width: Positive | None = Field(None, description="token width")
     depth: Positive | None = Field(None, description="transformer blocks, a multiple of model.stages")
@@ -123,6 +127,13 @@ class EncoderConfig(Values):
         description="what to start from: a transformers checkpoint (name, folder, package:NAME/folder), or a file of "
         "encoders that benchmarks/accuracy/pretrain.py wrote (.safetensors)",
     )
+
+    @pydantic.field_validator("kind")
+    @classmethod
+    def _installed(cls, value: str) -> str:
+        if value not in (known := kind_names()):
+            raise ValueError(f"unknown kind {value!r}; {valid_names(value, known)}")
+        return value
 
 
 class HeadConfig(Values):

@@ -66,7 +66,10 @@ def target(encoder: Encoder) -> Target:
     """The target of an encoder. Raises DataError for an unknown kind, or a tokenizer that can't be had."""
     kind, shape = encoder.kind, tuple(encoder.input_shape)
     if kind not in KINDS:
-        raise DataError(f"unknown kind of modality {kind!r}; valid: {', '.join(KINDS)}")
+        raise DataError(
+            f"files are not read for an encoder of kind {kind!r}; valid: {', '.join(KINDS)}",
+            remedy="Give its samples as arrays: .npz, or a data set by name.",
+        )
     public = bool(encoder.pretrained) and not is_own(encoder.pretrained)
     if kind == "text":
         ids = encoder.vocabulary or (0 if public else DEFAULT_VOCABULARY)

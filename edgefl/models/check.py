@@ -4,19 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from edgefl.encoder_kinds import encoder_kind, kinds_not_installed
 from edgefl.errors import ModelError, Problem
 from edgefl.models.spec import EncoderSpec, ModelSpec, fuses_tokens, shares_attention
 from edgefl.records import MODALITY_RULE, is_modality
 from edgefl.registry import method, methods
 from edgefl.storage.checkpoint_paths import is_own
-
-#: What one sample's axes are called, by kind; also the closed list of kinds.
-AXES = {
-    "sensor": ("time", "channels"),
-    "vision": ("height", "width", "channels"),
-    "text": ("length",),
-    "audio": ("frames", "mel bands"),
-}
 
 #: The closed choices of the model's own fields, and of a text encoder's ``arch``.
 CHOICES = {
@@ -117,9 +110,10 @@ def _multiway_faults(spec: ModelSpec) -> Iterator[tuple[str, str]]:
 
 
 def _encoder_faults(encoder: EncoderSpec, stages: int) -> Iterator[tuple[str, str]]:
-    if encoder.kind not in AXES:
-        yield "kind", f"'{encoder.kind}' is unknown; choose {', '.join(AXES)}"
+    if unknown := kinds_not_installed([encoder.kind]):
+        yield "kind", unknown
         return
+    kind = encoder_kind(encoder.kind)
     if encoder.heads < 1 or encoder.width < 1 or encoder.width % encoder.heads:
         yield "width", f"{encoder.width} is no multiple of the {encoder.heads} attention heads; change one of them"
     if encoder.depth < 1 or (stages > 0 and encoder.depth % stages):
@@ -132,38 +126,12 @@ def _encoder_faults(encoder: EncoderSpec, stages: int) -> Iterator[tuple[str, st
         yield "pool", f"'{encoder.pool}' is unknown; choose {', '.join(CHOICES['pool'])}"
     if not 0 <= encoder.dropout < 1:
         yield "dropout", f"is {encoder.dropout}; use 0 or more, below 1"
-    axes = AXES[encoder.kind]
-    if len(encoder.input_shape) != len(axes) or any(size < 1 for size in encoder.input_shape):
-        yield (
-            "input_shape",
-            f"{list(encoder.input_shape)} is no sample's shape; {encoder.kind} needs [{', '.join(axes)}]",
-        )
-        return
-    if encoder.stride and encoder.kind != "audio":
-        yield "stride", f"is {encoder.stride}, but only patches of audio overlap; leave it out for {encoder.kind}"
-    elif encoder.stride < 0:
-        yield "stride", f"is {encoder.stride}; use 0 (no overlap) or more"
-    yield from _text_faults(encoder) if encoder.kind == "text" else _patch_faults(encoder)
-
-
-def _text_faults(encoder: EncoderSpec) -> Iterator[tuple[str, str]]:
     if encoder.arch not in CHOICES["arch"]:
         yield "arch", f"'{encoder.arch}' is unknown; choose {', '.join(CHOICES['arch'])}"
-    if encoder.vocabulary < 2:
-        yield "vocabulary", f"is {encoder.vocabulary}; use the number of token ids, padding (0) included"
-    if encoder.positions and encoder.positions < encoder.input_shape[0]:
-        yield "positions", f"{encoder.positions} rows for texts of {encoder.input_shape[0]} tokens; use 0 or more rows"
-
-
-def _patch_faults(encoder: EncoderSpec) -> Iterator[tuple[str, str]]:
-    if encoder.patch < 1:
-        yield "patch", f"is {encoder.patch}; use 1 or more"
-        return
-    shape = list(encoder.input_shape)
-    if encoder.kind == "vision" and (shape[0] % encoder.patch or shape[1] % encoder.patch):
-        yield "patch", f"{encoder.patch} does not divide an image of {shape[0]} x {shape[1]}; choose a common divisor"
-    if encoder.kind == "audio" and min(shape) < encoder.patch:
+    if len(encoder.input_shape) != len(kind.axes) or any(size < 1 for size in encoder.input_shape):
         yield (
-            "patch",
-            f"{encoder.patch} is larger than a spectrogram of {shape[0]} x {shape[1]}; choose a smaller patch",
+            "input_shape",
+            f"{list(encoder.input_shape)} is no sample's shape; {encoder.kind} needs [{', '.join(kind.axes)}]",
         )
+        return
+    yield from kind.faults(encoder)

@@ -21,7 +21,8 @@ import torch.nn.functional as F  # noqa: N812 - torch's own name for it
 from torch import Tensor, nn
 
 from edgefl.models.encoders.base import TokenState
-from edgefl.models.spec import ModelSpec, shared_width, token_count
+from edgefl.models.sizes import token_count
+from edgefl.models.spec import ModelSpec, shared_width
 from edgefl.models.vectors import unit
 
 #: The paper has two modalities, whose concatenation is this many times as wide as one's tokens.

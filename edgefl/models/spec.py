@@ -24,7 +24,6 @@ from edgefl.registry import method
 PROTOTYPES, SIGNATURE = "prototypes", "signature"
 _MATCH = "match/"
 
-EncoderKind = Literal["sensor", "vision", "text", "audio"]
 Norm = Literal["batch", "layer", "none"]
 
 
@@ -35,7 +34,7 @@ class EncoderSpec(msgspec.Struct, frozen=True):
     audio: [frames, mel bands].
     """
 
-    kind: EncoderKind = "sensor"
+    kind: str = "sensor"
     input_shape: tuple[int, ...] = ()
     width: int = 64
     depth: int = 6  # transformer blocks; a multiple of the number of stages
@@ -191,16 +190,3 @@ def shared_width(spec: ModelSpec) -> int:
 def encodes_together(spec: ModelSpec) -> bool:
     """Whether what a modality becomes, or what the fusion reads, depends on what else a row is given."""
     return shares_attention(spec) or fuses_tokens(spec)
-
-
-def token_count(encoder: EncoderSpec) -> int:
-    """Tokens of one sample, class tokens included."""
-    shape, patch = encoder.input_shape, encoder.patch
-    if encoder.kind == "sensor":
-        return 1 + -(-shape[0] // patch)
-    if encoder.kind == "vision":
-        return 1 + (shape[0] // patch) * (shape[1] // patch)
-    if encoder.kind == "text":
-        return shape[0]
-    stride = encoder.stride or patch
-    return 2 + ((shape[0] - patch) // stride + 1) * ((shape[1] - patch) // stride + 1)

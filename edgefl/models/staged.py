@@ -9,10 +9,10 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
+from edgefl.encoder_kinds import encoder_kind
 from edgefl.errors import ModelError
 from edgefl.models.check import check_spec
 from edgefl.models.encoders.base import Input, Stage, TokenState, initialise, mean_token, rows_in, rows_of
-from edgefl.models.encoders.kinds import KINDS
 from edgefl.models.heads import classifier, fusion, matcher, mean_at_hand, modality_head, reconstruction
 from edgefl.models.joint_fusion import Given, JointFusion
 from edgefl.models.multiway import OwnStage, SharedStage, run_stage
@@ -39,7 +39,7 @@ class StagedModel(nn.Module):
         super().__init__()
         self.spec = spec
         own = {modality_of(part) for part in modules if is_encoder(part)}
-        self._kinds = {m: KINDS[e.kind] for m, e in spec.encoders.items() if m in own}
+        self._kinds = {m: encoder_kind(e.kind).build() for m, e in spec.encoders.items() if m in own}
         self._multiway = shares_attention(spec)
         self._shared = shares_projection(spec)
         self._parts = nn.ModuleDict(dict(modules))
@@ -104,12 +104,12 @@ class StagedModel(nn.Module):
     def encode(self, modality: str, x: Input, depth: int | None = None) -> Tensor:
         """Input -> h [B, D] through stages 1..``depth`` (None: all the model has), this modality alone."""
         last = self.spec.stages if depth is None else depth
-        kind = self._kinds[modality]
         if self._multiway or last < 1 or self.spec.encoders[modality].pool == "mean":
             return self.pool_tokens(modality, self.encode_tokens(modality, x, depth))
         state = self._through(modality, x, last - 1)
         if state.depth < last:
-            state = cast("Stage", self.part(f"{modality}/stage{last}"))(state, kind.pooled)
+            pooled = encoder_kind(self.spec.encoders[modality].kind).pooled
+            state = cast("Stage", self.part(f"{modality}/stage{last}"))(state, pooled)
         return self.pool(modality, state)
 
     def encode_tokens(self, modality: str, x: Input, depth: int | None = None) -> TokenState:
@@ -314,7 +314,7 @@ def _encoder_module(spec: ModelSpec, owner: str, rest: str) -> nn.Module:
     count = encoder.depth // spec.stages
     if owner == "shared":
         return SharedStage(encoder, count)
-    kind = KINDS[encoder.kind]
+    kind = encoder_kind(encoder.kind).build()
     if rest == "embed":
         return kind.embed(encoder)
     if rest == "norm":

@@ -10,9 +10,10 @@ import msgspec
 from edgefl.config.recipe import RecipeConfig
 from edgefl.config.schema import EncoderConfig, RatesConfig, RunConfig, TrainingConfig
 from edgefl.config.slots import valid_names
+from edgefl.encoder_kinds import encoder_kind
 from edgefl.errors import ConfigError, Problem
 from edgefl.models.check import spec_problems
-from edgefl.models.sizes import SIZES, encoder_of_size
+from edgefl.models.sizes import encoder_of_size
 from edgefl.models.spec import EncoderSpec, HeadSpec, JointSpec, ModelSpec, fused_width
 from edgefl.plan.exchange import default_holdout, exchange_of
 from edgefl.plan.job import Hyper, LowMemoryOptimizer, RoundPolicy, RunPlan, Slot, Slots, Stage, Transfer
@@ -82,7 +83,7 @@ def read_as(config: RunConfig, *, folder: bool) -> dict[str, EncoderSpec]:
     """
     found: dict[str, EncoderSpec] = {}
     for modality, encoder in config.model.encoders.items():
-        if encoder.size not in SIZES[encoder.kind]:
+        if encoder.size not in encoder_kind(encoder.kind).sizes:
             continue  # model_spec says so
         spec = _encoder(encoder, ())
         size = encoder.image_size
@@ -121,8 +122,8 @@ def model_spec(
         if shapes and modality not in shapes:
             problems.append(Problem(path, f"the data has no modality {modality!r}; it has: {', '.join(shapes)}"))
             continue
-        if encoder.size not in SIZES[encoder.kind]:
-            known = valid_names(encoder.size, list(SIZES[encoder.kind]))
+        if encoder.size not in encoder_kind(encoder.kind).sizes:
+            known = valid_names(encoder.size, list(encoder_kind(encoder.kind).sizes))
             problems.append(Problem(f"{path}.size", f"kind {encoder.kind} has no size {encoder.size!r}; {known}"))
             continue
         if encoder.image_size is not None and encoder.kind != "vision":

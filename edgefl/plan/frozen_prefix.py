@@ -10,7 +10,9 @@ from typing import NamedTuple
 
 import msgspec
 
-from edgefl.models.spec import EncoderSpec, ModelSpec, fuses_tokens, shares_attention, token_count
+from edgefl.encoder_kinds import encoder_kind
+from edgefl.models.sizes import token_count
+from edgefl.models.spec import EncoderSpec, ModelSpec, fuses_tokens, shares_attention
 from edgefl.plan.job import Cache, Job
 
 #: Bytes of one stored value.
@@ -89,4 +91,4 @@ def stored_bytes(job: Job, samples: Mapping[str, int]) -> int:
 def _tokens(model: ModelSpec, encoder: EncoderSpec, *, last: bool) -> int:
     if not last or encoder.pool == "mean" or fuses_tokens(model):
         return token_count(encoder)
-    return 2 if encoder.kind == "audio" else 1
+    return encoder_kind(encoder.kind).pooled

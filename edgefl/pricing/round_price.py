@@ -14,7 +14,7 @@ import torch
 
 from edgefl.budget.stage_cost import MEMORY, Priced
 from edgefl.models.encoders.base import TokenState
-from edgefl.models.spec import token_count
+from edgefl.models.sizes import token_count
 from edgefl.models.staged import StagedModel, build
 from edgefl.plan.frozen_prefix import built_parts, prefixes, together_in, with_cache
 from edgefl.plan.job import Job

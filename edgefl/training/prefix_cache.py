@@ -20,7 +20,7 @@ from edgefl.data.memmap import FileRows, RowFile
 from edgefl.errors import PrecisionError, StoreError
 from edgefl.models.encoders.base import Input, TokenState
 from edgefl.models.parts import load_part
-from edgefl.models.spec import token_count
+from edgefl.models.sizes import token_count
 from edgefl.models.staged import StagedModel, build
 from edgefl.plan.frozen_prefix import Prefix, prefixes, together_in
 from edgefl.plan.job import Job

@@ -12,7 +12,8 @@ from edgefl.budget.eligibility import verdict
 from edgefl.budget.fit import place, trained_depth
 from edgefl.budget.stage_cost import Priced, cost_of
 from edgefl.budget.traffic import StageTraffic
-from edgefl.models.spec import part_names, token_count
+from edgefl.models.sizes import token_count
+from edgefl.models.spec import part_names
 from edgefl.plan.frozen_prefix import prefixes
 from edgefl.plan.job import Decline, Hyper, Job, Stage
 from edgefl.records import GPU, GPU_MEMORY, HOST, Budget, Capabilities, Cost, Refusal

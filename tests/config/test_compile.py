@@ -7,8 +7,8 @@ import pytest
 
 from edgefl.config.recipe import RecipeConfig
 from edgefl.config.schema import RunConfig
+from edgefl.encoder_kinds import OWN
 from edgefl.errors import ConfigError
-from edgefl.models.sizes import SIZES
 from edgefl.plan.compile import compile_run
 from edgefl.plan.job import LowMemoryOptimizer
 
@@ -33,7 +33,7 @@ def compiled(recipe: dict | None = None, shapes=None, label_names=("x", "y"), **
 def test_a_run_is_compiled_with_every_size_and_rate_resolved():
     plan = compiled({"schedule": "layerwise"})
     assert plan.model.encoders["a"].input_shape == SHAPE
-    assert plan.model.encoders["a"].width == SIZES["sensor"]["tiny"]["width"]
+    assert plan.model.encoders["a"].width == OWN["sensor"].sizes["tiny"]["width"]
     assert (plan.model.classes, plan.model.label_names) == (2, ("x", "y"))
     assert [h.lr for h in plan.hypers] == [{"encoder": e, "head": 0.5} for e in (0.1, 0.2, 0.3)]
     assert plan.hypers[0].weight_decay == {"encoder": 0.01, "head": 1e-6}

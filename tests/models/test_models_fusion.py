@@ -14,6 +14,7 @@ from edgefl.models.check import spec_problems
 from edgefl.models.encoders.base import TokenState
 from edgefl.models.heads import mean_at_hand
 from edgefl.models.joint_fusion import Attention, Given, JointFusion, SelfLayer, Sequence, evened_out
+from edgefl.models.sizes import token_count
 from edgefl.models.spec import (
     HeadSpec,
     JointSpec,
@@ -21,7 +22,6 @@ from edgefl.models.spec import (
     fused_width,
     modality_of,
     part_names,
-    token_count,
 )
 from edgefl.models.staged import StagedModel, build
 from edgefl.plan.schedule import encoder_stage, is_closing, restrict, with_closing

@@ -17,7 +17,8 @@ from edgefl.models.check import spec_problems
 from edgefl.models.encoders.base import TokenState
 from edgefl.models.multiway import OwnStage, SharedStage, run_stage
 from edgefl.models.patterns import merged, patterns, pieces
-from edgefl.models.spec import EncoderSpec, HeadSpec, ModelSpec, is_encoder, modality_of, part_names, token_count
+from edgefl.models.sizes import token_count
+from edgefl.models.spec import EncoderSpec, HeadSpec, ModelSpec, is_encoder, modality_of, part_names
 from edgefl.models.staged import StagedModel, build
 from edgefl.plan.schedule import restrict, shallower, trained_stages
 from edgefl.pricing.round_price import price_step

@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
+from edgefl.encoder_kinds import OWN
 from edgefl.errors import ModelError
 from edgefl.models.check import spec_problems
 from edgefl.models.parts import part_size_bytes
-from edgefl.models.sizes import SIZES, encoder_of_size
+from edgefl.models.sizes import encoder_of_size
 from edgefl.models.spec import EncoderSpec, HeadSpec, ModelSpec
 from edgefl.models.staged import build
 
@@ -61,9 +62,9 @@ def test_every_fault_is_reported_at_once():
         build(spec)
 
 
-@pytest.mark.parametrize(("kind", "size"), [(kind, size) for kind in SIZES for size in SIZES[kind]])
+@pytest.mark.parametrize(("kind", "size"), [(kind, size) for kind in OWN for size in OWN[kind].sizes])
 def test_every_named_size_can_be_built(kind: str, size: str):
-    shape = () if "input_shape" in SIZES[kind][size] else SHAPES[kind]
+    shape = () if "input_shape" in OWN[kind].sizes[size] else SHAPES[kind]
     encoder = encoder_of_size(kind, size, shape)
     model = build(ModelSpec(encoders={"m": encoder}, head=HEAD), device="meta")
     x = torch.zeros((2, *encoder.input_shape), dtype=torch.int64 if kind == "text" else torch.float32, device="meta")

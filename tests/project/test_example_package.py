@@ -1,4 +1,4 @@
-"""examples/edgefl_extra, a package of its own: installed beside EdgeFL, its methods and data train over MQTT."""
+"""examples/edgefl_extra, a package of its own: beside EdgeFL its methods, encoder and data train over MQTT."""
 
 from __future__ import annotations
 
@@ -9,6 +9,10 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from device_agent.trainer.process import _lacking
+from edgefl.models.spec import EncoderSpec, ModelSpec
+from edgefl.plan.job import Job
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "examples" / "edgefl_extra"
@@ -29,8 +33,8 @@ def ran(environment: dict[str, str], *arguments: str) -> subprocess.CompletedPro
 
 
 @pytest.mark.timeout(300)
-def test_its_objective_selection_and_data_train_over_a_broker(beside: dict[str, str], tmp_path: Path):
-    settings = ["--set", "training.rounds=[1,1]", "--trainers", "1", "--no-export", "--no-page"]
+def test_what_it_brings_trains_over_a_broker_and_is_exported(beside: dict[str, str], tmp_path: Path):
+    settings = ["--set", "training.rounds=[1,1]", "--trainers", "1", "--no-page"]
     done = ran(beside, "run", str(EXAMPLE / "run.yaml"), "--runs", str(tmp_path), "--format", "json", *settings)
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
@@ -40,6 +44,10 @@ def test_its_objective_selection_and_data_train_over_a_broker(beside: dict[str, 
         {"focal": {"weight": 1.0, "gamma": 2.0}},
         {"cyclic": {"share": 0.5}},
     )
+    assert report["config"]["run"]["model"]["encoders"]["upper"]["kind"] == "conv_sensor"
+    (run,) = tmp_path.iterdir()
+    predicted = ran(beside, "predict", str(run / "bundles"), str(run / "shares" / "test.npz"), "--format", "json")
+    assert predicted.returncode == 0, predicted.stderr
     first, second = ({row["device"] for row in report["assignments"] if row["round"] == number} for number in (1, 2))
     assert (first, second) == ({"east", "north"}, {"south", "west"})
 
@@ -54,6 +62,31 @@ def test_without_it_its_names_are_unknown():
     done = ran(dict(os.environ), "plan", str(EXAMPLE / "run.yaml"))
     assert done.returncode == 10
     assert "unknown choice 'focal'" in " ".join(done.stderr.split())
+
+
+def test_without_it_its_kind_of_encoder_is_refused_with_what_is_installed(tmp_path: Path):
+    settings = ["data.source=basic_motions", "slots={}", "model.encoders={acc: {kind: conv_sensor}}"]
+    overrides = [word for one in settings for word in ("--set", one)]
+    done = ran(dict(os.environ), "plan", str(EXAMPLE / "run.yaml"), *overrides)
+    assert done.returncode == 10
+    told = " ".join(done.stderr.split())
+    assert "unknown kind 'conv_sensor'" in told
+    assert "valid: sensor, vision, text, audio" in told
+
+
+def test_its_kind_of_encoder_reads_no_files(beside: dict[str, str]):
+    program = (
+        "from edgefl.data.readers import target; from edgefl.models.sizes import encoder_of_size; import sys; "
+        "kind = encoder_of_size('conv_sensor', 'tiny', (8, 3)); assert 'torch' not in sys.modules; target(kind)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], env=beside, capture_output=True, text=True, timeout=60)
+    assert "files are not read for an encoder of kind 'conv_sensor'" in done.stderr
+
+
+def test_a_device_without_a_kind_of_encoder_refuses_in_words():
+    upper, lower = EncoderSpec("conv_sensor", (4, 8)), EncoderSpec("sensor", (4, 8))
+    told = _lacking(Job(model=ModelSpec({"upper": upper, "lower": lower})))
+    assert told == ("on this device: encoder kind 'conv_sensor' is unknown; installed: sensor, vision, text, audio")
 
 
 def test_a_package_that_does_not_load_is_named_to_who_asks_for_its_method(tmp_path: Path):

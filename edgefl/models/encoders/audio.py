@@ -28,4 +28,4 @@ def _pool(tokens: Tensor) -> Tensor:
     return (tokens[:, 0] + tokens[:, 1]) / 2
 
 
-KIND = Kind(embed=AudioEmbed, block=PreNormBlock, norm=final_norm, pool=_pool, pooled=2)
+KIND = Kind(embed=AudioEmbed, block=PreNormBlock, norm=final_norm, pool=_pool)

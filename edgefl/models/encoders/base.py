@@ -1,6 +1,6 @@
 """What all kinds of encoder have in common: the token state, the stage, the first weights.
 
-Each kind's module exports one ``KIND``; ``edgefl.models.encoders.kinds`` has them by name.
+Each kind's module exports one ``KIND``; ``edgefl.encoder_kinds`` has them by name.
 """
 
 from __future__ import annotations
@@ -59,7 +59,6 @@ class Kind:
     block: Callable[[EncoderSpec], nn.Module]  # tokens, mask, how many are wanted (0: all) -> tokens
     norm: Callable[[EncoderSpec], nn.Module]  # tokens -> tokens
     pool: Callable[[Tensor], Tensor]  # tokens [B, N, D] -> [B, D]
-    pooled: int  # how many leading tokens ``pool`` reads
 
 
 class Stage(nn.Module):
@@ -101,7 +100,7 @@ def initialise(module: nn.Module) -> None:
     tiny widths too. Tables and tokens: normal with deviation 0.02, the padding row zero. Norms: one and zero.
     """
     for layer in module.modules():
-        if isinstance(layer, nn.Linear | nn.Conv2d):
+        if isinstance(layer, nn.Linear | nn.Conv1d | nn.Conv2d):
             nn.init.xavier_uniform_(layer.weight.flatten(1))  # a view: the convolution as the linear map it is
             if layer.bias is not None:
                 nn.init.zeros_(layer.bias)

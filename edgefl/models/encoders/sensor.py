@@ -72,4 +72,4 @@ def _norm(spec: EncoderSpec) -> nn.Module:
     return nn.LayerNorm(spec.width)
 
 
-KIND = Kind(embed=SensorEmbed, block=SensorBlock, norm=_norm, pool=first_token, pooled=1)
+KIND = Kind(embed=SensorEmbed, block=SensorBlock, norm=_norm, pool=first_token)

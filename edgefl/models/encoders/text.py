@@ -42,4 +42,4 @@ def _norm(_spec: EncoderSpec) -> nn.Module:
     return nn.Identity()
 
 
-KIND = Kind(embed=TextEmbed, block=_block, norm=_norm, pool=first_token, pooled=1)
+KIND = Kind(embed=TextEmbed, block=_block, norm=_norm, pool=first_token)

@@ -26,4 +26,4 @@ class VisionEmbed(nn.Module):
         return TokenState(self.embeddings(pixels))
 
 
-KIND = Kind(embed=VisionEmbed, block=PreNormBlock, norm=final_norm, pool=first_token, pooled=1)
+KIND = Kind(embed=VisionEmbed, block=PreNormBlock, norm=final_norm, pool=first_token)

@@ -1,1 +1,1 @@
-"""Methods and data that come to EdgeFL from outside, by entry points."""
+"""Methods, an encoder kind and data that come to EdgeFL from outside, by entry points."""

