@@ -1,4 +1,8 @@
-"""Whether this device takes an offer: protocol, data and disk, each refusal with both numbers. Pure."""
+"""Whether this device takes an offer: protocol, data and disk, each refusal with both numbers. Pure.
+
+``freshness`` refuses old offers, ``machine`` a second one while busy, and the trainer what only torch or the data shows
+(``device_agent/trainer/process.py``); docs/rounds.md has the table.
+"""
 
 from __future__ import annotations
 
