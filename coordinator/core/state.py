@@ -47,7 +47,7 @@ class Change(msgspec.Struct, frozen=True, array_like=True):
     base: float = 0.0
 
 
-#: By part; a part's buffers have an entry of their own, ``coordinator.core.outliers.buffers_of``.
+#: By part; a part's buffers have an entry of their own, ``coordinator.runtime.update_norms.BUFFERS_OF``.
 Changes = dict[str, Change]
 
 

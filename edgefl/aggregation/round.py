@@ -45,7 +45,7 @@ Load = Callable[[], Tensors]
 
 
 class RoundTerms(NamedTuple):
-    """What a round is aggregated with, beside the updates and the recipe.
+    """The terms a round is aggregated by, beside the updates and the recipe.
 
     ``similarity``: the devices' weights by the models' outputs, where the slot weight has such; those without one are
     left out (part "model"). ``transfer``: how the new state will travel, and so what devices will hold of it.

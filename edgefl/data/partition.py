@@ -1,4 +1,4 @@
-"""Who holds which training samples: a seeded split that every method shares.
+"""The partition of training samples among devices: a seeded split that every method shares.
 
 natural: by group (person, speaker, vendor, recording), a group never in two shares. uniform: at random, equal sizes.
 dirichlet: each class is cut in proportions drawn from Dirichlet(α) over the devices (Hsu et al., arXiv 1909.06335);
@@ -20,7 +20,7 @@ Indices = npt.NDArray[np.int64]
 
 
 class _Samples(NamedTuple):
-    """What is split: ``total`` samples, with ``labels`` [N] and ``groups`` [N] where there are any, among ``names``."""
+    """The samples to split: ``total`` of them, with ``labels`` [N] and ``groups`` [N] where there are any."""
 
     labels: Array | None
     groups: Array | None
