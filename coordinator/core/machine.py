@@ -6,7 +6,7 @@
 
 ``TRANSITIONS``, at the end, says what each event does in each phase. Messages of devices never raise: what is stale,
 double or out of turn is counted in ``state.dropped``. Impossible reports of the runner raise
-:class:`coordinator.core.state.IllegalMoveError` with the story of the run.
+:class:`coordinator.core.events.IllegalMoveError` with the story of the run.
 """
 
 from __future__ import annotations

@@ -116,7 +116,7 @@ def _layout(tables: Mapping[str, tuple[int, int]]) -> Layout:
 
 
 def object_bytes(layout: Layout) -> int:
-    """Bytes of the object that ``protocol.parts.encode_part`` makes of f32 tensors of this layout, header included."""
+    """Bytes of the object that ``protocol.tensors.encode_part`` makes of f32 tensors of this layout, and header."""
     header: dict[str, object] = {"__metadata__": {"encoding": "f32"}}
     end = 0
     for name, (kind, shape) in sorted(layout.items(), key=lambda item: (-_WIDTH[item[1][0]], item[0])):

@@ -1,1 +1,1 @@
-"""From a model and a budget to stages, costs and eligibility."""
+"""From a run file, its recipe and the data's shapes to a run's plan: model, stages, hyper-parameters and slots."""

@@ -732,7 +732,7 @@ def test_saves_come_with_what_they_announce() -> None:
     assert of(do.SendAck, out)
 
 
-def test_a_resumed_run_goes_on_after_its_last_round_with_a_new_attempt() -> None:
+def test_a_run_resumed_without_a_snapshot_begins_a_new_attempt_of_the_next_round() -> None:
     state = initial(a_plan(policy=POLICY), TIMEOUTS)
     state, out = step(state, e.Begin(0.0, 2, 1, attempt=3, unevaluated=Attempt("r1", 2, 1, 1)))
     assert of(do.Evaluate, out)

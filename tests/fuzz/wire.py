@@ -191,7 +191,7 @@ TARGETS = (
     Target("chunk", "protocol.chunks.decode_chunks", chunk, (ProtocolError,), "chunk"),
     Target("needs", "transfer.sender, window (Need, Grant)", asked, (), "msgpack", (4 * MIB, 400)),
     Target("chunks_in", "transfer.receiver, window", received, (), "msgpack", (4 * MIB, 400)),
-    Target("part", "protocol.parts.decode_part, read_layout", part, (ProtocolError,), "part", (2 * MIB, 40)),
+    Target("part", "protocol.tensors.decode_part, read_layout", part, (ProtocolError,), "part", (2 * MIB, 40)),
     Target("packed", "protocol.compression.decompress", packed, (ProtocolError,), "1+part", (2 * MIB, 40)),
     Target(
         "update", "runtime.validate_update (parts, prototypes, signature)", update, (ProtocolError, ModelError),
