@@ -15,12 +15,14 @@ from hypothesis import strategies as st
 from edgefl.errors import ModelError
 from edgefl.methods.repair.poverty_layer import (
     PovertyMeter,
+    PovertyObserver,
     adam_change,
     exact_changes,
     optimizer_changes,
     relative_change,
     sgd_change,
 )
+from edgefl.methods.repair.poverty_substitution import weight_tensors
 from edgefl.training.optimizers import SGD, AdamW, Group
 
 torch.set_num_threads(1)
@@ -246,3 +248,15 @@ def test_a_step_that_diverged_is_named_with_its_layer(change):
     meter.batch(True, {"x": change})
     with pytest.raises(ModelError, match="'x' changed by"):
         meter.batch(False, {"x": change})
+
+
+def test_the_layer_s_number_is_counted_as_the_server_counts_it():
+    """By part, then by tensor: "head/acc" comes before "head/acc2", whatever stands between part and tensor."""
+    observer = PovertyObserver.__new__(PovertyObserver)
+    observer._meter = PovertyMeter()
+    observer._meter.batch(True, {})
+    observer._meter.batch(False, {"head/acc|weight": 0.4, "head/acc2|weight": 0.3})
+    observer._meter.epoch()
+    parts = {"head/acc2": {"weight": np.ones((2, 2))}, "head/acc": {"weight": np.ones((2, 2)), "bias": np.ones(2)}}
+    server = weight_tensors(parts)
+    assert server[observer.layer(parts)] == ("head/acc", "weight")

@@ -2,6 +2,7 @@
 
 change of p = mean |(θ_after - θ_before) / θ_before| over a step on samples that lack modalities, right after a step on
 complete ones;  poverty layer = argmax_p max over epochs of the mean over such transitions.
+So says the text before equation 8; that before equation 9 prints the reverse (docs/decisions/0032).
 Equation 13, from the optimiser instead of copies:  SGD η|g|/|θ|,  Adam η|m̂|/(|θ|(√v̂ + ε)),  θ before the step.
 D-M2: |θ| counts as at least 1e-8, and only weight tensors (two dimensions or more) are compared: a bias that starts at
 zero would always win.
@@ -201,10 +202,10 @@ class PovertyObserver:
         """The poverty layer's place among the weight tensors of the parts that are sent, sorted; -1: there is none."""
         poorest = self._meter.poorest()
         layers = sorted(
-            f"{part}|{name}"
+            (part, name)
             for part, tensors in sending.items()
             if is_scheduled(part)
             for name, value in tensors.items()
             if value.ndim >= 2  # type: ignore[attr-defined]
         )
-        return layers.index(poorest) if poorest is not None else -1
+        return [f"{part}|{name}" for part, name in layers].index(poorest) if poorest is not None else -1
