@@ -18,7 +18,7 @@ from edgefl.storage.run_directory import ledger_of
 pytestmark = pytest.mark.timeout(240)
 
 #: Two rounds of the mappings' training, each long enough for a device to be killed in it.
-SETTINGS = {"recipe": "apromfl", "training.epochs": 12, "training.rounds": "[2, 0]", "round.devices": 2}
+SETTINGS = {"recipe": "apromfl", "training.epochs": 60, "training.rounds": "[2, 0]", "round.devices": 2}
 
 
 def last_state(fleet: Fleet, run: str) -> Manifest:
