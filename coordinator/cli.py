@@ -68,7 +68,7 @@ def run_command(
     """
     with guarded(debug):
         with showing(events) as emit:
-            from coordinator.runtime.start import execute  # inside: that a package is missing is told as an event, too
+            from coordinator.runtime.start import execute  # here, so that a missing package is reported as an event too
 
             report = execute(
                 file,

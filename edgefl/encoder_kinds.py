@@ -25,7 +25,7 @@ Fault = tuple[str, str]
 
 
 def no_faults(encoder: EncoderSpec) -> Iterable[Fault]:
-    """Of a kind without rules of its own."""
+    """No faults: default of a kind that checks nothing beyond what every kind does."""
     return ()
 
 

@@ -1,4 +1,4 @@
-"""What a round leaves behind for the next, into and out of the server's memory: returns, clusters, poverty."""
+"""Server history across rounds: reading and writing it, and the server step that uses it."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class UpdateInfo(msgspec.Struct, frozen=True):
 
     @property
     def name(self) -> str:
-        """What it is called among the updates of a round, of which a device may have two: "cam-07~2"."""
+        """Unique name in a round; a stale update carries its staleness: "cam-07~2"."""
         return f"{self.device}~{self.staleness}" if self.staleness else self.device
 
     @property

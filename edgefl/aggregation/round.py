@@ -67,7 +67,7 @@ def aggregate_round(
 ) -> tuple[Manifest, dict[str, Any]]:
     """The next state, whose new objects are in ``store``, and the record of the round as plain values.
 
-    ``previous`` holds every part of the model; parts nobody trained keep their object.
+    ``previous`` holds every part of the model; parts that no device trained keep their object.
     A device may bring two updates, made from different states; in the record they have the names of ``UpdateInfo``.
     In the record: per slot, role -> {choice, options}; ``parts`` {part: {devices: {name: weight}, kept: weight}},
     weights as they took effect, sum 1, ``kept`` that of the part as it was, where devices kept it;

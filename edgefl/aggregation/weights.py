@@ -1,4 +1,4 @@
-"""Weights of the devices in one part, for each audience: the slots cluster, weight and combine, applied.
+"""Aggregation weights of one part, per scope (global, cluster, device).
 
 Where devices of a round train different depths (schedule mixed, budgets), the mean over those that trained a part would
 let a single one replace everybody's, below what the others trained upon the old one. With combine: {mean: {absent:
@@ -29,7 +29,7 @@ Shares = dict[str, dict[str, float]]
 
 @dataclass(frozen=True)
 class Standing:
-    """What is known of the devices of a round besides their tensors.
+    """Facts about the devices of a round that their weights depend on.
 
     ``modalities``: how many each has; ``clusters``: the cluster of each, empty: there are none; ``similarity``: the
     weights by the models' outputs; ``own_models``: clusters have their own; ``small``: how small networks combine;
@@ -98,7 +98,7 @@ def _shares_of(part: str, counts: Mapping[str, int], slot: Choice, standing: Sta
 
 
 def _sound(device: str, load: Load) -> bool:
-    """Whether a device's tensors fit; why not is told where everyone's mean refuses them."""
+    """Whether a device's tensors match the layout; the global mean records the reason where not."""
     try:
         load(device)
     except (MisfitError, ProtocolError):
@@ -107,7 +107,7 @@ def _sound(device: str, load: Load) -> bool:
 
 
 def _small_networks(weights: Mapping[str, float], how: str) -> Shares:
-    """Of the small networks: their mean, the one of the largest device, or beside the mean each of them."""
+    """Matcher networks: averaged, the largest device's only, or the average plus one per device."""
     if how == "largest":
         return {EVERYONE: {max(sorted(weights), key=lambda device: weights[device]): 1.0}}
     alone = {of_device(device): {device: 1.0} for device in weights} if how == "ensemble" else {}
