@@ -7,14 +7,12 @@ from __future__ import annotations
 
 import argparse
 import ast
-import contextlib
 import io
 import json
 import os
 import statistics
 import subprocess
 import sys
-import tempfile
 import tokenize
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -27,9 +25,9 @@ else:
     import tomli as tomllib
 
 from benchmarks.common.method_names import METHODS, ORDINARY, in_source, product_files
+from benchmarks.common.trees import ROOT, work_tree
 from benchmarks.common.walk import walked
 
-ROOT = Path(__file__).resolve().parents[1]
 MANY_PARAMETERS = 6
 #: Tokens that carry no code.
 _LAYOUT = frozenset({
@@ -240,18 +238,6 @@ MEASURES = (
 )  # fmt: skip
 
 
-@contextlib.contextmanager
-def checked_out(commit: str) -> Iterator[Path]:
-    """A work tree of its own for a commit."""
-    with tempfile.TemporaryDirectory() as folder:
-        place = Path(folder) / "tree"
-        subprocess.run(["git", "worktree", "add", "--quiet", "--detach", str(place), commit], cwd=ROOT, check=True)
-        try:
-            yield place
-        finally:
-            subprocess.run(["git", "worktree", "remove", "--force", str(place)], cwd=ROOT, check=True)
-
-
 def page(columns: Mapping[str, list[str]], measures: Iterable[Measure], command: str) -> str:
     """The table, and how each figure was counted."""
     names = list(columns)
@@ -279,7 +265,7 @@ def main() -> None:
     measures = MEASURES if asked.no_walk else (*MEASURES, WALK)
     columns = {}
     for commit in asked.against:
-        with checked_out(commit) as place:
+        with work_tree(commit) as place:
             tree = read_tree(place)
             columns[commit] = [measure.count(tree) for measure in measures]
     tree = read_tree(ROOT)
