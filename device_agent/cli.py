@@ -78,7 +78,7 @@ def run(
 
     with guarded(debug):
         from device_agent.runtime.connect import Options, become
-        from edgefl.config.load import load_device
+        from edgefl.config.profiles import load_device
 
         where = whose(state, fleet, device)
         if not (broker or where.broker):
@@ -159,7 +159,7 @@ def doctor(
         import msgspec
 
         from device_agent.tools.doctor import examine
-        from edgefl.config.load import load_device
+        from edgefl.config.profiles import load_device
 
         torch_device = load_device(profile).torch_device
         checks = examine(

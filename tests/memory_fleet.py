@@ -10,11 +10,11 @@ import torch
 
 from benchmarks.common import inprocess
 from coordinator.ledger.ledger import Ledger
-from edgefl.config.load import load_run
+from edgefl.config.profiles import load_run
 from edgefl.data.dataset import Dataset
 from edgefl.plan.compile import compile_run
-from edgefl.plan.exchange import sent
 from edgefl.plan.job import RunPlan
+from edgefl.plan.stages import sent
 from edgefl.protocol.tensors import decode_part
 from edgefl.records import Budget, Manifest
 from edgefl.run_records import RunReport

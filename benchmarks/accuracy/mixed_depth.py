@@ -31,7 +31,7 @@ from benchmarks.common.plotting import COLOURS, plot
 from benchmarks.cost.resource_table import MIB, UNTESTED
 from edgefl.cli.planning import PlanOptions, price_of
 from edgefl.plan.job import Stage
-from edgefl.plan.schedule import trained_stages
+from edgefl.plan.stages import trained_stages
 from edgefl.run_records import RunReport
 
 DEVICES = 10

@@ -30,10 +30,10 @@ from benchmarks.accuracy.table.grid import EPOCHS, SHARE, Cell, Grid, Settings
 from benchmarks.common.inprocess import run_fleet
 from edgefl.cli.data_shares import shares_of
 from edgefl.cli.planning import PlanOptions, price_of
-from edgefl.config.load import load_run
+from edgefl.config.profiles import load_run
 from edgefl.plan.compile import compile_run
 from edgefl.plan.job import Stage
-from edgefl.plan.schedule import trained_stages
+from edgefl.plan.stages import trained_stages
 from edgefl.records import Budget
 from edgefl.run_records import RunReport
 

@@ -30,7 +30,7 @@ import torch.nn.functional as F  # noqa: N812 - torch's own name for it
 import yaml
 from torch import Tensor, nn
 
-from edgefl.config.schema import EncoderConfig
+from edgefl.config.settings import EncoderConfig
 from edgefl.data.dataset import Dataset
 from edgefl.data.named import named
 from edgefl.errors import ModelError

@@ -28,7 +28,7 @@ from benchmarks.accuracy.har_prototypes import PLAIN
 from benchmarks.common.inprocess import run_fleet
 from edgefl.cli.export import export_run
 from edgefl.cli.predict import accuracy
-from edgefl.config.load import load_run
+from edgefl.config.profiles import load_run
 from edgefl.data.dataset import Dataset
 from edgefl.data.load import load_pair
 from edgefl.export.predict import apply

@@ -22,8 +22,8 @@ import numpy as np
 
 from benchmarks.common import sections
 from benchmarks.cost.resource_table import MIB
-from edgefl.aggregation.history_update import UpdateInfo
-from edgefl.aggregation.round import aggregate_round
+from edgefl.aggregation.aggregate import aggregate_round
+from edgefl.aggregation.history import UpdateInfo
 from edgefl.protocol.tensors import encode_part
 from edgefl.records import Manifest
 from edgefl.resources.procfs import status_bytes

@@ -24,8 +24,8 @@ from benchmarks.cost.resource_table import UNTESTED
 from benchmarks.cost.resources import random_inputs, small_step
 from edgefl.models.sizes import encoder_of_size
 from edgefl.models.spec import HeadSpec, ModelSpec
-from edgefl.plan.frozen_prefix import can_cache, with_cache
 from edgefl.plan.job import Hyper, Job, Slots
+from edgefl.plan.training_samples import can_cache, with_cache
 from edgefl.registry import method
 from edgefl.resources.allocator import give_back_at_once
 
@@ -98,7 +98,7 @@ def compare(pair: str, index: int, device: str) -> Compared:
     import torch
 
     from edgefl.models.staged import build
-    from edgefl.plan.frozen_prefix import built_parts
+    from edgefl.plan.training_samples import built_parts
     from edgefl.pricing.round_price import price_step
     from edgefl.resources.flops import FlopCounter
     from edgefl.resources.memory import MemoryProbe

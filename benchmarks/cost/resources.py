@@ -26,8 +26,8 @@ import msgspec
 from benchmarks.cost.resource_table import write_page
 from edgefl.models.sizes import encoder_of_size
 from edgefl.models.spec import HeadSpec, ModelSpec
-from edgefl.plan.exchange import packing_of
 from edgefl.plan.job import Cache, Hyper, Job, Precision, Slots, Stage, Transfer
+from edgefl.plan.stages import packing_of
 from edgefl.records import Figure
 from edgefl.registry import method
 from edgefl.resources.allocator import give_back_at_once
@@ -122,7 +122,7 @@ def train(setting: Setting, batch: int, device: str) -> Row:
     import torch
 
     from edgefl.models.staged import build
-    from edgefl.plan.frozen_prefix import built_parts
+    from edgefl.plan.training_samples import built_parts
     from edgefl.pricing.round_price import price_part, price_step
     from edgefl.resources.flops import FlopCounter
     from edgefl.resources.memory import MemoryProbe
@@ -260,7 +260,7 @@ def payload(setting: Setting, model: ModelSpec) -> float:
 
 
 def _prefixes(job: Job) -> Any:
-    from edgefl.plan.frozen_prefix import prefixes
+    from edgefl.plan.training_samples import prefixes
 
     return prefixes(job)
 

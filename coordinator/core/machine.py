@@ -60,7 +60,7 @@ from coordinator.core.timeouts import Timeouts
 from coordinator.core.transitions import ALL, REST, Rule, ignore, illegal, table
 from coordinator.core.update_header import overweights
 from edgefl.plan.job import RunPlan
-from edgefl.plan.schedule import is_closing
+from edgefl.plan.stages import is_closing
 from edgefl.protocol.messages import PROTOCOL_VERSION
 from edgefl.records import Refusal
 

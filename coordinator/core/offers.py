@@ -9,11 +9,10 @@ import msgspec
 from coordinator.core.instructions import SendOffer
 from coordinator.core.state import Phase, State
 from edgefl.aggregation.clusters import signed, wanted
-from edgefl.aggregation.publish import PACKED, packed_parts
-from edgefl.aggregation.scope import SERVER, view
+from edgefl.aggregation.server_state import PACKED, SERVER, packed_parts, view
 from edgefl.models.spec import PROTOTYPES
 from edgefl.plan.job import Job, RunPlan, Transfer
-from edgefl.plan.schedule import is_closing
+from edgefl.plan.stages import is_closing
 from edgefl.protocol.messages import Offer
 from edgefl.records import Attempt, Manifest
 from edgefl.registry import choose

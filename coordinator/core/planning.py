@@ -12,7 +12,7 @@ from coordinator.core.state import Device, Phase, State
 from coordinator.core.steps import Steps
 from edgefl.budget.fit import trained_depth
 from edgefl.plan.job import Arrival, Candidate, Placement
-from edgefl.plan.usable_samples import LABEL_THEM, UNLABELLED
+from edgefl.plan.training_samples import LABEL_THEM, UNLABELLED
 from edgefl.records import Refusal
 from edgefl.report.units import quantity
 

@@ -8,9 +8,9 @@ from typing import Any
 import msgspec
 
 from coordinator.core.state import Assignment, Claim, State
-from edgefl.aggregation.scope import is_shared
+from edgefl.aggregation.server_state import is_shared
 from edgefl.models.spec import PROTOTYPES, is_scheduled, modality_of
-from edgefl.plan.exchange import exchange_of, sent
+from edgefl.plan.stages import exchange_of, sent
 from edgefl.protocol.messages import Hello, Update
 from edgefl.records import Refusal
 from edgefl.registry import choose

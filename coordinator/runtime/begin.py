@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from coordinator.core.instructions import EmitEvent
 from coordinator.ledger.ledger import Ledger
 from coordinator.runtime.update_norms import ruined
+from edgefl.plan.compile import moving
 from edgefl.plan.job import RunPlan
-from edgefl.plan.norm import moving
 from edgefl.records import Attempt, Manifest
 from edgefl.report.units import public_url
 from edgefl.storage.objects import ObjectStore

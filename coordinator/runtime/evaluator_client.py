@@ -8,9 +8,9 @@ from typing import Protocol
 import msgspec
 
 from edgefl.aggregation.clusters import wanted
-from edgefl.aggregation.scope import shared
+from edgefl.aggregation.server_state import shared
 from edgefl.plan.job import Candidate, Placement, RunPlan
-from edgefl.plan.schedule import stage_before
+from edgefl.plan.stages import stage_before
 from edgefl.process.worker import understood
 from edgefl.records import EvaluationRow, Manifest
 from edgefl.registry import choose

@@ -17,11 +17,11 @@ from coordinator.core.events import (
 from coordinator.core.instructions import Aggregate, CollectGarbage, Evaluate, Plan
 from coordinator.core.offers import transfer_of
 from coordinator.runtime.evaluator_client import EvaluatorClient
-from edgefl.aggregation.history_update import UpdateInfo
-from edgefl.aggregation.history_update import load as load_memory
-from edgefl.aggregation.round import RoundTerms, aggregate_round
-from edgefl.aggregation.scope import shared
-from edgefl.aggregation.stale_updates import factor
+from edgefl.aggregation.aggregate import RoundTerms, aggregate_round
+from edgefl.aggregation.history import UpdateInfo
+from edgefl.aggregation.history import load as load_memory
+from edgefl.aggregation.mean import factor
+from edgefl.aggregation.server_state import shared
 from edgefl.errors import StoreError
 from edgefl.plan.job import RunPlan
 from edgefl.protocol.messages import Update

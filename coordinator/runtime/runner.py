@@ -37,10 +37,10 @@ from coordinator.runtime.liveness import Liveness
 from coordinator.runtime.model_tasks import ModelTasks, payload_sizes
 from coordinator.runtime.publisher import Publisher
 from coordinator.runtime.record import Move, Record
-from edgefl.aggregation.history_update import load as load_memory
+from edgefl.aggregation.history import load as load_memory
 from edgefl.errors import BudgetError, DataError, EdgeFLError, ProtocolError, RunError
+from edgefl.plan.compile import warnings_of
 from edgefl.plan.job import RunPlan
-from edgefl.plan.plan_warnings import warnings_of
 from edgefl.process.worker import WorkerProcess
 from edgefl.protocol import topics
 from edgefl.protocol.messages import Need, Renew

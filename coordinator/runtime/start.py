@@ -14,15 +14,14 @@ import msgspec
 
 from coordinator.ledger.ledger import Ledger
 from coordinator.runtime.runner import run as run_plan
-from edgefl.config.load import load_run
-from edgefl.config.schema import RunConfig
+from edgefl.config.profiles import load_run
+from edgefl.config.settings import RunConfig
 from edgefl.data.dataset import Dataset
 from edgefl.data.load import load, load_pair
 from edgefl.data.prepare import TEST_SHARE, groups_kept, hold_out
 from edgefl.errors import ConfigError, IdentityError, Problem, StoreError
-from edgefl.plan.compile import closed, compile_run, read_as
+from edgefl.plan.compile import closed, compile_run, read_as, untaken, with_statistics
 from edgefl.plan.job import RunPlan
-from edgefl.plan.norm import untaken, with_statistics
 from edgefl.protocol.topics import check_name
 from edgefl.resources.allocator import keep_for_parts
 from edgefl.run_records import EventRow, RunReport

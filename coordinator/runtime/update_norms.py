@@ -9,7 +9,7 @@ import numpy as np
 
 from coordinator.core.state import Change, Changes
 from edgefl.aggregation.mean import BLOCK, BUFFERS, MisfitError, Tensor, Tensors, check_finite
-from edgefl.aggregation.scope import shared
+from edgefl.aggregation.server_state import shared
 from edgefl.models.spec import PROTOTYPES
 from edgefl.protocol.tensors import decode_part
 from edgefl.prototypes.table import from_tensors

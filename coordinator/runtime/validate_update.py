@@ -13,8 +13,8 @@ from edgefl.aggregation.mean import MisfitError, check, check_finite, stored_lay
 from edgefl.errors import ProtocolError
 from edgefl.methods.cluster.signature import check_signature
 from edgefl.models.spec import PROTOTYPES, SIGNATURE
-from edgefl.plan.exchange import packing_of
 from edgefl.plan.job import Transfer
+from edgefl.plan.stages import packing_of
 from edgefl.protocol.compression import decompress, is_packed
 from edgefl.protocol.tensors import decode_part, encode_part
 from edgefl.prototypes.table import ClassMeans, from_tensors

@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from device_agent.core.state import RetainedParts, State
-from edgefl.plan.exchange import RESIDUAL
+from edgefl.plan.stages import RESIDUAL
 from edgefl.records import Attempt, Manifest
 
 

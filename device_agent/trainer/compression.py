@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 from edgefl.errors import ProtocolError, StoreError
 from edgefl.models.spec import is_scheduled
-from edgefl.plan.exchange import RESIDUAL, packing_of
-from edgefl.plan.exchange import kept as kept_parts
 from edgefl.plan.job import Job
+from edgefl.plan.stages import RESIDUAL, packing_of
+from edgefl.plan.stages import kept as kept_parts
 from edgefl.protocol.compression import Array, Tensors, add_residual, compress, decompress, pays
 from edgefl.protocol.messages import Offer
 from edgefl.protocol.tensors import decode_part, encode_part

@@ -24,8 +24,8 @@ from device_agent.runtime.trainer_process import TrainRequest
 from device_agent.trainer.memory_meter import give_back, gpu_ceiling, memory_refusal, out_of_memory
 from edgefl.errors import DataError, EdgeFLError, MissingDependencyError, PrecisionError, StoreError
 from edgefl.models.spec import EncoderSpec, HeadSpec, ModelSpec, is_scheduled, part_names
-from edgefl.plan.exchange import RESIDUAL
 from edgefl.plan.job import Hyper, Job, Slots, Stage
+from edgefl.plan.stages import RESIDUAL
 from edgefl.process.parent_death import die_with_parent
 from edgefl.process.worker import Note, serve
 from edgefl.records import METHOD, Budget, Figure, Figures, Manifest, Refusal

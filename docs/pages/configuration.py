@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from edgefl.config.load import profiles_folder, shipped
-from edgefl.config.recipe import RecipeConfig
-from edgefl.config.schema import DeviceProfile, RunConfig
+from edgefl.config.profiles import profiles_folder, shipped
+from edgefl.config.settings import DeviceProfile, RunConfig
+from edgefl.config.slots import RecipeConfig
 from edgefl.config.yaml_files import MAX_FILE_BYTES
 from edgefl.encoder_kinds import OWN
 from edgefl.registry import ROLES, methods

@@ -1,4 +1,4 @@
-"""The slot cluster: which devices belong together, by what each of them sent once (its signature)."""
+"""The slot cluster: which devices belong together, by the signature that each of them sent once."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from edgefl.aggregation.history import Memory
-from edgefl.aggregation.history_update import UpdateInfo
-from edgefl.aggregation.scope import SERVER
+from edgefl.aggregation.history import Memory, UpdateInfo
+from edgefl.aggregation.server_state import SERVER
 from edgefl.errors import ProtocolError
 from edgefl.methods.cluster.signature import check_signature
 from edgefl.models.spec import SIGNATURE
@@ -24,7 +23,7 @@ LIMIT_BYTES = 4 * 2**20
 
 
 def wanted(recipe: Recipe) -> str:
-    """What the devices are to send once for the recipe's clusters: sketch, bases, or nothing."""
+    """Kind of signature that devices send once for the recipe's clusters: sketch, bases, or nothing."""
     return str(choose("cluster", recipe).method.signature)
 
 

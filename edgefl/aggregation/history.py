@@ -1,20 +1,58 @@
-"""What the server remembers of the devices between rounds: metrics, their changes, and who decided a round.
+"""Server history of the devices between rounds: metrics, their changes, and which were core devices.
 
-MMiC, arXiv 2505.06911, equations 14 to 17:  alpha_i,t = a_i,t - a_i,t-1;  phi_i += 1 when i is core in round t.
-a is a device's metric after local training, higher is better. Coalitions are clusters': alpha*_m of cluster m is the
-weighted mean, over its devices of the round, of the change of the metric that each measured on the model it was sent.
-Like alpha_i it reaches back to the last time that a device reported, so that both are of the same devices and spans.
+MMiC, arXiv 2505.06911, equations 14 to 17:  alpha_i,t = a_i,t - a_i,t-1;  A_S = sum_i w_i alpha_i / sum_i w_i over i in
+S;  i is core when A_S >= alpha* and A_{S without i} < alpha*;  phi_i += 1 when i is core in round t. a is a device's
+metric after local training, higher is better. Coalitions are clusters': alpha*_m of cluster m is the weighted mean,
+over its devices of the round, of the change of the metric that each measured on the model it was sent. Like alpha_i it
+reaches back to the last time that a device reported, so that both are of the same devices and spans.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import msgspec
 
-from edgefl.aggregation.coalition import coalition_return, core_members
+from edgefl.aggregation.server_state import SERVER, of_device
 from edgefl.errors import ModelError
+from edgefl.models.spec import is_matcher, modality_of
+from edgefl.records import Manifest
+from edgefl.registry import Choice
+from edgefl.storage.objects import ObjectStore
+
+#: Metrics lie around 1, so a round's weighted mean is exact to 1e-15: within this, two returns are the same.
+_SAME = 1e-12
+
+
+def coalition_return(weights: Mapping[str, float], returns: Mapping[str, float]) -> float:
+    """A_S of the devices in ``returns``, their weights renormalised. Raises ModelError when they weigh nothing."""
+    members = sorted(returns)  # so that not even the last bit depends on who reported first
+    total = sum(weights[device] for device in members)
+    if not total > 0:
+        raise ModelError(
+            f"the devices {', '.join(members) or '(none)'} weigh nothing together",
+            remedy="Leave devices without samples out of a coalition.",
+        )
+    return sum(weights[device] * returns[device] for device in members) / total
+
+
+def core_members(weights: Mapping[str, float], returns: Mapping[str, float], gain: float) -> set[str]:
+    """The devices without which the coalition's return falls below ``gain`` (alpha*), when it reaches it.
+
+    A device alone is core when its return reaches the gain. Devices without weight are never core.
+    """
+    members = {device: value for device, value in returns.items() if weights[device] > 0}
+    if not members or coalition_return(weights, members) < gain - _SAME:
+        return set()
+    core = set()
+    for device in members:
+        others = {name: value for name, value in members.items() if name != device}
+        if not others or coalition_return(weights, others) < gain - _SAME:
+            core.add(device)
+    return core
+
 
 #: The cluster of a device that belongs to none, or to none yet.
 NO_CLUSTER = -1
@@ -23,7 +61,7 @@ RETURNS_KEPT = 200
 
 
 class Track(msgspec.Struct, frozen=True):
-    """What is known of one device. ``returns``: round (from 1) -> change of its metric since it last reported."""
+    """History of one device. ``returns``: round (from 1) -> change of its metric since it last reported."""
 
     metric: float | None = None  # after local training; None: it never reported one
     received: float | None = None  # of the model it was sent; None: it never reported one
@@ -121,3 +159,90 @@ def _check(metrics: Mapping[str, float], received: Mapping[str, float], weights:
                     f"the {what} of device '{device}' is {value}",
                     remedy="Leave out a metric that could not be measured; a weight is 0 or more.",
                 )
+
+
+#: Where the state keeps the memory.
+KEY = f"{SERVER}memory"
+#: Metrics of an update: of the model as received and as trained, on the device's own held-out samples.
+RECEIVED, TRAINED = "received_score", "trained_score"
+
+
+class UpdateInfo(msgspec.Struct, frozen=True):
+    """One device's finished update, all of whose objects are in the store. ``samples``: part -> samples trained on.
+
+    ``complete``, ``poverty``, ``poverty_change``: as in an update; ``poverty`` counts ``weight_tensors``;
+    ``staleness``: how many rounds ago the state was the newest that it was made from, the parts of which are ``base``.
+    """
+
+    device: str = ""
+    manifest: Manifest = {}
+    samples: dict[str, int] = {}
+    metrics: dict[str, float] = {}
+    complete: bool = True
+    poverty: int = -1
+    poverty_change: float = 0.0
+    staleness: int = 0
+    base: Manifest = {}
+    factor: float = 1.0  # what its change is damped by
+
+    @property
+    def name(self) -> str:
+        """Unique name in a round; a stale update carries its staleness: "cam-07~2"."""
+        return f"{self.device}~{self.staleness}" if self.staleness else self.device
+
+    @property
+    def modalities(self) -> int:
+        """How many modalities it trained parts of."""
+        return len({owner for part, count in self.samples.items() if count > 0 and (owner := modality_of(part))})
+
+
+def load(store: ObjectStore, state: Manifest) -> Memory:
+    """The memory in a state; a new one when there is none."""
+    return msgspec.json.decode(store.read(state[KEY].id), type=Memory) if KEY in state else Memory()
+
+
+def note(memory: Memory, updates: Sequence[UpdateInfo], clusters: Mapping[str, int]) -> Memory:
+    """The memory after a round; of a device that brought two updates, by the newer one."""
+    updates = list({u.device: u for u in sorted(updates, key=lambda one: -one.staleness)}.values())
+    metrics = {u.device: u.metrics[TRAINED] for u in updates if TRAINED in u.metrics}
+    received = {u.device: u.metrics[RECEIVED] for u in updates if RECEIVED in u.metrics}
+    weights = {u.device: float(max(u.samples.values(), default=0)) for u in updates}
+    return note_round(memory, metrics, received, weights, clusters)
+
+
+def networks(record: Mapping[str, Any]) -> dict[str, dict[str, float]]:
+    """The small networks this round has made: "match/<m>" -> {key of the state: weight}."""
+    found: dict[str, dict[str, float]] = {}
+    for key, told in record["parts"].items():
+        if not is_matcher(key):
+            continue
+        weights = {of_device(device) + key: share for device, share in told["devices"].items()}
+        alone = {name: share for name, share in weights.items() if name in record["parts"]}
+        found[key] = alone or {key: 1.0}
+    return found
+
+
+def server_step(
+    slot: Choice,
+    memory: Memory,
+    updates: Sequence[UpdateInfo],
+    clusters: Mapping[str, int],
+    record: dict[str, Any],
+) -> Callable[..., Any]:
+    """The optimiser's step (state, previous, combined) -> (next, state), with this round's own options."""
+    if slot.method.adjust is not None:
+        weights = {u.device: float(max(u.samples.values(), default=0)) for u in updates}
+        total = sum(weights.values()) or 1.0
+        participants = {u.device: NO_CLUSTER for u in updates} | grouped(updates, clusters)
+        shares = {device: weight / total for device, weight in weights.items()}
+        changed, told = slot.method.adjust(memory, participants, shares, **slot.options)
+        record |= told
+        slot = slot._replace(options={**slot.options, **changed})
+    return slot.bind(slot.method.step)
+
+
+def grouped(updates: Sequence[UpdateInfo], clusters: Mapping[str, int]) -> dict[str, int]:
+    """device -> cluster, without those that belong to none; where the recipe makes no clusters, all are one."""
+    if not clusters:
+        return {u.device: 0 for u in updates}
+    return {u.device: clusters[u.device] for u in updates if u.device in clusters}

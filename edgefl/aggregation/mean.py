@@ -2,12 +2,17 @@
 
 FedAvg (McMahan et al. 2017, arXiv 1602.05629). Floating tensors are accumulated in f32; integer and boolean buffers are
 copied from the first device (D-L2). The same devices in the same order give the same bits.
+
+Updates made from an earlier state join it as FedBuff's (Nguyen et al., AISTATS 2022, arXiv 2106.06639):
+x_next = x + sum_k p_k s_k (y_k - x_b(k)),  s_k = (1 + tau_k)^-alpha, where x_b is the state that device k started from
+and tau_k the number of rounds closed since. p_k is the recipe's weight (the paper: 1/K), and sums to 1; s_k damps the
+change and is not made up for by the others: the update counts as y'_k = x + s_k (y_k - x_b), for tau 0 y_k itself.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,6 +20,7 @@ import numpy.typing as npt
 
 from edgefl.errors import ModelError
 from edgefl.protocol.tensors import read_layout
+from edgefl.prototypes.table import COUNT
 from edgefl.records import ObjectRef
 from edgefl.storage.disk import store_errors
 from edgefl.storage.objects import ObjectStore
@@ -148,3 +154,44 @@ def _calculable(tensor: Tensor) -> bool:
 
 def _floating(tensor: Tensor) -> bool:
     return tensor.dtype.kind == "f"
+
+
+Load = Callable[[], Tensors]
+
+
+def factor(staleness: int, alpha: float) -> float:
+    """s, for an update made from the state ``staleness`` rounds ago."""
+    return float((1 + staleness) ** -alpha)
+
+
+def moved(load: Load, base: Load, now: Load, weight: float, layout: Layout) -> Load:
+    """Gives a device's part as if it had been trained from the present state, its change damped by ``weight``.
+
+    ``load``: as trained, ``base``: as the device received it, ``now``: the present state. Buffers, which are averages
+    already, go towards the device's own; integers are the device's. What does not fit raises MisfitError.
+    """
+
+    def moving() -> Tensors:
+        trained = load()
+        check(trained, layout)
+        start, present = base(), now()
+        return {name: _moved(name, value, start[name], present[name], weight) for name, value in trained.items()}
+
+    return moving
+
+
+def _moved(name: str, trained: Tensor, start: Tensor, present: Tensor, weight: float) -> Tensor:
+    if not np.issubdtype(trained.dtype, np.floating):
+        return trained
+    origin = present if name.endswith(BUFFERS) else start  # a variance must not become negative
+    change = np.subtract(trained, origin, dtype=np.float32)
+    change *= np.float32(weight)
+    change += present
+    return change
+
+
+def faded(load: Load, weight: float) -> Load:
+    """Gives a device's prototype tables with counts that weigh ``weight`` of what they did."""
+    return lambda: {
+        name: value * np.float32(weight) if name.endswith(COUNT) else value for name, value in load().items()
+    }

@@ -3,7 +3,7 @@
 Where devices of a round train different depths (schedule mixed, budgets), the mean over those that trained a part would
 let a single one replace everybody's, below what the others trained upon the old one. With combine: {mean: {absent:
 keep}} the others keep it: theta' = sum over trained w_k theta_k + sum over absent w_k theta, w over both sums to 1.
-An audience is the prefix of a state's part (``edgefl.aggregation.scope``): everyone, a cluster, a device.
+An audience is the prefix of a state's part (``edgefl.aggregation.server_state``): everyone, a cluster, a device.
 """
 
 from __future__ import annotations
@@ -15,12 +15,41 @@ from functools import partial
 import numpy as np
 
 from edgefl.aggregation.mean import MisfitError
-from edgefl.aggregation.scope import EVERYONE, of_cluster, of_device
-from edgefl.aggregation.shares import capped, proportional
+from edgefl.aggregation.server_state import EVERYONE, of_cluster, of_device
 from edgefl.errors import ProtocolError
 from edgefl.models.spec import is_matcher, modality_of
-from edgefl.plan.schedule import encoder_stage
+from edgefl.plan.stages import encoder_stage
 from edgefl.registry import Choice
+
+
+def proportional(amounts: Mapping[str, float]) -> dict[str, float]:
+    """Weights, sum 1, of the devices whose amount is above 0, in order of name; empty when there is none."""
+    present = {device: amount for device, amount in sorted(amounts.items()) if amount > 0}
+    total = sum(present.values())
+    return {device: amount / total for device, amount in present.items()}
+
+
+def capped(shares: Mapping[str, float], most: float) -> dict[str, float]:
+    """Weights (sum 1) of which none exceeds ``most``: what is above it goes to the others, in proportion to theirs.
+
+    Where ``most`` is less than one over their number, all weigh the same.
+    """
+    if most >= 1 or not shares:
+        return dict(shares)
+    high: set[str] = set()
+    while over := {d for d, w in _rest(shares, high, most).items() if w > most * (1 + 1e-12)} - high:
+        high |= over
+    if len(high) == len(shares):
+        return dict.fromkeys(shares, 1 / len(shares))
+    return _rest(shares, high, most)
+
+
+def _rest(shares: Mapping[str, float], high: set[str], most: float) -> dict[str, float]:
+    """The devices in ``high`` weigh ``most``; the others share what is left."""
+    left = sum(weight for device, weight in shares.items() if device not in high)
+    scale = (1 - most * len(high)) / left if left else 0.0
+    return {device: most if device in high else weight * scale for device, weight in shares.items()}
+
 
 Load = Callable[[str], Mapping[str, np.ndarray]]
 #: audience -> device -> weight, sum 1.

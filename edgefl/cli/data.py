@@ -30,7 +30,7 @@ def command(
     from tempfile import TemporaryDirectory
 
     from edgefl.cli.data_shares import shares_of
-    from edgefl.config.load import load_run
+    from edgefl.config.profiles import load_run
 
     config, _ = load_run(run, set_ or [])
     names = device or [entry.name for entry in config.fleet]

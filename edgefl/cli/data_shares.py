@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from edgefl.config.schema import RunConfig
+from edgefl.config.settings import RunConfig
 from edgefl.data.load import Source, load
 from edgefl.data.prepare import Prepared, Share, prepare_shares
 from edgefl.errors import ConfigError, Problem

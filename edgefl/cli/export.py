@@ -11,14 +11,13 @@ from typing import TYPE_CHECKING, Annotated, Literal, get_args
 import msgspec
 import typer
 
-from edgefl.budget.traffic import object_bytes
+from edgefl.budget.stage_cost import object_bytes
 from edgefl.cli.find_run import RUNS, RunArgument, RunsOption, find_run, read_run
 from edgefl.cli.options import Format, print_json
 from edgefl.errors import DataError, ExportError, RunError
 from edgefl.export.manifest import ZERO, Mask, MaskName
 from edgefl.models.spec import PROTOTYPES
 from edgefl.plan.job import RunPlan, Stage
-from edgefl.plan.norm import with_statistics
 from edgefl.records import Manifest
 from edgefl.registry import chosen, method
 from edgefl.run_records import BundleRow, RunReport
@@ -119,7 +118,7 @@ def export_run(
 
     Raises RunError (nothing finished yet), ExportError (nothing is published then), StoreError.
     """
-    from edgefl.aggregation.history_update import load as load_memory
+    from edgefl.aggregation.history import load as load_memory
     from edgefl.export.bundle import export_bundles
     from edgefl.protocol.tensors import decode_part
     from edgefl.storage.objects import ObjectStore
@@ -157,6 +156,7 @@ def export_run(
 def final_state(directory: Path) -> FinalState:
     """The state of the run in ``directory`` after its last finished round. Raises RunError when there is none yet."""
     from coordinator.ledger.ledger import Ledger
+    from edgefl.plan.compile import with_statistics
 
     report = read_run(directory)
     with Ledger(ledger_of(directory), create=False) as ledger:

@@ -17,8 +17,8 @@ import msgspec
 from device_agent.runtime.connect import Options
 from edgefl.cli.data_shares import shares_of
 from edgefl.cli.find_run import RUNS, find_run
-from edgefl.config.load import budget_overrides, load_device, load_run
-from edgefl.config.schema import FleetDevice, RunConfig
+from edgefl.config.profiles import budget_overrides, load_device, load_run
+from edgefl.config.settings import FleetDevice, RunConfig
 from edgefl.config.yaml_files import yaml_text
 from edgefl.data.prepare import TEST
 from edgefl.errors import ConfigError, EdgeFLError, Problem, RunError

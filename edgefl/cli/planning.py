@@ -9,9 +9,9 @@ import msgspec
 
 from edgefl.budget.prices import RunPrice
 from edgefl.cli.data_shares import data_of
-from edgefl.config.load import fleet_profile, load_run
-from edgefl.config.recipe import RecipeConfig
-from edgefl.config.schema import DeviceProfile, RunConfig
+from edgefl.config.profiles import fleet_profile, load_run
+from edgefl.config.settings import DeviceProfile, RunConfig
+from edgefl.config.slots import RecipeConfig
 from edgefl.config.yaml_files import parse_bytes
 from edgefl.data.prepare import Share
 from edgefl.errors import ConfigError, Problem

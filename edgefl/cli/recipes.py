@@ -18,7 +18,7 @@ def command(
 
     Example: edgefl recipes show pmcmfl
     """
-    from edgefl.config.load import load_recipe, shipped
+    from edgefl.config.profiles import load_recipe, shipped
     from edgefl.report import inventory
 
     if action == "show" and not name:

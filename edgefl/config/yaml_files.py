@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import datetime as dt
+import difflib
 import itertools
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import pydantic
 import yaml
+from pydantic import Field
 
-from edgefl.config.slots import valid_names
 from edgefl.errors import ConfigError, Problem
+from edgefl.records import MODALITY_RULE, is_modality
 from edgefl.storage.disk import read_at_most
 
 #: A run file of the largest fleet we know of is under 200 KB; a limit keeps a wrong path from filling the memory.
@@ -56,6 +59,31 @@ def parse_bytes(value: Any) -> Any:
     if match is None or match[2].lower() not in _UNITS:
         raise ValueError(f"{value!r} is not an amount of bytes; write 1048576, 600 MiB or 1.5 GiB")
     return int(float(match[1]) * _UNITS[match[2].lower()])
+
+
+def named(value: str) -> str:
+    if re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", value) is None:
+        rule = "letters, digits, '.', '_' and '-', beginning with a letter or digit, at most 64"
+        raise ValueError(f"{value!r} can not be a name; use {rule}")
+    return value
+
+
+def modality_name(value: str) -> str:
+    if not is_modality(value):
+        raise ValueError(f"{value!r} can not be a modality's name; use {MODALITY_RULE}")
+    return value
+
+
+def as_text(value: Any) -> Any:
+    return value.isoformat() if isinstance(value, dt.date) else value  # YAML reads 2026-11-30 as a date
+
+
+Bytes = Annotated[int, pydantic.BeforeValidator(parse_bytes), Field(ge=0)]
+Share = Annotated[float, Field(ge=0, le=1)]
+Positive = Annotated[int, Field(ge=1)]
+Rate = Annotated[float, Field(ge=0)]
+Name = Annotated[str, pydantic.AfterValidator(named)]
+Modality = Annotated[str, pydantic.AfterValidator(modality_name)]
 
 
 class _Loader(yaml.SafeLoader):
@@ -211,6 +239,15 @@ def _with(values: Any, keys: list[str], value: Any, path: str) -> Any:
         return [_with(old, rest, value, path) if i == int(key) else old for i, old in enumerate(values)]
     old = values if isinstance(values, dict) else {}
     return {**old, key: _with(old.get(key), rest, value, path)}
+
+
+def valid_names(wrong: str, names: list[str]) -> str:
+    """A hint for an error: the closest name, then all of them."""
+    if not names:
+        return "it takes no options"
+    close = difflib.get_close_matches(wrong, names, n=1)
+    hint = f"did you mean {close[0]!r}? " if close else ""
+    return f"{hint}valid: {', '.join(names)}"
 
 
 def validate(model: type[Model], values: dict[str, Any], file: str, lines: Lines | None = None) -> Model:

@@ -47,7 +47,7 @@ from edgefl.export.publish import check_target, publish
 from edgefl.export.session import open_session
 from edgefl.models.spec import PROTOTYPES, ModelSpec
 from edgefl.plan.job import Stage
-from edgefl.plan.schedule import restrict
+from edgefl.plan.stages import restrict
 from edgefl.prototypes.matcher import DEFAULT_MATCHER, Matcher
 from edgefl.prototypes.table import ClassMeans
 from edgefl.records import Manifest as State

@@ -19,7 +19,7 @@ from msgspec import Meta
 from edgefl.errors import ModelError
 from edgefl.models.spec import ModelSpec, is_encoder, match_parts, part_names, reconstruct_parts, shared_parts
 from edgefl.plan.job import Stage
-from edgefl.plan.schedule import encoder_stage
+from edgefl.plan.stages import encoder_stage
 from edgefl.registry import Options, Schedule, register
 
 Embed = Literal["auto", "first_stage", "frozen"]

@@ -1,26 +1,106 @@
-"""A run file and the data's signature to a fully resolved run: model, stages, hyper-parameters, policies."""
+"""A run file and the data's signature to a fully resolved run: model, stages, hyper-parameters, policies, warnings.
+
+The heads' normalisation follows from the recipe. Batch norm evaluates with running means and variances. Averaged like
+the weights, over the same models, they describe the averaged model well enough (FedAvg). Where the server moves the
+weights elsewhere they do not (Reddi et al. 2021, arXiv 2003.00295, use group norm for that reason).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
 
-from edgefl.config.recipe import RecipeConfig
-from edgefl.config.schema import EncoderConfig, RatesConfig, RunConfig, TrainingConfig
-from edgefl.config.slots import valid_names
+from edgefl.config.settings import EncoderConfig, RatesConfig, RunConfig, TrainingConfig
+from edgefl.config.slots import RecipeConfig
+from edgefl.config.yaml_files import valid_names
 from edgefl.encoder_kinds import encoder_kind
 from edgefl.errors import ConfigError, Problem
 from edgefl.models.check import spec_problems
 from edgefl.models.sizes import encoder_of_size
-from edgefl.models.spec import EncoderSpec, HeadSpec, JointSpec, ModelSpec, fused_width
-from edgefl.plan.exchange import default_holdout, exchange_of
+from edgefl.models.spec import (
+    EncoderSpec,
+    HeadSpec,
+    JointSpec,
+    ModelSpec,
+    Norm,
+    fused_width,
+    is_encoder,
+    modality_of,
+    shares_projection,
+)
 from edgefl.plan.job import Hyper, LowMemoryOptimizer, RoundPolicy, RunPlan, Slot, Slots, Stage, Transfer
-from edgefl.plan.norm import default_norm, with_statistics
-from edgefl.plan.schedule import is_closing, with_closing
-from edgefl.plan.usable_samples import LABEL_THEM
+from edgefl.plan.stages import default_holdout, exchange_of, is_closing, with_closing
+from edgefl.plan.training_samples import LABEL_THEM, LEAST
 from edgefl.registry import choose, chosen, method
+
+
+def moving_slot(server: Mapping[str, Mapping[str, Any]]) -> str:
+    """The slot (role: choice) by which new weights are not the mean of the devices' models; "": none."""
+    for role in ("weight", "optimise", "repair"):
+        one = choose(role, server)
+        if one.method.moves:
+            return f"{role}: {one.name}"
+    return ""
+
+
+def default_norm(server: Mapping[str, Mapping[str, Any]]) -> Norm:
+    """Default normalisation of a recipe's heads: AproMFL's mappings have none; layer norm needs no statistics."""
+    slot = moving_slot(server)
+    if slot.startswith("weight: "):
+        return "none"
+    return "layer" if slot else "batch"
+
+
+def moving(plan: RunPlan) -> str:
+    """The setting by which new weights are not the mean of the models whose statistics they are given; "": none."""
+    if slot := moving_slot(plan.server):
+        return slot
+    if plan.policy.keeps:
+        return "rounds: async" if plan.policy.mode == "async" else "round.late: keep"
+    return ""
+
+
+def with_statistics(plan: RunPlan) -> RunPlan:
+    """The plan with ``slots.statistics`` as it has to be; plans of earlier versions do not have it."""
+    wanted = _averages_statistics(plan.model) and bool(moving(plan))
+    return msgspec.structs.replace(plan, slots=msgspec.structs.replace(plan.slots, statistics=wanted))
+
+
+def _averages_statistics(model: ModelSpec) -> bool:
+    """Whether the model holds batch norm: only the heads do, unless one projection without any is all there is."""
+    return model.head.kind != "none" and model.head.norm == "batch" and not shares_projection(model)
+
+
+def untaken(plan: RunPlan, samples: Mapping[str, int]) -> Problem | None:
+    """Why the coordinator cannot take batch statistics on a test set of ``samples``: modality -> how many have it."""
+    lacking = [m for m in plan.model.encoders if samples.get(m, 0) < LEAST] if plan.slots.statistics else []
+    if not lacking:
+        return None
+    has = f"{samples.get(lacking[0], 0)} samples of {lacking[0]!r}, {LEAST} are needed"
+    why = f"{moving(plan)} moves the weights away from their statistics, which are then taken on data.test"
+    text = f"is batch, and {why}; it has {has}: add them, or set layer"
+    return Problem("model.head.norm", text)
+
+
+def warnings_of(plan: RunPlan) -> tuple[str, ...]:
+    """A sentence each, with the way out."""
+    names = random_and_frozen(plan.model, plan.stages)
+    if not names:
+        return ()
+    fields = ", ".join(f"model.encoders.{m}.pretrained" for m in names)
+    why = f"recipe {plan.recipe} never trains encoders, and these start from random weights: {', '.join(names)}"
+    return (f"{why}; name a checkpoint in {fields}, or set slots.schedule to one that trains them, such as end_to_end",)
+
+
+def random_and_frozen(model: ModelSpec, stages: Sequence[Stage]) -> list[str]:
+    """The modalities whose encoder has no checkpoint to start from and is trained in no stage that has rounds."""
+    trained = {modality_of(part) for stage in stages if stage.rounds for part in stage.trained if is_encoder(part)}
+    if None in trained:  # the attention that all encoders share
+        return []
+    return [m for m, encoder in model.encoders.items() if not encoder.pretrained and m not in trained]
+
 
 #: Token width of FedMVP's joint module, whose encoders are 768 wide (ViT-B, BERT).
 JOINT_WIDTH = 256

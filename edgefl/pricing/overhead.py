@@ -19,11 +19,9 @@ from edgefl.data.dataset import Dataset, Encoded
 from edgefl.methods.prototypes.matcher_networks import MatcherSettings, classifier_loss, prior_losses
 from edgefl.models.spec import PROTOTYPES
 from edgefl.models.staged import StagedModel, build
-from edgefl.plan.frozen_prefix import built_parts, prefixes
 from edgefl.plan.job import Job
-from edgefl.plan.norm import LEAST, MOST
-from edgefl.plan.schedule import is_closing
-from edgefl.plan.usable_samples import needs_labels
+from edgefl.plan.stages import is_closing
+from edgefl.plan.training_samples import LEAST, MOST, built_parts, needs_labels, prefixes
 from edgefl.prototypes.table import ClassMeans, to_tensors
 from edgefl.registry import chosen
 from edgefl.resources.flops import FlopCounter

@@ -18,7 +18,7 @@ from edgefl.models.parts import part_size_bytes
 from edgefl.models.spec import EncoderSpec, ModelSpec
 from edgefl.models.staged import build
 from edgefl.plan.job import Job, Stage
-from edgefl.plan.schedule import encoder_stage
+from edgefl.plan.stages import encoder_stage
 from edgefl.resources.flops import FlopCounter
 from edgefl.training.batches import meta_input
 

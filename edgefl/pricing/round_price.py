@@ -16,10 +16,19 @@ from edgefl.budget.stage_cost import MEMORY, Priced
 from edgefl.models.encoders.base import TokenState
 from edgefl.models.sizes import token_count
 from edgefl.models.staged import StagedModel, build
-from edgefl.plan.frozen_prefix import built_parts, prefixes, together_in, with_cache
 from edgefl.plan.job import Job
-from edgefl.plan.schedule import is_closing
-from edgefl.plan.usable_samples import after_completion, clusters_apart, complete_only, held_out, usable_samples
+from edgefl.plan.stages import is_closing
+from edgefl.plan.training_samples import (
+    after_completion,
+    built_parts,
+    clusters_apart,
+    complete_only,
+    held_out,
+    prefixes,
+    together_in,
+    usable_samples,
+    with_cache,
+)
 from edgefl.pricing.overhead import Overhead, Share, patterns_of, zero_prototypes
 from edgefl.registry import chosen
 from edgefl.resources.flops import FlopCounter

@@ -11,15 +11,15 @@ import msgspec
 from edgefl.aggregation.clusters import wanted
 from edgefl.budget.fit import place
 from edgefl.budget.prices import Account, DevicePlan, RunPrice, StagePrice
-from edgefl.budget.traffic import StageTraffic, moved, object_bytes
+from edgefl.budget.stage_cost import StageTraffic, moved, object_bytes
 from edgefl.errors import ModelError
 from edgefl.models.parts import part_layout
 from edgefl.models.spec import ModelSpec
 from edgefl.models.staged import build
-from edgefl.plan.frozen_prefix import can_cache, with_cache
+from edgefl.plan.compile import warnings_of
 from edgefl.plan.job import Candidate, Hyper, Job, RunPlan, Stage
-from edgefl.plan.plan_warnings import warnings_of
-from edgefl.plan.schedule import stage_before, with_closing
+from edgefl.plan.stages import stage_before, with_closing
+from edgefl.plan.training_samples import can_cache, with_cache
 from edgefl.pricing.paper_accounting import totals
 from edgefl.pricing.round_price import Pricer
 from edgefl.records import has_card

@@ -20,8 +20,8 @@ import numpy as np
 import numpy.typing as npt
 
 from edgefl.errors import ProtocolError
-from edgefl.plan.exchange import packed_bytes
 from edgefl.plan.job import Transfer
+from edgefl.plan.stages import packed_bytes
 from edgefl.protocol.tensors import DEFAULT_LIMIT_BYTES, decode_part, encode_part, encoding_of
 from edgefl.records import PACKINGS
 

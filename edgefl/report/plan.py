@@ -8,7 +8,7 @@ from typing import NamedTuple
 from edgefl.budget.prices import Account, DevicePlan, RunPrice, StagePrice
 from edgefl.budget.stage_cost import MEMORY
 from edgefl.plan.job import Hyper, Placement
-from edgefl.plan.schedule import is_closing, trained_stages
+from edgefl.plan.stages import is_closing, trained_stages
 from edgefl.registry import default, method
 from edgefl.report import units
 from edgefl.report.grid import Cell, Column, Grid, Row, measure, table

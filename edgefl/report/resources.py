@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from edgefl.budget.eligibility import gpu_limit
+from edgefl.budget.fit import gpu_limit
 from edgefl.records import FIGURES, Figure, has_card, kind_of_machine
 from edgefl.report import totals, units
 from edgefl.report.grid import Cell, Column, Grid, Row, limit_column, measurement_cell, ratio_cell, table

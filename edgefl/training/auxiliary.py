@@ -19,7 +19,7 @@ from edgefl.models.parts import load_module, module_tensors
 from edgefl.models.spec import PROTOTYPES
 from edgefl.models.staged import StagedModel
 from edgefl.plan.job import Job
-from edgefl.plan.usable_samples import clusters_apart
+from edgefl.plan.training_samples import clusters_apart
 from edgefl.prototypes.adaptive import LOCAL_CLUSTERS, Local, local_pairs
 from edgefl.prototypes.mask import Table, in_torch
 from edgefl.prototypes.table import from_tensors

@@ -15,9 +15,8 @@ from torch import Tensor
 
 from edgefl.data.dataset import Dataset
 from edgefl.models.encoders.base import Input, TokenState, rows_in
-from edgefl.plan.frozen_prefix import prefixes
 from edgefl.plan.job import Job
-from edgefl.plan.usable_samples import clusters_apart, needs_labels
+from edgefl.plan.training_samples import clusters_apart, needs_labels, prefixes
 
 #: Batch norm in the heads can not train on one row.
 LEAST_ROWS = 2

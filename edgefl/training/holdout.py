@@ -10,7 +10,7 @@ import numpy as np
 from edgefl.data.dataset import Dataset
 from edgefl.errors import DataError
 from edgefl.plan.job import Job
-from edgefl.plan.usable_samples import LABEL_THEM, complete_only, held_out, needs_labels, needs_pairs, unlabelled
+from edgefl.plan.training_samples import LABEL_THEM, complete_only, held_out, needs_labels, needs_pairs, unlabelled
 from edgefl.records import Refusal
 from edgefl.registry import chosen
 

@@ -11,7 +11,7 @@ from edgefl.models.parts import load_part, part_tensors
 from edgefl.models.spec import PROTOTYPES
 from edgefl.models.staged import StagedModel
 from edgefl.plan.job import Job
-from edgefl.plan.usable_samples import needs_pairs
+from edgefl.plan.training_samples import needs_pairs
 from edgefl.prototypes.table import from_tensors
 from edgefl.registry import chosen
 from edgefl.training.evaluate import judge

@@ -1,8 +1,8 @@
 """Batch norm's running statistics, taken at the weights a model has (precise batch norm, arXiv 2105.07576).
 
 A server step, a repair or a late update moves the weights off the mean of the models that the averaged statistics are
-of (``edgefl.plan.norm``). Then a model's statistics are its samples' own: mean and variance of what reaches each batch
-norm, in evaluation mode otherwise, so that no dropout widens them. Only the heads hold batch norm; their input is
+of (``edgefl.plan.compile``). Then a model's statistics are its samples' own: mean and variance of what reaches each
+batch norm, in evaluation mode otherwise, so that no dropout widens them. Only the heads hold batch norm; their input is
 encoded in pieces, and a head sees all of it at once, so that the order and number of pieces do not matter.
 """
 
@@ -20,7 +20,7 @@ from edgefl.models.parts import load_part, part_tensors
 from edgefl.models.spec import ModelSpec, shares_attention
 from edgefl.models.staged import StagedModel, build
 from edgefl.plan.job import Job, Stage
-from edgefl.plan.norm import LEAST, MOST
+from edgefl.plan.training_samples import LEAST, MOST
 from edgefl.training.batches import ShapeKey, make_batch
 from edgefl.training.embeddings import BATCH, device_of, evaluation_mode
 from edgefl.training.flop_cache import counted, kind_of_step, linear_in

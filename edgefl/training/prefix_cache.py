@@ -22,8 +22,8 @@ from edgefl.models.encoders.base import Input, TokenState
 from edgefl.models.parts import load_part
 from edgefl.models.sizes import token_count
 from edgefl.models.staged import StagedModel, build
-from edgefl.plan.frozen_prefix import Prefix, prefixes, together_in
 from edgefl.plan.job import Job
+from edgefl.plan.training_samples import Prefix, prefixes, together_in
 from edgefl.training.batches import input_of
 from edgefl.training.embeddings import device_of
 from edgefl.training.flop_cache import counted

@@ -24,11 +24,10 @@ from edgefl.methods.cluster.signature import signature_of
 from edgefl.models.parts import load_part, part_tensors
 from edgefl.models.spec import PROTOTYPES, SIGNATURE, modality_of
 from edgefl.models.staged import StagedModel, build
-from edgefl.plan.exchange import kept as kept_parts
-from edgefl.plan.exchange import sent
-from edgefl.plan.frozen_prefix import built_parts
 from edgefl.plan.job import Job
-from edgefl.plan.schedule import is_closing
+from edgefl.plan.stages import is_closing, sent
+from edgefl.plan.stages import kept as kept_parts
+from edgefl.plan.training_samples import built_parts
 from edgefl.registry import Observer, chosen
 from edgefl.training.auxiliary import auxiliary_of, private_head_tensors, pseudo_labels_of
 from edgefl.training.batches import Batch, mixed_rows, training_batches, unmixed_rows

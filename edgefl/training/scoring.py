@@ -13,7 +13,7 @@ from edgefl.models.parts import load_part
 from edgefl.models.spec import ModelSpec
 from edgefl.models.staged import StagedModel, build
 from edgefl.plan.job import Slots
-from edgefl.plan.usable_samples import needs_pairs
+from edgefl.plan.training_samples import needs_pairs
 from edgefl.prototypes import mask
 from edgefl.prototypes.matcher import DEFAULT_MATCHER, TOP_K, Matcher
 from edgefl.registry import chosen

@@ -13,9 +13,9 @@ from typer.testing import CliRunner
 
 from device_agent.cli import app
 from device_agent.tools import profile as measure
-from edgefl.budget.eligibility import verdict
+from edgefl.budget.fit import verdict
 from edgefl.budget.stage_cost import filled, timed
-from edgefl.config.load import load_device
+from edgefl.config.profiles import load_device
 from edgefl.plan.job import Candidate
 from edgefl.records import Budget, Capabilities, Cost, Refusal, Speed, kind_of_machine
 from edgefl.resources.machine import capabilities

@@ -13,11 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgefl.aggregation.history import Memory
-from edgefl.aggregation.history_update import UpdateInfo
+from edgefl.aggregation.aggregate import aggregate_round
+from edgefl.aggregation.history import Memory, UpdateInfo
 from edgefl.aggregation.mean import MisfitError, WeightedMean
-from edgefl.aggregation.round import aggregate_round
-from edgefl.aggregation.scope import shared
+from edgefl.aggregation.server_state import shared
 from edgefl.errors import ConfigError, ModelError, StoreError
 from edgefl.methods.select import selection as select
 from edgefl.protocol.tensors import decode_part, encode_part
@@ -355,5 +354,5 @@ def test_selection_is_seeded_sorted_and_never_empty():
 
 
 def test_aggregation_loads_no_torch():
-    program = "import sys, edgefl.aggregation.round; assert 'torch' not in sys.modules"
+    program = "import sys, edgefl.aggregation.aggregate; assert 'torch' not in sys.modules"
     assert subprocess.run([sys.executable, "-c", program], timeout=30).returncode == 0

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from edgefl.aggregation.scope import is_shared, of_cluster, of_device, shared, view
-from edgefl.plan.exchange import exchange_of, kept, private, sent
+from edgefl.aggregation.server_state import is_shared, of_cluster, of_device, shared, view
 from edgefl.plan.job import Job, Slots, Stage
+from edgefl.plan.stages import exchange_of, kept, private, sent
 from edgefl.records import ObjectRef
 from edgefl.registry import methods
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgefl.aggregation.history_update import UpdateInfo
-from edgefl.aggregation.round import RoundTerms, aggregate_round
+from edgefl.aggregation.aggregate import RoundTerms, aggregate_round
+from edgefl.aggregation.history import UpdateInfo
 from edgefl.aggregation.weights import absent_from
 from edgefl.plan.job import Transfer
 from edgefl.protocol.tensors import decode_part, encode_part

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgefl.aggregation.history_update import UpdateInfo
-from edgefl.aggregation.round import aggregate_round
-from edgefl.aggregation.stale_updates import factor
+from edgefl.aggregation.aggregate import aggregate_round
+from edgefl.aggregation.history import UpdateInfo
+from edgefl.aggregation.mean import factor
 from edgefl.protocol.tensors import decode_part, encode_part
 from edgefl.prototypes.table import ClassMeans, from_tensors, to_tensors
 from edgefl.records import Manifest

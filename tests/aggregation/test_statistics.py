@@ -17,8 +17,8 @@ from training_fixture import CROSS_ENTROPY, dataset, job, model_spec, parts_of
 
 from coordinator.runtime.evaluator import Evaluator
 from coordinator.runtime.evaluator_client import EvaluatorClient
-from edgefl.aggregation.history_update import UpdateInfo
-from edgefl.aggregation.round import aggregate_round
+from edgefl.aggregation.aggregate import aggregate_round
+from edgefl.aggregation.history import UpdateInfo
 from edgefl.cli.export import export_run
 from edgefl.data.dataset import Dataset
 from edgefl.errors import ExportError
@@ -26,8 +26,9 @@ from edgefl.models.parts import load_part, part_tensors
 from edgefl.models.sizes import encoder_of_size
 from edgefl.models.spec import HeadSpec, JointSpec, ModelSpec
 from edgefl.models.staged import build
+from edgefl.plan.compile import untaken, with_statistics
 from edgefl.plan.job import Job, RunPlan
-from edgefl.plan.norm import MOST, untaken, with_statistics
+from edgefl.plan.training_samples import MOST
 from edgefl.pricing.round_price import Pricer
 from edgefl.protocol.tensors import decode_part, encode_part
 from edgefl.records import Manifest

@@ -20,10 +20,10 @@ from coordinator.core.outliers import out_of_line
 from coordinator.core.state import Change, Changes, Claim
 from coordinator.runtime.validate_update import Own
 from edgefl.aggregation import mean as combine
-from edgefl.aggregation.history_update import UpdateInfo
+from edgefl.aggregation.aggregate import aggregate_round
+from edgefl.aggregation.history import UpdateInfo
 from edgefl.aggregation.mean import MisfitError
-from edgefl.aggregation.round import aggregate_round
-from edgefl.aggregation.shares import capped
+from edgefl.aggregation.weights import capped
 from edgefl.data.dataset import Dataset
 from edgefl.errors import StoreError
 from edgefl.plan.job import RoundPolicy

@@ -23,7 +23,7 @@ from fuzz.table import TARGETS
 from fuzz.target import MIB, attempt, measured
 
 from coordinator.runtime.validate_update import LIMITS
-from edgefl.config.load import load_run
+from edgefl.config.profiles import load_run
 from edgefl.config.slots import parse_slot
 from edgefl.config.yaml_files import MAX_DEPTH, MAX_FIELDS, read_yaml
 from edgefl.data.arrays import read_npy, read_npz

@@ -16,7 +16,7 @@ from benchmarks.cost import budget_run, predictions, resources, savings
 from benchmarks.cost.resource_table import UNTESTED, write_page
 from benchmarks.cost.resources import SETTINGS, Row, job_of, payload, stages_of
 from edgefl.models.spec import HeadSpec, ModelSpec
-from edgefl.plan.frozen_prefix import prefixes
+from edgefl.plan.training_samples import prefixes
 from edgefl.records import Figure
 
 MIB = 2**20

@@ -20,7 +20,7 @@ from benchmarks.accuracy.table import collect, measures, page
 from benchmarks.accuracy.table.claims import Claim, Comparison, claims, judge
 from benchmarks.accuracy.table.collect import Outcome, Results, digest, outcome_of, own, patterns
 from benchmarks.accuracy.table.grid import Cell, Grid, Settings
-from edgefl.config.load import load_run
+from edgefl.config.profiles import load_run
 from edgefl.run_records import AssignmentRow, DeviceRow
 
 

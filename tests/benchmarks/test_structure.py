@@ -108,5 +108,5 @@ def test_this_tree_can_be_read() -> None:
 @pytest.mark.slow
 def test_a_walk_goes_from_the_run_file_to_the_ledger() -> None:
     files = walk.walked(ROOT)
-    assert {"edgefl/config/load.py", "edgefl/training/step.py", "edgefl/aggregation/mean.py"} <= set(files)
+    assert {"edgefl/config/profiles.py", "edgefl/training/step.py", "edgefl/aggregation/mean.py"} <= set(files)
     assert "edgefl/export/bundle.py" not in files

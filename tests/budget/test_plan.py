@@ -8,13 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from plan_fixture import ALL, MODEL, PART_BYTES, SHAPE, SUPERVISED, TINY, candidate, price, put
 
-from edgefl.budget.eligibility import verdict
-from edgefl.budget.fit import micro_batches, place, trained_depth
+from edgefl.budget.fit import micro_batches, place, trained_depth, verdict
 from edgefl.budget.stage_cost import Priced
 from edgefl.models.spec import part_names
-from edgefl.plan.frozen_prefix import prefixes, stored_bytes
 from edgefl.plan.job import Candidate, Decline, Hyper, Job, Slots, Stage, Transfer
-from edgefl.plan.usable_samples import complete_only, usable_samples
+from edgefl.plan.training_samples import complete_only, prefixes, stored_bytes, usable_samples
 from edgefl.records import Budget, Capabilities, Cost, Refusal
 from edgefl.registry import method
 

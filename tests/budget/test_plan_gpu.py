@@ -8,14 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from plan_fixture import MODEL, SENSOR, SUPERVISED, TINY, candidate, price, put
 
-from edgefl.budget.eligibility import verdict
-from edgefl.budget.fit import place, trained_depth
-from edgefl.budget.stage_cost import Priced, cost_of
-from edgefl.budget.traffic import StageTraffic
+from edgefl.budget.fit import place, trained_depth, verdict
+from edgefl.budget.stage_cost import Priced, StageTraffic, cost_of
 from edgefl.models.sizes import token_count
 from edgefl.models.spec import part_names
-from edgefl.plan.frozen_prefix import prefixes
 from edgefl.plan.job import Decline, Hyper, Job, Stage
+from edgefl.plan.training_samples import prefixes
 from edgefl.records import GPU, GPU_MEMORY, HOST, Budget, Capabilities, Cost, Refusal
 from edgefl.registry import method
 from edgefl.resources.cuda import SEGMENT_BYTES, allocator_bytes

@@ -6,8 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from plan_fixture import MODEL, PART_BYTES, SUPERVISED, candidate, price, put
 
-from edgefl.budget.eligibility import verdict
-from edgefl.budget.fit import decline_of, place, trained_depth
+from edgefl.budget.fit import decline_of, place, trained_depth, verdict
 from edgefl.budget.stage_cost import Priced
 from edgefl.plan.job import Decline, Hyper, Job, LowMemoryOptimizer, Placement
 from edgefl.records import Budget, Capabilities, Refusal

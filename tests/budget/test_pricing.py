@@ -21,7 +21,7 @@ from edgefl.models.sizes import encoder_of_size
 from edgefl.models.spec import HeadSpec, ModelSpec
 from edgefl.models.staged import build
 from edgefl.plan.job import Hyper, Job, Slots
-from edgefl.plan.schedule import shallower
+from edgefl.plan.stages import shallower
 from edgefl.pricing.overhead import Overhead, Share, patterns_of
 from edgefl.pricing.round_price import Pricer, price_step
 from edgefl.prototypes.mask import Table

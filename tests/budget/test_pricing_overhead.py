@@ -18,8 +18,8 @@ from edgefl.methods.repair.poverty_layer import poverty_layers
 from edgefl.models.spec import EncoderSpec, JointSpec, ModelSpec
 from edgefl.models.staged import build
 from edgefl.plan.job import Candidate, Hyper, Job, Slots
-from edgefl.plan.schedule import restrict, with_closing
-from edgefl.plan.usable_samples import after_completion, held_out
+from edgefl.plan.stages import restrict, with_closing
+from edgefl.plan.training_samples import after_completion, held_out
 from edgefl.pricing.overhead import Share, patterns_of
 from edgefl.pricing.round_price import Pricer, price_step
 from edgefl.prototypes.table import ClassMeans, to_tensors

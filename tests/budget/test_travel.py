@@ -9,7 +9,7 @@ from training_fixture import job, model_spec, with_hyper
 
 from coordinator.core.assignments import expected
 from coordinator.core.state import Device, State
-from edgefl.budget.traffic import object_bytes, prototype_bytes
+from edgefl.budget.stage_cost import object_bytes, prototype_bytes
 from edgefl.data.dataset import Dataset
 from edgefl.methods.cluster.signature import bases, signature_layout, sketch
 from edgefl.models.parts import part_layout, part_tensors

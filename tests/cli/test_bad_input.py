@@ -28,7 +28,7 @@ from coordinator.cli import showing
 from coordinator.runtime.event_log import Journal
 from coordinator.runtime.start import execute, write_run_file
 from edgefl.cli import main
-from edgefl.config.load import load_run
+from edgefl.config.profiles import load_run
 from edgefl.console import INTERRUPTED, guarded
 from edgefl.errors import (
     BudgetError,

@@ -17,7 +17,7 @@ from fleet_fixture import PATIENCE_S, Fleet, finish
 from PIL import Image
 
 from edgefl.cli.data_shares import shares_of
-from edgefl.config.load import load_run
+from edgefl.config.profiles import load_run
 from edgefl.data.dataset import Dataset
 from edgefl.data.load import load
 from edgefl.errors import ConfigError, DataError

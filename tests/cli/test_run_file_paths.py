@@ -12,7 +12,7 @@ import yaml
 from coordinator.runtime import start
 from edgefl.cli.data_shares import shares_of
 from edgefl.cli.planning import PlanOptions, assumptions, price_of
-from edgefl.config.load import load_run, profiles_folder
+from edgefl.config.profiles import load_run, profiles_folder
 from edgefl.data.dataset import load_npz
 from edgefl.errors import ConfigError
 

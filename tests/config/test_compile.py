@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from edgefl.config.recipe import RecipeConfig
-from edgefl.config.schema import RunConfig
+from edgefl.config.settings import RunConfig
+from edgefl.config.slots import RecipeConfig
 from edgefl.encoder_kinds import OWN
 from edgefl.errors import ConfigError
 from edgefl.plan.compile import compile_run

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgefl import registry
-from edgefl.config.load import budget_overrides, find, fleet_profile, load_device, load_recipe, load_run, shipped
+from edgefl.config.profiles import budget_overrides, find, fleet_profile, load_device, load_recipe, load_run, shipped
 from edgefl.config.slots import conflicts, parse_slot
 from edgefl.config.yaml_files import MAX_FIELDS, MAX_FILE_BYTES, override, parse_bytes, read_yaml
 from edgefl.errors import ConfigError

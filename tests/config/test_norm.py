@@ -8,7 +8,7 @@ from export_fixture import sensor, some_state, stage_of, two_sensors
 from test_compile import SHAPE, run_config
 from training_fixture import dataset, job, model_spec, parts_of
 
-from edgefl.config.load import load_recipe, shipped
+from edgefl.config.profiles import load_recipe, shipped
 from edgefl.export.bundle import export_bundles
 from edgefl.models.spec import HeadSpec, Norm
 from edgefl.plan.compile import compile_run

@@ -12,9 +12,9 @@ from test_coordinator_runner import played, values
 
 from coordinator.runtime.evaluator import Evaluator
 from coordinator.runtime.validate_update import Rules, check_update
+from edgefl.aggregation.aggregate import RoundTerms, aggregate_round
 from edgefl.aggregation.clusters import SIGNATURES, wanted
-from edgefl.aggregation.history_update import UpdateInfo
-from edgefl.aggregation.round import RoundTerms, aggregate_round
+from edgefl.aggregation.history import UpdateInfo
 from edgefl.data.dataset import Dataset
 from edgefl.errors import ProtocolError
 from edgefl.methods.cluster.signature import BITS, RANK, ROWS, UNIT, WIDTH, bases, check_signature, sketch

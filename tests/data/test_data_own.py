@@ -16,7 +16,7 @@ from edgefl.data.dataset import load_npz
 from edgefl.data.load import load
 from edgefl.errors import DataError
 from edgefl.plan.job import Placement, Slots
-from edgefl.plan.usable_samples import unlabelled
+from edgefl.plan.training_samples import unlabelled
 from edgefl.records import Refusal
 from edgefl.report.decisions import reason
 

@@ -14,8 +14,7 @@ from export_fixture import Parts, sensor, some_state, some_tables, stage_of, two
 
 from coordinator.core.instructions import SaveRound
 from coordinator.ledger.ledger import Ledger
-from edgefl.aggregation.history import Memory
-from edgefl.aggregation.history_update import KEY
+from edgefl.aggregation.history import KEY, Memory
 from edgefl.cli.export import export_run
 from edgefl.data.dataset import Dataset
 from edgefl.errors import ExportError

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from memory_fleet import check_trained, plan_of, run_fleet, share, state_of
 
-from edgefl.config.load import shipped
+from edgefl.config.profiles import shipped
 from edgefl.protocol.tensors import decode_part
 from edgefl.prototypes.table import from_tensors
 from edgefl.records import Budget

@@ -8,7 +8,7 @@ import zlib
 
 import numpy as np
 
-from edgefl.config.load import load_device, load_recipe, load_run
+from edgefl.config.profiles import load_device, load_recipe, load_run
 from edgefl.config.yaml_files import override
 from edgefl.data import manifest
 from edgefl.data.dataset import Dataset

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from edgefl.config.load import find, shipped
+from edgefl.config.profiles import find, shipped
 
 Seeds = Iterator[tuple[str, bytes]]
 

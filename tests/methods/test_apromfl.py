@@ -13,12 +13,11 @@ from losses_fixture import term
 from training_fixture import dataset, job, model_spec, parts_of, random_batch, stages_of
 
 from edgefl.budget.fit import place
-from edgefl.config.load import load_recipe
+from edgefl.config.profiles import load_recipe
 from edgefl.data.dataset import Dataset
 from edgefl.models.staged import build
-from edgefl.plan.exchange import exchange_of
 from edgefl.plan.job import Candidate, Job
-from edgefl.plan.schedule import restrict
+from edgefl.plan.stages import exchange_of, restrict
 from edgefl.pricing.round_price import Pricer
 from edgefl.prototypes.table import ClassMeans, to_tensors
 from edgefl.training.auxiliary import auxiliary_of

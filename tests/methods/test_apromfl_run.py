@@ -24,8 +24,8 @@ from edgefl.export import convert
 from edgefl.export.bundle import export_bundles
 from edgefl.export.manifest import MODEL_FILE, read_manifest
 from edgefl.models.spec import EncoderSpec, ModelSpec
+from edgefl.plan.compile import random_and_frozen, warnings_of
 from edgefl.plan.job import RunPlan, Stage
-from edgefl.plan.plan_warnings import random_and_frozen, warnings_of
 from edgefl.protocol.tensors import encode_part
 from edgefl.prototypes.table import ClassMeans, to_tensors
 from edgefl.records import ObjectRef

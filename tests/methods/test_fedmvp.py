@@ -11,7 +11,7 @@ from test_data_completion import ENCODERS, some
 from test_models_build import tiny
 from training_fixture import CROSS_ENTROPY, dataset, job, model_spec, parts_of, random_batch, stages_of
 
-from edgefl.config.load import load_run
+from edgefl.config.profiles import load_run
 from edgefl.data.dataset import Dataset
 from edgefl.methods.absent.completion import complete, nearest
 from edgefl.models.encoders.base import TokenState

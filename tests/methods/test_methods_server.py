@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgefl.aggregation import coalition
+from edgefl.aggregation import history as coalition
 from edgefl.aggregation.history import RETURNS_KEPT, Memory, Track, note_round
 from edgefl.errors import ModelError
 from edgefl.methods.select import selection as select

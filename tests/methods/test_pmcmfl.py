@@ -20,7 +20,7 @@ from coordinator.runtime.start import _resumed
 from edgefl.methods.objectives.prototype_contrast import prototype_contrast
 from edgefl.models.spec import HeadSpec, is_matcher
 from edgefl.models.staged import build
-from edgefl.plan.schedule import with_closing
+from edgefl.plan.stages import with_closing
 from edgefl.prototypes.mask import Table
 from edgefl.prototypes.table import from_tensors
 from edgefl.training.round import train_round

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from edgefl.models.sizes import encoder_of_size
 from edgefl.models.spec import ModelSpec, match_parts, part_names
 from edgefl.plan.job import Stage
-from edgefl.plan.schedule import encoder_stage, restrict, shallower
+from edgefl.plan.stages import encoder_stage, restrict, shallower
 from edgefl.registry import method, methods
 
 SENSOR = encoder_of_size("sensor", "tiny", (16, 3))

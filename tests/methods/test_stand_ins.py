@@ -17,7 +17,7 @@ from edgefl.models.parts import load_part
 from edgefl.models.spec import JointSpec, ModelSpec
 from edgefl.models.staged import StagedModel, build
 from edgefl.plan.job import Job
-from edgefl.plan.schedule import restrict
+from edgefl.plan.stages import restrict
 from edgefl.prototypes.table import ClassMeans, to_tensors
 from edgefl.training.auxiliary import auxiliary_of
 from edgefl.training.batches import Batch

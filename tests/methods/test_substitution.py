@@ -10,7 +10,7 @@ import pytest
 from memory_fleet import plan_of, run_fleet, share
 from report_fixture import run_report
 
-from edgefl.aggregation.history_update import UpdateInfo
+from edgefl.aggregation.history import UpdateInfo
 from edgefl.protocol.tensors import encode_part
 from edgefl.records import Manifest
 from edgefl.registry import choose

@@ -24,7 +24,7 @@ from edgefl.models.spec import (
     part_names,
 )
 from edgefl.models.staged import StagedModel, build
-from edgefl.plan.schedule import encoder_stage, is_closing, restrict, with_closing
+from edgefl.plan.stages import encoder_stage, is_closing, restrict, with_closing
 from edgefl.records import is_modality
 from edgefl.registry import method, methods
 

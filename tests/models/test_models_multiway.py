@@ -20,7 +20,7 @@ from edgefl.models.patterns import merged, patterns, pieces
 from edgefl.models.sizes import token_count
 from edgefl.models.spec import EncoderSpec, HeadSpec, ModelSpec, is_encoder, modality_of, part_names
 from edgefl.models.staged import StagedModel, build
-from edgefl.plan.schedule import restrict, shallower, trained_stages
+from edgefl.plan.stages import restrict, shallower, trained_stages
 from edgefl.pricing.round_price import price_step
 from edgefl.registry import method
 from edgefl.resources.flops import FlopCounter

@@ -20,7 +20,7 @@ import pytest
 import torch
 from memory_fleet import plan_of, run_fleet, share, state_of
 
-from edgefl.config.load import shipped
+from edgefl.config.profiles import shipped
 from edgefl.records import Budget
 from edgefl.registry import ROLES, methods
 from edgefl.run_records import RoundRow, RunReport

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edgefl.config.recipe import RecipeConfig
-from edgefl.config.schema import DeviceProfile, RunConfig
+from edgefl.config.settings import DeviceProfile, RunConfig
+from edgefl.config.slots import RecipeConfig
 from edgefl.config.yaml_files import Values
 from edgefl.data.load import load
 

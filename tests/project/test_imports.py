@@ -37,7 +37,7 @@ def loaded(program: str, *arguments: str) -> str:
         ("edgefl.errors", [*HEAVY, "msgspec", "yaml"]),
         ("edgefl.records", [*HEAVY, "yaml"]),
         ("edgefl.process.worker", HEAVY),
-        ("edgefl.config.load", TORCH),
+        ("edgefl.config.profiles", TORCH),
         ("edgefl.plan.compile", TORCH),
         ("edgefl.budget.fit", HEAVY),
         ("edgefl.protocol.messages", HEAVY),

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from edgefl.config.load import load_run
+from edgefl.config.profiles import load_run
 from edgefl.models.checkpoints import initial_parts
 from edgefl.plan.compile import compile_run
 from edgefl.protocol.chunks import DEFAULT_CHUNK_BYTES, DEFAULT_CREDIT

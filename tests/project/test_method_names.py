@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 #: File -> the names it spells by right.
 BY_RIGHT = {
     # The default recipe of a run file, which has the name of its schedule.
-    "edgefl/config/schema.py": {"end_to_end"},
+    "edgefl/config/settings.py": {"end_to_end"},
     # The bundle format's masks: a server reads and asks for them without loading methods.
     "edgefl/export/manifest.py": {"prototype", "reconstruction", "zero"},
     # Defaults on the wire: a message that leaves the field out means these, whatever is the role's default.

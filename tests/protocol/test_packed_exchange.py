@@ -13,12 +13,12 @@ from device_agent.core.retained import restore_residuals, retained, retained_bef
 from device_agent.core.state import RetainedParts, State
 from device_agent.runtime.transfers import wanted
 from device_agent.trainer.compression import Sending, compress_update, decompress_offer
-from edgefl.aggregation.history_update import UpdateInfo
-from edgefl.aggregation.publish import PACKED, packed_parts
-from edgefl.aggregation.publish import RESIDUAL as SERVER_RESIDUAL
-from edgefl.aggregation.round import RoundTerms, aggregate_round
-from edgefl.plan.exchange import RESIDUAL
+from edgefl.aggregation.aggregate import RoundTerms, aggregate_round
+from edgefl.aggregation.history import UpdateInfo
+from edgefl.aggregation.server_state import PACKED, packed_parts
+from edgefl.aggregation.server_state import RESIDUAL as SERVER_RESIDUAL
 from edgefl.plan.job import Job, Slots, Stage, Transfer
+from edgefl.plan.stages import RESIDUAL
 from edgefl.protocol.compression import is_packed
 from edgefl.protocol.messages import Offer, PackedPart
 from edgefl.protocol.tensors import decode_part, encode_part

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgefl.errors import ProtocolError
-from edgefl.plan.exchange import packed_bytes, packing_of
+from edgefl.plan.stages import packed_bytes, packing_of
 from edgefl.protocol.compression import WHOLE_BELOW, compress, decompress, is_packed
 from edgefl.protocol.tensors import encode_part
 from edgefl.records import PACKINGS

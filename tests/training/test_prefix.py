@@ -14,8 +14,8 @@ from edgefl.data.dataset import Dataset
 from edgefl.errors import PrecisionError, StoreError
 from edgefl.models.checkpoints import initial_parts
 from edgefl.models.spec import EncoderSpec, HeadSpec, ModelSpec
-from edgefl.plan.frozen_prefix import built_parts, prefixes, stored_bytes, with_cache
 from edgefl.plan.job import Job, Stage
+from edgefl.plan.training_samples import built_parts, prefixes, stored_bytes, with_cache
 from edgefl.pricing.round_price import Pricer
 from edgefl.training.flop_cache import metered
 from edgefl.training.prefix_cache import PrefixCache

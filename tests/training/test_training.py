@@ -24,7 +24,7 @@ from edgefl.models.parts import load_part, part_tensors
 from edgefl.models.spec import JointSpec
 from edgefl.models.staged import StagedModel, build
 from edgefl.plan.job import Job
-from edgefl.plan.schedule import restrict
+from edgefl.plan.stages import restrict
 from edgefl.prototypes.mask import Table
 from edgefl.prototypes.table import from_tensors
 from edgefl.training.batches import Batch, make_batch, mixed_rows, training_batches

@@ -15,8 +15,7 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import Meta
 
-from edgefl.aggregation.coalition import coalition_return
-from edgefl.aggregation.history import Memory
+from edgefl.aggregation.history import Memory, coalition_return
 from edgefl.errors import ModelError, Problem
 from edgefl.methods.optimise.fedopt import Adagrad, fedadagrad
 from edgefl.registry import Optimise, Recipe, register

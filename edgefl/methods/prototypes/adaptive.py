@@ -15,7 +15,7 @@ from edgefl.methods.prototypes.complete import complete
 from edgefl.methods.prototypes.min_count import MinCount
 from edgefl.models.spec import ModelSpec
 from edgefl.plan.job import Candidate, Job
-from edgefl.plan.usable_samples import held_out, usable_samples
+from edgefl.plan.training_samples import held_out, usable_samples
 from edgefl.prototypes.table import ClassMeans
 from edgefl.registry import Options, Prototypes, register
 

@@ -22,8 +22,8 @@ from edgefl.errors import ModelError
 from edgefl.models.parts import named_parameters
 from edgefl.models.spec import is_scheduled
 from edgefl.models.staged import StagedModel
-from edgefl.plan.exchange import sent
 from edgefl.plan.job import Job
+from edgefl.plan.stages import sent
 from edgefl.training.optimizers import BETAS, EPS, SGD, AdamW, Group, Optimizer
 
 #: D-M2.

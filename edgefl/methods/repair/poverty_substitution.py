@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 import numpy as np
 from msgspec import Meta
 
-from edgefl.aggregation.history_update import UpdateInfo, grouped
+from edgefl.aggregation.history import UpdateInfo, grouped
 from edgefl.aggregation.mean import MisfitError, Tensor, Tensors, WeightedMean
-from edgefl.aggregation.scope import of_device
+from edgefl.aggregation.server_state import of_device
 from edgefl.errors import ModelError, Problem
 from edgefl.models.spec import is_scheduled
 from edgefl.protocol.tensors import decode_part

@@ -1,7 +1,7 @@
 """Who trains a round, among the devices that are eligible and present.
 
 MMiC, arXiv 2505.06911, equations 17 and 18, within each cluster:  probability of i  ~  exp(temperature * core_i /
-selected_i), where core_i counts the rounds in which i was core (``edgefl.aggregation.coalition``).
+selected_i), where core_i counts the rounds in which i was core (``edgefl.aggregation.history``).
 The published index counts swings of the one coalition that took part; ``banzhaf_values`` is the Banzhaf value of A.
 Where clusters are known the draw, also the uniform one, is made inside each; ``seats`` says how many each sends.
 """

@@ -10,7 +10,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from edgefl.aggregation.shares import proportional
+from edgefl.aggregation.weights import proportional
 from edgefl.errors import ModelError
 from edgefl.registry import Options, Weight, register
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from edgefl.aggregation.shares import proportional
+from edgefl.aggregation.weights import proportional
 from edgefl.errors import Problem
 from edgefl.registry import Recipe, Weight, default, register
 

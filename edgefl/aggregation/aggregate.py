@@ -16,18 +16,35 @@ import msgspec
 import numpy as np
 
 from edgefl.aggregation import clusters as groups
-from edgefl.aggregation import history_update as remember
-from edgefl.aggregation.history_update import UpdateInfo
-from edgefl.aggregation.mean import Layout, MisfitError, Outcome, Tensors, check, check_finite, stored_layout
+from edgefl.aggregation import history
+from edgefl.aggregation.history import UpdateInfo
+from edgefl.aggregation.mean import (
+    Layout,
+    MisfitError,
+    Outcome,
+    Tensors,
+    check,
+    check_finite,
+    faded,
+    moved,
+    stored_layout,
+)
 from edgefl.aggregation.prototype_merge import merge_prototypes
-from edgefl.aggregation.publish import RESIDUAL, AudiencePart, fold_residuals, publish, without_packed
-from edgefl.aggregation.scope import SERVER, is_shared, shared
-from edgefl.aggregation.stale_updates import faded, moved
+from edgefl.aggregation.server_state import (
+    RESIDUAL,
+    SERVER,
+    AudiencePart,
+    fold_residuals,
+    is_shared,
+    publish,
+    shared,
+    without_packed,
+)
 from edgefl.aggregation.weights import Standing, absent_from, shares_of
 from edgefl.errors import ProtocolError
 from edgefl.models.spec import PROTOTYPES, SIGNATURE, is_matcher
-from edgefl.plan.exchange import exchange_of
 from edgefl.plan.job import Exchange, Transfer
+from edgefl.plan.stages import exchange_of
 from edgefl.protocol.tensors import decode_part, encode_part
 from edgefl.records import Manifest, ObjectRef
 from edgefl.registry import Choice, Recipe, choose
@@ -104,12 +121,12 @@ def _aggregated(
     signatures, strange = groups.sign(slots["cluster"], updates, store)
     state |= signatures
     _refuse(record, SIGNATURE, strange)
-    memory = remember.load(store, previous)
+    memory = history.load(store, previous)
     clusters = groups.assign(slots["cluster"], state, store, memory, terms.seed)
-    memory = remember.note(memory, updates, clusters)
+    memory = history.note(memory, updates, clusters)
     if clusters:
         record["clusters"] = clusters
-    step = remember.server_step(slots["optimise"], memory, updates, clusters, record)
+    step = history.server_step(slots["optimise"], memory, updates, clusters, record)
     standing = _standing(updates, clusters, slots, terms)
     exchange = exchange_of(recipe.get("weight") or {})
     work = _Work(store, previous, slots, updates, standing, step, terms, exchange, {})
@@ -129,8 +146,8 @@ def _aggregated(
     state |= {key: store.put(encode_part(tensors)) for key, tensors in personal.items()}
     if work.whole:
         record["whole"] = dict(work.whole)
-    memory = msgspec.structs.replace(memory, networks={**memory.networks, **remember.networks(record)})
-    state[remember.KEY] = store.put(msgspec.json.encode(memory))
+    memory = msgspec.structs.replace(memory, networks={**memory.networks, **history.networks(record)})
+    state[history.KEY] = store.put(msgspec.json.encode(memory))
     return state, record
 
 

@@ -1,8 +1,11 @@
-"""A part's new state as the devices will hold it: what is not sent now is kept, and added to the next round's.
+"""The server's state: whose parts it holds, and how a part's new values become what devices hold.
 
-The state is what everybody holds, q, so that both sides train and aggregate from the same bits. Kept beside it, for the
-server alone: ``server/lost/<key>``, target - q, and ``server/packed/<id>/<base>/<packing>``, the packed object that
-leads from the base's object to the object ``id``. A stage's last round is sent whole, and nothing is left.
+A state is one flat manifest: "head/image" is everyone's, "@left/head/image" that of device left, "#2/head/image" that
+of cluster 2, "server/…" is never sent. A device sees everyone's parts, then its cluster's over them, then its own.
+
+A part in the state is what everybody holds, q, so that both sides train and aggregate from the same bits. Kept beside
+it, for the server alone: ``server/lost/<key>``, target - q, and ``server/packed/<id>/<base>/<packing>``, the packed
+object that leads from the base's object to the object ``id``. A stage's last round is sent whole, and nothing is left.
 """
 
 from __future__ import annotations
@@ -10,15 +13,48 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from edgefl.aggregation.mean import Tensors
-from edgefl.aggregation.scope import SERVER
 from edgefl.errors import ProtocolError
-from edgefl.plan.exchange import packing_of
 from edgefl.plan.job import Transfer
+from edgefl.plan.stages import packing_of
 from edgefl.protocol.compression import add_residual, compress, pays
 from edgefl.protocol.messages import PackedPart
 from edgefl.protocol.tensors import decode_part, encode_part
 from edgefl.records import Manifest, ObjectRef
 from edgefl.storage.objects import ObjectStore
+
+#: The prefix of what is for everyone.
+EVERYONE = ""
+#: The prefix of what only the server reads: optimiser states, what is remembered of the devices.
+SERVER = "server/"
+
+
+def of_device(device: str) -> str:
+    """The prefix of one device's own parts."""
+    return f"@{device}/"
+
+
+def of_cluster(cluster: int) -> str:
+    """The prefix of one cluster's parts."""
+    return f"#{cluster}/"
+
+
+def is_shared(part: str) -> bool:
+    """Whether a part is for everyone."""
+    return not part.startswith(("@", "#", SERVER))
+
+
+def shared(state: Manifest) -> Manifest:
+    """Everyone's parts: the global model."""
+    return {part: ref for part, ref in state.items() if is_shared(part)}
+
+
+def view(state: Manifest, device: str, cluster: int = -1) -> Manifest:
+    """The parts as ``device`` is to see them; ``cluster`` -1: it belongs to none."""
+    seen = shared(state)
+    for prefix in ([of_cluster(cluster)] if cluster >= 0 else []) + [of_device(device)]:
+        seen |= {part.removeprefix(prefix): ref for part, ref in state.items() if part.startswith(prefix)}
+    return seen
+
 
 #: The prefixes of what is kept.
 RESIDUAL, PACKED = f"{SERVER}lost/", f"{SERVER}packed/"

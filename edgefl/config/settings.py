@@ -8,10 +8,19 @@ from typing import Annotated, Any, Literal
 import pydantic
 from pydantic import Field
 
-from edgefl.config.fields import Bytes, Modality, Name, Positive, Rate, Share, as_text
-from edgefl.config.recipe import SlotsConfig
-from edgefl.config.slots import valid_names
-from edgefl.config.yaml_files import Values, parse_bytes
+from edgefl.config.slots import SlotsConfig
+from edgefl.config.yaml_files import (
+    Bytes,
+    Modality,
+    Name,
+    Positive,
+    Rate,
+    Share,
+    Values,
+    as_text,
+    parse_bytes,
+    valid_names,
+)
 from edgefl.encoder_kinds import kind_names
 from edgefl.errors import Problem
 from edgefl.records import Budget, Packing, Speed

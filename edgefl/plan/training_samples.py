@@ -1,0 +1,172 @@
+"""Which samples a recipe can train on, and the frozen prefix of each encoder that they pass before anything trained.
+
+The prefix's outcome is the same every round, so it can be computed once and stored. Not of multiway encoders, where it
+depends on what else a row has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from edgefl.encoder_kinds import encoder_kind
+from edgefl.models.sizes import token_count
+from edgefl.models.spec import EncoderSpec, ModelSpec, fuses_tokens, shares_attention
+from edgefl.plan.job import Cache, Hyper, Job, Slots, Stage
+from edgefl.records import Refusal
+from edgefl.registry import chosen
+
+#: Samples of a modality without which no variance can be taken.
+LEAST = 2
+#: Most samples of a modality that batch statistics are taken on: a mean is then within 4 % of a deviation, a deviation
+#: within 3 %, and what a head of width w holds meanwhile, 12 * 512 * w bytes, is less than 1 MiB above the gradients
+#: and moments, 12 * w * w bytes, of a training step.
+MOST = 512
+#: Reason of a refusal: an objective that learns from labels, and samples of which none has one.
+UNLABELLED = "labels"
+LABEL_THEM = (
+    "Label the samples, or take a recipe that needs no labels (`edgefl recipes` lists them), such as lw-fedmml-clip."
+)
+
+
+def usable_samples(
+    slots: Slots, samples: Mapping[str, int], modalities: Sequence[str], labelled: int | None = None
+) -> int:
+    """Most samples that can be trained on, by what the terms of the objective need: labels, or two modalities.
+
+    ``labelled``: how many have a label; None: all.
+    """
+    counts = sorted((samples.get(m, 0) for m in modalities), reverse=True)
+    some = min(samples.get("", 0), sum(counts))
+    paired = counts[1] if len(counts) > 1 else 0
+    if chosen("missing", slots.missing)[0].method.complete_only:
+        some = paired = min(counts, default=0)
+    known = some if labelled is None else min(some, labelled)
+    return max(known if needs_labels(slots) else 0, paired if needs_pairs(slots) else 0)
+
+
+def unlabelled(slots: Slots, samples: int, labelled: int) -> Refusal | None:
+    """A refusal where ``samples`` are there, the objective learns from labels alone, and none is ``labelled``."""
+    if not samples or labelled or needs_pairs(slots) or not needs_labels(slots):
+        return None
+    return Refusal(UNLABELLED, detail=f"{samples} samples, none has a label")
+
+
+def held_out(hyper: Hyper, usable: int) -> int:
+    """How many of the ``usable`` samples are only tested on: one batch at least stays for training."""
+    return max(0, min(int(hyper.holdout * usable), usable - hyper.batch_size))
+
+
+def after_completion(slots: Slots, samples: Mapping[str, int], encoders: Mapping[str, EncoderSpec]) -> dict[str, int]:
+    """``samples`` (modality -> how many have it, "" -> all) as they are once the recipe has completed them."""
+    missing = chosen("missing", slots.missing)[0]
+    if missing.method.completed_counts is None:
+        return dict(samples)
+    found: dict[str, int] = missing.bind(missing.method.completed_counts)(samples, encoders)
+    return found
+
+
+def complete_only(slots: Slots) -> bool:
+    """Whether only samples with every modality are trained on."""
+    return chosen("missing", slots.missing)[0].method.complete_only or not needs_labels(slots)
+
+
+def clusters_apart(slots: Slots, stage: Stage) -> bool:
+    """Whether a device trains a private copy of its mappings to cluster with: one without labels, as in AproMFL.
+
+    ``stage`` is the device's own: without labels it trains no classifier.
+    """
+    return (
+        any(term.method.private_head for term in chosen("objective", slots.objective)) and "task" not in stage.trained
+    )
+
+
+def needs_labels(slots: Slots) -> bool:
+    """Whether a task of the objective is learned from labels."""
+    return any(term.method.labels for term in chosen("objective", slots.objective))
+
+
+def needs_pairs(slots: Slots) -> bool:
+    """Whether a task of the objective is learned from pairs of modalities."""
+    return any(term.method.pairs for term in chosen("objective", slots.objective))
+
+
+#: Bytes of one stored value.
+VALUE_BYTES = {"f16": 2, "f32": 4}
+#: Most samples that go through a frozen part at a time.
+TOGETHER = 32
+
+
+class Prefix(NamedTuple):
+    """The parts of one encoder that stand before anything trained, in order: ``<m>/embed``, then ``depth`` stages.
+
+    ``tokens``: how many of a sample's tokens are stored; fewer than there are where only the pooled ones are read.
+    """
+
+    parts: tuple[str, ...]
+    depth: int
+    tokens: int
+
+
+def prefixes(job: Job) -> dict[str, Prefix]:
+    """Modality -> its prefix, of the modalities this stage has; none without ``hyper.cache``."""
+    if not job.hyper.cache:
+        return {}
+    present, trained = set(job.stage.present), set(job.stage.trained)
+    found = {}
+    for m, encoder in job.model.encoders.items():
+        parts = [f"{m}/embed", *(f"{m}/stage{k}" for k in range(1, job.stage.depth + 1))]
+        frozen = []
+        for part in parts:
+            if part not in present or part in trained:
+                break
+            frozen.append(part)
+        if frozen and not shares_attention(job.model):
+            depth = len(frozen) - 1
+            found[m] = Prefix(tuple(frozen), depth, _tokens(job.model, encoder, last=depth == job.stage.depth))
+    return found
+
+
+def can_cache(job: Job) -> bool:
+    """Whether the job has a frozen prefix."""
+    return bool(prefixes(with_cache(job, "f16")))
+
+
+def with_cache(job: Job, cache: Cache) -> Job:
+    """The job with its prefixes stored as ``cache`` says: "f16", "f32", or "" for not."""
+    return msgspec.structs.replace(job, hyper=msgspec.structs.replace(job.hyper, cache=cache))
+
+
+def built_parts(job: Job) -> tuple[str, ...]:
+    """The parts that training holds in memory: those present without the stored prefixes."""
+    gone = {part for prefix in prefixes(job).values() for part in prefix.parts}
+    return tuple(part for part in job.stage.present if part not in gone)
+
+
+def together_in(job: Job) -> int:
+    """How many samples go through a frozen part at a time: no more than go through the trained ones."""
+    return min(TOGETHER, job.hyper.micro_batch or job.hyper.batch_size)
+
+
+def stored_bytes(job: Job, samples: Mapping[str, int]) -> int:
+    """Most bytes on disk for the prefixes of ``samples`` (modality -> how many have it).
+
+    While they grow by a stage every modality's rows of before may be there, with all their tokens, and of the one that
+    grows two kinds at once.
+    """
+    if not job.hyper.cache:
+        return 0
+    sizes = []
+    for m, prefix in prefixes(job).items():
+        encoder = job.model.encoders[m]
+        tokens = token_count(encoder) if prefix.depth else prefix.tokens
+        sizes.append(samples.get(m, 0) * tokens * encoder.width * VALUE_BYTES[job.hyper.cache])
+    return sum(sizes) + max(sizes, default=0)
+
+
+def _tokens(model: ModelSpec, encoder: EncoderSpec, *, last: bool) -> int:
+    if not last or encoder.pool == "mean" or fuses_tokens(model):
+        return token_count(encoder)
+    return encoder_kind(encoder.kind).pooled
