@@ -6,65 +6,111 @@
 
 ``TRANSITIONS``, at the end, says what each event does in each phase. Messages of devices never raise: what is stale,
 double or out of turn is counted in ``state.dropped``. Impossible reports of the runner raise
-:class:`coordinator.core.events.IllegalMoveError` with the story of the run.
+:class:`coordinator.core.moves.IllegalMoveError` with the story of the run.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Collection
+from typing import Any
 
 import msgspec
 
 from coordinator.core import replies
 from coordinator.core.assignments import assignment_of
-from coordinator.core.events import (
+from coordinator.core.known_devices import (
+    MOST_CONNECTIONS,
+    ask,
+    introduce,
+    nearest_refusal,
+    refuse_protocol,
+    take_placements,
+)
+from coordinator.core.moves import (
     Accepted,
     Aggregated,
     Announced,
     Begin,
+    CollectGarbage,
     Declined,
     DeviceOffline,
-    Evaluated,
-    Event,
-    HeartbeatSeen,
-    IllegalMoveError,
-    Joined,
-    Planned,
-    Progressed,
-    Tick,
-    UpdateInvalid,
-    UpdateStored,
-)
-from coordinator.core.hello import MOST_CONNECTIONS, introduce, refuse_protocol
-from coordinator.core.instructions import (
-    CollectGarbage,
     DrainAll,
     EmitEvent,
     Evaluate,
+    Evaluated,
+    Event,
     Fail,
+    HeartbeatSeen,
+    IllegalMoveError,
     Instruction,
+    Joined,
+    Planned,
+    Progressed,
     SaveEnd,
     SaveEvaluation,
     SaveRound,
     SendAbort,
     SendAck,
     SendWelcome,
+    Steps,
+    Tick,
+    UpdateInvalid,
+    UpdateStored,
 )
-from coordinator.core.planning import ask, nearest_refusal, take_placements
-from coordinator.core.round import aggregated_updates, check_close, done, offer_free, open_round
-from coordinator.core.round_summary import metric_means, not_finite, summary
+from coordinator.core.plausibility import overweights
+from coordinator.core.round_rules import (
+    aggregated_updates,
+    check_close,
+    done,
+    mark_aggregated,
+    metric_means,
+    not_finite,
+    offer_free,
+    open_round,
+    still_needed,
+    summary,
+)
 from coordinator.core.state import ENDED, Phase, State
-from coordinator.core.steps import Steps
-from coordinator.core.stragglers import mark_aggregated, still_needed
 from coordinator.core.timeouts import Timeouts
-from coordinator.core.transitions import ALL, REST, Rule, ignore, illegal, table
-from coordinator.core.update_header import overweights
 from edgefl.plan.job import RunPlan
 from edgefl.plan.stages import is_closing
 from edgefl.protocol.messages import PROTOCOL_VERSION
 from edgefl.records import Refusal
 
 replace = msgspec.structs.replace
+
+Rule = Callable[[Steps, Any], object]
+#: In a row of the table: all phases that no other row of its event names.
+REST: frozenset[Phase] = frozenset()
+ALL = frozenset(Phase)
+
+
+def ignore(steps: Steps, event: Event) -> None:
+    """The event does nothing in this phase, on purpose."""
+
+
+def illegal(why: str) -> Rule:
+    """The event is impossible in this phase: a defect of the runner."""
+
+    def rule(steps: Steps, event: Event) -> None:
+        raise IllegalMoveError(event, steps.state, why)
+
+    return rule
+
+
+def table(*rows: tuple[type[Event], Collection[Phase], Rule]) -> dict[tuple[Phase, type[Event]], Rule]:
+    """The rows by (phase, event). Raises ValueError for a pair of which there are two rows, or none."""
+    found: dict[tuple[Phase, type[Event]], Rule] = {}
+    for event, phases, rule in sorted(rows, key=lambda row: row[1] is REST):
+        for phase in phases or [phase for phase in Phase if (phase, event) not in found]:
+            if (phase, event) in found:
+                raise ValueError(f"two rows for {event.__name__} in phase {phase.value}")
+            found[phase, event] = rule
+    if missing := [(phase, event) for event, _, _ in rows for phase in Phase if (phase, event) not in found]:
+        raise ValueError(f"no row for {missing[0][1].__name__} in phase {missing[0][0].value}")
+    return found
+
 
 #: Lines of story kept for an error: enough for one round of a fleet of ten.
 STORY_LINES = 40

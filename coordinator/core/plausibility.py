@@ -1,25 +1,94 @@
-"""Implausible figures of a device: kept with their reason, without a value, so that no report calls them measured.
-
-A device may report what it likes. What is far from the prediction, below what any trainer takes, or below zero says
-nothing of its work; it teaches the planner nothing and is in no sum. Pure.
-"""
+"""Checks of devices' claims: announced updates, reported figures, changes out of line with the others'. Pure."""
 
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Mapping
+from typing import Any
 
 import msgspec
 
-from edgefl.records import FIGURES, Figure, Figures
+from coordinator.core.state import Assignment, Change, Changes, Claim, State
+from edgefl.aggregation.server_state import is_shared
+from edgefl.models.spec import PROTOTYPES, is_scheduled, modality_of
+from edgefl.plan.job import Placement
+from edgefl.plan.stages import exchange_of, sent
+from edgefl.protocol.messages import Hello, Update
+from edgefl.records import FIGURES, Figure, Figures, Refusal
+from edgefl.registry import choose
 from edgefl.report.units import quantity
+
+replace = msgspec.structs.replace
+
+#: Parts named in a refusal.
+MOST_NAMED = 5
+#: A device with more than this share of a part that three or more trained decides alone what it becomes.
+MUCH, OF = 0.5, 3
+
+
+def unfit(state: State, assignment: Assignment, update: Update) -> Refusal | None:
+    """Why an update to this assignment is unusable: other parts than were asked for, or more samples than it has.
+
+    A device that had no sample of a modality leaves out all that modality's parts.
+    """
+    wanted = sent(assignment.placement.stage, exchange_of(state.recipe.get("weight", {})))
+    unasked = sorted(part for part in update.manifest if part not in wanted and is_scheduled(part))
+    if PROTOTYPES in update.manifest and choose("prototypes", state.recipe).method.local is None:
+        unasked.append(PROTOTYPES)  # they would be merged, and sent to everyone
+    if unasked:
+        return Refusal("parts", detail=f"the update holds parts it was not asked to train: {_names(unasked)}")
+    brought = {modality_of(part) for part in update.manifest if part in wanted}
+    missing = [part for part in wanted if part not in update.manifest and modality_of(part) in {None, *brought}]
+    if missing:
+        return Refusal("parts", detail=f"the update lacks parts it was asked to train: {_names(missing)}")
+    device = state.devices[update.device]
+    owned = max(device.hello.samples.get("", 0), device.claim.samples.get("", 0))
+    for part, claimed in sorted(update.samples.items(), key=lambda item: (-abs(item[1]), item[0])):
+        if not 0 <= claimed <= owned:  # it would outweigh the others in the mean
+            text = f"part {part[:80]}: {claimed} samples claimed, the device introduced itself with {owned}"
+            return Refusal("samples", float(claimed), float(owned), "samples", text)
+    return None
+
+
+def bounded(update: Update, claim: Claim) -> Update:
+    """The update with no more samples than the device had when it first introduced itself."""
+    most = max(0, claim.samples.get("", 0))
+    return msgspec.structs.replace(update, samples={part: min(n, most) for part, n in update.samples.items()})
+
+
+def exceeds(hello: Hello, claim: Claim) -> bool:
+    """Whether a device now says it has more data than at first."""
+    return any(n > claim.samples.get(name, 0) for name, n in hello.samples.items())
+
+
+def overweights(record: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """(device, text of the warning) for devices that had most of the weight of a part in this round's record."""
+    found: dict[str, list[tuple[float, str]]] = {}
+    for part, weights in record.get("parts", {}).items():
+        shares = weights.get("devices", {})
+        if is_shared(part) and len(shares) >= OF and max(shares.values()) > MUCH:
+            device = max(shares, key=lambda name: shares[name])
+            found.setdefault(device, []).append((shares[device], part))
+    return [(device, _weight(*max(parts), len(parts))) for device, parts in sorted(found.items())]
+
+
+def _weight(share: float, part: str, parts: int) -> str:
+    more = f" and more than half of {parts - 1} more" if parts > 1 else ""
+    return f"it has {100 * share:.4g} % of the weight of part {part}{more}; round.largest_share caps it"
+
+
+def _names(parts: list[str]) -> str:
+    more = f" and {len(parts) - MOST_NAMED} more" if len(parts) > MOST_NAMED else ""
+    return ", ".join(part[:80] for part in parts[:MOST_NAMED]) + more
+
 
 #: Predicted from the model alone, and right within a factor of two where they were measured: beyond this they are not
 #: of this round. Seconds and joules are predicted for the device's kind, which may be another machine.
 PREDICTED = ("step_peak_bytes", "flops")
 FACTOR = 1000.0
 #: No trainer is below: an interpreter takes more memory, a message more seconds.
-LEAST = {"process_peak_bytes": 2.0**20, "wall_s": 1e-5, "compute_s": 1e-6}
+LEAST_FIGURES = {"process_peak_bytes": 2.0**20, "wall_s": 1e-5, "compute_s": 1e-6}
 #: Above which no loss of a model that trains is; figures in f32 go on to 3e38, and would be the round's mean.
 LARGEST_METRIC = 1e9
 
@@ -47,7 +116,7 @@ def _doubt(name: str, value: float, predicted: Figures) -> str:
         return ""
     if value < 0:
         return text
-    least = LEAST.get(name, 0.0)
+    least = LEAST_FIGURES.get(name, 0.0)
     if value < least:
         return f"{text}, no trainer is below {_words(name, least)}"
     plan = predicted.get(name, Figure()).value if name in PREDICTED else None
@@ -59,3 +128,93 @@ def _doubt(name: str, value: float, predicted: Figures) -> str:
 def _words(name: str, value: float) -> str:
     unit = FIGURES.get(name, "")
     return quantity(value, unit) if math.isfinite(value) else f"{value} {unit}"
+
+
+#: The length of a part that has none of its own: zeros, or a table of prototypes.
+LEAST_LENGTH = 1.0
+
+
+def out_of_line(changes: Mapping[str, Changes], most: float) -> dict[str, Refusal]:
+    """The updates (by any name) that are to be left out, and why. ``most``: b above; 0: none are."""
+    found: dict[str, Refusal] = {}
+    norms: dict[str, list[float]] = {}
+    for own in changes.values() if most > 0 else ():
+        for part, change in own.items():
+            norms.setdefault(part, []).append(change.norm)
+    for ordered in norms.values():
+        ordered.sort()
+    for name, own in changes.items() if most > 0 else ():
+        for part, change in own.items():
+            others = _median_without(norms[part], change.norm)
+            allowed = _allowed(change, others, most)
+            if change.norm > allowed and name not in found:
+                text = f"part {part}: its change has the norm {change.norm:.3g}, {_measure(change, others, most)}"
+                found[name] = Refusal("change", change.norm, allowed, detail=text)
+    return found
+
+
+def _median_without(ordered: list[float], value: float) -> float | None:
+    """The median of sorted values without one of them; None: there are no others."""
+    count, place = len(ordered) - 1, bisect_left(ordered, value)
+    if not count:
+        return None
+    low, high = (ordered[k if k < place else k + 1] for k in ((count - 1) // 2, count // 2))
+    return (low + high) / 2
+
+
+def outliers(state: State) -> list[tuple[str, Assignment, Refusal]]:
+    """(device, its part, why) of what is about to be counted and is to be left out."""
+    opened = state.open
+    due = {("", name): one for name, one in (opened.assignments if opened is not None else {}).items()}
+    due |= {(key, one.update.device): one for key, one in state.buffered.items() if one.update is not None}
+    here = {f"{key} {name}": (name, one) for (key, name), one in sorted(due.items()) if one.status == "done"}
+    found = out_of_line({key: one.changes for key, (_, one) in here.items()}, state.policy.largest_change)
+    return [(*here[key], refusal) for key, refusal in found.items()]
+
+
+def _allowed(change: Change, others: float | None, most: float) -> float:
+    if others is None:
+        return most * max(change.base, LEAST_LENGTH)
+    return max(most * others, change.base, LEAST_LENGTH)
+
+
+def _measure(change: Change, others: float | None, most: float) -> str:
+    if others is None:
+        return f"the part itself {change.base:.3g}, and no other device trained it (round.largest_change: {most:g})"
+    return f"the median of the others is {others:.3g} (round.largest_change: {most:g})"
+
+
+#: The figures that are corrected: what the budget is checked by, and what time and energy follow from.
+LEARNED = ("step_peak_bytes", "flops", "compute_s", "energy_j")
+#: How much the newest round counts (as an exponent): after four rounds what was thought before counts a sixteenth.
+NEWEST = 0.5
+#: A ratio beyond these says more of a disturbed measurement than of the device.
+LEAST_RATIO, MOST_RATIO = 0.25, 4.0
+
+
+def learned(
+    factors: Mapping[str, float], placement: Placement, predicted: Figures, measured: Figures
+) -> dict[str, float]:
+    """``factors`` after a usual round, whose ``predicted`` figures hold ``placement.factors``, and what it took.
+
+    What filled a store besides is taken from its FLOPs; its memory and joules say nothing of a usual round then.
+    """
+    found = dict(factors)
+    filling = _value(measured, "filling_flops") or 0.0
+    for name in LEARNED if not filling else ("flops", "compute_s"):
+        value, prediction = _value(measured, name), _value(predicted, name)
+        if value is not None and name == "flops":
+            value -= filling
+        if value is None or prediction is None or value <= 0:
+            continue
+        plain = prediction / placement.factors.get(name, 1.0)
+        ratio = min(MOST_RATIO, max(LEAST_RATIO, value / plain))
+        before = found.get(name, 1.0)
+        found[name] = before * (ratio / before) ** NEWEST
+    return found
+
+
+def _value(figures: Figures, name: str) -> float | None:
+    """A figure's value where it is a measurement: above zero, and finite."""
+    value = figures[name].value if name in figures else None
+    return value if value is not None and math.isfinite(value) and value > 0 else None

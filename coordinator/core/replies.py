@@ -6,25 +6,23 @@ from typing import Any
 
 import msgspec
 
-from coordinator.core import quarantine
 from coordinator.core.assignments import assignment_of, expected, offer, put
-from coordinator.core.events import (
+from coordinator.core.known_devices import ask, count_rejected, figures_of, how_data
+from coordinator.core.moves import (
     Accepted,
     Announced,
     Declined,
+    Fetch,
     Progressed,
+    SendAbort,
+    SendAck,
+    Steps,
     UpdateInvalid,
     UpdateStored,
 )
-from coordinator.core.instructions import Fetch, SendAbort, SendAck
-from coordinator.core.planning import ask, figures_of, how_data
-from coordinator.core.plausibility import likely, plausible
-from coordinator.core.prediction_correction import learned
-from coordinator.core.round import check_close
+from coordinator.core.plausibility import bounded, learned, likely, plausible, unfit
+from coordinator.core.round_rules import check_close, staleness
 from coordinator.core.state import OPEN, Assignment, Phase, State
-from coordinator.core.steps import Steps
-from coordinator.core.stragglers import staleness
-from coordinator.core.update_header import bounded, unfit
 from edgefl.budget.fit import decline_of
 from edgefl.protocol.messages import Update
 from edgefl.records import METHOD, Attempt, Figures, Refusal
@@ -214,7 +212,7 @@ def _reject(steps: Steps, device: str, assignment: Assignment, refusal: Refusal)
     attempt = assignment.attempt or (steps.state.open.attempt if steps.state.open is not None else Attempt())
     put(steps, device, replace(assignment, status="rejected", refusal=refusal))
     steps.do(SendAck(device, attempt, False, refusal))
-    quarantine.count_rejected(steps, device, refusal)
+    count_rejected(steps, device, refusal)
     check_close(steps)
 
 

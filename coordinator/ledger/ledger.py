@@ -12,8 +12,8 @@ import msgspec
 from sqlalchemy import ColumnElement, Connection, and_, func, insert, select, update
 from sqlalchemy.engine import make_url
 
-from coordinator.core.instructions import Save
-from coordinator.core.snapshot import NOTHING, Changes, Snapshot, decode
+from coordinator.core.moves import Save
+from coordinator.core.state import NOTHING, Snapshot, SnapshotChanges, decode
 from coordinator.ledger import schema as tables
 from coordinator.ledger.database import LEDGER_COPY, copy_to_read, named_errors, open_engine, sqlite_url
 from coordinator.ledger.read import read_report, read_runs, rows, run_row
@@ -147,7 +147,7 @@ class Ledger:
         saves: Iterable[Save],
         events: Iterable[EventRow],
         at: float,
-        changed: Changes = NOTHING,
+        changed: SnapshotChanges = NOTHING,
     ) -> None:
         """Write what changed, and the events to announce, in one transaction. ``at``: seconds since the epoch.
 

@@ -71,7 +71,7 @@ class SavedFigure(Figure, frozen=True):
 
 
 class SnapshotRow(msgspec.Struct, frozen=True):
-    """One piece of the coordinator's state (``coordinator.core.snapshot``): its position, a device, an assignment."""
+    """One piece of the coordinator's state (``coordinator.core.state``): its position, a device, an assignment."""
 
     kind: str
     name: str

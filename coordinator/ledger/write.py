@@ -12,8 +12,8 @@ from functools import cache
 import msgspec
 from sqlalchemy import Connection, Delete, Insert, Table, bindparam, delete, insert, update
 
-from coordinator.core.instructions import Save, SaveAssignment, SaveDevice, SaveEnd, SaveEvaluation, SaveRound
-from coordinator.core.snapshot import Changes
+from coordinator.core.moves import Save, SaveAssignment, SaveDevice, SaveEnd, SaveEvaluation, SaveRound
+from coordinator.core.state import SnapshotChanges
 from coordinator.ledger import schema as tables
 from coordinator.ledger.schema import TABLES, SavedFigure, SavedRound, SnapshotRow
 from edgefl.protocol.messages import Hello
@@ -50,7 +50,7 @@ def save(connection: Connection, run: str, saves: Iterable[Save], at: float) -> 
             connection.execute(query.values(status=one.status, finished_at=at))
 
 
-def save_snapshot(connection: Connection, run: str, changed: Changes) -> None:
+def save_snapshot(connection: Connection, run: str, changed: SnapshotChanges) -> None:
     """Write what of the machine's state has changed."""
     if changed.new_attempt:
         of_run = (tables.snapshots.c.run == run) & (tables.snapshots.c.kind == "assignment")

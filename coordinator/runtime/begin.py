@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from coordinator.core.instructions import EmitEvent
+from coordinator.core.moves import EmitEvent
 from coordinator.ledger.ledger import Ledger
 from coordinator.runtime.update_norms import ruined
 from edgefl.plan.compile import moving

@@ -14,7 +14,7 @@ from typing import BinaryIO
 
 import msgspec
 
-from coordinator.core.instructions import EmitEvent
+from coordinator.core.moves import EmitEvent
 from edgefl.run_records import EventRow
 from edgefl.storage.disk import store_errors
 

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import msgspec
 
-from coordinator.core.events import Accepted, Announced, Declined, FromDevice, HeartbeatSeen, Joined, Progressed
+from coordinator.core.moves import Accepted, Announced, Declined, FromDevice, HeartbeatSeen, Joined, Progressed
 from coordinator.runtime.device_texts import cleaned
 from coordinator.runtime.liveness import Liveness
 from edgefl.errors import ProtocolError

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from coordinator.core.events import DeviceOffline, HeartbeatSeen
+from coordinator.core.moves import DeviceOffline, HeartbeatSeen
 from edgefl.protocol.messages import Hello, Presence
 
 #: A device that has not answered so often is gone, whatever the broker retains; its next heartbeat is answered anyway.

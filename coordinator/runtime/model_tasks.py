@@ -8,14 +8,17 @@ from pathlib import Path
 
 import msgspec
 
-from coordinator.core.events import (
+from coordinator.core.assignments import transfer_of
+from coordinator.core.moves import (
+    Aggregate,
     Aggregated,
+    CollectGarbage,
+    Evaluate,
     Evaluated,
     Event,
+    Plan,
     Planned,
 )
-from coordinator.core.instructions import Aggregate, CollectGarbage, Evaluate, Plan
-from coordinator.core.offers import transfer_of
 from coordinator.runtime.evaluator_client import EvaluatorClient
 from edgefl.aggregation.aggregate import RoundTerms, aggregate_round
 from edgefl.aggregation.history import UpdateInfo

@@ -1,4 +1,4 @@
-"""Publishes the coordinator's messages and serves its transfers: bytes and topics. What is offered: ``core.offers``."""
+"""Publishes the coordinator's messages and serves its transfers: bytes and topics. Offers: ``core.assignments``."""
 
 from __future__ import annotations
 
@@ -10,9 +10,16 @@ from typing import Any
 
 import msgspec
 
-from coordinator.core import instructions as do
-from coordinator.core.events import UpdateInvalid, UpdateStored
-from coordinator.core.offers import in_progress, offer_for, separate_figures, served_parts, transfer_name, visible_parts
+from coordinator.core import moves as do
+from coordinator.core.assignments import (
+    in_progress,
+    offer_for,
+    separate_figures,
+    served_parts,
+    transfer_name,
+    visible_parts,
+)
+from coordinator.core.moves import UpdateInvalid, UpdateStored
 from coordinator.core.state import Phase, State
 from coordinator.runtime.chunk_probe import Chunking
 from coordinator.runtime.chunk_size import ChunkSizer

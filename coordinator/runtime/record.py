@@ -7,10 +7,9 @@ import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from coordinator.core import instructions as do
-from coordinator.core.events import Event, Tick
-from coordinator.core.snapshot import NOTHING, changes
-from coordinator.core.state import Phase, State
+from coordinator.core import moves as do
+from coordinator.core.moves import Event, Tick
+from coordinator.core.state import NOTHING, Phase, State, changes
 from coordinator.ledger.ledger import Ledger
 from coordinator.runtime.event_log import FLEETING, Journal, row_of
 from edgefl.errors import EdgeFLError

@@ -15,18 +15,17 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from coordinator.core import instructions as do
-from coordinator.core.events import (
+from coordinator.core import moves as do
+from coordinator.core.machine import initial, step
+from coordinator.core.moves import (
     Begin,
     Declined,
     DeviceOffline,
     Event,
     Tick,
 )
-from coordinator.core.machine import initial, step
-from coordinator.core.snapshot import as_saved, resumed
-from coordinator.core.state import ENDED, Phase, State
-from coordinator.core.stragglers import still_needed
+from coordinator.core.round_rules import still_needed
+from coordinator.core.state import ENDED, Phase, State, as_saved, resumed
 from coordinator.core.timeouts import Timeouts
 from coordinator.ledger.ledger import Ledger
 from coordinator.runtime.begin import run_started, take_back_if_ruined

@@ -1,4 +1,4 @@
-"""How far an update has moved each part, measured on arrival: what ``coordinator.core.outliers`` compares."""
+"""How far an update has moved each part, measured on arrival: what ``coordinator.core.plausibility`` compares."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from functools import partial
 
 from msgspec.structs import asdict
 
-from coordinator.core.events import UpdateInvalid, UpdateStored
+from coordinator.core.moves import UpdateInvalid, UpdateStored
 from coordinator.core.state import Changes
 from coordinator.runtime.chunk_size import ChunkSizer
 from coordinator.runtime.update_norms import changes_of

@@ -11,7 +11,7 @@ import pytest
 from coordinator_fixture import FLEET, FakeDevice
 from test_coordinator_runner import Scene, one_stage, played
 
-from coordinator.core.hello import MOST_CONNECTIONS
+from coordinator.core.known_devices import MOST_CONNECTIONS
 from coordinator.core.plausibility import likely, plausible
 from edgefl.plan.job import RoundPolicy
 from edgefl.protocol import messages as m

@@ -13,7 +13,7 @@ import pytest
 from test_coordinator_inbox import read
 from test_coordinator_runner import Scene, one_stage, played
 
-from coordinator.core.events import Announced, Declined, Joined
+from coordinator.core.moves import Announced, Declined, Joined
 from coordinator.runtime.device_texts import cleaned
 from coordinator.runtime.inbound import MAX_ENTRIES, Inbound
 from coordinator.runtime.liveness import Liveness

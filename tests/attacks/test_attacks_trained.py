@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from training_fixture import dataset, job, parts_of
 
-from coordinator.core.outliers import out_of_line
+from coordinator.core.plausibility import out_of_line
 from coordinator.core.state import Changes
 from coordinator.runtime.update_norms import BUFFERS_OF, changes_of
 from edgefl.plan.job import RoundPolicy

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from export_fixture import LABELS, exported, sensor, stage_of, windows
 
-from coordinator.core.instructions import SaveEnd, SaveRound
+from coordinator.core.moves import SaveEnd, SaveRound
 from coordinator.ledger.ledger import Ledger
 from edgefl.cli.main import main
 from edgefl.cli.predict import accuracy, read_input

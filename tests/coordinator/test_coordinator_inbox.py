@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from coordinator.core.events import (
+from coordinator.core.moves import (
     Announced,
     DeviceOffline,
     FromDevice,

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.core.prediction_correction import LEAST, MOST, learned
+from coordinator.core.plausibility import LEAST_RATIO, MOST_RATIO, learned
 from edgefl.plan.job import Placement
 from edgefl.records import Figure
 
@@ -62,4 +62,4 @@ def test_a_round_that_filled_a_store_is_no_usual_one():
 @given(st.floats(1e-9, 1e12), st.floats(1e-9, 1e12))
 def test_no_measurement_moves_a_factor_beyond_its_bounds(predicted, measured):
     (factor,) = learned({}, Placement(), figures(flops=predicted), figures(flops=measured)).values()
-    assert LEAST <= factor <= MOST
+    assert LEAST_RATIO <= factor <= MOST_RATIO

@@ -12,13 +12,12 @@ from coordinator_fixture import STEP_BYTES, a_plan, place
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coordinator.core import events as e
-from coordinator.core import instructions as do
+from coordinator.core import moves as do
+from coordinator.core import moves as e
 from coordinator.core import state as v
-from coordinator.core.machine import TRANSITIONS, initial, step
-from coordinator.core.snapshot import as_saved, changes, decode, resumed
+from coordinator.core.machine import REST, TRANSITIONS, ignore, initial, step, table
+from coordinator.core.state import as_saved, changes, decode, resumed
 from coordinator.core.timeouts import Timeouts
-from coordinator.core.transitions import REST, ignore, table
 from edgefl.plan.job import Decline, RoundPolicy
 from edgefl.protocol.messages import Hello, Update
 from edgefl.records import Attempt, Budget, ObjectRef, Refusal

@@ -15,7 +15,7 @@ import pytest
 from coordinator_fixture import FLEET, STEP_BYTES, FakeDevice, FakeWorker, a_plan
 from ledger_fixture import ledger_at
 
-from coordinator.core import instructions as do
+from coordinator.core import moves as do
 from coordinator.core.timeouts import Timeouts
 from coordinator.ledger.ledger import Ledger
 from coordinator.runtime import uploads

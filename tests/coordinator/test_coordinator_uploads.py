@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from coordinator.core.events import UpdateStored
+from coordinator.core.moves import UpdateStored
 from coordinator.runtime.chunk_size import ChunkSizer
 from coordinator.runtime.uploads import Uploads
 from coordinator.runtime.validate_update import Rules

@@ -22,9 +22,8 @@ from coordinator_fixture import a_plan
 from ledger_fixture import engine_of, ledger_at
 from sqlalchemy import text as sql
 
-from coordinator.core import instructions as do
-from coordinator.core.snapshot import Changes, RunPosition
-from coordinator.core.state import Phase
+from coordinator.core import moves as do
+from coordinator.core.state import Phase, RunPosition, SnapshotChanges
 from coordinator.ledger import migrations
 from coordinator.ledger import schema as tables
 from coordinator.ledger.ledger import Ledger
@@ -93,7 +92,7 @@ def test_the_first_ledger_with_a_run_in_it_is_brought_to_this_version(path: str 
         ledger.reopen("r1", 103.0)
         again = do.SaveEvaluation((EvaluationRow(1, 2, missing="prototype", matcher="l2"),))
         position = msgspec.to_builtins(RunPosition(Phase.ROUND))
-        ledger.commit("r1", [again], [], 104.0, Changes({("outline", ""): position}))
+        ledger.commit("r1", [again], [], 104.0, SnapshotChanges({("outline", ""): position}))
         report, kept = ledger.report(), ledger.snapshot("r1")
     assert [row.matcher for row in report.evaluations] == ["", "l2"]
     assert report.evaluations[0].value == 0.75
@@ -229,7 +228,7 @@ CHILD = """
 import sys
 sys.path.insert(0, sys.argv[2])
 from coordinator.ledger.ledger import Ledger
-from coordinator.core import instructions as do
+from coordinator.core import moves as do
 from edgefl.records import Attempt, ObjectRef
 from coordinator_fixture import a_plan
 

@@ -20,7 +20,7 @@ from sqlalchemy import event
 from sqlalchemy import text as sql
 from sqlalchemy.engine import make_url
 
-from coordinator.core import instructions as do
+from coordinator.core import moves as do
 from coordinator.core.timeouts import Timeouts
 from coordinator.ledger import database, transactions
 from coordinator.ledger.ledger import Ledger

@@ -10,8 +10,8 @@ import pytest
 from plan_fixture import SUPERVISED
 from test_coordinator_machine import Play, of
 
-from coordinator.core import events as e
-from coordinator.core import instructions as do
+from coordinator.core import moves as do
+from coordinator.core import moves as e
 from edgefl.data.dataset import load_npz
 from edgefl.data.load import load
 from edgefl.errors import DataError

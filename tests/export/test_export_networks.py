@@ -12,7 +12,7 @@ import onnx
 import pytest
 from export_fixture import Parts, sensor, some_state, some_tables, stage_of, two_sensors, windows
 
-from coordinator.core.instructions import SaveRound
+from coordinator.core.moves import SaveRound
 from coordinator.ledger.ledger import Ledger
 from edgefl.aggregation.history import KEY, Memory
 from edgefl.cli.export import export_run

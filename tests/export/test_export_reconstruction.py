@@ -14,7 +14,7 @@ import pytest
 import torch
 from export_fixture import Exported, sensor, some_state, stage_of, two_sensors, windows
 
-from coordinator.core.instructions import SaveRound
+from coordinator.core.moves import SaveRound
 from coordinator.ledger.ledger import Ledger
 from edgefl.cli.export import export_run
 from edgefl.cli.main import main

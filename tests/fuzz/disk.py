@@ -12,9 +12,8 @@ import sqlite3
 
 import msgspec
 
-from coordinator.core.instructions import SaveDevice, SaveRound
-from coordinator.core.snapshot import Changes, RunPosition
-from coordinator.core.state import Assignment, Device
+from coordinator.core.moves import SaveDevice, SaveRound
+from coordinator.core.state import Assignment, Device, RunPosition, SnapshotChanges
 from coordinator.ledger.ledger import Ledger
 from device_agent.core.state import DataFacts, Result
 from device_agent.runtime.store import AgentStore, Owner
@@ -120,7 +119,7 @@ def _blank_ledger() -> bytes:
             ("device", "cam-07"): msgspec.to_builtins(Device(hello)),
             ("assignment", "cam-07"): msgspec.to_builtins(Assignment(Placement())),
         }
-        ledger.commit("r", [SaveDevice(hello), done], [], 1.0, Changes(rows))
+        ledger.commit("r", [SaveDevice(hello), done], [], 1.0, SnapshotChanges(rows))
     connection = sqlite3.connect(file)
     connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     connection.execute("PRAGMA journal_mode=DELETE")

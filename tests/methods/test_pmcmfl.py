@@ -11,9 +11,9 @@ import torch
 from memory_fleet import plan_of, run_fleet, share
 from training_fixture import dataset, job, model_spec, parts_of, stages_of
 
-from coordinator.core.instructions import SaveEnd
 from coordinator.core.machine import initial
-from coordinator.core.stragglers import is_buffered
+from coordinator.core.moves import SaveEnd
+from coordinator.core.round_rules import is_buffered
 from coordinator.core.timeouts import Timeouts
 from coordinator.ledger.ledger import Ledger
 from coordinator.runtime.start import _resumed

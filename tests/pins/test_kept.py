@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from coordinator.core import snapshot
+from coordinator.core import state as snapshot
 from coordinator.core.state import State
 from device_agent.core.state import DataFacts, Saved
 from device_agent.runtime.store import AgentStore, Owner

@@ -1,4 +1,4 @@
-"""Requests to the planner: which devices are planned when, and errors and warnings when none can train. Pure."""
+"""Known devices: introductions, requests for placements, quarantine. Pure."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from typing import Any
 
 import msgspec
 
-from coordinator.core.instructions import Fail, Plan
-from coordinator.core.state import Device, Phase, State
-from coordinator.core.steps import Steps
+from coordinator.core.moves import Fail, Plan, SaveDevice, SendDrain, SendWelcome, Steps
+from coordinator.core.plausibility import exceeds
+from coordinator.core.state import Assignment, Device, Phase, State
 from edgefl.budget.fit import trained_depth
 from edgefl.plan.job import Arrival, Candidate, Placement
 from edgefl.plan.training_samples import LABEL_THEM, UNLABELLED
+from edgefl.protocol.messages import PROTOCOL_VERSION, Hello
 from edgefl.records import Refusal
 from edgefl.report.units import quantity
 
@@ -154,3 +155,119 @@ def _excess(refusal: Refusal) -> float:
     if not refusal.needed or not refusal.allowed:
         return float("inf")
     return max(refusal.needed / refusal.allowed, refusal.allowed / refusal.needed)
+
+
+#: Connections of a device whose joins and leaves a run's ledger records: one that goes on so would fill it.
+MOST_CONNECTIONS = 100
+
+
+def introduce(steps: Steps, hello: Hello) -> None:
+    """Take a device as it now says it is. Its rejected updates and its first claim stay."""
+    name, known = hello.device, steps.state.devices.get(hello.device)
+    was = known or Device(hello)
+    back = known is None or not known.online
+    device = replace(was, hello=hello, online=True, first_claim=was.claim, connections=was.connections + back)
+    if known is None or _facts(known.hello) != _facts(hello):
+        device = replace(device, placement=None, ticket=0, declined=(), factors={})
+    if hello.session != was.hello.session:
+        device = replace(device, previous_session=was.hello.session)
+    steps.set(devices={**steps.state.devices, name: device})
+    steps.do(SaveDevice(hello), SendWelcome(name))
+    if back and device.connections <= MOST_CONNECTIONS:
+        budget = msgspec.to_builtins(hello.budget)
+        steps.emit("device_joined", name, {"profile": hello.profile, "samples": hello.samples, "budget": budget})
+    for about, text in _suspicious(was, device):
+        steps.warn_once(name, about, text)
+
+
+def _suspicious(was: Device, now: Device) -> list[tuple[str, str]]:
+    """(about, text) of warnings for operators."""
+    hello, found = now.hello, []
+    if exceeds(hello, now.claim):
+        counts = now.claim.samples.get("", 0)
+        text = f"it now says it has {hello.samples.get('', 0)} samples; in this run the first {counts} count"
+        found.append(("claim", text))
+    if hello.session != was.hello.session and hello.session == was.previous_session:
+        text = "two agents use this identity and take turns at the broker; stop one, or enrol it under its own name"
+        found.append(("twin", text))
+    if now.connections > MOST_CONNECTIONS:
+        text = f"it connected {now.connections} times; its joins and leaves are not recorded any more"
+        found.append(("comings", text))
+    return found
+
+
+def refuse_protocol(steps: Steps, hello: Hello) -> None:
+    """Refuse a device of another protocol version: it is sent the reason each time; operators get one warning."""
+    text = f"it speaks protocol {hello.protocol}, this coordinator {PROTOCOL_VERSION}: install the same release on both"
+    steps.drop("protocol")
+    steps.do(SendDrain(hello.device, text))
+    if hello.device not in steps.state.incompatible:
+        steps.set(incompatible=steps.state.incompatible | {hello.device})
+        steps.emit("warning", hello.device, {"text": f"{hello.device} is refused: {text}", "about": "protocol"})
+
+
+def _facts(hello: Hello) -> tuple[object, ...]:
+    """Facts of a device that its placement depends on; a change requires a new plan."""
+    measured = hello.capabilities.trainer_base_bytes > 0
+    return hello.profile, hello.budget, hello.samples, hello.modalities, hello.class_counts, measured
+
+
+#: ``Device.barred`` of a device in quarantine for the rest of the run.
+FOR_GOOD = -1
+
+
+def ordinal(state: State) -> int:
+    """The round that is open or comes next, counted from 1 over all stages."""
+    return sum(state.rounds[: state.stage - 1]) + state.number
+
+
+def count_rejected(steps: Steps, device: str, refusal: Refusal) -> None:
+    """Count an unusable update; after ``quarantine_after`` in a row the device is in quarantine."""
+    known, policy = steps.state.devices[device], steps.state.policy
+    counts = {**known.rejected, refusal.reason: known.rejected.get(refusal.reason, 0) + 1}
+    bad = known.bad + 1
+    steps.set_device(device, bad=bad, rejected=counts)
+    steps.emit("rejected", device, figures_of(refusal))
+    if policy.quarantine_after and bad >= policy.quarantine_after and not known.barred:
+        rounds = policy.quarantine_rounds
+        steps.set_device(device, barred=ordinal(steps.state) + rounds if rounds else FOR_GOOD)
+        data = {"bad": bad, "rounds": rounds, "rejected": counts, **figures_of(refusal)}
+        steps.emit("quarantined", device, data)
+
+
+def forgive(steps: Steps, names: Iterable[str]) -> None:
+    """Reset the count of unusable updates in a row: updates of these devices are used."""
+    for name in names:
+        if steps.state.devices[name].bad:
+            steps.set_device(name, bad=0)
+
+
+def readmit(steps: Steps) -> None:
+    """End the quarantines that lasted through the round before: these devices are asked again."""
+    now = ordinal(steps.state)
+    for name, device in steps.state.devices.items():
+        if 0 < device.barred < now:
+            steps.set_device(name, barred=0, bad=0)
+            steps.emit("readmitted", name)
+
+
+def why(state: State, device: str) -> Refusal:
+    """Why a device in quarantine is not asked."""
+    known = state.devices[device]
+    counts = ", ".join(f"{reason} × {count}" for reason, count in sorted(known.rejected.items()))
+    until = "the end of the run" if known.barred == FOR_GOOD else f"round {known.barred} of the run"
+    text = f"{known.bad} updates in a row could not be used (in all: {counts}); not asked until {until}"
+    return Refusal("quarantine", float(known.bad), float(state.policy.quarantine_after - 1), "updates", text)
+
+
+def not_asked(state: State) -> dict[str, Assignment]:
+    """Devices that the planner has excluded, or that are in quarantine, and why."""
+    found: dict[str, Assignment] = {}
+    for name, device in state.devices.items():
+        if device.placement is None:
+            continue
+        if device.placement.refusal is not None:
+            found[name] = Assignment(device.placement, "refused", refusal=device.placement.refusal)
+        elif device.barred:
+            found[name] = Assignment(device.placement, "quarantined", refusal=why(state, name))
+    return found

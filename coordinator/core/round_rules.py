@@ -1,4 +1,10 @@
-"""The rules of one round, pure: who is offered, when it closes, when it is tried again."""
+"""The rules of one round: who is offered, when it closes, when it is tried again, what becomes of stragglers. Pure.
+
+A straggler is a device that has not answered when its round closes, where the policy keeps late updates (async, or
+round.late: keep). It moves to ``State.stragglers``, with its attempt. Its update lies in ``State.buffered`` until the
+next aggregation includes it, by its staleness: the rounds closed since its model was made. A stage's last round drops
+both: what other stages trained is other parts.
+"""
 
 from __future__ import annotations
 
@@ -7,25 +13,61 @@ import math
 import msgspec
 import numpy as np
 
-from coordinator.core import quarantine
 from coordinator.core.assignments import offer, put, put_earlier, saved
-from coordinator.core.instructions import Aggregate, EndTransfers, Fail, SaveRound, SendAbort
-from coordinator.core.outliers import outliers
-from coordinator.core.planning import reason_text, wait_for_able
+from coordinator.core.known_devices import count_rejected, forgive, not_asked, readmit, reason_text, wait_for_able
+from coordinator.core.moves import Aggregate, EndTransfers, Fail, SaveRound, SendAbort, Steps
+from coordinator.core.plausibility import outliers
 from coordinator.core.state import OPEN, Assignment, Phase, Round, State
-from coordinator.core.steps import Steps
-from coordinator.core.stragglers import is_buffered, is_closing, staleness, updates_of
 from edgefl.models.spec import modality_of
 from edgefl.protocol.messages import Update
-from edgefl.records import Attempt, Refusal
+from edgefl.records import Attempt, EvaluationRow, Refusal
 from edgefl.registry import choose
 
 replace = msgspec.structs.replace
 
 
+def staleness(state: State, attempt: Attempt) -> int:
+    """How many rounds ago the model that ``attempt`` starts from was the newest."""
+    return state.number - attempt.round
+
+
+def mark_aggregated(steps: Steps) -> None:
+    """Note that the buffered updates being aggregated are in the model."""
+    state = steps.state
+    devices = dict(state.devices)
+    for update in updates_of(state, state.aggregating):
+        devices[update.device] = replace(devices[update.device], aggregated=update.attempt)
+    buffered = {key: one for key, one in state.buffered.items() if key not in state.aggregating}
+    steps.set(devices=devices, buffered=buffered, aggregating=())
+
+
+def updates_of(state: State, keys: tuple[str, ...]) -> list[Update]:
+    """Buffered updates, by key."""
+    return [update for key in keys if (update := state.buffered[key].update) is not None]
+
+
+def is_closing(state: State) -> bool:
+    """Whether this is the closing round, in which every eligible device is asked and waited for."""
+    return 0 < state.closing == state.stage
+
+
+def is_buffered(state: State) -> bool:
+    """Whether the round closes by the number of updates: async, or only stragglers are at work in it."""
+    if is_closing(state):
+        return False
+    return state.policy.mode == "async" or (state.open is not None and not state.open.assignments)
+
+
+def still_needed(state: State) -> tuple[tuple[Update, ...], frozenset[Attempt]]:
+    """The updates that are on disk or on their way, and the attempts whose first state must stay readable."""
+    every = [*state.stragglers.values(), *state.buffered.values()]
+    updates = tuple(one.update for one in every if one.update is not None)
+    return updates, frozenset(one.attempt for one in every if one.attempt is not None)
+
+
 def open_round(steps: Steps) -> None:
     """Offer the next attempt to every chosen device; wait, or fail, when there is none."""
-    quarantine.readmit(steps)
+    readmit(steps)
     _drop_outdated(steps)
     state, at = steps.state, steps.at
     able = free(state)
@@ -44,7 +86,7 @@ def open_round(steps: Steps) -> None:
     )
     steps.do(SaveRound(number))
     _warn_unrepairable(steps)
-    for name, assignment in (*opened.assignments.items(), *quarantine.not_asked(state).items()):
+    for name, assignment in (*opened.assignments.items(), *not_asked(state).items()):
         steps.do(saved(state, number, name, assignment))
     behind = {"behind": sorted(state.stragglers)} if state.stragglers else {}
     steps.emit("round_started", data={"participants": names, "attempt": number.attempt, **behind})
@@ -144,7 +186,7 @@ def _end(steps: Steps, *, enough: bool) -> None:
     rejected = outliers(steps.state)
     for device, assignment, refusal in rejected:
         put(steps, device, replace(assignment, status="rejected", refusal=refusal))
-        quarantine.count_rejected(steps, device, refusal)
+        count_rejected(steps, device, refusal)
     if rejected:
         check_close(steps)
     elif enough:
@@ -192,7 +234,7 @@ def _close(steps: Steps) -> None:
     devices = steps.state.devices
     holders = {name: replace(devices[name], holds=opened.attempt.stage) for name in names & devices.keys()}
     steps.set(phase=Phase.CLOSING, until=steps.at, devices={**devices, **holders})
-    quarantine.forgive(steps, names)
+    forgive(steps, names)
 
 
 def _retry(steps: Steps) -> None:
@@ -241,3 +283,43 @@ def _give_up(steps: Steps, device: str, assignment: Assignment) -> None:
 def _outcome(device: str, assignment: Assignment) -> str:
     why = f" ({reason_text(assignment.refusal)})" if assignment.refusal is not None else ""
     return f"{device} {assignment.status}{why}"
+
+
+def metric_means(state: State) -> dict[str, float]:
+    """Means of the devices' metrics, weighted by samples."""
+    sums: dict[str, tuple[float, float]] = {}
+    for update in aggregated_updates(state):
+        weight = float(max(update.samples.values(), default=0))
+        for metric, value in update.metrics.items():
+            total, weights = sums.get(metric, (0.0, 0.0))
+            sums[metric] = (total + weight * value, weights + weight)
+    return {metric: total / weights for metric, (total, weights) in sorted(sums.items()) if weights > 0}
+
+
+def summary(state: State, at: float) -> dict[str, object]:
+    """Data of the event of a closed round."""
+    opened, updates = state.open, aggregated_updates(state)
+    assignments = opened.assignments if opened is not None else {}
+    parts = [*assignments.values(), *(state.buffered[key] for key in state.aggregating)]
+    names = ("payload_up_bytes", "payload_down_bytes")
+    figures = [part.measured[name] for part in parts for name in names if name in part.measured]
+    found: dict[str, object] = {
+        "participants": sorted({update.device for update in updates}),
+        "late": sorted(name for name, a in assignments.items() if a.status == "late"),
+        "lost": sorted(name for name, a in assignments.items() if a.status == "lost"),
+        "loss": metric_means(state).get("loss"),
+        "seconds": at - opened.opened_at if opened is not None else None,
+        "payload_bytes": sum((figure.value or 0.0 for figure in figures), 0.0),
+    }
+    if state.policy.keeps:
+        found["updates"] = len(updates)
+        found["behind"] = sorted(state.stragglers)
+        found["staleness"] = {u.device: late for u in updates if (late := staleness(state, u.attempt))}
+    return found
+
+
+def not_finite(rows: list[EvaluationRow]) -> str:
+    """The warning about figures of an evaluation that are not finite numbers."""
+    names = sorted({f"{row.metric} with {'+'.join(row.available)}" for row in rows})
+    text = f"the evaluation has no figure for {len(rows)} of its rows: {', '.join(names[:3])}"
+    return f"{text}{', …' if len(names) > 3 else ''} is not a finite number; the model has diverged"

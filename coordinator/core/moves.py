@@ -1,0 +1,377 @@
+"""Moves of the machine: the events that go in, the instructions that come out, and the step between them. Pure.
+
+Times are seconds of the runner's monotonic clock. ``Save…`` instructions are committed, in one transaction, before the
+rest is done.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+from coordinator.core.state import Changes, State
+from edgefl.aggregation.history import Memory
+from edgefl.errors import EdgeFLError
+from edgefl.plan.job import Candidate, Placement
+from edgefl.protocol.messages import Hello, Update
+from edgefl.records import Attempt, EvaluationRow, Figures, Manifest, Refusal
+from edgefl.run_records import AssignmentRow
+
+replace = msgspec.structs.replace
+
+
+class Begin(msgspec.Struct, frozen=True):
+    """The initial parts lie in the store: devices may join.
+
+    ``stage`` and ``round`` are those of the last finished round, 0 and 0 when there is none; ``attempt`` is the last
+    one begun for the round that comes next; ``unevaluated`` is the last finished round if it was not evaluated;
+    ``made_ms`` is when the run was made; ``memory`` is what the slots remember; ``resumed`` is the state as an earlier
+    process left it.
+    """
+
+    at: float
+    stage: int = 0
+    round: int = 0
+    attempt: int = 0
+    unevaluated: Attempt | None = None
+    made_ms: int = 0
+    memory: Memory = Memory()
+    resumed: State | None = None
+
+
+class Joined(msgspec.Struct, frozen=True):
+    """A device said hello, or showed life after it had been missed."""
+
+    at: float
+    hello: Hello
+
+    @property
+    def device(self) -> str:
+        """The device that joined."""
+        return self.hello.device
+
+
+class HeartbeatSeen(msgspec.Struct, frozen=True):
+    """A device shows life. ``reports_work``: it also says what it works on."""
+
+    at: float
+    device: str
+    working_on: Attempt | None = None
+    reports_work: bool = True
+
+
+class DeviceOffline(msgspec.Struct, frozen=True):
+    """A device is offline: its last will, or too many silent heartbeats."""
+
+    at: float
+    device: str
+    reason: str = ""
+
+
+class Planned(msgspec.Struct, frozen=True):
+    """The planner's answer to the ``Plan`` with this ticket."""
+
+    at: float
+    ticket: int
+    placements: tuple[Placement, ...] = ()
+
+
+class Accepted(msgspec.Struct, frozen=True):
+    """A device took an offer."""
+
+    at: float
+    device: str
+    attempt: Attempt
+
+
+class Declined(msgspec.Struct, frozen=True):
+    """A device did not take an offer, or gave it up."""
+
+    at: float
+    device: str
+    attempt: Attempt
+    refusal: Refusal = Refusal()
+    figures: Figures = {}
+
+
+class Progressed(msgspec.Struct, frozen=True):
+    """Progress of a device's training."""
+
+    at: float
+    device: str
+    attempt: Attempt
+    data: dict[str, Any] = {}
+
+
+class Announced(msgspec.Struct, frozen=True):
+    """A device has an update to fetch."""
+
+    at: float
+    update: Update
+
+    @property
+    def device(self) -> str:
+        """The device that trained it."""
+        return self.update.device
+
+    @property
+    def attempt(self) -> Attempt:
+        """The attempt it was trained in."""
+        return self.update.attempt
+
+
+class UpdateStored(msgspec.Struct, frozen=True):
+    """An update lies complete and checked in the store. ``figures`` are the coordinator's own, counted.
+
+    ``changes``: how far it is from what the device was offered.
+    """
+
+    at: float
+    device: str
+    attempt: Attempt
+    figures: Figures = {}
+    manifest: Manifest = {}  # of the update, with what came packed unpacked
+    changes: Changes = {}
+
+
+class UpdateInvalid(msgspec.Struct, frozen=True):
+    """An update arrived and is unusable."""
+
+    at: float
+    device: str
+    attempt: Attempt
+    refusal: Refusal
+
+
+class Aggregated(msgspec.Struct, frozen=True):
+    """The new model state lies in the store. ``record`` says what each slot did, ``memory`` what it remembers."""
+
+    at: float
+    attempt: Attempt
+    manifest: Manifest = {}
+    record: dict[str, Any] = {}
+    memory: Memory = Memory()
+
+
+class Evaluated(msgspec.Struct, frozen=True):
+    """The global model was tried on the test set."""
+
+    at: float
+    attempt: Attempt
+    rows: tuple[EvaluationRow, ...] = ()
+
+
+class Tick(msgspec.Struct, frozen=True):
+    """Time passed."""
+
+    at: float
+
+
+FromDevice = Joined | HeartbeatSeen | DeviceOffline | Accepted | Declined | Progressed | Announced
+FromWork = Planned | UpdateStored | UpdateInvalid | Aggregated | Evaluated
+Event = Begin | FromDevice | FromWork | Tick
+
+
+class IllegalMoveError(EdgeFLError):
+    """The runner reported something impossible. A defect, so the message holds the whole story."""
+
+    remedy = "This is a defect of the coordinator: report it with the story above. Start again with --resume RUN."
+
+    def __init__(self, event: Event, state: State, why: str) -> None:
+        self.event = event
+        self.state = state
+        story = "\n".join(f"  {line}" for line in state.story)
+        where = state.open.attempt if state.open else f"{state.run}/s{state.stage}/r{state.number}/a{state.attempt}"
+        kind, phase = type(event).__name__, state.phase.value
+        super().__init__(f"illegal {kind} in phase '{phase}' of {where}: {why}\nwhat happened before:\n{story}")
+
+
+class SaveDevice(msgspec.Struct, frozen=True):
+    """Ledger: a device as it introduced itself."""
+
+    hello: Hello
+
+
+class SaveRound(msgspec.Struct, frozen=True):
+    """Ledger: a round began, or ended as done or failed."""
+
+    attempt: Attempt
+    status: Literal["running", "done", "failed"] = "running"
+    participants: tuple[str, ...] = ()
+    metrics: dict[str, float] = {}
+    record: dict[str, Any] = {}
+    manifest: Manifest | None = None
+
+
+class SaveAssignment(msgspec.Struct, frozen=True):
+    """Ledger: how one device's part stands. Figures on record are left as they were where ``row`` has none."""
+
+    row: AssignmentRow
+
+
+class SaveEvaluation(msgspec.Struct, frozen=True):
+    """Ledger: figures of the global model."""
+
+    rows: tuple[EvaluationRow, ...]
+
+
+class SaveEnd(msgspec.Struct, frozen=True):
+    """Ledger: the run is over."""
+
+    status: Literal["done", "failed"]
+
+
+class SendWelcome(msgspec.Struct, frozen=True):
+    """Send a welcome."""
+
+    device: str
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """Ask the planner what these devices can do in this stage."""
+
+    ticket: int
+    stage: int
+    candidates: tuple[Candidate, ...]
+
+
+class SendOffer(msgspec.Struct, frozen=True):
+    """Offer a device its part."""
+
+    device: str
+    attempt: Attempt
+    placement: Placement
+    deadline_s: float
+
+
+class SendAbort(msgspec.Struct, frozen=True):
+    """Abort an attempt on a device."""
+
+    device: str
+    attempt: Attempt
+    reason: str
+
+
+class SendAck(msgspec.Struct, frozen=True):
+    """Acknowledge a device's update, or refuse it."""
+
+    device: str
+    attempt: Attempt
+    accepted: bool = True
+    refusal: Refusal = Refusal()
+
+
+class SendDrain(msgspec.Struct, frozen=True):
+    """Drain one device: there is nothing for it here, and why."""
+
+    device: str
+    reason: str
+
+
+class Fetch(msgspec.Struct, frozen=True):
+    """Get the objects of an update; asked again, it goes on where it stopped."""
+
+    update: Update
+
+
+class EndTransfers(msgspec.Struct, frozen=True):
+    """The attempt is closed: end its transfers."""
+
+    attempt: Attempt
+
+
+class Aggregate(msgspec.Struct, frozen=True):
+    """Make the new model state of these updates."""
+
+    attempt: Attempt
+    updates: tuple[Update, ...]
+
+
+class Evaluate(msgspec.Struct, frozen=True):
+    """Try the global model on the test set."""
+
+    attempt: Attempt
+
+
+class CollectGarbage(msgspec.Struct, frozen=True):
+    """Delete objects nothing points to. Still needed: ``updates``, and the states that ``attempts`` started from."""
+
+    updates: tuple[Update, ...] = ()
+    attempts: frozenset[Attempt] = frozenset()
+
+
+class DrainAll(msgspec.Struct, frozen=True):
+    """Drain all devices: the run is over."""
+
+    reason: str = ""
+
+
+class EmitEvent(msgspec.Struct, frozen=True):
+    """An event of the run: becomes an EventRow."""
+
+    kind: str
+    stage: int = 0
+    round: int = 0
+    device: str = ""
+    data: dict[str, Any] = {}
+
+
+class Fail(msgspec.Struct, frozen=True):
+    """End the run with this error; what was finished is kept. ``kind`` names a class of :mod:`edgefl.errors`.
+
+    ``remedy``: what to do, where the class's own remedy does not fit.
+    """
+
+    kind: Literal["RunError", "BudgetError", "DataError"]
+    message: str
+    remedy: str = ""
+
+
+Save = SaveDevice | SaveRound | SaveAssignment | SaveEvaluation | SaveEnd
+Send = SendWelcome | SendOffer | SendAbort | SendAck | SendDrain | DrainAll
+Instruction = Save | Send | Plan | Fetch | EndTransfers | Aggregate | Evaluate | CollectGarbage | EmitEvent | Fail
+
+
+class Steps:
+    """Outcome of one event so far: ``state``, and the instructions ``out``, in order. ``at``: the event's time."""
+
+    __slots__ = ("at", "out", "state")
+
+    def __init__(self, state: State, at: float) -> None:
+        self.state = state
+        self.at = at
+        self.out: list[Instruction] = []
+
+    def set(self, **fields: object) -> None:
+        """Replace fields of the state."""
+        self.state = replace(self.state, **fields)
+
+    def set_device(self, device: str, **fields: object) -> None:
+        """Replace fields of a known device."""
+        devices = self.state.devices
+        self.set(devices={**devices, device: replace(devices[device], **fields)})
+
+    def do(self, *instructions: Instruction) -> None:
+        """Add instructions."""
+        self.out += instructions
+
+    def emit(self, kind: str, device: str = "", data: dict[str, Any] | None = None) -> None:
+        """Emit an event of the current round."""
+        self.do(EmitEvent(kind, self.state.stage, self.state.number, device, data or {}))
+
+    def warn(self, text: str, device: str = "") -> None:
+        """Warn operators."""
+        self.emit("warning", device, {"text": text})
+
+    def warn_once(self, device: str, about: str, text: str) -> None:
+        """Warn operators about a known device, once in a run for each subject ``about``."""
+        warned = self.state.devices[device].warned
+        if about not in warned:
+            self.set_device(device, warned=(*warned, about))
+            self.emit("warning", device, {"text": f"{device}: {text}", "about": about})
+
+    def drop(self, reason: str) -> None:
+        """Count a message without effect."""
+        dropped = self.state.dropped
+        self.set(dropped={**dropped, reason: dropped.get(reason, 0) + 1})
