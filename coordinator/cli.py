@@ -150,7 +150,7 @@ def enroll_command(
         fleet = Fleet(identity)
         typer.echo(issue_token(fleet, name, time.time(), hours * 3600))
         if wait:
-            from coordinator.runtime.enrolment import serve
+            from coordinator.runtime.fleet_auth import serve
 
             asyncio.run(serve(fleet, say, until=name, limit_s=hours * 3600))
 
@@ -164,7 +164,7 @@ def enrollments_command(
     with guarded(debug):
         import asyncio
 
-        from coordinator.runtime.enrolment import serve
+        from coordinator.runtime.fleet_auth import serve
         from edgefl.identity.fleet import Fleet
 
         asyncio.run(serve(Fleet(identity), say))

@@ -21,8 +21,7 @@ from edgefl.protocol import topics
 from edgefl.protocol.chunks import Chunk, decode_chunks, encode_chunk
 from edgefl.records import Attempt, Figure, Refusal
 from edgefl.storage.objects import ObjectStore
-from edgefl.transfer.instructions import Completed, SendChunk, SendNeed, StoreChunk, VerifyObject
-from edgefl.transfer.receiver import Receiver
+from edgefl.transfer.receiver import Completed, Receiver, SendChunk, SendNeed, StoreChunk, VerifyObject
 from edgefl.transfer.sender import Sender
 from edgefl.transport.memory import MemoryTransport
 

@@ -19,8 +19,7 @@ from edgefl.protocol.chunks import Chunk, decode_chunks, encode_chunk
 from edgefl.protocol.tensors import decode_part, encode_part
 from edgefl.records import Attempt, Budget, Capabilities, Cost, EvaluationRow, Figure, Manifest, ObjectRef, Refusal
 from edgefl.storage.objects import ObjectStore
-from edgefl.transfer.instructions import Completed, SendChunk, SendNeed, StoreChunk, VerifyObject
-from edgefl.transfer.receiver import Receiver
+from edgefl.transfer.receiver import Completed, Receiver, SendChunk, SendNeed, StoreChunk, VerifyObject
 from edgefl.transfer.sender import Sender
 from edgefl.transport.base import Will
 from edgefl.transport.memory import MemoryBroker, MemoryTransport

@@ -30,7 +30,7 @@ import yaml
 from benchmarks.common import sections
 from benchmarks.cost.resource_table import MIB
 from benchmarks.network.echo import Case, run_file, test_set
-from coordinator.runtime.enrolment import serve
+from coordinator.runtime.fleet_auth import serve
 from device_agent.runtime.connect import Options
 from device_agent.tools.enroll import enroll
 from edgefl.identity.enrolment import issue_token

@@ -170,7 +170,7 @@ def coordinator(crash: Crash) -> None:
     import coordinator.runtime.model_tasks
     import coordinator.runtime.uploads
     from coordinator.ledger.ledger import Ledger
-    from coordinator.runtime.event_log import Journal
+    from coordinator.runtime.record import Journal
     from edgefl.storage.objects import ObjectStore
     from edgefl.transport.mqtt import MqttTransport
 

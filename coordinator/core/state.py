@@ -54,7 +54,7 @@ class Change(msgspec.Struct, frozen=True, array_like=True):
     base: float = 0.0
 
 
-#: By part; a part's buffers have an entry of their own, ``coordinator.runtime.update_norms.BUFFERS_OF``.
+#: By part; a part's buffers have an entry of their own, ``coordinator.runtime.validate_update.BUFFERS_OF``.
 Changes = dict[str, Change]
 
 

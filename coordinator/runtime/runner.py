@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,6 +21,7 @@ from coordinator.core.moves import (
     Begin,
     Declined,
     DeviceOffline,
+    EmitEvent,
     Event,
     Tick,
 )
@@ -28,21 +29,20 @@ from coordinator.core.round_rules import still_needed
 from coordinator.core.state import ENDED, Phase, State, as_saved, resumed
 from coordinator.core.timeouts import Timeouts
 from coordinator.ledger.ledger import Ledger
-from coordinator.runtime.begin import run_started, take_back_if_ruined
-from coordinator.runtime.evaluator_client import EvaluatorClient, Worker
-from coordinator.runtime.event_log import Journal, forward_warnings, row_of
-from coordinator.runtime.inbound import Inbound
-from coordinator.runtime.liveness import Liveness
-from coordinator.runtime.model_tasks import ModelTasks, payload_sizes
+from coordinator.runtime.inbound import Inbound, Liveness
+from coordinator.runtime.model_tasks import EvaluatorClient, ModelTasks, Worker, payload_sizes
 from coordinator.runtime.publisher import Publisher
-from coordinator.runtime.record import Move, Record
+from coordinator.runtime.record import Journal, Move, Record, forward_warnings, row_of
+from coordinator.runtime.validate_update import ruined
 from edgefl.aggregation.history import load as load_memory
 from edgefl.errors import BudgetError, DataError, EdgeFLError, ProtocolError, RunError
-from edgefl.plan.compile import warnings_of
+from edgefl.plan.compile import moving, warnings_of
 from edgefl.plan.job import RunPlan
 from edgefl.process.worker import WorkerProcess
 from edgefl.protocol import topics
 from edgefl.protocol.messages import Need, Renew
+from edgefl.records import Attempt, Manifest
+from edgefl.report.units import public_url
 from edgefl.run_records import EventRow, RunReport
 from edgefl.storage.objects import ObjectStore
 from edgefl.storage.run_directory import LEDGER, hold_directory
@@ -50,6 +50,7 @@ from edgefl.transport.base import Transport
 
 if TYPE_CHECKING:  # runs without an identity load no cryptography
     from coordinator.runtime.fleet_auth import Guard
+
 
 #: Seconds by which a clock goes back that was set; one that is disciplined goes slower instead.
 STEP_S = 1.0
@@ -350,3 +351,34 @@ class Runner:
                 self._events.put_nowait(event)
         except Exception as error:  # the store may be full: the loop must hear of it, the network thread must not
             self._events.put_nowait(error)
+
+
+def take_back_if_ruined(ledger: Ledger, store: ObjectStore, attempt: Attempt) -> str:
+    """Take back a round whose state the run does not evaluate or continue from. Returns the reason, else "".
+
+    Versions that did not check a state before they committed it have left runs so.
+    """
+    states = ledger.states(attempt.run)
+    why = ruined(store, states.pop((attempt.stage, attempt.round)))
+    before = states[max(states)]
+    if not why or not all(store.has(ref.id) for ref in before.values()):
+        return ""
+    ledger.take_back(attempt.run, attempt)
+    return f"round {attempt.round} of stage {attempt.stage} is taken back and done again: of its model, {why}"
+
+
+def run_started(plan: RunPlan, manifest: Manifest, broker: str, facts: Mapping[str, object]) -> EmitEvent:
+    """The event ``run_started``. ``facts``: of the connection to the broker."""
+    rounds = [stage.rounds for stage in plan.stages]
+    data = {
+        "name": plan.name,
+        "recipe": plan.recipe,
+        "stages": len(rounds),
+        "rounds_total": sum(rounds),
+        "broker": public_url(broker),
+        **facts,
+        "parts": len(manifest),
+        "bytes": sum(ref.size for ref in manifest.values()),
+        **({"statistics": moving(plan)} if plan.slots.statistics else {}),
+    }
+    return EmitEvent("run_started", data=data)

@@ -109,7 +109,7 @@ async def _run(
     sys.setswitchinterval(_SWITCH_S)
     keep_for_parts()
     if guard is not None:
-        from coordinator.runtime.enrolment import fleets_broker
+        from coordinator.runtime.fleet_auth import fleets_broker
 
         opened = fleets_broker(guard.fleet, broker, say)
     else:

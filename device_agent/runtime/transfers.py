@@ -20,7 +20,7 @@ from edgefl.protocol.messages import Grant, Need, Offer, Update, UpMessage
 from edgefl.records import Attempt, Figures, ObjectRef, Refusal
 from edgefl.storage.objects import ObjectStore
 from edgefl.transfer.disk_driver import DiskReceiver, DiskSender, End, Superseded
-from edgefl.transfer.instructions import Failed
+from edgefl.transfer.receiver import Failed
 from edgefl.transport.base import Transport
 
 

@@ -14,16 +14,16 @@ from edgefl.protocol.messages import Need
 from edgefl.records import ObjectRef
 from edgefl.storage.objects import ObjectStore
 from edgefl.storage.partials import PartialObject
-from edgefl.transfer.instructions import (
+from edgefl.transfer.receiver import (
     Completed,
     Failed,
     Instruction,
+    Receiver,
     SendChunk,
     SendNeed,
     StoreChunk,
     VerifyObject,
 )
-from edgefl.transfer.receiver import Receiver
 from edgefl.transfer.sender import Sender
 
 

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
-from edgefl.protocol.chunks import DEFAULT_CHUNK_BYTES, DEFAULT_CREDIT
-from edgefl.protocol.messages import Need
+from edgefl.errors import ProtocolError
+from edgefl.protocol.chunks import DEFAULT_CHUNK_BYTES, DEFAULT_CREDIT, MAX_CHUNK_BYTES
+from edgefl.protocol.messages import MAX_MESSAGE_BYTES, Need
 from edgefl.records import ObjectRef
-from edgefl.transfer.instructions import (
-    MAX_CREDIT,
-    STEP_BITS,
-    Completed,
-    Failed,
-    Instruction,
-    SendNeed,
-    StoreChunk,
-    VerifyObject,
-)
-from edgefl.transfer.window import ChunkIndex
+from edgefl.storage.objects import check_id
+from edgefl.storage.partials import chunk_count, chunk_span
 
+#: Largest credit a sender grants, whatever the receiver asks: 256 x 96 KiB = 24 MiB in flight, a quarter of mosquitto's
+#: default queue.
+MAX_CREDIT = 256
+#: An epoch is incarnation << 32 | step: the receiver's incarnation is random, new after a restart; the step counts up.
+STEP_BITS = 32
+#: More chunks than this can't be asked for: their bitmap alone would fill the largest message (94 GB at 96 KiB each).
+MAX_CHUNKS = MAX_MESSAGE_BYTES * 8
 #: Silence after which a receiver asks again: longer than the sender's GATHER_S + PACE_STALL_S, so that another's stall
 #: is not taken for a loss. Doubles with each silence in a row, up to MAX_STALL_S, so that any link gets through.
 STALL_S = 5.0
@@ -34,6 +35,119 @@ SLOW_STALLS = 2
 REPEAT_S = 1.0
 #: Wrong hashes of one object after which the sender's copy must be taken as damaged.
 MAX_WRONG_HASHES = 3
+
+
+@dataclass(frozen=True)
+class SendNeed:
+    """Publish this message to the sender of the transfer."""
+
+    need: Need
+
+
+@dataclass(frozen=True)
+class SendChunk:
+    """Read a chunk and publish it: to ``device``, or on the shared topic when that is None."""
+
+    device: str | None
+    object_id: str
+    index: int
+
+
+@dataclass(frozen=True)
+class StoreChunk:
+    """Write the chunk that has just arrived: it is wanted. Comes before the Need that acknowledges it."""
+
+    object_id: str
+    index: int
+
+
+@dataclass(frozen=True)
+class VerifyObject:
+    """All chunks of the object are stored: check its sha256 and call ``on_verified``."""
+
+    object_id: str
+
+
+@dataclass(frozen=True)
+class Completed:
+    """Everything is at the receiver, verified. ``device`` is the device's id in both directions."""
+
+    device: str
+
+
+@dataclass(frozen=True)
+class Failed:
+    """The transfer can't be finished for this device: the sender lacks the object, or holds a damaged one."""
+
+    device: str
+    object_id: str
+    reason: str
+
+
+Instruction = SendNeed | SendChunk | StoreChunk | VerifyObject | Completed | Failed
+
+
+class ChunkIndex:
+    """Numbers the chunks of ``sizes`` (object id -> bytes), object after object in that order."""
+
+    def __init__(self, sizes: Mapping[str, int], chunk_bytes: int) -> None:
+        if not 1 <= chunk_bytes <= MAX_CHUNK_BYTES:
+            raise ProtocolError(f"chunks of {chunk_bytes} bytes: 1 to {MAX_CHUNK_BYTES} are allowed")
+        self.chunk_bytes = chunk_bytes
+        self._sizes = dict(sizes)
+        self._ids = [check_id(name) for name in self._sizes]
+        self._first = {}
+        position = 0
+        for name, size in self._sizes.items():
+            self._first[name] = position
+            position += chunk_count(size, chunk_bytes)
+        self._starts = list(self._first.values())
+        if position > MAX_CHUNKS:
+            raise ProtocolError(f"a transfer of {position} chunks: at most {MAX_CHUNKS} are allowed; use larger chunks")
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._sizes
+
+    def number(self, name: str, index: int) -> int | None:
+        """The number of chunk ``index`` of an object; None when there is no such object or chunk."""
+        if name not in self._sizes or not 0 <= index < chunk_count(self._sizes[name], self.chunk_bytes):
+            return None
+        return self._first[name] + index
+
+    def locate(self, number: int) -> tuple[str, int]:
+        """(object id, index in it) of a chunk."""
+        place = bisect_right(self._starts, number) - 1
+        return self._ids[place], number - self._starts[place]
+
+    def length(self, name: str, index: int) -> int:
+        """Bytes in a chunk."""
+        return chunk_span(self._sizes[name], self.chunk_bytes, index)[1]
+
+    def whole(self, name: str) -> int:
+        """The set of all chunks of an object."""
+        return ((1 << chunk_count(self._sizes[name], self.chunk_bytes)) - 1) << self._first[name]
+
+    def pack(self, missing: Mapping[str, bytes]) -> int:
+        """Bitmaps per object as one set. Raises ProtocolError for an unknown object or a bitmap that does not fit."""
+        chunks = 0
+        for name, bitmap in missing.items():
+            if name not in self._sizes:
+                raise ProtocolError(f"object {name[:12]} is not part of this transfer")
+            count = chunk_count(self._sizes[name], self.chunk_bytes)
+            bits = int.from_bytes(bitmap, "little")
+            if len(bitmap) != (count + 7) // 8 or bits >> count:
+                raise ProtocolError(f"a bitmap of {len(bitmap)} bytes for the {count} chunks of {name[:12]}")
+            chunks |= bits << self._first[name]
+        return chunks
+
+    def unpack(self, chunks: int) -> dict[str, bytes]:
+        """The set as one bitmap per object; objects without any are left out."""
+        missing = {}
+        for name, first in self._first.items():
+            count = chunk_count(self._sizes[name], self.chunk_bytes)
+            if bits := (chunks >> first) & ((1 << count) - 1):
+                missing[name] = bits.to_bytes((count + 7) // 8, "little")
+        return missing
 
 
 class Receiver:

@@ -4,13 +4,22 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Literal
 
 from edgefl.errors import ProtocolError
 from edgefl.protocol.chunks import DEFAULT_CHUNK_BYTES
 from edgefl.protocol.messages import Need
-from edgefl.transfer.instructions import MAX_CREDIT, Completed, Failed, Instruction, SendChunk
-from edgefl.transfer.receiver import SLOW_LINK
-from edgefl.transfer.window import ChunkIndex, Epochs, ReceiverState, SentChunks, in_at_least, lowest
+from edgefl.transfer.receiver import (
+    MAX_CREDIT,
+    SLOW_LINK,
+    STEP_BITS,
+    ChunkIndex,
+    Completed,
+    Failed,
+    Instruction,
+    SendChunk,
+)
 
 #: How long a sender waits for the other receivers before the first chunk. Ends early when all that are expected have
 #: asked; a second is ample for an agent to check its store, and is only lost when one of them never asks.
@@ -24,6 +33,8 @@ PACE_STALL_S = 3.0
 #: round is closed.
 PROBE_S = 10.0
 MAX_PROBE_S = 160.0
+#: Earlier incarnations of a device that are remembered: no device restarts more often within one transfer.
+MAX_INCARNATIONS = 64
 
 
 class Sender:
@@ -266,3 +277,104 @@ class Sender:
                 instructions.append(self._send(device, number, ()))
                 receiver.history.count(number, size)
         return instructions
+
+
+@dataclass
+class SentChunks:
+    """Chunks that a device has been sent in all epochs, and the bytes of those sent more than once."""
+
+    chunks: int = 0
+    again_bytes: int = 0
+
+    def count(self, number: int, size: int) -> None:
+        """A chunk of ``size`` bytes is sent."""
+        bit = 1 << number
+        self.again_bytes += size if self.chunks & bit else 0
+        self.chunks |= bit
+
+
+@dataclass
+class ReceiverState:
+    """Progress of one receiver, as its sender knows it: its window, and the chunks it still lacks."""
+
+    credit: int
+    todo: int  # set of chunks it asked for in this epoch and was not yet sent
+    heard: float
+    since: float  # when it asked
+    in_step: bool
+    history: SentChunks
+    sent: int = 0  # in this epoch
+    received: int = 0  # acknowledged in this epoch
+    blocked_at: float | None = None  # since when it holds up the shared topic
+    blocked_received: int = 0
+    least: tuple[int, int] = (0, 0)  # (bytes, number) of the smallest chunk it was sent in this epoch
+    probes: int = 0
+
+    @property
+    def has_room(self) -> bool:
+        """Whether its window admits another chunk."""
+        return self.sent - self.received < self.credit
+
+    def take(self, number: int, size: int) -> None:
+        """Count a chunk of ``size`` bytes as sent to it."""
+        self.history.count(number, size)
+        self.todo ^= 1 << number
+        self.least = min(self.least, (size, number)) if self.sent else (size, number)
+        self.sent += 1
+
+
+class Epochs:
+    """Epochs of devices: which are new, present or stale, also after restarts of a device.
+
+    Incarnations are random, so nothing says which of two is the later one; a living receiver opens ever new epochs,
+    which is what counts. A message that was overtaken by one of a later incarnation costs one stall, no more.
+    """
+
+    def __init__(self) -> None:
+        self._present: dict[str, int] = {}
+        self._last_steps: dict[str, dict[int, int]] = {}  # device -> incarnation -> last step
+
+    def age(self, device: str, epoch: int) -> Literal["new", "present", "replaced", "stale"]:
+        """``replaced``: the last epoch of a incarnation, after another incarnation has taken over."""
+        incarnation, step = divmod(epoch, 1 << STEP_BITS)
+        last = self._last_steps.get(device, {}).get(incarnation, -1)
+        if step != last:
+            return "new" if step > last else "stale"
+        return "present" if self._present.get(device) == epoch else "replaced"
+
+    def enter(self, device: str, epoch: int) -> None:
+        """From now on this is the device's present epoch."""
+        incarnation, step = divmod(epoch, 1 << STEP_BITS)
+        steps = self._last_steps.setdefault(device, {})
+        steps[incarnation] = step
+        if len(steps) > MAX_INCARNATIONS:
+            del steps[next(iter(steps))]
+        self._present[device] = epoch
+
+
+def lowest(chunks: int) -> int:
+    """The smallest number in a set that is not empty."""
+    return (chunks & -chunks).bit_length() - 1
+
+
+def in_at_least(least: int, sets: Iterable[int]) -> int:
+    """The chunks that are in at least ``least`` (>= 1) of the sets.
+
+    Counts all chunks at once: ``planes[i]`` holds bit i of every chunk's count, as in a row of binary adders.
+    """
+    planes: list[int] = []
+    for carry in sets:
+        for place, plane in enumerate(planes):
+            planes[place], carry = plane ^ carry, plane & carry
+        if carry:
+            planes.append(carry)
+    if least >> len(planes):
+        return 0
+    more, equal = 0, -1
+    for place in reversed(range(len(planes))):
+        if least >> place & 1:
+            equal &= planes[place]
+        else:
+            more |= equal & planes[place]
+            equal &= ~planes[place]
+    return more | equal

@@ -18,7 +18,7 @@ from edgefl.protocol import messages as m
 from edgefl.protocol import topics
 from edgefl.protocol.chunks import HEADER_BYTES
 from edgefl.records import Attempt, ObjectRef, Refusal
-from edgefl.transfer.instructions import Completed
+from edgefl.transfer.receiver import Completed
 from edgefl.transport import failures
 from edgefl.transport.address import parse_url
 from edgefl.transport.memory import MemoryBroker, MemoryTransport

@@ -16,7 +16,7 @@ from test_pricing_overhead import MODELS, whole
 from training_fixture import CROSS_ENTROPY, dataset, job, model_spec, parts_of
 
 from coordinator.runtime.evaluator import Evaluator
-from coordinator.runtime.evaluator_client import EvaluatorClient
+from coordinator.runtime.model_tasks import EvaluatorClient
 from edgefl.aggregation.aggregate import aggregate_round
 from edgefl.aggregation.history import UpdateInfo
 from edgefl.cli.export import export_run

@@ -15,7 +15,7 @@ import pytest
 from identity_fixture import FLEET, HOST, Asked, Attackers, a_fleet, denied, enrolled
 from transport_fixtures import fails, mosquitto_wanted, run, until
 
-from coordinator.runtime.enrolment import serve
+from coordinator.runtime.fleet_auth import serve
 from device_agent.tools.enroll import enroll
 from edgefl.errors import BrokerError, IdentityError
 from edgefl.identity import authority as x

@@ -22,8 +22,7 @@ from identity_fixture import a_fleet, enrolled
 from msgspec.structs import replace
 from test_coordinator_runner import Scene, played
 
-from coordinator.runtime.inbound import Inbound
-from coordinator.runtime.liveness import Liveness
+from coordinator.runtime.inbound import Inbound, Liveness
 from device_agent.core.freshness import replayed
 from device_agent.core.machine import initial, step
 from device_agent.core.state import Disk, Received, Save, State, TrainerPhase

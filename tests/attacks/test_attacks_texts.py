@@ -14,9 +14,7 @@ from test_coordinator_inbox import read
 from test_coordinator_runner import Scene, one_stage, played
 
 from coordinator.core.moves import Announced, Declined, Joined
-from coordinator.runtime.device_texts import cleaned
-from coordinator.runtime.inbound import MAX_ENTRIES, Inbound
-from coordinator.runtime.liveness import Liveness
+from coordinator.runtime.inbound import MAX_ENTRIES, Inbound, Liveness, cleaned
 from edgefl.errors import StoreError
 from edgefl.plan.job import RoundPolicy
 from edgefl.protocol import messages as m

@@ -9,7 +9,7 @@ from training_fixture import dataset, job, parts_of
 
 from coordinator.core.plausibility import out_of_line
 from coordinator.core.state import Changes
-from coordinator.runtime.update_norms import BUFFERS_OF, changes_of
+from coordinator.runtime.validate_update import BUFFERS_OF, changes_of
 from edgefl.plan.job import RoundPolicy
 from edgefl.protocol.tensors import encode_part
 from edgefl.prototypes.table import from_tensors

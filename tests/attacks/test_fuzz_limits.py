@@ -37,8 +37,8 @@ from edgefl.protocol.tensors import decode_part, encode_part
 from edgefl.records import ObjectRef
 from edgefl.storage.disk import read_at_most
 from edgefl.storage.objects import ObjectStore
+from edgefl.transfer.receiver import MAX_CHUNKS, ChunkIndex
 from edgefl.transfer.sender import Sender
-from edgefl.transfer.window import MAX_CHUNKS, ChunkIndex
 
 ROOM = 2 * MIB
 HUGE = 2**40

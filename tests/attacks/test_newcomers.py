@@ -17,7 +17,7 @@ import pytest
 from identity_fixture import FLEET, HOST, Attackers, a_fleet, denied, enrolled
 from transport_fixtures import Recorder, fails, mosquitto_wanted, run, until
 
-from coordinator.runtime.enrolment import fleets_broker, serve
+from coordinator.runtime.fleet_auth import fleets_broker, serve
 from device_agent.tools.enroll import enroll
 from edgefl.errors import BrokerError
 from edgefl.identity.device import Credentials
@@ -286,7 +286,7 @@ def test_a_configuration_that_was_edited_is_left_as_it_is(fleet: Fleet, tmp_path
 
 
 def test_a_broker_of_newcomers_that_is_down_stops_nothing(fleet: Fleet) -> None:
-    from coordinator.runtime.newcomers import Newcomers
+    from coordinator.runtime.fleet_auth import Newcomers
 
     async def scene() -> None:
         told: list[str] = []

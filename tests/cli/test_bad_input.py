@@ -25,7 +25,7 @@ import numpy as np
 import pytest
 
 from coordinator.cli import showing
-from coordinator.runtime.event_log import Journal
+from coordinator.runtime.record import Journal
 from coordinator.runtime.start import execute, write_run_file
 from edgefl.cli import main
 from edgefl.config.profiles import load_run

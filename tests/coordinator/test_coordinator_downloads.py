@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.runtime.downloads import Downloads, lacking_bytes
+from coordinator.runtime.publisher import Downloads, lacking_bytes
 from edgefl.protocol.chunks import Chunk, decode_chunks
 from edgefl.protocol.messages import Need
 from edgefl.storage.objects import ObjectStore

@@ -12,8 +12,7 @@ from coordinator.core.moves import (
     Joined,
     Progressed,
 )
-from coordinator.runtime.inbound import MAX_ENTRIES, Inbound
-from coordinator.runtime.liveness import MAX_INTRODUCTIONS, Liveness
+from coordinator.runtime.inbound import MAX_ENTRIES, MAX_INTRODUCTIONS, Inbound, Liveness
 from edgefl.protocol import messages as m
 from edgefl.protocol.messages import Need
 from edgefl.protocol.topics import Topic

@@ -11,14 +11,13 @@ import numpy as np
 
 from coordinator.core.moves import UpdateStored
 from coordinator.runtime.chunk_size import ChunkSizer
-from coordinator.runtime.uploads import Uploads
+from coordinator.runtime.uploads import DEFAULT_UPLOADS, Uploads
 from coordinator.runtime.validate_update import Rules
 from edgefl.protocol.chunks import Chunk, encode_chunk
 from edgefl.protocol.messages import Grant, Update
 from edgefl.protocol.tensors import encode_part
 from edgefl.records import Attempt, ObjectRef
 from edgefl.storage.objects import ObjectStore, object_id
-from edgefl.transfer.admission import DEFAULT_UPLOADS
 
 ATTEMPT = Attempt("r", 1, 1, 1, 1)
 

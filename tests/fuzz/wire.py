@@ -8,8 +8,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from coordinator.runtime.inbound import Inbound
-from coordinator.runtime.liveness import Liveness
+from coordinator.runtime.inbound import Inbound, Liveness
 from coordinator.runtime.validate_update import LIMITS, Rules, check_update
 from edgefl.errors import ModelError, ProtocolError
 from edgefl.plan.job import Transfer
@@ -19,10 +18,8 @@ from edgefl.protocol import tensors as parts
 from edgefl.protocol.messages import Ack, Need
 from edgefl.records import PACKINGS, Attempt, Manifest, ObjectRef, Refusal
 from edgefl.storage.objects import ObjectStore
-from edgefl.transfer.instructions import Instruction, SendChunk, StoreChunk, VerifyObject
-from edgefl.transfer.receiver import Receiver
+from edgefl.transfer.receiver import ChunkIndex, Instruction, Receiver, SendChunk, StoreChunk, VerifyObject
 from edgefl.transfer.sender import Sender
-from edgefl.transfer.window import ChunkIndex
 from fuzz.target import MIB, Target, scratch
 
 #: Largest part the targets take: a header that claims more is refused, so that little is allocated.

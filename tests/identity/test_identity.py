@@ -18,8 +18,7 @@ from identity_fixture import FLEET, HOST, Asked, Attackers, a_fleet, enrolled
 from msgspec.structs import replace
 from transport_fixtures import MqttWorld, fails, mosquitto_wanted, run, until
 
-from coordinator.runtime.enrolment import fleets_broker, serve
-from coordinator.runtime.fleet_auth import Guard
+from coordinator.runtime.fleet_auth import Guard, fleets_broker, serve
 from device_agent.cli import whose
 from device_agent.runtime.connect import Options, make_agent
 from device_agent.runtime.renewal import Renewal

@@ -16,7 +16,7 @@ from test_plan_command import priced
 from test_predict import edgefl
 
 from coordinator.core.plausibility import out_of_line
-from coordinator.runtime.update_norms import changes_of
+from coordinator.runtime.validate_update import changes_of
 from edgefl.cli.export import FinalState, _own_mask, final_state
 from edgefl.data.dataset import Dataset
 from edgefl.errors import ConfigError

@@ -12,7 +12,7 @@ from edgefl.protocol.messages import Need
 from edgefl.records import ObjectRef
 from edgefl.storage.objects import ObjectStore
 from edgefl.transfer.disk_driver import DiskReceiver, DiskSender, End, Superseded
-from edgefl.transfer.instructions import Completed, Failed
+from edgefl.transfer.receiver import Completed, Failed
 
 #: Five chunks of 1000 bytes, the last of 500; and one of a single chunk.
 LARGE, SMALL = bytes(range(250)) * 18, b"small"

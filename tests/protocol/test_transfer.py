@@ -12,24 +12,27 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import asdict
 
+from coordinator.runtime.uploads import UploadAdmission
 from edgefl.errors import ProtocolError
 from edgefl.protocol.chunks import Chunk, decode_chunks, encode_chunk
 from edgefl.protocol.messages import Grant, Need, decode_down, encode
 from edgefl.records import ObjectRef
 from edgefl.storage.objects import ObjectStore
 from edgefl.storage.partials import chunk_count
-from edgefl.transfer.admission import UploadAdmission
-from edgefl.transfer.instructions import (
+from edgefl.transfer.receiver import (
+    MAX_CHUNKS,
+    MAX_STALL_S,
+    STALL_S,
+    ChunkIndex,
     Completed,
     Failed,
+    Receiver,
     SendChunk,
     SendNeed,
     StoreChunk,
     VerifyObject,
 )
-from edgefl.transfer.receiver import MAX_STALL_S, STALL_S, Receiver
-from edgefl.transfer.sender import GATHER_S, PACE_STALL_S, PROBE_S, Sender
-from edgefl.transfer.window import MAX_CHUNKS, ChunkIndex, in_at_least
+from edgefl.transfer.sender import GATHER_S, PACE_STALL_S, PROBE_S, Sender, in_at_least
 
 CHUNK = 10
 TICK_S = 0.5

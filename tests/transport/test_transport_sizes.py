@@ -15,8 +15,7 @@ from coordinator_fixture import a_plan
 from fleet_fixture import Fleet, finish, share
 from transport_fixtures import Recorder, fails, mosquitto_wanted, run, until
 
-from coordinator.runtime.chunk_probe import LEAST_BYTES, Chunking
-from coordinator.runtime.chunk_size import ChunkSizer
+from coordinator.runtime.chunk_size import LEAST_BYTES, Chunking, ChunkSizer
 from coordinator.runtime.publisher import Publisher
 from device_agent.tools.doctor import reach
 from edgefl.errors import BrokerError, MessageSizeError
