@@ -26,7 +26,7 @@ from edgefl.console import guarded
 from edgefl.errors import ConfigError, EdgeFLError, Problem
 from edgefl.process.worker import WorkerFailedError, WorkerProcess, understood
 from edgefl.records import Refusal
-from edgefl.resources.allocator import keep_for_chunks
+from edgefl.resources.process_memory import keep_for_chunks
 
 
 class HostedTrainers:

@@ -14,7 +14,7 @@ import msgspec
 from device_agent.runtime.agent import Agent
 from device_agent.runtime.connect import MakeTrainer, Options, make_agent
 from device_agent.runtime.log import line_writer
-from edgefl.resources.allocator import keep_for_chunks
+from edgefl.resources.process_memory import keep_for_chunks
 
 
 def options_in(file: Path) -> list[Options]:

@@ -26,7 +26,7 @@ from edgefl.aggregation.aggregate import aggregate_round
 from edgefl.aggregation.history import UpdateInfo
 from edgefl.protocol.tensors import encode_part
 from edgefl.records import Manifest
-from edgefl.resources.procfs import status_bytes
+from edgefl.resources.process_memory import status_bytes
 from edgefl.storage.objects import ObjectStore
 
 DEVICES = (4, 16, 64)

@@ -31,7 +31,7 @@ from benchmarks.common.fleet import largest
 from benchmarks.cost.resource_table import UNTESTED
 from edgefl.config.yaml_files import parse_bytes
 from edgefl.records import has_card
-from edgefl.resources.memory import KEEP_MARK
+from edgefl.resources.memory_probe import KEEP_MARK
 from edgefl.run_records import RunReport
 
 PAIRS, SIDE, WORDS, BATCH = 512, 224, 40, 256
@@ -82,7 +82,7 @@ def one_pool(device: str) -> bool:
     """Whether processor and GPU share one pool, asked as a trainer does, in a process that takes its context along."""
     if device == "cpu":
         return False
-    ask = f"import torch; from edgefl.resources.cuda import gpu_of; print(gpu_of(torch.cuda, {device!r}).shared)"
+    ask = f"import torch; from edgefl.resources.gpu_memory import gpu_of; print(gpu_of(torch.cuda, {device!r}).shared)"
     told = subprocess.run([sys.executable, "-c", ask], stdout=subprocess.PIPE, text=True, check=True)
     return told.stdout.strip() == "True"
 

@@ -27,7 +27,7 @@ from edgefl.models.spec import HeadSpec, ModelSpec
 from edgefl.plan.job import Hyper, Job, Slots
 from edgefl.plan.training_samples import can_cache, with_cache
 from edgefl.registry import method
-from edgefl.resources.allocator import give_back_at_once
+from edgefl.resources.process_memory import give_back_at_once
 
 #: pair -> (encoders, classes, batch). AST is at a quarter of its ten seconds: the whole takes 24 GiB.
 PAIRS: dict[str, tuple[dict[str, Any], int, int]] = {
@@ -100,8 +100,8 @@ def compare(pair: str, index: int, device: str) -> Compared:
     from edgefl.models.staged import build
     from edgefl.plan.training_samples import built_parts
     from edgefl.pricing.round_price import price_step
-    from edgefl.resources.flops import FlopCounter
-    from edgefl.resources.memory import MemoryProbe
+    from edgefl.resources.memory_probe import MemoryProbe
+    from edgefl.resources.tensor_counters import FlopCounter
     from edgefl.training import step as steps
     from edgefl.training.batches import Batch
     from edgefl.training.forward import Auxiliary

@@ -30,7 +30,7 @@ from edgefl.plan.job import Cache, Hyper, Job, Precision, Slots, Stage, Transfer
 from edgefl.plan.stages import packing_of
 from edgefl.records import Figure
 from edgefl.registry import method
-from edgefl.resources.allocator import give_back_at_once
+from edgefl.resources.process_memory import give_back_at_once
 
 STAGES = 6
 #: Rounds of each stage, 90 in all: the paper's for pretrained encoders; progressive has as many in each.
@@ -124,8 +124,8 @@ def train(setting: Setting, batch: int, device: str) -> Row:
     from edgefl.models.staged import build
     from edgefl.plan.training_samples import built_parts
     from edgefl.pricing.round_price import price_part, price_step
-    from edgefl.resources.flops import FlopCounter
-    from edgefl.resources.memory import MemoryProbe
+    from edgefl.resources.memory_probe import MemoryProbe
+    from edgefl.resources.tensor_counters import FlopCounter
     from edgefl.training import step as steps
     from edgefl.training.batches import Batch
     from edgefl.training.forward import Auxiliary

@@ -23,7 +23,7 @@ from edgefl.errors import ConfigError, IdentityError, Problem, StoreError
 from edgefl.plan.compile import closed, compile_run, read_as, untaken, with_statistics
 from edgefl.plan.job import RunPlan
 from edgefl.protocol.topics import check_name
-from edgefl.resources.allocator import keep_for_parts
+from edgefl.resources.process_memory import keep_for_parts
 from edgefl.run_records import EventRow, RunReport
 from edgefl.storage.disk import make_private, store_errors, write_new
 from edgefl.storage.run_directory import hold_directory, ledger_file, ledger_of, new_run_id, note_ledger

@@ -29,8 +29,8 @@ from edgefl.errors import EdgeFLError, IdentityError, MissingDependencyError
 from edgefl.identity.files import check_private
 from edgefl.protocol.topics import check_name
 from edgefl.records import Budget, Speed
-from edgefl.resources.allocator import keep_for_chunks
-from edgefl.resources.machine import capabilities
+from edgefl.resources.hardware import capabilities
+from edgefl.resources.process_memory import keep_for_chunks
 from edgefl.transport.address import check_protected, parse_url
 from edgefl.transport.client import TlsFiles
 from edgefl.transport.mqtt import MqttTransport

@@ -16,8 +16,7 @@ from device_agent.core.state import DataFacts, Progressed, Result, Train
 from edgefl.process.worker import WorkerFailedError, WorkerProcess, understood
 from edgefl.protocol.messages import Offer
 from edgefl.records import GPU, HOST, Attempt, Budget, Figure, Figures, Manifest, Refusal
-from edgefl.resources.ceiling import PERIOD_S, Ceiling, ceiling_bytes
-from edgefl.resources.procfs import resident_bytes
+from edgefl.resources.process_memory import PERIOD_S, Ceiling, ceiling_bytes, resident_bytes
 
 OnProgress = Callable[[Progressed], None]
 

@@ -186,7 +186,7 @@ def torch(device: str = "auto") -> Check:
 
 def memory() -> Check:
     """Check of the memory that is free now."""
-    from edgefl.resources.machine import capabilities
+    from edgefl.resources.hardware import capabilities
 
     found = capabilities()
     detail = f"{_mib(found.memory_free_bytes)} free of {_mib(found.memory_total_bytes)}"
@@ -273,9 +273,8 @@ def _broker(seconds: float, limits: Limits, fits: int | None, reason: str) -> Ch
 
 def sensors(torch_device: str = "auto") -> list[Check]:
     """Energy and temperature: without them the report has null there, which is no fault of the device."""
-    from edgefl.resources.energy import EnergyProbe
-    from edgefl.resources.machine import capabilities
-    from edgefl.resources.temperature import temperature
+    from edgefl.resources.hardware import capabilities
+    from edgefl.resources.sensors import EnergyProbe, temperature
 
     gpu = torch_device == "cuda" or (torch_device == "auto" and bool(capabilities().gpu))
     with EnergyProbe("cuda" if gpu else "cpu") as probe:

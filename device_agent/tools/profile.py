@@ -20,10 +20,9 @@ from edgefl.errors import BrokerError
 from edgefl.protocol import topics
 from edgefl.protocol.chunks import DEFAULT_CREDIT, fitting_chunk_bytes
 from edgefl.records import kind_of_machine
-from edgefl.resources.cuda import gpu_of
-from edgefl.resources.energy import EnergyProbe
-from edgefl.resources.machine import capabilities
-from edgefl.resources.temperature import temperature
+from edgefl.resources.gpu_memory import gpu_of
+from edgefl.resources.hardware import capabilities
+from edgefl.resources.sensors import EnergyProbe, temperature
 
 #: Bytes written and read back: more than a disk's own cache of a small device, less than wears a card out.
 DISK_BYTES = 64 * 2**20
@@ -107,7 +106,7 @@ def _training(device: str) -> tuple[float, float | None, str]:
     import torch
     from torch import nn
 
-    from edgefl.resources.flops import FlopCounter
+    from edgefl.resources.tensor_counters import FlopCounter
 
     batch, tokens, width, depth = STEP
     layer = nn.TransformerEncoderLayer(width, 4, 4 * width, 0.0, batch_first=True, norm_first=True)

@@ -21,7 +21,6 @@ import msgspec
 
 from device_agent.core.state import DataFacts, Result
 from device_agent.runtime.trainer_process import TrainRequest
-from device_agent.trainer.memory_meter import give_back, gpu_ceiling, memory_refusal, out_of_memory
 from edgefl.errors import DataError, EdgeFLError, MissingDependencyError, PrecisionError, StoreError
 from edgefl.models.spec import EncoderSpec, HeadSpec, ModelSpec, is_scheduled, part_names
 from edgefl.plan.job import Hyper, Job, Slots, Stage
@@ -29,13 +28,14 @@ from edgefl.plan.stages import RESIDUAL
 from edgefl.process.parent_death import die_with_parent
 from edgefl.process.worker import Note, serve
 from edgefl.records import METHOD, Budget, Figure, Figures, Manifest, Refusal
-from edgefl.resources.allocator import give_back_at_once
+from edgefl.resources.gpu_memory import give_back, gpu_ceiling, memory_refusal, out_of_memory
+from edgefl.resources.process_memory import give_back_at_once
 
 if TYPE_CHECKING:  # what costs torch or numpy is imported when it is needed
     from edgefl.data.dataset import Dataset
-    from edgefl.resources.cuda import CudaCeiling
-    from edgefl.resources.energy import EnergyProbe
-    from edgefl.resources.memory import MemoryProbe
+    from edgefl.resources.gpu_memory import CudaCeiling
+    from edgefl.resources.memory_probe import MemoryProbe
+    from edgefl.resources.sensors import EnergyProbe
     from edgefl.storage.objects import ObjectStore
     from edgefl.training.flop_cache import FlopCounts
     from edgefl.training.holdout import Split
@@ -125,8 +125,8 @@ class Trainer:
     def _train(self, request: TrainRequest, note: Note) -> Result:
         from device_agent.trainer.compression import compress_update, decompress_offer
         from edgefl.protocol.tensors import encode_part
-        from edgefl.resources.energy import EnergyProbe
-        from edgefl.resources.memory import MemoryProbe
+        from edgefl.resources.memory_probe import MemoryProbe
+        from edgefl.resources.sensors import EnergyProbe
         from edgefl.storage.objects import ObjectStore
         from edgefl.training.holdout import no_label, usable_rows
         from edgefl.training.round import LocalState, train_round
@@ -353,8 +353,8 @@ def _completed(dataset: Dataset, job: Job) -> tuple[Dataset, dict[str, float]]:
 def _facts(dataset: Dataset, device: str, *, elastic: bool) -> DataFacts:
     import torch
 
-    from edgefl.resources.cuda import gpu_of
-    from edgefl.resources.memory import idle_rss_bytes
+    from edgefl.resources.gpu_memory import gpu_of
+    from edgefl.resources.process_memory import idle_rss_bytes
 
     give_back(device)
     gpu = gpu_of(torch.cuda, device) if device.startswith("cuda") else None
@@ -378,11 +378,10 @@ def _facts(dataset: Dataset, device: str, *, elastic: bool) -> DataFacts:
 
 
 def _figures(outcome: RoundResult, memory: MemoryProbe, energy: EnergyProbe) -> Figures:
-    from edgefl.resources.temperature import temperature
+    from edgefl.resources.sensors import temperature
 
     return {
         **memory.figures(),
-        **memory.cuda_figures(),
         "energy_j": energy.figure(),
         "temperature_c": temperature(),
         "flops": Figure(outcome.flops, "counted", "torch FlopCounterMode"),

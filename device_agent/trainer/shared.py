@@ -23,7 +23,7 @@ from device_agent.trainer.process import Trainer
 from edgefl.process.parent_death import die_with_parent
 from edgefl.process.worker import Note, serve
 from edgefl.records import Budget, Figure
-from edgefl.resources.allocator import give_back_at_once
+from edgefl.resources.process_memory import give_back_at_once
 
 if TYPE_CHECKING:
     from edgefl.training.flop_cache import FlopCounts

@@ -32,7 +32,7 @@ from edgefl.plan.training_samples import (
 )
 from edgefl.records import GPU, GPU_MEMORY, HOST, METHOD, Budget, Capabilities, Cost, Refusal, has_card
 from edgefl.registry import chosen
-from edgefl.resources.cuda import SEGMENT_BYTES
+from edgefl.resources.gpu_memory import SEGMENT_BYTES
 
 
 def gpu_limit(budget: Budget, has: Capabilities) -> int | None:

@@ -24,7 +24,7 @@ from edgefl.plan.stages import is_closing
 from edgefl.plan.training_samples import LEAST, MOST, built_parts, needs_labels, prefixes
 from edgefl.prototypes.table import ClassMeans, to_tensors
 from edgefl.registry import chosen
-from edgefl.resources.flops import FlopCounter
+from edgefl.resources.tensor_counters import FlopCounter
 from edgefl.training.auxiliary import projections_of, pseudo_labels_of
 from edgefl.training.flop_cache import kind_of_step, metered
 from edgefl.training.forward import Auxiliary

@@ -19,7 +19,7 @@ from edgefl.models.spec import EncoderSpec, ModelSpec
 from edgefl.models.staged import build
 from edgefl.plan.job import Job, Stage
 from edgefl.plan.stages import encoder_stage
-from edgefl.resources.flops import FlopCounter
+from edgefl.resources.tensor_counters import FlopCounter
 from edgefl.training.batches import meta_input
 
 T = TypeVar("T")

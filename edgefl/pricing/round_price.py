@@ -31,8 +31,7 @@ from edgefl.plan.training_samples import (
 )
 from edgefl.pricing.overhead import Overhead, Share, patterns_of, zero_prototypes
 from edgefl.registry import chosen
-from edgefl.resources.flops import FlopCounter
-from edgefl.resources.live_bytes import LiveBytes
+from edgefl.resources.tensor_counters import FlopCounter, LiveBytes
 from edgefl.training.auxiliary import tables_of
 from edgefl.training.batches import LEAST_ROWS, meta_batch, meta_input
 from edgefl.training.embeddings import BATCH

@@ -23,7 +23,7 @@ import numpy as np
 
 from edgefl.models.spec import encodes_together
 from edgefl.plan.job import Job
-from edgefl.resources.flops import FlopCounter
+from edgefl.resources.tensor_counters import FlopCounter
 from edgefl.training.batches import ShapeKey
 
 R = TypeVar("R")

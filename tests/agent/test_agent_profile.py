@@ -18,7 +18,7 @@ from edgefl.budget.stage_cost import filled, timed
 from edgefl.config.profiles import load_device
 from edgefl.plan.job import Candidate
 from edgefl.records import Budget, Capabilities, Cost, Refusal, Speed, kind_of_machine
-from edgefl.resources.machine import capabilities
+from edgefl.resources.hardware import capabilities
 from edgefl.transport.broker import start_broker
 
 

@@ -24,7 +24,7 @@ from edgefl.process.worker import WorkerFailedError
 from edgefl.protocol.messages import Offer
 from edgefl.protocol.tensors import decode_part, encode_part
 from edgefl.records import Attempt, Budget
-from edgefl.resources.ceiling import ceiling_bytes
+from edgefl.resources.process_memory import ceiling_bytes
 from edgefl.storage.objects import ObjectStore
 
 SENSOR = EncoderSpec(input_shape=(16, 3), width=8, depth=1, heads=2, patch=4)

@@ -16,7 +16,7 @@ from edgefl.plan.job import Decline, Hyper, Job, Stage
 from edgefl.plan.training_samples import prefixes
 from edgefl.records import GPU, GPU_MEMORY, HOST, Budget, Capabilities, Cost, Refusal
 from edgefl.registry import method
-from edgefl.resources.cuda import SEGMENT_BYTES, allocator_bytes
+from edgefl.resources.gpu_memory import SEGMENT_BYTES, allocator_bytes
 
 
 def test_a_step_on_a_card_fits_the_card_and_what_passes_through_the_process_fits_there():

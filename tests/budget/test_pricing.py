@@ -26,8 +26,7 @@ from edgefl.pricing.overhead import Overhead, Share, patterns_of
 from edgefl.pricing.round_price import Pricer, price_step
 from edgefl.prototypes.mask import Table
 from edgefl.registry import method, methods
-from edgefl.resources.flops import FlopCounter
-from edgefl.resources.live_bytes import LiveBytes
+from edgefl.resources.tensor_counters import FlopCounter, LiveBytes
 from edgefl.training.batches import Batch, meta_batch
 from edgefl.training.forward import Auxiliary
 from edgefl.training.round import train_round

@@ -14,7 +14,7 @@ from edgefl.cli.planning import CUDA_CONTEXT_BYTES, TRAINER_BYTES, PlanOptions, 
 from edgefl.errors import ConfigError
 from edgefl.records import GPU_MEMORY, HOST
 from edgefl.report.plan import price_grids
-from edgefl.resources.cuda import SEGMENT_BYTES
+from edgefl.resources.gpu_memory import SEGMENT_BYTES
 
 
 def priced(

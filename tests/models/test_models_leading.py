@@ -7,7 +7,7 @@ import torch
 
 from edgefl.models.spec import EncoderSpec, HeadSpec, ModelSpec
 from edgefl.models.staged import build
-from edgefl.resources.flops import FlopCounter
+from edgefl.resources.tensor_counters import FlopCounter
 
 torch.set_num_threads(1)
 SPECS = {

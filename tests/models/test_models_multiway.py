@@ -23,8 +23,7 @@ from edgefl.models.staged import StagedModel, build
 from edgefl.plan.stages import restrict, shallower, trained_stages
 from edgefl.pricing.round_price import price_step
 from edgefl.registry import method
-from edgefl.resources.flops import FlopCounter
-from edgefl.resources.live_bytes import LiveBytes
+from edgefl.resources.tensor_counters import FlopCounter, LiveBytes
 from edgefl.training.batches import Batch
 from edgefl.training.forward import Auxiliary
 from edgefl.training.step import make_optimizer, prepare, run_backward, run_forward, train_step

@@ -12,7 +12,7 @@ HOLES = """
 import ctypes, sys
 size = int(sys.argv[2]) << 10
 if sys.argv[1] != "as it is":
-    from edgefl.resources.allocator import give_back_at_once
+    from edgefl.resources.process_memory import give_back_at_once
     assert give_back_at_once()
     assert give_back_at_once(in_pieces=sys.argv[1] == "in pieces")
 libc = ctypes.CDLL(None)
@@ -44,8 +44,8 @@ def test_freed_memory_leaves_the_process(size, how, otherwise):
 CHUNKS = """
 import ctypes, resource, sys
 if sys.argv[1]:
-    from edgefl.resources import allocator
-    assert getattr(allocator, sys.argv[1])()
+    from edgefl.resources import process_memory
+    assert getattr(process_memory, sys.argv[1])()
 libc = ctypes.CDLL(None)
 libc.malloc.restype, libc.malloc.argtypes, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_size_t], [ctypes.c_void_p]
 size = int(sys.argv[2])

@@ -14,14 +14,22 @@ from device_agent.core.state import Connected, DataFacts, Result, Saved, Send, S
 from device_agent.runtime.trainer_process import _with_limit, failed
 from device_agent.tools.profile import _gpu_memory
 from device_agent.trainer import process as trainer_module
-from device_agent.trainer.memory_meter import memory_refusal, out_of_memory
 from device_agent.trainer.process import Trainer
 from edgefl.process.worker import WorkerFailedError
 from edgefl.protocol.messages import Hello, Offer
 from edgefl.records import GPU, HOST, Budget, Capabilities, Refusal
 from edgefl.report.decisions import reason
-from edgefl.resources.ceiling import ceiling_bytes
-from edgefl.resources.cuda import SEGMENT_BYTES, CudaCeiling, Gpu, GpuMemoryError, allocator_bytes, gpu_of
+from edgefl.resources.gpu_memory import (
+    SEGMENT_BYTES,
+    CudaCeiling,
+    Gpu,
+    GpuMemoryError,
+    allocator_bytes,
+    gpu_of,
+    memory_refusal,
+    out_of_memory,
+)
+from edgefl.resources.process_memory import ceiling_bytes
 
 MIB = 2**20
 GIB = 2**30
@@ -263,7 +271,7 @@ def test_a_trainer_tells_what_it_found(monkeypatch, shared: bool) -> None:
     cuda = Cuda(others=2 * GIB, shared=shared)
     cuda.tensors, cuda.cached = 8 * GIB, GIB
     monkeypatch.setattr(torch, "cuda", cuda)
-    monkeypatch.setattr("edgefl.resources.memory.idle_rss_bytes", lambda: GIB)
+    monkeypatch.setattr("edgefl.resources.process_memory.idle_rss_bytes", lambda: GIB)
     data = SimpleNamespace(signature=dict, samples=dict, class_counts=tuple, label_names=(), skipped=())
     facts = trainer_module._facts(data, "cuda", elastic=False)
     assert (facts.gpu, facts.torch_device, cuda.cached) == ("a GPU", "cuda", 0)

@@ -101,7 +101,7 @@ def test_without_gradients_nothing_changes():
 def test_neither_a_step_nor_its_count_loads_torch_s_compiler():
     code = """
 import sys, torch
-from edgefl.resources.flops import FlopCounter
+from edgefl.resources.tensor_counters import FlopCounter
 from edgefl.training.optimizers import AdamW, Group
 p = torch.nn.Parameter(torch.ones(3, 3))
 with FlopCounter() as counter:

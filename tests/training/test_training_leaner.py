@@ -18,8 +18,7 @@ from edgefl.models.staged import build
 from edgefl.plan.job import Hyper, Job, Slots
 from edgefl.pricing.round_price import Pricer, price_step
 from edgefl.registry import method
-from edgefl.resources.flops import FlopCounter
-from edgefl.resources.live_bytes import LiveBytes
+from edgefl.resources.tensor_counters import FlopCounter, LiveBytes
 from edgefl.training.batches import Batch
 from edgefl.training.forward import Auxiliary
 from edgefl.training.precision import computing_in

@@ -1,4 +1,6 @@
-"""Energy between two moments, from the first sensor there is; without one, null and the reason. Never an estimate.
+"""Energy between two moments and the processor's temperature; without a sensor null and the reason, never an estimate.
+
+Energy comes from the first of these that there is:
 
 * ina3221: the power monitor on Jetson boards, through hwmon in sysfs. Whole module, power sampled and integrated.
 * nvml: the GPU's own energy counter (whole card, nothing else of the machine). Only when the training runs on it.
@@ -9,29 +11,24 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Protocol
 
 from edgefl.records import Figure
-from edgefl.resources.nvml import Nvml, NvmlError
+from edgefl.resources.hardware import Nvml, NvmlError
 
 #: 100 ms: the INA3221 averages over some ms itself; slower sampling would miss short steps, faster is I2C traffic.
 PERIOD_S = 0.1
-
 #: Rails that carry the whole module; without one of these, the monitored rails are summed.
 _TOTAL_RAILS = ("VDD_IN", "POM_5V_IN")
-
-
-class Meter(Protocol):
-    """Adds up energy between ticks."""
-
-    source: str
-    joules: float
-
-    def tick(self, now: float) -> None:
-        """Read the sensor at monotonic time ``now``. Raises OSError, ValueError or NvmlError on a silent sensor."""
+#: Zones that are no processor: a Jetson Nano's PMIC-Die always reads 100 °C; radio and battery say nothing of the load.
+_NOT_PROCESSOR = ("pmic", "wifi", "battery", "bat", "nvme", "acpi")
+#: hwmon chips of processors without a thermal zone.
+_CHIPS = ("coretemp", "k10temp", "zenpower", "cpu_thermal")
+#: A disconnected sensor reads far outside this range.
+_PLAUSIBLE_C = (-40.0, 150.0)
 
 
 class PowerMeter:
@@ -44,7 +41,7 @@ class PowerMeter:
         self._last: tuple[float, float] | None = None
 
     def tick(self, now: float) -> None:
-        """One more reading."""
+        """One more reading, at monotonic time ``now``. Raises OSError, ValueError or NvmlError on a silent sensor."""
         power = self._watts()
         if self._last is not None:
             then, before = self._last
@@ -62,12 +59,15 @@ class CounterMeter:
         self._last: list[float] | None = None
 
     def tick(self, now: float) -> None:
-        """One more reading; must come at least once per wrap (a RAPL counter wraps after some minutes at full load)."""
+        """As ``PowerMeter.tick``; at least once per wrap (a RAPL counter wraps after some minutes at full load)."""
         values = [read() for read, _ in self._counters]
         if self._last is not None:
             for value, before, (_, wraps_at) in zip(values, self._last, self._counters, strict=True):
                 self.joules += value - before + (wraps_at if value < before else 0.0)
         self._last = values
+
+
+Meter = PowerMeter | CounterMeter
 
 
 class EnergyProbe:
@@ -91,12 +91,11 @@ class EnergyProbe:
         self._clock = clock
         self._fault = ""
         self._stop = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._thread = threading.Thread(target=self._sample, name="energy", daemon=True)
 
     def __enter__(self) -> EnergyProbe:
         self._tick()
         if self._meter is not None and not self._fault:
-            self._thread = threading.Thread(target=self._sample, name="energy", daemon=True)
             self._thread.start()
         return self
 
@@ -104,7 +103,7 @@ class EnergyProbe:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._stop.set()
-        if self._thread is not None:
+        if self._thread.ident is not None:
             self._thread.join()
             self._tick()
 
@@ -117,23 +116,23 @@ class EnergyProbe:
         return Figure(value=self._meter.joules, source=self._meter.source)
 
     def _find(self, device: str, sysfs: Path, nvml: Callable[[], Nvml]) -> Meter | None:
-        meter = ina3221(sysfs)
-        if meter is not None:
-            return meter
+        if (module := _ina3221(sysfs)) is not None:
+            return module
         self._looked.append(f"ina3221 in {sysfs / 'class/hwmon'}")
         if device.startswith("cuda"):
             try:
-                return nvml_meter(nvml())
+                return _nvml_meter(nvml())
             except NvmlError as error:
                 self._looked.append(f"nvml ({error})")
         else:
             self._looked.append("nvml (the training does not run on a GPU)")
         try:
-            meter = rapl(sysfs)
+            packages = _rapl(sysfs)
             self._looked.append(f"rapl in {sysfs / 'class/powercap'}")
         except PermissionError as error:
             self._looked.append(f"rapl ({error.filename} is readable by root only)")
-        return meter
+            return None
+        return packages
 
     def _sample(self) -> None:
         while not self._fault and not self._stop.wait(self._period_s):
@@ -148,7 +147,7 @@ class EnergyProbe:
             self._fault = f"{self._meter.source} stopped answering: {error}"
 
 
-def ina3221(sysfs: Path) -> Meter | None:
+def _ina3221(sysfs: Path) -> Meter | None:
     """The module's power rails; None when there is no INA3221 with a rail in use."""
     rails: dict[str, tuple[Path, Path]] = {}
     for chip in sorted((sysfs / "class/hwmon").glob("hwmon*")):
@@ -171,7 +170,7 @@ def ina3221(sysfs: Path) -> Meter | None:
     return PowerMeter("ina3221: " + " + ".join(chosen), watts)
 
 
-def nvml_meter(gpu: Nvml) -> Meter:
+def _nvml_meter(gpu: Nvml) -> Meter:
     """The card's energy counter, or its power where the counter is missing. Raises NvmlError when it has neither."""
     try:
         gpu.energy_j()
@@ -181,22 +180,51 @@ def nvml_meter(gpu: Nvml) -> Meter:
     return CounterMeter("nvml: energy counter of the card", [(gpu.energy_j, 0.0)])
 
 
-def rapl(sysfs: Path) -> Meter | None:
+def _rapl(sysfs: Path) -> Meter | None:
     """The processor packages' counters; None when there are none. Raises PermissionError when they cannot be read."""
     counters: list[tuple[Callable[[], float], float]] = []
     names = []
     for zone in sorted((sysfs / "class/powercap").glob("intel-rapl:*")):  # AMD processors appear under this name too
-        name = _text(zone / "name")
+        name, file = _text(zone / "name"), zone / "energy_uj"
         if not name.startswith("package") or zone.name.count(":") != 1:  # "x:0:1" is a share of "x:0"
             continue
-        (zone / "energy_uj").read_text()
-        counters.append((_microjoules(zone / "energy_uj"), int(_text(zone / "max_energy_range_uj") or 0) / 1e6))
+        _joules(file)
+        wraps_at = int(_text(zone / "max_energy_range_uj") or 0) / 1e6
+        counters.append((partial(_joules, file), wraps_at))
         names.append(name)
     return CounterMeter("rapl: " + " + ".join(names), counters) if counters else None
 
 
-def _microjoules(file: Path) -> Callable[[], float]:
-    return lambda: int(file.read_text()) / 1e6
+def _joules(file: Path) -> float:
+    return int(file.read_text()) / 1e6
+
+
+def temperature(sysfs: Path = Path("/sys")) -> Figure:
+    """The hottest processor temperature now, in °C, from thermal zones and hwmon; null when there is no sensor."""
+    readings = list(_temperatures(sysfs))
+    if not readings:
+        return Figure(reason=f"no temperature sensor: looked in {sysfs / 'class/thermal'} and {sysfs / 'class/hwmon'}")
+    celsius, source = max(readings)
+    return Figure(value=celsius, source=source)
+
+
+def _temperatures(sysfs: Path) -> Iterator[tuple[float, str]]:
+    """(°C, name) of each sensor of a processor that reads something plausible."""
+    files: list[tuple[Path, str]] = []
+    for zone in (sysfs / "class/thermal").glob("thermal_zone*"):
+        kind = _text(zone / "type")
+        if kind and not any(word in kind.lower() for word in _NOT_PROCESSOR):
+            files.append((zone / "temp", f"thermal zone {kind}"))
+    for chip in (sysfs / "class/hwmon").glob("hwmon*"):
+        if (name := _text(chip / "name")) in _CHIPS:
+            files += [(file, f"hwmon {name}") for file in chip.glob("temp*_input")]
+    for file, source in files:
+        try:
+            celsius = int(_text(file)) / 1e3
+        except ValueError:  # zones of switched-off units refuse to be read
+            continue
+        if _PLAUSIBLE_C[0] < celsius < _PLAUSIBLE_C[1]:
+            yield celsius, source
 
 
 def _text(file: Path) -> str:

@@ -1,25 +1,37 @@
-"""The memory of the GPU that a trainer computes on: what there is, and a ceiling on what torch's allocator takes of it.
+"""The memory of the GPU that a trainer computes on: what there is, a ceiling on it, and the refusal when it runs out.
 
-A card has memory of its own, and the allocator's limit is the GPU's budget. Where processor and GPU share one pool
-(Jetson) there is one budget for both: what the process holds is not the allocator's, measured again after every step.
-Beyond its limit torch raises OutOfMemoryError, which the trainer survives. Outside of any limit is the CUDA context: of
-a card it is not counted as free, of a shared pool its size is unknown.
-
-``cuda`` is ``torch.cuda``, or a stand-in for tests: nothing here imports torch.
+A card has memory of its own, and the allocator's limit is the GPU's budget; a refusal names which of the two memories
+was short, since the plan answers them differently. Where processor and GPU share one pool (Jetson) there is one budget
+for both: what the process holds is not the allocator's, measured again after every step. Beyond its limit torch raises
+OutOfMemoryError, which the trainer survives. Outside of any limit is the CUDA context: of a card it is not counted as
+free, of a shared pool its size is unknown. Importing this loads no torch; ``cuda`` is ``torch.cuda``, or a stand-in.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from types import ModuleType
+from typing import NamedTuple
 
-from edgefl.records import GPU, GPU_MEMORY, Budget, Refusal
-from edgefl.resources.ceiling import ceiling_bytes
-from edgefl.resources.memory import current_rss_bytes, shares_pool
+from edgefl.records import GPU, GPU_MEMORY, HOST, Budget, Refusal
+from edgefl.resources.memory_probe import shares_pool
+from edgefl.resources.process_memory import ceiling_bytes, current_rss_bytes, settle, status_bytes
 
 #: What torch takes at once for tensors of 1 to 10 MiB (kLargeBuffer in c10/cuda/CUDACachingAllocator): a step that fits
 #: may hold at least as much more than its tensors. How much in truth is to be measured on a card (decision 0018).
 SEGMENT_BYTES = 20 * 2**20
+#: Words of errors of failed allocations: on a GPU (by its allocator, by CUDA's libraries), by its own CPU
+#: allocator, inside other libraries; the last is oneDNN's, of the room for a product, which the step before had.
+_MEMORY_WORDS = (
+    "out of memory",
+    "_ALLOC_FAILED",
+    "DefaultCPUAllocator",
+    "bad_alloc",
+    "Cannot allocate memory",
+    "could not create a primitive",
+)
+#: And where it is a GPU's and has no type of its own: "CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED".
+_GPU_WORDS = ("CUDA", "CUBLAS", "CUDNN")
 
 
 class GpuMemoryError(MemoryError):
@@ -38,15 +50,15 @@ class Gpu(NamedTuple):
     shared: bool  # one pool with the processor
 
 
-def gpu_of(cuda: Any, device: str) -> Gpu:
+def gpu_of(cuda: ModuleType, device: str) -> Gpu:
     """The GPU now; makes this process' CUDA context if there is none yet."""
-    index = index_of(cuda, device)
+    index = _index_of(cuda, device)
     properties = cuda.get_device_properties(index)
     free, total = cuda.mem_get_info(index)
     return Gpu(properties.name, total, free + cuda.memory_reserved(index), shares_pool(properties))
 
 
-def index_of(cuda: Any, device: str) -> int:
+def _index_of(cuda: ModuleType, device: str) -> int:
     """Number of the GPU that "cuda" or "cuda:1" means: not every function of ``torch.cuda`` takes the former."""
     return int(device.partition(":")[2] or cuda.current_device())
 
@@ -74,14 +86,14 @@ class CudaCeiling:
 
     def __init__(
         self,
-        cuda: Any,
+        cuda: ModuleType,
         device: str,
         budget: Budget,
         base_bytes: int,
         resident: Callable[[], int] = current_rss_bytes,
     ) -> None:
         self._cuda = cuda
-        self._index = index_of(cuda, device)
+        self._index = _index_of(cuda, device)
         self._budget = budget
         self._base = base_bytes
         self._resident = resident
@@ -126,3 +138,50 @@ class CudaCeiling:
 
     def _held(self) -> int:
         return int(self._cuda.memory_reserved(self._index))
+
+
+def gpu_ceiling(device: str, budget: Budget, base_bytes: int) -> CudaCeiling | None:
+    """Holds torch's allocator on the GPU to the budget; None on a CPU."""
+    if not device.startswith("cuda"):
+        return None
+    import torch
+
+    return CudaCeiling(torch.cuda, device, budget, base_bytes)
+
+
+def give_back(device: str) -> None:
+    """Give memory that is free in this process back: to the kernel, and of a GPU to its driver."""
+    settle()
+    if device.startswith("cuda"):
+        import torch
+
+        torch.cuda.empty_cache()
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """torch raises OutOfMemoryError on a GPU and a plain RuntimeError from its CPU allocator."""
+    text = str(error)
+    return isinstance(error, MemoryError) or _by_type(error) or any(words in text for words in _MEMORY_WORDS)
+
+
+def memory_refusal(error: BaseException, ceiling: CudaCeiling | None, *, card: bool) -> Refusal:
+    """Of the memory that ran out: the process', a card's own or, of a pool, both together.
+
+    ``ceiling``: the round's, None if it could not be made; ``card``: whether the trainer found a GPU's own memory.
+    """
+    text = str(error)
+    detail = f"out of memory: {(text.splitlines() or [''])[0][:300]}"
+    # Words decide where torch and CUDA's libraries raise a plain RuntimeError.
+    plain = not isinstance(error, MemoryError) and any(word in text for word in _GPU_WORDS)
+    of_gpu = plain or _by_type(error)
+    if ceiling is not None and (ceiling.gpu.shared or of_gpu):
+        return ceiling.refusal(detail)
+    if card and of_gpu:
+        return Refusal("memory", None, None, "B", f"{GPU_MEMORY}: {detail}", GPU)
+    return Refusal("memory", float(status_bytes("VmHWM") or 0), None, "B", detail, HOST if card else "")
+
+
+def _by_type(error: BaseException) -> bool:
+    import torch
+
+    return isinstance(error, (GpuMemoryError, torch.OutOfMemoryError))

@@ -1,0 +1,245 @@
+"""Memory of a process: its size by /proc, what its allocator keeps, and a hard ceiling on it.
+
+glibc serves blocks below a threshold from heaps that can only shrink from their end, and raises that threshold to 32
+MiB as larger blocks are freed. A training step then keeps a third more than it uses (measured: 535 MiB for 331 that are
+alive, decision 0016). A trainer therefore fixes the threshold: every larger tensor is a mapping of its own, in huge
+pages where the kernel allows it, so that mapping it again costs little. A program that moves chunks is the other way
+round: its buffers are small beside what it may hold, and glibc maps and zeroes them again for every message (decision
+0021: 16,000 page faults for 28 MB received). No torch and no numpy: supervisors import this.
+
+The ceiling is a thread that watches the resident size and kills the process when it is over. It works without cgroups
+and without root, on every Linux, and leaves the supervisor with both numbers. A rise faster than one sampling period is
+seen late, by at most what the process can touch in that time; so that this is not much, the kernel is asked to refuse
+allocations far beyond the ceiling (RLIMIT_DATA), which the process can answer for itself.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import os
+import resource
+import signal
+import sys
+import threading
+from types import TracebackType
+
+import psutil
+
+from edgefl.records import Budget, Refusal
+
+#: Larger blocks are mapped by themselves. Bytes.
+MAPPED_BYTES = 2 * 2**20
+#: The same where a batch is run in pieces: tensors of 8 rows lie between the two, and the heap kept some 200 MiB of
+#: them that were free (decision 0016).
+MAPPED_BYTES_IN_PIECES = 2**18
+#: The end of the heap that may stay there unused. Bytes.
+TRIM_BYTES = 4 * 2**20
+#: The same, of each thread's heap, for chunks of up to 768 KiB, some of which are on their way.
+CHUNKS_KEPT_BYTES = 8 * 2**20
+#: The same for parts that are added up. The most that glibc does not map by itself.
+PARTS_KEPT_BYTES = 32 * 2**20
+#: malloc.h
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+#: 20 ms: a core touches new memory at about 2 GB/s, so a breach is seen within about 40 MB; costs 0.1 % of one core.
+PERIOD_S = 0.02
+#: Allocations beyond the ceiling that are still granted: a thread's stack (8 MiB) and a heap's reserve are data that is
+#: never touched.
+SLACK_BYTES = 64 * 2**20 + 16 * 2**20 * (os.cpu_count() or 1)
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+
+
+def status_bytes(field: str, pid: int | str = "self") -> int | None:
+    """A memory field of /proc/<pid>/status, such as VmRSS or VmHWM, in bytes; None when there is none."""
+    wanted = field.encode()
+    for line in _read(pid, "status").splitlines():
+        name, _, value = line.partition(b":")
+        if name == wanted:
+            return int(value.split()[0]) * 1024  # the kernel prints kB
+    return None
+
+
+def resident_bytes(pid: int | str = "self") -> int | None:
+    """Resident size; None when the process is gone. Reads statm, which is four times cheaper than status."""
+    fields = _read(pid, "statm").split()
+    return int(fields[1]) * _PAGE_BYTES if len(fields) > 1 else None
+
+
+def started_at(pid: int) -> int | None:
+    """When a process started, in clock ticks since boot: with the pid it names one process for ever. None: gone."""
+    after_name = _read(pid, "stat").rpartition(b")")[2].split()  # the name may hold blanks and brackets
+    return int(after_name[19]) if len(after_name) > 19 else None
+
+
+def _read(pid: int | str, file: str) -> bytes:
+    """Empty when the process is gone. Without pathlib and codecs: a ceiling reads fifty times a second."""
+    try:
+        descriptor = os.open(f"/proc/{pid}/{file}", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return b""
+    try:
+        return os.read(descriptor, 65536)
+    except OSError:
+        return b""
+    finally:
+        os.close(descriptor)
+
+
+def give_back_at_once(*, in_pieces: bool = False) -> bool:
+    """Have this process give freed memory back; before torch is imported, and again before rounds of other batches.
+
+    ``in_pieces``: micro-batches come, whose tensors are smaller. Whether the C library can do it (glibc can, musl not).
+    Holes that a heap has by then are filled first.
+    """
+    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # torch asks for huge pages of what it maps
+    return _set_allocator(MAPPED_BYTES_IN_PIECES if in_pieces else MAPPED_BYTES, TRIM_BYTES)
+
+
+def keep_for_chunks() -> bool:
+    """Keep up to CHUNKS_KEPT_BYTES of freed memory for a supervisor's next chunks. Whether the C library can do it."""
+    return _set_allocator(MAPPED_BYTES, CHUNKS_KEPT_BYTES)
+
+
+def keep_for_parts() -> bool:
+    """Keep up to PARTS_KEPT_BYTES of freed memory for a coordinator's next parts. Whether the C library can do it."""
+    return _set_allocator(PARTS_KEPT_BYTES, PARTS_KEPT_BYTES)
+
+
+def _set_allocator(mapped_bytes: int, trim_bytes: int) -> bool:
+    if not sys.platform.startswith("linux"):
+        return False
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (OSError, AttributeError):
+        return False
+    return all([mallopt(_M_MMAP_THRESHOLD, mapped_bytes), mallopt(_M_TRIM_THRESHOLD, trim_bytes)])
+
+
+def settle() -> None:
+    """Give memory that is no longer used back to the kernel, as far as the C library can."""
+    gc.collect()
+    try:
+        ctypes.CDLL(None).malloc_trim(0)
+    except (OSError, AttributeError):  # a C library without malloc_trim (musl) gives memory back by itself
+        return
+
+
+def current_rss_bytes() -> int:
+    """Resident size of this process now."""
+    resident = resident_bytes()
+    return int(psutil.Process().memory_info().rss) if resident is None else resident
+
+
+def idle_rss_bytes() -> int:
+    """Resident size of this process when nothing is going on: after giving unused memory back."""
+    settle()
+    return current_rss_bytes()
+
+
+def ceiling_bytes(budget: Budget, base_bytes: int, *, card: bool = False) -> int | None:
+    """Largest size the trainer may have, in bytes; None: no limit. A step limit counts from the idle trainer's size.
+
+    Where processor and GPU share one pool, that is with what it holds on the GPU. ``card``: the step is in a GPU's own
+    memory, where torch's allocator holds it to its limit.
+    """
+    limits = [] if budget.memory_bytes is None else [budget.memory_bytes]
+    if budget.step_memory_bytes is not None and base_bytes and not card:
+        limits.append(base_bytes + budget.step_memory_bytes)
+    return min(limits, default=None)
+
+
+class Ceiling:
+    """Watches ``pid`` from entering this context to ``stop``, or to leaving it.
+
+    Over ``limit_bytes`` resident, the process gets SIGKILL. ``refuse``: also let the kernel refuse large allocations;
+    not for a process that computes on a GPU, whose driver reserves address space without using it. The thread ends by
+    itself when the process is gone. Whoever notices the death first calls ``stop`` and then reads ``refusal``, which is
+    settled from then on.
+    """
+
+    def __init__(self, pid: int, limit_bytes: int, *, refuse: bool = True) -> None:
+        self.pid = pid
+        self.limit_bytes = limit_bytes
+        self.peak_bytes = 0  # largest resident size seen
+        self.breached = False
+        self._refuse = refuse
+        self._limits: tuple[int, int] | None = None  # what RLIMIT_DATA was
+        self._born = started_at(pid)
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name=f"ceiling-{pid}", daemon=True)
+
+    def __enter__(self) -> Ceiling:
+        if self._refuse:
+            self._refuse_beyond()
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """Stop watching; returns when the thread has ended."""
+        self._stop.set()
+        if self._limits is not None:
+            self._set_limits(self._limits)
+            self._limits = None
+        if self._thread.is_alive():
+            self._thread.join()
+
+    @property
+    def refusal(self) -> Refusal | None:
+        """Why the process was killed, with both numbers; None while it was not."""
+        if not self.breached:
+            return None
+        detail = "the trainer was killed when its resident size passed the ceiling; it would have needed more"
+        return Refusal("ceiling", float(self.peak_bytes), float(self.limit_bytes), "B", detail)
+
+    def _refuse_beyond(self) -> None:
+        """Data may grow by what is left below the ceiling, and the slack. If that can't be set, the watch remains."""
+        data, resident = status_bytes("VmData", self.pid), resident_bytes(self.pid)
+        if data is None or resident is None:
+            return
+        try:
+            before = resource.prlimit(self.pid, resource.RLIMIT_DATA)
+        except (OSError, ValueError):
+            return
+        hard = before[1]
+        soft = data + max(0, self.limit_bytes - resident) + SLACK_BYTES
+        if hard != resource.RLIM_INFINITY:
+            soft = min(soft, hard)
+        if self._set_limits((soft, hard)):
+            self._limits = before
+
+    def _set_limits(self, limits: tuple[int, int]) -> bool:
+        if not self._is_itself():
+            return False
+        try:
+            resource.prlimit(self.pid, resource.RLIMIT_DATA, limits)
+        except (OSError, ValueError, OverflowError):  # it has ended, or is not ours to limit
+            return False
+        return True
+
+    def _watch(self) -> None:
+        while not self._stop.wait(PERIOD_S):
+            resident = resident_bytes(self.pid)
+            if not resident:  # gone, or a zombie, which holds no memory
+                return
+            self.peak_bytes = max(self.peak_bytes, resident)
+            if resident > self.limit_bytes:
+                self._kill()
+                return
+
+    def _kill(self) -> None:
+        if not self._is_itself():
+            return
+        self.breached = True
+        try:
+            os.kill(self.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            self.breached = False  # it ended by itself just now
+
+    def _is_itself(self) -> bool:
+        """False once the pid belongs to another process."""
+        return self._born is not None and started_at(self.pid) == self._born
