@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from edgefl.errors import ModelError
 
 if TYPE_CHECKING:
-    from edgefl.models.encoders.base import Kind
+    from edgefl.models.encoder import Kind
     from edgefl.models.spec import EncoderSpec
 
 GROUP = "edgefl.encoders"
@@ -39,7 +39,7 @@ class EncoderKind:
     the one the weights were made for.
     ``tokens``: tokens of one sample, class tokens included, of a specification.
     ``build``: imports torch and returns embed, block, norm and pool; first weights are drawn by the rule of
-    ``edgefl.models.encoders.base.initialise``.
+    ``edgefl.models.encoder.initialise``.
     ``faults``: what is wrong with a specification, beside what is checked of every kind; its axes are right by then.
     ``pooled``: how many leading tokens ``pool`` reads.
     """
@@ -98,8 +98,8 @@ def _installed(name: str) -> EncoderKind:
     return kind
 
 
-def _built(name: str) -> Kind:
-    kind: Kind = importlib.import_module(f"edgefl.models.encoders.{name}").KIND
+def _built(module: str, name: str) -> Kind:
+    kind: Kind = getattr(importlib.import_module(f"edgefl.models.{module}"), name)
     return kind
 
 
@@ -207,13 +207,22 @@ _AUDIO_SIZES: dict[str, dict[str, Any]] = {
 #: Our own kinds. Only they read files and public checkpoints; only text takes token ids.
 OWN: dict[str, EncoderKind] = {
     "sensor": EncoderKind(
-        ("time", "channels"), _SENSOR_SIZES, _sensor_tokens, partial(_built, "sensor"), _sensor_faults
+        ("time", "channels"), _SENSOR_SIZES, _sensor_tokens, partial(_built, "sensor", "KIND"), _sensor_faults
     ),
     "vision": EncoderKind(
-        ("height", "width", "channels"), _VISION_SIZES, _vision_tokens, partial(_built, "vision"), _vision_faults
+        ("height", "width", "channels"),
+        _VISION_SIZES,
+        _vision_tokens,
+        partial(_built, "published", "VISION"),
+        _vision_faults,
     ),
-    "text": EncoderKind(("length",), _TEXT_SIZES, _text_tokens, partial(_built, "text"), _text_faults),
+    "text": EncoderKind(("length",), _TEXT_SIZES, _text_tokens, partial(_built, "published", "TEXT"), _text_faults),
     "audio": EncoderKind(
-        ("frames", "mel bands"), _AUDIO_SIZES, _audio_tokens, partial(_built, "audio"), _audio_faults, pooled=2
+        ("frames", "mel bands"),
+        _AUDIO_SIZES,
+        _audio_tokens,
+        partial(_built, "published", "AUDIO"),
+        _audio_faults,
+        pooled=2,
     ),
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from edgefl.budget.fit import place, trained_depth
 from edgefl.budget.stage_cost import Priced
-from edgefl.models.sizes import encoder_of_size
+from edgefl.models.check import encoder_of_size
 from edgefl.models.spec import ModelSpec, part_names
 from edgefl.plan.job import Candidate, Hyper, Job, Slots, Stage
 from edgefl.records import Budget

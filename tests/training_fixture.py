@@ -7,8 +7,8 @@ import numpy as np
 import torch
 
 from edgefl.data.dataset import Dataset
+from edgefl.models.check import encoder_of_size
 from edgefl.models.checkpoints import initial_parts
-from edgefl.models.sizes import encoder_of_size
 from edgefl.models.spec import HeadSpec, ModelSpec
 from edgefl.plan.job import Hyper, Job, Slots, Stage
 from edgefl.registry import method

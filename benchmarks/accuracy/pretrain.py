@@ -34,8 +34,8 @@ from edgefl.config.settings import EncoderConfig
 from edgefl.data.dataset import Dataset
 from edgefl.data.named import named
 from edgefl.errors import ModelError
+from edgefl.models.check import encoder_of_size
 from edgefl.models.own_checkpoint import save_encoders
-from edgefl.models.sizes import encoder_of_size
 from edgefl.models.spec import EncoderSpec, HeadSpec, ModelSpec, is_encoder, part_names
 from edgefl.models.staged import StagedModel, build
 

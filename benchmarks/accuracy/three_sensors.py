@@ -31,8 +31,7 @@ from edgefl.cli.predict import accuracy
 from edgefl.config.profiles import load_run
 from edgefl.data.dataset import Dataset
 from edgefl.data.load import load_pair
-from edgefl.export.predict import apply
-from edgefl.export.runtime import find_bundles
+from edgefl.export.runtime import apply, find_bundles
 from edgefl.plan.compile import compile_run
 from edgefl.run_records import RunReport
 

@@ -22,7 +22,7 @@ from msgspec.structs import replace
 
 from benchmarks.cost.resource_table import UNTESTED
 from benchmarks.cost.resources import random_inputs, small_step
-from edgefl.models.sizes import encoder_of_size
+from edgefl.models.check import encoder_of_size
 from edgefl.models.spec import HeadSpec, ModelSpec
 from edgefl.plan.job import Hyper, Job, Slots
 from edgefl.plan.training_samples import can_cache, with_cache

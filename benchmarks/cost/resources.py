@@ -24,7 +24,7 @@ from typing import Any
 import msgspec
 
 from benchmarks.cost.resource_table import write_page
-from edgefl.models.sizes import encoder_of_size
+from edgefl.models.check import encoder_of_size
 from edgefl.models.spec import HeadSpec, ModelSpec
 from edgefl.plan.job import Cache, Hyper, Job, Precision, Slots, Stage, Transfer
 from edgefl.plan.stages import packing_of
@@ -205,7 +205,7 @@ def random_inputs(job: Job, batch: int, device: str) -> dict[str, Any]:
     """A batch as the device reads it: samples, or what a stored prefix holds."""
     import torch
 
-    from edgefl.models.encoders.base import TokenState
+    from edgefl.models.encoder import TokenState
     from edgefl.training.batches import meta_input
 
     inputs: dict[str, Any] = {}

@@ -54,7 +54,7 @@ class Evaluate(msgspec.Struct, frozen=True):
     """Request: the model of ``manifest`` on the test set at ``test``.
 
     ``prototypes``: also with the prototype mask; ``slots``: how it matches, and what the model is judged by;
-    ``networks``: as for ``edgefl.training.scoring.matching``; ``probes``: some of the test set are not for testing.
+    ``networks``: as for ``edgefl.training.matching.matching``; ``probes``: some of the test set are not for testing.
     """
 
     model: ModelSpec
@@ -111,9 +111,8 @@ class Evaluator:
         """Accuracy with everything, and with each modality alone."""
         import numpy as np
 
-        from edgefl.training.evaluate import TestSet, evaluate
-        from edgefl.training.probes import probe_rows
-        from edgefl.training.scoring import matching, tasks_of
+        from edgefl.training.evaluate import TestSet, evaluate, probe_rows, tasks_of
+        from edgefl.training.matching import matching
 
         request = msgspec.convert(body, Evaluate)
         parts = _parts(request.store, request.manifest)
@@ -139,7 +138,7 @@ class Evaluator:
         """Weights, sum 1, of the devices whose model has finite outputs."""
         import numpy as np
 
-        from edgefl.training.probes import probe_rows, represent
+        from edgefl.training.evaluate import probe_rows, represent
 
         request = msgspec.convert(body, Similarity)
         test = self._test(request.test, request.model)

@@ -138,7 +138,7 @@ def operation_seconds(device: str, flops_rate: float) -> float:
     """
     import torch
 
-    from edgefl.models.sizes import encoder_of_size
+    from edgefl.models.check import encoder_of_size
     from edgefl.models.spec import HeadSpec, ModelSpec
     from edgefl.models.staged import build
     from edgefl.plan.job import Hyper, Job, Slots

@@ -37,10 +37,10 @@ if TYPE_CHECKING:  # what costs torch or numpy is imported when it is needed
     from edgefl.resources.memory_probe import MemoryProbe
     from edgefl.resources.sensors import EnergyProbe
     from edgefl.storage.objects import ObjectStore
+    from edgefl.training.batches import Split
     from edgefl.training.flop_cache import FlopCounts
-    from edgefl.training.holdout import Split
+    from edgefl.training.local_round import RoundResult, Tensors
     from edgefl.training.prefix_cache import PrefixCache
-    from edgefl.training.round import RoundResult, Tensors
 
 #: Data smaller than this stays in memory: reading it from a file would save less than it costs.
 SMALL_BYTES = 16 * 2**20
@@ -128,8 +128,8 @@ class Trainer:
         from edgefl.resources.memory_probe import MemoryProbe
         from edgefl.resources.sensors import EnergyProbe
         from edgefl.storage.objects import ObjectStore
-        from edgefl.training.holdout import no_label, usable_rows
-        from edgefl.training.round import LocalState, train_round
+        from edgefl.training.batches import no_label, usable_rows
+        from edgefl.training.local_round import LocalState, train_round
 
         job, attempt = request.offer.job, request.offer.attempt
         data = self._split(job, request.device)
@@ -229,7 +229,7 @@ class Trainer:
 
         Made once, then kept. Raises DataError.
         """
-        from edgefl.training.holdout import split
+        from edgefl.training.batches import split
 
         dataset = self._dataset_for(job.model)
         # A data set is equal to itself only: one that was read again makes a new share.
@@ -318,7 +318,7 @@ def _first_round(device: str) -> None:
 
     from edgefl.data.dataset import Dataset
     from edgefl.models.checkpoints import initial_parts
-    from edgefl.training.round import LocalState, train_round
+    from edgefl.training.local_round import LocalState, train_round
 
     sensor = EncoderSpec(input_shape=(8, 1), width=8, depth=1, heads=2, patch=4)
     model = ModelSpec({"toy": sensor}, stages=1, head=HeadSpec(width=8, out=4), fusion_width=8, classes=2)

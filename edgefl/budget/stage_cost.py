@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from edgefl.models.sizes import token_count
+from edgefl.models.check import token_count
 from edgefl.models.spec import PROTOTYPES, EncoderSpec, reconstruct_parts
 from edgefl.plan.job import Candidate, Job, Stage, Transfer
 from edgefl.plan.stages import is_closing, kept, packed_bytes, packing_of, sent

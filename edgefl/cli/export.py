@@ -15,7 +15,7 @@ from edgefl.budget.stage_cost import object_bytes
 from edgefl.cli.find_run import RUNS, RunArgument, RunsOption, find_run, read_run
 from edgefl.cli.options import Format, print_json
 from edgefl.errors import DataError, ExportError, RunError
-from edgefl.export.manifest import ZERO, Mask, MaskName
+from edgefl.export.bundle_format import ZERO, Mask, MaskName
 from edgefl.models.spec import PROTOTYPES
 from edgefl.plan.job import RunPlan, Stage
 from edgefl.records import Manifest
@@ -24,7 +24,7 @@ from edgefl.run_records import BundleRow, RunReport
 from edgefl.storage.run_directory import ledger_of
 
 if TYPE_CHECKING:
-    from edgefl.training.norm_statistics import Tensors
+    from edgefl.training.embeddings import Tensors
 
 FOLDER = "bundles"
 #: Rounding of float32 in another order of operations gives 1e-6; a wrong graph gives 1e-2 and more.
@@ -122,7 +122,7 @@ def export_run(
     from edgefl.export.bundle import export_bundles
     from edgefl.protocol.tensors import decode_part
     from edgefl.storage.objects import ObjectStore
-    from edgefl.training.scoring import matcher_of
+    from edgefl.training.fill import matcher_of
 
     state = final_state(directory)
     _say(_what(state))
@@ -176,8 +176,8 @@ def _statistics(state: FinalState, parts: dict[str, Tensors]) -> dict[str, Tenso
     """The heads with batch statistics taken on the test set's inputs, where those of the state are other weights'."""
     if not state.plan.slots.statistics:
         return {}
+    from edgefl.training.embeddings import heads_with_statistics
     from edgefl.training.evaluate import TestSet
-    from edgefl.training.norm_statistics import heads_with_statistics
 
     try:
         test = TestSet.load(state.plan.test, state.plan.model)

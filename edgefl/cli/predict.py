@@ -17,9 +17,8 @@ from edgefl.data.dataset import Dataset
 from edgefl.data.load import load
 from edgefl.data.readers import SampleError, read, target
 from edgefl.errors import DataError
-from edgefl.export.manifest import STAND_INS, Manifest, MaskName
-from edgefl.export.predict import Answers, apply, encoders
-from edgefl.export.runtime import find_bundles
+from edgefl.export.bundle_format import STAND_INS, Manifest, MaskName
+from edgefl.export.runtime import Answers, apply, encoders, find_bundles
 from edgefl.models.spec import EncoderSpec
 from edgefl.records import is_modality
 from edgefl.report import units

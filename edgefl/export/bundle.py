@@ -17,15 +17,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+import numpy as np
 
 from edgefl import __version__
 from edgefl.errors import ExportError, MissingDependencyError
-from edgefl.export.manifest import (
+from edgefl.export.bundle_format import (
     INDEX_FILE,
     INDEX_FORMAT,
     MANIFEST_FILE,
     MASKS,
     MATCHED,
+    MAX_MANIFEST_BYTES,
     MODEL_FILE,
     WEIGHTS,
     Check,
@@ -39,25 +41,25 @@ from edgefl.export.manifest import (
     input_ports,
     output_ports,
     presence_ports,
+    table_name,
     table_names,
     table_ports,
+    valid_name,
 )
-from edgefl.export.prototype_tables import Parts, defaults, padded
-from edgefl.export.publish import check_target, publish
 from edgefl.export.session import open_session
 from edgefl.models.spec import PROTOTYPES, ModelSpec
 from edgefl.plan.job import Stage
 from edgefl.plan.stages import restrict
 from edgefl.prototypes.matcher import DEFAULT_MATCHER, Matcher
-from edgefl.prototypes.table import ClassMeans
+from edgefl.prototypes.table import ClassMeans, empty, from_tensors
 from edgefl.records import Manifest as State
 from edgefl.registry import method
 from edgefl.run_records import BundleRow
-from edgefl.storage.disk import store_errors, write_new
+from edgefl.storage.disk import read_at_most, store_errors, sync_directory, write_new
 
 if TYPE_CHECKING:
     from edgefl.models.staged import StagedModel
-    from edgefl.training.scoring import Networks, WeightedNetworks
+    from edgefl.training.matching import Networks, WeightedNetworks
 
 _PACKAGES = ("torch", "onnx", "onnxscript", "onnxruntime", "onnxruntime-gpu", "transformers", "numpy")
 
@@ -158,8 +160,7 @@ def _ready(model: ModelSpec, stage: Stage, parts: Parts, mask: str) -> tuple[Mas
 
 def _write_bundle(root: Path, export: _Export, given: tuple[str, ...]) -> Manifest:
     """Export, check and write the bundle that takes the modalities ``given``."""
-    from edgefl.export.convert import to_onnx
-    from edgefl.export.graph import BundleGraph
+    from edgefl.export.graph import BundleGraph, to_onnx
     from edgefl.export.parity import Subject, check
 
     model, stage, matcher = export.model, export.stage, export.matcher
@@ -224,7 +225,7 @@ def _built(export: _Export, present: Sequence[str]) -> StagedModel:
 
 def _networks(export: _Export, modality: str) -> WeightedNetworks:
     """The small networks that match ``modality``. Raises ExportError when there is none."""
-    from edgefl.training.scoring import matcher_networks
+    from edgefl.training.matching import matcher_networks
 
     part = f"match/{modality}"
     weights = export.networks.get(part, {})
@@ -275,3 +276,87 @@ def _row(manifest: Manifest) -> BundleRow:
         max_difference=manifest.max_difference,
         tolerance=manifest.tolerance,
     )
+
+
+Parts = Mapping[str, Mapping[str, np.ndarray]]
+
+
+def padded(model: ModelSpec, parts: Parts, masks: Sequence[str], capacity: int | None) -> dict[str, ClassMeans]:
+    """Every modality's table padded to the capacity (all rows absent where there is none); {} when none is used.
+
+    Raises ExportError when there are no prototypes, they do not fit the model, or the capacity is too small.
+    """
+    if not any(method("missing", mask).tables for mask in masks) or not model.classes or len(model.encoders) < 2:
+        return {}
+    if PROTOTYPES not in parts:
+        raise ExportError("the state holds no prototypes", remedy="Export with --mask zero, or train with prototypes.")
+    found = from_tensors(dict(parts[PROTOTYPES]))
+    rows = model.classes if capacity is None else capacity
+    if rows < model.classes:
+        raise ExportError(
+            f"a capacity of {rows} has no room for {model.classes} classes",
+            remedy="Give the number of classes or more.",
+        )
+    tables = {m: _padded(m, found.get(m, empty(model.classes, model.head.out)), model, rows) for m in model.encoders}
+    if not any(table.present.any() for table in tables.values()):
+        raise ExportError("no class has a prototype", remedy="Export with --mask zero, or train another round.")
+    return tables
+
+
+def _padded(modality: str, table: ClassMeans, model: ModelSpec, rows: int) -> ClassMeans:
+    if table.means.shape != (model.classes, model.head.out):
+        raise ExportError(
+            f"the prototypes of '{modality}' are {list(table.means.shape)}, the model needs "
+            f"{[model.classes, model.head.out]}",
+            remedy="Export prototypes and model of the same run.",
+        )
+    spare = empty(rows - model.classes, model.head.out)
+    # A row without samples holds zeros, whatever was sent with it: the file has no use for it.
+    means = np.where(table.present[:, None], table.means, np.float32(0))
+    return ClassMeans(np.concatenate([means, spare.means]), np.concatenate([table.counts, spare.counts]))
+
+
+def defaults(tables: Mapping[str, ClassMeans]) -> dict[str, np.ndarray]:
+    """The optional inputs with what is inside the file, in the order the graph takes them."""
+    found: dict[str, np.ndarray] = {}
+    for m, table in tables.items():
+        found[table_name(m)] = table.means
+        found[valid_name(m)] = table.present
+    return found
+
+
+def check_target(directory: Path) -> None:
+    """An existing target may only hold an earlier export: it will be replaced as a whole."""
+    if not directory.exists():
+        return
+    other = f"{directory} exists and is not an earlier export"
+    remedy = "Name a new or empty directory with -o DIR."
+    if not directory.is_dir():
+        raise ExportError(other, remedy=remedy)
+    names = {path.name for path in directory.iterdir()}
+    if not names:
+        return
+    try:
+        index = msgspec.json.decode(read_at_most(directory / INDEX_FILE, MAX_MANIFEST_BYTES), type=Index)
+    except (OSError, ValueError):
+        raise ExportError(other, remedy=remedy) from None
+    known = {INDEX_FILE, *(row.name for row in index.bundles)}
+    if index.format != INDEX_FORMAT or names - known:
+        raise ExportError(f"{other}: it holds {', '.join(sorted(names - known))[:200]}", remedy=remedy)
+
+
+def publish(building: Path, directory: Path) -> None:
+    """Put the new folder in the place of the old one, which is there until the new one is."""
+    old = building.with_name(f"{building.name}.old")
+    replaced = directory.exists()
+    if replaced:
+        directory.rename(old)
+    try:
+        building.rename(directory)
+    except BaseException:
+        if replaced:
+            old.rename(directory)
+        raise
+    sync_directory(directory.parent)
+    if replaced:
+        shutil.rmtree(old, ignore_errors=True)

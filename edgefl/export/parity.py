@@ -23,8 +23,7 @@ import torch
 from torch import Tensor
 
 from edgefl.errors import ExportError
-from edgefl.export.graph import BundleGraph
-from edgefl.export.manifest import (
+from edgefl.export.bundle_format import (
     BATCH,
     MATCHED,
     WEIGHTS,
@@ -37,8 +36,9 @@ from edgefl.export.manifest import (
     table_name,
     valid_name,
 )
+from edgefl.export.graph import BundleGraph
 from edgefl.export.session import run
-from edgefl.models.encoders.base import TokenState
+from edgefl.models.encoder import TokenState
 from edgefl.models.vectors import unit
 from edgefl.prototypes.mask import Scores, in_torch, mix, scores_of
 from edgefl.prototypes.table import ClassMeans

@@ -215,7 +215,7 @@ class _Source:
         With y = (x - .5) / .5 and z = (x - m) / s: z = a y + c with a = .5 / s, c = (.5 - m) / s;
         so W z + b = (a W) y + (b + W c). Where the checkpoint tells no scale it is ViT's own, 0.5 and 0.5.
         """
-        from edgefl.models.encoders.vision import PIXEL_DEVIATION, PIXEL_MEAN
+        from edgefl.models.published import PIXEL_DEVIATION, PIXEL_MEAN
 
         # Ours are 0..1 whatever the file's were.
         if not settings.get("do_rescale", True) or abs(255 * settings.get("rescale_factor", 1 / 255) - 1) > 1e-3:

@@ -20,8 +20,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own name for it
 from torch import Tensor, nn
 
-from edgefl.models.encoders.base import TokenState
-from edgefl.models.sizes import token_count
+from edgefl.models.check import token_count
+from edgefl.models.encoder import TokenState
 from edgefl.models.spec import ModelSpec, shared_width
 from edgefl.models.vectors import unit
 

@@ -12,11 +12,10 @@ from torch import Tensor, nn
 from edgefl.encoder_kinds import encoder_kind
 from edgefl.errors import ModelError
 from edgefl.models.check import check_spec
-from edgefl.models.encoders.base import Input, Stage, TokenState, initialise, mean_token, rows_in, rows_of
+from edgefl.models.encoder import Input, Stage, TokenState, initialise, mean_token, rows_in, rows_of
 from edgefl.models.heads import classifier, fusion, matcher, mean_at_hand, modality_head, reconstruction
 from edgefl.models.joint_fusion import Given, JointFusion
-from edgefl.models.multiway import OwnStage, SharedStage, run_stage
-from edgefl.models.patterns import Index, Rows, merged, patterns
+from edgefl.models.multiway import Index, OwnStage, Rows, SharedStage, merged, patterns, run_stage
 from edgefl.models.spec import (
     ModelSpec,
     fuses_tokens,

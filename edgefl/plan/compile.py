@@ -17,8 +17,7 @@ from edgefl.config.slots import RecipeConfig
 from edgefl.config.yaml_files import valid_names
 from edgefl.encoder_kinds import encoder_kind
 from edgefl.errors import ConfigError, Problem
-from edgefl.models.check import spec_problems
-from edgefl.models.sizes import encoder_of_size
+from edgefl.models.check import encoder_of_size, spec_problems
 from edgefl.models.spec import (
     EncoderSpec,
     HeadSpec,

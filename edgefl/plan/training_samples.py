@@ -12,7 +12,7 @@ from typing import NamedTuple
 import msgspec
 
 from edgefl.encoder_kinds import encoder_kind
-from edgefl.models.sizes import token_count
+from edgefl.models.check import token_count
 from edgefl.models.spec import EncoderSpec, ModelSpec, fuses_tokens, shares_attention
 from edgefl.plan.job import Cache, Hyper, Job, Slots, Stage
 from edgefl.records import Refusal

@@ -13,8 +13,8 @@ import msgspec
 import torch
 
 from edgefl.budget.stage_cost import MEMORY, Priced
-from edgefl.models.encoders.base import TokenState
-from edgefl.models.sizes import token_count
+from edgefl.models.check import token_count
+from edgefl.models.encoder import TokenState
 from edgefl.models.staged import StagedModel, build
 from edgefl.plan.job import Job
 from edgefl.plan.stages import is_closing
@@ -32,17 +32,14 @@ from edgefl.plan.training_samples import (
 from edgefl.pricing.overhead import Overhead, Share, patterns_of, zero_prototypes
 from edgefl.registry import chosen
 from edgefl.resources.tensor_counters import FlopCounter, LiveBytes
-from edgefl.training.auxiliary import tables_of
 from edgefl.training.batches import LEAST_ROWS, meta_batch, meta_input
 from edgefl.training.embeddings import BATCH
+from edgefl.training.fill import matcher_of
 from edgefl.training.flop_cache import FlopCounts, kind_of_step, linear_in
-from edgefl.training.forward import Auxiliary, copied
-from edgefl.training.optimizer_in_backward import OptimizerInBackward, may_update_in_backward
-from edgefl.training.optimizers import TOGETHER_BYTES, factor_shapes
-from edgefl.training.precision import FusedAttention
+from edgefl.training.forward import Auxiliary, copied, tables_of
+from edgefl.training.optimizers import TOGETHER_BYTES, OptimizerInBackward, factor_shapes, may_update_in_backward
 from edgefl.training.prefix_cache import through_part
-from edgefl.training.scoring import matcher_of
-from edgefl.training.step import prepare, run_backward, run_forward
+from edgefl.training.step import FusedAttention, prepare, run_backward, run_forward
 
 #: Memory of a round on a CPU beside tensors: kernels that libraries make for new shapes, Python's objects, what
 #: allocators keep. Measured with torch 2.13 on x86-64, four devices: 4.6 to 5.4 MiB above the live tensors in a

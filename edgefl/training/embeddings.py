@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
+from typing import TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from edgefl.data.dataset import Dataset
-from edgefl.models.staged import StagedModel
-from edgefl.training.batches import input_of
+from edgefl.models.parts import load_part, part_tensors
+from edgefl.models.spec import ModelSpec, shares_attention
+from edgefl.models.staged import StagedModel, build
+from edgefl.plan.job import Job, Stage
+from edgefl.plan.training_samples import LEAST, MOST
+from edgefl.training.batches import ShapeKey, input_of, make_batch
+from edgefl.training.flop_cache import counted, kind_of_step, linear_in
 
+R = TypeVar("R")
 #: Samples encoded at once: small enough for a server's worker beside everything else.
 BATCH = 128
 
@@ -64,3 +71,126 @@ def to_numpy(values: Tensor) -> np.ndarray:
 def device_of(model: nn.Module) -> torch.device:
     """Where a model's weights are."""
     return next(model.parameters()).device
+
+
+Tensors = dict[str, np.ndarray]
+Heads = Mapping[str, nn.Module]
+
+
+def take_local_statistics(
+    job: Job, model: StagedModel, dataset: Dataset, usable: np.ndarray, heads: Heads | None = None
+) -> None:
+    """Take the statistics on a device's samples ``usable`` if the job asks for it.
+
+    ``heads``: others than the model's own. A modality with fewer than two samples, which is not trained here either,
+    keeps the statistics it has. Everything ends in the mode (training or evaluation) it had.
+    """
+    for m, module in _heads(model, heads).items() if job.slots.statistics else ():
+        rows = chosen_rows(dataset, m, usable)
+        if len(rows) >= LEAST:
+            kind = b"statistics" + m.encode() + kind_of_step(job, with_tables=False)
+            pieces = _pieces(rows, job.hyper.micro_batch or job.hyper.batch_size)
+            work = partial(_take, model, m, module, dataset, pieces, job.stage.depth)
+            counted(kind, _shape(model, m, dataset, rows), work, linear=linear_in(job))
+
+
+def take_statistics(model: StagedModel, dataset: Dataset, depth: int) -> list[str]:
+    """Take the statistics of every head on the inputs of ``dataset``; the heads' parts that have them.
+
+    A modality of which it has fewer than two samples keeps what it has. Everything ends in the mode it had.
+    """
+    taken = []
+    for m, module in _heads(model, None).items():
+        rows = chosen_rows(dataset, m, np.arange(len(dataset)))
+        if len(rows) >= LEAST:
+            _take(model, m, module, dataset, _pieces(rows, BATCH), depth)
+            taken.append(f"head/{m}")
+    return taken
+
+
+def heads_with_statistics(
+    spec: ModelSpec, stage: Stage, parts: Mapping[str, Tensors], dataset: Dataset
+) -> dict[str, Tensors]:
+    """The heads among ``parts`` with their statistics taken on the inputs of ``dataset``."""
+    model = build(spec, stage.present)
+    for part in stage.present:
+        load_part(model, part, parts[part])
+    return {part: part_tensors(model, part) for part in take_statistics(model, dataset, stage.depth)}
+
+
+def chosen_rows(dataset: Dataset, modality: str, usable: np.ndarray) -> np.ndarray:
+    """At most ``MOST`` of the samples ``usable`` that have the modality, evenly spaced: the same ones every time."""
+    rows = np.asarray(usable[dataset.has(modality)[usable]])
+    return rows if len(rows) <= MOST else rows[np.arange(MOST) * len(rows) // MOST]
+
+
+def batch_norms(module: nn.Module) -> list[nn.BatchNorm1d]:
+    """The layers with running statistics."""
+    return [layer for layer in module.modules() if isinstance(layer, nn.BatchNorm1d)]
+
+
+def _heads(model: StagedModel, given: Heads | None) -> dict[str, nn.Module]:
+    own = {m: f"head/{m}" for m in model.spec.encoders if f"head/{m}" in model.parts_present}
+    heads = {m: model.part(part) for m, part in own.items()} if given is None else dict(given)
+    return {m: head for m, head in heads.items() if batch_norms(head)}
+
+
+def _names(model: StagedModel, modality: str) -> list[str]:
+    """Modalities encoded for one modality's head: with shared attention all that a sample has, as in training."""
+    if not shares_attention(model.spec):
+        return [modality]
+    return [m for m in model.spec.encoders if f"head/{m}" in model.parts_present]
+
+
+def _shape(model: StagedModel, modality: str, dataset: Dataset, rows: np.ndarray) -> ShapeKey:
+    """As ``Batch.shape_key`` of these samples."""
+    has = {m: dataset.has(m)[rows] for m in _names(model, modality)}
+    here = {m: int(flags.sum()) for m, flags in has.items() if flags.any()}
+    complete = int(np.logical_and.reduce([has[m] for m in here]).sum())
+    return (("", int(min(here.values()) < len(rows))), ("&", complete), *sorted(here.items()))
+
+
+@torch.no_grad()
+def _take(
+    model: StagedModel, modality: str, head: nn.Module, dataset: Dataset, pieces: list[np.ndarray], depth: int
+) -> None:
+    """Take the statistics of ``head`` on all rows of ``pieces``, which are encoded one after the other."""
+    names = _names(model, modality)
+    with evaluation_mode(model, head):
+        batches = (make_batch(dataset, rows, names, device_of(model)) for rows in pieces)
+        encoded = [model.encode_batch(b.inputs, b.rows, b.size, depth)[modality] for b in batches]
+        retake(head, torch.cat(encoded))
+
+
+def _pieces(rows: np.ndarray, together: int) -> list[np.ndarray]:
+    return [rows[start : start + together] for start in range(0, len(rows), together)]
+
+
+def retake(head: nn.Module, h: Tensor) -> None:
+    """The statistics of ``head``, which is in evaluation mode, become those of h [n, D]."""
+    layers = batch_norms(head)
+    momenta = [layer.momentum for layer in layers]
+    for layer in layers:
+        layer.train()
+        layer.momentum = 1.0  # what was is forgotten
+    head(h)
+    for layer, momentum in zip(layers, momenta, strict=True):
+        layer.eval()
+        layer.momentum = momentum
+
+
+def projections_of(job: Job, model: StagedModel, dataset: Dataset) -> dict[str, np.ndarray]:
+    """[N, d] of each modality this device has, encoded alone, zeros in rows that lack it."""
+    own = own_modalities(job, dataset)
+    whole = np.ones(len(dataset), dtype=bool)
+    return encoded_alone(job, dataset, whole, lambda: {m: embeddings(model, m, dataset, job.stage.depth) for m in own})
+
+
+def encoded_alone(job: Job, dataset: Dataset, rows: np.ndarray, work: Callable[[], R]) -> R:
+    """What ``work`` returns, which encodes each modality of the ``rows`` [N] (bool) by itself."""
+    shape = tuple((m, int((dataset.has(m) & rows).sum())) for m in own_modalities(job, dataset))
+    return counted(b"alone" + kind_of_step(job, with_tables=False), shape, work, linear="rows")
+
+
+def own_modalities(job: Job, dataset: Dataset) -> list[str]:
+    return [m for m in job.model.encoders if f"head/{m}" in job.stage.present and dataset.has(m).any()]

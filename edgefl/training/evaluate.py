@@ -11,7 +11,7 @@ samples it could not complete; a device that could complete all of them has not 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,25 +20,26 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - the field's own name for it
 from torch import Tensor
 
+from edgefl.data import memmap
 from edgefl.data.dataset import Dataset
 from edgefl.data.load import load
-from edgefl.data.memmap import chosen
 from edgefl.errors import DataError, ModelError
-from edgefl.models.encoders.base import TokenState
-from edgefl.models.parts import load_part
+from edgefl.models.encoder import TokenState
+from edgefl.models.parts import load_part, part_tensors
 from edgefl.models.spec import PROTOTYPES, ModelSpec, encodes_together
 from edgefl.models.staged import StagedModel, build
-from edgefl.plan.job import Stage
+from edgefl.plan.job import Job, Slots, Stage
+from edgefl.plan.training_samples import needs_pairs
 from edgefl.prototypes.mask import Networks, Table, in_torch
 from edgefl.prototypes.matcher import DEFAULT_MATCHER, Matcher
 from edgefl.prototypes.table import ClassMeans, from_tensors
 from edgefl.records import EvaluationRow
-from edgefl.registry import default, method, methods
+from edgefl.registry import chosen, default, method, methods
 from edgefl.training.batches import input_of
-from edgefl.training.embeddings import BATCH, device_of, embeddings, to_numpy
-from edgefl.training.fill import BY_MATCH, AtHand, Make, fill
+from edgefl.training.embeddings import BATCH, device_of, embeddings, take_statistics, to_numpy
+from edgefl.training.fill import BY_MATCH, AtHand, Make, at_inference, fill, matcher_of
+from edgefl.training.flop_cache import counted, kind_of_step, linear_in
 from edgefl.training.metrics import classification, pairs, retrieval, same_items
-from edgefl.training.norm_statistics import take_statistics
 
 #: What a model can be judged by: labels, and pairs of modalities.
 TASKS = frozenset({"classification", "retrieval"})
@@ -272,7 +273,7 @@ def _pair(judged: _Judged, a: str, b: str) -> tuple[dict[str, float], int]:
     both = np.flatnonzero(judged.data.has(a) & judged.data.has(b))
     if not both.size:
         return {}, 0
-    items = [same_items(chosen(judged.data.modalities[m], both)) for m in (a, b)]
+    items = [same_items(memmap.chosen(judged.data.modalities[m], both)) for m in (a, b)]
     return retrieval(a, b, judged.alone[a][both], judged.alone[b][both], items), both.size
 
 
@@ -280,3 +281,118 @@ def _rows(
     available: tuple[str, ...], mask: str, figures: Mapping[str, float], samples: int, matcher: str = ""
 ) -> list[EvaluationRow]:
     return [EvaluationRow(0, 0, available, mask, name, value, int(samples), matcher) for name, value in figures.items()]
+
+
+def personal_evaluation(
+    job: Job,
+    model: StagedModel,
+    holdout: Dataset,
+    parts: Mapping[str, Tensors],
+    kept: Mapping[str, Tensors],
+    statistics: Callable[[], None],
+) -> dict[str, float]:
+    """Metrics of the personal model: that of the device's last round with the layer it was sent for its poverty layer.
+
+    (MMiC.) ``statistics``: takes batch norm's of ``model`` where the job asks for it. ``model`` holds afterwards what
+    it held before. Without such a model: no metrics.
+    """
+    own = [part for part in job.stage.trained if part in kept]
+    repair = chosen("repair", job.slots.repair)[0].method
+    if not repair.personal or not len(holdout) or len(own) < len(job.stage.trained):
+        return {}
+    better: dict[str, dict[str, np.ndarray]] = {}
+    for key, value in parts.get(repair.part, {}).items():
+        part, _, name = key.partition("|")
+        better.setdefault(part, {})[name] = value
+    before = {part: part_tensors(model, part) for part in own}
+    for part in own:
+        load_part(model, part, {**kept[part], **better.get(part, {})})
+    statistics()
+    found = local_evaluation(job, model, holdout, parts, "personal")
+    for part, tensors in before.items():
+        load_part(model, part, tensors)
+    return found
+
+
+def local_evaluation(
+    job: Job, model: StagedModel, holdout: Dataset, parts: Mapping[str, Tensors], prefix: str
+) -> dict[str, float]:
+    """Metrics "<prefix>_<name>" on the samples ``holdout``; without samples none.
+
+    "<prefix>_score" is what returns are made of: accuracy, or where nothing is labelled the mean recall at 1. Absent
+    modalities are filled in as the recipe trains them; zeros where that takes prototypes and there are none yet, and in
+    place of noise. ``model`` ends in evaluation mode.
+    """
+    if not len(holdout):
+        return {}
+    labelled = bool(job.model.classes) and holdout.labels is not None and bool((holdout.labels >= 0).any())
+    tasks = frozenset(
+        name for name, there in (("classification", labelled), ("retrieval", needs_pairs(job.slots))) if there
+    )
+    tables = from_tensors(parts[PROTOTYPES]) if PROTOTYPES in parts else {}
+    own = [m for m in job.model.encoders if f"head/{m}" in job.stage.present]
+    matcher = matcher_of(job.slots, {})
+    mask = at_inference(job.slots.missing, job.model, tables)
+    kind = "+".join(("evaluation", *sorted(tasks))).encode() + kind_of_step(job, with_tables=bool(tables))
+    rows = {m: int(holdout.has(m).sum()) for m in own}
+    complete = int(np.logical_and.reduce([holdout.has(m) for m in own]).sum())
+    known = int((holdout.labels >= 0).sum()) if labelled and holdout.labels is not None else 0
+    found = counted(
+        kind,
+        (("", len(holdout)), ("&", complete), ("labelled", known), *sorted(rows.items())),
+        lambda: judge(model, holdout, job.stage.depth, tables, tasks, own, mask=mask, matcher=matcher),
+        linear="nothing" if tables else linear_in(job),  # matching costs by pairs of modalities
+    )
+    recalls = [value for name, value in found.items() if name.endswith("_recall_at_1")]
+    score = found.get("accuracy", float(np.mean(recalls)) if recalls else None)
+    metrics = {f"{prefix}_{name}": value for name, value in found.items()}
+    return metrics | ({f"{prefix}_score": score} if score is not None else {})
+
+
+#: Probes where there are no classes to choose by.
+UNLABELLED = 16
+
+
+def probe_rows(data: Dataset, model: ModelSpec) -> np.ndarray:
+    """Indices of the probes. Raises DataError with fewer than two, for which no likeness is defined."""
+    complete = np.logical_and.reduce([data.has(m) for m in model.encoders])
+    if data.labels is None or not model.classes:
+        rows = np.flatnonzero(complete)[:UNLABELLED]
+    else:
+        labels = np.where(complete, data.labels, -1)
+        found = [np.flatnonzero(labels == c)[:1] for c in range(model.classes)]
+        rows = np.concatenate(found) if found else np.empty(0, np.int64)
+    if len(rows) < 2:
+        raise DataError(
+            f"the test set has {len(rows)} complete samples to compare models with, at least 2 are needed",
+            remedy="Add complete samples of several classes, or set weight: samples.",
+        )
+    return rows
+
+
+def represent(model: ModelSpec, stage: Stage, parts: Mapping[str, Tensors], probes: Dataset) -> np.ndarray:
+    """[m, d]: the joint representation of each probe; without a fusion the projections side by side."""
+    built = build(model, stage.present)
+    for name in stage.present:
+        load_part(built, name, parts[name])
+    built.eval()
+    with torch.no_grad():
+        inputs = {m: torch.from_numpy(probes.modalities[m]) for m in model.encoders}
+        whole = dict.fromkeys(inputs)
+        states = built.encode_batch_tokens(inputs, whole, len(probes), stage.depth)
+        projections = {m: built.project(m, built.pool_tokens(m, state)) for m, state in states.items()}
+        if not model.classes:
+            return np.asarray(torch.cat(list(projections.values()), dim=1).numpy())
+        return np.asarray(built.fuse(projections, None, states, whole).numpy())
+
+
+def tasks_of(model: ModelSpec, slots: Slots, test: Dataset) -> frozenset[str]:
+    """Classification where the model has classes, retrieval where pairs are learned and the test set has some.
+
+    Only of what the devices send: a classifier that stays at home is untrained here, and alone nothing is learned here
+    at all. What each device's own model is worth, it says itself (``edgefl.training.evaluate``).
+    """
+    paired = sum(bool(test.has(m).any()) for m in model.encoders) > 1
+    classification = bool(model.classes) and slots.exchange == "all"
+    retrieval = needs_pairs(slots) and paired and slots.exchange != "nothing"
+    return frozenset(name for name, wanted in (("classification", classification), ("retrieval", retrieval)) if wanted)

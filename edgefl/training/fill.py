@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from edgefl.lazy import torch
-from edgefl.prototypes.matcher import DEFAULT_MATCHER, Matcher
+from edgefl.prototypes.matcher import DEFAULT_MATCHER, TOP_K, Matcher
 from edgefl.registry import Slot, chosen, default
 
 if TYPE_CHECKING:
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from edgefl.models.spec import ModelSpec
     from edgefl.models.staged import StagedModel
+    from edgefl.plan.job import Slots
     from edgefl.prototypes.mask import Mixture, Networks, Table
 
 #: Options of the prototypes at inference, where no sample has a label.
@@ -110,3 +111,11 @@ def at_inference(missing: Slot, model: ModelSpec, tables: Mapping[str, object]) 
     (own,) = chosen("missing", missing)
     offered = own.method.offered
     return own.name if offered and offered(model, tables) else default("missing")
+
+
+def matcher_of(slots: Slots, networks: Mapping[str, object]) -> Matcher:
+    """The recipe's matcher; cosine until the small networks it needs have been trained (in the closing round)."""
+    options = chosen("prototypes", slots.prototypes)[0].options
+    metric = options.get("match", DEFAULT_MATCHER.metric)
+    matcher = Matcher(metric, int(options.get("k", TOP_K)), float(options.get("temperature", 0.0)))
+    return DEFAULT_MATCHER if matcher.trained and not networks else matcher

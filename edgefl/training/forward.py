@@ -7,15 +7,24 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from edgefl.models.encoders.base import TokenState
+from edgefl.data.dataset import Dataset
+from edgefl.models.encoder import TokenState
+from edgefl.models.parts import load_module, module_tensors
+from edgefl.models.spec import PROTOTYPES
 from edgefl.models.staged import StagedModel
-from edgefl.prototypes.mask import Table
+from edgefl.plan.job import Job
+from edgefl.plan.training_samples import clusters_apart
+from edgefl.prototypes.adaptive import LOCAL_CLUSTERS, Local, local_pairs
+from edgefl.prototypes.mask import Table, in_torch
 from edgefl.prototypes.matcher import DEFAULT_MATCHER, Matcher
-from edgefl.registry import method
-from edgefl.training.fill import AtHand, Filled, fill, hide
+from edgefl.prototypes.table import from_tensors, of_several, to_tensors
+from edgefl.registry import chosen, method
+from edgefl.training.embeddings import device_of, embeddings, encoded_alone, own_modalities
+from edgefl.training.fill import AtHand, Filled, fill, hide, matcher_of
 
 
 @dataclass(frozen=True)
@@ -130,3 +139,88 @@ class Forward:
                 full[m] = own.new_zeros(self.size, own.shape[1]).index_copy(0, rows, own)
                 has[m] = torch.zeros(self.size, dtype=torch.bool, device=own.device).index_fill(0, rows, True)
         return full, has
+
+
+Tensors = Mapping[str, np.ndarray]
+#: What a private copy is called among the parts a device keeps.
+PRIVATE_HEAD = "twin/"
+
+
+def auxiliary_of(job: Job, model: StagedModel, parts: Mapping[str, Tensors], kept: Mapping[str, Tensors]) -> Auxiliary:
+    """Auxiliary state of the recipe's terms. ``parts``: as received; ``kept``: parts of this device's last round."""
+    terms = [term.method for term in chosen("objective", job.slots.objective)]
+    heads = [m for m in job.model.encoders if f"head/{m}" in job.stage.trained]
+    private_heads: dict[str, nn.Module] = {}
+    teachers: dict[str, nn.Module] = {}
+    for m in heads:
+        head = model.part(f"head/{m}")
+        if clusters_apart(job.slots, job.stage):
+            private_heads[m] = copied(head, trained=True)
+            load_module(PRIVATE_HEAD + m, private_heads[m], kept.get(PRIVATE_HEAD + m, parts[f"head/{m}"]))
+        if any(term.teacher for term in terms):
+            teachers[m] = copied(head, trained=False)
+            load_module(f"head/{m}", teachers[m], parts[f"head/{m}"])
+    trained = [p for part in job.stage.trained for p in model.part(part).parameters()]
+    received = tuple((p, p.detach().clone()) for p in trained if any(term.received for term in terms))
+    return Auxiliary(tables_of(parts, device_of(model)), private_heads, teachers, received, matcher_of(job.slots, {}))
+
+
+def tables_of(parts: Mapping[str, Tensors], device: torch.device) -> dict[str, Table]:
+    """The global prototypes that were received; none in the first round."""
+    return in_torch(from_tensors(parts[PROTOTYPES]), device) if PROTOTYPES in parts else {}
+
+
+def private_head_tensors(auxiliary: Auxiliary) -> dict[str, dict[str, np.ndarray]]:
+    """The private copies, as parts to keep."""
+    return {PRIVATE_HEAD + m: module_tensors(head) for m, head in auxiliary.private_heads.items()}
+
+
+def local_prototypes(
+    job: Job, model: StagedModel, auxiliary: Auxiliary, dataset: Dataset, rng: np.random.Generator
+) -> Local:
+    """Adaptive prototypes of this device and the class or cluster of each sample, by the private heads if there are
+    any. ``model`` and the heads end in the modes they had.
+    """
+    options = chosen("prototypes", job.slots.prototypes)[0].options
+    heads = {m: auxiliary.private_heads.get(m) for m in own_modalities(job, dataset)}  # None: the model's own
+    teaching = _teaching(job, dataset)
+    projections = encoded_alone(
+        job,
+        dataset,
+        teaching,
+        lambda: {m: embeddings(model, m, dataset, job.stage.depth, head, teaching) for m, head in heads.items()},
+    )
+    has = {m: dataset.has(m) for m in projections}
+    least = float(options.get("min_count", 1))  # a cluster of fewer samples does not leave the device
+    clusters = max(1, min(int(options.get("local_clusters", LOCAL_CLUSTERS)), int(teaching.sum() // least)))
+    labels = dataset.labels if job.model.classes else None
+    return local_pairs(projections, has, labels, job.model.classes, rng, clusters=clusters)
+
+
+def _teaching(job: Job, dataset: Dataset) -> np.ndarray:
+    """[N] bool: the samples adaptive prototypes are made of: the labelled ones, without labels the complete ones."""
+    if job.model.classes and dataset.labels is not None and (dataset.labels >= 0).any():
+        return np.asarray(dataset.labels >= 0)
+    return np.asarray(np.logical_and.reduce([dataset.has(m) for m in own_modalities(job, dataset)]))
+
+
+def pseudo_labels_of(
+    job: Job, model: StagedModel, auxiliary: Auxiliary, dataset: Dataset, rng: np.random.Generator
+) -> np.ndarray | None:
+    """Each sample's local cluster [N] for this round, where a private head is trained by it."""
+    if not clusters_apart(job.slots, job.stage):
+        return None
+    return local_prototypes(job, model, auxiliary, dataset, rng).labels
+
+
+def local_tables(
+    job: Job, model: StagedModel, auxiliary: Auxiliary, dataset: Dataset, rng: np.random.Generator
+) -> dict[str, np.ndarray] | None:
+    """The tensors of the part "prototypes" by the recipe's slot; None without one. A table without rows is left out."""
+    slot = chosen("prototypes", job.slots.prototypes)[0]
+    if slot.method.local is None:
+        return None
+    found = slot.bind(slot.method.local)(job, model, auxiliary, dataset, rng)
+    enough = {m: of_several(table, float(slot.options["min_count"])) for m, table in found.items()}
+    tables = {m: table for m, table in enough.items() if table.present.any()}
+    return to_tensors(tables) if tables else None

@@ -18,9 +18,9 @@ import torch
 from edgefl.data.dataset import Dataset, Encoded
 from edgefl.data.memmap import FileRows, RowFile
 from edgefl.errors import PrecisionError, StoreError
-from edgefl.models.encoders.base import Input, TokenState
+from edgefl.models.check import token_count
+from edgefl.models.encoder import Input, TokenState
 from edgefl.models.parts import load_part
-from edgefl.models.sizes import token_count
 from edgefl.models.staged import StagedModel, build
 from edgefl.plan.job import Job
 from edgefl.plan.training_samples import Prefix, prefixes, together_in

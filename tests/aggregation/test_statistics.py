@@ -22,8 +22,8 @@ from edgefl.aggregation.history import UpdateInfo
 from edgefl.cli.export import export_run
 from edgefl.data.dataset import Dataset
 from edgefl.errors import ExportError
+from edgefl.models.check import encoder_of_size
 from edgefl.models.parts import load_part, part_tensors
-from edgefl.models.sizes import encoder_of_size
 from edgefl.models.spec import HeadSpec, JointSpec, ModelSpec
 from edgefl.models.staged import build
 from edgefl.plan.compile import untaken, with_statistics
@@ -35,11 +35,11 @@ from edgefl.records import Manifest
 from edgefl.registry import method
 from edgefl.report.quality import evaluation
 from edgefl.storage.objects import ObjectStore
+from edgefl.training.batches import split
+from edgefl.training.embeddings import chosen_rows, heads_with_statistics, retake
 from edgefl.training.evaluate import TestSet, evaluate
 from edgefl.training.flop_cache import FlopCounts
-from edgefl.training.holdout import split
-from edgefl.training.norm_statistics import chosen_rows, heads_with_statistics, retake
-from edgefl.training.round import LocalState, train_round
+from edgefl.training.local_round import LocalState, train_round
 
 #: What moves weights off the mean of the models whose statistics are taken, by overrides of a FedAvg run.
 MOVING = {
@@ -219,7 +219,7 @@ def test_training_goes_on_from_the_statistics_taken_and_is_otherwise_the_same():
 def test_where_the_weights_are_the_mean_nothing_is_taken_and_a_round_keeps_every_bit(monkeypatch):
     made, data = job(), dataset(24)
     before = train_round(made, data, parts_of(made))
-    monkeypatch.setattr("edgefl.training.round.take_local_statistics", lambda *_: None)
+    monkeypatch.setattr("edgefl.training.local_round.take_local_statistics", lambda *_: None)
     after = train_round(made, data, parts_of(made))
     assert (before.flops, before.metrics) == (after.flops, after.metrics)
     for part, tensors in before.parts.items():
@@ -260,7 +260,7 @@ def test_a_personal_model_has_statistics_of_its_own_weights():
     ],
 )
 def test_only_heads_hold_running_statistics(field: str, value: Any):
-    """What ``edgefl.training.norm_statistics`` relies on."""
+    """What ``edgefl.training.embeddings`` relies on."""
     encoders = {"s": ("sensor", (16, 3)), "v": ("vision", (16, 16, 3)), "t": ("text", (8,)), "a": ("audio", (32, 16))}
     width = {"width": 64, "heads": 2, "depth": 2}
     spec = ModelSpec(

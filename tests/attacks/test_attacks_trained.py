@@ -15,7 +15,7 @@ from edgefl.protocol.tensors import encode_part
 from edgefl.prototypes.table import from_tensors
 from edgefl.records import Manifest
 from edgefl.storage.objects import ObjectStore
-from edgefl.training.round import train_round
+from edgefl.training.local_round import train_round
 
 MOST = RoundPolicy().largest_change
 RATES = {"encoder": 1e-3, "head": 1e-3}

@@ -101,7 +101,7 @@ def test_names_of_files_and_of_methods(tree: structure.Tree) -> None:
 def test_this_tree_can_be_read() -> None:
     tree = structure.read_tree(ROOT)
     assert "cross_entropy" in tree.roles["objective"]
-    assert "edgefl.training.step" in tree.imports["edgefl.training.round"]
+    assert "edgefl.training.step" in tree.imports["edgefl.training.local_round"]
     assert all(ast.parse(source) for source in tree.sources.values())
 
 

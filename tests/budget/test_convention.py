@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from edgefl.models.sizes import encoder_of_size
+from edgefl.models.check import encoder_of_size
 from edgefl.models.spec import HeadSpec, ModelSpec
 from edgefl.pricing.paper_accounting import Totals, part_bytes, part_flops, totals
 from edgefl.registry import method

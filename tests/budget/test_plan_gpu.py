@@ -10,7 +10,7 @@ from plan_fixture import MODEL, SENSOR, SUPERVISED, TINY, candidate, price, put
 
 from edgefl.budget.fit import place, trained_depth, verdict
 from edgefl.budget.stage_cost import Priced, StageTraffic, cost_of
-from edgefl.models.sizes import token_count
+from edgefl.models.check import token_count
 from edgefl.models.spec import part_names
 from edgefl.plan.job import Decline, Hyper, Job, Stage
 from edgefl.plan.training_samples import prefixes

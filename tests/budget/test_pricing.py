@@ -17,7 +17,7 @@ from training_fixture import (
     with_hyper,
 )
 
-from edgefl.models.sizes import encoder_of_size
+from edgefl.models.check import encoder_of_size
 from edgefl.models.spec import HeadSpec, ModelSpec
 from edgefl.models.staged import build
 from edgefl.plan.job import Hyper, Job, Slots
@@ -29,7 +29,7 @@ from edgefl.registry import method, methods
 from edgefl.resources.tensor_counters import FlopCounter, LiveBytes
 from edgefl.training.batches import Batch, meta_batch
 from edgefl.training.forward import Auxiliary
-from edgefl.training.round import train_round
+from edgefl.training.local_round import train_round
 from edgefl.training.step import make_optimizer, prepare, train_step
 
 INCOMPLETE = {"b": [0, 2, 3]}

@@ -24,8 +24,8 @@ from edgefl.pricing.overhead import Share, patterns_of
 from edgefl.pricing.round_price import Pricer, price_step
 from edgefl.prototypes.table import ClassMeans, to_tensors
 from edgefl.registry import method
-from edgefl.training.holdout import split
-from edgefl.training.round import LocalState, RoundResult, train_round
+from edgefl.training.batches import split
+from edgefl.training.local_round import LocalState, RoundResult, train_round
 
 CLUSTER = {"cluster_contrast": {"weight": 1.0, "temperature": 0.07}}
 MARGIN = {"margin": {"weight": 1.0, "positive": 0.8, "negative": 0.2}}

@@ -20,9 +20,8 @@ from edgefl.protocol.tensors import encode_part
 from edgefl.prototypes.matcher import DEFAULT_MATCHER
 from edgefl.records import Attempt, Cost, Figure
 from edgefl.registry import method
-from edgefl.training.forward import Auxiliary
-from edgefl.training.holdout import split
-from edgefl.training.local_prototypes import local_tables
+from edgefl.training.batches import split
+from edgefl.training.forward import Auxiliary, local_tables
 
 
 def test_the_size_of_an_object_follows_from_its_layout():

@@ -17,10 +17,8 @@ from edgefl.cli.main import main
 from edgefl.cli.predict import accuracy, read_input
 from edgefl.data.dataset import Dataset
 from edgefl.errors import DataError, EdgeFLError
-from edgefl.export import convert
-from edgefl.export.manifest import MODEL_FILE, Index, Manifest, read_manifest
-from edgefl.export.predict import Answers, choose
-from edgefl.export.runtime import Prediction, find_bundles, load_bundle
+from edgefl.export.bundle_format import MODEL_FILE, Index, Manifest, read_manifest
+from edgefl.export.runtime import Answers, Prediction, choose, find_bundles, load_bundle
 from edgefl.plan.job import RunPlan
 from edgefl.protocol.tensors import encode_part
 from edgefl.records import Attempt
@@ -236,7 +234,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     def known(graph: object, *_rest: object) -> bytes:
         return (exported().directory / "+".join(graph.given) / MODEL_FILE).read_bytes()
 
-    monkeypatch.setattr(convert, "to_onnx", known)
+    monkeypatch.setattr("edgefl.export.graph.to_onnx", known)
 
 
 @pytest.mark.usefixtures("quick")

@@ -15,7 +15,7 @@ from edgefl.plan.compile import compile_run
 from edgefl.plan.job import RunPlan
 from edgefl.pricing.round_price import Pricer
 from edgefl.registry import method
-from edgefl.training.round import LocalState, train_round
+from edgefl.training.local_round import LocalState, train_round
 
 LAYER = {"fedadagrad", "fedadam", "fedyogi", "mmic", "mmic-gmc", "mmic-reconstruction"}
 NORMS: tuple[Norm, ...] = ("batch", "layer", "none")

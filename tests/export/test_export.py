@@ -18,9 +18,9 @@ from export_fixture import LABELS, exported, sensor, some_state, some_tables, st
 from mask_oracle import filled as filled_in
 
 from edgefl.errors import DataError, EdgeFLError, ExportError
-from edgefl.export import convert, session
-from edgefl.export.bundle import export_bundles
-from edgefl.export.manifest import (
+from edgefl.export import session
+from edgefl.export.bundle import check_target, export_bundles, publish
+from edgefl.export.bundle_format import (
     INDEX_FILE,
     MANIFEST_FILE,
     MATCHED,
@@ -29,9 +29,8 @@ from edgefl.export.manifest import (
     Index,
     read_manifest,
 )
-from edgefl.export.publish import check_target, publish
 from edgefl.export.runtime import ROWS, find_bundles, load_bundle
-from edgefl.models.sizes import encoder_of_size
+from edgefl.models.check import encoder_of_size
 from edgefl.models.spec import HeadSpec, JointSpec, ModelSpec
 from edgefl.prototypes.matcher import TEMPERATURE, TOP_K
 from edgefl.prototypes.table import ClassMeans, from_tensors, to_tensors
@@ -255,7 +254,7 @@ def test_a_model_that_differs_is_not_published(tmp_path: Path, monkeypatch: pyte
         bias.CopyFrom(onnx.numpy_helper.from_array(shifted, bias.name))
         return model.SerializeToString()
 
-    monkeypatch.setattr(convert, "to_onnx", wrong)
+    monkeypatch.setattr("edgefl.export.graph.to_onnx", wrong)
     spec = exported().spec
     with pytest.raises(ExportError, match=r"acc: 'logits' differs by 0.001 between torch and onnxruntime \(mask \w+"):
         export_bundles(spec, stage_of(spec), exported().parts, tmp_path / "bundles", capacity=6)
@@ -292,7 +291,7 @@ def test_what_can_not_be_exported_is_refused_at_once(tmp_path: Path, changes: di
 
 def test_a_graph_torch_can_not_export_is_an_export_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     made = exported()  # kept for every test: made before the exporter is replaced
-    monkeypatch.setattr(convert, "_export", lambda *_args: 1 / 0)
+    monkeypatch.setattr("edgefl.export.graph._export", lambda *_args: 1 / 0)
     with pytest.raises(ExportError, match="the graph of acc can not be exported to ONNX: division by zero"):
         export_bundles(made.spec, stage_of(made.spec), made.parts, tmp_path / "bundles")
     assert list(tmp_path.iterdir()) == []

@@ -16,8 +16,8 @@ from mask_oracle import filled as filled_in
 
 from edgefl.errors import ExportError
 from edgefl.export import parity
+from edgefl.export.bundle_format import MATCHED, WEIGHTS, Check, input_ports, table_name, valid_name
 from edgefl.export.graph import BundleGraph
-from edgefl.export.manifest import MATCHED, WEIGHTS, Check, input_ports, table_name, valid_name
 from edgefl.export.parity import shortfall, weight_difference
 from edgefl.methods.absent.stand_ins import prototype
 from edgefl.models.spec import ModelSpec
@@ -27,7 +27,7 @@ from edgefl.prototypes.mask import in_torch as in_torch_tables
 from edgefl.prototypes.matcher import TEMPERATURE, TEMPERATURES, TOP_K, Matcher
 from edgefl.prototypes.table import ClassMeans
 from edgefl.training.fill import AtHand, Made, Make
-from edgefl.training.scoring import WeightedNetworks, answers
+from edgefl.training.matching import WeightedNetworks, answers
 
 # The check of the file's match
 

@@ -18,9 +18,8 @@ from edgefl.aggregation.history import KEY, Memory
 from edgefl.cli.export import export_run
 from edgefl.data.dataset import Dataset
 from edgefl.errors import ExportError
-from edgefl.export import convert
 from edgefl.export.bundle import export_bundles
-from edgefl.export.manifest import MATCHED, MODEL_FILE, WEIGHTS, read_manifest
+from edgefl.export.bundle_format import MATCHED, MODEL_FILE, WEIGHTS, read_manifest
 from edgefl.export.runtime import load_bundle
 from edgefl.models.parts import part_tensors
 from edgefl.models.spec import HeadSpec, ModelSpec
@@ -31,7 +30,8 @@ from edgefl.prototypes.matcher import Matcher
 from edgefl.records import Attempt
 from edgefl.storage.objects import ObjectStore
 from edgefl.training.evaluate import TestSet, evaluate
-from edgefl.training.scoring import Networks, matcher_of, matching
+from edgefl.training.fill import matcher_of
+from edgefl.training.matching import Networks, matching
 
 #: PmcmFL as its recipe has it, in small.
 SLOTS = Slots(missing={"prototype": {"by": "label"}}, prototypes={"class_mean": {"match": "classifier", "k": 2}})
@@ -160,7 +160,7 @@ def test_a_run_is_exported_with_the_networks_of_its_last_round(tmp_path: Path, m
     def known(graph: object, *_rest: object) -> bytes:
         return (bundles / "+".join(graph.given) / MODEL_FILE).read_bytes()
 
-    monkeypatch.setattr(convert, "to_onnx", known)
+    monkeypatch.setattr("edgefl.export.graph.to_onnx", known)
     spec, stage = small(), stage_of(small(), 1)
     store = ObjectStore(tmp_path / "objects")
     manifest = {name: store.put(encode_part(tensors)) for name, tensors in state_of(spec).items()}

@@ -20,10 +20,10 @@ from edgefl.cli.export import export_run
 from edgefl.cli.main import main
 from edgefl.data.dataset import Dataset
 from edgefl.errors import ExportError
-from edgefl.export import convert, parity
+from edgefl.export import parity
 from edgefl.export.bundle import export_bundles
+from edgefl.export.bundle_format import MODEL_FILE, input_ports, read_manifest
 from edgefl.export.graph import BundleGraph
-from edgefl.export.manifest import MODEL_FILE, input_ports, read_manifest
 from edgefl.export.runtime import load_bundle
 from edgefl.methods.absent.stand_ins import reconstruction, zero
 from edgefl.models.spec import JointSpec, ModelSpec
@@ -153,7 +153,7 @@ def test_a_run_is_exported_with_what_its_recipe_trained(tmp_path: Path, monkeypa
         assert graph.make is reconstruction
         return (rebuilt().directory / "+".join(graph.given) / MODEL_FILE).read_bytes()
 
-    monkeypatch.setattr(convert, "to_onnx", known)
+    monkeypatch.setattr("edgefl.export.graph.to_onnx", known)
     done = export_run(a_run(tmp_path / "one", Slots(missing={"reconstruction": {}})))
     assert done.mask == "reconstruction"
     # The parts alone, for a term of the objective, are not what stands in.

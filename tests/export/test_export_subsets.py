@@ -19,11 +19,10 @@ from test_predict import edgefl
 from edgefl.data.dataset import Dataset
 from edgefl.errors import DataError
 from edgefl.export.bundle import export_bundles
+from edgefl.export.bundle_format import MANIFEST_FILE, MODEL_FILE, Manifest, read_manifest
 from edgefl.export.graph import BundleGraph
-from edgefl.export.manifest import MANIFEST_FILE, MODEL_FILE, Manifest, read_manifest
 from edgefl.export.parity import subset_list
-from edgefl.export.predict import apply, choose
-from edgefl.export.runtime import find_bundles, load_bundle
+from edgefl.export.runtime import apply, choose, find_bundles, load_bundle
 from edgefl.models.spec import JointSpec, ModelSpec
 from edgefl.models.staged import StagedModel
 from edgefl.prototypes.table import ClassMeans, from_tensors, to_tensors

@@ -18,8 +18,8 @@ from coordinator.ledger.ledger import Ledger
 from device_agent.core.state import DataFacts, Result
 from device_agent.runtime.store import AgentStore, Owner
 from edgefl.errors import BrokerError, ExportError, StoreError, WorkerError
-from edgefl.export import manifest as bundles
-from edgefl.export.publish import check_target
+from edgefl.export import bundle_format as bundles
+from edgefl.export.bundle import check_target
 from edgefl.export.runtime import find_bundles
 from edgefl.plan.job import Placement, RunPlan
 from edgefl.process import worker

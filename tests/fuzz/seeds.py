@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 
 from device_agent.core.state import DataFacts, Result, RetainedParts, Saved
-from edgefl.export import manifest as bundles
+from edgefl.export import bundle_format as bundles
 from edgefl.methods.cluster.signature import BITS, RANK, ROWS, WIDTH
 from edgefl.models.spec import EncoderSpec
 from edgefl.plan.job import Job, RunPlan

@@ -20,8 +20,8 @@ from edgefl.plan.job import Candidate, Job
 from edgefl.plan.stages import exchange_of, restrict
 from edgefl.pricing.round_price import Pricer
 from edgefl.prototypes.table import ClassMeans, to_tensors
-from edgefl.training.auxiliary import auxiliary_of
-from edgefl.training.round import LocalState, RoundResult, train_round
+from edgefl.training.forward import auxiliary_of
+from edgefl.training.local_round import LocalState, RoundResult, train_round
 from edgefl.training.step import run_forward
 
 RECIPE = load_recipe("apromfl")

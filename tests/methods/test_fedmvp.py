@@ -14,14 +14,14 @@ from training_fixture import CROSS_ENTROPY, dataset, job, model_spec, parts_of, 
 from edgefl.config.profiles import load_run
 from edgefl.data.dataset import Dataset
 from edgefl.methods.absent.completion import complete, nearest
-from edgefl.models.encoders.base import TokenState
+from edgefl.models.encoder import TokenState
 from edgefl.models.joint_fusion import JointFusion
 from edgefl.models.parts import part_size_bytes
 from edgefl.models.spec import HeadSpec, JointSpec, ModelSpec
 from edgefl.models.staged import StagedModel, build
 from edgefl.plan.compile import compile_run
 from edgefl.training.forward import Auxiliary
-from edgefl.training.round import train_round
+from edgefl.training.local_round import train_round
 from edgefl.training.step import prepare, run_forward
 
 torch.set_num_threads(1)

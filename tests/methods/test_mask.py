@@ -18,7 +18,7 @@ from edgefl.prototypes import mask
 from edgefl.prototypes.mask import SCORES, Mixture, Network, Scores, Table
 from edgefl.prototypes.matcher import DEFAULT_MATCHER, TEMPERATURE, TEMPERATURES, TOP_K, Matcher
 from edgefl.prototypes.table import ClassMeans, empty
-from edgefl.training.scoring import matching
+from edgefl.training.matching import matching
 
 torch.set_num_threads(1)
 ORACLE = next(

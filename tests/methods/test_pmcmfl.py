@@ -23,7 +23,7 @@ from edgefl.models.staged import build
 from edgefl.plan.stages import with_closing
 from edgefl.prototypes.mask import Table
 from edgefl.prototypes.table import from_tensors
-from edgefl.training.round import train_round
+from edgefl.training.local_round import train_round
 
 torch.set_num_threads(1)
 

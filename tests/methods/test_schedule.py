@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgefl.models.sizes import encoder_of_size
+from edgefl.models.check import encoder_of_size
 from edgefl.models.spec import ModelSpec, match_parts, part_names
 from edgefl.plan.job import Stage
 from edgefl.plan.stages import encoder_stage, restrict, shallower

@@ -19,11 +19,10 @@ from edgefl.models.staged import StagedModel, build
 from edgefl.plan.job import Job
 from edgefl.plan.stages import restrict
 from edgefl.prototypes.table import ClassMeans, to_tensors
-from edgefl.training.auxiliary import auxiliary_of
 from edgefl.training.batches import Batch
-from edgefl.training.evaluate import TestSet, evaluate, judge
+from edgefl.training.evaluate import TestSet, evaluate, judge, local_evaluation
 from edgefl.training.fill import AtHand, Made, fill
-from edgefl.training.local_evaluation import local_evaluation
+from edgefl.training.forward import auxiliary_of
 from edgefl.training.step import run_forward
 
 RECONSTRUCTION = {**CROSS_ENTROPY, "reconstruction": {"weight": 1.0}}

@@ -7,9 +7,9 @@ import torch
 import transformers
 
 from edgefl.data.text import tokenizer
+from edgefl.models.check import encoder_of_size
 from edgefl.models.checkpoints import check_pretrained, initial_parts
 from edgefl.models.parts import load_part
-from edgefl.models.sizes import encoder_of_size
 from edgefl.models.spec import HeadSpec, ModelSpec
 from edgefl.models.staged import StagedModel, build
 from edgefl.registry import method

@@ -12,11 +12,10 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from edgefl.errors import ModelError
-from edgefl.models.check import check_spec
-from edgefl.models.encoders.base import TokenState
+from edgefl.models.check import check_spec, encoder_of_size
+from edgefl.models.encoder import TokenState
 from edgefl.models.heads import projection_head
 from edgefl.models.parts import load_part, part_tensors
-from edgefl.models.sizes import encoder_of_size
 from edgefl.models.spec import EncoderSpec, HeadSpec, ModelSpec, part_names
 from edgefl.models.staged import StagedModel, build
 
@@ -298,7 +297,7 @@ def test_a_model_that_starts_at_random_never_imports_transformers(kind):
         "import sys, torch\n"
         "from edgefl.models.staged import build\n"
         "from edgefl.models.checkpoints import initial_parts\n"
-        "from edgefl.models.sizes import encoder_of_size\n"
+        "from edgefl.models.check import encoder_of_size\n"
         "from edgefl.models.spec import HeadSpec, ModelSpec\n"
         "shape = {'sensor': (16, 3), 'vision': (16, 16, 3), 'audio': (32, 16), 'text': (8,)}\n"
         f"spec = ModelSpec(encoders={{'m': encoder_of_size('{kind}', 'tiny', shape['{kind}'])}}, head=HeadSpec(8, 8))\n"
@@ -312,6 +311,6 @@ def test_a_model_that_starts_at_random_never_imports_transformers(kind):
 def test_describing_a_model_imports_no_torch():
     _fresh(
         "import sys\n"
-        "import edgefl.models.spec, edgefl.models.sizes, edgefl.models.check\n"
+        "import edgefl.models.spec, edgefl.models.spec, edgefl.models.check\n"
         "assert not {'torch', 'numpy', 'transformers'} & set(sys.modules)\n"
     )

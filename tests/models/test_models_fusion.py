@@ -10,19 +10,11 @@ from test_models_build import tiny
 from training_fixture import model_spec, stages_of
 
 from edgefl.errors import ModelError
-from edgefl.models.check import spec_problems
-from edgefl.models.encoders.base import TokenState
+from edgefl.models.check import spec_problems, token_count
+from edgefl.models.encoder import TokenState
 from edgefl.models.heads import mean_at_hand
 from edgefl.models.joint_fusion import Attention, Given, JointFusion, SelfLayer, Sequence, evened_out
-from edgefl.models.sizes import token_count
-from edgefl.models.spec import (
-    HeadSpec,
-    JointSpec,
-    ModelSpec,
-    fused_width,
-    modality_of,
-    part_names,
-)
+from edgefl.models.spec import HeadSpec, JointSpec, ModelSpec, fused_width, modality_of, part_names
 from edgefl.models.staged import StagedModel, build
 from edgefl.plan.stages import encoder_stage, is_closing, restrict, with_closing
 from edgefl.records import is_modality

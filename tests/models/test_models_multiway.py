@@ -13,11 +13,9 @@ from test_models_build import tiny
 from training_fixture import CLIP, CROSS_ENTROPY, job, model_spec, random_batch, stages_of, with_hyper
 
 from edgefl.errors import ModelError
-from edgefl.models.check import spec_problems
-from edgefl.models.encoders.base import TokenState
-from edgefl.models.multiway import OwnStage, SharedStage, run_stage
-from edgefl.models.patterns import merged, patterns, pieces
-from edgefl.models.sizes import token_count
+from edgefl.models.check import spec_problems, token_count
+from edgefl.models.encoder import TokenState
+from edgefl.models.multiway import OwnStage, SharedStage, merged, patterns, pieces, run_stage
 from edgefl.models.spec import EncoderSpec, HeadSpec, ModelSpec, is_encoder, modality_of, part_names
 from edgefl.models.staged import StagedModel, build
 from edgefl.plan.stages import restrict, shallower, trained_stages

@@ -12,9 +12,9 @@ import transformers
 from safetensors.numpy import load_file, save_file
 
 from edgefl.errors import ModelError
+from edgefl.models.check import encoder_of_size
 from edgefl.models.checkpoints import initial_parts, pretrained_parts
 from edgefl.models.parts import load_part, part_tensors
-from edgefl.models.sizes import encoder_of_size
 from edgefl.models.spec import EncoderSpec, HeadSpec, ModelSpec, part_names
 from edgefl.models.staged import StagedModel, build
 

@@ -7,9 +7,8 @@ import torch
 
 from edgefl.encoder_kinds import OWN
 from edgefl.errors import ModelError
-from edgefl.models.check import spec_problems
+from edgefl.models.check import encoder_of_size, spec_problems
 from edgefl.models.parts import part_size_bytes
-from edgefl.models.sizes import encoder_of_size
 from edgefl.models.spec import EncoderSpec, HeadSpec, ModelSpec
 from edgefl.models.staged import build
 

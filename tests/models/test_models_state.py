@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from edgefl.errors import ModelError
+from edgefl.models.check import encoder_of_size
 from edgefl.models.parts import _stable, load_part, named_tensors, part_size_bytes, part_tensors
-from edgefl.models.sizes import encoder_of_size
 from edgefl.models.spec import EncoderSpec, HeadSpec, ModelSpec
 from edgefl.models.staged import build
 

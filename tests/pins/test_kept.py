@@ -13,7 +13,7 @@ from coordinator.core.state import State
 from device_agent.core.state import DataFacts, Saved
 from device_agent.runtime.store import AgentStore, Owner
 from edgefl.aggregation.history import Memory
-from edgefl.export.manifest import Index, Manifest
+from edgefl.export.bundle_format import Index, Manifest
 from edgefl.identity import device, fleet, token
 from edgefl.identity import enrolment as enrolling
 from edgefl.identity.signing import Signer

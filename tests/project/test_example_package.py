@@ -76,7 +76,7 @@ def test_without_it_its_kind_of_encoder_is_refused_with_what_is_installed(tmp_pa
 
 def test_its_kind_of_encoder_reads_no_files(beside: dict[str, str]):
     program = (
-        "from edgefl.data.readers import target; from edgefl.models.sizes import encoder_of_size; import sys; "
+        "from edgefl.data.readers import target; from edgefl.models.check import encoder_of_size; import sys; "
         "kind = encoder_of_size('conv_sensor', 'tiny', (8, 3)); assert 'torch' not in sys.modules; target(kind)"
     )
     done = subprocess.run([sys.executable, "-c", program], env=beside, capture_output=True, text=True, timeout=60)

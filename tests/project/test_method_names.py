@@ -16,7 +16,7 @@ BY_RIGHT = {
     # The default recipe of a run file, which has the name of its schedule.
     "edgefl/config/settings.py": {"end_to_end"},
     # The bundle format's masks: a server reads and asks for them without loading methods.
-    "edgefl/export/manifest.py": {"prototype", "reconstruction", "zero"},
+    "edgefl/export/bundle_format.py": {"prototype", "reconstruction", "zero"},
     # Defaults on the wire: a message that leaves the field out means these, whatever is the role's default.
     "edgefl/models/spec.py": {"concat", "separate"},
 }

@@ -20,8 +20,8 @@ from edgefl.models.staged import build
 from edgefl.prototypes.matcher import Matcher
 from edgefl.prototypes.table import ClassMeans, to_tensors
 from edgefl.training.evaluate import TestSet, evaluate, judge
+from edgefl.training.local_round import train_round
 from edgefl.training.metrics import retrieval
-from edgefl.training.round import train_round
 
 SPEC = model_spec()
 STAGE = stages_of(SPEC)[-1]

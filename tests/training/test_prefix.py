@@ -18,8 +18,8 @@ from edgefl.plan.job import Job, Stage
 from edgefl.plan.training_samples import built_parts, prefixes, stored_bytes, with_cache
 from edgefl.pricing.round_price import Pricer
 from edgefl.training.flop_cache import metered
+from edgefl.training.local_round import LocalState, RoundResult, train_round
 from edgefl.training.prefix_cache import PrefixCache
-from edgefl.training.round import LocalState, RoundResult, train_round
 
 BERT = EncoderSpec("text", (5,), width=8, depth=3, heads=2, vocabulary=12, dropout=0.0)
 

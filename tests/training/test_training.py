@@ -27,12 +27,11 @@ from edgefl.plan.job import Job
 from edgefl.plan.stages import restrict
 from edgefl.prototypes.mask import Table
 from edgefl.prototypes.table import from_tensors
-from edgefl.training.batches import Batch, make_batch, mixed_rows, training_batches
+from edgefl.training.batches import Batch, make_batch, mixed_rows, split, training_batches, usable_rows
 from edgefl.training.flop_cache import FlopCounts
 from edgefl.training.forward import Auxiliary
-from edgefl.training.holdout import split, usable_rows
+from edgefl.training.local_round import LocalState, train_round
 from edgefl.training.optimizers import parameters_of
-from edgefl.training.round import LocalState, train_round
 from edgefl.training.step import make_optimizer, prepare, run_backward, run_forward, train_step
 
 ROWS = {"b": [0, 2, 3]}

@@ -12,8 +12,7 @@ from edgefl.models.staged import build
 from edgefl.plan.job import Job
 from edgefl.pricing.round_price import price_step
 from edgefl.training.forward import Auxiliary
-from edgefl.training.optimizer_in_backward import OptimizerInBackward, may_update_in_backward
-from edgefl.training.optimizers import parameters_of
+from edgefl.training.optimizers import OptimizerInBackward, may_update_in_backward, parameters_of
 from edgefl.training.step import make_optimizer, prepare, train_step
 
 
@@ -34,7 +33,7 @@ def test_the_same_weights_whenever_they_are_updated(changes, micro, schedule, mo
     spec = model_spec(dropout=0.1)
     made = job(spec, stages_of(spec, schedule)[-1], micro_batch=micro, **changes)
     late = trained(made)
-    monkeypatch.setattr("edgefl.training.optimizer_in_backward.TOGETHER_BYTES", 0)  # every parameter is large
+    monkeypatch.setattr("edgefl.training.optimizers.TOGETHER_BYTES", 0)  # every parameter is large
     updated = []
     original = OptimizerInBackward._whole
 
@@ -60,7 +59,7 @@ def test_parts_that_are_read_several_times_too(sharing, monkeypatch):
     spec = ModelSpec(plain.encoders, 3, plain.head, 10, 3, plain.label_names, **changes)
     made = job(spec, stages_of(spec, "end_to_end")[0], micro_batch=2)
     late = trained(made)
-    monkeypatch.setattr("edgefl.training.optimizer_in_backward.TOGETHER_BYTES", 0)
+    monkeypatch.setattr("edgefl.training.optimizers.TOGETHER_BYTES", 0)
     for name, value in trained(made).items():
         np.testing.assert_allclose(value, late[name], rtol=1e-4, atol=1e-6, err_msg=name)
 
@@ -70,7 +69,7 @@ def test_a_limit_on_all_gradients_sees_them_all(monkeypatch):
     assert may_update_in_backward(job())
     assert not may_update_in_backward(made)
     late = trained(made)
-    monkeypatch.setattr("edgefl.training.optimizer_in_backward.TOGETHER_BYTES", 0)
+    monkeypatch.setattr("edgefl.training.optimizers.TOGETHER_BYTES", 0)
     assert all(np.array_equal(value, late[name]) for name, value in trained(made).items())
 
 

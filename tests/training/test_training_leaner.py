@@ -10,9 +10,9 @@ import pytest
 import torch
 from training_fixture import dataset, job, model_spec, parts_of, random_batch, stages_of, with_hyper
 
-from edgefl.models import rematerialise
+from edgefl.models import encoder
+from edgefl.models.check import encoder_of_size
 from edgefl.models.parts import part_tensors
-from edgefl.models.sizes import encoder_of_size
 from edgefl.models.spec import HeadSpec, JointSpec, ModelSpec
 from edgefl.models.staged import build
 from edgefl.plan.job import Hyper, Job, Slots
@@ -21,9 +21,8 @@ from edgefl.registry import method
 from edgefl.resources.tensor_counters import FlopCounter, LiveBytes
 from edgefl.training.batches import Batch
 from edgefl.training.forward import Auxiliary
-from edgefl.training.precision import computing_in
-from edgefl.training.round import train_round
-from edgefl.training.step import make_optimizer, prepare, train_step
+from edgefl.training.local_round import train_round
+from edgefl.training.step import computing_in, make_optimizer, prepare, train_step
 
 CLIP = Slots({"clip": {"weight": 1.0, "temperature": 0.05}}, {"ignore": {}})
 
@@ -46,17 +45,17 @@ def test_checkpointed_blocks_train_the_same(schedule, sharing, micro, monkeypatc
     joint = {"fusion": "joint", "joint": JointSpec(8, 2, 1, shared=True)}
     changes = {"own": {}, "multiway": {"encoder_sharing": "multiway"}, "joint": joint}[sharing]
     spec = ModelSpec(plain.encoders, 3, plain.head, 10, 3, plain.label_names, **changes)
-    monkeypatch.setattr("edgefl.training.optimizer_in_backward.TOGETHER_BYTES", 0)  # updates inside backward
+    monkeypatch.setattr("edgefl.training.optimizers.TOGETHER_BYTES", 0)  # updates inside backward
     made = job(spec, stages_of(spec, schedule)[-1], micro_batch=micro)
     kept = trained(made)
     again = []
-    original = rematerialise._Checkpoint.backward
+    original = encoder._Checkpoint.backward
 
     def backward(ctx, *given):
         again.append(ctx)
         return original(ctx, *given)
 
-    monkeypatch.setattr(rematerialise._Checkpoint, "backward", staticmethod(backward))
+    monkeypatch.setattr(encoder._Checkpoint, "backward", staticmethod(backward))
     assert (trained(made), again)[1] == []
     for name, value in trained(with_hyper(made, checkpoint=True)).items():
         np.testing.assert_allclose(value, kept[name], rtol=1e-5, atol=1e-7, err_msg=name)
@@ -137,7 +136,7 @@ def test_a_second_run_is_as_narrow_as_the_first():
     weight = torch.ones(2, 2, requires_grad=True)
     block = torch.nn.Linear(2, 2)
     with computing_in("bf16", torch.device("cpu")):
-        value = rematerialise.checkpoint(run_, torch.ones(1, 2), [block])
+        value = encoder.checkpoint(run_, torch.ones(1, 2), [block])
     value.sum().backward()
     assert seen == [torch.bfloat16, torch.bfloat16]
 
@@ -145,7 +144,7 @@ def test_a_second_run_is_as_narrow_as_the_first():
 def test_gradients_at_hand_import_nothing():
     """torch's own way to hand them in imports sympy: 34 MiB in a device's first round."""
     code = (
-        "import sys, torch; from edgefl.models.rematerialise import inject_gradients\n"
+        "import sys, torch; from edgefl.models.encoder import inject_gradients\n"
         "x = torch.ones(2, requires_grad=True); y = 3 * x\n"
         "inject_gradients([y], [torch.tensor([1.0, 2.0])]).backward()\n"
         "assert x.grad.tolist() == [3.0, 6.0] and 'sympy' not in sys.modules"
@@ -185,7 +184,7 @@ def test_what_is_sent_lies_where_the_model_left_it(monkeypatch):
         models.append(model)
         return make_optimizer(model, *rest)
 
-    monkeypatch.setattr("edgefl.training.round.make_optimizer", noted)
+    monkeypatch.setattr("edgefl.training.local_round.make_optimizer", noted)
     outcome = train_round(made, dataset(), parts_of(made))
     (model,) = models
     for part in made.stage.trained:

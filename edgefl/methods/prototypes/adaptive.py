@@ -38,7 +38,7 @@ def local(
     job: Job, model: StagedModel, auxiliary: Auxiliary, dataset: Dataset, rng: np.random.Generator
 ) -> Mapping[str, ClassMeans]:
     """Class means or cluster centres of a device's projections, by its private heads if it has any."""
-    from edgefl.training.auxiliary import local_prototypes  # loads torch
+    from edgefl.training.forward import local_prototypes  # loads torch
 
     return dict(local_prototypes(job, model, auxiliary, dataset, rng).pairs.tables)
 

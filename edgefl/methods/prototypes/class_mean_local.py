@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from edgefl.data.dataset import Dataset
-from edgefl.models.encoders.base import TokenState
+from edgefl.models.encoder import TokenState
 from edgefl.models.spec import fused_width
 from edgefl.models.staged import StagedModel
 from edgefl.plan.job import Job

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from edgefl.encoder_kinds import EncoderKind
 
 if TYPE_CHECKING:
-    from edgefl.models.encoders.base import Kind
+    from edgefl.models.encoder import Kind
     from edgefl.models.spec import EncoderSpec
 
 
@@ -25,8 +25,8 @@ def build() -> Kind:
     import torch
     from torch import Tensor, nn
 
-    from edgefl.models.encoders import sensor
-    from edgefl.models.encoders.base import Kind, TokenState
+    from edgefl.models import sensor
+    from edgefl.models.encoder import Kind, TokenState
 
     class ConvEmbed(nn.Module):
         """[B, T, C] -> tokens [B, 1 + ceil(T / 4), D]."""

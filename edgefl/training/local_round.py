@@ -29,16 +29,12 @@ from edgefl.plan.stages import is_closing, sent
 from edgefl.plan.stages import kept as kept_parts
 from edgefl.plan.training_samples import built_parts
 from edgefl.registry import Observer, chosen
-from edgefl.training.auxiliary import auxiliary_of, private_head_tensors, pseudo_labels_of
-from edgefl.training.batches import Batch, mixed_rows, training_batches, unmixed_rows
-from edgefl.training.closing_round import match_parts
-from edgefl.training.embeddings import device_of
+from edgefl.training.batches import Batch, mixed_rows, too_few, training_batches, unmixed_rows, usable_rows
+from edgefl.training.embeddings import device_of, take_local_statistics
+from edgefl.training.evaluate import local_evaluation, personal_evaluation
 from edgefl.training.flop_cache import FlopCounts, counted, kind_of_step, linear_in, metered
-from edgefl.training.forward import Auxiliary
-from edgefl.training.holdout import too_few, usable_rows
-from edgefl.training.local_evaluation import local_evaluation, personal_evaluation
-from edgefl.training.local_prototypes import local_tables
-from edgefl.training.norm_statistics import take_local_statistics
+from edgefl.training.forward import Auxiliary, auxiliary_of, local_tables, private_head_tensors, pseudo_labels_of
+from edgefl.training.matching import match_parts
 from edgefl.training.optimizers import Optimizer
 from edgefl.training.prefix_cache import PrefixCache
 from edgefl.training.step import make_optimizer, prepare, train_step

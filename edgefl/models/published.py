@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own name for it
 from torch import Tensor, nn
 
+from edgefl.models.encoder import Kind, TokenState, attend, first_token
 from edgefl.models.spec import EncoderSpec
 
 #: Of all norms of these encoders.
@@ -44,15 +45,6 @@ BERT = Names(
     *("attention.self.query", "attention.self.key", "attention.self.value", "attention.output.dense"),
     *("attention.output.LayerNorm", "intermediate.dense", "output.dense", "output.LayerNorm"),
 )
-
-
-def attend(
-    queries: Tensor, keys: Tensor, values: Tensor, heads: int, mask: Tensor | None = None, dropout: float = 0.0
-) -> Tensor:
-    """[B, n, D] of queries [B, n, D], keys and values [B, N, D], mask [B, N] (True: real) or None."""
-    q, k, v = (x.reshape(*x.shape[:2], heads, -1).transpose(1, 2) for x in (queries, keys, values))
-    real = None if mask is None else mask[:, None, None, :]
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=real, dropout_p=dropout).transpose(1, 2).flatten(2)
 
 
 def leading(tokens: Tensor, count: int) -> Tensor:
@@ -184,3 +176,74 @@ def hang(root: nn.Module, path: str, module: nn.Module) -> None:
             root.add_module(owner, nn.Module())
         root = root.get_submodule(owner)
     root.add_module(name, module)
+
+
+#: ViT's own preprocessing: pixels of 0..1 become -1..1. A checkpoint with another one is converted when it is loaded.
+PIXEL_MEAN = 0.5
+PIXEL_DEVIATION = 0.5
+
+
+class VisionEmbed(nn.Module):
+    """[B, H, W, C] in 0..1 -> tokens [B, 1 + patches, D]."""
+
+    def __init__(self, spec: EncoderSpec) -> None:
+        super().__init__()
+        height, width, channels = spec.input_shape
+        self.embeddings = PatchTokens(spec, (height, width), channels, ["cls_token"])
+
+    def forward(self, x: Tensor) -> TokenState:
+        pixels = (x.permute(0, 3, 1, 2) - PIXEL_MEAN) / PIXEL_DEVIATION
+        return TokenState(self.embeddings(pixels))
+
+
+VISION = Kind(embed=VisionEmbed, block=PreNormBlock, norm=final_norm, pool=first_token)
+
+
+#: Of BERT's tokens: those of a first and of a second sentence.
+_TYPES = 2
+
+
+class TextEmbed(nn.Module):
+    """Token ids [B, L] (int64, 0 = padding) -> tokens [B, L, D] and which of them are real.
+
+    The first position always counts as real: a text that is all padding (an absent sample's row of zeros) then yields
+    finite numbers instead of a softmax over nothing.
+    """
+
+    def __init__(self, spec: EncoderSpec) -> None:
+        super().__init__()
+        self.embeddings = WordTokens(spec, _TYPES if spec.arch == "bert" else 0)
+
+    def forward(self, x: Tensor) -> TokenState:
+        mask = torch.cat((torch.ones_like(x[:, :1], dtype=torch.bool), x[:, 1:] != 0), dim=1)
+        return TokenState(self.embeddings(x), mask)
+
+
+def _block(spec: EncoderSpec) -> nn.Module:
+    return PostNormBlock(spec, BERT if spec.arch == "bert" else DISTILBERT)
+
+
+def _norm(_spec: EncoderSpec) -> nn.Module:
+    return nn.Identity()
+
+
+TEXT = Kind(embed=TextEmbed, block=_block, norm=_norm, pool=first_token)
+
+
+class AudioEmbed(nn.Module):
+    """Spectrogram [B, frames, bands], scaled as the data set says -> tokens [B, 2 + patches, D], band by band."""
+
+    def __init__(self, spec: EncoderSpec) -> None:
+        super().__init__()
+        frames, bands = spec.input_shape
+        self.embeddings = PatchTokens(spec, (bands, frames), 1, ["cls_token", "distillation_token"])
+
+    def forward(self, x: Tensor) -> TokenState:
+        return TokenState(self.embeddings(x.transpose(1, 2)[:, None]))
+
+
+def _mean_of_two(tokens: Tensor) -> Tensor:
+    return (tokens[:, 0] + tokens[:, 1]) / 2
+
+
+AUDIO = Kind(embed=AudioEmbed, block=PreNormBlock, norm=final_norm, pool=_mean_of_two)

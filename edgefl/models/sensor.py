@@ -10,8 +10,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own name for it
 from torch import Tensor, nn
 
-from edgefl.models.blocks import attend
-from edgefl.models.encoders.base import Kind, TokenState, first_token
+from edgefl.models.encoder import Kind, TokenState, attend, first_token
 from edgefl.models.spec import EncoderSpec
 
 

@@ -1,25 +1,68 @@
-"""The closing round: the small models that match a modality to classes, or to another modality, on the finished model.
-
-PmcmFL (arXiv 2312.13508, section 3.3 and appendix D): each client trains them in the final round. The model does not
-change; it only makes the projections that they learn from.
-"""
+"""Evaluation by the recipe: tasks of the global model, its matcher and the small networks of that."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from edgefl.data.dataset import Dataset
 from edgefl.methods.prototypes.matcher_networks import MatcherSettings, train_classifier, train_prior
-from edgefl.models.parts import part_tensors
-from edgefl.models.staged import StagedModel
-from edgefl.plan.job import Job
-from edgefl.training.auxiliary import projections_of
-from edgefl.training.embeddings import device_of
+from edgefl.models.parts import load_part, part_tensors
+from edgefl.models.spec import ModelSpec
+from edgefl.models.staged import StagedModel, build
+from edgefl.plan.job import Job, Slots
+from edgefl.prototypes import mask
+from edgefl.prototypes.matcher import Matcher
+from edgefl.training.embeddings import device_of, projections_of
+from edgefl.training.fill import matcher_of
 from edgefl.training.flop_cache import counted
+
+Tensors = Mapping[str, np.ndarray]
+#: "match/<m>" -> the names of its small networks, with their weights
+Networks = Mapping[str, Mapping[str, float]]
+#: The network of each device that has one, with its weight.
+WeightedNetworks = Sequence[tuple[float, StagedModel]]
+
+
+def matching(
+    model: ModelSpec, parts: Mapping[str, Tensors], slots: Slots, networks: Networks
+) -> tuple[Matcher, mask.Networks]:
+    """``matcher_of``, and the small networks it needs.
+
+    ``networks``: "match/<m>" -> the names among ``parts`` of the networks of m, with their weights.
+    """
+    matcher = matcher_of(slots, networks)
+    if not matcher.trained:
+        return matcher, {}
+    built = {part.removeprefix("match/"): matcher_networks(model, parts, part, networks[part]) for part in networks}
+    return matcher, {m: answers(each, m) for m, each in built.items()}
+
+
+def matcher_networks(
+    model: ModelSpec, parts: Mapping[str, Tensors], part: str, weights: Mapping[str, float]
+) -> WeightedNetworks:
+    """Each network of ``part``, "match/<m>", with its weight: ``weights`` by name among ``parts``."""
+    found = []
+    for name, weight in weights.items():
+        built = build(model, [part])
+        load_part(built, part, parts[name])
+        found.append((weight, built.eval()))
+    return found
+
+
+def answers(networks: WeightedNetworks, modality: str) -> list[tuple[float, mask.Network]]:
+    """The networks of ``modality`` as the prototype mask takes them."""
+    return [(weight, partial(_answer, built, modality)) for weight, built in networks]
+
+
+def _answer(built: StagedModel, modality: str, r: Tensor, absent: str) -> Tensor:
+    """r [B, d] of ``modality`` -> logits [B, C] of a classifier, or a prior's [B, d] in the space of ``absent``."""
+    return built.match(modality, r) if built.spec.matching == "classifier" else built.prior(modality, absent, r)
+
 
 #: Fewest samples a small model is trained on.
 _LEAST = 2

@@ -1,1 +1,0 @@
-"""Encoder kinds, one file each."""
