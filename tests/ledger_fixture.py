@@ -9,11 +9,14 @@ import atexit
 import os
 import secrets
 from pathlib import Path
+from typing import Any
 
 import pytest
 from sqlalchemy import Engine, create_engine, text
 from sqlalchemy.engine import make_url
 
+from coordinator.core.moves import SavedRound
+from edgefl.records import Attempt
 from edgefl.storage.run_directory import LEDGER, note_ledger
 
 #: postgresql://USER@HOST/DATABASE of an account that may create databases.
@@ -40,6 +43,11 @@ def ledger_in(directory: Path) -> str | Path:
     if isinstance(place, str):
         note_ledger(directory, place)
     return place
+
+
+def saved_round(attempt: Attempt, status: str = "running", **more: Any) -> SavedRound:
+    """The row of a round in this attempt."""
+    return SavedRound(attempt.stage, attempt.round, attempt.attempt, status, **more)
 
 
 def engine_of(place: str | Path) -> Engine:

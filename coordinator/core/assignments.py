@@ -8,7 +8,7 @@ import math
 import msgspec
 
 from coordinator.core.known_devices import arrival_of
-from coordinator.core.moves import SaveAssignment, SendOffer, Steps
+from coordinator.core.moves import SendOffer, Steps
 from coordinator.core.state import OPEN, Assignment, Phase, Round, State
 from edgefl.aggregation.clusters import signed, wanted
 from edgefl.aggregation.server_state import PACKED, SERVER, packed_parts, view
@@ -70,11 +70,11 @@ def put_earlier(steps: Steps, device: str, assignment: Assignment) -> None:
 
 def saved(
     state: State, attempt: Attempt, device: str, assignment: Assignment, measured: Figures | None = None
-) -> SaveAssignment:
+) -> AssignmentRow:
     """The ledger's row of a part."""
     placement, update = assignment.placement, assignment.update
     planned = assignment.status in {"offered", "refused"}
-    row = AssignmentRow(
+    return AssignmentRow(
         device=device,
         stage=attempt.stage,
         round=attempt.round,
@@ -89,7 +89,6 @@ def saved(
         predicted=expected(state, attempt, placement, device) if planned else {},
         measured=measured or {},
     )
-    return SaveAssignment(row)
 
 
 def expected(state: State, attempt: Attempt, placement: Placement, device: str) -> Figures:

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from coordinator.core.moves import Fail, Plan, SaveDevice, SendDrain, SendWelcome, Steps
+from coordinator.core.moves import Fail, Plan, SendDrain, SendWelcome, Steps
 from coordinator.core.plausibility import exceeds
 from coordinator.core.state import Assignment, Device, Phase, State
 from edgefl.budget.fit import trained_depth
@@ -16,6 +16,7 @@ from edgefl.plan.training_samples import LABEL_THEM, UNLABELLED
 from edgefl.protocol.messages import PROTOCOL_VERSION, Hello
 from edgefl.records import Refusal
 from edgefl.report.units import quantity
+from edgefl.run_records import DeviceRow
 
 replace = msgspec.structs.replace
 
@@ -172,7 +173,8 @@ def introduce(steps: Steps, hello: Hello) -> None:
     if hello.session != was.hello.session:
         device = replace(device, previous_session=was.hello.session)
     steps.set(devices={**steps.state.devices, name: device})
-    steps.do(SaveDevice(hello), SendWelcome(name))
+    row = DeviceRow(name, hello.profile, hello.capabilities, hello.budget, hello.samples, hello.class_counts)
+    steps.do(row, SendWelcome(name))
     if back and device.connections <= MOST_CONNECTIONS:
         budget = msgspec.to_builtins(hello.budget)
         steps.emit("device_joined", name, {"profile": hello.profile, "samples": hello.samples, "budget": budget})

@@ -47,9 +47,8 @@ from coordinator.core.moves import (
     Joined,
     Planned,
     Progressed,
+    SavedRound,
     SaveEnd,
-    SaveEvaluation,
-    SaveRound,
     SendAbort,
     SendAck,
     SendWelcome,
@@ -352,7 +351,17 @@ def _aggregated(steps: Steps, event: Aggregated) -> None:
     if opened is None or event.attempt != opened.attempt:
         raise IllegalMoveError(event, state, NOT_AGGREGATING)
     names = tuple(sorted({update.device for update in aggregated_updates(state)}))
-    steps.do(SaveRound(opened.attempt, "done", names, metric_means(state), event.record, event.manifest))
+    closed = SavedRound(
+        stage=event.attempt.stage,
+        round=event.attempt.round,
+        attempt=event.attempt.attempt,
+        status="done",
+        participants=names,
+        metrics=metric_means(state),
+        record=event.record,
+        manifest=event.manifest,
+    )
+    steps.do(closed)
     steps.emit("round_closed", data=summary(state, event.at))
     for refused in event.record.get("refused", ()):
         text = f"part {refused['part']} of {refused['device']} was left out: {refused['detail']}"
@@ -380,7 +389,7 @@ def _evaluated(steps: Steps, event: Evaluated) -> None:
         raise IllegalMoveError(event, state, NOT_EVALUATING)
     rows = tuple(row for row in event.rows if math.isfinite(row.value))
     where, values = (attempt.stage, attempt.round), [msgspec.to_builtins(row) for row in rows]
-    steps.do(SaveEvaluation(rows), EmitEvent("evaluated", *where, data={"values": values}))
+    steps.do(*rows, EmitEvent("evaluated", *where, data={"values": values}))
     if lost := [row for row in event.rows if not math.isfinite(row.value)]:
         steps.do(EmitEvent("warning", *where, data={"text": not_finite(lost)}))
     steps.set(evaluating=None)

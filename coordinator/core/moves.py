@@ -1,7 +1,7 @@
 """Moves of the machine: the events that go in, the instructions that come out, and the step between them. Pure.
 
-Times are seconds of the runner's monotonic clock. ``Save…`` instructions are committed, in one transaction, before the
-rest is done.
+Times are seconds of the runner's monotonic clock. What is to be saved is committed, in one transaction, before
+the rest is done.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from edgefl.errors import EdgeFLError
 from edgefl.plan.job import Candidate, Placement
 from edgefl.protocol.messages import Hello, Update
 from edgefl.records import Attempt, EvaluationRow, Figures, Manifest, Refusal
-from edgefl.run_records import AssignmentRow
+from edgefl.run_records import AssignmentRow, DeviceRow, RoundRow
 
 replace = msgspec.structs.replace
 
@@ -187,33 +187,10 @@ class IllegalMoveError(EdgeFLError):
         super().__init__(f"illegal {kind} in phase '{phase}' of {where}: {why}\nwhat happened before:\n{story}")
 
 
-class SaveDevice(msgspec.Struct, frozen=True):
-    """Ledger: a device as it introduced itself."""
+class SavedRound(RoundRow, frozen=True):
+    """Ledger: a round began, or ended as done (with the state it made) or failed. The ledger dates it."""
 
-    hello: Hello
-
-
-class SaveRound(msgspec.Struct, frozen=True):
-    """Ledger: a round began, or ended as done or failed."""
-
-    attempt: Attempt
-    status: Literal["running", "done", "failed"] = "running"
-    participants: tuple[str, ...] = ()
-    metrics: dict[str, float] = {}
-    record: dict[str, Any] = {}
     manifest: Manifest | None = None
-
-
-class SaveAssignment(msgspec.Struct, frozen=True):
-    """Ledger: how one device's part stands. Figures on record are left as they were where ``row`` has none."""
-
-    row: AssignmentRow
-
-
-class SaveEvaluation(msgspec.Struct, frozen=True):
-    """Ledger: figures of the global model."""
-
-    rows: tuple[EvaluationRow, ...]
 
 
 class SaveEnd(msgspec.Struct, frozen=True):
@@ -328,7 +305,8 @@ class Fail(msgspec.Struct, frozen=True):
     remedy: str = ""
 
 
-Save = SaveDevice | SaveRound | SaveAssignment | SaveEvaluation | SaveEnd
+#: Rows of the ledger are instructions to save them. An assignment's figures on record stay where the row has none.
+Save = DeviceRow | SavedRound | AssignmentRow | EvaluationRow | SaveEnd
 Send = SendWelcome | SendOffer | SendAbort | SendAck | SendDrain | DrainAll
 Instruction = Save | Send | Plan | Fetch | EndTransfers | Aggregate | Evaluate | CollectGarbage | EmitEvent | Fail
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from coordinator.core.assignments import offer, put, put_earlier, saved
 from coordinator.core.known_devices import count_rejected, forgive, not_asked, readmit, reason_text, wait_for_able
-from coordinator.core.moves import Aggregate, EndTransfers, Fail, SaveRound, SendAbort, Steps
+from coordinator.core.moves import Aggregate, EndTransfers, Fail, SavedRound, SendAbort, Steps
 from coordinator.core.plausibility import outliers
 from coordinator.core.state import OPEN, Assignment, Phase, Round, State
 from edgefl.models.spec import modality_of
@@ -84,7 +84,7 @@ def open_round(steps: Steps) -> None:
         deadline_at=at + deadline_s,
         assignments={name: Assignment(p) for name in names if (p := state.devices[name].placement) is not None},
     )
-    steps.do(SaveRound(number))
+    steps.do(SavedRound(number.stage, number.round, number.attempt))
     _warn_unrepairable(steps)
     for name, assignment in (*opened.assignments.items(), *not_asked(state).items()):
         steps.do(saved(state, number, name, assignment))
@@ -246,7 +246,8 @@ def _retry(steps: Steps) -> None:
     if not state.policy.keeps:
         steps.do(EndTransfers(opened.attempt))
     names = done(opened)
-    steps.do(SaveRound(opened.attempt, "failed", tuple(names)))
+    failed = opened.attempt
+    steps.do(SavedRound(failed.stage, failed.round, failed.attempt, "failed", participants=tuple(names)))
     story = "; ".join(_outcome(name, a) for name, a in sorted(opened.assignments.items()))
     text = f"attempt {opened.attempt} got {len(names)} of {quorum(state)} updates it needs ({story})"
     steps.set(open=None)

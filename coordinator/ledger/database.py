@@ -1,27 +1,31 @@
-"""Opens and migrates the ledger's database: SQLite in WAL mode by default, PostgreSQL by URL; translates its errors."""
+"""The ledger's database: SQLite in WAL mode by default, PostgreSQL by URL. Opened, migrated, written in transactions.
+
+A transaction survives a restart of the database's server and is committed exactly once. Errors name the way out.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import sqlite3
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 import msgspec
-from sqlalchemy import Connection, Engine, create_engine, event, func, inspect, select
+from sqlalchemy import Connection, Engine, create_engine, event, func, inspect, select, text
 from sqlalchemy.engine import URL, make_url
-from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError
-from sqlalchemy.sql import column, table
+from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, OperationalError, SQLAlchemyError
 
-from coordinator.core.timeouts import LEDGER_BUSY_S, LEDGER_CONNECT_S
-from coordinator.ledger.schema import HEAD
-from coordinator.ledger.transactions import gone, reason, writing
+from coordinator.core.timeouts import LEDGER_AWAY_S, LEDGER_BUSY_S, LEDGER_CONNECT_S, LEDGER_RETRY_S
+from coordinator.ledger.tables import HEAD
 from edgefl.errors import MissingDependencyError, StoreError
 
+_LOG = logging.getLogger(__name__)
 _DAMAGED = "The file is damaged: put back a copy of it, or move this run's directory away."
 #: File name of a copy that is read in place of a ledger.
 LEDGER_COPY = "ledger.sqlite"
@@ -36,15 +40,14 @@ _CONNECTION = {
     "keepalives_count": 3,
     "tcp_user_timeout": 30_000,
 }
+#: SQLSTATE of a server that stops, crashed or starts; class 08 is a connection that broke. None: none was opened.
+_AWAY = (None, "57P01", "57P02", "57P03")
 #: Advisory lock of a migration: of two coordinators at one empty database, one migrates and the other waits.
 _MIGRATING = 0x45444745464C
 #: Words of the database's error -> remedy.
 _REMEDIES = (
     (("not a database", "malformed"), _DAMAGED),
-    (
-        ("readonly", "read-only"),
-        "It can only be read: let this account write it, or work on a copy of it.",
-    ),
+    (("readonly", "read-only"), "It can only be read: let this account write it, or work on a copy of it."),
     (("locked", "lock timeout"), "Another process holds it: let that end, then go on with --resume."),
     (("does not exist",), "Create the database first (createdb), or correct its name in the URL."),
     (("authentication", "permission denied", "role"), "Check the user, the password and its rights in the database."),
@@ -68,9 +71,8 @@ def open_engine(url: str, *, create: bool, migrate: bool = True) -> Engine:
     if sqlite:
         file = Path(parsed.database or "")
         if not create and not file.is_file():
-            raise StoreError(
-                f"there is no ledger {file}", remedy="Give the directory of a run; `edgefl runs` lists them."
-            )
+            remedy = "Give the directory of a run; `edgefl runs` lists them."
+            raise StoreError(f"there is no ledger {file}", remedy=remedy)
     engine = _engine(parsed, name)
     event.listen(engine, "connect", _prepare if sqlite else _prepare_postgresql)
     if sqlite:
@@ -118,14 +120,71 @@ def named_errors(name: str) -> Iterator[None]:
     try:
         yield
     except SQLAlchemyError as error:
-        cause = reason(error)
+        cause = _reason(error)
         known = (remedy for words, remedy in _REMEDIES if any(word in cause for word in words))
-        elsewhere = _GONE if gone(error) and not name.startswith("sqlite") else None
+        elsewhere = _GONE if _is_gone(error) and not name.startswith("sqlite") else None
         raise StoreError(f"the ledger {name} can not be used: {cause}", remedy=next(known, elsewhere)) from error
     except OSError as error:
         raise StoreError(f"the ledger {name} can not be used: {error}") from error
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise StoreError(f"the ledger {name} holds what makes no sense: {error}", remedy=_DAMAGED) from error
+
+
+def writing(engine: Engine) -> Connection:
+    """A connection whose transactions take SQLite's write lock at once, so that two writers wait instead of failing."""
+    return engine.connect().execution_options(immediate=True)
+
+
+def transact(engine: Engine, name: str, work: Callable[[Connection], None]) -> None:
+    """Do ``work`` in a transaction. A server that is away is waited for up to LEDGER_AWAY_S; then its error is raised.
+
+    After a commit whose answer was lost, the server is asked by transaction number whether it happened: ``work`` may be
+    called several times and counts once. ``name``: of the ledger, for the log.
+    """
+    number, gone_at = "", 0.0
+    while True:
+        try:
+            with writing(engine) as connection, connection.begin():
+                if number and _committed(connection, number):
+                    return
+                if engine.dialect.name == "postgresql":
+                    number = str(connection.execute(text("SELECT pg_current_xact_id()::text")).scalar())
+                work(connection)
+            break
+        except DBAPIError as error:
+            if engine.dialect.name != "postgresql" or not _is_gone(error):
+                raise
+            if not gone_at:
+                gone_at = time.monotonic()
+                _LOG.warning("the ledger %s is away (%s); waiting for it", name, _reason(error))
+            elif time.monotonic() - gone_at > LEDGER_AWAY_S:
+                raise
+            time.sleep(LEDGER_RETRY_S)
+    if gone_at:
+        _LOG.warning("the ledger %s answers again after %.1f s", name, time.monotonic() - gone_at)
+
+
+def _reason(error: Exception) -> str:
+    """The database's error message, in one line."""
+    return " ".join(str(getattr(error, "orig", None) or error).split())
+
+
+def _is_gone(error: Exception) -> bool:
+    """Whether the database's server could not be reached, or was lost."""
+    state = getattr(getattr(error, "orig", None), "sqlstate", None)
+    lost = isinstance(error, DBAPIError) and error.connection_invalidated
+    return lost or (isinstance(error, OperationalError) and (state in _AWAY or str(state).startswith("08")))
+
+
+def _committed(connection: Connection, number: str) -> bool:
+    """Whether that transaction was committed. One that is still open has lost its client and ends: it is waited for."""
+    asked = text("SELECT pg_xact_status((:number)::xid8)")
+    for _ in range(round(LEDGER_AWAY_S / LEDGER_RETRY_S)):
+        status = connection.execute(asked, {"number": number}).scalar()
+        if status != "in progress":
+            return bool(status == "committed")
+        time.sleep(LEDGER_RETRY_S)
+    raise OperationalError("pg_xact_status", {}, Exception(f"transaction {number} does not end"))
 
 
 def _to_json(value: object) -> str:
@@ -136,12 +195,8 @@ def _prepare(connection: sqlite3.Connection, _record: object) -> None:
     """WAL: readers never wait for the writer. FULL: a commit that returned survives a loss of power."""
     connection.isolation_level = None  # begin is ours, below: then changes of tables are part of a transaction too
     cursor = connection.cursor()
-    for pragma in (
-        "journal_mode=WAL",
-        "synchronous=FULL",
-        "foreign_keys=ON",
-        f"busy_timeout={round(LEDGER_BUSY_S * 1000)}",
-    ):
+    busy = f"busy_timeout={round(LEDGER_BUSY_S * 1000)}"
+    for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON", busy):
         cursor.execute(f"PRAGMA {pragma}")
     cursor.close()
 
@@ -163,7 +218,7 @@ def _begin(connection: Connection) -> None:
 def _revision(connection: Connection) -> str | None:
     if not inspect(connection).has_table("alembic_version"):
         return None
-    return connection.execute(select(column("version_num")).select_from(table("alembic_version"))).scalar()
+    return connection.execute(text("SELECT version_num FROM alembic_version")).scalar()
 
 
 def copy_to_read(url: str) -> tempfile.TemporaryDirectory[str] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,18 +13,25 @@ import msgspec
 from sqlalchemy import ColumnElement, Connection, and_, func, insert, select, update
 from sqlalchemy.engine import make_url
 
-from coordinator.core.moves import Save
+from coordinator.core.moves import Save, SavedRound, SaveEnd
 from coordinator.core.state import NOTHING, Snapshot, SnapshotChanges, decode
-from coordinator.ledger import schema as tables
-from coordinator.ledger.database import LEDGER_COPY, copy_to_read, named_errors, open_engine, sqlite_url
-from coordinator.ledger.read import read_report, read_runs, rows, run_row
-from coordinator.ledger.schema import RunRow, SavedRound, SnapshotRow
-from coordinator.ledger.transactions import transact, writing
-from coordinator.ledger.write import put, save, save_snapshot
+from coordinator.ledger import tables
+from coordinator.ledger.database import (
+    LEDGER_COPY,
+    copy_to_read,
+    named_errors,
+    open_engine,
+    sqlite_url,
+    transact,
+    writing,
+)
+from coordinator.ledger.tables import RunRow, SavedFigure, SnapshotRow, put, put_figures, remove, rows
 from edgefl.errors import StoreError
 from edgefl.plan.job import RunPlan
-from edgefl.records import Attempt, Manifest
-from edgefl.run_records import BundleRow, EventRow, RunReport
+from edgefl.records import Attempt, EvaluationRow, Figure, Figures, Manifest
+from edgefl.run_records import AssignmentRow, BundleRow, DeviceRow, EventRow, RoundRow, RunReport
+
+replace = msgspec.structs.replace
 
 
 class Position(NamedTuple):
@@ -72,7 +80,7 @@ class Ledger:
     def create(self, plan: RunPlan, manifest: Manifest, part_bytes: Mapping[str, int], at: float) -> None:
         """Record a new run with its initial state. Raises StoreError when the run is there already."""
         with self._writing() as connection:
-            if connection.execute(select(tables.runs.c.run).where(tables.runs.c.run == plan.run)).first():
+            if any(rows(connection, RunRow, plan.run)):
                 raise StoreError(
                     f"run {plan.run!r} is in the ledger {self._name} already",
                     remedy=f"Continue it with --resume {plan.run}, or start one of another name.",
@@ -84,22 +92,19 @@ class Ledger:
     def plan(self, run: str) -> RunPlan:
         """The plan a run was started with, or goes on by."""
         with self._reading() as connection:
-            return msgspec.convert(run_row(connection, run, self._name).plan, RunPlan)
+            return msgspec.convert(self._run(connection, run).plan, RunPlan)
 
     def replan(self, plan: RunPlan) -> None:
         """Replace the plan of a run, which goes on by it."""
         with self._writing() as connection:
-            query = update(tables.runs).where(tables.runs.c.run == plan.run)
-            connection.execute(query.values(plan=msgspec.to_builtins(plan)))
+            _set_run(connection, plan.run, plan=msgspec.to_builtins(plan))
 
     def position(self, run: str) -> Position:
         """Where the run stands."""
         with self._reading() as connection:
-            made, attempts = run_row(connection, run, self._name), list(rows(connection, SavedRound, run))
-            finished = [row for row in attempts if row.status == "done"]
-            of = tables.evaluations.c
-            evaluated = select(of.stage, of.round).where(of.run == run).distinct()
-            scored = {(stage, number) for stage, number in connection.execute(evaluated)} if finished else set()
+            made, attempts = self._run(connection, run), list(rows(connection, SavedRound, run))
+            scored = {(row.stage, row.round) for row in rows(connection, EvaluationRow, run)}
+        finished = [row for row in attempts if row.status == "done"]
         made_ms = round(1000 * made.started_at)
         last = finished[-1] if finished else SavedRound(manifest=made.manifest)
         key = (last.stage, last.round)
@@ -110,15 +115,14 @@ class Ledger:
     def states(self, run: str) -> dict[tuple[int, int], Manifest]:
         """The model state each finished round made, by (stage, round); (0, 0) is the initial state."""
         with self._reading() as connection:
-            initial = run_row(connection, run, self._name).manifest
+            initial = self._run(connection, run).manifest
             done = [row for row in rows(connection, SavedRound, run) if row.status == "done"]
         return {(0, 0): initial, **{(row.stage, row.round): row.manifest or {} for row in done}}
 
     def reopen(self, run: str, at: float, going_on: Attempt | None = None) -> None:
         """Mark a run as running again, and its open attempts as failed, except the attempt ``going_on``."""
         with self._writing() as connection:
-            query = update(tables.runs).where(tables.runs.c.run == run)
-            connection.execute(query.values(status="running", finished_at=None))
+            _set_run(connection, run, status="running", finished_at=None)
             broken = (tables.rounds.c.run == run) & (tables.rounds.c.status == "running")
             if going_on is not None:
                 broken &= ~_is(going_on)
@@ -151,14 +155,28 @@ class Ledger:
     ) -> None:
         """Write what changed, and the events to announce, in one transaction. ``at``: seconds since the epoch.
 
-        A server that is being restarted is waited for (``coordinator.ledger.transactions``).
+        A server that is being restarted is waited for (``coordinator.ledger.database.transact``).
         """
-        batch, announced = list(saves), list(events)
+        announced = list(events)
+        saved, ends = list[msgspec.Struct](), list[SaveEnd]()
+        for one in saves:
+            if isinstance(one, SaveEnd):
+                ends.append(one)
+            elif isinstance(one, SavedRound):
+                saved.append(replace(one, started_at=at, ended_at=None if one.status == "running" else at))
+            else:
+                saved.append(one)
+        pieces = [SnapshotRow(kind, name, value) for (kind, name), value in changed.rows.items()]
 
         def work(connection: Connection) -> None:
-            save(connection, run, batch, at)
-            save_snapshot(connection, run, changed)
-            put(connection, run, announced)
+            put(connection, run, saved)
+            put_figures(connection, run, [row for row in saved if isinstance(row, AssignmentRow)])
+            for end in ends:
+                _set_run(connection, run, status=end.status, finished_at=at)
+            if changed.new_attempt:
+                remove(connection, tables.snapshots, run, ("kind",), [("assignment",)])
+            remove(connection, tables.snapshots, run, ("kind", "name"), changed.deleted)
+            put(connection, run, [*pieces, *announced])
 
         with named_errors(self._name):
             transact(self._engine, self._name, work)
@@ -171,19 +189,36 @@ class Ledger:
     def report(self, run: str = "") -> RunReport:
         """Everything about a run; "": the newest. Raises StoreError naming the runs there are."""
         with self._reading() as connection:
-            return read_report(connection, run or self._newest(connection), self._name)
+            head = _head(self._run(connection, run or self._newest(connection)))
+            last_attempts = {(row.stage, row.round): row for row in rows(connection, RoundRow, head.run)}
+            return replace(
+                head,
+                devices=tuple(rows(connection, DeviceRow, head.run)),
+                rounds=tuple(last_attempts.values()),
+                assignments=tuple(_assignments(connection, head.run)),
+                evaluations=tuple(rows(connection, EvaluationRow, head.run)),
+                events=tuple(rows(connection, EventRow, head.run)),
+                bundles=tuple(rows(connection, BundleRow, head.run)),
+            )
 
     def runs(self) -> list[RunReport]:
         """All runs without their rows, newest first."""
         with self._reading() as connection:
-            return read_runs(connection)
+            return _runs(connection)
 
     def _newest(self, connection: Connection) -> str:
-        runs = read_runs(connection)
+        runs = _runs(connection)
         if not runs:
             remedy = "The run ended before it had begun: start it again with --resume, or delete its directory."
             raise StoreError(f"the ledger {self._name} holds no run", remedy=remedy)
         return runs[0].run
+
+    def _run(self, connection: Connection, run: str) -> RunRow:
+        """One run. Raises StoreError naming the runs there are."""
+        if (row := next(rows(connection, RunRow, run), None)) is not None:
+            return row
+        known = ", ".join(report.run for report in _runs(connection)) or "none"
+        raise StoreError(f"run {run!r} is not in the ledger {self._name}", remedy=f"Runs there are: {known}.")
 
     @contextmanager
     def _reading(self) -> Iterator[Connection]:
@@ -199,3 +234,29 @@ class Ledger:
 def _is(attempt: Attempt) -> ColumnElement[bool]:
     """Rows of rounds that are this attempt of the run."""
     return and_(*(tables.rounds.c[name] == getattr(attempt, name) for name in ("stage", "round", "attempt")))
+
+
+def _set_run(connection: Connection, run: str, **values: object) -> None:
+    connection.execute(update(tables.runs).where(tables.runs.c.run == run).values(**values))
+
+
+def _runs(connection: Connection) -> list[RunReport]:
+    """All runs without their rows, newest first."""
+    return [_head(row) for row in sorted(rows(connection, RunRow), key=lambda row: (-row.started_at, row.run))]
+
+
+def _head(row: RunRow) -> RunReport:
+    values = msgspec.structs.asdict(row)
+    values |= {name: row.plan[name] for name in ("config", "stages") if name in row.plan}
+    return msgspec.convert(values, RunReport)
+
+
+def _assignments(connection: Connection, run: str) -> Iterator[AssignmentRow]:
+    figures: dict[tuple[int, int, int, str, bool], Figures] = defaultdict(dict)
+    for row in rows(connection, SavedFigure, run):
+        figure = Figure(row.value, row.kind, row.source, row.reason)
+        figures[row.stage, row.round, row.attempt, row.device, row.predicted][row.name] = figure
+    for assignment in rows(connection, AssignmentRow, run):
+        slot = (assignment.stage, assignment.round, assignment.attempt, assignment.device)
+        predicted, measured = figures.get((*slot, True), {}), figures.get((*slot, False), {})
+        yield replace(assignment, predicted=predicted, measured=measured)

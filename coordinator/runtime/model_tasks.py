@@ -67,9 +67,9 @@ class ModelTasks:
             if stage:
                 self._finals[stage] = state
 
-    def advance(self, attempt: Attempt, manifest: Manifest) -> None:
+    def advance(self, stage: int, number: int, manifest: Manifest) -> None:
         """A round has made a new state."""
-        self.manifest = self._finals[attempt.stage] = self._states[attempt.stage, attempt.round] = manifest
+        self.manifest = self._finals[stage] = self._states[stage, number] = manifest
 
     def base(self, attempt: Attempt) -> Manifest:
         """The state that devices of this attempt start from."""

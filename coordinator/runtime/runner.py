@@ -282,8 +282,8 @@ class Runner:
             if isinstance(move.event, DeviceOffline | Declined):
                 self._publisher.away(move.event.device)
             for save in move.out:
-                if isinstance(save, do.SaveRound) and save.manifest is not None:
-                    self._models.advance(save.attempt, save.manifest)
+                if isinstance(save, do.SavedRound) and save.manifest is not None:
+                    self._models.advance(save.stage, save.round, save.manifest)
             for row in move.rows:
                 self._record.journal.append(row)
             for one in move.out:

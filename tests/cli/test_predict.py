@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from export_fixture import LABELS, exported, sensor, stage_of, windows
 
-from coordinator.core.moves import SaveEnd, SaveRound
+from coordinator.core.moves import SavedRound, SaveEnd
 from coordinator.ledger.ledger import Ledger
 from edgefl.cli.main import main
 from edgefl.cli.predict import accuracy, read_input
@@ -21,7 +21,6 @@ from edgefl.export.bundle_format import MODEL_FILE, Index, Manifest, read_manife
 from edgefl.export.runtime import Answers, Prediction, choose, find_bundles, load_bundle
 from edgefl.plan.job import RunPlan
 from edgefl.protocol.tensors import encode_part
-from edgefl.records import Attempt
 from edgefl.storage.objects import ObjectStore
 
 
@@ -222,7 +221,7 @@ def runs(tmp_path: Path) -> Path:
         with Ledger(tmp_path / run / "ledger.sqlite") as ledger:
             ledger.create(plan, manifest, {}, 1.0)
             if done:
-                ledger.commit(run, [SaveRound(Attempt(run, 2, 1, 1), "done", manifest=manifest)], [], 2.0)
+                ledger.commit(run, [SavedRound(2, 1, 1, "done", manifest=manifest)], [], 2.0)
                 ledger.commit(run, [SaveEnd("done")], [], 3.0)
     return tmp_path
 

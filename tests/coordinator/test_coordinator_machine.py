@@ -21,6 +21,7 @@ from coordinator.core.timeouts import Timeouts
 from edgefl.plan.job import Decline, RoundPolicy
 from edgefl.protocol.messages import Hello, Update
 from edgefl.records import Attempt, Budget, ObjectRef, Refusal
+from edgefl.run_records import AssignmentRow
 
 NAMES = ("a", "b", "c")
 MADE_MS = 7
@@ -28,6 +29,10 @@ FIRST = Attempt("r1", 1, 1, 1, MADE_MS)
 REF = ObjectRef("0" * 64, 10)
 POLICY = RoundPolicy(devices=2, join_s=10.0, quorum=0.5, deadline_s=100.0, max_attempts=2)
 TIMEOUTS = Timeouts(grace_s=5.0, retry_pause_s=1.0)
+
+
+def attempt_of(row: do.SavedRound | AssignmentRow) -> Attempt:
+    return Attempt("r1", row.stage, row.round, row.attempt, MADE_MS)
 
 
 class Play:
@@ -85,17 +90,16 @@ class Play:
             self._note_record(one)
 
     def _note_record(self, one: do.Instruction) -> None:
-        if isinstance(one, do.SaveRound) and one.status == "running":
-            assert not self.opened or one.attempt > self.opened[-1], "attempts go up"
-            self.opened.append(one.attempt)
-        elif isinstance(one, do.SaveRound) and one.status == "done":
-            assert (one.attempt.stage, one.attempt.round) not in [(a.stage, a.round) for a in self.closed]
-            self.closed.append(one.attempt)
+        if isinstance(one, do.SavedRound) and one.status == "running":
+            assert not self.opened or attempt_of(one) > self.opened[-1], "attempts go up"
+            self.opened.append(attempt_of(one))
+        elif isinstance(one, do.SavedRound) and one.status == "done":
+            assert (one.stage, one.round) not in [(a.stage, a.round) for a in self.closed]
+            self.closed.append(attempt_of(one))
         elif isinstance(one, do.SendAck) and one.accepted:
             self.acked.add((one.device, one.attempt))
-        elif isinstance(one, do.SaveAssignment) and one.row.status == "late":
-            row = one.row
-            self.outdated.add((row.device, Attempt("r1", row.stage, row.round, row.attempt, MADE_MS)))
+        elif isinstance(one, AssignmentRow) and one.status == "late":
+            self.outdated.add((one.device, attempt_of(one)))
         elif isinstance(one, do.CollectGarbage):
             states = {update.attempt for update in one.updates} | one.attempts
             held = [*self.state.stragglers.values(), *self.state.buffered.values()]
@@ -373,7 +377,7 @@ def test_an_update_made_from_an_earlier_model_counts_in_the_next_round() -> None
     play.announce("a")
     out = play.receive("a")
     assert [(u.device, u.attempt.round) for u in of(do.Aggregate, out)[0].updates] == [("a", 2), ("b", 1)]
-    saved = of(do.SaveRound, play.finish_aggregate())[0]
+    saved = of(do.SavedRound, play.finish_aggregate())[0]
     assert saved.participants == ("a", "b")
     assert of(do.SendAck, play.announce("b", first))[0].accepted, "also once it is in the model"
     assert [one.device for one in of(do.SendOffer, play.finish_evaluate())] == ["a", "b"]
@@ -453,7 +457,7 @@ def test_an_update_older_than_the_policy_admits_is_dropped_and_the_device_asked_
         out = play.finish_evaluate()
         assert ("c" in play.state.stragglers) == (number == 1)
     assert [(one.device, one.attempt) for one in of(do.SendAbort, out)] == [("c", first)]
-    (late,) = [one.row for one in of(do.SaveAssignment, out) if one.row.status == "late"]
+    (late,) = [one for one in of(AssignmentRow, out) if one.status == "late"]
     assert (late.refusal.needed, late.refusal.allowed, late.refusal.unit) == (2.0, 1.0, "rounds")
     assert [one.device for one in of(do.SendOffer, out)] == ["a", "b", "c"]
     (ack,) = of(do.SendAck, play.announce("c", first))
@@ -496,7 +500,7 @@ def test_a_device_that_forgot_what_it_was_behind_with_is_offered_the_newest() ->
     play.finish_aggregate()
     play.finish_evaluate()
     out = play.hello("c")
-    assert [one.row.status for one in of(do.SaveAssignment, out)] == ["lost", "offered"]
+    assert [one.status for one in of(AssignmentRow, out)] == ["lost", "offered"]
     assert of(do.SendOffer, out)[0].attempt == play.opened[-1]
 
 
@@ -526,7 +530,7 @@ def test_a_device_is_quarantined_after_bad_updates_in_a_row_and_the_round_goes_o
     while play.plans:
         out += play.finish_plan()
     assert [one.device for one in of(do.SendOffer, out)] == ["a"], "kept over a restart and a new introduction"
-    (row,) = [one.row for one in of(do.SaveAssignment, out) if one.row.status == "quarantined"]
+    (row,) = [one for one in of(AssignmentRow, out) if one.status == "quarantined"]
     assert row.refusal.reason == "quarantine"
     assert "2 updates in a row could not be used (in all: parts × 2)" in row.refusal.detail
     play.announce("a")
@@ -602,7 +606,7 @@ def test_a_round_closes_when_the_last_has_delivered() -> None:
     out = play.receive("b")
     assert [u.device for u in of(do.Aggregate, out)[0].updates] == ["a", "b"]
     out = play.finish_aggregate()
-    assert of(do.SaveRound, out)[0].metrics == {"loss": 1.0}
+    assert of(do.SavedRound, out)[0].metrics == {"loss": 1.0}
 
 
 def test_an_update_is_counted_once_however_often_it_is_announced() -> None:
@@ -727,7 +731,7 @@ def test_saves_come_with_what_they_announce() -> None:
     play = Play().started("a", "b")
     play.announce("a")
     out = play.receive("a")
-    assert of(do.SaveAssignment, out)[0].row.status == "done"
+    assert of(AssignmentRow, out)[0].status == "done"
     assert of(do.SendAck, out)
 
 
@@ -831,7 +835,7 @@ def test_a_device_that_changes_its_mind_while_its_update_is_fetched_does_not_end
     else:
         play.hello("a", Attempt("r1", 1, 1, 0, MADE_MS))
     for late in (e.UpdateStored(play.now, "a", FIRST), e.UpdateInvalid(play.now, "a", FIRST, Refusal())):
-        assert not of(do.SaveAssignment, play.send(late))
+        assert not of(AssignmentRow, play.send(late))
     assert play.state.dropped["duplicate"] == 2
 
 

@@ -26,7 +26,7 @@ from edgefl.errors import BrokerError, BudgetError, RunError, StoreError
 from edgefl.plan.job import RoundPolicy, RunPlan
 from edgefl.protocol.tensors import decode_part
 from edgefl.records import Budget, Refusal
-from edgefl.run_records import EventRow, RunReport
+from edgefl.run_records import AssignmentRow, EventRow, RunReport
 from edgefl.storage.objects import ObjectStore
 from edgefl.transport.memory import MemoryBroker, MemoryTransport
 
@@ -450,7 +450,7 @@ def test_what_is_not_committed_is_not_announced(tmp_path: Path, monkeypatch: pyt
     commit = Ledger.commit
 
     def failing(ledger: Ledger, run: str, saves: list[Any], events: list[EventRow], at: float, *more: Any) -> None:
-        if any(isinstance(save, do.SaveAssignment) and save.row.status == "done" for save in saves):
+        if any(isinstance(save, AssignmentRow) and save.status == "done" for save in saves):
             raise StoreError("the ledger can not be used: database or disk is full")
         commit(ledger, run, saves, events, at, *more)
 

@@ -19,17 +19,15 @@ from alembic.config import Config
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from coordinator_fixture import a_plan
-from ledger_fixture import engine_of, ledger_at
+from ledger_fixture import engine_of, ledger_at, saved_round
 from sqlalchemy import text as sql
 
 from coordinator.core import moves as do
 from coordinator.core.state import Phase, RunPosition, SnapshotChanges
-from coordinator.ledger import migrations
-from coordinator.ledger import schema as tables
+from coordinator.ledger import migrations, tables
 from coordinator.ledger.ledger import Ledger
 from edgefl.cli.find_run import read_run
 from edgefl.errors import StoreError
-from edgefl.protocol.messages import Hello
 from edgefl.records import Attempt, Budget, Capabilities, EvaluationRow, Figure, ObjectRef, Refusal
 from edgefl.run_records import AssignmentRow, BundleRow, DeviceRow, EventRow, RoundRow
 
@@ -90,7 +88,7 @@ def test_the_first_ledger_with_a_run_in_it_is_brought_to_this_version(path: str 
         assert ledger.snapshot("r1") is None
         assert ledger.position("r1") == (1, 1, 0, {"task": REF}, None, MADE_MS)
         ledger.reopen("r1", 103.0)
-        again = do.SaveEvaluation((EvaluationRow(1, 2, missing="prototype", matcher="l2"),))
+        again = EvaluationRow(1, 2, missing="prototype", matcher="l2")
         position = msgspec.to_builtins(RunPosition(Phase.ROUND))
         ledger.commit("r1", [again], [], 104.0, SnapshotChanges({("outline", ""): position}))
         report, kept = ledger.report(), ledger.snapshot("r1")
@@ -107,13 +105,13 @@ def literal(value: object) -> str:
 
 def test_what_a_device_wrote_is_kept_as_every_database_can(path: str | Path) -> None:
     """Texts with a character 0 and too long, a figure that is no number: cut, without it, and null."""
-    hello = Hello(device="a", profile="na\0no" + "x" * 500)
+    device = DeviceRow("a", "na\0no" + "x" * 500)
     figures = {"flops": Figure(math.nan, "counted", "sour\0ce"), "energy_j": Figure(reason="\0" + "y" * 2000)}
     with begun(path) as ledger:
         row = AssignmentRow("a", 1, 1, 1, "done", metrics={"lo\0ss": 0.5}, measured=figures)
-        done = do.SaveAssignment(row)
+        done = row
         told = EventRow(1.0, "warning", device="a", data={"text": "a\0b"})
-        ledger.commit("r1", [do.SaveDevice(hello), do.SaveRound(FIRST), done], [told], 1.0)
+        ledger.commit("r1", [device, saved_round(FIRST), done], [told], 1.0)
         report = ledger.report()
     assert report.devices[0].profile == "nano" + "x" * 124
     measured = report.assignments[0].measured
@@ -124,20 +122,13 @@ def test_what_a_device_wrote_is_kept_as_every_database_can(path: str | Path) -> 
 
 def test_an_open_ledger_can_be_read_while_it_is_written(path: str | Path) -> None:
     with begun(path) as writer, Ledger(path, create=False) as reader:
-        writer.commit("r1", [do.SaveRound(FIRST)], [], 101.0)
+        writer.commit("r1", [saved_round(FIRST)], [], 101.0)
         assert [r.run for r in reader.runs()] == ["r1"]
         assert reader.report("r1").rounds[0].status == "running"
 
 
 def test_a_report_gives_back_what_was_put_in(path: str | Path) -> None:
-    hello = Hello(
-        device="a",
-        profile="nano",
-        capabilities=Capabilities(cores=4),
-        budget=Budget(flops=1e12),
-        samples={"": 8},
-        class_counts=(4, 4),
-    )
+    device = DeviceRow("a", "nano", Capabilities(cores=4), Budget(flops=1e12), {"": 8}, (4, 4))
     trained = a_plan().stages[0].trained
     predicted = {"flops": Figure(5.0, "predicted", "meta device")}
     measured = {"energy_j": Figure(reason="no sensor"), "flops": Figure(6.0, "counted", "counter")}
@@ -147,12 +138,19 @@ def test_a_report_gives_back_what_was_put_in(path: str | Path) -> None:
     with begun(path) as ledger:
         refused = AssignmentRow("b", 1, 1, 1, "refused", refusal, 4, trained=trained)
         offered = AssignmentRow("a", 1, 1, 1, "offered", None, 4, 2, trained, predicted=predicted)
-        saves = [do.SaveDevice(hello), do.SaveRound(FIRST), do.SaveAssignment(offered), do.SaveAssignment(refused)]
+        saves = [device, saved_round(FIRST), offered, refused]
         ledger.commit("r1", saves, [], 101.0)
         done = AssignmentRow("a", 1, 1, 1, "done", None, 4, 2, trained, {"task": 8}, {"loss": 0.5}, measured=measured)
-        ledger.commit("r1", [do.SaveAssignment(done)], [told], 102.0)
-        closed = do.SaveRound(FIRST, "done", ("a",), {"loss": 0.5}, {"combine": {"choice": "mean"}}, {"task": REF})
-        ledger.commit("r1", [closed, do.SaveEvaluation((value,))], [], 103.0)
+        ledger.commit("r1", [done], [told], 102.0)
+        closed = saved_round(
+            FIRST,
+            "done",
+            participants=("a",),
+            metrics={"loss": 0.5},
+            record={"combine": {"choice": "mean"}},
+            manifest={"task": REF},
+        )
+        ledger.commit("r1", [closed, value], [], 103.0)
         ledger.commit("r1", [do.SaveEnd("done")], [], 104.0)
         bundle = BundleRow("acc", "bundles/acc.onnx", ("acc",), 1000, 1e-6, 1e-4)
         ledger.add_bundle("r1", BundleRow("acc"))
@@ -162,7 +160,7 @@ def test_a_report_gives_back_what_was_put_in(path: str | Path) -> None:
     assert report.config == {"seed": 0}
     assert report.part_bytes == {"task": 8}
     assert report.stages[0]["trained"] == ["acc/stage1", "task"]
-    assert report.devices == (DeviceRow("a", "nano", hello.capabilities, hello.budget, {"": 8}, (4, 4)),)
+    assert report.devices == (device,)
     record = {"combine": {"choice": "mean"}}
     assert report.rounds == (RoundRow(1, 1, 1, "done", 101.0, 103.0, ("a",), {"loss": 0.5}, record),)
     assert report.assignments == (msgspec.structs.replace(done, predicted=predicted), refused)
@@ -174,12 +172,12 @@ def test_a_report_gives_back_what_was_put_in(path: str | Path) -> None:
 def test_the_position_is_after_the_last_finished_round(path: str | Path) -> None:
     with begun(path) as ledger:
         assert ledger.position("r1") == (0, 0, 0, INITIAL, None, MADE_MS)
-        ledger.commit("r1", [do.SaveRound(FIRST)], [], 1.0)
+        ledger.commit("r1", [saved_round(FIRST)], [], 1.0)
         assert ledger.position("r1") == (0, 0, 1, INITIAL, None, MADE_MS)
-        ledger.commit("r1", [do.SaveRound(FIRST, "done", manifest={"task": REF})], [], 2.0)
+        ledger.commit("r1", [saved_round(FIRST, "done", manifest={"task": REF})], [], 2.0)
         assert ledger.position("r1") == (1, 1, 0, {"task": REF}, Attempt("r1", 1, 1, 1, MADE_MS), MADE_MS)
-        ledger.commit("r1", [do.SaveEvaluation((EvaluationRow(1, 1),))], [], 2.0)
-        ledger.commit("r1", [do.SaveRound(Attempt("r1", 2, 1, 1))], [], 3.0)
+        ledger.commit("r1", [EvaluationRow(1, 1)], [], 2.0)
+        ledger.commit("r1", [saved_round(Attempt("r1", 2, 1, 1))], [], 3.0)
         assert ledger.position("r1") == (1, 1, 1, {"task": REF}, None, MADE_MS)
         ledger.reopen("r1", 4.0)
         assert ledger.report().rounds[-1].status == "failed"
@@ -189,7 +187,7 @@ def test_the_position_is_after_the_last_finished_round(path: str | Path) -> None
 
 def test_a_metric_that_is_no_number_is_left_out_of_the_report(path: str | Path) -> None:
     with begun(path) as ledger:
-        ledger.commit("r1", [do.SaveRound(FIRST, "done", metrics={"loss": math.nan, "ok": 1.0})], [], 1.0)
+        ledger.commit("r1", [saved_round(FIRST, "done", metrics={"loss": math.nan, "ok": 1.0})], [], 1.0)
         assert ledger.report().rounds[0].metrics == {"ok": 1.0}
 
 
@@ -197,7 +195,7 @@ def test_a_failed_commit_changes_nothing(path: str | Path) -> None:
     with begun(path) as ledger:
         bad = EventRow(1.0, "warning", data={"text": object()})
         with pytest.raises((StoreError, TypeError)):
-            ledger.commit("r1", [do.SaveRound(FIRST)], [bad], 1.0)
+            ledger.commit("r1", [saved_round(FIRST)], [bad], 1.0)
         assert ledger.report().rounds == ()
 
 
@@ -229,14 +227,14 @@ import sys
 sys.path.insert(0, sys.argv[2])
 from coordinator.ledger.ledger import Ledger
 from coordinator.core import moves as do
-from edgefl.records import Attempt, ObjectRef
+from edgefl.records import ObjectRef
 from coordinator_fixture import a_plan
 
 with Ledger(sys.argv[1]) as ledger:
     ledger.create(a_plan(), {}, {}, 0.0)
     for number in range(1, 10_000):
         manifest = {"task": ObjectRef(f"{number:064d}", number)}
-        ledger.commit("r1", [do.SaveRound(Attempt("r1", 1, number, 1), "done", manifest=manifest)], [], 0.0)
+        ledger.commit("r1", [do.SavedRound(1, number, 1, "done", manifest=manifest)], [], 0.0)
         print(number, flush=True)
 """
 
@@ -280,7 +278,7 @@ def test_json_that_makes_no_sense_is_a_damaged_ledger(path: Path, text: str, col
 
 def test_a_zero_byte_in_a_device_s_words_reaches_no_database(path: Path) -> None:
     with begun(path) as ledger:
-        ledger.commit("r1", [do.SaveDevice(Hello(device="d1", profile="a\0b"))], [], 1.0)
+        ledger.commit("r1", [DeviceRow("d1", "a\0b")], [], 1.0)
         assert ledger.report("r1").devices[0].profile == "ab"
 
 

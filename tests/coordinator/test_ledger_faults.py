@@ -15,14 +15,13 @@ from pathlib import Path
 
 import pytest
 from coordinator_fixture import FLEET, FakeDevice, FakeWorker, a_plan
-from ledger_fixture import POSTGRESQL, engine_of, ledger_at, new_database, on_postgresql
+from ledger_fixture import POSTGRESQL, engine_of, ledger_at, new_database, on_postgresql, saved_round
 from sqlalchemy import event
 from sqlalchemy import text as sql
 from sqlalchemy.engine import make_url
 
-from coordinator.core import moves as do
 from coordinator.core.timeouts import Timeouts
-from coordinator.ledger import database, transactions
+from coordinator.ledger import database
 from coordinator.ledger.ledger import Ledger
 from coordinator.runtime.runner import run
 from edgefl.cli.find_run import read_run, read_runs
@@ -76,7 +75,7 @@ def test_writers_of_two_runs_wait_for_each_other(path: str | Path) -> None:
 
         def write(of: tuple[Ledger, str]) -> None:
             for number in range(40):
-                of[0].commit(of[1], [do.SaveRound(Attempt(of[1], 1, number + 1, 1))], told(number), 1.0)
+                of[0].commit(of[1], [saved_round(Attempt(of[1], 1, number + 1, 1))], told(number), 1.0)
 
         with ThreadPoolExecutor(2) as pool:
             list(pool.map(write, [(first, "r1"), (second, "r2")]))
@@ -241,11 +240,11 @@ def server() -> Iterator[Server]:
 @on_postgresql
 def test_a_commit_survives_the_restart_of_the_server(path: str, server: Server) -> None:
     with begun(path) as ledger:
-        ledger.commit("r1", [do.SaveRound(FIRST)], told(1), 1.0)
+        ledger.commit("r1", [saved_round(FIRST)], told(1), 1.0)
         server.stop()
         back = threading.Timer(1.0, server.start)
         back.start()
-        ledger.commit("r1", [do.SaveRound(FIRST, "done", manifest=INITIAL)], told(2), 2.0)
+        ledger.commit("r1", [saved_round(FIRST, "done", manifest=INITIAL)], told(2), 2.0)
         back.join()
         report = ledger.report()
     assert texts(report) == ["1", "2"]
@@ -269,7 +268,7 @@ def test_a_commit_whose_answer_is_lost_counts_once(path: str, when: str) -> None
                     by.execute(sql("SELECT pg_terminate_backend(:pid)"), {"pid": raw.info.backend_pid})
 
         event.listen(ledger._engine, "commit", end)
-        ledger.commit("r1", [do.SaveRound(FIRST)], told(1), 1.0)
+        ledger.commit("r1", [saved_round(FIRST)], told(1), 1.0)
         ledger.commit("r1", [], told(2), 2.0)
         other.dispose()
         assert cut
@@ -280,14 +279,14 @@ def test_a_commit_whose_answer_is_lost_counts_once(path: str, when: str) -> None
 def test_a_server_that_stays_away_is_an_error_with_the_way_on(
     path: str, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(transactions, "LEDGER_AWAY_S", 0.5)
+    monkeypatch.setattr(database, "LEDGER_AWAY_S", 0.5)
     with begun(path) as ledger:
         server.stop()
         with pytest.raises(StoreError, match="can not be used") as caught:
-            ledger.commit("r1", [do.SaveRound(FIRST)], told(1), 1.0)
+            ledger.commit("r1", [saved_round(FIRST)], told(1), 1.0)
         assert "--resume" in caught.value.remedy
         server.start()
-        ledger.commit("r1", [do.SaveRound(FIRST)], told(2), 1.0)
+        ledger.commit("r1", [saved_round(FIRST)], told(2), 1.0)
         assert texts(ledger.report()) == ["2"]
 
 
@@ -371,7 +370,7 @@ def test_a_run_goes_on_when_its_server_is_restarted(tmp_path: Path, path: str, s
 def test_a_run_that_lost_its_server_ends_with_the_reason_and_can_be_resumed(
     tmp_path: Path, path: str, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(transactions, "LEDGER_AWAY_S", 0.3)
+    monkeypatch.setattr(database, "LEDGER_AWAY_S", 0.3)
 
     def disturb(events: list[EventRow]) -> None:
         if events[-1].kind == "round_closed":

@@ -12,7 +12,7 @@ import onnx
 import pytest
 from export_fixture import Parts, sensor, some_state, some_tables, stage_of, two_sensors, windows
 
-from coordinator.core.moves import SaveRound
+from coordinator.core.moves import SavedRound
 from coordinator.ledger.ledger import Ledger
 from edgefl.aggregation.history import KEY, Memory
 from edgefl.cli.export import export_run
@@ -27,7 +27,6 @@ from edgefl.models.staged import build
 from edgefl.plan.job import RunPlan, Slots
 from edgefl.protocol.tensors import encode_part
 from edgefl.prototypes.matcher import Matcher
-from edgefl.records import Attempt
 from edgefl.storage.objects import ObjectStore
 from edgefl.training.evaluate import TestSet, evaluate
 from edgefl.training.fill import matcher_of
@@ -168,7 +167,7 @@ def test_a_run_is_exported_with_the_networks_of_its_last_round(tmp_path: Path, m
     manifest[KEY] = store.put(msgspec.json.encode(memory))
     with Ledger(tmp_path / "ledger.sqlite") as ledger:
         ledger.create(RunPlan(run="r1", name="r1", model=spec, stages=(stage,), slots=SLOTS), manifest, {}, 1.0)
-        ledger.commit("r1", [SaveRound(Attempt("r1", 1, 1, 1), "done", manifest=manifest)], [], 2.0)
+        ledger.commit("r1", [SavedRound(1, 1, 1, "done", manifest=manifest)], [], 2.0)
     done = export_run(tmp_path, capacity=6)
     assert done.mask == "both"
     assert read_manifest(done.directory / "gyro").networks == (3.0, 1.0)

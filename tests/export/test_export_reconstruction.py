@@ -14,7 +14,7 @@ import pytest
 import torch
 from export_fixture import Exported, sensor, some_state, stage_of, two_sensors, windows
 
-from coordinator.core.moves import SaveRound
+from coordinator.core.moves import SavedRound
 from coordinator.ledger.ledger import Ledger
 from edgefl.cli.export import export_run
 from edgefl.cli.main import main
@@ -29,7 +29,6 @@ from edgefl.methods.absent.stand_ins import reconstruction, zero
 from edgefl.models.spec import JointSpec, ModelSpec
 from edgefl.plan.job import RunPlan, Slots
 from edgefl.protocol.tensors import encode_part
-from edgefl.records import Attempt
 from edgefl.storage.objects import ObjectStore
 from edgefl.training.evaluate import TestSet, evaluate
 
@@ -144,7 +143,7 @@ def a_run(place: Path, slots: Slots) -> Path:
     manifest = {name: store.put(encode_part(tensors)) for name, tensors in rebuilt().parts.items()}
     with Ledger(place / "ledger.sqlite") as ledger:
         ledger.create(RunPlan(run="r1", name="r1", model=spec, stages=(stage,), slots=slots), manifest, {}, 1.0)
-        ledger.commit("r1", [SaveRound(Attempt("r1", 1, 1, 1), "done", manifest=manifest)], [], 2.0)
+        ledger.commit("r1", [SavedRound(1, 1, 1, "done", manifest=manifest)], [], 2.0)
     return place
 
 

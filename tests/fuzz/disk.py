@@ -12,7 +12,7 @@ import sqlite3
 
 import msgspec
 
-from coordinator.core.moves import SaveDevice, SaveRound
+from coordinator.core.moves import SavedRound
 from coordinator.core.state import Assignment, Device, RunPosition, SnapshotChanges
 from coordinator.ledger.ledger import Ledger
 from device_agent.core.state import DataFacts, Result
@@ -24,7 +24,8 @@ from edgefl.export.runtime import find_bundles
 from edgefl.plan.job import Placement, RunPlan
 from edgefl.process import worker
 from edgefl.protocol.messages import Hello
-from edgefl.records import Attempt, ObjectRef
+from edgefl.records import ObjectRef
+from edgefl.run_records import DeviceRow
 from edgefl.storage.objects import ObjectStore, object_id
 from edgefl.transport.address import parse_url
 from edgefl.transport.broker import read_identity
@@ -113,13 +114,15 @@ def _blank_ledger() -> bytes:
     with Ledger(file) as ledger:
         ledger.create(RunPlan(run="r"), {"task": REF}, {"task": 8}, 1.0)
         hello = Hello(device="cam-07", samples={"": 3}, class_counts=(1, 2))
-        done = SaveRound(Attempt("r", 1, 1, 1), "done", ("cam-07",), manifest={"task": REF})
+        done = SavedRound(1, 1, 1, "done", participants=("cam-07",), manifest={"task": REF})
         rows = {
             ("outline", ""): msgspec.to_builtins(RunPosition()),
             ("device", "cam-07"): msgspec.to_builtins(Device(hello)),
             ("assignment", "cam-07"): msgspec.to_builtins(Assignment(Placement())),
         }
-        ledger.commit("r", [SaveDevice(hello), done], [], 1.0, SnapshotChanges(rows))
+        ledger.commit(
+            "r", [DeviceRow("cam-07", samples={"": 3}, class_counts=(1, 2)), done], [], 1.0, SnapshotChanges(rows)
+        )
     connection = sqlite3.connect(file)
     connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     connection.execute("PRAGMA journal_mode=DELETE")

@@ -8,7 +8,7 @@ from pathlib import Path
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.schema import CreateIndex, CreateTable
 
-from coordinator.ledger import schema as tables
+from coordinator.ledger import tables
 from coordinator.ledger.ledger import Ledger
 from pins.golden import check
 

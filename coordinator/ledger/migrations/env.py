@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from alembic import context
 
-from coordinator.ledger.schema import metadata
+from coordinator.ledger.tables import metadata
 
 context.configure(
     connection=context.config.attributes["connection"],

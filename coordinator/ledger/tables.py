@@ -1,0 +1,229 @@
+"""The ledger's tables, as SQLAlchemy Core: the columns of each are the fields of the struct that is its row.
+
+``migrations/`` makes the tables; a test holds both equal. ``put`` writes rows of every kind, ``rows`` reads them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from functools import cache
+from types import NoneType
+from typing import Any, Literal, TypeVar, get_args, get_origin
+
+import msgspec
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    Boolean,
+    Column,
+    Connection,
+    Delete,
+    Float,
+    Insert,
+    Integer,
+    MetaData,
+    RowMapping,
+    String,
+    Table,
+    bindparam,
+    delete,
+    insert,
+    select,
+)
+from sqlalchemy.types import TypeEngine
+
+from coordinator.core.moves import SavedRound
+from edgefl.records import EvaluationRow, Figure, Manifest
+from edgefl.run_records import AssignmentRow, BundleRow, DeviceRow, EventRow, RoundRow
+
+R = TypeVar("R", bound=msgspec.Struct)
+
+#: The newest migration; a ledger of this revision is opened without loading Alembic.
+HEAD = "0003"
+#: Figures of one device in one round, some times as many as FIGURES names: a device that sends more is faulty.
+MAX_FIGURES = 64
+#: Characters of a text column; any other holds an identifier of at most 64.
+_LENGTHS = {
+    **dict.fromkeys(("status", "kind", "missing", "matcher"), 16),
+    "events.kind": 32,
+    "profile": 128,
+    "source": 256,
+    "reason": 1024,
+    "path": 1024,
+}
+#: What rows hold in a column that a migration has added.
+_DEFAULTS = {"matcher": ""}
+_NUMBERS: dict[object, TypeEngine[Any]] = {
+    bool: Boolean(),
+    int: Integer(),
+    float: Float(53),
+    float | None: Float(53),
+}
+
+
+class RunRow(msgspec.Struct, frozen=True):
+    """A run as it was started."""
+
+    run: str
+    name: str
+    recipe: str
+    status: str
+    started_at: float  # seconds since the epoch
+    finished_at: float | None
+    plan: dict[str, object]  # RunPlan: what a resume executes
+    manifest: Manifest  # the initial state
+    part_bytes: dict[str, int]  # of parameters and buffers alone
+
+
+class SavedFigure(Figure, frozen=True):
+    """One resource figure of a device in an attempt: ``predicted`` by the plan, else measured or counted."""
+
+    stage: int = 0
+    round: int = 0
+    attempt: int = 0
+    device: str = ""
+    predicted: bool = False
+    name: str = ""
+
+
+class SnapshotRow(msgspec.Struct, frozen=True):
+    """One piece of the coordinator's state (``coordinator.core.state``): its position, a device, an assignment."""
+
+    kind: str
+    name: str
+    value: object
+
+
+def _column(table: str, name: str, kind: object, *, key: bool) -> Column[Any]:
+    nullable = NoneType in get_args(kind)
+    of: TypeEngine[Any]
+    if kind is str or get_origin(kind) is Literal:
+        of = String(_LENGTHS.get(f"{table}.{name}") or _LENGTHS.get(name, 64))
+    elif kind is int and name.endswith("_bytes"):
+        of = BigInteger()
+    else:
+        of = _NUMBERS.get(kind) or JSON(none_as_null=nullable)
+    default = _DEFAULTS.get(name)
+    return Column(name, of, primary_key=key, nullable=nullable, autoincrement=False, server_default=default)
+
+
+def _table(name: str, row: type[msgspec.Struct], *key: str, without: tuple[str, ...] = ()) -> Table:
+    """The run, the rest of the key, then the other fields in their order. Rows without a key are numbered."""
+    kinds = {field.name: field.type for field in msgspec.structs.fields(row) if field.name not in without}
+    order = [*key, *(field for field in kinds if field not in {"run", *key})]
+    number = Column("id", BigInteger().with_variant(Integer, "sqlite"), primary_key=True)
+    run = Column("run", String(64), primary_key=bool(key), nullable=False, index=not key)
+    rest = [_column(name, field, kinds[field], key=field in key) for field in order if field != "run"]
+    return Table(name, metadata, *([run] if key else [number, run]), *rest)
+
+
+metadata = MetaData()
+_ATTEMPT = ("stage", "round", "attempt")
+runs = _table("runs", RunRow, "run")
+rounds = _table("rounds", SavedRound, *_ATTEMPT)
+figures = _table("figures", SavedFigure, *_ATTEMPT, "device", "predicted", "name")
+evaluations = _table("evaluations", EvaluationRow)
+events = _table("events", EventRow)
+snapshots = _table("snapshots", SnapshotRow, "kind", "name")
+
+#: Table of a row. A RoundRow, which lacks the state, is only read.
+TABLES: dict[type[msgspec.Struct], Table] = {
+    RunRow: runs,
+    DeviceRow: _table("devices", DeviceRow, "device"),
+    SavedRound: rounds,
+    RoundRow: rounds,
+    AssignmentRow: _table("assignments", AssignmentRow, *_ATTEMPT, "device", without=("predicted", "measured")),
+    SavedFigure: figures,
+    EvaluationRow: evaluations,
+    EventRow: events,
+    SnapshotRow: snapshots,
+    BundleRow: _table("bundles", BundleRow, "name"),
+}
+
+
+def rows(connection: Connection, kind: type[R], run: str | None = None) -> Iterator[R]:
+    """A run's rows of one kind (None: of all runs), in the order of their keys."""
+    table = TABLES[kind]
+    query = select(table).order_by(*table.primary_key)
+    if run is not None:
+        query = query.where(table.c.run == run)
+    return (_convert(kind, row) for row in connection.execute(query).mappings())
+
+
+def _convert(kind: type[R], row: RowMapping) -> R:
+    values: dict[str, object] = {str(name): value for name, value in row.items()}  # its names are a kind of str
+    if "metrics" in values:  # a metric that was not a number is null in JSON: it is left out
+        metrics = msgspec.convert(values["metrics"], dict[str, float | None])
+        values["metrics"] = {name: value for name, value in metrics.items() if value is not None}
+    return msgspec.convert(values, kind)
+
+
+def put(connection: Connection, run: str, batch: Iterable[msgspec.Struct]) -> None:
+    """Insert rows, one statement per table; a row replaces one of the same key, in the ledger and in the batch."""
+    found: dict[Table, dict[object, dict[str, object]]] = {}
+    for row in batch:
+        table = TABLES[type(row)]
+        columns = [column for column in table.c if column.name not in {"run", "id"}]
+        values = {"run": run, **{column.name: _plain(getattr(row, column.name), column) for column in columns}}
+        same = found.setdefault(table, {})
+        key = len(same) if "id" in table.c else tuple(values[column.name] for column in table.primary_key)
+        same[key] = values
+    for table, same in found.items():
+        connection.execute(_upsert(table, connection.dialect.name), list(same.values()))
+
+
+def _plain(value: object, column: Column[Any]) -> object:
+    """A value as every database takes it: PostgreSQL has no character 0, a text column a length; NaN is no number."""
+    if isinstance(value, str) and isinstance(column.type, String):
+        return value.replace("\0", "")[: column.type.length]
+    return None if column.nullable and isinstance(value, float) and not math.isfinite(value) else value
+
+
+@cache
+def _upsert(table: Table, dialect: str) -> Insert:
+    """An insert that replaces the row of the same key, except when it started; of the dialects, only one is loaded."""
+    if "id" in table.c:
+        return insert(table)
+    if dialect == "sqlite":
+        from sqlalchemy.dialects.sqlite import insert as dialect_insert
+    else:
+        from sqlalchemy.dialects.postgresql import insert as dialect_insert  # type: ignore[assignment]
+    statement = dialect_insert(table)
+    changing = [column.name for column in table.columns if not column.primary_key and column.name != "started_at"]
+    values = {name: statement.excluded[name] for name in changing}
+    return statement.on_conflict_do_update(index_elements=list(table.primary_key), set_=values)
+
+
+def put_figures(connection: Connection, run: str, assignments: Iterable[AssignmentRow]) -> None:
+    """Put the assignments' figures in place of those on record; where an assignment has none, these stay."""
+    sets = {
+        (row.stage, row.round, row.attempt, row.device, predicted): found
+        for row in assignments
+        for predicted, found in ((True, row.predicted), (False, row.measured))
+        if found
+    }
+    remove(connection, figures, run, (*_ATTEMPT, "device", "predicted"), sets)
+    put(
+        connection,
+        run,
+        (
+            SavedFigure(figure.value, figure.kind, figure.source, figure.reason, *key, name)
+            for key, found in sets.items()
+            for name, figure in list(found.items())[:MAX_FIGURES]
+        ),
+    )
+
+
+def remove(
+    connection: Connection, table: Table, run: str, names: tuple[str, ...], keys: Iterable[tuple[object, ...]]
+) -> None:
+    """Delete a run's rows whose columns ``names`` hold one of these."""
+    gone = [{"of_run": run, **{f"of_{name}": value for name, value in zip(names, key, strict=True)}} for key in keys]
+    if gone:
+        connection.execute(_removal(table, ("run", *names)), gone)
+
+
+@cache
+def _removal(table: Table, names: tuple[str, ...]) -> Delete:
+    return delete(table).where(*(table.c[name] == bindparam(f"of_{name}") for name in names))
