@@ -23,7 +23,7 @@ from edgefl.records import Attempt, Figure, Refusal
 from edgefl.storage.objects import ObjectStore
 from edgefl.transfer.receiver import Completed, Receiver, SendChunk, SendNeed, StoreChunk, VerifyObject
 from edgefl.transfer.sender import Sender
-from edgefl.transport.memory import MemoryTransport
+from edgefl.transport.memory_broker import MemoryTransport
 
 FLEET, DEVICE = "default", "d1"
 FACTS = v.DataFacts({"acc": (32, 3)}, {"": 40, "acc": 40}, (20, 20), ("rest", "run"), base_bytes=1000)

@@ -21,8 +21,8 @@ from edgefl.records import Attempt, Budget, Capabilities, Cost, EvaluationRow, F
 from edgefl.storage.objects import ObjectStore
 from edgefl.transfer.receiver import Completed, Receiver, SendChunk, SendNeed, StoreChunk, VerifyObject
 from edgefl.transfer.sender import Sender
-from edgefl.transport.base import Will
-from edgefl.transport.memory import MemoryBroker, MemoryTransport
+from edgefl.transport.interface import Will
+from edgefl.transport.memory_broker import MemoryBroker, MemoryTransport
 
 FLEET = "test"
 #: Elements of each part's only tensor: two chunks of 1 KiB.

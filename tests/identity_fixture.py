@@ -22,7 +22,7 @@ from edgefl.identity.enrolment import answer_request, issue_token
 from edgefl.identity.fleet import Fleet, Record, create_fleet
 from edgefl.identity.signing import key_text
 from edgefl.transport.address import parse_url
-from edgefl.transport.client import TlsFiles
+from edgefl.transport.link import TlsFiles
 from edgefl.transport.mqtt import MqttTransport
 
 FLEET = "default"

@@ -15,9 +15,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from pathlib import Path
 from typing import Any, TypeVar
 
-from edgefl.transport.base import Transport, Will
 from edgefl.transport.broker import broker_program
-from edgefl.transport.memory import MemoryBroker, MemoryTransport
+from edgefl.transport.interface import Transport, Will
+from edgefl.transport.memory_broker import MemoryBroker, MemoryTransport
 from edgefl.transport.mqtt import MqttTransport
 
 #: Self-signed for localhost and 127.0.0.1, with its key: nothing outside these tests trusts it.

@@ -30,7 +30,7 @@ from edgefl.cli.export import export_run
 from edgefl.cli.predict import accuracy
 from edgefl.config.profiles import load_run
 from edgefl.data.dataset import Dataset
-from edgefl.data.load import load_pair
+from edgefl.data.sources import load_pair
 from edgefl.export.runtime import apply, find_bundles
 from edgefl.plan.compile import compile_run
 from edgefl.run_records import RunReport

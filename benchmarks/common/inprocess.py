@@ -27,7 +27,7 @@ from edgefl.plan.job import RunPlan
 from edgefl.records import Budget, Manifest
 from edgefl.run_records import RunReport
 from edgefl.storage.objects import ObjectStore
-from edgefl.transport.memory import MemoryBroker, MemoryTransport
+from edgefl.transport.memory_broker import MemoryBroker, MemoryTransport
 
 
 class InlineTrainer:

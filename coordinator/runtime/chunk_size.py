@@ -13,8 +13,7 @@ from collections.abc import Callable, Iterable
 from edgefl.errors import MessageSizeError
 from edgefl.protocol import topics
 from edgefl.protocol.chunks import DEFAULT_CHUNK_BYTES, HEADER_BYTES, fitting_chunk_bytes
-from edgefl.transport.base import Transport
-from edgefl.transport.probe import Probe
+from edgefl.transport.interface import Probe, Transport
 
 #: A chunk takes about as long: many fit into a receiver's patience (5 s), also when the link is shared for a while.
 CHUNK_S = 0.1

@@ -37,7 +37,7 @@ from edgefl.registry import choose
 from edgefl.storage.objects import ObjectStore
 from edgefl.storage.partials import chunk_count
 from edgefl.transfer.disk_driver import DiskSender
-from edgefl.transport.base import Transport
+from edgefl.transport.interface import Transport
 
 Report = Callable[[Any], None]
 

@@ -46,7 +46,7 @@ from edgefl.report.units import public_url
 from edgefl.run_records import EventRow, RunReport
 from edgefl.storage.objects import ObjectStore
 from edgefl.storage.run_directory import LEDGER, hold_directory
-from edgefl.transport.base import Transport
+from edgefl.transport.interface import Transport
 
 if TYPE_CHECKING:  # runs without an identity load no cryptography
     from coordinator.runtime.fleet_auth import Guard

@@ -17,8 +17,8 @@ from coordinator.runtime.runner import run as run_plan
 from edgefl.config.profiles import load_run
 from edgefl.config.settings import RunConfig
 from edgefl.data.dataset import Dataset
-from edgefl.data.load import load, load_pair
-from edgefl.data.prepare import TEST_SHARE, groups_kept, hold_out
+from edgefl.data.prepare import hold_out
+from edgefl.data.sources import load, load_pair
 from edgefl.errors import ConfigError, IdentityError, Problem, StoreError
 from edgefl.plan.compile import closed, compile_run, read_as, untaken, with_statistics
 from edgefl.plan.job import RunPlan
@@ -251,8 +251,7 @@ def _held_out(config: RunConfig, say: Callable[[str], None]) -> Dataset:
     every, official = load_pair(source, bad_samples=data.bad_samples, modalities=encoders)
     if official is not None:
         return official
-    kept = groups_kept({str(method) for method in data.partition}, config.round.devices or max(1, len(config.fleet)))
-    _, test, _ = hold_out(every, TEST_SHARE, config.seed, groups_kept=kept)
+    _, test, _ = hold_out(every, data, config.round.devices or max(1, len(config.fleet)), config.seed)
     where = source if isinstance(source, str) else ", ".join(source)
     say(f"data.test is not given: the test set is {len(test)} of {len(every)} samples of {where}, as for `edgefl run`")
     return test

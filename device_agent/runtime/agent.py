@@ -30,7 +30,7 @@ from device_agent.runtime.transfers import Transfers
 from edgefl.errors import BrokerError, BrokerUnreachableError, MessageSizeError, ProtocolError
 from edgefl.protocol import topics
 from edgefl.protocol.messages import DownMessage, Offer, Presence, Renewed, UpMessage, decode_down, encode
-from edgefl.transport.base import Transport
+from edgefl.transport.interface import Transport
 
 if TYPE_CHECKING:  # what checks signatures weighs a megabyte, which agents without an identity go without
     from edgefl.identity.device import Credentials

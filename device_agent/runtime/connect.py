@@ -32,7 +32,7 @@ from edgefl.records import Budget, Speed
 from edgefl.resources.hardware import capabilities
 from edgefl.resources.process_memory import keep_for_chunks
 from edgefl.transport.address import check_protected, parse_url
-from edgefl.transport.client import TlsFiles
+from edgefl.transport.link import TlsFiles
 from edgefl.transport.mqtt import MqttTransport
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def check_fit(data: str) -> None:
     Called before the agent connects, since a coordinator would count on the device. Raises
     MissingDependencyError, DataError.
     """
-    from edgefl.data.load import check_source
+    from edgefl.data.sources import check_source
 
     if importlib.util.find_spec("torch") is None:
         raise MissingDependencyError("torch", "train")

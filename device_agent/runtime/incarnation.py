@@ -14,7 +14,7 @@ from device_agent.runtime.store import AgentStore
 from edgefl.protocol import topics
 from edgefl.protocol.messages import Presence, encode
 from edgefl.records import Budget, Capabilities
-from edgefl.transport.base import Will
+from edgefl.transport.interface import Will
 
 
 class Identity(NamedTuple):

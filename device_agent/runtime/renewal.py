@@ -17,7 +17,7 @@ from device_agent.core.agent_timeouts import RENEWAL_CHECK_S, RENEWAL_RETRY_S
 from device_agent.runtime.log import Emit
 from edgefl.errors import EdgeFLError, IdentityError
 from edgefl.protocol.messages import Renew, Renewed
-from edgefl.transport.base import Transport
+from edgefl.transport.interface import Transport
 from edgefl.transport.mqtt import MqttTransport
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from edgefl.records import Attempt, Figures, ObjectRef, Refusal
 from edgefl.storage.objects import ObjectStore
 from edgefl.transfer.disk_driver import DiskReceiver, DiskSender, End, Superseded
 from edgefl.transfer.receiver import Failed
-from edgefl.transport.base import Transport
+from edgefl.transport.interface import Transport
 
 
 class _Fetch(NamedTuple):

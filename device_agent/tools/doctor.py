@@ -18,7 +18,7 @@ from edgefl.errors import TORCH_FIRST, BrokerError, EdgeFLError, IdentityError, 
 
 if TYPE_CHECKING:
     from edgefl.identity.device import Credentials
-    from edgefl.transport.base import Limits
+    from edgefl.transport.interface import Limits
 
 Status = Literal["ok", "warn", "fail"]
 
@@ -145,7 +145,7 @@ def runtimes() -> list[Check]:
 
 def local_data(source: str) -> Check:
     """Whether the local data can be read, and what it holds."""
-    from edgefl.data.load import load
+    from edgefl.data.sources import load
 
     try:
         data = load(source)
@@ -222,9 +222,9 @@ def reach(url: str, files: Mapping[str, str] | None = None, fleet: str = "defaul
     """
     from edgefl.protocol import topics
     from edgefl.protocol.chunks import DEFAULT_CHUNK_BYTES, HEADER_BYTES
-    from edgefl.transport.client import TlsFiles
+    from edgefl.transport.interface import Probe
+    from edgefl.transport.link import TlsFiles
     from edgefl.transport.mqtt import MqttTransport
-    from edgefl.transport.probe import Probe
 
     given = files or {}
     ca, cert, key = (given.get(option) or None for option in ("ca", "cert", "key"))

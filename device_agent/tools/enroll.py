@@ -14,7 +14,7 @@ from edgefl.identity.files import make_private_directory, read_private, write_pr
 from edgefl.identity.request import make_request
 from edgefl.identity.signing import key_text
 from edgefl.protocol import topics
-from edgefl.transport.client import TlsFiles
+from edgefl.transport.link import TlsFiles
 from edgefl.transport.mqtt import MqttTransport
 
 #: The request is sent again this often: the coordinator may start after the device.

@@ -234,7 +234,7 @@ def _disk(directory: Path) -> dict[str, int]:
 
 async def _link(url: str, fleet: str, device: str, credentials: dict[str, str], notes: list[str]) -> int | None:
     """Bytes a second to the broker and back, of the slower way; None when nothing came back."""
-    from edgefl.transport.client import TlsFiles
+    from edgefl.transport.link import TlsFiles
     from edgefl.transport.mqtt import MqttTransport
 
     name = f"profile-{secrets.token_hex(4)}"

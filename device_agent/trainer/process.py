@@ -201,7 +201,7 @@ class Trainer:
         """Large data in a file, so that it does not fill the memory of training; in memory where the disk is short."""
         from dataclasses import replace
 
-        from edgefl.data.memmap import on_disk
+        from edgefl.data.arrays import on_disk
 
         size = sum(values.nbytes for values in dataset.modalities.values())
         if size < SMALL_BYTES or (self.disk_bytes is not None and size > self.disk_bytes // 2):
@@ -332,7 +332,7 @@ def _first_round(device: str) -> None:
 def _load(
     source: str, bad_samples: str, encoders: Mapping[str, EncoderSpec] | None = None, label_names: tuple[str, ...] = ()
 ) -> Dataset:
-    from edgefl.data.load import load
+    from edgefl.data.sources import load
 
     return load(source, bad_samples=bad_samples, modalities=encoders, label_names=label_names)
 

@@ -6,7 +6,8 @@ import inspect
 from collections.abc import Iterator
 
 from edgefl.data import readers
-from edgefl.data.manifest import MAX_SAMPLES, SHOWN
+from edgefl.data.dataset import SHOWN
+from edgefl.data.folder import MAX_SAMPLES
 from edgefl.data.named import NAMED, ORIGINS
 from pages.fields import as_yaml
 from pages.markdown import flowing

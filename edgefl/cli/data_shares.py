@@ -7,8 +7,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from edgefl.config.settings import RunConfig
-from edgefl.data.load import Source, load
 from edgefl.data.prepare import Prepared, Share, prepare_shares
+from edgefl.data.sources import Source, load
 from edgefl.errors import ConfigError, Problem
 from edgefl.plan.compile import read_as
 
@@ -46,14 +46,5 @@ def shares_of(config: RunConfig, devices: Sequence[str], folder: Path) -> Prepar
     """Write every device's share and the test set of a run below ``folder``. Raises DataError."""
     if config.data.source is None:
         raise ConfigError(config.name, [Problem("data.source", "is needed to share data out")])
-    return prepare_shares(
-        config.data.source,
-        devices,
-        folder,
-        partition={str(method): options for method, options in config.data.partition.items()},
-        missing=config.data.missing.model_dump(),
-        seed=config.seed,
-        test=config.data.test or None,
-        bad_samples=config.data.bad_samples,
-        modalities=read_as(config, folder=_is_folder(config.data.source)),
-    )
+    encoders = read_as(config, folder=_is_folder(config.data.source))
+    return prepare_shares(config.data, devices, folder, config.seed, encoders)

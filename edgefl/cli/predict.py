@@ -14,8 +14,8 @@ import typer
 from edgefl.cli.options import Format, print_json
 from edgefl.data.arrays import npz_names
 from edgefl.data.dataset import Dataset
-from edgefl.data.load import load
 from edgefl.data.readers import SampleError, read, target
+from edgefl.data.sources import load
 from edgefl.errors import DataError
 from edgefl.export.bundle_format import STAND_INS, Manifest, MaskName
 from edgefl.export.runtime import Answers, apply, encoders, find_bundles

@@ -1,14 +1,20 @@
-"""Array files, read with limits and written atomically; pickles are neither read nor written.
+"""Array files, read with limits and written atomically, and rows of an array that stay on disk.
 
-A header that promises more than the file holds, or more than the limit, is refused before memory is taken.
+Pickles are neither read nor written; a header that promises more than the file holds, or more than the limit, is
+refused before memory is taken. Rows on disk are not memory-mapped: pages of a mapping that were touched count as the
+process's own, in the kernel's high-water mark too. Their file has no name, so that it is gone with its process.
 """
 
 from __future__ import annotations
 
+import ast
+import contextlib
+import itertools
 import math
 import os
 import re
 import tempfile
+import weakref
 import zipfile
 import zlib
 from collections.abc import Collection, Mapping
@@ -19,25 +25,24 @@ import numpy as np
 import numpy.typing as npt
 
 from edgefl.errors import DataError, StoreError
+from edgefl.storage.disk import store_errors, write_all
 
 Array = npt.NDArray[Any]
+Indices = npt.NDArray[np.int64]
 
 #: One .npy, image or sound file. A 4096 x 4096 x 3 float32 image has 192 MiB; a sample of an edge device has far less.
 MAX_FILE_BYTES = 64 * 2**20
 #: A whole data set in memory. The smallest device this project names has 4 GB of memory for everything.
 MAX_DATASET_BYTES = 4 * 2**30
-#: Bytes read at a time.
-_BLOCK_BYTES = 2**20
+#: Bytes read at a time, and copied at a time when a whole array is put on disk.
+_READ_BYTES, _COPY_BYTES = 2**20, 2**22
 #: Floats, signed and unsigned integers, booleans, unicode. No objects, no structures.
 _KINDS = "fiubU"
 #: Deflate packs 1032 bytes into one at most: a member that claims more lies about its size.
 _DEFLATE_MOST = 1032
 #: A .npy header as numpy writes it, its three fields in any order. Numpy's own reader evaluates Python and gives memory
 #: to whatever shape that names.
-_HEADER = re.compile(rb"\{(?: ?'(?:descr|fortran_order|shape)': ?(?:'[^'()]*'|True|False|\([0-9L, ]*\)),?){3} ?\}")
-_DESCR = re.compile(rb"'descr': ?'([^']*)'")
-_SHAPE = re.compile(rb"'shape': ?\(([^)]*)\)")
-_FORTRAN = re.compile(rb"'fortran_order': ?(True|False)")
+_HEADER = re.compile(rb"\{(?: ?'(?:descr|fortran_order|shape)': ?(?:'[^'()\\]*'|True|False|\([0-9L, ]*\)),?){3} ?\}")
 MAX_HEADER_BYTES = 10_000  # as numpy's own limit
 _MAX_AXES = 32
 #: What numpy and zipfile raise for a damaged or hostile file.
@@ -103,15 +108,13 @@ def _read_array(file: IO[bytes], size: int) -> Array:
         raise ValueError(f"a header of {length} bytes, at most {MAX_HEADER_BYTES} can be right")
     dtype, shape, fortran = _parse_header(file.read(length).strip())
     count = math.prod(shape)
-    if dtype.kind not in _KINDS or dtype.hasobject:
-        raise ValueError(f"values of type {dtype} are not accepted; store numbers")
     rows = max([count, *shape[:1]])  # of nothing, or of texts without a letter, a file of no size could hold any number
     if count * dtype.itemsize > size or rows > max(size, MAX_HEADER_BYTES):
         raise ValueError(f"its header promises shape {shape}, more than the file holds")
     array = np.empty(count, dtype)
     rest = memoryview(array.view(np.uint8).data) if array.nbytes else memoryview(b"")
     while rest:
-        if not (block := file.read(min(len(rest), _BLOCK_BYTES))):
+        if not (block := file.read(min(len(rest), _READ_BYTES))):
             raise EOFError("it ends early")
         rest[: len(block)] = block
         rest = rest[len(block) :]
@@ -120,20 +123,20 @@ def _read_array(file: IO[bytes], size: int) -> Array:
 
 
 def _parse_header(header: bytes) -> tuple[np.dtype[Any], tuple[int, ...], bool]:
-    descr, shape, fortran = (form.search(header) for form in (_DESCR, _SHAPE, _FORTRAN))
-    if not _HEADER.fullmatch(header) or descr is None or shape is None or fortran is None:
-        raise ValueError(f"its header is not what numpy writes for numbers: {header[:60].decode('latin-1')!r}")
-    sizes = [one.strip().rstrip(b"L") for one in shape[1].split(b",")]
-    if not all(one.isdigit() and len(one) < 20 for one in sizes[:-1]) or len(sizes) > _MAX_AXES:
-        raise ValueError(f"its header promises the shape ({shape[1][:60].decode('latin-1')})")
-    last = [int(sizes[-1])] if sizes[-1].isdigit() and len(sizes[-1]) < 20 else []
+    text = header.decode("latin-1")
+    fields = ast.literal_eval(text.replace("L,", ",").replace("L)", ")")) if _HEADER.fullmatch(header) else {}
+    if fields.keys() != {"descr", "fortran_order", "shape"}:
+        raise ValueError(f"its header is not what numpy writes for numbers: {text[:60]!r}")
+    descr, shape, fortran = fields["descr"], fields["shape"], fields["fortran_order"]
+    if not isinstance(shape, tuple) or len(shape) > _MAX_AXES or any(size >= 2**63 for size in shape):
+        raise ValueError(f"its header promises the shape {str(shape)[:60]}")
     try:
-        dtype = np.dtype(descr[1].decode("latin-1"))
+        dtype = np.dtype(descr)
     except (TypeError, ValueError, SyntaxError) as error:
-        raise ValueError(
-            f"values of type {descr[1][:40].decode('latin-1')!r} are not accepted; store numbers"
-        ) from error
-    return dtype, (*(int(one) for one in sizes[:-1]), *last), fortran[1] == b"True"
+        raise ValueError(f"values of type {str(descr)[:40]!r} are not accepted; store numbers") from error
+    if dtype.kind not in _KINDS or dtype.hasobject or not isinstance(fortran, bool):
+        raise ValueError(f"values of type {dtype} are not accepted; store numbers")
+    return dtype, shape, fortran
 
 
 def _check_values(array: Array) -> None:
@@ -175,3 +178,101 @@ def write_npz(path: Path, arrays: Mapping[str, Array]) -> None:
 def generator(seed: int, purpose: str) -> np.random.Generator:
     """A random generator for one purpose (such as a device's name): independent of the order of purposes."""
     return np.random.default_rng([seed, zlib.crc32(purpose.encode())])
+
+
+class RowFile:
+    """A file of rows [n, *shape] of one type, in ``folder``; its room is taken at once. Raises StoreError."""
+
+    def __init__(self, folder: Path, shape: tuple[int, ...], dtype: npt.DTypeLike) -> None:
+        self.shape = shape
+        self.dtype = np.dtype(dtype)
+        self.row_bytes = math.prod(shape[1:]) * self.dtype.itemsize
+        self.nbytes = shape[0] * self.row_bytes
+        with store_errors("make a file for rows in", folder, self.nbytes):
+            folder.mkdir(parents=True, exist_ok=True)
+            self._descriptor = _nameless(folder)
+            weakref.finalize(self, os.close, self._descriptor)
+            if self.nbytes:
+                os.posix_fallocate(self._descriptor, 0, self.nbytes)
+
+    def write(self, rows: Indices, values: Array) -> None:
+        """Put ``values`` [k, *shape] at these rows [k]. Raises StoreError."""
+        data = np.ascontiguousarray(values, self.dtype)
+        with store_errors("write rows", "a nameless file", data.nbytes):
+            for first, last in _runs(rows):
+                write_all(self._descriptor, data[first:last].data, int(rows[first]) * self.row_bytes)
+
+    def read(self, rows: Indices) -> Array:
+        """[k, *shape] of these rows [k]. Raises StoreError."""
+        out = np.empty((len(rows), *self.shape[1:]), self.dtype)
+        with store_errors("read rows of", "a nameless file", out.nbytes):
+            for first, last in _runs(rows) if out.nbytes else ():
+                rest, offset = memoryview(out[first:last].data).cast("B"), int(rows[first]) * self.row_bytes
+                while rest:
+                    if not (got := os.preadv(self._descriptor, [rest], offset)):
+                        raise StoreError(f"rows at byte {offset} of {self.nbytes} are gone")
+                    rest, offset = rest[got:], offset + got
+        return out
+
+
+class FileRows:
+    """Some rows of a file, in an order of their own; taking rows of it copies no values."""
+
+    def __init__(self, file: RowFile, places: Indices) -> None:
+        self._file = file
+        self._places = places
+        self.dtype = file.dtype
+        self.shape = (len(places), *file.shape[1:])
+        self.ndim = len(self.shape)
+        #: Size of these rows, were they in memory, and of the whole file.
+        self.nbytes, self.file_bytes = len(places) * file.row_bytes, file.nbytes
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def __getitem__(self, rows: Array | slice) -> Array:
+        """The values of rows (indices or flags), read now."""
+        return self._file.read(self._places[rows])
+
+    def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> Array:
+        return np.asarray(self[:], dtype)
+
+    def take(self, rows: Indices) -> FileRows:
+        """These rows, without reading them."""
+        return FileRows(self._file, self._places[rows])
+
+
+#: The values of one modality [N, *shape], in memory or on disk.
+Rows = Array | FileRows
+
+
+def on_disk(values: Rows, folder: Path) -> FileRows:
+    """The same values in a file. Raises StoreError."""
+    if isinstance(values, FileRows):
+        return values
+    file = RowFile(folder, values.shape, values.dtype)
+    step = max(1, _COPY_BYTES // max(1, file.row_bytes))
+    for start in range(0, len(values), step):
+        block = values[start : start + step]
+        file.write(np.arange(start, start + len(block)), block)
+    return FileRows(file, np.arange(len(values)))
+
+
+def chosen(values: Rows, rows: Indices) -> Rows:
+    """The rows of ``values``: of an array a copy, of a file none."""
+    return values.take(rows) if isinstance(values, FileRows) else values[rows]
+
+
+def _runs(rows: Indices) -> list[tuple[int, int]]:
+    """(first, last + 1) positions of neighbouring rows that lie beside each other in the file."""
+    breaks = np.flatnonzero(np.diff(rows) != 1) + 1
+    edges = [0, *breaks.tolist(), len(rows)]
+    return [(a, b) for a, b in itertools.pairwise(edges) if b > a]
+
+
+def _nameless(folder: Path) -> int:
+    with contextlib.suppress(AttributeError, OSError):  # not every file system can
+        return os.open(folder, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    descriptor, name = tempfile.mkstemp(dir=folder)
+    Path(name).unlink()
+    return descriptor

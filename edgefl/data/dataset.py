@@ -15,16 +15,15 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from edgefl.data.arrays import MAX_DATASET_BYTES, Array, read_npz, write_npz
-from edgefl.data.memmap import Rows, chosen
+from edgefl.data.arrays import MAX_DATASET_BYTES, Array, Indices, Rows, chosen, read_npz, write_npz
 from edgefl.errors import DataError, Problem
 from edgefl.records import MODALITY_RULE, is_modality
 
 Flags = npt.NDArray[np.bool_]
-Integers = npt.NDArray[np.int64]
 
 #: More classes than any classifier here is built for; bounds what a stray label can make us allocate.
 MAX_CLASSES = 100_000
+SHOWN = 20  # problems listed in an error
 
 
 class Encoder(Protocol):
@@ -43,12 +42,6 @@ class Encoder(Protocol):
     def pretrained(self) -> str: ...
 
 
-def check_modality(name: str) -> None:
-    """Raise DataError when ``name`` cannot name a modality."""
-    if not is_modality(name):
-        raise DataError(f"{name!r} can not name a modality", remedy=f"Use {MODALITY_RULE}.")
-
-
 @dataclass(frozen=True)
 class Encoded:
     """What stands for a modality's samples: tokens [N, T, D] after ``depth`` stages, and which are real [N, T] or None.
@@ -60,7 +53,7 @@ class Encoded:
     mask: Flags | None
     depth: int
 
-    def rows(self, rows: npt.NDArray[np.int64]) -> Encoded:
+    def rows(self, rows: Indices) -> Encoded:
         """Those of some samples."""
         return Encoded(chosen(self.tokens, rows), None if self.mask is None else self.mask[rows], self.depth)
 
@@ -78,7 +71,7 @@ class Dataset:
 
     modalities: Mapping[str, Rows]
     present: dict[str, Flags]
-    labels: Integers | None
+    labels: Indices | None
     label_names: tuple[str, ...]
     ids: list[str]
     groups: Array | None = None
@@ -104,18 +97,10 @@ class Dataset:
         """[N] bool: which samples have this modality; none, when the data set does not know it."""
         return self.present.get(modality, np.zeros(len(self), dtype=bool))
 
-    def class_counts(self, classes: int = 0) -> tuple[int, ...]:
-        """Labelled samples of each of ``classes`` classes (0: as many as there are names). Raises DataError."""
-        width = classes or len(self.label_names)
-        if self.labels is None:
-            return (0,) * width
-        known = self.labels[self.labels >= 0]
-        if known.size and int(known.max()) >= width:
-            raise DataError(
-                f"label {known.max()} is out of range: there are {width} classes",
-                remedy="Set the number of classes (or the label names) to what the data holds.",
-            )
-        return tuple(int(n) for n in np.bincount(known, minlength=width))
+    def class_counts(self) -> tuple[int, ...]:
+        """Labelled samples of each class."""
+        known = np.empty(0, np.int64) if self.labels is None else self.labels[self.labels >= 0]
+        return tuple(np.bincount(known, minlength=len(self.label_names)).tolist())
 
     def subset(self, indices: npt.ArrayLike) -> Dataset:
         """The samples at ``indices`` ([n] int, or [N] bool), in that order."""
@@ -184,7 +169,31 @@ class Dataset:
             raise DataError(f"{path}: {error.message}", remedy=error.remedy) from None
 
 
-load_npz = Dataset.load_npz
+def fits(shape: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
+    """Whether a value's shape is the wanted one; an axis of 0 is open, () takes any shape."""
+    return not wanted or (
+        len(shape) == len(wanted) and all(w in {0, size} for size, w in zip(shape, wanted, strict=True))
+    )
+
+
+def shown(shape: tuple[int, ...]) -> str:
+    """A wanted shape as text, open axes as "any"."""
+    return f"[{', '.join(str(size) if size else 'any' for size in shape)}]"
+
+
+def decide(problems: list[Problem], good: int, bad_samples: str, where: str) -> None:
+    """Raise DataError when there are problems and ``bad_samples`` is not "skip", or when no sample is good."""
+    if bad_samples not in {"error", "skip"}:
+        raise DataError(f"bad_samples is {bad_samples!r}", remedy="Set data.bad_samples to error or skip.")
+    if problems and (bad_samples == "error" or not good):
+        more = [f"  … and {len(problems) - SHOWN} more"] if len(problems) > SHOWN else []
+        listed = "\n".join([f"  {problem}" for problem in problems[:SHOWN]] + more)
+        noun = "problem" if len(problems) == 1 else "problems"
+        none = "" if good else "; no good sample is left"
+        remedy = None if good else "Mend the samples named above: leaving them out would leave none."
+        raise DataError(f"{where}: {len(problems)} {noun}{none}\n{listed}", remedy=remedy)
+    if not good:
+        raise DataError(f"{where}: holds no sample", remedy="Add samples, or leave this device out of the run.")
 
 
 def as_values(array: Array, kind: str = "") -> Array:
@@ -201,51 +210,43 @@ def as_values(array: Array, kind: str = "") -> Array:
         return array.astype(np.float32)
 
 
-def _is_features(array: Array, kind: str) -> bool:
-    """Numbers [N, d] without an axis of channels: a signal of one channel, as a list of numbers is in a folder."""
-    return array.ndim == 2 and (kind == "sensor" or (not kind and array.dtype.kind == "f"))
-
-
 def _assemble(arrays: dict[str, Array], names: list[str], kinds: Mapping[str, str]) -> Dataset:
     for name in {"ids", "label_names"} & arrays.keys():
         if arrays[name].ndim != 1:
             raise DataError(f"array {name!r} has shape {arrays[name].shape}: one name after the other is expected")
+    room = 0
     for name in names:
-        if arrays[name].ndim < 2:
-            raise DataError(
-                f"array {name!r} has shape {arrays[name].shape}: a modality has samples along the first axis"
-            )
-    # Small integers become float32 or int64: what they take then is bounded before it is taken.
-    room = sum(
-        arrays[m].size * (8 if arrays[m].dtype.kind in "iu" and arrays[m].dtype != np.uint8 else 4) for m in names
-    )
+        shape, dtype = arrays[name].shape, arrays[name].dtype
+        if len(shape) < 2:
+            raise DataError(f"array {name!r} has shape {shape}: a modality has samples along the first axis")
+        # Small integers become float32 or int64: what they take then is bounded before it is taken.
+        room += arrays[name].size * (8 if dtype.kind in "iu" and dtype != np.uint8 else 4)
+        kind = kinds.get(name, "")
+        if len(shape) == 2 and (kind == "sensor" or (not kind and dtype.kind == "f")):
+            arrays[name] = arrays[name][:, :, None]  # features: a signal of one channel, as a list of numbers is
     if room > MAX_DATASET_BYTES:
         raise DataError(
             f"{room} bytes of samples in memory, more than the limit of {MAX_DATASET_BYTES}",
             remedy="Split the data set over several devices, or make the samples smaller.",
         )
     count = len(arrays[names[0]])
-    arrays |= {m: arrays[m][:, :, None] for m in names if _is_features(arrays[m], kinds.get(m, ""))}
     flags = {m: np.asarray(arrays.get(f"{m}.present", np.ones(count)), dtype=bool) for m in names}
     modalities = {m: as_values(arrays.pop(m), kinds.get(m, "")) for m in names}
     for m, values in modalities.items():
         if flags[m].shape == (len(values),):
             values[~flags[m]] = 0
-    labels, label_names = _labels(
-        arrays.get("label"), tuple(str(name) for name in arrays.get("label_names", np.empty(0, dtype=np.str_)))
-    )
-    ids = arrays.get("ids")
+    labels, label_names = _labels(arrays.get("label"), tuple(str(name) for name in arrays.get("label_names", ())))
     return Dataset(
         modalities=modalities,
         present=flags,
         labels=labels,
         label_names=label_names,
-        ids=[str(i) for i in range(count)] if ids is None else [str(i) for i in ids],
+        ids=[str(i) for i in arrays.get("ids", range(count))],
         groups=None if "group" not in arrays else arrays["group"].astype(np.str_),
     )
 
 
-def _labels(given: Array | None, names: tuple[str, ...]) -> tuple[Integers | None, tuple[str, ...]]:
+def _labels(given: Array | None, names: tuple[str, ...]) -> tuple[Indices | None, tuple[str, ...]]:
     """Labels as numbers (-1: none), and their names: texts are numbered in alphabetical order unless ``names`` does."""
     if given is None:
         return None, names
@@ -270,18 +271,6 @@ def _labels(given: Array | None, names: tuple[str, ...]) -> tuple[Integers | Non
     return labels, names or tuple(str(i) for i in range(min(int(labels.max(initial=-1)) + 1, MAX_CLASSES)))
 
 
-def _check_lengths(lengths: Mapping[str, int], count: int) -> None:
-    if all(length == count for length in lengths.values()):
-        return
-    name, length = next((name, length) for name, length in lengths.items() if length != count)
-    told = ", ".join(f"{each} {rows}" for each, rows in lengths.items() if not each.endswith(".present'"))
-    raise DataError(
-        f"{name} has {length} rows, but there are {count} samples",
-        remedy=f"Give every array one row a sample, in one order ({told}); where a sample lacks a modality, any row "
-        "stands for it and '<modality>.present' is false.",
-    )
-
-
 def _check(data: Dataset) -> None:
     count = len(data.ids)
     flat: dict[str, Array] = {f"array '{m}.present'": p for m, p in data.present.items()}
@@ -290,12 +279,20 @@ def _check(data: Dataset) -> None:
     for name, one in flat.items():
         if one.ndim != 1:
             raise DataError(f"{name} has shape {list(one.shape)}: one value for each sample is expected")
-    lengths = {f"array {m!r}": len(a) for m, a in data.modalities.items()}
-    _check_lengths(lengths | {name: len(one) for name, one in flat.items()}, count)
+    lengths = {f"array {m!r}": len(a) for m, a in data.modalities.items()} | {n: len(one) for n, one in flat.items()}
+    for name, length in lengths.items():
+        if length != count:
+            listed = ", ".join(f"{each} {rows}" for each, rows in lengths.items() if not each.endswith(".present'"))
+            raise DataError(
+                f"{name} has {length} rows, but there are {count} samples",
+                remedy=f"Give every array one row a sample, in one order ({listed}); where a sample lacks a modality, "
+                "any row stands for it and '<modality>.present' is false.",
+            )
     if set(data.modalities) != set(data.present):
         raise DataError(f"modalities {sorted(data.modalities)} and presence flags {sorted(data.present)} differ")
     for name, values in data.modalities.items():
-        check_modality(name)
+        if not is_modality(name):
+            raise DataError(f"{name!r} can not name a modality", remedy=f"Use {MODALITY_RULE}.")
         if values.dtype not in (np.float32, np.int64):
             raise DataError(f"array {name!r} has type {values.dtype}, not float32 or int64")
     if data.labels is not None and count:

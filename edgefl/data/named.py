@@ -10,22 +10,21 @@ nothing of any device's own data.
 
 from __future__ import annotations
 
+import importlib.util
 import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
-from edgefl.data.arrays import Array, read_npz
+from edgefl.data.arrays import Array, Indices, read_npz
 from edgefl.data.dataset import Dataset
-from edgefl.data.text import DEFAULT_VOCABULARY, tokenizer
-from edgefl.data.timeseries import read_ts, sktime_folder
-from edgefl.errors import DataError
+from edgefl.data.tokens import DEFAULT_VOCABULARY, tokenizer
+from edgefl.errors import DataError, MissingDependencyError
 
 #: Root mean square deviation over all series and axes of the training split, rounded. Units are not published.
 BASIC_MOTIONS_SCALE = {"acc": 6.0, "gyro": 2.5}
@@ -36,6 +35,7 @@ HAR_WINDOW = 128  # samples at 50 Hz
 #: Group of the entry points by which other packages bring data sets: name -> a function that returns ``Named``.
 GROUP = "edgefl.datasets"
 VENDORS = ("openmoji", "twemoji", "noto", "fxemoji")
+MAX_TS_BYTES = 16 * 2**20  # of a .ts file; BasicMotions has 0.25 MB
 
 
 class Named(NamedTuple):
@@ -46,14 +46,25 @@ class Named(NamedTuple):
     groups: Array | None
 
 
-def named(name: str, options: Mapping[str, Any] | None = None) -> Named:
+def named(name: str, options: Mapping[str, object] | None = None) -> Named:
     """The data set ``name`` with its options. Raises DataError naming the valid names or options."""
     if name not in names():
         raise DataError(f"unknown data set {name!r}", remedy=f"Valid names: {', '.join(names())}; or give a path.")
-    make, given = _maker(name), dict(options or {})
-    valid = list(inspect.signature(make).parameters)
-    unknown = sorted(set(given) - set(valid))
-    if unknown:
+    make: Callable[..., Named]
+    if name in NAMED:
+        make = NAMED[name]
+    else:
+        point = next(iter(entry_points(group=GROUP, name=name)))
+        try:
+            make = point.load()
+        except Exception as error:  # of another package
+            package = point.dist.name if point.dist else point.value
+            raise DataError(
+                f"data set {name!r} of package {package} does not load: {type(error).__name__}: {error}",
+                remedy="Repair or remove the package.",
+            ) from error
+    given, valid = dict(options or {}), list(inspect.signature(make).parameters)
+    if unknown := sorted(set(given) - set(valid)):
         raise DataError(f"{name} has no option {', '.join(unknown)}", remedy=f"Valid options: {', '.join(valid)}.")
     try:
         return make(**given)
@@ -75,21 +86,6 @@ ORIGINS = {
 def names() -> list[str]:
     """Names of the data sets there are: our own, and the entry points ``edgefl.datasets`` of installed packages."""
     return [*NAMED, *(point.name for point in entry_points(group=GROUP) if point.name not in NAMED)]
-
-
-def _maker(name: str) -> Callable[..., Named]:
-    if name in NAMED:
-        return NAMED[name]
-    point = next(iter(entry_points(group=GROUP, name=name)))
-    try:
-        make: Callable[..., Named] = point.load()
-    except Exception as error:  # of another package
-        package = point.dist.name if point.dist else point.value
-        raise DataError(
-            f"data set {name!r} of package {package} does not load: {type(error).__name__}: {error}",
-            remedy="Repair or remove the package.",
-        ) from error
-    return make
 
 
 def data_folder(name: str) -> Path:
@@ -114,7 +110,11 @@ def basic_motions(window: int = 50, step: int = 10, standardise: str = "fixed") 
     overlapping windows stay together. Defaults: windows of 5 s, one a second: 240 + 240 samples.
     """
     _whole("basic_motions", window=(window, 2, 100), step=(step, 1, 100))
-    folder = sktime_folder("BasicMotions")
+    found = importlib.util.find_spec("sktime")  # finds a top-level package without executing it
+    places = [] if found is None else list(found.submodule_search_locations or [])
+    folder = next((f for f in (Path(p, "datasets", "data", "BasicMotions") for p in places) if f.is_dir()), None)
+    if folder is None:
+        raise MissingDependencyError("sktime", "demo")
     train, test = (_motions(folder, split, window, step, standardise) for split in ("TRAIN", "TEST"))
     return Named(train, test, train.groups)
 
@@ -135,6 +135,44 @@ def _motions(folder: Path, split: str, window: int, step: int, standardise: str)
         ids=[f"{split.lower()}-{s:02d}-{start:02d}" for s in range(len(series)) for start in starts],
         groups=[f"{split.lower()}-{s:02d}" for s in owner],
     )
+
+
+def read_ts(path: Path) -> tuple[Array, Indices, tuple[str, ...]]:
+    """Series [S, time, dimensions], labels [S] and label names of a .ts file (timeseriesclassification.com).
+
+    The series have equal lengths. Raises DataError.
+    """
+    remedy = "Install sktime again."
+    try:
+        if path.stat().st_size > MAX_TS_BYTES:
+            raise DataError(f"{path}: more than {MAX_TS_BYTES} bytes", remedy=remedy)
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{path}: can not be read: {error}", remedy=remedy) from None
+    names: tuple[str, ...] = ()
+    series: list[list[list[float]]] = []
+    labels: list[int] = []
+    for number, line in enumerate(lines, 1):
+        text = line.strip()
+        if text.lower().startswith("@classlabel"):
+            if labels:
+                raise DataError(f"{path}:{number}: names labels after the first series", remedy=remedy)
+            names = tuple(text.split()[2:])
+        if not text or text[0] in "#@%":
+            continue
+        *dimensions, label = text.split(":")
+        try:
+            series.append([[float(value) for value in dimension.split(",")] for dimension in dimensions])
+            labels.append(names.index(label))
+        except ValueError as error:
+            raise DataError(f"{path}:{number}: {error}", remedy=remedy) from None
+    try:
+        values = np.array(series, dtype=np.float32)
+    except ValueError:
+        values = np.empty(0, dtype=np.float32)
+    if values.ndim != 3 or not np.isfinite(values).all():
+        raise DataError(f"{path}: series of unequal length, or not finite", remedy=remedy)
+    return values.transpose(0, 2, 1), np.array(labels, dtype=np.int64), names
 
 
 def har_hapt(
@@ -180,7 +218,7 @@ def har_hapt(
     return _cut(whole, test)
 
 
-def _last_in_time(raw: Mapping[str, Array], share: float) -> npt.NDArray[np.int64]:
+def _last_in_time(raw: Mapping[str, Array], share: float) -> Indices:
     """[N]: 0 train, 1 test, 2 left out (overlaps a test window, which starts half a window earlier or later)."""
     start, where = raw["start"].astype(np.int64), raw["experiment"].astype(np.int64)
     role = np.zeros(len(start), dtype=np.int64)
@@ -190,13 +228,8 @@ def _last_in_time(raw: Mapping[str, Array], share: float) -> npt.NDArray[np.int6
             own = order[(where == recording)[order] & (raw["label"] == label)[order]]
             # At least one trains: a recording with a single window of an activity has nothing to spare.
             role[own[len(own) - min(round(len(own) * share), max(len(own) - 1, 0)) :]] = 1
-    for recording in np.unique(where):
-        test, train = (
-            np.flatnonzero((where == recording) & (role == 1)),
-            np.flatnonzero((where == recording) & (role == 0)),
-        )
-        near = np.abs(start[train][:, None] - start[test][None, :]) < HAR_WINDOW
-        role[train[near.any(axis=1)]] = 2
+        test, train = (np.flatnonzero((where == recording) & (role == half)) for half in (1, 0))
+        role[train[(np.abs(start[train][:, None] - start[test]) < HAR_WINDOW).any(axis=1)]] = 2
     return role
 
 
@@ -237,38 +270,32 @@ def emoji_pairs(
     if not vendors:
         raise DataError("emoji_pairs: no vendor is named", remedy=f"Valid vendors: {', '.join(valid)}.")
     folder = data_folder("emoji_pairs")
-    raw = _mini_emoji(folder, vendors) if mini else _full_emoji(folder, vendors)
+    if mini:
+        raw = read_npz(folder / "emoji_mini32.npz")
+        raw["vendor"] = raw.pop("vendor_names")[raw["vendor"]]
+    else:
+        parts = [read_npz(folder / f"emoji64_{vendor}.npz") for vendor in vendors]
+        raw = {key: np.concatenate([part[key] for part in parts]) for key in ("image", "concept", "label", "split")}
+        raw["vendor"] = np.repeat(np.array(vendors), [len(part["label"]) for part in parts])
+        raw["label_names"] = parts[0]["label_names"]
+    names, keep = tuple(str(name) for name in raw.pop("label_names")), np.isin(raw["vendor"], vendors)
+    raw = {key: array[keep] for key, array in raw.items()}
     tokenize = tokenizer(vocabulary, pretrained)
     lines = (folder / "concepts.jsonl").read_bytes().splitlines()
     ids = {c.concept: tokenize(c.text, length) for c in (msgspec.json.decode(line, type=_Concept) for line in lines)}
     whole = _complete(
         {"image": raw["image"].astype(np.float32) / 255, "text": np.stack([ids[int(c)] for c in raw["concept"]])},
         raw["label"].astype(np.int64),
-        tuple(str(name) for name in raw["label_names"]),
+        names,
         ids=[f"{v}-{c}" for v, c in zip(raw["vendor"], raw["concept"], strict=True)],
         groups=[str(v) for v in raw["vendor"]],
     )
     return _cut(whole, raw["split"])
 
 
-def _full_emoji(folder: Path, vendors: Sequence[str]) -> dict[str, Array]:
-    parts = [read_npz(folder / f"emoji64_{vendor}.npz") for vendor in vendors]
-    raw = {key: np.concatenate([part[key] for part in parts]) for key in ("image", "concept", "label", "split")}
-    vendor = np.repeat(np.array(vendors), [len(part["label"]) for part in parts])
-    return raw | {"label_names": parts[0]["label_names"], "vendor": vendor}
-
-
-def _mini_emoji(folder: Path, vendors: Sequence[str]) -> dict[str, Array]:
-    raw = read_npz(folder / "emoji_mini32.npz")
-    names, label_names = raw.pop("vendor_names"), raw.pop("label_names")
-    raw["vendor"] = names[raw["vendor"]]
-    keep = np.isin(raw["vendor"], vendors)
-    return {key: array[keep] for key, array in raw.items()} | {"label_names": label_names}
-
-
 def _complete(
     modalities: dict[str, Array],
-    labels: npt.NDArray[np.int64],
+    labels: Indices,
     names: tuple[str, ...],
     ids: list[str],
     groups: list[str],
@@ -294,13 +321,13 @@ def _scale(values: Array, scale: float, standardise: str, centre: Sequence[float
     return np.ascontiguousarray(values, dtype=np.float32)
 
 
-def _whole(name: str, **given: tuple[Any, int, int]) -> None:
+def _whole(name: str, **given: tuple[object, int, int]) -> None:
     for option, (value, low, high) in given.items():
         if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
             raise DataError(f"{name}: {option} is {value!r}", remedy=f"Give a whole number from {low} to {high}.")
 
 
-def _choice(name: str, **given: tuple[Any, Sequence[str]]) -> None:
+def _choice(name: str, **given: tuple[object, Sequence[str]]) -> None:
     for option, (value, valid) in given.items():
         if value not in valid:
             raise DataError(f"{name}: {option} is {value!r}", remedy=f"Valid: {', '.join(valid)}.")

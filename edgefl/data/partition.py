@@ -1,4 +1,4 @@
-"""The partition of training samples among devices: a seeded split that every method shares.
+"""The partition of training samples among devices, and the modalities taken away from a device's share: both seeded.
 
 natural: by group (person, speaker, vendor, recording), a group never in two shares. uniform: at random, equal sizes.
 dirichlet: each class is cut in proportions drawn from Dirichlet(α) over the devices (Hsu et al., arXiv 1909.06335);
@@ -7,87 +7,73 @@ small α: each device sees few classes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import Literal, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-from edgefl.data.arrays import Array
+from edgefl.config.settings import MissingConfig
+from edgefl.data.arrays import Array, Indices, generator
+from edgefl.data.dataset import Dataset
 from edgefl.errors import DataError
 
-Indices = npt.NDArray[np.int64]
+#: Method of a partition -> its options.
+How = Mapping[Literal["natural", "uniform", "dirichlet"], Mapping[str, float] | None]
 
 
-class _Samples(NamedTuple):
+class Samples(NamedTuple):
     """The samples to split: ``total`` of them, with ``labels`` [N] and ``groups`` [N] where there are any."""
 
     labels: Array | None
     groups: Array | None
     total: int
-    names: Sequence[str]
 
 
-_Method = Callable[[_Samples, int, dict[str, Any], np.random.Generator], list[Indices]]
+_Method = Callable[[Samples, Sequence[str], Mapping[str, float], np.random.Generator], list[Indices]]
 
 
-def partition(
-    labels: npt.NDArray[np.int64] | None,
-    groups: Array | None,
-    n: int,
-    how: Mapping[str, Mapping[str, Any] | None],
-    seed: int,
-    *,
-    count: int | None = None,
-    names: Sequence[str] = (),
-) -> list[Indices]:
-    """``n`` disjoint shares (sorted indices) that together hold every sample; the same for the same seed.
+def partition(samples: Samples, devices: Sequence[str], how: How, seed: int) -> list[Indices]:
+    """One share (sorted indices) a device, disjoint, together every sample; the same for the same seed.
 
-    ``labels`` [N], ``groups`` [N]: each may be None when the method does not need it; then ``count`` is N. ``how``: one
-    of {"natural": {}}, {"uniform": {}}, {"dirichlet": {"alpha": 0.5, "minimum": 1}}. ``names``: the devices, for
-    messages. Raises DataError for an unknown method or option, and rather than returning an empty share.
+    ``how``: one of {"natural": {}}, {"uniform": {}}, {"dirichlet": {"alpha": 0.5, "minimum": 1}}. Raises DataError for
+    an unknown method or option, and rather than returning an empty share.
     """
-    total = next((len(a) for a in (labels, groups) if a is not None), count)
-    if total is None or n < 1:
-        raise DataError(f"{total} samples can not be shared by {n} devices", remedy="Give a data set and a fleet.")
     if len(how) != 1 or next(iter(how)) not in METHODS:
         raise DataError(f"unknown partition {', '.join(how) or '(none)'!s}", remedy=f"Valid: {', '.join(METHODS)}.")
-    ((method, options),) = how.items()
-    if total < n:
-        raise _empty(names, total, f"there are {total} samples for {n} devices", f"Use at most {total} devices.")
-    samples, rng = _Samples(labels, groups, total, names), np.random.default_rng(seed)
-    return [np.sort(share) for share in METHODS[method](samples, n, dict(options or {}), rng)]
-
-
-def _empty(names: Sequence[str], share: int, why: str, remedy: str) -> DataError:
-    who = f"device {names[share]!r}" if share < len(names) else f"device number {share + 1}"
-    return DataError(f"the share of {who} would be empty: {why}", remedy=remedy)
-
-
-def _options(method: str, given: dict[str, Any], valid: Sequence[str] = ()) -> None:
-    unknown = sorted(set(given) - set(valid))
-    if unknown:
+    ((method, given),) = how.items()
+    (split, valid), options, total, n = METHODS[method], dict(given or {}), samples.total, len(devices)
+    if unknown := sorted(set(options) - set(valid)):
         raise DataError(
             f"partition {method} has no option {', '.join(unknown)}",
             remedy=f"Valid options: {', '.join(valid) or 'none'}.",
         )
+    if total < n:
+        raise _empty(devices[total], f"there are {total} samples for {n} devices", f"Use at most {total} devices.")
+    return [np.sort(share) for share in split(samples, devices, options, np.random.default_rng(seed))]
 
 
-def _natural(samples: _Samples, n: int, options: dict[str, Any], rng: np.random.Generator) -> list[Indices]:
+def _empty(device: str, why: str, remedy: str) -> DataError:
+    return DataError(f"the share of device {device!r} would be empty: {why}", remedy=remedy)
+
+
+def _natural(
+    samples: Samples, devices: Sequence[str], options: Mapping[str, float], rng: np.random.Generator
+) -> list[Indices]:
     """A group that is called as a device is that device's. As many groups as devices: the others in sorted order, one
     for each device that has none. More groups: each in turn joins the smallest share.
     """
-    _options("natural", options)
     if samples.groups is None:
         raise DataError(
             "partition natural needs groups, and this data set has none",
             remedy='Add "group" to each sample, or set data.partition to uniform or dirichlet.',
         )
+    n = len(devices)
     found, inverse, sizes = np.unique(samples.groups, return_inverse=True, return_counts=True)
     if len(found) < n:
         remedy = f"Use at most {len(found)} devices, or set data.partition to uniform or dirichlet."
-        raise _empty(samples.names, len(found), f"there are {len(found)} groups for {n} devices", remedy)
-    device = {str(name): share for share, name in enumerate(samples.names)}
+        raise _empty(devices[len(found)], f"there are {len(found)} groups for {n} devices", remedy)
+    device = {name: share for share, name in enumerate(devices)}
     owner = np.array([device.get(str(group), -1) for group in found], dtype=np.int64)
     if len(found) == n:
         owner[owner < 0] = np.setdiff1d(np.arange(n), owner)
@@ -101,26 +87,28 @@ def _natural(samples: _Samples, n: int, options: dict[str, Any], rng: np.random.
     return [np.flatnonzero(owner[inverse.reshape(-1)] == share) for share in range(n)]
 
 
-def _uniform(samples: _Samples, n: int, options: dict[str, Any], rng: np.random.Generator) -> list[Indices]:
-    _options("uniform", options)
-    return list(np.array_split(rng.permutation(samples.total), n))
+def _uniform(
+    samples: Samples, devices: Sequence[str], options: Mapping[str, float], rng: np.random.Generator
+) -> list[Indices]:
+    return list(np.array_split(rng.permutation(samples.total), len(devices)))
 
 
-def _dirichlet(samples: _Samples, n: int, options: dict[str, Any], rng: np.random.Generator) -> list[Indices]:
+def _dirichlet(
+    samples: Samples, devices: Sequence[str], options: Mapping[str, float], rng: np.random.Generator
+) -> list[Indices]:
     """Shares below ``minimum`` are filled with random samples of the largest share: small α leaves many empty.
 
     ``within`` 1: each group (person, speaker) is shared out by itself, to as many devices as any other.
     """
-    _options("dirichlet", options, ["alpha", "minimum", "within"])
-    alpha, minimum = float(options.get("alpha", 0.5)), int(options.get("minimum", 1))
     if options.get("within"):
-        return _within(samples, n, {"alpha": alpha, "minimum": minimum}, rng)
+        return _within(samples, devices, {name: options[name] for name in options if name != "within"}, rng)
+    alpha, minimum = float(options.get("alpha", 0.5)), int(options.get("minimum", 1))
     if not 0 < alpha < float("inf") or minimum < 1:
         raise DataError(
             f"partition dirichlet: alpha is {alpha:g}, minimum {minimum}",
             remedy="Set alpha above 0 (0.1: strong skew, 100: nearly none) and minimum to 1 or more.",
         )
-    labels, total = samples.labels, samples.total
+    labels, total, n = samples.labels, samples.total, len(devices)
     if labels is None:
         raise DataError(
             "partition dirichlet needs labels, and this data set has none", remedy="Set data.partition to uniform."
@@ -128,8 +116,8 @@ def _dirichlet(samples: _Samples, n: int, options: dict[str, Any], rng: np.rando
     if total < n * minimum:
         remedy = f"Use at most {total // minimum} devices, or a smaller minimum."
         why = f"{n} devices x {minimum} samples exceed the {total} there are"
-        raise _empty(samples.names, total // minimum, why, remedy)
-    shares: list[list[int]] = [[] for _ in range(n)]
+        raise _empty(devices[total // minimum], why, remedy)
+    shares: list[list[int]] = [[] for _ in devices]
     for label in np.unique(labels):
         members = rng.permutation(np.flatnonzero(labels == label))
         cuts = (np.cumsum(rng.dirichlet(np.full(n, alpha)))[:-1] * len(members)).round().astype(np.int64)
@@ -142,25 +130,70 @@ def _dirichlet(samples: _Samples, n: int, options: dict[str, Any], rng: np.rando
     return [np.asarray(share, dtype=np.int64) for share in shares]
 
 
-def _within(samples: _Samples, n: int, options: dict[str, Any], rng: np.random.Generator) -> list[Indices]:
+def _within(
+    samples: Samples, devices: Sequence[str], options: Mapping[str, float], rng: np.random.Generator
+) -> list[Indices]:
     if samples.groups is None:
         raise DataError(
             "partition dirichlet within groups needs groups, and this data set has none",
             remedy="Leave the option within away, or set data.partition to uniform.",
         )
     owners = np.unique(samples.groups)
-    if n % len(owners):
+    if len(devices) % len(owners):
         raise DataError(
-            f"{n} devices can not be shared evenly by {len(owners)} groups",
+            f"{len(devices)} devices can not be shared evenly by {len(owners)} groups",
             remedy=f"Use a multiple of {len(owners)} devices.",
         )
+    each = len(devices) // len(owners)
     shares: list[Indices] = []
     for i, owner in enumerate(owners):
-        mine, each = np.flatnonzero(samples.groups == owner), n // len(owners)
-        labels = None if samples.labels is None else samples.labels[mine]
-        own = _Samples(labels, None, len(mine), samples.names[i * each : (i + 1) * each])
-        shares += [mine[share] for share in _dirichlet(own, each, options, rng)]
+        mine = np.flatnonzero(samples.groups == owner)
+        own = Samples(None if samples.labels is None else samples.labels[mine], None, len(mine))
+        shares += [mine[share] for share in _dirichlet(own, devices[i * each : (i + 1) * each], options, rng)]
     return shares
 
 
-METHODS: dict[str, _Method] = {"natural": _natural, "uniform": _uniform, "dirichlet": _dirichlet}
+#: Name -> the method and its options.
+METHODS: dict[str, tuple[_Method, tuple[str, ...]]] = {
+    "natural": (_natural, ()),
+    "uniform": (_uniform, ()),
+    "dirichlet": (_dirichlet, ("alpha", "minimum", "within")),
+}
+
+
+def drop(dataset: Dataset, missing: MissingConfig, seed: int, device: str) -> Dataset:
+    """``dataset`` with modalities taken away, as in devices without a sensor and samples without a reading.
+
+    Each modality of each sample is dropped with probability ``missing.rate``, independently; a sample that loses all is
+    discarded, or keeps one at random (arXiv 2312.13508, section 5). The same for the same seed and device, whatever the
+    other devices are. A modality that no sample has any more is left out. Raises DataError when no sample is left.
+    """
+    if device in missing.unlabelled:
+        dataset = replace(dataset, labels=None, label_names=())
+    lacks: Collection[str] = missing.devices.get(device, ())
+    if unknown := sorted(set(lacks) - set(dataset.modalities)):
+        raise DataError(
+            f"missing.devices.{device} names {', '.join(unknown)}, which the data does not have",
+            remedy=f"Its modalities: {', '.join(dataset.modalities)}.",
+        )
+    order = sorted(dataset.modalities)  # the draw must not depend on the order of a dictionary
+    had = np.stack([dataset.present[m] & (m not in lacks) for m in order], axis=1)  # [N, M]
+    rng = generator(seed, f"missing {device}")
+    draw, choice = rng.random(had.shape), rng.random(had.shape)
+    left = had & (draw >= (0.0 if device in missing.complete else missing.rate))
+    if missing.keep == "one":
+        lost = had.any(axis=1) & ~left.any(axis=1)
+        best = np.where(had, choice, -1.0).argmax(axis=1)
+        left[lost, best[lost]] = True
+    kept = left.any(axis=1)
+    if not kept.any():
+        raise DataError(
+            f"device {device!r} loses every sample: of {len(dataset)}, none keeps a modality",
+            remedy="Lower data.missing.rate, set data.missing.keep: one, or leave the device a modality.",
+        )
+    present = {m: column.copy() for m, column in zip(order, left[kept].T, strict=True) if column.any()}
+    dataset = dataset.subset(kept)
+    modalities = {m: np.array(values) for m, values in dataset.modalities.items() if m in present}
+    for m, values in modalities.items():
+        values[~present[m]] = 0
+    return replace(dataset, modalities=modalities, present={m: present[m] for m in modalities})

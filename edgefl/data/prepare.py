@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import numpy as np
 
+from edgefl.config.settings import DataConfig
 from edgefl.data.arrays import generator
 from edgefl.data.dataset import Dataset, Encoder
-from edgefl.data.load import Source, load, load_pair
-from edgefl.data.partition import partition as share_out
-from edgefl.data.withhold import drop
+from edgefl.data.partition import Samples, drop, partition
+from edgefl.data.sources import load, load_pair
 from edgefl.errors import DataError
 
 TEST = "test"
-#: Default share of the samples that are held out for tests, where none are given or marked.
+#: Share of the samples that are held out for tests, where none are given or marked.
 TEST_SHARE = 0.2
+
+Encoders = Mapping[str, Encoder]
 
 
 class Share(msgspec.Struct, frozen=True):
@@ -44,39 +45,35 @@ class Prepared(msgspec.Struct, frozen=True):
 
 
 def prepare_shares(
-    source: Source,
-    devices: Sequence[str],
-    directory: Path | str,
-    *,
-    partition: Mapping[str, Mapping[str, Any] | None],
-    missing: Mapping[str, Any] | None = None,
-    seed: int = 0,
-    test: Source | None = None,
-    test_share: float = TEST_SHARE,
-    bad_samples: str = "error",
-    modalities: Mapping[str, Encoder] | None = None,
+    config: DataConfig, devices: Sequence[str], directory: Path, seed: int, modalities: Encoders | None = None
 ) -> Prepared:
-    """Write ``directory``/<device>.npz for each device and ``directory``/test.npz.
+    """Share the source of ``config`` out: ``directory``/<device>.npz for each device, and ``directory``/test.npz.
 
-    The same seed gives the same files, byte for byte, whatever method trains on them. Test set: ``test`` when given,
-    else the official one of a named source, else ``test_share`` of the samples (see ``hold_out``). Nothing is taken
-    away from the test set. Raises DataError (an empty share names its device), StoreError when the disk refuses.
+    The same seed gives the same files, byte for byte, whatever method trains on them. Test set: ``config.test`` when
+    given, else the official one of a named source, else held out (see ``hold_out``). Nothing is taken away from the
+    test set. Raises DataError (an empty share names its device), StoreError when the disk refuses.
     """
     _check_devices(devices)
-    data, official = load_pair(source, bad_samples=bad_samples, modalities=modalities)
-    if test:
-        origin = "given"
-        tested = load(test, bad_samples=bad_samples, modalities=modalities, label_names=data.label_names)
+    data, official = load_pair(config.source or {}, bad_samples=config.bad_samples, modalities=modalities)
+    if config.test:
+        names, origin = data.label_names, "given"
+        tested = load(config.test, bad_samples=config.bad_samples, modalities=modalities, label_names=names)
     elif official is not None:
         origin, tested = "official", official
     else:
-        data, tested, origin = hold_out(data, test_share, seed, groups_kept=groups_kept(partition, len(devices)))
+        data, tested, origin = hold_out(data, config, len(devices), seed)
     _check_shapes(data, tested)
-    parts = share_out(data.labels, data.groups, len(devices), partition, seed, count=len(data), names=devices)
-    own = {d: drop(data.subset(rows), missing, seed, device=d) for d, rows in zip(devices, parts, strict=True)}
-    return Prepared(  # only now is anything written: an error leaves no half of a fleet behind
-        shares=tuple(_write(own[d], d, Path(directory), len(rows)) for d, rows in zip(devices, parts, strict=True)),
-        test=_write(tested, TEST, Path(directory), len(tested)).path,
+    parts = partition(Samples(data.labels, data.groups, len(data)), devices, config.partition, seed)
+    own = [drop(data.subset(rows), config.missing, seed, name) for name, rows in zip(devices, parts, strict=True)]
+    shares = []  # only now is anything written: an error leaves no half of a fleet behind
+    for name, share, rows in zip(devices, own, parts, strict=True):
+        path = directory / f"{name}.npz"
+        share.save_npz(path)
+        shares.append(Share(name, str(path), share.samples(), share.class_counts(), len(rows) - len(share)))
+    tested.save_npz(directory / f"{TEST}.npz")
+    return Prepared(
+        shares=tuple(shares),
+        test=str(directory / f"{TEST}.npz"),
         test_samples=len(tested),
         test_origin=origin,
         signature=data.signature(),
@@ -101,39 +98,26 @@ def _check_shapes(data: Dataset, tested: Dataset) -> None:
         )
 
 
-def _write(own: Dataset, name: str, directory: Path, before: int) -> Share:
-    path = directory / f"{name}.npz"
-    own.save_npz(path)
-    return Share(name, str(path), own.samples(), own.class_counts(), before - len(own))
+def hold_out(data: Dataset, config: DataConfig, devices: int, seed: int) -> tuple[Dataset, Dataset, str]:
+    """(training set, test set, "groups" or "samples") with about TEST_SHARE of the samples in the test set.
 
-
-def groups_kept(partition: Collection[str], devices: int) -> int:
-    """Groups that stay for training when whole groups are held out: one a device where they are shared out so."""
-    return devices if "natural" in partition else 1
-
-
-def hold_out(data: Dataset, share: float, seed: int, *, groups_kept: int = 1) -> tuple[Dataset, Dataset, str]:
-    """(training set, test set, "groups" or "samples") with about ``share`` of the samples in the test set.
-
-    Whole groups where at least ``groups_kept`` of them stay for training, so that the test is on people, recordings, …
-    left out of training; else the same share of each label (and group).
+    Whole groups, so that the test is on people, recordings, … left out of training, where enough of them stay: one a
+    device where groups are shared out, else one; otherwise the same share of each label (and group).
     """
-    if not 0 < share < 1:
-        raise DataError(f"test_share is {share}", remedy="Give a share between 0 and 1, such as 0.2.")
-    rng = generator(seed, "hold out")
+    rng, kept = generator(seed, "hold out"), devices if "natural" in config.partition else 1
     test, origin = np.zeros(len(data), dtype=bool), "samples"
     found, groups = np.unique(data.groups if data.groups is not None else [""] * len(data), return_inverse=True)
-    held = min(max(1, round(share * len(found))), len(found) - groups_kept)
+    held = min(max(1, round(TEST_SHARE * len(found))), len(found) - kept)
     if data.groups is not None and held > 0:
         test, origin = np.isin(groups, rng.permutation(len(found))[:held]), "groups"
     else:
         labels = np.zeros(len(data), dtype=np.int64) if data.labels is None else data.labels
-        order = np.lexsort((rng.random(len(data)), labels, groups))  # then every (1 / share)-th: even in each stratum
+        order = np.lexsort((rng.random(len(data)), labels, groups))  # then every fifth: even in each stratum
         place = np.arange(len(data))
-        test[order[np.floor((place + 1) * share) > np.floor(place * share)]] = True
+        test[order[np.floor((place + 1) * TEST_SHARE) > np.floor(place * TEST_SHARE)]] = True
     if not test.any() or test.all():
         raise DataError(
-            f"{len(data)} samples are too few to hold {share:.0%} out for the test",
+            f"{len(data)} samples are too few to hold {TEST_SHARE:.0%} out for the test",
             remedy="Name a test set in data.test, or add samples.",
         )
     return data.subset(~test), data.subset(test), origin

@@ -18,14 +18,13 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from edgefl.data.arrays import MAX_FILE_BYTES, Array, read_npy
-from edgefl.data.audio import log_mel, read_wav
-from edgefl.data.dataset import Encoder, as_values
-from edgefl.data.text import DEFAULT_LENGTH, DEFAULT_VOCABULARY, Tokenizer, tokenizer
+from edgefl.data.dataset import Encoder, as_values, fits, shown
+from edgefl.data.log_mel import log_mel, read_wav
+from edgefl.data.tokens import DEFAULT_LENGTH, DEFAULT_VOCABULARY, Tokenizer, tokenizer
 from edgefl.errors import DataError, MissingDependencyError
 from edgefl.storage.checkpoint_paths import is_own
 
@@ -78,18 +77,6 @@ def target(encoder: Encoder) -> Target:
     return Target("features" if kind == "audio" and public else kind, shape)
 
 
-def fits(shape: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
-    """Whether a value's shape is the wanted one; an axis of 0 is open, () takes any shape."""
-    return not wanted or (
-        len(shape) == len(wanted) and all(w in {0, size} for size, w in zip(shape, wanted, strict=True))
-    )
-
-
-def shown(shape: tuple[int, ...]) -> str:
-    """A wanted shape as text, open axes as "any"."""
-    return f"[{', '.join(str(size) if size else 'any' for size in shape)}]"
-
-
 def guess(value: object) -> Target:
     """A target for a modality without an encoder, from one of its values. Raises SampleError."""
     if isinstance(value, list):
@@ -104,9 +91,7 @@ def read(root: Path, value: object, to: Target) -> Array:
     """The array of one value; ``root`` is the data set's folder. Raises SampleError when this value can't be used."""
     try:
         array = READERS[to.kind](root, value, to)
-    except MissingDependencyError:
-        raise
-    except SampleError:
+    except (MissingDependencyError, SampleError):
         raise
     except DataError as error:
         name = f"{value}: " if isinstance(value, str) and len(value) < 200 else ""
@@ -155,7 +140,12 @@ def _open(root: Path, value: object, kind: str) -> tuple[Path, str]:
 
 def _sensor(root: Path, value: object, to: Target) -> Array:
     if isinstance(value, list):
-        _check_numbers(value)
+        # Among texts numpy gives each the room of the longest: a line of 1 MiB could ask for a hundred GiB.
+        for cell in (cell for row in value for cell in (row if isinstance(row, list) else (row,))):
+            if isinstance(cell, list):
+                raise SampleError("has 3 axes or more; [time, channels] is expected")
+            if not isinstance(cell, int | float):
+                raise SampleError(f"values of type {type(cell).__name__} are not numbers")
         try:
             rows = np.asarray(value)
         except (ValueError, OverflowError):
@@ -168,19 +158,6 @@ def _sensor(root: Path, value: object, to: Target) -> Array:
     if rows.ndim != 2:
         raise SampleError(f"has {rows.ndim} axes; [time, channels] is expected")
     return as_values(rows, "sensor")
-
-
-def _check_numbers(value: list[Any]) -> None:
-    """Raises SampleError unless this is a list of numbers, or of lists of numbers.
-
-    Among texts numpy gives each the room of the longest: a line of 1 MiB could ask for a hundred GiB.
-    """
-    for row in value:
-        for cell in row if isinstance(row, list) else (row,):
-            if isinstance(cell, list):
-                raise SampleError("has 3 axes or more; [time, channels] is expected")
-            if not isinstance(cell, int | float):
-                raise SampleError(f"values of type {type(cell).__name__} are not numbers")
 
 
 def _csv(path: Path) -> Array:
@@ -289,7 +266,7 @@ def _utf8(data: bytes) -> str:
 
 
 #: kind -> reader(folder, value, target). ``features``: audio for a pretrained encoder.
-READERS: dict[str, Callable[[Path, Any, Target], Array]] = {
+READERS: dict[str, Callable[[Path, object, Target], Array]] = {
     "sensor": _sensor,
     "vision": _vision,
     "audio": _audio,

@@ -36,7 +36,7 @@ from edgefl.protocol.topics import COORDINATOR, check_name
 from edgefl.storage.disk import store_errors
 from edgefl.transport.address import Address, parse_url
 from edgefl.transport.broker import Broker, Program, dialled, program_of
-from edgefl.transport.client import TlsFiles
+from edgefl.transport.link import TlsFiles
 from edgefl.transport.mosquitto import TlsListeners, hash_password, newcomers_configuration, tls_configuration
 from edgefl.transport.mqtt import MqttTransport
 

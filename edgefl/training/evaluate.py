@@ -20,9 +20,9 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - the field's own name for it
 from torch import Tensor
 
-from edgefl.data import memmap
+from edgefl.data import arrays
 from edgefl.data.dataset import Dataset
-from edgefl.data.load import load
+from edgefl.data.sources import load
 from edgefl.errors import DataError, ModelError
 from edgefl.models.encoder import TokenState
 from edgefl.models.parts import load_part, part_tensors
@@ -273,7 +273,7 @@ def _pair(judged: _Judged, a: str, b: str) -> tuple[dict[str, float], int]:
     both = np.flatnonzero(judged.data.has(a) & judged.data.has(b))
     if not both.size:
         return {}, 0
-    items = [same_items(memmap.chosen(judged.data.modalities[m], both)) for m in (a, b)]
+    items = [same_items(arrays.chosen(judged.data.modalities[m], both)) for m in (a, b)]
     return retrieval(a, b, judged.alone[a][both], judged.alone[b][both], items), both.size
 
 

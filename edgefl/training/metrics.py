@@ -15,7 +15,7 @@ from itertools import combinations
 import numpy as np
 import numpy.typing as npt
 
-from edgefl.data.memmap import Rows
+from edgefl.data.arrays import Rows
 from edgefl.errors import DataError
 
 Integers = npt.NDArray[np.int64]

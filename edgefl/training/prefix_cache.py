@@ -15,8 +15,8 @@ import msgspec
 import numpy as np
 import torch
 
+from edgefl.data.arrays import FileRows, RowFile
 from edgefl.data.dataset import Dataset, Encoded
-from edgefl.data.memmap import FileRows, RowFile
 from edgefl.errors import PrecisionError, StoreError
 from edgefl.models.check import token_count
 from edgefl.models.encoder import Input, TokenState

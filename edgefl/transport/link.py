@@ -1,7 +1,9 @@
-"""The network thread of one MQTT connection: CONNECT, serve, and reconnect after a loss.
+"""One MQTT connection: a paho client set up as EdgeFL needs it, and the thread that keeps it connected.
 
-A thread of its own, so that pings go out and presence holds while the event loop's thread is busy (aggregating, say).
-It drives paho by its public single-step calls and reports to a ``Listener``.
+The client is measured, without Nagle's delay, with a persistent session. A thread of its own does CONNECT, serves, and
+reconnects after a loss, so that pings go out and presence holds while the event loop's thread is busy (aggregating,
+say). It drives paho by its public single-step calls (paho's own loop has no jitter, dies on a malformed packet and
+tries one version of MQTT alone) and reports to a ``Listener``.
 """
 
 from __future__ import annotations
@@ -10,24 +12,40 @@ import contextlib
 import logging
 import random
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from functools import partial
+from typing import Any, Literal, NamedTuple, ParamSpec, Protocol
 
 from paho.mqtt.client import Client, ConnectFlags, DisconnectFlags, MQTTMessage
-from paho.mqtt.enums import MQTTErrorCode, MQTTProtocolVersion
+from paho.mqtt.enums import CallbackAPIVersion, MQTTErrorCode, MQTTProtocolVersion
+from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 from paho.mqtt.reasoncodes import ReasonCode
 
 from edgefl.errors import BrokerError
 from edgefl.transport import failures
 from edgefl.transport.address import Address
-from edgefl.transport.client import Meter, MeteredClient, Settings, make_client
+from edgefl.transport.interface import Will
 
 _LOG = logging.getLogger(__name__)
+P = ParamSpec("P")
 
+#: How long opening the socket, TLS included, may take: several round trips of a bad mobile link.
+CONNECT_TIMEOUT_S = 5.0
+#: How long to wait for the broker to close its side after DISCONNECT: a round trip, generously.
+HANG_UP_S = 0.5
+#: How long the broker keeps an absent client's session: a device switched off overnight finds its messages, one that
+#: was scrapped does not hold a queue for ever.
+SESSION_EXPIRY_S = 24 * 3600
+#: Largest packet a broker may send us. MQTT 5 brokers drop larger ones; with 3.1.1 only the broker's own limit
+#: protects. Equal to mosquitto's default since 2.1 and to what the generated configuration admits.
+MAX_PACKET_BYTES = 2 * 2**20
+#: Reasons of MQTT 5. paho admits the second one in a PUBACK, and not the first.
+_PACKET_TOO_LARGE, _QUOTA_EXCEEDED = 0x95, 0x97
 #: Full jitter: the n-th wait is uniform in 0 … min(cap, base · 2^n). A broker restarts within a second, so the first
 #: wait is short; at the cap 200 devices knock about 13 times a second altogether, and each is back within half a
 #: minute.
@@ -48,22 +66,216 @@ FIRST_ANSWER_TIMEOUT_S = 2.0
 GOODBYE_S = 2.0
 
 
-@dataclass(frozen=True)
-class Listener:
-    """Callbacks of a link, all called in its thread."""
+class TlsFiles(NamedTuple):
+    """Paths of PEM files: the authority's certificate (None: the system's authorities), this client's own and its key.
 
-    #: The broker accepted the connection; the client may now publish and subscribe. True: it still knew the session.
-    opened: Callable[[MeteredClient, Properties | None, bool], None]
-    #: The connection ended without ``stop``; with a reason to read.
-    lost: Callable[[str], None]
-    #: An attempt failed; True: it was the first, and the link gives up.
-    failed: Callable[[BrokerError, bool], None]
-    #: A message arrived: topic, payload.
-    message: Callable[[str, bytes], None]
-    #: The broker acknowledged the message with this id, or refused it for the reason named.
-    published: Callable[[int, str | None], None]
-    #: The broker answered the subscription with this id; per pattern None or the reason of a refusal.
-    subscribed: Callable[[int, list[str | None]], None]
+    ``key``: None where ``cert`` holds it as well.
+    """
+
+    ca: str | None = None
+    cert: str | None = None
+    key: str | None = None
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How to connect; the same for every attempt."""
+
+    address: Address
+    client_id: str
+    will: Will | None = None
+    tls: ssl.SSLContext | None = None
+    keepalive_s: int = 30
+    clean_session: bool = False
+
+
+@dataclass
+class Meter:
+    """Bytes through the socket, over all connections of a transport."""
+
+    sent: int = 0
+    received: int = 0
+
+
+class MeteredClient(Client):
+    """paho's client, counting at the two calls that touch its socket.
+
+    Exact for plain TCP: a test compares it with a proxy that counts. Under TLS it counts what enters and leaves the
+    TLS session, so without handshake and record headers (about 0.2 % for chunks).
+    """
+
+    def __init__(self, meter: Meter, **options: Any) -> None:
+        super().__init__(CallbackAPIVersion.VERSION2, **options)
+        self._meter = meter
+        self.alert: ssl.SSLError | None = None  # the peer's last TLS alert; paho only logs it
+        self._oversize: set[int] = set()
+
+    def _sock_send(self, buf: bytes | bytearray) -> int:
+        with self._heeding():
+            count = super()._sock_send(buf)
+        self._meter.sent += count
+        return count
+
+    def _sock_recv(self, bufsize: int) -> bytes:
+        with self._heeding():
+            data = super()._sock_recv(bufsize)
+        self._meter.received += len(data)
+        return data
+
+    @contextlib.contextmanager
+    def _heeding(self) -> Iterator[None]:
+        try:
+            yield
+        except ssl.SSLError as error:
+            self.alert = error
+            raise
+
+    def _ssl_wrap_socket(self, tcp_sock: socket.socket) -> ssl.SSLSocket:
+        """As paho's, which leaks the socket when the handshake fails."""
+        if self._ssl_context is None:
+            raise ssl.SSLError("no TLS context")
+        wrapped = self._ssl_context.wrap_socket(tcp_sock, server_hostname=self.host, do_handshake_on_connect=False)
+        try:
+            wrapped.settimeout(self.connect_timeout)
+            wrapped.do_handshake()
+        except BaseException:
+            wrapped.close()
+            raise
+        return wrapped
+
+    def _handle_pubackcomp(self, cmd: Literal["PUBACK", "PUBCOMP"]) -> MQTTErrorCode:
+        """As paho's, which ends the connection on a reason that it does not know for this packet.
+
+        mosquitto refuses what exceeds its message_size_limit so.
+        """
+        packet = self._in_packet["packet"]
+        if self.protocol == MQTTProtocolVersion.MQTTv5 and len(packet) > 2 and packet[2] == _PACKET_TOO_LARGE:
+            self._oversize.add(int.from_bytes(packet[:2], "big"))
+            packet[2] = _QUOTA_EXCEEDED
+        return super()._handle_pubackcomp(cmd)
+
+    def refused_as_too_large(self, mid: int) -> bool:
+        """Whether the broker has just refused this message for its size."""
+        known = mid in self._oversize
+        self._oversize.discard(mid)
+        return known
+
+    def withdraw(self, mid: int) -> None:
+        """Do not send this message again when the connection is back."""
+        with self._out_message_mutex:
+            if self._out_messages.pop(mid, None) is not None:
+                self._inflight_messages -= 1
+
+    def drop(self) -> None:
+        """Close the connection without DISCONNECT. It may connect again, and other threads may go on publishing."""
+        self._sock_close()
+
+    def release(self) -> None:
+        """Close everything, the pair of sockets that wakes the loop included. No call may follow."""
+        self._reset_sockets()
+
+    def hang_up(self, opened: socket.socket) -> None:
+        """Close our direction and read until the broker has closed its own, or HANG_UP_S have passed.
+
+        Closing a socket with unread data resets it, and a broker may then miss the DISCONNECT and send the will.
+        """
+        try:
+            opened.settimeout(HANG_UP_S)
+            if isinstance(opened, ssl.SSLSocket):
+                opened.unwrap()
+                return
+            opened.shutdown(socket.SHUT_WR)
+            while data := opened.recv(65536):
+                self._meter.received += len(data)
+        except (OSError, ValueError):
+            pass  # gone already, or deaf
+
+
+def tls_context(address: Address, files: TlsFiles) -> ssl.SSLContext | None:
+    """TLS that checks the broker's certificate, None for plain TCP.
+
+    Raises BrokerError naming the file that does not load.
+    """
+    if not address.tls:
+        return None
+    try:
+        context = ssl.create_default_context(cafile=files.ca)
+    except OSError as error:
+        raise failures.unreadable(f"the authority's certificate {files.ca}", error) from error
+    load_own(context, files)
+    return context
+
+
+def load_own(context: ssl.SSLContext, files: TlsFiles) -> None:
+    """Present the client's certificate in later handshakes. Raises BrokerError naming the file that does not load."""
+    if files.cert is None:
+        return
+    try:
+        context.load_cert_chain(files.cert, files.key)
+    except OSError as error:
+        own = f"the client's certificate {files.cert} with key {files.key or files.cert}"
+        raise failures.unreadable(own, error) from error
+
+
+def _make_client(settings: Settings, version: MQTTProtocolVersion, meter: Meter) -> MeteredClient:
+    """A client ready for ``reconnect()``, without callbacks for packets yet."""
+    session, properties = {"clean_session": settings.clean_session}, None
+    if version == MQTTProtocolVersion.MQTTv5:
+        session = {}
+        properties = Properties(PacketTypes.CONNECT)  # type: ignore[no-untyped-call] # paho leaves this class untyped
+        properties.MaximumPacketSize = MAX_PACKET_BYTES
+        if not settings.clean_session:
+            properties.SessionExpiryInterval = SESSION_EXPIRY_S
+    client = MeteredClient(meter, client_id=settings.client_id, protocol=version, reconnect_on_failure=False, **session)
+    client.connect_timeout = CONNECT_TIMEOUT_S
+    if settings.address.username:
+        client.username_pw_set(settings.address.username, settings.address.password)
+    if settings.will is not None:
+        client.will_set(settings.will.topic, settings.will.payload, qos=1, retain=settings.will.retain)
+    if settings.tls is not None:
+        client.tls_set_context(settings.tls)
+    client.on_socket_open = _set_no_delay
+    # With this set, paho leaves all writing to the thread that calls loop(), whichever thread publishes.
+    client.on_socket_register_write = lambda client, data, opened: None
+    client.connect_async(
+        settings.address.host,
+        settings.address.port,
+        settings.keepalive_s,
+        clean_start=settings.clean_session,
+        properties=properties,
+    )
+    return client
+
+
+def _set_no_delay(client: Client, data: object, opened: object) -> None:
+    """paho leaves Nagle's algorithm on, which costs a windowed transfer about ten times its speed."""
+    if isinstance(opened, socket.socket):
+        opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+
+class Listener(Protocol):
+    """Receiver of a link's reports, each handed to ``post``."""
+
+    def post(self, report: Callable[[], None]) -> None:
+        """Call ``report`` soon, in another thread. Called in the link's own."""
+
+    def opened(self, client: MeteredClient, properties: Properties | None, session_kept: bool) -> None:
+        """The broker accepted the connection: the client may publish and subscribe. It may still know the session."""
+
+    def lost(self, reason: str) -> None:
+        """The connection ended without ``stop``; with a reason to read."""
+
+    def failed(self, error: BrokerError, final: bool) -> None:
+        """An attempt failed. ``final``: it was the first, and the link gives up."""
+
+    def message(self, topic: str, payload: bytes) -> None:
+        """A message arrived."""
+
+    def published(self, mid: int, refusal: str | None) -> None:
+        """The broker acknowledged the message with this id, or refused it for the reason named."""
+
+    def subscribed(self, mid: int, refusals: list[str | None]) -> None:
+        """The broker answered the subscription with this id; per pattern None or the reason of a refusal."""
 
 
 class _Answer(NamedTuple):
@@ -124,9 +336,12 @@ class Link:
         if self._client is not None:
             self._client.release()
 
+    def _post(self, report: Callable[P, None], *arguments: P.args, **named: P.kwargs) -> None:
+        self._listener.post(partial(report, *arguments, **named))
+
     def _report(self, error: BrokerError, final: bool) -> None:
         if not self._stopping.is_set():
-            self._listener.failed(error, final)
+            self._post(self._listener.failed, error, final)
 
     def _open(self) -> MeteredClient:
         """The client once the broker has accepted it. The first call finds the MQTT version. Raises BrokerError."""
@@ -134,8 +349,13 @@ class Link:
             self._greet(self._client, ANSWER_TIMEOUT_S)
             return self._client
         for version, timeout_s in _versions(self._settings.address):
-            client = make_client(self._settings, version, self._meter)
-            self._listen(client)
+            client = _make_client(self._settings, version, self._meter)
+            client.on_connect = self._on_connect
+            client.on_disconnect = self._on_disconnect
+            client.on_message = self._on_message
+            client.on_publish = self._on_publish
+            client.on_subscribe = self._on_subscribe
+            client.on_socket_close = self._on_socket_close
             try:
                 self._greet(client, timeout_s)
             except BrokerError as error:
@@ -147,19 +367,17 @@ class Link:
             return client
         raise failures.silent(self._settings.address)
 
-    def _listen(self, client: MeteredClient) -> None:
-        client.on_connect = self._on_connect
-        client.on_disconnect = self._on_disconnect
-        client.on_message = self._on_message
-        client.on_publish = self._on_publish
-        client.on_subscribe = self._on_subscribe
-        client.on_socket_close = self._on_socket_close
-
     def _greet(self, client: MeteredClient, timeout_s: float) -> None:
         """Connect and wait for the answer. Raises BrokerError, as _NoAnswerError when this version gets none."""
         address = self._settings.address
+        self._answer, client.alert = None, None
         try:
-            answer = self._exchange(client, timeout_s)
+            client.reconnect()
+            deadline = time.monotonic() + timeout_s
+            while self._answer is None and not self._stopping.is_set() and (left := deadline - time.monotonic()) > 0:
+                if client.loop(min(left, 0.1)) != MQTTErrorCode.MQTT_ERR_SUCCESS:
+                    break
+            answer: _Answer | None = self._answer
             if answer is None and client.alert is not None:
                 raise client.alert
             if answer is None or answer.reason.getName() == "Unsupported protocol version":
@@ -172,19 +390,7 @@ class Link:
         except Exception:
             client.drop()
             raise
-        self._listener.opened(client, answer.properties, answer.session_kept)
-
-    def _exchange(self, client: MeteredClient, timeout_s: float) -> _Answer | None:
-        """The broker's CONNACK, None if none came in time."""
-        self._answer = None
-        client.alert = None
-        client.reconnect()
-        deadline = time.monotonic() + timeout_s
-        while self._answer is None and not self._stopping.is_set():
-            remaining = deadline - time.monotonic()
-            if remaining <= 0 or client.loop(min(remaining, 0.1)) != MQTTErrorCode.MQTT_ERR_SUCCESS:
-                break
-        return self._answer
+        self._post(self._listener.opened, client, answer.properties, answer.session_kept)
 
     def _serve(self, client: MeteredClient) -> None:
         """Move packets until the connection ends."""
@@ -200,7 +406,7 @@ class Link:
             if self._short_lived >= TAKEN_OVER and _SAME_ID not in self._reason:  # mosquitto 2.0.11 gives no reason
                 self._reason += f" {self._short_lived} times in a row; perhaps {_SAME_ID}"
             if not self._stopping.is_set():
-                self._listener.lost(self._reason)
+                self._post(self._listener.lost, self._reason)
 
     def _on_connect(
         self, client: Client, data: object, flags: ConnectFlags, reason: ReasonCode, properties: Properties | None
@@ -226,16 +432,16 @@ class Link:
             topic = message.topic
         except UnicodeDecodeError:
             return  # a peer's malformed topic: none of ours
-        self._listener.message(topic, bytes(message.payload))
+        self._post(self._listener.message, topic, bytes(message.payload))
 
     def _on_publish(self, client: Client, data: object, mid: int, reason: ReasonCode, properties: object) -> None:
         large = isinstance(client, MeteredClient) and client.refused_as_too_large(mid)
-        self._listener.published(mid, TOO_LARGE if large else reason.getName() if reason.is_failure else None)
+        self._post(self._listener.published, mid, TOO_LARGE if large else _refusal(reason))
 
     def _on_subscribe(
         self, client: Client, data: object, mid: int, reasons: list[ReasonCode], properties: object
     ) -> None:
-        self._listener.subscribed(mid, [reason.getName() if reason.is_failure else None for reason in reasons])
+        self._post(self._listener.subscribed, mid, [_refusal(reason) for reason in reasons])
 
 
 class _NoAnswerError(BrokerError):
@@ -245,6 +451,10 @@ class _NoAnswerError(BrokerError):
 def backoff_s(attempt: int, draw: float) -> float:
     """How long to wait before trying again after ``attempt`` (from 0) failures in a row; ``draw`` uniform in 0 … 1."""
     return draw * min(BACKOFF_CAP_S, BACKOFF_BASE_S * 2.0 ** min(attempt, 16))
+
+
+def _refusal(reason: ReasonCode) -> str | None:
+    return reason.getName() if reason.is_failure else None
 
 
 def _versions(address: Address) -> Iterator[tuple[MQTTProtocolVersion, float]]:

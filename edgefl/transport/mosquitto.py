@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from edgefl.storage.disk import write_new
-from edgefl.transport.client import MAX_PACKET_BYTES
+from edgefl.transport.link import MAX_PACKET_BYTES
 
 #: How often sessions, queues and retained messages are written to disk: what a SIGKILL loses is at most this old
 #: (subscriptions are renewed and chunks sent again by the layers above). Each write takes the whole database, so not

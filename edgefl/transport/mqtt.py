@@ -12,8 +12,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable
-from functools import partial
-from typing import Any, ParamSpec
+from typing import Any
 
 from paho.mqtt.enums import MQTTErrorCode, MQTTProtocolVersion
 from paho.mqtt.properties import Properties
@@ -21,23 +20,21 @@ from paho.mqtt.properties import Properties
 from edgefl.errors import BrokerError
 from edgefl.transport import failures
 from edgefl.transport.address import parse_url
-from edgefl.transport.base import (
-    DEFAULT_MAX_PAYLOAD,
-    Limits,
-    OnConnection,
-    OnMessage,
-    Will,
-    check_payload,
-    closed_error,
-    ignore_connection,
-    ignore_message,
+from edgefl.transport.interface import DEFAULT_MAX_PAYLOAD, Limits, Will, check_payload, closed_error
+from edgefl.transport.link import (
+    QUOTA,
+    TOO_LARGE,
+    Link,
+    Meter,
+    MeteredClient,
+    Settings,
+    TlsFiles,
+    load_own,
+    tls_context,
 )
-from edgefl.transport.client import Meter, MeteredClient, Settings, TlsFiles, load_own, tls_context
-from edgefl.transport.link import QUOTA, TOO_LARGE, Link, Listener
-from edgefl.transport.sizes import Sizes
 
 _LOG = logging.getLogger(__name__)
-P = ParamSpec("P")
+_Refusals = list[str | None]  # of a subscription, one a pattern
 
 #: Interval of log lines with the reason why a lost broker is still unreachable: six an hour, so that the log of
 #: the last minutes has one.
@@ -52,9 +49,48 @@ PACKET_OVERHEAD_BYTES = 1024
 #: A call may meet a connection that is lost but not yet reported so; the report is on its way through the event loop.
 _LOSS_NOTICE_S = 0.02
 _KEPT = (MQTTErrorCode.MQTT_ERR_SUCCESS, MQTTErrorCode.MQTT_ERR_NO_CONN)
-_LOST: list[str | None] = []
+_LOST: _Refusals = []
 #: In place of a refusal, for a message at which each connection ended.
 CLOSES = "it closes the connection"
+#: A broker that closes the connection on a large message does so each time; a network that cuts it off at the same
+#: message twice, without a larger one ever having passed, is better served by smaller messages, too.
+LOSSES = 2
+#: Smaller messages are sent again after every loss: no broker's limit is below this.
+LEAST_BYTES = 4096
+
+
+class Sizes:
+    """Sizes of one client's messages, to find one that the broker closes the connection for: many announce no limit.
+
+    Messages are known by their packet ids and acknowledged in their order.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: dict[int, int] = {}
+        self._largest = 0  # that was acknowledged
+        self._suspect = (0, 0)  # packet id, connections in a row that ended while it was next to be acknowledged
+
+    def sent(self, mid: int, size: int) -> None:
+        """A message of ``size`` bytes is on its way."""
+        self._waiting[mid] = size
+
+    def taken(self, mid: int) -> None:
+        """The broker has it."""
+        self._largest = max(self._largest, self._waiting.pop(mid, 0))
+
+    def refused(self, mid: int) -> int:
+        """The broker does not take it; its size."""
+        return self._waiting.pop(mid, 0)
+
+    def lost(self) -> int | None:
+        """The connection ended: the packet id of the message that the broker seems to close it for, if there is one."""
+        mid, size = next(iter(self._waiting.items()), (0, 0))
+        if size < LEAST_BYTES or size <= self._largest:
+            self._suspect = (0, 0)
+            return None
+        times = self._suspect[1] + 1 if self._suspect[0] == mid else 1
+        self._suspect = (mid, times)
+        return mid if times >= LOSSES else None
 
 
 class MqttTransport:
@@ -63,12 +99,6 @@ class MqttTransport:
     User and password come from the URL; ``mqtts://`` or any of the ``tls`` files means TLS. Raises BrokerError for a
     malformed URL.
     """
-
-    on_message: OnMessage
-    on_connection: OnConnection
-    max_payload: int
-    session_kept: bool
-    limits: Limits
 
     def __init__(
         self,
@@ -80,8 +110,8 @@ class MqttTransport:
         keepalive_s: int = 30,
         clean_session: bool = False,
     ) -> None:
-        self.on_message = ignore_message
-        self.on_connection = ignore_connection
+        self.on_message: Callable[[str, bytes], None] = lambda topic, payload: None
+        self.on_connection: Callable[[bool], None] = lambda connected: None
         self.max_payload = DEFAULT_MAX_PAYLOAD
         self.session_kept = False
         self.limits = Limits()
@@ -92,11 +122,12 @@ class MqttTransport:
         self._meter = Meter()
         self._patterns: list[str] = []
         self._pending: dict[int, asyncio.Future[str | None]] = {}
-        self._answers: dict[int, asyncio.Future[list[str | None]]] = {}
+        self._answers: dict[int, asyncio.Future[_Refusals]] = {}
         self._renewal: tuple[int, list[str]] | None = None
         self._link: Link | None = None
         self._client: MeteredClient | None = None
         self._closed = False
+        self._reports: deque[Callable[[], None]] = deque()
         self._complaint, self._remind_at = "", 0.0
         self._sizes = Sizes()
         self._found: int | None = None  # the largest payload, where the broker has shown that it takes no larger one
@@ -115,13 +146,12 @@ class MqttTransport:
         """See ``Transport.connect``; call once."""
         if self._link is not None or self._closed:
             raise BrokerError("a transport connects once", remedy="Make a new one with the same client id.")
-        settings = dataclasses.replace(self._settings, tls=tls_context(self.address, self._files))
-        self._settings = settings
-        loop = asyncio.get_running_loop()
+        self._settings = dataclasses.replace(self._settings, tls=tls_context(self.address, self._files))
+        self._loop = asyncio.get_running_loop()
         self._up = asyncio.Event()
         self._window = asyncio.Semaphore(WINDOW)
-        self._first: asyncio.Future[None] = loop.create_future()
-        self._link = Link(settings, self._listener(loop), self._meter)
+        self._first: asyncio.Future[None] = self._loop.create_future()
+        self._link = Link(self._settings, self, self._meter)
         self._link.start()
         try:
             await self._first
@@ -146,7 +176,7 @@ class MqttTransport:
             if code == MQTTErrorCode.MQTT_ERR_SUCCESS and mid is not None:
                 break
             await asyncio.sleep(_LOSS_NOTICE_S)
-        answer: asyncio.Future[list[str | None]] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[_Refusals] = self._loop.create_future()
         self._answers[mid] = answer
         refusals = await answer
         if refusals is _LOST:
@@ -168,7 +198,7 @@ class MqttTransport:
             information = client.publish(topic, payload, qos=1, retain=retain)
             if information.rc not in _KEPT:
                 raise BrokerError(f"could not send on {topic}: {information.rc.name}")
-            acknowledged: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
+            acknowledged: asyncio.Future[str | None] = self._loop.create_future()
             self._pending[information.mid] = acknowledged  # after a loss paho itself sends it again
             self._sizes.sent(information.mid, len(payload))
             refusal = await acknowledged
@@ -191,7 +221,7 @@ class MqttTransport:
                 future.exception()  # marks it as seen: there may be no waiter any more
         self._pending.clear()
         self._answers.clear()
-        await asyncio.get_running_loop().run_in_executor(None, self._link.stop)
+        await self._loop.run_in_executor(None, self._link.stop)
 
     async def _connected(self) -> MeteredClient:
         """The client, once the connection is there. Raises BrokerError after ``close``."""
@@ -200,41 +230,27 @@ class MqttTransport:
             raise closed_error(self._settings.client_id)
         return self._client
 
-    # Reports of the link, handed over to the event loop's thread in their order.
+    # See ``link.Listener``: ``post`` runs in the link's thread, all others in the event loop's.
 
-    def _listener(self, loop: asyncio.AbstractEventLoop) -> Listener:
-        def deliver(report: Callable[[], None]) -> None:
-            if not self._closed:
-                report()
+    def post(self, report: Callable[[], None]) -> None:
+        """Have the event loop's thread run ``report``, in their order, unless the transport is closed by then."""
+        self._reports.append(report)
+        if len(self._reports) > 1:  # an earlier one has woken the loop, which costs more than a small message
+            return
+        try:
+            self._loop.call_soon_threadsafe(self._run_reports)
+        except RuntimeError:  # the loop was closed and the transport was not
+            self._reports.clear()
 
-        reports: deque[Callable[[], None]] = deque()
+    def _run_reports(self) -> None:
+        while self._reports:
+            self._loop.call_soon(self._run_report, self._reports.popleft())
 
-        def deliver_all() -> None:
-            while reports:
-                loop.call_soon(deliver, reports.popleft())
+    def _run_report(self, report: Callable[[], None]) -> None:
+        if not self._closed:
+            report()
 
-        def hand_over(method: Callable[P, None]) -> Callable[P, None]:
-            def report(*arguments: P.args, **named: P.kwargs) -> None:
-                reports.append(partial(method, *arguments, **named))
-                if len(reports) > 1:  # an earlier one has woken the loop, which costs more than a small message
-                    return
-                try:
-                    loop.call_soon_threadsafe(deliver_all)
-                except RuntimeError:  # the loop was closed and the transport was not
-                    reports.clear()
-
-            return report
-
-        return Listener(
-            opened=hand_over(self._opened),
-            lost=hand_over(self._lost),
-            failed=hand_over(self._failed),
-            message=hand_over(self._message),
-            published=hand_over(self._published),
-            subscribed=hand_over(self._subscribed),
-        )
-
-    def _opened(self, client: MeteredClient, properties: Properties | None, session_kept: bool) -> None:
+    def opened(self, client: MeteredClient, properties: Properties | None, session_kept: bool) -> None:
         self._client = client
         self.session_kept = session_kept
         limit = getattr(properties, "MaximumPacketSize", None)
@@ -264,7 +280,7 @@ class MqttTransport:
         else:
             _LOG.warning("the broker %s answers again", self.address)
 
-    def _lost(self, reason: str) -> None:
+    def lost(self, reason: str) -> None:
         self._renewal = None
         for answer in self._answers.values():
             if not answer.done():
@@ -277,9 +293,9 @@ class MqttTransport:
         mid = self._sizes.lost()
         if mid is not None and self._client is not None:
             self._client.withdraw(mid)
-            self._published(mid, CLOSES)
+            self.published(mid, CLOSES)
 
-    def _failed(self, error: BrokerError, final: bool) -> None:
+    def failed(self, error: BrokerError, final: bool) -> None:
         if not self._first.done():
             if final:
                 self._first.set_exception(error)
@@ -287,10 +303,10 @@ class MqttTransport:
             self._complaint, self._remind_at = error.message, time.monotonic() + REMIND_S
             _LOG.warning("%s; trying again. %s", error.message, error.remedy)
 
-    def _message(self, topic: str, payload: bytes) -> None:
+    def message(self, topic: str, payload: bytes) -> None:
         self.on_message(topic, payload)
 
-    def _published(self, mid: int, refusal: str | None) -> None:
+    def published(self, mid: int, refusal: str | None) -> None:
         if refusal is None:
             self._sizes.taken(mid)
         elif (size := self._sizes.refused(mid)) and refusal in {TOO_LARGE, CLOSES}:
@@ -300,7 +316,7 @@ class MqttTransport:
         if acknowledged is not None and not acknowledged.done():
             acknowledged.set_result(refusal)
 
-    def _subscribed(self, mid: int, refusals: list[str | None]) -> None:
+    def subscribed(self, mid: int, refusals: _Refusals) -> None:
         if self._renewal is not None and mid == self._renewal[0]:
             patterns, self._renewal = self._renewal[1], None
             try:
@@ -316,7 +332,7 @@ class MqttTransport:
             if answer is not None and not answer.done():
                 answer.set_result(refusals)
 
-    def _check_refusals(self, patterns: list[str], refusals: list[str | None]) -> None:
+    def _check_refusals(self, patterns: list[str], refusals: _Refusals) -> None:
         for pattern, refusal in zip(patterns, refusals, strict=False):  # as many as the broker cared to answer
             if refusal is not None:
                 raise failures.denied(self.address, pattern, "subscribe to", refusal)

@@ -21,7 +21,7 @@ from edgefl.records import Attempt, ObjectRef, Refusal
 from edgefl.transfer.receiver import Completed
 from edgefl.transport import failures
 from edgefl.transport.address import parse_url
-from edgefl.transport.memory import MemoryBroker, MemoryTransport
+from edgefl.transport.memory_broker import MemoryBroker, MemoryTransport
 
 
 def play(scene):

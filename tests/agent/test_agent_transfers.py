@@ -12,7 +12,7 @@ from edgefl.protocol.chunks import decode_chunks
 from edgefl.protocol.messages import Grant, Update
 from edgefl.records import Attempt
 from edgefl.storage.objects import ObjectStore
-from edgefl.transport.memory import MemoryBroker, MemoryTransport
+from edgefl.transport.memory_broker import MemoryBroker, MemoryTransport
 
 CHUNK = 1000
 

@@ -27,7 +27,7 @@ from edgefl.identity.fleet import Fleet, fleet_broker
 from edgefl.identity.revocation import revoke
 from edgefl.protocol import topics
 from edgefl.transport.broker import Broker
-from edgefl.transport.client import TlsFiles
+from edgefl.transport.link import TlsFiles
 from edgefl.transport.mosquitto import FLEET_PACKET_BYTES
 from edgefl.transport.mqtt import MqttTransport
 

@@ -39,7 +39,7 @@ from edgefl.protocol.tensors import DEFAULT_LIMIT_BYTES, decode_part
 from edgefl.records import Attempt, ObjectRef
 from edgefl.storage.objects import ObjectStore, object_id
 from edgefl.transport.address import check_protected, is_loopback
-from edgefl.transport.memory import MemoryBroker
+from edgefl.transport.memory_broker import MemoryBroker
 
 DOWN = topics.down(agent.FLEET, agent.DEVICE)
 

@@ -27,9 +27,9 @@ from edgefl.config.profiles import load_run
 from edgefl.config.slots import parse_slot
 from edgefl.config.yaml_files import MAX_DEPTH, MAX_FIELDS, read_yaml
 from edgefl.data.arrays import read_npy, read_npz
-from edgefl.data.audio import MAX_RATE_HZ, read_wav
 from edgefl.data.dataset import Dataset
-from edgefl.data.manifest import read_manifest
+from edgefl.data.folder import read_manifest
+from edgefl.data.log_mel import MAX_RATE_HZ, read_wav
 from edgefl.errors import ConfigError, DataError, EdgeFLError, ProtocolError, StoreError
 from edgefl.protocol.compression import decompress
 from edgefl.protocol.messages import MAX_MESSAGE_BYTES, Need, decode_up
@@ -190,7 +190,7 @@ def test_one_long_text_among_numbers_takes_no_room_for_each(tmp_path: Path) -> N
 def test_samples_that_lack_a_large_modality_count_as_if_they_had_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("edgefl.data.manifest.MAX_DATASET_BYTES", 100 * MIB)
+    monkeypatch.setattr("edgefl.data.folder.MAX_DATASET_BYTES", 100 * MIB)
     rows = line(acc=[[0.0] * 50_000]) + "".join(line(id=str(i), gyro=[[0]]) for i in range(1_000))
     (tmp_path / "manifest.jsonl").write_text(rows)  # 200 kB once; in an array 191 MiB
     assert allocated(lambda: read_manifest(tmp_path), DataError, "1001 samples take") < 10 * MIB

@@ -19,7 +19,7 @@ from PIL import Image
 from edgefl.cli.data_shares import shares_of
 from edgefl.config.profiles import load_run
 from edgefl.data.dataset import Dataset
-from edgefl.data.load import load
+from edgefl.data.sources import load
 from edgefl.errors import ConfigError, DataError
 from edgefl.models.spec import ModelSpec
 from edgefl.models.staged import build

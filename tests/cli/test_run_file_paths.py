@@ -13,7 +13,7 @@ from coordinator.runtime import start
 from edgefl.cli.data_shares import shares_of
 from edgefl.cli.planning import PlanOptions, assumptions, price_of
 from edgefl.config.profiles import load_run, profiles_folder
-from edgefl.data.dataset import load_npz
+from edgefl.data.dataset import Dataset
 from edgefl.errors import ConfigError
 
 SENSOR = {"kind": "sensor", "size": "small", "width": 16, "heads": 2, "patch": 8}
@@ -92,7 +92,7 @@ def test_the_coordinator_takes_its_test_set_from_the_same_run_file(place: Path, 
     name = a_file(place)
     plan, _ = start._compiled(name, "r1", tmp_path / "runs", [], said.append)
     prepared = shares_of(load_run(name)[0], ["a", "b"], tmp_path / "shares")
-    assert load_npz(plan.test).ids == load_npz(prepared.test).ids
+    assert Dataset.load_npz(plan.test).ids == Dataset.load_npz(prepared.test).ids
     assert any("12 of 60 samples" in line for line in said)
     assert any("waiting for 2 devices (round.devices)" in line for line in said)
     with pytest.raises(ConfigError, match=r"data\.test: is needed, or data\.source"):

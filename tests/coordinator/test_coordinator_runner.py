@@ -28,7 +28,7 @@ from edgefl.protocol.tensors import decode_part
 from edgefl.records import Budget, Refusal
 from edgefl.run_records import AssignmentRow, EventRow, RunReport
 from edgefl.storage.objects import ObjectStore
-from edgefl.transport.memory import MemoryBroker, MemoryTransport
+from edgefl.transport.memory_broker import MemoryBroker, MemoryTransport
 
 FAST = Timeouts(tick_s=0.02, grace_s=0.1, retry_pause_s=0.05, introduce_s=0.05, drain_s=1.0)
 

@@ -29,7 +29,7 @@ from edgefl.errors import MissingDependencyError, StoreError
 from edgefl.records import Attempt, ObjectRef
 from edgefl.run_records import EventRow, RunReport
 from edgefl.storage.run_directory import LEDGER, LEDGER_URL, ledger_of, note_ledger
-from edgefl.transport.memory import MemoryBroker, MemoryTransport
+from edgefl.transport.memory_broker import MemoryBroker, MemoryTransport
 
 FIRST = Attempt("r1", 1, 1, 1)
 INITIAL = {"task": ObjectRef("0" * 64, 10)}

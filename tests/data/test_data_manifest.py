@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 
-from edgefl.data.manifest import read_manifest
+from edgefl.data.folder import read_manifest
 from edgefl.errors import DataError
 from edgefl.models.spec import EncoderSpec
 
@@ -153,15 +153,15 @@ def test_other_keys_than_the_models_are_not_read(folder):
 
 
 def test_limits(folder, monkeypatch):
-    monkeypatch.setattr("edgefl.data.manifest.MAX_LINE_BYTES", 100)
+    monkeypatch.setattr("edgefl.data.folder.MAX_LINE_BYTES", 100)
     root = folder({"acc": ROW}, {"acc": ROW, "meta": "x" * 350}, {"acc": ROW})
     data = read_manifest(root, bad_samples="skip")
     assert data.ids == ["line 1", "line 3"]
     assert "more than 100 bytes" in str(data.skipped[0])
-    monkeypatch.setattr("edgefl.data.manifest.MAX_SAMPLES", 2)
+    monkeypatch.setattr("edgefl.data.folder.MAX_SAMPLES", 2)
     with pytest.raises(DataError, match="more than 2 lines"):
         read_manifest(root, bad_samples="skip")
-    monkeypatch.setattr("edgefl.data.manifest.MAX_SAMPLES", 10)
-    monkeypatch.setattr("edgefl.data.manifest.MAX_DATASET_BYTES", 30)
+    monkeypatch.setattr("edgefl.data.folder.MAX_SAMPLES", 10)
+    monkeypatch.setattr("edgefl.data.folder.MAX_DATASET_BYTES", 30)
     with pytest.raises(DataError, match="more than 30 bytes of memory"):
         read_manifest(root, bad_samples="skip")

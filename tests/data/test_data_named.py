@@ -11,9 +11,8 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from edgefl.data.load import fit, load, load_pair
-from edgefl.data.named import NAMED, ORIGINS, _last_in_time, data_folder, named
-from edgefl.data.timeseries import read_ts
+from edgefl.data.named import NAMED, ORIGINS, _last_in_time, data_folder, named, read_ts
+from edgefl.data.sources import fit, load, load_pair
 from edgefl.errors import DataError, MissingDependencyError
 from edgefl.models.spec import EncoderSpec
 
@@ -76,7 +75,7 @@ def test_without_sktime_the_extra_is_named(monkeypatch):
 
 def test_loading_executes_none_of_the_heavy_packages():
     code = (
-        "import sys; from edgefl.data.prepare import prepare_shares; from edgefl.data.load import load; "
+        "import sys; from edgefl.data.prepare import prepare_shares; from edgefl.data.sources import load; "
         "assert len(load('basic_motions')) == 240; "
         "bad = {'torch', 'sktime', 'pandas', 'PIL', 'transformers'} & set(sys.modules); assert not bad, bad"
     )

@@ -12,8 +12,8 @@ from test_coordinator_machine import Play, of
 
 from coordinator.core import moves as do
 from coordinator.core import moves as e
-from edgefl.data.dataset import load_npz
-from edgefl.data.load import load
+from edgefl.data.dataset import Dataset
+from edgefl.data.sources import load
 from edgefl.errors import DataError
 from edgefl.plan.job import Placement, Slots
 from edgefl.plan.training_samples import unlabelled
@@ -30,7 +30,7 @@ ACC = np.ones((4, 5, 3), np.float32)
 
 
 def test_labels_may_be_names(tmp_path: Path) -> None:
-    data = load_npz(saved(tmp_path / "a.npz", acc=ACC, label=np.array(["walk", "rest", "", "walk"])))
+    data = Dataset.load_npz(saved(tmp_path / "a.npz", acc=ACC, label=np.array(["walk", "rest", "", "walk"])))
     assert data.label_names == ("rest", "walk")
     assert data.labels is not None
     assert data.labels.tolist() == [1, 0, -1, 1]
@@ -41,22 +41,22 @@ def test_labels_may_be_names(tmp_path: Path) -> None:
 
 def test_label_names_number_labels_that_are_names(tmp_path: Path) -> None:
     names, label = np.array(["walk", "rest"]), np.array(["walk", "rest", "rest", "walk"])
-    data = load_npz(saved(tmp_path / "a.npz", acc=ACC, label=label, label_names=names))
+    data = Dataset.load_npz(saved(tmp_path / "a.npz", acc=ACC, label=label, label_names=names))
     assert data.labels is not None
     assert data.labels.tolist() == [0, 1, 1, 0]
     with pytest.raises(DataError, match="'run', which is not in 'label_names'"):
-        load_npz(saved(tmp_path / "b.npz", acc=ACC, label=np.array(["run"] * 4), label_names=names))
+        Dataset.load_npz(saved(tmp_path / "b.npz", acc=ACC, label=np.array(["run"] * 4), label_names=names))
 
 
 def test_labels_of_another_type_say_what_is_taken(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="not integers or texts") as wrong:
-        load_npz(saved(tmp_path / "a.npz", acc=ACC, label=np.ones(4)))
+        Dataset.load_npz(saved(tmp_path / "a.npz", acc=ACC, label=np.ones(4)))
     assert "write their names" in wrong.value.remedy
 
 
 def test_a_short_array_is_no_bad_sample(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="array 'gyro' has 3 rows, but there are 4 samples") as ragged:
-        load_npz(saved(tmp_path / "a.npz", acc=ACC, gyro=ACC[:3], label=np.arange(4)))
+        Dataset.load_npz(saved(tmp_path / "a.npz", acc=ACC, gyro=ACC[:3], label=np.arange(4)))
     assert "bad_samples" not in ragged.value.remedy
     assert "(array 'acc' 4, array 'gyro' 3, array 'label' 4)" in ragged.value.remedy
 

@@ -7,8 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgefl.data.partition import METHODS, partition
+from edgefl.data.partition import METHODS, Samples
+from edgefl.data.partition import partition as share_out
 from edgefl.errors import DataError
+
+
+def partition(labels, groups, n, how, seed, names=None):
+    count = next((len(one) for one in (labels, groups) if one is not None), 0)
+    return share_out(Samples(labels, groups, count), names or [f"d{i}" for i in range(n)], how, seed)
 
 
 @st.composite
@@ -115,7 +121,7 @@ NINE = np.zeros(9, dtype=np.int64)
         (NINE, None, {"uniform": {"alpha": 1}}, "no option alpha"),
         (NINE, None, {"diriclet": {}}, "unknown partition diriclet"),
         (NINE, None, {}, "unknown partition"),
-        (None, None, {"uniform": {}}, "None samples"),
+        (None, None, {"uniform": {}}, "there are 0 samples for 3 devices"),
     ],
 )
 def test_what_can_not_be_shared_is_said_with_the_way_out(labels, groups, how, message):

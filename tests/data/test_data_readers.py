@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from edgefl.data.audio import log_mel, mel_bank, read_wav
+from edgefl.data.log_mel import log_mel, mel_bank, read_wav
 from edgefl.data.readers import READERS, SampleError, Target, guess, inside, read, target
-from edgefl.data.text import hashed, tokenizer
+from edgefl.data.tokens import hashed, tokenizer
 from edgefl.errors import DataError, MissingDependencyError
 from edgefl.models.spec import EncoderSpec
 
@@ -177,7 +177,7 @@ def test_bad_sounds(tmp_path, monkeypatch):
     write_wav(tmp_path / "none.wav", np.zeros(0, "<i2"))
     write_wav(tmp_path / "long.wav", np.zeros(8001, "<i2"))
     write_wav(tmp_path / "w24.wav", np.zeros(30, np.uint8), width=3)
-    monkeypatch.setattr("edgefl.data.audio.MAX_CLIP_S", 1.0)
+    monkeypatch.setattr("edgefl.data.log_mel.MAX_CLIP_S", 1.0)
     for name, message in [
         ("a", r"not a readable \.wav"),
         ("slow", "at least 8000 Hz"),

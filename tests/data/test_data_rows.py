@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from training_fixture import dataset
 
-from edgefl.data.memmap import FileRows, RowFile, chosen, on_disk, room_error
+from edgefl.data.arrays import FileRows, RowFile, chosen, on_disk
 from edgefl.errors import StoreError
 
 VALUES = np.arange(7 * 2 * 3, dtype=np.float32).reshape(7, 2, 3)
@@ -55,7 +56,9 @@ def test_nothing_stays_open_after_the_last_user(tmp_path: Path) -> None:
 def test_a_disk_without_room_says_so(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="rows in") as caught:
         RowFile(tmp_path, (2**40, 2**18), np.float32)
-    assert room_error(caught.value)
+    cause = caught.value.__cause__
+    assert isinstance(cause, OSError)
+    assert cause.errno in {errno.ENOSPC, errno.EFBIG}
 
 
 def test_a_data_set_of_rows_on_disk_is_the_same(tmp_path: Path) -> None:

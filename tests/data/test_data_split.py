@@ -7,13 +7,23 @@ import json
 import numpy as np
 import pytest
 
+from edgefl.config.settings import DataConfig
+from edgefl.data import prepare
 from edgefl.data.dataset import Dataset
-from edgefl.data.load import load
-from edgefl.data.prepare import hold_out, prepare_shares
+from edgefl.data.sources import load
 from edgefl.errors import DataError
 from edgefl.models.spec import EncoderSpec
 
 FLEET = ["orin", "nano", "box", "tiny"]
+
+
+def prepare_shares(source, devices, directory, seed=0, **options):
+    source = source if isinstance(source, dict) else str(source)
+    return prepare.prepare_shares(DataConfig(source=source, **options), devices, directory, seed)
+
+
+def hold_out(data: Dataset, devices: int, **options: object) -> tuple[Dataset, Dataset, str]:
+    return prepare.hold_out(data, DataConfig(**options), devices, 0)
 
 
 def numbered(count: int, groups: int = 0) -> Dataset:
@@ -84,20 +94,18 @@ def test_a_folder_with_bad_samples_and_its_own_test_set(tmp_path):
 
 
 def test_hold_out_by_groups_or_by_samples():
-    train, test, origin = hold_out(numbered(20, groups=5), 0.2, 0)
+    train, test, origin = hold_out(numbered(20, groups=5), 5)
     assert origin == "groups"
     assert len(test) == 4
     assert not set(train.groups) & set(test.groups)
-    train, test, origin = hold_out(numbered(20, groups=5), 0.2, 0, groups_kept=5)
+    train, test, origin = hold_out(numbered(20, groups=5), 5, partition={"natural": {}})
     assert origin == "samples"
     assert len(set(train.groups)) == 5
-    _, test, origin = hold_out(numbered(20), 0.2, 0)
+    _, test, origin = hold_out(numbered(20), 5)
     assert origin == "samples"
     assert test.class_counts() == (2, 2)
     with pytest.raises(DataError, match="too few"):
-        hold_out(numbered(2), 0.2, 0)
-    with pytest.raises(DataError, match="test_share is 1"):
-        hold_out(numbered(2), 1, 0)
+        hold_out(numbered(2), 1)
 
 
 @pytest.mark.parametrize(

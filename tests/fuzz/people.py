@@ -10,11 +10,11 @@ import numpy as np
 
 from edgefl.config.profiles import load_device, load_recipe, load_run
 from edgefl.config.yaml_files import override
-from edgefl.data import manifest
+from edgefl.data import folder as samples_folder
 from edgefl.data.dataset import Dataset
-from edgefl.data.load import load
+from edgefl.data.named import read_ts
 from edgefl.data.readers import SampleError, read, target
-from edgefl.data.timeseries import read_ts
+from edgefl.data.sources import load
 from edgefl.errors import ConfigError, DataError, ModelError
 from edgefl.models.spec import EncoderSpec
 from edgefl.plan.compile import compile_run
@@ -75,7 +75,7 @@ def samples(data: bytes) -> None:
             _checked(load(folder, bad_samples="skip", modalities=encoders))
         except DataError:
             load(folder, bad_samples="skip", modalities=encoders and {"acc": ENCODERS["acc"]})
-    _checked(manifest.read_manifest(folder))
+    _checked(samples_folder.read_manifest(folder))
 
 
 def _checked(found: Dataset) -> None:
@@ -91,7 +91,7 @@ def labels(data: bytes) -> None:
     folder = scratch("labels")
     (folder / "manifest.jsonl").write_text('{"label": 0, "acc": [[1]]}\n')
     (folder / "labels.json").write_bytes(data)
-    manifest.read_manifest(folder)
+    samples_folder.read_manifest(folder)
 
 
 def npz(data: bytes) -> None:
@@ -189,9 +189,9 @@ TARGETS = (
     Target("device_file", "config (YAML)", device_file, (ConfigError,), "text", (8 * MIB, 2000)),
     Target("override", "config.files.override", overrides, (ConfigError,), "text", (8 * MIB, 2000)),
     Target(
-        "manifest_jsonl", "data.manifest, data.readers", samples, (DataError,), "json lines", (4 * MIB, 400), slow=True
+        "manifest_jsonl", "data.folder, data.readers", samples, (DataError,), "json lines", (4 * MIB, 400), slow=True
     ),
-    Target("labels_json", "data.manifest (labels.json)", labels, (DataError,), "json", (MIB, 100)),
+    Target("labels_json", "data.folder (labels.json)", labels, (DataError,), "json", (MIB, 100)),
     Target("npz", "data.arrays.read_npz, data.dataset", npz, (DataError,), "zip", (2 * MIB, 100), slow=True),
     Target("npy", "data.arrays.read_npy", npy, (DataError,), "npy", (2 * MIB, 100)),
     Target("csv", "data.readers (.csv)", csv, (DataError,), "text", (2 * MIB, 100)),

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from edgefl.data.dataset import Dataset
-from edgefl.data.text import hashed
+from edgefl.data.tokens import hashed
 from edgefl.errors import DataError, MissingDependencyError
 from edgefl.methods.absent.completion import complete, generator_of
 from edgefl.methods.absent.generators import QUESTIONS, prompt_of

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 import transformers
 
-from edgefl.data.text import tokenizer
+from edgefl.data.tokens import tokenizer
 from edgefl.models.check import encoder_of_size
 from edgefl.models.checkpoints import check_pretrained, initial_parts
 from edgefl.models.parts import load_part

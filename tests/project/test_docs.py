@@ -12,7 +12,7 @@ import pytest
 from edgefl.config.settings import DeviceProfile, RunConfig
 from edgefl.config.slots import RecipeConfig
 from edgefl.config.yaml_files import Values
-from edgefl.data.load import load
+from edgefl.data.sources import load
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 

@@ -10,8 +10,8 @@ import pytest
 from transport_fixtures import MemoryWorld, MqttWorld, World, broker_kinds, fails, run, until
 
 from edgefl.errors import BrokerError
-from edgefl.transport.base import Will
 from edgefl.transport.broker import start_broker
+from edgefl.transport.interface import Will
 
 
 @pytest.fixture(scope="module", params=["memory", *(f"mqtt-{kind}" for kind in broker_kinds())])

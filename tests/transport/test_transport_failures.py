@@ -27,7 +27,7 @@ from edgefl.identity.fleet import fleet_broker
 from edgefl.identity.revocation import revoke
 from edgefl.transport import failures, mqtt
 from edgefl.transport.address import parse_url
-from edgefl.transport.client import TlsFiles
+from edgefl.transport.link import TlsFiles
 from edgefl.transport.mqtt import MqttTransport
 
 ADDRESS = parse_url("mqtts://broker.example:8883")

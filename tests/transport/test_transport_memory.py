@@ -7,8 +7,8 @@ import asyncio
 import pytest
 from transport_fixtures import MemoryWorld, Recorder, run, until
 
-from edgefl.transport.base import Will
-from edgefl.transport.memory import MemoryBroker, MemoryTransport
+from edgefl.transport.interface import Will
+from edgefl.transport.memory_broker import MemoryBroker, MemoryTransport
 
 _NUMBERS = [str(i).encode() for i in range(200)]
 

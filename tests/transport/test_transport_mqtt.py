@@ -12,8 +12,10 @@ import ssl
 import threading
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from transport_fixtures import (
@@ -31,8 +33,7 @@ from transport_fixtures import (
 from edgefl.errors import BrokerError
 from edgefl.transport.address import parse_url
 from edgefl.transport.broker import Broker, start_broker
-from edgefl.transport.client import Meter, Settings, TlsFiles
-from edgefl.transport.link import BACKOFF_BASE_S, BACKOFF_CAP_S, Link, Listener, backoff_s
+from edgefl.transport.link import BACKOFF_BASE_S, BACKOFF_CAP_S, Link, Meter, Settings, TlsFiles, backoff_s
 from edgefl.transport.mosquitto import write_configuration
 from edgefl.transport.mqtt import MqttTransport
 
@@ -163,7 +164,7 @@ def test_tls_is_checked_and_carries(broker: Broker) -> None:
 
 
 def test_tls_against_a_plain_port_is_explained(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("edgefl.transport.client.CONNECT_TIMEOUT_S", 0.3)  # amqtt waits for more
+    monkeypatch.setattr("edgefl.transport.link.CONNECT_TIMEOUT_S", 0.3)  # amqtt waits for more
     error = _refusal(f"mqtts://me:s3cret@127.0.0.1:{broker.address.port}")
     assert "can not reach the broker mqtts://" in error.message
     assert "mqtt://" in error.remedy
@@ -326,9 +327,8 @@ def test_clients_that_lost_the_broker_together_do_not_knock_together(monkeypatch
         raise BrokerError("nobody answers")
 
     random.seed(5)
-    quiet = Listener(*(lambda *arguments: None for _ in range(6)))
     for number in range(200):
-        link = Link(Settings(parse_url("mqtt://localhost"), f"client-{number}"), quiet, Meter())
+        link = Link(Settings(parse_url("mqtt://localhost"), f"client-{number}"), Mock(), Meter())
         monkeypatch.setattr(link, "_serve", lambda client: None)
         monkeypatch.setattr(link, "_open", lambda link=link: setattr(link, "_open", lambda: away(link)))
         link._stopping = ended = Ended()  # type: ignore[assignment]
@@ -443,11 +443,11 @@ def test_what_a_busy_link_reports_arrives_whole_and_in_its_order() -> None:
     async def scene() -> None:
         transport, heard, told = MqttTransport("mqtt://127.0.0.1", "one"), list[str](), 20_000
         transport.on_message = lambda topic, payload: heard.append(topic)
-        listener = transport._listener(asyncio.get_running_loop())
+        transport._loop = asyncio.get_running_loop()
 
         def report() -> None:
             for number in range(told):
-                listener.message(str(number), b"")
+                transport.post(partial(transport.message, str(number), b""))
                 if number % 50 == 0:
                     time.sleep(0.0001)
 
@@ -462,10 +462,11 @@ def test_a_busy_loop_is_woken_once_for_what_comes_meanwhile(monkeypatch: pytest.
     async def scene() -> None:
         transport, heard, loop = MqttTransport("mqtt://127.0.0.1", "one"), list[str](), asyncio.get_running_loop()
         transport.on_message = lambda topic, payload: heard.append(topic)
-        listener, woken, wake = transport._listener(loop), list[Any](), loop.call_soon_threadsafe
+        transport._loop, woken, wake = loop, list[Any](), loop.call_soon_threadsafe
         with monkeypatch.context() as patch:
             patch.setattr(loop, "call_soon_threadsafe", lambda *call: (woken.append(call), wake(*call)))
-            reporting = threading.Thread(target=lambda: [listener.message(str(number), b"") for number in range(9)])
+            reports = [partial(transport.message, str(number), b"") for number in range(9)]
+            reporting = threading.Thread(target=lambda: [transport.post(report) for report in reports])
             reporting.start()
             reporting.join()  # the loop does nothing else meanwhile
         assert len(woken) == 1

@@ -22,13 +22,11 @@ from edgefl.errors import BrokerError, MessageSizeError
 from edgefl.protocol.chunks import DEFAULT_CHUNK_BYTES, HEADER_BYTES
 from edgefl.protocol.messages import Drain
 from edgefl.storage.objects import ObjectStore
-from edgefl.transport.base import check_payload
 from edgefl.transport.broker import Broker, start_broker
-from edgefl.transport.memory import MemoryBroker, MemoryTransport
+from edgefl.transport.interface import Probe, check_payload
+from edgefl.transport.memory_broker import MemoryBroker, MemoryTransport
 from edgefl.transport.mosquitto import write_configuration
-from edgefl.transport.mqtt import MqttTransport
-from edgefl.transport.probe import Probe
-from edgefl.transport.sizes import LOSSES, Sizes
+from edgefl.transport.mqtt import LOSSES, MqttTransport, Sizes
 
 needs_mosquitto = pytest.mark.skipif(not mosquitto_wanted(), reason="mosquitto is not installed here")
 LIMIT = 50_000

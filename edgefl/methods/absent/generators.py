@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgefl.data.dataset import Encoder
-from edgefl.data.text import DEFAULT_LENGTH, tokenizer
+from edgefl.data.tokens import DEFAULT_LENGTH, tokenizer
 from edgefl.errors import DataError, MissingDependencyError
 from edgefl.storage.checkpoint_paths import is_own, located
 

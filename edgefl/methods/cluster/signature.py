@@ -15,9 +15,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from edgefl.data.arrays import Array
-from edgefl.data.dataset import Dataset, Integers
-from edgefl.data.text import PADDING
+from edgefl.data.arrays import Array, Indices
+from edgefl.data.dataset import Dataset
+from edgefl.data.tokens import PADDING
 from edgefl.errors import DataError, ProtocolError
 
 Floats = npt.NDArray[np.float32]
@@ -108,7 +108,7 @@ def sketch(features: Array, rows: int = ROWS, bits: int = BITS, seed: int = 0) -
     return {"sketch": np.rint(counts * (UNIT / len(x))).astype(np.int16)}
 
 
-def bases(features: Array, labels: Integers | None, classes: int, rank: int = RANK) -> dict[str, Array]:
+def bases(features: Array, labels: Indices | None, classes: int, rank: int = RANK) -> dict[str, Array]:
     """Tensors "class.<c>", f32 [F, r], orthonormal, of each class c with samples; r is ``rank``, or what they span.
 
     ``features`` [N, F]; ``labels`` [N], -1 for none. Raises DataError when no class has samples, for labels out of

@@ -10,21 +10,10 @@ import asyncio
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from paho.mqtt.client import topic_matches_sub
 
-from edgefl.transport.base import (
-    DEFAULT_MAX_PAYLOAD,
-    Limits,
-    OnConnection,
-    OnMessage,
-    Will,
-    check_payload,
-    closed_error,
-    ignore_connection,
-    ignore_message,
-)
+from edgefl.transport.interface import DEFAULT_MAX_PAYLOAD, Limits, Will, check_payload, closed_error
 
 #: A held-back message goes out after the next one to the same client, or after this long when none follows.
 HELD_S = 0.05
@@ -32,9 +21,7 @@ HELD_S = 0.05
 AWAY_S = 0.02
 
 
-class _Message(NamedTuple):
-    topic: str
-    payload: bytes
+_Message = tuple[str, bytes]  # topic, payload
 
 
 @dataclass
@@ -46,9 +33,6 @@ class _Session:
     patterns: list[str] = field(default_factory=list)
     queue: list[_Message] = field(default_factory=list)
     held: list[_Message] = field(default_factory=list)
-
-    def wants(self, topic: str) -> bool:
-        return any(topic_matches_sub(pattern, topic) for pattern in self.patterns)
 
 
 class MemoryBroker:
@@ -110,7 +94,7 @@ class MemoryBroker:
                 session.patterns.append(pattern)
             for topic, payload in list(self._retained.items()):
                 if topic_matches_sub(pattern, topic):
-                    self._send(session, _Message(topic, payload))
+                    self._send(session, (topic, payload))
 
     def publish(self, topic: str, payload: bytes, *, retain: bool) -> None:
         """Pass a message on to every session that wants it, through the faults."""
@@ -119,8 +103,8 @@ class MemoryBroker:
         elif retain:
             self._retained.pop(topic, None)
         for session in self._sessions.values():
-            if session.wants(topic):
-                self._disturb(session, _Message(topic, payload))
+            if any(topic_matches_sub(pattern, topic) for pattern in session.patterns):
+                self._disturb(session, (topic, payload))
 
     def _disturb(self, session: _Session, message: _Message) -> None:
         # Always three draws, so that changing one probability leaves the other faults where they were.
@@ -132,11 +116,10 @@ class MemoryBroker:
             return
         copies = [message, message] if twice else [message]
         if held:
-            session.held.extend(copies)
+            session.held += copies
             _later(self.delay_s + HELD_S, lambda: self._release(session))
             return
-        for copy in copies:
-            self._send(session, copy)
+        session.held[:0] = copies
         self._release(session)
 
     def _release(self, session: _Session) -> None:
@@ -145,27 +128,21 @@ class MemoryBroker:
             self._send(session, message)
 
     def _send(self, session: _Session, message: _Message) -> None:
-        _later(self.delay_s, lambda: self._arrive(session, message))
+        def arrive() -> None:
+            if session.transport is None:
+                session.queue.append(message)
+            else:
+                session.transport.arrive(*message)
 
-    def _arrive(self, session: _Session, message: _Message) -> None:
-        if session.transport is None:
-            session.queue.append(message)
-        else:
-            session.transport.arrive(message.topic, message.payload)
+        _later(self.delay_s, arrive)
 
 
 class MemoryTransport:
     """See ``Transport``. Counts topic and payload as its bytes, since nothing else travels."""
 
-    on_message: OnMessage
-    on_connection: OnConnection
-    max_payload: int
-    session_kept: bool
-    limits: Limits
-
     def __init__(self, broker: MemoryBroker, client_id: str, will: Will | None = None) -> None:
-        self.on_message = ignore_message
-        self.on_connection = ignore_connection
+        self.on_message: Callable[[str, bytes], None] = lambda topic, payload: None
+        self.on_connection: Callable[[bool], None] = lambda connected: None
         self.max_payload = DEFAULT_MAX_PAYLOAD
         self.session_kept = True
         self.limits = Limits("memory", certain=True)

@@ -14,22 +14,21 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import numpy as np
 
 from edgefl.data.arrays import MAX_DATASET_BYTES, Array
-from edgefl.data.dataset import MAX_CLASSES, Dataset, Encoder, check_modality
+from edgefl.data.dataset import MAX_CLASSES, Dataset, Encoder, decide
 from edgefl.data.readers import SampleError, Target, guess, read, target
 from edgefl.errors import DataError, Problem
+from edgefl.records import is_modality
 from edgefl.storage.disk import read_at_most
 
 MAX_SAMPLES = 1_000_000  # a device's share has thousands; bounds what a stray file can make us read
 MAX_LINE_BYTES = 2**20  # room for some 100,000 inline numbers; larger values belong in files
 MAX_NAME = 200  # characters of an id, a label or a group: they are stored in arrays of fixed width
 MAX_LABELS_BYTES = 16 * 2**20  # of labels.json: 100,000 names of 160 bytes
-SHOWN = 20  # problems listed in an error
 _OWN_KEYS = frozenset({"id", "label", "group", "meta"})
 
 
@@ -56,6 +55,11 @@ class _Folder:
     def problem(self, line: int, message: str) -> None:
         self.problems.append(Problem(f"{self.name}:{line}", message))
 
+    @property
+    def resizable(self) -> frozenset[str]:
+        """The modalities read by guess, whose files a model's shapes are yet to come for: pictures, sounds, texts."""
+        return frozenset() if self.closed else frozenset(m for m, to in self.targets.items() if to.kind != "sensor")
+
 
 def read_manifest(
     root: Path,
@@ -79,30 +83,21 @@ def read_manifest(
     targets = {} if encoders is None else {m: target(e) for m, e in encoders.items()}
     folder = _Folder(root, targets, encoders is not None, f"{root.name or root}/manifest.jsonl")
     names = tuple(label_names) or _named_labels(root)
-    rows = [row for line, text in _lines(path, folder) if (row := _row(folder, line, text)) is not None]
-    rows = _unique_ids(folder, rows)
+    rows: list[_Row] = []
+    first: dict[str, int] = {}
+    for line, text in _lines(path, folder):
+        if (row := _row(folder, line, text)) is not None:
+            if first.setdefault(row.id, line) == line:
+                rows.append(row)
+            else:
+                folder.problem(line, f"id: {row.id!r} is already used on line {first[row.id]}")
     rows = _same_shapes(folder, rows)
     labels, names = _number(folder, rows, names)
     kept = [(row, label) for row, label in zip(rows, labels, strict=True) if label is not None]
     folder.problems.sort(key=lambda problem: int(problem.path.rpartition(":")[2]))
     decide(folder.problems, len(kept), bad_samples, str(path))
     data = _stack([row for row, _ in kept], [label for _, label in kept], names, folder.problems, str(path))
-    return replace(data, resizable=_resizable(folder))
-
-
-def decide(problems: list[Problem], good: int, bad_samples: str, where: str) -> None:
-    """Raise DataError when there are problems and ``bad_samples`` is not "skip", or when no sample is good."""
-    if bad_samples not in {"error", "skip"}:
-        raise DataError(f"bad_samples is {bad_samples!r}", remedy="Set data.bad_samples to error or skip.")
-    if problems and (bad_samples == "error" or not good):
-        more = [f"  … and {len(problems) - SHOWN} more"] if len(problems) > SHOWN else []
-        listed = "\n".join([f"  {problem}" for problem in problems[:SHOWN]] + more)
-        noun = "problem" if len(problems) == 1 else "problems"
-        none = "" if good else "; no good sample is left"
-        remedy = None if good else "Mend the samples named above: leaving them out would leave none."
-        raise DataError(f"{where}: {len(problems)} {noun}{none}\n{listed}", remedy=remedy)
-    if not good:
-        raise DataError(f"{where}: holds no sample", remedy="Add samples, or leave this device out of the run.")
+    return replace(data, resizable=folder.resizable)
 
 
 def _named_labels(root: Path) -> tuple[str, ...]:
@@ -139,21 +134,21 @@ def _row(folder: _Folder, line: int, text: bytes) -> _Row | None:
     """The sample of one line, or None with its problems noted."""
     before = len(folder.problems)
     try:
-        record = msgspec.json.decode(text, type=dict[str, Any])
+        record = msgspec.json.decode(text, type=dict[str, object])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         folder.problem(line, f"not a JSON object: {error}")
         return None
     label = record.get("label")
-    row = _Row(line, str(record.get("id", f"line {line}")), str(record.get("group", "")), label)
     if label is not None and (isinstance(label, bool) or not isinstance(label, str | int)):
         folder.problem(line, f"label: {label!r:.60} is neither a name nor a number")
+        label = None
+    row = _Row(line, str(record.get("id", f"line {line}")), str(record.get("group", "")), label)
     if max(len(row.id), len(row.group), len(label) if isinstance(label, str) else 0) > MAX_NAME:
         folder.problem(line, f"id, label and group may have {MAX_NAME} characters")
     given = {key: value for key, value in record.items() if key not in _OWN_KEYS and value is not None}
     for key, value in given.items():
         try:
-            to = _target(folder, key, value, given)
-            if to is not None:
+            if (to := _target(folder, key, value, given)) is not None:
                 row.values[key] = read(folder.root, value, to)
                 folder.targets[key] = to  # a guess holds from the first value that can be read
                 folder.bytes_read += row.values[key].nbytes
@@ -179,59 +174,34 @@ def _target(folder: _Folder, key: str, value: object, given: Mapping[str, object
         if near:
             raise SampleError(f"not a modality of this model; did you mean {near[0]!r}?")
         return None
-    try:
-        check_modality(key)
-    except DataError as error:
-        raise SampleError(error.message) from None
+    if not is_modality(key):
+        raise SampleError(f"{key!r} can not name a modality")
     return guess(value)
-
-
-def _unique_ids(folder: _Folder, rows: list[_Row]) -> list[_Row]:
-    first: dict[str, int] = {}
-    for row in rows:
-        if first.setdefault(row.id, row.line) != row.line:
-            folder.problem(row.line, f"id: {row.id!r} is already used on line {first[row.id]}")
-    return [row for row in rows if first[row.id] == row.line]
-
-
-def _resizable(folder: _Folder) -> frozenset[str]:
-    """The modalities read by guess, whose files a model's shapes are yet to come for: pictures, sounds, texts."""
-    return frozenset() if folder.closed else frozenset(m for m, to in folder.targets.items() if to.kind != "sensor")
-
-
-def _in_colour(rows: list[_Row], modality: str) -> None:
-    """Grey pictures among coloured ones get three equal channels."""
-    values = [row.values[modality] for row in rows if modality in row.values]
-    if {value.shape[-1] for value in values if value.ndim == 3} == {1, 3}:
-        for row in rows:
-            if modality in row.values and row.values[modality].shape[-1] == 1:
-                row.values[modality] = np.repeat(row.values[modality], 3, axis=-1)
 
 
 def _same_shapes(folder: _Folder, rows: list[_Row]) -> list[_Row]:
     """The rows of one shape for each modality: the most frequent where no encoder says it (of equals, the first).
 
     Of modalities whose files are read again when the model is known, values of other shapes become zeros of that one:
-    only their number is of use until then.
+    only their number is of use until then. Grey pictures among coloured ones get three equal channels.
     """
     bad: set[int] = set()
-    later = _resizable(folder)
     for modality, to in folder.targets.items():
-        if to.kind == "vision":
-            _in_colour(rows, modality)
-        values = [(row.line, row.values[modality]) for row in rows if modality in row.values]
-        counts = Counter((value.shape, value.dtype) for _, value in values)
-        usual = counts.most_common(1)[0][0] if counts else None
-        if modality in later and usual is not None:
-            for row in rows:
-                if modality in row.values and row.values[modality].shape != usual[0]:
-                    row.values[modality] = np.zeros(*usual)
-            continue
-        for line, value in values:
-            if usual is not None and (value.shape, value.dtype) != usual:
+        having = [row for row in rows if modality in row.values]
+        if to.kind == "vision" and {row.values[modality].shape[2:] for row in having} == {(1,), (3,)}:
+            for row in having:
+                if row.values[modality].shape[2] == 1:
+                    row.values[modality] = np.repeat(row.values[modality], 3, axis=2)
+        counts = Counter((row.values[modality].shape, row.values[modality].dtype) for row in having)
+        for row in having if len(counts) > 1 else ():
+            (shape, dtype), _ = counts.most_common(1)[0]
+            value = row.values[modality]
+            if modality in folder.resizable:
+                row.values[modality] = value if value.shape == shape else np.zeros(shape, dtype)
+            elif (value.shape, value.dtype) != (shape, dtype):
                 advice = f"; set model.encoders.{modality}.image_size to resize them" if to.kind == "vision" else ""
-                folder.problem(line, f"{modality}: has shape {list(value.shape)}, the others {list(usual[0])}{advice}")
-                bad.add(line)
+                folder.problem(row.line, f"{modality}: has shape {list(value.shape)}, the others {list(shape)}{advice}")
+                bad.add(row.line)
     return [row for row in rows if row.line not in bad]
 
 
@@ -252,17 +222,14 @@ def _number(folder: _Folder, rows: list[_Row], names: tuple[str, ...]) -> tuple[
         elif isinstance(label, int) and 0 <= label < len(names):
             labels.append(label)
         else:
-            folder.problem(row.line, f"label: {label!r:.60} is out of range; valid: {_choices(names)}")
+            listed = ", ".join(names[:10]) + (", …" if len(names) > 10 else "")
+            valid = f"0 to {len(names) - 1} ({listed})" if names else "none"
+            folder.problem(row.line, f"label: {label!r:.60} is out of range; valid: {valid}")
             labels.append(None)
     return labels, names
 
 
-def _choices(names: tuple[str, ...]) -> str:
-    shown = ", ".join(names[:10]) + (", …" if len(names) > 10 else "")
-    return f"0 to {len(names) - 1} ({shown})" if names else "none"
-
-
-def _stack(rows: list[_Row], labels: list[Any], names: tuple[str, ...], skipped: list[Problem], where: str) -> Dataset:
+def _stack(rows: list[_Row], labels: list[int], names: tuple[str, ...], skipped: list[Problem], where: str) -> Dataset:
     modalities: dict[str, Array] = {}
     present = {}
     room = 0

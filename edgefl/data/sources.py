@@ -5,19 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from edgefl.data.arrays import read_npz
-from edgefl.data.dataset import Dataset, Encoder
-from edgefl.data.manifest import decide, read_manifest
+from edgefl.data.dataset import Dataset, Encoder, decide, fits, shown
+from edgefl.data.folder import read_manifest
 from edgefl.data.named import named, names
-from edgefl.data.readers import fits, shown
 from edgefl.errors import DataError, Problem
 
 #: A folder or .npz file, the name of a data set, or {name: options}.
-Source = str | Path | Mapping[str, Mapping[str, Any] | None]
+Source = str | Path | Mapping[str, Mapping[str, object] | None]
 
 
 def load(
@@ -34,8 +32,7 @@ def load(
     numbering of labels. ``bad_samples`` "error": one DataError that lists them; "skip": left out, and kept in
     ``Dataset.skipped``. Raises DataError also when nothing is left, or a shape does not fit.
     """
-    data, _ = load_pair(source, bad_samples=bad_samples, modalities=modalities, label_names=label_names)
-    return data
+    return load_pair(source, bad_samples=bad_samples, modalities=modalities, label_names=label_names)[0]
 
 
 def load_pair(
@@ -46,34 +43,28 @@ def load_pair(
     label_names: Sequence[str] = (),
 ) -> tuple[Dataset, Dataset | None]:
     """The same, with the official test set where ``source`` is a named data set."""
-    data, test, where = _open(source, bad_samples, modalities, label_names)
-    halves = [data] if test is None else [data, test]
-    fitted = [fit(half, where, bad_samples, modalities, label_names) for half in halves]
-    return fitted[0], fitted[1] if len(fitted) > 1 else None
-
-
-def _open(
-    source: Source, bad_samples: str, modalities: Mapping[str, Encoder] | None, label_names: Sequence[str]
-) -> tuple[Dataset, Dataset | None, str]:
     if isinstance(source, str) and source in names() and not Path(source).exists():
         source = {source: {}}
     if isinstance(source, Mapping):
         if len(source) != 1:
             raise DataError(f"a source is one name with its options, not {len(source)}", remedy=_forms())
-        ((name, given),) = source.items()
+        ((where, given),) = source.items()
         options = dict(given or {})
         part = options.pop("part", "train")
         if part not in {"train", "test"}:
-            raise DataError(f"{name}: part is {part!r}", remedy="Valid: train, test.")
-        train, test, _ = named(name, options)
-        return (test, None, name) if part == "test" else (train, test, name)
-    path = Path(source)
-    if path.is_dir():
-        data = read_manifest(path, bad_samples=bad_samples, encoders=modalities, label_names=label_names)
-        return data, None, str(path)
-    if path.suffix == ".npz":
-        return Dataset.load_npz(path, modalities), None, str(path)
-    raise _no_source(path)
+            raise DataError(f"{where}: part is {part!r}", remedy="Valid: train, test.")
+        train, test, _ = named(where, options)
+        halves = [test] if part == "test" else [train, test]
+    else:
+        path, where = Path(source), str(source)
+        if path.is_dir():
+            halves = [read_manifest(path, bad_samples=bad_samples, encoders=modalities, label_names=label_names)]
+        elif path.suffix == ".npz":
+            halves = [Dataset.load_npz(path, modalities)]
+        else:
+            raise _no_source(path)
+    fitted = [fit(half, where, bad_samples, modalities, label_names) for half in halves]
+    return fitted[0], fitted[1] if len(fitted) > 1 else None
 
 
 def check_source(source: str) -> None:
@@ -110,17 +101,22 @@ def fit(
     For data that was loaded before the model was known; ``where`` names it in messages. Raises DataError.
     """
     if label_names:
-        data = _numbered(data, where, label_names)
+        try:
+            data = data.relabelled(label_names)
+        except DataError as error:
+            raise DataError(f"{where}: {error.message}", remedy=error.remedy) from None
     if modalities is not None:
         data = _only(data, where, modalities)
-    return _screened(data, where, bad_samples, modalities or {})
-
-
-def _numbered(data: Dataset, where: str, label_names: Sequence[str]) -> Dataset:
-    try:
-        return data.relabelled(label_names)
-    except DataError as error:
-        raise DataError(f"{where}: {error.message}", remedy=error.remedy) from None
+    if not len(data):
+        decide([], 0, bad_samples, where)
+    bad = _bad_samples(data, modalities or {})
+    problems = [Problem(f"{where}:{i}", f"sample {data.ids[i]}: {bad[i]}") for i in sorted(bad)]
+    decide(problems, len(data) - len(bad), bad_samples, where)
+    if not bad:
+        return data
+    kept = np.ones(len(data), dtype=bool)
+    kept[list(bad)] = False
+    return replace(data.subset(kept), skipped=data.skipped + problems)
 
 
 def _only(data: Dataset, where: str, modalities: Mapping[str, Encoder]) -> Dataset:
@@ -144,10 +140,8 @@ def _only(data: Dataset, where: str, modalities: Mapping[str, Encoder]) -> Datas
     return replace(data, modalities={m: data.modalities[m] for m in names}, present={m: data.present[m] for m in names})
 
 
-def _screened(data: Dataset, where: str, bad_samples: str, modalities: Mapping[str, Encoder]) -> Dataset:
+def _bad_samples(data: Dataset, modalities: Mapping[str, Encoder]) -> dict[int, str]:
     """Row by row what a manifest's reader has already seen to: finite values, known tokens, at least one modality."""
-    if not len(data):
-        raise DataError(f"{where}: holds no sample", remedy="Add samples, or leave this device out of the run.")
     bad: dict[int, str] = {}
     anything = np.zeros(len(data), dtype=bool)
     for m, values in data.modalities.items():
@@ -156,17 +150,11 @@ def _screened(data: Dataset, where: str, bad_samples: str, modalities: Mapping[s
         vocabulary = modalities[m].vocabulary if m in modalities else 0
         if values.dtype == np.int64:
             wrong = (flat < 0).any(axis=1) | ((flat >= vocabulary).any(axis=1) if vocabulary else False)
-            message = f"{m}: token ids below 0 or above {vocabulary - 1}" if vocabulary else f"{m}: token ids below 0"
+            message = f"{m}: token ids below 0" + (f" or above {vocabulary - 1}" if vocabulary else "")
         else:
             wrong, message = ~np.isfinite(flat).all(axis=1), f"{m}: holds values that are not finite (NaN or infinite)"
         for i in np.flatnonzero(wrong):
             bad.setdefault(int(i), message)
     for i in np.flatnonzero(~anything):
         bad.setdefault(int(i), "has no modality" + (f" of {', '.join(modalities)}" if modalities else ""))
-    problems = [Problem(f"{where}:{i}", f"sample {data.ids[i]}: {bad[i]}") for i in sorted(bad)]
-    decide(problems, len(data) - len(bad), bad_samples, where)
-    if not bad:
-        return data
-    kept = np.ones(len(data), dtype=bool)
-    kept[list(bad)] = False
-    return replace(data.subset(kept), skipped=data.skipped + problems)
+    return bad
