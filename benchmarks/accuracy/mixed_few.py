@@ -28,8 +28,7 @@ from benchmarks.accuracy.mixed_depth import FEW, PAGE, SHARES
 from benchmarks.accuracy.pretrain import make
 from benchmarks.accuracy.table.grid import EPOCHS, SHARE, Cell, Grid, Settings
 from benchmarks.common.inprocess import run_fleet
-from edgefl.cli.data_shares import shares_of
-from edgefl.cli.planning import PlanOptions, price_of
+from edgefl.cli.run_inputs import PlanOptions, price_of, shares_of
 from edgefl.config.profiles import load_run
 from edgefl.plan.compile import compile_run
 from edgefl.plan.job import Stage

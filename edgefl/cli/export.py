@@ -12,14 +12,15 @@ import msgspec
 import typer
 
 from edgefl.budget.stage_cost import object_bytes
-from edgefl.cli.find_run import RUNS, RunArgument, RunsOption, find_run, read_run
-from edgefl.cli.options import Format, print_json
+from edgefl.cli.options import RUNS, Format, RunArgument, RunsOption, show
+from edgefl.cli.runs import find_run, read_run
 from edgefl.errors import DataError, ExportError, RunError
 from edgefl.export.bundle_format import ZERO, Mask, MaskName
 from edgefl.models.spec import PROTOTYPES
 from edgefl.plan.job import RunPlan, Stage
 from edgefl.records import Manifest
 from edgefl.registry import chosen, method
+from edgefl.report import inventory
 from edgefl.run_records import BundleRow, RunReport
 from edgefl.storage.run_directory import ledger_of
 
@@ -93,17 +94,10 @@ def command(
     """
     directory = find_run(run, runs)
     done = export_run(directory, output=output, mask=mask, capacity=capacity, tolerance=tolerance)
-    if format == "json":
-        body = {"run": done.state.report.run, "stage": done.state.stage.index, "round": done.state.round}
-        body |= {"mask": done.mask, "directory": str(done.directory), "untrained": done.state.untrained}
-        print_json({**body, "bundles": done.rows})
-        return
-    from rich.console import Console
-
-    from edgefl.report import inventory
-    from edgefl.report.terminal import print_grid
-
-    print_grid(inventory.bundles(msgspec.structs.replace(done.state.report, bundles=tuple(done.rows))), Console())
+    body = {"run": done.state.report.run, "stage": done.state.stage.index, "round": done.state.round}
+    body |= {"mask": done.mask, "directory": str(done.directory), "untrained": done.state.untrained}
+    report = msgspec.structs.replace(done.state.report, bundles=tuple(done.rows))
+    show(format, {**body, "bundles": done.rows}, inventory.bundles(report))
 
 
 def export_run(
@@ -118,6 +112,7 @@ def export_run(
 
     Raises RunError (nothing finished yet), ExportError (nothing is published then), StoreError.
     """
+    from coordinator.ledger.ledger import Ledger
     from edgefl.aggregation.history import load as load_memory
     from edgefl.export.bundle import export_bundles
     from edgefl.protocol.tensors import decode_part
@@ -132,7 +127,7 @@ def export_run(
     parts = {part: decode_part(store.read(state.manifest[part].id)) for part in sorted(wanted & set(state.manifest))}
     chosen = _own_mask(state.plan, parts) if mask == "auto" else mask
     fresh = _statistics(state, parts)
-    target = output if output is not None else directory / FOLDER
+    target = output or directory / FOLDER
     rows = export_bundles(
         state.plan.model,
         state.stage,
@@ -148,8 +143,12 @@ def export_run(
         progress=lambda line: _say(f"  {line}"),
     )
     if state.untrained:
-        sys.stderr.write(f"warning: {_never_trained(state)}\n")
-    _record(directory, state.report.run, rows)
+        _say(f"warning: {_never_trained(state)}")
+    with Ledger(ledger_of(directory), create=False) as ledger:
+        for row in rows:  # those inside the run's directory by their path from there
+            path = Path(row.path)
+            kept = str(path.relative_to(directory)) if path.is_relative_to(directory) else row.path
+            ledger.add_bundle(state.report.run, msgspec.structs.replace(row, path=kept))
     return Exported(state, chosen, target, rows)
 
 
@@ -218,15 +217,3 @@ def _never_trained(state: FinalState) -> str:
         return text
     why = " (its classifiers stay on the devices)" if state.plan.slots.exchange != "all" else ""
     return f"{text}{why}, and labels are made by an untrained classifier"
-
-
-def _record(directory: Path, run: str, rows: list[BundleRow]) -> None:
-    """Record the bundles in the ledger, those inside the run's directory by their path from there."""
-    from coordinator.ledger.ledger import Ledger
-
-    with Ledger(ledger_of(directory), create=False) as ledger:
-        for row in rows:
-            path = Path(row.path)
-            inside = path.is_relative_to(directory)
-            kept = str(path.relative_to(directory)) if inside else row.path
-            ledger.add_bundle(run, msgspec.structs.replace(row, path=kept))

@@ -8,24 +8,24 @@ import os
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from device_agent.runtime.connect import Options
-from edgefl.cli.data_shares import shares_of
-from edgefl.cli.find_run import RUNS, find_run
+from edgefl.cli.options import RUNS
+from edgefl.cli.run_inputs import shares_of
+from edgefl.cli.runs import find_run
 from edgefl.config.profiles import budget_overrides, load_device, load_run
-from edgefl.config.settings import FleetDevice, RunConfig
+from edgefl.config.settings import RunConfig
 from edgefl.config.yaml_files import yaml_text
 from edgefl.data.prepare import TEST
-from edgefl.errors import ConfigError, EdgeFLError, Problem, RunError
+from edgefl.errors import ConfigError, Problem, RunError
 from edgefl.process.parent_death import leashed
 from edgefl.protocol.topics import check_name
 from edgefl.report.live import LiveView
-from edgefl.run_records import EventRow, RunReport
+from edgefl.run_records import EventRow
 from edgefl.storage.disk import store_errors, write_new
 from edgefl.storage.run_directory import hold_directory, new_run_id
 from edgefl.transport.broker import start_broker
@@ -39,7 +39,7 @@ _STOPPED = {0, -signal.SIGTERM, -signal.SIGINT, 128 + signal.SIGTERM, 128 + sign
 
 
 class LocalRun:
-    """One run in local mode. ``train`` it, then ``finish`` it: bundles, report, what to do next."""
+    """One run in local mode, from its shares to its last round."""
 
     def __init__(
         self, name: str, overrides: Sequence[str], *, runs: Path, resume: str, quiet: bool, trainers: int = 0
@@ -67,11 +67,8 @@ class LocalRun:
                 stack.enter_context(hold_directory(self.directory / "broker"))  # two brokers would share files
                 broker = await stack.enter_async_context(start_broker(self.directory / "broker", url))
                 url = broker.url
-            if self.trainers:
-                await stack.enter_async_context(self._agents(url))
-            else:
-                for device in self.config.fleet:
-                    await stack.enter_async_context(self._agent(device.name, device.profile, device.budget, url))
+            for name, arguments, log in self._agents():
+                await stack.enter_async_context(self._started(name, arguments, url, log))
             await self._coordinate(run_file, url)
 
     def way_on(self) -> str:
@@ -80,12 +77,6 @@ class LocalRun:
             return ""
         where = "" if self.directory.parent == RUNS else f" --runs {self.directory.parent}"
         return f"Go on where it stopped with: edgefl run {self.name} --resume {self.run}{where}"
-
-    def finish(self, *, export: bool, page: bool) -> RunReport:
-        """As asked, bundles and report.html into the run's directory; unless quiet, the tables and what to run next."""
-        from edgefl.cli.run_end import close_run
-
-        return close_run(self.directory, export=export, page=page, quiet=self.quiet)
 
     def _prepare(self) -> Path:
         """The run's shares and its run file, written unless the run was begun before: then it goes on as it was."""
@@ -116,42 +107,40 @@ class LocalRun:
             sys.stderr.write(f"{self.run} goes on as it was started; not used from the run file given: {fields}\n")
         return then
 
-    @contextlib.asynccontextmanager
-    async def _agent(self, name: str, profile: str, budget: dict[str, Any], url: str) -> AsyncIterator[None]:
-        arguments = ["device_agent.cli", "run", "--device", name, "--profile", profile]
-        arguments += ["--data", str(self.directory / "shares" / f"{name}.npz")]
-        arguments += ["--state", str(self.directory / "devices" / name), "--fleet", self.run]
-        for override in budget_overrides(budget):
-            arguments += ["--set", override]
-        async with self._started(f"the agent of {name}", arguments, url, self.directory / "logs" / f"{name}.log"):
-            yield
-
-    @contextlib.asynccontextmanager
-    async def _agents(self, url: str) -> AsyncIterator[None]:
-        """All of them in one process, with a few trainers for all."""
-        every = [self._options(device) for device in self.config.fleet]
+    def _agents(self) -> Iterator[tuple[str, list[str], Path]]:
+        """The agents' processes as (name, arguments, log): one a device, or with shared trainers one for all."""
         logs = self.directory / "logs"
+        data = {device.name: str(self.directory / "shares" / f"{device.name}.npz") for device in self.config.fleet}
+        state = {device.name: str(self.directory / "devices" / device.name) for device in self.config.fleet}
+        if not self.trainers:
+            for device in self.config.fleet:
+                arguments = ["device_agent.cli", "run", "--device", device.name, "--profile", device.profile]
+                arguments += ["--data", data[device.name], "--state", state[device.name], "--fleet", self.run]
+                for override in budget_overrides(device.budget):
+                    arguments += ["--set", override]
+                yield f"the agent of {device.name}", arguments, logs / f"{device.name}.log"
+            return
+        every = []
+        for device in self.config.fleet:
+            profile = load_device(device.profile, budget_overrides(device.budget))
+            agent = Options(
+                fleet=self.run,
+                device=device.name,
+                data=data[device.name],
+                state=state[device.name],
+                profile=profile.name,
+                budget=profile.budget.record(),
+                speed=profile.speed.record(),
+                heartbeat_s=profile.heartbeat_s,
+                torch_device=profile.torch_device,
+            )
+            every.append(agent)
+        file = self.directory / "agents.json"
         with store_errors("write", logs):
             logs.mkdir(parents=True, exist_ok=True)
-            write_new(self.directory / "agents.json", msgspec.json.encode(every))
-        arguments = ["device_agent.many_agents", str(self.directory / "agents.json"), str(logs)]
-        arguments += ["--trainers", str(self.trainers)]
-        async with self._started("the agents' process", arguments, url, logs / "agents.log"):
-            yield
-
-    def _options(self, device: FleetDevice) -> Options:
-        profile = load_device(device.profile, budget_overrides(device.budget))
-        return Options(
-            fleet=self.run,
-            device=device.name,
-            data=str(self.directory / "shares" / f"{device.name}.npz"),
-            state=str(self.directory / "devices" / device.name),
-            profile=profile.name,
-            budget=profile.budget.record(),
-            speed=profile.speed.record(),
-            heartbeat_s=profile.heartbeat_s,
-            torch_device=profile.torch_device,
-        )
+            write_new(file, msgspec.json.encode(every))
+        arguments = ["device_agent.many_agents", str(file), str(logs), "--trainers", str(self.trainers)]
+        yield "the agents' process", arguments, logs / "agents.log"
 
     @contextlib.asynccontextmanager
     async def _started(self, name: str, arguments: list[str], url: str, log: Path) -> AsyncIterator[None]:
@@ -182,8 +171,7 @@ class LocalRun:
         log = self.directory / "logs" / "coordinator.log"
         process = await _start(arguments, url, log, stdout=asyncio.subprocess.PIPE)
         self._view = None if self.quiet else LiveView()
-        failure = ""
-        remedy = ""
+        failure = remedy = ""
         try:
             with self._view or contextlib.nullcontext():
                 async for line in _lines(process):
@@ -200,7 +188,10 @@ class LocalRun:
             self._view = None
             await _end(process, COORDINATOR_GRACE_S)
         if status != 0:
-            raise _failure(status, "\n".join([failure, *self._ended]) if failure else "", remedy, log)
+            text = "\n".join([failure, *self._ended]) if failure else _last_words(log)
+            error = RunError(text or f"the coordinator ended with status {status}", remedy=remedy or f"See {log}.")
+            error.exit_code = status if status > 0 else RunError.exit_code
+            raise error
 
 
 def begun(text: str, runs: Path) -> Path:
@@ -247,15 +238,6 @@ async def _lines(process: asyncio.subprocess.Process) -> AsyncIterator[bytes]:
     if process.stdout is not None:
         async for line in process.stdout:
             yield line
-
-
-def _failure(status: int, text: str, remedy: str, log: Path) -> EdgeFLError:
-    """The coordinator's own error with its exit code; its log's last line when there is none."""
-    if not text:
-        text = _last_words(log) or f"the coordinator ended with status {status}"
-    error = RunError(text, remedy=remedy or f"See {log}.")
-    error.exit_code = status if status > 0 else RunError.exit_code
-    return error
 
 
 def _last_words(log: Path) -> str:

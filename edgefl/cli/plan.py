@@ -1,28 +1,24 @@
-"""``edgefl plan``: cost of every stage and schedule, and each device's placement, before a run."""
+"""The verbs before a run: ``edgefl plan`` predicts what it costs, ``edgefl data`` shares its data out."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from edgefl.cli.options import Format, Overrides, RunFile, print_json
+from edgefl.cli.options import Format, Overrides, RunFile, show
 
 
 def _show_sizes(wanted: bool) -> None:
-    if not wanted:
-        return
-    from rich.console import Console
+    if wanted:
+        from edgefl.cli.run_inputs import encoder_sizes
 
-    from edgefl.encoder_kinds import encoder_kind, kind_names
-    from edgefl.report.inventory import encoder_sizes
-    from edgefl.report.terminal import print_grid
-
-    print_grid(encoder_sizes({name: encoder_kind(name).sizes for name in kind_names()}), Console())
-    raise typer.Exit
+        show("terminal", None, encoder_sizes())
+        raise typer.Exit
 
 
-def command(
+def plan_command(
     run: RunFile,
     device: Annotated[
         list[str] | None,
@@ -52,22 +48,49 @@ def command(
 
     Example: edgefl plan demo --device jetson-nano --device single-stage
     """
-    from edgefl.cli.planning import PlanOptions, assumptions, price_of
+    from edgefl.cli.run_inputs import PlanOptions, assumptions, price_of
 
     options = PlanOptions(device or [], samples, trainer_base, convention, batch_size or [])
     price = price_of(run, set_ or [], options)
     if format == "json":
-        print_json(price)
+        show(format, price)
         return
     for sentence in assumptions(run, set_ or [], options):
         typer.echo(sentence)
     from rich.console import Console
 
-    from edgefl.report.plan import price_grids
-    from edgefl.report.terminal import print_grid
+    from edgefl.report.price_tables import price_grids
 
-    console = Console()
     for text in price.warnings:
-        console.print(f"warning: {text}", style="yellow", markup=False, highlight=False)
-    for grid in price_grids(price):
-        print_grid(grid, console)
+        Console().print(f"warning: {text}", style="yellow", markup=False, highlight=False)
+    show(format, price, *price_grids(price))
+
+
+def data_command(
+    run: RunFile,
+    out: Annotated[
+        Path | None, typer.Option("-o", "--out", metavar="DIR", help="Write <device>.npz and test.npz here.")
+    ] = None,
+    device: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="Device names, instead of the run's fleet; repeatable.")
+    ] = None,
+    format: Format = "terminal",  # noqa: A002 - the option's own name
+    set_: Overrides = None,
+) -> None:
+    """Show how a run's data is shared out to its devices; with --out, write the shares.
+
+    Each device's share goes to that device and stays there; test.npz goes to the coordinator (data.test).
+
+    Example: edgefl data demo --device left --device right --out shares
+    """
+    from tempfile import TemporaryDirectory
+
+    from edgefl.cli.run_inputs import shares_of, shares_table
+    from edgefl.config.profiles import load_run
+
+    config, _ = load_run(run, set_ or [])
+    with TemporaryDirectory() as folder:
+        prepared = shares_of(config, device or [entry.name for entry in config.fleet], out or Path(folder))
+    show(format, prepared, shares_table(config.name, prepared))
+    if out is not None and format == "terminal":
+        typer.echo(f"\nWritten to {out}: one .npz a device, and test.npz for the coordinator.")

@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 import numpy as np
 import typer
 
-from edgefl.cli.options import Format, print_json
+from edgefl.cli.options import Format, show
 from edgefl.data.arrays import npz_names
 from edgefl.data.dataset import Dataset
 from edgefl.data.readers import SampleError, read, target
@@ -94,14 +94,8 @@ def command(
         sys.stderr.write(f"left out: {problem}\n")
     if len(left):
         sys.stderr.write(f"left out: {len(left)} samples with only {_having(data, int(left[0]))}: no bundle for them\n")
-    if format == "json":
-        print_json(_json(data, answers, left, bundles, limit))
-        return
-    from rich.console import Console
-
-    from edgefl.report.terminal import print_grid
-
-    print_grid(_grid(data, answers, limit or SHOWN), Console())
+    body = _json(data, answers, left, bundles, limit) if format == "json" else None
+    show(format, body, _grid(data, answers, limit or SHOWN))
 
 
 def read_input(

@@ -7,8 +7,11 @@ from typing import Annotated, Literal
 
 import typer
 
-from edgefl.cli.find_run import RUNS, RunsOption
-from edgefl.cli.options import Overrides, RunFile, print_json
+from edgefl.cli.options import RUNS, Overrides, RunFile, RunsOption, show, write_text
+from edgefl.cli.runs import read_run
+from edgefl.run_records import RunReport
+
+PAGE = "report.html"
 
 
 def command(
@@ -44,6 +47,42 @@ def command(
         asyncio.run(local.train())
     except (KeyboardInterrupt, asyncio.CancelledError) as error:  # Ctrl-C, SIGTERM
         raise KeyboardInterrupt(local.way_on()) from error
-    report = local.finish(export=export, page=page)
+    if export:
+        from edgefl.cli.export import export_run
+
+        export_run(local.directory)
+    report = read_run(local.directory)
+    if page:
+        from edgefl.report.html import render
+
+        write_text(local.directory / PAGE, render(report))
     if format == "json":
-        print_json(report)
+        show(format, report)
+    else:
+        _close(report, local.directory, export=export, page=page)
+
+
+def _close(report: RunReport, directory: Path, *, export: bool, page: bool) -> None:
+    """The tables of a finished run, and what to run next."""
+    from rich.console import Console
+
+    from edgefl.report import decisions, inventory, quality, resources, rounds
+    from edgefl.report.grid import with_rows
+
+    console = Console()
+    for text in rounds.warnings(report):
+        console.print(f"Warning: {text}.", style="yellow", markup=False, highlight=False)
+    grids = [quality.evaluation(report), *with_rows(quality.personal(report)), resources.device_bill(report)]
+    grids += [decisions.refusals(report), *with_rows(decisions.not_offered(report))]
+    show("terminal", None, *grids, *([inventory.bundles(report)] if export else []))
+    lines = []
+    if page:
+        lines.append(f"open {directory / PAGE}                       # plots, and every device's bill per stage")
+    lines.append(f"edgefl report {directory}         # the same in the terminal; --format csv or json for the figures")
+    if export:
+        lines.append(f"edgefl predict {directory / 'bundles'} {directory / 'shares' / 'test.npz'}")
+    else:
+        lines.append(f"edgefl export {directory}         # the model as ONNX bundles")
+    console.print("\nNext:", style="bold")
+    for line in lines:
+        console.print(f"  {line}", soft_wrap=True, highlight=False)

@@ -1,24 +1,16 @@
-"""Tables of devices, stages, bundles, runs, shares of a data set, recipes and encoder sizes."""
+"""Tables of a run's devices, stages and bundles."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 
 from edgefl.models.spec import is_matcher
-from edgefl.registry import ROLES, default, method
 from edgefl.report import units
-from edgefl.report.grid import Cell, Column, Grid, Record, Tone, limit_column, measure, table
+from edgefl.report.grid import Cell, Column, Grid, Record, limit_column, measure, table
 from edgefl.run_records import BundleRow, DeviceRow, RunReport
-
-if TYPE_CHECKING:
-    from edgefl.data.prepare import Prepared, Share
 
 #: After the parts of the closing round.
 CLOSING = " (closing round: every eligible device, the model does not change)"
-_RUN_TONES: dict[str, Tone] = {"done": "good", "failed": "bad", "interrupted": "warn"}
-
-_Choice = tuple[str, int, str, Record]  # role, place among its choices, name, options
 
 
 def devices(report: RunReport) -> Grid:
@@ -103,96 +95,3 @@ def bundles(report: RunReport) -> Grid:
     ]
     empty = "Nothing exported; `edgefl export RUN` writes ONNX bundles."
     return table("Exported bundles", columns, report.bundles, empty=empty)
-
-
-def runs(reports: Sequence[RunReport], where: str, now: float) -> Grid:
-    """The runs there are, one a row; ``now``: seconds since the epoch."""
-
-    def took(row: RunReport) -> str:
-        return "" if row.finished_at is None else units.seconds(row.finished_at - row.started_at)
-
-    columns: list[Column[RunReport]] = [
-        Column("run", lambda row: row.run, key=True, text=True, whole=True),
-        Column("recipe", lambda row: row.recipe, text=True),
-        Column("status", lambda row: Cell(row.status, tone=_RUN_TONES.get(row.status, "")), text=True),
-        Column(
-            "started", lambda row: Cell(units.ago(now - row.started_at), tip=units.moment(row.started_at)), text=True
-        ),
-        Column("took", took, text=True),
-    ]
-    if not all(row.run.startswith(row.name) for row in reports):  # an id begins with the name by default
-        columns.insert(1, Column("name", lambda row: row.name, text=True))
-    return table("Runs", columns, reports, empty=f"There is no run in {where}; start one with `edgefl run RUN.yaml`.")
-
-
-def shares(name: str, prepared: Prepared) -> Grid:
-    """How the data set ``name`` is partitioned: samples of each device, of each modality and of each class."""
-
-    def modality(name: str) -> Column[Share]:
-        def cell(share: Share) -> Cell:
-            return Cell(str(share.samples.get(name, 0)), tone="" if share.samples.get(name) else "warn")
-
-        return Column(name, cell, group="samples that have")
-
-    def label(index: int, name: str) -> Column[Share]:
-        return Column(name, lambda share: str(share.class_counts[index]), group="samples of class")
-
-    columns: list[Column[Share]] = [
-        Column("device", lambda share: share.device, key=True, text=True),
-        Column("samples", lambda share: str(share.samples[""])),
-        *map(modality, prepared.signature),
-        *(label(index, name) for index, name in enumerate(prepared.label_names)),
-        Column("discarded", lambda share: str(share.discarded), tip="samples that lost every modality"),
-    ]
-    shapes = ", ".join(f"{m} {list(shape)}" for m, shape in prepared.signature.items())
-    notes = [f"One sample: {shapes}. Test set: {prepared.test_samples} samples."]
-    if not prepared.label_names:
-        notes.append("No sample has a label: recipes that learn from labels can not train on them.")
-    if prepared.skipped:
-        notes.append(f"{len(prepared.skipped)} bad samples left out; the first: {prepared.skipped[0]}.")
-    return table(f"Shares of {name}", columns, prepared.shares, notes)
-
-
-def recipes(found: Sequence[Record]) -> Grid:
-    """Every recipe with its summary and source."""
-    columns: list[Column[Record]] = [
-        Column("recipe", lambda recipe: recipe["name"], key=True, text=True),
-        Column("what it does", lambda recipe: recipe["summary"], text=True),
-        Column("source", lambda recipe: recipe["source"], text=True),
-    ]
-    return table("Recipes", columns, found, ["edgefl recipes show NAME explains a recipe slot by slot."])
-
-
-def slots(recipe: Record) -> Grid:
-    """One recipe role by role: its methods, their summaries and options. Defaults are dimmed."""
-
-    def tone(row: _Choice) -> Tone:
-        return "dim" if row[2] == default(row[0]) and not row[3] else ""
-
-    def option(name: str, value: float | str) -> str:
-        return f"{name} {value:g}" if isinstance(value, float) else f"{name} {value or '—'}"
-
-    columns: list[Column[_Choice]] = [
-        Column("slot", lambda row: "" if row[1] else row[0], key=True, text=True),
-        Column("decides", lambda row: "" if row[1] else ROLES[row[0]][0], text=True),
-        Column("filled with", lambda row: Cell(row[2], tone=tone(row)), text=True),
-        Column("which means", lambda row: Cell(method(row[0], row[2]).summary, tone=tone(row)), text=True),
-        Column("options", lambda row: ", ".join(option(name, value) for name, value in row[3].items()), text=True),
-    ]
-    rows = [(role, i, name, options) for role in ROLES for i, (name, options) in enumerate(recipe[role].items())]
-    return table(f"{recipe['name']}: {recipe['summary']}", columns, rows, [f"Source: {recipe['source']}."])
-
-
-def encoder_sizes(sizes: Mapping[str, Mapping[str, Record]]) -> Grid:
-    """Encoder sizes by kind: kind -> size -> fields."""
-
-    def field(name: str) -> Column[tuple[str, str]]:
-        return Column(name, lambda row: str(sizes[row[0]][row[1]].get(name, "")))
-
-    columns: list[Column[tuple[str, str]]] = [
-        Column("kind", lambda row: row[0], key=True, text=True),
-        Column("size", lambda row: row[1], key=True, text=True),
-        *map(field, ("width", "depth", "heads", "patch", "vocabulary")),
-    ]
-    note = "Fields of model.encoders.<modality>; one that is given in the run file wins over the size's."
-    return table("Encoder sizes", columns, [(kind, name) for kind, named in sizes.items() for name in named], [note])

@@ -16,8 +16,9 @@ from ledger_fixture import ledger_in
 from report_fixture import run_report
 from typer.testing import CliRunner
 
-from edgefl.cli import find_run as locate
 from edgefl.cli import main
+from edgefl.cli import runs as locate
+from edgefl.cli.options import write_text
 from edgefl.errors import BrokerError, EdgeFLError, RunError, StoreError
 from edgefl.storage.run_directory import LEDGER
 
@@ -44,10 +45,7 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         os.utime(ledger, (1_000 + age, 1_000 + age))
     monkeypatch.setenv("EDGEFL_RUNS", str(folder))
     report = run_report()
-    for module in ("report", "devices"):
-        monkeypatch.setattr(
-            f"edgefl.cli.{module}.read_run", lambda path: msgspec.structs.replace(report, run=path.name)
-        )
+    monkeypatch.setattr("edgefl.cli.show.read_run", lambda path: msgspec.structs.replace(report, run=path.name))
     return folder
 
 
@@ -210,7 +208,7 @@ def test_html_goes_next_to_the_ledger_or_where_it_is_told(
 def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(EdgeFLError, match="cannot write") as error:
-        locate.write_text(tmp_path / "file" / "report.html", "x")
+        write_text(tmp_path / "file" / "report.html", "x")
     assert "-o FILE" in error.value.remedy
 
 
@@ -259,12 +257,12 @@ def test_the_verbs_read_a_real_ledger(
 
 def test_doctor_fails_when_a_check_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     from device_agent.tools import doctor
-    from edgefl.cli import doctor as verb
+    from edgefl.cli.show import doctor_command
 
     checks = [doctor.Check("python", "ok", "3.11"), doctor.Check("broker", "fail", "refused", "Start it.")]
     monkeypatch.setattr(doctor, "examine", lambda **_: checks)
     app = typer.Typer()
-    app.command()(verb.command)
+    app.command()(doctor_command)
     told = CliRunner().invoke(app, ["--format", "json"])
     assert told.exit_code == 1
     assert json.loads(told.stdout)[1]["remedy"] == "Start it."

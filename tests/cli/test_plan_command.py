@@ -10,10 +10,10 @@ import yaml
 from fleet_fixture import RUN, share
 
 from edgefl.budget.prices import RunPrice
-from edgefl.cli.planning import CUDA_CONTEXT_BYTES, TRAINER_BYTES, PlanOptions, price_of
+from edgefl.cli.run_inputs import CUDA_CONTEXT_BYTES, TRAINER_BYTES, PlanOptions, price_of
 from edgefl.errors import ConfigError
 from edgefl.records import GPU_MEMORY, HOST
-from edgefl.report.plan import price_grids
+from edgefl.report.price_tables import price_grids
 from edgefl.resources.gpu_memory import SEGMENT_BYTES
 
 

@@ -24,7 +24,7 @@ from coordinator.core.timeouts import Timeouts
 from coordinator.ledger import database
 from coordinator.ledger.ledger import Ledger
 from coordinator.runtime.runner import run
-from edgefl.cli.find_run import read_run, read_runs
+from edgefl.cli.runs import read_run, read_runs
 from edgefl.errors import MissingDependencyError, StoreError
 from edgefl.records import Attempt, ObjectRef
 from edgefl.run_records import EventRow, RunReport

@@ -9,8 +9,9 @@ import pytest
 from report_fixture import NO_ENERGY, run_report
 from rich.console import Console
 
+from edgefl.cli.runs import runs_table
 from edgefl.records import Budget, Capabilities, Figure, Speed, kind_of_machine
-from edgefl.report import decisions, html, inventory, quality, resources, rounds, terminal, totals, units
+from edgefl.report import decisions, html, quality, resources, rounds, terminal, totals, units
 from edgefl.report.grid import Cell, Column, Grid, letters, measurement_cell, table
 from edgefl.report.html import thirds, without_secrets
 from edgefl.report.live_state import kind_of
@@ -332,7 +333,7 @@ def test_a_run_without_rows_shows_what_is_not_there_yet() -> None:
     console = Console(record=True, width=100, file=io.StringIO())
     terminal.print_report(RunReport(run="x"), console)
     assert "No round has started yet." in console.export_text()
-    assert "There is no run in runs" in shown(inventory.runs([], "runs", 0.0), 80)
+    assert "There is no run in runs" in shown(runs_table([], "runs", 0.0), 80)
 
 
 def test_a_plan_tells_what_earlier_rounds_have_taught() -> None:

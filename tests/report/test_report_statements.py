@@ -14,7 +14,7 @@ from report_fixture import START, assignment, evaluations, round_row, run_report
 from rich.console import Console
 
 from coordinator.ledger.ledger import Ledger
-from edgefl.cli.find_run import read_run, read_runs
+from edgefl.cli.runs import read_run, read_runs, runs_table
 from edgefl.plan.job import RunPlan
 from edgefl.records import Budget, Refusal
 from edgefl.report import decisions, inventory, plots, units
@@ -174,7 +174,7 @@ def test_a_failed_run_says_why_on_top() -> None:
 def test_ids_and_paths_are_never_broken_and_a_start_is_told_as_an_age() -> None:
     ids = ["lab-20261123-030517", "three-sensors-with-a-name-20261123-030517"]
     found = [RunReport(run=one, name="lab", recipe="lw-fedmml-clip", status="done", started_at=START) for one in ids]
-    text = shown(inventory.runs(found, "runs", START + 750), 80)
+    text = shown(runs_table(found, "runs", START + 750), 80)
     assert all(one in text for one in ids)
     assert text.count("12 min ago") == 2
     assert max(map(len, text.splitlines())) <= 80

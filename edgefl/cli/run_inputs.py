@@ -1,0 +1,209 @@
+"""A run file before it runs: the shares of its data, its devices, and the price of its rounds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import NamedTuple
+
+import msgspec
+
+from edgefl.budget.prices import RunPrice
+from edgefl.config.profiles import fleet_profile, load_run
+from edgefl.config.settings import DeviceProfile, RunConfig
+from edgefl.config.yaml_files import parse_bytes
+from edgefl.data.prepare import Prepared, Share, prepare_shares
+from edgefl.data.sources import Source, load
+from edgefl.encoder_kinds import encoder_kind, kind_names
+from edgefl.errors import ConfigError, Problem
+from edgefl.plan.compile import compile_run, read_as
+from edgefl.plan.job import Candidate, RunPlan
+from edgefl.records import Capabilities
+from edgefl.registry import choose
+from edgefl.report.grid import Cell, Column, Grid, table
+
+#: Whose accounting ``--convention`` knows.
+CONVENTIONS = ("lw-fedmml",)
+#: Profile of the devices of a run file that names none.
+UNKNOWN_DEVICE = "cpu"
+#: Idle trainer on a CPU after its toy round. Each agent measures its own in a run.
+TRAINER_BYTES = 266 * 10**6
+#: CUDA context with torch's kernels on a card, about (read, not measured: 300 to 600 MB). Agents measure the rest.
+CUDA_CONTEXT_BYTES = 600 * 10**6
+#: Facts of a run's data: modality -> shape of one sample, label names, the devices' shares.
+Data = tuple[Mapping[str, tuple[int, ...]], tuple[str, ...], Sequence[Share]]
+
+
+def data_of(config: RunConfig, devices: Sequence[str]) -> Data:
+    """The devices' data: shared out of the source; where it is on the devices alone, each has as much as the test set.
+
+    Raises ConfigError where there is neither a source nor a test set, DataError.
+    """
+    if config.data.source is not None:
+        with TemporaryDirectory() as folder:
+            prepared = shares_of(config, devices, Path(folder))
+        return prepared.signature, prepared.label_names, prepared.shares
+    source = config.data.test
+    if not source:
+        text = "is needed, or data.test, to know the shapes of the samples"
+        raise ConfigError(config.name, [Problem("data.source", text)])
+    test = load(source, bad_samples=config.data.bad_samples, modalities=read_as(config, folder=_is_folder(source)))
+    shares = [Share(device, source, test.samples(), test.class_counts()) for device in devices]
+    return test.signature(), test.label_names, shares
+
+
+def shares_of(config: RunConfig, devices: Sequence[str], folder: Path) -> Prepared:
+    """Write every device's share and the test set of a run below ``folder``. Raises ConfigError, DataError."""
+    if config.data.source is None:
+        raise ConfigError(config.name, [Problem("data.source", "is needed to share data out")])
+    encoders = read_as(config, folder=_is_folder(config.data.source))
+    return prepare_shares(config.data, devices, folder, config.seed, encoders)
+
+
+def _is_folder(source: Source) -> bool:
+    return isinstance(source, str) and Path(source).is_dir()
+
+
+def shares_table(name: str, prepared: Prepared) -> Grid:
+    """How the data set ``name`` is partitioned: samples of each device, of each modality and of each class."""
+
+    def modality(name: str) -> Column[Share]:
+        def cell(share: Share) -> Cell:
+            return Cell(str(share.samples.get(name, 0)), tone="" if share.samples.get(name) else "warn")
+
+        return Column(name, cell, group="samples that have")
+
+    def label(index: int, name: str) -> Column[Share]:
+        return Column(name, lambda share: str(share.class_counts[index]), group="samples of class")
+
+    columns: list[Column[Share]] = [
+        Column("device", lambda share: share.device, key=True, text=True),
+        Column("samples", lambda share: str(share.samples[""])),
+        *map(modality, prepared.signature),
+        *(label(index, name) for index, name in enumerate(prepared.label_names)),
+        Column("discarded", lambda share: str(share.discarded), tip="samples that lost every modality"),
+    ]
+    shapes = ", ".join(f"{m} {list(shape)}" for m, shape in prepared.signature.items())
+    notes = [f"One sample: {shapes}. Test set: {prepared.test_samples} samples."]
+    if not prepared.label_names:
+        notes.append("No sample has a label: recipes that learn from labels can not train on them.")
+    if prepared.skipped:
+        notes.append(f"{len(prepared.skipped)} bad samples left out; the first: {prepared.skipped[0]}.")
+    return table(f"Shares of {name}", columns, prepared.shares, notes)
+
+
+class PlanOptions(NamedTuple):
+    """Options of ``edgefl plan``; what is left out is the run's.
+
+    ``profiles``: of the devices to plan for; ``samples``: per device; ``batch_sizes``: to price the schedules with.
+    """
+
+    profiles: Sequence[str] = ()
+    samples: int | None = None
+    trainer_base: str = ""
+    convention: str = ""
+    batch_sizes: Sequence[int] = ()
+
+
+def price_of(name: str, overrides: Sequence[str], options: PlanOptions) -> RunPrice:
+    """Price of the run file ``name``. Raises ConfigError, DataError, ModelError."""
+    if options.convention not in {"", *CONVENTIONS}:
+        known = ", ".join(CONVENTIONS)
+        raise ConfigError("--convention", [Problem("value", f"{options.convention!r} is none of: {known}")])
+    config, recipe = load_run(name, overrides)
+    devices = _devices(config, options.profiles)
+    shapes, labels, own = data_of(config, [device for device, _ in devices])
+    plan = compile_run(config, recipe, run="plan", shapes=shapes, label_names=labels)
+    shares = {share.device: _scaled(share, options.samples) for share in own}
+    # torch only now: errors in the files are reported before it has taken its seconds.
+    from edgefl.models.checkpoints import check_pretrained
+    from edgefl.pricing.run_price import PlannedDevice, PriceOptions, price_run
+
+    check_pretrained(plan.model)
+    try:
+        base = int(parse_bytes(options.trainer_base)) if options.trainer_base else TRAINER_BYTES
+    except ValueError as error:
+        raise ConfigError("--trainer-base", [Problem("value", str(error))]) from error
+    largest = max(share.samples[""] for share in shares.values())
+    if (size := max(options.batch_sizes, default=0)) > largest:
+        text = f"{size} rows are more than any device's share ({largest}); give --samples, or a smaller batch"
+        raise ConfigError("--batch-size", [Problem("value", text)])
+    planned = [
+        PlannedDevice(profile.name, _candidate(profile, shares[device], plan, base)) for device, profile in devices
+    ]
+    schedule = choose("schedule", {"schedule": recipe.schedule})
+    batch_size = config.training.batch_size
+    sizes = list(dict.fromkeys(options.batch_sizes)) or [batch_size]
+    asked = PriceOptions(config.training.rounds, schedule.name, schedule.options, batch_size, sizes, options.convention)
+    return price_run(plan, planned, asked)
+
+
+def assumptions(name: str, overrides: Sequence[str], options: PlanOptions) -> list[str]:
+    """Assumptions of a plan about settings that the run file leaves out, as sentences."""
+    config, _ = load_run(name, overrides)
+    found = []
+    if not options.profiles and not config.fleet:
+        count = max(1, config.round.devices or 1)
+        found.append(
+            f"The run file names no fleet: planned for {count} device{'' if count == 1 else 's'} of profile "
+            f"{UNKNOWN_DEVICE}, without a budget; --device PROFILE plans for yours."
+        )
+    if config.data.source is None and options.samples is None:
+        found.append("data.source is not given: each device has as many samples as the test set; --samples says other.")
+    return found
+
+
+def _devices(config: RunConfig, profiles: Sequence[str]) -> list[tuple[str, DeviceProfile]]:
+    if profiles:
+        found = [fleet_profile(profile, None) for profile in profiles]
+        return [(f"{profile.name}-{i}", profile) for i, profile in enumerate(found, start=1)]
+    if config.fleet:
+        return [(device.name, fleet_profile(device.profile, device.budget)) for device in config.fleet]
+    unknown = fleet_profile(UNKNOWN_DEVICE, None)  # a file for agents elsewhere, which say themselves what they are
+    return [(f"device-{i}", unknown) for i in range(1, max(1, config.round.devices or 1) + 1)]
+
+
+def _scaled(share: Share, samples: int | None) -> Share:
+    if samples is None:
+        return share
+    factor = samples / max(1, share.samples[""])
+    scaled = {modality: round(count * factor) for modality, count in share.samples.items()}
+    counts = tuple(round(count * factor) for count in share.class_counts)
+    return msgspec.structs.replace(share, samples=scaled, class_counts=counts)
+
+
+def _candidate(profile: DeviceProfile, share: Share, plan: RunPlan, base: int) -> Candidate:
+    samples, card = share.samples, profile.gpu_memory_bytes or 0
+    untold = profile.torch_device == "cuda" and not card and not profile.unified  # where is the step?
+    return Candidate(
+        device=share.device,
+        capabilities=Capabilities(
+            memory_total_bytes=0 if untold else profile.memory_bytes or 0,
+            gpu_memory_bytes=card,
+            trainer_base_bytes=base,
+            speed=profile.speed.record(),
+            torch_device=profile.torch_device,
+            gpu_free_bytes=max(1, card - CUDA_CONTEXT_BYTES) if card else 0,
+        ),
+        budget=profile.budget.record(),
+        samples=samples,
+        modalities={m: encoder.input_shape for m, encoder in plan.model.encoders.items() if samples.get(m)},
+        class_counts=share.class_counts,
+    )
+
+
+def encoder_sizes() -> Grid:
+    """The encoder sizes of each kind."""
+    sizes = {name: encoder_kind(name).sizes for name in kind_names()}
+
+    def field(name: str) -> Column[tuple[str, str]]:
+        return Column(name, lambda row: str(sizes[row[0]][row[1]].get(name, "")))
+
+    columns: list[Column[tuple[str, str]]] = [
+        Column("kind", lambda row: row[0], key=True, text=True),
+        Column("size", lambda row: row[1], key=True, text=True),
+        *map(field, ("width", "depth", "heads", "patch", "vocabulary")),
+    ]
+    note = "Fields of model.encoders.<modality>; one that is given in the run file wins over the size's."
+    return table("Encoder sizes", columns, [(kind, name) for kind, named in sizes.items() for name in named], [note])
