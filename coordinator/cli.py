@@ -144,7 +144,8 @@ def enroll_command(
     with guarded(debug):
         import asyncio
 
-        from edgefl.identity.enrolment import issue_token
+        from edgefl.identity.membership import issue_token
+
         from edgefl.identity.fleet import Fleet
 
         fleet = Fleet(identity)

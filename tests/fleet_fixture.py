@@ -26,7 +26,7 @@ from edgefl.cli.runs import read_run
 from edgefl.data.dataset import Dataset
 from edgefl.process.parent_death import leashed
 from edgefl.run_records import RunReport
-from edgefl.storage.run_directory import LEDGER
+from edgefl.storage.disk import LEDGER
 from edgefl.transport.broker import Broker, start_broker
 
 #: A machine that is busy with other tests needs many times what an idle one does (3 s for a trainer to get ready).

@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from edgefl.identity.keys import key_text
+from edgefl.identity.membership import answer_request, issue_token
 from transport_fixtures import Recorder
 
 from edgefl.errors import BrokerError
@@ -18,9 +20,7 @@ from edgefl.identity import authority as x
 from edgefl.identity import device
 from edgefl.identity import token as t
 from edgefl.identity.device import Credentials
-from edgefl.identity.enrolment import answer_request, issue_token
 from edgefl.identity.fleet import Fleet, Record, create_fleet
-from edgefl.identity.signing import key_text
 from edgefl.transport.address import parse_url
 from edgefl.transport.link import TlsFiles
 from edgefl.transport.mqtt import MqttTransport

@@ -17,7 +17,7 @@ from sqlalchemy.engine import make_url
 
 from coordinator.core.moves import SavedRound
 from edgefl.records import Attempt
-from edgefl.storage.run_directory import LEDGER, note_ledger
+from edgefl.storage.disk import LEDGER, note_ledger
 
 #: postgresql://USER@HOST/DATABASE of an account that may create databases.
 POSTGRESQL = os.environ.get("EDGEFL_TEST_POSTGRESQL", "")

@@ -26,6 +26,7 @@ from typing import NamedTuple
 import msgspec
 import psutil
 import yaml
+from edgefl.identity.membership import issue_token
 
 from benchmarks.common import sections
 from benchmarks.cost.resource_table import MIB
@@ -33,7 +34,6 @@ from benchmarks.network.echo import Case, run_file, test_set
 from coordinator.runtime.fleet_auth import serve
 from device_agent.runtime.connect import Options
 from device_agent.tools.enroll import enroll
-from edgefl.identity.enrolment import issue_token
 from edgefl.identity.fleet import Record, create_fleet, fleet_broker
 from edgefl.transport.broker import start_broker
 

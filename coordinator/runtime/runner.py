@@ -44,8 +44,8 @@ from edgefl.protocol.messages import Need, Renew
 from edgefl.records import Attempt, Manifest
 from edgefl.report.units import public_url
 from edgefl.run_records import EventRow, RunReport
+from edgefl.storage.disk import LEDGER, hold_directory
 from edgefl.storage.objects import ObjectStore
-from edgefl.storage.run_directory import LEDGER, hold_directory
 from edgefl.transport.interface import Transport
 
 if TYPE_CHECKING:  # runs without an identity load no cryptography

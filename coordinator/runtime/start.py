@@ -25,8 +25,16 @@ from edgefl.plan.job import RunPlan
 from edgefl.protocol.topics import check_name
 from edgefl.resources.process_memory import keep_for_parts
 from edgefl.run_records import EventRow, RunReport
-from edgefl.storage.disk import make_private, store_errors, write_new
-from edgefl.storage.run_directory import hold_directory, ledger_file, ledger_of, new_run_id, note_ledger
+from edgefl.storage.disk import (
+    hold_directory,
+    ledger_file,
+    ledger_of,
+    make_private,
+    new_run_id,
+    note_ledger,
+    store_errors,
+    write_new,
+)
 from edgefl.transport.address import check_protected
 from edgefl.transport.broker import start_broker
 from edgefl.transport.mqtt import MqttTransport

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 import msgspec
+from edgefl.identity.keys import check_private
 
 from device_agent.core.agent_timeouts import HEARTBEAT_S
 from device_agent.runtime.agent import Agent
@@ -26,7 +27,6 @@ from device_agent.runtime.store import AgentStore, Owner, fingerprint
 from device_agent.runtime.trainer_process import Trainer, TrainerProcess, TrainerSettings
 from edgefl.console import guarded
 from edgefl.errors import EdgeFLError, IdentityError, MissingDependencyError
-from edgefl.identity.files import check_private
 from edgefl.protocol.topics import check_name
 from edgefl.records import Budget, Speed
 from edgefl.resources.hardware import capabilities

@@ -1,6 +1,6 @@
 """Keeps a device's certificate young: at half of its life, a fresh key and certificate over the device's own topic.
 
-The key is made in a process of its own (``edgefl.identity.request``); the supervisor only carries the request.
+The key is made in a process of its own (``edgefl.identity.authority``); the supervisor only carries the request.
 """
 
 from __future__ import annotations
@@ -60,8 +60,9 @@ class Renewal:
 
     async def renew(self) -> float:
         """Ask once; until when the new certificate is valid. Raises IdentityError, or TimeoutError for no answer."""
+        from edgefl.identity.keys import read_private
+
         from edgefl.identity.device import bundle, replace_certificate
-        from edgefl.identity.files import read_private
 
         key = self._credentials.directory / "next.key"
         request = await self._request(str(key))
@@ -80,7 +81,7 @@ class Renewal:
         return answer.not_after
 
     async def _request(self, key: str) -> bytes:
-        command = [sys.executable, "-m", "edgefl.identity.request", self._credentials.record.device, key]
+        command = [sys.executable, "-m", "edgefl.identity.authority", self._credentials.record.device, key]
         process = await asyncio.create_subprocess_exec(
             *command, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
         )

@@ -8,11 +8,11 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from edgefl.identity.keys import key_text, make_private_directory, read_private, write_private
+
 from edgefl.errors import IdentityError, ProtocolError
 from edgefl.identity import device, token
-from edgefl.identity.files import make_private_directory, read_private, write_private
-from edgefl.identity.request import make_request
-from edgefl.identity.signing import key_text
+from edgefl.identity.authority import make_request
 from edgefl.protocol import topics
 from edgefl.transport.link import TlsFiles
 from edgefl.transport.mqtt import MqttTransport

@@ -22,7 +22,7 @@ from edgefl.records import Manifest
 from edgefl.registry import chosen, method
 from edgefl.report import inventory
 from edgefl.run_records import BundleRow, RunReport
-from edgefl.storage.run_directory import ledger_of
+from edgefl.storage.disk import ledger_of
 
 if TYPE_CHECKING:
     from edgefl.training.embeddings import Tensors

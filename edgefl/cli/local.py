@@ -26,8 +26,7 @@ from edgefl.process.parent_death import leashed
 from edgefl.protocol.topics import check_name
 from edgefl.report.live import LiveView
 from edgefl.run_records import EventRow
-from edgefl.storage.disk import store_errors, write_new
-from edgefl.storage.run_directory import hold_directory, new_run_id
+from edgefl.storage.disk import hold_directory, new_run_id, store_errors, write_new
 from edgefl.transport.broker import start_broker
 
 #: Agents leave by themselves within a second of SIGTERM; a trainer inside a long step may need a little more.

@@ -14,7 +14,7 @@ from edgefl.errors import RunError, StoreError
 from edgefl.report import units
 from edgefl.report.grid import Cell, Column, Grid, Tone, table
 from edgefl.run_records import RunReport
-from edgefl.storage.run_directory import EVENTS, is_held, ledger_file, ledger_of
+from edgefl.storage.disk import EVENTS, is_held, ledger_file, ledger_of
 
 _TONES: dict[str, Tone] = {"done": "good", "failed": "bad", "interrupted": "warn"}
 

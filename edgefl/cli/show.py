@@ -112,7 +112,7 @@ def _revoke(name: str, identity: Path, form: str) -> None:
     import time
 
     from edgefl.identity.fleet import Fleet
-    from edgefl.identity.revocation import revoke
+    from edgefl.identity.membership import revoke
 
     done = asyncio.run(revoke(Fleet(identity), name, time.time()))
     if form == "json":

@@ -1,4 +1,7 @@
-"""Writing to disk so that a crash loses nothing half, and a refusing disk is a StoreError that names the file."""
+"""Writing to disk so that a crash loses nothing half, and the directory of a run, held by one coordinator at a time.
+
+A disk that refuses is a StoreError that names the file.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +11,10 @@ import logging
 import os
 import secrets
 import stat
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
-from types import TracebackType
-from typing import Any
 
 from edgefl.errors import StoreError
 
@@ -22,6 +24,15 @@ _TEMPORARY = ".new-"
 _WRITE = 2
 #: Files that are synced together: as many are open at a time.
 _OPEN = 64
+#: The ledger's name in a run's directory.
+LEDGER = "ledger.sqlite"
+#: There in its place when the ledger is a database elsewhere: its URL, which may hold a password.
+LEDGER_URL = "ledger.url"
+#: Tries to take a run's lock, and the pause between: a reader that asks whether it is held needs microseconds.
+LOCK_TRIES = 5
+LOCK_PAUSE_S = 0.02
+#: The run's events, as JSON lines.
+EVENTS = "events.jsonl"
 
 
 class store_errors:  # noqa: N801 - used like a function; a class costs a third of a generator, on every small object
@@ -62,10 +73,13 @@ def write_new(path: Path, data: bytes | bytearray | memoryview, *, mode: int = 0
 
     Not ``durable``: without the syncs, so that a loss of power may leave anything under its name.
     """
-    with NewFile(path.parent, data, mode) as new:
+    new = NewFile(path.parent, data, mode)
+    try:
         if durable:
-            new.sync()
-        new.rename(path)
+            os.fsync(new.descriptor)
+        new.path.rename(path)
+    finally:
+        new.close()
     if durable:
         sync_directory(path.parent)
 
@@ -73,44 +87,27 @@ def write_new(path: Path, data: bytes | bytearray | memoryview, *, mode: int = 0
 class NewFile:
     """A whole file under a temporary name, which goes with the process or with ``close`` unless it was renamed.
 
-    Raises OSError.
+    Its lock, gone with its process, keeps a sweep from taking it for an orphan. Raises OSError.
     """
 
     def __init__(self, directory: Path, data: bytes | bytearray | memoryview, mode: int = 0o644) -> None:
-        self._descriptor, self.path = _temporary(directory, mode)
-        self._named = False
+        while True:
+            self.path = directory / f"{_TEMPORARY}{secrets.token_hex(8)}"
+            self.descriptor = os.open(self.path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, mode)
+            fcntl.flock(self.descriptor, fcntl.LOCK_EX)
+            if os.fstat(self.descriptor).st_nlink:
+                break
+            os.close(self.descriptor)  # a sweep took it between open and flock
         try:
-            write_all(self._descriptor, data, 0)
+            write_all(self.descriptor, data, 0)
         except BaseException:
             self.close()
             raise
 
-    def __enter__(self) -> NewFile:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def begin_sync(self) -> None:
-        """Have the disk begin."""
-        begin_sync(self._descriptor, 0, 0)
-
-    def sync(self) -> None:
-        """Wait for the disk."""
-        os.fsync(self._descriptor)
-
-    def rename(self, path: str | Path) -> None:
-        """Give it its name."""
-        self.path.rename(path)
-        self._named = True
-
     def close(self) -> None:
         """Let go of it."""
-        if not self._named:
-            self.path.unlink(missing_ok=True)
-        os.close(self._descriptor)
+        self.path.unlink(missing_ok=True)
+        os.close(self.descriptor)
 
 
 def boot_id() -> str:
@@ -131,11 +128,12 @@ def begin_sync(descriptor: int, offset: int, length: int) -> None:
 
 
 @cache
-def _sync_file_range() -> Any:
+def _sync_file_range() -> Callable[[int, int, int, int], int] | None:
     import ctypes  # 1 MB that a device's supervisor needs not hold
 
-    function = getattr(ctypes.CDLL(None), "sync_file_range", None)
-    if function is not None:
+    function: Callable[[int, int, int, int], int] | None = None
+    with contextlib.suppress(AttributeError):
+        function = ctypes.CDLL(None).sync_file_range
         function.argtypes = (ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint)
     return function
 
@@ -157,17 +155,6 @@ def sweep_temporaries(directory: Path) -> None:
         with contextlib.suppress(FileNotFoundError, BlockingIOError), path.open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             path.unlink()
-
-
-def _temporary(directory: Path, mode: int) -> tuple[int, Path]:
-    """A new locked file. The lock, gone with its process, keeps a sweep from taking it for an orphan."""
-    while True:
-        path = directory / f"{_TEMPORARY}{secrets.token_hex(8)}"
-        descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, mode)
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        if os.fstat(descriptor).st_nlink:
-            return descriptor, path
-        os.close(descriptor)  # a sweep took it between open and flock
 
 
 def write_all(descriptor: int, data: bytes | bytearray | memoryview, offset: int) -> None:
@@ -201,3 +188,67 @@ def sync_directory(path: str | Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def ledger_file(directory: Path) -> Path | None:
+    """The file that is a run's ledger, or says where it is; None: the directory is no run's."""
+    return next((path for name in (LEDGER_URL, LEDGER) if (path := directory / name).is_file()), None)
+
+
+def ledger_of(directory: Path) -> str | Path:
+    """Where the ledger of the run in ``directory`` is, or would be: a URL or a path. Raises StoreError."""
+    file = directory / LEDGER_URL
+    if not file.is_file():
+        return directory / LEDGER
+    with store_errors("read", file):
+        return file.read_text(encoding="utf-8").strip()
+
+
+def note_ledger(directory: Path, url: str) -> None:
+    """Keep where the ledger is, for its owner alone: reading and resuming the run need it. Raises StoreError."""
+    file = directory / LEDGER_URL
+    with store_errors("write", file):
+        file.unlink(missing_ok=True)
+        file.touch(mode=0o600)
+        file.write_text(url + "\n", encoding="utf-8")
+
+
+def new_run_id(runs: Path, name: str) -> str:
+    """``name``, the date and time; a number behind it when that is taken in ``runs``."""
+    stamp = f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"[-64:].lstrip("-._")
+    taken = {path.name for path in runs.iterdir()} if runs.is_dir() else set()
+    return next(one for one in [stamp, *(f"{stamp[:60]}-{number}" for number in range(2, 1000))] if one not in taken)
+
+
+def is_held(directory: Path) -> bool:
+    """Whether a process holds the directory: True also where that is unknown, such as another user's."""
+    try:
+        with (directory / "lock").open("rb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
+    return False
+
+
+@contextlib.contextmanager
+def hold_directory(directory: Path) -> Iterator[None]:
+    """Make the directory, for its owner alone, and hold it. Raises StoreError when it cannot, or another does.
+
+    The lock goes with its process, so nothing is left behind by ``kill -9``.
+    """
+    make_private(directory)
+    with store_errors("lock", directory / "lock"):
+        lock = (directory / "lock").open("ab")
+    with lock:
+        for attempt in range(LOCK_TRIES):  # ``is_held`` of a report that is being made holds it for an instant
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if attempt + 1 == LOCK_TRIES:
+                    remedy = "End it first, or choose another directory or run name."
+                    raise StoreError(f"another coordinator runs in {directory}", remedy=remedy) from None
+                time.sleep(LOCK_PAUSE_S)
+        yield

@@ -15,12 +15,21 @@ import os
 import re
 import secrets
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from edgefl.errors import ProtocolError, StoreError
 from edgefl.records import ObjectRef
-from edgefl.storage.disk import NewFile, boot_id, store_errors, sweep_temporaries, sync_directory, sync_files, write_new
+from edgefl.storage.disk import (
+    NewFile,
+    begin_sync,
+    boot_id,
+    store_errors,
+    sweep_temporaries,
+    sync_directory,
+    sync_files,
+    write_new,
+)
 from edgefl.storage.partials import PartialObject, chunk_span
 
 _ID = re.compile(r"[0-9a-f]{64}")
@@ -70,7 +79,12 @@ class ObjectStore:
         with store_errors("open", self.root):
             self._partials.mkdir(parents=True, exist_ok=True)
             self._dropped.mkdir(exist_ok=True)
-            self._sweep_crashed()
+            sweep_temporaries(self.root)
+            self.sweep()
+            for path in self._partials.iterdir():
+                alone = path.suffix == ".map" and not path.with_suffix(".data").exists()
+                if alone or (self.root / path.stem).exists():
+                    path.unlink(missing_ok=True)
             if not durable:
                 self._look_after_boot()
 
@@ -159,7 +173,7 @@ class ObjectStore:
             yield batch
             batch.flush()
         finally:
-            batch.discard()
+            batch.close()
 
     def partial(self, ref: ObjectRef, chunk_bytes: int) -> PartialObject:
         """The object as far as it has arrived, from the disk also in chunks of another size.
@@ -193,22 +207,24 @@ class ObjectStore:
     def publish(self, partials: Iterable[PartialObject]) -> None:
         """Make verified objects finished ones, together: what is written first is synced as one with the rest."""
         with self._publishing:
-            self._publish({one.ref.id: one for one in partials if not one.finished})
+            fresh = {one.ref.id: one for one in partials if not one.finished}
+            if not all(one.verified for one in fresh.values()):
+                raise StoreError(f"objects in {self.root} cannot be published before they are whole")
+            self._finish({name: one.path for name, one in fresh.items()})
+            for name, one in fresh.items():
+                one.mark_finished()
+                self._proved.add(name)
+                self._open.pop(name, None)
 
-    def _publish(self, fresh: dict[str, PartialObject]) -> None:
-        if not all(one.verified for one in fresh.values()):
-            raise StoreError(f"objects in {self.root} cannot be published before they are whole")
+    def _finish(self, written: Mapping[str, Path]) -> None:
+        """Make files objects of the store: synced together, then renamed."""
         if self.durable:
-            sync_files([one.path for one in fresh.values()])
+            sync_files(list(written.values()))
         with store_errors("finish", self.root):
-            for one in fresh.values():
-                os.rename(one.path, self._at(one.ref.id))
-            if fresh and self.durable:
+            for name, path in written.items():
+                os.rename(path, f"{self._root}/{name}")
+            if written and self.durable:
                 sync_directory(self._root)
-        for one in fresh.values():
-            one.mark_finished()
-            self._proved.add(one.ref.id)
-            self._open.pop(one.ref.id, None)
 
     def used_bytes(self) -> int:
         """Sizes of all objects together, unfinished ones at their full size."""
@@ -279,14 +295,6 @@ class ObjectStore:
                 os.unlink(file.path)
         write_new(seen, now.encode())
 
-    def _sweep_crashed(self) -> None:
-        sweep_temporaries(self.root)
-        self.sweep()
-        for path in self._partials.iterdir():
-            alone = path.suffix == ".map" and not path.with_suffix(".data").exists()
-            if (self.root / path.stem).exists() or alone:
-                path.unlink(missing_ok=True)
-
 
 class _WriteBatch(ObjectStore):
     """See ``ObjectStore.write_batch``: shares everything but the new objects with the store."""
@@ -300,22 +308,16 @@ class _WriteBatch(ObjectStore):
 
     def flush(self) -> None:
         """Make all new objects part of the store."""
-        with store_errors("finish", self.root):
-            for new in self._new.values() if self.durable else ():
-                new.sync()
-            for name, new in self._new.items():
-                new.rename(super()._at(name))
-            if self._new and self.durable:
-                sync_directory(self._root)
-        self._close()
+        self._finish({name: new.path for name, new in self._new.items()})
+        self._release()
 
-    def discard(self) -> None:
+    def close(self) -> None:
         """Drop the objects that ``flush`` has not made part of the store."""
         self._proved.difference_update(self._new)
         with contextlib.suppress(OSError):  # the next start sweeps; the first error is the one to raise
-            self._close()
+            self._release()
 
-    def _close(self) -> None:
+    def _release(self) -> None:
         while self._new:
             self._new.popitem()[1].close()
 
@@ -324,7 +326,7 @@ class _WriteBatch(ObjectStore):
             self.flush()
         self._new[name] = new = NewFile(self.root, data)
         if self.durable:
-            new.begin_sync()
+            begin_sync(new.descriptor, 0, 0)
 
     def _at(self, name: str) -> str:
         new = self._new.get(name)

@@ -84,17 +84,19 @@ class PartialObject:
             return
         try:
             with store_errors("write", self.path, length):
-                if not self._files:
-                    self._open()
+                if not self._files and self.chunk_count == 1:
+                    self._files.append(os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644))
+                elif not self._files:
+                    self._files += (os.open(path, os.O_WRONLY | os.O_CLOEXEC) for path in (self.path, self._map))
                 write_all(self._files[0], data, offset)
                 if self.chunk_count == 1:
-                    self._release()
+                    _close_all(self._files)
                 else:
                     if self._durable:
                         begin_sync(self._files[0], offset, length)
                     write_all(self._files[1], b"\x01", _MAP_HEAD.size + index)
         except StoreError:
-            self._release()
+            _close_all(self._files)
             raise
         self._here[index] = 1
         if index == self._hashed_chunks:  # hashing as chunks arrive in order leaves little to do at the end
@@ -111,8 +113,13 @@ class PartialObject:
         if not all(self._here):
             return False
         with store_errors("finish", self.path, self.ref.size):
-            self._hash_rest()
-            self._release()
+            if self._hashed_chunks < self.chunk_count:
+                with self.path.open("rb", buffering=0) as file:
+                    file.seek(self._hashed_chunks * self.chunk_bytes)
+                    while block := file.read(_READ_BYTES):
+                        self._hash.update(block)
+                self._hashed_chunks = self.chunk_count
+            _close_all(self._files)
             if self._hash.hexdigest() != self.ref.id:
                 self._create()
                 return False
@@ -128,16 +135,6 @@ class PartialObject:
     def abandon(self) -> None:
         """Ignore later writes: the store has handed the object to another holder, or dropped it."""
         self.abandoned = True
-        self._release()
-
-    def _open(self) -> None:
-        if self.chunk_count == 1:
-            self._files.append(os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644))
-            return
-        for path in (self.path, self._map):
-            self._files.append(os.open(path, os.O_WRONLY | os.O_CLOEXEC))
-
-    def _release(self) -> None:
         _close_all(self._files)
 
     def _anything(self) -> bool:
@@ -188,16 +185,7 @@ class PartialObject:
 
     def _restart_hash(self) -> None:
         self._hash = hashlib.sha256()
-        self._hashed_chunks = 0  # the hash covers chunks 0 … this - 1
-
-    def _hash_rest(self) -> None:
-        if self._hashed_chunks == self.chunk_count:
-            return
-        with self.path.open("rb", buffering=0) as file:
-            file.seek(self._hashed_chunks * self.chunk_bytes)
-            while block := file.read(_READ_BYTES):
-                self._hash.update(block)
-        self._hashed_chunks = self.chunk_count
+        self._hashed_chunks: int = 0  # the hash covers chunks 0 … this - 1
 
 
 def _close_all(files: list[int]) -> None:

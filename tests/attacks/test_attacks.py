@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from edgefl.identity.membership import TOKEN_LIFE_S, answer_request, issue_token, renew, revoke
 from identity_fixture import FLEET, HOST, Asked, Attackers, a_fleet, denied, enrolled
 from transport_fixtures import fails, mosquitto_wanted, run, until
 
@@ -22,9 +23,7 @@ from edgefl.identity import authority as x
 from edgefl.identity import token as t
 from edgefl.identity.acl import rules
 from edgefl.identity.device import Credentials, bundle
-from edgefl.identity.enrolment import TOKEN_LIFE_S, answer_request, issue_token, renew
 from edgefl.identity.fleet import Fleet, fleet_broker
-from edgefl.identity.revocation import revoke
 from edgefl.protocol import topics
 from edgefl.transport.broker import Broker
 from edgefl.transport.link import TlsFiles

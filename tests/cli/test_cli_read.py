@@ -20,7 +20,7 @@ from edgefl.cli import main
 from edgefl.cli import runs as locate
 from edgefl.cli.options import write_text
 from edgefl.errors import BrokerError, EdgeFLError, RunError, StoreError
-from edgefl.storage.run_directory import LEDGER
+from edgefl.storage.disk import LEDGER
 
 HEAVY = ("torch", "numpy", "sqlalchemy", "matplotlib", "jinja2", "pydantic", "msgspec", "coordinator", "device_agent")
 

@@ -28,7 +28,7 @@ from edgefl.cli.runs import read_run, read_runs
 from edgefl.errors import MissingDependencyError, StoreError
 from edgefl.records import Attempt, ObjectRef
 from edgefl.run_records import EventRow, RunReport
-from edgefl.storage.run_directory import LEDGER, LEDGER_URL, ledger_of, note_ledger
+from edgefl.storage.disk import LEDGER, LEDGER_URL, ledger_of, note_ledger
 from edgefl.transport.memory_broker import MemoryBroker, MemoryTransport
 
 FIRST = Attempt("r1", 1, 1, 1)

@@ -18,7 +18,7 @@ from coordinator.ledger.ledger import Ledger
 from edgefl.process.parent_death import leashed
 from edgefl.records import FIGURES, Manifest
 from edgefl.run_records import AssignmentRow, RunReport
-from edgefl.storage.run_directory import ledger_of
+from edgefl.storage.disk import ledger_of
 
 pytestmark = pytest.mark.timeout(240)
 

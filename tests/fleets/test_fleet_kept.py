@@ -12,8 +12,8 @@ from fleet_fixture import Fleet, finish, share
 from coordinator.ledger.ledger import Ledger
 from device_agent.core.state import Saved
 from edgefl.records import Manifest
+from edgefl.storage.disk import ledger_of
 from edgefl.storage.objects import ObjectStore
-from edgefl.storage.run_directory import ledger_of
 
 pytestmark = pytest.mark.timeout(240)
 

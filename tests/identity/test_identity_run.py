@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 import pytest
 from coordinator_fixture import FakeWorker, a_plan
+from edgefl.identity.membership import issue_token, revoke
 from identity_fixture import FLEET, Asked, a_fleet, enrolled
 from test_imports_agent import LIMIT_BYTES, resident_bytes
 from transport_fixtures import mosquitto_wanted
@@ -28,9 +29,7 @@ from coordinator.runtime.fleet_auth import Guard
 from coordinator.runtime.runner import run
 from device_agent.runtime.connect import Options
 from edgefl.identity.device import find
-from edgefl.identity.enrolment import issue_token
 from edgefl.identity.fleet import Fleet, fleet_broker
-from edgefl.identity.revocation import revoke
 from edgefl.models.spec import EncoderSpec, ModelSpec
 from edgefl.plan.job import RoundPolicy
 from edgefl.run_records import EventRow

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from edgefl.identity.keys import Signer
 
 from coordinator.core import state as snapshot
 from coordinator.core.state import State
@@ -16,7 +17,6 @@ from edgefl.aggregation.history import Memory
 from edgefl.export.bundle_format import Index, Manifest
 from edgefl.identity import device, fleet, token
 from edgefl.identity import enrolment as enrolling
-from edgefl.identity.signing import Signer
 from edgefl.plan.job import RoundPolicy, RunPlan
 from edgefl.run_records import RunReport
 from pins.filled import filled, kept

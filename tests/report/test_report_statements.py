@@ -22,7 +22,7 @@ from edgefl.report import terminal as tables
 from edgefl.report.grid import Grid
 from edgefl.report.html import render
 from edgefl.run_records import AssignmentRow, BundleRow, DeviceRow, EvaluationRow, EventRow, RunReport
-from edgefl.storage.run_directory import hold_directory
+from edgefl.storage.disk import hold_directory
 
 EVERYBODY = "Every device took part in every round."
 STAGES = range(1, 6)
