@@ -144,9 +144,8 @@ def enroll_command(
     with guarded(debug):
         import asyncio
 
-        from edgefl.identity.membership import issue_token
-
         from edgefl.identity.fleet import Fleet
+        from edgefl.identity.membership import issue_token
 
         fleet = Fleet(identity)
         typer.echo(issue_token(fleet, name, time.time(), hours * 3600))

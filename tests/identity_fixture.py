@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from edgefl.identity.keys import key_text
-from edgefl.identity.membership import answer_request, issue_token
+from msgspec.structs import replace
 from transport_fixtures import Recorder
 
 from edgefl.errors import BrokerError
@@ -21,6 +20,8 @@ from edgefl.identity import device
 from edgefl.identity import token as t
 from edgefl.identity.device import Credentials
 from edgefl.identity.fleet import Fleet, Record, create_fleet
+from edgefl.identity.keys import key_text
+from edgefl.identity.membership import answer_request, issue_token
 from edgefl.transport.address import parse_url
 from edgefl.transport.link import TlsFiles
 from edgefl.transport.mqtt import MqttTransport
@@ -53,13 +54,14 @@ class Asked:
         self.key = x.new_key()
         self.name = name or self.token.name
         request = t.Request(name=self.name, request=x.signing_request(self.name, self.key))
-        self.request = t.prove_request(self.proof_key, self.token.fleet, self.client, request)
+        proof = t.request_proof(self.proof_key, self.token.fleet, self.client, request)
+        self.request = replace(request, proof=proof)
 
     def answered(self, fleet: Fleet, now: float | None = None) -> t.Answer:
         payload = answer_request(fleet, self.client, t.encode(self.request), now or time.time())
         assert payload is not None
-        answer = t.decode_answer(payload)
-        assert t.answer_is_proved(self.proof_key, answer, self.request)
+        answer = t.decode(payload, t.Answer)
+        assert answer.proof == t.answer_proof(self.proof_key, answer, self.request)
         return answer
 
 

@@ -26,7 +26,6 @@ from typing import NamedTuple
 import msgspec
 import psutil
 import yaml
-from edgefl.identity.membership import issue_token
 
 from benchmarks.common import sections
 from benchmarks.cost.resource_table import MIB
@@ -35,6 +34,7 @@ from coordinator.runtime.fleet_auth import serve
 from device_agent.runtime.connect import Options
 from device_agent.tools.enroll import enroll
 from edgefl.identity.fleet import Record, create_fleet, fleet_broker
+from edgefl.identity.membership import issue_token
 from edgefl.transport.broker import start_broker
 
 #: What a supervisor may weigh, bytes.

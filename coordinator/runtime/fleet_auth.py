@@ -15,10 +15,9 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any
 
-from edgefl.identity.membership import answer_request, is_expected, renew, running
-
 from edgefl.errors import BrokerError, EdgeFLError, IdentityError, ProtocolError
 from edgefl.identity.fleet import Fleet, fleet_broker, newcomers_broker
+from edgefl.identity.membership import answer_request, is_expected, renew, running
 from edgefl.protocol import messages as m
 from edgefl.protocol import topics
 from edgefl.protocol.messages import DownMessage, Renew

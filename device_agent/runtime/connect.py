@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 import msgspec
-from edgefl.identity.keys import check_private
 
 from device_agent.core.agent_timeouts import HEARTBEAT_S
 from device_agent.runtime.agent import Agent
@@ -27,6 +26,7 @@ from device_agent.runtime.store import AgentStore, Owner, fingerprint
 from device_agent.runtime.trainer_process import Trainer, TrainerProcess, TrainerSettings
 from edgefl.console import guarded
 from edgefl.errors import EdgeFLError, IdentityError, MissingDependencyError
+from edgefl.identity.keys import check_private
 from edgefl.protocol.topics import check_name
 from edgefl.records import Budget, Speed
 from edgefl.resources.hardware import capabilities

@@ -60,9 +60,8 @@ class Renewal:
 
     async def renew(self) -> float:
         """Ask once; until when the new certificate is valid. Raises IdentityError, or TimeoutError for no answer."""
-        from edgefl.identity.keys import read_private
-
         from edgefl.identity.device import bundle, replace_certificate
+        from edgefl.identity.keys import read_private
 
         key = self._credentials.directory / "next.key"
         request = await self._request(str(key))

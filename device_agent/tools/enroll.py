@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import hmac
 import ssl
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-from edgefl.identity.keys import key_text, make_private_directory, read_private, write_private
+from msgspec.structs import replace
 
 from edgefl.errors import IdentityError, ProtocolError
 from edgefl.identity import device, token
 from edgefl.identity.authority import make_request
+from edgefl.identity.keys import key_text, read_private, write_private
 from edgefl.protocol import topics
+from edgefl.storage.disk import make_private
 from edgefl.transport.link import TlsFiles
 from edgefl.transport.mqtt import MqttTransport
 
@@ -37,15 +40,16 @@ async def enroll(text: str, state: Path | None, states: Path, wait_s: float, say
             f"{state} holds the identity of {known.record.device!r} already",
             remedy=f"Start it with `edgefl-agent run`; to replace it, delete {known.directory} first.",
         )
-    make_private_directory(state)
+    make_private(state)
     directory = state / device.DIRECTORY
-    make_private_directory(directory)
+    make_private(directory)
     client = token.client_id(given.secret)
     pending = directory / f"{client}.key"
     authority = directory / f"{client}.pem"
     write_private(authority, ssl.DER_cert_to_PEM_cert(given.authority).encode())
     request = token.Request(name=given.name, request=make_request(given.name, pending))
-    request = token.prove_request(token.proof_key(given.secret), given.fleet, client, request)
+    proof = token.request_proof(token.proof_key(given.secret), given.fleet, client, request)
+    request = replace(request, proof=proof)
     say(f"asking {given.url} for the identity of {given.name!r} in fleet {given.fleet!r}")
     transport = MqttTransport(given.url, client, tls=TlsFiles(str(authority)), clean_session=True)
     try:
@@ -75,10 +79,10 @@ async def _exchange(
 
     def hear(topic: str, payload: bytes) -> None:
         try:
-            answer = token.decode_answer(payload)
+            answer = token.decode(payload, token.Answer)
         except ProtocolError:
             return
-        if token.answer_is_proved(key, answer, request) and not found.done():
+        if hmac.compare_digest(answer.proof, token.answer_proof(key, answer, request)) and not found.done():
             found.set_result(answer)
 
     transport.on_message = hear

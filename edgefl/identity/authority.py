@@ -1,7 +1,8 @@
 """The fleet's own certificate authority: P-256 keys, X.509 certificates for TLS, and the list of revoked ones.
 
 Needs ``cryptography`` (7 MB resident), so it is imported by the programs that make keys or certificates, never by the
-agent's supervisor.
+agent's supervisor: that has a key made by ``python -m edgefl.identity.authority NAME KEY``, which writes it into the
+file KEY, unless that is there already, and the signing request for it, which is no secret, as DER to standard output.
 """
 
 from __future__ import annotations
@@ -9,7 +10,9 @@ from __future__ import annotations
 import datetime as dt
 import hashlib
 import ipaddress
+import sys
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 from cryptography import x509
@@ -18,7 +21,9 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from edgefl.console import guarded
 from edgefl.errors import IdentityError
+from edgefl.identity.keys import read_private, write_private
 from edgefl.protocol.topics import check_name
 
 #: The authority and what it signs for the server: they are not renewed over the air, and the authority's key lies
@@ -80,9 +85,7 @@ def der_of(pem: bytes, name: str) -> bytes:
 def self_signed(fleet: str, key: Key, now: float) -> Certificate:
     """The authority's own certificate: it may sign certificates and revocation lists, and no further authority."""
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"EdgeFL fleet {fleet}")])
-    builder = _builder(name, name, key.public_key(), now, LONG_LIFE_S)
-    builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-    builder = builder.add_extension(_usage(signs=True), critical=True)
+    builder = _builder(name, name, key.public_key(), now, LONG_LIFE_S, signs=True)
     builder = builder.add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
     return _described(builder.sign(key, hashes.SHA256()))
 
@@ -120,9 +123,7 @@ class Authority(NamedTuple):
         own = x509.load_der_x509_certificate(self.certificate)
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
         life_s = min(life_s, own.not_valid_after_utc.timestamp() - now)
-        builder = _builder(subject, own.subject, key, now, life_s)
-        builder = builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        builder = builder.add_extension(_usage(signs=False), critical=True)
+        builder = _builder(subject, own.subject, key, now, life_s, signs=False)
         builder = builder.add_extension(x509.ExtendedKeyUsage([purpose]), critical=False)
         issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(self.key.public_key())
         return builder.add_extension(issuer, critical=False)
@@ -133,6 +134,13 @@ def signing_request(name: str, key: Key) -> bytes:
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, check_name("device", name))])
     builder = x509.CertificateSigningRequestBuilder().subject_name(subject)
     return builder.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.DER)
+
+
+def make_request(name: str, key_file: Path) -> bytes:
+    """The signing request, DER, for the key in a file, which is made if it is not there."""
+    if not key_file.exists():
+        write_private(key_file, key_pem(new_key()))
+    return signing_request(name, load_key(read_private(key_file), str(key_file)))
 
 
 def requested(der: bytes) -> tuple[str, ec.EllipticCurvePublicKey]:
@@ -160,15 +168,14 @@ def fingerprint(key: ec.EllipticCurvePublicKey) -> str:
 
 
 def _builder(
-    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, now: float, life_s: float
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, now: float, life_s: float, *, signs: bool
 ) -> x509.CertificateBuilder:
+    """A certificate of an authority (``signs``) or of a client or server."""
     builder = x509.CertificateBuilder().subject_name(subject).issuer_name(issuer).public_key(key)
     builder = builder.serial_number(x509.random_serial_number())
-    return builder.not_valid_before(_moment(now - BACKDATED_S)).not_valid_after(_moment(now + life_s))
-
-
-def _usage(*, signs: bool) -> x509.KeyUsage:
-    return x509.KeyUsage(
+    builder = builder.not_valid_before(_moment(now - BACKDATED_S)).not_valid_after(_moment(now + life_s))
+    constraints = x509.BasicConstraints(ca=signs, path_length=0 if signs else None)
+    usage = x509.KeyUsage(
         digital_signature=not signs,
         content_commitment=False,
         key_encipherment=False,
@@ -179,6 +186,7 @@ def _usage(*, signs: bool) -> x509.KeyUsage:
         encipher_only=False,
         decipher_only=False,
     )
+    return builder.add_extension(constraints, critical=True).add_extension(usage, critical=True)
 
 
 def _described(certificate: x509.Certificate) -> Certificate:
@@ -202,3 +210,13 @@ def _host(host: str) -> x509.GeneralName:
 
 def _moment(at: float) -> dt.datetime:
     return dt.datetime.fromtimestamp(int(at), dt.timezone.utc)
+
+
+def main() -> None:
+    """NAME and KEY on the command line."""
+    with guarded():
+        sys.stdout.buffer.write(make_request(sys.argv[1], Path(sys.argv[2])))
+
+
+if __name__ == "__main__":
+    main()

@@ -11,8 +11,8 @@ from pathlib import Path
 import msgspec
 
 from edgefl.errors import IdentityError
-from edgefl.identity.files import check_private, make_private_directory, read, write_private
-from edgefl.identity.signing import Verifier, key_of
+from edgefl.identity.keys import Verifier, check_private, key_of, read, write_private
+from edgefl.storage.disk import make_private
 from edgefl.transport import failures
 
 DIRECTORY = "credentials"
@@ -50,7 +50,13 @@ class Credentials:
 
     def valid(self) -> tuple[float, float]:
         """From when until when the certificate is valid, seconds since the epoch."""
-        return _valid(read(self.certificate), self.certificate)
+        line = read(self.certificate).split(b"\n", 1)[0].decode(errors="replace")
+        try:
+            begin, end = line.removeprefix(_VALID).split()
+            return float(begin), float(end)
+        except ValueError as error:
+            text = f"{self.certificate} does not say how long it is valid"
+            raise IdentityError(text, remedy="Enrol this device anew.") from error
 
     def renewal_due(self) -> float:
         """When to renew it."""
@@ -66,7 +72,7 @@ def find(state: Path) -> Credentials | None:
 def save(state: Path, record: Record, authority_der: bytes, pem: bytes) -> None:
     """Write a new identity; the record comes last, since it says that the rest is there. Raises StoreError."""
     directory = state / DIRECTORY
-    make_private_directory(directory)
+    make_private(directory)
     write_private(directory / "ca.pem", ssl.DER_cert_to_PEM_cert(authority_der).encode())
     write_private(directory / "device.pem", pem)
     write_private(directory / "device.json", msgspec.json.encode(record))
@@ -97,12 +103,3 @@ def check_pair(path: Path) -> None:
         ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_cert_chain(path)
     except OSError as error:
         raise IdentityError(f"{failures.unreadable(str(path), error).message}") from error
-
-
-def _valid(pem: bytes, path: Path) -> tuple[float, float]:
-    line = pem.split(b"\n", 1)[0].decode(errors="replace")
-    try:
-        begin, end = line.removeprefix(_VALID).split()
-        return float(begin), float(end)
-    except ValueError as error:
-        raise IdentityError(f"{path} does not say how long it is valid", remedy="Enrol this device anew.") from error

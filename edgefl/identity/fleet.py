@@ -30,14 +30,22 @@ from msgspec.structs import replace
 from edgefl.errors import IdentityError, StoreError
 from edgefl.identity import authority as x
 from edgefl.identity.acl import emqx_acl, mosquitto_acl, mosquitto_enroll_acl, mosquitto_newcomers_acl
-from edgefl.identity.files import check_private, make_private_directory, read, read_private, write_private
-from edgefl.identity.signing import KEY_BYTES, Signer, key_of, key_text
+from edgefl.identity.keys import (
+    KEY_BYTES,
+    Signer,
+    check_private,
+    key_of,
+    key_text,
+    read,
+    read_private,
+    write_private,
+)
 from edgefl.protocol.topics import COORDINATOR, check_name
-from edgefl.storage.disk import store_errors
+from edgefl.storage.disk import make_private, store_errors
 from edgefl.transport.address import Address, parse_url
 from edgefl.transport.broker import Broker, Program, dialled, program_of
 from edgefl.transport.link import TlsFiles
-from edgefl.transport.mosquitto import TlsListeners, hash_password, newcomers_configuration, tls_configuration
+from edgefl.transport.mosquitto import hash_password, newcomers_configuration, tls_configuration
 from edgefl.transport.mqtt import MqttTransport
 
 DEFAULT_DIRECTORY = Path("fleet")
@@ -192,7 +200,7 @@ class Fleet:
         place = self.directory / "broker" / "mosquitto.conf"
         with self.changing() as devices:
             self.record = self._decode("fleet.json", Record)
-            texts = [text for retain in (True, False) for text in _configurations(self, retain)]
+            texts = [text for retain in (True, False) for text in self._configurations(retain)]
             known = {line for text in texts for line in text.split("\n")}
             known.add(f"acl_file {place.parent}/newcomers.acl")  # when newcomers had a listener of the same process
             if place.exists() and not set(read(place).decode(errors="replace").split("\n")) <= known:
@@ -200,14 +208,34 @@ class Fleet:
             if not self.record.newcomers:
                 self.record = replace(self.record, newcomers=secrets.token_urlsafe(24))
                 _write_record(self.directory, self.record)
-            _write_configurations(self)
+            own, newcomers = self._configurations(self.record.retain)
+            password = f"{COORDINATOR}:{hash_password(self.record.newcomers)}\n"
+            write_private(place.with_name("enroll.passwords"), password.encode())
+            write_private(place.with_name("newcomers.conf"), newcomers.encode())
+            write_private(place, own.encode())
             self.write_rules(time.time(), devices)
         return True
 
+    def _configurations(self, retain: bool) -> tuple[str, str]:
+        """Configurations of the fleet's broker, and of the one for devices that enrol."""
+        record, place = self.record, self.directory / "broker"
+        own = tls_configuration(place, f"{record.port} {record.bind}".rstrip(), retain=retain)
+        return own, newcomers_configuration(place, f"{record.enroll_port} {record.bind}".rstrip())
+
     def write_rules(self, now: float, devices: Devices | None = None) -> None:
-        """Write the files that the broker reloads when a device is revoked. ``devices``: as they will be."""
-        known = self.devices() if devices is None else devices
-        write_rules(self.directory / "broker", self.record.fleet, self.authority(), known, now)
+        """Write the files that the broker reloads when a device is revoked: access rules and revoked certificates.
+
+        ``devices``: as they will be.
+        """
+        place, fleet = self.directory / "broker", self.record.fleet
+        devices = self.devices() if devices is None else devices
+        revoked = {name: device for name, device in devices.items() if device.revoked_at is not None}
+        serials = [int(serial, 16) for device in revoked.values() for serial in device.serials]
+        write_private(place / "crl.pem", self.authority().revocations(serials, now))
+        write_private(place / "fleet.acl", mosquitto_acl(fleet, revoked).encode())
+        write_private(place / "newcomers.acl", mosquitto_newcomers_acl(fleet).encode())
+        write_private(place / "enroll.acl", mosquitto_enroll_acl(fleet).encode())
+        write_private(place / "emqx-acl.conf", emqx_acl(fleet, revoked).encode())
 
     def _decode(self, file: str, kind: type[T]) -> T:
         path = self.directory / file
@@ -233,9 +261,8 @@ def create_fleet(directory: Path, asked: Record) -> Fleet:
                 f"{directory} is not empty: what is in it may be a fleet's keys",
                 remedy="Name another --directory. A fleet whose keys are replaced must enrol every device anew.",
             )
-    make_private_directory(directory)
-    for folder in ("tokens", "broker"):
-        make_private_directory(directory / folder)
+    for folder in (directory, directory / "tokens", directory / "broker"):
+        make_private(folder)
     now, key = time.time(), x.new_key()
     authority = x.Authority(x.self_signed(asked.fleet, key, now).der, key)
     pem = x.pem_of(authority.certificate)
@@ -251,43 +278,15 @@ def create_fleet(directory: Path, asked: Record) -> Fleet:
     write_private(place / "ca.pem", pem)
     write_private(place / "server.pem", x.pem_of(authority.server(server.public_key(), names, now).der))
     write_private(place / "server.key", x.key_pem(server))
-    write_rules(place, asked.fleet, authority, {}, now)
     client_id, password = f"{COORDINATOR}-{secrets.token_hex(16)}", secrets.token_urlsafe(24)
     _write_record(directory, replace(asked, client_id=client_id, newcomers=password, retain=False))
     made = Fleet(directory)
-    _write_configurations(made)
+    made.write_configuration()
     return made
 
 
 def _write_record(directory: Path, record: Record) -> None:
     write_private(directory / "fleet.json", msgspec.json.format(msgspec.json.encode(record)))
-
-
-def _configurations(fleet: Fleet, retain: bool) -> tuple[str, str]:
-    """Configurations of the fleet's broker, and of the one for devices that enrol."""
-    record = fleet.record
-    listeners = TlsListeners(fleet.directory / "broker", record.port, record.enroll_port, record.bind, retain)
-    return tls_configuration(listeners), newcomers_configuration(listeners)
-
-
-def _write_configurations(fleet: Fleet) -> None:
-    place = fleet.directory / "broker"
-    own, newcomers = _configurations(fleet, fleet.record.retain)
-    password = f"{COORDINATOR}:{hash_password(fleet.record.newcomers)}\n"
-    write_private(place / "enroll.passwords", password.encode())
-    write_private(place / "newcomers.conf", newcomers.encode())
-    write_private(place / "mosquitto.conf", own.encode())
-
-
-def write_rules(broker: Path, fleet: str, authority: x.Authority, devices: Devices, now: float) -> None:
-    """The files of the broker that name devices: access rules and the list of revoked certificates."""
-    revoked = {name: device for name, device in devices.items() if device.revoked_at is not None}
-    serials = [int(serial, 16) for device in revoked.values() for serial in device.serials]
-    write_private(broker / "crl.pem", authority.revocations(serials, now))
-    write_private(broker / "fleet.acl", mosquitto_acl(fleet, revoked).encode())
-    write_private(broker / "newcomers.acl", mosquitto_newcomers_acl(fleet).encode())
-    write_private(broker / "enroll.acl", mosquitto_enroll_acl(fleet).encode())
-    write_private(broker / "emqx-acl.conf", emqx_acl(fleet, revoked).encode())
 
 
 def _netloc(host: str) -> str:

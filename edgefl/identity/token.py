@@ -97,42 +97,24 @@ def decode_token(text: str) -> Token:
 
 def client_id(secret: bytes) -> str:
     """The client id that a device enrols with, derived from the token's secret."""
-    return "enroll-" + _derived(secret, b"edgefl enrolment client")[:16].hex()
+    return "enroll-" + _hmac(secret, b"edgefl enrolment client")[:16].hex()
 
 
 def proof_key(secret: bytes) -> bytes:
     """HMAC key of both sides' proofs. The coordinator keeps this, not the secret."""
-    return _derived(secret, b"edgefl enrolment proof")
+    return _hmac(secret, b"edgefl enrolment proof")
 
 
-def prove_request(key: bytes, fleet: str, client: str, request: Request) -> Request:
-    """The request with its proof."""
-    return replace(request, proof=_request_proof(key, fleet, client, request))
+def request_proof(key: bytes, fleet: str, client: str, request: Request) -> bytes:
+    """The proof that a request carries when its sender knows the token."""
+    body = msgspec.msgpack.encode(replace(request, proof=b""))
+    return _hmac(key, b"\0".join((b"request", fleet.encode(), client.encode(), body)))
 
 
-def request_is_proved(key: bytes, fleet: str, client: str, request: Request) -> bool:
-    """Whether the sender knows the token."""
-    return hmac.compare_digest(request.proof, _request_proof(key, fleet, client, request))
-
-
-def prove_answer(key: bytes, answer: Answer, request: Request) -> Answer:
-    """The answer to ``request`` with its proof."""
-    return replace(answer, proof=_answer_proof(key, answer, request))
-
-
-def answer_is_proved(key: bytes, answer: Answer, request: Request) -> bool:
-    """Whether the answer is to this request, with the proof of the token."""
-    return hmac.compare_digest(answer.proof, _answer_proof(key, answer, request))
-
-
-def decode_request(payload: bytes) -> Request:
-    """Raises ProtocolError when it is malformed or too large."""
-    return _decode(payload, Request)
-
-
-def decode_answer(payload: bytes) -> Answer:
-    """Raises ProtocolError when it is malformed or too large."""
-    return _decode(payload, Answer)
+def answer_proof(key: bytes, answer: Answer, request: Request) -> bytes:
+    """The proof that the answer to ``request`` carries."""
+    body = msgspec.msgpack.encode(replace(answer, proof=b""))
+    return _hmac(key, b"\0".join((b"answer", request.proof, body)))
 
 
 def encode(message: Request | Answer) -> bytes:
@@ -140,27 +122,14 @@ def encode(message: Request | Answer) -> bytes:
     return msgspec.msgpack.encode(message)
 
 
-def _decode(payload: bytes, kind: type[M]) -> M:
+def decode(payload: bytes, kind: type[M]) -> M:
+    """A Request or an Answer. Raises ProtocolError when it is malformed or too large."""
     if len(payload) > MAX_MESSAGE_BYTES:
         raise ProtocolError(f"an enrolment message of {len(payload)} bytes; at most {MAX_MESSAGE_BYTES} are allowed")
     try:
         return msgspec.msgpack.decode(payload, type=kind)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise ProtocolError(f"malformed enrolment message: {error}") from error
-
-
-def _request_proof(key: bytes, fleet: str, client: str, request: Request) -> bytes:
-    body = msgspec.msgpack.encode(replace(request, proof=b""))
-    return _hmac(key, b"\0".join((b"request", fleet.encode(), client.encode(), body)))
-
-
-def _answer_proof(key: bytes, answer: Answer, request: Request) -> bytes:
-    body = msgspec.msgpack.encode(replace(answer, proof=b""))
-    return _hmac(key, b"\0".join((b"answer", request.proof, body)))
-
-
-def _derived(secret: bytes, purpose: bytes) -> bytes:
-    return _hmac(secret, purpose)
 
 
 def _hmac(key: bytes, message: bytes) -> bytes:

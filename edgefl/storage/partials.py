@@ -40,6 +40,8 @@ class PartialObject:
     it may over-claim: the hash finds that out, and the object starts from nothing. One of a single chunk has no map.
     """
 
+    _hashed_chunks: int
+
     def __init__(
         self, directory: Path, ref: ObjectRef, chunk_bytes: int, *, finished: bool = False, durable: bool = True
     ) -> None:
@@ -185,7 +187,7 @@ class PartialObject:
 
     def _restart_hash(self) -> None:
         self._hash = hashlib.sha256()
-        self._hashed_chunks: int = 0  # the hash covers chunks 0 … this - 1
+        self._hashed_chunks = 0  # the hash covers chunks 0 … this - 1
 
 
 def _close_all(files: list[int]) -> None:

@@ -8,7 +8,6 @@ import os
 import pwd
 import secrets
 from pathlib import Path
-from typing import NamedTuple
 
 from edgefl.storage.disk import write_new
 from edgefl.transport.link import MAX_PACKET_BYTES
@@ -57,36 +56,23 @@ def write_configuration(directory: Path, host: str, port: int, username: str, pa
     return configuration
 
 
-class TlsListeners(NamedTuple):
-    """Where a fleet's brokers listen, and where their files lie. ``bind``: an address, "" for all.
-
-    ``retain``: agents of releases before 0036 (docs/decisions) retain their presence and need it allowed.
-    """
-
-    directory: Path
-    port: int
-    enroll_port: int
-    bind: str = ""
-    retain: bool = False
-
-
-def tls_configuration(listeners: TlsListeners) -> str:
+def tls_configuration(place: Path, listen: str, *, retain: bool) -> str:
     """The configuration of a fleet's broker, for clients with certificates.
 
-    The user is the common name of the certificate. Files in the directory: ca.pem, server.pem, server.key, crl.pem,
-    fleet.acl. SIGHUP reads the last two again.
+    ``place``: directory of its files; ``listen``: port and, unless it is any, address. The user is the common name of
+    the certificate. Files in the directory: ca.pem, server.pem, server.key, crl.pem, fleet.acl. SIGHUP reads the last
+    two again. ``retain``: agents of releases before 0036 (docs/decisions) retain their presence and need it allowed.
     """
-    place = listeners.directory
     lines = [
         "per_listener_settings true",
         *_common(FLEET_PACKET_BYTES),
         *_lasting(place),
-        f"retain_available {'true' if listeners.retain else 'false'}",
+        f"retain_available {'true' if retain else 'false'}",
         f"max_queued_messages {MAX_QUEUED_MESSAGES}",
         f"max_queued_bytes {MAX_QUEUED_BYTES}",
         f"pid_file {place}/mosquitto.pid",
         "",
-        f"listener {listeners.port} {listeners.bind}".rstrip(),
+        f"listener {listen}",
         *_tls(place),
         f"max_connections {CONNECTIONS}",
         f"crlfile {place}/crl.pem",
@@ -98,7 +84,7 @@ def tls_configuration(listeners: TlsListeners) -> str:
     return "\n".join(lines) + "\n"
 
 
-def newcomers_configuration(listeners: TlsListeners) -> str:
+def newcomers_configuration(place: Path, listen: str) -> str:
     """The configuration of a broker process for devices without a certificate: any client may connect.
 
     Its limits hold for the whole process, so it is no listener of the fleet's broker: nothing is retained or
@@ -106,7 +92,6 @@ def newcomers_configuration(listeners: TlsListeners) -> str:
     coordinator comes with a password. Files in the directory: ca.pem, server.pem, server.key, enroll.passwords,
     enroll.acl.
     """
-    place = listeners.directory
     lines = [
         "per_listener_settings true",
         *_common(NEWCOMER_PACKET_BYTES),
@@ -118,7 +103,7 @@ def newcomers_configuration(listeners: TlsListeners) -> str:
         f"max_queued_messages {NEWCOMER_QUEUE}",
         f"pid_file {place}/newcomers.pid",
         "",
-        f"listener {listeners.enroll_port} {listeners.bind}".rstrip(),
+        f"listener {listen}",
         *_tls(place),
         f"max_connections {NEWCOMERS}",
         "allow_anonymous true",

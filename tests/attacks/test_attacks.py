@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from edgefl.identity.membership import TOKEN_LIFE_S, answer_request, issue_token, renew, revoke
 from identity_fixture import FLEET, HOST, Asked, Attackers, a_fleet, denied, enrolled
+from msgspec.structs import replace
 from transport_fixtures import fails, mosquitto_wanted, run, until
 
 from coordinator.runtime.fleet_auth import serve
@@ -24,6 +24,7 @@ from edgefl.identity import token as t
 from edgefl.identity.acl import rules
 from edgefl.identity.device import Credentials, bundle
 from edgefl.identity.fleet import Fleet, fleet_broker
+from edgefl.identity.membership import TOKEN_LIFE_S, answer_request, issue_token, renew, revoke
 from edgefl.protocol import topics
 from edgefl.transport.broker import Broker
 from edgefl.transport.link import TlsFiles
@@ -323,7 +324,8 @@ def test_a_token_gives_no_other_name_than_its_own(fleet: Fleet) -> None:
         assert "another name" in asked.answered(fleet).refusal
     honest = Asked(issue_token(fleet, "cam", time.time()))
     smuggled = t.Request(name="cam", request=x.signing_request("coordinator", honest.key))
-    honest.request = t.prove_request(honest.proof_key, FLEET, honest.client, smuggled)
+    proof = t.request_proof(honest.proof_key, FLEET, honest.client, smuggled)
+    honest.request = replace(smuggled, proof=proof)
     assert "another name" in honest.answered(fleet).refusal
     with pytest.raises(IdentityError, match="no device can be called"):
         issue_token(fleet, "coordinator", time.time())
@@ -365,8 +367,9 @@ def test_a_forged_answer_is_not_believed(world: World, tmp_path: Path) -> None:
             evil, heard = await at.greeter(topics.enroll_up(FLEET, "+"))
             asking = asyncio.ensure_future(enroll(text, tmp_path / "state", tmp_path, 1.0, lambda line: None))
             await heard.arrived(1)
-            request = t.decode_request(heard.payloads[0])
-            for payload in (t.encode(forged), t.encode(t.prove_answer(bytes(32), forged, request)), b"\xc1"):
+            request = t.decode(heard.payloads[0], t.Request)
+            guessed = replace(forged, proof=t.answer_proof(bytes(32), forged, request))
+            for payload in (t.encode(forged), t.encode(guessed), b"\xc1"):
                 await evil.publish(topics.enroll_down(FLEET, client), payload)
             error = await fails(asking)
             assert isinstance(error, IdentityError)

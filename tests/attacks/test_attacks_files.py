@@ -11,12 +11,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from edgefl.identity.membership import issue_token
 from identity_fixture import Asked, a_fleet
 from test_coordinator_runner import Scene, one_stage, played
 
 from device_agent.runtime.store import AgentStore, Owner
 from edgefl.errors import IdentityError
+from edgefl.identity.membership import issue_token
 from edgefl.plan.job import RoundPolicy
 from edgefl.storage.disk import make_private
 

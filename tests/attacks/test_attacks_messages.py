@@ -18,7 +18,6 @@ import agent_fixtures as agent
 import numpy as np
 import pytest
 from coordinator_fixture import FLEET, FakeDevice, a_plan
-from edgefl.identity.keys import MAGIC, OVERHEAD_BYTES, Signer, Verifier
 from identity_fixture import a_fleet, enrolled
 from msgspec.structs import replace
 from test_coordinator_runner import Scene, played
@@ -30,6 +29,7 @@ from device_agent.core.state import Disk, Received, Save, State, TrainerPhase
 from edgefl.errors import BrokerError, ProtocolError
 from edgefl.identity.device import Credentials
 from edgefl.identity.fleet import Fleet
+from edgefl.identity.keys import MAGIC, OVERHEAD_BYTES, Signer, Verifier
 from edgefl.plan.job import RoundPolicy
 from edgefl.protocol import messages as m
 from edgefl.protocol import topics

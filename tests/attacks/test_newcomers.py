@@ -14,7 +14,6 @@ from typing import Any
 import msgspec
 import psutil
 import pytest
-from edgefl.identity.membership import issue_token
 from identity_fixture import FLEET, HOST, Attackers, a_fleet, denied, enrolled
 from transport_fixtures import Recorder, fails, mosquitto_wanted, run, until
 
@@ -23,6 +22,7 @@ from device_agent.tools.enroll import enroll
 from edgefl.errors import BrokerError
 from edgefl.identity.device import Credentials
 from edgefl.identity.fleet import Fleet, fleet_broker
+from edgefl.identity.membership import issue_token
 from edgefl.identity.token import MAX_MESSAGE_BYTES
 from edgefl.protocol import topics
 from edgefl.transport.mosquitto import NEWCOMER_BYTES

@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 
 import pytest
 from cryptography import x509
-from edgefl.identity.membership import reload_broker, revoke, running
 from identity_fixture import FLEET, HOST, Asked, Attackers, a_fleet, enrolled
 from msgspec.structs import replace
 from transport_fixtures import MqttWorld, fails, mosquitto_wanted, run, until
@@ -27,10 +26,11 @@ from device_agent.tools.enroll import enroll
 from edgefl.errors import BrokerError, EdgeFLError, IdentityError, StoreError
 from edgefl.identity import authority as x
 from edgefl.identity import device
-from edgefl.identity import enrolment as enrolling
+from edgefl.identity import membership as enrolling
 from edgefl.identity import token as t
 from edgefl.identity.acl import emqx_acl, mosquitto_acl, mosquitto_newcomers_acl, rules
 from edgefl.identity.fleet import Fleet, Record, create_fleet, fleet_broker
+from edgefl.identity.membership import reload_broker, revoke, running
 from edgefl.protocol import messages as m
 from edgefl.protocol import topics
 

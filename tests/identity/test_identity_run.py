@@ -18,7 +18,6 @@ from typing import Any
 import msgspec
 import pytest
 from coordinator_fixture import FakeWorker, a_plan
-from edgefl.identity.membership import issue_token, revoke
 from identity_fixture import FLEET, Asked, a_fleet, enrolled
 from test_imports_agent import LIMIT_BYTES, resident_bytes
 from transport_fixtures import mosquitto_wanted
@@ -30,6 +29,7 @@ from coordinator.runtime.runner import run
 from device_agent.runtime.connect import Options
 from edgefl.identity.device import find
 from edgefl.identity.fleet import Fleet, fleet_broker
+from edgefl.identity.membership import issue_token, revoke
 from edgefl.models.spec import EncoderSpec, ModelSpec
 from edgefl.plan.job import RoundPolicy
 from edgefl.run_records import EventRow

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from edgefl.identity.keys import Signer
+from msgspec.structs import replace
 
 from coordinator.core import state as snapshot
 from coordinator.core.state import State
@@ -16,7 +16,8 @@ from device_agent.runtime.store import AgentStore, Owner
 from edgefl.aggregation.history import Memory
 from edgefl.export.bundle_format import Index, Manifest
 from edgefl.identity import device, fleet, token
-from edgefl.identity import enrolment as enrolling
+from edgefl.identity import membership as enrolling
+from edgefl.identity.keys import Signer
 from edgefl.plan.job import RoundPolicy, RunPlan
 from edgefl.run_records import RunReport
 from pins.filled import filled, kept
@@ -89,13 +90,15 @@ def test_state_of_a_device(tmp_path: Path):
 def test_enrolment_and_signatures():
     secret = bytes(range(token.SECRET_BYTES))
     key = token.proof_key(secret)
-    request = token.prove_request(key, "fleet", token.client_id(secret), filled(token.Request))
+    request = filled(token.Request)
+    request = replace(request, proof=token.request_proof(key, "fleet", token.client_id(secret), request))
+    answer = filled(token.Answer)
     signer = Signer(bytes(range(32)))
     found = {
         "token": token.encode_token(token.Token(1, "fleet", "device", "mqtts://host:1", secret, b"authority")),
         "client": token.client_id(secret),
         "request": token.encode(request).hex(),
-        "answer": token.encode(token.prove_answer(key, filled(token.Answer), request)).hex(),
+        "answer": token.encode(replace(answer, proof=token.answer_proof(key, answer, request))).hex(),
         "signed": signer.seal("edgefl/1/fleet/d/device/down", b"body").hex(),
         "public key": signer.public.hex(),
     }

@@ -18,13 +18,13 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
-from edgefl.identity.membership import revoke
 from identity_fixture import HOST, a_fleet, enrolled
 from transport_fixtures import mosquitto_wanted, run, until
 
 from device_agent.runtime.log import LineHandler, line_writer
 from edgefl.errors import BrokerError
 from edgefl.identity.fleet import fleet_broker
+from edgefl.identity.membership import revoke
 from edgefl.transport import failures, mqtt
 from edgefl.transport.address import parse_url
 from edgefl.transport.link import TlsFiles

@@ -1,18 +1,23 @@
 """Signatures under the coordinator's messages: Ed25519 over topic and body, checked before anything is decoded.
 
 The topic names fleet and device, so that a message to one device is none to another. PyNaCl, not ``cryptography``:
-the agent's supervisor checks them, and it costs 1 MB there against 7 MB.
+the agent's supervisor checks them, and it costs 1 MB there against 7 MB. Files that hold keys are written for their
+owner alone, and refused when others could have read them.
 """
 
 from __future__ import annotations
 
 import base64
 import binascii
+import os
+import stat
+from pathlib import Path
 
 from nacl.bindings import crypto_sign, crypto_sign_open, crypto_sign_seed_keypair
 from nacl.exceptions import BadSignatureError
 
-from edgefl.errors import IdentityError, ProtocolError
+from edgefl.errors import IdentityError, ProtocolError, StoreError
+from edgefl.storage.disk import store_errors, write_new
 
 #: First bytes of a signed message. No MessagePack map begins so: an unsigned message is never taken for one.
 MAGIC = b"EFS\x01"
@@ -20,6 +25,8 @@ SIGNATURE_BYTES = 64
 #: Bytes that a signature adds to a message.
 OVERHEAD_BYTES = len(MAGIC) + SIGNATURE_BYTES
 KEY_BYTES = 32
+#: Largest file of keys or certificates that is read; a certificate is 500 bytes, a revocation list 40 bytes a device.
+MAX_FILE_BYTES = 2**20
 #: Keeps these signatures apart from any other use of the key.
 _CONTEXT = b"edgefl/1 down\0"
 
@@ -73,3 +80,43 @@ def key_of(text: str | bytes, name: str) -> bytes:
 
 def _signed(topic: str, body: bytes) -> bytes:
     return b"".join((_CONTEXT, topic.encode(), b"\0", body))
+
+
+def write_private(path: Path, data: bytes) -> None:
+    """Write a whole file that only its owner reads, from its first byte on. Raises StoreError."""
+    with store_errors("write", path, len(data)):
+        write_new(path, data, mode=0o600)
+
+
+def check_private(path: Path) -> None:
+    """Raises IdentityError when others than its owner (this user, or root) can read or change a key's file."""
+    try:
+        status = path.stat()
+    except OSError as error:
+        raise StoreError(f"cannot read {path}: {error.strerror}") from error
+    if stat.S_IMODE(status.st_mode) & 0o077:
+        mode = stat.S_IMODE(status.st_mode)
+        raise IdentityError(
+            f"{path} holds a secret key, and others may open it (its mode is {mode:04o})",
+            remedy=f"If nobody has read it: chmod 600 {path}. Else revoke this identity and make another.",
+        )
+    if status.st_uid not in {0, os.geteuid()}:
+        raise IdentityError(
+            f"{path} holds a secret key and belongs to another user (uid {status.st_uid})",
+            remedy="Run as that user, or enrol again as this one.",
+        )
+
+
+def read_private(path: Path) -> bytes:
+    """The bytes of a key's file. Raises IdentityError when it is not private, StoreError when reading fails."""
+    check_private(path)
+    return read(path)
+
+
+def read(path: Path) -> bytes:
+    """The bytes of a small file. Raises StoreError; IdentityError for one too large to hold keys."""
+    with store_errors("read", path), path.open("rb") as file:
+        data = file.read(MAX_FILE_BYTES + 1)
+    if len(data) > MAX_FILE_BYTES:
+        raise IdentityError(f"{path} is larger than {MAX_FILE_BYTES} bytes: no file of keys or certificates")
+    return data

@@ -1,24 +1,30 @@
-"""Enrolment at the coordinator: issues one-time tokens, and certificates to devices that enrol or renew.
+"""Devices' membership of a fleet: one-time tokens, certificates for devices that enrol or renew, and revocation.
 
-Each answer is on disk before it is sent. The same request again gets the same answer, since the first may be lost;
-another request by the same token gets a refusal.
+Each answer to a device is on disk before it is sent. The same request again gets the same answer, since the first may
+be lost; another request by the same token gets a refusal. A revocation is effective at the coordinator at its next
+tick, at the broker once that reloads its files.
 """
 
 from __future__ import annotations
 
 import hashlib
+import hmac
 import logging
+import os
 import secrets
+import signal
+import subprocess
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 from msgspec.structs import replace
 
-from edgefl.errors import IdentityError, ProtocolError
+from edgefl.errors import BrokerError, IdentityError, ProtocolError
 from edgefl.identity import authority as x
 from edgefl.identity import token as t
-from edgefl.identity.files import read_private, write_private
 from edgefl.identity.fleet import Device, Devices, Fleet
+from edgefl.identity.keys import read_private, write_private
 from edgefl.protocol.messages import Renewed
 from edgefl.protocol.topics import COORDINATOR, check_name
 from edgefl.storage.disk import store_errors
@@ -30,6 +36,8 @@ TOKEN_LIFE_S = 86400.0
 REMEMBERED_S = 7 * 86400.0
 #: A certificate is renewed after half its life. A device that asks before a quarter of it is broken or hostile.
 EARLIEST_RENEWAL = 0.25
+#: Time limit of a command that reloads a broker elsewhere: a login over a slow line.
+RELOAD_S = 60.0
 
 
 class Issued(msgspec.Struct, frozen=True):
@@ -52,7 +60,12 @@ def issue_token(fleet: Fleet, name: str, now: float, life_s: float = TOKEN_LIFE_
         raise IdentityError(f"no device can be called {name!r}", remedy="Choose another name.")
     with fleet.changing() as devices:
         _check_free(devices, name)
-        for path, known in _tokens(fleet):
+        for path in sorted((fleet.directory / "tokens").glob("enroll-*")):
+            try:
+                known = _issued(path)
+            except IdentityError as error:  # one token's matter: the others' devices enrol
+                _LOG.warning("%s %s", error.message, error.remedy)
+                continue
             if known.expires + REMEMBERED_S < now or (known.name == name and known.answer is None):
                 with store_errors("delete", path):
                     path.unlink(missing_ok=True)
@@ -70,7 +83,7 @@ def is_expected(fleet: Fleet, client: str) -> bool:
 def answer_request(fleet: Fleet, client: str, payload: bytes, now: float) -> bytes | None:
     """The answer to a device that enrols; None, so no answer, without the proof of a token."""
     try:
-        request = t.decode_request(payload)
+        request = t.decode(payload, t.Request)
     except ProtocolError:
         return None
     with fleet.changing() as devices:
@@ -78,7 +91,8 @@ def answer_request(fleet: Fleet, client: str, payload: bytes, now: float) -> byt
         if not path.is_file():
             return None
         issued = _issued(path)
-        if not t.request_is_proved(issued.key, fleet.record.fleet, client, request):
+        proof = t.request_proof(issued.key, fleet.record.fleet, client, request)
+        if not hmac.compare_digest(request.proof, proof):
             return None
         answer = _answer(fleet, devices, issued, request, now)
         spent = answer.certificate and answer is not issued.answer
@@ -86,7 +100,7 @@ def answer_request(fleet: Fleet, client: str, payload: bytes, now: float) -> byt
     # The device is on record by now. A crash in between leaves a token that its own key alone can use again.
     if spent:
         write_private(path, msgspec.msgpack.encode(replace(issued, holder=holder, answer=answer)))
-    return t.encode(t.prove_answer(issued.key, answer, request))
+    return t.encode(replace(answer, proof=t.answer_proof(issued.key, answer, request)))
 
 
 def _answer(fleet: Fleet, devices: Devices, issued: Issued, request: t.Request, now: float) -> t.Answer:
@@ -151,17 +165,6 @@ def _path(fleet: Fleet, client: str) -> Path:
     return fleet.directory / "tokens" / check_name("client", client)
 
 
-def _tokens(fleet: Fleet) -> list[tuple[Path, Issued]]:
-    paths = sorted((fleet.directory / "tokens").glob("enroll-*"))
-    found = []
-    for path in paths:
-        try:
-            found.append((path, _issued(path)))
-        except IdentityError as error:  # one token's matter: the others' devices enrol
-            _LOG.warning("%s %s", error.message, error.remedy)
-    return found
-
-
 def _issued(path: Path) -> Issued:
     """The record of a token. Raises IdentityError, naming the file, when that is damaged or open to others."""
     try:
@@ -169,3 +172,79 @@ def _issued(path: Path) -> Issued:
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         remedy = "Delete it, and give the device another token with `edgefl-coordinator enroll`."
         raise IdentityError(f"{path} is damaged: it is no record of a token ({error})", remedy=remedy) from error
+
+
+class Revoked(NamedTuple):
+    """Outcome of a revocation. ``reloaded``: the broker reads its files again; ``dropped``: the connection was cut."""
+
+    name: str
+    reloaded: bool
+    dropped: bool
+    trouble: str = ""
+
+
+async def revoke(fleet: Fleet, name: str, now: float) -> Revoked:
+    """Revoke a device; a second time only reloads the broker. Raises IdentityError for one that is not enrolled."""
+    with fleet.changing() as devices:
+        if name not in devices:
+            there = ", ".join(sorted(devices)[:20]) or "none"
+            raise IdentityError(f"no device {name!r} is enrolled", remedy=f"Enrolled are: {there}.")
+        device = devices[name]
+        if device.revoked_at is None:
+            device = devices[name] = replace(device, revoked_at=now)
+        fleet.write_rules(now, devices)  # before anybody else can change them
+    try:
+        reloaded = reload_broker(fleet)
+    except IdentityError as error:
+        return Revoked(name, False, False, error.message)
+    if not reloaded:
+        return Revoked(name, False, False)
+    trouble = await _drop(fleet, device.client_id)
+    return Revoked(name, True, not trouble, trouble)
+
+
+def reload_broker(fleet: Fleet) -> bool:
+    """Have the broker read its access rules and revoked certificates again; False when none is found.
+
+    That is the mosquitto whose process id lies beside its configuration, or the command in ``fleet.json``. Raises
+    IdentityError when the command fails.
+    """
+    command = list(fleet.record.reload)
+    if command:
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=RELOAD_S, check=False)
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise IdentityError(f"the broker's reload command {command[0]!r} failed: {error}") from error
+        if done.returncode != 0:
+            words = done.stderr.strip()[-300:]
+            raise IdentityError(f"the broker's reload command {command[0]!r} ended with {done.returncode}: {words}")
+        return True
+    pid = running(fleet.directory / "broker" / "mosquitto.pid")
+    if pid is None:
+        return False
+    os.kill(pid, signal.SIGHUP)
+    return True
+
+
+def running(pid_file: Path) -> int | None:
+    """The process id in a file, if that process is a mosquitto: after a crash, the number may be another's."""
+    try:
+        pid = int(pid_file.read_text())
+        name = Path(f"/proc/{pid}/comm").read_text().strip()
+    except (OSError, ValueError):
+        return None
+    return pid if name == "mosquitto" else None
+
+
+async def _drop(fleet: Fleet, client_id: str) -> str:
+    """Cut a device's connection by taking over its client id, which only it and this directory know.
+
+    Returns the reason why not, "" when it was cut. A device that stays connected has no topic left.
+    """
+    taking = fleet.transport(client_id=client_id)
+    try:
+        await taking.connect()
+    except BrokerError as error:
+        return f"its connection could not be cut: {error.message}"
+    await taking.close()
+    return ""
