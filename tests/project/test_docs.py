@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 import sys
 from pathlib import Path
 
@@ -14,7 +15,8 @@ from edgefl.config.slots import RecipeConfig
 from edgefl.config.yaml_files import Values
 from edgefl.data.sources import load
 
-DOCS = Path(__file__).resolve().parents[2] / "docs"
+ROOT = Path(__file__).resolve().parents[2]
+DOCS = ROOT / "docs"
 
 
 @pytest.fixture
@@ -72,3 +74,14 @@ def test_the_example_of_an_npz_file_can_be_run_and_read(generate, tmp_path, monk
     assert data.samples() == {"": 3, "acc": 2, "gyro": 3}
     assert data.label_names == ("walking", "resting")
     np.testing.assert_array_equal(data.labels, [0, 1, 0])
+
+
+@pytest.mark.parametrize("page", ["docs/results/faults.md", "docs/fuzzing.md", "SECURITY.md", "CONTRIBUTING.md"])
+def test_every_test_that_a_page_names_is_there(page: str):
+    text = (ROOT / page).read_text(encoding="utf-8")
+    tests = {path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8") for path in ROOT.glob("tests/**/*.py")}
+    files = set(re.findall(r"tests/[\w/]+\.py", text))
+    names = set(re.findall(r"(?<![\w/…*])test_\w+(?![\w….*/])", text))
+    assert files | names, "the page names no test: leave it out here"
+    assert files <= tests.keys()
+    assert [name for name in names if not any(f"def {name}(" in source for source in tests.values())] == []
