@@ -228,7 +228,7 @@ def payload(setting: Setting, model: ModelSpec) -> float:
 
     from edgefl.models.parts import part_tensors
     from edgefl.models.staged import build
-    from edgefl.protocol.compression import compress
+    from edgefl.protocol.packing import compress
     from edgefl.protocol.tensors import encode_part
 
     rng = np.random.default_rng(0)

@@ -17,8 +17,8 @@ from edgefl.methods.cluster.signature import check_signature
 from edgefl.models.spec import PROTOTYPES, SIGNATURE
 from edgefl.plan.job import Transfer
 from edgefl.plan.stages import packing_of
-from edgefl.protocol.compression import decompress, is_packed
-from edgefl.protocol.tensors import decode_part, encode_part
+from edgefl.protocol.packing import decompress
+from edgefl.protocol.tensors import decode_part, encode_part, is_packed
 from edgefl.prototypes.table import ClassMeans, from_tensors
 from edgefl.records import Manifest, ObjectRef, Refusal
 from edgefl.storage.objects import ObjectStore

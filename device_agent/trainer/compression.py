@@ -10,9 +10,9 @@ from edgefl.models.spec import is_scheduled
 from edgefl.plan.job import Job
 from edgefl.plan.stages import RESIDUAL, packing_of
 from edgefl.plan.stages import kept as kept_parts
-from edgefl.protocol.compression import Array, Tensors, add_residual, compress, decompress, pays
 from edgefl.protocol.messages import Offer
-from edgefl.protocol.tensors import decode_part, encode_part
+from edgefl.protocol.packing import Tensors, add_residual, compress, decompress, pays
+from edgefl.protocol.tensors import Array, decode_part, encode_part
 from edgefl.records import Manifest, Refusal
 from edgefl.storage.objects import ObjectStore
 

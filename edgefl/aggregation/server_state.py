@@ -16,8 +16,8 @@ from edgefl.aggregation.mean import Tensors
 from edgefl.errors import ProtocolError
 from edgefl.plan.job import Transfer
 from edgefl.plan.stages import packing_of
-from edgefl.protocol.compression import add_residual, compress, pays
 from edgefl.protocol.messages import PackedPart
+from edgefl.protocol.packing import add_residual, compress, pays
 from edgefl.protocol.tensors import decode_part, encode_part
 from edgefl.records import Manifest, ObjectRef
 from edgefl.storage.objects import ObjectStore

@@ -69,7 +69,7 @@ class Hyper(msgspec.Struct, frozen=True):
 
 
 class Transfer(msgspec.Struct, frozen=True):
-    """How parts travel: by direction, (pattern of part names, packing of ``edgefl.protocol.compression``), first fit.
+    """How parts travel: by direction, (pattern of part names, packing of ``edgefl.protocol.packing``), first fit.
 
     ``top``: share of the values that "delta+top" sends; ``whole``: this round everything is sent as it is.
     """

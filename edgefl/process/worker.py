@@ -13,7 +13,7 @@ import struct
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, TypeVar
+from typing import BinaryIO, Literal, TypeVar
 
 import msgspec
 
@@ -32,14 +32,14 @@ class Request(msgspec.Struct, frozen=True):
     """From the parent: which of the handlers, and what it is given."""
 
     method: str = ""
-    body: Any = None
+    body: object = None
 
 
 class Answer(msgspec.Struct, frozen=True):
     """From the child: a note while it works, then what came out, or the error that it ended with."""
 
     kind: Literal["note", "reply", "error"]
-    body: Any = None
+    body: object = None
     error: str = ""  # name of the error's class
     message: str = ""
     remedy: str = ""
@@ -166,11 +166,10 @@ def serve(handlers: dict[str, Handler]) -> None:
         try:
             reply = handlers[request.method](request.body, note)
             send(Answer("reply", msgspec.to_builtins(reply)))
-        except EdgeFLError as error:
-            send(Answer("error", error=type(error).__name__, message=error.message, remedy=error.remedy))
-        except ModuleNotFoundError as error:
-            told = missing_dependency(error) or WorkerError(f"ModuleNotFoundError: {error}")
-            send(Answer("error", error=type(told).__name__, message=told.message, remedy=told.remedy))
+        except (EdgeFLError, ModuleNotFoundError) as error:
+            named = error if isinstance(error, EdgeFLError) else missing_dependency(error)
+            named = named or WorkerError(f"ModuleNotFoundError: {error}")
+            send(Answer("error", error=type(named).__name__, message=named.message, remedy=named.remedy))
         except Exception as error:  # the parent must hear of every failure; the log has the traceback
             sys.excepthook(type(error), error, error.__traceback__)
             message = f"{type(error).__name__}: {error}"
@@ -183,8 +182,8 @@ async def read_answer(stream: asyncio.StreamReader, on_note: Note | None) -> Ans
     Raises IncompleteReadError when the child ended, WorkerError for what is no answer.
     """
     while True:
-        header = await stream.readexactly(4)
-        frame = _decoded(await stream.readexactly(_length(header)), Answer)
+        length = _length(await stream.readexactly(4))
+        frame = _decoded(await stream.readexactly(length), Answer)
         if frame.kind != "note":
             return frame
         if on_note is not None:
@@ -216,16 +215,13 @@ def _decoded(data: bytes, kind: type[T]) -> T:
 
 def _frame(value: object) -> bytes:
     payload = msgspec.msgpack.encode(value)
-    _check_size(len(payload))
-    return struct.pack(">I", len(payload)) + payload
+    header = struct.pack(">I", len(payload))
+    _length(header)
+    return header + payload
 
 
 def _length(header: bytes) -> int:
-    (length,) = struct.unpack(">I", header)
-    _check_size(length)
-    return int(length)
-
-
-def _check_size(length: int) -> None:
+    length = int.from_bytes(header, "big")
     if length > MAX_FRAME_BYTES:
         raise WorkerError(f"a worker's frame of {length} bytes exceeds the limit of {MAX_FRAME_BYTES}")
+    return length

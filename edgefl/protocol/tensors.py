@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -19,7 +19,7 @@ import safetensors.numpy
 from edgefl.errors import ProtocolError
 from edgefl.storage.objects import object_id
 
-__all__ = ["DEFAULT_LIMIT_BYTES", "ENCODINGS", "Encoding", "decode_part", "encode_part", "object_id"]
+__all__ = ["DEFAULT_LIMIT_BYTES", "ENCODINGS", "decode_part", "encode_part", "object_id"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -43,20 +43,33 @@ _DTYPES: dict[str, np.dtype[Any]] = {
 _WHOLE = frozenset(("I64", "I32", "I16", "I8", "U8", "BOOL"))
 
 
-class Encoding(NamedTuple):
-    """How floating-point tensors travel; integers and booleans always pass unchanged."""
-
-    stored: str  # safetensors dtype of floating-point tensors
-    pack: Callable[[str, Array], Array]  # (tensor name, any float dtype) -> as stored
-    unpack: Callable[[Array], Array]  # as stored -> float32
+#: name -> dtype in which floating-point tensors travel; integers and booleans always pass unchanged. "packed": what
+#: ``edgefl.protocol.packing`` makes of a part.
+ENCODINGS = {"f32": "F32", "f16": "F16", "packed": "F32"}
 
 
-def _pack_f32(name: str, tensor: Array) -> Array:
-    return _cast(name, tensor, _DTYPES["F32"])
+def encode_part(tensors: Mapping[str, Array], encoding: str = "f32") -> bytes:
+    """``tensors`` as safetensors bytes; equal tensors give equal bytes whatever their order in the mapping.
+
+    Raises ProtocolError for an unknown encoding, a dtype that can't travel, or values the encoding can't hold.
+    """
+    stored = _DTYPES[_stored(encoding)]
+    packed = {}
+    for name in sorted(tensors):
+        tensor = np.asarray(tensors[name], order="C")
+        if tensor.dtype.kind == "f":
+            packed[name] = _cast(name, tensor, stored)
+        elif any(tensor.dtype == _DTYPES[code] for code in _WHOLE):
+            packed[name] = tensor
+        else:
+            raise ProtocolError(f"tensor {name!r} has dtype {tensor.dtype}, which a part can not hold")
+    return cast("bytes", safetensors.numpy.save(packed, metadata={"encoding": encoding}))
 
 
-def _pack_f16(name: str, tensor: Array) -> Array:
-    return _cast(name, tensor, _DTYPES["F16"])
+def _stored(encoding: str) -> str:
+    if encoding not in ENCODINGS:
+        raise ProtocolError(f"unknown encoding {encoding[:40]!r}; there are {', '.join(sorted(ENCODINGS))}")
+    return ENCODINGS[encoding]
 
 
 def _cast(name: str, tensor: Array, dtype: np.dtype[Any]) -> Array:
@@ -70,32 +83,6 @@ def _cast(name: str, tensor: Array, dtype: np.dtype[Any]) -> Array:
             remedy="Use the encoding f32 for this run.",
         )
     return packed
-
-
-#: name -> encoding; the closed list of what ``encoding`` may be.
-ENCODINGS: dict[str, Encoding] = {
-    "f32": Encoding("F32", _pack_f32, lambda tensor: tensor),
-    "f16": Encoding("F16", _pack_f16, lambda tensor: tensor.astype(np.float32)),
-    "packed": Encoding("F32", _pack_f32, lambda tensor: tensor),  # what ``edgefl.protocol.compression`` makes of a part
-}
-
-
-def encode_part(tensors: Mapping[str, Array], encoding: str = "f32") -> bytes:
-    """``tensors`` as safetensors bytes; equal tensors give equal bytes whatever their order in the mapping.
-
-    Raises ProtocolError for an unknown encoding, a dtype that can't travel, or values the encoding can't hold.
-    """
-    method = _encoding(encoding)
-    packed = {}
-    for name in sorted(tensors):
-        tensor = np.asarray(tensors[name], order="C")
-        if tensor.dtype.kind == "f":
-            packed[name] = method.pack(name, tensor)
-        elif any(tensor.dtype == _DTYPES[code] for code in _WHOLE):
-            packed[name] = tensor
-        else:
-            raise ProtocolError(f"tensor {name!r} has dtype {tensor.dtype}, which a part can not hold")
-    return cast("bytes", safetensors.numpy.save(packed, metadata={"encoding": encoding}))
 
 
 def decode_part(
@@ -119,8 +106,11 @@ def decode_part(
     for name, entry in header.entries.items():
         dtype = _DTYPES[entry.code]
         stored = np.frombuffer(body, dtype, math.prod(entry.shape), entry.begin).reshape(entry.shape)
-        _check_values(name, stored, finite=finite)
-        tensor = stored if entry.code in _WHOLE else ENCODINGS[header.encoding].unpack(stored)
+        if stored.dtype.kind == "b" and stored.size and int(stored.view(np.uint8).max()) > 1:
+            raise ProtocolError(f"tensor {name[:80]!r}: a boolean is neither 0 nor 1")
+        if finite and stored.dtype.kind == "f" and not np.isfinite(stored).all():
+            raise ProtocolError(f"tensor {name[:80]!r} has values that are not finite")
+        tensor = stored.astype(np.float32) if entry.code == "F16" else stored
         tensors[name] = tensor.copy() if copy and tensor is stored else tensor
     return tensors
 
@@ -132,18 +122,15 @@ def read_layout(path: Path) -> dict[str, tuple[tuple[int, ...], bool]]:
     """
     with path.open("rb") as file:
         size = os.fstat(file.fileno()).st_size
-        data = file.read(8)
-        length = int.from_bytes(data, "little")
-        if len(data) < 8 or length > min(size - 8, MAX_HEADER_BYTES):
-            raise ProtocolError(f"part of {size} bytes with a header of {length}: truncated or not safetensors")
+        length = _header_bytes(file.read(8), size)
         header = _header(file.read(length))
     header.check_fills(size - 8 - length)
     return {name: (entry.shape, entry.code not in _WHOLE) for name, entry in header.entries.items()}
 
 
-def encoding_of(data: bytes | bytearray | memoryview) -> str:
-    """The name of a part's encoding. Raises ProtocolError for what is no part."""
-    return _split(data, memoryview(data).nbytes)[0].encoding
+def is_packed(data: bytes | bytearray | memoryview) -> bool:
+    """Whether a part is packed (``edgefl.protocol.packing``). Raises ProtocolError for what is no part."""
+    return _split(data, memoryview(data).nbytes)[0].encoding == "packed"
 
 
 class _Entry(NamedTuple):
@@ -174,20 +161,20 @@ class _Header(NamedTuple):
             raise ProtocolError(f"the tensors of a part fill {self.body_bytes} bytes, {body_bytes} are there")
 
 
-def _encoding(name: str) -> Encoding:
-    if name not in ENCODINGS:
-        raise ProtocolError(f"unknown encoding {name[:40]!r}; there are {', '.join(sorted(ENCODINGS))}")
-    return ENCODINGS[name]
+def _header_bytes(begin: bytes | memoryview, size: int) -> int:
+    """Length of the header of a part of ``size`` bytes, which stands in its first 8."""
+    length = int.from_bytes(begin, "little")
+    if len(begin) < 8 or length > min(size - 8, MAX_HEADER_BYTES):
+        raise ProtocolError(f"part of {size} bytes with a header of {length}: truncated or not safetensors")
+    return length
 
 
 def _split(data: bytes | bytearray | memoryview, limit: int) -> tuple[_Header, memoryview]:
     view = memoryview(data).cast("B").toreadonly()
     if len(view) > limit + MAX_HEADER_BYTES:
         raise ProtocolError(f"part of {len(view)} bytes exceeds the limit of {limit}")
-    length = int.from_bytes(view[:8], "little")
-    if len(view) < 8 or length > min(len(view) - 8, MAX_HEADER_BYTES):
-        raise ProtocolError(f"part of {len(view)} bytes with a header of {length}: truncated or not safetensors")
-    return _header(bytes(view[8 : 8 + length])), view[8 + length :]
+    end = 8 + _header_bytes(view[:8], len(view))
+    return _header(bytes(view[8:end])), view[end:]
 
 
 def _header(data: bytes) -> _Header:
@@ -195,49 +182,44 @@ def _header(data: bytes) -> _Header:
 
 
 def _parse(data: bytes) -> _Header:
-    header = _json(data)
-    encoding = _encoding_of(header)
-    entries = {name: _entry(name, header[name], ENCODINGS[encoding]) for name in sorted(header)}
-    return _Header(encoding, entries, _body_bytes(entries), sum(entry.decoded_bytes for entry in entries.values()))
-
-
-#: The headers of one part are the same bytes in every round and on every device: each is taken apart once.
-_parsed = lru_cache(maxsize=64)(_parse)
-
-
-def _json(data: bytes) -> dict[str, Any]:
     try:
         header = json.loads(data, object_pairs_hook=_unique)
     except (ValueError, RecursionError) as error:
         raise ProtocolError(f"the header of a part is not JSON: {error}") from error
     if not isinstance(header, dict):
         raise ProtocolError("the header of a part is not a JSON object")
-    return header
+    metadata = header.pop("__metadata__", None)
+    encoding = metadata.get("encoding") if isinstance(metadata, dict) else None
+    if not isinstance(encoding, str):
+        raise ProtocolError("the header of a part names no encoding")
+    stored = _stored(encoding)
+    entries = {name: _entry(name, header[name], stored) for name in sorted(header)}
+    body_bytes = 0  # the tensors lie one behind the other: no holes, no overlap
+    for name, entry in sorted(entries.items(), key=lambda item: (item[1].begin, item[1].end)):
+        if entry.begin != body_bytes:
+            raise ProtocolError(f"tensor {name[:80]!r}: begins at byte {entry.begin} where {body_bytes} is due")
+        body_bytes = entry.end
+    return _Header(encoding, entries, body_bytes, sum(entry.decoded_bytes for entry in entries.values()))
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+#: The headers of one part are the same bytes in every round and on every device: each is taken apart once.
+_parsed = lru_cache(maxsize=64)(_parse)
+
+
+def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
     found = dict(pairs)
     if len(found) != len(pairs):
         raise ProtocolError("the header of a part names something twice")
     return found
 
 
-def _encoding_of(header: dict[str, Any]) -> str:
-    metadata = header.pop("__metadata__", None)
-    name = metadata.get("encoding") if isinstance(metadata, dict) else None
-    if not isinstance(name, str):
-        raise ProtocolError("the header of a part names no encoding")
-    _encoding(name)
-    return name
-
-
-def _entry(name: str, raw: object, encoding: Encoding) -> _Entry:
+def _entry(name: str, raw: object, floating: str) -> _Entry:
     if any("\ud800" <= letter <= "\udfff" for letter in name):
         raise ProtocolError(f"tensor {name[:80]!r}: half a character in its name, which no message can carry")
     if not isinstance(raw, dict) or set(raw) != {"dtype", "shape", "data_offsets"}:
         raise ProtocolError(f"tensor {name[:80]!r}: malformed entry in the header")
     code, shape, offsets = raw["dtype"], raw["shape"], raw["data_offsets"]
-    if not isinstance(code, str) or (code not in _WHOLE and code != encoding.stored):
+    if not isinstance(code, str) or (code not in _WHOLE and code != floating):
         raise ProtocolError(f"tensor {name[:80]!r}: dtype {str(code)[:20]!r} is not one this encoding holds")
     if not _sizes(shape) or not _sizes(offsets) or len(offsets) != 2 or len(shape) > 32:  # numpy 1.26's limit
         raise ProtocolError(f"tensor {name[:80]!r}: malformed shape or offsets")
@@ -249,20 +231,3 @@ def _entry(name: str, raw: object, encoding: Encoding) -> _Entry:
 
 def _sizes(value: object) -> bool:
     return isinstance(value, list) and all(type(item) is int and 0 <= item < 2**48 for item in value)
-
-
-def _body_bytes(entries: dict[str, _Entry]) -> int:
-    """How far the tensors reach, which lie one behind the other: no holes, no overlap."""
-    position = 0
-    for name, entry in sorted(entries.items(), key=lambda item: (item[1].begin, item[1].end)):
-        if entry.begin != position:
-            raise ProtocolError(f"tensor {name[:80]!r}: begins at byte {entry.begin} where {position} is due")
-        position = entry.end
-    return position
-
-
-def _check_values(name: str, stored: Array, *, finite: bool) -> None:
-    if stored.dtype.kind == "b" and stored.size and int(stored.view(np.uint8).max()) > 1:
-        raise ProtocolError(f"tensor {name[:80]!r}: a boolean is neither 0 nor 1")
-    if finite and stored.dtype.kind == "f" and not np.isfinite(stored).all():
-        raise ProtocolError(f"tensor {name[:80]!r} has values that are not finite")

@@ -34,7 +34,7 @@ from edgefl.plan.job import RoundPolicy
 from edgefl.protocol import messages as m
 from edgefl.protocol import topics
 from edgefl.protocol.chunks import MAX_CHUNK_BYTES, Chunk, decode_chunks, encode_chunk
-from edgefl.protocol.compression import compress, decompress
+from edgefl.protocol.packing import compress, decompress
 from edgefl.protocol.tensors import DEFAULT_LIMIT_BYTES, decode_part
 from edgefl.records import Attempt, ObjectRef
 from edgefl.storage.objects import ObjectStore, object_id

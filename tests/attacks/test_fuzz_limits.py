@@ -31,8 +31,8 @@ from edgefl.data.dataset import Dataset
 from edgefl.data.folder import read_manifest
 from edgefl.data.log_mel import MAX_RATE_HZ, read_wav
 from edgefl.errors import ConfigError, DataError, EdgeFLError, ProtocolError, StoreError
-from edgefl.protocol.compression import decompress
 from edgefl.protocol.messages import MAX_MESSAGE_BYTES, Need, decode_up
+from edgefl.protocol.packing import decompress
 from edgefl.protocol.tensors import decode_part, encode_part
 from edgefl.records import ObjectRef
 from edgefl.storage.disk import read_at_most

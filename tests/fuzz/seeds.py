@@ -18,8 +18,7 @@ from edgefl.methods.cluster.signature import BITS, RANK, ROWS, WIDTH
 from edgefl.models.spec import EncoderSpec
 from edgefl.plan.job import Job, RunPlan
 from edgefl.process.worker import Answer, Request
-from edgefl.protocol import chunks, messages, topics
-from edgefl.protocol import compression as packing
+from edgefl.protocol import chunks, messages, packing, topics
 from edgefl.protocol import tensors as parts
 from edgefl.records import PACKINGS, Attempt, Budget, Capabilities, Figure, ObjectRef, Refusal
 from edgefl.run_records import BundleRow

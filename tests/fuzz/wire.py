@@ -12,8 +12,7 @@ from coordinator.runtime.inbound import Inbound, Liveness
 from coordinator.runtime.validate_update import LIMITS, Rules, check_update
 from edgefl.errors import ModelError, ProtocolError
 from edgefl.plan.job import Transfer
-from edgefl.protocol import chunks, messages, topics
-from edgefl.protocol import compression as packing
+from edgefl.protocol import chunks, messages, packing, topics
 from edgefl.protocol import tensors as parts
 from edgefl.protocol.messages import Ack, Need
 from edgefl.records import PACKINGS, Attempt, Manifest, ObjectRef, Refusal
@@ -189,7 +188,7 @@ TARGETS = (
     Target("needs", "transfer.sender, window (Need, Grant)", asked, (), "msgpack", (4 * MIB, 400)),
     Target("chunks_in", "transfer.receiver, window", received, (), "msgpack", (4 * MIB, 400)),
     Target("part", "protocol.tensors.decode_part, read_layout", part, (ProtocolError,), "part", (2 * MIB, 40)),
-    Target("packed", "protocol.compression.decompress", packed, (ProtocolError,), "1+part", (2 * MIB, 40)),
+    Target("packed", "protocol.packing.decompress", packed, (ProtocolError,), "1+part", (2 * MIB, 40)),
     Target(
         "update", "runtime.validate_update (parts, prototypes, signature)", update, (ProtocolError, ModelError),
         "1+part", (4 * MIB, 40),

@@ -10,8 +10,8 @@ import pytest
 
 from edgefl.protocol import messages, topics
 from edgefl.protocol.chunks import HEADER_BYTES, Chunk, bundled, decode_chunks, encode_chunk
-from edgefl.protocol.compression import compress, decompress
 from edgefl.protocol.messages import decode_down, decode_up, encode
+from edgefl.protocol.packing import compress, decompress
 from edgefl.protocol.tensors import ENCODINGS, decode_part, encode_part, object_id
 from edgefl.records import PACKINGS
 from pins.filled import filled

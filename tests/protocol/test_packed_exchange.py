@@ -19,9 +19,8 @@ from edgefl.aggregation.server_state import PACKED, packed_parts
 from edgefl.aggregation.server_state import RESIDUAL as SERVER_RESIDUAL
 from edgefl.plan.job import Job, Slots, Stage, Transfer
 from edgefl.plan.stages import RESIDUAL
-from edgefl.protocol.compression import is_packed
 from edgefl.protocol.messages import Offer, PackedPart
-from edgefl.protocol.tensors import decode_part, encode_part
+from edgefl.protocol.tensors import decode_part, encode_part, is_packed
 from edgefl.records import Attempt, ObjectRef, Refusal
 from edgefl.run_records import RunReport
 from edgefl.storage.objects import ObjectStore
@@ -230,7 +229,7 @@ def bytes_of(report: RunReport, name: str) -> float:
 
 @pytest.mark.parametrize("packing", ["delta+int8", pytest.param("f16", marks=pytest.mark.slow)])
 def test_a_fleet_learns_the_same_from_fewer_bytes(packing, tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr("edgefl.protocol.compression.WHOLE_BELOW", 16)
+    monkeypatch.setattr("edgefl.protocol.packing.WHOLE_BELOW", 16)
     shares = {name: share(30, {"a": 1.0, "b": 1.0}, seed) for seed, name in enumerate(("left", "right"))}
     reports, states = [], []
     for up_and_down in ("f32", packing):

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from edgefl.errors import ProtocolError
 from edgefl.plan.stages import packed_bytes, packing_of
-from edgefl.protocol.compression import WHOLE_BELOW, compress, decompress, is_packed
-from edgefl.protocol.tensors import encode_part
+from edgefl.protocol.packing import WHOLE_BELOW, compress, decompress
+from edgefl.protocol.tensors import encode_part, is_packed
 from edgefl.records import PACKINGS
 
 DELTAS = [name for name in PACKINGS if name.startswith("delta+")]

@@ -14,18 +14,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from edgefl.errors import ProtocolError
 from edgefl.plan.job import Transfer
 from edgefl.plan.stages import packed_bytes
-from edgefl.protocol.tensors import DEFAULT_LIMIT_BYTES, decode_part, encode_part, encoding_of
+from edgefl.protocol.tensors import DEFAULT_LIMIT_BYTES, Array, decode_part, encode_part
 from edgefl.records import PACKINGS
 
-Array = npt.NDArray[Any]
 Tensors = Mapping[str, Array]
 #: Elements below which a tensor travels whole: few bytes, and sensitive.
 WHOLE_BELOW = 1024
@@ -93,11 +91,6 @@ def pays(tensors: Tensors, packing: str, transfer: Transfer) -> bool:
     return sent <= WORTH * whole
 
 
-def is_packed(data: bytes | memoryview) -> bool:
-    """Whether an object is a packed part."""
-    return encoding_of(data) == "packed"
-
-
 def decompress(
     data: bytes | memoryview, base: Tensors | None, packing: str, limit: int = DEFAULT_LIMIT_BYTES
 ) -> dict[str, Array]:
@@ -122,22 +115,25 @@ def decompress(
     reconstructed = {}
     room = limit
     for name in names:
-        if f"{name}|whole" in coded:
-            reconstructed[name] = coded[f"{name}|whole"]
-            room -= reconstructed[name].nbytes
+        if (whole := coded.get(f"{name}|whole")) is not None:
+            reconstructed[name] = whole
+            room -= whole.nbytes
             continue
-        shape = next((coded[key].shape for form in ("f16", "bf16", "int8") if (key := f"{name}|{form}") in coded), ())
-        start = None
-        if base is not None:
+        if base is None:
+            given = (coded.get(f"{name}|{form}") for form in ("f16", "bf16", "int8"))
+            shape = next((stored.shape for stored in given if stored is not None), ())
+        else:
             shape = base[name].shape
-            start = np.asarray(base[name], np.float32) if packing.startswith("delta+") else None
         room -= math.prod(max(1, size) for size in shape) * np.dtype(np.float32).itemsize
         if room < 0:
             raise ProtocolError(f"tensor {name[:80]!r} of shape {list(shape)} unpacks to more than {limit} bytes")
         if len(shape) < 2:
             raise ProtocolError(f"tensor {name[:80]!r} of shape {list(shape)} travels whole, and does not here")
         change = _decode(name, coded, shape)
-        reconstructed[name] = _sum(None if start is None else start.reshape(change.shape), change).reshape(shape)
+        start = None
+        if base is not None and packing.startswith("delta+"):
+            start = np.asarray(base[name], np.float32).reshape(change.shape)
+        reconstructed[name] = _sum(start, change).reshape(shape)
     return reconstructed
 
 
@@ -176,8 +172,10 @@ def _code(name: str, rows: Array, form: str, top: float) -> dict[str, Array]:
             scale[some] = np.abs(values).max(axis=1, initial=0.0) / _LEVELS[form]
             levels = _levels(values, scale[some], form)
             stored[some] = levels if form == "int8" else _in_pairs(levels)
-        elif form == "bf16":
-            stored[some] = _bf16(values)
+        elif form == "bf16":  # rounded to the nearest, of two to the even one
+            bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
+            bits = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
+            stored[some] = bits.astype(np.uint16).view(np.int16)
         else:
             with np.errstate(over="ignore"):
                 half = values.astype(np.float16)
@@ -273,10 +271,3 @@ def _decode(name: str, coded: Tensors, shape: tuple[int, ...]) -> Array:
     flat = np.zeros(size, np.float32)
     flat[at] = _values(values[None], "int8", scale)[0]
     return flat.reshape(shape[0], -1)
-
-
-def _bf16(values: Array) -> Array:
-    """Rounded to the nearest, of two to the even one, as int16 bits."""
-    bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
-    rounded = bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))
-    return np.asarray((rounded >> np.uint32(16)).astype(np.uint16).view(np.int16))
