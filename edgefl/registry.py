@@ -12,23 +12,24 @@ import inspect
 import math
 import pkgutil
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
-from functools import cache, cached_property, partial
+from dataclasses import dataclass, field
+from functools import cache, partial
 from importlib.metadata import entry_points
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Protocol, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeVar
 
-import msgspec
-from msgspec import Meta
-
-from edgefl.errors import ConfigError, Problem
+from edgefl.errors import ConfigError, Problem, ProtocolError
 
 if TYPE_CHECKING:
-    import numpy.typing as npt
     from torch import Tensor
 
-    Array = npt.NDArray[Any]
+    from edgefl.aggregation.mean import Tensors, WeightedMean
+    from edgefl.data.arrays import Array
+    from edgefl.data.dataset import Dataset
+    from edgefl.prototypes.table import ClassMeans
+
+R = TypeVar("R")
 
 GROUP = "edgefl.methods"
 #: What fills one slot: {method: options}.
@@ -37,30 +38,37 @@ Slot = Mapping[str, Mapping[str, float | str]]
 Recipe = Mapping[str, Slot]
 
 
-class Options(msgspec.Struct, frozen=True, kw_only=True):
-    """Options of a method, a field each, with its default, range and description.
-
-    A method's functions take its options as keyword arguments. A number is
-    ``Annotated[float, Meta(ge=…, le=…, description=…)]``, a count ``int`` (functions get a float all the same), text
-    ``Annotated[Literal[…], Meta(…)]`` or, free, ``Annotated[str, Meta(…)]``. A field whose option is a word of Python's
-    gets ``msgspec.field(name=…)``.
-    """
-
-
-#: Options that several methods have.
-TermWeight = Annotated[float, Meta(ge=0, description="factor of the term")]
-Temperature = Annotated[float, Meta(ge=0.001, description="softmax temperature")]
-DeviceShare = Annotated[float, Meta(ge=0.01, le=1, description="share of the eligible devices, rounded up")]
-
-
 class Option(NamedTuple):
-    """One option: text is one of ``choices`` (none: any text), a number lies in ``least`` … ``most``."""
+    """One option: text is one of ``choices`` (none: any text), a number lies in ``least`` … ``most``.
+
+    A method's functions take its options as keyword arguments, numbers as floats, a count (``default`` an int) too.
+    """
 
     default: float | str
     doc: str
     choices: tuple[str, ...] = ()
     least: float = -math.inf
     most: float = math.inf
+
+
+#: Options that several methods have.
+TERM_WEIGHT = Option(1.0, "factor of the term", least=0)
+MIN_COUNT = Option(  # a mean of one sample is that sample
+    2, "fewest samples of a class on a device whose mean it sends; fewer would give them away", least=1
+)
+DEVICE_SHARE = Option(0.5, "share of the eligible devices, rounded up", least=0.01, most=1)
+
+
+class Rule(NamedTuple):
+    """What a method needs of a recipe, or with ``wanted`` False excludes: a choice with ``trait`` in ``role``.
+
+    ``text``: what is wrong with a recipe that breaks it, and the way out.
+    """
+
+    role: str
+    trait: str
+    text: str
+    wanted: bool = True
 
 
 def no_conflicts(recipe: Recipe) -> list[Problem]:
@@ -73,7 +81,7 @@ class Method:
     """What every method declares: name, one sentence, options, source, and what it does not mix with.
 
     ``default``: it fills a slot that a recipe leaves out.
-    ``conflicts``: the rules that a recipe with this method breaks, each with the way out.
+    ``rules``: what a recipe with it needs and excludes; ``conflicts``: the same by a function, where that is no trait.
     ``per_round``: it makes something of all devices of one round together: no updates of earlier rounds.
     ``partial``: it leaves devices out of a round: no asynchronous rounds.
     ``headless``: why it has no meaning for a model without projection heads.
@@ -81,22 +89,19 @@ class Method:
 
     name: str
     summary: str
-    options: type[Options] = Options
+    options: Mapping[str, Option] = field(default_factory=dict)
     source: str = ""
     default: bool = False
+    rules: tuple[Rule, ...] = ()
     conflicts: Callable[[Recipe], list[Problem]] = no_conflicts
     per_round: bool = False
     partial: bool = False
     headless: str = ""
 
-    @cached_property
-    def fields(self) -> dict[str, Option]:
-        """Option name -> default, description and range."""
-        hints = get_type_hints(self.options, include_extras=True)
-        return {
-            field.encode_name: _option(hints[field.name], field.default)
-            for field in msgspec.structs.fields(self.options)
-        }
+    def problems(self, role: str, recipe: Recipe) -> list[Problem]:
+        """The rules that a recipe with this method in ``role`` breaks, each with the way out."""
+        broken_rules = [rule for rule in self.rules if offers(recipe, rule.role, rule.trait) != rule.wanted]
+        return [Problem(role, rule.text) for rule in broken_rules] + self.conflicts(recipe)
 
 
 @dataclass(frozen=True)
@@ -130,15 +135,28 @@ class Fusion(Method):
     wide: bool = False
 
 
+class Signature(NamedTuple):
+    """What each device sends once, so that the server can tell which have alike data; ``name``: how a job asks for it.
+
+    ``sign``: (dataset, classes, seed of the run) -> its tensors. ``layout``: (samples of each class) -> tensor name ->
+    (safetensors' type, shape). ``check`` raises ProtocolError unless tensors are what ``sign`` makes.
+    """
+
+    name: str
+    sign: Callable[[Dataset, int, int], dict[str, Array]]
+    layout: Callable[[Sequence[int]], dict[str, tuple[str, tuple[int, ...]]]]
+    check: Callable[[Mapping[str, Array]], None]
+
+
 @dataclass(frozen=True)
 class Cluster(Method):
     """How devices are grouped.
 
-    ``signature``: what each device sends once (``edgefl.methods.cluster.signature``): sketch, bases or nothing.
-    ``group``: ({device: tensors of its signature}, generator, options) -> {device: cluster, from 0}.
+    ``signature``: what each device sends once for it. ``group``: ({device: tensors of its signature}, generator,
+    options) -> {device: cluster, from 0}.
     """
 
-    signature: str = ""
+    signature: Signature | None = None
     group: Callable[..., dict[str, int]] | None = None
 
 
@@ -182,9 +200,9 @@ class Prototypes(Method):
     ``local_rows``: (job, candidate, its modalities, options) -> the same of the device's own, predicted.
     """
 
-    local: Callable[..., Mapping[str, object]] | None = None
+    local: Callable[..., Mapping[str, ClassMeans]] | None = None
     classes: bool = False
-    merge: Callable[..., tuple[dict[str, Any], dict[str, Any]]] | None = None
+    merge: Callable[..., tuple[dict[str, ClassMeans], dict[str, object]]] | None = None
     rows: Callable[..., dict[str, tuple[int, int]]] | None = None
     local_rows: Callable[..., dict[str, tuple[int, int]]] | None = None
 
@@ -257,7 +275,7 @@ class Repair(Method):
     weight's.
     """
 
-    mend: Callable[..., tuple[dict[tuple[str, str], Any], dict[str, Any], dict[str, Any]]] | None = None
+    mend: Callable[..., tuple[dict[tuple[str, str], Tensors], dict[str, Tensors], Mapping[str, object]]] | None = None
     unlikely: Callable[..., str] | None = None
     observe: Callable[..., Observer] | None = None
     copied: Callable[..., Sequence[Tensor]] | None = None
@@ -288,7 +306,7 @@ class Weight(Method):
 class Combine(Method):
     """How updates become one. ``accumulate``: (layout of the part) -> an accumulator with add and result."""
 
-    accumulate: Callable[..., object] | None = None
+    accumulate: Callable[..., WeightedMean] | None = None
 
 
 @dataclass(frozen=True)
@@ -300,8 +318,8 @@ class Optimise(Method):
     ``moves``: as a weight's.
     """
 
-    step: Callable[..., object] | None = None
-    adjust: Callable[..., tuple[dict[str, Any], dict[str, Any]]] | None = None
+    step: Callable[..., tuple[Tensors, Tensors | None]] | None = None
+    adjust: Callable[..., tuple[dict[str, float], dict[str, object]]] | None = None
     moves: bool = True
 
 
@@ -368,15 +386,15 @@ def method(role: str, name: str) -> Any:
 class Choice(NamedTuple):
     """One method in a slot, and its options, defaults included."""
 
-    method: Any
-    options: dict[str, Any]
+    method: Any  # of the role's kind
+    options: dict[str, float | str]
 
     @property
     def name(self) -> str:
         """The method's name."""
         return str(self.method.name)
 
-    def bind(self, function: Callable[..., Any]) -> Callable[..., Any]:
+    def bind(self, function: Callable[..., R]) -> Callable[..., R]:
         """The function with those of the options as keyword arguments that it takes; all, if it takes any."""
         takes = _parameters(function)
         return partial(function, **{name: value for name, value in self.options.items() if not takes or name in takes})
@@ -404,26 +422,41 @@ def choose(role: str, recipe: Recipe) -> Choice:
     return found[0]
 
 
+def signature(name: str) -> Signature:
+    """What devices send under this name for their clusters. Raises ProtocolError when no method here asks for it."""
+    found = _signatures()
+    if name not in found:
+        raise ProtocolError(
+            "a signature that no device was asked for", remedy="Only a recipe with clusters takes signatures."
+        )
+    return found[name]
+
+
+def _signatures() -> dict[str, Signature]:
+    return {one.signature.name: one.signature for one in methods("cluster").values() if one.signature}
+
+
 def offers(recipe: Recipe, role: str, trait: str) -> bool:
     """Whether a method that ``recipe`` has in this role has a trait, such as ``labels`` of a term of the loss."""
     return any(getattr(choice.method, trait) for choice in chosen(role, recipe[role]))
 
 
-def not_installed(slots: Recipe) -> str:
-    """Which methods of these slots are not installed here, in words; "": all are."""
+def not_installed(slots: Recipe, asked: str = "") -> str:
+    """Which methods of these slots and of the signature ``asked`` are not installed here, in words; "": all are."""
     _load()
     lacking = [f"{role}: {name}" for role, slot in slots.items() for name in slot if name not in _methods[role]]
+    lacking += [f"signature: {asked}"] if asked and asked not in _signatures() else []
     why = [broken[name] for slot in slots.values() for name in slot if name in broken]
     return "; ".join([f"not installed on this device: {', '.join(lacking)}", *why]) if lacking else ""
 
 
 def _choice(role: str, name: str, options: Mapping[str, float | str]) -> Choice:
     one = method(role, name)
-    if unknown := sorted(set(options) - set(one.fields)):
-        known = ", ".join(one.fields) or "no options"
+    if unknown := sorted(set(options) - set(one.options)):
+        known = ", ".join(one.options) or "no options"
         paths = (f"{role}.{name}.{option}" for option in unknown)
         raise ConfigError("recipe", [Problem(path, f"unknown option; choose from: {known}") for path in paths])
-    return Choice(one, {key: option.default for key, option in one.fields.items()} | dict(options))
+    return Choice(one, {key: option.default for key, option in one.options.items()} | dict(options))
 
 
 def _load() -> None:
@@ -433,37 +466,11 @@ def _load() -> None:
         if _loaded:
             return
         _loaded = True
-        for name in _modules():
-            importlib.import_module(name)
+        for module in pkgutil.walk_packages(importlib.import_module(GROUP).__path__, f"{GROUP}."):
+            importlib.import_module(module.name)
         for point in entry_points(group=GROUP):
             try:
                 point.load()
             except Exception as error:
                 package = point.dist.name if point.dist else point.value
                 broken[point.name] = f"package {package} has it but does not load: {type(error).__name__}: {error}"
-
-
-def _modules() -> Iterator[str]:
-    package = importlib.import_module(GROUP)
-    for module in pkgutil.walk_packages(package.__path__, f"{GROUP}."):
-        if module.name not in _WITH_TORCH:
-            yield module.name
-
-
-#: Modules that load torch when they are imported, and register nothing.
-_WITH_TORCH = frozenset(
-    {
-        "edgefl.methods.prototypes.class_mean_local",
-        "edgefl.methods.prototypes.matcher_networks",
-        "edgefl.methods.repair.poverty_layer",
-    }
-)
-
-
-def _option(hint: object, default: float | str) -> Option:
-    """From an option's annotation, ``Annotated[type, Meta(…)]``."""
-    kind, meta = get_args(hint)
-    least = -math.inf if meta.ge is None else float(meta.ge)
-    most = math.inf if meta.le is None else float(meta.le)
-    choices = tuple(get_args(kind)) if get_origin(kind) is Literal else ()
-    return Option(default, meta.description or "", choices, least, most)

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from edgefl.prototypes import mask
-from edgefl.prototypes.matcher import DEFAULT_MATCHER, Matcher
+from edgefl.prototypes.mask import DEFAULT_MATCHER, Matcher
 from edgefl.prototypes.table import ClassMeans
 
 Networks = mask.Networks

@@ -1,6 +1,6 @@
 """Where the product spells the name of a method, read from the syntax tree.
 
-The core knows roles ("cluster"), never names ("pacfl"): a name belongs into ``edgefl/methods`` and into recipes.
+The core knows roles ("cluster"), never names ("lsh"): a name belongs into ``edgefl/methods`` and into recipes.
 What counts:
 
 * a name that means nothing else (``class_mean``): every string constant equal to it, docstrings apart;

@@ -13,7 +13,6 @@ from edgefl.aggregation.clusters import LIMIT_BYTES
 from edgefl.aggregation.mean import BLOCK, BUFFERS, MisfitError, Tensor, Tensors, check, check_finite, stored_layout
 from edgefl.aggregation.server_state import shared
 from edgefl.errors import ProtocolError
-from edgefl.methods.cluster.signature import check_signature
 from edgefl.models.spec import PROTOTYPES, SIGNATURE
 from edgefl.plan.job import Transfer
 from edgefl.plan.stages import packing_of
@@ -21,6 +20,7 @@ from edgefl.protocol.packing import decompress
 from edgefl.protocol.tensors import decode_part, encode_part, is_packed
 from edgefl.prototypes.table import ClassMeans, from_tensors
 from edgefl.records import Manifest, ObjectRef, Refusal
+from edgefl.registry import signature
 from edgefl.storage.objects import ObjectStore
 
 
@@ -135,7 +135,7 @@ def check_update(
                 if own is not None:
                     own.check(tables)
             elif part == SIGNATURE:
-                check_signature(tensors, rules.signature)
+                signature(rules.signature).check(tensors)
             else:
                 check(tensors, stored_layout(store, previous[part]))
         except (ProtocolError, MisfitError) as error:

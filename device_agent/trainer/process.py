@@ -303,7 +303,7 @@ def _lacking(job: Job) -> str:
     slots = job.slots
     named = {"objective": slots.objective, "missing": slots.missing, "prototypes": slots.prototypes}
     shape: Recipe = {"fusion": {job.model.fusion: {}}, "sharing": {job.model.encoder_sharing: {}}}
-    methods = not_installed({**named, **shape, "repair": slots.repair})
+    methods = not_installed({**named, **shape, "repair": slots.repair}, job.signature)
     kinds = kinds_not_installed(encoder.kind for encoder in job.model.encoders.values())
     return "; ".join(filter(None, (methods, kinds and f"on this device: {kinds}")))
 

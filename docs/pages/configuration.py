@@ -60,7 +60,7 @@ def _slots() -> Iterator[str]:
         rows = []
         for choice, method in methods(role).items():
             lines = [
-                f"`{name}` = {option.default}: {option.doc}" + _range(option) for name, option in method.fields.items()
+                f"`{name}` = {option.default}: {option.doc}" + _range(option) for name, option in method.options.items()
             ]
             rows.append((f"`{choice}`", method.summary, "<br>".join(lines) or "none"))
         yield from table(("choice", "what it does", "options"), rows)

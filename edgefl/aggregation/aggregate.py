@@ -210,7 +210,7 @@ def _standing(
         clusters={u.device: clusters[u.device] for u in updates if u.device in clusters},
         similarity=terms.similarity,
         own_models=slots["cluster"].options.get("models") == "own",
-        small=slots["prototypes"].options.get("combine", "average"),
+        small=str(slots["prototypes"].options.get("combine", "average")),
         most=terms.largest_share,
     )
 

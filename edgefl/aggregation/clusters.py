@@ -9,7 +9,6 @@ import numpy as np
 from edgefl.aggregation.history import Memory, UpdateInfo
 from edgefl.aggregation.server_state import SERVER
 from edgefl.errors import ProtocolError
-from edgefl.methods.cluster.signature import check_signature
 from edgefl.models.spec import SIGNATURE
 from edgefl.protocol.tensors import decode_part
 from edgefl.records import Manifest
@@ -24,7 +23,8 @@ LIMIT_BYTES = 4 * 2**20
 
 def wanted(recipe: Recipe) -> str:
     """Kind of signature that devices send once for the recipe's clusters: sketch, bases, or nothing."""
-    return str(choose("cluster", recipe).method.signature)
+    asked = choose("cluster", recipe).method.signature
+    return asked.name if asked else ""
 
 
 def signed(state: Manifest) -> list[str]:
@@ -43,7 +43,10 @@ def sign(
             continue
         ref = update.manifest[SIGNATURE]
         try:
-            check_signature(decode_part(store.read(ref.id), LIMIT_BYTES, finite=True), slot.method.signature)
+            tensors = decode_part(store.read(ref.id), LIMIT_BYTES, finite=True)
+            if slot.method.signature is None:
+                raise ProtocolError("a signature that no device was asked for")
+            slot.method.signature.check(tensors)
             found[SIGNATURES + update.device] = ref
         except ProtocolError as error:
             refused[update.device] = ("malformed", error.message)

@@ -235,7 +235,7 @@ def server_step(
         total = sum(weights.values()) or 1.0
         participants = {u.device: NO_CLUSTER for u in updates} | grouped(updates, clusters)
         shares = {device: weight / total for device, weight in weights.items()}
-        changed, told = slot.method.adjust(memory, participants, shares, **slot.options)
+        changed, told = slot.bind(slot.method.adjust)(memory, participants, shares)
         record |= told
         slot = slot._replace(options={**slot.options, **changed})
     return slot.bind(slot.method.step)

@@ -15,7 +15,7 @@ import numpy as np
 
 from edgefl.aggregation.mean import Outcome, Tensors
 from edgefl.errors import ModelError, ProtocolError
-from edgefl.prototypes.adaptive import Pairs
+from edgefl.prototypes.adaptive import pair_count
 from edgefl.prototypes.table import ClassMeans, Merger, Weighting, from_tensors, to_tensors
 from edgefl.registry import Choice
 
@@ -64,7 +64,7 @@ def _adaptive(loaders: Mapping[str, Load], slot: Choice, rng: np.random.Generato
     for device, load in loaders.items():
         try:
             own = from_tensors(load())
-            Pairs(own)
+            pair_count(own)
         except (ProtocolError, ModelError) as error:
             refused[device] = ("malformed", error.message)
             continue

@@ -21,7 +21,7 @@ from edgefl.plan.job import Candidate, Job, Stage, Transfer
 from edgefl.plan.stages import is_closing, kept, packed_bytes, packing_of, sent
 from edgefl.plan.training_samples import VALUE_BYTES, after_completion, built_parts, prefixes, stored_bytes, together_in
 from edgefl.records import Cost, Figure, Figures, has_card
-from edgefl.registry import chosen
+from edgefl.registry import chosen, signature
 
 #: Bytes of a value by safetensors' name of its type.
 _WIDTH = {"F32": 4, "I64": 8, "I16": 2}
@@ -88,10 +88,8 @@ def _untouched(job: Job, candidate: Candidate) -> set[str]:
 
 
 def signature_bytes(kind: str, class_counts: Sequence[int]) -> int:
-    """Bytes of what clusters are made of: a sketch, or the bases of the classes that a device has."""
-    from edgefl.methods.cluster.signature import signature_layout  # numpy waits until there are clusters
-
-    return object_bytes(signature_layout(kind, class_counts))
+    """Bytes of what clusters are made of, by how many samples of each class a device has."""
+    return object_bytes(signature(kind).layout(class_counts))
 
 
 def prototype_bytes(job: Job, candidate: Candidate, part_bytes: Mapping[str, int]) -> tuple[int, int]:

@@ -39,7 +39,7 @@ def _options(role: str, name: str, given: Any) -> dict[str, float | str]:
     known = methods(role)
     if name not in known:
         raise ValueError(f"unknown choice {name!r}; {valid_names(name, list(known))}")
-    options = known[name].fields
+    options = known[name].options
     if not isinstance(given, dict):
         raise ValueError(f"the options of {name} are {{option: value}}, not {given!r}")
     for option in given:
@@ -71,7 +71,7 @@ def _value(name: str, spec: Option, value: Any) -> float | str:
 def conflicts(recipe: Recipe) -> list[Problem]:
     """Every rule that ``recipe`` (role -> {choice: options}) breaks, with the way out. What no rule names mixes."""
     found = [
-        problem for role in ROLES for one in chosen(role, recipe[role]) for problem in one.method.conflicts(recipe)
+        problem for role in ROLES for one in chosen(role, recipe[role]) for problem in one.method.problems(role, recipe)
     ]
     if not any(term.method.task for term in chosen("objective", recipe["objective"])):
         tasks = ", ".join(name for name, term in methods("objective").items() if term.task)

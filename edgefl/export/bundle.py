@@ -50,7 +50,7 @@ from edgefl.export.session import open_session
 from edgefl.models.spec import PROTOTYPES, ModelSpec
 from edgefl.plan.job import Stage
 from edgefl.plan.stages import restrict
-from edgefl.prototypes.matcher import DEFAULT_MATCHER, Matcher
+from edgefl.prototypes.mask import DEFAULT_MATCHER, Matcher
 from edgefl.prototypes.table import ClassMeans, empty, from_tensors
 from edgefl.records import Manifest as State
 from edgefl.registry import method

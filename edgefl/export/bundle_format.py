@@ -19,7 +19,7 @@ import msgspec
 
 from edgefl.errors import ExportError
 from edgefl.models.spec import EncoderSpec, ModelSpec
-from edgefl.prototypes.matcher import Matcher
+from edgefl.prototypes.mask import Matcher
 from edgefl.records import ObjectRef
 from edgefl.run_records import BundleRow
 from edgefl.storage.disk import read_at_most

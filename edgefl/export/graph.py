@@ -24,8 +24,7 @@ from edgefl.models.encoder import TokenState
 from edgefl.models.spec import shares_attention
 from edgefl.models.staged import StagedModel
 from edgefl.models.vectors import unit
-from edgefl.prototypes.mask import Table
-from edgefl.prototypes.matcher import DEFAULT_MATCHER, Matcher
+from edgefl.prototypes.mask import DEFAULT_MATCHER, Matcher, Table
 from edgefl.training.fill import BY_MATCH, AtHand, Made, Make, fill
 from edgefl.training.matching import WeightedNetworks, answers
 

@@ -2,36 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
-
-from msgspec import Meta
-
 from edgefl.errors import Problem
-from edgefl.registry import Fusion, Options, Recipe, Sharing, chosen, offers, register
-
-
-class Concat(Options, frozen=True):
-    """Options of concatenation."""
-
-    bound: Annotated[
-        Literal["none", "tanh"],
-        Meta(
-            description=(
-                "tanh: it ends in tanh(layer norm / 2), so that no entry is beyond 1 (PmcmFL's published code)"
-            )
-        ),
-    ] = "none"
-
-
-class Joint(Options, frozen=True):
-    """Options of joint fusion."""
-
-    width: Annotated[
-        int,
-        Meta(ge=0, description="token width; 0: that of the widest encoder, at most 256, the paper's"),
-    ] = 0
-    heads: Annotated[int, Meta(ge=1, description="attention heads")] = 4
-    layers: Annotated[int, Meta(ge=1, description="self-attention layers")] = 3
+from edgefl.registry import Fusion, Option, Recipe, Sharing, chosen, offers, register
 
 
 def _one_projection(recipe: Recipe) -> list[Problem]:
@@ -44,13 +16,22 @@ def _one_projection(recipe: Recipe) -> list[Problem]:
     return [Problem("fusion", text.format(name)) for name in (*terms, *weights)]
 
 
+_BOUND = Option(
+    "none",
+    "tanh: it ends in tanh(layer norm / 2), so that no entry is beyond 1 (PmcmFL's published code)",
+    ("none", "tanh"),
+)
 register(
-    Fusion("concat", "concatenation and a two-layer network", Concat, default=True, wide=True),
+    Fusion("concat", "concatenation and a two-layer network", {"bound": _BOUND}, default=True, wide=True),
     Fusion("mean", "the mean of the projections at hand, no parameters", weights=False),
     Fusion(
         "joint",
         "cross-attention between the modalities' tokens, then self-attention; one projection for all (FedMVP, eqs 2-3)",
-        Joint,
+        {
+            "width": Option(0, "token width; 0: that of the widest encoder, at most 256, the paper's", least=0),
+            "heads": Option(4, "attention heads", least=1),
+            "layers": Option(3, "self-attention layers", least=1),
+        },
         tokens=True,
         conflicts=_one_projection,
     ),

@@ -2,23 +2,22 @@
 
 With labels:  p_c^m = mean of f^m(x_i) over y_i = c.  Without:  e_i = mean over m of f^m(x_i)/|f^m(x_i)|, K-means on e,
 p_k^m = mean of f^m(x_i)/|f^m(x_i)| over the samples of cluster k; their cluster is the samples' pseudo-label.
-D-A9: K is clamped to the number of distinct points.
+D-A9: K is clamped to the number of distinct points. One table [K, d] a modality, with counts [K]: rows at the same
+index are one pair, count 0 means no row.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from edgefl.errors import ModelError
-from edgefl.prototypes.kmeans import kmeans
+from edgefl.prototypes.kmeans import Labels, kmeans
 from edgefl.prototypes.table import Array, ClassMeans, class_means, empty
 
-Labels = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
 
 #: Clusters of a device without labels. Ours: the paper's text names no number (docs/decisions/0029).
@@ -27,38 +26,22 @@ LOCAL_CLUSTERS = 20
 _SMALLEST_NORM = 1e-12
 
 
-@dataclass(frozen=True)
-class Pairs:
-    """One table [K, d] a modality, with counts [K]: rows at the same index are one pair, count 0 means no row.
-
-    The tables travel as they are: ``library.to_tensors(pairs.tables)``, and ``Pairs(library.from_tensors(tensors))``.
-    Raises ModelError when the tables have different numbers of rows.
-    """
+class Local(NamedTuple):
+    """Local prototypes: a table a modality, and each sample's class or pseudo-label ``labels`` [N], -1 for none."""
 
     tables: dict[str, ClassMeans]
-
-    def __post_init__(self) -> None:
-        rows = {m: len(table.counts) for m, table in self.tables.items()}
-        if len(set(rows.values())) > 1:
-            raise ModelError(
-                f"tables of {', '.join(f'{n} ({m})' for m, n in sorted(rows.items()))} rows are not pairs",
-                remedy="Make the tables together, so that rows at the same index belong together.",
-            )
-
-    def __len__(self) -> int:
-        return max((len(table.counts) for table in self.tables.values()), default=0)
-
-    @property
-    def has(self) -> dict[str, Flags]:
-        """modality -> [K]: whose row is there."""
-        return {m: table.present for m, table in self.tables.items()}
-
-
-class Local(NamedTuple):
-    """Local prototypes: the device's ``pairs``, and each sample's class or pseudo-label ``labels`` [N], -1 for none."""
-
-    pairs: Pairs
     labels: Labels
+
+
+def pair_count(tables: Mapping[str, ClassMeans]) -> int:
+    """How many pairs the tables hold. Raises ModelError when they have different numbers of rows: they are none."""
+    rows = {m: len(table.counts) for m, table in tables.items()}
+    if len(set(rows.values())) > 1:
+        raise ModelError(
+            f"tables of {', '.join(f'{n} ({m})' for m, n in sorted(rows.items()))} rows are not pairs",
+            remedy="Make the tables together, so that rows at the same index belong together.",
+        )
+    return max(rows.values(), default=0)
 
 
 def local_pairs(
@@ -70,23 +53,18 @@ def local_pairs(
     *,
     clusters: int = LOCAL_CLUSTERS,
 ) -> Local:
-    """By labels when any of ``labels`` [N] is there (-1: none), else by clusters.
+    """Class means of each modality when any of ``labels`` [N] is there (-1: none, left out), else ``by_clusters``.
 
     ``projections``: modality -> f's output [N, d] before normalisation; ``has``: modality -> [N], which rows are real.
     Raises ModelError for shapes that do not match and labels out of range.
     """
     known = np.full(0, -1) if labels is None else np.asarray(labels, np.int64)
-    if (known >= 0).any():
-        return by_labels(projections, has, known, classes)
-    return by_clusters(projections, has, rng, clusters=clusters)
-
-
-def by_labels(projections: Mapping[str, Array], has: Mapping[str, Flags], labels: npt.ArrayLike, classes: int) -> Local:
-    """Class means of each modality; the pairs are the classes. Samples without a label are left out."""
-    y = np.asarray(labels, np.int64)
-    _check(projections, has, len(y))
-    tables = {m: class_means(h, np.where(has[m], y, -1), classes) for m, h in sorted(projections.items())}
-    return Local(Pairs(tables), y)
+    if not (known >= 0).any():
+        return by_clusters(projections, has, rng, clusters=clusters)
+    _check(projections, has, len(known))
+    return Local(
+        {m: class_means(h, np.where(has[m], known, -1), classes) for m, h in sorted(projections.items())}, known
+    )
 
 
 def by_clusters(
@@ -109,10 +87,10 @@ def by_clusters(
     labels = np.full(count, -1, np.int64)
     complete = np.all([has[m] for m in units], axis=0) if units else np.zeros(0, bool)
     if not complete.any():
-        return Local(Pairs({m: empty(0, h.shape[1]) for m, h in units.items()}), labels)
+        return Local({m: empty(0, h.shape[1]) for m, h in units.items()}, labels)
     found = kmeans(np.mean([h[complete] for h in units.values()], axis=0), clusters, rng)
     labels[complete] = found.labels
-    return Local(Pairs({m: class_means(h, labels, len(found.centres)) for m, h in units.items()}), labels)
+    return Local({m: class_means(h, labels, len(found.centres)) for m, h in units.items()}, labels)
 
 
 def normalised(rows: npt.ArrayLike) -> Array:

@@ -13,26 +13,68 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-import torch
-import torch.nn.functional as F  # noqa: N812 - torch's own name for it
-from torch import Tensor
+import numpy as np
 
 from edgefl.errors import ModelError
+from edgefl.lazy import F, torch
 from edgefl.models.vectors import SMALLEST_NORM, unit
-from edgefl.prototypes.matcher import Matcher
 from edgefl.prototypes.table import ClassMeans
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 #: In place of the score of a row that must not match: far below any distance between finite projections, and after the
 #: division by any temperature down to 1e-8 still a number.
 EXCLUDED = -1e30
 #: A probability below this counts as this in logarithms: the smallest normal f32, which no runtime rounds to zero.
-SMALLEST_PROBABILITY = torch.finfo(torch.float32).tiny
+SMALLEST_PROBABILITY = float(np.finfo(np.float32).tiny)
+
+#: Classes mixed and softmax temperature over cosines, in training, evaluation and exported bundles alike. So sharp that
+#: only near ties are mixed: an even mixture of classes is what zeros already say (docs/decisions/0005).
+TOP_K = 3
+TEMPERATURE = 0.01
+#: Each metric's own temperature. The paper names none, which is 1: the softmax of -distances and of a prior's cosines
+#: as they are, and a classifier's probabilities themselves (docs/decisions/0031). Cosines with a modality's own
+#: prototypes at 0.05 and 0.2 serve the weaker sensor worse than at 0.01 (measured, docs/decisions/0005).
+TEMPERATURES = {"cosine": TEMPERATURE, "l1": 1.0, "l2": 1.0, "classifier": 1.0, "prior": 1.0}
+#: The metrics whose scores small trained networks give.
+TRAINED_METRICS = ("classifier", "prior")
+
+
+@dataclass(frozen=True)
+class Matcher:
+    """How an absent modality's class is guessed.
+
+    ``metric``: the score of a class; ``k``: how many of the best are mixed; ``temperature`` divides the scores, or a
+    classifier's logarithms, before the softmax; 0 becomes the metric's own (``TEMPERATURES``). Raises ModelError for an
+    unknown metric and for settings out of range.
+    """
+
+    metric: str = "cosine"
+    k: int = TOP_K
+    temperature: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.metric not in TEMPERATURES:
+            raise ModelError(f"unknown metric {self.metric!r}", remedy=f"Choose one of: {', '.join(TEMPERATURES)}.")
+        if self.k < 1 or self.temperature < 0:
+            raise ModelError(f"a matcher needs k >= 1 and temperature >= 0, got {self.k} and {self.temperature}")
+        if self.temperature == 0:
+            object.__setattr__(self, "temperature", TEMPERATURES[self.metric])
+
+    @property
+    def trained(self) -> bool:
+        """Whether small networks give the scores."""
+        return self.metric in TRAINED_METRICS
+
+
+DEFAULT_MATCHER = Matcher()
 
 #: A small trained network: projections [B, d] of the modality at hand and the name of the absent one -> logits [B, C]
 #: (classifier), or projections [B, d] of the absent modality (prior).
-Network = Callable[[Tensor, str], Tensor]
+Network = Callable[["Tensor", str], "Tensor"]
 #: By modality at hand: the network of each device that has one, with its weight (samples).
 Networks = Mapping[str, Sequence[tuple[float, Network]]]
 
@@ -118,7 +160,9 @@ def scores_of(
             values, among = SCORES[matcher.metric](r[m], tables[m].rows), tables[m].valid & tables[absent].valid
         each.append(Scores(values, among & has[m].unsqueeze(1) if m in has else among))
     values, among = averaged(each)
-    return Scores(logarithms(values) if matcher.metric == "classifier" else values, among)
+    if matcher.metric == "classifier":  # ln p / T in the softmax gives p^(1/T), at T = 1 p itself
+        values = values.clamp(min=SMALLEST_PROBABILITY).log()
+    return Scores(values, among)
 
 
 def choose(scores: Scores, matcher: Matcher, size: int) -> tuple[Tensor, Tensor]:
@@ -145,11 +189,6 @@ def averaged(each: Sequence[Scores]) -> Scores:
     counts = torch.stack([among.expand_as(scores) for scores, among in each]).sum(dim=0)
     total = torch.stack([torch.where(among, scores, 0.0) for scores, among in each]).sum(dim=0)
     return Scores(total / counts.clamp(min=1), counts > 0)
-
-
-def logarithms(probabilities: Tensor) -> Tensor:
-    """ln p: ln p / T in the softmax gives p^(1/T), at T = 1 p itself."""
-    return probabilities.clamp(min=SMALLEST_PROBABILITY).log()
 
 
 def cosine(r: Tensor, rows: Tensor) -> Tensor:

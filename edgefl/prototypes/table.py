@@ -8,7 +8,7 @@ its holders; D-P3 a class absent everywhere keeps its previous row, one never se
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -37,7 +37,7 @@ class ClassMeans:
             raise ModelError(
                 f"prototypes need means [classes, width] and counts [classes], got {list(self.means.shape)} "
                 f"and {list(self.counts.shape)}",
-                remedy="Build the table with prototypes.library.class_means, or read it with from_tensors.",
+                remedy="Build the table with prototypes.table.class_means, or read it with from_tensors.",
             )
 
     @property
@@ -60,7 +60,7 @@ def empty(classes: int, width: int) -> ClassMeans:
 def class_means(h: npt.ArrayLike, labels: npt.ArrayLike, classes: int) -> ClassMeans:
     """The mean of ``h`` [N, d] per class. Label -1: left out. Raises ModelError for labels >= ``classes``.
 
-    Batches can be summarised one by one: ``merge(batches, weighting="class")`` is then the mean over all of them.
+    Batches can be summarised one by one: merged by "class" they are the mean over all of them.
     """
     rows = np.asarray(h, np.float32)
     y = np.asarray(labels, np.int64)
@@ -78,7 +78,11 @@ def class_means(h: npt.ArrayLike, labels: npt.ArrayLike, classes: int) -> ClassM
 
 
 class Merger:
-    """Merges tables one at a time, so that memory does not grow with the number of devices."""
+    """Merges tables (all [C, d]) one at a time, so that memory does not grow with the number of devices.
+
+    ``weighting`` "modality": a device counts with all its samples of the modality (the paper); "class": with those of
+    the class at hand.
+    """
 
     def __init__(self, weighting: Weighting = "modality") -> None:
         if weighting not in ("modality", "class"):
@@ -116,20 +120,6 @@ class Merger:
             means = np.where(held[:, None], means, previous.means)
             counts = np.where(held, counts, previous.counts)
         return ClassMeans(means, counts)
-
-
-def merge(
-    tables: Iterable[ClassMeans], weighting: Weighting = "modality", previous: ClassMeans | None = None
-) -> ClassMeans:
-    """The global table of several local ones (all [C, d]).
-
-    ``weighting`` "modality": a device counts with all its samples of the modality (the paper); "class": with those of
-    the class at hand. Raises ModelError for differing shapes, or when there is neither a table nor ``previous``.
-    """
-    merger = Merger(weighting)
-    for table in tables:
-        merger.add(table)
-    return merger.result(previous)
 
 
 def to_tensors(tables: Mapping[str, ClassMeans]) -> dict[str, npt.NDArray[np.float32]]:

@@ -30,8 +30,7 @@ from edgefl.models.spec import PROTOTYPES, ModelSpec, encodes_together
 from edgefl.models.staged import StagedModel, build
 from edgefl.plan.job import Job, Slots, Stage
 from edgefl.plan.training_samples import needs_pairs
-from edgefl.prototypes.mask import Networks, Table, in_torch
-from edgefl.prototypes.matcher import DEFAULT_MATCHER, Matcher
+from edgefl.prototypes.mask import DEFAULT_MATCHER, Matcher, Networks, Table, in_torch
 from edgefl.prototypes.table import ClassMeans, from_tensors
 from edgefl.records import EvaluationRow
 from edgefl.registry import chosen, default, method, methods

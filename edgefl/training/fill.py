@@ -1,7 +1,7 @@
 """Filling in absent modalities: what a stand-in is made of, what it is, and the batch that results.
 
 Training, evaluation and exported graphs call :func:`fill` alike; the stand-ins are methods
-(``edgefl.methods.absent.stand_ins``). torch is loaded when the first batch is filled.
+(``edgefl.methods.missing.stand_ins``). torch is loaded when the first batch is filled.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from edgefl.lazy import torch
-from edgefl.prototypes.matcher import DEFAULT_MATCHER, TOP_K, Matcher
+from edgefl.prototypes.mask import DEFAULT_MATCHER, TOP_K, Matcher
 from edgefl.registry import Slot, chosen, default
 
 if TYPE_CHECKING:
@@ -116,6 +116,6 @@ def at_inference(missing: Slot, model: ModelSpec, tables: Mapping[str, object]) 
 def matcher_of(slots: Slots, networks: Mapping[str, object]) -> Matcher:
     """The recipe's matcher; cosine until the small networks it needs have been trained (in the closing round)."""
     options = chosen("prototypes", slots.prototypes)[0].options
-    metric = options.get("match", DEFAULT_MATCHER.metric)
+    metric = str(options.get("match", DEFAULT_MATCHER.metric))
     matcher = Matcher(metric, int(options.get("k", TOP_K)), float(options.get("temperature", 0.0)))
     return DEFAULT_MATCHER if matcher.trained and not networks else matcher

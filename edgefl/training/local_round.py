@@ -20,7 +20,6 @@ import torch
 
 from edgefl.data.dataset import Dataset
 from edgefl.errors import DataError, RunError
-from edgefl.methods.cluster.signature import signature_of
 from edgefl.models.parts import load_part, part_tensors
 from edgefl.models.spec import PROTOTYPES, SIGNATURE, modality_of
 from edgefl.models.staged import StagedModel, build
@@ -28,7 +27,7 @@ from edgefl.plan.job import Job
 from edgefl.plan.stages import is_closing, sent
 from edgefl.plan.stages import kept as kept_parts
 from edgefl.plan.training_samples import built_parts
-from edgefl.registry import Observer, chosen
+from edgefl.registry import Observer, chosen, signature
 from edgefl.training.batches import Batch, mixed_rows, too_few, training_batches, unmixed_rows, usable_rows
 from edgefl.training.embeddings import device_of, take_local_statistics
 from edgefl.training.evaluate import local_evaluation, personal_evaluation
@@ -255,7 +254,7 @@ def _update(training: _Training) -> tuple[dict[str, Tensors], dict[str, int]]:
     if tables is not None:
         sending[PROTOTYPES], samples[PROTOTYPES] = tables, len(usable)
     if job.signature:
-        sending[SIGNATURE] = signature_of(dataset, job.signature, job.model.classes, job.hyper.seed)
+        sending[SIGNATURE] = signature(job.signature).sign(dataset, job.model.classes, job.hyper.seed)
     return sending, samples
 
 

@@ -16,7 +16,7 @@ from edgefl.models.spec import ModelSpec
 from edgefl.models.staged import StagedModel, build
 from edgefl.plan.job import Job, Slots
 from edgefl.prototypes import mask
-from edgefl.prototypes.matcher import Matcher
+from edgefl.prototypes.mask import Matcher
 from edgefl.training.embeddings import device_of, projections_of
 from edgefl.training.fill import matcher_of
 from edgefl.training.flop_cache import counted

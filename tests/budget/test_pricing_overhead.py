@@ -13,7 +13,7 @@ from training_fixture import CLIP, CROSS_ENTROPY, dataset, job, model_spec, part
 from edgefl.budget.fit import place
 from edgefl.budget.stage_cost import Priced
 from edgefl.data.dataset import Dataset
-from edgefl.methods.absent.completion import complete, nearest
+from edgefl.methods.missing.completion import complete, nearest
 from edgefl.methods.repair.poverty_layer import poverty_layers
 from edgefl.models.spec import EncoderSpec, JointSpec, ModelSpec
 from edgefl.models.staged import build

@@ -11,15 +11,15 @@ from coordinator.core.assignments import expected
 from coordinator.core.state import Device, State
 from edgefl.budget.stage_cost import object_bytes, prototype_bytes
 from edgefl.data.dataset import Dataset
-from edgefl.methods.cluster.signature import bases, signature_layout, sketch
+from edgefl.methods.cluster import sketch
 from edgefl.models.parts import part_layout, part_tensors
 from edgefl.models.staged import build
 from edgefl.plan.job import Candidate, Placement, RoundPolicy
 from edgefl.protocol.messages import Hello
 from edgefl.protocol.tensors import encode_part
-from edgefl.prototypes.matcher import DEFAULT_MATCHER
+from edgefl.prototypes.mask import DEFAULT_MATCHER
 from edgefl.records import Attempt, Cost, Figure
-from edgefl.registry import method
+from edgefl.registry import method, signature
 from edgefl.training.batches import split
 from edgefl.training.forward import Auxiliary, local_tables
 
@@ -29,10 +29,7 @@ def test_the_size_of_an_object_follows_from_its_layout():
     for part in model.parts_present:
         assert object_bytes(part_layout(model, part)) == len(encode_part(part_tensors(model, part))), part
     features = np.random.default_rng(1).normal(size=(20, 256)).astype(np.float32)
-    labels = np.arange(20) % 3
-    labels[labels == 2] = 0
-    assert object_bytes(signature_layout("sketch", ())) == len(encode_part(sketch(features)))
-    assert object_bytes(signature_layout("bases", (13, 7, 0))) == len(encode_part(bases(features, labels, 3)))
+    assert object_bytes(signature("sketch").layout(())) == len(encode_part(sketch(features)))
 
 
 ADAPTIVE = {"adaptive": {"local_clusters": 8, "clusters": 4, "neighbours": 2, "min_count": 2}}

@@ -253,7 +253,7 @@ def test_a_date_may_be_written_as_yaml_understands_it(tmp_path):
 @pytest.mark.parametrize("role", ROLES)
 def test_every_choice_of_every_role_is_read_alone_and_with_each_of_its_options(role):
     for choice, method in methods(role).items():
-        options = method.fields
+        options = method.options
         defaults = {name: option.default for name, option in options.items()}
         assert parse_slot(role, choice) == {choice: defaults}
         assert parse_slot(role, {choice: None}) == {choice: defaults}

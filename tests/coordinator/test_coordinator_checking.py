@@ -17,12 +17,12 @@ from edgefl.aggregation.clusters import SIGNATURES, wanted
 from edgefl.aggregation.history import UpdateInfo
 from edgefl.data.dataset import Dataset
 from edgefl.errors import ProtocolError
-from edgefl.methods.cluster.signature import BITS, RANK, ROWS, UNIT, WIDTH, bases, check_signature, sketch
+from edgefl.methods.cluster import BITS, ROWS, UNIT, WIDTH, check_sketch, sketch
 from edgefl.models.checkpoints import initial_parts
 from edgefl.models.spec import EncoderSpec, HeadSpec, ModelSpec
 from edgefl.protocol.tensors import decode_part, encode_part
 from edgefl.records import Refusal
-from edgefl.registry import method, methods
+from edgefl.registry import method, methods, signature
 from edgefl.run_records import RunReport
 from edgefl.storage.objects import ObjectStore
 
@@ -37,11 +37,6 @@ def counts(value: int = 8, rows: int = ROWS, buckets: int = 2**BITS) -> np.ndarr
     return np.full((rows, buckets), value, np.int16)  # 8 = UNIT / 4096: a sample in every bucket
 
 
-def axes(first: int, count: int = RANK, width: int = WIDTH) -> np.ndarray:
-    """Unit vectors ``first`` to ``first + count - 1``, an orthonormal basis."""
-    return np.ascontiguousarray(np.eye(width, dtype=np.float32)[:, first : first + count])
-
-
 SKETCHES: dict[str, tuple[Tensors, str]] = {
     "nothing": ({}, "but nothing"),
     "another name": ({"bases": counts()}, "'bases' int16"),
@@ -51,61 +46,38 @@ SKETCHES: dict[str, tuple[Tensors, str]] = {
     "a count below 0": ({"sketch": np.where(np.arange(2**BITS) == 5, -1, counts()).astype(np.int16)}, "count of -1"),
     "an empty row": ({"sketch": np.where(np.arange(ROWS)[:, None] == 5, 0, counts()).astype(np.int16)}, "sums to 0"),
 }
-BASES: dict[str, tuple[Tensors, str]] = {
-    "nothing": ({}, "bases of 0 directions"),
-    "no class": ({"klass.1": axes(0)}, "'klass.1'"),
-    "a class that is no number": ({"class.-1": axes(0)}, "'class.-1'"),
-    "another width": ({"class.1": axes(0, width=WIDTH - 1)}, r"\[255, 3\]"),
-    "too many directions of a class": ({"class.1": axes(0, count=RANK + 1)}, r"\[256, 4\]"),
-    "none of a class": ({"class.1": axes(0, count=0)}, r"\[256, 0\]"),
-    "too many in all": ({f"class.{c}": axes(3 * c) for c in range(43)}, "129 directions"),
-    "not orthonormal": ({"class.1": 2 * axes(0)}, "'class.1' is not orthonormal"),
-    "the same twice": ({"class.1": axes(0, count=1)[:, [0, 0]]}, "'class.1' is not orthonormal"),
-    "a vector": ({"class.1": axes(0)[:, 0]}, r"\[256\]"),
-    "integers": ({"class.1": axes(0).astype(np.int32)}, "int32"),
-    "not finite": ({"class.1": axes(0) * np.float32(np.nan)}, "not orthonormal"),
-}
 
 
-@pytest.mark.parametrize("kind", ["sketch", "bases"])
 @pytest.mark.parametrize("encoding", ["f32", "f16"])
-def test_what_devices_make_is_a_signature_in_every_encoding(kind: str, encoding: str) -> None:
-    labels = np.arange(20) % 4
-    made = sketch(features()) if kind == "sketch" else bases(features(), labels, 4)
-    check_signature(decode_part(encode_part(made, encoding), finite=True), kind)
-    check_signature({"sketch": counts()} if kind == "sketch" else {"class.0": axes(0), "class.41": axes(125)}, kind)
-    other = "bases" if kind == "sketch" else "sketch"
-    with pytest.raises(ProtocolError, match="but '"):
-        check_signature(made, other)
-    with pytest.raises(ProtocolError, match="nobody asked"):
-        check_signature(made, "")
+def test_what_devices_make_is_a_signature_in_every_encoding(encoding: str) -> None:
+    made = sketch(features())
+    check_sketch(decode_part(encode_part(made, encoding), finite=True))
+    check_sketch({"sketch": counts()})
 
 
-def test_the_smallest_and_the_largest_devices_have_rows_that_count() -> None:
-    check_signature(sketch(features(1)), "sketch")
+def test_a_signature_that_no_recipe_asks_for_is_refused() -> None:
+    assert signature("sketch").name == "sketch"
+    for name in ("", "bases"):  # bases: of a method that is not installed
+        with pytest.raises(ProtocolError, match="no device was asked for"):
+            signature(name)
+
+
+def test_the_smallest_device_has_rows_that_count() -> None:
+    check_sketch(sketch(features(1)))
     assert sketch(features(1))["sketch"].max() == UNIT
-    check_signature(bases(features(1), np.zeros(1, np.int64), 1), "bases")
 
 
 @pytest.mark.parametrize("fault", SKETCHES)
 def test_what_is_no_sketch_is_named(fault: str) -> None:
     tensors, message = SKETCHES[fault]
     with pytest.raises(ProtocolError, match=message):
-        check_signature(tensors, "sketch")
-
-
-@pytest.mark.parametrize("fault", BASES)
-def test_what_are_no_bases_is_named(fault: str) -> None:
-    tensors, message = BASES[fault]
-    with pytest.raises(ProtocolError, match=message):
-        check_signature(tensors, "bases")
+        check_sketch(tensors)
 
 
 def test_what_is_wanted_is_what_the_recipes_clusters_are_made_of() -> None:
     assert {name: wanted({"cluster": {name: {}}}) for name in methods("cluster")} == {
         "none": "",
         "lsh": "sketch",
-        "pacfl": "bases",
     }
     assert wanted({}) == wanted({"cluster": {}}) == ""
 

@@ -32,7 +32,7 @@ from edgefl.export.bundle_format import (
 from edgefl.export.runtime import ROWS, find_bundles, load_bundle
 from edgefl.models.check import encoder_of_size
 from edgefl.models.spec import HeadSpec, JointSpec, ModelSpec
-from edgefl.prototypes.matcher import TEMPERATURE, TOP_K
+from edgefl.prototypes.mask import TEMPERATURE, TOP_K
 from edgefl.prototypes.table import ClassMeans, from_tensors, to_tensors
 from edgefl.records import ObjectRef
 

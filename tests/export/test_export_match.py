@@ -19,12 +19,11 @@ from edgefl.export import parity
 from edgefl.export.bundle_format import MATCHED, WEIGHTS, Check, input_ports, table_name, valid_name
 from edgefl.export.graph import BundleGraph
 from edgefl.export.parity import shortfall, weight_difference
-from edgefl.methods.absent.stand_ins import prototype
+from edgefl.methods.missing.stand_ins import prototype
 from edgefl.models.spec import ModelSpec
 from edgefl.models.staged import StagedModel, build
-from edgefl.prototypes.mask import Mixture, Scores, mix, scores_of
+from edgefl.prototypes.mask import TEMPERATURE, TEMPERATURES, TOP_K, Matcher, Mixture, Scores, mix, scores_of
 from edgefl.prototypes.mask import in_torch as in_torch_tables
-from edgefl.prototypes.matcher import TEMPERATURE, TEMPERATURES, TOP_K, Matcher
 from edgefl.prototypes.table import ClassMeans
 from edgefl.training.fill import AtHand, Made, Make
 from edgefl.training.matching import WeightedNetworks, answers

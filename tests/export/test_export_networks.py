@@ -26,7 +26,7 @@ from edgefl.models.spec import HeadSpec, ModelSpec
 from edgefl.models.staged import build
 from edgefl.plan.job import RunPlan, Slots
 from edgefl.protocol.tensors import encode_part
-from edgefl.prototypes.matcher import Matcher
+from edgefl.prototypes.mask import Matcher
 from edgefl.storage.objects import ObjectStore
 from edgefl.training.evaluate import TestSet, evaluate
 from edgefl.training.fill import matcher_of

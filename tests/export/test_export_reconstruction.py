@@ -25,7 +25,7 @@ from edgefl.export.bundle import export_bundles
 from edgefl.export.bundle_format import MODEL_FILE, input_ports, read_manifest
 from edgefl.export.graph import BundleGraph
 from edgefl.export.runtime import load_bundle
-from edgefl.methods.absent.stand_ins import reconstruction, zero
+from edgefl.methods.missing.stand_ins import reconstruction, zero
 from edgefl.models.spec import JointSpec, ModelSpec
 from edgefl.plan.job import RunPlan, Slots
 from edgefl.protocol.tensors import encode_part

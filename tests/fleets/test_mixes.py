@@ -17,8 +17,8 @@ from edgefl.registry import ROLES, methods
 
 #: What fits a fleet of three and two rounds.
 FITTING = {
-    "cluster": {"lsh": {"clusters": 2}, "pacfl": {"threshold": 60}},
-    "select": {"banzhaf": {"warmup_rounds": 1, "share": 0.7}, "banzhaf_sampled": {"warmup_rounds": 1, "samples": 8}},
+    "cluster": {"lsh": {"clusters": 2}},
+    "select": {"banzhaf": {"warmup_rounds": 1, "share": 0.7}},
     "prototypes": {"adaptive": {"local_clusters": 4, "clusters": 4, "neighbours": 2}},
     "missing": {"prototype": {"by": "match", "drop": 0.3}},
     "fusion": {"joint": {"width": 8, "heads": 2, "layers": 1}},
@@ -87,7 +87,7 @@ def test_the_mixes_use_every_choice_of_every_role():
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"objective": "gmc"}, "no term gives the model a task; add one of cross_entropy, clip, margin"),
+        ({"objective": "gmc"}, "no term gives the model a task; add one of cross_entropy, margin, clip"),
         ({"missing": "prototype"}, "prototype needs class prototypes"),
         ({"objective": ["cross_entropy", "modality_contrast"]}, "modality_contrast needs class prototypes"),
         ({"objective": ["cross_entropy", "prototype_contrast"]}, "prototype_contrast needs class prototypes"),
@@ -98,7 +98,6 @@ def test_the_mixes_use_every_choice_of_every_role():
         ({"objective": ["cross_entropy", "regulariser"]}, "regulariser needs the private copy"),
         ({"objective": ["clip", "ram"]}, "ram needs the joint representation"),
         ({"objective": ["clip", "gmc"]}, "gmc needs the joint representation"),
-        ({"objective": "clip", "cluster": "pacfl"}, "no term of the objective has classes; set cluster: lsh"),
         ({"objective": "clip", "prototypes": "class_mean"}, "class_mean needs labels"),
         ({"missing": "reconstruction"}, "reconstruction needs the term of the same name"),
         ({"missing": {"completion": {"generator": "transformers"}}}, "completion by transformers needs a checkpoint"),

@@ -14,7 +14,7 @@ import numpy as np
 
 from device_agent.core.state import DataFacts, Result, RetainedParts, Saved
 from edgefl.export import bundle_format as bundles
-from edgefl.methods.cluster.signature import BITS, RANK, ROWS, WIDTH
+from edgefl.methods.cluster import BITS, ROWS, WIDTH
 from edgefl.models.spec import EncoderSpec
 from edgefl.plan.job import Job, RunPlan
 from edgefl.process.worker import Answer, Request
@@ -116,7 +116,7 @@ def packed() -> Seeds:
 def update() -> Seeds:
     model = {"w": np.ones((32, 40), np.float32), "n": np.zeros(1, np.int64)}
     tables = {"acc": np.ones((3, 4), np.float32), "acc.count": np.ones(3, np.float32)}
-    basis = {"class.0": np.eye(WIDTH, RANK, dtype=np.float32)}
+    basis = {"class.0": np.eye(WIDTH, 3, dtype=np.float32)}
     yield "part", b"\0" + parts.encode_part(model)
     yield "part-packed", b"\x40" + packing.compress(model, model, "delta+int8", 0.1).data
     yield "prototypes", b"\1" + parts.encode_part(tables)

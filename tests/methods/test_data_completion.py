@@ -9,7 +9,7 @@ import pytest
 
 from edgefl.data.dataset import Dataset
 from edgefl.errors import ConfigError, DataError
-from edgefl.methods.absent.completion import complete, generator_of, nearest
+from edgefl.methods.missing.completion import complete, generator_of, nearest
 from edgefl.models.spec import EncoderSpec
 
 ENCODERS = {
@@ -63,5 +63,5 @@ def test_an_unknown_generator_lists_the_known_ones():
 
 
 def test_a_generator_that_can_not_be_read_is_named(tmp_path):
-    with pytest.raises(DataError, match="nowhere' can not be read"):
+    with pytest.raises(DataError, match="nowhere' cannot be read"):
         generator_of("transformers", str(tmp_path / "nowhere"), some([1] * 4, [1] * 4), ENCODERS)

@@ -5,18 +5,15 @@ from __future__ import annotations
 import pytest
 import torch
 
-from edgefl.methods.objectives.clip import clip
-from edgefl.methods.objectives.cluster_contrast import cluster_contrast
-from edgefl.methods.objectives.gmc import gmc
-from edgefl.methods.objectives.margin import margin
-from edgefl.methods.objectives.mcm import mcm
-from edgefl.methods.objectives.model_transfer import model_transfer, ratio
-from edgefl.methods.objectives.prototype_contrast import prototype_contrast
-from edgefl.methods.objectives.prototype_transfer import prototype_transfer
-from edgefl.methods.objectives.proximal import proximal, regulariser
-from edgefl.methods.objectives.ram import ram
-from edgefl.methods.objectives.reconstruction import reconstruction
-from edgefl.methods.objectives.shared import blank, masked
+from edgefl.methods.objective.apromfl import cluster_contrast, model_transfer, prototype_transfer, ratio
+from edgefl.methods.objective.clip import clip
+from edgefl.methods.objective.fedmvp import mcm, ram
+from edgefl.methods.objective.gmc import gmc
+from edgefl.methods.objective.margin import margin
+from edgefl.methods.objective.pmcmfl import prototype_contrast
+from edgefl.methods.objective.proximal import squared_distance
+from edgefl.methods.objective.reconstruction import reconstruction
+from edgefl.methods.objective.shared import blank, masked
 from edgefl.prototypes.mask import Table
 
 torch.set_num_threads(1)
@@ -52,12 +49,11 @@ TERMS = {
     "prototype_contrast": lambda b: prototype_contrast(b.joint, b.tables["a"], b.labels),
     "prototype_contrast by class": lambda b: prototype_contrast(b.joint, b.tables["a"], b.labels, class_level=True),
     "cluster_contrast": lambda b: cluster_contrast(b.e, b.has, b.labels, 0.07),
-    "cluster_contrast without self": lambda b: cluster_contrast(b.e, b.has, b.labels, 0.07, include_self=False),
     "prototype_transfer": lambda b: prototype_transfer(b.e, b.has, b.tables),
     "model_transfer": lambda b: model_transfer(b.e, b.other, b.has, ratio(b.ce_joint.sum(), b.ce_joint.mean())),
-    "mcm": lambda b: mcm(b.joint, b.e, b.has, 0.07),
-    "mcm as NT-Xent": lambda b: mcm(b.joint, b.e, b.has, 0.07, ntxent=True),
-    "ram": lambda b: ram(b.joint, b.e, b.has, b.ce_joint, b.ce),
+    "mcm": lambda b: mcm(b.joint, b.e, b.has, 0.07).mean(),
+    "mcm as NT-Xent": lambda b: mcm(b.joint, b.e, b.has, 0.07, ntxent=True).mean(),
+    "ram": lambda b: ram(b.joint, b.e, b.has, b.ce_joint, b.ce).mean(),
     "gmc": lambda b: gmc(b.joint, b.e, b.has),
     "reconstruction": lambda b: reconstruction(b.e, b.other, b.has),
 }
@@ -115,7 +111,7 @@ def test_one_modality_alone_costs_no_term_of_pairs_but_can_be_differentiated():
     for loss in (clip({"a": batch.e["a"]}, batch.has, 0.5), margin({"a": batch.e["a"]}, batch.has)):
         assert loss == 0
         loss.backward()
-    one = mcm(batch.joint[:1], {"a": batch.e["a"][:1]}, {"a": batch.has["a"][:1]}, 0.5)
+    one = mcm(batch.joint[:1], {"a": batch.e["a"][:1]}, {"a": batch.has["a"][:1]}, 0.5).mean()
     assert one == 0
     one.backward()
 
@@ -130,7 +126,8 @@ def test_the_meta_device_prices_a_term(term):
 
 def test_the_meta_device_prices_what_holds_parameters_near_others():
     own = {"w": torch.zeros(2, 3, device="meta", requires_grad=True)}
-    for loss in (proximal(own, {"w": torch.zeros(2, 3, device="meta")}, 0.1), regulariser(own, own)):
+    for anchors in ({"w": torch.zeros(2, 3, device="meta")}, own):
+        loss = squared_distance(own, anchors)
         assert loss.is_meta
         loss.backward()
 

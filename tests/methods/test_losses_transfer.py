@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -12,9 +14,9 @@ from scipy.spatial.distance import jensenshannon
 from scipy.stats import entropy
 
 from edgefl.errors import ModelError
-from edgefl.methods.objectives.model_transfer import kl_divergence, model_transfer, ratio
-from edgefl.methods.objectives.prototype_transfer import js_divergence, prototype_transfer
-from edgefl.methods.objectives.proximal import proximal, regulariser, squared_distance
+from edgefl.methods.objective.apromfl import js_divergence, kl_divergence, model_transfer, prototype_transfer, ratio
+from edgefl.methods.objective.proximal import proximal, regulariser, squared_distance
+from edgefl.registry import methods
 
 
 def test_js_divergence_by_hand():
@@ -117,11 +119,11 @@ def test_model_transfer_agrees_with_scipy_and_has_no_gradient_for_the_teacher(te
     local, glob = normal(1, 3, 5).requires_grad_(), normal(2, 3, 5).requires_grad_()
     p, q = ((x.detach() / temperature).softmax(1).numpy() for x in (local, glob))
     near(kl_divergence(local, glob, temperature).detach(), entropy(p, q, axis=1))
-    near(kl_divergence(local, glob, temperature, reverse=True).detach(), entropy(q, p, axis=1))
+    near(kl_divergence(glob, local, temperature).detach(), entropy(q, p, axis=1))
     p, q = ((x / x.norm(dim=1, keepdim=True) / temperature).softmax(1).numpy() for x in (local.detach(), glob.detach()))
     e, teachers, has = {"a": local, "b": local * 2, "c": local}, dict.fromkeys("abc", glob), flags("110", "011", "000")
-    loss = model_transfer(e, teachers, has, 2.0, temperature, reverse=True)
-    expected = entropy(q, p, axis=1)[:2].mean() + entropy(q, p, axis=1)[1:].mean()  # twice as long: as far away
+    loss = model_transfer(e, teachers, has, 2.0, temperature)
+    expected = entropy(p, q, axis=1)[:2].mean() + entropy(p, q, axis=1)[1:].mean()  # twice as long: as far away
     near(loss.detach(), expected)  # times two, over the two modalities at hand
     loss.backward()
     assert glob.grad is None
@@ -141,16 +143,20 @@ def test_nu_is_a_constant_and_zero_when_the_teacher_has_no_loss():
 
 def test_regulariser_by_hand():
     inputs, expected = oracle("regulariser-1")
-    own, private = {"theta": inputs["theta"]}, {"theta": inputs["theta_private"]}
-    near(regulariser(own, private, inputs["weight"]), expected)
-    near(regulariser(own, private), expected)
-    near(proximal(own, private, 0.1), 0.1 / 2 * 5)
+    own, private = torch.nn.Parameter(inputs["theta"]), torch.nn.Parameter(inputs["theta_private"])
+    copies = {"a": torch.nn.ParameterDict({"theta": private})}
+    model = SimpleNamespace(part={"head/a": torch.nn.ParameterDict({"theta": own})}.__getitem__)
+    forward = SimpleNamespace(model=model, auxiliary=SimpleNamespace(private_heads=copies, received=[(own, private)]))
+    assert methods("objective")["regulariser"].options["weight"].default == inputs["weight"]
+    near(inputs["weight"] * regulariser(forward).detach(), expected)
+    near(0.1 * proximal(forward).detach(), 0.1 / 2 * 5)
 
 
 def test_the_gradient_of_proximal_is_mu_times_the_distance():
     own = {"w": normal(1, 2, 3).requires_grad_(), "b": normal(2, 3).requires_grad_()}
-    received = {"w": normal(3, 2, 3).requires_grad_(), "b": normal(4, 3), "not trained": normal(5, 1)}
-    proximal(own, received, 0.3).backward()
+    received = {"w": normal(3, 2, 3).requires_grad_(), "b": normal(4, 3)}
+    pairs = [(parameter, received[name]) for name, parameter in own.items()]
+    (0.3 * proximal(SimpleNamespace(auxiliary=SimpleNamespace(received=pairs)))).backward()
     for name, parameter in own.items():
         torch.testing.assert_close(parameter.grad, 0.3 * (parameter - received[name]).detach())
     assert received["w"].grad is None

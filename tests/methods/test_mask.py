@@ -15,8 +15,18 @@ from edgefl.errors import ModelError
 from edgefl.models.spec import ModelSpec
 from edgefl.plan.job import Slots
 from edgefl.prototypes import mask
-from edgefl.prototypes.mask import SCORES, Mixture, Network, Scores, Table
-from edgefl.prototypes.matcher import DEFAULT_MATCHER, TEMPERATURE, TEMPERATURES, TOP_K, Matcher
+from edgefl.prototypes.mask import (
+    DEFAULT_MATCHER,
+    SCORES,
+    TEMPERATURE,
+    TEMPERATURES,
+    TOP_K,
+    Matcher,
+    Mixture,
+    Network,
+    Scores,
+    Table,
+)
 from edgefl.prototypes.table import ClassMeans, empty
 from edgefl.training.matching import matching
 

@@ -9,15 +9,14 @@ import torch.nn.functional as F  # noqa: N812 - the field's own name for it
 from torch import nn
 
 from edgefl.errors import DataError, ModelError, RunError
-from edgefl.methods.objectives.clip import clip_loss
+from edgefl.methods.objective.clip import clip_loss
 from edgefl.methods.prototypes.matcher_networks import (
     MatcherSettings,
     _batches,
     train_classifier,
     train_prior,
 )
-from edgefl.prototypes.mask import in_torch, stand_in
-from edgefl.prototypes.matcher import Matcher
+from edgefl.prototypes.mask import Matcher, in_torch, stand_in
 from edgefl.prototypes.table import ClassMeans
 
 torch.set_num_threads(1)

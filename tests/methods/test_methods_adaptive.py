@@ -13,10 +13,10 @@ from sklearn.metrics import adjusted_rand_score
 
 from edgefl.aggregation.prototype_merge import merge_prototypes
 from edgefl.errors import ModelError
-from edgefl.methods.prototypes.complete import complete, partners
+from edgefl.methods.prototypes.adaptive import complete, partners
 from edgefl.protocol.tensors import decode_part, encode_part
 from edgefl.prototypes import kmeans as module
-from edgefl.prototypes.adaptive import Pairs, by_clusters, by_labels, local_pairs, normalised
+from edgefl.prototypes.adaptive import by_clusters, local_pairs, normalised, pair_count
 from edgefl.prototypes.kmeans import kmeans, renumber
 from edgefl.prototypes.table import ClassMeans, from_tensors, to_tensors
 from edgefl.registry import choose
@@ -151,18 +151,18 @@ def test_with_labels_prototypes_are_class_means_before_normalisation():
     """Class 0 has images (2, 0) and (4, 0): mean (3, 0), not (1, 0); its text is absent at the second sample."""
     h = {"image": f32([2, 0], [4, 0], [0, 6]), "text": f32([1, 1], [9, 9], [3, 5])}
     has = {"image": YES, "text": np.array([True, False, True])}
-    pairs, labels = local_pairs(h, has, [0, 0, 2], 3, rng())
-    assert pairs.tables["image"].means.tolist() == [[3, 0], [0, 0], [0, 6]]
-    assert pairs.tables["image"].counts.tolist() == [2, 0, 1]
-    assert pairs.tables["text"].means.tolist() == [[1, 1], [0, 0], [3, 5]]
-    assert pairs.tables["text"].counts.tolist() == [1, 0, 1]
-    assert pairs.has["text"].tolist() == [True, False, True]
+    tables, labels = local_pairs(h, has, [0, 0, 2], 3, rng())
+    assert tables["image"].means.tolist() == [[3, 0], [0, 0], [0, 6]]
+    assert tables["image"].counts.tolist() == [2, 0, 1]
+    assert tables["text"].means.tolist() == [[1, 1], [0, 0], [3, 5]]
+    assert tables["text"].counts.tolist() == [1, 0, 1]
+    assert tables["text"].present.tolist() == [True, False, True]
     assert labels.tolist() == [0, 0, 2]
 
 
 def test_samples_without_a_label_are_left_out():
-    pairs, labels = local_pairs({"image": f32([2, 0], [4, 0], [0, 6])}, {"image": YES}, [1, -1, 1], 2, rng())
-    assert pairs.tables["image"].means.tolist() == [[0, 0], [1, 3]]
+    tables, labels = local_pairs({"image": f32([2, 0], [4, 0], [0, 6])}, {"image": YES}, [1, -1, 1], 2, rng())
+    assert tables["image"].means.tolist() == [[0, 0], [1, 3]]
     assert labels.tolist() == [1, -1, 1]
 
 
@@ -173,10 +173,10 @@ def test_without_labels_prototypes_are_means_of_unit_embeddings_by_cluster():
     """
     h = {"text": f32([0, 3], [0, 1], [0, 9], [5, 0]), "image": f32([2, 0], [5, 0], [0, 1], [0, 4])}
     has = {"image": np.ones(4, bool), "text": np.array([True, True, True, False])}
-    pairs, labels = local_pairs(h, has, np.full(4, -1), 3, rng())
-    assert pairs.tables["image"].means.tolist() == [[1, 0], [0, 1]]
-    assert pairs.tables["text"].means.tolist() == [[0, 1], [0, 1]]
-    assert pairs.tables["image"].counts.tolist() == pairs.tables["text"].counts.tolist() == [2, 1]
+    tables, labels = local_pairs(h, has, np.full(4, -1), 3, rng())
+    assert tables["image"].means.tolist() == [[1, 0], [0, 1]]
+    assert tables["text"].means.tolist() == [[0, 1], [0, 1]]
+    assert tables["image"].counts.tolist() == tables["text"].counts.tolist() == [2, 1]
     assert labels.tolist() == [0, 0, 1, -1]
 
 
@@ -184,15 +184,15 @@ def test_clusters_are_those_of_scikit_learn_on_the_mean_embedding():
     x, owner = blobs(5, 12, 6, 0.3, 4)
     h = {"a": x.astype(np.float32), "b": np.roll(x, 2, axis=1).astype(np.float32), "c": (7 * x).astype(np.float32)}
     has = {m: np.ones(60, bool) for m in h}
-    pairs, labels = by_clusters(h, has, rng(), clusters=5)
+    tables, labels = by_clusters(h, has, rng(), clusters=5)
     e = np.mean([normalised(v) for v in h.values()], axis=0)
     theirs = KMeans(5, n_init=10, random_state=0).fit(e)
     assert labels.tolist() == renumber(theirs.labels_).tolist()
     assert adjusted_rand_score(labels, owner) == 1
     for m, values in h.items():
         means = [normalised(values)[labels == k].mean(0) for k in range(5)]
-        np.testing.assert_allclose(pairs.tables[m].means, means, atol=1e-6)
-    mean_of_pairs = np.mean([pairs.tables[m].means for m in h], axis=0)  # the clusters' centres
+        np.testing.assert_allclose(tables[m].means, means, atol=1e-6)
+    mean_of_pairs = np.mean([tables[m].means for m in h], axis=0)  # the clusters' centres
     order = np.argsort(np.unique(theirs.labels_, return_index=True)[1])
     np.testing.assert_allclose(mean_of_pairs, theirs.cluster_centers_[order], atol=1e-5)
 
@@ -204,38 +204,38 @@ def test_length_of_projections_does_not_change_the_clusters():
     plain = by_clusters({"a": x.astype(np.float32)}, has, rng(), clusters=3)
     scaled = by_clusters({"a": (x * scale).astype(np.float32)}, has, rng(), clusters=3)
     assert plain.labels.tolist() == scaled.labels.tolist()
-    np.testing.assert_allclose(plain.pairs.tables["a"].means, scaled.pairs.tables["a"].means, atol=1e-6)
+    np.testing.assert_allclose(plain.tables["a"].means, scaled.tables["a"].means, atol=1e-6)
 
 
 def test_without_a_complete_sample_there_are_tables_without_rows_and_they_travel():
     h = {"image": f32([2, 0], [0, 0]), "text": f32([0, 0], [1, 1])}
     has = {"image": np.array([True, False]), "text": np.array([False, True])}
-    pairs, labels = local_pairs(h, has, None, 3, rng())
-    assert len(pairs) == 0
+    tables, labels = local_pairs(h, has, None, 3, rng())
+    assert pair_count(tables) == 0
     assert labels.tolist() == [-1, -1]
-    back = Pairs(from_tensors(decode_part(encode_part(to_tensors(pairs.tables)))))
-    assert {m: t.means.shape for m, t in back.tables.items()} == {"image": (0, 2), "text": (0, 2)}
+    back = from_tensors(decode_part(encode_part(to_tensors(tables))))
+    assert {m: t.means.shape for m, t in back.items()} == {"image": (0, 2), "text": (0, 2)}
 
 
 def test_pairs_travel_as_tensors_of_the_prototypes_part():
-    pairs = by_labels({"image": f32([2, 0], [4, 1])}, {"image": np.ones(2, bool)}, [0, 1], 3).pairs
+    pairs = local_pairs({"image": f32([2, 0], [4, 1])}, {"image": np.ones(2, bool)}, [0, 1], 3, rng())
     tensors = to_tensors(pairs.tables)
     assert set(tensors) == {"image", "image.count"}
-    back = Pairs(from_tensors(decode_part(encode_part(tensors))))
-    assert len(back) == 3
-    assert back.tables["image"].means.tolist() == [[2, 0], [4, 1], [0, 0]]
-    assert back.has["image"].tolist() == [True, True, False]
+    back = from_tensors(decode_part(encode_part(tensors)))
+    assert pair_count(back) == 3
+    assert back["image"].means.tolist() == [[2, 0], [4, 1], [0, 0]]
+    assert back["image"].present.tolist() == [True, True, False]
 
 
 def test_shapes_that_do_not_match_are_refused():
     with pytest.raises(ModelError, match=r"2 \(a\), 1 \(b\) rows are not pairs"):
-        Pairs({"b": table([1, 2]), "a": table([1, 2], [3, 4])})
+        pair_count({"b": table([1, 2]), "a": table([1, 2], [3, 4])})
     with pytest.raises(ModelError, match=r"one width, not 2 \(a\), 3 \(b\)"):
         by_clusters({"a": f32([1, 2]), "b": f32([1, 2, 3])}, {"a": np.ones(1, bool), "b": np.ones(1, bool)}, rng())
     with pytest.raises(ModelError, match=r"'a' are \[3, 2\] with no flags"):
-        by_labels({"a": f32([1, 2], [1, 2], [1, 2])}, {}, [0, 0, 0], 1)
+        local_pairs({"a": f32([1, 2], [1, 2], [1, 2])}, {}, [0, 0, 0], 1, rng())
     with pytest.raises(ModelError, match=r"expected \[2, d\] and 2"):
-        by_labels({"a": f32([1, 2], [1, 2], [1, 2])}, {"a": YES}, [0, 0], 1)
+        local_pairs({"a": f32([1, 2], [1, 2], [1, 2])}, {"a": YES}, [0, 0], 1, rng())
 
 
 # ---------------------------------------------------------------- completion and clustering on the server

@@ -11,14 +11,17 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
+from extra_fixture import extra
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.special import softmax
 
 from edgefl.aggregation import history as coalition
 from edgefl.aggregation.history import RETURNS_KEPT, Memory, Track, note_round
 from edgefl.errors import ModelError
-from edgefl.methods.select import selection as select
+from edgefl.methods import select
 
+sampled = extra("banzhaf_sampled")
 ORACLES = json.loads((Path(__file__).parents[1] / "oracles" / "oracles.json").read_text())
 CASES = {case["id"]: case for case in ORACLES["cases"]}
 NEAR = ORACLES["tolerance"]
@@ -76,25 +79,31 @@ def test_a_coalition_that_weighs_nothing_is_named():
 # Selection
 
 
+def probabilities(core: dict, selected: dict, temperature: float) -> dict[str, float]:
+    """device -> probability to be drawn first: what a draw by score + Gumbel noise gives."""
+    scores = select.scores_of(core, selected, temperature)
+    return dict(zip(scores, softmax(list(scores.values())).tolist() if scores else [], strict=True))
+
+
 @pytest.mark.parametrize("case", ["banzhaf-2", "banzhaf-3"])
 def test_oracle_selection_probability(case):
     inputs, expected = CASES[case]["inputs"], CASES[case]["expect"]
-    got = select.probabilities(named(inputs["core"]), named(inputs["selected"]), inputs["temperature"])
+    got = probabilities(named(inputs["core"]), named(inputs["selected"]), inputs["temperature"])
     assert list(got.values()) == pytest.approx(expected, abs=NEAR)
 
 
 def test_probabilities_of_the_unknown_of_nobody_and_of_a_hot_index():
-    assert select.probabilities(named([0, 0]), named([0, 5]), 2.0) == {"a": 0.5, "b": 0.5}
-    assert select.probabilities({}, {}, 2.0) == {}
-    assert list(select.probabilities({"b": 1, "a": 0}, {"b": 1, "a": 0}, 2.0)) == ["a", "b"]
-    assert select.probabilities(named([1, 0]), named([1, 1]), 1e6) == {"a": 1.0, "b": 0.0}
+    assert probabilities(named([0, 0]), named([0, 5]), 2.0) == {"a": 0.5, "b": 0.5}
+    assert probabilities({}, {}, 2.0) == {}
+    assert list(probabilities({"b": 1, "a": 0}, {"b": 1, "a": 0}, 2.0)) == ["a", "b"]
+    assert probabilities(named([1, 0]), named([1, 1]), 1e6) == {"a": 1.0, "b": 0.0}
 
 
 @settings(max_examples=30, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), min_size=1, max_size=8), st.floats(0, 50))
 def test_probabilities_sum_to_one_and_rise_with_the_share_of_core_rounds(pairs, temperature):
     core, selected = named([c for c, _ in pairs]), named([c + more for c, more in pairs])
-    got = select.probabilities(core, selected, temperature)
+    got = probabilities(core, selected, temperature)
     assert sum(got.values()) == pytest.approx(1)
     ratio = {name: core[name] / selected[name] if selected[name] else 0 for name in core}
     for one, other in itertools.combinations(core, 2):
@@ -130,15 +139,15 @@ def test_before_the_warm_up_ends_the_draw_is_the_uniform_one():
     for seed in range(5):
         uniform = select.at_random(list("abc"), np.random.default_rng(seed), share=0.5)
         early = select.banzhaf(list("abc"), np.random.default_rng(seed), memory=HISTORY, warmup_rounds=5, **options)
-        sampled = select.banzhaf_sampled(
+        early_sampled = sampled.banzhaf_sampled(
             list("abc"), np.random.default_rng(seed), memory=HISTORY, warmup_rounds=5, **options
         )
-        assert early == sampled == uniform
+        assert early == early_sampled == uniform
         late = select.banzhaf(list("abc"), np.random.default_rng(seed), memory=HISTORY, warmup_rounds=4, **options)
         assert late == ["a", "c"]  # shares of core rounds: a 0.5, c 1
 
 
-@pytest.mark.parametrize("method", [select.banzhaf, select.banzhaf_sampled])
+@pytest.mark.parametrize("method", [select.banzhaf, sampled.banzhaf_sampled])
 def test_a_draw_depends_on_names_not_on_order_and_takes_strangers_and_nobody(method):
     def draw(devices, share=0.5):
         rng = np.random.default_rng(3)
@@ -153,14 +162,14 @@ def test_a_draw_depends_on_names_not_on_order_and_takes_strangers_and_nobody(met
 def test_banzhaf_values_by_hand_and_over_all_coalitions():
     """Equal weights, returns 0.4 and 0: a adds 0.4 - 0 alone and 0.2 - 0 to b, mean 0.3; b adds 0 and 0.2 - 0.4."""
     everything = np.array(list(itertools.product([False, True], repeat=2)))
-    assert select.banzhaf_values(named([1, 1]), named([0.4, 0.0]), everything) == pytest.approx(named([0.3, -0.1]))
+    assert sampled.banzhaf_values(named([1, 1]), named([0.4, 0.0]), everything) == pytest.approx(named([0.3, -0.1]))
 
     weights, returns = named([5, 3, 2, 7]), named([0.4, -0.1, 0.2, 0.05])
     some = np.array([[True, False, False, False], [True, True, False, True]])
     backwards = dict(reversed(returns.items()))
-    assert select.banzhaf_values(weights, backwards, some) == select.banzhaf_values(weights, returns, some)
+    assert sampled.banzhaf_values(weights, backwards, some) == sampled.banzhaf_values(weights, returns, some)
     everything = np.array(list(itertools.product([False, True], repeat=4)))
-    for name, value in select.banzhaf_values(weights, returns, everything).items():
+    for name, value in sampled.banzhaf_values(weights, returns, everything).items():
         others = [other for other in returns if other != name]
         added = []
         for size in range(4):
@@ -181,8 +190,8 @@ def test_the_sampled_selector_prefers_who_added_to_the_last_round():
     )
     options = {"memory": memory, "warmup_rounds": 4, "temperature": 1e4, "samples": 64}
     rng = np.random.default_rng(0)
-    assert select.banzhaf_sampled(list("abcd"), rng, share=0.25, **options) == ["a"]
-    assert select.banzhaf_sampled(list("abcd"), rng, share=0.75, **options) == ["a", "c", "d"]
+    assert sampled.banzhaf_sampled(list("abcd"), rng, share=0.25, **options) == ["a"]
+    assert sampled.banzhaf_sampled(list("abcd"), rng, share=0.75, **options) == ["a", "c", "d"]
 
 
 def test_the_sampled_selector_draws_by_the_banzhaf_value():
@@ -192,7 +201,7 @@ def test_the_sampled_selector_draws_by_the_banzhaf_value():
     memory = remembered(rounds=4, **{name: Track(returns={4: 0.6 * (name == "a")}, weight=1) for name in "abc"})
     options = {"memory": memory, "warmup_rounds": 4, "temperature": 4, "samples": 256, "share": 0.1}
     rng = np.random.default_rng(0)
-    drawn = [select.banzhaf_sampled(list("abc"), rng, **options)[0] for _ in range(2000)]
+    drawn = [sampled.banzhaf_sampled(list("abc"), rng, **options)[0] for _ in range(2000)]
     assert drawn.count("a") / 2000 == pytest.approx(0.7515, abs=0.03)
 
 
@@ -202,7 +211,7 @@ def test_the_selectors_defaults_are_the_papers():
 
     expected = {"share": 0.5, "warmup_rounds": 100, "temperature": 2.0}
     assert defaults(select.banzhaf) == expected
-    assert defaults(select.banzhaf_sampled) == {**expected, "samples": 128}
+    assert defaults(sampled.banzhaf_sampled) == {**expected, "samples": 128}
 
 
 # Selection inside clusters
@@ -238,7 +247,7 @@ def grouped(**clusters: int) -> Memory:
 FOUR_BY_THREE = grouped(**{f"{m}{i}": m_number for m_number, m in enumerate("pqrs") for i in range(3)})
 
 
-@pytest.mark.parametrize("method", [select.at_random, select.banzhaf, select.banzhaf_sampled])
+@pytest.mark.parametrize("method", [select.at_random, select.banzhaf, sampled.banzhaf_sampled])
 def test_two_or_more_of_a_cluster_train_together(method):
     """4 of 12 in four clusters of three: two of each of two clusters; one draw for all does so in 54 of 495."""
     options = {} if method is select.at_random else {"warmup_rounds": 0}

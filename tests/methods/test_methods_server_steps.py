@@ -13,8 +13,8 @@ import torch
 
 from edgefl.aggregation.history import Memory, Track
 from edgefl.errors import ModelError
-from edgefl.methods.optimise import fedopt as optimise
-from edgefl.methods.optimise import portfolio
+from edgefl.methods import optimise
+from edgefl.registry import method
 
 torch.set_num_threads(1)
 ORACLES = json.loads((Path(__file__).parents[1] / "oracles" / "oracles.json").read_text())
@@ -25,9 +25,17 @@ NEAR = ORACLES["tolerance"]
 # Portfolio
 
 
+def portfolio_beta(*arguments, **options) -> tuple[float, dict]:
+    """beta* of the round, and what the record says beside it."""
+    changed, record = optimise.portfolio(*arguments, **options)
+    told = dict(record["momentum"])
+    assert changed == {"beta": told.pop("beta")} == {"beta": record["momentum"]["beta"]}
+    return changed["beta"], told
+
+
 def test_oracle_portfolio_1_the_running_covariance():
     case = CASES["portfolio-1"]
-    got = portfolio.covariance(np.array(case["inputs"]["returns"]).T)
+    got = optimise.covariance(np.array(case["inputs"]["returns"]).T)
     np.testing.assert_allclose(got, case["expect"], atol=NEAR)
 
 
@@ -35,7 +43,7 @@ def test_the_covariance_of_many_rounds_is_numpys():
     """The running mean settles, so on a long series it is numpy.cov but for its first rounds."""
     rng = np.random.default_rng(0)
     returns = rng.normal(size=(20000, 3)) @ rng.normal(size=(3, 3))
-    got = portfolio.covariance(returns)
+    got = optimise.covariance(returns)
     np.testing.assert_allclose(got, np.cov(returns.T), atol=0.03 * np.abs(got).max())
     np.testing.assert_allclose(got, got.T)
     assert np.linalg.eigvalsh(got).min() >= 0
@@ -43,33 +51,27 @@ def test_the_covariance_of_many_rounds_is_numpys():
 
 @pytest.mark.parametrize("rounds", [0, 1])
 def test_fewer_than_two_rounds_have_no_covariance(rounds):
-    np.testing.assert_array_equal(portfolio.covariance(np.ones((rounds, 2))), np.zeros((2, 2)))
+    np.testing.assert_array_equal(optimise.covariance(np.ones((rounds, 2))), np.zeros((2, 2)))
 
 
 def test_two_rounds_have_a_covariance_and_come_in_order():
     """(0.1 - 0)^2 + (0.4 - 0.1)^2 = 0.1 over T - 1 = 1; backwards it would be 0.16 + 0.09."""
-    assert portfolio.covariance(np.array([[0.1], [0.4]])) == pytest.approx(0.1)
+    assert optimise.covariance(np.array([[0.1], [0.4]])) == pytest.approx(0.1)
     memory = Memory(rounds=8, devices={"a": Track(returns={8: 0.4, 1: 0.1})})
-    _, told = portfolio.portfolio_beta(memory, {"a": 0}, {"a": 1}, beta=0.9, risk=0.5, temperature=10)
+    _, told = portfolio_beta(memory, {"a": 0}, {"a": 1}, beta=0.9, risk=0.5, temperature=10)
     assert told["clusters"]["0"]["risk"] == pytest.approx(0.1)
-
-
-def test_risk_and_gamma_by_hand():
-    """sigma = 0.25 x 4 + 2 x 0.25 x 1 + 0.25 x 2 = 2; gamma = 0.25 x 2 - 0.75 x 0.4 = 0.2."""
-    assert portfolio.risk(np.array([0.5, 0.5]), np.array([[4.0, 1.0], [1.0, 2.0]])) == pytest.approx(2)
-    assert portfolio.gamma(2.0, 0.4, 0.25) == pytest.approx(0.2)
 
 
 def test_momentum_by_hand_and_within_its_bounds():
     """0.9 + tanh(0.5) / 20 = 0.9 + 0.4621171573 / 20."""
-    assert portfolio.momentum(0.9, 0.5, 20) == pytest.approx(0.9231058579)
-    assert portfolio.momentum(0.9, -0.5, 20) == 0.9
-    assert portfolio.momentum(0.9, 0.0, 10) == 0.9
-    assert portfolio.momentum(0.9, 1e9, 10) == 1.0
-    assert portfolio.momentum(0.9 + 5e-13, 1e9, 10) == 1.0  # what rounding may put above 1 is cut
+    assert optimise.portfolio_momentum(0.9, 0.5, 20) == pytest.approx(0.9231058579)
+    assert optimise.portfolio_momentum(0.9, -0.5, 20) == 0.9
+    assert optimise.portfolio_momentum(0.9, 0.0, 10) == 0.9
+    assert optimise.portfolio_momentum(0.9, 1e9, 10) == 1.0
+    assert optimise.portfolio_momentum(0.9 + 5e-13, 1e9, 10) == 1.0  # what rounding may put above 1 is cut
     for beta, temperature in ((0.9, 9.9), (0.5, -1), (0.5, 0), (-0.1, 10)):
         with pytest.raises(ModelError, match="at most 1"):
-            portfolio.momentum(beta, 0.0, temperature)
+            optimise.portfolio_momentum(beta, 0.0, temperature)
 
 
 TWO_CLUSTERS = Memory(
@@ -90,7 +92,7 @@ def test_portfolio_beta_by_hand():
     gamma = -0.09984375 + 0.08333333 < 0 at lambda 0.5: beta. At lambda 1: 2/3 sigma = 0.01697917.
     """
     participants, weights = {"a": 0, "b": 0, "c": 1, "d": 2, "e": 2, "f": 1}, {"a": 1, "b": 3, "c": 2, "d": 9, "e": 9}
-    beta, told = portfolio.portfolio_beta(TWO_CLUSTERS, participants, weights, beta=0.9, risk=0.5, temperature=10)
+    beta, told = portfolio_beta(TWO_CLUSTERS, participants, weights, beta=0.9, risk=0.5, temperature=10)
     assert beta == 0.9
     assert told["gamma"] == pytest.approx(-0.09984375 + 0.25 / 3)
     assert told["clusters"]["0"] == {
@@ -107,10 +109,10 @@ def test_portfolio_beta_by_hand():
     assert told["left_out"] == {"d": none, "e": none, "f": "it has no weight"}
     assert json.loads(json.dumps(told)) == told
     upside_down = {"a": 5, "b": 5, "c": 1}
-    _, told = portfolio.portfolio_beta(TWO_CLUSTERS, upside_down, weights, beta=0.9, risk=0.5, temperature=10)
+    _, told = portfolio_beta(TWO_CLUSTERS, upside_down, weights, beta=0.9, risk=0.5, temperature=10)
     assert list(told["clusters"]) == ["1", "5"]
 
-    beta, told = portfolio.portfolio_beta(TWO_CLUSTERS, participants, weights, beta=0.9, risk=1.0, temperature=10)
+    beta, told = portfolio_beta(TWO_CLUSTERS, participants, weights, beta=0.9, risk=1.0, temperature=10)
     assert told["gamma"] == pytest.approx(0.02546875 * 2 / 3)
     assert beta == pytest.approx(0.9 + math.tanh(0.02546875 * 2 / 3) / 10)
 
@@ -119,14 +121,14 @@ def test_the_scale_of_the_weights_and_the_order_of_devices_do_not_matter():
     def beta(order, scale):
         weights = {name: scale * w for name, w in zip("abc", (1, 3, 2), strict=True)}
         clusters = {name: {"a": 0, "b": 0, "c": 1}[name] for name in order}
-        return portfolio.portfolio_beta(TWO_CLUSTERS, clusters, weights, beta=0.9, risk=1.0, temperature=10)
+        return portfolio_beta(TWO_CLUSTERS, clusters, weights, beta=0.9, risk=1.0, temperature=10)
 
     assert beta("abc", 1) == beta("cba", 1)
     assert beta("abc", 1)[0] == pytest.approx(beta("abc", 100)[0])
 
 
 def test_without_any_return_momentum_stays_as_it_is():
-    beta, told = portfolio.portfolio_beta(Memory(), {"a": 0}, {"a": 1}, beta=0.8, risk=0.5, temperature=10)
+    beta, told = portfolio_beta(Memory(), {"a": 0}, {"a": 1}, beta=0.8, risk=0.5, temperature=10)
     assert (beta, told["gamma"], told["clusters"]) == (0.8, 0.0, {})
 
 
@@ -192,8 +194,12 @@ def test_the_defaults():
     adaptive = {"lr": 0.05, "beta": 0.9, "epsilon": 1e-3}
     assert defaults(optimise.momentum) == {"lr": 1.0, "beta": 0.9}
     assert defaults(optimise.fedadagrad) == adaptive
-    assert defaults(optimise.fedadam) == defaults(optimise.fedyogi) == {**adaptive, "beta2": 0.99}
-    assert defaults(portfolio.portfolio_beta) == {"beta": 0.9, "risk": 0.5, "temperature": 10.0}
+    assert optimise.Rates._field_defaults == adaptive
+    assert defaults(optimise.fedadam) == defaults(optimise.fedyogi) == {"beta2": 0.99}
+    for name in ("fedadam", "fedyogi"):
+        told = {option: spec.default for option, spec in method("optimise", name).options.items()}
+        assert told == {**adaptive, "beta2": 0.99}
+    assert defaults(optimise.portfolio) == {"beta": 0.9, "risk": 0.5, "temperature": 10.0}
 
 
 DELTAS = [0.3, -0.2, 0.05, 0.4, -0.7]

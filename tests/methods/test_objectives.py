@@ -21,11 +21,10 @@ from training_fixture import (
     random_batch,
 )
 
-from edgefl.methods.objectives.clip import clip_loss
+from edgefl.methods.objective.clip import clip_loss
 from edgefl.models.staged import StagedModel, build
 from edgefl.plan.job import Job
-from edgefl.prototypes.mask import Table
-from edgefl.prototypes.matcher import TEMPERATURE
+from edgefl.prototypes.mask import TEMPERATURE, Table
 from edgefl.registry import methods
 from edgefl.training.fill import hide
 from edgefl.training.forward import Auxiliary, Forward

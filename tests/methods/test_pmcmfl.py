@@ -17,7 +17,7 @@ from coordinator.core.round_rules import is_buffered
 from coordinator.core.timeouts import Timeouts
 from coordinator.ledger.ledger import Ledger
 from coordinator.runtime.start import _resumed
-from edgefl.methods.objectives.prototype_contrast import prototype_contrast
+from edgefl.methods.objective.pmcmfl import prototype_contrast
 from edgefl.models.spec import HeadSpec, is_matcher
 from edgefl.models.staged import build
 from edgefl.plan.stages import with_closing

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgefl.errors import ModelError, ProtocolError
-from edgefl.prototypes.table import ClassMeans, class_means, empty, from_tensors, merge, to_tensors
+from edgefl.prototypes.table import ClassMeans, Merger, class_means, empty, from_tensors, to_tensors
 
 ORACLES = {
     case["id"]: case for case in json.loads((Path(__file__).parents[1] / "oracles/oracles.json").read_text())["cases"]
@@ -20,6 +20,13 @@ ORACLES = {
 
 def table(means: list[list[float]], counts: list[float]) -> ClassMeans:
     return ClassMeans(np.array(means, np.float32), np.array(counts, np.float32))
+
+
+def merge(tables, weighting="modality", previous=None) -> ClassMeans:
+    merger = Merger(weighting)
+    for one in tables:
+        merger.add(one)
+    return merger.result(previous)
 
 
 def client(values: dict) -> ClassMeans:

@@ -10,7 +10,7 @@ import torch
 from mask_oracle import in_torch, stand_in
 
 from edgefl.prototypes import mask
-from edgefl.prototypes.matcher import TEMPERATURES, Matcher
+from edgefl.prototypes.mask import TEMPERATURES, Matcher
 from edgefl.prototypes.table import ClassMeans
 
 #: Cosines with these of (.8, .6): .8, .6, -.8; of (0, 1): 0, 1, 0.

@@ -63,10 +63,10 @@ MIXES: dict[str, tuple[str, tuple[str, ...]]] = {
             "slots.objective={cross_entropy: {}, clip: {weight: 0.5}, margin: {weight: 0.5}, proximal: {weight: 0.1}}",
         ),
     ),
-    "pacfl of own models": (
+    "prototypes of own models": (
         "end_to_end",
         (
-            "slots.cluster={pacfl: {threshold: 60, models: own}}",
+            "slots.cluster={lsh: {clusters: 2, models: own}}",
             "slots.prototypes={class_mean: {match: l1, weighting: class, k: 2}}",
             "slots.missing={prototype: {by: match, drop: 0.3}}",
             "slots.objective={cross_entropy: {}, prototype_contrast: {negatives: classes}, modality_contrast: {}}",
@@ -82,11 +82,11 @@ MIXES: dict[str, tuple[str, tuple[str, ...]]] = {
             THREE,
         ),
     ),
-    "sampled coalitions": (
+    "coalitions of one cluster": (
         "mmic",
         (
             "slots.cluster={lsh: {clusters: 1}}",
-            "slots.select={banzhaf_sampled: {warmup_rounds: 1, samples: 8, share: 0.7, temperature: 500}}",
+            "slots.select={banzhaf: {warmup_rounds: 1, share: 0.7, temperature: 500}}",
             "slots.repair={poverty: {form: exact, donors: complete}}",
             "slots.optimise={fedadagrad_mpo: {temperature: 2, beta: 0.5, risk: 0.9}}",
             "training.rounds=[3, 1]",

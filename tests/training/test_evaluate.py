@@ -17,7 +17,7 @@ from edgefl.errors import DataError, ModelError
 from edgefl.models.parts import load_part
 from edgefl.models.spec import JointSpec
 from edgefl.models.staged import build
-from edgefl.prototypes.matcher import Matcher
+from edgefl.prototypes.mask import Matcher
 from edgefl.prototypes.table import ClassMeans, to_tensors
 from edgefl.training.evaluate import TestSet, evaluate, judge
 from edgefl.training.local_round import train_round

@@ -1,81 +1,92 @@
 """Class means (PmcmFL, arXiv 2312.13508, equations 1-3): prototypes of each modality and of the fused representation.
 
-P_m,c: mean projection of class c over the samples that have modality m; merged by counts, class by class.
+P_m,c: mean projection r_m [d] of class c over the samples that have modality m, or with ``from: pairs`` over the
+complete ones: the paper defines its representations for pairs (section 3.2), and a multiway encoder makes something
+else of a modality alone. "fused": mean fused representation over the complete samples. Merged by counts, class by
+class. A class without samples has count 0: absent, not zero (D-P2, D-P7).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Literal
+from functools import partial
+from typing import TYPE_CHECKING
 
-import msgspec
 import numpy as np
-from msgspec import Meta
 
-from edgefl.errors import Problem
-from edgefl.methods.prototypes.min_count import MinCount
+from edgefl.lazy import torch
 from edgefl.models.spec import ModelSpec, fused_width
 from edgefl.plan.job import Candidate, Job
 from edgefl.prototypes.table import FUSED, ClassMeans
-from edgefl.registry import Options, Prototypes, Recipe, offers, register
+from edgefl.registry import MIN_COUNT, Option, Prototypes, Rule, register
 
 if TYPE_CHECKING:
     from edgefl.data.dataset import Dataset
+    from edgefl.models.encoder import TokenState
     from edgefl.models.staged import StagedModel
     from edgefl.training.forward import Auxiliary
 
-
-class ClassMean(Options, frozen=True):
-    """Options of class means."""
-
-    weighting: Annotated[
-        Literal["modality", "class"],
-        Meta(description="weights of the merge: each device's samples of the modality, or of the class"),
-    ] = "modality"
-    source: Annotated[
-        Literal["all", "pairs"],
-        Meta(
-            description=(
-                "samples of a modality's prototypes: all that have it, or pairs: those that have every modality"
-            )
-        ),
-    ] = msgspec.field(default="all", name="from")
-    match: Annotated[
-        Literal["cosine", "l1", "l2", "classifier", "prior"],
-        Meta(
-            description=(
-                "how a sample finds its classes at inference: nearest prototype, a small classifier, or a small "
-                "network into the other modality's space; the small ones are trained in a closing round by all devices"
-            )
-        ),
-    ] = "cosine"
-    combine: Annotated[
-        Literal["average", "largest", "ensemble"],
-        Meta(
-            description="how the devices' small networks become one: their mean, the largest device's, or all of them"
-        ),
-    ] = "average"
-    min_count: MinCount = 2
-    k: Annotated[int, Meta(ge=1, description="classes mixed at inference")] = 3
-    temperature: Annotated[
-        float,
-        Meta(
-            ge=0,
-            description=(
-                "of the softmax that weighs them; 0: the match's own, which is 0.01 for cosine and 1 for the others: "
-                "the plain softmax of -distances and of a prior's cosines, and a classifier's probabilities themselves"
-            ),
-        ),
-    ] = 0.0
+#: (table, dataset rows [n], values [n, d]) of one batch.
+Represented = list[tuple[str, np.ndarray, np.ndarray]]
 
 
 def local(
     job: Job, model: StagedModel, auxiliary: Auxiliary, dataset: Dataset, rng: np.random.Generator, **options: object
 ) -> Mapping[str, ClassMeans]:
-    """Class means of a device's samples."""
-    from edgefl.methods.prototypes.class_mean_local import class_means  # loads torch
+    """Class means of a device's samples, after local training. ``model`` ends in evaluation mode."""
+    from edgefl.training.flop_cache import counted, kind_of_step, linear_in  # loads torch
 
-    return class_means(model, job, dataset, str(options["from"]))
+    model.eval()
+    modalities = [m for m in job.model.encoders if f"head/{m}" in model.parts_present and dataset.has(m).any()]
+    widths = dict.fromkeys(modalities, job.model.head.out)
+    if set(modalities) == set(job.model.encoders):
+        widths[FUSED] = fused_width(job.model)
+    sums = {m: np.zeros((job.model.classes, width), np.float64) for m, width in widths.items()}
+    counts = {m: np.zeros(job.model.classes, np.float32) for m in widths}
+    labels = dataset.labels if dataset.labels is not None else np.full(len(dataset), -1)
+    telling = labels >= 0
+    if options["from"] == "pairs":
+        telling &= np.logical_and.reduce([dataset.has(m) for m in job.model.encoders])
+    labelled = np.flatnonzero(telling)
+    size = job.hyper.micro_batch or job.hyper.batch_size
+    kind = FUSED.encode() + kind_of_step(job, with_tables=False)
+    for start in range(0, len(labelled), size):
+        indices = labelled[start : start + size]
+        has = {m: dataset.has(m)[indices] for m in modalities}
+        complete = np.logical_and.reduce(list(has.values()))  # which alone are fused
+        shape = (*((m, int(rows.sum())) for m, rows in has.items()), (FUSED, int(complete.sum())))
+        work = partial(_representations, model, job, dataset, indices, modalities)
+        for name, rows, values in counted(kind, shape, work, linear=linear_in(job)):
+            np.add.at(sums[name], labels[rows], values)
+            np.add.at(counts[name], labels[rows], 1)
+    return {m: ClassMeans((sums[m] / np.maximum(counts[m], 1)[:, None]).astype(np.float32), counts[m]) for m in sums}
+
+
+def _representations(
+    model: StagedModel, job: Job, dataset: Dataset, indices: np.ndarray, modalities: list[str]
+) -> Represented:
+    from edgefl.training.batches import make_batch  # loads torch
+    from edgefl.training.embeddings import device_of, to_numpy
+
+    with torch.no_grad():
+        batch = make_batch(dataset, indices, modalities, device_of(model))
+        states: dict[str, TokenState] = {}
+        if job.model.fusion == "joint":
+            states = model.encode_batch_tokens(batch.inputs, batch.rows, batch.size, job.stage.depth)
+            pooled = {m: model.pool_tokens(m, state) for m, state in states.items()}
+        else:
+            pooled = model.encode_batch(batch.inputs, batch.rows, batch.size, job.stage.depth)
+        projected = {m: model.project(m, h) for m, h in pooled.items()}
+        has = {m: dataset.has(m)[indices] for m in projected}
+        result = [(m, indices[has[m]], to_numpy(r)) for m, r in projected.items()]
+        complete = np.logical_and.reduce(list(has.values()))
+        if len(projected) == len(job.model.encoders) and complete.any():
+            kept = {m: torch.from_numpy(np.flatnonzero(complete[has[m]])).to(r.device) for m, r in projected.items()}
+            chosen = {m: r[kept[m]] for m, r in projected.items()}
+            tokens = {m: state.of(kept[m]) for m, state in states.items()}
+            fused = model.fuse(chosen, None, tokens or None, dict.fromkeys(kept))
+            result.append((FUSED, indices[complete], to_numpy(fused)))
+    return result
 
 
 def rows(model: ModelSpec) -> dict[str, tuple[int, int]]:
@@ -96,23 +107,50 @@ def _tables(model: ModelSpec, modalities: Sequence[str]) -> dict[str, tuple[int,
     return {m: (model.classes, width) for m, width in {**dict.fromkeys(modalities, model.head.out), **fused}.items()}
 
 
-def _labels(recipe: Recipe) -> list[Problem]:
-    if offers(recipe, "objective", "labels"):
-        return []
-    advice = "add the term cross_entropy, or set prototypes: none"
-    return [Problem("prototypes", f"class_mean needs labels, which no term of the objective uses; {advice}")]
-
-
+_NO_LABELS = (
+    "class_mean needs labels, which no term of the objective uses; add the term cross_entropy, or set prototypes: none"
+)
 register(
+    Prototypes("none", "none", default=True),
     Prototypes(
         "class_mean",
         "class means of each modality and of the fused representation (arXiv 2312.13508, eqs 1-3)",
-        ClassMean,
+        {
+            "weighting": Option(
+                "modality",
+                "weights of the merge: each device's samples of the modality, or of the class",
+                ("modality", "class"),
+            ),
+            "from": Option(
+                "all",
+                "samples of a modality's prototypes: all that have it, or pairs: those that have every modality",
+                ("all", "pairs"),
+            ),
+            "match": Option(
+                "cosine",
+                "how a sample finds its classes at inference: nearest prototype, a small classifier, or a small "
+                "network into the other modality's space; the small ones are trained in a closing round by all devices",
+                ("cosine", "l1", "l2", "classifier", "prior"),
+            ),
+            "combine": Option(
+                "average",
+                "how the devices' small networks become one: their mean, the largest device's, or all of them",
+                ("average", "largest", "ensemble"),
+            ),
+            "min_count": MIN_COUNT,
+            "k": Option(3, "classes mixed at inference", least=1),
+            "temperature": Option(
+                0.0,
+                "of the softmax that weighs them; 0: the match's own, which is 0.01 for cosine and 1 for the others: "
+                "the plain softmax of -distances and of a prior's cosines, and a classifier's probabilities themselves",
+                least=0,
+            ),
+        },
         source="arXiv 2312.13508",
-        conflicts=_labels,
+        rules=(Rule("objective", "labels", _NO_LABELS),),
         local=local,
         classes=True,
         rows=rows,
         local_rows=local_rows,
-    )
+    ),
 )

@@ -6,19 +6,18 @@ mean (m(r_a) - r_b)^2.  r are the projections of the finished model and do not c
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterator
-from functools import partial
+from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
-import torch
-import torch.nn.functional as F  # noqa: N812 - the field's own name for it
-from torch import Tensor, nn
 
 from edgefl.errors import DataError, ModelError, RunError
-from edgefl.methods.objectives.clip import clip_loss
-from edgefl.training.optimizers import AdamW, Group
+from edgefl.lazy import F, torch
+from edgefl.methods.objective.clip import clip_loss
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
 
 
 class MatcherSettings(msgspec.Struct, frozen=True):
@@ -45,8 +44,7 @@ def train_classifier(
     """
     x, y = r.detach()[labels >= 0], labels[labels >= 0]
     if not len(x):
-        raise DataError("no sample with this modality has a label: its classifier can not be trained")
-
+        raise DataError("no sample with this modality has a label: its classifier cannot be trained")
     return _train(module, [lambda rows: classifier_loss(module, x[rows], y[rows])], x, settings, generator)
 
 
@@ -66,9 +64,9 @@ def train_prior(
     x, z = r.detach(), other.detach()
     if len(x) < 2 or len(x) != len(z):
         raise DataError(f"a prior needs two complete samples or more, got {len(x)} and {len(z)} rows")
-
-    losses = prior_losses(module, settings.temperature)
-    return _train(module, [partial(_of_rows, loss, x, z) for loss in losses], x, settings, generator)
+    clip, error = prior_losses(module, settings.temperature)
+    losses = [lambda rows: clip(x[rows], z[rows]), lambda rows: error(x[rows], z[rows])]
+    return _train(module, losses, x, settings, generator)
 
 
 def prior_losses(module: nn.Module, temperature: float) -> list[Callable[[Tensor, Tensor], Tensor]]:
@@ -81,10 +79,6 @@ def prior_losses(module: nn.Module, temperature: float) -> list[Callable[[Tensor
         return F.mse_loss(module(x), z)
 
     return [clip, error]
-
-
-def _of_rows(loss: Callable[[Tensor, Tensor], Tensor], x: Tensor, z: Tensor, rows: Tensor) -> Tensor:
-    return loss(x[rows], z[rows])
 
 
 def _train(
@@ -100,8 +94,12 @@ def _train(
             f"small models need epochs >= 1 and batches of 2, got {settings.epochs} and {settings.batch_size}",
             remedy="A contrast needs another sample to compare with.",
         )
+    from edgefl.training.optimizers import AdamW, Group  # loads torch
+
     module.requires_grad_(True).train()
-    with _seeded(int(generator.integers(2**31)), x.device):
+    seed = int(generator.integers(2**31))
+    with torch.random.fork_rng(devices=[x.device] if x.device.type == "cuda" else []):
+        torch.manual_seed(seed)  # dropout follows it, and nothing else notices
         for loss in losses:
             optimizer = AdamW((Group(tuple(module.parameters()), settings.lr, settings.weight_decay),))
             for rows in _batches(len(x), settings, generator):
@@ -122,11 +120,3 @@ def _batches(count: int, settings: MatcherSettings, generator: np.random.Generat
     for _ in range(settings.epochs):
         for rows in np.array_split(generator.permutation(count), max(1, count // settings.batch_size)):
             yield torch.from_numpy(rows)
-
-
-@contextlib.contextmanager
-def _seeded(seed: int, device: torch.device) -> Iterator[None]:
-    """Dropout follows ``seed``, and nothing else notices."""
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        torch.manual_seed(seed)
-        yield

@@ -13,21 +13,30 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
-
+from edgefl.data.arrays import Array
 from edgefl.errors import ModelError
-from edgefl.models.parts import named_parameters
+from edgefl.lazy import torch
 from edgefl.models.spec import is_scheduled
-from edgefl.models.staged import StagedModel
 from edgefl.plan.job import Job
 from edgefl.plan.stages import sent
-from edgefl.training.optimizers import BETAS, EPS, SGD, AdamW, Group, Optimizer
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from edgefl.models.staged import StagedModel
+    from edgefl.training.optimizers import Group, Optimizer
 
 #: D-M2.
 SMALLEST = 1e-8
+#: Parameter -> "part|tensor".
+Layers = Mapping["torch.nn.Parameter", str]
+
+
+def weight_tensors(parts: Mapping[str, Mapping[str, Array]]) -> list[tuple[str, str]]:
+    """(part, tensor) of every weight tensor (two dimensions or more), sorted: what a poverty layer's number counts."""
+    return sorted((part, name) for part, tensors in parts.items() for name, value in tensors.items() if value.ndim >= 2)
 
 
 def poverty_layers(job: Job, model: StagedModel) -> dict[torch.nn.Parameter, str]:
@@ -35,6 +44,8 @@ def poverty_layers(job: Job, model: StagedModel) -> dict[torch.nn.Parameter, str
 
     Not tables of positions and class tokens: some start at zero and would always be those that change most (D-M2).
     """
+    from edgefl.models.parts import named_parameters  # loads torch
+
     return {
         parameter: f"{part}|{name}"
         for part in sent(job.stage, job.slots.exchange)
@@ -53,7 +64,7 @@ def sgd_change(theta: Tensor, gradient: Tensor, lr: float) -> Tensor:
     return lr * gradient.abs() / _size(theta)
 
 
-def adam_change(theta: Tensor, m_hat: Tensor, v_hat: Tensor, lr: float, eps: float = EPS) -> Tensor:
+def adam_change(theta: Tensor, m_hat: Tensor, v_hat: Tensor, lr: float, eps: float) -> Tensor:
     """|η m̂ / (θ (√v̂ + ε))| of each element, θ before the step (equation 13)."""
     return lr * m_hat.abs() / (_size(theta) * (v_hat.sqrt() + eps))
 
@@ -61,12 +72,12 @@ def adam_change(theta: Tensor, m_hat: Tensor, v_hat: Tensor, lr: float, eps: flo
 def exact_changes(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> dict[str, float]:
     """name -> relative change, of the weight tensors of ``before``, copies of those that are trained.
 
-    Copies are needed only around a step that ``PovertyMeter.due`` asks for.
+    Copies are needed only around a step that ``PovertyObserver.due`` asks for.
     """
     return {name: float(relative_change(old, after[name].detach())) for name, old in before.items() if old.ndim >= 2}
 
 
-def optimizer_changes(optimizer: Optimizer, names: Mapping[torch.nn.Parameter, str]) -> dict[str, float]:
+def optimizer_changes(optimizer: Optimizer, names: Layers) -> dict[str, float]:
     """name -> mean change of the step just made, of the named weight tensors that have a gradient.
 
     Needs no copies: θ before the step is had from θ after it, one tensor at a time. With momentum the momentum stands
@@ -81,44 +92,60 @@ def optimizer_changes(optimizer: Optimizer, names: Mapping[torch.nn.Parameter, s
     }
 
 
-@torch.no_grad()
 def _step_change(optimizer: Optimizer, group: Group, parameter: torch.nn.Parameter) -> Tensor:
+    from edgefl.training.optimizers import BETAS, EPS, SGD, AdamW  # loads torch
+
     lr, decay = group.lr, group.weight_decay
-    if isinstance(optimizer, SGD):
-        if optimizer.momentum:
-            mean = optimizer._mean[parameter]  # noqa: SLF001 - the optimiser's state is what this reads
-            return sgd_change(parameter + lr * mean, mean, lr)
-        gradient = parameter.grad if parameter.grad is not None else torch.zeros_like(parameter)
-        before = (parameter + lr * gradient) / (1 - lr * decay)
-        return sgd_change(before, gradient + decay * before, lr)
-    if not isinstance(optimizer, AdamW):
-        raise ModelError(
-            f"the change of a step cannot be had from optimiser {type(optimizer).__name__}",
-            remedy="Train with adamw or sgd, or set repair: {poverty: {form: exact}}.",
-        )
-    step, (mean, square) = optimizer._steps[parameter], optimizer._state[parameter]  # noqa: SLF001 - the same
-    m_hat, v_hat = mean / (1 - BETAS[0] ** step), square / (1 - BETAS[1] ** step)
-    before = (parameter + lr * m_hat / (v_hat.sqrt() + EPS)) / (1 - lr * decay)
-    return adam_change(before, m_hat, v_hat, lr)
+    with torch.no_grad():
+        if isinstance(optimizer, SGD):
+            if optimizer.momentum:
+                mean = optimizer._mean[parameter]  # noqa: SLF001 - the optimiser's state is what this reads
+                return sgd_change(parameter + lr * mean, mean, lr)
+            gradient = parameter.grad if parameter.grad is not None else torch.zeros_like(parameter)
+            before = (parameter + lr * gradient) / (1 - lr * decay)
+            return sgd_change(before, gradient + decay * before, lr)
+        if isinstance(optimizer, AdamW):
+            step, (mean, square) = optimizer._steps[parameter], optimizer._state[parameter]  # noqa: SLF001 - the same
+            m_hat, v_hat = mean / (1 - BETAS[0] ** step), square / (1 - BETAS[1] ** step)
+            before = (parameter + lr * m_hat / (v_hat.sqrt() + EPS)) / (1 - lr * decay)
+            return adam_change(before, m_hat, v_hat, lr, EPS)
+    raise ModelError(
+        f"the change of a step cannot be had from optimiser {type(optimizer).__name__}",
+        remedy="Train with adamw or sgd, or set repair: {poverty: {form: exact}}.",
+    )
 
 
 def _size(theta: Tensor) -> Tensor:
     return theta.abs().clamp(min=SMALLEST)
 
 
-@dataclass
-class PovertyMeter:
-    """Collects the changes of one device's training: ``batch`` after every step, ``epoch`` after every epoch.
+class PovertyObserver:
+    """Finds a device's poverty layer among ``layers`` while it trains; ``registry.Observer`` says what for.
 
-    Batches are complete (every sample has every modality) or not; an epoch's first batch is no transition.
+    ``batch`` after every step, ``epoch`` after every epoch. Batches are complete (every sample has every modality) or
+    not; an epoch's first batch is no transition.
     """
 
-    _worst: dict[str, float] = field(default_factory=dict, init=False)  # name -> max over epochs
-    _sums: dict[str, float] = field(default_factory=dict, init=False)  # name -> sum over this epoch's transitions
-    _in_epoch: int = field(default=0, init=False)  # this epoch's transitions, |B*|
-    _after_complete: bool = field(default=False, init=False)
-    _complete: int = field(default=0, init=False)  # batches
-    _transitions: int = field(default=0, init=False)  # of all epochs
+    def __init__(self, layers: Layers, *, exact: bool = False) -> None:
+        self._layers, self._exact = layers, exact
+        self._worst: dict[str, float] = {}  # name -> max over epochs
+        self._sums: dict[str, float] = {}  # name -> sum over this epoch's transitions
+        self._in_epoch = 0  # this epoch's transitions, |B*|
+        self._transitions = 0  # of all epochs
+        self._complete = 0  # batches
+        self._after_complete = False
+
+    @contextmanager
+    def step(self, optimizer: Optimizer, complete: bool) -> Iterator[None]:
+        """Measures how much the step inside, on a batch that is complete or not, changes each weight tensor."""
+        due = self.due(complete)
+        before = {name: p.detach().clone() for p, name in self._layers.items()} if due and self._exact else {}
+        yield
+        if self._exact:
+            changes = exact_changes(before, {name: p for p, name in self._layers.items()})
+        else:
+            changes = optimizer_changes(optimizer, self._layers) if due else {}
+        self.batch(complete, changes)
 
     def due(self, complete: bool) -> bool:
         """Whether the changes of a step on such a batch, the next one, are wanted."""
@@ -151,7 +178,7 @@ class PovertyMeter:
 
     @property
     def complete(self) -> bool:
-        """Whether the device has no poverty layer to lend for: complete batches, and none that lacks after them."""
+        """Whether it has no poverty layer, and so can lend: complete batches, and none that lacks after them."""
         return self._complete > 0 and self._transitions == 0
 
     @property
@@ -163,49 +190,8 @@ class PovertyMeter:
         """The poverty layer by the epochs closed so far, of equals the first by name; None: no transition yet."""
         return min(self._worst, key=lambda name: (-self._worst[name], name), default=None)
 
-
-class PovertyObserver:
-    """Finds a device's poverty layer while it trains; ``registry.Observer`` says what for."""
-
-    def __init__(self, job: Job, model: StagedModel, *, form: str = "optimiser") -> None:
-        self._layers = poverty_layers(job, model)
-        self._exact = form == "exact"
-        self._meter = PovertyMeter()
-
-    @property
-    def complete(self) -> bool:
-        """Whether the device has no poverty layer: it can lend to others."""
-        return self._meter.complete
-
-    @property
-    def change(self) -> float:
-        """The poverty layer's relative change; 0: there is none."""
-        return self._meter.change
-
-    @contextmanager
-    def step(self, optimizer: Optimizer, complete: bool) -> Iterator[None]:
-        """Measures how much the step inside, on a batch that is complete or not, changes each weight tensor."""
-        due = self._meter.due(complete)
-        before = {name: p.detach().clone() for p, name in self._layers.items()} if due and self._exact else {}
-        yield
-        if self._exact:
-            changes = exact_changes(before, {name: p for p, name in self._layers.items()})
-        else:
-            changes = optimizer_changes(optimizer, self._layers) if due else {}
-        self._meter.batch(complete, changes)
-
-    def epoch(self) -> None:
-        """Close an epoch."""
-        self._meter.epoch()
-
-    def layer(self, sending: Mapping[str, Mapping[str, object]]) -> int:
+    def layer(self, sending: Mapping[str, Mapping[str, Array]]) -> int:
         """The poverty layer's place among the weight tensors of the parts that are sent, sorted; -1: there is none."""
-        poorest = self._meter.poorest()
-        layers = sorted(
-            (part, name)
-            for part, tensors in sending.items()
-            if is_scheduled(part)
-            for name, value in tensors.items()
-            if value.ndim >= 2  # type: ignore[attr-defined]
-        )
+        poorest = self.poorest()
+        layers = weight_tensors({part: tensors for part, tensors in sending.items() if is_scheduled(part)})
         return [f"{part}|{name}" for part, name in layers].index(poorest) if poorest is not None else -1

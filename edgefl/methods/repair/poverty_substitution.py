@@ -10,19 +10,19 @@ Planned first, for the record; then computed from the uploads as they came, of w
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-from msgspec import Meta
 
 from edgefl.aggregation.history import UpdateInfo, grouped
 from edgefl.aggregation.mean import MisfitError, Tensor, Tensors, WeightedMean
 from edgefl.aggregation.server_state import of_device
-from edgefl.errors import ModelError, Problem
+from edgefl.errors import ModelError
+from edgefl.methods.repair.poverty_layer import PovertyObserver, poverty_layers, weight_tensors
 from edgefl.models.spec import is_scheduled
 from edgefl.protocol.tensors import decode_part
 from edgefl.records import Manifest
-from edgefl.registry import Observer, Options, Recipe, Repair, offers, register
+from edgefl.registry import Option, Repair, Rule, register
 from edgefl.storage.objects import ObjectStore
 
 if TYPE_CHECKING:
@@ -34,25 +34,7 @@ if TYPE_CHECKING:
 #: The part with the one layer that a device is sent for its personal model.
 PART = "poverty"
 #: (device, part) -> tensors in place of its own.
-Mended = dict[tuple[str, str], dict[str, np.ndarray]]
-
-
-class Poverty(Options, frozen=True):
-    """Options of the substitution of the poverty layer."""
-
-    form: Annotated[
-        Literal["exact", "optimiser"],
-        Meta(description="how the change is had: from copies, or from the optimiser's own step"),
-    ] = "optimiser"
-    donors: Annotated[
-        Literal["complete", "less_affected"],
-        Meta(
-            description=(
-                "who lends it: devices that trained with complete data in the round (eq. 11); less_affected: in rounds "
-                "without any, those whose layers missing modalities changed less"
-            )
-        ),
-    ] = "less_affected"
+Mended = dict[tuple[str, str], Tensors]
 
 
 class Substitution(NamedTuple):
@@ -114,7 +96,7 @@ def unlikely(samples: Mapping[str, Mapping[str, int]], modalities: Collection[st
 
     ``samples``: device -> modality -> samples that have it, "" -> all; ``donors``: the option of repair: poverty.
     """
-    counts = {device: ([told.get(m, 0) for m in modalities], told.get("", 0)) for device, told in samples.items()}
+    counts = {device: ([own.get(m, 0) for m in modalities], own.get("", 0)) for device, own in samples.items()}
     whole = {device for device, (held, total) in counts.items() if all(n == total for n in held)}
     both = {device for device, (held, _) in counts.items() if device not in whole and all(held)}
     if not both and whole == counts.keys():
@@ -179,7 +161,7 @@ def mend(
     clusters: Mapping[str, int],
     *,
     donors: str = "less_affected",
-) -> tuple[Mended, dict[str, Tensors], dict[str, Any]]:
+) -> tuple[Mended, dict[str, Tensors], Mapping[str, object]]:
     """Each device's poverty layer from its cluster's donors, in place of its own; as ``registry.Repair`` says."""
     by_device = {u.device: u for u in updates}
 
@@ -212,11 +194,6 @@ def mend(
     return mended, personal, record
 
 
-def weight_tensors(parts: Mapping[str, Tensors]) -> list[tuple[str, str]]:
-    """(part, tensor) of every weight tensor (two dimensions or more), sorted: what a poverty layer's number counts."""
-    return sorted((part, name) for part, tensors in parts.items() for name, value in tensors.items() if value.ndim >= 2)
-
-
 def _poorest(
     updates: Sequence[UpdateInfo], model: Manifest, store: ObjectStore
 ) -> tuple[dict[str, tuple[str, str]], dict[str, Substitution | str]]:
@@ -235,27 +212,13 @@ def _poorest(
     return poorest, none
 
 
-def _one_model(recipe: Recipe) -> list[Problem]:
-    found = []
-    if offers(recipe, "weight", "personal"):
-        advice = "set another weight, or repair: none"
-        found.append(Problem("repair", f"poverty mends one model for all, relationship makes one for each; {advice}"))
-    if offers(recipe, "missing", "complete_only"):
-        found.append(Problem("repair", "poverty needs samples that lack a modality, missing: ignore leaves them out"))
-    return found
-
-
-def observe(job: Job, model: StagedModel, *, form: str = "optimiser") -> Observer:
+def observe(job: Job, model: StagedModel, *, form: str = "optimiser") -> PovertyObserver:
     """What watches a device's training for its poverty layer."""
-    from edgefl.methods.repair.poverty_layer import PovertyObserver  # loads torch
-
-    return PovertyObserver(job, model, form=form)
+    return PovertyObserver(poverty_layers(job, model), exact=form == "exact")
 
 
 def copied(job: Job, model: StagedModel, *, form: str = "optimiser") -> list[nn.Parameter]:
     """The parameters of which a step holds copies: those whose change is measured exactly."""
-    from edgefl.methods.repair.poverty_layer import poverty_layers  # loads torch
-
     return list(poverty_layers(job, model)) if form == "exact" else []
 
 
@@ -266,13 +229,31 @@ def unreadable(optimizer: str, *, form: str = "optimiser") -> str:
     return "adafactor does not keep what repair: poverty reads; use adamw or sgd, or poverty: {form: exact}"
 
 
+_ONE_MODEL = "poverty mends one model for all, relationship makes one for each; set another weight, or repair: none"
+_LACKING = "poverty needs samples that lack a modality, missing: ignore leaves them out"
 register(
+    Repair("none", "nothing", default=True),
     Repair(
         "poverty",
         "the layer that missing modalities change most comes from devices of the group with complete data (MMiC)",
-        Poverty,
+        {
+            "form": Option(
+                "optimiser",
+                "how the change is had: from copies, or from the optimiser's own step",
+                ("exact", "optimiser"),
+            ),
+            "donors": Option(
+                "less_affected",
+                "who lends it: devices that trained with complete data in the round (eq. 11); less_affected: in rounds "
+                "without any, those whose layers missing modalities changed less",
+                ("complete", "less_affected"),
+            ),
+        },
         source="arXiv 2505.06911",
-        conflicts=_one_model,
+        rules=(
+            Rule("weight", "personal", _ONE_MODEL, wanted=False),
+            Rule("missing", "complete_only", _LACKING, wanted=False),
+        ),
         per_round=True,
         mend=mend,
         unlikely=unlikely,
@@ -282,5 +263,5 @@ register(
         part=PART,
         personal=True,
         moves=True,
-    )
+    ),
 )

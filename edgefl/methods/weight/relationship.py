@@ -1,4 +1,4 @@
-"""The relationship graph: how much each device's mapping draws from the others' (AproMFL).
+"""The relationship graph: how much each device's mapping draws from the others' (AproMFL, arXiv 2502.04400).
 
 weight_ij = softmax_j(cos(theta_i, theta_j)) over the devices j that hold the mapping, i itself included (D-A6);
 theta is the flattened mapping. Buffers do not count: integers, and the running statistics of batch norm, which describe
@@ -12,19 +12,16 @@ from collections.abc import Callable, Iterator, Mapping
 import numpy as np
 import numpy.typing as npt
 
-from edgefl.aggregation.mean import Layout, MisfitError, Tensors, check, layout_of
-from edgefl.data.arrays import Array
+from edgefl.aggregation.mean import BUFFERS, Layout, MisfitError, Tensors, check, layout_of
 from edgefl.methods.weight.samples import by_samples
 from edgefl.registry import Weight, register
 
-Floats = npt.NDArray[np.float64]
 Load = Callable[[], Tensors]
 #: A run of elements of one flattened tensor: name, first, end.
 Piece = tuple[str, int, int]
 
 #: What all devices' pieces may take at once: a mapping of 2 million weights of 50 devices is then loaded 7 times.
 BUDGET_BYTES = 128 * 2**20
-_STATISTICS = ("running_mean", "running_var")
 _SMALLEST_NORM = 1e-12
 
 
@@ -43,20 +40,24 @@ def relationship(loaders: Mapping[str, Load]) -> dict[str, dict[str, float]]:
     return {i: {j: float(weights[r, c]) for c, j in enumerate(names)} for r, i in enumerate(names)}
 
 
-def gram(loaders: Mapping[str, Load], budget_bytes: int = BUDGET_BYTES) -> tuple[list[str], Floats]:
+def gram(loaders: Mapping[str, Load], budget_bytes: int = BUDGET_BYTES) -> tuple[list[str], npt.NDArray[np.float64]]:
     """The devices, sorted, and the inner products [K, K] of their flattened mappings.
 
-    All devices' mappings together may not fit in memory: they are gone through piece by piece, and each is loaded anew
+    All devices' mappings together may not fit in memory: they are gone through piece by piece, and each is loaded again
     for every set of pieces. At any time one mapping is loaded, and pieces of all devices of ``budget_bytes`` in all.
     """
     names = sorted(loaders)
     layout = layout_of(loaders[names[0]]())
     products = np.zeros((len(names), len(names)))
     for pieces in _pieces(layout, max(1, budget_bytes // (8 * len(names)))):
-        width = sum(end - first for _, first, end in pieces)
-        rows = np.empty((len(names), width))  # [K, elements of these pieces]
+        rows = np.empty((len(names), sum(end - first for _, first, end in pieces)))  # [K, elements of these pieces]
         for row, device in zip(rows, names, strict=True):
-            _fill(row, pieces, _fitting(device, loaders[device](), layout))
+            tensors = loaders[device]()
+            try:
+                check(tensors, layout)
+            except MisfitError as error:
+                raise MisfitError(error.reason, f"device '{device}': {error.message}") from None
+            np.concatenate([tensors[name].reshape(-1)[first:end] for name, first, end in pieces], out=row)
         products += rows @ rows.T
     return names, products
 
@@ -66,7 +67,7 @@ def _pieces(layout: Layout, limit: int) -> Iterator[list[Piece]]:
     pieces: list[Piece] = []
     room = limit
     for name, (shape, floating) in layout.items():
-        size = int(np.prod(shape, dtype=np.int64)) if floating and not name.endswith(_STATISTICS) else 0
+        size = int(np.prod(shape, dtype=np.int64)) if floating and not name.endswith(BUFFERS) else 0
         first = 0
         while first < size:
             end = min(size, first + room)
@@ -78,21 +79,6 @@ def _pieces(layout: Layout, limit: int) -> Iterator[list[Piece]]:
                 pieces, room = [], limit
     if pieces:
         yield pieces
-
-
-def _fill(row: Floats, pieces: list[Piece], tensors: Mapping[str, Array]) -> None:
-    position = 0
-    for name, first, end in pieces:
-        row[position : position + end - first] = tensors[name].reshape(-1)[first:end]
-        position += end - first
-
-
-def _fitting(device: str, tensors: Tensors, layout: Layout) -> Tensors:
-    try:
-        check(tensors, layout)
-    except MisfitError as error:
-        raise MisfitError(error.reason, f"device '{device}': {error.message}") from None
-    return tensors
 
 
 register(

@@ -9,18 +9,12 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from edgefl.registry import DeviceShare, Options, Select, register
+from edgefl.registry import DEVICE_SHARE, Select, register
 
 if TYPE_CHECKING:
     import numpy as np
 
     from edgefl.aggregation.history import Memory
-
-
-class Cyclic(Options, frozen=True):
-    """Options of cyclic participation."""
-
-    share: DeviceShare = 0.5
 
 
 def cyclic(devices: Sequence[str], rng: np.random.Generator, memory: Memory, *, share: float = 0.5) -> list[str]:
@@ -35,7 +29,7 @@ register(
     Select(
         "cyclic",
         "groups of devices in turn",
-        Cyclic,
+        {"share": DEVICE_SHARE},
         source="arXiv 2302.03109",
         per_round=True,
         partial=True,

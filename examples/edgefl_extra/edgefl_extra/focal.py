@@ -5,24 +5,15 @@ mean over the labelled samples of  -(1 - p_y)^γ log p_y,  p = softmax(logits [B
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
-
-from msgspec import Meta
+from typing import TYPE_CHECKING
 
 from edgefl.lazy import torch
-from edgefl.registry import Objective, Options, TermWeight, register
+from edgefl.registry import TERM_WEIGHT, Objective, Option, register
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from edgefl.training.forward import Forward
-
-
-class Focal(Options, frozen=True):
-    """Options of the focal loss."""
-
-    weight: TermWeight = 1.0
-    gamma: Annotated[float, Meta(ge=0, description="how much less an easy sample counts")] = 2.0
 
 
 def focal(logits: Tensor, labels: Tensor, gamma: float) -> Tensor:
@@ -42,7 +33,7 @@ register(
     Objective(
         "focal",
         "classification in which easy samples count less",
-        Focal,
+        {"weight": TERM_WEIGHT, "gamma": Option(2.0, "how much less an easy sample counts", least=0)},
         source="arXiv 1708.02002",
         loss=loss,
         labels=True,

@@ -9,19 +9,13 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from edgefl.lazy import torch
-from edgefl.methods.objectives.shared import Embeddings, Flags, Terms, blank, mean_of, mean_where
-from edgefl.registry import Objective, Options, TermWeight, register
+from edgefl.methods.objective.shared import Embeddings, Flags, Terms, blank, mean_of, mean_where
+from edgefl.registry import TERM_WEIGHT, Objective, register
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from edgefl.training.forward import Forward
-
-
-class Reconstruction(Options, frozen=True):
-    """Options of reconstruction."""
-
-    weight: TermWeight = 1.0
 
 
 def reconstruction(predicted: Mapping[str, Tensor], real: Embeddings, has: Flags) -> Tensor:
@@ -58,7 +52,7 @@ register(
     Objective(
         "reconstruction",
         "each modality's projection is predicted from the others'",
-        Reconstruction,
+        {"weight": TERM_WEIGHT},
         source="arXiv 2505.06911",
         loss=loss,
         modalities=2,

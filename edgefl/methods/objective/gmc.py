@@ -6,26 +6,26 @@ x and y run over the joint and the modality's projections of the n samples that 
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING
 
-from edgefl.lazy import F, torch
-from edgefl.methods.objectives.rules import needs_joint
-from edgefl.methods.objectives.shared import Embeddings, Flags, blank, masked, off_diagonal
+from edgefl.lazy import torch
+from edgefl.methods.objective.shared import (
+    Embeddings,
+    Flags,
+    blank,
+    known_cross_entropy,
+    masked,
+    needs_joint,
+    off_diagonal,
+    softmax_temperature,
+)
 from edgefl.models.vectors import unit
-from edgefl.registry import Objective, Options, Temperature, TermWeight, register
+from edgefl.registry import TERM_WEIGHT, Objective, register
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from edgefl.training.forward import Forward
-
-
-class Gmc(Options, frozen=True):
-    """Options of geometric contrast."""
-
-    weight: TermWeight = 1.0
-    temperature: Temperature = 0.1
 
 
 def gmc(joint: Tensor, embeddings: Embeddings, has: Flags, temperature: float = 0.1) -> Tensor:
@@ -39,8 +39,7 @@ def _nt_xent(joint: Tensor, e: Tensor, has: Tensor, temperature: float) -> Tenso
     twice = has.repeat(2)
     logits = masked(z @ z.T / temperature, twice & off_diagonal(2 * size, z))
     partner = torch.arange(2 * size, device=z.device).roll(size)
-    summed = F.cross_entropy(logits, torch.where(twice, partner, -1), ignore_index=-1, reduction="sum")
-    return summed / twice.sum().clamp(min=1)
+    return known_cross_entropy(logits, torch.where(twice, partner, -1))
 
 
 def loss(forward: Forward, *, temperature: float) -> Tensor:
@@ -52,9 +51,9 @@ register(
     Objective(
         "gmc",
         "each modality's projection against the joint one (GMC, arXiv 2202.03390)",
-        Gmc,
+        {"weight": TERM_WEIGHT, "temperature": softmax_temperature(0.1)},
         source="arXiv 2202.03390",
-        conflicts=partial(needs_joint, "gmc"),
+        rules=(needs_joint("gmc"),),
         loss=loss,
         joint=True,
         unlabelled=True,

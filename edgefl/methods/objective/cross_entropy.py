@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from edgefl.lazy import F
-from edgefl.registry import Objective, Options, TermWeight, register
+from edgefl.methods.objective.shared import known_cross_entropy
+from edgefl.registry import TERM_WEIGHT, Objective, register
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -13,26 +13,18 @@ if TYPE_CHECKING:
     from edgefl.training.forward import Forward
 
 
-class CrossEntropy(Options, frozen=True):
-    """Options of classification."""
-
-    weight: TermWeight = 1.0
-
-
 def loss(forward: Forward) -> Tensor:
     """Mean over the labelled samples; 0 when none is."""
     if forward.labels is None:
         return forward.nothing()
-    # A share without a known label is a mean of nothing: the sum over none, divided by one, is zero.
-    summed = F.cross_entropy(forward.logits, forward.labels, ignore_index=-1, reduction="sum")
-    return summed / (forward.labels >= 0).sum().clamp(min=1)
+    return known_cross_entropy(forward.logits, forward.labels)
 
 
 register(
     Objective(
         "cross_entropy",
         "classification of the fused representation",
-        CrossEntropy,
+        {"weight": TERM_WEIGHT},
         default=True,
         loss=loss,
         labels=True,

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
-from edgefl.lazy import torch
+from edgefl.lazy import F, torch
+from edgefl.registry import Option, Rule
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -44,6 +45,12 @@ def mean_of(found: Sequence[Terms], embeddings: Embeddings) -> Tensor:
     return mean_where(torch.stack([one.values for one in found]), torch.stack([one.counts for one in found]))
 
 
+def known_cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
+    """CE of the rows of ``logits`` [N, C] whose ``target`` [N] is known, not -1: their mean; 0 when none is."""
+    summed = F.cross_entropy(logits, target, ignore_index=-1, reduction="sum")
+    return summed / (target >= 0).sum().clamp(min=1)
+
+
 def nothing(embeddings: Embeddings) -> Tensor:
     """Zero, but part of the graph, so that ``backward`` has a way to go."""
     return next(iter(embeddings.values()))[:0].sum()
@@ -63,3 +70,14 @@ def masked(logits: Tensor, keep: Tensor) -> Tensor:
 def off_diagonal(size: int, like: Tensor) -> Tensor:
     """[size, size]: False on the diagonal, on the device of ``like``."""
     return ~torch.eye(size, dtype=torch.bool, device=like.device)
+
+
+def softmax_temperature(default: float) -> Option:
+    """The option of the terms that have a softmax."""
+    return Option(default, "softmax temperature", least=0.001)
+
+
+def needs_joint(term: str) -> Rule:
+    """Of a term that compares with the joint representation, which only labels train."""
+    text = f"{term} needs the joint representation, which is learned with labels; add the term cross_entropy"
+    return Rule("objective", "labels", text)

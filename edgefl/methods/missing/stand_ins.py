@@ -15,66 +15,14 @@ do without (modality dropout: Neverova et al., ModDrop, arXiv 1501.00102).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING
 
-from msgspec import Meta
-
-from edgefl.errors import Problem
 from edgefl.lazy import torch
-from edgefl.registry import Options, Recipe, StandIn, offers, register
+from edgefl.registry import Option, Rule, StandIn, register
 from edgefl.training.fill import AtHand, Made
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from edgefl.models.spec import ModelSpec
-
-
-class Dropped(Options, frozen=True):
-    """Options of a stand-in that complete samples can be trained with too."""
-
-    drop: Annotated[
-        float,
-        Meta(
-            ge=0,
-            le=1,
-            description="probability that a complete sample trains with one of its modalities hidden",
-        ),
-    ] = 0.0
-
-
-class Prototype(Options, frozen=True):
-    """Options of the prototype mask."""
-
-    by: Annotated[
-        Literal["label", "match"],
-        Meta(
-            description=(
-                "whose: that of the sample's own class (the paper), or of the classes that the modality at "
-                "hand matches, as at inference"
-            )
-        ),
-    ] = "label"
-    drop: Annotated[
-        float,
-        Meta(
-            ge=0,
-            le=1,
-            description="probability that a complete sample trains with one of its modalities hidden",
-        ),
-    ] = 0.0
-
-
-def _prototypes(recipe: Recipe) -> list[Problem]:
-    if offers(recipe, "prototypes", "classes"):
-        return []
-    return [Problem("missing", "prototype needs class prototypes; set prototypes: class_mean, or another missing")]
-
-
-def _trained(recipe: Recipe) -> list[Problem]:
-    if offers(recipe, "objective", "reconstructs"):
-        return []
-    return [Problem("missing", "reconstruction needs the term of the same name in the objective; add it")]
 
 
 def zero(modality: str, given: AtHand) -> Made:
@@ -93,22 +41,18 @@ def prototype(modality: str, given: AtHand) -> Made:
     Raises ModelError where a trained matcher has no network.
     """
     if given.options.get("by", "label") == "match":
-        return _matched(modality, given)
+        from edgefl.prototypes import mask
+
+        mixture = mask.stand_in(modality, given.full, given.has, given.tables, given.matcher, given.networks)
+        if mixture is None:
+            return zero(modality, given)
+        return Made(mixture.values, mixture.weights.sum(dim=1) > 0, mixture)
     table = given.tables.get(modality)
     if table is None or given.labels is None:
         return zero(modality, given)
     labels = given.labels.clamp(min=0)
     known = given.labels >= 0
     return Made(torch.where(known.unsqueeze(1), table.rows[labels], given.zeros()), known & table.valid[labels])
-
-
-def _matched(modality: str, given: AtHand) -> Made:
-    from edgefl.prototypes import mask
-
-    mixture = mask.stand_in(modality, given.full, given.has, given.tables, given.matcher, given.networks)
-    if mixture is None:
-        return zero(modality, given)
-    return Made(mixture.values, mixture.weights.sum(dim=1) > 0, mixture)
 
 
 def reconstruction(modality: str, given: AtHand) -> Made:
@@ -120,16 +64,6 @@ def reconstruction(modality: str, given: AtHand) -> Made:
         return zero(modality, given)
     has = {m: given.has[m] if m in given.has else given.rows(True) for m in others} if given.has else None
     return Made(given.model.reconstruct(modality, mean_at_hand(others, has)), given.rows(True))
-
-
-def hide(has: Mapping[str, Tensor], drop: float) -> dict[str, Tensor]:
-    """``has`` with one modality, each as likely, hidden in a share ``drop`` of the samples that have them all."""
-    if drop <= 0 or len(has) < 2:
-        return dict(has)
-    complete = torch.stack(list(has.values())).all(0)
-    chosen = torch.rand(complete.shape, device=complete.device) < drop
-    which = torch.randint(len(has), complete.shape, device=complete.device)
-    return {m: rows & ~(complete & chosen & (which == i)) for i, (m, rows) in enumerate(has.items())}
 
 
 def _always(model: ModelSpec, tables: Mapping[str, object]) -> bool:
@@ -144,15 +78,26 @@ def _with_parts(model: ModelSpec, tables: Mapping[str, object]) -> bool:
     return model.reconstruction
 
 
+_DROP = {
+    "drop": Option(0.0, "probability that a complete sample trains with one of its modalities hidden", least=0, most=1)
+}
+_BY = Option(
+    "label",
+    "whose: that of the sample's own class (the paper), or of the classes that the modality at hand matches, as at "
+    "inference",
+    ("label", "match"),
+)
+_CLASSES = "prototype needs class prototypes; set prototypes: class_mean, or another missing"
+_TERM = "reconstruction needs the term of the same name in the objective; add it"
 register(
-    StandIn("zero", "zeros", Dropped, default=True, make=zero, offered=_always),
+    StandIn("zero", "zeros", _DROP, default=True, make=zero, offered=_always),
     StandIn("ignore", "samples that lack a modality are left out", make=zero, complete_only=True),
-    StandIn("random", "standard normal noise", Dropped, make=random),
+    StandIn("random", "standard normal noise", _DROP, make=random),
     StandIn(
         "prototype",
         "a global prototype (arXiv 2312.13508); zeros until there is one",
-        Prototype,
-        conflicts=_prototypes,
+        {"by": _BY, **_DROP},
+        rules=(Rule("prototypes", "classes", _CLASSES),),
         make=prototype,
         offered=_with_tables,
         tables=True,
@@ -161,8 +106,8 @@ register(
     StandIn(
         "reconstruction",
         "predicted from the modalities at hand by a small network trained along (MMiC)",
-        Dropped,
-        conflicts=_trained,
+        _DROP,
+        rules=(Rule("objective", "reconstructs", _TERM),),
         make=reconstruction,
         offered=_with_parts,
         inferred="what a small network, trained along, makes of the others",

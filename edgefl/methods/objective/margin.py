@@ -1,4 +1,4 @@
-"""Retrieval loss with two margins: AproMFL's task of devices without labels, arXiv 2502.04400.
+"""AproMFL's own task of a device (arXiv 2502.04400): its labels, or where it has none a retrieval loss of two margins.
 
 mean_i relu(m_pos - s_ii) + mean over i ≠ j of relu(s_ij - m_neg),  s_ij = cos(a_i, b_j).
 Both directions of retrieval are in it alike: s_ij and s_ji, each once. More than two modalities: the mean over
@@ -7,28 +7,28 @@ unordered pairs.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from itertools import combinations
-from typing import TYPE_CHECKING, Annotated
-
-from msgspec import Meta
+from typing import TYPE_CHECKING
 
 from edgefl.lazy import torch
-from edgefl.methods.objectives.shared import Embeddings, Flags, Terms, blank, mean_of, mean_where, off_diagonal
+from edgefl.methods.objective.shared import (
+    Embeddings,
+    Flags,
+    Terms,
+    blank,
+    known_cross_entropy,
+    mean_of,
+    mean_where,
+    off_diagonal,
+)
 from edgefl.models.vectors import unit
-from edgefl.registry import Objective, Options, TermWeight, register
+from edgefl.registry import TERM_WEIGHT, Objective, Option, register
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from edgefl.training.forward import Forward
-
-
-class Margin(Options, frozen=True):
-    """Options of the margins of pairs."""
-
-    weight: TermWeight = 1.0
-    positive: Annotated[float, Meta(ge=-1, le=1, description="cosine that pairs should reach")] = 0.8
-    negative: Annotated[float, Meta(ge=-1, le=1, description="cosine that other pairs should stay below")] = 0.2
 
 
 def margin(embeddings: Embeddings, has: Flags, positive: float = 0.8, negative: float = 0.2) -> Tensor:
@@ -54,11 +54,34 @@ def loss(forward: Forward, *, positive: float, negative: float) -> Tensor:
     return margin(*forward.spread, positive, negative)
 
 
+def task_loss(forward: Forward, values: Mapping[str, Tensor], has: Mapping[str, Tensor]) -> Tensor:
+    """The device's own task by other projections: its labels through the classifier, else the margins of its pairs.
+
+    A device without labels does not train its classifier. The margins are those of the recipe's term margin; without
+    one the paper's.
+    """
+    model = forward.model
+    trained = "task" in model.parts_present and all(p.requires_grad for p in model.part("task").parameters())
+    if forward.labels is None or not trained:
+        options = forward.objective.get("margin", {})
+        return margin(values, has, **{name: float(value) for name, value in options.items() if name != "weight"})
+    zeros = torch.zeros_like(next(iter(values.values())))
+    absent = torch.zeros(forward.size, dtype=torch.bool, device=zeros.device)
+    wanted = list(model.spec.encoders)
+    shown = {m: has.get(m, absent) for m in wanted}
+    fused = model.fuse({m: values.get(m, zeros) for m in wanted}, shown, forward.tokens, forward.rows)
+    return known_cross_entropy(model.classify(fused), forward.labels)
+
+
 register(
     Objective(
         "margin",
         "pairs above one cosine, other pairs below another, labels unused",
-        Margin,
+        {
+            "weight": TERM_WEIGHT,
+            "positive": Option(0.8, "cosine that pairs should reach", least=-1, most=1),
+            "negative": Option(0.2, "cosine that other pairs should stay below", least=-1, most=1),
+        },
         source="arXiv 2502.04400",
         loss=loss,
         pairs=True,

@@ -10,21 +10,14 @@ from itertools import combinations
 from typing import TYPE_CHECKING
 
 from edgefl.lazy import F, torch
-from edgefl.methods.objectives.shared import Embeddings, Flags, Terms, blank, masked, mean_of
+from edgefl.methods.objective.shared import Embeddings, Flags, Terms, blank, masked, mean_of, softmax_temperature
 from edgefl.models.vectors import unit
-from edgefl.registry import Objective, Options, Temperature, TermWeight, register
+from edgefl.registry import TERM_WEIGHT, Objective, register
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from edgefl.training.forward import Forward
-
-
-class Clip(Options, frozen=True):
-    """Options of the contrast of pairs."""
-
-    weight: TermWeight = 1.0
-    temperature: Temperature = 0.05
 
 
 def clip_loss(z_a: Tensor, z_b: Tensor, temperature: float) -> Tensor:
@@ -61,7 +54,7 @@ register(
     Objective(
         "clip",
         "contrast of the modalities' projections, labels unused (arXiv 2407.15426)",
-        Clip,
+        {"weight": TERM_WEIGHT, "temperature": softmax_temperature(0.05)},
         source="arXiv 2407.15426",
         loss=loss,
         pairs=True,

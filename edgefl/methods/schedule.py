@@ -12,37 +12,28 @@ mixed:       in every stage everything exists and is trained by the devices that
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Literal
+from typing import Literal
 
-from msgspec import Meta
+import msgspec
 
 from edgefl.errors import ModelError
 from edgefl.models.spec import ModelSpec, is_encoder, match_parts, part_names, reconstruct_parts, shared_parts
 from edgefl.plan.job import Stage
 from edgefl.plan.stages import encoder_stage
-from edgefl.registry import Options, Schedule, register
+from edgefl.registry import Option, Schedule, register
 
 Embed = Literal["auto", "first_stage", "frozen"]
 
 
-class Layerwise(Options, frozen=True):
-    """Options of layer-wise training."""
-
-    embed: Annotated[
-        Embed,
-        Meta(description="whether the embeddings are trained in the first stage; auto: yes unless they are pretrained"),
-    ] = "auto"
-
-
 def end_to_end(spec: ModelSpec, rounds: Sequence[int], embed: Embed = "auto") -> tuple[Stage, ...]:
     """One stage with all the rounds. ``embed`` has no effect."""
-    names = _fitted(spec, part_names(spec))
+    names = _present(spec)
     return (Stage(index=1, depth=spec.stages, rounds=sum(rounds), present=names, trained=names),)
 
 
 def progressive(spec: ModelSpec, rounds: Sequence[int], embed: Embed = "auto") -> tuple[Stage, ...]:
     """Stage s trains everything through encoder stage s. ``embed`` has no effect."""
-    names = [_fitted(spec, part_names(spec, through=s)) for s in range(1, spec.stages + 1)]
+    names = [_present(spec, through=s) for s in range(1, spec.stages + 1)]
     return tuple(
         Stage(index=s, depth=s, rounds=rounds[s - 1], present=names[s - 1], trained=names[s - 1])
         for s in range(1, spec.stages + 1)
@@ -57,7 +48,7 @@ def layerwise(spec: ModelSpec, rounds: Sequence[int], embed: Embed = "auto") -> 
             index=s,
             depth=s,
             rounds=rounds[s - 1],
-            present=_fitted(spec, part_names(spec, through=s)),
+            present=_present(spec, through=s),
             trained=tuple(_layerwise_trained(spec, s, s == first, embed)),
         )
         for s in range(1, spec.stages + 1)
@@ -69,7 +60,7 @@ def heads(spec: ModelSpec, rounds: Sequence[int], embed: Embed = "auto") -> tupl
 
     Raises ModelError when nothing that follows them has weights.
     """
-    names = _fitted(spec, part_names(spec))
+    names = _present(spec)
     trained = tuple(part for part in names if not is_encoder(part))
     if spec.head.kind == "none" and all(part.startswith("head/") for part in trained):
         raise ModelError(
@@ -81,23 +72,17 @@ def heads(spec: ModelSpec, rounds: Sequence[int], embed: Embed = "auto") -> tupl
 
 def mixed(spec: ModelSpec, rounds: Sequence[int], embed: Embed = "auto") -> tuple[Stage, ...]:
     """Stage s trains everything; devices that cannot, through encoder stage s. ``embed`` has no effect."""
-    names = _fitted(spec, part_names(spec))
+    (whole,) = end_to_end(spec, rounds)
     return tuple(
-        Stage(
-            index=s,
-            depth=spec.stages,
-            rounds=rounds[s - 1],
-            present=names,
-            trained=names,
-            fallback_depth=s,
-        )
+        msgspec.structs.replace(whole, index=s, rounds=rounds[s - 1], fallback_depth=s)
         for s in range(1, spec.stages + 1)
     )
 
 
-def _fitted(spec: ModelSpec, names: Sequence[str]) -> tuple[str, ...]:
+def _present(spec: ModelSpec, through: int | None = None) -> tuple[str, ...]:
+    """The parts of the model, or those through an encoder stage, without what the closing round trains."""
     kept_out = set(match_parts(spec))
-    return tuple(part for part in names if part not in kept_out)
+    return tuple(part for part in part_names(spec, through=through) if part not in kept_out)
 
 
 def _layerwise_trained(spec: ModelSpec, s: int, first: bool, embed: Embed) -> list[str]:
@@ -109,22 +94,22 @@ def _layerwise_trained(spec: ModelSpec, s: int, first: bool, embed: Embed) -> li
     return trained + reconstruct_parts(spec) + [p for p in shared_parts(spec) if encoder_stage(p) in (None, s)]
 
 
+_EMBED = Option(
+    "auto",
+    "whether the embeddings are trained in the first stage; auto: yes unless they are pretrained",
+    ("auto", "first_stage", "frozen"),
+)
 register(
     Schedule("end_to_end", "every stage exists and is trained from the first round", default=True, stages=end_to_end),
     Schedule("progressive", "stage s adds encoder stage s; everything present is trained", stages=progressive),
     Schedule(
         "layerwise",
         "stage s adds encoder stage s; only it, the heads and the final norms are trained",
-        Layerwise,
+        {"embed": _EMBED},
         source="arXiv 2407.15426",
         stages=layerwise,
     ),
-    Schedule(
-        "heads",
-        "whole, frozen encoders; only heads, fusion and task are trained",
-        stages=heads,
-        encoders=False,
-    ),
+    Schedule("heads", "whole, frozen encoders; only heads, fusion and task are trained", stages=heads, encoders=False),
     Schedule(
         "mixed",
         "each device the most its budget allows: end to end, or in stage s as in progressive, down to layerwise",

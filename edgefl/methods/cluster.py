@@ -1,0 +1,194 @@
+"""Clusters of devices by LSH sketches, which each device sends once (MMiC, arXiv 2505.06911).
+
+hash_r(x) = signs of G_r^T x, in ``BITS`` Gaussian directions; row r counts the samples in each of the 2^BITS buckets.
+Features: sum over modalities m of P_m^T x_m, P_m Gaussian, seeded by the name. The same seeds give the same matrices on
+every device. Clusters: K-means of the normalised counts, numbered in the sorted order of their first devices.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from edgefl.data.arrays import Array
+from edgefl.data.dataset import Dataset
+from edgefl.data.tokens import PADDING
+from edgefl.errors import DataError, Problem, ProtocolError
+from edgefl.prototypes.kmeans import kmeans
+from edgefl.registry import Cluster, Option, Recipe, Signature, offers, register
+
+Floats = npt.NDArray[np.float32]
+#: device -> the tensors of its signature.
+Signatures = Mapping[str, Mapping[str, Array]]
+
+#: Width of the features.
+WIDTH = 256
+#: Rows and bits of the sketch that is sent: the paper's values.
+ROWS, BITS = 100, 12
+#: A count is sent as its share of the samples in units of 1/32767, an int16, which every encoding passes as it is: 100
+#: rows of 12 bits are 819,200 bytes (as f32: 1.6 MB). Finer than the share of one sample of 30,000.
+UNIT = 32767
+#: Input values whose projection is made at a time: at width 256 it takes 4 MiB, that of a whole image 154 MB.
+_BLOCK = 4096
+#: Samples read at a time, which may lie on disk; each time the projection is drawn again.
+_SAMPLES = 4096
+#: Rows of the projection of token ids: more than the 30,522 of BERT's vocabulary; larger ids share rows.
+_TOKENS = 2**15
+
+
+def features_of(dataset: Dataset, width: int = WIDTH, seed: int = 0) -> Floats:
+    """Fixed features [N, width] of raw samples, without parameters and the same on every device.
+
+    Values are projected as they are, scaled so that a modality counts by its root mean square, not by its length. Token
+    ids are words, not amounts: a text is projected as the counts of its ids. An absent modality adds zeros, so that
+    devices of different modalities have features of one width.
+    """
+    features = np.zeros((len(dataset), width), np.float32)
+    for m, array in sorted(dataset.modalities.items()):
+        project = _project_tokens if array.dtype == np.int64 else _project_values
+        for start in range(0, len(array), _SAMPLES):
+            some = slice(start, min(start + _SAMPLES, len(array)))
+            values = array[some].reshape(some.stop - start, math.prod(array.shape[1:]))  # [n, D]
+            rng = np.random.default_rng([seed, *m.encode()])
+            features[some] += project(values, width, rng) * dataset.present[m][some, None]
+    return features
+
+
+def _project_values(values: Array, width: int, rng: np.random.Generator) -> Floats:
+    """[N, D] -> [N, width], by a Gaussian matrix of variance 1/D."""
+    out = np.zeros((len(values), width), np.float32)
+    for first in range(0, values.shape[1], _BLOCK):
+        block = values[:, first : first + _BLOCK]
+        out += block @ rng.standard_normal((block.shape[1], width), np.float32)
+    return np.asarray(out / np.float32(math.sqrt(max(1, values.shape[1]))))
+
+
+def _project_tokens(ids: Array, width: int, rng: np.random.Generator) -> Floats:
+    """[N, T] -> [N, width]: the sum of the words' Gaussian rows over the root of how many words there are."""
+    table = rng.standard_normal((_TOKENS, width), np.float32)
+    out = np.zeros((len(ids), width), np.float32)
+    words = ids != PADDING
+    for column, used in zip(ids.T, words.T, strict=True):
+        out += table[column % _TOKENS] * used[:, None]
+    return np.asarray(out / np.sqrt(np.maximum(words.sum(axis=1, keepdims=True), 1)), np.float32)
+
+
+def checked_features(features: Array) -> Floats:
+    """``features`` [N, F] as f32. Raises DataError unless they are finite and of one sample or more."""
+    x = np.asarray(features, np.float32)
+    if x.ndim != 2 or not x.size or not np.isfinite(x).all():
+        raise DataError(f"a signature needs finite features [N, F] of one sample or more, not {list(x.shape)}")
+    return x
+
+
+def sketch(features: Array, rows: int = ROWS, bits: int = BITS, seed: int = 0) -> dict[str, Array]:
+    """The tensor "sketch", int16 [rows, 2^bits]: shares of the samples in units of 1 / UNIT; from features [N, F].
+
+    The order of the samples does not matter, nor the length of a sample's features. Raises DataError without samples,
+    and for features that are not finite.
+    """
+    x = checked_features(features)
+    rng = np.random.default_rng(seed)
+    places = 2 ** np.arange(bits)
+    counts = np.empty((rows, 2**bits))
+    for row in counts:
+        signs = x @ rng.standard_normal((x.shape[1], bits), np.float32) > 0  # [N, bits]
+        row[:] = np.bincount(signs @ places, minlength=2**bits)
+    return {"sketch": np.rint(counts * (UNIT / len(x))).astype(np.int16)}
+
+
+def _sign(dataset: Dataset, classes: int, seed: int) -> dict[str, Array]:
+    return sketch(features_of(dataset, seed=seed), seed=seed)
+
+
+def _layout(class_counts: Sequence[int]) -> dict[str, tuple[str, tuple[int, ...]]]:
+    return {"sketch": ("I16", (ROWS, 2**BITS))}
+
+
+def check_sketch(tensors: Mapping[str, Array]) -> None:
+    """Raises ProtocolError unless ``tensors`` are what a device sends for these clusters."""
+    counts = tensors.get("sketch")
+    if len(tensors) != 1 or counts is None or counts.dtype != np.int16 or counts.shape != (ROWS, 2**BITS):
+        raise ProtocolError(f"not one tensor 'sketch', int16 {[ROWS, 2**BITS]}, but {described(tensors)}")
+    low, total = int(counts.min()), int(counts.sum(axis=1, dtype=np.int64).min())
+    if low < 0 or total < 1:
+        raise ProtocolError(f"a sketch with a count of {low} and a row that sums to {total}: shares of samples are not")
+
+
+def described(tensors: Mapping[str, Array]) -> str:
+    """The first tensors' names, types and shapes, for an error."""
+    listed = [f"'{name[:40]}' {tensor.dtype} {list(tensor.shape)}" for name, tensor in list(tensors.items())[:3]]
+    return ", ".join(listed) + f" and {len(tensors) - 3} more" * (len(tensors) > 3) if listed else "nothing"
+
+
+def lsh(signatures: Signatures, rng: np.random.Generator, *, clusters: float = 8) -> dict[str, int]:
+    """device -> cluster, at most ``clusters`` of them. ``signatures``: device -> {"sketch": counts [rows, buckets]}.
+
+    Devices with equal sketches are together. Raises ProtocolError, naming the device, for what is no sketch.
+    """
+    devices = sorted(signatures)
+    if not devices:
+        return {}
+    found = kmeans(_coordinates(devices, signatures), int(clusters), rng)
+    return {device: int(label) for device, label in zip(devices, found.labels, strict=True)}
+
+
+def _coordinates(devices: list[str], signatures: Signatures) -> npt.NDArray[np.float64]:
+    """Points [N, at most N] that are as far from each other as the sketches: these have 409,600 counts each.
+
+    Equal sketches give the very same point.
+    """
+    sketches = [_counts(device, signatures[device]) for device in devices]
+    if len({sketch.shape for sketch in sketches}) > 1:
+        shapes = ", ".join(f"{list(s.shape)} ('{d}')" for d, s in zip(devices, sketches, strict=True))
+        raise ProtocolError(
+            f"sketches of several shapes: {shapes}", remedy="All devices of a run need the same rows and bits."
+        )
+    place: dict[bytes, int] = {}
+    index = [place.setdefault(sketch.tobytes(), len(place)) for sketch in sketches]
+    distinct = [sketches[index.index(i)] for i in range(len(place))]
+    products = np.zeros((len(distinct), len(distinct)))
+    for row in range(len(distinct[0])):
+        shares = np.stack([sketch[row] / sketch[row].sum(dtype=np.float64) for sketch in distinct])  # [N, buckets]
+        products += shares @ shares.T
+    values, vectors = np.linalg.eigh(products)
+    return np.asarray((vectors * np.sqrt(np.maximum(values, 0)))[index])
+
+
+def _counts(device: str, tensors: Mapping[str, Array]) -> Array:
+    counts = tensors.get("sketch", np.zeros(0))
+    good = counts.ndim == 2 and counts.size > 0 and bool(np.isfinite(counts).all()) and bool((counts >= 0).all())
+    if not good or not (counts.sum(axis=1) > 0).all():
+        raise ProtocolError(
+            f"device '{device}' sent no sketch: counts [rows, buckets], none below 0, every row above 0 in all"
+        )
+    return counts
+
+
+def own_models(recipe: Recipe) -> list[Problem]:
+    """Cluster models beside one model for each device."""
+    if any(options.get("models") == "own" for options in recipe["cluster"].values()) and (
+        offers(recipe, "weight", "personal")
+    ):
+        return [Problem("cluster", "weight: relationship gives each device a model already; set models: shared")]
+    return []
+
+
+#: Option of every clustering of devices.
+MODELS = Option("shared", "whether each cluster has a model of its own", ("shared", "own"))
+register(
+    Cluster("none", "all devices form one group", default=True),
+    Cluster(
+        "lsh",
+        "by sketches of their features: random sign hashes, then K-means (MMiC)",
+        {"clusters": Option(8, "number of groups", least=1), "models": MODELS},
+        source="arXiv 2505.06911",
+        conflicts=own_models,
+        per_round=True,
+        signature=Signature("sketch", _sign, _layout, check_sketch),
+        group=lsh,
+    ),
+)

@@ -1,1 +1,0 @@
-"""How devices are grouped."""

@@ -1,0 +1,1 @@
+"""Terms of the local loss, by paper."""

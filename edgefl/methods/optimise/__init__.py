@@ -1,1 +1,0 @@
-"""How the aggregated update changes the global model."""

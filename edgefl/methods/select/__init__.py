@@ -1,1 +1,0 @@
-"""Which of the eligible devices train a round."""
