@@ -9,7 +9,7 @@ import msgspec
 
 from coordinator.core.known_devices import arrival_of
 from coordinator.core.moves import SendOffer, Steps
-from coordinator.core.state import OPEN, Assignment, Phase, Round, State
+from coordinator.core.state import OPEN, Assignment, Phase, State
 from edgefl.aggregation.clusters import signed, wanted
 from edgefl.aggregation.server_state import PACKED, SERVER, packed_parts, view
 from edgefl.models.spec import PROTOTYPES
@@ -30,9 +30,8 @@ def key_of(device: str, attempt: Attempt) -> str:
 
 def assignment_of(state: State, device: str, attempt: Attempt) -> Assignment | None:
     """A device's part in an attempt: the open one, or an earlier one whose update counts."""
-    opened = state.open
-    if opened is not None and opened.attempt == attempt and device in opened.assignments:
-        return opened.assignments[device]
+    if state.open is not None and state.open.attempt == attempt and device in state.assignments:
+        return state.assignments[device]
     straggler = state.stragglers.get(device)
     if straggler is not None and straggler.attempt == attempt:
         return straggler
@@ -41,21 +40,16 @@ def assignment_of(state: State, device: str, attempt: Attempt) -> Assignment | N
 
 def put(steps: Steps, device: str, assignment: Assignment, measured: Figures | None = None) -> None:
     """Set a device's part, in the open attempt or in ``assignment.attempt``, and have it recorded."""
-    opened, attempt = steps.state.open, assignment.attempt
-    if attempt is not None:
-        put_earlier(steps, device, assignment)
-    elif opened is not None:
-        attempt = opened.attempt
-        steps.set(open=replace(opened, assignments={**opened.assignments, device: assignment}))
-    if attempt is not None:
-        steps.do(saved(steps.state, attempt, device, assignment, measured))
+    if assignment.attempt is not None:
+        put_earlier(steps, device, assignment.attempt, assignment)
+    else:
+        assignments = {**steps.opened.assignments, device: assignment}
+        steps.set(open=replace(steps.opened, assignments=assignments))
+    steps.do(row_of(steps.state, assignment.attempt or steps.opened.attempt, device, assignment, measured))
 
 
-def put_earlier(steps: Steps, device: str, assignment: Assignment) -> None:
+def put_earlier(steps: Steps, device: str, attempt: Attempt, assignment: Assignment) -> None:
     """Set a device's part in an earlier attempt: a straggler's, a buffered update's, or neither when it is over."""
-    attempt = assignment.attempt
-    if attempt is None:
-        raise ValueError(f"{device}'s part is one in the open attempt")
     stragglers, buffered, key = dict(steps.state.stragglers), dict(steps.state.buffered), key_of(device, attempt)
     if device in stragglers and stragglers[device].attempt == attempt:
         del stragglers[device]
@@ -68,7 +62,7 @@ def put_earlier(steps: Steps, device: str, assignment: Assignment) -> None:
     steps.set(stragglers=stragglers, buffered=buffered)
 
 
-def saved(
+def row_of(
     state: State, attempt: Attempt, device: str, assignment: Assignment, measured: Figures | None = None
 ) -> AssignmentRow:
     """The ledger's row of a part."""
@@ -81,7 +75,7 @@ def saved(
         attempt=attempt.attempt,
         status=assignment.status,
         refusal=assignment.refusal,
-        batch_size=state.batch_sizes[attempt.stage - 1],
+        batch_size=state.plan.hypers[attempt.stage - 1].batch_size,
         micro_batch=placement.hyper.micro_batch,
         trained=placement.stage.trained,
         samples=update.samples if update is not None else {},
@@ -93,8 +87,8 @@ def saved(
 
 def expected(state: State, attempt: Attempt, placement: Placement, device: str) -> Figures:
     """Predicted figures of a device's round: its first, and its first and the last of a stage, cost more."""
-    cost, known = placement.cost, state.devices.get(device)
-    arrival = arrival_of(known, attempt.stage, state.rounds)
+    cost, known, rounds = placement.cost, state.devices.get(device), state.rounds
+    arrival = arrival_of(known, attempt.stage, rounds)
     found = placement.predicted
     if placement.predicted_first and (attempt.round == 1 or arrival != "staying"):
         found = placement.predicted_first
@@ -103,26 +97,26 @@ def expected(state: State, attempt: Attempt, placement: Placement, device: str) 
     sizes: dict[str, int] = {}
     if arrival != "staying":
         sizes["payload_down_bytes"] = cost.joining_down_bytes if arrival == "joining" else cost.entering_down_bytes
-        if attempt.round == 1 and not any(state.rounds[: attempt.stage - 1]):  # there are no prototypes yet
+        if attempt.round == 1 and not any(rounds[: attempt.stage - 1]):  # there are no prototypes yet
             sizes["payload_down_bytes"] -= cost.prototypes_down_bytes
-    ends = attempt.round == state.rounds[attempt.stage - 1]
+    ends = attempt.round == rounds[attempt.stage - 1]
     up = cost.whole_up_bytes if ends else round(found["payload_up_bytes"].value or 0)
     sizes["payload_up_bytes"] = up + (cost.signature_bytes if known is None or not known.holds else 0)
     return {**found, **{name: replace(found[name], value=float(size)) for name, size in sizes.items()}}
 
 
-def offer(steps: Steps, opened: Round, device: str) -> None:
-    """Offer a device its part, with the time that is left."""
+def offer(steps: Steps, device: str) -> None:
+    """Offer a device its part in the open attempt, with the time that is left."""
+    opened = steps.opened
     left_s = 0.0 if math.isinf(opened.deadline_at) else max(1.0, opened.deadline_at - steps.at)  # 0: no deadline
     steps.do(SendOffer(device, opened.attempt, opened.assignments[device].placement, left_s))
 
 
-def offer_for(plan: RunPlan, one: SendOffer, manifest: Manifest, state: State) -> Offer:
+def offer_for(one: SendOffer, manifest: Manifest, state: State) -> Offer:
     """The offer of a placement that starts from the state ``manifest``; without the sizes of its chunks."""
-    stage, attempt = one.placement.stage, one.attempt
-    seen = visible_parts(manifest, one.device, state)
+    plan, stage, attempt = state.plan, one.placement.stage, one.attempt
     names = {*stage.present, *(() if is_closing(stage) else separate_figures(plan))}
-    offered = {part: ref for part, ref in seen.items() if part in names}
+    offered = {part: ref for part, ref in visible_parts(manifest, one.device, state).items() if part in names}
     unsigned = one.device not in signed(manifest) and not is_closing(stage)
     return Offer(
         attempt=attempt,
@@ -170,7 +164,7 @@ def in_progress(state: State) -> dict[Attempt, list[str]]:
 
 def transfer_of(plan: RunPlan, attempt: Attempt) -> Transfer:
     """How parts travel in this round: a stage's last one, which others build on, is sent uncompressed."""
-    return msgspec.structs.replace(plan.transfer, whole=attempt.round >= plan.stages[attempt.stage - 1].rounds)
+    return replace(plan.transfer, whole=attempt.round >= plan.stages[attempt.stage - 1].rounds)
 
 
 def transfer_name(direction: str, attempt: Attempt, device: str = "") -> str:

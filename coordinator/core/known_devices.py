@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import msgspec
 
 from coordinator.core.moves import Fail, Plan, SendDrain, SendWelcome, Steps
-from coordinator.core.plausibility import exceeds
 from coordinator.core.state import Assignment, Device, Phase, State
 from edgefl.budget.fit import trained_depth
 from edgefl.plan.job import Arrival, Candidate, Placement
@@ -20,6 +18,61 @@ from edgefl.run_records import DeviceRow
 
 replace = msgspec.structs.replace
 
+#: Connections of a device whose joins and leaves a run's ledger records: one that goes on so would fill it.
+MOST_CONNECTIONS = 100
+#: ``Device.barred`` of a device in quarantine for the rest of the run.
+FOR_GOOD = -1
+
+
+# --- introductions ----------------------------------------------------------------------------------------------------
+
+
+def introduce(steps: Steps, hello: Hello) -> None:
+    """Take a device as it now says it is. Its rejected updates and its first claim stay."""
+    name, known = hello.device, steps.state.devices.get(hello.device)
+    was = known or Device(hello)
+    back = known is None or not known.online
+    device = replace(was, hello=hello, online=True, first_claim=was.claim, connections=was.connections + back)
+    if known is None or _facts(known.hello) != _facts(hello):
+        device = replace(device, placement=None, ticket=0, declined=(), factors={})
+    if hello.session != was.hello.session:
+        device = replace(device, previous_session=was.hello.session)
+    steps.set(devices={**steps.state.devices, name: device})
+    row = DeviceRow(name, hello.profile, hello.capabilities, hello.budget, hello.samples, hello.class_counts)
+    steps.do(row, SendWelcome(name))
+    if back and device.connections <= MOST_CONNECTIONS:
+        budget = msgspec.to_builtins(hello.budget)
+        steps.emit("device_joined", name, {"profile": hello.profile, "samples": hello.samples, "budget": budget})
+    claimed = device.claim.samples
+    if any(count > claimed.get(modality, 0) for modality, count in hello.samples.items()):
+        now, first = hello.samples.get("", 0), claimed.get("", 0)
+        steps.warn_once(name, "claim", f"it now says it has {now} samples; in this run the first {first} count")
+    if hello.session != was.hello.session and hello.session == was.previous_session:
+        text = "two agents use this identity and take turns at the broker; stop one, or enrol it under its own name"
+        steps.warn_once(name, "twin", text)
+    if device.connections > MOST_CONNECTIONS:
+        text = f"it connected {device.connections} times; its joins and leaves are not recorded any more"
+        steps.warn_once(name, "comings", text)
+
+
+def refuse_protocol(steps: Steps, hello: Hello) -> None:
+    """Refuse a device of another protocol version: it is sent the reason each time; operators get one warning."""
+    text = f"it speaks protocol {hello.protocol}, this coordinator {PROTOCOL_VERSION}: install the same release on both"
+    steps.drop("protocol")
+    steps.do(SendDrain(hello.device, text))
+    if hello.device not in steps.state.incompatible:
+        steps.set(incompatible=steps.state.incompatible | {hello.device})
+        steps.emit("warning", hello.device, {"text": f"{hello.device} is refused: {text}", "about": "protocol"})
+
+
+def _facts(hello: Hello) -> tuple[object, ...]:
+    """Facts of a device that its placement depends on; a change requires a new plan."""
+    measured = hello.capabilities.trainer_base_bytes > 0
+    return hello.profile, hello.budget, hello.samples, hello.modalities, hello.class_counts, measured
+
+
+# --- placements -------------------------------------------------------------------------------------------------------
+
 
 def ask(steps: Steps, names: Iterable[str]) -> None:
     """Request placements of these devices in the current stage; answers to earlier requests for them are void."""
@@ -28,7 +81,7 @@ def ask(steps: Steps, names: Iterable[str]) -> None:
         ticket = state.tickets + 1
         devices = state.devices | {name: replace(state.devices[name], ticket=ticket) for name in names}
         steps.set(tickets=ticket, devices=devices)
-        found = tuple(candidate(devices[name], state.stage, state.rounds) for name in names)
+        found = tuple(_candidate(devices[name], state.stage, state.rounds) for name in names)
         steps.do(Plan(ticket, state.stage, found))
 
 
@@ -43,8 +96,7 @@ def arrival_of(device: Device | None, stage: int, rounds: Sequence[int]) -> Arri
     return "staying" if device.holds >= stage else "entering"
 
 
-def candidate(device: Device, stage: int, rounds: Sequence[int]) -> Candidate:
-    """Facts of a device that the planner places it in a stage by; ``rounds``: of each stage."""
+def _candidate(device: Device, stage: int, rounds: Sequence[int]) -> Candidate:
     hello = device.hello
     return Candidate(
         device=hello.device,
@@ -67,11 +119,13 @@ def take_placements(steps: Steps, ticket: int, placements: Iterable[Placement]) 
         devices[one.device] = replace(devices[one.device], placement=one, ticket=0)
     steps.set(devices=devices)
     if valid:
-        steps.emit("stage_planned", data={"placements": [placement_data(one) for one in valid]})
+        steps.emit("stage_planned", data={"placements": [_placement_data(one) for one in valid]})
+    else:
+        steps.drop("stale plan")
     return [one.device for one in valid]
 
 
-def how_data(placement: Placement) -> dict[str, Any]:
+def how_data(placement: Placement) -> dict[str, object]:
     """How a device trains, as events say it."""
     hyper = placement.hyper
     return {
@@ -84,8 +138,7 @@ def how_data(placement: Placement) -> dict[str, Any]:
     }
 
 
-def placement_data(placement: Placement) -> dict[str, Any]:
-    """A placement as the event ``stage_planned`` says it."""
+def _placement_data(placement: Placement) -> dict[str, object]:
     return {
         "device": placement.device,
         "ok": placement.refusal is None,
@@ -97,31 +150,23 @@ def placement_data(placement: Placement) -> dict[str, Any]:
     }
 
 
-def figures_of(refusal: Refusal) -> dict[str, Any]:
+def figures_of(refusal: Refusal) -> dict[str, object]:
     """A refusal as events say it."""
-    return {
-        "reason": refusal.reason,
-        "needed": refusal.needed,
-        "allowed": refusal.allowed,
-        "unit": refusal.unit,
-        "detail": refusal.detail,
-        "where": refusal.where,
-    }
+    return msgspec.structs.asdict(refusal)
 
 
 def wait_for_able(steps: Steps) -> None:
     """Wait for a device that can train; fail when every known one is refused or in quarantine."""
     state = steps.state
-    refused = [d.placement.refusal for d in state.devices.values() if d.placement is not None and d.placement.refusal]
-    hopeful = any(device.eligible or device.placement is None for device in state.devices.values())
-    if refused and not hopeful:
-        if all(refusal.reason == UNLABELLED for refusal in refused):
+    hopeful = [device for device in state.devices.values() if device.eligible or device.placement is None]
+    refusals = [device.refusal for device in state.devices.values() if device.refusal is not None]
+    barred = sorted(name for name, device in state.devices.items() if device.barred)
+    if refusals and not hopeful:
+        if all(refusal.reason == UNLABELLED for refusal in refusals):
             steps.do(Fail("DataError", nearest_refusal(state), LABEL_THEM))
         else:
             steps.do(Fail("BudgetError", nearest_refusal(state)))
-        return
-    barred = sorted(name for name, device in state.devices.items() if device.barred)
-    if barred and not any((d.eligible or d.placement is None) and not d.barred for d in state.devices.values()):
+    elif barred and all(device.barred for device in hopeful):
         text = f"every device that can train stage {state.stage} is in quarantine: {', '.join(barred)}"
         steps.do(Fail("RunError", text))
     elif state.phase is not Phase.WAITING:
@@ -131,14 +176,12 @@ def wait_for_able(steps: Steps) -> None:
 
 
 def nearest_refusal(state: State) -> str:
-    """The refusal of the device that came nearest to fitting, with both numbers."""
-    refusals = [
-        (name, d.placement.refusal)
-        for name, d in sorted(state.devices.items())
-        if d.placement is not None and d.placement.refusal is not None
-    ]
-    name, refusal = min(refusals, key=lambda pair: _excess(pair[1]))
-    others = f" ({len(refusals)} devices were refused)" if len(refusals) > 1 else ""
+    """The refusal of the device that came nearest to fitting, with both numbers; "" where none was refused."""
+    found = [(name, one.refusal) for name, one in sorted(state.devices.items()) if one.refusal is not None]
+    if not found:
+        return ""
+    name, refusal = min(found, key=lambda pair: _excess(pair[1]))
+    others = f" ({len(found)} devices were refused)" if len(found) > 1 else ""
     return f"no device can train stage {state.stage}: the nearest, '{name}', {reason_text(refusal)}{others}"
 
 
@@ -158,67 +201,10 @@ def _excess(refusal: Refusal) -> float:
     return max(refusal.needed / refusal.allowed, refusal.allowed / refusal.needed)
 
 
-#: Connections of a device whose joins and leaves a run's ledger records: one that goes on so would fill it.
-MOST_CONNECTIONS = 100
+# --- quarantine: devices whose updates could not be used several times in a row are not asked for some rounds ---------
 
 
-def introduce(steps: Steps, hello: Hello) -> None:
-    """Take a device as it now says it is. Its rejected updates and its first claim stay."""
-    name, known = hello.device, steps.state.devices.get(hello.device)
-    was = known or Device(hello)
-    back = known is None or not known.online
-    device = replace(was, hello=hello, online=True, first_claim=was.claim, connections=was.connections + back)
-    if known is None or _facts(known.hello) != _facts(hello):
-        device = replace(device, placement=None, ticket=0, declined=(), factors={})
-    if hello.session != was.hello.session:
-        device = replace(device, previous_session=was.hello.session)
-    steps.set(devices={**steps.state.devices, name: device})
-    row = DeviceRow(name, hello.profile, hello.capabilities, hello.budget, hello.samples, hello.class_counts)
-    steps.do(row, SendWelcome(name))
-    if back and device.connections <= MOST_CONNECTIONS:
-        budget = msgspec.to_builtins(hello.budget)
-        steps.emit("device_joined", name, {"profile": hello.profile, "samples": hello.samples, "budget": budget})
-    for about, text in _suspicious(was, device):
-        steps.warn_once(name, about, text)
-
-
-def _suspicious(was: Device, now: Device) -> list[tuple[str, str]]:
-    """(about, text) of warnings for operators."""
-    hello, found = now.hello, []
-    if exceeds(hello, now.claim):
-        counts = now.claim.samples.get("", 0)
-        text = f"it now says it has {hello.samples.get('', 0)} samples; in this run the first {counts} count"
-        found.append(("claim", text))
-    if hello.session != was.hello.session and hello.session == was.previous_session:
-        text = "two agents use this identity and take turns at the broker; stop one, or enrol it under its own name"
-        found.append(("twin", text))
-    if now.connections > MOST_CONNECTIONS:
-        text = f"it connected {now.connections} times; its joins and leaves are not recorded any more"
-        found.append(("comings", text))
-    return found
-
-
-def refuse_protocol(steps: Steps, hello: Hello) -> None:
-    """Refuse a device of another protocol version: it is sent the reason each time; operators get one warning."""
-    text = f"it speaks protocol {hello.protocol}, this coordinator {PROTOCOL_VERSION}: install the same release on both"
-    steps.drop("protocol")
-    steps.do(SendDrain(hello.device, text))
-    if hello.device not in steps.state.incompatible:
-        steps.set(incompatible=steps.state.incompatible | {hello.device})
-        steps.emit("warning", hello.device, {"text": f"{hello.device} is refused: {text}", "about": "protocol"})
-
-
-def _facts(hello: Hello) -> tuple[object, ...]:
-    """Facts of a device that its placement depends on; a change requires a new plan."""
-    measured = hello.capabilities.trainer_base_bytes > 0
-    return hello.profile, hello.budget, hello.samples, hello.modalities, hello.class_counts, measured
-
-
-#: ``Device.barred`` of a device in quarantine for the rest of the run.
-FOR_GOOD = -1
-
-
-def ordinal(state: State) -> int:
+def _ordinal(state: State) -> int:
     """The round that is open or comes next, counted from 1 over all stages."""
     return sum(state.rounds[: state.stage - 1]) + state.number
 
@@ -232,34 +218,18 @@ def count_rejected(steps: Steps, device: str, refusal: Refusal) -> None:
     steps.emit("rejected", device, figures_of(refusal))
     if policy.quarantine_after and bad >= policy.quarantine_after and not known.barred:
         rounds = policy.quarantine_rounds
-        steps.set_device(device, barred=ordinal(steps.state) + rounds if rounds else FOR_GOOD)
+        steps.set_device(device, barred=_ordinal(steps.state) + rounds if rounds else FOR_GOOD)
         data = {"bad": bad, "rounds": rounds, "rejected": counts, **figures_of(refusal)}
         steps.emit("quarantined", device, data)
 
 
-def forgive(steps: Steps, names: Iterable[str]) -> None:
-    """Reset the count of unusable updates in a row: updates of these devices are used."""
-    for name in names:
-        if steps.state.devices[name].bad:
-            steps.set_device(name, bad=0)
-
-
 def readmit(steps: Steps) -> None:
     """End the quarantines that lasted through the round before: these devices are asked again."""
-    now = ordinal(steps.state)
+    now = _ordinal(steps.state)
     for name, device in steps.state.devices.items():
         if 0 < device.barred < now:
             steps.set_device(name, barred=0, bad=0)
             steps.emit("readmitted", name)
-
-
-def why(state: State, device: str) -> Refusal:
-    """Why a device in quarantine is not asked."""
-    known = state.devices[device]
-    counts = ", ".join(f"{reason} × {count}" for reason, count in sorted(known.rejected.items()))
-    until = "the end of the run" if known.barred == FOR_GOOD else f"round {known.barred} of the run"
-    text = f"{known.bad} updates in a row could not be used (in all: {counts}); not asked until {until}"
-    return Refusal("quarantine", float(known.bad), float(state.policy.quarantine_after - 1), "updates", text)
 
 
 def not_asked(state: State) -> dict[str, Assignment]:
@@ -268,8 +238,13 @@ def not_asked(state: State) -> dict[str, Assignment]:
     for name, device in state.devices.items():
         if device.placement is None:
             continue
-        if device.placement.refusal is not None:
-            found[name] = Assignment(device.placement, "refused", refusal=device.placement.refusal)
+        if device.refusal is not None:
+            found[name] = Assignment(device.placement, "refused", refusal=device.refusal)
         elif device.barred:
-            found[name] = Assignment(device.placement, "quarantined", refusal=why(state, name))
+            counts = ", ".join(f"{reason} × {count}" for reason, count in sorted(device.rejected.items()))
+            until = "the end of the run" if device.barred == FOR_GOOD else f"round {device.barred} of the run"
+            text = f"{device.bad} updates in a row could not be used (in all: {counts}); not asked until {until}"
+            most = float(state.policy.quarantine_after - 1)
+            refusal = Refusal("quarantine", float(device.bad), most, "updates", text)
+            found[name] = Assignment(device.placement, "quarantined", refusal=refusal)
     return found

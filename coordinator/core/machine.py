@@ -32,7 +32,6 @@ from coordinator.core.moves import (
     Aggregated,
     Announced,
     Begin,
-    CollectGarbage,
     Declined,
     DeviceOffline,
     DrainAll,
@@ -62,18 +61,13 @@ from coordinator.core.round_rules import (
     aggregated_updates,
     check_close,
     done,
-    mark_aggregated,
     metric_means,
-    not_finite,
     offer_free,
     open_round,
     still_needed,
     summary,
 )
 from coordinator.core.state import ENDED, Phase, State
-from coordinator.core.timeouts import Timeouts
-from edgefl.plan.job import RunPlan
-from edgefl.plan.stages import is_closing
 from edgefl.protocol.messages import PROTOCOL_VERSION
 from edgefl.records import Refusal
 
@@ -115,23 +109,6 @@ def table(*rows: tuple[type[Event], Collection[Phase], Rule]) -> dict[tuple[Phas
 STORY_LINES = 40
 
 
-def initial(plan: RunPlan, timeouts: Timeouts) -> State:
-    """The state before anything happened."""
-    return State(
-        run=plan.run,
-        policy=plan.policy,
-        rounds=tuple(stage.rounds for stage in plan.stages),
-        batch_sizes=tuple(hyper.batch_size for hyper in plan.hypers),
-        closing=next((stage.index for stage in plan.stages if is_closing(stage)), 0),
-        seed=plan.seed,
-        recipe=plan.server,
-        every_round=plan.evaluate_every == "round",
-        has_test=bool(plan.test),
-        grace_s=timeouts.grace_s,
-        retry_pause_s=timeouts.retry_pause_s,
-    )
-
-
 def step(state: State, event: Event) -> tuple[State, list[Instruction]]:
     """The new state after an event, and what is to be done, in order."""
     before, steps = state.phase, Steps(state, event.at)
@@ -142,14 +119,11 @@ def step(state: State, event: Event) -> tuple[State, list[Instruction]]:
         steps.do(SaveEnd("failed"))
     after = steps.state.phase
     if not isinstance(event, Tick | Progressed | HeartbeatSeen) or after is not before:
-        line = f"{event.at:.3f} {_name(event)} [{before.value} -> {after.value}]"
+        words = (type(event).__name__, getattr(event, "device", ""), getattr(event, "attempt", ""))
+        said = " ".join(str(word) for word in words if word)
+        line = f"{event.at:.3f} {said} [{before.value} -> {after.value}]"
         steps.set(story=(*steps.state.story[1 - STORY_LINES :], line))
     return steps.state, steps.out
-
-
-def _name(event: Event) -> str:
-    words = (type(event).__name__, getattr(event, "device", ""), getattr(event, "attempt", ""))
-    return " ".join(str(word) for word in words if word)
 
 
 # --- a run begins, and devices join -----------------------------------------------------------------------------------
@@ -160,8 +134,8 @@ def _begin(steps: Steps, event: Begin) -> None:
     following = _following(state, event.stage, event.round)
     was = event.resumed
     if was is not None and (was.stage, was.number) in {following, (event.stage, event.round)}:
-        planned = {"rounds": state.rounds, "batch_sizes": state.batch_sizes, "closing": state.closing}
-        steps.state = replace(was if (was.stage, was.number) == following else replace(was, open=None), **planned)
+        opened = was.open if (was.stage, was.number) == following else None
+        steps.state = replace(was, plan=state.plan, open=opened)
     stage, number = following or (event.stage, event.round)
     until = event.at + state.policy.join_s
     steps.set(made_ms=event.made_ms, memory=event.memory, began_at=event.at, until=until, stage=stage, number=number)
@@ -236,7 +210,7 @@ def _device_offline(steps: Steps, event: DeviceOffline) -> None:
     steps.set_device(event.device, online=False)
     state = steps.state
     if _online(state) < state.policy.devices:  # without it the next round would have fewer than were asked for
-        steps.set(returning={**state.returning, event.device: event.at + state.grace_s})
+        steps.set(returning={**state.returning, event.device: event.at + state.timeouts.grace_s})
     if device.connections <= MOST_CONNECTIONS:
         steps.emit("device_left", event.device, {"reason": event.reason})
     check_close(steps)
@@ -287,20 +261,13 @@ def _next_round(steps: Steps) -> None:
         open_round(steps)
 
 
-def _take_placements(steps: Steps, event: Planned) -> list[str]:
-    names = take_placements(steps, event.ticket, event.placements)
-    if not names:
-        steps.drop("stale plan")
-    return names
-
-
 def _planned(steps: Steps, event: Planned) -> None:
-    if _take_placements(steps, event):
+    if take_placements(steps, event.ticket, event.placements):
         _next_round(steps)
 
 
 def _planned_in_round(steps: Steps, event: Planned) -> None:
-    for name in _take_placements(steps, event):
+    for name in take_placements(steps, event.ticket, event.placements):
         replies.replanned(steps, name)
 
 
@@ -368,9 +335,19 @@ def _aggregated(steps: Steps, event: Aggregated) -> None:
         steps.warn(text, refused["device"])
     for device, text in overweights(event.record):
         steps.warn_once(device, "weight", text)
-    mark_aggregated(steps)
-    own = frozenset(done(opened))
-    steps.set(open=None, closed=opened.attempt, last_aggregated=own, tries=0, memory=event.memory)
+    devices, aggregating = dict(steps.state.devices), [state.buffered[key] for key in state.aggregating]
+    for update in [one.update for one in aggregating if one.update is not None]:
+        devices[update.device] = replace(devices[update.device], aggregated=update.attempt)
+    steps.set(
+        open=None,
+        closed=opened.attempt,
+        last_aggregated=tuple(done(opened)),
+        devices=devices,
+        buffered={key: one for key, one in state.buffered.items() if key not in state.aggregating},
+        aggregating=(),
+        tries=0,
+        memory=event.memory,
+    )
     if _is_evaluated(state, state.stage, state.number):
         steps.set(phase=Phase.EVALUATING, evaluating=opened.attempt)
         steps.do(Evaluate(opened.attempt))
@@ -380,7 +357,7 @@ def _aggregated(steps: Steps, event: Aggregated) -> None:
 
 def _is_evaluated(state: State, stage: int, number: int) -> bool:
     """Whether the model is evaluated after this round."""
-    return state.has_test and (state.every_round or number == state.rounds[stage - 1])
+    return bool(state.plan.test) and (state.plan.evaluate_every == "round" or number == state.rounds[stage - 1])
 
 
 def _evaluated(steps: Steps, event: Evaluated) -> None:
@@ -391,7 +368,10 @@ def _evaluated(steps: Steps, event: Evaluated) -> None:
     where, values = (attempt.stage, attempt.round), [msgspec.to_builtins(row) for row in rows]
     steps.do(*rows, EmitEvent("evaluated", *where, data={"values": values}))
     if lost := [row for row in event.rows if not math.isfinite(row.value)]:
-        steps.do(EmitEvent("warning", *where, data={"text": not_finite(lost)}))
+        names = sorted({f"{row.metric} with {'+'.join(row.available)}" for row in lost})
+        listed = ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
+        text = f"the evaluation has no figure for {len(lost)} of its rows: {listed} is not a finite number"
+        steps.do(EmitEvent("warning", *where, data={"text": f"{text}; the model has diverged"}))
     steps.set(evaluating=None)
     if where == (state.stage, state.number):
         _advance(steps)
@@ -403,7 +383,7 @@ def _evaluated(steps: Steps, event: Evaluated) -> None:
 def _advance(steps: Steps) -> None:
     """The round is over: collect garbage, then the next round, the next stage, or the end."""
     state = steps.state
-    steps.do(CollectGarbage(*still_needed(state)))
+    steps.do(still_needed(state))
     following = _following(state, state.stage, state.number)
     if following is None or following[0] != state.stage:
         steps.emit("stage_finished")
@@ -432,8 +412,7 @@ def _end_waiting(steps: Steps, event: Tick) -> None:
     state = steps.state
     if event.at >= state.until:
         where = f"stage {state.stage}, round {state.number}"
-        refused = [d for d in state.devices.values() if d.placement is not None and d.placement.refusal is not None]
-        more = f"; {nearest_refusal(state)}" if refused else ""
+        more = f"; {nearest}" if (nearest := nearest_refusal(state)) else ""
         text = f"no device that can train was connected for {state.policy.join_s:g} s ({where}){more}"
         steps.do(Fail("RunError", text))
 
@@ -454,7 +433,7 @@ TRANSITIONS = table(
     (DeviceOffline, ALL, _device_offline),
     (Planned, {Phase.PLANNING, Phase.WAITING}, _planned),
     (Planned, {Phase.ROUND}, _planned_in_round),
-    (Planned, REST, _take_placements),
+    (Planned, REST, lambda steps, event: take_placements(steps, event.ticket, event.placements)),
     (Accepted, ALL, _of_attempt(replies.accepted)),
     (Declined, ALL, _of_attempt(replies.declined)),
     (Progressed, ALL, _of_attempt(replies.progressed)),
@@ -463,7 +442,7 @@ TRANSITIONS = table(
     (UpdateStored, REST, _of_straggler(replies.update_stored)),
     (UpdateInvalid, {Phase.ROUND}, replies.update_invalid),
     (UpdateInvalid, REST, _of_straggler(replies.update_invalid)),
-    (Aggregated, {Phase.CLOSING}, _aggregated),
+    (Aggregated, {Phase.AGGREGATING}, _aggregated),
     (Aggregated, REST, illegal(NOT_AGGREGATING)),
     (Evaluated, {Phase.EVALUATING}, _evaluated),
     (Evaluated, REST, illegal(NOT_EVALUATING)),

@@ -1,16 +1,17 @@
 """Moves of the machine: the events that go in, the instructions that come out, and the step between them. Pure.
 
-Times are seconds of the runner's monotonic clock. What is to be saved is committed, in one transaction, before
-the rest is done.
+Times are seconds of the runner's monotonic clock. What is to be saved is committed, in one transaction, before the rest
+is done.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import msgspec
 
-from coordinator.core.state import Changes, State
+from coordinator.core.state import Changes, Round, State
 from edgefl.aggregation.history import Memory
 from edgefl.errors import EdgeFLError
 from edgefl.plan.job import Candidate, Placement
@@ -77,31 +78,27 @@ class Planned(msgspec.Struct, frozen=True):
     placements: tuple[Placement, ...] = ()
 
 
-class Accepted(msgspec.Struct, frozen=True):
+class _OfAttempt(msgspec.Struct, frozen=True):
+    at: float
+    device: str
+    attempt: Attempt
+
+
+class Accepted(_OfAttempt, frozen=True):
     """A device took an offer."""
 
-    at: float
-    device: str
-    attempt: Attempt
 
-
-class Declined(msgspec.Struct, frozen=True):
+class Declined(_OfAttempt, frozen=True):
     """A device did not take an offer, or gave it up."""
 
-    at: float
-    device: str
-    attempt: Attempt
     refusal: Refusal = Refusal()
     figures: Figures = {}
 
 
-class Progressed(msgspec.Struct, frozen=True):
+class Progressed(_OfAttempt, frozen=True):
     """Progress of a device's training."""
 
-    at: float
-    device: str
-    attempt: Attempt
-    data: dict[str, Any] = {}
+    data: Mapping[str, object] = {}
 
 
 class Announced(msgspec.Struct, frozen=True):
@@ -121,26 +118,20 @@ class Announced(msgspec.Struct, frozen=True):
         return self.update.attempt
 
 
-class UpdateStored(msgspec.Struct, frozen=True):
+class UpdateStored(_OfAttempt, frozen=True):
     """An update lies complete and checked in the store. ``figures`` are the coordinator's own, counted.
 
     ``changes``: how far it is from what the device was offered.
     """
 
-    at: float
-    device: str
-    attempt: Attempt
     figures: Figures = {}
     manifest: Manifest = {}  # of the update, with what came packed unpacked
     changes: Changes = {}
 
 
-class UpdateInvalid(msgspec.Struct, frozen=True):
+class UpdateInvalid(_OfAttempt, frozen=True):
     """An update arrived and is unusable."""
 
-    at: float
-    device: str
-    attempt: Attempt
     refusal: Refusal
 
 
@@ -182,7 +173,7 @@ class IllegalMoveError(EdgeFLError):
         self.event = event
         self.state = state
         story = "\n".join(f"  {line}" for line in state.story)
-        where = state.open.attempt if state.open else f"{state.run}/s{state.stage}/r{state.number}/a{state.attempt}"
+        where = Attempt(state.plan.run, state.stage, state.number, state.attempt)
         kind, phase = type(event).__name__, state.phase.value
         super().__init__(f"illegal {kind} in phase '{phase}' of {where}: {why}\nwhat happened before:\n{story}")
 
@@ -253,9 +244,7 @@ class Fetch(msgspec.Struct, frozen=True):
 
 
 class EndTransfers(msgspec.Struct, frozen=True):
-    """The attempt is closed: end its transfers."""
-
-    attempt: Attempt
+    """Every attempt is closed: end their transfers."""
 
 
 class Aggregate(msgspec.Struct, frozen=True):
@@ -291,7 +280,7 @@ class EmitEvent(msgspec.Struct, frozen=True):
     stage: int = 0
     round: int = 0
     device: str = ""
-    data: dict[str, Any] = {}
+    data: dict[str, object] = {}
 
 
 class Fail(msgspec.Struct, frozen=True):
@@ -321,6 +310,13 @@ class Steps:
         self.at = at
         self.out: list[Instruction] = []
 
+    @property
+    def opened(self) -> Round:
+        """The open attempt; for rules that run where there is one."""
+        if self.state.open is None:
+            raise ValueError("no attempt is open")
+        return self.state.open
+
     def set(self, **fields: object) -> None:
         """Replace fields of the state."""
         self.state = replace(self.state, **fields)
@@ -334,9 +330,9 @@ class Steps:
         """Add instructions."""
         self.out += instructions
 
-    def emit(self, kind: str, device: str = "", data: dict[str, Any] | None = None) -> None:
+    def emit(self, kind: str, device: str = "", data: Mapping[str, object] | None = None) -> None:
         """Emit an event of the current round."""
-        self.do(EmitEvent(kind, self.state.stage, self.state.number, device, data or {}))
+        self.do(EmitEvent(kind, self.state.stage, self.state.number, device, dict(data or {})))
 
     def warn(self, text: str, device: str = "") -> None:
         """Warn operators."""

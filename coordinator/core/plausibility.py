@@ -5,26 +5,45 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
-from coordinator.core.state import Assignment, Change, Changes, Claim, State
+from coordinator.core.state import Assignment, Changes, Claim, State
 from edgefl.aggregation.server_state import is_shared
 from edgefl.models.spec import PROTOTYPES, is_scheduled, modality_of
 from edgefl.plan.job import Placement
 from edgefl.plan.stages import exchange_of, sent
-from edgefl.protocol.messages import Hello, Update
+from edgefl.protocol.messages import Update
 from edgefl.records import FIGURES, Figure, Figures, Refusal
 from edgefl.registry import choose
 from edgefl.report.units import quantity
 
-replace = msgspec.structs.replace
+K = TypeVar("K")
 
 #: Parts named in a refusal.
 MOST_NAMED = 5
 #: A device with more than this share of a part that three or more trained decides alone what it becomes.
 MUCH, OF = 0.5, 3
+#: Predicted from the model alone, and right within a factor of two where they were measured: beyond this they are not
+#: of this round. Seconds and joules are predicted for the device's kind, which may be another machine.
+PREDICTED = ("step_peak_bytes", "flops")
+FACTOR = 1000.0
+#: No trainer is below: an interpreter takes more memory, a message more seconds.
+LEAST_FIGURES = {"process_peak_bytes": 2.0**20, "wall_s": 1e-5, "compute_s": 1e-6}
+#: Above which no loss of a model that trains is; figures in f32 go on to 3e38, and would be the round's mean.
+LARGEST_METRIC = 1e9
+#: The length of a part that has none of its own: zeros, or a table of prototypes.
+LEAST_LENGTH = 1.0
+#: The figures whose predictions are corrected: what the budget is checked by, and what time and energy follow from.
+LEARNED = ("step_peak_bytes", "flops", "compute_s", "energy_j")
+#: How much the newest round counts (as an exponent): after four rounds what was thought before counts a sixteenth.
+NEWEST = 0.5
+#: A ratio beyond these says more of a disturbed measurement than of the device.
+LEAST_RATIO, MOST_RATIO = 0.25, 4.0
+
+
+# --- announced updates: by their message alone, before a byte is fetched ----------------------------------------------
 
 
 def unfit(state: State, assignment: Assignment, update: Update) -> Refusal | None:
@@ -32,9 +51,10 @@ def unfit(state: State, assignment: Assignment, update: Update) -> Refusal | Non
 
     A device that had no sample of a modality leaves out all that modality's parts.
     """
-    wanted = sent(assignment.placement.stage, exchange_of(state.recipe.get("weight", {})))
+    server = state.plan.server
+    wanted = sent(assignment.placement.stage, exchange_of(server.get("weight", {})))
     unasked = sorted(part for part in update.manifest if part not in wanted and is_scheduled(part))
-    if PROTOTYPES in update.manifest and choose("prototypes", state.recipe).method.local is None:
+    if PROTOTYPES in update.manifest and choose("prototypes", server).method.local is None:
         unasked.append(PROTOTYPES)  # they would be merged, and sent to everyone
     if unasked:
         return Refusal("parts", detail=f"the update holds parts it was not asked to train: {_names(unasked)}")
@@ -51,15 +71,15 @@ def unfit(state: State, assignment: Assignment, update: Update) -> Refusal | Non
     return None
 
 
+def _names(parts: list[str]) -> str:
+    more = f" and {len(parts) - MOST_NAMED} more" if len(parts) > MOST_NAMED else ""
+    return ", ".join(part[:80] for part in parts[:MOST_NAMED]) + more
+
+
 def bounded(update: Update, claim: Claim) -> Update:
     """The update with no more samples than the device had when it first introduced itself."""
     most = max(0, claim.samples.get("", 0))
     return msgspec.structs.replace(update, samples={part: min(n, most) for part, n in update.samples.items()})
-
-
-def exceeds(hello: Hello, claim: Claim) -> bool:
-    """Whether a device now says it has more data than at first."""
-    return any(n > claim.samples.get(name, 0) for name, n in hello.samples.items())
 
 
 def overweights(record: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -70,31 +90,23 @@ def overweights(record: Mapping[str, Any]) -> list[tuple[str, str]]:
         if is_shared(part) and len(shares) >= OF and max(shares.values()) > MUCH:
             device = max(shares, key=lambda name: shares[name])
             found.setdefault(device, []).append((shares[device], part))
-    return [(device, _weight(*max(parts), len(parts))) for device, parts in sorted(found.items())]
+    warnings = []
+    for device, parts in sorted(found.items()):
+        share, part = max(parts)
+        more = f" and more than half of {len(parts) - 1} more" if len(parts) > 1 else ""
+        text = f"it has {100 * share:.4g} % of the weight of part {part}{more}; round.largest_share caps it"
+        warnings.append((device, text))
+    return warnings
 
 
-def _weight(share: float, part: str, parts: int) -> str:
-    more = f" and more than half of {parts - 1} more" if parts > 1 else ""
-    return f"it has {100 * share:.4g} % of the weight of part {part}{more}; round.largest_share caps it"
-
-
-def _names(parts: list[str]) -> str:
-    more = f" and {len(parts) - MOST_NAMED} more" if len(parts) > MOST_NAMED else ""
-    return ", ".join(part[:80] for part in parts[:MOST_NAMED]) + more
-
-
-#: Predicted from the model alone, and right within a factor of two where they were measured: beyond this they are not
-#: of this round. Seconds and joules are predicted for the device's kind, which may be another machine.
-PREDICTED = ("step_peak_bytes", "flops")
-FACTOR = 1000.0
-#: No trainer is below: an interpreter takes more memory, a message more seconds.
-LEAST_FIGURES = {"process_peak_bytes": 2.0**20, "wall_s": 1e-5, "compute_s": 1e-6}
-#: Above which no loss of a model that trains is; figures in f32 go on to 3e38, and would be the round's mean.
-LARGEST_METRIC = 1e9
+# --- reported figures: implausible ones are kept with their reason, without a value -----------------------------------
 
 
 def plausible(figures: Figures, predicted: Figures) -> tuple[Figures, list[str]]:
-    """The figures, implausible ones without a value; and a text on each implausible one."""
+    """The figures, implausible ones without a value, so that they teach nothing and are in no sum; a text on each.
+
+    Implausible is what is far from the prediction, below what any trainer takes, or below zero.
+    """
     found, odd = dict(figures), []
     for name, figure in figures.items():
         if figure.value is not None and (why := _doubt(name, figure.value, predicted)):
@@ -103,101 +115,35 @@ def plausible(figures: Figures, predicted: Figures) -> tuple[Figures, list[str]]
     return found, odd
 
 
+def _doubt(name: str, value: float, predicted: Figures) -> str:
+    unit = FIGURES.get(name, "")
+    if not math.isfinite(value):
+        return f"{value} {unit}"
+    if name == "temperature_c":
+        return ""
+    least, text = LEAST_FIGURES.get(name, 0.0), quantity(value, unit)
+    if value < 0:
+        return text
+    if value < least:
+        return f"{text}, no trainer is below {quantity(least, unit)}"
+    plan = predicted.get(name, Figure()).value if name in PREDICTED else None
+    if plan and not plan / FACTOR <= value <= plan * FACTOR:
+        return f"{text}, {quantity(plan, unit)} predicted"
+    return ""
+
+
 def likely(metrics: Mapping[str, float]) -> dict[str, float]:
     """The metrics that can be."""
     return {name: value for name, value in metrics.items() if abs(value) <= LARGEST_METRIC}
 
 
-def _doubt(name: str, value: float, predicted: Figures) -> str:
-    text = _words(name, value)
-    if not math.isfinite(value):
-        return text
-    if name == "temperature_c":
-        return ""
-    if value < 0:
-        return text
-    least = LEAST_FIGURES.get(name, 0.0)
-    if value < least:
-        return f"{text}, no trainer is below {_words(name, least)}"
-    plan = predicted.get(name, Figure()).value if name in PREDICTED else None
-    if plan and not plan / FACTOR <= value <= plan * FACTOR:
-        return f"{text}, {_words(name, plan)} predicted"
-    return ""
-
-
-def _words(name: str, value: float) -> str:
-    unit = FIGURES.get(name, "")
-    return quantity(value, unit) if math.isfinite(value) else f"{value} {unit}"
-
-
-#: The length of a part that has none of its own: zeros, or a table of prototypes.
-LEAST_LENGTH = 1.0
-
-
-def out_of_line(changes: Mapping[str, Changes], most: float) -> dict[str, Refusal]:
-    """The updates (by any name) that are to be left out, and why. ``most``: b above; 0: none are."""
-    found: dict[str, Refusal] = {}
-    norms: dict[str, list[float]] = {}
-    for own in changes.values() if most > 0 else ():
-        for part, change in own.items():
-            norms.setdefault(part, []).append(change.norm)
-    for ordered in norms.values():
-        ordered.sort()
-    for name, own in changes.items() if most > 0 else ():
-        for part, change in own.items():
-            others = _median_without(norms[part], change.norm)
-            allowed = _allowed(change, others, most)
-            if change.norm > allowed and name not in found:
-                text = f"part {part}: its change has the norm {change.norm:.3g}, {_measure(change, others, most)}"
-                found[name] = Refusal("change", change.norm, allowed, detail=text)
-    return found
-
-
-def _median_without(ordered: list[float], value: float) -> float | None:
-    """The median of sorted values without one of them; None: there are no others."""
-    count, place = len(ordered) - 1, bisect_left(ordered, value)
-    if not count:
-        return None
-    low, high = (ordered[k if k < place else k + 1] for k in ((count - 1) // 2, count // 2))
-    return (low + high) / 2
-
-
-def outliers(state: State) -> list[tuple[str, Assignment, Refusal]]:
-    """(device, its part, why) of what is about to be counted and is to be left out."""
-    opened = state.open
-    due = {("", name): one for name, one in (opened.assignments if opened is not None else {}).items()}
-    due |= {(key, one.update.device): one for key, one in state.buffered.items() if one.update is not None}
-    here = {f"{key} {name}": (name, one) for (key, name), one in sorted(due.items()) if one.status == "done"}
-    found = out_of_line({key: one.changes for key, (_, one) in here.items()}, state.policy.largest_change)
-    return [(*here[key], refusal) for key, refusal in found.items()]
-
-
-def _allowed(change: Change, others: float | None, most: float) -> float:
-    if others is None:
-        return most * max(change.base, LEAST_LENGTH)
-    return max(most * others, change.base, LEAST_LENGTH)
-
-
-def _measure(change: Change, others: float | None, most: float) -> str:
-    if others is None:
-        return f"the part itself {change.base:.3g}, and no other device trained it (round.largest_change: {most:g})"
-    return f"the median of the others is {others:.3g} (round.largest_change: {most:g})"
-
-
-#: The figures that are corrected: what the budget is checked by, and what time and energy follow from.
-LEARNED = ("step_peak_bytes", "flops", "compute_s", "energy_j")
-#: How much the newest round counts (as an exponent): after four rounds what was thought before counts a sixteenth.
-NEWEST = 0.5
-#: A ratio beyond these says more of a disturbed measurement than of the device.
-LEAST_RATIO, MOST_RATIO = 0.25, 4.0
-
-
 def learned(
     factors: Mapping[str, float], placement: Placement, predicted: Figures, measured: Figures
 ) -> dict[str, float]:
-    """``factors`` after a usual round, whose ``predicted`` figures hold ``placement.factors``, and what it took.
+    """Correction factors (measured / predicted, by figure) after a usual round.
 
-    What filled a store besides is taken from its FLOPs; its memory and joules say nothing of a usual round then.
+    ``predicted`` holds ``placement.factors``. What filled a store besides is taken from the round's FLOPs; its memory
+    and joules say nothing of a usual round then.
     """
     found = dict(factors)
     filling = _value(measured, "filling_flops") or 0.0
@@ -218,3 +164,54 @@ def _value(figures: Figures, name: str) -> float | None:
     """A figure's value where it is a measurement: above zero, and finite."""
     value = figures[name].value if name in figures else None
     return value if value is not None and math.isfinite(value) and value > 0 else None
+
+
+# --- changes out of line with the others' of their round: left out when it closes -------------------------------------
+
+
+def outliers(state: State) -> list[tuple[str, Assignment, Refusal]]:
+    """(device, its part, why) of what is about to be counted and is to be left out."""
+    due = [(name, one) for name, one in sorted(state.assignments.items()) if one.status == "done"]
+    due += [(one.update.device, one) for _, one in sorted(state.buffered.items()) if one.update is not None]
+    found = out_of_line({index: one.changes for index, (_, one) in enumerate(due)}, state.policy.largest_change)
+    return [(*due[index], refusal) for index, refusal in found.items()]
+
+
+def out_of_line(changes: Mapping[K, Changes], most: float) -> dict[K, Refusal]:
+    """The updates that are to be left out, and why. ``most``: b below; 0: none are.
+
+    Device k may move a part by  b * median_j(d_j),  d_j = ||theta_j - theta|| of the other devices j that trained the
+    part, b = ``RoundPolicy.largest_change``; or, if that is more, by the part's own length ||theta||: where some
+    devices send back what they were offered, their median is 0, and so short a change does not ruin a mean. Where no
+    other device trained the part, the bound is b times the part's own length.
+    """
+    found: dict[K, Refusal] = {}
+    norms: dict[str, list[float]] = {}
+    for own in changes.values() if most > 0 else ():
+        for part, change in own.items():
+            norms.setdefault(part, []).append(change.norm)
+    for ordered in norms.values():
+        ordered.sort()
+    for name, own in changes.items() if most > 0 else ():
+        for part, change in own.items():
+            others = _median_without(norms[part], change.norm)
+            if others is None:
+                allowed = most * max(change.base, LEAST_LENGTH)
+                measure = f"the part itself {change.base:.3g}, and no other device trained it"
+            else:
+                allowed = max(most * others, change.base, LEAST_LENGTH)
+                measure = f"the median of the others is {others:.3g}"
+            if change.norm > allowed and name not in found:
+                text = f"part {part}: its change has the norm {change.norm:.3g}, {measure}"
+                text += f" (round.largest_change: {most:g})"
+                found[name] = Refusal("change", change.norm, allowed, detail=text)
+    return found
+
+
+def _median_without(ordered: list[float], value: float) -> float | None:
+    """The median of sorted values without one of them; None: there are no others."""
+    count, place = len(ordered) - 1, bisect_left(ordered, value)
+    if not count:
+        return None
+    low, high = (ordered[k if k < place else k + 1] for k in ((count - 1) // 2, count // 2))
+    return (low + high) / 2

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 
 from coordinator.core.assignments import assignment_of, expected, offer, put
@@ -24,8 +22,7 @@ from coordinator.core.plausibility import bounded, learned, likely, plausible, u
 from coordinator.core.round_rules import check_close, staleness
 from coordinator.core.state import OPEN, Assignment, Phase, State
 from edgefl.budget.fit import decline_of
-from edgefl.protocol.messages import Update
-from edgefl.records import METHOD, Attempt, Figures, Refusal
+from edgefl.records import METHOD, Attempt, Refusal
 
 replace = msgspec.structs.replace
 
@@ -35,52 +32,33 @@ REPLAN = frozenset({"step_memory", "memory", "ceiling", "flops", "payload", "dis
 
 def resync(steps: Steps, device: str, working_on: Attempt | None) -> None:
     """A device is back: go on where both sides stand, without asking for anything twice."""
-    if not _resync_straggler(steps, device, working_on):
-        _resync_open(steps, device, working_on)
-
-
-def _resync_open(steps: Steps, device: str, working_on: Attempt | None) -> None:
-    state, opened = steps.state, steps.state.open
-    assignment = opened.assignments.get(device) if opened is not None else None
-    if working_on is not None and (opened is None or working_on != opened.attempt):
+    state = steps.state
+    if working_on is not None and (one := assignment_of(state, device, working_on)) is not None:
+        if one.attempt is not None or state.phase is Phase.ROUND:
+            _go_on(steps, device, working_on, one)
+        return
+    if (straggler := state.stragglers.get(device)) is not None:
+        put(steps, device, replace(straggler, status="lost"))  # it knows nothing of it any more
+    if working_on is not None and (state.open is None or working_on != state.open.attempt):
         if is_aggregated(state, device, working_on):
             steps.do(SendAck(device, working_on))
             return
-        if (working_on.run, working_on.made_ms) == (state.run, state.made_ms):
+        if (working_on.run, working_on.made_ms) == (state.plan.run, state.made_ms):
             steps.do(SendAbort(device, working_on, "this attempt is closed"))
-    if opened is None or assignment is None or state.phase is not Phase.ROUND:
-        return
-    if working_on == opened.attempt:
-        if assignment.status == "done":
-            steps.do(SendAck(device, opened.attempt))
-            return
-        if assignment.status == "updated" and assignment.update is not None:
-            steps.do(Fetch(assignment.update))
-            return
-        if assignment.status == "accepted":
-            return
-        if assignment.status == "offered":
-            put(steps, device, replace(assignment, status="accepted"))
-            return
-    if assignment.status in {"offered", "accepted", "updated"}:
-        put(steps, device, replace(assignment, status="offered", update=None))
-        offer(steps, opened, device)
+    part = state.assignments.get(device)
+    if part is not None and state.phase is Phase.ROUND and part.status in {"offered", "accepted", "updated"}:
+        put(steps, device, replace(part, status="offered", update=None))
+        offer(steps, device)
 
 
-def _resync_straggler(steps: Steps, device: str, working_on: Attempt | None) -> bool:
-    """The same for a device whose round has closed without it; also whether that is all."""
-    one = assignment_of(steps.state, device, working_on) if working_on is not None else None
-    if one is not None and one.attempt is not None:
-        if one.status == "done":
-            steps.do(SendAck(device, one.attempt))
-        elif one.status == "updated" and one.update is not None:
-            steps.do(Fetch(one.update))
-        elif one.status == "offered":
-            put(steps, device, replace(one, status="accepted"))
-        return True
-    if (straggler := steps.state.stragglers.get(device)) is not None:
-        put(steps, device, replace(straggler, status="lost"))  # it knows nothing of it any more
-    return False
+def _go_on(steps: Steps, device: str, attempt: Attempt, one: Assignment) -> None:
+    """The device works on this: repeat what it may not have received, note what it did not say."""
+    if one.status == "done":
+        steps.do(SendAck(device, attempt))
+    elif one.status == "updated" and one.update is not None:
+        steps.do(Fetch(one.update))
+    elif one.status == "offered":
+        put(steps, device, replace(one, status="accepted"))
 
 
 def is_aggregated(state: State, device: str, attempt: Attempt) -> bool:
@@ -132,9 +110,7 @@ def declined(steps: Steps, event: Declined) -> None:
 
 def replanned(steps: Steps, device: str) -> None:
     """The planner answered for a device that declined in this round."""
-    opened = steps.state.open
-    assignment = opened.assignments.get(device) if opened is not None else None
-    placement = steps.state.devices[device].placement
+    assignment, placement = steps.state.assignments.get(device), steps.state.devices[device].placement
     if assignment is None or assignment.status != "replanning" or placement is None:
         return
     if placement.refusal is not None:
@@ -144,8 +120,7 @@ def replanned(steps: Steps, device: str) -> None:
     why = assignment.refusal or Refusal()
     put(steps, device, Assignment(placement))
     steps.emit("replanned", device, {**how_data(placement), "reason": why.reason, "where": why.where})
-    if (opened := steps.state.open) is not None:
-        offer(steps, opened, device)
+    offer(steps, device)
 
 
 def announced(steps: Steps, event: Announced) -> None:
@@ -192,7 +167,15 @@ def update_stored(steps: Steps, event: UpdateStored) -> None:
     put(steps, name, stored, measured)
     steps.do(SendAck(name, event.attempt))
     late = staleness(state, event.attempt)
-    steps.emit("update", name, _cost_data(update, measured) | ({"staleness": late} if late else {}))
+    names = ("payload_up_bytes", "payload_down_bytes", "step_peak_bytes", "flops", "wall_s")
+    costs = {figure: measured[figure].value if figure in measured else None for figure in names}
+    data = {
+        "loss": update.metrics.get("loss"),
+        "samples": max(update.samples.values(), default=0),
+        "seconds": costs.pop("wall_s"),
+        **costs,
+    }
+    steps.emit("update", name, data | ({"staleness": late} if late else {}))
     if implausible:
         steps.warn_once(name, "figures", f"implausible figures are left out: {'; '.join(implausible)}")
     check_close(steps)
@@ -209,16 +192,8 @@ def update_invalid(steps: Steps, event: UpdateInvalid) -> None:
 
 def _reject(steps: Steps, device: str, assignment: Assignment, refusal: Refusal) -> None:
     """An unusable update: the round goes on with the others, and the device may end in quarantine."""
-    attempt = assignment.attempt or (steps.state.open.attempt if steps.state.open is not None else Attempt())
+    attempt = assignment.attempt or steps.opened.attempt
     put(steps, device, replace(assignment, status="rejected", refusal=refusal))
     steps.do(SendAck(device, attempt, False, refusal))
     count_rejected(steps, device, refusal)
     check_close(steps)
-
-
-def _cost_data(update: Update, measured: Figures) -> dict[str, Any]:
-    names = ("payload_up_bytes", "payload_down_bytes", "step_peak_bytes", "flops")
-    values = {name: measured[name].value if name in measured else None for name in names}
-    seconds = measured["wall_s"].value if "wall_s" in measured else None
-    samples = max(update.samples.values(), default=0)
-    return {"loss": update.metrics.get("loss"), "samples": samples, "seconds": seconds, **values}

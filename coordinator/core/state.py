@@ -1,19 +1,22 @@
 """The state of a run as the coordinator's machine has it, and the snapshot of it that outlives the process. Pure.
 
 Times are seconds of the runner's monotonic clock. The state is made of frozen values: what changed is another object, a
-device, its part in the open attempt, or the position, which is the rest.
+device, its part in an attempt, or the position, which is the rest.
 """
 
 from __future__ import annotations
 
+import math
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from enum import Enum
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple
 
 import msgspec
 
+from coordinator.core.timeouts import Timeouts
 from edgefl.aggregation.history import Memory
-from edgefl.plan.job import Decline, Placement, RoundPolicy
+from edgefl.plan.job import Decline, Placement, RoundPolicy, RunPlan
 from edgefl.protocol.messages import Hello, Update
 from edgefl.records import Attempt, Figures, Refusal
 
@@ -29,8 +32,8 @@ class Phase(Enum):
     WAITING = "waiting"  # a device that can train
     PAUSING = "pausing"  # time, before a failed attempt is tried again
     ROUND = "round"  # updates of the open attempt
-    CLOSING = "closing"  # the aggregation
-    EVALUATING = "evaluating"  # the evaluation
+    AGGREGATING = "closing"
+    EVALUATING = "evaluating"
     FINISHED = "finished"
     FAILED = "failed"
 
@@ -42,7 +45,6 @@ Status = (
     Literal["offered", "accepted", "replanning", "updated", "done", "lost", "late"]
     | Literal["declined", "refused", "rejected", "quarantined"]
 )
-
 #: Statuses that still can become "done".
 OPEN: frozenset[Status] = frozenset({"offered", "accepted", "replanning", "updated"})
 
@@ -54,7 +56,7 @@ class Change(msgspec.Struct, frozen=True, array_like=True):
     base: float = 0.0
 
 
-#: By part; a part's buffers have an entry of their own, ``coordinator.runtime.validate_update.BUFFERS_OF``.
+#: By part; a part's buffers have an entry of their own, ``coordinator.runtime.update_norms.BUFFERS_OF``.
 Changes = dict[str, Change]
 
 
@@ -100,9 +102,14 @@ class Device(msgspec.Struct, frozen=True, rename=_DEVICE_KEYS):
         return self.first_claim or Claim(self.hello.samples, self.hello.class_counts)
 
     @property
+    def refusal(self) -> Refusal | None:
+        """Why the planner has excluded it from the stage."""
+        return self.placement.refusal if self.placement is not None else None
+
+    @property
     def eligible(self) -> bool:
         """Planned, and not refused."""
-        return self.placement is not None and self.placement.refusal is None
+        return self.placement is not None and self.refusal is None
 
 
 class Assignment(msgspec.Struct, frozen=True):
@@ -128,27 +135,15 @@ class Round(msgspec.Struct, frozen=True):
     grace_at: float | None = None
 
 
-_STATE_KEYS = {"stragglers": "behind", "buffered": "taken", "last_aggregated": "counted"}
-
-
-class State(msgspec.Struct, frozen=True, rename=_STATE_KEYS):
+class State(msgspec.Struct, frozen=True):
     """A run. ``stage`` and ``number`` name the round that is open or comes next; ``attempt`` is its last attempt begun.
 
     A run that is finished stays at its last round. Stages and rounds count from 1; ``stage`` 0: not begun.
     """
 
-    run: str
-    policy: RoundPolicy
-    rounds: tuple[int, ...]  # per stage
-    batch_sizes: tuple[int, ...]  # per stage
-    closing: int = 0  # the stage that is the closing round; 0: there is none
-    seed: int = 0
-    recipe: dict[str, Any] = {}  # role -> {choice: options}; the machine needs "select" and "weight"
+    plan: RunPlan
+    timeouts: Timeouts = Timeouts()
     memory: Memory = Memory()  # what the slots remember of the rounds before
-    every_round: bool = True  # evaluate after each round, else after each stage
-    has_test: bool = True
-    grace_s: float = 20.0
-    retry_pause_s: float = 2.0
     phase: Phase = Phase.STARTING
     stage: int = 0
     number: int = 0
@@ -166,14 +161,40 @@ class State(msgspec.Struct, frozen=True, rename=_STATE_KEYS):
     aggregating: tuple[str, ...] = ()  # those of them that are being aggregated
     evaluating: Attempt | None = None
     closed: Attempt | None = None  # the last attempt that was aggregated
-    last_aggregated: frozenset[str] = frozenset()  # the devices whose updates it holds
+    last_aggregated: tuple[str, ...] = ()  # the devices whose updates it holds, in order
     tickets: int = 0
     incompatible: frozenset[str] = frozenset()  # devices of another protocol version, which operators know of
     dropped: dict[str, int] = {}  # messages without effect, by reason
     story: tuple[str, ...] = ()  # what happened last, for error messages
 
+    @property
+    def policy(self) -> RoundPolicy:
+        """When rounds start, close and are tried again."""
+        return self.plan.policy
+
+    @property
+    def rounds(self) -> tuple[int, ...]:
+        """Rounds of each stage."""
+        return tuple(stage.rounds for stage in self.plan.stages)
+
+    @property
+    def assignments(self) -> Mapping[str, Assignment]:
+        """Those of the open attempt, by device."""
+        return self.open.assignments if self.open is not None else {}
+
+    @property
+    def earlier(self) -> list[Assignment]:
+        """Assignments of earlier attempts whose updates still count."""
+        return [*self.stragglers.values(), *self.buffered.values()]
+
+    def deadline(self, opened_at: float) -> float:
+        """When a round opened then closes at the latest."""
+        return opened_at + (self.policy.deadline_s if self.policy.deadline_s > 0 else math.inf)
+
 
 Kind = Literal["outline", "device", "assignment", "behind", "taken"]
+#: Fields that a resumed state has of the position, as they are.
+_POSITION = ("stage", "number", "attempt", "planned_stage", "closed", "last_aggregated")
 
 
 class RunPosition(msgspec.Struct, frozen=True, rename={"last_aggregated": "counted"}):
@@ -207,7 +228,7 @@ class Snapshot(
 class SnapshotChanges(NamedTuple):
     """Rows to put, by (kind, name); whether the assignments of an attempt that is over go first; rows that go."""
 
-    rows: dict[tuple[Kind, str], Any]
+    rows: dict[tuple[Kind, str], object]
     new_attempt: bool = False
     deleted: tuple[tuple[Kind, str], ...] = ()
 
@@ -216,47 +237,49 @@ class SnapshotChanges(NamedTuple):
 NOTHING = SnapshotChanges({})
 
 
+def position_of(state: State) -> RunPosition:
+    """The state without its devices and what they do."""
+    return RunPosition(
+        phase=state.phase,
+        tries=state.tries,
+        open=state.open.attempt if state.open is not None else None,
+        evaluating=state.evaluating,
+        returning=tuple(sorted(state.returning)),
+        **{name: getattr(state, name) for name in _POSITION},
+    )
+
+
 def changes(before: State, after: State) -> SnapshotChanges:
     """The rows to write so that ``decode`` gives ``after``, where it gave ``before``."""
-    rows: dict[tuple[Kind, str], Any] = {}
-    if (position := position_of(after)) != position_of(before):
+    rows: dict[tuple[Kind, str], object] = {}
+    deleted: list[tuple[Kind, str]] = []
+    was, position = position_of(before), position_of(after)
+    if position != was:
         rows["outline", ""] = msgspec.to_builtins(position)
-    for name, device in after.devices.items():
-        if before.devices.get(name) is not device:
-            rows["device", name] = msgspec.to_builtins(device)
-    was = before.open.assignments if before.open is not None else {}
-    now = after.open.assignments if after.open is not None else {}
-    new_attempt = _attempt(before) != _attempt(after)
-    for name, assignment in now.items():
-        if new_attempt or was.get(name) is not assignment:
-            rows["assignment", name] = msgspec.to_builtins(assignment)
-    deleted: list[tuple[Kind, str]] = [] if new_attempt else [("assignment", name) for name in was if name not in now]
-    for kind, old, new in _of_earlier_rounds(before, after):
+    new_attempt = position.open != was.open
+    pairs: list[tuple[Kind, Mapping[str, Device | Assignment], Mapping[str, Device | Assignment]]] = [
+        ("device", before.devices, after.devices),
+        ("assignment", {} if new_attempt else before.assignments, after.assignments),
+        ("behind", before.stragglers, after.stragglers),
+        ("taken", before.buffered, after.buffered),
+    ]
+    for kind, old, new in pairs:
         rows |= {(kind, name): msgspec.to_builtins(one) for name, one in new.items() if old.get(name) is not one}
         deleted += [(kind, name) for name in old if name not in new]
-    return SnapshotChanges(rows, new_attempt and bool(was), tuple(deleted))
+    return SnapshotChanges(rows, new_attempt and bool(before.assignments), tuple(deleted))
 
 
-def _of_earlier_rounds(before: State, after: State) -> list[tuple[Kind, dict[str, Assignment], dict[str, Assignment]]]:
-    return [("behind", before.stragglers, after.stragglers), ("taken", before.buffered, after.buffered)]
-
-
-def decode(rows: Iterable[tuple[str, str, Any]]) -> Snapshot | None:
+def decode(rows: Iterable[tuple[str, str, object]]) -> Snapshot | None:
     """The state in rows of (kind, name, value); None when there are none."""
-    found: dict[str, dict[str, Any]] = {kind: {} for kind in get_args(Kind)}
-    for kind, name, value in rows:
-        if kind in found:
-            found[kind][name] = value
+    found: dict[str, dict[str, object]] = defaultdict(dict)
+    for kind, name, value in sorted(rows, key=lambda row: row[:2]):
+        found[kind][name] = value
     if not found["outline"]:
         return None
-    position = msgspec.convert(found["outline"][""], RunPosition)
     return Snapshot(
-        position,
-        {name: msgspec.convert(value, Device) for name, value in sorted(found["device"].items())},
-        *(
-            {name: msgspec.convert(value, Assignment) for name, value in sorted(found[kind].items())}
-            for kind in ("assignment", "behind", "taken")
-        ),
+        msgspec.convert(found["outline"][""], RunPosition),
+        msgspec.convert(found["device"], dict[str, Device]),
+        *(msgspec.convert(found[kind], dict[str, Assignment]) for kind in ("assignment", "behind", "taken")),
     )
 
 
@@ -266,28 +289,7 @@ def as_saved(state: State, was: Snapshot) -> State:
     A run that had failed leaves rows of assignments that do not go on.
     """
     opened = Round(was.position.open or Attempt(), 0, 0.0, 0.0, was.assignments) if was.assignments else None
-    return msgspec.structs.replace(state, open=opened, stragglers=was.stragglers, buffered=was.buffered)
-
-
-def position_of(state: State) -> RunPosition:
-    """The state without its devices and what they do."""
-    return RunPosition(
-        phase=state.phase,
-        stage=state.stage,
-        number=state.number,
-        attempt=state.attempt,
-        tries=state.tries,
-        planned_stage=state.planned_stage,
-        open=_attempt(state),
-        evaluating=state.evaluating,
-        closed=state.closed,
-        last_aggregated=tuple(sorted(state.last_aggregated)),
-        returning=tuple(sorted(state.returning)),
-    )
-
-
-def _attempt(state: State) -> Attempt | None:
-    return state.open.attempt if state.open is not None else None
+    return replace(state, open=opened, stragglers=was.stragglers, buffered=was.buffered)
 
 
 def resumed(state: State, was: Snapshot, at: float) -> State:
@@ -297,30 +299,23 @@ def resumed(state: State, was: Snapshot, at: float) -> State:
     being planned is planned again when it returns. No other round begins until the devices that were online have
     returned, or grace is over.
     """
-    position, replace = was.position, msgspec.structs.replace
+    position, failed = was.position, was.position.phase is Phase.FAILED
     planning = {name for name, one in was.assignments.items() if one.status == "replanning"}
-    devices: Mapping[str, Device] = {
-        name: replace(device, online=False, ticket=0, placement=None if name in planning else device.placement)
-        for name, device in was.devices.items()
-    }
-    there = {*position.returning, *(name for name, device in was.devices.items() if device.online)}
     opened = None
-    if position.open is not None and position.phase is not Phase.FAILED:
-        deadline_s = state.policy.deadline_s if state.policy.deadline_s > 0 else float("inf")
-        opened = Round(position.open, position.tries, at, at + deadline_s, was.assignments)
+    if position.open is not None and not failed:
+        opened = Round(position.open, position.tries, at, state.deadline(at), was.assignments)
+    there = {*position.returning, *(name for name, device in was.devices.items() if device.online)}
     return replace(
         state,
+        **{name: getattr(position, name) for name in _POSITION},
         phase=Phase.ROUND if opened is not None else Phase.JOINING,
-        stage=position.stage,
-        number=position.number,
-        attempt=position.attempt,
-        tries=0 if position.phase is Phase.FAILED else position.tries,
-        planned_stage=position.planned_stage,
-        devices=dict(devices),
-        returning=dict.fromkeys(there, at + state.grace_s),
+        tries=0 if failed else position.tries,
+        devices={
+            name: replace(device, online=False, ticket=0, placement=None if name in planning else device.placement)
+            for name, device in was.devices.items()
+        },
+        returning=dict.fromkeys(there, at + state.timeouts.grace_s),
         open=opened,
-        stragglers=was.stragglers if position.phase is not Phase.FAILED else {},  # a failed run's devices were aborted
+        stragglers={} if failed else was.stragglers,  # a failed run's devices were aborted
         buffered=was.buffered,
-        closed=position.closed,
-        last_aggregated=frozenset(position.last_aggregated),
     )

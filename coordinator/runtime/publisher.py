@@ -205,7 +205,7 @@ class Publisher:
             names = {transfer_name("d", attempt) for attempt in working}
             self._downloads = {name: found for name, found in self._downloads.items() if name in names}
             self._serve(one.attempt, working.get(one.attempt, [one.device]), manifest)
-        offer = self._in_chunks(offer_for(self._plan, one, manifest, state))
+        offer = self._in_chunks(offer_for(one, manifest, state))
         self._offers[one.device] = offer
         self.post(one.device, offer)
 

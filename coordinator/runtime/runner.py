@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from coordinator.core import moves as do
-from coordinator.core.machine import initial, step
+from coordinator.core.machine import step
 from coordinator.core.moves import (
     Begin,
     Declined,
@@ -115,7 +115,7 @@ class Runner:
     ) -> None:
         self.plan = plan
         self.timeouts = timeouts
-        self.state: State = initial(plan, timeouts)
+        self.state: State = State(plan, timeouts)
         self._directory = directory
         self._transport = transport
         self._fleet = fleet
@@ -171,7 +171,7 @@ class Runner:
         await self._publisher.flush(self.timeouts.drain_s)
         if self._garbage:  # a late update was being checked
             await self._publisher.uploads.checked()
-            self._collect(do.CollectGarbage(*still_needed(self.state)))
+            self._collect(still_needed(self.state))
 
     async def close(self) -> None:
         """End everything that still runs; the ledger stays open."""
@@ -233,8 +233,8 @@ class Runner:
             await asyncio.sleep(self.timeouts.tick_s)
             now = self.clock()
             try:
-                if self._garbage and self.state.phase is not Phase.CLOSING:
-                    self._collect(do.CollectGarbage(*still_needed(self.state)))
+                if self._garbage and self.state.phase is not Phase.AGGREGATING:
+                    self._collect(still_needed(self.state))
                 if self._connected:
                     self._publisher.tick()
                     due: list[Event] = [*self._liveness.silent(now), *self._liveness.strangers(now)]

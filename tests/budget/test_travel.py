@@ -14,7 +14,7 @@ from edgefl.data.dataset import Dataset
 from edgefl.methods.cluster import sketch
 from edgefl.models.parts import part_layout, part_tensors
 from edgefl.models.staged import build
-from edgefl.plan.job import Candidate, Placement, RoundPolicy
+from edgefl.plan.job import Candidate, Placement, RunPlan, Stage
 from edgefl.protocol.messages import Hello
 from edgefl.protocol.tensors import encode_part
 from edgefl.prototypes.mask import DEFAULT_MATCHER
@@ -22,6 +22,10 @@ from edgefl.records import Attempt, Cost, Figure
 from edgefl.registry import method, signature
 from edgefl.training.batches import split
 from edgefl.training.forward import Auxiliary, local_tables
+
+
+def state_of(*rounds: int) -> State:
+    return State(RunPlan(stages=tuple(Stage(rounds=count) for count in rounds)))
 
 
 def test_the_size_of_an_object_follows_from_its_layout():
@@ -82,7 +86,7 @@ def test_a_device_that_missed_a_stage_receives_what_that_one_changed_too():
     """It was predicted what a device receives that took part in the stage before, and its signature no second time."""
     cost = Cost(joining_down_bytes=100, entering_down_bytes=40, payload_up_bytes=7, whole_up_bytes=7, signature_bytes=5)
     figures = {"payload_down_bytes": Figure(30.0), "payload_up_bytes": Figure(7.0)}
-    state = State("r", RoundPolicy(), rounds=(2, 0, 2, 2), batch_sizes=(4, 4, 4, 4))
+    state = state_of(2, 0, 2, 2)
 
     def moves(holds: int, stage: int) -> tuple[float | None, float | None]:
         known = msgspec.structs.replace(state, devices={"d": Device(Hello(device="d"), holds=holds)})
@@ -95,7 +99,7 @@ def test_a_device_that_missed_a_stage_receives_what_that_one_changed_too():
 def test_a_device_that_begins_a_stage_in_its_second_round_fills_its_store_then():
     """Not chosen in the first round; FedMVP of three sensors then took 5.3 MFLOP where 4.5 were predicted."""
     placement = Placement("d", predicted={"flops": Figure(4.5e6)}, predicted_first={"flops": Figure(5.3e6)})
-    state = State("r", RoundPolicy(), rounds=(3,), batch_sizes=(4,))
+    state = state_of(3)
     found = []
     for holds, number in ((0, 1), (0, 2), (1, 2)):
         known = msgspec.structs.replace(state, devices={"d": Device(Hello(device="d"), holds=holds)})

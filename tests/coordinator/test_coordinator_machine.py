@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from coordinator.core import moves as do
 from coordinator.core import moves as e
 from coordinator.core import state as v
-from coordinator.core.machine import REST, TRANSITIONS, ignore, initial, step, table
+from coordinator.core.machine import REST, TRANSITIONS, ignore, step, table
 from coordinator.core.state import as_saved, changes, decode, resumed
 from coordinator.core.timeouts import Timeouts
 from edgefl.plan.job import Decline, RoundPolicy
@@ -40,7 +40,7 @@ class Play:
 
     def __init__(self, policy: RoundPolicy = POLICY, **changes: Any) -> None:
         self.plan = a_plan(policy=policy, **changes)
-        self.state = initial(self.plan, TIMEOUTS)
+        self.state = v.State(self.plan, TIMEOUTS)
         self.kept: dict[tuple[str, str], Any] = {}
         self.now = 0.0
         self.plans: list[do.Plan] = []
@@ -137,12 +137,12 @@ class Play:
             assert {name for of, name in self.kept if of == kind} == set(there), (
                 "the ledger has what goes on, and no more"
             )
-        assert (state.open is not None) == (state.phase in {v.Phase.ROUND, v.Phase.CLOSING})
+        assert (state.open is not None) == (state.phase in {v.Phase.ROUND, v.Phase.AGGREGATING})
         if state.open is not None:
-            assert state.open.attempt == Attempt(state.run, state.stage, state.number, state.attempt, MADE_MS)
+            assert state.open.attempt == Attempt(state.plan.run, state.stage, state.number, state.attempt, MADE_MS)
             assert state.open.assignments or state.policy.keeps
             open_ones = [a for a in state.open.assignments.values() if a.status in v.OPEN]
-            assert not (state.phase is v.Phase.CLOSING and open_ones)
+            assert not (state.phase is v.Phase.AGGREGATING and open_ones)
             assert all(a.update is not None for a in state.open.assignments.values() if a.status in {"updated", "done"})
         assert state.phase is not v.Phase.ROUND or self.aggregate is None
         assert state.policy.keeps or not (state.stragglers or state.buffered)
@@ -160,7 +160,7 @@ class Play:
         following = [
             a.attempt for a in self.opened if (a.stage, a.round) > ((last.stage, last.round) if last else (0, 0))
         ]
-        anew = initial(self.plan, TIMEOUTS)
+        anew = v.State(self.plan, TIMEOUTS)
         was = decode((kind, name, row) for (kind, name), row in self.kept.items())
         assert was is not None
         begin = e.Begin(
@@ -578,7 +578,7 @@ def test_a_recorded_log_replays_to_the_same_state() -> None:
     play.receive("b")
     play.finish_aggregate()
     raw = [(type(event).__name__, msgspec.json.encode(event)) for event in play.log]
-    state = initial(play.plan, TIMEOUTS)
+    state = v.State(play.plan, TIMEOUTS)
     for kind, line in raw:
         state, _ = step(state, msgspec.json.decode(line, type=getattr(e, kind)))
     assert state == play.state
@@ -652,7 +652,7 @@ def test_a_lost_device_is_waited_for_only_until_the_others_are_done_and_grace_is
     play.wait(TIMEOUTS.grace_s - 1)
     assert play.state.phase is v.Phase.ROUND
     play.wait(1.0)
-    assert play.state.phase is v.Phase.CLOSING
+    assert play.state.phase is v.Phase.AGGREGATING
     assert play.status("b") == "lost"
 
 
@@ -736,7 +736,7 @@ def test_saves_come_with_what_they_announce() -> None:
 
 
 def test_a_run_resumed_without_a_snapshot_begins_a_new_attempt_of_the_next_round() -> None:
-    state = initial(a_plan(policy=POLICY), TIMEOUTS)
+    state = v.State(a_plan(policy=POLICY), TIMEOUTS)
     state, out = step(state, e.Begin(0.0, 2, 1, attempt=3, unevaluated=Attempt("r1", 2, 1, 1)))
     assert of(do.Evaluate, out)
     for name in ("a", "b"):
@@ -804,9 +804,9 @@ def test_the_next_round_waits_a_little_for_a_device_that_has_left_if_without_it_
 def test_stages_without_rounds_are_passed_over_and_a_finished_run_ends_at_once() -> None:
     plan = a_plan(policy=POLICY)
     stages = (msgspec.structs.replace(plan.stages[0], rounds=0), plan.stages[1])
-    state, _ = step(initial(msgspec.structs.replace(plan, stages=stages), TIMEOUTS), e.Begin(0.0))
+    state, _ = step(v.State(msgspec.structs.replace(plan, stages=stages), TIMEOUTS), e.Begin(0.0))
     assert (state.stage, state.number) == (2, 1)
-    state, out = step(initial(plan, TIMEOUTS), e.Begin(0.0, 2, 2))
+    state, out = step(v.State(plan, TIMEOUTS), e.Begin(0.0, 2, 2))
     assert state.phase is v.Phase.FINISHED
     assert of(do.DrainAll, out)
 

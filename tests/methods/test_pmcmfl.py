@@ -11,10 +11,9 @@ import torch
 from memory_fleet import plan_of, run_fleet, share
 from training_fixture import dataset, job, model_spec, parts_of, stages_of
 
-from coordinator.core.machine import initial
 from coordinator.core.moves import SaveEnd
-from coordinator.core.round_rules import is_buffered
-from coordinator.core.timeouts import Timeouts
+from coordinator.core.round_rules import in_closing_round, is_buffered
+from coordinator.core.state import State
 from coordinator.ledger.ledger import Ledger
 from coordinator.runtime.start import _resumed
 from edgefl.methods.objective.pmcmfl import prototype_contrast
@@ -117,9 +116,10 @@ def test_what_was_learned_in_the_closing_round_finds_the_class():
 def test_every_device_is_asked_and_waited_for_in_the_closing_round_even_without_lockstep(tmp_path: Path):
     overrides = ["rounds=async", "slots.select=all", "round.buffer=1"]
     plan = plan_of(tmp_path, "pmcmfl", "ab", 3, overrides)
-    state = initial(plan, Timeouts())
-    assert (state.closing, state.rounds) == (2, (2, 1))
+    state = State(plan)
+    assert state.rounds == (2, 1)
     training, closing = (msgspec.structs.replace(state, stage=stage) for stage in (1, 2))
+    assert (in_closing_round(training), in_closing_round(closing)) == (False, True)
     assert (is_buffered(training), is_buffered(closing)) == (True, False)
     own = {name: share(30, {"a": 1.0, "b": 0.7}, seed=seed) for seed, name in enumerate("uvw")}
     report = run_fleet(tmp_path, plan, own)
@@ -130,7 +130,7 @@ def test_every_device_is_asked_and_waited_for_in_the_closing_round_even_without_
 def test_without_networks_that_match_there_is_no_closing_round(tmp_path: Path):
     plan = plan_of(tmp_path, "pmcmfl", "ab", 3, ["slots.prototypes={class_mean: {match: cosine}}"])
     assert [stage.rounds for stage in plan.stages] == [2]
-    assert initial(plan, Timeouts()).closing == 0
+    assert not in_closing_round(State(plan, stage=1))
     assert not any(is_matcher(part) for stage in plan.stages for part in stage.present)
 
 

@@ -19,7 +19,7 @@ def filled(kind: Any) -> Any:
 
 def _of(kind: kinds.Type, path: str) -> Any:
     number = zlib.crc32(path.encode()) % 1000 + 2
-    if isinstance(kind, kinds.StructType):
+    if isinstance(kind, kinds.StructType | kinds.NamedTupleType):
         return kind.cls(**{field.name: _field(field, path) for field in kind.fields})
     if isinstance(kind, kinds.UnionType):
         return _of(next(one for one in kind.types if not isinstance(one, kinds.NoneType)), path)

@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from coordinator.core import state as snapshot
-from coordinator.core.state import State
+from coordinator.core.state import Assignment, State
 from device_agent.core.state import DataFacts, Saved
 from device_agent.runtime.store import AgentStore, Owner
 from edgefl.aggregation.history import Memory
@@ -18,7 +18,7 @@ from edgefl.export.bundle_format import Index, Manifest
 from edgefl.identity import device, fleet, token
 from edgefl.identity import membership as enrolling
 from edgefl.identity.keys import Signer
-from edgefl.plan.job import RoundPolicy, RunPlan
+from edgefl.plan.job import RunPlan
 from edgefl.run_records import RunReport
 from pins.filled import filled, kept
 from pins.golden import WRITING, check, pinned
@@ -49,10 +49,21 @@ def test_structs(name: str):
         assert msgspec.json.decode(golden["default"], type=kind) == kind()
 
 
+class NamedAsBefore(State, frozen=True):
+    """A state whose fields have the names that the pinned values are made from."""
+
+    stragglers: dict[str, Assignment] = msgspec.field(default={}, name="behind")
+    buffered: dict[str, Assignment] = msgspec.field(default={}, name="taken")
+    last_aggregated: tuple[str, ...] = msgspec.field(default=(), name="counted")
+
+
+NamedAsBefore.__name__ = "State"
+
+
 def test_snapshots_of_a_coordinator():
     """Rows of every kind, and the state that a coordinator goes on from."""
-    full = filled(State)
-    found = snapshot.changes(State("", RoundPolicy(), (), ()), full)
+    full = filled(NamedAsBefore)
+    found = snapshot.changes(State(RunPlan()), full)
     check(FILE, "snapshots", {f"{kind} {name}".strip(): kept(row) for (kind, name), row in found.rows.items()})
     if not WRITING:
         rows = [(*key.partition(" ")[::2], row) for key, row in pinned(FILE)["snapshots"].items()]
