@@ -49,14 +49,6 @@ def check_id(name: str) -> str:
     return name
 
 
-def _sha256(path: str) -> str:
-    found = hashlib.sha256()
-    with open(path, "rb", buffering=0) as file:
-        while block := file.read(2**20):
-            found.update(block)
-    return found.hexdigest()
-
-
 class ObjectStore:
     """A directory of objects. Raises StoreError when the disk refuses or ``limit_bytes`` would be exceeded.
 
@@ -290,9 +282,15 @@ class ObjectStore:
         now = boot_id()
         if now and seen.is_file() and seen.read_text(encoding="ascii", errors="replace") == now:
             return
-        for file in self._files():
-            if _ID.fullmatch(file.name) and _sha256(file.path) != file.name:
-                os.unlink(file.path)
+        for entry in self._files():
+            if not _ID.fullmatch(entry.name):
+                continue
+            found = hashlib.sha256()
+            with open(entry.path, "rb", buffering=0) as file:
+                while block := file.read(2**20):
+                    found.update(block)
+            if found.hexdigest() != entry.name:
+                os.unlink(entry.path)
         write_new(seen, now.encode())
 
 

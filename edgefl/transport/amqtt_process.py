@@ -16,7 +16,6 @@ import signal
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import msgspec
 from amqtt.broker import Broker
@@ -54,7 +53,7 @@ class SecretAuthentication(BaseAuthPlugin):  # type: ignore[misc] # amqtt is an 
 
     async def authenticate(self, *, session: Session) -> bool | None:
         """Whether the session's credentials are the configured ones."""
-        expected: Any = self.context.config
+        expected: SecretAuthentication.Config = self.context.config
         user_ok = hmac.compare_digest((session.username or "").encode(), expected.username.encode())
         secret_ok = hmac.compare_digest((session.password or "").encode(), expected.password.encode())
         return user_ok and secret_ok

@@ -14,7 +14,6 @@ import os
 import re
 import secrets
 import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -108,12 +107,11 @@ class Broker:
             ) from error
         try:
             await asyncio.wait_for(self._until_it_answers(), START_TIMEOUT_S)
-        except asyncio.TimeoutError:
-            await self.kill()
-            raise self._start_error(f"did not answer within {START_TIMEOUT_S:.0f} s") from None
         except BaseException as error:
             code = self._process.poll()
             await self.kill()
+            if isinstance(error, asyncio.TimeoutError):
+                raise self._start_error(f"did not answer within {START_TIMEOUT_S:.0f} s") from None
             if isinstance(error, BrokerError) and code is not None:
                 raise self._start_error(f"ended at once with exit code {code}") from error
             raise
@@ -128,8 +126,8 @@ class Broker:
         """End it in an orderly way (mosquitto saves its sessions); kills it when that takes too long."""
         if self.beside is not None:
             await self.beside.stop()
-        if self.pid is not None:
-            self._signal(signal.SIGTERM)
+        if self._process is not None and self.pid is not None:
+            self._process.terminate()
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._ended(), STOP_TIMEOUT_S)
         await self.kill()
@@ -140,10 +138,8 @@ class Broker:
             await self.beside.kill()
         if self._process is None:
             return
-        if self.pid is not None:
-            self._signal(signal.SIGKILL)
-            await self._ended()
-        self._process.wait()
+        self._process.kill()  # does nothing to one that has ended
+        await self._ended()
         self._process = None
 
     async def __aenter__(self) -> Broker:
@@ -154,10 +150,6 @@ class Broker:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.stop()
-
-    def _signal(self, number: signal.Signals) -> None:
-        if self._process is not None:
-            self._process.send_signal(number)
 
     async def _ended(self) -> None:
         while self.pid is not None:
@@ -210,7 +202,13 @@ def start_broker(directory: Path, kind: str = "auto", host: str = "127.0.0.1", p
     try:
         directory.mkdir(parents=True, exist_ok=True)
         who = _load_identity(directory, host, port)
-        command = [program, *_configured(chosen, directory, host, who)]
+        if chosen == "mosquitto":
+            files = write_configuration(directory, host, who.port, who.username, who.password)
+            command = [program, "-c", str(files)]
+        else:
+            files = directory / "amqtt.json"
+            write_new(files, msgspec.json.encode({"host": host, **msgspec.structs.asdict(who)}), mode=0o600)
+            command = [program, "-m", "edgefl.transport.amqtt_process", str(files)]
     except OSError as error:
         raise _refusing_disk(error, directory) or BrokerError(
             f"can not use {directory} for the broker: {error.strerror}",
@@ -222,15 +220,6 @@ def start_broker(directory: Path, kind: str = "auto", host: str = "127.0.0.1", p
         return MqttTransport(address.secret_url(), f"{_USER}-probe-{os.getpid()}", clean_session=True)
 
     return Broker(Program(chosen, command, host, address, directory / f"{chosen}.log", client))
-
-
-def _configured(kind: BrokerKind, directory: Path, host: str, who: _Identity) -> list[str]:
-    """Arguments of the program, whose files are written."""
-    if kind == "mosquitto":
-        return ["-c", str(write_configuration(directory, host, who.port, who.username, who.password))]
-    path = directory / "amqtt.json"
-    write_new(path, msgspec.json.encode({"host": host, **msgspec.structs.asdict(who)}), mode=0o600)
-    return ["-m", "edgefl.transport.amqtt_process", str(path)]
 
 
 def dialled(host: str) -> str:
@@ -303,16 +292,10 @@ def _refusing_disk(error: OSError, directory: Path) -> StoreError | None:
     return StoreError(f"cannot write the broker's files in {directory}: {error.strerror}")
 
 
-def _family(host: str) -> socket.AddressFamily:
-    return socket.AF_INET6 if ":" in host else socket.AF_INET
-
-
 def _port_fault(host: str, port: int) -> BrokerError | None:
     """Why nothing can listen there, None if it can."""
     try:
-        with socket.socket(_family(host)) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind((host, port))
+        _bound(host, port)
     except OSError as error:
         where = f"port {port} on {host}"
         if error.errno == errno.EADDRINUSE:
@@ -328,8 +311,14 @@ def _port_fault(host: str, port: int) -> BrokerError | None:
 def free_port(host: str) -> int:
     """A port where nothing listens now."""
     try:
-        with socket.socket(_family(host)) as probe:
-            probe.bind((host, 0))
-            return int(probe.getsockname()[1])
+        return _bound(host, 0)
     except OSError as error:
         raise BrokerError(f"can not listen on {host}: {error.strerror}", remedy="Choose another host.") from error
+
+
+def _bound(host: str, port: int) -> int:
+    """The port that a listener gets there, 0 for any. Raises OSError."""
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind((host, port))
+        return int(probe.getsockname()[1])

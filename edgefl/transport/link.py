@@ -15,7 +15,7 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, NamedTuple, ParamSpec, Protocol
@@ -111,24 +111,22 @@ class MeteredClient(Client):
         self._oversize: set[int] = set()
 
     def _sock_send(self, buf: bytes | bytearray) -> int:
-        with self._heeding():
+        try:
             count = super()._sock_send(buf)
+        except ssl.SSLError as error:
+            self.alert = error
+            raise
         self._meter.sent += count
         return count
 
     def _sock_recv(self, bufsize: int) -> bytes:
-        with self._heeding():
-            data = super()._sock_recv(bufsize)
-        self._meter.received += len(data)
-        return data
-
-    @contextlib.contextmanager
-    def _heeding(self) -> Iterator[None]:
         try:
-            yield
+            data = super()._sock_recv(bufsize)
         except ssl.SSLError as error:
             self.alert = error
             raise
+        self._meter.received += len(data)
+        return data
 
     def _ssl_wrap_socket(self, tcp_sock: socket.socket) -> ssl.SSLSocket:
         """As paho's, which leaks the socket when the handshake fails."""
@@ -278,12 +276,8 @@ class Listener(Protocol):
         """The broker answered the subscription with this id; per pattern None or the reason of a refusal."""
 
 
-class _Answer(NamedTuple):
-    """The broker's answer to CONNECT: its CONNACK."""
-
-    reason: ReasonCode
-    properties: Properties | None
-    session_kept: bool
+#: The broker's answer to CONNECT, its CONNACK: reason, properties, and whether it still has the session.
+_Answer = tuple[ReasonCode, Properties | None, bool]
 
 
 class Link:
@@ -323,11 +317,12 @@ class Link:
                 client = self._open()
                 ever = True
                 self._serve(client)
-            except BrokerError as error:
-                self._report(error, not ever)
             except Exception as error:  # paho raises freely on malformed packets; the link must survive it
-                _LOG.debug("malformed packet", exc_info=error)
-                self._report(BrokerError(f"the broker {self._settings.address} sent a malformed packet"), not ever)
+                if not isinstance(error, BrokerError):
+                    _LOG.debug("malformed packet", exc_info=error)
+                    error = BrokerError(f"the broker {self._settings.address} sent a malformed packet")
+                if not self._stopping.is_set():
+                    self._post(self._listener.failed, error, not ever)
             if not ever:
                 break
             attempt = 0 if time.monotonic() - began >= STABLE_S else attempt
@@ -339,16 +334,15 @@ class Link:
     def _post(self, report: Callable[P, None], *arguments: P.args, **named: P.kwargs) -> None:
         self._listener.post(partial(report, *arguments, **named))
 
-    def _report(self, error: BrokerError, final: bool) -> None:
-        if not self._stopping.is_set():
-            self._post(self._listener.failed, error, final)
-
     def _open(self) -> MeteredClient:
         """The client once the broker has accepted it. The first call finds the MQTT version. Raises BrokerError."""
         if self._client is not None:
             self._greet(self._client, ANSWER_TIMEOUT_S)
             return self._client
-        for version, timeout_s in _versions(self._settings.address):
+        # MQTT 5 first: only it names the broker's limits and refusals. amqtt never answers it, see Address.legacy.
+        modern = (MQTTProtocolVersion.MQTTv5, FIRST_ANSWER_TIMEOUT_S)
+        versions = [(MQTTProtocolVersion.MQTTv311, ANSWER_TIMEOUT_S)]
+        for version, timeout_s in versions if self._settings.address.legacy else [modern, *versions]:
             client = _make_client(self._settings, version, self._meter)
             client.on_connect = self._on_connect
             client.on_disconnect = self._on_disconnect
@@ -380,17 +374,18 @@ class Link:
             answer: _Answer | None = self._answer
             if answer is None and client.alert is not None:
                 raise client.alert
-            if answer is None or answer.reason.getName() == "Unsupported protocol version":
+            if answer is None or answer[0].getName() == "Unsupported protocol version":
                 raise _NoAnswerError(f"the broker {address} does not answer")
-            if answer.reason.is_failure:
-                raise failures.refused(address, self._settings.client_id, answer.reason.getName())
+            reason, properties, session_kept = answer
+            if reason.is_failure:
+                raise failures.refused(address, self._settings.client_id, reason.getName())
         except OSError as error:
             client.drop()
             raise failures.unreachable(address, error) from error
         except Exception:
             client.drop()
             raise
-        self._post(self._listener.opened, client, answer.properties, answer.session_kept)
+        self._post(self._listener.opened, client, properties, session_kept)
 
     def _serve(self, client: MeteredClient) -> None:
         """Move packets until the connection ends."""
@@ -411,7 +406,7 @@ class Link:
     def _on_connect(
         self, client: Client, data: object, flags: ConnectFlags, reason: ReasonCode, properties: Properties | None
     ) -> None:
-        self._answer = _Answer(reason, properties, bool(flags.session_present))
+        self._answer = reason, properties, bool(flags.session_present)
 
     def _on_disconnect(
         self, client: Client, data: object, flags: DisconnectFlags, reason: ReasonCode, properties: object
@@ -455,10 +450,3 @@ def backoff_s(attempt: int, draw: float) -> float:
 
 def _refusal(reason: ReasonCode) -> str | None:
     return reason.getName() if reason.is_failure else None
-
-
-def _versions(address: Address) -> Iterator[tuple[MQTTProtocolVersion, float]]:
-    """MQTT 5 first: only it names the broker's limits and refusals. amqtt never answers it, see Address.legacy."""
-    if not address.legacy:
-        yield MQTTProtocolVersion.MQTTv5, FIRST_ANSWER_TIMEOUT_S
-    yield MQTTProtocolVersion.MQTTv311, ANSWER_TIMEOUT_S
