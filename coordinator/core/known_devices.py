@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from coordinator.core.moves import Fail, Plan, SendDrain, SendWelcome, Steps
+from coordinator.core.moves import Fail, Plan, Planned, SendDrain, SendWelcome, Steps
 from coordinator.core.state import Assignment, Device, Phase, State
 from edgefl.budget.fit import trained_depth
 from edgefl.plan.job import Arrival, Candidate, Placement
@@ -22,9 +22,6 @@ replace = msgspec.structs.replace
 MOST_CONNECTIONS = 100
 #: ``Device.barred`` of a device in quarantine for the rest of the run.
 FOR_GOOD = -1
-
-
-# --- introductions ----------------------------------------------------------------------------------------------------
 
 
 def introduce(steps: Steps, hello: Hello) -> None:
@@ -71,9 +68,6 @@ def _facts(hello: Hello) -> tuple[object, ...]:
     return hello.profile, hello.budget, hello.samples, hello.modalities, hello.class_counts, measured
 
 
-# --- placements -------------------------------------------------------------------------------------------------------
-
-
 def ask(steps: Steps, names: Iterable[str]) -> None:
     """Request placements of these devices in the current stage; answers to earlier requests for them are void."""
     state, names = steps.state, sorted(names)
@@ -111,10 +105,11 @@ def _candidate(device: Device, stage: int, rounds: Sequence[int]) -> Candidate:
     )
 
 
-def take_placements(steps: Steps, ticket: int, placements: Iterable[Placement]) -> list[str]:
+def take_placements(steps: Steps, answer: Planned) -> list[str]:
     """Take the planner's answer. Returns the devices that it is still valid for."""
     devices = dict(steps.state.devices)
-    valid = [one for one in placements if one.device in devices and devices[one.device].ticket == ticket]
+    known = [one for one in answer.placements if one.device in devices]
+    valid = [one for one in known if devices[one.device].ticket == answer.ticket]
     for one in valid:
         devices[one.device] = replace(devices[one.device], placement=one, ticket=0)
     steps.set(devices=devices)
@@ -199,9 +194,6 @@ def _excess(refusal: Refusal) -> float:
     if not refusal.needed or not refusal.allowed:
         return float("inf")
     return max(refusal.needed / refusal.allowed, refusal.allowed / refusal.needed)
-
-
-# --- quarantine: devices whose updates could not be used several times in a row are not asked for some rounds ---------
 
 
 def _ordinal(state: State) -> int:

@@ -12,11 +12,12 @@ double or out of turn is counted in ``state.dropped``. Impossible reports of the
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
 
+from coordinator.core import moves as m
 from coordinator.core import replies
 from coordinator.core.assignments import assignment_of
 from coordinator.core.known_devices import (
@@ -27,35 +28,7 @@ from coordinator.core.known_devices import (
     refuse_protocol,
     take_placements,
 )
-from coordinator.core.moves import (
-    Accepted,
-    Aggregated,
-    Announced,
-    Begin,
-    Declined,
-    DeviceOffline,
-    DrainAll,
-    EmitEvent,
-    Evaluate,
-    Evaluated,
-    Event,
-    Fail,
-    HeartbeatSeen,
-    IllegalMoveError,
-    Instruction,
-    Joined,
-    Planned,
-    Progressed,
-    SavedRound,
-    SaveEnd,
-    SendAbort,
-    SendAck,
-    SendWelcome,
-    Steps,
-    Tick,
-    UpdateInvalid,
-    UpdateStored,
-)
+from coordinator.core.moves import Event, Instruction, Steps
 from coordinator.core.plausibility import overweights
 from coordinator.core.round_rules import (
     aggregated_updates,
@@ -74,51 +47,26 @@ from edgefl.records import Refusal
 replace = msgspec.structs.replace
 
 Rule = Callable[[Steps, Any], object]
-#: In a row of the table: all phases that no other row of its event names.
-REST: frozenset[Phase] = frozenset()
-ALL = frozenset(Phase)
-
-
-def ignore(steps: Steps, event: Event) -> None:
-    """The event does nothing in this phase, on purpose."""
-
-
-def illegal(why: str) -> Rule:
-    """The event is impossible in this phase: a defect of the runner."""
-
-    def rule(steps: Steps, event: Event) -> None:
-        raise IllegalMoveError(event, steps.state, why)
-
-    return rule
-
-
-def table(*rows: tuple[type[Event], Collection[Phase], Rule]) -> dict[tuple[Phase, type[Event]], Rule]:
-    """The rows by (phase, event). Raises ValueError for a pair of which there are two rows, or none."""
-    found: dict[tuple[Phase, type[Event]], Rule] = {}
-    for event, phases, rule in sorted(rows, key=lambda row: row[1] is REST):
-        for phase in phases or [phase for phase in Phase if (phase, event) not in found]:
-            if (phase, event) in found:
-                raise ValueError(f"two rows for {event.__name__} in phase {phase.value}")
-            found[phase, event] = rule
-    if missing := [(phase, event) for event, _, _ in rows for phase in Phase if (phase, event) not in found]:
-        raise ValueError(f"no row for {missing[0][1].__name__} in phase {missing[0][0].value}")
-    return found
-
-
 #: Lines of story kept for an error: enough for one round of a fleet of ten.
 STORY_LINES = 40
+
+
+def perform(steps: Steps, event: Event) -> None:
+    """Do what the table says."""
+    usual, special = TRANSITIONS[type(event)]
+    special.get(steps.state.phase, usual)(steps, event)
 
 
 def step(state: State, event: Event) -> tuple[State, list[Instruction]]:
     """The new state after an event, and what is to be done, in order."""
     before, steps = state.phase, Steps(state, event.at)
-    TRANSITIONS[before, type(event)](steps, event)
+    perform(steps, event)
     offer_free(steps)
-    if any(isinstance(instruction, Fail) for instruction in steps.out):
+    if any(isinstance(instruction, m.Fail) for instruction in steps.out):
         steps.set(phase=Phase.FAILED)
-        steps.do(SaveEnd("failed"))
+        steps.do(m.SaveEnd("failed"))
     after = steps.state.phase
-    if not isinstance(event, Tick | Progressed | HeartbeatSeen) or after is not before:
+    if not isinstance(event, m.Tick | m.Progressed | m.HeartbeatSeen) or after is not before:
         words = (type(event).__name__, getattr(event, "device", ""), getattr(event, "attempt", ""))
         said = " ".join(str(word) for word in words if word)
         line = f"{event.at:.3f} {said} [{before.value} -> {after.value}]"
@@ -126,10 +74,7 @@ def step(state: State, event: Event) -> tuple[State, list[Instruction]]:
     return steps.state, steps.out
 
 
-# --- a run begins, and devices join -----------------------------------------------------------------------------------
-
-
-def _begin(steps: Steps, event: Begin) -> None:
+def _begin(steps: Steps, event: m.Begin) -> None:
     state = steps.state
     following = _following(state, event.stage, event.round)
     was = event.resumed
@@ -144,7 +89,7 @@ def _begin(steps: Steps, event: Begin) -> None:
     last = event.unevaluated
     if last is not None and _is_evaluated(steps.state, last.stage, last.round):
         steps.set(phase=Phase.EVALUATING, evaluating=last)
-        steps.do(Evaluate(last))
+        steps.do(m.Evaluate(last))
     elif steps.state.open is not None:
         steps.set(phase=Phase.ROUND)
         check_close(steps)
@@ -163,7 +108,7 @@ def _following(state: State, stage: int, number: int) -> tuple[int, int] | None:
     return (first, 1) if first is not None else None
 
 
-def _introduce(steps: Steps, event: Joined) -> bool:
+def _introduce(steps: Steps, event: m.Joined) -> bool:
     """Take the device as it says it is; False where its protocol is of another version."""
     hello = event.hello
     if hello.protocol != PROTOCOL_VERSION:
@@ -175,12 +120,12 @@ def _introduce(steps: Steps, event: Joined) -> bool:
     return True
 
 
-def _join(steps: Steps, event: Joined) -> None:
+def _join(steps: Steps, event: m.Joined) -> None:
     if _introduce(steps, event):
         _begin_round_if_enough(steps)
 
 
-def _join_stage(steps: Steps, event: Joined) -> None:
+def _join_stage(steps: Steps, event: m.Joined) -> None:
     """The device is planned for the stage, if it has not been."""
     if _introduce(steps, event) and steps.state.planned_stage == steps.state.stage:
         device = steps.state.devices[event.device]
@@ -190,19 +135,18 @@ def _join_stage(steps: Steps, event: Joined) -> None:
             _next_round(steps)
 
 
-def _heartbeat_seen(steps: Steps, event: HeartbeatSeen) -> None:
+def _heartbeat_seen(steps: Steps, event: m.HeartbeatSeen) -> None:
     """A sign of life: brings back a device that was missed, and mends what a lost message left undone."""
     known = steps.state.devices.get(event.device)
     if known is None or (not known.online and not event.reports_work):
-        steps.do(SendWelcome(event.device))
+        steps.do(m.SendWelcome(event.device))
     elif not known.online:
-        joined = Joined(event.at, replace(known.hello, working_on=event.working_on))
-        TRANSITIONS[steps.state.phase, Joined](steps, joined)
+        perform(steps, m.Joined(event.at, replace(known.hello, working_on=event.working_on)))
     elif event.reports_work:
         replies.resync(steps, event.device, event.working_on)
 
 
-def _device_offline(steps: Steps, event: DeviceOffline) -> None:
+def _device_offline(steps: Steps, event: m.DeviceOffline) -> None:
     device = steps.state.devices.get(event.device)
     if device is None or not device.online:
         steps.drop("duplicate")
@@ -234,13 +178,10 @@ def _begin_round_if_enough(steps: Steps) -> None:
     if online >= wanted or not state.until:
         _next_round(steps)
     elif steps.at >= state.until and not online:
-        steps.do(Fail("RunError", f"no device connected within {waited:g} s"))
+        steps.do(m.Fail("RunError", f"no device connected within {waited:g} s"))
     elif steps.at >= state.until:
         steps.warn(f"{online} of {wanted} devices connected within {waited:g} s; the run begins with them")
         _next_round(steps)
-
-
-# --- planning ---------------------------------------------------------------------------------------------------------
 
 
 def _next_round(steps: Steps) -> None:
@@ -261,27 +202,24 @@ def _next_round(steps: Steps) -> None:
         open_round(steps)
 
 
-def _planned(steps: Steps, event: Planned) -> None:
-    if take_placements(steps, event.ticket, event.placements):
+def _planned(steps: Steps, event: m.Planned) -> None:
+    if take_placements(steps, event):
         _next_round(steps)
 
 
-def _planned_in_round(steps: Steps, event: Planned) -> None:
-    for name in take_placements(steps, event.ticket, event.placements):
+def _planned_in_round(steps: Steps, event: m.Planned) -> None:
+    for name in take_placements(steps, event):
         replies.replanned(steps, name)
-
-
-# --- replies and updates ----------------------------------------------------------------------------------------------
 
 
 def _of_attempt(rule: Rule) -> Rule:
     """``rule`` for messages about an attempt that counts; any other is dropped, and its device is sent an abort."""
 
-    def checked(steps: Steps, event: Accepted | Declined | Progressed | Announced) -> None:
+    def checked(steps: Steps, event: m.Accepted | m.Declined | m.Progressed | m.Announced) -> None:
         state, device, attempt = steps.state, event.device, event.attempt
         if device not in state.devices:
             steps.drop("unknown device")
-            steps.do(SendWelcome(device))
+            steps.do(m.SendWelcome(device))
         elif assignment_of(state, device, attempt) is not None:
             rule(steps, event)
         elif state.open is not None and attempt == state.open.attempt:
@@ -289,10 +227,10 @@ def _of_attempt(rule: Rule) -> Rule:
         else:
             steps.drop("stale")
             included = replies.is_aggregated(state, device, attempt)
-            if isinstance(event, Announced):
-                steps.do(SendAck(device, attempt, included, Refusal() if included else Refusal(reason="stale")))
-            elif not isinstance(event, Declined) and not included:
-                steps.do(SendAbort(device, attempt, "this attempt is closed"))
+            if isinstance(event, m.Announced):
+                steps.do(m.SendAck(device, attempt, included, Refusal() if included else Refusal(reason="stale")))
+            elif not isinstance(event, m.Declined) and not included:
+                steps.do(m.SendAbort(device, attempt, "this attempt is closed"))
 
     return checked
 
@@ -300,7 +238,7 @@ def _of_attempt(rule: Rule) -> Rule:
 def _of_straggler(rule: Rule) -> Rule:
     """``rule`` for updates of earlier attempts; one of the open attempt is late: its round is being closed."""
 
-    def checked(steps: Steps, event: UpdateStored | UpdateInvalid) -> None:
+    def checked(steps: Steps, event: m.UpdateStored | m.UpdateInvalid) -> None:
         assignment = assignment_of(steps.state, event.device, event.attempt)
         if assignment is None or assignment.attempt is None:
             steps.drop("late")
@@ -310,15 +248,12 @@ def _of_straggler(rule: Rule) -> Rule:
     return checked
 
 
-# --- a round ends -----------------------------------------------------------------------------------------------------
-
-
-def _aggregated(steps: Steps, event: Aggregated) -> None:
+def _aggregated(steps: Steps, event: m.Aggregated) -> None:
     state, opened = steps.state, steps.state.open
     if opened is None or event.attempt != opened.attempt:
-        raise IllegalMoveError(event, state, NOT_AGGREGATING)
+        raise m.IllegalMoveError(event, state, NOT_AGGREGATING)
     names = tuple(sorted({update.device for update in aggregated_updates(state)}))
-    closed = SavedRound(
+    closed = m.SavedRound(
         stage=event.attempt.stage,
         round=event.attempt.round,
         attempt=event.attempt.attempt,
@@ -350,7 +285,7 @@ def _aggregated(steps: Steps, event: Aggregated) -> None:
     )
     if _is_evaluated(state, state.stage, state.number):
         steps.set(phase=Phase.EVALUATING, evaluating=opened.attempt)
-        steps.do(Evaluate(opened.attempt))
+        steps.do(m.Evaluate(opened.attempt))
     else:
         _advance(steps)
 
@@ -360,18 +295,18 @@ def _is_evaluated(state: State, stage: int, number: int) -> bool:
     return bool(state.plan.test) and (state.plan.evaluate_every == "round" or number == state.rounds[stage - 1])
 
 
-def _evaluated(steps: Steps, event: Evaluated) -> None:
+def _evaluated(steps: Steps, event: m.Evaluated) -> None:
     state, attempt = steps.state, event.attempt
     if attempt != state.evaluating:
-        raise IllegalMoveError(event, state, NOT_EVALUATING)
+        raise m.IllegalMoveError(event, state, NOT_EVALUATING)
     rows = tuple(row for row in event.rows if math.isfinite(row.value))
     where, values = (attempt.stage, attempt.round), [msgspec.to_builtins(row) for row in rows]
-    steps.do(*rows, EmitEvent("evaluated", *where, data={"values": values}))
+    steps.do(*rows, m.EmitEvent("evaluated", *where, data={"values": values}))
     if lost := [row for row in event.rows if not math.isfinite(row.value)]:
         names = sorted({f"{row.metric} with {'+'.join(row.available)}" for row in lost})
         listed = ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
         text = f"the evaluation has no figure for {len(lost)} of its rows: {listed} is not a finite number"
-        steps.do(EmitEvent("warning", *where, data={"text": f"{text}; the model has diverged"}))
+        steps.do(m.EmitEvent("warning", *where, data={"text": f"{text}; the model has diverged"}))
     steps.set(evaluating=None)
     if where == (state.stage, state.number):
         _advance(steps)
@@ -396,59 +331,64 @@ def _advance(steps: Steps) -> None:
 
 def _finish(steps: Steps) -> None:
     steps.set(phase=Phase.FINISHED)
-    finished = EmitEvent("run_finished", data={"status": "done", "seconds": steps.at - steps.state.began_at})
-    steps.do(SaveEnd("done"), DrainAll("the run is finished"), finished)
+    finished = m.EmitEvent("run_finished", data={"status": "done", "seconds": steps.at - steps.state.began_at})
+    steps.do(m.SaveEnd("done"), m.DrainAll("the run is finished"), finished)
 
 
-# --- time passes ------------------------------------------------------------------------------------------------------
-
-
-def _end_pause(steps: Steps, event: Tick) -> None:
+def _end_pause(steps: Steps, event: m.Tick) -> None:
     if event.at >= steps.state.until:
         _next_round(steps)
 
 
-def _end_waiting(steps: Steps, event: Tick) -> None:
+def _end_waiting(steps: Steps, event: m.Tick) -> None:
     state = steps.state
     if event.at >= state.until:
         where = f"stage {state.stage}, round {state.number}"
         more = f"; {nearest}" if (nearest := nearest_refusal(state)) else ""
         text = f"no device that can train was connected for {state.policy.join_s:g} s ({where}){more}"
-        steps.do(Fail("RunError", text))
+        steps.do(m.Fail("RunError", text))
 
 
 # --- the table --------------------------------------------------------------------------------------------------------
 
+
+def ignore(steps: Steps, event: Event) -> None:
+    """The event does nothing in this phase, on purpose."""
+
+
+def illegal(why: str) -> Rule:
+    """The event is impossible in this phase: a defect of the runner."""
+
+    def rule(steps: Steps, event: Event) -> None:
+        raise m.IllegalMoveError(event, steps.state, why)
+
+    return rule
+
+
 NOT_AGGREGATING, NOT_EVALUATING = "this attempt is not being aggregated", "this attempt is not being evaluated"
-
-
-#: What each event does in each phase. After every event, ``offer_free`` sees to devices without an assignment.
-TRANSITIONS = table(
-    (Begin, {Phase.STARTING}, _begin),
-    (Begin, REST, illegal("the run has begun already")),
-    (Joined, {Phase.JOINING}, _join),
-    (Joined, {Phase.STARTING, *ENDED}, _introduce),
-    (Joined, REST, _join_stage),
-    (HeartbeatSeen, ALL, _heartbeat_seen),
-    (DeviceOffline, ALL, _device_offline),
-    (Planned, {Phase.PLANNING, Phase.WAITING}, _planned),
-    (Planned, {Phase.ROUND}, _planned_in_round),
-    (Planned, REST, lambda steps, event: take_placements(steps, event.ticket, event.placements)),
-    (Accepted, ALL, _of_attempt(replies.accepted)),
-    (Declined, ALL, _of_attempt(replies.declined)),
-    (Progressed, ALL, _of_attempt(replies.progressed)),
-    (Announced, ALL, _of_attempt(replies.announced)),
-    (UpdateStored, {Phase.ROUND}, replies.update_stored),
-    (UpdateStored, REST, _of_straggler(replies.update_stored)),
-    (UpdateInvalid, {Phase.ROUND}, replies.update_invalid),
-    (UpdateInvalid, REST, _of_straggler(replies.update_invalid)),
-    (Aggregated, {Phase.AGGREGATING}, _aggregated),
-    (Aggregated, REST, illegal(NOT_AGGREGATING)),
-    (Evaluated, {Phase.EVALUATING}, _evaluated),
-    (Evaluated, REST, illegal(NOT_EVALUATING)),
-    (Tick, {Phase.JOINING}, lambda steps, _: _begin_round_if_enough(steps)),
-    (Tick, {Phase.ROUND}, lambda steps, _: check_close(steps)),
-    (Tick, {Phase.PAUSING}, _end_pause),
-    (Tick, {Phase.WAITING}, _end_waiting),
-    (Tick, REST, ignore),
-)
+#: What each event does, and what it does instead in these phases. After every event, ``offer_free`` sees to devices
+#: without an assignment.
+TRANSITIONS: dict[type[Event], tuple[Rule, dict[Phase, Rule]]] = {
+    m.Begin: (illegal("the run has begun already"), {Phase.STARTING: _begin}),
+    m.Joined: (_join_stage, {Phase.JOINING: _join, **dict.fromkeys((Phase.STARTING, *ENDED), _introduce)}),
+    m.HeartbeatSeen: (_heartbeat_seen, {}),
+    m.DeviceOffline: (_device_offline, {}),
+    m.Planned: (take_placements, {Phase.PLANNING: _planned, Phase.WAITING: _planned, Phase.ROUND: _planned_in_round}),
+    m.Accepted: (_of_attempt(replies.accepted), {}),
+    m.Declined: (_of_attempt(replies.declined), {}),
+    m.Progressed: (_of_attempt(replies.progressed), {}),
+    m.Announced: (_of_attempt(replies.announced), {}),
+    m.UpdateStored: (_of_straggler(replies.update_stored), {Phase.ROUND: replies.update_stored}),
+    m.UpdateInvalid: (_of_straggler(replies.update_invalid), {Phase.ROUND: replies.update_invalid}),
+    m.Aggregated: (illegal(NOT_AGGREGATING), {Phase.AGGREGATING: _aggregated}),
+    m.Evaluated: (illegal(NOT_EVALUATING), {Phase.EVALUATING: _evaluated}),
+    m.Tick: (
+        ignore,
+        {
+            Phase.JOINING: lambda steps, _: _begin_round_if_enough(steps),
+            Phase.ROUND: lambda steps, _: check_close(steps),
+            Phase.PAUSING: _end_pause,
+            Phase.WAITING: _end_waiting,
+        },
+    ),
+}

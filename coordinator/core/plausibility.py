@@ -43,9 +43,6 @@ NEWEST = 0.5
 LEAST_RATIO, MOST_RATIO = 0.25, 4.0
 
 
-# --- announced updates: by their message alone, before a byte is fetched ----------------------------------------------
-
-
 def unfit(state: State, assignment: Assignment, update: Update) -> Refusal | None:
     """Why an update to this assignment is unusable: other parts than were asked for, or more samples than it has.
 
@@ -97,9 +94,6 @@ def overweights(record: Mapping[str, Any]) -> list[tuple[str, str]]:
         text = f"it has {100 * share:.4g} % of the weight of part {part}{more}; round.largest_share caps it"
         warnings.append((device, text))
     return warnings
-
-
-# --- reported figures: implausible ones are kept with their reason, without a value -----------------------------------
 
 
 def plausible(figures: Figures, predicted: Figures) -> tuple[Figures, list[str]]:
@@ -164,9 +158,6 @@ def _value(figures: Figures, name: str) -> float | None:
     """A figure's value where it is a measurement: above zero, and finite."""
     value = figures[name].value if name in figures else None
     return value if value is not None and math.isfinite(value) and value > 0 else None
-
-
-# --- changes out of line with the others' of their round: left out when it closes -------------------------------------
 
 
 def outliers(state: State) -> list[tuple[str, Assignment, Refusal]]:

@@ -4,20 +4,10 @@ from __future__ import annotations
 
 import msgspec
 
+from coordinator.core import moves as m
 from coordinator.core.assignments import assignment_of, expected, offer, put
 from coordinator.core.known_devices import ask, count_rejected, figures_of, how_data
-from coordinator.core.moves import (
-    Accepted,
-    Announced,
-    Declined,
-    Fetch,
-    Progressed,
-    SendAbort,
-    SendAck,
-    Steps,
-    UpdateInvalid,
-    UpdateStored,
-)
+from coordinator.core.moves import Steps
 from coordinator.core.plausibility import bounded, learned, likely, plausible, unfit
 from coordinator.core.round_rules import check_close, staleness
 from coordinator.core.state import OPEN, Assignment, Phase, State
@@ -41,10 +31,10 @@ def resync(steps: Steps, device: str, working_on: Attempt | None) -> None:
         put(steps, device, replace(straggler, status="lost"))  # it knows nothing of it any more
     if working_on is not None and (state.open is None or working_on != state.open.attempt):
         if is_aggregated(state, device, working_on):
-            steps.do(SendAck(device, working_on))
+            steps.do(m.SendAck(device, working_on))
             return
         if (working_on.run, working_on.made_ms) == (state.plan.run, state.made_ms):
-            steps.do(SendAbort(device, working_on, "this attempt is closed"))
+            steps.do(m.SendAbort(device, working_on, "this attempt is closed"))
     part = state.assignments.get(device)
     if part is not None and state.phase is Phase.ROUND and part.status in {"offered", "accepted", "updated"}:
         put(steps, device, replace(part, status="offered", update=None))
@@ -54,9 +44,9 @@ def resync(steps: Steps, device: str, working_on: Attempt | None) -> None:
 def _go_on(steps: Steps, device: str, attempt: Attempt, one: Assignment) -> None:
     """The device works on this: repeat what it may not have received, note what it did not say."""
     if one.status == "done":
-        steps.do(SendAck(device, attempt))
+        steps.do(m.SendAck(device, attempt))
     elif one.status == "updated" and one.update is not None:
-        steps.do(Fetch(one.update))
+        steps.do(m.Fetch(one.update))
     elif one.status == "offered":
         put(steps, device, replace(one, status="accepted"))
 
@@ -66,7 +56,7 @@ def is_aggregated(state: State, device: str, attempt: Attempt) -> bool:
     return (attempt == state.closed and device in state.last_aggregated) or attempt == state.devices[device].aggregated
 
 
-def accepted(steps: Steps, event: Accepted) -> None:
+def accepted(steps: Steps, event: m.Accepted) -> None:
     """The device trains."""
     assignment = assignment_of(steps.state, event.device, event.attempt)
     if assignment is None or assignment.status != "offered":
@@ -75,7 +65,7 @@ def accepted(steps: Steps, event: Accepted) -> None:
         put(steps, event.device, replace(assignment, status="accepted"))
 
 
-def progressed(steps: Steps, event: Progressed) -> None:
+def progressed(steps: Steps, event: m.Progressed) -> None:
     """The device is so far; it has also accepted the offer, should that message have been lost."""
     assignment = assignment_of(steps.state, event.device, event.attempt)
     if assignment is None or assignment.status not in {"offered", "accepted"}:
@@ -86,7 +76,7 @@ def progressed(steps: Steps, event: Progressed) -> None:
     steps.emit("progress", event.device, event.data)
 
 
-def declined(steps: Steps, event: Declined) -> None:
+def declined(steps: Steps, event: m.Declined) -> None:
     """Plan the device again when it ran into a limit for the first time with these numbers; else record why."""
     assignment = assignment_of(steps.state, event.device, event.attempt)
     if assignment is None or assignment.status not in {"offered", "accepted"}:
@@ -123,16 +113,16 @@ def replanned(steps: Steps, device: str) -> None:
     offer(steps, device)
 
 
-def announced(steps: Steps, event: Announced) -> None:
+def announced(steps: Steps, event: m.Announced) -> None:
     """Fetch an update, unless its message alone shows that it is unusable."""
     state, update = steps.state, event.update
     assignment = assignment_of(state, update.device, update.attempt)
     if assignment is None or assignment.status not in {*OPEN, "done"}:
         steps.drop("late")
-        steps.do(SendAck(update.device, update.attempt, False, Refusal(reason="late")))
+        steps.do(m.SendAck(update.device, update.attempt, False, Refusal(reason="late")))
     elif assignment.status == "done":
         steps.drop("duplicate")
-        steps.do(SendAck(update.device, update.attempt))
+        steps.do(m.SendAck(update.device, update.attempt))
     elif (refusal := unfit(state, assignment, update)) is not None:
         _reject(steps, update.device, assignment, refusal)
     else:
@@ -140,10 +130,10 @@ def announced(steps: Steps, event: Announced) -> None:
         if assignment.status == "updated":
             steps.drop("duplicate")
         put(steps, update.device, replace(assignment, status="updated", update=update))
-        steps.do(Fetch(update))
+        steps.do(m.Fetch(update))
 
 
-def update_stored(steps: Steps, event: UpdateStored) -> None:
+def update_stored(steps: Steps, event: m.UpdateStored) -> None:
     """An update is on disk: count it once."""
     name, state = event.device, steps.state
     assignment = assignment_of(state, name, event.attempt)
@@ -165,7 +155,7 @@ def update_stored(steps: Steps, event: UpdateStored) -> None:
     steps.set_device(name, factors=factors)
     stored = replace(assignment, status="done", update=update, measured=measured, changes=event.changes)
     put(steps, name, stored, measured)
-    steps.do(SendAck(name, event.attempt))
+    steps.do(m.SendAck(name, event.attempt))
     late = staleness(state, event.attempt)
     names = ("payload_up_bytes", "payload_down_bytes", "step_peak_bytes", "flops", "wall_s")
     costs = {figure: measured[figure].value if figure in measured else None for figure in names}
@@ -181,7 +171,7 @@ def update_stored(steps: Steps, event: UpdateStored) -> None:
     check_close(steps)
 
 
-def update_invalid(steps: Steps, event: UpdateInvalid) -> None:
+def update_invalid(steps: Steps, event: m.UpdateInvalid) -> None:
     """An update arrived that is unusable."""
     assignment = assignment_of(steps.state, event.device, event.attempt)
     if assignment is None or assignment.status != "updated":  # it has had its answer, or has said something else
@@ -194,6 +184,6 @@ def _reject(steps: Steps, device: str, assignment: Assignment, refusal: Refusal)
     """An unusable update: the round goes on with the others, and the device may end in quarantine."""
     attempt = assignment.attempt or steps.opened.attempt
     put(steps, device, replace(assignment, status="rejected", refusal=refusal))
-    steps.do(SendAck(device, attempt, False, refusal))
+    steps.do(m.SendAck(device, attempt, False, refusal))
     count_rejected(steps, device, refusal)
     check_close(steps)

@@ -27,9 +27,6 @@ from edgefl.registry import choose
 replace = msgspec.structs.replace
 
 
-# --- stragglers -------------------------------------------------------------------------------------------------------
-
-
 def staleness(state: State, attempt: Attempt) -> int:
     """How many rounds ago the model that ``attempt`` starts from was the newest."""
     return state.number - attempt.round
@@ -63,9 +60,6 @@ def _drop_outdated(steps: Steps) -> None:
             put(steps, device, replace(one, status="late", refusal=late_by))
             if one.status != "done":
                 steps.do(SendAbort(device, one.attempt, "its model is too old"))
-
-
-# --- a round opens ----------------------------------------------------------------------------------------------------
 
 
 def open_round(steps: Steps) -> None:
@@ -137,9 +131,6 @@ def offer_free(steps: Steps) -> None:
         if name not in state.assignments and not device.ticket and device.placement is not None:
             put(steps, name, Assignment(device.placement))
             offer(steps, name)
-
-
-# --- a round closes, or is tried again --------------------------------------------------------------------------------
 
 
 def quorum(state: State) -> int:
@@ -257,9 +248,6 @@ def _cut(steps: Steps, *, keep: bool = False) -> None:
 def _give_up(steps: Steps, device: str, assignment: Assignment) -> None:
     put(steps, device, replace(assignment, status="late" if steps.state.devices[device].online else "lost"))
     steps.do(SendAbort(device, assignment.attempt or steps.opened.attempt, "the round is closed"))
-
-
-# --- the summary of a closed round ------------------------------------------------------------------------------------
 
 
 def metric_means(state: State) -> dict[str, float]:

@@ -12,25 +12,7 @@ from types import NoneType
 from typing import Any, Literal, TypeVar, get_args, get_origin
 
 import msgspec
-from sqlalchemy import (
-    JSON,
-    BigInteger,
-    Boolean,
-    Column,
-    Connection,
-    Delete,
-    Float,
-    Insert,
-    Integer,
-    MetaData,
-    RowMapping,
-    String,
-    Table,
-    bindparam,
-    delete,
-    insert,
-    select,
-)
+import sqlalchemy as sa
 from sqlalchemy.types import TypeEngine
 
 from coordinator.core.moves import SavedRound
@@ -55,10 +37,10 @@ _LENGTHS = {
 #: What rows hold in a column that a migration has added.
 _DEFAULTS = {"matcher": ""}
 _NUMBERS: dict[object, TypeEngine[Any]] = {
-    bool: Boolean(),
-    int: Integer(),
-    float: Float(53),
-    float | None: Float(53),
+    bool: sa.Boolean(),
+    int: sa.Integer(),
+    float: sa.Float(53),
+    float | None: sa.Float(53),
 }
 
 
@@ -95,30 +77,30 @@ class SnapshotRow(msgspec.Struct, frozen=True):
     value: object
 
 
-def _column(table: str, name: str, kind: object, *, key: bool) -> Column[Any]:
+def _column(table: str, name: str, kind: object, *, key: bool) -> sa.Column[Any]:
     nullable = NoneType in get_args(kind)
     of: TypeEngine[Any]
     if kind is str or get_origin(kind) is Literal:
-        of = String(_LENGTHS.get(f"{table}.{name}") or _LENGTHS.get(name, 64))
+        of = sa.String(_LENGTHS.get(f"{table}.{name}") or _LENGTHS.get(name, 64))
     elif kind is int and name.endswith("_bytes"):
-        of = BigInteger()
+        of = sa.BigInteger()
     else:
-        of = _NUMBERS.get(kind) or JSON(none_as_null=nullable)
+        of = _NUMBERS.get(kind) or sa.JSON(none_as_null=nullable)
     default = _DEFAULTS.get(name)
-    return Column(name, of, primary_key=key, nullable=nullable, autoincrement=False, server_default=default)
+    return sa.Column(name, of, primary_key=key, nullable=nullable, autoincrement=False, server_default=default)
 
 
-def _table(name: str, row: type[msgspec.Struct], *key: str, without: tuple[str, ...] = ()) -> Table:
+def _table(name: str, row: type[msgspec.Struct], *key: str, without: tuple[str, ...] = ()) -> sa.Table:
     """The run, the rest of the key, then the other fields in their order. Rows without a key are numbered."""
     kinds = {field.name: field.type for field in msgspec.structs.fields(row) if field.name not in without}
     order = [*key, *(field for field in kinds if field not in {"run", *key})]
-    number = Column("id", BigInteger().with_variant(Integer, "sqlite"), primary_key=True)
-    run = Column("run", String(64), primary_key=bool(key), nullable=False, index=not key)
+    number = sa.Column("id", sa.BigInteger().with_variant(sa.Integer, "sqlite"), primary_key=True)
+    run = sa.Column("run", sa.String(64), primary_key=bool(key), nullable=False, index=not key)
     rest = [_column(name, field, kinds[field], key=field in key) for field in order if field != "run"]
-    return Table(name, metadata, *([run] if key else [number, run]), *rest)
+    return sa.Table(name, metadata, *([run] if key else [number, run]), *rest)
 
 
-metadata = MetaData()
+metadata = sa.MetaData()
 _ATTEMPT = ("stage", "round", "attempt")
 runs = _table("runs", RunRow, "run")
 rounds = _table("rounds", SavedRound, *_ATTEMPT)
@@ -128,7 +110,7 @@ events = _table("events", EventRow)
 snapshots = _table("snapshots", SnapshotRow, "kind", "name")
 
 #: Table of a row. A RoundRow, which lacks the state, is only read.
-TABLES: dict[type[msgspec.Struct], Table] = {
+TABLES: dict[type[msgspec.Struct], sa.Table] = {
     RunRow: runs,
     DeviceRow: _table("devices", DeviceRow, "device"),
     SavedRound: rounds,
@@ -142,16 +124,16 @@ TABLES: dict[type[msgspec.Struct], Table] = {
 }
 
 
-def rows(connection: Connection, kind: type[R], run: str | None = None) -> Iterator[R]:
+def rows(connection: sa.Connection, kind: type[R], run: str | None = None) -> Iterator[R]:
     """A run's rows of one kind (None: of all runs), in the order of their keys."""
     table = TABLES[kind]
-    query = select(table).order_by(*table.primary_key)
+    query = sa.select(table).order_by(*table.primary_key)
     if run is not None:
         query = query.where(table.c.run == run)
     return (_convert(kind, row) for row in connection.execute(query).mappings())
 
 
-def _convert(kind: type[R], row: RowMapping) -> R:
+def _convert(kind: type[R], row: sa.RowMapping) -> R:
     values: dict[str, object] = {str(name): value for name, value in row.items()}  # its names are a kind of str
     if "metrics" in values:  # a metric that was not a number is null in JSON: it is left out
         metrics = msgspec.convert(values["metrics"], dict[str, float | None])
@@ -159,9 +141,9 @@ def _convert(kind: type[R], row: RowMapping) -> R:
     return msgspec.convert(values, kind)
 
 
-def put(connection: Connection, run: str, batch: Iterable[msgspec.Struct]) -> None:
+def put(connection: sa.Connection, run: str, batch: Iterable[msgspec.Struct]) -> None:
     """Insert rows, one statement per table; a row replaces one of the same key, in the ledger and in the batch."""
-    found: dict[Table, dict[object, dict[str, object]]] = {}
+    found: dict[sa.Table, dict[object, dict[str, object]]] = {}
     for row in batch:
         table = TABLES[type(row)]
         columns = [column for column in table.c if column.name not in {"run", "id"}]
@@ -173,18 +155,18 @@ def put(connection: Connection, run: str, batch: Iterable[msgspec.Struct]) -> No
         connection.execute(_upsert(table, connection.dialect.name), list(same.values()))
 
 
-def _plain(value: object, column: Column[Any]) -> object:
+def _plain(value: object, column: sa.Column[Any]) -> object:
     """A value as every database takes it: PostgreSQL has no character 0, a text column a length; NaN is no number."""
-    if isinstance(value, str) and isinstance(column.type, String):
+    if isinstance(value, str) and isinstance(column.type, sa.String):
         return value.replace("\0", "")[: column.type.length]
     return None if column.nullable and isinstance(value, float) and not math.isfinite(value) else value
 
 
 @cache
-def _upsert(table: Table, dialect: str) -> Insert:
+def _upsert(table: sa.Table, dialect: str) -> sa.Insert:
     """An insert that replaces the row of the same key, except when it started; of the dialects, only one is loaded."""
     if "id" in table.c:
-        return insert(table)
+        return sa.insert(table)
     if dialect == "sqlite":
         from sqlalchemy.dialects.sqlite import insert as dialect_insert
     else:
@@ -195,7 +177,7 @@ def _upsert(table: Table, dialect: str) -> Insert:
     return statement.on_conflict_do_update(index_elements=list(table.primary_key), set_=values)
 
 
-def put_figures(connection: Connection, run: str, assignments: Iterable[AssignmentRow]) -> None:
+def put_figures(connection: sa.Connection, run: str, assignments: Iterable[AssignmentRow]) -> None:
     """Put the assignments' figures in place of those on record; where an assignment has none, these stay."""
     sets = {
         (row.stage, row.round, row.attempt, row.device, predicted): found
@@ -216,7 +198,7 @@ def put_figures(connection: Connection, run: str, assignments: Iterable[Assignme
 
 
 def remove(
-    connection: Connection, table: Table, run: str, names: tuple[str, ...], keys: Iterable[tuple[object, ...]]
+    connection: sa.Connection, table: sa.Table, run: str, names: tuple[str, ...], keys: Iterable[tuple[object, ...]]
 ) -> None:
     """Delete a run's rows whose columns ``names`` hold one of these."""
     gone = [{"of_run": run, **{f"of_{name}": value for name, value in zip(names, key, strict=True)}} for key in keys]
@@ -225,5 +207,5 @@ def remove(
 
 
 @cache
-def _removal(table: Table, names: tuple[str, ...]) -> Delete:
-    return delete(table).where(*(table.c[name] == bindparam(f"of_{name}") for name in names))
+def _removal(table: sa.Table, names: tuple[str, ...]) -> sa.Delete:
+    return sa.delete(table).where(*(table.c[name] == sa.bindparam(f"of_{name}") for name in names))
