@@ -12,14 +12,11 @@ double or out of turn is counted in ``state.dropped``. Impossible reports of the
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any
 
 import msgspec
 
 from coordinator.core import moves as m
 from coordinator.core import replies
-from coordinator.core.assignments import assignment_of
 from coordinator.core.known_devices import (
     MOST_CONNECTIONS,
     ask,
@@ -30,6 +27,7 @@ from coordinator.core.known_devices import (
 )
 from coordinator.core.moves import Event, Instruction, Steps
 from coordinator.core.plausibility import overweights
+from coordinator.core.replies import Rule
 from coordinator.core.round_rules import (
     aggregated_updates,
     check_close,
@@ -42,11 +40,9 @@ from coordinator.core.round_rules import (
 )
 from coordinator.core.state import ENDED, Phase, State
 from edgefl.protocol.messages import PROTOCOL_VERSION
-from edgefl.records import Refusal
 
 replace = msgspec.structs.replace
 
-Rule = Callable[[Steps, Any], object]
 #: Lines of story kept for an error: enough for one round of a fleet of ten.
 STORY_LINES = 40
 
@@ -212,42 +208,6 @@ def _planned_in_round(steps: Steps, event: m.Planned) -> None:
         replies.replanned(steps, name)
 
 
-def _of_attempt(rule: Rule) -> Rule:
-    """``rule`` for messages about an attempt that counts; any other is dropped, and its device is sent an abort."""
-
-    def checked(steps: Steps, event: m.Accepted | m.Declined | m.Progressed | m.Announced) -> None:
-        state, device, attempt = steps.state, event.device, event.attempt
-        if device not in state.devices:
-            steps.drop("unknown device")
-            steps.do(m.SendWelcome(device))
-        elif assignment_of(state, device, attempt) is not None:
-            rule(steps, event)
-        elif state.open is not None and attempt == state.open.attempt:
-            steps.drop("out of turn")
-        else:
-            steps.drop("stale")
-            included = replies.is_aggregated(state, device, attempt)
-            if isinstance(event, m.Announced):
-                steps.do(m.SendAck(device, attempt, included, Refusal() if included else Refusal(reason="stale")))
-            elif not isinstance(event, m.Declined) and not included:
-                steps.do(m.SendAbort(device, attempt, "this attempt is closed"))
-
-    return checked
-
-
-def _of_straggler(rule: Rule) -> Rule:
-    """``rule`` for updates of earlier attempts; one of the open attempt is late: its round is being closed."""
-
-    def checked(steps: Steps, event: m.UpdateStored | m.UpdateInvalid) -> None:
-        assignment = assignment_of(steps.state, event.device, event.attempt)
-        if assignment is None or assignment.attempt is None:
-            steps.drop("late")
-        else:
-            rule(steps, event)
-
-    return checked
-
-
 def _aggregated(steps: Steps, event: m.Aggregated) -> None:
     state, opened = steps.state, steps.state.open
     if opened is None or event.attempt != opened.attempt:
@@ -374,12 +334,12 @@ TRANSITIONS: dict[type[Event], tuple[Rule, dict[Phase, Rule]]] = {
     m.HeartbeatSeen: (_heartbeat_seen, {}),
     m.DeviceOffline: (_device_offline, {}),
     m.Planned: (take_placements, {Phase.PLANNING: _planned, Phase.WAITING: _planned, Phase.ROUND: _planned_in_round}),
-    m.Accepted: (_of_attempt(replies.accepted), {}),
-    m.Declined: (_of_attempt(replies.declined), {}),
-    m.Progressed: (_of_attempt(replies.progressed), {}),
-    m.Announced: (_of_attempt(replies.announced), {}),
-    m.UpdateStored: (_of_straggler(replies.update_stored), {Phase.ROUND: replies.update_stored}),
-    m.UpdateInvalid: (_of_straggler(replies.update_invalid), {Phase.ROUND: replies.update_invalid}),
+    m.Accepted: (replies.of_attempt(replies.accepted), {}),
+    m.Declined: (replies.of_attempt(replies.declined), {}),
+    m.Progressed: (replies.of_attempt(replies.progressed), {}),
+    m.Announced: (replies.of_attempt(replies.announced), {}),
+    m.UpdateStored: (replies.of_fetched(replies.update_stored), {}),
+    m.UpdateInvalid: (replies.of_fetched(replies.reject), {}),
     m.Aggregated: (illegal(NOT_AGGREGATING), {Phase.AGGREGATING: _aggregated}),
     m.Evaluated: (illegal(NOT_EVALUATING), {Phase.EVALUATING: _evaluated}),
     m.Tick: (

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import msgspec
 
 from coordinator.core import moves as m
@@ -15,6 +18,8 @@ from edgefl.budget.fit import decline_of
 from edgefl.records import METHOD, Attempt, Refusal
 
 replace = msgspec.structs.replace
+
+Rule = Callable[[Steps, Any], object]
 
 #: Reasons to plan a device again: it measured, or ran into, a limit that a smaller job may respect.
 REPLAN = frozenset({"step_memory", "memory", "ceiling", "flops", "payload", "disk", "cache", "packed", METHOD})
@@ -56,19 +61,55 @@ def is_aggregated(state: State, device: str, attempt: Attempt) -> bool:
     return (attempt == state.closed and device in state.last_aggregated) or attempt == state.devices[device].aggregated
 
 
-def accepted(steps: Steps, event: m.Accepted) -> None:
+def of_attempt(rule: Callable[[Steps, Any, Assignment], object]) -> Rule:
+    """``rule`` for messages about an attempt that counts; any other is dropped, and its device is sent an abort."""
+
+    def checked(steps: Steps, event: m.Accepted | m.Declined | m.Progressed | m.Announced) -> None:
+        state, device, attempt = steps.state, event.device, event.attempt
+        if device not in state.devices:
+            steps.drop("unknown device")
+            steps.do(m.SendWelcome(device))
+        elif (assignment := assignment_of(state, device, attempt)) is not None:
+            rule(steps, event, assignment)
+        elif state.open is not None and attempt == state.open.attempt:
+            steps.drop("out of turn")
+        else:
+            steps.drop("stale")
+            included = is_aggregated(state, device, attempt)
+            if isinstance(event, m.Announced):
+                steps.do(m.SendAck(device, attempt, included, Refusal() if included else Refusal(reason="stale")))
+            elif not isinstance(event, m.Declined) and not included:
+                steps.do(m.SendAbort(device, attempt, "this attempt is closed"))
+
+    return checked
+
+
+def of_fetched(rule: Callable[[Steps, Any, Assignment], object]) -> Rule:
+    """``rule`` for updates that were fetched. One of the open attempt is late when its round is being closed."""
+
+    def checked(steps: Steps, event: m.UpdateStored | m.UpdateInvalid) -> None:
+        assignment = assignment_of(steps.state, event.device, event.attempt)
+        if assignment is None or (assignment.attempt is None and steps.state.phase is not Phase.ROUND):
+            steps.drop("late")
+        elif assignment.status != "updated":  # it has had its answer, or the device has said something else meanwhile
+            steps.drop("duplicate")
+        else:
+            rule(steps, event, assignment)
+
+    return checked
+
+
+def accepted(steps: Steps, event: m.Accepted, assignment: Assignment) -> None:
     """The device trains."""
-    assignment = assignment_of(steps.state, event.device, event.attempt)
-    if assignment is None or assignment.status != "offered":
-        steps.drop("duplicate")
-    else:
+    if assignment.status == "offered":
         put(steps, event.device, replace(assignment, status="accepted"))
+    else:
+        steps.drop("duplicate")
 
 
-def progressed(steps: Steps, event: m.Progressed) -> None:
+def progressed(steps: Steps, event: m.Progressed, assignment: Assignment) -> None:
     """The device is so far; it has also accepted the offer, should that message have been lost."""
-    assignment = assignment_of(steps.state, event.device, event.attempt)
-    if assignment is None or assignment.status not in {"offered", "accepted"}:
+    if assignment.status not in {"offered", "accepted"}:
         steps.drop("late")
         return
     if assignment.status == "offered":
@@ -76,10 +117,9 @@ def progressed(steps: Steps, event: m.Progressed) -> None:
     steps.emit("progress", event.device, event.data)
 
 
-def declined(steps: Steps, event: m.Declined) -> None:
+def declined(steps: Steps, event: m.Declined, assignment: Assignment) -> None:
     """Plan the device again when it ran into a limit for the first time with these numbers; else record why."""
-    assignment = assignment_of(steps.state, event.device, event.attempt)
-    if assignment is None or assignment.status not in {"offered", "accepted"}:
+    if assignment.status not in {"offered", "accepted"}:
         steps.drop("duplicate")
         return
     refusal, before = event.refusal, steps.state.devices[event.device].declined
@@ -113,18 +153,17 @@ def replanned(steps: Steps, device: str) -> None:
     offer(steps, device)
 
 
-def announced(steps: Steps, event: m.Announced) -> None:
+def announced(steps: Steps, event: m.Announced, assignment: Assignment) -> None:
     """Fetch an update, unless its message alone shows that it is unusable."""
     state, update = steps.state, event.update
-    assignment = assignment_of(state, update.device, update.attempt)
-    if assignment is None or assignment.status not in {*OPEN, "done"}:
-        steps.drop("late")
-        steps.do(m.SendAck(update.device, update.attempt, False, Refusal(reason="late")))
-    elif assignment.status == "done":
+    if assignment.status == "done":
         steps.drop("duplicate")
         steps.do(m.SendAck(update.device, update.attempt))
+    elif assignment.status not in OPEN:
+        steps.drop("late")
+        steps.do(m.SendAck(update.device, update.attempt, False, Refusal(reason="late")))
     elif (refusal := unfit(state, assignment, update)) is not None:
-        _reject(steps, update.device, assignment, refusal)
+        reject(steps, m.UpdateInvalid(event.at, update.device, update.attempt, refusal), assignment)
     else:
         update = bounded(update, state.devices[update.device].claim)
         if assignment.status == "updated":
@@ -133,21 +172,15 @@ def announced(steps: Steps, event: m.Announced) -> None:
         steps.do(m.Fetch(update))
 
 
-def update_stored(steps: Steps, event: m.UpdateStored) -> None:
+def update_stored(steps: Steps, event: m.UpdateStored, assignment: Assignment) -> None:
     """An update is on disk: count it once."""
-    name, state = event.device, steps.state
-    assignment = assignment_of(state, name, event.attempt)
-    if assignment is None or assignment.status != "updated" or assignment.update is None:
-        steps.drop("late" if assignment is None else "duplicate")  # the device has said something else meanwhile
-        return
+    name, state, update = event.device, steps.state, assignment.update
+    if update is None:
+        raise ValueError(f"nothing was fetched from {name}")
     predicted = expected(state, event.attempt, assignment.placement, name)
-    own, implausible = plausible(assignment.update.figures, predicted)
-    update = replace(
-        assignment.update,
-        manifest=event.manifest or assignment.update.manifest,
-        metrics=likely(assignment.update.metrics),
-        figures=own,
-    )
+    own, implausible = plausible(update.figures, predicted)
+    manifest, metrics = event.manifest or update.manifest, likely(update.metrics)
+    update = replace(update, manifest=manifest, metrics=metrics, figures=own)
     measured = own | event.figures | {figure: f for figure, f in own.items() if f.value is not None}
     if "payload_up_bytes" in event.figures:  # the device does not know it before the last chunk has left
         measured["payload_up_bytes"] = event.figures["payload_up_bytes"]
@@ -171,19 +204,9 @@ def update_stored(steps: Steps, event: m.UpdateStored) -> None:
     check_close(steps)
 
 
-def update_invalid(steps: Steps, event: m.UpdateInvalid) -> None:
-    """An update arrived that is unusable."""
-    assignment = assignment_of(steps.state, event.device, event.attempt)
-    if assignment is None or assignment.status != "updated":  # it has had its answer, or has said something else
-        steps.drop("late" if assignment is None else "duplicate")
-    else:
-        _reject(steps, event.device, assignment, event.refusal)
-
-
-def _reject(steps: Steps, device: str, assignment: Assignment, refusal: Refusal) -> None:
-    """An unusable update: the round goes on with the others, and the device may end in quarantine."""
-    attempt = assignment.attempt or steps.opened.attempt
-    put(steps, device, replace(assignment, status="rejected", refusal=refusal))
-    steps.do(m.SendAck(device, attempt, False, refusal))
-    count_rejected(steps, device, refusal)
+def reject(steps: Steps, event: m.UpdateInvalid, assignment: Assignment) -> None:
+    """An update is unusable: the round goes on with the others, and the device may end in quarantine."""
+    put(steps, event.device, replace(assignment, status="rejected", refusal=event.refusal))
+    steps.do(m.SendAck(event.device, event.attempt, False, event.refusal))
+    count_rejected(steps, event.device, event.refusal)
     check_close(steps)
