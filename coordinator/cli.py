@@ -68,22 +68,12 @@ def run_command(
     """
     with guarded(debug):
         with showing(events) as emit:
-            from coordinator.runtime.start import execute  # here, so that a missing package is reported as an event too
+            from coordinator.runtime.start import RunOptions, execute  # here: a missing package is an event too
 
-            report = execute(
-                file,
-                run=run,
-                broker=broker,
-                fleet=fleet,
-                directory=directory,
-                resume=resume,
-                overrides=overrides or [],
-                ledger=ledger,
-                identity=identity,
-                insecure=insecure,
-                emit=emit,
-                say=say,
+            options = RunOptions(
+                file, run, resume, broker, fleet, directory, overrides or (), ledger, identity, insecure
             )
+            report = execute(options, emit, say)
         if not events:
             typer.echo(f"run {report.run} is {report.status}; see it with: edgefl report {directory / report.run}")
 
@@ -112,16 +102,8 @@ def init_command(
 
         from edgefl.identity.fleet import Record, create_fleet
 
-        asked = Record(
-            fleet,
-            tuple(host),
-            port,
-            enroll_port,
-            bind,
-            days * 86400,
-            broker=broker,
-            reload=tuple(shlex.split(reload)),
-        )
+        names, command = tuple(host), tuple(shlex.split(reload))
+        asked = Record(fleet, names, port, enroll_port, bind, days * 86400, broker=broker, reload=command)
         create_fleet(directory, asked)
         typer.echo(f"fleet {fleet!r} is in {directory}; keep it secret, and keep a copy of all of it elsewhere")
         typer.echo(f"its broker's files are in {directory / 'broker'}; `run` and `enrollments` start it if none runs")

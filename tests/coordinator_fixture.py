@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from coordinator.runtime.evaluator import Request
 from edgefl.models.spec import EncoderSpec, ModelSpec, part_names
 from edgefl.plan.job import Candidate, Hyper, Placement, RoundPolicy, RunPlan, Stage
 from edgefl.protocol import messages as m
@@ -81,17 +82,18 @@ class FakeWorker:
     async def stop(self) -> None:
         self.stopped = True
 
-    def initial_parts(self, body: dict[str, Any]) -> Manifest:
-        store = ObjectStore(Path(body["store"]))
-        tensors = {part: np.full(SIZE, 10 * n, np.float32) for n, part in enumerate(part_names(body["model"]))}
+    def initial_parts(self, request: Request) -> Manifest:
+        store = ObjectStore(Path(request.store))
+        tensors = {part: np.full(SIZE, 10 * n, np.float32) for n, part in enumerate(part_names(request.plan.model))}
         return {part: store.put(encode_part({"w": tensor})) for part, tensor in tensors.items()}
 
-    def plan_stage(self, body: dict[str, Any]) -> list[Placement]:
-        self.planned += body["candidates"]
-        return [place(body["stage"], body["hyper"], candidate) for candidate in body["candidates"]]
+    def plan_stage(self, request: Request) -> list[Placement]:
+        self.planned += request.candidates
+        stage, hyper = request.plan.stages[request.stage - 1], request.plan.hypers[request.stage - 1]
+        return [place(stage, hyper, candidate) for candidate in request.candidates]
 
-    def evaluate(self, body: dict[str, Any]) -> list[EvaluationRow]:
-        self.evaluated.append(body["manifest"])
+    def evaluate(self, request: Request) -> list[EvaluationRow]:
+        self.evaluated.append(request.manifest)
         return [EvaluationRow(available=("acc",), value=0.5, samples=10)]
 
 

@@ -15,6 +15,7 @@ from unittest import mock
 import msgspec
 
 from coordinator.ledger.ledger import Ledger
+from coordinator.runtime.environment import Environment
 from coordinator.runtime.evaluator import Evaluator
 from coordinator.runtime.runner import run as coordinate
 from device_agent.core.state import DataFacts, Progressed, Result
@@ -73,8 +74,7 @@ class InlineWorker:
 
     async def call(self, method: str, body: Any) -> Any:
         async with self._turn:
-            answer = getattr(self._evaluator, method)
-            found = await asyncio.to_thread(answer, msgspec.to_builtins(body), lambda _: None)
+            found = await asyncio.to_thread(self._evaluator.answer, method, msgspec.to_builtins(body))
         return msgspec.to_builtins(found)
 
     async def stop(self) -> None:
@@ -117,12 +117,14 @@ async def _run(directory: Path, plan: RunPlan, shares: Mapping[str, Path], budge
         run = asyncio.create_task(
             coordinate(
                 plan,
-                directory=directory / "run",
-                transport=MemoryTransport(broker, "coordinator"),
-                fleet="default",
-                emit=lambda row: None,
+                Environment(
+                    directory=directory / "run",
+                    transport=MemoryTransport(broker, "coordinator"),
+                    fleet="default",
+                    emit=lambda row: None,
+                    worker=InlineWorker(turn),
+                ),
                 resume=False,
-                worker=InlineWorker(turn),
             )
         )
         try:  # an agent that ends by itself has failed, and the run would wait for it in vain

@@ -15,6 +15,7 @@ from edgefl.protocol import topics
 from edgefl.protocol.chunks import DEFAULT_CHUNK_BYTES, HEADER_BYTES, fitting_chunk_bytes
 from edgefl.transport.interface import Probe, Transport
 
+_LOG = logging.getLogger(__name__)
 #: A chunk takes about as long: many fit into a receiver's patience (5 s), also when the link is shared for a while.
 CHUNK_S = 0.1
 #: Above it little is gained, and it is as much as EMQX admits by default.
@@ -23,6 +24,8 @@ LARGEST_BYTES = 8 * DEFAULT_CHUNK_BYTES
 MEASURED_BYTES = 2 * DEFAULT_CHUNK_BYTES
 #: Chunks in flight, however large: with fewer the link idles while an answer is under way.
 LEAST_CREDIT = 4
+#: Chunks are not made smaller: messages beside them (offers, bitmaps of what is missing) need as much.
+LEAST_BYTES = 8 * 1024
 
 
 class ChunkSizer:
@@ -81,13 +84,11 @@ class ChunkSizer:
         return min(self._credit, max(LEAST_CREDIT, self._credit * DEFAULT_CHUNK_BYTES // chunk_bytes))
 
 
-_LOG = logging.getLogger(__name__)
-#: Chunks are not made smaller: messages beside them (offers, bitmaps of what is missing) need as much.
-LEAST_BYTES = 8 * 1024
-
-
 class Chunking:
-    """Size of the coordinator's chunks. ``warn`` takes the text of a warning that chunks are smaller than wanted."""
+    """Finds the chunk size that the broker takes, before the first offer and before chunks grow.
+
+    ``warn`` takes the text of a warning that chunks are smaller than wanted.
+    """
 
     def __init__(self, transport: Transport, fleet: str, sizer: ChunkSizer, warn: Callable[[str], None]) -> None:
         self._transport = transport
@@ -95,28 +96,28 @@ class Chunking:
         self._warn = warn
         self._probe = Probe(transport, topics.probe(fleet, topics.COORDINATOR))
         self._growing: asyncio.Task[None] | None = None
-
-    def heard(self, payload: bytes) -> None:
-        """A probe that this coordinator sent to itself has arrived."""
-        self._probe.heard(payload)
+        self.heard = self._probe.heard  # takes a probe that this coordinator sent to itself
 
     async def begin(self) -> None:
         """The broker is there: find a chunk size that it takes. Raises MessageSizeError when none does."""
         self._sizer.connected(self._transport.max_payload)
         wanted = self._sizer.of(())[0]
-        if self._transport.limits.certain:
-            self._sizer.proved(self._sizer.limit)
-            return
-        found = await self._probe.largest(wanted, min(wanted, LEAST_BYTES), HEADER_BYTES)
-        if found is None:  # its rules do not let us try: chunks shrink when one is refused
-            _LOG.info("chunks of %d bytes were not tried: %s", wanted, self._probe.reason)
-            self._sizer.proved(self._sizer.limit)
-        elif found == 0:
-            raise none_fits(min(wanted, LEAST_BYTES), self._probe.reason)
-        else:
-            self._sizer.proved(found)
-            if found < wanted:
-                self.shrunk(wanted, found, self._probe.reason)
+        least, found = min(wanted, LEAST_BYTES), self._sizer.limit
+        if not self._transport.limits.certain:
+            passing = await self._probe.largest(wanted, least, HEADER_BYTES)
+            if passing is None:  # its rules do not let us try: chunks shrink when one is refused
+                _LOG.info("chunks of %d bytes were not tried: %s", wanted, self._probe.reason)
+            else:
+                found = passing
+        if found == 0:
+            raise MessageSizeError(
+                f"the broker takes no messages of {least + HEADER_BYTES:,} bytes: {self._probe.reason}",
+                remedy="Raise its limit (mosquitto: message_size_limit, max_packet_size) to 16 KiB at least, best to"
+                " 1 MiB.",
+            )
+        self._sizer.proved(found)
+        if found < wanted:
+            self._shrunk(wanted, found, self._probe.reason)
 
     def tick(self) -> None:
         """Try larger chunks where a link would carry them."""
@@ -132,21 +133,20 @@ class Chunking:
             raise error
         found = max(LEAST_BYTES, (error.size - HEADER_BYTES) // 2)
         self._sizer.capped(found)
-        self.shrunk(error.size - HEADER_BYTES, found, error.reason)
+        self._shrunk(error.size - HEADER_BYTES, found, error.reason)
         return True
-
-    def shrunk(self, wanted: int, found: int, reason: str) -> None:
-        """Warn that chunks shrink."""
-        self._warn(
-            f"the broker takes no messages of {wanted + HEADER_BYTES:,} bytes ({reason or 'a smaller one passes'}):"
-            f" chunks are of {found:,} bytes. Raise its limit, or set transfer.chunk_bytes={found} in the run file"
-        )
 
     async def close(self) -> None:
         """End what is being tried."""
         if self._growing is not None:
             self._growing.cancel()
             await asyncio.gather(self._growing, return_exceptions=True)
+
+    def _shrunk(self, wanted: int, found: int, reason: str) -> None:
+        self._warn(
+            f"the broker takes no messages of {wanted + HEADER_BYTES:,} bytes ({reason or 'a smaller one passes'}):"
+            f" chunks are of {found:,} bytes. Raise its limit, or set transfer.chunk_bytes={found} in the run file"
+        )
 
     async def _grow(self, size: int) -> None:
         if await self._probe.passes(size + HEADER_BYTES):
@@ -155,11 +155,3 @@ class Chunking:
             _LOG.info("chunks of %d bytes do not pass the broker: %s", size, self._probe.reason)
             self._sizer.capped(size // 2)
         self._growing = None
-
-
-def none_fits(size: int, reason: str) -> MessageSizeError:
-    """For a broker that takes not even the smallest chunks."""
-    return MessageSizeError(
-        f"the broker takes no messages of {size + HEADER_BYTES:,} bytes: {reason}",
-        remedy="Raise its limit (mosquitto: message_size_limit, max_packet_size) to 16 KiB at least, best to 1 MiB.",
-    )

@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import os
 import signal
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
-from edgefl.budget.fit import place
-from edgefl.models.spec import ModelSpec
-from edgefl.plan.job import Candidate, Hyper, Job, Placement, Slots, Stage, Transfer
+from edgefl.aggregation.clusters import wanted
+from edgefl.models.spec import PROTOTYPES
+from edgefl.plan.job import Candidate, Job, Placement, RunPlan
+from edgefl.plan.stages import stage_before
 from edgefl.process.worker import Note, serve
 from edgefl.protocol.tensors import decode_part, encode_part
 from edgefl.records import EvaluationRow, Manifest
@@ -25,58 +27,27 @@ from edgefl.storage.objects import ObjectStore
 
 if TYPE_CHECKING:  # torch waits for the first request: that it is missing has to be told as an answer
     from edgefl.pricing.round_price import Pricer
-    from edgefl.training.evaluate import TestSet
+    from edgefl.training.evaluate import Tensors, TestSet
 
 
-class InitialParts(msgspec.Struct, frozen=True):
-    """Request: random or pretrained weights of every part, into the store at ``store``."""
-
-    model: ModelSpec
-    seed: int
-    store: str
+#: What the worker is asked: methods of ``Evaluator``.
+METHODS = ("initial_parts", "plan_stage", "evaluate", "similarity")
 
 
-class PlanStage(msgspec.Struct, frozen=True):
-    """Request: one placement a candidate. ``before``: the stage whose rounds came before."""
+class Request(msgspec.Struct, frozen=True):
+    """A request about one run. ``store``: the directory of objects; ``stage``: a stage's number.
 
-    model: ModelSpec
-    stage: Stage
-    hyper: Hyper
-    slots: Slots
-    candidates: tuple[Candidate, ...]
-    part_bytes: dict[str, int]
-    before: Stage | None = None
-    transfer: Transfer | None = None
-    signature: str = ""
-
-
-class Evaluate(msgspec.Struct, frozen=True):
-    """Request: the model of ``manifest`` on the test set at ``test``.
-
-    ``prototypes``: also with the prototype mask; ``slots``: how it matches, and what the model is judged by;
-    ``networks``: as for ``edgefl.training.matching.matching``; ``probes``: some of the test set are not for testing.
+    ``manifest``: the model state, or as much of it as is evaluated; ``candidates``: devices to place; ``models``: parts
+    by device, to be compared; ``networks``: as for ``edgefl.training.matching.matching``.
     """
 
-    model: ModelSpec
-    stage: Stage
-    manifest: Manifest
+    plan: RunPlan
     store: str
-    test: str
-    prototypes: bool = False
-    slots: Slots = Slots()
+    stage: int = 1
+    manifest: Manifest = {}
+    candidates: tuple[Candidate, ...] = ()
+    models: dict[str, Manifest] = {}
     networks: dict[str, dict[str, float]] = {}
-    probes: bool = False
-
-
-class Similarity(msgspec.Struct, frozen=True):
-    """Request: weights of the devices by how alike their models (device -> parts) see the probes in ``test``."""
-
-    model: ModelSpec
-    stage: Stage
-    models: dict[str, Manifest]
-    store: str
-    test: str
-    weight: dict[str, dict[str, Any]] = {}  # the recipe's slot weight
 
 
 class Evaluator:
@@ -86,80 +57,83 @@ class Evaluator:
         self._pricer: Pricer | None = None
         self._tests: dict[str, TestSet] = {}
 
-    def initial_parts(self, body: object, note: Note) -> Manifest:
-        """Part -> object, for every part of the model."""
+    def answer(self, method: str, body: object, note: Note | None = None) -> object:
+        """The answer of one of ``METHODS`` to a request."""
+        answer: object = getattr(self, method)(msgspec.convert(body, Request))
+        return answer
+
+    def initial_parts(self, request: Request) -> Manifest:
+        """Random or pretrained weights of every part of the model, put into the store."""
         from edgefl.models.checkpoints import initial_parts
 
-        request = msgspec.convert(body, InitialParts)
-        store = ObjectStore(Path(request.store))
-        return {part: store.put(encode_part(tensors)) for part, tensors in initial_parts(request.model, request.seed)}
+        store, plan = ObjectStore(Path(request.store)), request.plan
+        return {part: store.put(encode_part(tensors)) for part, tensors in initial_parts(plan.model, plan.seed)}
 
-    def plan_stage(self, body: object, note: Note) -> list[Placement]:
+    def plan_stage(self, request: Request) -> list[Placement]:
         """One placement a candidate, in order."""
+        from edgefl.budget.fit import place
         from edgefl.pricing.round_price import Pricer
 
-        request = msgspec.convert(body, PlanStage)
         self._pricer = pricer = self._pricer or Pricer()
-        transfer = request.transfer or Transfer()
-        job = Job(request.model, request.stage, request.hyper, request.slots, transfer=transfer)
-        return [
-            place(job, device, request.part_bytes, pricer, before=request.before, signature=request.signature)
-            for device in request.candidates
-        ]
+        plan, stage = request.plan, request.plan.stages[request.stage - 1]
+        job = Job(plan.model, stage, plan.hypers[request.stage - 1], plan.slots, transfer=plan.transfer)
+        sizes = {part: ref.size for part, ref in request.manifest.items()}
+        before, signature = stage_before(plan.stages, stage), wanted(plan.server)
+        return [place(job, one, sizes, pricer, before=before, signature=signature) for one in request.candidates]
 
-    def evaluate(self, body: object, note: Note) -> list[EvaluationRow]:
-        """Accuracy with everything, and with each modality alone."""
+    def evaluate(self, request: Request) -> list[EvaluationRow]:
+        """Accuracy with everything, and with each modality alone; prototypes of classes also by their mask.
+
+        Samples that weigh the devices (slot weight) are not tested with.
+        """
         import numpy as np
 
         from edgefl.training.evaluate import TestSet, evaluate, probe_rows, tasks_of
         from edgefl.training.matching import matching
 
-        request = msgspec.convert(body, Evaluate)
-        parts = _parts(request.store, request.manifest)
-        test = self._test(request.test, request.model)
-        if request.probes:
-            rows = probe_rows(test.data, request.model)
+        plan, parts = request.plan, _parts(request.store, request.manifest)
+        test = self._test(plan)
+        if choose("weight", plan.server).method.similarity is not None:
+            rows = probe_rows(test.data, plan.model)
             test = TestSet(test.data.subset(np.delete(np.arange(len(test.data)), rows)))
-        matcher, networks = matching(request.model, parts, request.slots, request.networks)
-        tasks = tasks_of(request.model, request.slots, test.data)
+        matcher, networks = matching(plan.model, parts, plan.slots, request.networks)
         return evaluate(
-            request.model,
-            request.stage,
+            plan.model,
+            plan.stages[request.stage - 1],
             parts,
             test,
-            prototypes=request.prototypes,
-            tasks=tasks,
+            prototypes=PROTOTYPES in request.manifest and choose("prototypes", plan.server).method.classes,
+            tasks=tasks_of(plan.model, plan.slots, test.data),
             matcher=matcher,
             networks=networks,
-            statistics=request.slots.statistics,
+            statistics=plan.slots.statistics,
         )
 
-    def similarity(self, body: object, note: Note) -> dict[str, float]:
-        """Weights, sum 1, of the devices whose model has finite outputs."""
+    def similarity(self, request: Request) -> dict[str, float]:
+        """Weights, sum 1, by how alike the models see the probe samples, of the devices with finite outputs."""
         import numpy as np
 
         from edgefl.training.evaluate import probe_rows, represent
 
-        request = msgspec.convert(body, Similarity)
-        test = self._test(request.test, request.model)
-        probes = test.data.subset(probe_rows(test.data, request.model))
+        plan, data = request.plan, self._test(request.plan).data
+        probes = data.subset(probe_rows(data, plan.model))
         outputs = {
-            device: represent(request.model, request.stage, _parts(request.store, manifest), probes)
+            device: represent(plan.model, plan.stages[request.stage - 1], _parts(request.store, manifest), probes)
             for device, manifest in request.models.items()
         }
         finite = {device: found for device, found in outputs.items() if np.isfinite(found).all()}
-        weights: dict[str, float] = choose("weight", {"weight": request.weight}).method.similarity(finite)
+        weights: dict[str, float] = choose("weight", plan.server).method.similarity(finite)
         return weights
 
-    def _test(self, path: str, model: ModelSpec) -> TestSet:
+    def _test(self, plan: RunPlan) -> TestSet:
         from edgefl.training.evaluate import TestSet
 
-        if path not in self._tests:
-            self._tests[path] = TestSet.load(path, model)
-        return self._tests[path]
+        if plan.test not in self._tests:
+            self._tests[plan.test] = TestSet.load(plan.test, plan.model)
+        return self._tests[plan.test]
 
 
-def _parts(store: str, manifest: Manifest) -> dict[str, Any]:
+def _parts(store: str, manifest: Manifest) -> dict[str, Tensors]:
     objects = ObjectStore(Path(store))
     return {name: decode_part(objects.read(ref.id)) for name, ref in manifest.items()}
 
@@ -169,14 +143,7 @@ def main() -> None:
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group: the coordinator decides
     evaluator = Evaluator()
-    serve(
-        {
-            "initial_parts": evaluator.initial_parts,
-            "plan_stage": evaluator.plan_stage,
-            "evaluate": evaluator.evaluate,
-            "similarity": evaluator.similarity,
-        }
-    )
+    serve({method: partial(evaluator.answer, method) for method in METHODS})
 
 
 if __name__ == "__main__":

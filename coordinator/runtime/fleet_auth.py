@@ -13,19 +13,25 @@ import secrets
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine
-from typing import Any
 
 from edgefl.errors import BrokerError, EdgeFLError, IdentityError, ProtocolError
 from edgefl.identity.fleet import Fleet, fleet_broker, newcomers_broker
 from edgefl.identity.membership import answer_request, is_expected, renew, running
+from edgefl.process.tasks import Tasks
 from edgefl.protocol import messages as m
 from edgefl.protocol import topics
-from edgefl.protocol.messages import DownMessage, Renew
 from edgefl.transport.mqtt import MqttTransport
 
 _LOG = logging.getLogger(__name__)
 #: Enrolments and renewals in hand at a time; more are dropped, and asked for again by their devices.
 MOST_AT_ONCE = 32
+
+
+#: Pause before the broker for newcomers is dialled again: strangers who hold all of its connections are cut by
+#: mosquitto after a minute and a half without a greeting.
+DIAL_S = 5.0
+#: How often it is looked whether the device that is waited for has come.
+_LOOK_S = 0.2
 
 
 class Guard:
@@ -38,15 +44,11 @@ class Guard:
         self._seen = self._stamp()  # before it is read: what changes in between is seen at the next tick
         self._revoked = fleet.revoked()
         self._newcomers: Newcomers | None = None
-        self._post: Callable[[str, DownMessage], None] | None = None
+        self._post: Callable[[str, m.DownMessage], None] | None = None
         self._say: Callable[[str], None] = _LOG.warning
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks(self._failed)
 
-    def start(
-        self,
-        post: Callable[[str, DownMessage], None],
-        say: Callable[[str], None] = _LOG.warning,
-    ) -> None:
+    def start(self, post: Callable[[str, m.DownMessage], None], say: Callable[[str], None] = _LOG.warning) -> None:
         """``post`` a message to a device, signed; ``say`` something to a person."""
         self._post, self._say = post, say
 
@@ -81,30 +83,27 @@ class Guard:
             return True
         return False
 
-    def renew(self, message: Renew) -> None:
+    def renew(self, message: m.Renew) -> None:
         """A device, known by its topic, asks for a fresh certificate."""
         self._spawn(self._renewing(message))
 
     async def answered(self) -> None:
         """Wait until whoever has asked has an answer."""
-        if self._tasks:
-            await asyncio.wait(self._tasks)
+        await self._tasks.wait()
         if self._newcomers is not None:
-            await self._newcomers.published()
+            await self._newcomers.tasks.wait()
 
     async def close(self) -> None:
         """Drop what is in hand: devices ask again."""
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._tasks.close()
         if self._newcomers is not None:
             await self._newcomers.close()
 
     def _enroll(self, client: str, payload: bytes) -> None:
-        if not is_expected(self.fleet, client):
+        if is_expected(self.fleet, client):
+            self._spawn(self._enrolling(client, payload))
+        else:
             self.dropped["stranger"] += 1
-            return
-        self._spawn(self._enrolling(client, payload))
 
     async def _enrolling(self, client: str, payload: bytes) -> None:
         before = set(self.fleet.devices())
@@ -117,27 +116,22 @@ class Guard:
         for name in set(self.fleet.devices()) - before:
             self._say(f"device {name} has enrolled")
 
-    async def _renewing(self, message: Renew) -> None:
+    async def _renewing(self, message: m.Renew) -> None:
         answer = await asyncio.to_thread(renew, self.fleet, message.device, message.request, time.time())
         if answer.refusal:
             self.dropped["renewal"] += 1
         if self._post is not None:
             self._post(message.device, answer)
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+    def _spawn(self, work: Coroutine[object, object, None]) -> None:
         if len(self._tasks) >= MOST_AT_ONCE:
             self.dropped["busy"] += 1
             work.close()
-            return
-        task = asyncio.ensure_future(self._guarded(work))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        else:
+            self._tasks.spawn(work)
 
-    async def _guarded(self, work: Coroutine[Any, Any, None]) -> None:
-        try:
-            await work
-        except EdgeFLError as error:  # a full disk, say: the run goes on, the device asks again
-            self._say(f"a device could not be answered: {error.message}")
+    def _failed(self, error: BaseException) -> None:  # a full disk, say: the run goes on, the device asks again
+        self._say(f"a device could not be answered: {error}")
 
     def _stamp(self) -> tuple[int, int]:
         try:
@@ -147,41 +141,35 @@ class Guard:
         return status.st_mtime_ns, status.st_ino
 
 
-#: Pause before the broker for newcomers is dialled again: strangers who hold all of its connections are cut by
-#: mosquitto after a minute and a half without a greeting.
-DIAL_S = 5.0
-
-
 class Newcomers:
-    """``hear`` gets client id and payload of every request; ``say`` what a person must know. All in one loop."""
+    """The coordinator's session with devices that have no certificate yet, apart from the one with its fleet.
+
+    Whoever enrols may be anybody: what strangers send must not fill the queue in which enrolled devices' messages wait,
+    and a broker for newcomers that is full or down must not stop a run. ``hear`` gets client id and payload of every
+    request; ``say`` what a person must know. All in one loop.
+    """
 
     def __init__(self, fleet: Fleet, hear: Callable[[str, bytes], None], say: Callable[[str], None]) -> None:
         self._fleet = fleet
         self._hear = hear
         self._say = say
         self._transport: MqttTransport | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
+        self.tasks = _publishing(say)
         self.connected = asyncio.Event()
 
     def start(self, url: str) -> None:
         """Dial until it answers. ``url``: of the fleet's broker as this machine dials it."""
-        self._spawn(self._dial(url))
+        self.tasks.spawn(self._dial(url))
 
     def publish(self, client: str, answer: bytes) -> None:
         """Answer a newcomer; nothing is waited for."""
         if self._transport is not None:
-            self._spawn(self._publish(self._transport, topics.enroll_down(self._fleet.record.fleet, client), answer))
-
-    async def published(self) -> None:
-        """Wait until every answer has left."""
-        if self._tasks:
-            await asyncio.wait(self._tasks)
+            topic = topics.enroll_down(self._fleet.record.fleet, client)
+            self.tasks.spawn(self._transport.publish(topic, answer))
 
     async def close(self) -> None:
         """Drop what could not leave."""
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.tasks.close()
         if self._transport is not None:
             await self._transport.close()
 
@@ -213,21 +201,6 @@ class Newcomers:
             return  # a client id that is no name: no device of ours
         if topic.channel == "enroll-up":
             self._hear(topic.device, payload)
-
-    async def _publish(self, transport: MqttTransport, topic: str, answer: bytes) -> None:
-        try:
-            await transport.publish(topic, answer)
-        except BrokerError as error:
-            self._say(f"an answer could not be sent: {error.message}")
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.ensure_future(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-
-#: How often it is looked whether the device that is waited for has come.
-_LOOK_S = 0.2
 
 
 @contextlib.asynccontextmanager
@@ -270,13 +243,11 @@ async def serve(fleet: Fleet, say: Callable[[str], None], until: str = "", limit
     guard = Guard(fleet)
     async with fleets_broker(fleet, "auto", say) as url:
         transport = fleet.transport(f"{fleet.record.client_id}-{secrets.token_hex(8)}", url)
-        posts: set[asyncio.Task[None]] = set()
+        posts = _publishing(say)
 
         def post(device: str, message: m.DownMessage) -> None:
             topic = topics.down(fleet.record.fleet, device)
-            task = asyncio.ensure_future(transport.publish(topic, guard.seal(topic, m.encode(message))))
-            posts.add(task)
-            task.add_done_callback(lambda done: _published(done, posts, say))
+            posts.spawn(transport.publish(topic, guard.seal(topic, m.encode(message))))
 
         def hear(name: str, payload: bytes) -> None:
             with contextlib.suppress(ProtocolError):
@@ -295,8 +266,7 @@ async def serve(fleet: Fleet, say: Callable[[str], None], until: str = "", limit
             say(f"answering devices that enrol in fleet {fleet.record.fleet!r}; Ctrl-C ends it")
             await _until(fleet, guard, until, limit_s)
             await guard.answered()  # who was waited for stands in the fleet's record before that
-            if posts:
-                await asyncio.wait(posts)
+            await posts.wait()
         finally:
             await guard.close()
             await transport.close()
@@ -313,8 +283,5 @@ async def _until(fleet: Fleet, guard: Guard, name: str, limit_s: float) -> None:
             raise IdentityError(f"device {name!r} has not come", remedy="Print another token for it.")
 
 
-def _published(task: asyncio.Task[None], posts: set[asyncio.Task[None]], say: Callable[[str], None]) -> None:
-    posts.discard(task)
-    error = None if task.cancelled() else task.exception()
-    if isinstance(error, BrokerError):
-        say(f"an answer could not be sent: {error.message}")
+def _publishing(say: Callable[[str], None]) -> Tasks:
+    return Tasks(lambda error: say(f"an answer could not be sent: {error}"))

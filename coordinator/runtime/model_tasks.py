@@ -4,68 +4,61 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from pathlib import Path
-from typing import Protocol
+from typing import TypeVar
 
 import msgspec
 
 from coordinator.core.assignments import transfer_of
-from coordinator.core.moves import (
-    Aggregate,
-    Aggregated,
-    CollectGarbage,
-    Evaluate,
-    Evaluated,
-    Event,
-    Plan,
-    Planned,
-)
+from coordinator.core.moves import Aggregate, Aggregated, CollectGarbage, Evaluate, Evaluated, Event, Plan, Planned
+from coordinator.runtime.environment import Worker
+from coordinator.runtime.evaluator import Request
 from edgefl.aggregation.aggregate import RoundTerms, aggregate_round
-from edgefl.aggregation.clusters import wanted
 from edgefl.aggregation.history import UpdateInfo
 from edgefl.aggregation.history import load as load_memory
 from edgefl.aggregation.mean import factor
 from edgefl.aggregation.server_state import shared
-from edgefl.errors import StoreError
-from edgefl.plan.job import Candidate, Placement, RunPlan
-from edgefl.plan.stages import stage_before
+from edgefl.plan.job import Placement, RunPlan
+from edgefl.process.tasks import Tasks
 from edgefl.process.worker import understood
 from edgefl.protocol.messages import Update
 from edgefl.records import Attempt, EvaluationRow, Manifest
 from edgefl.registry import choose
 from edgefl.storage.objects import ObjectStore
 
-Report = Callable[[Event | BaseException], None]
+T = TypeVar("T")
 
 
 class ModelTasks:
     """The current model state and the tasks on it. Reports a finished task as an event, a failed one as its error."""
 
     def __init__(
-        self, plan: RunPlan, store: ObjectStore, evaluator: EvaluatorClient, clock: Callable[[], float], report: Report
+        self,
+        plan: RunPlan,
+        store: ObjectStore,
+        worker: Worker,
+        report: Callable[[Event | BaseException], None],
+        clock: Callable[[], float],
     ) -> None:
         self.store = store
         self.manifest: Manifest = {}
         self._plan = plan
-        self._evaluator = evaluator
-        self._clock = clock
+        self._worker = worker
         self._report = report
+        self._clock = clock
         self._finals: dict[int, Manifest] = {}  # stage -> its last state
         self._states: dict[tuple[int, int], Manifest] = {}  # (stage, round) -> the state it made, while it is needed
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._collecting: set[asyncio.Task[None]] = set()  # never broken off
+        self._tasks = Tasks(report)
+        self._collecting = Tasks(report)  # never broken off
 
     async def initial_parts(self) -> Manifest:
-        """The state a new run starts from."""
-        return await self._evaluator.initial_parts()
+        """The state a new run starts from, written into the store."""
+        return await self._ask("initial_parts", Manifest, Request(self._plan, str(self.store.root)))
 
     def begin(self, manifest: Manifest, states: Mapping[tuple[int, int], Manifest]) -> None:
         """Set the states of a run that begins or resumes."""
         self.manifest = manifest
         self._states = dict(states)
-        for (stage, _), state in sorted(states.items()):
-            if stage:
-                self._finals[stage] = state
+        self._finals = {stage: state for (stage, _), state in sorted(states.items()) if stage}
 
     def advance(self, stage: int, number: int, manifest: Manifest) -> None:
         """A round has made a new state."""
@@ -83,55 +76,39 @@ class ModelTasks:
         self._states = {key: state for key, state in self._states.items() if any(state is kept for kept in states)}
         manifests = [*states, *(update.manifest for update in one.updates)]
         self.store.mark_garbage({ref.id for manifest in manifests for ref in manifest.values()} | set(arriving))
-        task = asyncio.ensure_future(self._emptied())
-        self._collecting.add(task)
-        task.add_done_callback(self._collecting.discard)
+        self._collecting.spawn(asyncio.to_thread(self.store.sweep))
 
     def start(self, one: Plan | Aggregate | Evaluate) -> None:
         """Begin a piece of work."""
         if isinstance(one, Plan):
-            self._spawn(self._planned(one))
+            self._tasks.spawn(self._reported(self._planned(one)))
         elif isinstance(one, Aggregate):
-            self._spawn(self._aggregated(one))
+            self._tasks.spawn(self._reported(self._aggregated(one)))
         else:
-            self._spawn(self._evaluated(one))
+            self._tasks.spawn(self._reported(self.evaluated(one)))
 
     async def close(self) -> None:
         """Leave off."""
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        await asyncio.gather(*self._collecting)
-
-    async def _emptied(self) -> None:
-        try:
-            await asyncio.to_thread(self.store.sweep)
-        except StoreError as error:
-            self._report(error)
-
-    def _spawn(self, work: Awaitable[Event]) -> None:
-        self._keep(asyncio.ensure_future(self._reported(work)))
-
-    def _keep(self, task: asyncio.Task[None]) -> None:
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        await self._tasks.close()
+        await self._collecting.wait()
 
     async def _reported(self, work: Awaitable[Event]) -> None:
-        try:
-            self._report(await work)
-        except Exception as error:  # whatever it is, it ends the run, with its own words
-            self._report(error)
+        self._report(await work)
+
+    async def _ask(self, method: str, kind: type[T], request: Request) -> T:
+        return understood(await self._worker.call(method, request), kind)
 
     async def _planned(self, one: Plan) -> Planned:
-        placements = await self._evaluator.plan_stage(one.stage, one.candidates, self.manifest)
-        return Planned(self._clock(), one.ticket, placements)
+        request = Request(self._plan, str(self.store.root), one.stage, self.manifest, candidates=one.candidates)
+        return Planned(self._clock(), one.ticket, await self._ask("plan_stage", tuple[Placement, ...], request))
 
     async def _aggregated(self, one: Aggregate) -> Aggregated:
         updates = [self._info(update, one.attempt) for update in one.updates]
         similarity: dict[str, float] = {}
         if choose("weight", self._plan.server).method.similarity is not None:
             models = {update.device: {**shared(self.manifest), **update.manifest} for update in updates}
-            similarity = await self._evaluator.similarity(one.attempt.stage, models)
+            request = Request(self._plan, str(self.store.root), one.attempt.stage, models=models)
+            similarity = await self._ask("similarity", dict[str, float], request)
         transfer, most = transfer_of(self._plan, one.attempt), self._plan.policy.largest_share
         terms = RoundTerms(similarity, self._plan.seed, transfer, most)
         manifest, record = await asyncio.to_thread(
@@ -157,95 +134,21 @@ class ModelTasks:
         damped = factor(late, self._plan.policy.alpha)
         return msgspec.structs.replace(info, staleness=late, base=self.base(update.attempt), factor=damped)
 
-    async def _evaluated(self, one: Evaluate) -> Evaluated:
-        memory = await asyncio.to_thread(load_memory, self.store, self.manifest)
-        rows = await self._evaluator.evaluate(one.attempt.stage, one.attempt.round, self.manifest, memory.networks)
-        return Evaluated(self._clock(), one.attempt, rows)
+    async def evaluated(self, one: Evaluate) -> Evaluated:
+        """The global model, with the matcher networks if there are any, on the test set."""
+        networks = (await asyncio.to_thread(load_memory, self.store, self.manifest)).networks
+        members = {name: self.manifest[name] for weights in networks.values() for name in weights}
+        state, stage = shared(self.manifest) | members, one.attempt.stage
+        request = Request(self._plan, str(self.store.root), stage, state, networks=networks)
+        rows = await self._ask("evaluate", tuple[EvaluationRow, ...], request)
+        numbered = (msgspec.structs.replace(row, stage=stage, round=one.attempt.round) for row in rows)
+        return Evaluated(self._clock(), one.attempt, tuple(numbered))
 
 
 def payload_sizes(store: ObjectStore, manifest: Manifest) -> dict[str, int]:
     """Bytes of each part's parameters and buffers: the object without its header."""
-    return {part: ref.size - _header_bytes(store.path(ref.id)) for part, ref in manifest.items()}
-
-
-def _header_bytes(path: Path) -> int:
-    with path.open("rb") as file:
-        return 8 + int.from_bytes(file.read(8), "little")
-
-
-class Worker(Protocol):
-    """The part of :class:`edgefl.process.worker.WorkerProcess` that the coordinator uses; tests replace it."""
-
-    async def call(self, method: str, body: object) -> object:
-        """The answer. Raises WorkerError."""
-        ...
-
-    async def stop(self) -> None:
-        """End the worker."""
-        ...
-
-
-class EvaluatorClient:
-    """Typed requests about one run. ``store``: the directory of the object store both processes use."""
-
-    def __init__(self, worker: Worker, plan: RunPlan, store: Path) -> None:
-        self._worker = worker
-        self._plan = plan
-        self._store = str(store)
-
-    async def initial_parts(self) -> Manifest:
-        """The weights the run starts from, written into the store."""
-        body = {"model": self._plan.model, "seed": self._plan.seed, "store": self._store}
-        return understood(await self._worker.call("initial_parts", body), Manifest)
-
-    async def plan_stage(
-        self, stage: int, candidates: tuple[Candidate, ...], manifest: Manifest
-    ) -> tuple[Placement, ...]:
-        """What each candidate can train in stage number ``stage``."""
-        body = {
-            "model": self._plan.model,
-            "stage": self._plan.stages[stage - 1],
-            "hyper": self._plan.hypers[stage - 1],
-            "slots": self._plan.slots,
-            "candidates": candidates,
-            "part_bytes": {part: ref.size for part, ref in manifest.items()},
-            "transfer": self._plan.transfer,
-            "signature": wanted(self._plan.server),
-            "before": stage_before(self._plan.stages, self._plan.stages[stage - 1]),
-        }
-        return understood(await self._worker.call("plan_stage", body), tuple[Placement, ...])
-
-    async def similarity(self, stage: int, models: dict[str, Manifest]) -> dict[str, float]:
-        """The devices' weights by how alike their models see the probe samples (slot weight)."""
-        body = {
-            "model": self._plan.model,
-            "stage": self._plan.stages[stage - 1],
-            "models": models,
-            "store": self._store,
-            "test": self._plan.test,
-            "weight": self._plan.server.get("weight", {}),
-        }
-        return understood(await self._worker.call("similarity", body), dict[str, float])
-
-    async def evaluate(
-        self, stage: int, number: int, state: Manifest, networks: dict[str, dict[str, float]]
-    ) -> tuple[EvaluationRow, ...]:
-        """The global model of ``state`` on the test set, after round ``number`` of stage number ``stage``.
-
-        ``networks``: the matcher networks, as ``Memory`` names them.
-        """
-        members = {name for weights in networks.values() for name in weights}
-        manifest = shared(state) | {name: state[name] for name in members}
-        body = {
-            "model": self._plan.model,
-            "stage": self._plan.stages[stage - 1],
-            "manifest": manifest,
-            "store": self._store,
-            "test": self._plan.test,
-            "prototypes": "prototypes" in manifest and choose("prototypes", self._plan.server).method.classes,
-            "slots": self._plan.slots,
-            "networks": networks,
-            "probes": choose("weight", self._plan.server).method.similarity is not None,
-        }
-        rows = understood(await self._worker.call("evaluate", body), tuple[EvaluationRow, ...])
-        return tuple(msgspec.structs.replace(row, stage=stage, round=number) for row in rows)
+    sizes = {}
+    for part, ref in manifest.items():
+        with store.path(ref.id).open("rb") as file:
+            sizes[part] = ref.size - 8 - int.from_bytes(file.read(8), "little")
+    return sizes

@@ -7,10 +7,9 @@ import contextlib
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import BinaryIO, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
@@ -21,6 +20,11 @@ from coordinator.ledger.ledger import Ledger
 from edgefl.errors import EdgeFLError
 from edgefl.run_records import EventRow
 from edgefl.storage.disk import store_errors
+
+#: Shown live but not kept in the ledger: hundreds a round.
+FLEETING = frozenset({"progress"})
+#: More than any event has.
+LONGEST_LINE = 2**20
 
 
 class Move(NamedTuple):
@@ -59,18 +63,16 @@ class Record:
             self.ledger.commit(self._run, [*self._unsaved, *saves], rows, time.time(), changed)
         self.saved, self._unsaved = state if begun else self.saved, []
 
-    def write(self, event: do.EmitEvent) -> None:
+    def write(self, row: EventRow) -> None:
         """Record one event now."""
-        row = row_of(event)
         self.ledger.commit(self._run, [], [row], time.time())
         self.journal.append(row)
 
     def write_failure(self, error: Exception, state: State) -> None:
         """Record the end of the run as far as that is possible; the caller raises the error itself."""
-        known = isinstance(error, EdgeFLError)
-        text = error.message if isinstance(error, EdgeFLError) else f"{type(error).__name__}: {error}"
-        remedy = error.remedy if isinstance(error, EdgeFLError) else EdgeFLError.remedy
-        row = row_of(do.EmitEvent("run_failed", data={"text": text, "remedy": remedy, "expected": known}))
+        known = error if isinstance(error, EdgeFLError) else EdgeFLError(f"{type(error).__name__}: {error}")
+        data = {"text": known.message, "remedy": known.remedy, "expected": known is error}
+        row = row_of(EmitEvent("run_failed", data=data))
         with contextlib.suppress(EdgeFLError):
             self.commit([do.SaveEnd("failed")], [row], state)
         with contextlib.suppress(EdgeFLError, OSError):
@@ -84,14 +86,8 @@ def _is_visible(move: Move) -> bool:
     again that a coordinator does not know of.
     """
     recorded = {row.kind for row in move.rows} - FLEETING
-    idle = do.Save | do.EmitEvent | do.Fetch
+    idle = do.Save | EmitEvent | do.Fetch
     return bool(recorded) or isinstance(move.event, Tick) or any(not isinstance(one, idle) for one in move.out)
-
-
-#: Shown live but not kept in the ledger: hundreds a round.
-FLEETING = frozenset({"progress"})
-#: More than any event has.
-LONGEST_LINE = 2**20
 
 
 class Journal:
@@ -102,15 +98,11 @@ class Journal:
         self._name = file
         with store_errors("open", file):
             self._file = file.open("a+b", buffering=0)
-            _cut_off_torn_line(self._file)
-
-    def __enter__(self) -> Journal:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._file.close()
+            size = self._file.seek(0, os.SEEK_END)
+            self._file.seek(max(0, size - LONGEST_LINE))
+            end = self._file.read(min(size, LONGEST_LINE))
+            if end and not end.endswith(b"\n"):
+                self._file.truncate(size - len(end) + end.rfind(b"\n") + 1)
 
     def append(self, row: EventRow) -> None:
         """Write one event and pass it on, also when writing fails."""
@@ -120,13 +112,9 @@ class Journal:
         finally:
             self._emit(row)
 
-
-def _cut_off_torn_line(file: BinaryIO) -> None:
-    size = file.seek(0, os.SEEK_END)
-    file.seek(max(0, size - LONGEST_LINE))
-    end = file.read(min(size, LONGEST_LINE))
-    if end and not end.endswith(b"\n"):
-        file.truncate(size - len(end) + end.rfind(b"\n") + 1)
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
 
 
 class _LogToEvents(logging.Handler):
@@ -156,6 +144,11 @@ def forward_warnings(emit: Callable[[EventRow], None]) -> Iterator[None]:
             logger.removeHandler(handler)
 
 
-def row_of(event: EmitEvent) -> EventRow:
-    """An event that happens now."""
-    return EventRow(time.time(), event.kind, event.stage, event.round, event.device, event.data)
+def row_of(event: EmitEvent, more: Mapping[str, object] | None = None) -> EventRow:
+    """An event that happens now, with ``more`` data."""
+    return EventRow(time.time(), event.kind, event.stage, event.round, event.device, {**event.data, **(more or {})})
+
+
+def warning(text: str, stage: int = 0, number: int = 0, **more: object) -> EventRow:
+    """A warning, perhaps of round ``number`` of a stage."""
+    return row_of(EmitEvent("warning", stage, number, data={"text": text, **more}))

@@ -9,30 +9,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING
-
-import msgspec
+from collections.abc import Sequence
 
 from coordinator.core import moves as do
 from coordinator.core.machine import step
-from coordinator.core.moves import (
-    Begin,
-    Declined,
-    DeviceOffline,
-    EmitEvent,
-    Event,
-    Tick,
-)
+from coordinator.core.moves import Begin, Declined, DeviceOffline, Event, Tick
 from coordinator.core.round_rules import still_needed
 from coordinator.core.state import ENDED, Phase, State, as_saved, resumed
-from coordinator.core.timeouts import Timeouts
 from coordinator.ledger.ledger import Ledger
-from coordinator.runtime.inbound import Inbound, Liveness
-from coordinator.runtime.model_tasks import EvaluatorClient, ModelTasks, Worker, payload_sizes
+from coordinator.runtime.environment import Environment
+from coordinator.runtime.inbound import Inbound
+from coordinator.runtime.model_tasks import ModelTasks, payload_sizes
 from coordinator.runtime.publisher import Publisher
-from coordinator.runtime.record import Journal, Move, Record, forward_warnings, row_of
+from coordinator.runtime.record import Journal, Move, Record, forward_warnings, row_of, warning
 from coordinator.runtime.validate_update import ruined
 from edgefl.aggregation.history import load as load_memory
 from edgefl.errors import BudgetError, DataError, EdgeFLError, ProtocolError, RunError
@@ -46,53 +35,29 @@ from edgefl.report.units import public_url
 from edgefl.run_records import EventRow, RunReport
 from edgefl.storage.disk import LEDGER, hold_directory
 from edgefl.storage.objects import ObjectStore
-from edgefl.transport.interface import Transport
-
-if TYPE_CHECKING:  # runs without an identity load no cryptography
-    from coordinator.runtime.fleet_auth import Guard
-
 
 #: Seconds by which a clock goes back that was set; one that is disciplined goes slower instead.
 STEP_S = 1.0
 #: Events taken in one transaction: many devices' messages that came while the last one was written.
 MOST_AT_ONCE = 256
-_ERRORS: dict[str, type[EdgeFLError]] = {
-    "RunError": RunError,
-    "BudgetError": BudgetError,
-    "DataError": DataError,
-}
+_ERRORS: dict[str, type[EdgeFLError]] = {kind.__name__: kind for kind in (RunError, BudgetError, DataError)}
 
 
-async def run(
-    plan: RunPlan,
-    *,
-    directory: Path,
-    transport: Transport,
-    fleet: str,
-    emit: Callable[[EventRow], None],
-    resume: bool,
-    ledger_url: str = "",
-    worker: Worker | None = None,
-    timeouts: Timeouts | None = None,
-    broker: str = "",
-    guard: Guard | None = None,
-) -> RunReport:
-    """Execute ``plan`` in ``directory`` (of this run alone) and return its report.
+async def run(plan: RunPlan, environment: Environment, *, resume: bool) -> RunReport:
+    """Execute ``plan`` and return its report. The transport and the worker are started and ended here.
 
-    ``transport`` is connected and closed here. ``resume``: go on where the run stands, if the ledger knows it: in the
-    same attempt of the same round. ``ledger_url``: a database, default ``ledger.sqlite`` in the directory. ``broker``:
-    its address, for the event log. ``guard``: the fleet's identity, if it has one. Raises an EdgeFLError that is also
-    on record (status "failed"); cancelled, the run can be resumed.
+    ``resume``: go on where the run stands, if the ledger knows it: in the same attempt of the same round. Raises an
+    EdgeFLError that is also on record (status "failed"); cancelled, the run can be resumed.
     """
-    topics.check_name("fleet", fleet)
-    worker = worker or WorkerProcess("coordinator.runtime.evaluator", [], directory / "logs" / "evaluator.log")
+    topics.check_name("fleet", environment.fleet)
+    directory = environment.directory
     with contextlib.ExitStack() as stack:
         stack.enter_context(hold_directory(directory))
-        ledger = stack.enter_context(Ledger(ledger_url or directory / LEDGER))
-        journal = stack.enter_context(Journal(directory / "events.jsonl", emit))
-        runner = Runner(plan, directory, transport, fleet, ledger, journal, worker, timeouts or Timeouts(), guard)
+        ledger = stack.enter_context(Ledger(environment.ledger_url or directory / LEDGER))
+        journal = stack.enter_context(contextlib.closing(Journal(directory / "events.jsonl", environment.emit)))
+        runner = Runner(plan, environment, ledger, journal)
         try:
-            await runner.run(resume=resume, broker=broker)
+            await runner.run(resume=resume)
         finally:
             await runner.close()
         return ledger.report(plan.run)
@@ -101,77 +66,53 @@ async def run(
 class Runner:
     """One run. All of it runs in the event loop's thread, except what ``ModelTasks`` hands to others."""
 
-    def __init__(
-        self,
-        plan: RunPlan,
-        directory: Path,
-        transport: Transport,
-        fleet: str,
-        ledger: Ledger,
-        journal: Journal,
-        worker: Worker,
-        timeouts: Timeouts,
-        guard: Guard | None = None,
-    ) -> None:
+    def __init__(self, plan: RunPlan, environment: Environment, ledger: Ledger, journal: Journal) -> None:
         self.plan = plan
-        self.timeouts = timeouts
-        self.state: State = State(plan, timeouts)
-        self._directory = directory
-        self._transport = transport
-        self._fleet = fleet
+        self.timeouts = timeouts = environment.timeouts
+        self.state = State(plan, timeouts)
+        self._environment = environment
+        self._directory = environment.directory
+        self._transport = environment.transport
+        self._guard = environment.guard
         self._record = Record(plan.run, ledger, journal, self.state)
-        self._worker = worker
         self._events: asyncio.Queue[Event | EventRow | BaseException] = asyncio.Queue()
-        self._liveness = Liveness(timeouts.silence_s, timeouts.introduce_s)
-        self._inbound = Inbound(self._liveness)
+        self._inbound = Inbound(timeouts.silence_s, timeouts.introduce_s)
         self._connected = False
         self._listening = False
         self._garbage = False
         self._ahead = time.time() - self.clock()
-        store = ObjectStore(directory / "objects")
-        report = self._events.put_nowait
-        seal = None if guard is None else guard.seal
-        self._publisher = Publisher(plan, transport, fleet, store, self.clock, timeouts.heartbeat_s, report, seal)
-        self._guard = guard
-        if guard is not None:
-            guard.start(self._publisher.post)
-        self._models = ModelTasks(plan, store, EvaluatorClient(worker, plan, store.root), self.clock, report)
+        log = self._directory / "logs" / "evaluator.log"
+        self._worker = environment.worker or WorkerProcess("coordinator.runtime.evaluator", [], log)
+        store, report = ObjectStore(self._directory / "objects"), self._events.put_nowait
+        self._publisher = Publisher(plan, environment, store, report, self.clock)
+        if self._guard is not None:
+            self._guard.start(self._publisher.post)
+        self._models = ModelTasks(plan, store, self._worker, report, self.clock)
 
     @staticmethod
     def clock() -> float:
         """Seconds that only go forward; the machine's time."""
         return time.monotonic()
 
-    async def run(self, *, resume: bool, broker: str) -> None:
+    async def run(self, *, resume: bool) -> None:
         """Connect, then step until the run is finished. Raises what ended it otherwise."""
         with forward_warnings(self._events.put_nowait):
-            await self._run(resume, broker)
-
-    async def _run(self, resume: bool, broker: str) -> None:
-        try:
-            self._transport.on_message = self._on_message
-            self._transport.on_connection = self._on_connection
-            await self._transport.connect()
-            await self._transport.subscribe(topics.coordinator_subscriptions(self._fleet))
-            if self._guard is not None:
-                self._guard.listen(broker)
-            self._listening = True
-            self._publisher.call()
-            await self._publisher.chunking.begin()
-            self._take([await self._begin(resume, broker)])
-            await self._loop()
-        except asyncio.CancelledError:
-            self._record.commit([], [], self.state)
-            raise
-        except Exception as error:
-            self._record.write_failure(error, self.state)
-            self._publisher.send(do.DrainAll("the run failed"), self._models.manifest, self.state)
+            try:
+                await self._connect()
+                self._take([await self._begin(resume)])
+                await self._loop()
+            except asyncio.CancelledError:
+                self._record.commit([], [], self.state)
+                raise
+            except Exception as error:
+                self._record.write_failure(error, self.state)
+                self._publisher.send(do.DrainAll("the run failed"), self._models.manifest, self.state)
+                await self._publisher.flush(self.timeouts.drain_s)
+                raise
             await self._publisher.flush(self.timeouts.drain_s)
-            raise
-        await self._publisher.flush(self.timeouts.drain_s)
-        if self._garbage:  # a late update was being checked
-            await self._publisher.uploads.checked()
-            self._collect(still_needed(self.state))
+            if self._garbage:  # a late update was being checked
+                await self._publisher.uploads.checked()
+                self._collect(still_needed(self.state))
 
     async def close(self) -> None:
         """End everything that still runs; the ledger stays open."""
@@ -182,7 +123,18 @@ class Runner:
         await self._transport.close()
         await self._worker.stop()
 
-    async def _begin(self, resume: bool, broker: str) -> Begin:
+    async def _connect(self) -> None:
+        self._transport.on_message = self._on_message
+        self._transport.on_connection = self._on_connection
+        await self._transport.connect()
+        await self._transport.subscribe(topics.coordinator_subscriptions(self._environment.fleet))
+        if self._guard is not None:
+            self._guard.listen(self._environment.broker)
+        self._listening = True
+        self._publisher.call()
+        await self._publisher.chunking.begin()
+
+    async def _begin(self, resume: bool) -> Begin:
         run, ledger, store = self.plan.run, self._record.ledger, self._models.store
         known = resume and any(report.run == run for report in ledger.runs())
         was = ledger.snapshot(run) if known else None
@@ -196,12 +148,12 @@ class Runner:
         position = ledger.position(run)
         last = position.unevaluated if known else None
         if last is not None and (why := take_back_if_ruined(ledger, store, last)):
-            self._record.write(do.EmitEvent("warning", position.stage, position.round, data={"text": why}))
+            self._record.write(warning(why, position.stage, position.round))
             position = ledger.position(run)
         self._models.begin(position.manifest, ledger.states(run))
-        self._record.write(run_started(self.plan, position.manifest, broker, self._publisher.facts()))
+        self._record.write(self._run_started(position.manifest))
         for text in () if known else warnings_of(self.plan):
-            self._record.write(do.EmitEvent("warning", data={"text": text, "lasting": True}))
+            self._record.write(warning(text, lasting=True))
         if was is not None:
             self._record.saved = as_saved(self.state, was)
         return Begin(
@@ -237,9 +189,10 @@ class Runner:
                     self._collect(still_needed(self.state))
                 if self._connected:
                     self._publisher.tick()
-                    due: list[Event] = [*self._liveness.silent(now), *self._liveness.strangers(now)]
-                    for event in due:
-                        self._events.put_nowait(event)
+                    for late in self._inbound.silent(now):
+                        self._events.put_nowait(late)
+                    for stranger in self._inbound.strangers(now):
+                        self._events.put_nowait(stranger)
                 for name in self._guard.newly_revoked() if self._guard is not None else ():
                     self._events.put_nowait(DeviceOffline(now, name, "revoked"))
                 self._events.put_nowait(Tick(now))
@@ -251,7 +204,7 @@ class Runner:
         """How far the clock that dates events is ``ahead`` of the one that only goes forward, and was ``before``."""
         if ahead < before - STEP_S:
             text = f"this machine's clock was set back by {before - ahead:.0f} s: times in the record go back here"
-            self._events.put_nowait(row_of(do.EmitEvent("warning", data={"text": text})))
+            self._events.put_nowait(warning(text))
         self._ahead = ahead
 
     def _take(self, due: Sequence[Event | EventRow | BaseException]) -> None:
@@ -271,7 +224,9 @@ class Runner:
         if isinstance(event, EventRow):
             return Move(state, rows=[event])
         state, out = step(state, event)
-        return Move(state, event, out, [row_of(self._complete(one)) for one in out if isinstance(one, do.EmitEvent)])
+        last = {"state": str(self._directory)}
+        told = [one for one in out if isinstance(one, do.EmitEvent)]
+        return Move(state, event, out, [row_of(one, last if one.kind == "run_finished" else {}) for one in told])
 
     def _carry_out(self, moves: Sequence[Move]) -> None:
         if not moves:
@@ -288,11 +243,6 @@ class Runner:
                 self._record.journal.append(row)
             for one in move.out:
                 self._perform(one)
-
-    def _complete(self, event: do.EmitEvent) -> do.EmitEvent:
-        if event.kind != "run_finished":
-            return event
-        return msgspec.structs.replace(event, data={**event.data, "state": str(self._directory)})
 
     def _perform(self, one: do.Instruction) -> None:
         if isinstance(one, do.Send):
@@ -320,37 +270,51 @@ class Runner:
     def _on_connection(self, connected: bool) -> None:
         self._connected = connected
         if connected:
-            self._liveness.reset(self.clock())
-        if connected and self._listening and not self._transport.session_kept:
-            self._publisher.call()  # what devices have said meanwhile is lost
+            self._inbound.reset(self.clock())
+            if self._listening and not self._transport.session_kept:
+                self._publisher.call()  # what devices have said meanwhile is lost
 
     def _on_message(self, name: str, payload: bytes) -> None:
-        now = self.clock()
         try:
             topic = topics.parse(name)
         except ProtocolError:
             self._inbound.dropped["unknown topic"] += 1
             return
         try:
-            if topic.channel == "probe":
-                self._publisher.chunking.heard(payload)
-                return
-            if self._guard is not None and self._guard.takes(topic):
-                return
-            if topic.channel == "up-object":
-                self._liveness.heard(topic.device, now)
-                self._publisher.uploads.on_chunk(topic.device, topic.transfer, payload)
-                return
-            event = self._inbound.read(topic, payload, now)
-            if isinstance(event, Need):
-                self._publisher.on_need(topic.device, event, self._models.base, self.state)
-            elif isinstance(event, Renew):
-                if self._guard is not None:
-                    self._guard.renew(event)
-            elif event is not None:
-                self._events.put_nowait(event)
+            self._received(topic, payload)
         except Exception as error:  # the store may be full: the loop must hear of it, the network thread must not
             self._events.put_nowait(error)
+
+    def _received(self, topic: topics.Topic, payload: bytes) -> None:
+        if topic.channel == "probe":
+            self._publisher.chunking.heard(payload)
+        elif self._guard is not None and self._guard.takes(topic):
+            return
+        elif topic.channel == "up-object":
+            self._inbound.heard(topic.device, self.clock())
+            self._publisher.uploads.on_chunk(topic.device, topic.transfer, payload)
+        elif isinstance(event := self._inbound.read(topic, payload, self.clock()), Need):
+            self._publisher.on_need(topic.device, event, self._models.base, self.state)
+        elif isinstance(event, Renew):
+            if self._guard is not None:
+                self._guard.renew(event)
+        elif event is not None:
+            self._events.put_nowait(event)
+
+    def _run_started(self, manifest: Manifest) -> EventRow:
+        plan, rounds = self.plan, [stage.rounds for stage in self.plan.stages]
+        data = {
+            "name": plan.name,
+            "recipe": plan.recipe,
+            "stages": len(rounds),
+            "rounds_total": sum(rounds),
+            "broker": public_url(self._environment.broker),
+            **self._publisher.facts(),
+            "parts": len(manifest),
+            "bytes": sum(ref.size for ref in manifest.values()),
+            **({"statistics": moving(plan)} if plan.slots.statistics else {}),
+        }
+        return row_of(do.EmitEvent("run_started", data=data))
 
 
 def take_back_if_ruined(ledger: Ledger, store: ObjectStore, attempt: Attempt) -> str:
@@ -365,20 +329,3 @@ def take_back_if_ruined(ledger: Ledger, store: ObjectStore, attempt: Attempt) ->
         return ""
     ledger.take_back(attempt.run, attempt)
     return f"round {attempt.round} of stage {attempt.stage} is taken back and done again: of its model, {why}"
-
-
-def run_started(plan: RunPlan, manifest: Manifest, broker: str, facts: Mapping[str, object]) -> EmitEvent:
-    """The event ``run_started``. ``facts``: of the connection to the broker."""
-    rounds = [stage.rounds for stage in plan.stages]
-    data = {
-        "name": plan.name,
-        "recipe": plan.recipe,
-        "stages": len(rounds),
-        "rounds_total": sum(rounds),
-        "broker": public_url(broker),
-        **facts,
-        "parts": len(manifest),
-        "bytes": sum(ref.size for ref in manifest.values()),
-        **({"statistics": moving(plan)} if plan.slots.statistics else {}),
-    }
-    return EmitEvent("run_started", data=data)

@@ -6,19 +6,20 @@ import asyncio
 import contextlib
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
 from coordinator.ledger.ledger import Ledger
+from coordinator.runtime.environment import Environment
 from coordinator.runtime.runner import run as run_plan
 from edgefl.config.profiles import load_run
 from edgefl.config.settings import RunConfig
 from edgefl.data.dataset import Dataset
 from edgefl.data.prepare import hold_out
-from edgefl.data.sources import load, load_pair
+from edgefl.data.sources import Source, load, load_pair
 from edgefl.errors import ConfigError, IdentityError, Problem, StoreError
 from edgefl.plan.compile import closed, compile_run, read_as, untaken, with_statistics
 from edgefl.plan.job import RunPlan
@@ -47,68 +48,78 @@ if TYPE_CHECKING:
 _SWITCH_S = 0.0005
 
 
-def execute(
-    file: str,
-    *,
-    run: str = "",
-    broker: str = "",
-    fleet: str = "",
-    directory: Path = Path("runs"),
-    resume: str = "",
-    overrides: Sequence[str] = (),
-    ledger: str = "",
-    identity: Path | None = None,
-    insecure: bool = False,
-    emit: Callable[[EventRow], None],
-    say: Callable[[str], None],
-) -> RunReport:
-    """Run ``file`` (or go on with ``resume``) to its end. Raises EdgeFLError; KeyboardInterrupt when told to stop.
+class RunOptions(NamedTuple):
+    """A run as its owner asks for it.
 
-    ``run``: its id, default name, date and time. ``broker``: a URL, or auto, mosquitto, amqtt to start one; default:
-    what the run file says. ``ledger``: URL of a database, default the one the run was started with, else a file in
-    its directory. ``say`` is told what a person must know to connect agents. ``identity``: directory of the fleet's
-    identity (its name is then the fleet); ``insecure``: a broker on another machine may be without TLS.
+    ``run``: its id, default name, date and time; ``resume``: the id of one to go on with. ``broker``: a URL, or auto,
+    mosquitto, amqtt to start one; default: what the run file says. ``ledger``: URL of a database, default the one the
+    run was started with, else a file in its directory. ``identity``: directory of the fleet's identity (its name is
+    then the fleet); ``insecure``: a broker on another machine may be without TLS.
     """
-    if "://" in broker:
-        check_protected(broker, insecure=insecure)
-    guard = _guard(identity, fleet)
-    fleet = guard.fleet.record.fleet if guard is not None else check_name("fleet", fleet or "default")
-    if resume:
-        check_name("run", resume)
-    # A run that was killed before it had begun is not in the ledger: it starts anew, if there is a file to start from.
-    known = resume and (not file or _holds(ledger or ledger_of(directory / resume), resume))
-    if known:
-        plan, wanted = _resumed(ledger or ledger_of(directory / resume), resume)
-    else:
-        if resume and not (directory / resume).is_dir():
-            there = ", ".join(sorted(path.name for path in directory.glob("*") if ledger_file(path))) or "none"
-            raise StoreError(f"there is no run {resume!r} in {directory}", remedy=f"Runs there are: {there}.")
-        if run:  # before anything is written into its directory
-            check_name("run", run)
-            _check_new(ledger or ledger_of(directory / run), run)
-        plan, wanted = _compiled(file, resume or run, directory, overrides, say)
-    place = directory / plan.run
-    make_private(place)
-    write_run_file(plan, place / "run.yaml")
-    if ledger:
-        note_ledger(place, ledger)
-    elsewhere = ledger or str(ledger_of(place))
+
+    file: str = ""
+    run: str = ""
+    resume: str = ""
+    broker: str = ""
+    fleet: str = ""
+    directory: Path = Path("runs")
+    overrides: Sequence[str] = ()
+    ledger: str = ""
+    identity: Path | None = None
+    insecure: bool = False
+
+    def ledger_of(self, run: str) -> str | Path:
+        """The ledger that has, or will have, this run."""
+        return self.ledger or ledger_of(self.directory / run)
+
+
+def execute(options: RunOptions, emit: Callable[[EventRow], None], say: Callable[[str], None]) -> RunReport:
+    """Run a plan to its end. Raises EdgeFLError; KeyboardInterrupt when told to stop.
+
+    ``say`` takes what a person must know to connect agents.
+    """
+    if "://" in options.broker:
+        check_protected(options.broker, insecure=options.insecure)
+    guard = _guard(options.identity, options.fleet)
+    fleet = guard.fleet.record.fleet if guard is not None else check_name("fleet", options.fleet or "default")
+    plan, broker = _planned(options, say)
+    directory = options.directory / plan.run
+    make_private(directory)
+    write_run_file(plan, directory / "run.yaml")
+    if options.ledger:
+        note_ledger(directory, options.ledger)
+    options = options._replace(fleet=fleet, broker=options.broker or broker)
+    if "://" in options.broker:
+        check_protected(options.broker, insecure=options.insecure)
     try:
-        if not broker and "://" in wanted:
-            check_protected(wanted, insecure=insecure)
-        return asyncio.run(_run(plan, place, broker or wanted, fleet, bool(resume), elsewhere, guard, emit, say))
+        return asyncio.run(_run(plan, options, guard, emit, say))
     except (KeyboardInterrupt, asyncio.CancelledError) as error:  # Ctrl-C, SIGTERM
         way_on = f"Go on where it stopped with the same options and --resume {plan.run}."
         raise KeyboardInterrupt(way_on) from error
 
 
+def _planned(options: RunOptions, say: Callable[[str], None]) -> tuple[RunPlan, str]:
+    """The plan, and the broker of its run file.
+
+    A run that was killed before it had begun is not in the ledger: it starts again, if there is a file to start from.
+    """
+    run, resume, directory = options.run, options.resume, options.directory
+    if resume:
+        check_name("run", resume)
+        if not options.file or _holds(options.ledger_of(resume), resume):
+            return _resumed(options.ledger_of(resume), resume)
+        if not (directory / resume).is_dir():
+            there = ", ".join(sorted(path.name for path in directory.glob("*") if ledger_file(path))) or "none"
+            raise StoreError(f"there is no run {resume!r} in {directory}", remedy=f"Runs there are: {there}.")
+    if run and _holds(options.ledger_of(check_name("run", run)), run):  # before anything is written into its directory
+        remedy = f"Go on with it by --resume {run}, or give another --run."
+        raise StoreError(f"there is a run {run!r} already", remedy=remedy)
+    return _compiled(options, resume or run, say)
+
+
 async def _run(
     plan: RunPlan,
-    place: Path,
-    broker: str,
-    fleet: str,
-    resume: bool,
-    ledger: str,
+    options: RunOptions,
     guard: Guard | None,
     emit: Callable[[EventRow], None],
     say: Callable[[str], None],
@@ -116,26 +127,19 @@ async def _run(
     _heed_signals()
     sys.setswitchinterval(_SWITCH_S)
     keep_for_parts()
+    directory, fleet = options.directory / plan.run, options.fleet
     if guard is not None:
         from coordinator.runtime.fleet_auth import fleets_broker
 
-        opened = fleets_broker(guard.fleet, broker, say)
+        opened = fleets_broker(guard.fleet, options.broker, say)
     else:
-        opened = _broker(broker, place / "broker", fleet, say)
+        opened = _broker(options.broker, directory / "broker", fleet, say)
     async with opened as url:
         own = None if guard is None else guard.fleet.transport(url=url)
         transport = own or MqttTransport(url, f"edgefl-coordinator-{fleet}"[:64])
-        return await run_plan(
-            plan,
-            directory=place,
-            transport=transport,
-            fleet=fleet,
-            emit=emit,
-            resume=resume,
-            ledger_url=ledger,
-            broker=url,
-            guard=guard,
-        )
+        ledger = str(options.ledger_of(plan.run))
+        environment = Environment(directory, transport, fleet, emit, ledger, url, guard=guard)
+        return await run_plan(plan, environment, resume=bool(options.resume))
 
 
 def _guard(identity: Path | None, fleet: str) -> Guard | None:
@@ -199,15 +203,13 @@ def _resumed(ledger: str | Path, run: str) -> tuple[RunPlan, str]:
     return plan, str(broker)
 
 
-def _compiled(
-    file: str, run: str, directory: Path, overrides: Sequence[str], say: Callable[[str], None]
-) -> tuple[RunPlan, str]:
+def _compiled(options: RunOptions, run: str, say: Callable[[str], None]) -> tuple[RunPlan, str]:
+    file = options.file
     if not file:
         raise ConfigError("RUN.yaml", [Problem("RUN.yaml", "name a run file, or a run to go on with by --resume")])
-    config, recipe = load_run(file, overrides)
-    run = check_name("run", run or new_run_id(directory, config.name))
-    place = directory / run
-    test, path = _test_set(config, file, place, say)
+    config, recipe = load_run(file, options.overrides)
+    run = check_name("run", run or new_run_id(options.directory, config.name))
+    test, path = _test_set(config, file, options.directory / run, say)
     plan = compile_run(config, recipe, run=run, shapes=test.signature(), label_names=test.label_names, test=path)
     if problem := untaken(plan, test.samples()):
         raise ConfigError(file, [problem])
@@ -223,12 +225,6 @@ def _holds(ledger: str | Path, run: str) -> bool:
         return any(known.run == run for known in opened.runs())
 
 
-def _check_new(ledger: str | Path, run: str) -> None:
-    if _holds(ledger, run):
-        remedy = f"Go on with it by --resume {run}, or give another --run."
-        raise StoreError(f"there is a run {run!r} already", remedy=remedy)
-
-
 def _test_set(config: RunConfig, file: str, place: Path, say: Callable[[str], None]) -> tuple[Dataset, str]:
     """The test set, which also tells the shapes and labels of the data; and its path as .npz."""
     data = config.data
@@ -238,7 +234,7 @@ def _test_set(config: RunConfig, file: str, place: Path, say: Callable[[str], No
         if Path(data.test).suffix == ".npz":
             return test, str(Path(data.test).resolve())
     elif data.source is not None:
-        test = _held_out(config, say)
+        test = _held_out(config, data.source, say)
     else:
         text = "is needed, or data.source: the coordinator learns the shapes and labels of the data from it"
         raise ConfigError(file, [Problem("data.test", f"{text} (`edgefl data` writes one)")])
@@ -250,17 +246,15 @@ def _test_set(config: RunConfig, file: str, place: Path, say: Callable[[str], No
     return test, str(path.resolve())
 
 
-def _held_out(config: RunConfig, say: Callable[[str], None]) -> Dataset:
+def _held_out(config: RunConfig, source: Source, say: Callable[[str], None]) -> Dataset:
     """The test set of the run file's own source, the one that `edgefl run` and `edgefl data` take too."""
-    data, source = config.data, config.data.source
-    if source is None:
-        raise ValueError("a run file without a source")
+    data = config.data
     encoders = read_as(config, folder=isinstance(source, str) and Path(source).is_dir())
     every, official = load_pair(source, bad_samples=data.bad_samples, modalities=encoders)
     if official is not None:
         return official
     _, test, _ = hold_out(every, data, config.round.devices or max(1, len(config.fleet)), config.seed)
-    where = source if isinstance(source, str) else ", ".join(source)
+    where = ", ".join(source) if isinstance(source, Mapping) else source
     say(f"data.test is not given: the test set is {len(test)} of {len(every)} samples of {where}, as for `edgefl run`")
     return test
 

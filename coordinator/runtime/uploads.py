@@ -7,14 +7,13 @@ import contextlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from functools import partial
 
 from msgspec.structs import asdict
 
 from coordinator.core.moves import UpdateInvalid, UpdateStored
 from coordinator.core.state import Changes
 from coordinator.runtime.chunk_size import ChunkSizer
-from coordinator.runtime.validate_update import LIMITS, Own, Rules, changes_of, check_update
+from coordinator.runtime.validate_update import Own, Rules, changes_of, check_sizes, check_update
 from edgefl.errors import ProtocolError
 from edgefl.models.spec import PROTOTYPES, SIGNATURE
 from edgefl.protocol.chunks import decode_chunks
@@ -24,12 +23,14 @@ from edgefl.storage.objects import ObjectStore
 from edgefl.transfer.disk_driver import DiskReceiver, End, Superseded
 from edgefl.transfer.receiver import Failed
 
+#: 32 uploads x 16 chunks in flight are half of mosquitto's default queue of 1000 messages, beyond which it drops QoS 1
+#: without a word (200 uploads at once lost two chunks of three when measured), and 48 MiB at 96 KiB. Few are enough to
+#: fill a server's link: 32 devices at 10 Mbit/s bring 40 MB/s, and one on loopback 365 MB/s.
+DEFAULT_UPLOADS = 32
 #: Updates that are less together are checked one after the other: threads would only get into each other's way.
 _SMALL_BYTES = 4 * 2**20
 #: Parts of an update whose bytes are a figure of their own in the bill.
 _APART = {PROTOTYPES: "prototypes_up_bytes", SIGNATURE: "signature_up_bytes"}
-
-
 #: The result of checking an upload's contents.
 _Verdict = Refusal | tuple[Manifest, Changes] | Exception
 
@@ -90,14 +91,17 @@ class Uploads:
                 known.receiver.ask_again(self._clock())
             return
         self.cancel(device)
-        refs, send = update.manifest.values(), partial(self._send, device)
-        receiver = DiskReceiver(transfer, device, refs, self._store, send)
-        self._uploads[device] = _Upload(update, receiver, previous, own)
-        with self._rejecting(device):
-            if (refusal := LIMITS.check_sizes(update.manifest, previous, self._rules.transfer)) is not None:
-                self._reject(device, refusal)
-                return
-            self._start(self._admission.request(device))
+
+        def send(need: Need) -> None:
+            self._grant(device, Grant(**asdict(need)))
+
+        receiver = DiskReceiver(transfer, device, update.manifest.values(), self._store, send)
+        self._uploads[device] = upload = _Upload(update, receiver, previous, own)
+        with self._rejecting(upload):
+            if (refusal := check_sizes(update.manifest, previous, self._rules.transfer)) is not None:
+                self._reject(upload, refusal)
+            else:
+                self._start(self._admission.request(device))
 
     def on_chunk(self, device: str, transfer: str, payload: bytes) -> None:
         """Chunks came on a device's topic."""
@@ -113,7 +117,7 @@ class Uploads:
         for chunk in chunks:
             if self._uploads.get(device) is not upload:
                 return  # the update was rejected for one of them
-            with self._rejecting(device):
+            with self._rejecting(upload):
                 self._ended(upload, upload.receiver.on_chunk(chunk, self._clock()))
 
     def on_tick(self) -> None:
@@ -130,15 +134,14 @@ class Uploads:
         """The update (of this attempt) is not wanted. What has arrived stays until garbage is collected."""
         upload = self._uploads.get(device)
         if upload is not None and attempt in {None, upload.update.attempt}:
-            del self._uploads[device]
-            self._start(self._admission.release(device))
+            self._done(upload)
 
     def arriving(self) -> set[str] | None:
         """Objects the ledger may not know of yet; None while contents are checked, which may make more of them."""
         if self._checking is not None:
             return None
-        refs = [ref for upload in self._uploads.values() for ref in upload.update.manifest.values()]
-        return {ref.id for ref in [*refs, *(ref for refs in self._reported.values() for ref in refs)]}
+        fetched = (upload.update.manifest.values() for upload in self._uploads.values())
+        return {ref.id for refs in (*fetched, *self._reported.values()) for ref in refs}
 
     async def checked(self) -> None:
         """Wait until no contents are being checked."""
@@ -166,25 +169,19 @@ class Uploads:
             # Devices that send equal objects send them in equal chunks.
             names = (ref.id for ref in upload.update.manifest.values())
             chunk_bytes = self._store.chunk_size_in_progress(names, self._sizer.of([device])[0])
-            with self._rejecting(device):
+            with self._rejecting(upload):
                 end = upload.receiver.start(chunk_bytes, self._sizer.credit(chunk_bytes), self._clock())
                 self._ended(upload, end)
 
-    def _send(self, device: str, need: Need) -> None:
-        self._grant(device, Grant(**asdict(need)))
-
     def _ended(self, upload: _Upload, end: End | None) -> None:
-        if end is None:
-            return
-        device = upload.update.device
         if isinstance(end, Superseded):
-            self._start([device])
+            self._start([upload.update.device])
         elif isinstance(end, Failed):
             parts = [part for part, ref in upload.update.manifest.items() if ref.id == end.object_id]
             text = f"part {', '.join(parts)[:200]}: {end.reason} of {end.object_id[:12]}"
-            self._reject(device, Refusal(reason="hash", detail=text))
-        else:
-            self._sizer.note(device, upload.receiver.received_bytes, self._clock() - upload.began)
+            self._reject(upload, Refusal(reason="hash", detail=text))
+        elif end is not None:
+            self._sizer.note(upload.update.device, upload.receiver.received_bytes, self._clock() - upload.began)
             upload.whole = True
             self._waiting.append(upload)
             if self._checking is None:
@@ -197,80 +194,72 @@ class Uploads:
                 batch, self._waiting = self._waiting, []
                 small = sum(upload.receiver.received_bytes for upload in batch) < _SMALL_BYTES
                 groups = [batch] if small else [[upload] for upload in batch]
-                for found in await asyncio.gather(*(asyncio.to_thread(self._contents, group) for group in groups)):
-                    for upload, verdict in found:
+                for verdicts in await asyncio.gather(*(asyncio.to_thread(self._verdicts, group) for group in groups)):
+                    for upload, verdict in verdicts:
                         self._judged(upload, verdict)
         except Exception as error:  # a disk that refuses the next in line ends the run
             self._report(error)
         finally:
             self._checking = None
 
+    def _verdicts(self, group: list[_Upload]) -> list[tuple[_Upload, _Verdict]]:
+        verdicts: list[tuple[_Upload, _Verdict]] = []
+        for one in group:
+            verdict: _Verdict
+            try:
+                self._store.publish(one.receiver.partials.values())
+                whole = check_update(self._store, one.update.manifest, one.previous, self._rules, one.own)
+                verdict = whole if isinstance(whole, Refusal) else (whole, changes_of(self._store, whole, one.previous))
+            except Exception as error:  # its own matter: the others' contents may be right
+                verdict = error
+            verdicts.append((one, verdict))
+        return verdicts
+
     def _judged(self, upload: _Upload, found: _Verdict) -> None:
-        update, device = upload.update, upload.update.device
-        if self._uploads.get(device) is not upload:
+        update, receiver = upload.update, upload.receiver
+        if self._uploads.get(update.device) is not upload:
             return  # cancelled meanwhile
         if isinstance(found, Exception):  # StoreError, or a defect, ends the run
             self._report(found)
             return
         if isinstance(found, Refusal):
-            self._reject(device, found)
+            self._reject(upload, found)
             return
         manifest, changes = found
-        self._reported[device] = (*update.manifest.values(), *manifest.values())
+        self._reported[update.device] = (*update.manifest.values(), *manifest.values())
+        source = "chunks the coordinator received"
         figures = {
-            "payload_up_bytes": Figure(
-                float(upload.receiver.received_bytes), "counted", "chunks the coordinator received"
-            ),
-            "resent_up_bytes": Figure(
-                float(upload.receiver.duplicate_bytes), "counted", "chunks the coordinator received more than once"
-            ),
-            **{
-                name: Figure(float(update.manifest[part].size), "counted", "objects of the update")
-                for part, name in _APART.items()
-                if part in update.manifest
-            },
+            "payload_up_bytes": counted(receiver.received_bytes, source),
+            "resent_up_bytes": counted(receiver.duplicate_bytes, f"{source} more than once"),
         }
-        self._report(UpdateStored(self._clock(), device, update.attempt, figures, manifest, changes))
-        self._done(device)
+        for part, name in _APART.items():
+            if part in update.manifest:
+                figures[name] = counted(update.manifest[part].size, "objects of the update")
+        self._report(UpdateStored(self._clock(), update.device, update.attempt, figures, manifest, changes))
+        self._done(upload)
 
-    def _contents(self, group: list[_Upload]) -> list[tuple[_Upload, _Verdict]]:
-        found: list[tuple[_Upload, _Verdict]] = []
-        for one in group:
-            try:
-                self._store.publish(one.receiver.partials.values())
-                whole = check_update(self._store, one.update.manifest, one.previous, self._rules, one.own)
-                if not isinstance(whole, Refusal):
-                    found.append((one, (whole, changes_of(self._store, whole, one.previous))))
-                else:
-                    found.append((one, whole))
-            except Exception as error:  # its own matter: the others' contents may be right
-                found.append((one, error))
-        return found
+    def _reject(self, upload: _Upload, refusal: Refusal) -> None:
+        self._report(UpdateInvalid(self._clock(), upload.update.device, upload.update.attempt, refusal))
+        self._done(upload)
 
-    def _reject(self, device: str, refusal: Refusal) -> None:
-        upload = self._uploads.get(device)
-        attempt = upload.update.attempt if upload is not None else Attempt()
-        self._report(UpdateInvalid(self._clock(), device, attempt, refusal))
-        self._done(device)
-
-    def _done(self, device: str) -> None:
-        upload = self._uploads.pop(device, None)
-        if upload is not None:
+    def _done(self, upload: _Upload) -> None:
+        device = upload.update.device
+        if self._uploads.get(device) is upload:
+            del self._uploads[device]
             self._start(self._admission.release(device))
 
     @contextlib.contextmanager
-    def _rejecting(self, device: str) -> Iterator[None]:
+    def _rejecting(self, upload: _Upload) -> Iterator[None]:
         """Reject the update for a ProtocolError: the device's fault. A StoreError ends the run."""
         try:
             yield
         except ProtocolError as error:
-            self._reject(device, Refusal(reason="update", detail=error.message[:500]))
+            self._reject(upload, Refusal(reason="update", detail=error.message[:500]))
 
 
-#: 32 uploads x 16 chunks in flight are half of mosquitto's default queue of 1000 messages, beyond which it drops QoS 1
-#: without a word (200 uploads at once lost two chunks of three when measured), and 48 MiB at 96 KiB. Few are enough to
-#: fill a server's link: 32 devices at 10 Mbit/s bring 40 MB/s, and one on loopback 365 MB/s.
-DEFAULT_UPLOADS = 32
+def counted(size: int, source: str) -> Figure:
+    """A figure of bytes that the coordinator counted itself."""
+    return Figure(float(size), "counted", source)
 
 
 class UploadAdmission:

@@ -10,7 +10,7 @@ import numpy as np
 
 from coordinator.core.state import Change, Changes, Claim
 from edgefl.aggregation.clusters import LIMIT_BYTES
-from edgefl.aggregation.mean import BLOCK, BUFFERS, MisfitError, Tensor, Tensors, check, check_finite, stored_layout
+from edgefl.aggregation.mean import BLOCK, BUFFERS, MisfitError, Tensors, check, check_finite, stored_layout
 from edgefl.aggregation.server_state import shared
 from edgefl.errors import ProtocolError
 from edgefl.models.spec import PROTOTYPES, SIGNATURE
@@ -23,48 +23,45 @@ from edgefl.records import Manifest, ObjectRef, Refusal
 from edgefl.registry import signature
 from edgefl.storage.objects import ObjectStore
 
-
-class Limits(NamedTuple):
-    """Bytes an update's objects may have."""
-
-    #: The same tensors in another encoding differ by a factor of two at most, and a header is less than 1 MiB.
-    factor: int = 2
-    header_bytes: int = 2**20
-    #: 310 classes of 3 tables at width 768 are 2.9 MB.
-    prototypes_bytes: int = 64 * 2**20
-    #: A packed tensor has longer names, and one or two entries more; it is sent packed where that saves a tenth.
-    packed_header_bytes: int = 4096
-
-    def of(self, part: str, previous: Manifest) -> int:
-        """The largest object that can be a new version of this part. Raises ProtocolError for an unknown part."""
-        if part == PROTOTYPES:
-            return self.prototypes_bytes
-        if part == SIGNATURE:
-            return LIMIT_BYTES
-        if part not in previous:
-            raise ProtocolError(f"the model has no part {part[:80]!r}")
-        return self.factor * previous[part].size + self.header_bytes
-
-    def check_sizes(self, manifest: Manifest, previous: Manifest, transfer: Transfer | None = None) -> Refusal | None:
-        """The first part whose object cannot be what the plan asks for, by its size alone.
-
-        The same tensors have the same size, to the byte; packed ones (``transfer``) have fewer bytes. Raises
-        ProtocolError for an unknown part.
-        """
-        for part, ref in sorted(manifest.items()):
-            least, limit = 1, self.of(part, previous)
-            if part not in {PROTOTYPES, SIGNATURE}:
-                packed = packing_of((transfer or Transfer()).up, part) != "f32"
-                limit = previous[part].size + (self.packed_header_bytes if packed else 0)
-                least = 1 if packed else limit
-            if not least <= ref.size <= limit:
-                can = f"exactly {limit}" if least == limit else f"at most {limit}"
-                text = f"part {part[:80]}: {ref.size} bytes announced, {can} can be right"
-                return Refusal("size", float(ref.size), float(limit), "B", text)
-        return None
+#: The same tensors in another encoding differ by a factor of two at most, and a header is less than 1 MiB.
+SIZE_FACTOR = 2
+HEADER_BYTES = 2**20
+#: 310 classes of 3 tables at width 768 are 2.9 MB.
+PROTOTYPES_BYTES = 64 * 2**20
+#: A packed tensor has longer names, and one or two entries more; it is sent packed where that saves a tenth.
+PACKED_HEADER_BYTES = 4096
+#: Before the name of a part, in the entry of its buffers.
+BUFFERS_OF = "buffers of "
 
 
-LIMITS = Limits()
+def size_limit(part: str, previous: Manifest) -> int:
+    """The largest object that can be a new version of this part. Raises ProtocolError for an unknown part."""
+    if part == PROTOTYPES:
+        return PROTOTYPES_BYTES
+    if part == SIGNATURE:
+        return LIMIT_BYTES
+    if part not in previous:
+        raise ProtocolError(f"the model has no part {part[:80]!r}")
+    return SIZE_FACTOR * previous[part].size + HEADER_BYTES
+
+
+def check_sizes(manifest: Manifest, previous: Manifest, transfer: Transfer) -> Refusal | None:
+    """The first part whose object cannot be what the plan asks for, by its size alone.
+
+    The same tensors have the same size, to the byte; packed ones (``transfer``) have fewer bytes. Raises ProtocolError
+    for an unknown part.
+    """
+    for part, ref in sorted(manifest.items()):
+        least, limit = 1, size_limit(part, previous)
+        if part not in {PROTOTYPES, SIGNATURE}:
+            packed = packing_of(transfer.up, part) != "f32"
+            limit = previous[part].size + (PACKED_HEADER_BYTES if packed else 0)
+            least = 1 if packed else limit
+        if not least <= ref.size <= limit:
+            can = f"exactly {limit}" if least == limit else f"at most {limit}"
+            text = f"part {part[:80]}: {ref.size} bytes announced, {can} can be right"
+            return Refusal("size", float(ref.size), float(limit), "B", text)
+    return None
 
 
 class Own(NamedTuple):
@@ -122,7 +119,7 @@ def check_update(
     found = dict(manifest)
     for part, ref in sorted(manifest.items()):
         try:
-            data, limit = store.view(ref.id), LIMITS.of(part, previous)
+            data, limit = store.view(ref.id), size_limit(part, previous)
             if part in previous and is_packed(data):
                 base = decode_part(store.view(previous[part].id), copy=False)
                 tensors = decompress(data, base, packing_of(rules.transfer.up, part), limit)
@@ -144,10 +141,6 @@ def check_update(
     return found
 
 
-#: Before the name of a part, in the entry of its buffers.
-BUFFERS_OF = "buffers of "
-
-
 def changes_of(store: ObjectStore, manifest: Manifest, previous: Manifest) -> Changes:
     """L2 norms of the changes of an update that was checked, against ``previous``, the parts the device was offered.
 
@@ -156,8 +149,8 @@ def changes_of(store: ObjectStore, manifest: Manifest, previous: Manifest) -> Ch
     found: Changes = {}
     for part, ref in sorted(manifest.items()):
         if part == PROTOTYPES:
-            tables = from_tensors(_tensors(store, ref))
-            if longest := max((_longest(table.means) for table in tables.values()), default=0.0):
+            means = (table.means.astype(np.float64) for table in from_tensors(_tensors(store, ref)).values())
+            if longest := max((float(np.linalg.norm(one, axis=1).max(initial=0.0)) for one in means), default=0.0):
                 found[part] = Change(longest)  # without a row, as of too few samples, it says nothing of the others'
         elif part in previous:
             before = _tensors(store, previous[part])
@@ -196,7 +189,3 @@ def _change(before: Tensors, after: Tensors, names: Iterable[str]) -> Change:
             block -= moved[span]
             change += float(np.dot(block, block))
     return Change(sqrt(change), sqrt(base))
-
-
-def _longest(means: Tensor) -> float:
-    return float(np.linalg.norm(means.astype(np.float64), axis=1).max(initial=0.0))

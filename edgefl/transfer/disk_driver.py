@@ -13,7 +13,7 @@ from edgefl.protocol.chunks import Chunk, bundled
 from edgefl.protocol.messages import Need
 from edgefl.records import ObjectRef
 from edgefl.storage.objects import ObjectStore
-from edgefl.storage.partials import PartialObject
+from edgefl.storage.partials import PartialObject, chunk_count
 from edgefl.transfer.receiver import (
     Completed,
     Failed,
@@ -134,8 +134,8 @@ class DiskReceiver:
 class DiskSender:
     """Sends the objects ``sizes`` (id -> bytes) of ``store`` to those who ask.
 
-    ``publish`` takes a message of chunks and the device it is for, None for all of them on the shared topic.
-    ``expected``: devices that will ask. Raises StoreError when an object cannot be read.
+    ``publish`` takes the device that a message of chunks is for, None for all of them on the shared topic, and the
+    message. ``expected``: devices that will ask. Raises StoreError when an object cannot be read.
     """
 
     def __init__(
@@ -147,22 +147,27 @@ class DiskSender:
         expected: Collection[str] = (),
     ) -> None:
         self.transfer = transfer
-        self._sender = Sender(transfer, sizes, expected)
+        self._sizes = sizes
         self._store = store
         self._publish = publish
+        self._expected = expected
+        self._asked: dict[str, dict[str, int]] = {}  # device -> object -> bytes it lacked when it first asked
+        self.restart()
 
-    @property
-    def dropped(self) -> int:
-        """Messages that were ignored."""
-        return self._sender.dropped.total()
-
-    def resent_bytes(self, device: str) -> int:
-        """Bytes of the chunks that a device was sent more than once."""
-        return self._sender.resent_bytes(device)
+    def restart(self) -> None:
+        """Forget what was sent to each device: devices ask again, in chunks of another size."""
+        self._sender = Sender(self.transfer, self._sizes, self._expected)
 
     def on_need(self, device: str, need: Need, now: float) -> list[Failed]:
         """A device says what it lacks, or how far it is. What it cannot be sent."""
-        return self._perform(self._sender.on_need(device, need, now))
+        ignored = self._sender.dropped.total()
+        failed = self._perform(self._sender.on_need(device, need, now))
+        if self._sender.dropped.total() == ignored:
+            asked = self._asked.setdefault(device, {})
+            for name, bitmap in need.missing.items():
+                if name in self._sizes and name not in asked:
+                    asked[name] = lacking_bytes(bitmap, self._sizes[name], need.chunk_bytes)
+        return failed
 
     def on_tick(self, now: float) -> None:
         """Call while the transport is connected."""
@@ -171,6 +176,15 @@ class DiskSender:
     def drop(self, device: str, now: float) -> None:
         """The others no longer wait for this device; it may ask again."""
         self._perform(self._sender.drop(device, now))
+
+    def payload_bytes(self, device: str, of: str = "") -> int:
+        """Bytes of tensors the device lacked and was sent, repetitions after losses not counted; ``of`` one object."""
+        asked = self._asked.get(device, {})
+        return asked.get(of, 0) if of else sum(asked.values())
+
+    def resent_bytes(self, device: str) -> int:
+        """Bytes of the chunks that a device was sent more than once."""
+        return self._sender.resent_bytes(device)
 
     def _perform(self, instructions: list[Instruction]) -> list[Failed]:
         chunks: dict[str | None, list[SendChunk]] = {}
@@ -185,3 +199,11 @@ class DiskSender:
     def _read(self, chunk: SendChunk) -> Chunk:
         data = self._store.read_chunk(chunk.object_id, self._sender.chunk_bytes, chunk.index)
         return Chunk(chunk.object_id, chunk.index, data)
+
+
+def lacking_bytes(bitmap: bytes, size: int, chunk_bytes: int) -> int:
+    """Bytes of the chunks whose bits are set; bits that belong to no chunk count nothing."""
+    count = chunk_count(size, chunk_bytes)
+    bits = int.from_bytes(bitmap, "little") & ((1 << count) - 1)
+    last = bits >> (count - 1) if count else 0
+    return bits.bit_count() * chunk_bytes - last * (count * chunk_bytes - size)

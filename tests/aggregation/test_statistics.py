@@ -15,8 +15,9 @@ from memory_fleet import SHAPES, plan_of, run_fleet, share, state_of
 from test_pricing_overhead import MODELS, whole
 from training_fixture import CROSS_ENTROPY, dataset, job, model_spec, parts_of
 
+from coordinator.core.moves import Evaluate
 from coordinator.runtime.evaluator import Evaluator
-from coordinator.runtime.model_tasks import EvaluatorClient
+from coordinator.runtime.model_tasks import ModelTasks
 from edgefl.aggregation.aggregate import aggregate_round
 from edgefl.aggregation.history import UpdateInfo
 from edgefl.cli.export import export_run
@@ -31,7 +32,7 @@ from edgefl.plan.job import Job, RunPlan
 from edgefl.plan.training_samples import MOST
 from edgefl.pricing.round_price import Pricer
 from edgefl.protocol.tensors import decode_part, encode_part
-from edgefl.records import Manifest
+from edgefl.records import Attempt, Manifest
 from edgefl.registry import method
 from edgefl.report.quality import evaluation
 from edgefl.storage.objects import ObjectStore
@@ -65,10 +66,13 @@ class Here:
     """The coordinator's worker, in this process."""
 
     async def call(self, method: str, body: Any) -> Any:
-        answer = getattr(Evaluator(), method)(msgspec.to_builtins(body), lambda _: None)
-        return msgspec.to_builtins(answer)
+        return msgspec.to_builtins(Evaluator().answer(method, msgspec.to_builtins(body)))
 
     async def stop(self) -> None: ...
+
+
+def tasks_of(plan: RunPlan, store: ObjectStore) -> ModelTasks:
+    return ModelTasks(plan, store, Here(), lambda event: None, lambda: 0.0)
 
 
 class Run:
@@ -78,7 +82,7 @@ class Run:
         self.plan: RunPlan = plan_of(directory, "end_to_end", "ab", len(shares), [*BATCH, *MOVING[moved]])
         self.shares = shares
         self.store = ObjectStore(directory / "objects")
-        self.evaluator = EvaluatorClient(Here(), self.plan, self.store.root)
+        self.evaluator = tasks_of(self.plan, self.store)
         self.states: list[Manifest] = [asyncio.run(self.evaluator.initial_parts())]
         self.kept: dict[str, Any] = {}
         self.counts = FlopCounts()
@@ -107,8 +111,9 @@ class Run:
 
     def loss(self, state: Manifest) -> float:
         """As the coordinator evaluates the global model."""
-        rows = asyncio.run(self.evaluator.evaluate(1, 1, state, {}))
-        return next(row.value for row in rows if row.metric == "loss")
+        self.evaluator.manifest = state
+        evaluated = asyncio.run(self.evaluator.evaluated(Evaluate(Attempt("", 1, 1))))
+        return next(row.value for row in evaluated.rows if row.metric == "loss")
 
     def recalibrated(self) -> Manifest:
         """The newest weights with statistics of the training samples: a cumulative average over each device's."""
@@ -153,7 +158,7 @@ def test_the_global_model_is_evaluated_as_its_own_recalibrated_copy(moved: str, 
     for number in range(ROUNDS):
         run.round(late=min(number, 2) if moved == "stale" else 0)
     evaluated = run.loss(run.states[-1])
-    run.evaluator = EvaluatorClient(Here(), as_stored(run.plan), run.store.root)
+    run.evaluator = tasks_of(as_stored(run.plan), run.store)
     assert evaluated == pytest.approx(run.loss(run.recalibrated()), rel=0.1)
     if moved not in {"fedyogi", "poverty"}:  # these move too little in so few rounds
         assert run.loss(run.states[-1]) > 1.1 * evaluated

@@ -22,7 +22,7 @@ from identity_fixture import a_fleet, enrolled
 from msgspec.structs import replace
 from test_coordinator_runner import Scene, played
 
-from coordinator.runtime.inbound import Inbound, Liveness
+from coordinator.runtime.inbound import Inbound
 from device_agent.core.freshness import replayed
 from device_agent.core.machine import initial, step
 from device_agent.core.state import Disk, Received, Save, State, TrainerPhase
@@ -231,7 +231,7 @@ def test_an_update_in_another_devices_name_is_not_counted(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("kind", [m.Hello, m.Update, m.Accept, m.Decline, m.Need, m.Heartbeat, m.Presence, m.Renew])
 def test_no_message_in_another_devices_name_is_taken(kind: Any) -> None:
-    inbound = Inbound(Liveness(10.0, 1.0))
+    inbound = Inbound(10.0, 1.0)
     channel = "presence" if kind is m.Presence else "up"
     assert inbound.read(topics.Topic(channel, "thief", ""), m.encode(kind(device="cam")), 0.0) is None
     assert inbound.dropped == {"forged": 1}

@@ -14,7 +14,7 @@ from test_coordinator_inbox import read
 from test_coordinator_runner import Scene, one_stage, played
 
 from coordinator.core.moves import Announced, Declined, Joined
-from coordinator.runtime.inbound import MAX_ENTRIES, Inbound, Liveness, cleaned
+from coordinator.runtime.inbound import MAX_ENTRIES, Inbound, cleaned
 from edgefl.errors import StoreError
 from edgefl.plan.job import RoundPolicy
 from edgefl.protocol import messages as m
@@ -58,7 +58,7 @@ SAID: list[m.UpMessage] = [
 
 @pytest.mark.parametrize("said", SAID, ids=["hello", "decline", "update"])
 def test_no_control_character_and_no_long_text_of_a_device_is_let_in(said: m.UpMessage) -> None:
-    event = read(Inbound(Liveness(10.0, 1.0)), said)
+    event = read(Inbound(10.0, 1.0), said)
     assert isinstance(event, Joined | Declined | Announced)
     found = texts(msgspec.to_builtins(event))
     assert any("\ufffd" in text for text in found)
@@ -71,14 +71,14 @@ def test_no_control_character_and_no_long_text_of_a_device_is_let_in(said: m.UpM
 
 def test_what_honest_devices_write_is_let_in_as_it_is() -> None:
     said = m.Decline("a", Attempt("r1"), Refusal("memory", 2.0, 1.0, "B", "β: 3 MiB → 2 MiB, ‘größer’ 🙂"))
-    event = read(Inbound(Liveness(10.0, 1.0)), said)
+    event = read(Inbound(10.0, 1.0), said)
     assert isinstance(event, Declined)
     assert event.refusal == said.refusal
 
 
 def test_a_hello_has_no_more_entries_than_a_device_has_modalities() -> None:
     many = {f"m{i}": i for i in range(5000)}
-    event = read(Inbound(Liveness(10.0, 1.0)), m.Hello("a", samples=many, modalities=dict.fromkeys(many, (1,))))
+    event = read(Inbound(10.0, 1.0), m.Hello("a", samples=many, modalities=dict.fromkeys(many, (1,))))
     assert isinstance(event, Joined)
     assert len(event.hello.samples) == len(event.hello.modalities) == MAX_ENTRIES
 

@@ -18,6 +18,7 @@ from test_coordinator_runner import Scene, one_stage, played, values
 from coordinator.core import plausibility
 from coordinator.core.plausibility import out_of_line
 from coordinator.core.state import Change, Changes, Claim
+from coordinator.runtime.evaluator import Request
 from coordinator.runtime.validate_update import Own
 from edgefl.aggregation import mean as combine
 from edgefl.aggregation.aggregate import aggregate_round
@@ -65,10 +66,10 @@ def every(value: float) -> Breaking:
 class Diverging(FakeWorker):
     """Its loss is not a number for a state that arithmetic in f32 can not hold."""
 
-    def evaluate(self, body: dict[str, Any]) -> list[EvaluationRow]:
-        rows = super().evaluate(body)
-        store = ObjectStore(Path(body["store"]))
-        state = [decode_part(store.read(ref.id))["w"] for ref in body["manifest"].values()]
+    def evaluate(self, request: Request) -> list[EvaluationRow]:
+        rows = super().evaluate(request)
+        store = ObjectStore(Path(request.store))
+        state = [decode_part(store.read(ref.id))["w"] for ref in request.manifest.values()]
         with np.errstate(over="ignore", invalid="ignore"):
             total = sum(float(np.dot(tensor, tensor)) for tensor in state)
         loss = total if math.isfinite(total) else math.nan
@@ -132,8 +133,8 @@ def test_an_evaluation_that_is_no_number_is_on_record_and_ends_nothing(tmp_path:
     report = RunReport()
 
     class Lost(FakeWorker):
-        def evaluate(self, body: dict[str, Any]) -> list[EvaluationRow]:
-            return [*super().evaluate(body), EvaluationRow(available=("acc",), metric="loss", value=math.nan)]
+        def evaluate(self, request: Request) -> list[EvaluationRow]:
+            return [*super().evaluate(request), EvaluationRow(available=("acc",), metric="loss", value=math.nan)]
 
     async def script(scene: Scene) -> None:
         nonlocal report
@@ -343,7 +344,7 @@ def test_a_run_whose_last_round_was_ruined_before_this_was_checked_goes_on(
     plan = one_stage(msgspec.structs.replace(POLICY, largest_change=0.0), 3)
 
     class Failing(FakeWorker):
-        def evaluate(self, body: dict[str, Any]) -> list[EvaluationRow]:
+        def evaluate(self, request: Request) -> list[EvaluationRow]:
             raise StoreError("NOT NULL constraint failed: evaluations.value")
 
     async def script(scene: Scene) -> None:

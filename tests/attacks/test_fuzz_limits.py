@@ -22,7 +22,7 @@ import pytest
 from fuzz.table import TARGETS
 from fuzz.target import MIB, attempt, measured
 
-from coordinator.runtime.validate_update import LIMITS
+from coordinator.runtime.validate_update import check_sizes
 from edgefl.config.profiles import load_run
 from edgefl.config.slots import parse_slot
 from edgefl.config.yaml_files import MAX_DEPTH, MAX_FIELDS, read_yaml
@@ -31,6 +31,7 @@ from edgefl.data.dataset import Dataset
 from edgefl.data.folder import read_manifest
 from edgefl.data.log_mel import MAX_RATE_HZ, read_wav
 from edgefl.errors import ConfigError, DataError, EdgeFLError, ProtocolError, StoreError
+from edgefl.plan.job import Transfer
 from edgefl.protocol.messages import MAX_MESSAGE_BYTES, Need, decode_up
 from edgefl.protocol.packing import decompress
 from edgefl.protocol.tensors import decode_part, encode_part
@@ -295,7 +296,7 @@ def test_a_transfer_of_more_chunks_than_can_be_asked_for_is_refused() -> None:
 def test_an_update_s_sizes_are_checked_before_anything_is_fetched() -> None:
     model = {"task": ObjectRef("a" * 64, 1000)}
     for size in (0, -1, 999, 1001, 2**63):
-        refusal = LIMITS.check_sizes({"task": ObjectRef("b" * 64, size)}, model)
+        refusal = check_sizes({"task": ObjectRef("b" * 64, size)}, model, Transfer())
         assert refusal is not None
         assert (refusal.reason, refusal.detail) == (
             "size",

@@ -6,6 +6,7 @@ What single modules refuse is tested beside them; here is what a person sees, an
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import fcntl
 import io
@@ -26,7 +27,7 @@ import pytest
 
 from coordinator.cli import showing
 from coordinator.runtime.record import Journal
-from coordinator.runtime.start import execute, write_run_file
+from coordinator.runtime.start import RunOptions, execute, write_run_file
 from edgefl.cli import main
 from edgefl.config.profiles import load_run
 from edgefl.console import INTERRUPTED, guarded
@@ -215,7 +216,10 @@ def test_a_full_disk_is_no_fault_of_the_broker(workplace: Path, monkeypatch: pyt
 
 def test_an_event_is_told_although_the_disk_is_full(workplace: Path) -> None:
     told: list[EventRow] = []
-    with Journal(Path("/dev/full"), told.append) as journal, pytest.raises(StoreError, match="No space left"):
+    with (
+        contextlib.closing(Journal(Path("/dev/full"), told.append)) as journal,
+        pytest.raises(StoreError, match="No space left"),
+    ):
         journal.append(EventRow(kind="run_failed"))
     assert [row.kind for row in told] == ["run_failed"]
 
@@ -224,7 +228,7 @@ def test_an_event_is_told_although_the_disk_is_full(workplace: Path) -> None:
 def test_a_torn_line_of_events_is_cut_off_and_the_next_one_whole(workplace: Path, torn: bytes) -> None:
     file = workplace / "events.jsonl"
     for number, kind in enumerate(("run_started", "run_resumed")):
-        with Journal(file, lambda row: None) as journal:
+        with contextlib.closing(Journal(file, lambda row: None)) as journal:
             journal.append(EventRow(float(number), kind))
         if number == 0:
             file.write_bytes(file.read_bytes() + torn)
@@ -292,7 +296,7 @@ def test_a_run_that_is_not_there_can_not_be_resumed(told: Callable[..., str], wo
     for name in ("nope", "../old"):
         assert "Runs there: old" in told(RunError, "run", "run.yaml", "--resume", name)
     with pytest.raises(StoreError, match="no run 'nope' in runs") as error:
-        execute("run.yaml", resume="nope", emit=print, say=print)
+        execute(RunOptions("run.yaml", resume="nope"), emit=print, say=print)
     assert error.value.remedy == "Runs there are: old."
     assert [path.name for path in (workplace / "runs").iterdir()] == ["old"]
 

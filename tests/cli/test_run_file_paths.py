@@ -89,13 +89,13 @@ def test_a_path_written_for_the_working_directory_still_works_with_a_warning(
 def test_the_coordinator_takes_its_test_set_from_the_same_run_file(place: Path, tmp_path: Path) -> None:
     said: list[str] = []
     name = a_file(place)
-    plan, _ = start._compiled(name, "r1", tmp_path / "runs", [], said.append)
+    plan, _ = start._compiled(start.RunOptions(name, directory=tmp_path / "runs"), "r1", said.append)
     prepared = shares_of(load_run(name)[0], ["a", "b"], tmp_path / "shares")
     assert Dataset.load_npz(plan.test).ids == Dataset.load_npz(prepared.test).ids
     assert any("12 of 60 samples" in line for line in said)
     assert any("waiting for 2 devices (round.devices)" in line for line in said)
     with pytest.raises(ConfigError, match=r"data\.test: is needed, or data\.source"):
-        start._compiled(a_file(place, data={}), "r2", tmp_path / "runs", [], said.append)
+        start._compiled(start.RunOptions(a_file(place, data={}), directory=tmp_path / "runs"), "r2", said.append)
 
 
 def test_a_coordinators_file_can_be_planned(place: Path) -> None:

@@ -7,10 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from coordinator_fixture import a_plan
-from msgspec import to_builtins
 from test_coordinator_runner import played, values
 
-from coordinator.runtime.evaluator import Evaluator
+from coordinator.runtime.evaluator import Evaluator, Request
 from coordinator.runtime.validate_update import Rules, check_update
 from edgefl.aggregation.aggregate import RoundTerms, aggregate_round
 from edgefl.aggregation.clusters import SIGNATURES, wanted
@@ -20,6 +19,7 @@ from edgefl.errors import ProtocolError
 from edgefl.methods.cluster import BITS, ROWS, UNIT, WIDTH, check_sketch, sketch
 from edgefl.models.checkpoints import initial_parts
 from edgefl.models.spec import EncoderSpec, HeadSpec, ModelSpec
+from edgefl.plan.job import RunPlan
 from edgefl.protocol.tensors import decode_part, encode_part
 from edgefl.records import Refusal
 from edgefl.registry import method, methods, signature
@@ -186,8 +186,8 @@ def test_a_diverged_model_has_no_likeness_and_ends_nothing(tmp_path: Path) -> No
     refused = check_update(store, models["b"], good, Rules())  # what had come before this was checked is still weighed
     assert isinstance(refused, Refusal)
     assert (refused.reason, refused.detail.split(":")[0]) == ("range", "part fusion")
-    body = {"model": spec, "stage": stage, "models": models, "store": str(tmp_path / "objects"), "weight": {"cka": {}}}
-    weights = Evaluator().similarity(to_builtins({**body, "test": str(tmp_path / "test.npz")}), lambda _: None)
+    plan = RunPlan(model=spec, stages=(stage,), server={"weight": {"cka": {}}}, test=str(tmp_path / "test.npz"))
+    weights = Evaluator().similarity(Request(plan, str(tmp_path / "objects"), models=models))
     assert weights == pytest.approx({"a": 0.5, "c": 0.5})
     updates = [UpdateInfo(device, {"task": model["task"]}, {"task": 10}) for device, model in models.items()]
     _, record = aggregate_round(updates, store, good, {"weight": {"cka": {}}}, terms=RoundTerms(similarity=weights))

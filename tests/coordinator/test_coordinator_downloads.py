@@ -5,30 +5,34 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from coordinator_fixture import a_plan
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.runtime.publisher import Downloads, lacking_bytes
+from coordinator.core.state import State
+from coordinator.core.timeouts import Timeouts
+from coordinator.runtime.environment import Environment
+from coordinator.runtime.publisher import Publisher
 from edgefl.protocol.chunks import Chunk, decode_chunks
 from edgefl.protocol.messages import Need
 from edgefl.storage.objects import ObjectStore
 from edgefl.storage.partials import chunk_count, chunk_span
+from edgefl.transfer.disk_driver import DiskSender, lacking_bytes
+from edgefl.transport.memory_broker import MemoryBroker, MemoryTransport
 
 DATA = bytes(range(250)) * 10  # 2500 bytes: 3 chunks of 1000, or 5 of 512
 
 
 class Scene:
     def __init__(self, directory: Path) -> None:
-        store = ObjectStore(directory)
-        self.ref = store.put(DATA)
-        self.sent: list[tuple[str, Chunk]] = []
-        self.downloads = Downloads(
+        self.store = ObjectStore(directory)
+        self.ref = self.store.put(DATA)
+        self.sent: list[tuple[str | None, Chunk]] = []
+        self.downloads = DiskSender(
             "t1",
-            {"acc/embed": self.ref},
-            [],
-            store=store,
-            fleet="f",
-            publish=lambda topic, payload: self.sent.extend((topic, one) for one in decode_chunks(payload)),
+            {self.ref.id: self.ref.size},
+            self.store,
+            lambda device, payload: self.sent.extend((device, one) for one in decode_chunks(payload)),
         )
 
     def need(self, device: str, chunk_bytes: int, bitmap: bytes, received: int = 0) -> None:
@@ -59,9 +63,15 @@ def test_only_what_a_device_lacked_is_counted(scene: Scene) -> None:
     assert lacking_bytes(b"\xff", 2500, 1000) == 2500  # bits behind the last chunk count nothing
 
 
-def test_a_device_that_asks_for_what_is_not_offered_is_logged(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_device_that_asks_for_what_is_not_offered_is_logged(
+    scene: Scene, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    plan, transport = a_plan(), MemoryTransport(MemoryBroker(), "c")
+    environment = Environment(tmp_path, transport, "f", lambda row: None)
+    publisher = Publisher(plan, environment, scene.store, lambda event: None, lambda: 0.0)
+    publisher._downloads["t1"] = scene.downloads
     need = Need("d1", "t1", epoch=1, chunk_bytes=1000, credit=1, missing={"0" * 64: b"\x01"})
-    scene.downloads.on_need("d1", need, 0.0)
+    publisher.on_need("d1", need, lambda attempt: {}, State(plan, Timeouts()))
     assert scene.sent == []
     assert [record.getMessage()[:35] for record in caplog.records] == ["d1 asked for what is not offered: o"]
 

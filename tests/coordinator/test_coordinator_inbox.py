@@ -12,7 +12,7 @@ from coordinator.core.moves import (
     Joined,
     Progressed,
 )
-from coordinator.runtime.inbound import MAX_ENTRIES, MAX_INTRODUCTIONS, Inbound, Liveness
+from coordinator.runtime.inbound import MAX_ENTRIES, MAX_INTRODUCTIONS, Inbound
 from edgefl.protocol import messages as m
 from edgefl.protocol.messages import Need
 from edgefl.protocol.topics import Topic
@@ -27,7 +27,7 @@ def read(inbound: Inbound, message: m.UpMessage, channel: str = "up", device: st
 
 
 def test_a_device_speaks_for_itself_only() -> None:
-    inbound = Inbound(Liveness(10.0, 1.0))
+    inbound = Inbound(10.0, 1.0)
     assert read(inbound, m.Hello(device="b")) is None
     assert read(inbound, m.Hello(device="a"), channel="presence") is None
     assert read(inbound, m.Presence(device="a", online=True)) is None
@@ -35,7 +35,7 @@ def test_a_device_speaks_for_itself_only() -> None:
 
 
 def test_what_can_not_be_read_is_counted_by_reason() -> None:
-    inbound = Inbound(Liveness(10.0, 1.0))
+    inbound = Inbound(10.0, 1.0)
     for payload in (b"", b"\xc1", b"\x80", b"x" * (m.MAX_MESSAGE_BYTES + 1)):
         assert inbound.read(Topic("up", "a", ""), payload, NOW) is None
     assert inbound.read(Topic("up", "a", ""), b"\x81\xa1t\xa3new", NOW) is None
@@ -43,7 +43,7 @@ def test_what_can_not_be_read_is_counted_by_reason() -> None:
 
 
 def test_the_last_will_of_an_earlier_session_says_nothing() -> None:
-    inbound = Inbound(Liveness(10.0, 1.0))
+    inbound = Inbound(10.0, 1.0)
     assert isinstance(read(inbound, m.Hello(device="a", session="old")), Joined)
     assert isinstance(read(inbound, m.Hello(device="a", session="new")), Joined)
     assert read(inbound, m.Presence("a", "old", online=False), "presence") is None
@@ -52,25 +52,25 @@ def test_the_last_will_of_an_earlier_session_says_nothing() -> None:
 
 
 def test_silence_is_told_once_and_not_held_against_anyone_after_an_outage() -> None:
-    inbound = Inbound(Liveness(10.0, 1.0))
-    inbound.liveness.heard("a", 0.0)
-    inbound.liveness.heard("b", 6.0)
-    assert [left.device for left in inbound.liveness.silent(11.0)] == ["a"]
-    assert inbound.liveness.silent(12.0) == []
-    inbound.liveness.reset(100.0)
-    assert inbound.liveness.silent(105.0) == []
+    inbound = Inbound(10.0, 1.0)
+    inbound.heard("a", 0.0)
+    inbound.heard("b", 6.0)
+    assert [left.device for left in inbound.silent(11.0)] == ["a"]
+    assert inbound.silent(12.0) == []
+    inbound.reset(100.0)
+    assert inbound.silent(105.0) == []
 
 
 def test_who_is_online_without_a_hello_is_asked_a_few_times() -> None:
-    inbound = Inbound(Liveness(10.0, 1.0))
+    inbound = Inbound(10.0, 1.0)
     assert read(inbound, m.Presence("a", "s", online=True), "presence") is None
-    assert inbound.liveness.strangers(NOW + 0.5) == []
-    asked = [beat for second in range(1, 30) for beat in inbound.liveness.strangers(NOW + second)]
+    assert inbound.strangers(NOW + 0.5) == []
+    asked = [beat for second in range(1, 30) for beat in inbound.strangers(NOW + second)]
     assert asked == [HeartbeatSeen(NOW + second, "a", reports_work=False) for second in range(1, MAX_INTRODUCTIONS + 1)]
 
 
 def test_numbers_that_are_none_are_left_out_and_entries_limited() -> None:
-    inbound = Inbound(Liveness(10.0, 1.0))
+    inbound = Inbound(10.0, 1.0)
     figures = {f"f{number}": Figure(1.0) for number in range(MAX_ENTRIES + 9)}
     update = m.Update("a", Attempt("r"), metrics={"loss": math.nan, "ok": 1.0}, figures=figures)
     event = read(inbound, update)
@@ -84,7 +84,7 @@ def test_numbers_that_are_none_are_left_out_and_entries_limited() -> None:
 
 def test_a_device_that_says_hello_twice_in_a_moment_is_answered_once() -> None:
     """It came just when the coordinator called. After it has left, or with other words, it is a hello like any."""
-    inbound, hello = Inbound(Liveness(10.0, 1.0)), m.Hello(device="a", session="s")
+    inbound, hello = Inbound(10.0, 1.0), m.Hello(device="a", session="s")
     assert isinstance(read(inbound, hello), Joined)
     assert read(inbound, hello, now=NOW + 0.5) is None
     assert isinstance(read(inbound, m.Hello(device="a", session="s", profile="p"), now=NOW + 0.6), Joined)

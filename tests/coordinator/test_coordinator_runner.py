@@ -19,6 +19,7 @@ from coordinator.core import moves as do
 from coordinator.core.timeouts import Timeouts
 from coordinator.ledger.ledger import Ledger
 from coordinator.runtime import uploads
+from coordinator.runtime.environment import Environment
 from coordinator.runtime.model_tasks import ModelTasks
 from coordinator.runtime.publisher import Publisher
 from coordinator.runtime.runner import run
@@ -52,15 +53,17 @@ class Scene:
     def coordinator(self, plan: RunPlan, *, resume: bool = False, **changes: Any) -> Coroutine[Any, Any, RunReport]:
         return run(
             plan,
-            directory=self.directory / "run",
-            transport=MemoryTransport(self.broker, "coordinator"),
-            fleet=FLEET,
-            emit=self.events.append,
+            Environment(
+                directory=self.directory / "run",
+                transport=MemoryTransport(self.broker, "coordinator"),
+                fleet=FLEET,
+                emit=self.events.append,
+                ledger_url=str(ledger_at(self.directory / "run" / "ledger.sqlite")),
+                worker=self.worker,
+                timeouts=FAST._replace(**changes),
+                broker="mqtt://user:secret@localhost:1883",
+            ),
             resume=resume,
-            ledger_url=str(ledger_at(self.directory / "run" / "ledger.sqlite")),
-            worker=self.worker,
-            timeouts=FAST._replace(**changes),
-            broker="mqtt://user:secret@localhost:1883",
         )
 
     async def both(self, run: Coroutine[Any, Any, RunReport], script: Coroutine[Any, Any, None]) -> tuple[Any, ...]:

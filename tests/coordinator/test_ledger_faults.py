@@ -23,6 +23,7 @@ from sqlalchemy.engine import make_url
 from coordinator.core.timeouts import Timeouts
 from coordinator.ledger import database
 from coordinator.ledger.ledger import Ledger
+from coordinator.runtime.environment import Environment
 from coordinator.runtime.runner import run
 from edgefl.cli.runs import read_run, read_runs
 from edgefl.errors import MissingDependencyError, StoreError
@@ -332,14 +333,16 @@ def played(directory: Path, place: str, disturb: Callable[[list[EventRow]], None
         try:
             return await run(
                 a_plan(),
-                directory=directory / "run",
-                transport=MemoryTransport(broker, "coordinator"),
-                fleet=FLEET,
-                emit=emit,
+                Environment(
+                    directory=directory / "run",
+                    transport=MemoryTransport(broker, "coordinator"),
+                    fleet=FLEET,
+                    emit=emit,
+                    worker=FakeWorker(),
+                    timeouts=FAST,
+                    ledger_url=place,
+                ),
                 resume=(directory / "run" / "events.jsonl").exists(),
-                worker=FakeWorker(),
-                timeouts=FAST,
-                ledger_url=place,
             )
         finally:
             for device in devices:

@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from coordinator.runtime.inbound import Inbound, Liveness
-from coordinator.runtime.validate_update import LIMITS, Rules, check_update
+from coordinator.runtime.inbound import Inbound
+from coordinator.runtime.validate_update import Rules, check_sizes, check_update
 from edgefl.errors import ModelError, ProtocolError
 from edgefl.plan.job import Transfer
 from edgefl.protocol import chunks, messages, packing, topics
@@ -32,11 +32,11 @@ def up(data: bytes) -> None:
     message = messages.decode_up(data)
     _again(message, messages.decode_up)
     for channel in ("up", "presence"):
-        inbound = Inbound(Liveness(silence_s=30.0, introduce_s=1.0))
+        inbound = Inbound(silence_s=30.0, introduce_s=1.0)
         event = inbound.read(topics.Topic(channel, message.device, ""), data, 1.0)
         assert event is not None or inbound.dropped.total() or channel == "presence" or message.device, message
-        inbound.liveness.silent(100.0)
-        inbound.liveness.strangers(100.0)
+        inbound.silent(100.0)
+        inbound.strangers(100.0)
 
 
 def down(data: bytes) -> None:
@@ -165,7 +165,7 @@ def update(data: bytes) -> None:
     kind = ("", "sketch", "bases")[data[0] // 4 % 3] if data else ""
     ref = store.put(data[1:])
     try:
-        LIMITS.check_sizes({name: ref}, model)
+        check_sizes({name: ref}, model, Transfer())
         transfer = Transfer(up=(("*", "delta+int8" if data[0] & 64 else "f16"),))
         with np.errstate(over="ignore", invalid="ignore"):
             found = check_update(store, {name: ref}, model, Rules(kind, transfer))

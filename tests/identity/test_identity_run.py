@@ -24,6 +24,7 @@ from transport_fixtures import mosquitto_wanted
 
 from benchmarks.network.echo_agents import CLASSES, MODALITY, SHAPE
 from coordinator.core.timeouts import Timeouts
+from coordinator.runtime.environment import Environment
 from coordinator.runtime.fleet_auth import Guard
 from coordinator.runtime.runner import run
 from device_agent.runtime.connect import Options
@@ -95,15 +96,17 @@ class Scene:
         plan = a_plan(model=MODEL, policy=policy)
         return run(
             plan,
-            directory=self.place / "runs" / plan.run,
-            transport=self.fleet.transport(),
-            fleet=FLEET,
-            emit=self.events.append,
+            Environment(
+                directory=self.place / "runs" / plan.run,
+                transport=self.fleet.transport(),
+                fleet=FLEET,
+                emit=self.events.append,
+                worker=FakeWorker(),
+                timeouts=FAST,
+                broker=self.fleet.url,
+                guard=Guard(self.fleet),
+            ),
             resume=False,
-            worker=FakeWorker(),
-            timeouts=FAST,
-            broker=self.fleet.url,
-            guard=Guard(self.fleet),
         )
 
 

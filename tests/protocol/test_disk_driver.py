@@ -99,6 +99,6 @@ def test_what_is_not_offered_fails_and_senseless_sizes_are_refused(tmp_path: Pat
     link = Link(tmp_path)
     strange = Need("a", "t", epoch=1, chunk_bytes=1000, credit=4, missing={"0" * 64: b"\x01"})
     assert [failed.object_id for failed in link.sender.on_need("a", strange, 0.0)] == ["0" * 64]
-    assert (link.messages, link.sender.dropped) == ([], 1)
+    assert (link.messages, link.sender._sender.dropped.total()) == ([], 1)
     with pytest.raises(ProtocolError, match="chunks of 0 bytes"):
         link.receiver.start(0, 4, 0.0)

@@ -16,6 +16,7 @@ from fleet_fixture import Fleet, finish, share
 from transport_fixtures import Recorder, fails, mosquitto_wanted, run, until
 
 from coordinator.runtime.chunk_size import LEAST_BYTES, Chunking, ChunkSizer
+from coordinator.runtime.environment import Environment
 from coordinator.runtime.publisher import Publisher
 from device_agent.tools.doctor import reach
 from edgefl.errors import BrokerError, MessageSizeError
@@ -310,7 +311,9 @@ def test_a_message_that_no_chunk_size_makes_smaller_is_reported(tmp_path: Path, 
         told: list[object] = []
         transport, store = Shallow(MemoryBroker(), "c"), ObjectStore(tmp_path)
         await transport.connect()
-        publisher = Publisher(a_plan(), transport, "default", store, lambda: 0.0, 1.0, told.append)
+        publisher = Publisher(
+            a_plan(), Environment(tmp_path, transport, "default", told.append), store, told.append, lambda: 0.0
+        )
         await publisher.chunking.begin()
         publisher.post("a", Drain("r1", "x" * size))
         await publisher.flush(1.0)

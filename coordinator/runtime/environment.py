@@ -1,0 +1,44 @@
+"""Environment of a run: its directory, its link to the fleet, its worker."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from coordinator.core.timeouts import Timeouts
+from edgefl.run_records import EventRow
+from edgefl.transport.interface import Transport
+
+if TYPE_CHECKING:  # runs without an identity load no cryptography
+    from coordinator.runtime.fleet_auth import Guard
+
+
+class Worker(Protocol):
+    """The part of :class:`edgefl.process.worker.WorkerProcess` that the coordinator uses; tests replace it."""
+
+    async def call(self, method: str, body: object) -> object:
+        """The answer. Raises WorkerError."""
+        ...
+
+    async def stop(self) -> None:
+        """End the worker."""
+        ...
+
+
+class Environment(NamedTuple):
+    """``directory``: of this run alone. ``transport``: not connected yet. ``emit`` takes the events as they happen.
+
+    ``ledger_url``: a database, default ``ledger.sqlite`` in the directory. ``broker``: its address, for the event log.
+    ``worker``: in place of the process that holds torch. ``guard``: the fleet's identity, if it has one.
+    """
+
+    directory: Path
+    transport: Transport
+    fleet: str
+    emit: Callable[[EventRow], None]
+    ledger_url: str = ""
+    broker: str = ""
+    worker: Worker | None = None
+    timeouts: Timeouts = Timeouts()
+    guard: Guard | None = None

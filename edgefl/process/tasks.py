@@ -1,0 +1,40 @@
+"""Tasks beside an event loop's own: kept until they end, cancelled together."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+
+class Tasks:
+    """Tasks beside the loop. ``failed`` takes the error of one that ends by it."""
+
+    def __init__(self, failed: Callable[[BaseException], None]) -> None:
+        self._failed = failed
+        self._running: set[asyncio.Future[object]] = set()
+
+    def __len__(self) -> int:
+        return len(self._running)
+
+    def spawn(self, work: Awaitable[object]) -> None:
+        """Begin a piece of work."""
+        task = asyncio.ensure_future(work)
+        self._running.add(task)
+        task.add_done_callback(self._ended)
+
+    async def wait(self, timeout_s: float | None = None) -> None:
+        """Wait until everything that runs has ended, no longer than this."""
+        if self._running:
+            await asyncio.wait(self._running, timeout=timeout_s)
+
+    async def close(self) -> None:
+        """Cancel what runs."""
+        tasks = list(self._running)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _ended(self, task: asyncio.Future[object]) -> None:
+        self._running.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._failed(error)
