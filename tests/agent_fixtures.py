@@ -21,7 +21,7 @@ from edgefl.protocol import topics
 from edgefl.protocol.chunks import Chunk, decode_chunks, encode_chunk
 from edgefl.records import Attempt, Figure, Refusal
 from edgefl.storage.objects import ObjectStore
-from edgefl.transfer.receiver import Completed, Receiver, SendChunk, SendNeed, StoreChunk, VerifyObject
+from edgefl.transfer.receiver import Completed, Receiver, SendChunk, StoreChunk, VerifyObject
 from edgefl.transfer.sender import Sender
 from edgefl.transport.memory_broker import MemoryTransport
 
@@ -130,8 +130,8 @@ class Coordinator:
 
     def carry_out(self, transfer, instructions, chunk=None):
         for one in instructions:
-            if isinstance(one, SendNeed):
-                self.send(m.Grant(**asdict(one.need)))
+            if isinstance(one, m.Need):
+                self.send(m.Grant(**asdict(one)))
             elif isinstance(one, SendChunk):
                 self.send_chunk(transfer, one)
             elif isinstance(one, StoreChunk):

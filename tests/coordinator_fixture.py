@@ -20,7 +20,7 @@ from edgefl.protocol.chunks import Chunk, decode_chunks, encode_chunk
 from edgefl.protocol.tensors import decode_part, encode_part
 from edgefl.records import Attempt, Budget, Capabilities, Cost, EvaluationRow, Figure, Manifest, ObjectRef, Refusal
 from edgefl.storage.objects import ObjectStore
-from edgefl.transfer.receiver import Completed, Receiver, SendChunk, SendNeed, StoreChunk, VerifyObject
+from edgefl.transfer.receiver import Completed, Receiver, SendChunk, StoreChunk, VerifyObject
 from edgefl.transfer.sender import Sender
 from edgefl.transport.interface import Will
 from edgefl.transport.memory_broker import MemoryBroker, MemoryTransport
@@ -301,8 +301,8 @@ class FakeDevice:
 
     def _perform(self, instructions: list[Any], chunk: Chunk | None = None) -> None:
         for one in instructions:
-            if isinstance(one, SendNeed):
-                self.say(one.need)
+            if isinstance(one, m.Need):
+                self.say(one)
             elif isinstance(one, StoreChunk) and chunk is not None:
                 self._partial(one.object_id).write(one.index, chunk.data)
             elif isinstance(one, VerifyObject):

@@ -20,7 +20,6 @@ from edgefl.transfer.receiver import (
     Instruction,
     Receiver,
     SendChunk,
-    SendNeed,
     StoreChunk,
     VerifyObject,
 )
@@ -114,8 +113,8 @@ class DiskReceiver:
     def _perform(self, instructions: list[Instruction], now: float, data: bytes | memoryview = b"") -> End | None:
         end: End | None = None
         for instruction in instructions:
-            if isinstance(instruction, SendNeed):
-                self._send(instruction.need)
+            if isinstance(instruction, Need):
+                self._send(instruction)
             elif isinstance(instruction, StoreChunk | VerifyObject):
                 partial = self.partials[instruction.object_id]
                 if partial.abandoned:

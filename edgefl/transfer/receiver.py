@@ -38,13 +38,6 @@ MAX_WRONG_HASHES = 3
 
 
 @dataclass(frozen=True)
-class SendNeed:
-    """Publish this message to the sender of the transfer."""
-
-    need: Need
-
-
-@dataclass(frozen=True)
 class SendChunk:
     """Read a chunk and publish it: to ``device``, or on the shared topic when that is None."""
 
@@ -84,7 +77,8 @@ class Failed:
     reason: str
 
 
-Instruction = SendNeed | SendChunk | StoreChunk | VerifyObject | Completed | Failed
+#: A Need is to be published to the sender of the transfer.
+Instruction = Need | SendChunk | StoreChunk | VerifyObject | Completed | Failed
 
 
 class ChunkIndex:
@@ -95,24 +89,22 @@ class ChunkIndex:
             raise ProtocolError(f"chunks of {chunk_bytes} bytes: 1 to {MAX_CHUNK_BYTES} are allowed")
         self.chunk_bytes = chunk_bytes
         self._sizes = dict(sizes)
-        self._ids = [check_id(name) for name in self._sizes]
-        self._first = {}
-        position = 0
+        self._spans: dict[str, tuple[int, int]] = {}  # object id -> number of its first chunk, how many it has
+        end = 0
         for name, size in self._sizes.items():
-            self._first[name] = position
-            position += chunk_count(size, chunk_bytes)
-        self._starts = list(self._first.values())
-        if position > MAX_CHUNKS:
-            raise ProtocolError(f"a transfer of {position} chunks: at most {MAX_CHUNKS} are allowed; use larger chunks")
+            self._spans[check_id(name)] = end, chunk_count(size, chunk_bytes)
+            end += self._spans[name][1]
+        self._ids, self._starts = list(self._sizes), [first for first, _ in self._spans.values()]
+        if end > MAX_CHUNKS:
+            raise ProtocolError(f"a transfer of {end} chunks: at most {MAX_CHUNKS} are allowed; use larger chunks")
 
     def __contains__(self, name: str) -> bool:
         return name in self._sizes
 
     def number(self, name: str, index: int) -> int | None:
         """The number of chunk ``index`` of an object; None when there is no such object or chunk."""
-        if name not in self._sizes or not 0 <= index < chunk_count(self._sizes[name], self.chunk_bytes):
-            return None
-        return self._first[name] + index
+        first, count = self._spans.get(name, (0, 0))
+        return first + index if 0 <= index < count else None
 
     def locate(self, number: int) -> tuple[str, int]:
         """(object id, index in it) of a chunk."""
@@ -125,26 +117,26 @@ class ChunkIndex:
 
     def whole(self, name: str) -> int:
         """The set of all chunks of an object."""
-        return ((1 << chunk_count(self._sizes[name], self.chunk_bytes)) - 1) << self._first[name]
+        first, count = self._spans[name]
+        return ((1 << count) - 1) << first
 
     def pack(self, missing: Mapping[str, bytes]) -> int:
         """Bitmaps per object as one set. Raises ProtocolError for an unknown object or a bitmap that does not fit."""
         chunks = 0
         for name, bitmap in missing.items():
-            if name not in self._sizes:
+            if name not in self._spans:
                 raise ProtocolError(f"object {name[:12]} is not part of this transfer")
-            count = chunk_count(self._sizes[name], self.chunk_bytes)
+            first, count = self._spans[name]
             bits = int.from_bytes(bitmap, "little")
             if len(bitmap) != (count + 7) // 8 or bits >> count:
                 raise ProtocolError(f"a bitmap of {len(bitmap)} bytes for the {count} chunks of {name[:12]}")
-            chunks |= bits << self._first[name]
+            chunks |= bits << first
         return chunks
 
     def unpack(self, chunks: int) -> dict[str, bytes]:
         """The set as one bitmap per object; objects without any are left out."""
         missing = {}
-        for name, first in self._first.items():
-            count = chunk_count(self._sizes[name], self.chunk_bytes)
+        for name, (first, count) in self._spans.items():
             if bits := (chunks >> first) & ((1 << count) - 1):
                 missing[name] = bits.to_bytes((count + 7) // 8, "little")
         return missing
@@ -186,11 +178,6 @@ class Receiver:
         self._last_at = 0.0  # the last chunk, or the first time it asked
         self._gap_s = 0.0  # between chunks, of late
         self._said_done = 0.0
-
-    @property
-    def duplicates(self) -> int:
-        """Chunks that arrived though they were here already."""
-        return self.dropped["duplicate"] + self.dropped["finished"]
 
     def start(self, missing: Mapping[str, bytes], now: float) -> list[Instruction]:
         """Begin. ``missing``: ``PartialObject.missing()`` of every object that is not finished; the others are here."""
@@ -235,7 +222,7 @@ class Receiver:
             instructions.append(VerifyObject(object_id))
         if self._lacking and self._in_epoch - self._acknowledged >= max(1, self.credit // 2):
             self._acknowledged = self._in_epoch
-            instructions.append(SendNeed(self._need(received=self._in_epoch)))
+            instructions.append(self._need(received=self._in_epoch))
         return instructions
 
     def on_verified(self, object_id: str, ok: bool, now: float) -> list[Instruction]:
@@ -272,11 +259,11 @@ class Receiver:
             return self._repeat_done(now)
         return [self._open_epoch(now)] if self._lacking else []
 
-    def _open_epoch(self, now: float) -> SendNeed:
+    def _open_epoch(self, now: float) -> Need:
         self._epoch += 1
         self._in_epoch = self._acknowledged = 0
         self._silent_since = now
-        return SendNeed(self._need(missing=self._index.unpack(self._lacking)))
+        return self._need(missing=self._index.unpack(self._lacking))
 
     def _finish(self, now: float) -> list[Instruction]:
         self.finished = True
@@ -284,7 +271,7 @@ class Receiver:
 
     def _repeat_done(self, now: float) -> list[Instruction]:
         self._said_done = now
-        return [SendNeed(self._need(received=self._in_epoch, done=True))]
+        return [self._need(received=self._in_epoch, done=True)]
 
     def _need(self, *, received: int = 0, missing: dict[str, bytes] | None = None, done: bool = False) -> Need:
         return Need(

@@ -42,17 +42,13 @@ class Sender:
 
     ``expected``: devices that will ask; the first chunk waits for them up to GATHER_S, so that all of them can use what
     is published once. The chunk size is that of the first Need; one with another size is dropped while others are being
-    served. ``dropped`` counts by reason what was ignored, ``stalls`` how often a receiver fell out of step,
-    ``shared_sent`` and ``own_sent`` chunks by topic; ``completed`` holds the devices that have everything.
+    served. ``dropped`` counts by reason what was ignored; ``completed`` holds the devices that have everything.
     """
 
     def __init__(self, transfer: str, sizes: Mapping[str, int], expected: Collection[str] = ()) -> None:
         self.transfer = transfer
         self.completed: set[str] = set()
         self.dropped: Counter[str] = Counter()
-        self.shared_sent = 0
-        self.own_sent = 0
-        self.stalls = 0
         self._sizes = dict(sizes)
         self._index = ChunkIndex(sizes, DEFAULT_CHUNK_BYTES)
         self._receivers: dict[str, ReceiverState] = {}
@@ -66,16 +62,6 @@ class Sender:
     def chunk_bytes(self) -> int:
         """The chunk size in force, to read chunks by."""
         return self._index.chunk_bytes
-
-    @property
-    def active(self) -> frozenset[str]:
-        """Devices that have asked and do not have everything yet."""
-        return frozenset(self._receivers)
-
-    @property
-    def in_step(self) -> frozenset[str]:
-        """Active devices at whose pace the shared topic runs."""
-        return frozenset(device for device, receiver in self._receivers.items() if receiver.in_step)
 
     def resent_bytes(self, device: str) -> int:
         """Bytes of the chunks that a device was sent more than once."""
@@ -108,7 +94,6 @@ class Sender:
             if receiver.in_step and receiver.blocked_at is not None and now - receiver.blocked_at >= PACE_STALL_S:
                 receiver.in_step = False
                 receiver.blocked_at = None
-                self.stalls += 1
                 self._plan()
         instructions = [*self._probe(now), *self._pump(now)]
         self._note_blocked(now)
@@ -219,31 +204,26 @@ class Sender:
             waiting = receiver.in_step and (gathering or receiver.todo & self._shared)
             while not waiting and receiver.has_room and (own := receiver.todo & ~self._shared):
                 instructions.append(self._send(name, lowest(own), [receiver]))
-                self.own_sent += 1
         return instructions
 
     def _publish_shared(self, now: float) -> list[Instruction]:
+        """The shared chunks that no receiver in step with a full window lacks."""
         instructions: list[Instruction] = []
         pacing = [receiver for receiver in self._receivers.values() if receiver.in_step]
-        while free := self._publishable(pacing):
+        while True:
+            free = self._shared
+            for receiver in pacing:
+                if free and not receiver.has_room:
+                    free &= ~receiver.todo
+            if not free:
+                break
             number = lowest(free)
             self._shared ^= 1 << number
             takers = [receiver for receiver in self._receivers.values() if receiver.todo >> number & 1]
             instructions.append(self._send(None, number, takers))
-            self.shared_sent += 1
         if instructions:
             self._note_blocked(now)
         return instructions
-
-    def _publishable(self, pacing: list[ReceiverState]) -> int:
-        """The shared chunks that no receiver with a full window lacks."""
-        free = self._shared
-        for receiver in pacing:
-            if not free:
-                break
-            if not receiver.has_room:
-                free &= ~receiver.todo
-        return free
 
     def _note_blocked(self, now: float) -> None:
         for receiver in self._receivers.values():
@@ -259,19 +239,18 @@ class Sender:
             receiver.take(number, size)
         return SendChunk(device, *where)
 
-    def _flight_s(self, receiver: ReceiverState) -> float:
-        """Seconds that chunks in flight may take: twice the receiver's pace so far, or as over a slow link."""
-        on_its_way = receiver.sent - receiver.received
-        slow = 1.5 * on_its_way * self._index.chunk_bytes / SLOW_LINK
-        if not receiver.received:
-            return slow
-        return min(slow, 2 * on_its_way * (receiver.heard - receiver.since) / receiver.received)
-
     def _probe(self, now: float) -> list[Instruction]:
         instructions: list[Instruction] = []
         for device, receiver in self._receivers.items():
-            patience = min(MAX_PROBE_S, max(PROBE_S, self._flight_s(receiver)) * 2 ** min(receiver.probes, 16))
-            if not receiver.todo and now - receiver.heard >= patience:
+            if receiver.todo:
+                continue
+            # Chunks in flight may take twice as long as at the receiver's pace so far, or as over a slow link.
+            in_flight = receiver.sent - receiver.received
+            flight_s = 1.5 * in_flight * self._index.chunk_bytes / SLOW_LINK
+            if receiver.received:
+                flight_s = min(flight_s, 2 * in_flight * (receiver.heard - receiver.since) / receiver.received)
+            patience = min(MAX_PROBE_S, max(PROBE_S, flight_s) * 2 ** min(receiver.probes, 16))
+            if now - receiver.heard >= patience:
                 receiver.heard, receiver.probes = now, receiver.probes + 1
                 size, number = receiver.least
                 instructions.append(self._send(device, number, ()))

@@ -93,7 +93,7 @@ def asked(data: bytes) -> None:
         _sent(sender, sender.on_tick(now))
     for device in (DEVICE, OTHER, ""):
         _sent(sender, sender.drop(device, now))
-    assert not sender.active & {DEVICE, OTHER}
+    assert not sender._receivers.keys() & {DEVICE, OTHER}
 
 
 def _sent(sender: Sender, instructions: list[Instruction]) -> None:

@@ -28,7 +28,6 @@ from edgefl.transfer.receiver import (
     Failed,
     Receiver,
     SendChunk,
-    SendNeed,
     StoreChunk,
     VerifyObject,
 )
@@ -66,6 +65,37 @@ def everything(objects: list[ObjectRef]) -> dict[str, bytes]:
 
 def need(device: str = "a", epoch: int = 1, **fields: object) -> Need:
     return Need(**{"device": device, "transfer": "t", "epoch": epoch, "chunk_bytes": CHUNK, "credit": 2, **fields})
+
+
+def duplicates(receiver: Receiver) -> int:
+    return receiver.dropped["duplicate"] + receiver.dropped["finished"]
+
+
+class Counting(Sender):
+    """Counts chunks by topic, and how often a receiver falls out of step."""
+
+    shared_sent = own_sent = stalls = 0
+
+    @property
+    def active(self) -> set[str]:
+        return set(self._receivers)
+
+    @property
+    def in_step(self) -> set[str]:
+        return {device for device, receiver in self._receivers.items() if receiver.in_step}
+
+    def on_tick(self, now: float) -> list:
+        before = self.in_step
+        instructions = super().on_tick(now)
+        self.stalls += len(before - self.in_step)
+        return instructions
+
+    def _send(self, device, number, takers):
+        if device is None:
+            self.shared_sent += 1
+        elif takers:  # else it is a probe
+            self.own_sent += 1
+        return super()._send(device, number, takers)
 
 
 @dataclass
@@ -123,8 +153,8 @@ class Network:
 
     def from_device(self, device: Device, instructions: list) -> None:
         for one in instructions:
-            if isinstance(one, SendNeed):
-                self.deliver("need", (device.label, one.need))
+            if isinstance(one, Need):
+                self.deliver("need", (device.label, one))
             elif isinstance(one, StoreChunk):
                 device.disk[one.object_id].add(one.index)
                 device.stored[one.object_id, one.index] += 1
@@ -203,7 +233,7 @@ class Network:
 
 def fleet(count: int, objects: list[ObjectRef], credit: int = 4, **network: object) -> Network:
     devices = [Device(f"d{number}", objects, credit) for number in range(count)]
-    return Network(devices, Sender("t", sizes(objects), [device.label for device in devices]), **network)
+    return Network(devices, Counting("t", sizes(objects), [device.label for device in devices]), **network)
 
 
 # --- the conversation, by hand -------------------------------------------------------------------------------------
@@ -212,31 +242,31 @@ def fleet(count: int, objects: list[ObjectRef], credit: int = 4, **network: obje
 def test_one_object_of_three_chunks_with_a_window_of_two():
     objects = refs(3)
     receiver = Receiver("t", "a", objects, CHUNK, 2, incarnation=7)
-    sender = Sender("t", sizes(objects))
+    sender = Counting("t", sizes(objects))
     [asked] = receiver.start(everything(objects), 0.0)
-    assert asked == SendNeed(need(epoch=(7 << 32) + 1, missing={name(0): b"\x07"}))
-    assert sender.on_need("a", asked.need, 0.0) == [SendChunk("a", name(0), 0), SendChunk("a", name(0), 1)]
+    assert asked == need(epoch=(7 << 32) + 1, missing={name(0): b"\x07"})
+    assert sender.on_need("a", asked, 0.0) == [SendChunk("a", name(0), 0), SendChunk("a", name(0), 1)]
     stored, progress = receiver.on_chunk(name(0), 0, CHUNK, 0.1)
     assert stored == StoreChunk(name(0), 0)
-    assert progress == SendNeed(need(epoch=(7 << 32) + 1, received=1))
-    assert sender.on_need("a", progress.need, 0.1) == [SendChunk("a", name(0), 2)]
+    assert progress == need(epoch=(7 << 32) + 1, received=1)
+    assert sender.on_need("a", progress, 0.1) == [SendChunk("a", name(0), 2)]
     assert receiver.on_chunk(name(0), 2, CHUNK - 3, 0.2)[0] == StoreChunk(name(0), 2)
     assert receiver.on_chunk(name(0), 1, CHUNK, 0.2) == [StoreChunk(name(0), 1), VerifyObject(name(0))]
     done, completed = receiver.on_verified(name(0), True, 0.3)
-    assert done.need.done
+    assert done.done
     assert completed == Completed("a")
-    assert sender.on_need("a", done.need, 0.3) == [Completed("a")]
-    assert sender.on_need("a", done.need, 0.3) == []
+    assert sender.on_need("a", done, 0.3) == [Completed("a")]
+    assert sender.on_need("a", done, 0.3) == []
     assert sender.dropped == {"completed": 1}
-    assert (receiver.received, receiver.duplicates, sender.own_sent, sender.shared_sent) == (3, 0, 3, 0)
+    assert (receiver.received, duplicates(receiver), sender.own_sent, sender.shared_sent) == (3, 0, 3, 0)
 
 
 def test_a_receiver_that_has_everything_says_so_at_once():
     receiver = Receiver("t", "a", refs(3), CHUNK, 2, incarnation=7)
     done, completed = receiver.start({}, 0.0)
-    assert done.need.done
+    assert done.done
     assert completed == Completed("a")
-    assert Sender("t", sizes(refs(3))).on_need("a", done.need, 0.0) == [Completed("a")]
+    assert Counting("t", sizes(refs(3))).on_need("a", done, 0.0) == [Completed("a")]
 
 
 def test_stored_but_unverified_and_empty_objects_are_verified_without_asking():
@@ -249,9 +279,9 @@ def test_stored_but_unverified_and_empty_objects_are_verified_without_asking():
 
 def test_a_grant_is_as_good_as_a_need():
     [asked] = Receiver("t", "a", refs(1), CHUNK, 2, incarnation=7).start(everything(refs(1)), 0.0)
-    grant = Grant(**asdict(asked.need))
+    grant = Grant(**asdict(asked))
     assert decode_down(encode(grant)) == grant
-    assert Sender("t", sizes(refs(1))).on_need("a", grant, 0.0) == [SendChunk("a", name(0), 0)]
+    assert Counting("t", sizes(refs(1))).on_need("a", grant, 0.0) == [SendChunk("a", name(0), 0)]
 
 
 def test_a_wrong_hash_asks_for_the_whole_object_again_and_gives_up_at_the_third():
@@ -261,8 +291,8 @@ def test_a_wrong_hash_asks_for_the_whole_object_again_and_gives_up_at_the_third(
         assert receiver.on_chunk(name(0), 0, CHUNK - 3, 1.0)[1] == VerifyObject(name(0))
         [answer] = receiver.on_verified(name(0), False, 1.0)
         if attempt < 2:
-            assert answer.need.missing[name(0)] == b"\x01"
-            assert answer.need.epoch & 0xFFFF == attempt + 2
+            assert answer.missing[name(0)] == b"\x01"
+            assert answer.epoch & 0xFFFF == attempt + 2
     assert answer == Failed("a", name(0), "3 times the sha256 was wrong")
 
 
@@ -279,7 +309,7 @@ def test_a_receiver_counts_what_it_ignores():
 
 
 def test_a_sender_counts_what_it_ignores():
-    sender = Sender("t", sizes(refs(3)))
+    sender = Counting("t", sizes(refs(3)))
     full = {"missing": {name(0): b"\x07"}}
     assert sender.on_need("a", need(epoch=5, **full), 0.0)
     ignored = {
@@ -298,13 +328,13 @@ def test_a_sender_counts_what_it_ignores():
 
 
 def test_a_sender_says_which_object_it_lacks():
-    [failed] = Sender("t", sizes(refs(1))).on_need("a", need(missing={name(4): b"\x01"}), 0.0)
+    [failed] = Counting("t", sizes(refs(1))).on_need("a", need(missing={name(4): b"\x01"}), 0.0)
     assert isinstance(failed, Failed)
     assert (failed.device, failed.object_id) == ("a", name(4))
 
 
 def test_what_an_earlier_life_of_a_restarted_receiver_said_is_stale():
-    sender = Sender("t", sizes(refs(3)))
+    sender = Counting("t", sizes(refs(3)))
     earlier, later, missing = (9 << 32) + 5, (3 << 32) + 1, {name(0): b"\x07"}
     assert sender.on_need("a", need(epoch=earlier, missing=missing), 0.0)
     assert sender.on_need("a", need(epoch=later, missing=missing), 0.0)
@@ -316,7 +346,7 @@ def test_what_an_earlier_life_of_a_restarted_receiver_said_is_stale():
 
 def test_a_life_that_was_taken_for_replaced_comes_back_by_asking():
     """Messages of two lives that overtook each other: the one that goes on asking is the living one."""
-    sender = Sender("t", sizes(refs(3)))
+    sender = Counting("t", sizes(refs(3)))
     living, dead, missing = (9 << 32) + 1, (3 << 32) + 1, {name(0): b"\x07"}
     sender.on_need("a", need(epoch=living, missing=missing), 0.0)
     sender.on_need("a", need(epoch=dead, missing=missing), 0.0)
@@ -326,7 +356,7 @@ def test_a_life_that_was_taken_for_replaced_comes_back_by_asking():
 
 
 def test_one_chunk_size_while_others_are_served_and_a_new_one_for_a_device_alone():
-    sender = Sender("t", {name(0): 27})
+    sender = Counting("t", {name(0): 27})
     assert len(sender.on_need("a", need(missing={name(0): b"\x07"}), 0.0)) == 2
     assert sender.on_need("b", need("b", chunk_bytes=9, missing={name(0): b"\x07"}), 0.0) == []
     assert sender.dropped == {"chunk_bytes": 1}
@@ -347,23 +377,23 @@ def test_silence_doubles_the_patience_and_a_chunk_restores_it():
     assert pauses == [STALL_S, 10, 20, 40, MAX_STALL_S, MAX_STALL_S]
     receiver.on_chunk(name(0), 1, CHUNK, now)
     [again] = receiver.on_tick(now + STALL_S)
-    assert again.need.missing == {name(0): b"\x05"}
-    assert again.need.received == 0
+    assert again.missing == {name(0): b"\x05"}
+    assert again.received == 0
 
 
 def test_a_lost_done_is_repeated_when_the_sender_probes():
     objects = refs(1)
-    receiver, sender = Receiver("t", "a", objects, CHUNK, 2, incarnation=7), Sender("t", sizes(objects))
+    receiver, sender = Receiver("t", "a", objects, CHUNK, 2, incarnation=7), Counting("t", sizes(objects))
     [asked] = receiver.start(everything(objects), 0.0)
-    [chunk] = sender.on_need("a", asked.need, 0.0)
+    [chunk] = sender.on_need("a", asked, 0.0)
     receiver.on_chunk(name(0), 0, CHUNK - 3, 0.1)
     receiver.on_verified(name(0), True, 0.1)  # this done is lost
     assert sender.on_tick(PROBE_S - 0.1) == []
     assert sender.on_tick(PROBE_S) == [chunk]
     [done] = receiver.on_chunk(name(0), 0, CHUNK - 3, PROBE_S)
     assert receiver.on_chunk(name(0), 0, CHUNK - 3, PROBE_S) == []
-    assert sender.on_need("a", done.need, PROBE_S) == [Completed("a")]
-    assert receiver.on_stall(PROBE_S)[0].need.done
+    assert sender.on_need("a", done, PROBE_S) == [Completed("a")]
+    assert receiver.on_stall(PROBE_S)[0].done
 
 
 def test_what_could_not_be_heard_is_waited_for_and_says_nothing_of_the_link():
@@ -374,12 +404,12 @@ def test_what_could_not_be_heard_is_waited_for_and_says_nothing_of_the_link():
     receiver.on_chunk(name(0), 0, CHUNK, 300.5)
     assert receiver.on_tick(300.5 + STALL_S - 0.1) == []
     [again] = receiver.on_tick(300.5 + STALL_S)
-    assert again.need.missing == {name(0): b"\x06"}
+    assert again.missing == {name(0): b"\x06"}
 
 
 def test_a_probe_is_the_smallest_chunk_that_was_sent():
     objects = refs(2, 3)  # the last chunk of each is the smallest
-    sender = Sender("t", sizes(objects))
+    sender = Counting("t", sizes(objects))
     sent = sender.on_need("a", need(missing=everything(objects), credit=9), 0.0)
     least = min(sent, key=lambda one: sender._index.length(one.object_id, one.index))
     assert sender.on_tick(PROBE_S) == [least]
@@ -388,7 +418,7 @@ def test_a_probe_is_the_smallest_chunk_that_was_sent():
 
 
 def test_probing_slows_down():
-    sender = Sender("t", sizes(refs(1)))
+    sender = Counting("t", sizes(refs(1)))
     sender.on_need("a", need(missing={name(0): b"\x01"}), 0.0)
     probed = [second for second in range(700) if sender.on_tick(float(second))]
     assert probed == [10, 30, 70, 150, 310, 470, 630]
@@ -411,7 +441,7 @@ def test_a_broadcast_sends_each_chunk_once_when_nothing_is_lost(receivers):
 
 def test_the_first_chunk_waits_for_those_expected_and_no_longer_than_documented():
     objects = refs(2)
-    sender = Sender("t", sizes(objects), ["a", "b", "c"])
+    sender = Counting("t", sizes(objects), ["a", "b", "c"])
     assert sender.on_need("a", need("a", missing=everything(objects)), 0.0) == []
     assert sender.on_need("b", need("b", missing=everything(objects)), 0.2) == []
     assert sender.on_tick(GATHER_S - 0.1) == []
@@ -419,7 +449,7 @@ def test_the_first_chunk_waits_for_those_expected_and_no_longer_than_documented(
 
 
 def test_nobody_is_waited_for_after_it_was_dropped():
-    sender = Sender("t", sizes(refs(1)), ["a", "b"])
+    sender = Counting("t", sizes(refs(1)), ["a", "b"])
     assert sender.on_need("a", need(missing=everything(refs(1))), 0.0) == []
     assert sender.drop("b", 0.1) == [SendChunk("a", name(0), 0)]
 
@@ -444,7 +474,7 @@ def test_a_late_joiner_shares_the_rest_and_gets_the_beginning_alone():
     network.run()
     assert network.sender.shared_sent == 200
     assert 0 < network.sender.own_sent < 200
-    assert network.devices["d2"].receiver.duplicates <= network.devices["d2"].credit
+    assert duplicates(network.devices["d2"].receiver) <= network.devices["d2"].credit
 
 
 def test_a_stalled_receiver_delays_the_rest_at_most_the_documented_time_and_finishes_later():
@@ -468,7 +498,7 @@ def test_a_stalled_receiver_delays_the_rest_at_most_the_documented_time_and_fini
 
 def test_one_that_asks_anew_while_it_blocks_is_served_alone_and_only_what_is_not_published_for_all():
     objects = refs(6)
-    sender = Sender("t", sizes(objects), ["a", "b", "c"])
+    sender = Counting("t", sizes(objects), ["a", "b", "c"])
     for device in "abc":
         sender.on_need(device, need(device, missing=everything(objects)), 0.0)
     assert sender.shared_sent == 2  # the window of each is full now
@@ -482,7 +512,7 @@ def test_one_that_asks_anew_while_it_blocks_is_served_alone_and_only_what_is_not
 
 def test_who_was_awaited_in_vain_is_not_awaited_again():
     objects = refs(1)
-    sender = Sender("t", sizes(objects), ["a", "never"])
+    sender = Counting("t", sizes(objects), ["a", "never"])
     assert sender.on_need("a", need(missing=everything(objects)), 0.0) == []
     assert sender.on_tick(GATHER_S) == [SendChunk("a", name(0), 0)]
     sender.on_need("a", need(done=True), 1.1)
@@ -495,7 +525,7 @@ def test_a_new_epoch_counts_from_zero():
     receiver.on_chunk(name(0), 0, CHUNK, 0.0)
     receiver.on_stall(1.0)
     assert len(receiver.on_chunk(name(0), 1, CHUNK, 1.0)) == 1
-    assert receiver.on_chunk(name(0), 2, CHUNK, 1.0)[1].need.received == 2
+    assert receiver.on_chunk(name(0), 2, CHUNK, 1.0)[1].received == 2
 
 
 def test_messages_of_two_lives_that_overtake_each_other():
@@ -515,7 +545,7 @@ def test_two_that_stall_together_delay_the_rest_once():
 
 def test_a_trickle_of_acknowledgements_is_a_stall_too():
     objects = refs(100)
-    sender = Sender("t", sizes(objects), ["a", "b"])
+    sender = Counting("t", sizes(objects), ["a", "b"])
     for device in ("a", "b"):
         sender.on_need(device, need(device, credit=8, missing=everything(objects)), 0.0)
     for tenths in range(1, 40):
@@ -556,7 +586,7 @@ def test_a_restarted_sender_goes_on_when_the_receivers_ask_again():
     while network.devices["d0"].receiver.received < 20:
         network.step()
     had = network.devices["d0"].receiver.received
-    network.sender = Sender("t", sizes(refs(60)), list(network.devices))
+    network.sender = Counting("t", sizes(refs(60)), list(network.devices))
     network.epochs.clear()
     network.run()
     assert network.sender.shared_sent <= 60 - had
@@ -627,7 +657,7 @@ NEEDS = st.builds(
 @settings(max_examples=100, deadline=None)
 @given(st.lists(NEEDS, max_size=15))
 def test_no_message_makes_a_sender_raise_or_send_what_was_not_asked_for(messages):
-    sender = Sender("t", sizes(refs(5, 9)))
+    sender = Counting("t", sizes(refs(5, 9)))
     asked: set[tuple[str, int]] = set()
     for now, message in enumerate(messages):
         asked |= members(message.missing)
@@ -641,7 +671,7 @@ def test_real_bytes_from_store_to_store(tmp_path):
     source, target = ObjectStore(tmp_path / "source"), ObjectStore(tmp_path / "target")
     datas = [random.Random(size).randbytes(size) for size in (1000, 1, 0, 96, 97)]
     objects = [source.put(data) for data in datas]
-    sender = Sender("t", sizes(objects))
+    sender = Counting("t", sizes(objects))
 
     def serve(life: int, chunks_at_most: int) -> bool:
         store = ObjectStore(target.root)
@@ -651,8 +681,8 @@ def test_real_bytes_from_store_to_store(tmp_path):
         arrived = None
         while todo:
             one = todo.pop(0)
-            if isinstance(one, SendNeed):
-                todo += sender.on_need("a", one.need, 0.0)
+            if isinstance(one, Need):
+                todo += sender.on_need("a", one, 0.0)
             elif isinstance(one, SendChunk):
                 chunks_at_most -= 1
                 if chunks_at_most < 0:
@@ -754,7 +784,7 @@ def slow_transfer(chunk_bytes: int, chunks: int, chunk_s: float, credit: int = 4
     objects = [ObjectRef(name(0), chunks * chunk_bytes)]
     sizes_of = {ref.id: ref.size for ref in objects}
     receiver = Receiver("t", "a", objects, chunk_bytes, credit, incarnation=7)
-    sender, now, free_at = Sender("t", sizes_of, ["a"]), 0.0, 0.0
+    sender, now, free_at = Counting("t", sizes_of, ["a"]), 0.0, 0.0
     on_the_way: list[tuple[float, int]] = []
     sent = 0
 
@@ -767,8 +797,8 @@ def slow_transfer(chunk_bytes: int, chunks: int, chunk_s: float, credit: int = 4
 
     def answer(instructions: list[object]) -> None:
         for one in instructions:
-            if isinstance(one, SendNeed):
-                send(sender.on_need("a", one.need, now))
+            if isinstance(one, Need):
+                send(sender.on_need("a", one, now))
             elif isinstance(one, VerifyObject):
                 answer(receiver.on_verified(one.object_id, True, now))
 
