@@ -10,8 +10,8 @@ import msgspec
 from coordinator.core.known_devices import arrival_of
 from coordinator.core.moves import SendOffer, Steps
 from coordinator.core.state import OPEN, Assignment, Phase, State
-from edgefl.aggregation.clusters import signed, wanted
 from edgefl.aggregation.server_state import PACKED, SERVER, packed_parts, view
+from edgefl.aggregation.weights import signed, wanted
 from edgefl.models.spec import PROTOTYPES
 from edgefl.plan.job import Job, Placement, RunPlan, Transfer
 from edgefl.plan.stages import is_closing

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from edgefl.aggregation.clusters import wanted
+from edgefl.aggregation.weights import wanted
 from edgefl.models.spec import PROTOTYPES
 from edgefl.plan.job import Candidate, Job, Placement, RunPlan
 from edgefl.plan.stages import stage_before

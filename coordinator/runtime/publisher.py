@@ -25,7 +25,7 @@ from coordinator.runtime.environment import Environment
 from coordinator.runtime.record import warning
 from coordinator.runtime.uploads import Uploads, counted
 from coordinator.runtime.validate_update import Own, Rules
-from edgefl.aggregation.clusters import wanted
+from edgefl.aggregation.weights import wanted
 from edgefl.errors import MessageSizeError
 from edgefl.plan.job import RunPlan
 from edgefl.process.tasks import Tasks

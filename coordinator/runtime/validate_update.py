@@ -9,9 +9,9 @@ from typing import NamedTuple
 import numpy as np
 
 from coordinator.core.state import Change, Changes, Claim
-from edgefl.aggregation.clusters import LIMIT_BYTES
 from edgefl.aggregation.mean import BLOCK, BUFFERS, MisfitError, Tensors, check, check_finite, stored_layout
 from edgefl.aggregation.server_state import shared
+from edgefl.aggregation.weights import LIMIT_BYTES
 from edgefl.errors import ProtocolError
 from edgefl.models.spec import PROTOTYPES, SIGNATURE
 from edgefl.plan.job import Transfer

@@ -8,18 +8,16 @@ fitting tables are merged one device at a time.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
 
 import numpy as np
 
-from edgefl.aggregation.mean import Outcome, Tensors
+from edgefl.aggregation.mean import Load, Outcome
 from edgefl.errors import ModelError, ProtocolError
 from edgefl.prototypes.adaptive import pair_count
 from edgefl.prototypes.table import ClassMeans, Merger, Weighting, from_tensors, to_tensors
 from edgefl.registry import Choice
 
-Load = Callable[[], Tensors]
 Shape = tuple[int, ...]
 
 
@@ -33,10 +31,16 @@ def merge_prototypes(
     """
     if slot.method.merge is not None:
         return _adaptive(loaders, slot, rng)
-    weighting: Weighting = "class" if slot.options.get("weighting") == "class" else "modality"
     before = from_tensors(previous()) if previous is not None else {}
-    shapes, refused = _shapes(loaders)
+    shapes: dict[str, dict[str, Shape]] = {}
+    refused: dict[str, tuple[str, str]] = {}
+    for device, load in loaders.items():
+        try:
+            shapes[device] = {name: table.means.shape for name, table in from_tensors(load()).items()}
+        except ProtocolError as error:
+            refused[device] = ("malformed", error.message)
     expected = _expected(shapes, before)
+    weighting: Weighting = "class" if slot.options.get("weighting") == "class" else "modality"
     mergers: dict[str, Merger] = {}
     counts: dict[str, dict[str, float]] = {}  # table -> device -> samples
     for device, tables in shapes.items():
@@ -51,8 +55,9 @@ def merge_prototypes(
     if not mergers:
         return Outcome(None, {"devices": {}, "tables": {}}, refused, "no device sent usable prototypes")
     merged = {name: merger.result(before.get(name)) for name, merger in mergers.items()}
-    weights: dict[str, dict[str, Any]] = {"devices": _shares(_totals(counts))}
-    weights["tables"] = {name: _shares(counts[name]) for name in sorted(counts)}
+    devices = sorted({device for table in counts.values() for device in table})
+    totals = {device: sum(table.get(device, 0.0) for table in counts.values()) for device in devices}
+    weights = {"devices": _shares(totals), "tables": {name: _shares(counts[name]) for name in sorted(counts)}}
     return Outcome(to_tensors({**before, **merged}), weights, refused)
 
 
@@ -82,18 +87,6 @@ def _adaptive(loaders: Mapping[str, Load], slot: Choice, rng: np.random.Generato
     return Outcome(to_tensors(found), {"devices": _shares(counts), "tables": {}, "pairs": record}, refused)
 
 
-def _shapes(loaders: Mapping[str, Load]) -> tuple[dict[str, dict[str, Shape]], dict[str, tuple[str, str]]]:
-    """Shapes of each device's tables, and who sent something malformed."""
-    shapes: dict[str, dict[str, Shape]] = {}
-    refused: dict[str, tuple[str, str]] = {}
-    for device, load in loaders.items():
-        try:
-            shapes[device] = {name: table.means.shape for name, table in from_tensors(load()).items()}
-        except ProtocolError as error:
-            refused[device] = ("malformed", error.message)
-    return shapes, refused
-
-
 def _expected(shapes: Mapping[str, Mapping[str, Shape]], before: Mapping[str, ClassMeans]) -> dict[str, Shape]:
     votes: dict[str, Counter[Shape]] = {}
     for tables in shapes.values():
@@ -101,11 +94,6 @@ def _expected(shapes: Mapping[str, Mapping[str, Shape]], before: Mapping[str, Cl
             votes.setdefault(name, Counter())[shape] += 1
     most = {name: counter.most_common(1)[0][0] for name, counter in votes.items()}  # ties: the first device's
     return {**most, **{name: table.means.shape for name, table in before.items()}}
-
-
-def _totals(counts: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
-    devices = sorted({device for table in counts.values() for device in table})
-    return {device: sum(table.get(device, 0.0) for table in counts.values()) for device in devices}
 
 
 def _shares(counts: Mapping[str, float]) -> dict[str, float]:

@@ -1,4 +1,6 @@
-"""Aggregation weights of one part, per scope (global, cluster, device).
+"""Clusters of devices, and the aggregation weights of one part per scope (global, cluster, device).
+
+The slot cluster says which devices belong together, by the signature that each of them sent once.
 
 Where devices of a round train different depths (schedule mixed, budgets), the mean over those that trained a part would
 let a single one replace everybody's, below what the others trained upon the old one. With combine: {mean: {absent:
@@ -8,56 +10,80 @@ An audience is the prefix of a state's part (``edgefl.aggregation.server_state``
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 
-from edgefl.aggregation.mean import MisfitError
-from edgefl.aggregation.server_state import EVERYONE, of_cluster, of_device
+from edgefl.aggregation.history import Memory, UpdateInfo
+from edgefl.aggregation.mean import MisfitError, capped, proportional
+from edgefl.aggregation.server_state import EVERYONE, SERVER, of_cluster, of_device
 from edgefl.errors import ProtocolError
-from edgefl.models.spec import is_matcher, modality_of
+from edgefl.models.spec import SIGNATURE, is_matcher, modality_of
 from edgefl.plan.stages import encoder_stage
-from edgefl.registry import Choice
-
-
-def proportional(amounts: Mapping[str, float]) -> dict[str, float]:
-    """Weights, sum 1, of the devices whose amount is above 0, in order of name; empty when there is none."""
-    present = {device: amount for device, amount in sorted(amounts.items()) if amount > 0}
-    total = sum(present.values())
-    return {device: amount / total for device, amount in present.items()}
-
-
-def capped(shares: Mapping[str, float], most: float) -> dict[str, float]:
-    """Weights (sum 1) of which none exceeds ``most``: what is above it goes to the others, in proportion to theirs.
-
-    Where ``most`` is less than one over their number, all weigh the same.
-    """
-    if most >= 1 or not shares:
-        return dict(shares)
-    high: set[str] = set()
-    while over := {d for d, w in _rest(shares, high, most).items() if w > most * (1 + 1e-12)} - high:
-        high |= over
-    if len(high) == len(shares):
-        return dict.fromkeys(shares, 1 / len(shares))
-    return _rest(shares, high, most)
-
-
-def _rest(shares: Mapping[str, float], high: set[str], most: float) -> dict[str, float]:
-    """The devices in ``high`` weigh ``most``; the others share what is left."""
-    left = sum(weight for device, weight in shares.items() if device not in high)
-    scale = (1 - most * len(high)) / left if left else 0.0
-    return {device: most if device in high else weight * scale for device, weight in shares.items()}
-
+from edgefl.protocol.tensors import decode_part
+from edgefl.records import Manifest
+from edgefl.registry import Choice, Recipe, choose
+from edgefl.storage.objects import ObjectStore
 
 Load = Callable[[str], Mapping[str, np.ndarray]]
 #: audience -> device -> weight, sum 1.
 Shares = dict[str, dict[str, float]]
+#: The prefix under which the state keeps the devices' signatures.
+SIGNATURES = f"{SERVER}{SIGNATURE}/"
+#: Largest signature: a sketch is below 1 MB, the bases of 100 classes at rank 3 and width 256 are 0.3 MB.
+LIMIT_BYTES = 4 * 2**20
 
 
-@dataclass(frozen=True)
-class Standing:
+def wanted(recipe: Recipe) -> str:
+    """Kind of signature that devices send once for the recipe's clusters: sketch, bases, or nothing."""
+    asked = choose("cluster", recipe).method.signature
+    return asked.name if asked else ""
+
+
+def signed(state: Manifest) -> list[str]:
+    """The devices whose signature is known, sorted."""
+    return sorted(key.removeprefix(SIGNATURES) for key in state if key.startswith(SIGNATURES))
+
+
+def sign(
+    slot: Choice, updates: Sequence[UpdateInfo], store: ObjectStore
+) -> tuple[Manifest, dict[str, tuple[str, str]]]:
+    """The signatures among the updates as keys of the state; and device -> (reason, detail) of those that are none."""
+    found: Manifest = {}
+    refused: dict[str, tuple[str, str]] = {}
+    for update in updates:
+        if SIGNATURE not in update.manifest:
+            continue
+        ref = update.manifest[SIGNATURE]
+        try:
+            tensors = decode_part(store.read(ref.id), LIMIT_BYTES, finite=True)
+            if slot.method.signature is None:
+                raise ProtocolError("a signature that no device was asked for")
+            slot.method.signature.check(tensors)
+            found[SIGNATURES + update.device] = ref
+        except ProtocolError as error:
+            refused[update.device] = ("malformed", error.message)
+    return found, refused
+
+
+def assign(slot: Choice, state: Manifest, store: ObjectStore, memory: Memory, seed: int) -> dict[str, int]:
+    """device -> cluster, of every device with a signature; as before unless a signature is new. Empty: no clusters."""
+    devices = signed(state)
+    if slot.method.group is None or not devices:
+        return {}
+    known = {d: memory.devices[d].cluster for d in devices if d in memory.devices and memory.devices[d].cluster >= 0}
+    if known.keys() == set(devices):
+        return known
+    signatures: Mapping[str, Mapping[str, np.ndarray]] = {
+        device: decode_part(store.read(state[SIGNATURES + device].id), LIMIT_BYTES) for device in devices
+    }
+    found: dict[str, int] = slot.bind(slot.method.group)(signatures, np.random.default_rng(seed))
+    return found
+
+
+class RoundContext(NamedTuple):
     """Facts about the devices of a round that their weights depend on.
 
     ``modalities``: how many each has; ``clusters``: the cluster of each, empty: there are none; ``similarity``: the
@@ -65,12 +91,12 @@ class Standing:
     ``most``: the largest share that a device may have of a part.
     """
 
-    modalities: Mapping[str, int] = field(default_factory=dict)
-    clusters: Mapping[str, int] = field(default_factory=dict)
-    similarity: Mapping[str, float] = field(default_factory=dict)
-    own_models: bool = False
-    small: str = "average"
-    most: float = 1.0
+    modalities: Mapping[str, int]
+    clusters: Mapping[str, int]
+    similarity: Mapping[str, float]
+    own_models: bool
+    small: str
+    most: float
 
 
 def absent_from(part: str, trained: Mapping[str, Mapping[str, int]]) -> dict[str, int]:
@@ -94,9 +120,9 @@ def shares_of(
     part: str,
     counts: Mapping[str, int],
     slot: Choice,
-    standing: Standing,
+    context: RoundContext,
     load: Load,
-    absent: Mapping[str, int] | None = None,
+    absent: Mapping[str, int],
 ) -> Shares:
     """The shares of ``part`` for each audience; empty when no device has samples of it.
 
@@ -106,27 +132,23 @@ def shares_of(
     """
     if not any(count > 0 for count in counts.values()):
         return {}
-    shares = _shares_of(part, {**counts, **(absent or {})}, slot, standing, load)
-    return {audience: weights for audience, weights in shares.items() if weights.keys() - (absent or {}).keys()}
-
-
-def _shares_of(part: str, counts: Mapping[str, int], slot: Choice, standing: Standing, load: Load) -> Shares:
-    everyone = _weigh(counts, slot, standing)
+    counts = {**counts, **absent}
     if is_matcher(part):
-        return _small_networks(capped(proportional(counts), standing.most), standing.small)
-    shares = {EVERYONE: everyone}
-    if slot.method.personal is not None and part.startswith("head/") and modality_of(part) is not None:
-        graph = slot.method.personal({device: partial(load, device) for device in everyone if _sound(device, load)})
-        shares |= {of_device(device): row for device, row in graph.items()}
-    elif standing.own_models:
-        for cluster in sorted(set(standing.clusters.values())):
-            within = {d: counts[d] for d in everyone if standing.clusters.get(d) == cluster}
-            if mine := _weigh(within, slot, standing):
-                shares[of_cluster(cluster)] = mine
-    return shares
+        shares = _small_networks(capped(proportional(counts), context.most), context.small)
+    else:
+        shares = {EVERYONE: _weigh(counts, slot, context)}
+        if slot.method.personal is not None and part.startswith("head/") and modality_of(part) is not None:
+            fitting = {d: partial(load, d) for d in shares[EVERYONE] if _fits(d, load)}
+            shares |= {of_device(device): row for device, row in slot.method.personal(fitting).items()}
+        elif context.own_models:
+            for cluster in sorted(set(context.clusters.values())):
+                within = {d: counts[d] for d in shares[EVERYONE] if context.clusters.get(d) == cluster}
+                if mine := _weigh(within, slot, context):
+                    shares[of_cluster(cluster)] = mine
+    return {audience: weights for audience, weights in shares.items() if weights.keys() - absent.keys()}
 
 
-def _sound(device: str, load: Load) -> bool:
+def _fits(device: str, load: Load) -> bool:
     """Whether a device's tensors match the layout; the global mean records the reason where not."""
     try:
         load(device)
@@ -143,14 +165,11 @@ def _small_networks(weights: Mapping[str, float], how: str) -> Shares:
     return {EVERYONE: dict(weights), **alone}
 
 
-def _weigh(counts: Mapping[str, int], slot: Choice, standing: Standing) -> dict[str, float]:
-    return capped(_weighed(counts, slot, standing), standing.most)
-
-
-def _weighed(counts: Mapping[str, int], slot: Choice, standing: Standing) -> dict[str, float]:
-    if slot.method.similarity is not None:
-        known = {d: standing.similarity[d] for d, count in sorted(counts.items()) if count > 0}
+def _weigh(counts: Mapping[str, int], slot: Choice, context: RoundContext) -> dict[str, float]:
+    if slot.method.similarity is None:
+        weights = slot.bind(slot.method.weigh)(counts, context.modalities)
+    else:
+        known = {d: context.similarity[d] for d, count in sorted(counts.items()) if count > 0}
         total = sum(known.values())
-        return {device: weight / total for device, weight in known.items()}
-    found: dict[str, float] = slot.bind(slot.method.weigh)(counts, standing.modalities)
-    return found
+        weights = {device: weight / total for device, weight in known.items()}
+    return capped(weights, context.most)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from edgefl.aggregation.clusters import wanted
+from edgefl.aggregation.weights import wanted
 from edgefl.budget.fit import place
 from edgefl.budget.prices import Account, DevicePlan, RunPrice, StagePrice
 from edgefl.budget.stage_cost import StageTraffic, moved, object_bytes

@@ -23,8 +23,7 @@ from coordinator.runtime.validate_update import Own
 from edgefl.aggregation import mean as combine
 from edgefl.aggregation.aggregate import aggregate_round
 from edgefl.aggregation.history import UpdateInfo
-from edgefl.aggregation.mean import MisfitError
-from edgefl.aggregation.weights import capped
+from edgefl.aggregation.mean import MisfitError, capped
 from edgefl.data.dataset import Dataset
 from edgefl.errors import StoreError
 from edgefl.plan.job import RoundPolicy

@@ -12,8 +12,8 @@ from test_coordinator_runner import played, values
 from coordinator.runtime.evaluator import Evaluator, Request
 from coordinator.runtime.validate_update import Rules, check_update
 from edgefl.aggregation.aggregate import RoundTerms, aggregate_round
-from edgefl.aggregation.clusters import SIGNATURES, wanted
 from edgefl.aggregation.history import UpdateInfo
+from edgefl.aggregation.weights import SIGNATURES, wanted
 from edgefl.data.dataset import Dataset
 from edgefl.errors import ProtocolError
 from edgefl.methods.cluster import BITS, ROWS, UNIT, WIDTH, check_sketch, sketch

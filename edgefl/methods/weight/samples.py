@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from edgefl.aggregation.weights import proportional
+from edgefl.aggregation.mean import proportional
 from edgefl.errors import ModelError, Problem
 from edgefl.registry import Option, Recipe, Weight, default, register
 
