@@ -8,7 +8,7 @@ from typing import Any
 
 from edgefl.config.profiles import profiles_folder, shipped
 from edgefl.config.settings import DeviceProfile, RunConfig
-from edgefl.config.slots import RecipeConfig
+from edgefl.config.slots import RecipeFile
 from edgefl.config.yaml_files import MAX_FILE_BYTES
 from edgefl.encoder_kinds import OWN
 from edgefl.registry import ROLES, methods
@@ -45,7 +45,7 @@ def configuration() -> Iterator[str]:
     yield INTRODUCTION.format(limit=MAX_FILE_BYTES // 2**20)
     yield from model_section("Run file", RunConfig)
     yield from _slots()
-    yield from model_section("Recipe file", RecipeConfig)
+    yield from model_section("Recipe file", RecipeFile)
     yield from model_section("Device profile", DeviceProfile)
     yield from _shipped()
     yield from _sizes()

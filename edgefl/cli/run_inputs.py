@@ -132,7 +132,7 @@ def price_of(name: str, overrides: Sequence[str], options: PlanOptions) -> RunPr
     planned = [
         PlannedDevice(profile.name, _candidate(profile, shares[device], plan, base)) for device, profile in devices
     ]
-    schedule = choose("schedule", {"schedule": recipe.schedule})
+    schedule = choose("schedule", recipe.slots)
     batch_size = config.training.batch_size
     sizes = list(dict.fromkeys(options.batch_sizes)) or [batch_size]
     asked = PriceOptions(config.training.rounds, schedule.name, schedule.options, batch_size, sizes, options.convention)

@@ -9,16 +9,18 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 from edgefl.config.settings import DeviceProfile, FleetDevice, RunConfig
-from edgefl.config.slots import RecipeConfig, headless, late_conflicts, parse_slot
+from edgefl.config.slots import RecipeConfig, RecipeFile, headless, late_conflicts, parse_slot
 from edgefl.config.yaml_files import Lines, override, read_yaml, valid_names, validate
 from edgefl.errors import ConfigError, Problem
-from edgefl.registry import ROLES
+
+T = TypeVar("T")
+_LOG = logging.getLogger(__name__)
 
 
 def profiles_folder() -> Path:
@@ -58,11 +60,11 @@ def load_device(name: str, overrides: Sequence[str] = ()) -> DeviceProfile:
     return validate(DeviceProfile, override(values, overrides, lines), str(file), lines)
 
 
-def load_recipe(name: str, slots: dict[str, Any] | None = None) -> RecipeConfig:
+def load_recipe(name: str, slots: dict[str, object] | None = None) -> RecipeConfig:
     """A recipe by shipped name or path, with ``slots`` in place of its own. Raises ConfigError."""
     file = find("recipes", name)
     values, lines = read_yaml(file)
-    return validate(RecipeConfig, {**values, **(slots or {})}, str(file), lines)
+    return validate(RecipeFile, {**values, **(slots or {})}, str(file), lines)
 
 
 def load_run(name: str, overrides: Sequence[str] = ()) -> tuple[RunConfig, RecipeConfig]:
@@ -73,8 +75,8 @@ def load_run(name: str, overrides: Sequence[str] = ()) -> tuple[RunConfig, Recip
     """
     file = find("runs", name)
     values, lines = read_yaml(file)
-    values = override(beside(values, file, shipped), overrides, lines)
-    values = beside(values, Path.cwd() / file.name, shipped)  # what the overrides name: a run keeps full paths
+    values = override(absolute(values, file), overrides, lines)
+    values = absolute(values, Path.cwd() / file.name)  # what the overrides name: a run keeps full paths
     problems: list[Problem] = []
     config = _collect(problems, lambda: validate(RunConfig, values, str(file), lines))
     recipe = None
@@ -84,32 +86,27 @@ def load_run(name: str, overrides: Sequence[str] = ()) -> tuple[RunConfig, Recip
     for path, profile, budget in _fleet(values):
         _collect(problems, partial(fleet_profile, profile, budget), path, lines)
     if config is not None and recipe is not None:
-        problems += _together(config, recipe, lines)
+        asynchronous = config.rounds == "async"
+        late = asynchronous or config.round.late == "keep"
+        found = late_conflicts(recipe.slots, asynchronous=asynchronous) if late else []
+        found += headless(recipe.slots) if config.model.head.kind == "none" else []
+        problems += [Problem(one.path, one.message, lines.get(tuple(one.path.split(".")), 0)) for one in found]
     if problems or config is None or recipe is None:
         raise ConfigError(str(file), problems or [Problem("recipe", "must be a name or a file")])
     return config, recipe
 
 
-def _together(config: RunConfig, recipe: RecipeConfig, lines: Lines) -> list[Problem]:
-    """Conflicts of the recipe with the run file's own settings."""
-    slots, asynchronous = {role: getattr(recipe, role) for role in ROLES}, config.rounds == "async"
-    late = asynchronous or config.round.late == "keep"
-    found = late_conflicts(slots, asynchronous=asynchronous) if late else []
-    found += headless(slots) if config.model.head.kind == "none" else []
-    return [Problem(one.path, one.message, lines.get(tuple(one.path.split(".")), 0)) for one in found]
-
-
-def fleet_profile(profile: str, budget: dict[str, Any] | None) -> DeviceProfile:
+def fleet_profile(profile: str, budget: dict[str, object] | None) -> DeviceProfile:
     """The profile of a device of local mode, with its own budget fields. Raises ConfigError."""
     return load_device(profile, budget_overrides(budget or {}))
 
 
-def budget_overrides(budget: dict[str, Any]) -> list[str]:
+def budget_overrides(budget: dict[str, object]) -> list[str]:
     """Budget fields as ``--set`` takes them; JSON is YAML, and says None as null."""
     return [f"budget.{field}={json.dumps(value, default=str)}" for field, value in budget.items()]
 
 
-def _fleet(values: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]]]:
+def _fleet(values: dict[str, object]) -> Iterator[tuple[str, str, dict[str, object]]]:
     """(path, profile, budget) of each device, where these are well-formed; the run file's own check tells the rest."""
     fleet = values.get("fleet")
     for index, device in enumerate(fleet if isinstance(fleet, list) else []):
@@ -120,7 +117,7 @@ def _fleet(values: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]]]:
             yield f"fleet.{index}.{'budget' if budget else 'profile'}", profile, budget
 
 
-def _valid_slots(values: dict[str, Any]) -> dict[str, Any]:
+def _valid_slots(values: dict[str, object]) -> dict[str, object]:
     """The run's own slots, but for wrong ones, which the run file's own check tells."""
     slots = values.get("slots")
     valid = {}
@@ -131,7 +128,7 @@ def _valid_slots(values: dict[str, Any]) -> dict[str, Any]:
     return valid
 
 
-def _collect(problems: list[Problem], load: Any, prefix: str = "", lines: Lines | None = None) -> Any:
+def _collect(problems: list[Problem], load: Callable[[], T], prefix: str = "", lines: Lines | None = None) -> T | None:
     try:
         return load()
     except ConfigError as error:
@@ -147,33 +144,26 @@ def _collect(problems: list[Problem], load: Any, prefix: str = "", lines: Lines 
 _LOG = logging.getLogger(__name__)
 
 
-def beside(values: dict[str, Any], file: Path, shipped: Callable[[str], Collection[str]]) -> dict[str, Any]:
-    """The values of the run file ``file`` with its paths made absolute; names of what is shipped stay names.
-
-    ``shipped``: names of the profiles of a kind.
-    """
-    folder = file.parent
-    found = dict(values)
+def absolute(values: dict[str, object], file: Path) -> dict[str, object]:
+    """The values of the run file ``file`` with its paths made absolute; names of shipped profiles stay names."""
+    folder, found = file.parent, dict(values)
     if isinstance(data := values.get("data"), dict):
-        found["data"] = {
-            key: _path(value, folder, f"data.{key}") if key in {"source", "test"} else value
-            for key, value in data.items()
-        }
+        paths = {key: _path(data[key], folder, f"data.{key}") for key in ("source", "test") if key in data}
+        found["data"] = {**data, **paths}
     if "recipe" in values:
         found["recipe"] = _path(values["recipe"], folder, "recipe", shipped("recipes"))
     if isinstance(fleet := values.get("fleet"), list):
         names = shipped("devices")
-        found["fleet"] = [_device(device, folder, f"fleet.{i}.profile", names) for i, device in enumerate(fleet)]
+        found["fleet"] = [
+            {**device, "profile": _path(device["profile"], folder, f"fleet.{i}.profile", names)}
+            if isinstance(device, dict) and "profile" in device
+            else device
+            for i, device in enumerate(fleet)
+        ]
     return found
 
 
-def _device(device: Any, folder: Path, field: str, names: Collection[str]) -> Any:
-    if not isinstance(device, dict) or "profile" not in device:
-        return device
-    return {**device, "profile": _path(device["profile"], folder, field, names)}
-
-
-def _path(value: Any, folder: Path, field: str, names: Collection[str] = ()) -> Any:
+def _path(value: object, folder: Path, field: str, names: Sequence[str] = ()) -> object:
     """The path of what is there; a value that is no path, or a name, as it is."""
     if not isinstance(value, str) or not value or value in names or Path(value).is_absolute():
         return value

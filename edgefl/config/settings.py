@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import pydantic
 from pydantic import Field
@@ -183,7 +183,7 @@ class MissingConfig(Values):
 class DataConfig(Values):
     """Where the data comes from, how it is shared out in local mode, and the coordinator's test set."""
 
-    source: str | dict[str, dict[str, Any]] | None = Field(
+    source: str | dict[str, dict[str, object]] | None = Field(
         None,
         description="folder with manifest.jsonl, .npz file, or {basic_motions: {…}}; shared out in local mode",
     )
@@ -198,7 +198,7 @@ class DataConfig(Values):
 
     @pydantic.field_validator("partition", mode="before")
     @classmethod
-    def _short(cls, value: Any) -> Any:
+    def _short(cls, value: object) -> object:
         if isinstance(value, str):
             value = {value: {}}
         if isinstance(value, dict) and len(value) != 1:
@@ -258,7 +258,7 @@ class TrainingConfig(Values):
 
     @pydantic.field_validator("rounds", mode="before")
     @classmethod
-    def _one_a_stage(cls, value: Any) -> Any:
+    def _one_a_stage(cls, value: object) -> object:
         if isinstance(value, int):
             raise ValueError("takes one number a stage, such as [1, 1, 1, 1, 1, 1] for six stages")
         return value
@@ -319,7 +319,7 @@ class FleetDevice(Values):
 
     name: Name = Field(description="the device's name")
     profile: str = Field("cpu", description="device profile (name or file)")
-    budget: dict[str, Any] = Field({}, description="budget fields that differ from the profile's")
+    budget: dict[str, object] = Field({}, description="budget fields that differ from the profile's")
 
 
 def _kept(optimizer: str, momentum: float) -> float:

@@ -1,12 +1,11 @@
-"""Recipe files, and the slots of a run file: which methods fill each role, with checked options, and the rules between
-them (``edgefl.registry`` has the methods).
-"""
+"""Recipe files, and the slots of a run file: which methods fill each role, their options, and rules between them."""
 
 from __future__ import annotations
 
 import contextlib
 import math
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import pydantic
@@ -16,8 +15,10 @@ from edgefl.config.yaml_files import Name, Values, valid_names
 from edgefl.errors import Problem
 from edgefl.registry import ROLES, Option, Recipe, chosen, default, methods
 
+Slot = dict[str, dict[str, float | str]]
 
-def parse_slot(role: str, value: Any) -> dict[str, dict[str, float | str]]:
+
+def parse_slot(role: str, value: object) -> Slot:
     """``value`` as {choice: options with defaults}. Accepts ``zero``, ``{zero: {}}`` and, for objective, a list.
 
     Raises ValueError naming the valid choices.
@@ -35,7 +36,7 @@ def parse_slot(role: str, value: Any) -> dict[str, dict[str, float | str]]:
     return {name: _options(role, name, {} if options is None else options) for name, options in value.items()}
 
 
-def _options(role: str, name: str, given: Any) -> dict[str, float | str]:
+def _options(role: str, name: str, given: object) -> dict[str, float | str]:
     known = methods(role)
     if name not in known:
         raise ValueError(f"unknown choice {name!r}; {valid_names(name, list(known))}")
@@ -48,7 +49,7 @@ def _options(role: str, name: str, given: Any) -> dict[str, float | str]:
     return {key: _value(f"{name}.{key}", option, given.get(key, option.default)) for key, option in options.items()}
 
 
-def _value(name: str, spec: Option, value: Any) -> float | str:
+def _value(name: str, spec: Option, value: object) -> float | str:
     if isinstance(spec.default, str) and not spec.choices:
         if not isinstance(value, str):
             raise ValueError(f"{name} is {value!r}, not text")
@@ -81,16 +82,14 @@ def conflicts(recipe: Recipe) -> list[Problem]:
 
 def headless(recipe: Recipe) -> list[Problem]:
     """Choices of a recipe without a meaning for a model without projection heads (model.head.kind: none)."""
-    return [
-        Problem("model.head.kind", f"{one.method.headless}; set model.head.kind: mlp, or {_without(role)}")
-        for role in ROLES
-        for one in chosen(role, recipe[role])
-        if one.method.headless
-    ]
-
-
-def _without(role: str) -> str:
-    return "leave the term out" if ROLES[role].plural else f"another slots.{role}"
+    found = []
+    for role in ROLES:
+        without = "leave the term out" if ROLES[role].plural else f"another slots.{role}"
+        for one in chosen(role, recipe[role]):
+            if one.method.headless:
+                text = f"{one.method.headless}; set model.head.kind: mlp, or {without}"
+                found.append(Problem("model.head.kind", text))
+    return found
 
 
 def late_conflicts(recipe: Recipe, *, asynchronous: bool) -> list[Problem]:
@@ -112,67 +111,46 @@ def _or(names: list[str]) -> str:
     return " or ".join(filter(None, (", ".join(names[:-1]), names[-1])))
 
 
-Slot = dict[str, dict[str, float | str]]
-
-
-def _parse(value: Any, info: pydantic.ValidationInfo) -> Any:
-    return parse_slot(str(info.field_name), value)
-
-
-def _parse_given(value: Any, info: pydantic.ValidationInfo) -> Any:
-    return None if value is None else _parse(value, info)  # a run file as resolved names every slot
-
-
-def _slot(role: str) -> Any:
-    """A recipe's slot, filled with the role's default."""
-    return Field(parse_slot(role, default(role)), description=ROLES[role].decides)
-
-
-def _given(role: str) -> Any:
-    """A run file's slot, which may be left out."""
-    return Field(None, description=ROLES[role].decides)
-
-
 class RecipeConfig(Values):
-    """A method: a name, where it comes from, and what fills each slot."""
+    """A method: a name, where it comes from, and what fills each slot (``RecipeFile`` has a field for each role)."""
 
     name: Name = Field(description="the recipe's name")
     source: str = Field("", description="paper or page that describes the method")
     summary: str = Field("", description="one sentence: what it does")
-    schedule: Slot = _slot("schedule")
-    sharing: Slot = _slot("sharing")
-    fusion: Slot = _slot("fusion")
-    cluster: Slot = _slot("cluster")
-    select: Slot = _slot("select")
-    missing: Slot = _slot("missing")
-    prototypes: Slot = _slot("prototypes")
-    objective: Slot = _slot("objective")
-    repair: Slot = _slot("repair")
-    weight: Slot = _slot("weight")
-    combine: Slot = _slot("combine")
-    optimise: Slot = _slot("optimise")
 
-    _slots = pydantic.field_validator(*ROLES, mode="before")(_parse)
+    @property
+    def slots(self) -> dict[str, Slot]:
+        """Role -> what fills its slot."""
+        return {role: getattr(self, role) for role in ROLES}
 
     def conflicts(self) -> list[Problem]:
         """Slots that need, or exclude, one another."""
-        return conflicts({role: getattr(self, role) for role in ROLES})
+        return conflicts(self.slots)
 
 
-class SlotsConfig(Values):
-    """Slots that differ from the recipe's; each as in a recipe file."""
+def _parse(value: object, info: pydantic.ValidationInfo) -> Slot:
+    return parse_slot(str(info.field_name), value)
 
-    schedule: Slot | None = _given("schedule")
-    sharing: Slot | None = _given("sharing")
-    fusion: Slot | None = _given("fusion")
-    cluster: Slot | None = _given("cluster")
-    select: Slot | None = _given("select")
-    missing: Slot | None = _given("missing")
-    prototypes: Slot | None = _given("prototypes")
-    objective: Slot | None = _given("objective")
-    repair: Slot | None = _given("repair")
-    weight: Slot | None = _given("weight")
-    combine: Slot | None = _given("combine")
-    optimise: Slot | None = _given("optimise")
 
-    _slots = pydantic.field_validator(*ROLES, mode="before")(_parse_given)
+def _parse_given(value: object, info: pydantic.ValidationInfo) -> Slot | None:
+    return None if value is None else _parse(value, info)  # a run file as resolved names every slot
+
+
+def _fields(kind: object, filled: Callable[[str], Slot | None]) -> dict[str, Any]:
+    return {role: (kind, Field(filled(role), description=one.decides)) for role, one in ROLES.items()}
+
+
+RecipeFile = pydantic.create_model(
+    "RecipeConfig",
+    __base__=RecipeConfig,
+    __doc__="A method: a name, where it comes from, and what fills each slot.",
+    __validators__={"parse": pydantic.field_validator(*ROLES, mode="before")(_parse)},
+    **_fields(Slot, lambda role: parse_slot(role, default(role))),
+)
+SlotsConfig = pydantic.create_model(
+    "SlotsConfig",
+    __base__=Values,
+    __doc__="Slots that differ from the recipe's; each as in a recipe file.",
+    __validators__={"parse": pydantic.field_validator(*ROLES, mode="before")(_parse_given)},
+    **_fields(Slot | None, lambda role: None),
+)

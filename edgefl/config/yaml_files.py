@@ -8,7 +8,7 @@ import itertools
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args, get_origin
 
 import pydantic
 import yaml
@@ -17,6 +17,9 @@ from pydantic import Field
 from edgefl.errors import ConfigError, Problem
 from edgefl.records import MODALITY_RULE, is_modality
 from edgefl.storage.disk import read_at_most
+
+if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
 
 #: A run file of the largest fleet we know of is under 200 KB; a limit keeps a wrong path from filling the memory.
 MAX_FILE_BYTES = 2 * 2**20
@@ -74,7 +77,7 @@ def modality_name(value: str) -> str:
     return value
 
 
-def as_text(value: Any) -> Any:
+def as_text(value: object) -> object:
     return value.isoformat() if isinstance(value, dt.date) else value  # YAML reads 2026-11-30 as a date
 
 
@@ -94,7 +97,7 @@ class _Loader(yaml.SafeLoader):
         self._nodes = 0
         self._depth = 0
 
-    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
         """One node with all that is in it, unless it is one too many."""
         event = self.peek_event()  # type: ignore[no-untyped-call] # the one method that has no types
         mark = event.start_mark
@@ -108,26 +111,17 @@ class _Loader(yaml.SafeLoader):
             raise yaml.MarkedYAMLError(problem=f"has the tag {event.tag}; leave it out", problem_mark=mark)
         node: yaml.Node | None = super().compose_node(parent, index)
         self._depth -= 1
-        return node
-
-    def compose_scalar_node(self, anchor: Any) -> yaml.ScalarNode:
-        """A value, of a type that its own text shows."""
-        node: yaml.ScalarNode = super().compose_scalar_node(anchor)
-        if node.tag != "tag:yaml.org,2002:str" and len(node.value) > MAX_NUMBER:
+        number = isinstance(node, yaml.ScalarNode) and node.tag != "tag:yaml.org,2002:str"
+        if node is not None and number and len(node.value) > MAX_NUMBER:
             problem = f"has a number of {len(node.value)} characters; put a text in quotation marks"
             raise yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark)
-        return node
-
-    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
-        """A mapping of fields."""
-        node: yaml.MappingNode = super().compose_mapping_node(anchor)
-        for key, _ in node.value:
+        for key, _ in node.value if isinstance(node, yaml.MappingNode) else ():
             if not isinstance(key, yaml.ScalarNode):
                 raise yaml.MarkedYAMLError(problem="has a field whose name is no text", problem_mark=key.start_mark)
         return node
 
 
-def parse_yaml(text: str) -> tuple[Any, Lines, list[Problem]]:
+def parse_yaml(text: str) -> tuple[object, Lines, list[Problem]]:
     """The value of a YAML text, the line of each of its paths, and the fields that are given twice.
 
     Raises yaml.YAMLError, ValueError (a date that is none).
@@ -160,26 +154,23 @@ def yaml_text(values: object, width: int = 80) -> str:
     return text
 
 
-def read_yaml(file: Path) -> tuple[dict[str, Any], Lines]:
+def read_yaml(file: Path) -> tuple[dict[str, object], Lines]:
     """The file's mapping, and the line of each of its paths. Raises ConfigError."""
     text = read_text(file, MAX_FILE_BYTES)
     try:
         value, lines, problems = parse_yaml(text)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise ConfigError(str(file), [_malformed(error)], remedy=_YAML_REMEDY) from error
+        mark = getattr(error, "problem_mark", None)
+        reason = getattr(error, "problem", None) or str(error)  # a ValueError: a date or number that is none
+        if isinstance(error, RecursionError):
+            reason = "is nested too deeply"
+        problem = Problem("YAML", str(reason), mark.line + 1 if mark is not None else 0)
+        raise ConfigError(str(file), [problem], remedy=_YAML_REMEDY) from error
     if not isinstance(value, dict):
         raise ConfigError(str(file), [Problem("file", "must hold a mapping of fields, such as 'name: my-run'")])
     if problems:
         raise ConfigError(str(file), problems)
     return value, lines
-
-
-def _malformed(error: Exception) -> Problem:
-    if isinstance(error, RecursionError):
-        return Problem("YAML", "is nested too deeply")
-    mark = getattr(error, "problem_mark", None)
-    reason = getattr(error, "problem", None) or str(error)  # a ValueError: a date or number that is none
-    return Problem("YAML", str(reason), mark.line + 1 if mark is not None else 0)
 
 
 def _collect_lines(
@@ -201,7 +192,7 @@ def _collect_lines(
         _collect_lines(child, here, lines, problems, count)
 
 
-def override(values: dict[str, Any], overrides: Sequence[str], lines: Lines | None = None) -> dict[str, Any]:
+def override(values: dict[str, object], overrides: Sequence[str], lines: Lines | None = None) -> dict[str, object]:
     """``values`` with each ``a.b=c`` applied; c is read as YAML. Raises ConfigError.
 
     Fields that are overridden lose their place in ``lines``: what is wrong with them is not wrong in the file.
@@ -217,19 +208,15 @@ def override(values: dict[str, Any], overrides: Sequence[str], lines: Lines | No
         if problems:
             raise ConfigError("--set", problems)
         keys = path.strip().split(".")
-        values = _with(values, keys, value, path)
+        values = {**values, keys[0]: _with(values.get(keys[0]), keys[1:], value, path)}
         if lines is not None:
-            _forget(lines, tuple(keys))
+            for known in [known for known in lines if list(known[: len(keys)]) == keys]:
+                del lines[known]
+            lines[tuple(keys)] = 0
     return values
 
 
-def _forget(lines: Lines, path: tuple[str, ...]) -> None:
-    for known in [known for known in lines if known[: len(path)] == path]:
-        del lines[known]
-    lines[path] = 0
-
-
-def _with(values: Any, keys: list[str], value: Any, path: str) -> Any:
+def _with(values: object, keys: list[str], value: object, path: str) -> object:
     if not keys:
         return value
     key, rest = keys[0], keys[1:]
@@ -250,7 +237,7 @@ def valid_names(wrong: str, names: list[str]) -> str:
     return f"{hint}valid: {', '.join(names)}"
 
 
-def validate(model: type[Model], values: dict[str, Any], file: str, lines: Lines | None = None) -> Model:
+def validate(model: type[Model], values: dict[str, object], file: str, lines: Lines | None = None) -> Model:
     """``values`` as ``model``. Raises ConfigError with every problem found."""
     try:
         result = model.model_validate(values)
@@ -273,11 +260,11 @@ def _placed(problem: Problem, lines: Lines) -> Problem:
     return Problem(problem.path or "file", problem.message, line)
 
 
-def _path(loc: Sequence[str | int], values: Any, *, missing: bool) -> tuple[str, ...]:
+def _path(loc: Sequence[str | int], values: object, *, missing: bool) -> tuple[str, ...]:
     """``loc`` without what pydantic adds to it: the names of a union's branches, and ``[key]``."""
     path: list[str] = []
     for key in loc:
-        inside: Any = dict(enumerate(values)) if isinstance(values, list) else values
+        inside: object = dict(enumerate(values)) if isinstance(values, list) else values
         if isinstance(inside, dict) and key in inside:
             values = inside[key]
         elif not (missing and key == loc[-1]):
@@ -286,7 +273,7 @@ def _path(loc: Sequence[str | int], values: Any, *, missing: bool) -> tuple[str,
     return tuple(path)
 
 
-def _message(item: Any, model: type[pydantic.BaseModel], path: tuple[str, ...]) -> str:
+def _message(item: ErrorDetails, model: type[pydantic.BaseModel], path: tuple[str, ...]) -> str:
     message: str = item["msg"].removeprefix("Value error, ")
     if item["type"] == "extra_forbidden":
         return f"unknown field; {valid_names(path[-1], _fields(model, path[:-1]))}"
@@ -305,27 +292,16 @@ def _message(item: Any, model: type[pydantic.BaseModel], path: tuple[str, ...]) 
 
 
 def _fields(model: type[pydantic.BaseModel], path: tuple[str, ...]) -> list[str]:
-    """Names of the fields at ``path``, from the model's JSON schema."""
-    schema = model.model_json_schema()
-    here: Any = schema
+    """Names of the fields at ``path``: those of the innermost model on the way there."""
     for key in path:
-        here = _resolve(schema, here)
-        if here.get("type") == "array":
-            here = here.get("items", {})
-        elif key in here.get("properties", {}):
-            here = here["properties"][key]
-        else:
-            patterns = list(here.get("patternProperties", {}).values())
-            here = patterns[0] if patterns else here.get("additionalProperties", {})
-    return list(_resolve(schema, here).get("properties", {}))
+        if key in model.model_fields:
+            model = next(_models(model.model_fields[key].annotation), model)
+    return list(model.model_fields)
 
 
-def _resolve(schema: Any, here: Any) -> Any:
-    here = here if isinstance(here, dict) else {}
-    for option in here.get("anyOf", []):
-        if "$ref" in option or option.get("type") in {"object", "array"}:
-            here = option
-            break
-    if "$ref" in here:
-        here = schema["$defs"][here["$ref"].rsplit("/", 1)[1]]
-    return here
+def _models(annotation: object) -> Iterator[type[pydantic.BaseModel]]:
+    """The models in a field's type, such as ``dict[str, EncoderConfig]`` or ``LeanConfig | None``."""
+    if get_origin(annotation) is None and isinstance(annotation, type) and issubclass(annotation, Values):
+        yield annotation
+    for inner in get_args(annotation):
+        yield from _models(inner)

@@ -29,77 +29,10 @@ from edgefl.models.spec import (
     modality_of,
     shares_projection,
 )
-from edgefl.plan.job import Hyper, LowMemoryOptimizer, RoundPolicy, RunPlan, Slot, Slots, Stage, Transfer
-from edgefl.plan.stages import default_holdout, exchange_of, is_closing, with_closing
+from edgefl.plan.job import Hyper, LowMemoryOptimizer, RoundPolicy, RunPlan, Slots, Stage, Transfer
+from edgefl.plan.stages import OWN_HOLDOUT, exchange_of, is_closing, with_closing
 from edgefl.plan.training_samples import LABEL_THEM, LEAST
-from edgefl.registry import choose, chosen, method
-
-
-def moving_slot(server: Mapping[str, Mapping[str, Any]]) -> str:
-    """The slot (role: choice) by which new weights are not the mean of the devices' models; "": none."""
-    for role in ("weight", "optimise", "repair"):
-        one = choose(role, server)
-        if one.method.moves:
-            return f"{role}: {one.name}"
-    return ""
-
-
-def default_norm(server: Mapping[str, Mapping[str, Any]]) -> Norm:
-    """Default normalisation of a recipe's heads: AproMFL's mappings have none; layer norm needs no statistics."""
-    slot = moving_slot(server)
-    if slot.startswith("weight: "):
-        return "none"
-    return "layer" if slot else "batch"
-
-
-def moving(plan: RunPlan) -> str:
-    """The setting by which new weights are not the mean of the models whose statistics they are given; "": none."""
-    if slot := moving_slot(plan.server):
-        return slot
-    if plan.policy.keeps:
-        return "rounds: async" if plan.policy.mode == "async" else "round.late: keep"
-    return ""
-
-
-def with_statistics(plan: RunPlan) -> RunPlan:
-    """The plan with ``slots.statistics`` as it has to be; plans of earlier versions do not have it."""
-    wanted = _averages_statistics(plan.model) and bool(moving(plan))
-    return msgspec.structs.replace(plan, slots=msgspec.structs.replace(plan.slots, statistics=wanted))
-
-
-def _averages_statistics(model: ModelSpec) -> bool:
-    """Whether the model holds batch norm: only the heads do, unless one projection without any is all there is."""
-    return model.head.kind != "none" and model.head.norm == "batch" and not shares_projection(model)
-
-
-def untaken(plan: RunPlan, samples: Mapping[str, int]) -> Problem | None:
-    """Why the coordinator cannot take batch statistics on a test set of ``samples``: modality -> how many have it."""
-    lacking = [m for m in plan.model.encoders if samples.get(m, 0) < LEAST] if plan.slots.statistics else []
-    if not lacking:
-        return None
-    has = f"{samples.get(lacking[0], 0)} samples of {lacking[0]!r}, {LEAST} are needed"
-    why = f"{moving(plan)} moves the weights away from their statistics, which are then taken on data.test"
-    text = f"is batch, and {why}; it has {has}: add them, or set layer"
-    return Problem("model.head.norm", text)
-
-
-def warnings_of(plan: RunPlan) -> tuple[str, ...]:
-    """A sentence each, with the way out."""
-    names = random_and_frozen(plan.model, plan.stages)
-    if not names:
-        return ()
-    fields = ", ".join(f"model.encoders.{m}.pretrained" for m in names)
-    why = f"recipe {plan.recipe} never trains encoders, and these start from random weights: {', '.join(names)}"
-    return (f"{why}; name a checkpoint in {fields}, or set slots.schedule to one that trains them, such as end_to_end",)
-
-
-def random_and_frozen(model: ModelSpec, stages: Sequence[Stage]) -> list[str]:
-    """The modalities whose encoder has no checkpoint to start from and is trained in no stage that has rounds."""
-    trained = {modality_of(part) for stage in stages if stage.rounds for part in stage.trained if is_encoder(part)}
-    if None in trained:  # the attention that all encoders share
-        return []
-    return [m for m, encoder in model.encoders.items() if not encoder.pretrained and m not in trained]
-
+from edgefl.registry import Recipe, choose, chosen, method
 
 #: Token width of FedMVP's joint module, whose encoders are 768 wide (ViT-B, BERT).
 JOINT_WIDTH = 256
@@ -121,8 +54,10 @@ def compile_run(
     the data or a recipe that does not fit the model.
     """
     model = model_spec(config, recipe, shapes, label_names)
-    schedule = choose("schedule", {"schedule": recipe.schedule})
+    schedule = choose("schedule", recipe.slots)
     stages = with_closing(model, schedule.bind(schedule.method.stages)(model, config.training.rounds))
+    devices = config.round.devices or max(1, len(config.fleet))
+    policy = config.round.model_dump(exclude={"devices", "buffer"})
     plan = RunPlan(
         run=run,
         name=config.name,
@@ -132,14 +67,16 @@ def compile_run(
         stages=stages,
         hypers=tuple(_hyper(config.training, recipe, stage, config.seed) for stage in stages),
         slots=Slots(
-            objective=recipe.objective,
-            missing=recipe.missing,
-            prototypes=recipe.prototypes,
-            repair=recipe.repair,
-            exchange=exchange_of(recipe.weight),
+            objective=recipe.slots["objective"],
+            missing=recipe.slots["missing"],
+            prototypes=recipe.slots["prototypes"],
+            repair=recipe.slots["repair"],
+            exchange=exchange_of(recipe.slots["weight"]),
         ),
-        server=_server(recipe),
-        policy=_policy(config),
+        server={role: recipe.slots[role] for role in SERVER_ROLES},
+        policy=RoundPolicy(
+            devices=devices, mode=config.rounds, buffer=config.round.buffer or (devices + 1) // 2, **policy
+        ),
         evaluate_every=config.evaluate,
         test=test,
         chunk_bytes=config.transfer.chunk_bytes or 0,
@@ -148,10 +85,6 @@ def compile_run(
         config={"run": config.model_dump(mode="json"), "recipe": recipe.model_dump(mode="json")},
     )
     return with_statistics(plan)
-
-
-def _server(recipe: RecipeConfig) -> dict[str, Slot]:
-    return {role: getattr(recipe, role) for role in SERVER_ROLES}
 
 
 def read_as(config: RunConfig, *, folder: bool) -> dict[str, EncoderSpec]:
@@ -184,12 +117,6 @@ def closed(plan: RunPlan) -> RunPlan:
     return msgspec.structs.replace(plan, stages=stages, hypers=(*plan.hypers, hyper))
 
 
-def _policy(config: RunConfig) -> RoundPolicy:
-    devices = config.round.devices or max(1, len(config.fleet))
-    given = config.round.model_dump(exclude={"devices", "buffer"})
-    return RoundPolicy(devices=devices, mode=config.rounds, buffer=config.round.buffer or (devices + 1) // 2, **given)
-
-
 def model_spec(
     config: RunConfig, recipe: RecipeConfig, shapes: Mapping[str, tuple[int, ...]], label_names: tuple[str, ...]
 ) -> ModelSpec:
@@ -209,7 +136,7 @@ def model_spec(
             problems.append(Problem(f"{path}.image_size", f"is for pictures, and the kind is {encoder.kind}"))
         encoders[modality] = _encoder(encoder, shapes.get(modality, ()))
     problems += _readable(config.training, recipe)
-    terms = chosen("objective", recipe.objective)
+    terms = chosen("objective", recipe.slots["objective"])
     supervised = any(term.method.labels for term in terms)
     if supervised and shapes and not label_names:
         learned = ", ".join(term.name for term in terms if term.method.labels)
@@ -238,7 +165,7 @@ def model_spec(
 
 def _readable(training: TrainingConfig, recipe: RecipeConfig) -> list[Problem]:
     """Repairs that observe the local training read the optimiser's state, which not every optimiser keeps."""
-    repair = chosen("repair", recipe.repair)[0]
+    repair = chosen("repair", recipe.slots["repair"])[0]
     if repair.method.unreadable is None:
         return []
     used = {
@@ -251,14 +178,14 @@ def _readable(training: TrainingConfig, recipe: RecipeConfig) -> list[Problem]:
 
 def _shape(recipe: RecipeConfig, encoders: Mapping[str, EncoderSpec]) -> dict[str, Any]:
     """Fields of the model that the recipe decides."""
-    fusion, options = next(iter(recipe.fusion.items()))
-    match = chosen("prototypes", recipe.prototypes)[0].options.get("match", "")
+    fusion, options = next(iter(recipe.slots["fusion"].items()))
+    match = chosen("prototypes", recipe.slots["prototypes"])[0].options.get("match", "")
     return {
-        "encoder_sharing": next(iter(recipe.sharing)),
+        "encoder_sharing": next(iter(recipe.slots["sharing"])),
         "fusion": fusion,
         "joint": _joint(options, encoders) if method("fusion", fusion).tokens else JointSpec(),
         "bounded": options.get("bound") == "tanh",
-        "reconstruction": any(term.method.reconstructs for term in chosen("objective", recipe.objective)),
+        "reconstruction": any(term.method.reconstructs for term in chosen("objective", recipe.slots["objective"])),
         "matching": match if match in {"classifier", "prior"} else "none",
     }
 
@@ -274,7 +201,7 @@ def _joint(options: Mapping[str, float | str], encoders: Mapping[str, EncoderSpe
 
 def _wide_enough(spec: ModelSpec, recipe: RecipeConfig) -> list[Problem]:
     """Terms that compare the joint representation with a modality's need both equally wide."""
-    terms = [term.name for term in chosen("objective", recipe.objective) if term.method.joint]
+    terms = [term.name for term in chosen("objective", recipe.slots["objective"]) if term.method.joint]
     if not terms or fused_width(spec) == spec.head.out or not spec.classes:
         return []
     text = f"{terms[0]} compares it with the projections, which are {spec.head.out} wide; set it to that"
@@ -283,7 +210,7 @@ def _wide_enough(spec: ModelSpec, recipe: RecipeConfig) -> list[Problem]:
 
 def _head(config: RunConfig, recipe: RecipeConfig, encoders: Mapping[str, EncoderSpec]) -> HeadSpec:
     given = config.model.head.model_dump()
-    head = HeadSpec(**{**given, "norm": given["norm"] or default_norm(_server(recipe))})
+    head = HeadSpec(**{**given, "norm": given["norm"] or default_norm(recipe.slots)})
     widths = {encoder.width for encoder in encoders.values()}
     if head.kind == "none" and len(widths) == 1:
         return msgspec.structs.replace(head, out=widths.pop())
@@ -310,10 +237,11 @@ def _hyper(training: TrainingConfig, recipe: RecipeConfig, stage: Stage, seed: i
     """
     same = {"epochs", "batch_size", "optimizer", "weight_decay", "momentum", "clip_norm", "precision"}
     smaller = training.lean
+    default = 0.0 if exchange_of(recipe.slots["weight"]) == "all" else OWN_HOLDOUT
     changed = {
         # What the closing round reads of a frozen prefix, it reads once.
         "cache": "" if training.cache == "none" or is_closing(stage) else training.cache,
-        "holdout": default_holdout(exchange_of(recipe.weight)) if training.holdout is None else training.holdout,
+        "holdout": default if training.holdout is None else training.holdout,
         "lr": _rates(training.lr, stage),
         "lean": smaller and LowMemoryOptimizer(smaller.optimizer, _rates(smaller.lr, stage)),
         "seed": seed,
@@ -324,3 +252,66 @@ def _hyper(training: TrainingConfig, recipe: RecipeConfig, stage: Stage, seed: i
 def _rates(rates: RatesConfig, stage: Stage) -> dict[str, float]:
     given, last = rates.model_dump().items(), stage.fallback_depth or stage.depth
     return {group: (value[last - 1] if isinstance(value, list) else value) for group, value in given}
+
+
+def moving_slot(server: Recipe) -> str:
+    """The slot (role: choice) by which new weights are not the mean of the devices' models; "": none."""
+    for role in ("weight", "optimise", "repair"):
+        one = choose(role, server)
+        if one.method.moves:
+            return f"{role}: {one.name}"
+    return ""
+
+
+def default_norm(server: Recipe) -> Norm:
+    """Default normalisation of a recipe's heads: AproMFL's mappings have none; layer norm needs no statistics."""
+    slot = moving_slot(server)
+    if slot.startswith("weight: "):
+        return "none"
+    return "layer" if slot else "batch"
+
+
+def moving(plan: RunPlan) -> str:
+    """The setting by which new weights are not the mean of the models whose statistics they are given; "": none."""
+    if slot := moving_slot(plan.server):
+        return slot
+    if plan.policy.keeps:
+        return "rounds: async" if plan.policy.mode == "async" else "round.late: keep"
+    return ""
+
+
+def with_statistics(plan: RunPlan) -> RunPlan:
+    """The plan with ``slots.statistics`` as it has to be; plans of earlier versions do not have it."""
+    head = plan.model.head
+    averaged = head.kind != "none" and head.norm == "batch" and not shares_projection(plan.model)
+    wanted = averaged and bool(moving(plan))
+    return msgspec.structs.replace(plan, slots=msgspec.structs.replace(plan.slots, statistics=wanted))
+
+
+def untaken(plan: RunPlan, samples: Mapping[str, int]) -> Problem | None:
+    """Why the coordinator cannot take batch statistics on a test set of ``samples``: modality -> how many have it."""
+    lacking = [m for m in plan.model.encoders if samples.get(m, 0) < LEAST] if plan.slots.statistics else []
+    if not lacking:
+        return None
+    has = f"{samples.get(lacking[0], 0)} samples of {lacking[0]!r}, {LEAST} are needed"
+    why = f"{moving(plan)} moves the weights away from their statistics, which are then taken on data.test"
+    text = f"is batch, and {why}; it has {has}: add them, or set layer"
+    return Problem("model.head.norm", text)
+
+
+def warnings_of(plan: RunPlan) -> tuple[str, ...]:
+    """Warnings of valid settings that are unlikely to be meant, a sentence each, with the way out."""
+    names = random_and_frozen(plan.model, plan.stages)
+    if not names:
+        return ()
+    fields = ", ".join(f"model.encoders.{m}.pretrained" for m in names)
+    why = f"recipe {plan.recipe} never trains encoders, and these start from random weights: {', '.join(names)}"
+    return (f"{why}; name a checkpoint in {fields}, or set slots.schedule to one that trains them, such as end_to_end",)
+
+
+def random_and_frozen(model: ModelSpec, stages: Sequence[Stage]) -> list[str]:
+    """The modalities whose encoder has no checkpoint to start from and is trained in no stage that has rounds."""
+    trained = {modality_of(part) for stage in stages if stage.rounds for part in stage.trained if is_encoder(part)}
+    if None in trained:  # the attention that all encoders share
+        return []
+    return [m for m, encoder in model.encoders.items() if not encoder.pretrained and m not in trained]

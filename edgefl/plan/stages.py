@@ -108,8 +108,9 @@ def restrict(stage: Stage, modalities: Sequence[str]) -> Stage:
 
 #: Prefix of the residual of a part, among what a device retains.
 RESIDUAL = "lost/"
-#: Share of a device's samples that its own model is tested on. Of 100 samples 20: the standard error of an accuracy is
-#: at most 11 points on one device, and 3 over twelve of them.
+#: Share of a device's samples that its own model is tested on, where the run file sets none and a classifier stays on
+#: the device, which alone can judge it. Of 100 samples 20: the standard error of an accuracy is at most 11 points on
+#: one device, and 3 over twelve of them.
 OWN_HOLDOUT = 0.2
 
 
@@ -117,11 +118,6 @@ def exchange_of(weight: Mapping[str, Any]) -> Exchange:
     """Parts that travel under a recipe's slot ``weight``."""
     exchange: Exchange = choose("weight", {"weight": weight}).method.exchange
     return exchange
-
-
-def default_holdout(exchange: Exchange) -> float:
-    """``training.holdout`` of a run file that sets none: only the device can judge a classifier that stays on it."""
-    return 0.0 if exchange == "all" else OWN_HOLDOUT
 
 
 def private(stage: Stage, exchange: Exchange) -> tuple[str, ...]:

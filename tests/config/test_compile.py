@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from edgefl.config.settings import RunConfig
-from edgefl.config.slots import RecipeConfig
+from edgefl.config.slots import RecipeFile
 from edgefl.encoder_kinds import OWN
 from edgefl.errors import ConfigError
 from edgefl.plan.compile import compile_run
@@ -25,7 +25,7 @@ def run_config(**changes) -> RunConfig:
 
 
 def compiled(recipe: dict | None = None, shapes=None, label_names=("x", "y"), **changes):
-    made = RecipeConfig.model_validate({"name": "made", **(recipe or {})})
+    made = RecipeFile.model_validate({"name": "made", **(recipe or {})})
     shapes = {"a": SHAPE, "b": SHAPE} if shapes is None else shapes
     return compile_run(run_config(**changes), made, run="r", shapes=shapes, label_names=label_names)
 

@@ -61,7 +61,7 @@ def test_a_good_run_file_is_read_with_its_defaults(tmp_path):
     run, recipe = load_run(write(tmp_path, RUN))
     assert (run.name, recipe.name, run.seed) == ("mine", "lw-prototypes", 0)
     assert run.training.lr.model_dump() == {"encoder": 1e-3, "head": 1e-3}
-    assert recipe.objective["modality_contrast"] == {"weight": 1.0, "temperature": 0.1}
+    assert recipe.slots["objective"]["modality_contrast"] == {"weight": 1.0, "temperature": 0.1}
 
 
 def test_every_problem_of_a_file_is_told_at_once_with_path_line_and_choices(tmp_path):

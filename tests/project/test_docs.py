@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from edgefl.config.settings import DeviceProfile, RunConfig
-from edgefl.config.slots import RecipeConfig
+from edgefl.config.slots import RecipeFile
 from edgefl.config.yaml_files import Values
 from edgefl.data.sources import load
 
@@ -40,7 +40,7 @@ def models(model: type[Values]):
                 yield from models(kind)
 
 
-@pytest.mark.parametrize("top", [RunConfig, RecipeConfig, DeviceProfile])
+@pytest.mark.parametrize("top", [RunConfig, RecipeFile, DeviceProfile])
 def test_every_field_and_every_group_of_fields_is_described(top):
     for model in models(top):
         assert model.__doc__
