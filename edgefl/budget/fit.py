@@ -13,13 +13,12 @@ nor anything larger.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import NamedTuple
 
 import msgspec
 
 from edgefl.budget.stage_cost import Price, StageTraffic, cost_of, figures_of, filled, first_figures
 from edgefl.models.spec import ModelSpec, is_encoder
-from edgefl.plan.job import Cache, Candidate, Decline, Hyper, Job, Placement, Slots, Stage
+from edgefl.plan.job import Candidate, Decline, Job, Placement, Stage
 from edgefl.plan.stages import is_closing, restrict, shallower, trained_stages
 from edgefl.plan.training_samples import (
     after_completion,
@@ -28,7 +27,6 @@ from edgefl.plan.training_samples import (
     prefixes,
     unlabelled,
     usable_samples,
-    with_cache,
 )
 from edgefl.records import GPU, GPU_MEMORY, HOST, METHOD, Budget, Capabilities, Cost, Refusal, has_card
 from edgefl.registry import chosen
@@ -53,14 +51,6 @@ def least(allowed: int | None, there: int) -> int | None:
     return min((n for n in (allowed, there or None) if n is not None), default=None)
 
 
-def most_moved(cost: Cost, candidate: Candidate) -> int:
-    """Bytes down and up of the round of the stage that moves most: the device's first one, or the last one."""
-    first = {"joining": cost.joining_down_bytes, "entering": cost.entering_down_bytes, "staying": 0}[candidate.arrival]
-    signature = cost.signature_bytes if candidate.arrival == "joining" else 0
-    up = max(cost.payload_up_bytes, cost.whole_up_bytes)  # any round may be the stage's last
-    return max(first + up + signature, cost.payload_down_bytes + up)
-
-
 def verdict(cost: Cost, candidate: Candidate) -> Refusal | None:
     """None when ``cost`` fits every limit of the device's budget; else the first limit that refuses.
 
@@ -73,7 +63,10 @@ def verdict(cost: Cost, candidate: Candidate) -> Refusal | None:
     first = filled(cost, cost.filling_flops, candidate)
     host = least(budget.memory_bytes, has.memory_total_bytes)
     process = base + (cost.staging_bytes if card else first.step_peak_bytes)
-    payload = most_moved(cost, candidate)
+    # The round of the stage that moves most is the device's first one, or the last one, which any may be.
+    coming = {"joining": cost.joining_down_bytes, "entering": cost.entering_down_bytes, "staying": 0}[candidate.arrival]
+    signature = cost.signature_bytes if candidate.arrival == "joining" else 0
+    payload = max(coming + signature, cost.payload_down_bytes) + max(cost.payload_up_bytes, cost.whole_up_bytes)
     joules = budget.energy_j if first.energy_j else None
     step = float(first.step_peak_bytes)
     checks = [
@@ -117,92 +110,84 @@ def place(
     ``job.stage``: as all devices train it. ``part_bytes``, ``before``, ``signature``: as in ``StageTraffic``; a prefix
     stored in ``before`` is used again.
     """
-    model, stage, hyper, slots = job.model, job.stage, job.hyper, job.slots
+    model, stage, slots = job.model, job.stage, job.slots
     filled = msgspec.structs.replace(candidate, samples=after_completion(slots, candidate.samples, model.encoders))
     lacking = (was.refusal for was in candidate.declined if was.refusal.reason == METHOD)
-    refusal = next(lacking, None) or _unfit(model, hyper, slots, filled)
+    refusal = next(lacking, None) or _unfit(job, filled)
     if refusal is not None:
         return Placement(device=candidate.device, stage=stage, refusal=refusal)
     own = restrict(stage, [m for m in model.encoders if filled.samples.get(m, 0) > 0])
     if is_closing(stage) and (refusal := _unteachable(model, own, filled)) is not None:
         return Placement(device=candidate.device, stage=own, refusal=refusal)
     if needs_pairs(slots) and not any(candidate.class_counts):
-        own = _without_labels(own, slots)
+        # Without labels, beside others that have them: no classifier, nor what only it needs.
+        fused = any(term.method.unlabelled for term in chosen("objective", slots.objective))
+        useless = {"task"} if fused else {"task", "fusion"}
+        own = msgspec.structs.replace(own, trained=tuple(part for part in own.trained if part not in useless))
+    job = msgspec.structs.replace(job, stage=own)
     if not candidate.capabilities.torch_device.startswith("cuda"):
-        hyper = msgspec.structs.replace(hyper, precision="f32")
-    traffic = StageTraffic(stage, part_bytes, before, signature)
-    short = False
-    for variant in _fallbacks(msgspec.structs.replace(job, stage=own, hyper=hyper), stage):
+        job = _with(job, precision="f32")
+    return _largest(job, candidate, price, StageTraffic(stage, part_bytes, before, signature))
+
+
+def _with(job: Job, **changes: object) -> Job:
+    """The job with other hyper-parameters."""
+    return msgspec.structs.replace(job, hyper=msgspec.structs.replace(job.hyper, **changes))
+
+
+def _largest(job: Job, candidate: Candidate, price: Price, traffic: StageTraffic) -> Placement:
+    """The first variant of ``job`` that fits; a placement with the last refusal when none does."""
+    refusal, short = None, False
+    for variant in _fallbacks(job, traffic.stage):
         if variant.hyper.low_memory and not short:
             continue  # another optimiser takes less memory, and nothing else
-        found = _largest(variant, candidate, price, traffic)
-        if isinstance(found, Placement):
-            return found
-        refusal, short = found.refusal or refusal, found.short
+        short = False
+        for micro, checkpointed in _pieces(variant):
+            one = _with(variant, micro_batch=micro, checkpoint=checkpointed)
+            if _declined(one, candidate):
+                short = True
+                continue
+            priced = price(one, candidate.samples)
+            cost = cost_of(one, candidate, priced, traffic)
+            refusal = verdict(cost, candidate)
+            if refusal is None:
+                return Placement(
+                    device=candidate.device,
+                    stage=one.stage,
+                    hyper=one.hyper,
+                    cost=cost,
+                    factors=candidate.factors,
+                    predicted=figures_of(cost),
+                    predicted_first=first_figures(one, traffic.before, cost, priced.cache_fill_flops, candidate),
+                )
+            if refusal.reason not in _MEMORY or refusal.where == HOST:
+                break  # a smaller micro-batch costs more FLOPs and as many bytes: only a shallower stage can help
+            short = True
     if refusal is None:
-        told = candidate.declined
-        refusal = told[-1].refusal if told else Refusal(reason="error", detail="no variant is left")
-    return Placement(device=candidate.device, stage=own, refusal=refusal)
-
-
-class _Nothing(NamedTuple):
-    """No size fits: why the last one tried does not (None: all were declined); whether any lacked memory."""
-
-    refusal: Refusal | None
-    short: bool
+        declined = candidate.declined
+        refusal = declined[-1].refusal if declined else Refusal(reason="error", detail="no variant is left")
+    return Placement(device=candidate.device, stage=job.stage, refusal=refusal)
 
 
 def _fallbacks(job: Job, stage: Stage) -> Iterator[Job]:
     """Ever less: the job at each depth, with its prefix stored or not, with its own optimiser or the low-memory one."""
-    for variant in shallower(job.stage):
-        at_depth = msgspec.structs.replace(job, stage=variant)
-        for cache in _stores(at_depth, stage):
-            stored = with_cache(at_depth, cache)
+    for shallow in shallower(job.stage):
+        at_depth = msgspec.structs.replace(job, stage=shallow)
+        # Prefixes are not stored where others train them in ``stage``.
+        moving = {part for prefix in prefixes(at_depth).values() for part in prefix.parts} & set(stage.trained)
+        stores = job.hyper.cache and can_cache(at_depth) and not moving
+        for cache in (job.hyper.cache, "") if stores else ("",):
+            stored = _with(at_depth, cache=cache)
             yield stored
             if (smaller := job.hyper.low_memory_optimizer) is not None:
-                changes = {"optimizer": smaller.optimizer, "lr": smaller.lr, "low_memory": True}
-                yield msgspec.structs.replace(stored, hyper=msgspec.structs.replace(stored.hyper, **changes))
+                yield _with(stored, optimizer=smaller.optimizer, lr=smaller.lr, low_memory=True)
 
 
 def _pieces(job: Job) -> list[tuple[int, bool]]:
     """(micro-batch, whether activations are checkpointed), from most memory to least."""
-    sizes = micro_batches(job.hyper.batch_size)
-    anew = any(is_encoder(part) for part in job.stage.trained)
-    return [*((size, False) for size in sizes), *([(sizes[-1], True)] if anew else [])]
-
-
-def _stores(job: Job, stage: Stage) -> tuple[Cache, ...]:
-    """How the job's prefixes may be stored, the best first: not where others train them in ``stage``."""
-    moving = {part for prefix in prefixes(job).values() for part in prefix.parts} & set(stage.trained)
-    return (job.hyper.cache, "") if job.hyper.cache and can_cache(job) and not moving else ("",)
-
-
-def _largest(job: Job, candidate: Candidate, price: Price, traffic: StageTraffic) -> Placement | _Nothing:
-    """The job with the largest micro-batch that fits; else why there is none."""
-    refusal, short = None, False
-    for micro, anew in _pieces(job):
-        hyper = msgspec.structs.replace(job.hyper, micro_batch=micro, checkpoint=anew)
-        job = msgspec.structs.replace(job, hyper=hyper)
-        if _declined(job, candidate):
-            short = True
-            continue
-        priced = price(job, candidate.samples)
-        cost = cost_of(job, candidate, priced, traffic)
-        refusal = verdict(cost, candidate)
-        if refusal is None:
-            return Placement(
-                device=candidate.device,
-                stage=job.stage,
-                hyper=job.hyper,
-                cost=cost,
-                factors=candidate.factors,
-                predicted=figures_of(cost),
-                predicted_first=first_figures(job, traffic.before, cost, priced.cache_fill_flops, candidate),
-            )
-        if refusal.reason not in _MEMORY or refusal.where == HOST:
-            break  # a smaller micro-batch costs more FLOPs and as many bytes: only a shallower stage can help
-        short = True
-    return _Nothing(refusal, short)
+    pieces = [(size, False) for size in micro_batches(job.hyper.batch_size)]
+    checkpoints = any(is_encoder(part) for part in job.stage.trained)
+    return [*pieces, (pieces[-1][0], True)] if checkpoints else pieces
 
 
 def trained_depth(stage: Stage) -> int:
@@ -210,7 +195,8 @@ def trained_depth(stage: Stage) -> int:
     return len(trained_stages(stage))
 
 
-def _unfit(model: ModelSpec, hyper: Hyper, slots: Slots, candidate: Candidate) -> Refusal | None:
+def _unfit(job: Job, candidate: Candidate) -> Refusal | None:
+    model, slots = job.model, job.slots
     for modality, shape in candidate.modalities.items():
         spec = model.encoders.get(modality)
         if shape and spec is not None and tuple(spec.input_shape) != tuple(shape):
@@ -224,14 +210,9 @@ def _unfit(model: ModelSpec, hyper: Hyper, slots: Slots, candidate: Candidate) -
     if labelled is not None and (refusal := unlabelled(slots, candidate.samples.get("", 0), labelled)) is not None:
         return refusal
     usable = usable_samples(slots, candidate.samples, list(model.encoders), labelled)
-    if usable < hyper.batch_size:
-        return Refusal(
-            reason="data",
-            needed=float(hyper.batch_size),
-            allowed=float(usable),
-            unit="samples",
-            detail="fewer usable samples than one batch",
-        )
+    size = job.hyper.batch_size
+    if usable < size:
+        return Refusal("data", float(size), float(usable), "samples", "fewer usable samples than one batch")
     return None
 
 
@@ -242,14 +223,6 @@ def _unteachable(model: ModelSpec, own: Stage, candidate: Candidate) -> Refusal 
     if model.matching == "prior" and len(own.trained) < 2:
         return Refusal("data", detail="it has one modality, from which a matching network has none to predict")
     return None
-
-
-def _without_labels(stage: Stage, slots: Slots) -> Stage:
-    """The stage of a device without labels beside others that have them: no classifier, nor what only it needs."""
-    fused = any(term.method.unlabelled for term in chosen("objective", slots.objective))
-    useless = {"task"} if fused else {"task", "fusion"}
-    kept = tuple(part for part in stage.trained if part not in useless)
-    return msgspec.structs.replace(stage, trained=kept)
 
 
 def decline_of(placement: Placement, refusal: Refusal) -> Decline:
@@ -279,3 +252,57 @@ def _declined(job: Job, candidate: Candidate) -> bool:
         if not less and hyper.checkpoint <= was.checkpoint and hyper.low_memory <= was.low_memory:
             return True
     return False
+
+
+class StagePrice(msgspec.Struct, frozen=True):
+    """One stage of one schedule on one share. Bytes of a usual round; FLOPs forward + backward."""
+
+    schedule: str = ""
+    stage: int = 0
+    rounds: int = 0
+    step_peak_bytes: int = 0
+    flops_per_round: float = 0.0
+    flops_per_sample: float = 0.0
+    payload_down_bytes: int = 0
+    payload_up_bytes: int = 0
+    filling_flops: float = 0.0  # once: what no earlier stage has stored of the frozen prefix
+    whole_bytes: int = 0  # down and up of the stage's first and last transfers, in which parts come whole
+    batch_size: int = 0
+    memory: dict[str, int] = {}  # what step_peak_bytes consists of
+
+
+class DevicePlan(msgspec.Struct, frozen=True):
+    """What one device would train in one stage."""
+
+    device: str = ""
+    profile: str = ""
+    placement: Placement = Placement()
+    card: bool = False  # the step is in the GPU's own memory
+
+
+class Account(msgspec.Struct, frozen=True):
+    """A schedule by a paper's accounting: bytes of one client, FLOPs of one sample."""
+
+    schedule: str = ""
+    payload_bytes: float = 0.0
+    flops: float = 0.0
+
+
+class RunPrice(msgspec.Struct, frozen=True):
+    """The whole answer. ``samples``: size of the share that the schedules are priced on, at least a batch of theirs.
+
+    ``batch_size`` and ``schedule``: the run's, which ``devices`` are planned with.
+    """
+
+    name: str = ""
+    recipe: str = ""
+    model_bytes: int = 0
+    samples: int = 0
+    batch_size: int = 0
+    trainer_base_bytes: int = 0
+    schedules: tuple[StagePrice, ...] = ()
+    devices: tuple[DevicePlan, ...] = ()
+    convention: str = ""
+    accounts: tuple[Account, ...] = ()  # by that convention
+    schedule: str = ""
+    warnings: tuple[str, ...] = ()

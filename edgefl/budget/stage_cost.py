@@ -17,7 +17,7 @@ import msgspec
 
 from edgefl.models.check import token_count
 from edgefl.models.spec import PROTOTYPES, EncoderSpec, reconstruct_parts
-from edgefl.plan.job import Candidate, Job, Stage, Transfer
+from edgefl.plan.job import Candidate, Job, Stage
 from edgefl.plan.stages import is_closing, kept, packed_bytes, packing_of, sent
 from edgefl.plan.training_samples import VALUE_BYTES, after_completion, built_parts, prefixes, stored_bytes, together_in
 from edgefl.records import Cost, Figure, Figures, has_card
@@ -27,23 +27,6 @@ from edgefl.registry import chosen, signature
 _WIDTH = {"F32": 4, "I64": 8, "I16": 2}
 #: Tensor name -> (safetensors' name of the type, shape).
 Layout = Mapping[str, tuple[str, tuple[int, ...]]]
-
-
-class Moved(msgspec.Struct, frozen=True):
-    """Bytes of one device's round. ``down``, ``up``: of a usual one, prototypes in it; ``whole_up``: of a last one.
-
-    Down in other rounds: ``joining`` of the device's first round in the run, ``entering`` of its first in a stage when
-    it took part in the stage before. ``prototypes_down`` is not part of what the run's first round moves.
-    """
-
-    down: int = 0
-    up: int = 0
-    whole_up: int = 0
-    joining: int = 0
-    entering: int = 0
-    prototypes_down: int = 0
-    prototypes_up: int = 0
-    signature: int = 0
 
 
 class StageTraffic(NamedTuple):
@@ -59,32 +42,30 @@ class StageTraffic(NamedTuple):
     signature: str = ""
 
 
-def moved(job: Job, candidate: Candidate, traffic: StageTraffic) -> Moved:
-    """Bytes that rounds of ``job``, a device's part of the stage, move."""
+def moved(job: Job, candidate: Candidate, traffic: StageTraffic) -> Cost:
+    """The bytes in the cost of ``job``, a device's part of the stage; nothing else is in it."""
     stage, part_bytes, before, signature = traffic
     exchange, transfer, here = job.slots.exchange, job.transfer, set(job.stage.present)
     changed = [part for part in sent(stage, exchange) if part in here]
-    trained = [part for part in sent(job.stage, exchange) if part not in _untouched(job, candidate)]
+    # Parts that a device's samples say nothing of stay the object that the coordinator has.
+    lone = sum(candidate.samples.get(m, 0) > 0 for m in job.model.encoders) < 2
+    untouched = set(reconstruct_parts(job.model)) if lone else set()
+    trained = [part for part in sent(job.stage, exchange) if part not in untouched]
     tables_down, tables_up = prototype_bytes(job, candidate, part_bytes)
     known = set(before.present) - set(sent(before, exchange)) if before is not None else set()
     # Parts come packed only where the device holds what they are a change of: of a first round they come whole.
     first = [part for part in job.stage.present if part not in known]
-    return Moved(
-        down=packed_of(changed, part_bytes, transfer.down, transfer.top) + tables_down,
-        up=packed_of(trained, part_bytes, transfer.up, transfer.top) + tables_up,
-        whole_up=bytes_of(trained, part_bytes) + tables_up,
-        joining=bytes_of(job.stage.present, part_bytes) + tables_down,
-        entering=bytes_of(first, part_bytes) + tables_down,
-        prototypes_down=tables_down,
-        prototypes_up=tables_up,
-        signature=signature_bytes(signature, candidate.class_counts) if signature and not is_closing(job.stage) else 0,
+    return Cost(
+        payload_down_bytes=packed_of(changed, part_bytes, transfer.down, transfer.top) + tables_down,
+        payload_up_bytes=packed_of(trained, part_bytes, transfer.up, transfer.top) + tables_up,
+        whole_up_bytes=bytes_of(trained, part_bytes) + tables_up,
+        joining_down_bytes=bytes_of(job.stage.present, part_bytes) + tables_down,
+        entering_down_bytes=bytes_of(first, part_bytes) + tables_down,
+        prototypes_down_bytes=tables_down,
+        signature_bytes=signature_bytes(signature, candidate.class_counts)
+        if signature and not is_closing(job.stage)
+        else 0,
     )
-
-
-def _untouched(job: Job, candidate: Candidate) -> set[str]:
-    """Trained parts that a device's samples say nothing of: they stay the object that the coordinator has."""
-    lone = sum(candidate.samples.get(m, 0) > 0 for m in job.model.encoders) < 2
-    return set(reconstruct_parts(job.model)) if lone else set()
 
 
 def signature_bytes(kind: str, class_counts: Sequence[int]) -> int:
@@ -121,10 +102,7 @@ def object_bytes(layout: Layout) -> int:
     header: dict[str, object] = {"__metadata__": {"encoding": "f32"}}
     end = 0
     for name, (kind, shape) in sorted(layout.items(), key=lambda item: (-_WIDTH[item[1][0]], item[0])):
-        start, size = end, _WIDTH[kind]
-        for axis in shape:
-            size *= axis
-        end = start + size
+        start, end = end, end + _WIDTH[kind] * prod(shape)
         header[name] = {"dtype": kind, "shape": list(shape), "data_offsets": [start, end]}
     text = len(json.dumps(header, separators=(",", ":")).encode())
     return 8 + -(-text // 8) * 8 + end
@@ -173,45 +151,29 @@ Price = Callable[[Job, Mapping[str, int]], Priced]
 def cost_of(job: Job, candidate: Candidate, priced: Priced, traffic: StageTraffic) -> Cost:
     """The cost of a usual round, by what the device has been measured to need of what was predicted."""
     stage, part_bytes = traffic.stage, traffic.part_bytes
-    exchange = job.slots.exchange
     bytes_ = moved(job, candidate, traffic)
-    trained = bytes_of(sent(job.stage, exchange), part_bytes)
-    down = [part for part in sent(stage, exchange) if part in job.stage.present]
     factor, samples = candidate.factors, after_completion(job.slots, candidate.samples, job.model.encoders)
-    exchanging = _exchange_peak(job, part_bytes)
-    beside = 0 if has_card(candidate.capabilities) else priced.libraries
-    peak = max(priced.peak, sum(exchanging.values())) + beside
-    cost = Cost(
-        step_peak_bytes=round(peak * factor.get("step_peak_bytes", 1.0)),
+    # While parts come and go there is the model, and what is in hand of one part.
+    exchanging = {"weights": bytes_of(built_parts(job), part_bytes), "transit": _in_hand(job, part_bytes)}
+    transit = sum(exchanging.values())
+    libraries = 0 if has_card(candidate.capabilities) else priced.libraries
+    memory = dict(priced.memory if priced.peak >= transit else exchanging)
+    if libraries:
+        memory["libraries"] = libraries
+    once = bytes_.joining_down_bytes + bytes_.whole_up_bytes + bytes_.signature_bytes
+    cost = msgspec.structs.replace(
+        bytes_,
+        step_peak_bytes=round((max(priced.peak, transit) + libraries) * factor.get("step_peak_bytes", 1.0)),
         flops=priced.flops * factor.get("flops", 1.0),
         filling_flops=sum(priced.cache_fill_flops.values()),
         filling_peak_bytes=priced.cache_fill_peak,
-        payload_down_bytes=bytes_.down,
-        payload_up_bytes=bytes_.up,
-        whole_up_bytes=bytes_.whole_up,
-        joining_down_bytes=bytes_.joining,
-        entering_down_bytes=bytes_.entering,
-        prototypes_down_bytes=bytes_.prototypes_down,
-        signature_bytes=bytes_.signature,
-        disk_bytes=bytes_.joining
-        + bytes_.whole_up
-        + bytes_.signature
-        + _beside(down, trained, part_bytes, job.transfer)
-        + stored_bytes(job, samples),
-        memory={
-            **(priced.memory if priced.peak >= sum(exchanging.values()) else exchanging),
-            **({"libraries": beside} if beside else {}),
-        },
+        disk_bytes=once + _packed_on_disk(job, stage, part_bytes) + stored_bytes(job, samples),
+        memory=memory,
         staging_bytes=_staging(job, part_bytes),
         step_flops=priced.step_flops,
         operations=priced.operations,
     )
     return timed(cost, candidate)
-
-
-def _exchange_peak(job: Job, part_bytes: Mapping[str, int]) -> dict[str, int]:
-    """Memory while parts come and go, by names of ``MEMORY``: the model, and what is in hand of one part."""
-    return {"weights": bytes_of(built_parts(job), part_bytes), "transit": _in_hand(job, part_bytes)}
 
 
 def _in_hand(job: Job, part_bytes: Mapping[str, int]) -> int:
@@ -266,9 +228,8 @@ def timed(cost: Cost, candidate: Candidate) -> Cost:
         return cost
     plain = cost.flops / factor.get("flops", 1.0) / speed.flops + cost.operations * speed.operation_s
     steps = cost.step_flops / speed.flops + cost.operations * speed.operation_s if cost.step_flops else plain
-    transfer = 0.0
-    for payload, rate in ((cost.payload_down_bytes, speed.down_bytes), (cost.payload_up_bytes, speed.up_bytes)):
-        transfer += payload / rate if rate else 0.0
+    links = ((cost.payload_down_bytes, speed.down_bytes), (cost.payload_up_bytes, speed.up_bytes))
+    transfer = sum(payload / rate for payload, rate in links if rate)
     compute = steps * factor.get("compute_s", 1.0)
     energy = (plain + transfer) * speed.power_w * factor.get("energy_j", 1.0)
     return msgspec.structs.replace(cost, compute_s=compute, wall_s=max(compute, plain) + transfer, energy_j=energy)
@@ -289,12 +250,15 @@ def filled(cost: Cost, more: float, candidate: Candidate) -> Cost:
     return msgspec.structs.replace(both, wall_s=cost.wall_s + seconds, energy_j=cost.energy_j + seconds * rate)
 
 
-def _beside(down: Sequence[str], trained: int, part_bytes: Mapping[str, int], transfer: Transfer) -> int:
+def _packed_on_disk(job: Job, stage: Stage, part_bytes: Mapping[str, int]) -> int:
     """Bytes on disk for packed exchange: packed parts and what they are based on, and what was not sent."""
-    lossy = any(packing != "f32" for _, packing in transfer.up)
+    transfer, exchange = job.transfer, job.slots.exchange
+    down = [part for part in sent(stage, exchange) if part in job.stage.present]
     based = [part for part in down if packing_of(transfer.down, part) != "f32"]
+    lossy = any(packing != "f32" for _, packing in transfer.up)
     # What was not sent is kept of two rounds, since one may be tried again, and the third is written before one goes.
-    return bytes_of(based, part_bytes) + packed_of(based, part_bytes, transfer.down, transfer.top) + 3 * lossy * trained
+    residuals = 3 * lossy * bytes_of(sent(job.stage, exchange), part_bytes)
+    return bytes_of(based, part_bytes) + packed_of(based, part_bytes, transfer.down, transfer.top) + residuals
 
 
 def first_figures(

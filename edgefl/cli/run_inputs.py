@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from edgefl.budget.prices import RunPrice
+from edgefl.budget.fit import RunPrice
 from edgefl.config.profiles import fleet_profile, load_run
 from edgefl.config.settings import DeviceProfile, RunConfig
 from edgefl.config.yaml_files import parse_bytes

@@ -7,7 +7,7 @@ which modalities it has (its pattern) and on how far through the model it goes.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -33,6 +33,8 @@ from edgefl.training.forward import Auxiliary, local_tables, pseudo_labels_of
 Pattern = tuple[str, ...]
 #: What a round does with samples outside its steps.
 Function = Callable[[Job, StagedModel, Dataset], object]
+#: A small network's loss of its input and what it is to become.
+Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 #: Samples that it is run on for its price. FLOPs are by sample, so that any number would do; batch norm takes two.
 _ROWS = 2
 
@@ -188,40 +190,30 @@ def _matchers(job: Job, share: Share) -> float:
     for m in own:
         small = build(job.model, [f"match/{m}"], device="meta").part(f"match/{m}")
         if job.model.matching == "classifier":
-            flops += _taught(job, small, round(share.own * share.having(m)), partial(_classified, job, small))
+            flops += _training(job, small, round(share.own * share.having(m)), [partial(classifier_loss, small)])
             continue
         for other in own:
             if other != m:
                 prior = small.get_submodule(f"to/{other}")
-                pairs = round(share.own * share.having(m, other))
-                flops += _taught(job, prior, pairs, partial(_predicted, job, prior))
+                losses = prior_losses(prior, MatcherSettings().temperature)
+                flops += _training(job, prior, round(share.own * share.having(m, other)), losses)
     return flops
 
 
-def _taught(job: Job, module: nn.Module, rows: int, step: Callable[[int], float]) -> float:
-    """FLOPs of a small network's training on ``rows`` samples, and of its last look at them all.
-
-    ``step``: FLOPs of a step with n rows, by all losses.
-    """
-    settings = MatcherSettings()
+def _training(job: Job, module: nn.Module, rows: int, losses: Sequence[Loss]) -> float:
+    """FLOPs of a small network's training on ``rows`` samples by each loss, and of its last look at them all."""
+    settings, width = MatcherSettings(), job.model.head.out
     if rows < _ROWS:
         return 0.0
+    flops = 0.0
     sizes = Counter(len(x) for x in np.array_split(np.empty(rows), max(1, rows // settings.batch_size)))
+    for size, count in sizes.items():
+        x = torch.empty((size, width), device="meta")
+        target = torch.empty(size, dtype=torch.int64, device="meta") if job.model.matching == "classifier" else x
+        with FlopCounter() as counter:
+            for loss in losses:
+                loss(x, target).backward()  # type: ignore[no-untyped-call]
+        flops += settings.epochs * count * counter.flops
     with FlopCounter() as counter, torch.no_grad():
-        module(torch.empty((rows, job.model.head.out), device="meta"))
-    return settings.epochs * sum(count * step(size) for size, count in sizes.items()) + float(counter.flops)
-
-
-def _classified(job: Job, module: nn.Module, rows: int) -> float:
-    x, y = torch.empty((rows, job.model.head.out), device="meta"), torch.empty(rows, dtype=torch.int64, device="meta")
-    with FlopCounter() as counter:
-        classifier_loss(module, x, y).backward()  # type: ignore[no-untyped-call]
-    return float(counter.flops)
-
-
-def _predicted(job: Job, module: nn.Module, rows: int) -> float:
-    x, z = torch.empty((2, rows, job.model.head.out), device="meta")
-    with FlopCounter() as counter:
-        for loss in prior_losses(module, MatcherSettings().temperature):
-            loss(x, z).backward()  # type: ignore[no-untyped-call]
-    return float(counter.flops)
+        module(torch.empty((rows, width), device="meta"))
+    return flops + float(counter.flops)

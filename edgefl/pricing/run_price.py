@@ -1,29 +1,40 @@
-"""Prices a run before it starts: every schedule on one typical share, and each device's placement in each stage."""
+"""Prices a run before it starts: every schedule on one typical share, and each device's placement in each stage.
+
+Where asked for, the schedules also by the convention of a paper (``totals``), to compare with its figures.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeVar
 
 import msgspec
+import torch
 
 from edgefl.aggregation.weights import wanted
-from edgefl.budget.fit import place
-from edgefl.budget.prices import Account, DevicePlan, RunPrice, StagePrice
+from edgefl.budget.fit import Account, DevicePlan, RunPrice, StagePrice, place
 from edgefl.budget.stage_cost import StageTraffic, moved, object_bytes
 from edgefl.errors import ModelError
-from edgefl.models.parts import part_layout
-from edgefl.models.spec import ModelSpec
+from edgefl.models.parts import part_layout, part_size_bytes
+from edgefl.models.spec import EncoderSpec, ModelSpec
 from edgefl.models.staged import build
 from edgefl.plan.compile import warnings_of
 from edgefl.plan.job import Candidate, Hyper, Job, RunPlan, Stage
-from edgefl.plan.stages import stage_before, with_closing
+from edgefl.plan.stages import encoder_stage, stage_before, with_closing
 from edgefl.plan.training_samples import can_cache, with_cache
-from edgefl.pricing.paper_accounting import totals
 from edgefl.pricing.round_price import Pricer
 from edgefl.records import has_card
 from edgefl.registry import Choice, method, methods
+from edgefl.resources.tensor_counters import FlopCounter
+from edgefl.training.batches import meta_input
+
+T = TypeVar("T")
+#: Operations an element of a layer norm.
+NORM = 5
+#: Rows of a traced pass.
+_ROWS = 2
 
 
 class PlannedDevice(NamedTuple):
@@ -41,7 +52,7 @@ class PriceOptions(NamedTuple):
 
     rounds: Sequence[int]
     schedule: str
-    slot: Mapping[str, Any]
+    slot: Mapping[str, object]
     batch_size: int
     batch_sizes: Sequence[int]
     convention: str = ""
@@ -57,17 +68,17 @@ class _Run(NamedTuple):
 
 def price_run(plan: RunPlan, devices: Sequence[PlannedDevice], options: PriceOptions) -> RunPrice:
     """Price of every schedule with each batch size, and what each device would train in each stage of the run."""
-    run = _Run(plan, _part_bytes(plan.model), Pricer())
+    model = build(plan.model, device="meta")
+    run = _Run(plan, {part: object_bytes(part_layout(model, part)) for part in model.parts_present}, Pricer())
     on_cuda = any(device.candidate.capabilities.torch_device.startswith("cuda") for device in devices)
     common = msgspec.structs.replace(plan.hypers[0], precision=plan.hypers[0].precision if on_cuda else "f32")
     shares = [device.candidate.samples for device in devices]
-    schedules = (
-        price
-        for schedule, stages in schedules_of(plan.model, options.rounds, options.slot).items()
-        for size in options.batch_sizes
-        for hyper in [msgspec.structs.replace(common, batch_size=size)]
-        for price in _stage_prices(run, schedule, stages, hyper, _typical(shares, size))
-    )
+    schedules: list[StagePrice] = []
+    for schedule, stages in schedules_of(plan.model, options.rounds, options.slot).items():
+        for size in options.batch_sizes:
+            hyper = msgspec.structs.replace(common, batch_size=size)
+            schedules += _stage_prices(run, schedule, stages, hyper, _typical(shares, size))
+    accounts = schedules_of(plan.model, options.rounds, {"embed": "frozen"}) if options.convention else {}
     return RunPrice(
         name=plan.name,
         recipe=plan.recipe,
@@ -78,14 +89,18 @@ def price_run(plan: RunPlan, devices: Sequence[PlannedDevice], options: PriceOpt
         schedules=tuple(schedules),
         devices=tuple(row for device in devices for row in _device_plans(run, device)),
         convention=options.convention,
-        accounts=_accounts(plan, options.rounds) if options.convention else (),
+        accounts=tuple(
+            Account(schedule, *totals(plan.model, stages, plan.hypers[0].epochs))
+            for schedule, stages in accounts.items()
+            if method("schedule", schedule).encoders
+        ),
         schedule=options.schedule,
         warnings=warnings_of(plan),
     )
 
 
 def schedules_of(
-    model: ModelSpec, rounds: Sequence[int], options: Mapping[str, Any] | None = None
+    model: ModelSpec, rounds: Sequence[int], options: Mapping[str, object] | None = None
 ) -> dict[str, tuple[Stage, ...]]:
     """Every schedule's stages, with these ``options`` where it has them; without those that have nothing to train.
 
@@ -113,7 +128,7 @@ def _stage_prices(
             job = with_cache(job, "")
         priced = run.pricer(job, samples)
         traffic = moved(job, device, StageTraffic(stage, run.part_bytes, before, wanted(plan.server)))
-        first = traffic.joining + traffic.signature if before is None else traffic.entering
+        first = traffic.joining_down_bytes + traffic.signature_bytes if before is None else traffic.entering_down_bytes
         yield StagePrice(
             schedule=schedule,
             stage=stage.index,
@@ -121,10 +136,10 @@ def _stage_prices(
             step_peak_bytes=priced.peak,
             flops_per_round=priced.flops,
             flops_per_sample=priced.sample_flops,
-            payload_down_bytes=traffic.down,
-            payload_up_bytes=traffic.up,
+            payload_down_bytes=traffic.payload_down_bytes,
+            payload_up_bytes=traffic.payload_up_bytes,
             filling_flops=sum(flops for part, flops in priced.cache_fill_flops.items() if part not in stored),
-            whole_bytes=first + traffic.whole_up,
+            whole_bytes=first + traffic.whole_up_bytes,
             batch_size=hyper.batch_size,
             memory=dict(priced.memory),
         )
@@ -144,21 +159,82 @@ def _device_plans(run: _Run, device: PlannedDevice) -> Iterator[DevicePlan]:
         yield DevicePlan(newcomer.device, device.profile, placement, has_card(newcomer.capabilities))
 
 
-def _accounts(plan: RunPlan, rounds: Sequence[int]) -> tuple[Account, ...]:
-    """The schedules by LW-FedMML's accounting, with the run's rounds."""
-    return tuple(
-        Account(schedule, *totals(plan.model, stages, plan.hypers[0].epochs))
-        for schedule, stages in schedules_of(plan.model, rounds, {"embed": "frozen"}).items()
-        if method("schedule", schedule).encoders
-    )
-
-
 def _typical(shares: Sequence[Mapping[str, int]], least: int) -> dict[str, int]:
     """The mean share (of one batch at least), all modalities present."""
     mean = max(least, round(sum(samples[""] for samples in shares) / len(shares)))
     return dict.fromkeys({modality for samples in shares for modality in samples}, mean)
 
 
-def _part_bytes(spec: ModelSpec) -> dict[str, int]:
-    model = build(spec, device="meta")
-    return {part: object_bytes(part_layout(model, part)) for part in model.parts_present}
+class Totals(NamedTuple):
+    """Of all rounds: bytes down and up of one client, FLOPs of one sample."""
+
+    bytes: float
+    flops: float
+
+
+def totals(model: ModelSpec, stages: Sequence[Stage], epochs: int) -> Totals:
+    """A schedule's stages, each with its rounds of ``epochs`` epochs, as LW-FedMML counts (arXiv 2407.15426).
+
+    It is there to compare with the paper's figures; nothing runs like it. One client. Bytes: parameters and buffers, a
+    ViT with its unused pooler, a DistilBERT with its table of position numbers; of a round down and up, 4 bytes a
+    value; layer-wise also each stage with rounds once more, one way, when it is finished. FLOPs: of one sample over all
+    epochs, 1 a multiply-accumulate, 5 an element of a layer norm; what is trained counts three times its forward pass,
+    what is frozen once, and every encoder stage whole.
+    """
+    sizes, flops = part_bytes(model), part_flops(model)
+    # Whether each stage trains one encoder stage, which is then frozen.
+    numbers = [{n for part in stage.trained if (n := encoder_stage(part))} for stage in stages]
+    alone = len(stages) > 1 and all(len(n) == 1 for n in numbers)
+    sent = spent = 0.0
+    for stage in stages:
+        trained = set(stage.trained)
+        finished = [p for p in trained if encoder_stage(p)] if stage.rounds and alone else []
+        sent += 2 * stage.rounds * sum(sizes[part] for part in trained) + sum(sizes[part] for part in finished)
+        forward = sum(flops[part] * (3 if part in trained else 1) for part in stage.present if part in flops)
+        spent += stage.rounds * epochs * forward
+    return Totals(sent, spent)
+
+
+def part_bytes(model: ModelSpec) -> dict[str, int]:
+    """Part -> bytes, with what the paper's libraries hold besides."""
+    built = build(model, device="meta")
+    sizes = {part: part_size_bytes(built, part) for part in built.parts_present}
+    for m, encoder in model.encoders.items():
+        sizes[f"{m}/embed"] += _besides(encoder)
+    return sizes
+
+
+def part_flops(model: ModelSpec) -> dict[str, float]:
+    """Part -> operations of one sample's forward pass, of the parts that encode, project, fuse and classify."""
+    built = build(model, device="meta").eval()
+    found: dict[str, float] = {}
+
+    def ran(part: str, work: Callable[[], T]) -> T:
+        with torch.no_grad(), FlopCounter({torch.ops.aten.native_layer_norm: _norm}) as counter:
+            result = work()
+        found[part] = counter.flops / 2 / _ROWS
+        return result
+
+    projected = {}
+    for m in model.encoders:
+        x = meta_input(Job(model=model), m, _ROWS)
+        state = ran(f"{m}/embed", lambda: built.embed(m, x))  # noqa: B023 - run at once
+        for k in range(1, model.stages + 1):
+            state = ran(f"{m}/stage{k}", lambda: built.stage(m, k, state))  # noqa: B023 - the same
+        pooled = ran(f"{m}/norm", lambda: built.pool(m, state))  # noqa: B023 - the same
+        projected[m] = ran(f"head/{m}", lambda: built.project(m, pooled))  # noqa: B023 - the same
+    if model.classes:
+        fused = ran("fusion", lambda: built.fuse(projected))
+        ran("task", lambda: built.classify(fused))
+    return found
+
+
+def _norm(x: Sequence[int], *_: object, **__: object) -> int:
+    return 2 * NORM * math.prod(x)
+
+
+def _besides(encoder: EncoderSpec) -> int:
+    """Bytes of what `transformers`' whole models hold and our parts do not: a pooler, numbers of positions."""
+    if encoder.kind == "text":
+        return 8 * (encoder.positions or encoder.input_shape[0])
+    return 4 * (encoder.width**2 + encoder.width) if encoder.kind == "vision" else 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from edgefl.budget.prices import Account, DevicePlan, RunPrice, StagePrice
+from edgefl.budget.fit import Account, DevicePlan, RunPrice, StagePrice
 from edgefl.budget.stage_cost import MEMORY
 from edgefl.plan.job import Hyper, Placement
 from edgefl.plan.stages import is_closing, trained_stages

@@ -6,7 +6,7 @@ import pytest
 
 from edgefl.models.check import encoder_of_size
 from edgefl.models.spec import HeadSpec, ModelSpec
-from edgefl.pricing.paper_accounting import Totals, part_bytes, part_flops, totals
+from edgefl.pricing.run_price import Totals, part_bytes, part_flops, totals
 from edgefl.registry import method
 
 MIB = 2**20
