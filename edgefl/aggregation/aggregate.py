@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 
 from edgefl.aggregation import history
-from edgefl.aggregation.history import UpdateInfo
+from edgefl.aggregation.history import Record, Step, UpdateInfo
 from edgefl.aggregation.mean import (
     Layout,
     Load,
@@ -79,7 +79,7 @@ def aggregate_round(
     previous: Manifest,
     recipe: Recipe | None = None,
     terms: RoundTerms | None = None,
-) -> tuple[Manifest, dict[str, Any]]:
+) -> tuple[Manifest, Record]:
     """The next state, whose new objects are in ``store``, and the record of the round as plain values.
 
     ``previous`` holds every part of the model; parts that no device trained keep their object.
@@ -109,7 +109,7 @@ class _Round:
         slots = {role: choose(role, recipe) for role in _ROLES}
         if len({update.name for update in updates}) != len(updates):
             raise ValueError("a device appears twice among the updates of one round")
-        self.record: dict[str, Any] = {role: {"choice": slot.name, **slot.options} for role, slot in slots.items()}
+        self.record: Record = {role: {"choice": slot.name, **slot.options} for role, slot in slots.items()}
         self.record |= {"parts": {}, "refused": [], "ignored": {}, "kept": {}}
         updates = sorted(updates, key=lambda update: update.name)
         if slots["weight"].method.similarity is not None:
@@ -147,7 +147,7 @@ class _Round:
             self.mended, self.personal, self.record["repaired"] = mend(updates, shared(previous), store, groups)
         self.whole: dict[str, str] = {}  # key -> why it travels whole although it was to be packed
 
-    def finish(self) -> tuple[Manifest, dict[str, Any]]:
+    def finish(self) -> tuple[Manifest, Record]:
         """The next state and the record, once every part is aggregated."""
         state = fold_residuals(self.store, self.state) if self.terms.transfer.whole else self.state
         state |= {key: self.store.put(encode_part(tensors)) for key, tensors in self.personal.items()}
@@ -242,7 +242,7 @@ class _Round:
             told["kept"] = kept_share / total
         kept = f"{SERVER}optimise/{part.key}"
         known = decode_part(self.store.read(self.previous[kept].id)) if kept in self.previous else None
-        step = _trained_once if is_matcher(part.name) else self.step
+        step: Step = _trained_once if is_matcher(part.name) else self.step
         tensors, state = step(known, dict(previous), mean.result())
         try:
             check_finite(tensors)
@@ -281,9 +281,9 @@ class _Round:
             self.record["refused"].append({"device": device, "part": part, "reason": reason, "detail": detail})
 
 
-def _trained_once(state: Tensors | None, previous: Tensors, combined: Tensors) -> tuple[dict[str, Any], None]:
+def _trained_once(state: Tensors | None, previous: Tensors, combined: Tensors) -> tuple[Tensors, None]:
     """The step of small networks, which are trained once, from nothing: the combined tensors are the next ones."""
-    return dict(combined), None
+    return combined, None
 
 
 def _from_store(store: ObjectStore, ref: ObjectRef, limit: int) -> Load:

@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 
+from edgefl.aggregation.mean import Tensors
 from edgefl.aggregation.server_state import SERVER, of_device
 from edgefl.errors import ModelError
 from edgefl.models.spec import is_matcher, modality_of
@@ -167,6 +168,12 @@ KEY = f"{SERVER}memory"
 RECEIVED, TRAINED = "received_score", "trained_score"
 
 
+#: A round's record as plain values (``edgefl.aggregation.aggregate`` names its fields).
+Record = dict[str, Any]
+#: The server's step: (state, previous, combined) -> (next, next state).
+Step = Callable[[Tensors | None, Tensors, Tensors], tuple[Tensors, Tensors | None]]
+
+
 class UpdateInfo(msgspec.Struct, frozen=True):
     """One device's finished update, all of whose objects are in the store. ``samples``: part -> samples trained on.
 
@@ -210,7 +217,7 @@ def note(memory: Memory, updates: Sequence[UpdateInfo], clusters: Mapping[str, i
     return note_round(memory, metrics, received, weights, clusters)
 
 
-def networks(record: Mapping[str, Any]) -> dict[str, dict[str, float]]:
+def networks(record: Record) -> dict[str, dict[str, float]]:
     """The small networks this round has made: "match/<m>" -> {key of the state: weight}."""
     found: dict[str, dict[str, float]] = {}
     for key, told in record["parts"].items():
@@ -227,8 +234,8 @@ def server_step(
     memory: Memory,
     updates: Sequence[UpdateInfo],
     clusters: Mapping[str, int],
-    record: dict[str, Any],
-) -> Callable[..., Any]:
+    record: Record,
+) -> Step:
     """The optimiser's step (state, previous, combined) -> (next, state), with this round's own options."""
     if slot.method.adjust is not None:
         weights = {u.device: float(max(u.samples.values(), default=0)) for u in updates}

@@ -41,7 +41,7 @@ BUFFERS = ("running_mean", "running_var", "num_batches_tracked")
 class Outcome(NamedTuple):
     """What became of one part. ``tensors`` None: it stays as it was, because of ``kept``."""
 
-    tensors: dict[str, Tensor] | None
+    tensors: Tensors | None
     weights: dict[str, Any]  # "devices": {name: weight}; "kept": weight of the part before; for prototypes "tables"
     refused: dict[str, tuple[str, str]]  # device -> (machine-readable reason, detail)
     kept: str = ""

@@ -8,7 +8,7 @@ import itertools
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, TypeVar, get_args, get_origin
 
 import pydantic
 import yaml
@@ -52,9 +52,10 @@ class Values(pydantic.BaseModel):
 
 
 Model = TypeVar("Model", bound=Values)
+T = TypeVar("T")
 
 
-def parse_bytes(value: Any) -> Any:
+def parse_bytes(value: T) -> T | int:
     """An amount of memory: a number of bytes, or text such as ``600 MiB``. Raises ValueError."""
     if not isinstance(value, str):
         return value

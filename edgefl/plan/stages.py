@@ -10,8 +10,7 @@ device's own copy of its round before; if it is sent another one, that is the te
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import msgspec
 
@@ -24,7 +23,7 @@ from edgefl.models.spec import (
     part_names,
 )
 from edgefl.plan.job import Exchange, Job, Stage
-from edgefl.registry import choose
+from edgefl.registry import Slot, choose
 
 
 def with_closing(spec: ModelSpec, stages: Sequence[Stage]) -> tuple[Stage, ...]:
@@ -114,7 +113,7 @@ RESIDUAL = "lost/"
 OWN_HOLDOUT = 0.2
 
 
-def exchange_of(weight: Mapping[str, Any]) -> Exchange:
+def exchange_of(weight: Slot) -> Exchange:
     """Parts that travel under a recipe's slot ``weight``."""
     exchange: Exchange = choose("weight", {"weight": weight}).method.exchange
     return exchange
