@@ -52,7 +52,7 @@ class PriceOptions(NamedTuple):
 
     rounds: Sequence[int]
     schedule: str
-    slot: Mapping[str, object]
+    slot: Mapping[str, float | str]
     batch_size: int
     batch_sizes: Sequence[int]
     convention: str = ""
@@ -100,7 +100,7 @@ def price_run(plan: RunPlan, devices: Sequence[PlannedDevice], options: PriceOpt
 
 
 def schedules_of(
-    model: ModelSpec, rounds: Sequence[int], options: Mapping[str, object] | None = None
+    model: ModelSpec, rounds: Sequence[int], options: Mapping[str, float | str] | None = None
 ) -> dict[str, tuple[Stage, ...]]:
     """Every schedule's stages, with these ``options`` where it has them; without those that have nothing to train.
 
