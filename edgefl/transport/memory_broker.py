@@ -10,6 +10,7 @@ import asyncio
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 from paho.mqtt.client import topic_matches_sub
 
@@ -33,6 +34,13 @@ class _Session:
     patterns: list[str] = field(default_factory=list)
     queue: list[_Message] = field(default_factory=list)
     held: list[_Message] = field(default_factory=list)
+
+    def deliver(self, message: _Message) -> None:
+        """Hand a message to the client, or queue it while it is away."""
+        if self.transport is None:
+            self.queue.append(message)
+        else:
+            self.transport.arrive(*message)
 
 
 class MemoryBroker:
@@ -77,8 +85,7 @@ class MemoryBroker:
         """Deliver the messages queued while the client was away."""
         session = self._sessions[client_id]
         waiting, session.queue = session.queue, []
-        for message in waiting:
-            self._send(session, message)
+        self._send(session, waiting)
 
     def detach(self, client_id: str, transport: MemoryTransport) -> None:
         """An orderly DISCONNECT: no will, the session stays."""
@@ -92,9 +99,8 @@ class MemoryBroker:
         for pattern in patterns:
             if pattern not in session.patterns:
                 session.patterns.append(pattern)
-            for topic, payload in list(self._retained.items()):
-                if topic_matches_sub(pattern, topic):
-                    self._send(session, (topic, payload))
+            retained = [message for message in self._retained.items() if topic_matches_sub(pattern, message[0])]
+            self._send(session, retained)
 
     def publish(self, topic: str, payload: bytes, *, retain: bool) -> None:
         """Pass a message on to every session that wants it, through the faults."""
@@ -108,9 +114,7 @@ class MemoryBroker:
 
     def _disturb(self, session: _Session, message: _Message) -> None:
         # Always three draws, so that changing one probability leaves the other faults where they were.
-        lost = self._random.random() < self.loss
-        twice = self._random.random() < self.duplicate
-        held = self._random.random() < self.reorder
+        lost, twice, held = (self._random.random() < p for p in (self.loss, self.duplicate, self.reorder))
         if lost:
             self.dropped += 1
             return
@@ -118,23 +122,17 @@ class MemoryBroker:
         if held:
             session.held += copies
             _later(self.delay_s + HELD_S, lambda: self._release(session))
-            return
-        session.held[:0] = copies
-        self._release(session)
+        else:
+            session.held[:0] = copies
+            self._release(session)
 
     def _release(self, session: _Session) -> None:
         held, session.held = session.held, []
-        for message in held:
-            self._send(session, message)
+        self._send(session, held)
 
-    def _send(self, session: _Session, message: _Message) -> None:
-        def arrive() -> None:
-            if session.transport is None:
-                session.queue.append(message)
-            else:
-                session.transport.arrive(*message)
-
-        _later(self.delay_s, arrive)
+    def _send(self, session: _Session, messages: list[_Message]) -> None:
+        for message in messages:
+            _later(self.delay_s, partial(session.deliver, message))
 
 
 class MemoryTransport:
