@@ -69,7 +69,7 @@ class Coordinator:
         task.add_done_callback(self.tasks.discard)
 
     def send(self, message):
-        topic, body = topics.down(FLEET, DEVICE), m.encode(message)
+        topic, body = topics.build("down", FLEET, DEVICE), m.encode(message)
         self.spawn(self.transport.publish(topic, body if self.seal is None else self.seal(topic, body)))
 
     def on_message(self, topic, payload):
@@ -151,9 +151,9 @@ class Coordinator:
                 return
             self.chunk_limit -= 1
         data = self.store.read_chunk(one.object_id, CHUNK_BYTES, one.index)
-        topic = topics.shared_object(FLEET, transfer)
+        topic = topics.build("shared-object", FLEET, transfer=transfer)
         if one.device is not None:
-            topic = topics.down_object(FLEET, one.device, transfer)
+            topic = topics.build("down-object", FLEET, one.device, transfer)
         self.spawn(self.transport.publish(topic, encode_chunk(Chunk(one.object_id, one.index, data))))
 
     async def take_update(self):

@@ -141,7 +141,7 @@ class FakeDevice:
         self.name = name
         self.store = ObjectStore(directory / name)
         self.session = secrets.token_hex(4)
-        will = Will(topics.presence(FLEET, name), m.encode(m.Presence(name, self.session, False)), True)
+        will = Will(topics.build("presence", FLEET, name), m.encode(m.Presence(name, self.session, False)), True)
         self.transport = MemoryTransport(broker, name, will)
         self.add, self.samples, self.budget = add, samples, budget or Budget()
         self.decline = list(decline or [])
@@ -183,7 +183,7 @@ class FakeDevice:
         return self.offer.attempt if self.offer is not None else None
 
     def say(self, message: m.UpMessage, topic: str = "") -> None:
-        self._publish(topic or topics.up(FLEET, self.name), m.encode(message))
+        self._publish(topic or topics.build("up", FLEET, self.name), m.encode(message))
 
     def beat(self) -> None:
         self.say(m.Heartbeat(self.name, self.session, 1, self.working_on))
@@ -232,7 +232,7 @@ class FakeDevice:
     def _on_connection(self, connected: bool) -> None:
         if connected:
             online = m.Presence(self.name, self.session, online=True)
-            self._publish(topics.presence(FLEET, self.name), m.encode(online), retain=True)
+            self._publish(topics.build("presence", FLEET, self.name), m.encode(online), retain=True)
             self.hello()
 
     def _on_message(self, name: str, payload: bytes) -> None:
@@ -323,5 +323,5 @@ class FakeDevice:
         for one in [*self.sender.on_need(self.name, grant, 0.0), *self.sender.on_tick(10.0)]:
             if isinstance(one, SendChunk):
                 data = self.store.read_chunk(one.object_id, grant.chunk_bytes, one.index)
-                topic = topics.up_object(FLEET, self.name, grant.transfer)
+                topic = topics.build("up-object", FLEET, self.name, grant.transfer)
                 self._publish(topic, encode_chunk(Chunk(one.object_id, one.index, data)))

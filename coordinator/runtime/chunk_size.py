@@ -94,7 +94,7 @@ class Chunking:
         self._transport = transport
         self._sizer = sizer
         self._warn = warn
-        self._probe = Probe(transport, topics.probe(fleet, topics.COORDINATOR))
+        self._probe = Probe(transport, topics.build("probe", fleet, topics.COORDINATOR))
         self._growing: asyncio.Task[None] | None = None
         self.heard = self._probe.heard  # takes a probe that this coordinator sent to itself
 

@@ -164,7 +164,7 @@ class Newcomers:
     def publish(self, client: str, answer: bytes) -> None:
         """Answer a newcomer; nothing is waited for."""
         if self._transport is not None:
-            topic = topics.enroll_down(self._fleet.record.fleet, client)
+            topic = topics.build("enroll-down", self._fleet.record.fleet, client)
             self.tasks.spawn(self._transport.publish(topic, answer))
 
     async def close(self) -> None:
@@ -180,7 +180,7 @@ class Newcomers:
             transport.on_message = self._on_message
             try:
                 await transport.connect()
-                await transport.subscribe([topics.enroll_up(self._fleet.record.fleet, "+")])
+                await transport.subscribe([topics.build("enroll-up", self._fleet.record.fleet, "+")])
             except BrokerError as error:
                 await transport.close()
                 if error.message != told:
@@ -246,7 +246,7 @@ async def serve(fleet: Fleet, say: Callable[[str], None], until: str = "", limit
         posts = _publishing(say)
 
         def post(device: str, message: m.DownMessage) -> None:
-            topic = topics.down(fleet.record.fleet, device)
+            topic = topics.build("down", fleet.record.fleet, device)
             posts.spawn(transport.publish(topic, guard.seal(topic, m.encode(message))))
 
         def hear(name: str, payload: bytes) -> None:
@@ -261,7 +261,7 @@ async def serve(fleet: Fleet, say: Callable[[str], None], until: str = "", limit
         transport.on_message = hear
         try:
             await transport.connect()
-            await transport.subscribe([topics.up(fleet.record.fleet, "+")])
+            await transport.subscribe([topics.build("up", fleet.record.fleet, "+")])
             await guard.listen(url).connected.wait()
             say(f"answering devices that enrol in fleet {fleet.record.fleet!r}; Ctrl-C ends it")
             await _until(fleet, guard, until, limit_s)

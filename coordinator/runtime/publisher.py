@@ -214,7 +214,7 @@ class Publisher:
 
     def post(self, device: str, message: m.DownMessage) -> None:
         """Send a device a message, signed where the fleet signs."""
-        topic, body = topics.down(self._fleet, device), m.encode(message)
+        topic, body = topics.build("down", self._fleet, device), m.encode(message)
         self.publish(topic, body if self._seal is None else self._seal(topic, body))
 
     def publish(self, topic: str, payload: bytes) -> None:
@@ -222,9 +222,9 @@ class Publisher:
         self._posts.spawn(self._transport.publish(topic, payload))
 
     def _send_chunks(self, transfer: str, device: str | None, message: bytes) -> None:
-        topic = topics.shared_object(self._fleet, transfer)
+        topic = topics.build("shared-object", self._fleet, transfer=transfer)
         if device is not None:
-            topic = topics.down_object(self._fleet, device, transfer)
+            topic = topics.build("down-object", self._fleet, device, transfer)
         self._posts.spawn(self._publish_chunks(topic, message))
 
     async def _publish_chunks(self, topic: str, message: bytes) -> None:

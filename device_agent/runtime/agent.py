@@ -72,7 +72,7 @@ class Agent:
         )
         self._trainer_tasks = TrainerTasks(trainer, effects, self._transfers.figures)
         self._perform = self._performers()
-        self._down = topics.down(identity.fleet, identity.device)
+        self._down = topics.build("down", identity.fleet, identity.device)
         self._call = topics.call(identity.fleet)
         self._credentials = credentials
         self._renewal = None if credentials is None else Renewal(credentials, self._outbox.put_nowait, emit)
@@ -149,9 +149,10 @@ class Agent:
             self._spawn(self._say(message))
 
     async def _say(self, message: UpMessage) -> None:
-        topic = topics.presence if isinstance(message, Presence) else topics.up
+        channel: topics.Channel = "presence" if isinstance(message, Presence) else "up"
+        topic = topics.build(channel, self.identity.fleet, self.identity.device)
         try:
-            await self.transport.publish(topic(self.identity.fleet, self.identity.device), encode(message))
+            await self.transport.publish(topic, encode(message))
         except MessageSizeError as error:  # also a guess, after connections that were cut: it is sent again
             self.emit("warning", text=error.message)
         finally:

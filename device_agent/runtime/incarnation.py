@@ -37,7 +37,7 @@ class Identity(NamedTuple):
     def will(self) -> Will:
         """MQTT will: published by the broker when the connection ends without goodbye."""
         offline = encode(Presence(self.device, self.session, online=False))
-        return Will(topics.presence(self.fleet, self.device), offline, retain=False)
+        return Will(topics.build("presence", self.fleet, self.device), offline, retain=False)
 
     def blank_state(self) -> v.State:
         """The machine's state without any work."""

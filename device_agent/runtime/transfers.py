@@ -91,7 +91,7 @@ class Transfers:
         """The coordinator says what it lacks of an update, or how far it is."""
         served, sender = self._served or (None, None)
         if sender is None or (served, sender.transfer) != (update, grant.transfer):
-            topic = topics.up_object(self._identity.fleet, self._identity.device, grant.transfer)
+            topic = topics.build("up-object", self._identity.fleet, self._identity.device, grant.transfer)
             sizes = {ref.id: ref.size for ref in update.manifest.values()}
             sender = DiskSender(grant.transfer, sizes, self._objects, self._publish_on(topic))
             self._served = update, sender
@@ -121,7 +121,7 @@ class Transfers:
         """Cost of the attempt at this device beside the training itself."""
         if self._cost is None or self._cost.attempt != offer.attempt or self._restored == offer.attempt:
             return unknown_cost()
-        topic = topics.up_object(self._identity.fleet, self._identity.device, offer.transfer)  # about as long
+        topic = topics.build("up-object", self._identity.fleet, self._identity.device, offer.transfer)  # about as long
         return self._cost.figures(self._counters(), result.manifest, topic, offer.chunk_bytes)
 
     def _start(self, fetch: _Fetch) -> None:

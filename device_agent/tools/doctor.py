@@ -232,7 +232,7 @@ def reach(url: str, files: Mapping[str, str] | None = None, fleet: str = "defaul
 
     async def connect() -> tuple[float, MqttTransport, int | None, str]:
         transport = MqttTransport(url, name, tls=TlsFiles(ca, cert, key), clean_session=True)
-        probe = Probe(transport, topics.probe(fleet, device or name))
+        probe = Probe(transport, topics.build("probe", fleet, device or name))
         transport.on_message = lambda topic, payload: probe.heard(payload)
         started = time.monotonic()
         try:

@@ -87,10 +87,10 @@ async def _exchange(
 
     transport.on_message = hear
     await transport.connect()
-    await transport.subscribe([topics.enroll_down(given.fleet, client)])
+    await transport.subscribe([topics.build("enroll-down", given.fleet, client)])
     deadline = time.monotonic() + wait_s
     while (left := deadline - time.monotonic()) > 0:
-        await transport.publish(topics.enroll_up(given.fleet, client), token.encode(request))
+        await transport.publish(topics.build("enroll-up", given.fleet, client), token.encode(request))
         done, _ = await asyncio.wait([found], timeout=min(RESEND_S, left))
         if done:
             return found.result()

@@ -238,7 +238,7 @@ async def _link(url: str, fleet: str, device: str, credentials: dict[str, str], 
     from edgefl.transport.mqtt import MqttTransport
 
     name = f"profile-{secrets.token_hex(4)}"
-    topic = topics.down_object(fleet, device, name)  # the device's own branch, to which nobody else listens
+    topic = topics.build("down-object", fleet, device, name)  # the device's own branch, to which nobody else listens
     ca, cert, key = (credentials.get(name) for name in ("ca", "cert", "key"))
     transport = MqttTransport(url, name, tls=TlsFiles(ca, cert, key), clean_session=True)
     arrived, every = 0, asyncio.Event()

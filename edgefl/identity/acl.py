@@ -28,26 +28,26 @@ def rules(fleet: str) -> list[Rule]:
     """All permissions of a fleet. Raises ProtocolError for a fleet name that is no topic level."""
     topics.check_name("fleet", fleet)
     return [
-        Rule("device", "write", topics.up(fleet, _USER)),
-        Rule("device", "write", topics.up_object(fleet, _USER, _ANY)),
-        Rule("device", "write", topics.presence(fleet, _USER)),
-        Rule("device", "write", topics.probe(fleet, _USER)),
-        Rule("device", "read", topics.probe(fleet, _USER)),
-        Rule("device", "read", topics.down(fleet, _USER)),
-        Rule("device", "read", topics.down_object(fleet, _USER, _ANY)),
-        Rule("device", "read", topics.shared_object(fleet, _ANY)),
-        Rule("coordinator", "read", topics.up(fleet, _ANY)),
-        Rule("coordinator", "read", topics.up_object(fleet, _ANY, _ANY)),
-        Rule("coordinator", "read", topics.presence(fleet, _ANY)),
-        Rule("coordinator", "write", topics.probe(fleet, topics.COORDINATOR)),
-        Rule("coordinator", "read", topics.probe(fleet, topics.COORDINATOR)),
-        Rule("coordinator", "write", topics.down(fleet, _ANY)),
-        Rule("coordinator", "write", topics.down_object(fleet, _ANY, _ANY)),
-        Rule("coordinator", "write", topics.shared_object(fleet, _ANY)),
-        Rule("coordinator", "read", topics.enroll_up(fleet, _ANY)),
-        Rule("coordinator", "write", topics.enroll_down(fleet, _ANY)),
-        Rule("newcomer", "write", topics.enroll_up(fleet, _CLIENT)),
-        Rule("newcomer", "read", topics.enroll_down(fleet, _CLIENT)),
+        Rule("device", "write", topics.build("up", fleet, _USER)),
+        Rule("device", "write", topics.build("up-object", fleet, _USER, _ANY)),
+        Rule("device", "write", topics.build("presence", fleet, _USER)),
+        Rule("device", "write", topics.build("probe", fleet, _USER)),
+        Rule("device", "read", topics.build("probe", fleet, _USER)),
+        Rule("device", "read", topics.build("down", fleet, _USER)),
+        Rule("device", "read", topics.build("down-object", fleet, _USER, _ANY)),
+        Rule("device", "read", topics.build("shared-object", fleet, transfer=_ANY)),
+        Rule("coordinator", "read", topics.build("up", fleet, _ANY)),
+        Rule("coordinator", "read", topics.build("up-object", fleet, _ANY, _ANY)),
+        Rule("coordinator", "read", topics.build("presence", fleet, _ANY)),
+        Rule("coordinator", "write", topics.build("probe", fleet, topics.COORDINATOR)),
+        Rule("coordinator", "read", topics.build("probe", fleet, topics.COORDINATOR)),
+        Rule("coordinator", "write", topics.build("down", fleet, _ANY)),
+        Rule("coordinator", "write", topics.build("down-object", fleet, _ANY, _ANY)),
+        Rule("coordinator", "write", topics.build("shared-object", fleet, transfer=_ANY)),
+        Rule("coordinator", "read", topics.build("enroll-up", fleet, _ANY)),
+        Rule("coordinator", "write", topics.build("enroll-down", fleet, _ANY)),
+        Rule("newcomer", "write", topics.build("enroll-up", fleet, _CLIENT)),
+        Rule("newcomer", "read", topics.build("enroll-down", fleet, _CLIENT)),
     ]
 
 
@@ -71,7 +71,7 @@ def mosquitto_newcomers_acl(fleet: str) -> str:
 
 def mosquitto_enroll_acl(fleet: str) -> str:
     """The acl_file of a mosquitto for newcomers alone, where the coordinator is a user with a password."""
-    enrolment = {topics.enroll_up(fleet, _ANY), topics.enroll_down(fleet, _ANY)}
+    enrolment = {topics.build("enroll-up", fleet, _ANY), topics.build("enroll-down", fleet, _ANY)}
     own = [rule for rule in rules(fleet) if rule.who == "coordinator" and rule.topic in enrolment]
     lines = [f"user {topics.COORDINATOR}", *(f"topic {rule.may} {rule.topic}" for rule in own)]
     return "\n".join(lines) + "\n\n" + mosquitto_newcomers_acl(fleet)

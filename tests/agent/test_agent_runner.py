@@ -268,7 +268,7 @@ def test_an_update_that_two_cuts_in_a_row_seem_to_refuse_is_announced_again(tmp_
         publish = MemoryTransport.publish
 
         async def publishing(self, topic, payload, **how):
-            if topic == topics.up(FLEET, DEVICE) and isinstance(m.decode_up(payload), m.Update) and refusals:
+            if topic == topics.build("up", FLEET, DEVICE) and isinstance(m.decode_up(payload), m.Update) and refusals:
                 raise failures.too_large(parse_url("mqtt://h"), topic, len(payload), refusals.pop())
             await publish(self, topic, payload, **how)
 

@@ -107,16 +107,16 @@ def test_a_revoked_device_is_cut_off_at_once_and_does_not_come_back(world: World
 
     async def scene() -> None:
         async with Attackers(world.fleet) as at:
-            coordinator, heard = await at.coordinator(topics.up(FLEET, "+"))
-            thief, got = await at.device(stolen, topics.down(FLEET, "stolen"))
+            coordinator, heard = await at.coordinator(topics.build("up", FLEET, "+"))
+            thief, got = await at.device(stolen, topics.build("down", FLEET, "stolen"))
             cam, _ = await at.device(world.cam)
-            await thief.publish(topics.up(FLEET, "stolen"), b"before")
+            await thief.publish(topics.build("up", FLEET, "stolen"), b"before")
             await heard.arrived(1)
             done = await revoke(world.fleet, "stolen", time.time())
             assert (done.reloaded, done.dropped, done.trouble) == (True, True, "")
             await until(lambda: False in got.connections)
-            await coordinator.publish(topics.down(FLEET, "stolen"), b"secret")
-            await cam.publish(topics.up(FLEET, "cam"), b"after")  # the others are not disturbed
+            await coordinator.publish(topics.build("down", FLEET, "stolen"), b"secret")
+            await cam.publish(topics.build("up", FLEET, "cam"), b"after")  # the others are not disturbed
             await heard.arrived(2)
             assert [payload for _, payload in heard.messages] == [b"before", b"after"]
             assert got.messages == []
@@ -136,14 +136,16 @@ def test_a_revoked_device_whose_connection_could_not_be_cut_has_no_topics(world:
 
     async def scene() -> None:
         async with Attackers(world.fleet) as at:
-            device, got = await at.device(kept, topics.down(FLEET, "kept"), client_id="a-client-id-nobody-knows")
-            coordinator, heard = await at.coordinator(topics.up(FLEET, "+"))
+            device, got = await at.device(
+                kept, topics.build("down", FLEET, "kept"), client_id="a-client-id-nobody-knows"
+            )
+            coordinator, heard = await at.coordinator(topics.build("up", FLEET, "+"))
             done = await revoke(world.fleet, "kept", time.time())
             assert done.reloaded
-            assert await denied(device, topics.up(FLEET, "kept"))
-            await coordinator.publish(topics.down(FLEET, "kept"), b"secret")
+            assert await denied(device, topics.build("up", FLEET, "kept"))
+            await coordinator.publish(topics.build("down", FLEET, "kept"), b"secret")
             cam, _ = await at.device(world.cam)
-            await cam.publish(topics.up(FLEET, "cam"), b"after")
+            await cam.publish(topics.build("up", FLEET, "cam"), b"after")
             await heard.arrived(1)
             assert heard.payloads == [b"after"]
             assert got.messages == []
@@ -157,10 +159,10 @@ def test_a_revoked_device_whose_connection_could_not_be_cut_has_no_topics(world:
 def test_a_device_can_not_write_what_is_not_its_own(world: World) -> None:
     """Another's messages, presence and objects; and everything that is the coordinator's."""
     foreign = [
-        topics.up(FLEET, "cam"),
-        topics.presence(FLEET, "cam"),
-        topics.up_object(FLEET, "cam", "u-1"),
-        topics.up("other-fleet", "thief"),
+        topics.build("up", FLEET, "cam"),
+        topics.build("presence", FLEET, "cam"),
+        topics.build("up-object", FLEET, "cam", "u-1"),
+        topics.build("up", "other-fleet", "thief"),
     ]
 
     async def scene() -> None:
@@ -169,9 +171,9 @@ def test_a_device_can_not_write_what_is_not_its_own(world: World) -> None:
             _, heard = await at.coordinator(*topics.coordinator_subscriptions(FLEET))
             for topic in foreign:
                 assert await denied(thief, topic), topic
-            await thief.publish(topics.up(FLEET, "thief"), b"own")
+            await thief.publish(topics.build("up", FLEET, "thief"), b"own")
             await heard.arrived(1)
-            assert heard.messages == [(topics.up(FLEET, "thief"), b"own")]
+            assert heard.messages == [(topics.build("up", FLEET, "thief"), b"own")]
 
     run(scene())
 
@@ -179,11 +181,11 @@ def test_a_device_can_not_write_what_is_not_its_own(world: World) -> None:
 def test_a_device_can_not_speak_as_the_coordinator(world: World) -> None:
     """An offer to another, an offer to itself, a chunk for everybody, an answer to somebody who enrols."""
     its = [
-        topics.down(FLEET, "cam"),
-        topics.down(FLEET, "thief"),
-        topics.down_object(FLEET, "cam", "d-1"),
-        topics.shared_object(FLEET, "d-1"),
-        topics.enroll_down(FLEET, "enroll-1"),
+        topics.build("down", FLEET, "cam"),
+        topics.build("down", FLEET, "thief"),
+        topics.build("down-object", FLEET, "cam", "d-1"),
+        topics.build("shared-object", FLEET, transfer="d-1"),
+        topics.build("enroll-down", FLEET, "enroll-1"),
     ]
 
     async def scene() -> None:
@@ -193,7 +195,7 @@ def test_a_device_can_not_speak_as_the_coordinator(world: World) -> None:
             coordinator, _ = await at.coordinator()
             for topic in its:
                 assert await denied(thief, topic), topic
-            await coordinator.publish(topics.down(FLEET, "cam"), b"true")
+            await coordinator.publish(topics.build("down", FLEET, "cam"), b"true")
             await heard.arrived(1)
             assert heard.payloads == [b"true"]
 
@@ -203,19 +205,23 @@ def test_a_device_can_not_speak_as_the_coordinator(world: World) -> None:
 def test_a_device_can_not_read_what_is_for_another(world: World) -> None:
     """Neither by its topic, nor by any wildcard, nor what a broker tells of itself."""
     wide = ["#", "+/#", f"edgefl/1/{FLEET}/#", f"edgefl/1/{FLEET}/d/+/down", f"edgefl/1/{FLEET}/d/+/up", "$SYS/#"]
-    wide += [topics.down(FLEET, "cam"), topics.up(FLEET, "cam"), topics.presence(FLEET, "cam")]
+    wide += [
+        topics.build("down", FLEET, "cam"),
+        topics.build("up", FLEET, "cam"),
+        topics.build("presence", FLEET, "cam"),
+    ]
 
     async def scene() -> None:
         async with Attackers(world.fleet) as at:
             cam, _ = await at.device(world.cam)
             _, got = await at.device(world.thief, *wide)
             coordinator, _ = await at.coordinator()
-            await coordinator.publish(topics.down(FLEET, "cam"), b"secret")
-            await coordinator.publish(topics.down_object(FLEET, "cam", "d-1"), b"secret")
-            await cam.publish(topics.up(FLEET, "cam"), b"secret")
-            await coordinator.publish(topics.down(FLEET, "thief"), b"own")
+            await coordinator.publish(topics.build("down", FLEET, "cam"), b"secret")
+            await coordinator.publish(topics.build("down-object", FLEET, "cam", "d-1"), b"secret")
+            await cam.publish(topics.build("up", FLEET, "cam"), b"secret")
+            await coordinator.publish(topics.build("down", FLEET, "thief"), b"own")
             await got.arrived(1)
-            assert set(got.messages) == {(topics.down(FLEET, "thief"), b"own")}
+            assert set(got.messages) == {(topics.build("down", FLEET, "thief"), b"own")}
 
     run(scene())
 
@@ -224,7 +230,7 @@ def test_a_user_name_counts_nothing_beside_a_certificate(world: World) -> None:
     async def scene() -> None:
         async with Attackers(world.fleet) as at:
             as_coordinator, _ = await at.device(world.thief, user=("coordinator", "x"))
-            assert await denied(as_coordinator, topics.down(FLEET, "cam"))
+            assert await denied(as_coordinator, topics.build("down", FLEET, "cam"))
             for password in ("x", ""):  # where newcomers come, the coordinator has a password
                 posing = at.newcomer("enroll-7", user=("coordinator", password))
                 assert "does not admit" in str(await fails(posing))
@@ -239,12 +245,12 @@ def test_another_device_can_not_take_a_connection_over(world: World) -> None:
 
     async def scene() -> None:
         async with Attackers(world.fleet) as at:
-            _, heard = await at.device(world.cam, topics.down(FLEET, "cam"))
+            _, heard = await at.device(world.cam, topics.build("down", FLEET, "cam"))
             coordinator, _ = await at.coordinator()
             for guess in guesses:
                 await at.device(world.thief, client_id=guess)
                 await at.newcomer(guess)
-            await coordinator.publish(topics.down(FLEET, "cam"), b"still here")
+            await coordinator.publish(topics.build("down", FLEET, "cam"), b"still here")
             await heard.arrived(1)
             assert heard.connections == [True]
 
@@ -256,14 +262,16 @@ def test_a_message_that_is_too_large_ends_at_the_broker(world: World) -> None:
         async with Attackers(world.fleet) as at:
             thief, got = await at.device(world.thief)
             cam, _ = await at.device(world.cam)
-            _, heard = await at.coordinator(topics.up(FLEET, "+"))
+            _, heard = await at.coordinator(topics.build("up", FLEET, "+"))
             assert thief.max_payload < FLEET_PACKET_BYTES
             thief.max_payload = 2**28  # it does not heed what the broker told it
-            sending = asyncio.ensure_future(thief.publish(topics.up(FLEET, "thief"), bytes(FLEET_PACKET_BYTES + 1)))
+            sending = asyncio.ensure_future(
+                thief.publish(topics.build("up", FLEET, "thief"), bytes(FLEET_PACKET_BYTES + 1))
+            )
             await until(lambda: False in got.connections)  # mosquitto ends the connection
             sending.cancel()
             await thief.close()
-            await cam.publish(topics.up(FLEET, "cam"), b"fine")
+            await cam.publish(topics.build("up", FLEET, "cam"), b"fine")
             await heard.arrived(1)
             assert heard.payloads == [b"fine"]
 
@@ -287,12 +295,12 @@ def test_a_stranger_who_scans_every_topic_reads_nothing_and_is_not_heard(world: 
                 for topic in every:
                     if not topic.startswith("$"):
                         assert await denied(stranger, topic), (client_id, topic)
-                for topic in (topics.down(FLEET, "cam"), topics.shared_object(FLEET, "d-1")):
+                for topic in (topics.build("down", FLEET, "cam"), topics.build("shared-object", FLEET, transfer="d-1")):
                     await coordinator.publish(topic, b"secret")
-                await greeter.publish(topics.enroll_down(FLEET, "enroll-other"), b"secret")
-            await greeter.publish(topics.enroll_down(FLEET, known), b"own")
+                await greeter.publish(topics.build("enroll-down", FLEET, "enroll-other"), b"secret")
+            await greeter.publish(topics.build("enroll-down", FLEET, known), b"own")
             await got.arrived(1)
-            assert {topic for topic, _ in got.messages} == {topics.enroll_down(FLEET, known)}
+            assert {topic for topic, _ in got.messages} == {topics.build("enroll-down", FLEET, known)}
             assert heard.messages == []
             assert set(cams.payloads) == {b"secret"}  # of the coordinator, none forged
 
@@ -364,13 +372,13 @@ def test_a_forged_answer_is_not_believed(world: World, tmp_path: Path) -> None:
 
     async def scene() -> None:
         async with Attackers(world.fleet) as at:
-            evil, heard = await at.greeter(topics.enroll_up(FLEET, "+"))
+            evil, heard = await at.greeter(topics.build("enroll-up", FLEET, "+"))
             asking = asyncio.ensure_future(enroll(text, tmp_path / "state", tmp_path, 1.0, lambda line: None))
             await heard.arrived(1)
             request = t.decode(heard.payloads[0], t.Request)
             guessed = replace(forged, proof=t.answer_proof(bytes(32), forged, request))
             for payload in (t.encode(forged), t.encode(guessed), b"\xc1"):
-                await evil.publish(topics.enroll_down(FLEET, client), payload)
+                await evil.publish(topics.build("enroll-down", FLEET, client), payload)
             error = await fails(asking)
             assert isinstance(error, IdentityError)
             assert "nobody answered" in error.message

@@ -97,7 +97,7 @@ def test_coming_and_going_without_end_fills_no_ledger(tmp_path: Path) -> None:
             await scene.until(lambda: holds(device))
             gone = m.Presence("a", device.session, online=False)
             for _ in range(times):
-                device.say(gone, topics.presence(FLEET, "a"))
+                device.say(gone, topics.build("presence", FLEET, "a"))
                 device.hello()
             await scene.until(lambda: warnings(scene, "comings"))
             device.train()

@@ -41,7 +41,7 @@ from edgefl.storage.objects import ObjectStore, object_id
 from edgefl.transport.address import check_protected, is_loopback
 from edgefl.transport.memory_broker import MemoryBroker
 
-DOWN = topics.down(agent.FLEET, agent.DEVICE)
+DOWN = topics.build("down", agent.FLEET, agent.DEVICE)
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +67,12 @@ def test_what_is_signed_is_topic_and_body(fleet: Fleet) -> None:
         changed[position] ^= 1
         with pytest.raises(ProtocolError):
             verifier.open(DOWN, bytes(changed))
-    elsewhere = [topics.down(agent.FLEET, "d2"), topics.down("other", agent.DEVICE), DOWN + "\0", DOWN[:-1]]
+    elsewhere = [
+        topics.build("down", agent.FLEET, "d2"),
+        topics.build("down", "other", agent.DEVICE),
+        DOWN + "\0",
+        DOWN[:-1],
+    ]
     for topic in elsewhere:
         with pytest.raises(ProtocolError):
             verifier.open(topic, sealed)
@@ -87,7 +92,7 @@ def test_a_device_with_an_identity_trains_only_what_its_coordinator_signed(
         async with agent.Coordinator(broker, tmp_path / "c") as coordinator, running:
             coordinator.seal = fleet.signer.seal
             await coordinator.expect(m.Hello)
-            other = topics.down(agent.FLEET, "d2")
+            other = topics.build("down", agent.FLEET, "d2")
             forgeries = [None, Signer(bytes(32)).seal, lambda topic, body: fleet.signer.seal(other, body)]
             for number, seal in enumerate(forgeries, start=1):
                 coordinator.seal = seal
@@ -115,7 +120,7 @@ def test_an_offer_that_arrives_on_another_devices_topic_is_not_read(
             coordinator.seal = fleet.signer.seal
             await coordinator.expect(m.Hello)
             offer = m.Offer(Attempt("r1", 1, 1, 1), 60.0, agent.job())
-            other = topics.down(agent.FLEET, "d2")
+            other = topics.build("down", agent.FLEET, "d2")
             running.agent._on_message(other, fleet.signer.seal(other, m.encode(offer)))
             true = coordinator.offer(number=2)
             assert (await coordinator.expect(m.Accept)).attempt == true.attempt
@@ -273,7 +278,7 @@ def test_a_name_that_is_no_topic_level_is_refused(device: str) -> None:
     with pytest.raises(ProtocolError):
         topics.check_name("device", device)
     with pytest.raises(ProtocolError):
-        topics.parse(topics.up(FLEET, device))
+        topics.parse(topics.build("up", FLEET, device))
 
 
 # What is to break a decoder: it must be refused by its claim, before that is allocated.

@@ -47,7 +47,7 @@ async def send(at: Attackers, number: int, size: int, **options: Any) -> None:
     name = f"enroll-{number}"
     stranger, heard = await at.newcomer(name)
     stranger.max_payload = 2**28  # it does not heed what the broker has told it
-    sending = asyncio.ensure_future(stranger.publish(topics.enroll_up(FLEET, name), bytes(size), **options))
+    sending = asyncio.ensure_future(stranger.publish(topics.build("enroll-up", FLEET, name), bytes(size), **options))
     await until(lambda: sending.done() or False in heard.connections)
     sending.cancel()
     await asyncio.gather(sending, return_exceptions=True)
@@ -66,11 +66,11 @@ def test_strangers_fill_neither_memory_nor_disk(fleet: Fleet) -> None:
             assert resident_bytes(place) - before < 24 * MIB
             for number in range(3):  # nor what is small, but retained
                 await send(at, number, 1000, retain=True)
-            _, heard = await at.coordinator(topics.enroll_up(FLEET, "+"))
-            _, greeted = await at.greeter(topics.enroll_up(FLEET, "+"))
+            _, heard = await at.coordinator(topics.build("enroll-up", FLEET, "+"))
+            _, greeted = await at.greeter(topics.build("enroll-up", FLEET, "+"))
             await send(at, 7, 1000)
             await greeted.arrived(1)
-            assert [topic for topic, _ in greeted.messages] == [topics.enroll_up(FLEET, "enroll-7")]
+            assert [topic for topic, _ in greeted.messages] == [topics.build("enroll-up", FLEET, "enroll-7")]
             assert heard.messages == []
         sizes = [file.stat().st_size for file in place.glob("*.db")]
         assert sum(sizes) < MIB, sizes
@@ -91,7 +91,10 @@ def test_strangers_do_not_displace_what_a_device_has_said(fleet: Fleet) -> None:
             file.write_text(text, encoding="utf-8")
         cam = enrolled(fleet, "cam", fleet.directory / "cam")
         async with broker, Attackers(fleet) as at:
-            patterns = [*topics.coordinator_subscriptions(FLEET), topics.enroll_up(FLEET, "+")]  # as at 8515bcb
+            patterns = [
+                *topics.coordinator_subscriptions(FLEET),
+                topics.build("enroll-up", FLEET, "+"),
+            ]  # as at 8515bcb
             away = fleet.transport()
             await away.connect()
             await away.subscribe(patterns)
@@ -99,12 +102,12 @@ def test_strangers_do_not_displace_what_a_device_has_said(fleet: Fleet) -> None:
             for number in range(30):
                 await send(at, number, 1_000_000)
             device, _ = await at.device(cam)
-            await device.publish(topics.up(FLEET, "cam"), b"said")
+            await device.publish(topics.build("up", FLEET, "cam"), b"said")
             back = fleet.transport()
-            heard = Recorder(back, topics.up(FLEET, "cam"))
+            heard = Recorder(back, topics.build("up", FLEET, "cam"))
             await back.subscribe(patterns)
             await back.connect()
-            await device.publish(topics.up(FLEET, "cam"), b"and then")
+            await device.publish(topics.build("up", FLEET, "cam"), b"and then")
             await until(lambda: b"and then" in heard.payloads, 20)
             await back.close()
             assert heard.payloads == [b"said", b"and then"]
@@ -138,7 +141,7 @@ def test_idle_connections_do_not_lock_the_fleet_out(fleet: Fleet) -> None:
                         idle.enter_context(socket.create_connection((HOST, port)))
                 async with Attackers(fleet) as at:
                     device, _ = await at.device(cam)
-                    await device.publish(topics.up(FLEET, "cam"), b"here")
+                    await device.publish(topics.build("up", FLEET, "cam"), b"here")
             finally:
                 await broker.stop()
 
@@ -150,10 +153,10 @@ def test_a_stranger_who_knows_a_client_id_does_not_cut_its_owner_off(fleet: Flee
 
     async def scene() -> None:
         async with fleet_broker(fleet), Attackers(fleet) as at:
-            _, heard = await at.device(cam, topics.down(FLEET, "cam"))
+            _, heard = await at.device(cam, topics.build("down", FLEET, "cam"))
             coordinator, _ = await at.coordinator()
             await at.newcomer(cam.record.client_id)
-            await coordinator.publish(topics.down(FLEET, "cam"), b"still here")
+            await coordinator.publish(topics.build("down", FLEET, "cam"), b"still here")
             await heard.arrived(1)
             assert heard.connections == [True]
             assert isinstance(await fails(at.newcomer("x" * 50_000)), BrokerError)  # a session of 50 kB
@@ -168,14 +171,14 @@ def test_an_enrolled_device_can_not_have_messages_retained(fleet: Fleet) -> None
         async with fleet_broker(fleet), Attackers(fleet) as at:
             for number in range(3):
                 device, heard = await at.device(cam, client_id=f"cam-{number}")
-                topic = topics.up_object(FLEET, "cam", f"u-{number}")
+                topic = topics.build("up-object", FLEET, "cam", f"u-{number}")
                 sending = asyncio.ensure_future(device.publish(topic, bytes(1000), retain=True))
                 await until(lambda heard=heard: False in heard.connections)
                 sending.cancel()
                 await device.close()
             _, heard = await at.coordinator(*topics.coordinator_subscriptions(FLEET))
             device, _ = await at.device(cam)
-            await device.publish(topics.up(FLEET, "cam"), b"own")
+            await device.publish(topics.build("up", FLEET, "cam"), b"own")
             await heard.arrived(1)
             assert heard.payloads == [b"own"]
 
@@ -269,8 +272,8 @@ def test_a_fleet_of_an_earlier_release_gets_a_process_for_newcomers_and_keeps_it
         async with fleets_broker(old, "auto", told.append), Attackers(old) as at:
             device, _ = await at.device(cam)
             # Its agents may be of that release, too, and retain their presence.
-            await device.publish(topics.presence(FLEET, "cam"), b"", retain=True)
-            assert await denied((await at.newcomer("enroll-1"))[0], topics.up(FLEET, "cam"))
+            await device.publish(topics.build("presence", FLEET, "cam"), b"", retain=True)
+            assert await denied((await at.newcomer("enroll-1"))[0], topics.build("up", FLEET, "cam"))
 
     run(scene())
 

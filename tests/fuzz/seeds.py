@@ -65,10 +65,10 @@ def down() -> Seeds:
 
 
 def topic() -> Seeds:
-    yield "up", topics.up("fleet", "cam-07").encode()
-    yield "presence", topics.presence("fleet", "cam-07").encode()
-    yield "up-object", topics.up_object("fleet", "cam-07", "t1").encode()
-    yield "shared-object", topics.shared_object("fleet", "t1").encode()
+    yield "up", topics.build("up", "fleet", "cam-07").encode()
+    yield "presence", topics.build("presence", "fleet", "cam-07").encode()
+    yield "up-object", topics.build("up-object", "fleet", "cam-07", "t1").encode()
+    yield "shared-object", topics.build("shared-object", "fleet", transfer="t1").encode()
 
 
 def chunk() -> Seeds:

@@ -57,16 +57,7 @@ def topic(data: bytes) -> None:
     text = data.decode("utf-8", "replace")
     found = topics.parse(text)
     fleet = text.split("/")[2]
-    builders = {
-        "up": lambda: topics.up(fleet, found.device),
-        "down": lambda: topics.down(fleet, found.device),
-        "presence": lambda: topics.presence(fleet, found.device),
-        "probe": lambda: topics.probe(fleet, found.device),
-        "up-object": lambda: topics.up_object(fleet, found.device, found.transfer),
-        "down-object": lambda: topics.down_object(fleet, found.device, found.transfer),
-        "shared-object": lambda: topics.shared_object(fleet, found.transfer),
-    }
-    assert builders[found.channel]() == text
+    assert topics.build(found.channel, fleet, found.device, found.transfer) == text
     for name in (fleet, found.device, found.transfer):
         assert not name or topics.check_name("name", name) == name
 

@@ -297,13 +297,13 @@ def test_a_renewed_certificate_is_shown_at_the_next_connection(fleet: Fleet, tmp
     async def scene() -> None:
         async with fleet_broker(fleet), Attackers(fleet) as at:
             client, heard = await at.device(one)
-            await client.publish(topics.up(FLEET, "one"), b"x")
+            await client.publish(topics.build("up", FLEET, "one"), b"x")
             device.replace_certificate(one, two.certificate.read_bytes())
             client.read_certificate_again()
-            assert isinstance(await fails(client.publish(topics.up(FLEET, "two"), b"x")), BrokerError)
+            assert isinstance(await fails(client.publish(topics.build("up", FLEET, "two"), b"x")), BrokerError)
             MqttWorld(fleet.url).cut(client)
             await until(lambda: heard.connections[-2:] == [False, True])
-            await client.publish(topics.up(FLEET, "two"), b"x")
+            await client.publish(topics.build("up", FLEET, "two"), b"x")
 
     run(scene())
 
@@ -340,10 +340,10 @@ def test_a_standing_coordinator_renews_and_gives_up_in_time(fleet: Fleet, tmp_pa
         serving = asyncio.ensure_future(serve(short, told.append, until="late", limit_s=4.0))
         await until(lambda: any("answering" in line for line in told))
         async with Attackers(short) as at:
-            client, heard = await at.device(own, topics.down(FLEET, "cam"))
+            client, heard = await at.device(own, topics.build("down", FLEET, "cam"))
 
             def send(message: m.Renew) -> None:
-                tasks.append(asyncio.ensure_future(client.publish(topics.up(FLEET, "cam"), m.encode(message))))
+                tasks.append(asyncio.ensure_future(client.publish(topics.build("up", FLEET, "cam"), m.encode(message))))
 
             tasks: list[asyncio.Future[None]] = []
             renewal = Renewal(own, send, lambda event, **fields: None)

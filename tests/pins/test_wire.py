@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
+from typing import get_args
 
 import msgspec
 import numpy as np
@@ -44,13 +44,13 @@ def test_messages(name: str):
 
 
 def test_topics():
-    made = {
-        name: function(*inspect.signature(function).parameters)  # each level is called what the parameter is
-        for name, function in vars(topics).items()
-        if inspect.isfunction(function)
-        and function.__module__ == topics.__name__
-        and name not in {"check_name", "parse"}
+    levels = {"probe": "name", "enroll-up": "client", "enroll-down": "client"}  # each is called what it names
+    made: dict[str, str | list[str]] = {
+        channel.replace("-", "_"): topics.build(channel, "fleet", levels.get(channel, "device"), "transfer")
+        for channel in get_args(topics.Channel)
     }
+    made |= {"call": topics.call("fleet"), "device_subscriptions": topics.device_subscriptions("fleet", "device")}
+    made["coordinator_subscriptions"] = topics.coordinator_subscriptions("fleet")
     single = [topic for topic in made.values() if isinstance(topic, str)]
     check("topics.json", "built", made)
     check("topics.json", "parsed", {topic: topics.parse(topic) for topic in single})

@@ -163,12 +163,12 @@ names = st.from_regex(topics.NAME, fullmatch=True)
 
 @given(names, names, names)
 def test_topics_are_parsed_as_they_are_built(fleet, device, transfer):
-    assert topics.parse(topics.up(fleet, device)) == ("up", device, "")
-    assert topics.parse(topics.down(fleet, device)) == ("down", device, "")
-    assert topics.parse(topics.presence(fleet, device)) == ("presence", device, "")
-    assert topics.parse(topics.up_object(fleet, device, transfer)) == ("up-object", device, transfer)
-    assert topics.parse(topics.down_object(fleet, device, transfer)) == ("down-object", device, transfer)
-    assert topics.parse(topics.shared_object(fleet, transfer)) == ("shared-object", "", transfer)
+    assert topics.parse(topics.build("up", fleet, device)) == ("up", device, "")
+    assert topics.parse(topics.build("down", fleet, device)) == ("down", device, "")
+    assert topics.parse(topics.build("presence", fleet, device)) == ("presence", device, "")
+    assert topics.parse(topics.build("up-object", fleet, device, transfer)) == ("up-object", device, transfer)
+    assert topics.parse(topics.build("down-object", fleet, device, transfer)) == ("down-object", device, transfer)
+    assert topics.parse(topics.build("shared-object", fleet, transfer=transfer)) == ("shared-object", "", transfer)
 
 
 def matches(pattern: str, topic: str) -> bool:
@@ -180,12 +180,12 @@ def matches(pattern: str, topic: str) -> bool:
 def test_each_side_listens_to_what_the_other_says_and_a_device_to_no_other_device():
     own = topics.device_subscriptions("f", "a")
     server = topics.coordinator_subscriptions("f")
-    to_device = [topics.down("f", "a"), topics.down_object("f", "a", "t"), topics.shared_object("f", "t")]
-    to_server = [topics.up("f", "a"), topics.presence("f", "a"), topics.up_object("f", "a", "t")]
+    to_device = [topics.build(channel, "f", "a", "t") for channel in ("down", "down-object", "shared-object")]
+    to_server = [topics.build(channel, "f", "a", "t") for channel in ("up", "presence", "up-object")]
     for patterns, heard, others in ((own, to_device, to_server), (server, to_server, to_device)):
         assert all(any(matches(pattern, topic) for pattern in patterns) for topic in heard)
         assert not any(matches(pattern, topic) for pattern in patterns for topic in others)
-    assert not any(matches(pattern, topics.down("f", "b")) for pattern in own)
+    assert not any(matches(pattern, topics.build("down", "f", "b")) for pattern in own)
 
 
 @pytest.mark.parametrize(
