@@ -40,6 +40,7 @@ from coordinator.core.round_rules import (
 )
 from coordinator.core.state import ENDED, Phase, State
 from edgefl.protocol.messages import PROTOCOL_VERSION
+from edgefl.run_records import EventRow
 
 replace = msgspec.structs.replace
 
@@ -71,18 +72,16 @@ def step(state: State, event: Event) -> tuple[State, list[Instruction]]:
 
 
 def _begin(steps: Steps, event: m.Begin) -> None:
-    state = steps.state
-    following = _following(state, event.stage, event.round)
-    was = event.resumed
-    if was is not None and (was.stage, was.number) in {following, (event.stage, event.round)}:
-        opened = was.open if (was.stage, was.number) == following else None
-        steps.state = replace(was, plan=state.plan, open=opened)
-    stage, number = following or (event.stage, event.round)
-    until = event.at + state.policy.join_s
-    steps.set(made_ms=event.made_ms, memory=event.memory, began_at=event.at, until=until, stage=stage, number=number)
+    plan, stands, was = steps.state.plan, event.position, event.resumed
+    following = _following(steps.state, stands.stage, stands.round)
+    if was is not None and (was.stage, was.number) in {following, (stands.stage, stands.round)}:
+        steps.state = replace(was, plan=plan, open=was.open if (was.stage, was.number) == following else None)
+    stage, number = following or (stands.stage, stands.round)
+    steps.set(stage=stage, number=number, made_ms=stands.made_ms, memory=event.memory)
+    steps.set(began_at=event.at, until=event.at + plan.policy.join_s)
     if following is not None:
-        steps.set(attempt=event.attempt)
-    last = event.unevaluated
+        steps.set(attempt=stands.attempt)
+    last = stands.unevaluated
     if last is not None and _is_evaluated(steps.state, last.stage, last.round):
         steps.set(phase=Phase.EVALUATING, evaluating=last)
         steps.do(m.Evaluate(last))
@@ -261,12 +260,12 @@ def _evaluated(steps: Steps, event: m.Evaluated) -> None:
         raise m.IllegalMoveError(event, state, NOT_EVALUATING)
     rows = tuple(row for row in event.rows if math.isfinite(row.value))
     where, values = (attempt.stage, attempt.round), [msgspec.to_builtins(row) for row in rows]
-    steps.do(*rows, m.EmitEvent("evaluated", *where, data={"values": values}))
+    steps.do(*rows, EventRow(0.0, "evaluated", *where, data={"values": values}))
     if lost := [row for row in event.rows if not math.isfinite(row.value)]:
         names = sorted({f"{row.metric} with {'+'.join(row.available)}" for row in lost})
         listed = ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
         text = f"the evaluation has no figure for {len(lost)} of its rows: {listed} is not a finite number"
-        steps.do(m.EmitEvent("warning", *where, data={"text": f"{text}; the model has diverged"}))
+        steps.do(EventRow(0.0, "warning", *where, data={"text": f"{text}; the model has diverged"}))
     steps.set(evaluating=None)
     if where == (state.stage, state.number):
         _advance(steps)
@@ -291,8 +290,8 @@ def _advance(steps: Steps) -> None:
 
 def _finish(steps: Steps) -> None:
     steps.set(phase=Phase.FINISHED)
-    finished = m.EmitEvent("run_finished", data={"status": "done", "seconds": steps.at - steps.state.began_at})
-    steps.do(m.SaveEnd("done"), m.DrainAll("the run is finished"), finished)
+    data = {"status": "done", "seconds": steps.at - steps.state.began_at}
+    steps.do(m.SaveEnd("done"), m.DrainAll("the run is finished"), EventRow(kind="run_finished", data=data))
 
 
 def _end_pause(steps: Steps, event: m.Tick) -> None:

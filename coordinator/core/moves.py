@@ -7,7 +7,7 @@ is done.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
@@ -17,26 +17,34 @@ from edgefl.errors import EdgeFLError
 from edgefl.plan.job import Candidate, Placement
 from edgefl.protocol.messages import Hello, Update
 from edgefl.records import Attempt, EvaluationRow, Figures, Manifest, Refusal
-from edgefl.run_records import AssignmentRow, DeviceRow, RoundRow
+from edgefl.run_records import AssignmentRow, DeviceRow, EventRow, RoundRow
 
 replace = msgspec.structs.replace
+
+
+class Position(NamedTuple):
+    """Where a run stands: its last finished round (0, 0: none), and the attempts begun for the next.
+
+    ``unevaluated``: that round, if it was not evaluated. ``made_ms``: when the run was made, in milliseconds since the
+    epoch.
+    """
+
+    stage: int
+    round: int
+    attempt: int
+    manifest: Manifest
+    unevaluated: Attempt | None
+    made_ms: int
 
 
 class Begin(msgspec.Struct, frozen=True):
     """The initial parts lie in the store: devices may join.
 
-    ``stage`` and ``round`` are those of the last finished round, 0 and 0 when there is none; ``attempt`` is the last
-    one begun for the round that comes next; ``unevaluated`` is the last finished round if it was not evaluated;
-    ``made_ms`` is when the run was made; ``memory`` is what the slots remember; ``resumed`` is the state as an earlier
-    process left it.
+    ``memory``: what the slots remember. ``resumed``: the state as an earlier process left it.
     """
 
     at: float
-    stage: int = 0
-    round: int = 0
-    attempt: int = 0
-    unevaluated: Attempt | None = None
-    made_ms: int = 0
+    position: Position
     memory: Memory = Memory()
     resumed: State | None = None
 
@@ -273,16 +281,6 @@ class DrainAll(msgspec.Struct, frozen=True):
     reason: str = ""
 
 
-class EmitEvent(msgspec.Struct, frozen=True):
-    """An event of the run: becomes an EventRow."""
-
-    kind: str
-    stage: int = 0
-    round: int = 0
-    device: str = ""
-    data: dict[str, object] = {}
-
-
 class Fail(msgspec.Struct, frozen=True):
     """End the run with this error; what was finished is kept. ``kind`` names a class of :mod:`edgefl.errors`.
 
@@ -294,10 +292,11 @@ class Fail(msgspec.Struct, frozen=True):
     remedy: str = ""
 
 
-#: Rows of the ledger are instructions to save them. An assignment's figures on record stay where the row has none.
+#: Rows of the ledger are instructions to save them; an EventRow, which the runner dates, is also announced.
+#: An assignment's figures on record stay where the row has none.
 Save = DeviceRow | SavedRound | AssignmentRow | EvaluationRow | SaveEnd
 Send = SendWelcome | SendOffer | SendAbort | SendAck | SendDrain | DrainAll
-Instruction = Save | Send | Plan | Fetch | EndTransfers | Aggregate | Evaluate | CollectGarbage | EmitEvent | Fail
+Instruction = Save | Send | Plan | Fetch | EndTransfers | Aggregate | Evaluate | CollectGarbage | EventRow | Fail
 
 
 class Steps:
@@ -332,7 +331,7 @@ class Steps:
 
     def emit(self, kind: str, device: str = "", data: Mapping[str, object] | None = None) -> None:
         """Emit an event of the current round."""
-        self.do(EmitEvent(kind, self.state.stage, self.state.number, device, dict(data or {})))
+        self.do(EventRow(0.0, kind, self.state.stage, self.state.number, device, dict(data or {})))
 
     def warn(self, text: str, device: str = "") -> None:
         """Warn operators."""

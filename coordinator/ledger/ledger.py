@@ -7,13 +7,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import NamedTuple
 
 import msgspec
 from sqlalchemy import ColumnElement, Connection, and_, func, insert, select, update
 from sqlalchemy.engine import make_url
 
-from coordinator.core.moves import Save, SavedRound, SaveEnd
+from coordinator.core.moves import Position, Save, SavedRound, SaveEnd
 from coordinator.core.state import NOTHING, Snapshot, SnapshotChanges, decode
 from coordinator.ledger import tables
 from coordinator.ledger.database import (
@@ -32,20 +31,6 @@ from edgefl.records import Attempt, EvaluationRow, Figure, Figures, Manifest
 from edgefl.run_records import AssignmentRow, BundleRow, DeviceRow, EventRow, RoundRow, RunReport
 
 replace = msgspec.structs.replace
-
-
-class Position(NamedTuple):
-    """Where a run stands: its last finished round (0, 0: none), and the attempts begun for the next.
-
-    ``made_ms``: when the run was made, in milliseconds since the epoch.
-    """
-
-    stage: int
-    round: int
-    attempt: int
-    manifest: Manifest
-    unevaluated: Attempt | None
-    made_ms: int
 
 
 class Ledger:

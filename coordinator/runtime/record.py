@@ -14,7 +14,7 @@ from typing import NamedTuple
 import msgspec
 
 from coordinator.core import moves as do
-from coordinator.core.moves import EmitEvent, Event, Tick
+from coordinator.core.moves import Event, Tick
 from coordinator.core.state import NOTHING, Phase, State, changes
 from coordinator.ledger.ledger import Ledger
 from edgefl.errors import EdgeFLError
@@ -72,7 +72,7 @@ class Record:
         """Record the end of the run as far as that is possible; the caller raises the error itself."""
         known = error if isinstance(error, EdgeFLError) else EdgeFLError(f"{type(error).__name__}: {error}")
         data = {"text": known.message, "remedy": known.remedy, "expected": known is error}
-        row = row_of(EmitEvent("run_failed", data=data))
+        row = EventRow(time.time(), "run_failed", data=data)
         with contextlib.suppress(EdgeFLError):
             self.commit([do.SaveEnd("failed")], [row], state)
         with contextlib.suppress(EdgeFLError, OSError):
@@ -86,7 +86,7 @@ def _is_visible(move: Move) -> bool:
     again that a coordinator does not know of.
     """
     recorded = {row.kind for row in move.rows} - FLEETING
-    idle = do.Save | EmitEvent | do.Fetch
+    idle = do.Save | EventRow | do.Fetch
     return bool(recorded) or isinstance(move.event, Tick) or any(not isinstance(one, idle) for one in move.out)
 
 
@@ -144,11 +144,11 @@ def forward_warnings(emit: Callable[[EventRow], None]) -> Iterator[None]:
             logger.removeHandler(handler)
 
 
-def row_of(event: EmitEvent, more: Mapping[str, object] | None = None) -> EventRow:
-    """An event that happens now, with ``more`` data."""
-    return EventRow(time.time(), event.kind, event.stage, event.round, event.device, {**event.data, **(more or {})})
+def dated(event: EventRow, more: Mapping[str, object]) -> EventRow:
+    """The event as one that happens now, with ``more`` data."""
+    return msgspec.structs.replace(event, at=time.time(), data={**event.data, **more})
 
 
 def warning(text: str, stage: int = 0, number: int = 0, **more: object) -> EventRow:
     """A warning, perhaps of round ``number`` of a stage."""
-    return row_of(EmitEvent("warning", stage, number, data={"text": text, **more}))
+    return EventRow(time.time(), "warning", stage, number, data={"text": text, **more})

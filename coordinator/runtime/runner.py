@@ -21,7 +21,7 @@ from coordinator.runtime.environment import Environment
 from coordinator.runtime.inbound import Inbound
 from coordinator.runtime.model_tasks import ModelTasks, payload_sizes
 from coordinator.runtime.publisher import Publisher
-from coordinator.runtime.record import Journal, Move, Record, forward_warnings, row_of, warning
+from coordinator.runtime.record import Journal, Move, Record, dated, forward_warnings, warning
 from coordinator.runtime.validate_update import ruined
 from edgefl.aggregation.history import load as load_memory
 from edgefl.errors import BudgetError, DataError, EdgeFLError, ProtocolError, RunError
@@ -156,16 +156,7 @@ class Runner:
             self._record.write(warning(text, lasting=True))
         if was is not None:
             self._record.saved = as_saved(self.state, was)
-        return Begin(
-            at=self.clock(),
-            stage=position.stage,
-            round=position.round,
-            attempt=position.attempt,
-            unevaluated=position.unevaluated,
-            made_ms=position.made_ms,
-            memory=load_memory(store, position.manifest),
-            resumed=state,
-        )
+        return Begin(self.clock(), position, load_memory(store, position.manifest), state)
 
     async def _loop(self) -> None:
         ticker = asyncio.create_task(self._tick())
@@ -225,8 +216,8 @@ class Runner:
             return Move(state, rows=[event])
         state, out = step(state, event)
         last = {"state": str(self._directory)}
-        told = [one for one in out if isinstance(one, do.EmitEvent)]
-        return Move(state, event, out, [row_of(one, last if one.kind == "run_finished" else {}) for one in told])
+        told = [one for one in out if isinstance(one, EventRow)]
+        return Move(state, event, out, [dated(one, last if one.kind == "run_finished" else {}) for one in told])
 
     def _carry_out(self, moves: Sequence[Move]) -> None:
         if not moves:
@@ -314,7 +305,7 @@ class Runner:
             "bytes": sum(ref.size for ref in manifest.values()),
             **({"statistics": moving(plan)} if plan.slots.statistics else {}),
         }
-        return row_of(do.EmitEvent("run_started", data=data))
+        return EventRow(time.time(), "run_started", data=data)
 
 
 def take_back_if_ruined(ledger: Ledger, store: ObjectStore, attempt: Attempt) -> str:

@@ -21,10 +21,11 @@ from coordinator.core.timeouts import Timeouts
 from edgefl.plan.job import Decline, RoundPolicy
 from edgefl.protocol.messages import Hello, Update
 from edgefl.records import Attempt, Budget, ObjectRef, Refusal
-from edgefl.run_records import AssignmentRow
+from edgefl.run_records import AssignmentRow, EventRow
 
 NAMES = ("a", "b", "c")
 MADE_MS = 7
+NOT_BEGUN = e.Position(0, 0, 0, {}, None, MADE_MS)
 FIRST = Attempt("r1", 1, 1, 1, MADE_MS)
 REF = ObjectRef("0" * 64, 10)
 POLICY = RoundPolicy(devices=2, join_s=10.0, quorum=0.5, deadline_s=100.0, max_attempts=2)
@@ -54,7 +55,7 @@ class Play:
         self.outdated: set[tuple[str, Attempt]] = set()
         self.log: list[e.Event] = []
         self.saved = self.state
-        self.send(e.Begin(self.now, made_ms=MADE_MS))
+        self.send(e.Begin(self.now, NOT_BEGUN))
 
     def send(self, event: e.Event) -> list[do.Instruction]:
         before = self.state
@@ -163,15 +164,9 @@ class Play:
         anew = v.State(self.plan, TIMEOUTS)
         was = decode((kind, name, row) for (kind, name), row in self.kept.items())
         assert was is not None
-        begin = e.Begin(
-            self.now,
-            last.stage if last else 0,
-            last.round if last else 0,
-            max(following, default=0),
-            unevaluated,
-            MADE_MS,
-            resumed=resumed(anew, was, self.now),
-        )
+        where = (last.stage, last.round) if last else (0, 0)
+        stands = e.Position(*where, max(following, default=0), {}, unevaluated, MADE_MS)
+        begin = e.Begin(self.now, stands, resumed=resumed(anew, was, self.now))
         self.state, self.saved = anew, as_saved(anew, was)
         return self.send(begin)
 
@@ -371,7 +366,7 @@ def test_an_update_made_from_an_earlier_model_counts_in_the_next_round() -> None
     assert [one.device for one in of(do.SendOffer, out)] == ["a"], "b is not asked for something else"
     assert of(do.CollectGarbage, out)[0].attempts == {first}
     play.announce("b", first)
-    (told,) = [one for one in of(do.EmitEvent, play.receive("b")) if one.kind == "update"]
+    (told,) = [one for one in of(EventRow, play.receive("b")) if one.kind == "update"]
     assert told.data["staleness"] == 1
     assert of(do.SendAck, play.announce("b", first))[0].accepted, "said twice, it is taken once"
     play.announce("a")
@@ -511,13 +506,13 @@ def broken(play: Play, name: str) -> list[do.Instruction]:
 
 def test_a_device_is_quarantined_after_bad_updates_in_a_row_and_the_round_goes_on() -> None:
     play = Play(msgspec.structs.replace(POLICY, quarantine_rounds=1), stages=rounds_of("async")).started("a", "b")
-    assert not [one for one in of(do.EmitEvent, broken(play, "b")) if one.kind == "quarantined"]
+    assert not [one for one in of(EventRow, broken(play, "b")) if one.kind == "quarantined"]
     play.announce("a")
     assert of(do.Aggregate, play.receive("a")), "at once: b has had its answer"
     play.finish_aggregate()
     play.finish_evaluate()
     out = broken(play, "b")
-    told = [one.kind for one in of(do.EmitEvent, out)]
+    told = [one.kind for one in of(EventRow, out)]
     assert told == ["rejected", "quarantined"]
     assert of(do.SendAck, out)[0].refusal.reason == "parts"
     play.announce("a")
@@ -538,7 +533,7 @@ def test_a_device_is_quarantined_after_bad_updates_in_a_row_and_the_round_goes_o
     play.finish_aggregate()
     out = play.finish_evaluate()
     assert [one.device for one in of(do.SendOffer, out)] == ["a", "b"]
-    assert [one.kind for one in of(do.EmitEvent, out)].count("readmitted") == 1
+    assert [one.kind for one in of(EventRow, out)].count("readmitted") == 1
     assert play.state.devices["b"].bad == 0
 
 
@@ -589,7 +584,7 @@ def test_the_first_round_waits_for_the_policys_devices_or_the_join_time() -> Non
     play = Play()
     assert not of(do.Plan, play.hello("a"))
     out = play.wait(POLICY.join_s)
-    assert "1 of 2 devices" in of(do.EmitEvent, out)[0].data["text"]
+    assert "1 of 2 devices" in of(EventRow, out)[0].data["text"]
     assert len(of(do.SendOffer, play.finish_plan())) == 1
 
 
@@ -737,7 +732,7 @@ def test_saves_come_with_what_they_announce() -> None:
 
 def test_a_run_resumed_without_a_snapshot_begins_a_new_attempt_of_the_next_round() -> None:
     state = v.State(a_plan(policy=POLICY), TIMEOUTS)
-    state, out = step(state, e.Begin(0.0, 2, 1, attempt=3, unevaluated=Attempt("r1", 2, 1, 1)))
+    state, out = step(state, e.Begin(0.0, e.Position(2, 1, 3, {}, Attempt("r1", 2, 1, 1), 0)))
     assert of(do.Evaluate, out)
     for name in ("a", "b"):
         state, _ = step(state, e.Joined(0.0, Hello(device=name, samples={"": 8})))
@@ -804,9 +799,9 @@ def test_the_next_round_waits_a_little_for_a_device_that_has_left_if_without_it_
 def test_stages_without_rounds_are_passed_over_and_a_finished_run_ends_at_once() -> None:
     plan = a_plan(policy=POLICY)
     stages = (msgspec.structs.replace(plan.stages[0], rounds=0), plan.stages[1])
-    state, _ = step(v.State(msgspec.structs.replace(plan, stages=stages), TIMEOUTS), e.Begin(0.0))
+    state, _ = step(v.State(msgspec.structs.replace(plan, stages=stages), TIMEOUTS), e.Begin(0.0, NOT_BEGUN))
     assert (state.stage, state.number) == (2, 1)
-    state, out = step(v.State(plan, TIMEOUTS), e.Begin(0.0, 2, 2))
+    state, out = step(v.State(plan, TIMEOUTS), e.Begin(0.0, e.Position(2, 2, 0, {}, None, 0)))
     assert state.phase is v.Phase.FINISHED
     assert of(do.DrainAll, out)
 
@@ -851,7 +846,7 @@ def test_an_update_with_more_samples_than_the_device_has_is_refused(claimed: int
 @pytest.mark.parametrize(
     "event",
     [
-        e.Begin(1.0),
+        e.Begin(1.0, NOT_BEGUN),
         e.Aggregated(1.0, FIRST),
         e.Evaluated(1.0, FIRST),
     ],
@@ -898,7 +893,7 @@ def test_a_device_with_most_of_a_parts_weight_is_named_once_in_a_run() -> None:
         assert play.aggregate is not None
         attempt, play.aggregate = play.aggregate.attempt, None
         out = play.send(e.Aggregated(play.now, attempt, {"task": REF}, {"parts": shares}))
-        said += [(one.device, one.data["text"]) for one in of(do.EmitEvent, out) if one.kind == "warning"]
+        said += [(one.device, one.data["text"]) for one in of(EventRow, out) if one.kind == "warning"]
         play.finish_evaluate()
         if play.plans:  # of the second stage
             play.finish_plan()
@@ -923,7 +918,7 @@ def left_alone() -> Play:
     play.finish_evaluate()
     out = play.wait(TIMEOUTS.grace_s)
     assert play.state.phase is v.Phase.WAITING
-    (warning,) = [one for one in of(do.EmitEvent, out) if one.kind == "warning"]
+    (warning,) = [one for one in of(EventRow, out) if one.kind == "warning"]
     assert warning.data["text"] == "no device that can train stage 2 is connected; waiting 10 s for one"
     return play
 
@@ -958,7 +953,7 @@ def test_the_table_says_what_each_event_does_in_each_phase() -> None:
 @pytest.mark.parametrize("phase", v.Phase)
 def test_a_report_of_the_runner_is_illegal_in_every_phase_but_its_own(phase: v.Phase) -> None:
     reports = {
-        v.Phase.STARTING: e.Begin(0.0),
+        v.Phase.STARTING: e.Begin(0.0, NOT_BEGUN),
         v.Phase.AGGREGATING: e.Aggregated(0.0, FIRST),
         v.Phase.EVALUATING: e.Evaluated(0.0, FIRST),
     }
