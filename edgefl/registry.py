@@ -71,14 +71,9 @@ class Rule(NamedTuple):
     wanted: bool = True
 
 
-def no_conflicts(recipe: Recipe) -> list[Problem]:
-    """Of a method that mixes with every other."""
-    return []
-
-
 @dataclass(frozen=True)
 class Method:
-    """What every method declares: name, one sentence, options, source, and what it does not mix with.
+    """What every method declares: name, one sentence, options, and what it does not mix with.
 
     ``default``: it fills a slot that a recipe leaves out.
     ``rules``: what a recipe with it needs and excludes; ``conflicts``: the same by a function, where that is no trait.
@@ -90,18 +85,17 @@ class Method:
     name: str
     summary: str
     options: Mapping[str, Option] = field(default_factory=dict)
-    source: str = ""
     default: bool = False
     rules: tuple[Rule, ...] = ()
-    conflicts: Callable[[Recipe], list[Problem]] = no_conflicts
+    conflicts: Callable[[Recipe], list[Problem]] | None = None
     per_round: bool = False
     partial: bool = False
     headless: str = ""
 
     def problems(self, role: str, recipe: Recipe) -> list[Problem]:
         """The rules that a recipe with this method in ``role`` breaks, each with the way out."""
-        broken_rules = [rule for rule in self.rules if offers(recipe, rule.role, rule.trait) != rule.wanted]
-        return [Problem(role, rule.text) for rule in broken_rules] + self.conflicts(recipe)
+        found = [Problem(role, r.text) for r in self.rules if offers(recipe, r.role, r.trait) != r.wanted]
+        return found + (self.conflicts(recipe) if self.conflicts else [])
 
 
 @dataclass(frozen=True)
@@ -410,7 +404,16 @@ def _parameters(function: Callable[..., object]) -> frozenset[str]:
 
 def chosen(role: str, slot: Slot | None) -> list[Choice]:
     """The methods in a slot; the role's default for an empty one. Raises ConfigError for unknown names and options."""
-    return [_choice(role, name, options or {}) for name, options in (slot or {default(role): {}}).items()]
+    found = []
+    for name, options in (slot or {default(role): {}}).items():
+        one = method(role, name)
+        if unknown := sorted(set(options or {}) - set(one.options)):
+            known = ", ".join(one.options) or "no options"
+            paths = (f"{role}.{name}.{option}" for option in unknown)
+            raise ConfigError("recipe", [Problem(path, f"unknown option; choose from: {known}") for path in paths])
+        defaults = {key: option.default for key, option in one.options.items()}
+        found.append(Choice(one, defaults | dict(options or {})))
+    return found
 
 
 def choose(role: str, recipe: Recipe) -> Choice:
@@ -448,15 +451,6 @@ def not_installed(slots: Recipe, asked: str = "") -> str:
     lacking += [f"signature: {asked}"] if asked and asked not in _signatures() else []
     why = [broken[name] for slot in slots.values() for name in slot if name in broken]
     return "; ".join([f"not installed on this device: {', '.join(lacking)}", *why]) if lacking else ""
-
-
-def _choice(role: str, name: str, options: Mapping[str, float | str]) -> Choice:
-    one = method(role, name)
-    if unknown := sorted(set(options) - set(one.options)):
-        known = ", ".join(one.options) or "no options"
-        paths = (f"{role}.{name}.{option}" for option in unknown)
-        raise ConfigError("recipe", [Problem(path, f"unknown option; choose from: {known}") for path in paths])
-    return Choice(one, {key: option.default for key, option in one.options.items()} | dict(options))
 
 
 def _load() -> None:

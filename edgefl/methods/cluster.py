@@ -8,7 +8,7 @@ every device. Clusters: K-means of the normalised counts, numbered in the sorted
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 import numpy.typing as npt
@@ -100,14 +100,6 @@ def sketch(features: Array, rows: int = ROWS, bits: int = BITS, seed: int = 0) -
     return {"sketch": np.rint(counts * (UNIT / len(x))).astype(np.int16)}
 
 
-def _sign(dataset: Dataset, classes: int, seed: int) -> dict[str, Array]:
-    return sketch(features_of(dataset, seed=seed), seed=seed)
-
-
-def _layout(class_counts: Sequence[int]) -> dict[str, tuple[str, tuple[int, ...]]]:
-    return {"sketch": ("I16", (ROWS, 2**BITS))}
-
-
 def check_sketch(tensors: Mapping[str, Array]) -> None:
     """Raises ProtocolError unless ``tensors`` are what a device sends for these clusters."""
     counts = tensors.get("sketch")
@@ -185,10 +177,14 @@ register(
         "lsh",
         "by sketches of their features: random sign hashes, then K-means (MMiC)",
         {"clusters": Option(8, "number of groups", least=1), "models": MODELS},
-        source="arXiv 2505.06911",
         conflicts=own_models,
         per_round=True,
-        signature=Signature("sketch", _sign, _layout, check_sketch),
+        signature=Signature(
+            "sketch",
+            lambda dataset, classes, seed: sketch(features_of(dataset, seed=seed), seed=seed),
+            lambda class_counts: {"sketch": ("I16", (ROWS, 2**BITS))},
+            check_sketch,
+        ),
         group=lsh,
     ),
 )

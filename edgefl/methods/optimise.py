@@ -1,4 +1,4 @@
-"""The server's step from the previous state of a part and the devices' combined one to the next.
+"""How updates become one, a weighted mean, and the server's step from the previous state of a part by it to the next.
 
 FedAvgM (Hsu et al. 2019, arXiv 1909.06335):  v = beta v + D;  next = previous + lr v,  where D = combined - previous.
 FedOpt (Reddi et al. 2021, arXiv 2003.00295):  m = beta m + (1 - beta) D;  next = previous + lr m / (sqrt(u) + epsilon),
@@ -22,21 +22,26 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypedDict
 
 import numpy as np
 import numpy.typing as npt
 
 from edgefl.aggregation.history import Memory, coalition_return
-from edgefl.aggregation.mean import BUFFERS, Tensor, Tensors
+from edgefl.aggregation.mean import BUFFERS, Tensor, Tensors, WeightedMean
 from edgefl.errors import ModelError, Problem
-from edgefl.registry import Optimise, Option, Recipe, register
+from edgefl.registry import Combine, Optimise, Option, Recipe, register
 
 Array = npt.NDArray[np.float32]
 Floats = npt.NDArray[np.float64]
 Step = tuple[dict[str, Tensor], dict[str, Tensor] | None]
 
 MOMENTUM, SECOND = "momentum.", "second."
+#: Of one cluster, in the record; "return" is A_m.
+Figures = TypedDict(
+    "Figures",
+    {"weight": float, "return": float, "risk": float, "gamma": float, "rounds": int, "devices": list[str]},
+)
 
 
 class Rates(NamedTuple):
@@ -215,7 +220,7 @@ def portfolio(
     return {"beta": beta}, {"momentum": record}
 
 
-def _figures(memory: Memory, devices: list[str], weights: Mapping[str, float], risk: float) -> dict[str, Any]:
+def _figures(memory: Memory, devices: list[str], weights: Mapping[str, float], risk: float) -> Figures:
     """One cluster's figures; ``weight`` is its members' sum, not yet renormalised over the clusters."""
     tracks = {device: memory.devices[device].returns for device in devices}
     rounds = sorted(set.intersection(*(set(returns) for returns in tracks.values())))
@@ -241,6 +246,12 @@ def _bounded(recipe: Recipe) -> list[Problem]:
     return []
 
 
+_ABSENT = Option(
+    "keep",
+    "devices of the round whose stage or budget left out an encoder stage of a modality that they have: they count as "
+    "keeping it as it was, or are left out",
+    ("keep", "leave_out"),
+)
 _RATE = Option(0.05, "the server's learning rate", least=0)
 _BETA = Option(0.9, "share of the momentum kept from round to round", least=0, most=0.999)
 _ADAGRAD = {
@@ -253,24 +264,22 @@ _PORTFOLIO = _ADAGRAD | {
     "risk": Option(0.5, "weight of risk against return", least=0, most=1),
     "temperature": Option(10.0, "what the correction is divided by; beta + 1/temperature is at most 1", least=1),
 }
-_FEDOPT = "arXiv 2003.00295"
 register(
+    Combine("mean", "streaming weighted mean per part", {"absent": _ABSENT}, default=True, accumulate=WeightedMean),
     Optimise("plain", "it replaces it", default=True, step=plain, moves=False),
     Optimise(
         "momentum",
         "server momentum (FedAvgM, arXiv 1909.06335)",
         {"lr": _RATE._replace(default=1.0), "beta": _BETA},
-        source="arXiv 1909.06335",
         step=momentum,
     ),
-    Optimise("fedadagrad", "adaptive (arXiv 2003.00295)", _ADAGRAD, source=_FEDOPT, step=fedadagrad),
-    Optimise("fedadam", "adaptive (arXiv 2003.00295)", _ADAM, source=_FEDOPT, step=fedadam),
-    Optimise("fedyogi", "adaptive (arXiv 2003.00295)", _ADAM, source=_FEDOPT, step=fedyogi),
+    Optimise("fedadagrad", "adaptive (arXiv 2003.00295)", _ADAGRAD, step=fedadagrad),
+    Optimise("fedadam", "adaptive (arXiv 2003.00295)", _ADAM, step=fedadam),
+    Optimise("fedyogi", "adaptive (arXiv 2003.00295)", _ADAM, step=fedyogi),
     Optimise(
         "fedadagrad_mpo",
         "Adagrad whose momentum follows the risk of the groups' returns (MMiC, eqs 19-22)",
         _PORTFOLIO,
-        source="arXiv 2505.06911",
         conflicts=_bounded,
         per_round=True,
         step=fedadagrad,

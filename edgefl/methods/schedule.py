@@ -106,7 +106,6 @@ register(
         "layerwise",
         "stage s adds encoder stage s; only it, the heads and the final norms are trained",
         {"embed": _EMBED},
-        source="arXiv 2407.15426",
         stages=layerwise,
     ),
     Schedule("heads", "whole, frozen encoders; only heads, fusion and task are trained", stages=heads, encoders=False),

@@ -145,7 +145,6 @@ register(
         "banzhaf",
         "drawn by how often a device decided whether its round's return beat the global model's (MMiC)",
         BANZHAF,
-        source="arXiv 2505.06911",
         per_round=True,
         partial=True,
         draw=banzhaf,

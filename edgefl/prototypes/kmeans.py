@@ -7,7 +7,7 @@ the number of distinct points; a cluster that runs empty is dropped.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -34,7 +34,7 @@ class Clusters(NamedTuple):
     inertia: float
 
 
-def kmeans(points: npt.NDArray[Any], k: int, rng: np.random.Generator, *, restarts: int = RESTARTS) -> Clusters:
+def kmeans(points: npt.NDArray[np.floating], k: int, rng: np.random.Generator, *, restarts: int = RESTARTS) -> Clusters:
     """At most ``k`` clusters of ``points`` [N, d], none of them empty; fewer when fewer points are distinct.
 
     The same points in the same order and the same generator give the same clusters. Raises ModelError for points that

@@ -15,7 +15,7 @@ from edgefl.aggregation.mean import MisfitError, layout_of
 from edgefl.data.dataset import Dataset
 from edgefl.errors import DataError, ProtocolError
 from edgefl.methods.cluster import UNIT, WIDTH, _coordinates, features_of, lsh, sketch
-from edgefl.methods.weight.relationship import _pieces, gram, relationship
+from edgefl.methods.weight import _pieces, inner_products, relationship
 from edgefl.protocol.tensors import decode_part, encode_part
 from edgefl.registry import signature
 
@@ -89,15 +89,15 @@ def test_a_small_budget_loads_more_often_and_changes_nothing():
         return devices[name]
 
     counted = {name: lambda name=name: load(name) for name in devices}
-    _, whole = gram(counted)
+    _, whole = inner_products(counted)
     assert len(calls) == 1 + 3  # the layout, then each once
     calls.clear()
-    names, piecewise = gram(counted, budget_bytes=8 * 8 * 3)  # 8 of 3 + 12 + 4 elements at a time
+    names, piecewise = inner_products(counted, budget_bytes=8 * 8 * 3)  # 8 of 3 + 12 + 4 elements at a time
     assert len(calls) == 1 + 3 * 3
     assert names == sorted(devices)
     np.testing.assert_allclose(piecewise, whole, rtol=1e-12)
     calls.clear()
-    np.testing.assert_allclose(gram(counted, budget_bytes=1)[1], whole, rtol=1e-12)
+    np.testing.assert_allclose(inner_products(counted, budget_bytes=1)[1], whole, rtol=1e-12)
     assert len(calls) == 1 + 19 * 3
 
 

@@ -20,8 +20,7 @@ from sklearn.preprocessing import KernelCenterer
 from edgefl.aggregation.mean import MisfitError
 from edgefl.errors import ModelError
 from edgefl.methods.repair.poverty_substitution import Substitution, plan_substitution, substitute, unlikely
-from edgefl.methods.weight.cka import cka_weights, gram
-from edgefl.methods.weight.samples import by_samples, fediot
+from edgefl.methods.weight import by_samples, centred_gram, cka_weights, fediot
 
 ORACLES = json.loads((Path(__file__).parents[1] / "oracles" / "oracles.json").read_text())
 CASES = {case["id"]: case for case in ORACLES["cases"]}
@@ -65,7 +64,7 @@ def test_fediot_of_nobody_and_of_a_device_it_does_not_know():
 
 
 def linear_cka(x: np.ndarray, y: np.ndarray) -> float:
-    return float((gram("x", x) * gram("y", y)).sum())
+    return float((centred_gram("x", x) * centred_gram("y", y)).sum())
 
 
 @pytest.mark.parametrize("case", ["cka-1", "cka-2"])

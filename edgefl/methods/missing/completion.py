@@ -14,6 +14,7 @@ sample gets the same half on every device and in every run.
 from __future__ import annotations
 
 import zlib
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -61,7 +62,7 @@ class Completed(NamedTuple):
 
     dataset: Dataset
     made: dict[str, int]
-    other: dict[str, dict[str, int]]
+    other: dict[str, Counter[str]]
 
     def metrics(self) -> dict[str, float]:
         """How many halves were made, and how many of them are of another class."""
@@ -82,30 +83,28 @@ def complete(dataset: Dataset, encoders: Mapping[str, Encoder], make: Make) -> C
     """
     modalities, present, made = dict(dataset.modalities), dict(dataset.present), {}
     whole: dict[str, Array] = {}
-    other: dict[str, dict[str, int]] = {}
+    other: dict[str, Counter[str]] = {}
     for target, encoder in encoders.items():
-        absent, count = ~dataset.has(target), 0
-        for source in encoders:
-            rows = np.flatnonzero(absent & dataset.has(source)) if source != target else np.empty(0, np.int64)
-            found = (
-                make(source, target, dataset.modalities[source][rows], _classes(dataset, rows)) if len(rows) else None
-            )
+        lacking = ~dataset.has(target)
+        absent = lacking.copy()
+        for source in (m for m in encoders if m != target):
+            rows = np.flatnonzero(absent & dataset.has(source))
+            if not len(rows):
+                continue
+            found = make(source, target, dataset.modalities[source][rows], _classes(dataset, rows))
             if found is None:
                 continue
-            values = found.values
-            for name, lent in found.other.items():
-                counts = other.setdefault(target, {})
-                counts[name] = counts.get(name, 0) + lent
+            if found.other:
+                other.setdefault(target, Counter()).update(found.other)
             if target not in whole:
                 dtype = np.int64 if encoder.kind == "text" else np.float32
-                nothing = np.zeros((len(dataset) if target not in modalities else 0, *values.shape[1:]), dtype)
+                nothing = np.zeros((len(dataset) if target not in modalities else 0, *found.values.shape[1:]), dtype)
                 modalities[target] = whole[target] = np.array(modalities.get(target, nothing))
-            whole[target][rows] = values
+            whole[target][rows] = found.values
             absent[rows] = False
-            count += len(rows)
         if target in modalities:
             present[target] = ~absent
-        made[target] = count
+        made[target] = int(lacking.sum() - absent.sum())
     return Completed(replace(dataset, modalities=modalities, present=present), made, other)
 
 

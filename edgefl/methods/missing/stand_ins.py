@@ -9,20 +9,15 @@ ignore leaves incomplete samples out before batches are made, completion makes w
 what is left.
 
 ``drop`` hides one modality of a complete sample from the fusion with that probability, so that every device learns to
-do without (modality dropout: Neverova et al., ModDrop, arXiv 1501.00102).
+do without (modality dropout: Neverova et al., ModDrop, arXiv 1501.00102; ``edgefl.training.fill`` has it).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
-
 from edgefl.lazy import torch
+from edgefl.prototypes.mask import stand_in
 from edgefl.registry import Option, Rule, StandIn, register
 from edgefl.training.fill import AtHand, Made
-
-if TYPE_CHECKING:
-    from edgefl.models.spec import ModelSpec
 
 
 def zero(modality: str, given: AtHand) -> Made:
@@ -41,9 +36,7 @@ def prototype(modality: str, given: AtHand) -> Made:
     Raises ModelError where a trained matcher has no network.
     """
     if given.options.get("by", "label") == "match":
-        from edgefl.prototypes import mask
-
-        mixture = mask.stand_in(modality, given.full, given.has, given.tables, given.matcher, given.networks)
+        mixture = stand_in(modality, given.full, given.has, given.tables, given.matcher, given.networks)
         if mixture is None:
             return zero(modality, given)
         return Made(mixture.values, mixture.weights.sum(dim=1) > 0, mixture)
@@ -66,18 +59,6 @@ def reconstruction(modality: str, given: AtHand) -> Made:
     return Made(given.model.reconstruct(modality, mean_at_hand(others, has)), given.rows(True))
 
 
-def _always(model: ModelSpec, tables: Mapping[str, object]) -> bool:
-    return True
-
-
-def _with_tables(model: ModelSpec, tables: Mapping[str, object]) -> bool:
-    return bool(tables)
-
-
-def _with_parts(model: ModelSpec, tables: Mapping[str, object]) -> bool:
-    return model.reconstruction
-
-
 _DROP = {
     "drop": Option(0.0, "probability that a complete sample trains with one of its modalities hidden", least=0, most=1)
 }
@@ -90,7 +71,7 @@ _BY = Option(
 _CLASSES = "prototype needs class prototypes; set prototypes: class_mean, or another missing"
 _TERM = "reconstruction needs the term of the same name in the objective; add it"
 register(
-    StandIn("zero", "zeros", _DROP, default=True, make=zero, offered=_always),
+    StandIn("zero", "zeros", _DROP, default=True, make=zero, offered=lambda model, tables: True),
     StandIn("ignore", "samples that lack a modality are left out", make=zero, complete_only=True),
     StandIn("random", "standard normal noise", _DROP, make=random),
     StandIn(
@@ -99,7 +80,7 @@ register(
         {"by": _BY, **_DROP},
         rules=(Rule("prototypes", "classes", _CLASSES),),
         make=prototype,
-        offered=_with_tables,
+        offered=lambda model, tables: bool(tables),
         tables=True,
         inferred="the prototypes of the classes that match",
     ),
@@ -109,7 +90,7 @@ register(
         _DROP,
         rules=(Rule("objective", "reconstructs", _TERM),),
         make=reconstruction,
-        offered=_with_parts,
+        offered=lambda model, tables: model.reconstruction,
         inferred="what a small network, trained along, makes of the others",
     ),
 )

@@ -168,7 +168,6 @@ register(
         "cluster_contrast",
         "devices without labels cluster by a private copy of the mapping, taught by those clusters (AproMFL, eqs 3-5)",
         {"weight": TERM_WEIGHT, "temperature": softmax_temperature(0.07)},
-        source="arXiv 2502.04400",
         rules=(
             _needs_adaptive("cluster_contrast"),
             Rule(
@@ -185,7 +184,6 @@ register(
         "prototype_transfer",
         "a sample, of one modality too, sees both halves of the global prototype pairs alike (AproMFL, eqs 7-8)",
         {"weight": TERM_WEIGHT, "temperature": softmax_temperature(0.07)},
-        source="arXiv 2502.04400",
         rules=(_needs_adaptive("prototype_transfer"),),
         loss=prototype_loss,
     ),
@@ -193,7 +191,6 @@ register(
         "model_transfer",
         "the mapping received teaches the device's own: Kullback-Leibler divergence of unit vectors (AproMFL, eq. 9)",
         {"weight": TERM_WEIGHT, "temperature": softmax_temperature(1.0)},
-        source="arXiv 2502.04400",
         rules=(
             Rule(
                 "weight",

@@ -55,7 +55,6 @@ register(
         "clip",
         "contrast of the modalities' projections, labels unused (arXiv 2407.15426)",
         {"weight": TERM_WEIGHT, "temperature": softmax_temperature(0.05)},
-        source="arXiv 2407.15426",
         loss=loss,
         pairs=True,
         modalities=2,

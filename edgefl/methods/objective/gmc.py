@@ -52,7 +52,6 @@ register(
         "gmc",
         "each modality's projection against the joint one (GMC, arXiv 2202.03390)",
         {"weight": TERM_WEIGHT, "temperature": softmax_temperature(0.1)},
-        source="arXiv 2202.03390",
         rules=(needs_joint("gmc"),),
         loss=loss,
         joint=True,

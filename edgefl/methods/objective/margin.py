@@ -82,7 +82,6 @@ register(
             "positive": Option(0.8, "cosine that pairs should reach", least=-1, most=1),
             "negative": Option(0.2, "cosine that other pairs should stay below", least=-1, most=1),
         },
-        source="arXiv 2502.04400",
         loss=loss,
         pairs=True,
         modalities=2,

@@ -60,7 +60,6 @@ register(
         "proximal",
         "the model stays near the one received (FedProx, arXiv 1812.06127)",
         _WEIGHT,
-        source="arXiv 1812.06127",
         loss=proximal,
         received=True,
     ),
@@ -68,7 +67,6 @@ register(
         "regulariser",
         "the mapping of a device without labels stays near its private copy (AproMFL, eq. 6)",
         _WEIGHT,
-        source="arXiv 2502.04400",
         rules=(
             Rule(
                 "objective", "private_head", "regulariser needs the private copy that cluster_contrast trains; add it"

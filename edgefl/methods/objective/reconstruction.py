@@ -53,7 +53,6 @@ register(
         "reconstruction",
         "each modality's projection is predicted from the others'",
         {"weight": TERM_WEIGHT},
-        source="arXiv 2505.06911",
         loss=loss,
         modalities=2,
         reconstructs=True,

@@ -195,7 +195,6 @@ register(
             "clusters": Option(CLUSTERS, "global prototypes", least=1),
             "neighbours": Option(NEIGHBOURS, "multimodal prototypes that complete a unimodal one", least=1),
         },
-        source="arXiv 2502.04400",
         per_round=True,
         local=local,
         merge=complete,

@@ -146,7 +146,6 @@ register(
                 least=0,
             ),
         },
-        source="arXiv 2312.13508",
         rules=(Rule("objective", "labels", _NO_LABELS),),
         local=local,
         classes=True,

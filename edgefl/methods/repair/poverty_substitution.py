@@ -170,26 +170,20 @@ def mend(
 
     poorest, plan = _poorest(updates, model, store)
     complete = {u.device for u in updates if u.complete}
-    holders: dict[str, set[str]] = {}
-    for update in updates:
-        for part in update.manifest:
-            if update.samples.get(part, 0) > 0:
-                holders.setdefault(part, set()).add(update.device)
+    parts = {part for u in updates for part in u.manifest}
+    holders = {p: {u.device for u in updates if p in u.manifest and u.samples.get(p, 0) > 0} for p in parts}
     changes = {u.device: u.poverty_change for u in updates if u.poverty >= 0}
     less = changes if donors == "less_affected" else None
     plan |= plan_substitution(poorest, complete, grouped(updates, clusters), holders, less)
     weights = {u.device: float(max(u.samples.values(), default=0)) for u in updates}
     found = substitute(tensors, plan, weights)
-    record = {
-        device: {"part": one.part, "tensor": one.tensor, "donors": list(one.donors)}
-        if not isinstance(one, str)
-        else {"kept": one}
-        for device, one in sorted(plan.items())
-    }
     mended: Mended = {(device, part): {tensor: value} for device, (part, tensor, value) in found.items()}
     personal: dict[str, Tensors] = {
-        of_device(device) + PART: {f"{part}|{name}": value for name, value in tensors.items()}
-        for (device, part), tensors in mended.items()
+        of_device(device) + PART: {f"{part}|{tensor}": value} for device, (part, tensor, value) in found.items()
+    }
+    record = {
+        d: {"kept": one} if isinstance(one, str) else {**one._asdict(), "donors": list(one.donors)}
+        for d, one in sorted(plan.items())
     }
     return mended, personal, record
 
@@ -249,7 +243,6 @@ register(
                 ("complete", "less_affected"),
             ),
         },
-        source="arXiv 2505.06911",
         rules=(
             Rule("weight", "personal", _ONE_MODEL, wanted=False),
             Rule("missing", "complete_only", _LACKING, wanted=False),

@@ -30,7 +30,6 @@ register(
         "cyclic",
         "groups of devices in turn",
         {"share": DEVICE_SHARE},
-        source="arXiv 2302.03109",
         per_round=True,
         partial=True,
         draw=cyclic,

@@ -34,7 +34,6 @@ register(
         "focal",
         "classification in which easy samples count less",
         {"weight": TERM_WEIGHT, "gamma": Option(2.0, "how much less an easy sample counts", least=0)},
-        source="arXiv 1708.02002",
         loss=loss,
         labels=True,
     )

@@ -153,7 +153,6 @@ register(
         "pacfl",
         "by the smallest principal angle between bases of their classes, average linkage (PACFL)",
         {"threshold": Option(30.0, "largest angle within a group, in degrees", least=0, most=90), "models": MODELS},
-        source="arXiv 2209.10526",
         rules=(Rule("objective", "labels", _NO_CLASSES),),
         conflicts=own_models,
         per_round=True,
