@@ -1,12 +1,15 @@
-"""What all kinds of encoder have in common: the token state, the stage, the first weights.
+"""What all kinds of encoder have in common: token state, attention, stage, first weights, activation checkpointing.
 
-Each kind's module exports one ``KIND``; ``edgefl.encoder_kinds`` has them by name.
+With activation checkpointing a block keeps its input only; the backward pass runs it once more (arXiv 1604.06174). Ours
+because the first use of torch.utils.checkpoint imports torch's compiler, 67 MiB for a device that is short of them. For
+the same reason gradients that are at hand go into a backward pass by ``inject_gradients``: handed to torch.autograd as
+they are, the first of them imports sympy, 34 MiB. ``edgefl.encoder_kinds`` has the kinds by name.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -68,7 +71,7 @@ class Stage(nn.Module):
     def __init__(self, kind: Kind, spec: EncoderSpec, count: int) -> None:
         super().__init__()
         self.blocks = nn.ModuleList(kind.block(spec) for _ in range(count))
-        self.activation_checkpointing = False  # of the blocks (``edgefl.models.encoder``)
+        self.activation_checkpointing = False  # of the blocks
 
     def forward(self, state: TokenState, leading: int = 0) -> TokenState:
         """``leading`` > 0: only that many first tokens are wanted."""
@@ -159,7 +162,7 @@ class _InjectGradients(torch.autograd.Function):
 class _Checkpoint(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, run: Run, tokens: Tensor, *parameters: Tensor) -> Tensor:
-        ctx.run, ctx.surroundings = run, _Surroundings(tokens.device)
+        ctx.run, ctx.again = run, _surroundings(tokens.device)
         ctx.save_for_backward(tokens, *parameters)
         return run(tokens.detach())
 
@@ -169,38 +172,33 @@ class _Checkpoint(torch.autograd.Function):
         own = tokens.detach().requires_grad_(tokens.requires_grad)
         wanted = [own, *parameters] if tokens.requires_grad else parameters
         with torch.enable_grad():
-            with ctx.surroundings.again():
+            with ctx.again():
                 result = ctx.run(own)
             end = inject_gradients([result], gradients)
         found = torch.autograd.grad(end, wanted, allow_unused=True)
         return (None, *found) if tokens.requires_grad else (None, None, *found)
 
 
-class _Surroundings:
-    """Surroundings of a forward pass besides its arguments, restored to run it the same way again."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._random = torch.get_rng_state()
-        self._random_there = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
-        known = device.type != "meta"
-        self._narrow = torch.get_autocast_dtype(device.type) if known and _autocast(device) else None
-        # Those of a pass on shapes alone.
-        self._modes = overrides._get_current_function_mode_stack()  # type: ignore[no-untyped-call]  # noqa: SLF001
+def _surroundings(device: torch.device) -> Callable[[], AbstractContextManager[None]]:
+    """Surroundings of a forward pass besides its arguments, as a context that restores them to run it the same way."""
+    random = torch.get_rng_state()
+    random_there = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+    autocast = device.type != "meta" and torch.is_autocast_enabled(device.type)
+    narrow = torch.get_autocast_dtype(device.type) if autocast else None
+    # Those of a pass on shapes alone.
+    modes = overrides._get_current_function_mode_stack()  # type: ignore[no-untyped-call]  # noqa: SLF001
 
     @contextmanager
-    def again(self) -> Iterator[None]:
+    def again() -> Iterator[None]:
         with ExitStack() as stack:
-            stack.enter_context(torch.random.fork_rng([self._device] if self._random_there is not None else []))
-            torch.set_rng_state(self._random)
-            if self._random_there is not None:
-                torch.cuda.set_rng_state(self._random_there, self._device)
-            if self._narrow is not None:
-                stack.enter_context(torch.autocast(self._device.type, self._narrow, cache_enabled=False))
-            for mode in self._modes:
+            stack.enter_context(torch.random.fork_rng([device] if random_there is not None else []))
+            torch.set_rng_state(random)
+            if random_there is not None:
+                torch.cuda.set_rng_state(random_there, device)
+            if narrow is not None:
+                stack.enter_context(torch.autocast(device.type, narrow, cache_enabled=False))
+            for mode in modes:
                 stack.enter_context(mode)
             yield
 
-
-def _autocast(device: torch.device) -> bool:
-    return bool(torch.is_autocast_enabled(device.type))
+    return again

@@ -6,7 +6,7 @@ modality m its own x_m <- x_m + mlp_m(norm_m(x_m)). With one modality it is an o
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import partial
 from typing import NamedTuple
 
@@ -117,8 +117,10 @@ class Piece(NamedTuple):
 def patterns(counts: Mapping[str, int], rows: Rows, size: int) -> dict[tuple[str, ...], dict[str, Index]]:
     """{modalities a row has: {modality: positions of those rows in its tensors}}, rows ascending.
 
-    ``counts[m]`` = n_m. Every row with any modality is in exactly one pattern. When all rows have everything, there is
-    one pattern of slices: nothing is copied and no value is read.
+    ``rows[m]`` [n_m] says which of the batch's ``size`` rows have modality m, None: all; ``counts[m]`` = n_m. On the
+    meta device it is unknown which; there the first n_m are taken, so that modalities overlap as much as they can: what
+    it prices is never too little. Every row with any modality is in exactly one pattern. When all rows have everything,
+    there is one pattern of slices: nothing is copied and no value is read.
     """
     if all(rows[m] is None for m in counts):
         return {tuple(counts): dict.fromkeys(counts, slice(0, size))}
@@ -168,8 +170,33 @@ def _tensor(positions: list[int], rows: Rows) -> Tensor:
     return torch.tensor(positions, device=device)
 
 
-def merged(found: list[tuple[Index, Tensor]]) -> Tensor:
-    """One modality's results, each with the positions they were taken from, as one tensor [n_m, …] in that order."""
+def merged(
+    modalities: Iterable[str], found: Iterable[tuple[Mapping[str, Index], Mapping[str, Tensor]]]
+) -> dict[str, Tensor]:
+    """Results of patterns or pieces, each with the positions they were taken from, as one tensor [n_m, …] a modality.
+
+    In the order of ``modalities``, without those of which there is no result.
+    """
+    parts: dict[str, list[tuple[Index, Tensor]]] = {m: [] for m in modalities}
+    for index, values in found:
+        for m, value in values.items():
+            parts[m].append((index[m], value))
+    return {m: _in_order(some) for m, some in parts.items() if some}
+
+
+def merged_states(
+    modalities: Collection[str], found: Iterable[tuple[Mapping[str, Index], Mapping[str, TokenState]]]
+) -> dict[str, TokenState]:
+    """As :func:`merged`, of tokens [n_m, N, D] and of the masks of those modalities that have one."""
+    states = list(found)
+    tokens = merged(modalities, ((index, {m: s.tokens for m, s in some.items()}) for index, some in states))
+    masks = merged(
+        modalities, ((index, {m: s.mask for m, s in some.items() if s.mask is not None}) for index, some in states)
+    )
+    return {m: TokenState(values, masks.get(m)) for m, values in tokens.items()}
+
+
+def _in_order(found: list[tuple[Index, Tensor]]) -> Tensor:
     if len(found) == 1 and isinstance(found[0][0], slice):
         return found[0][1].contiguous()  # a pooled token is a view that would keep all tokens alive
     values = torch.cat([value for _, value in found])

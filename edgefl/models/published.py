@@ -1,4 +1,4 @@
-"""Transformer blocks of published encoders in plain torch, their tensors named as in published checkpoints.
+"""Published encoders cut into parts: ViT, DistilBERT or BERT, AST; in plain torch, tensors named as in checkpoints.
 
 The blocks of `transformers` are the same to rounding (tests compare them), but importing them takes 147 MiB in every
 trainer, and they cannot run for the pooled tokens alone (docs/decisions/0020).
@@ -184,7 +184,7 @@ PIXEL_DEVIATION = 0.5
 
 
 class VisionEmbed(nn.Module):
-    """[B, H, W, C] in 0..1 -> tokens [B, 1 + patches, D]."""
+    """ViT (arXiv 2010.11929): [B, H, W, C] in 0..1 -> tokens [B, 1 + patches, D]. Pooled is the class token."""
 
     def __init__(self, spec: EncoderSpec) -> None:
         super().__init__()
@@ -199,20 +199,18 @@ class VisionEmbed(nn.Module):
 VISION = Kind(embed=VisionEmbed, block=PreNormBlock, norm=final_norm, pool=first_token)
 
 
-#: Of BERT's tokens: those of a first and of a second sentence.
-_TYPES = 2
-
-
 class TextEmbed(nn.Module):
-    """Token ids [B, L] (int64, 0 = padding) -> tokens [B, L, D] and which of them are real.
+    """DistilBERT, BERT: token ids [B, L] (int64, 0 = padding) -> tokens [B, L, D] and which of them are real.
 
+    Pooled is the first token (BERT without its pooler). Both normalise at the end of each block, so that the part
+    ``norm`` changes nothing and holds no tensors. Every token of a text is of the first of BERT's two types.
     The first position always counts as real: a text that is all padding (an absent sample's row of zeros) then yields
     finite numbers instead of a softmax over nothing.
     """
 
     def __init__(self, spec: EncoderSpec) -> None:
         super().__init__()
-        self.embeddings = WordTokens(spec, _TYPES if spec.arch == "bert" else 0)
+        self.embeddings = WordTokens(spec, 2 if spec.arch == "bert" else 0)
 
     def forward(self, x: Tensor) -> TokenState:
         mask = torch.cat((torch.ones_like(x[:, :1], dtype=torch.bool), x[:, 1:] != 0), dim=1)
@@ -223,15 +221,14 @@ def _block(spec: EncoderSpec) -> nn.Module:
     return PostNormBlock(spec, BERT if spec.arch == "bert" else DISTILBERT)
 
 
-def _norm(_spec: EncoderSpec) -> nn.Module:
-    return nn.Identity()
-
-
-TEXT = Kind(embed=TextEmbed, block=_block, norm=_norm, pool=first_token)
+TEXT = Kind(embed=TextEmbed, block=_block, norm=lambda _: nn.Identity(), pool=first_token)
 
 
 class AudioEmbed(nn.Module):
-    """Spectrogram [B, frames, bands], scaled as the data set says -> tokens [B, 2 + patches, D], band by band."""
+    """AST: spectrogram [B, frames, bands], scaled as the data set says -> tokens [B, 2 + patches, D].
+
+    Band by band; pooled is, as in the original, the mean of the class token and the distillation token.
+    """
 
     def __init__(self, spec: EncoderSpec) -> None:
         super().__init__()

@@ -67,8 +67,4 @@ class SensorBlock(nn.Module):
         return after
 
 
-def _norm(spec: EncoderSpec) -> nn.Module:
-    return nn.LayerNorm(spec.width)
-
-
-KIND = Kind(embed=SensorEmbed, block=SensorBlock, norm=_norm, pool=first_token)
+KIND = Kind(embed=SensorEmbed, block=SensorBlock, norm=lambda spec: nn.LayerNorm(spec.width), pool=first_token)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import cast
 
 import torch
@@ -15,7 +15,7 @@ from edgefl.models.check import check_spec
 from edgefl.models.encoder import Input, Stage, TokenState, initialise, mean_token, rows_in, rows_of
 from edgefl.models.heads import classifier, fusion, matcher, mean_at_hand, modality_head, reconstruction
 from edgefl.models.joint_fusion import Given, JointFusion
-from edgefl.models.multiway import Index, OwnStage, Rows, SharedStage, merged, patterns, run_stage
+from edgefl.models.multiway import Index, OwnStage, Rows, SharedStage, merged, merged_states, patterns, run_stage
 from edgefl.models.spec import (
     ModelSpec,
     fuses_tokens,
@@ -143,11 +143,8 @@ class StagedModel(nn.Module):
         """
         if not self._multiway or len(inputs) < 2:
             return {m: self.encode(m, x, depth) for m, x in inputs.items()}
-        found: dict[str, list[tuple[Index, Tensor]]] = {m: [] for m in inputs}
-        for index, states in self._by_pattern(inputs, rows, size, depth):
-            for m, state in states.items():
-                found[m].append((index[m], self.pool_tokens(m, state)))
-        return {m: merged(parts) for m, parts in found.items()}
+        found = self._by_pattern(inputs, rows, size, depth)
+        return merged(inputs, ((index, {m: self.pool_tokens(m, s) for m, s in some.items()}) for index, some in found))
 
     def encode_batch_tokens(
         self, inputs: Mapping[str, Input], rows: Rows, size: int, depth: int | None = None
@@ -155,15 +152,7 @@ class StagedModel(nn.Module):
         """``encode_batch`` before pooling: tokens [n_m, N, D] after the final norm, and for text which are real."""
         if not self._multiway or len(inputs) < 2:
             return {m: self.encode_tokens(m, x, depth) for m, x in inputs.items()}
-        found: dict[str, list[tuple[Index, Tensor]]] = {m: [] for m in inputs}
-        real: dict[str, list[tuple[Index, Tensor]]] = {}
-        for index, states in self._by_pattern(inputs, rows, size, depth):
-            for m, state in states.items():
-                found[m].append((index[m], state.tokens))
-                if state.mask is not None:
-                    real.setdefault(m, []).append((index[m], state.mask))
-        masks = {m: merged(parts) for m, parts in real.items()}
-        return {m: TokenState(merged(parts), masks.get(m)) for m, parts in found.items()}
+        return merged_states(inputs, self._by_pattern(inputs, rows, size, depth))
 
     def _by_pattern(
         self, inputs: Mapping[str, Input], rows: Rows, size: int, depth: int | None
@@ -195,33 +184,30 @@ class StagedModel(nn.Module):
         projection. A modality that no row has is left out of ``tokens``.
         Raises ModelError for a modality left out.
         """
-        if not method("fusion", self.spec.fusion).weights:
-            self._check_given(projections, every=False)
-            return mean_at_hand(projections, has if counted is None else counted)
-        module = self.part("fusion")
-        self._check_given(projections, every=True)
-        if fuses_tokens(self.spec):
-            if tokens is None:
-                raise ModelError(
-                    "joint fusion needs the tokens of the modalities, not their projections alone",
-                    remedy="Pass tokens= from StagedModel.encode_batch_tokens.",
-                )
-            given = [
-                Given(projections[m], tokens.get(m), (rows or {}).get(m), (has or {}).get(m))
-                for m in self.spec.encoders
-            ]
-            joined: Tensor = module(given)
-            return joined
-        fused: Tensor = module(torch.cat([projections[m] for m in self.spec.encoders], dim=1))
-        return fused
-
-    def _check_given(self, projections: Mapping[str, Tensor], *, every: bool) -> None:
-        given, known = set(projections), set(self.spec.encoders)
-        if not given or given - known or (every and given != known):
+        weighted = method("fusion", self.spec.fusion).weights
+        known, given = set(self.spec.encoders), set(projections)
+        if not given or given - known or (weighted and given != known):
             raise ModelError(
-                f"fusion needs {'the' if every else 'some of the'} modalities {sorted(known)}, but got {sorted(given)}",
+                f"fusion needs {'the' if weighted else 'some of the'} modalities {sorted(known)}, "
+                f"but got {sorted(given)}",
                 remedy="Fill an absent modality with zeros or a prototype.",
             )
+        if not weighted:
+            return mean_at_hand(projections, has if counted is None else counted)
+        fused: Tensor
+        if not fuses_tokens(self.spec):
+            fused = self.part("fusion")(torch.cat([projections[m] for m in self.spec.encoders], dim=1))
+            return fused
+        if tokens is None:
+            raise ModelError(
+                "joint fusion needs the tokens of the modalities, not their projections alone",
+                remedy="Pass tokens= from StagedModel.encode_batch_tokens.",
+            )
+        rows, has = rows or {}, has or {}
+        fused = self.part("fusion")(
+            [Given(projections[m], tokens.get(m), rows.get(m), has.get(m)) for m in self.spec.encoders]
+        )
+        return fused
 
     def reconstruct(self, modality: str, given: Tensor) -> Tensor:
         """Mean of the other modalities' projections at hand (``heads.mean_at_hand``) [B, d] -> r of this one [B, d]."""
@@ -281,32 +267,28 @@ def _build_part(spec: ModelSpec, part: str, device: torch.device, seed: int) -> 
             return _module(spec, part)
     # Always drawn on the CPU, so that every kind of device starts from the same numbers.
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):
-        torch.default_generator.manual_seed(_part_seed(seed, part))
+        torch.default_generator.manual_seed(
+            int.from_bytes(hashlib.sha256(f"{seed}:{part}".encode()).digest()[:7], "big")
+        )
         module = _module(spec, part)
         initialise(module)
     return module.to(device)
 
 
-def _part_seed(seed: int, part: str) -> int:
-    return int.from_bytes(hashlib.sha256(f"{seed}:{part}".encode()).digest()[:7], "big")
+#: Part, or the first word of its name -> how it is made of the specification and the rest of its name.
+_AFTER_ENCODERS: dict[str, Callable[[ModelSpec, str], nn.Module]] = {
+    "fusion": lambda spec, _: fusion(spec),
+    "task": lambda spec, _: classifier(spec),
+    "head": modality_head,
+    "reconstruct": lambda spec, _: reconstruction(spec),
+    "match": matcher,
+}
 
 
 def _module(spec: ModelSpec, part: str) -> nn.Module:
-    if part == "fusion":
-        return fusion(spec)
-    if part == "task":
-        return classifier(spec)
     owner, _, rest = part.partition("/")
-    if owner == "head":
-        return modality_head(spec, rest)
-    if owner == "reconstruct":
-        return reconstruction(spec)
-    if owner == "match":
-        return matcher(spec, rest)
-    return _encoder_module(spec, owner, rest)
-
-
-def _encoder_module(spec: ModelSpec, owner: str, rest: str) -> nn.Module:
+    if owner in _AFTER_ENCODERS:
+        return _AFTER_ENCODERS[owner](spec, rest)
     multiway = shares_attention(spec)
     # check_spec has seen to it that what the shared attention is made of is the same for all encoders.
     encoder = next(iter(spec.encoders.values())) if owner == "shared" else spec.encoders[owner]

@@ -12,7 +12,6 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own name for it
@@ -21,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map  # torch's own; no public alias
 
 from edgefl.models.encoder import Stage, TokenState, device_of_input, inject_gradients, rows_in, rows_of
-from edgefl.models.multiway import Index, OwnStage, Piece, SharedStage, merged, pieces
+from edgefl.models.multiway import OwnStage, Piece, SharedStage, merged_states, pieces
 from edgefl.models.spec import fuses_tokens, is_encoder, modality_of, shares_attention
 from edgefl.models.staged import StagedModel
 from edgefl.plan.job import Hyper, Job, Precision
@@ -76,14 +75,12 @@ def make_optimizer(
 class Pass:
     """A finished forward pass. ``seed``: of the pieces' dropout, None when run whole.
 
-    ``encoded[m]``: what the encoders gave, h [n_m, D], or for joint fusion tokens [n_m, N, D], of which those are real
-    that ``masks[m]`` [n_m, N] says (without an entry: all).
+    ``encoded[m]``: what the encoders gave, h [n_m, D] in the place of tokens, or for joint fusion tokens [n_m, N, D].
     """
 
     loss: Tensor
     forward: Forward
-    encoded: dict[str, Tensor]
-    masks: dict[str, Tensor]
+    encoded: dict[str, TokenState]
     seed: int | None
 
 
@@ -110,10 +107,9 @@ def run_forward(model: StagedModel, job: Job, batch: Batch, auxiliary: Auxiliary
     """The loss of a batch, in pieces of ``hyper.micro_batch`` rows through the encoders."""
     micro = job.hyper.micro_batch if job.hyper.micro_batch < batch.size else 0
     seed = int(torch.randint(2**31, ())) if micro else None
-    encoded, masks = _encode_batch(model, job, batch, micro, seed or 0)
+    encoded = _encode_batch(model, job, batch, micro, seed or 0)
     joint = fuses_tokens(job.model)
-    states = {m: TokenState(tokens, masks.get(m)) for m, tokens in encoded.items()} if joint else None
-    pooled = encoded if states is None else {m: model.pool_tokens(m, state) for m, state in states.items()}
+    pooled = {m: model.pool_tokens(m, state) if joint else state.tokens for m, state in encoded.items()}
     with computing_in(job.hyper.precision, _device(batch)):
         projected = {m: model.project(m, h) for m, h in pooled.items()}
     missing = chosen("missing", job.slots.missing)[0]
@@ -127,10 +123,10 @@ def run_forward(model: StagedModel, job: Job, batch: Batch, auxiliary: Auxiliary
         missing=(missing.name, missing.options),
         auxiliary=auxiliary,
         pseudo_labels=batch.pseudo_labels,
-        tokens=states,
+        tokens=encoded if joint else None,
         objective=job.slots.objective,
     )
-    return Pass(total_loss(forward, job.slots.objective), forward, encoded, masks, seed)
+    return Pass(total_loss(forward, job.slots.objective), forward, encoded, seed)
 
 
 def run_backward(
@@ -162,39 +158,24 @@ def _units(job: Job, batch: Batch) -> list[Batch]:
     return [Batch(rows_in(x), {m: x}, {m: None}, None) for m, x in batch.inputs.items()]
 
 
-def _encode_batch(
-    model: StagedModel, job: Job, batch: Batch, micro: int, seed: int
-) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """``encoded`` and ``masks`` of a Pass."""
-    encoded: dict[str, Tensor] = {}
-    masks: dict[str, Tensor] = {}
+def _encode_batch(model: StagedModel, job: Job, batch: Batch, micro: int, seed: int) -> dict[str, TokenState]:
+    """``encoded`` of a Pass; in pieces of ``micro`` rows, leaves without a graph that collect the gradient."""
+    encoded: dict[str, TokenState] = {}
     for unit in _units(job, batch):
-        values, real = _encode(model, job, unit, micro, seed)
-        encoded |= values
-        masks |= real
-    return encoded, masks
-
-
-def _encode(
-    model: StagedModel, job: Job, unit: Batch, micro: int, seed: int
-) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """In pieces of ``micro`` rows, encodings are leaves without a graph that collect the gradient."""
-    if micro == 0:
-        return _run(model, job, unit, next(_pieces(unit, 0)))
-    found: dict[str, list[tuple[Index, Tensor]]] = {m: [] for m in unit.inputs}
-    real: dict[str, list[tuple[Index, Tensor]]] = {}
-    with torch.no_grad():
-        for i, piece in enumerate(_pieces(unit, micro)):
-            with _seeded(seed + i, _device(unit)):
-                values, masks = _run(model, job, unit, piece)
-            for m, value in values.items():
-                found[m].append((piece.own[m], value))
-            for m, mask in masks.items():
-                real.setdefault(m, []).append((piece.own[m], mask))
-        encoded = {m: merged(parts) for m, parts in found.items()}
-    for m, leaf in encoded.items():
-        leaf.requires_grad_(_trains_encoder(job, m))
-    return encoded, {m: merged(parts) for m, parts in real.items()}
+        if micro == 0:
+            encoded |= _run(model, job, unit, next(_pieces(unit, 0)))
+            continue
+        with torch.no_grad():
+            found = []
+            for i, piece in enumerate(_pieces(unit, micro)):
+                with _seeded(seed + i, _device(unit)):
+                    found.append((piece.own, _run(model, job, unit, piece)))
+            whole = merged_states(unit.inputs, found)
+            del found
+        for m, state in whole.items():
+            state.tokens.requires_grad_(_trains_encoder(job, m))
+        encoded |= whole
+    return encoded
 
 
 def _replay(
@@ -206,7 +187,7 @@ def _replay(
     in_backward: OptimizerInBackward,
 ) -> None:
     """Push the gradient that the encodings collected through each piece of the encoders."""
-    gradients = {m: grad for m in unit.inputs if (grad := done.encoded[m].grad) is not None}
+    gradients = {m: grad for m in unit.inputs if (grad := done.encoded[m].tokens.grad) is not None}
     chosen = [
         (i, piece, wanted)
         for i, piece in enumerate(_pieces(unit, job.hyper.micro_batch))
@@ -215,21 +196,21 @@ def _replay(
     for i, piece, wanted in chosen:
         not_whole = encoders if i < chosen[-1][0] else set()
         with _seeded((done.seed or 0) + i, _device(unit)), in_backward.watching(not_whole):
-            values, _ = _run(model, job, unit, piece)
-            end = inject_gradients([values[m] for m in wanted], [gradients[m][piece.own[m]] for m in wanted])
+            again = _run(model, job, unit, piece)
+            values = [again[m].tokens for m in wanted]
+            end = inject_gradients(values, [gradients[m][piece.own[m]] for m in wanted])
             end.backward()  # type: ignore[no-untyped-call]
 
 
-def _run(model: StagedModel, job: Job, unit: Batch, piece: Piece) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+def _run(model: StagedModel, job: Job, unit: Batch, piece: Piece) -> dict[str, TokenState]:
     """The rows of a piece through the encoders: h [n, D] or, for joint fusion, tokens [n, N, D] and their masks."""
     inputs = {m: rows_of(unit.inputs[m], index) for m, index in piece.own.items()}
     with computing_in(job.hyper.precision, _device(unit)):
         if not fuses_tokens(job.model):
             encoded = model.encode_batch(inputs, piece.rows, piece.size, job.stage.depth)
-            return {m: widened(h) for m, h in encoded.items()}, {}
+            return {m: TokenState(widened(h)) for m, h in encoded.items()}
         states = model.encode_batch_tokens(inputs, piece.rows, piece.size, job.stage.depth)
-    masks = {m: state.mask for m, state in states.items() if state.mask is not None}
-    return {m: widened(state.tokens) for m, state in states.items()}, masks
+    return {m: TokenState(widened(state.tokens), state.mask) for m, state in states.items()}
 
 
 def _pieces(unit: Batch, micro: int) -> Iterator[Piece]:
@@ -264,13 +245,17 @@ _NARROWED = {
     F.scaled_dot_product_attention,
     torch.matmul,
     torch.bmm,
-    torch.Tensor.matmul,
-    torch.Tensor.__matmul__,
+    Tensor.matmul,
+    Tensor.__matmul__,
 }
 
 
 def computing_in(precision: Precision, device: torch.device) -> AbstractContextManager[object]:
-    """Inside, forward passes multiply matrices in ``precision``. Backward passes follow by themselves."""
+    """Mixed precision: matrices are multiplied in bf16, weights, sums and the loss stay in f32 (arXiv 1905.12322).
+
+    Inside, forward passes multiply matrices in ``precision``. Backward passes follow by themselves. On a device torch's
+    own autocast does it, and fused attention never holds the scores of all pairs of tokens.
+    """
     if precision == "f32":
         return contextlib.nullcontext()
     if device.type == "meta":
@@ -279,17 +264,21 @@ def computing_in(precision: Precision, device: torch.device) -> AbstractContextM
     return torch.autocast(device.type, torch.bfloat16, cache_enabled=False)
 
 
-def widened(value: torch.Tensor) -> torch.Tensor:
+def widened(value: Tensor) -> Tensor:
     """What came out of narrow products, in f32."""
     return value.float() if value.dtype == torch.bfloat16 else value
 
 
 class _Narrowed(TorchFunctionMode):
-    """What autocast would do to shapes alone."""
+    """What autocast would do to shapes alone: on the meta device, where torch has none, so that the price is right."""
 
     def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+        self,
+        func: Callable[..., object],
+        types: object,
+        args: tuple[object, ...] = (),
+        kwargs: dict[str, object] | None = None,
+    ) -> object:
         if func in _NARROWED:
             args, kwargs = tree_map(_narrowed, (args, kwargs or {}))
         return func(*args, **(kwargs or {}))
@@ -299,33 +288,27 @@ class FusedAttention(TorchFunctionMode):
     """On the meta device attention keeps what the CPU's fused kernel does; with dropout that kernel is not used."""
 
     def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        if func is F.scaled_dot_product_attention:
-            return _attention(*args, **(kwargs or {}))
-        return func(*args, **(kwargs or {}))
+        self,
+        func: Callable[..., object],
+        types: object,
+        args: tuple[object, ...] = (),
+        kwargs: dict[str, object] | None = None,
+    ) -> object:
+        run: Callable[..., object] = _attention if func is F.scaled_dot_product_attention else func
+        return run(*args, **(kwargs or {}))
 
 
 def _attention(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attn_mask: torch.Tensor | None = None,
-    dropout_p: float = 0.0,
-    *,
-    enable_gqa: bool = False,
-    **options: Any,
-) -> torch.Tensor:
-    if dropout_p > 0 or not query.is_meta or enable_gqa:
-        options["enable_gqa"] = enable_gqa
-        result: torch.Tensor = F.scaled_dot_product_attention(query, key, value, attn_mask, dropout_p, **options)
-        return result
+    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0, **options: bool
+) -> Tensor:
+    if dropout_p > 0 or not query.is_meta or options.get("enable_gqa"):
+        return F.scaled_dot_product_attention(query, key, value, attn_mask, dropout_p, **options)
+    options.pop("enable_gqa", None)
     mask = attn_mask.to(query.dtype) if attn_mask is not None and attn_mask.dtype == torch.bool else attn_mask
     fused = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu  # noqa: SLF001 - what the CPU runs, by its name
-    attended: torch.Tensor = fused(query, key, value, dropout_p, attn_mask=mask, **options)[0]
+    attended: Tensor = fused(query, key, value, dropout_p, attn_mask=mask, **options)[0]
     return attended
 
 
-def _narrowed(value: Any) -> Any:
-    wide = isinstance(value, torch.Tensor) and value.dtype == torch.float32
-    return value.to(torch.bfloat16) if wide else value
+def _narrowed(value: object) -> object:
+    return value.to(torch.bfloat16) if isinstance(value, Tensor) and value.dtype == torch.float32 else value

@@ -227,10 +227,10 @@ def test_pieces_by_hand():
 
 def test_one_pattern_keeps_no_more_alive_than_it_needs():
     tokens = torch.rand(3, 5, 8)
-    pooled = merged([(slice(0, 3), tokens[:, 0])])
+    pooled = merged("m", [({"m": slice(0, 3)}, {"m": tokens[:, 0]})])["m"]
     assert torch.equal(pooled, tokens[:, 0])
     assert pooled.untyped_storage().nbytes() == 3 * 8 * 4
-    assert merged([(slice(0, 3), tokens)]) is tokens
+    assert merged("m", [({"m": slice(0, 3)}, {"m": tokens})])["m"] is tokens
 
 
 @given(st.lists(st.sets(st.integers(0, 6)), min_size=1, max_size=3), st.integers(1, 8), st.randoms())
@@ -247,8 +247,9 @@ def test_every_row_is_in_one_place_and_comes_back_to_it(own, most, random):
     by_pattern = list(patterns(counts, rows, 7).values())
     by_piece = [piece.own for piece in pieces(counts, rows, 7, most)]
     for parts in (by_pattern, by_piece):
-        for m, one in rows.items():
-            assert torch.equal(merged([(index[m], one[index[m]]) for index in parts if m in index]), one)
+        again = merged(rows, ((index, {m: rows[m][own] for m, own in index.items()}) for index in parts))
+        assert again.keys() == rows.keys()
+        assert all(torch.equal(again[m], one) for m, one in rows.items())
     for index in by_pattern:
         assert len({tuple(rows[m][i].tolist()) for m, i in index.items()}) == 1  # the same rows, in the same order
 
@@ -386,11 +387,11 @@ def test_tokens_and_padding_of_a_batch_in_pieces_are_those_of_the_whole(sharing)
     model = build(spec).eval()
     whole, pieces_ = (run_forward(model, with_hyper(made, micro_batch=micro), batch, Auxiliary()) for micro in (0, 2))
     for done in (whole, pieces_):
-        assert torch.equal(done.masks["words"], batch.inputs["words"] != 0)
-        assert set(done.masks) == {"words"}
+        assert torch.equal(done.encoded["words"].mask, batch.inputs["words"] != 0)
+        assert done.encoded["acc"].mask is None
     for m, expected in model.encode_batch_tokens(batch.inputs, rows, 6).items():
         for done in (whole, pieces_):
-            torch.testing.assert_close(done.encoded[m], expected.tokens, atol=1e-5, rtol=1e-5)
+            torch.testing.assert_close(done.encoded[m].tokens, expected.tokens, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("micro", [0, 4])
