@@ -42,7 +42,7 @@ from edgefl.plan.job import RunPlan
 from edgefl.protocol.tensors import decode_part
 from edgefl.run_records import RunReport
 from edgefl.training.batches import input_of
-from edgefl.training.evaluate import TestSet, evaluate
+from edgefl.training.evaluate import Criteria, TestSet, evaluate
 
 #: Training samples a device and modality that the recalibrated copy's statistics are of.
 SAMPLES = 256
@@ -154,7 +154,7 @@ def measured(task: str, method: str, norm: str, seed: int, variant: str = "") ->
 
 def accuracy(plan: RunPlan, parts: Mapping[str, Any], test: TestSet) -> float:
     """With all modalities."""
-    rows = evaluate(plan.model, plan.stages[-1], parts, test, prototypes=False)
+    rows = evaluate(plan.model, plan.stages[-1], parts, test, Criteria())
     return next(r.value for r in rows if r.metric == "accuracy" and r.available == tuple(plan.model.encoders))
 
 

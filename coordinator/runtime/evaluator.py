@@ -88,7 +88,7 @@ class Evaluator:
         """
         import numpy as np
 
-        from edgefl.training.evaluate import TestSet, evaluate, probe_rows, tasks_of
+        from edgefl.training.evaluate import Criteria, TestSet, evaluate, probe_rows, tasks_of
         from edgefl.training.matching import matching
 
         plan, parts = request.plan, _parts(request.store, request.manifest)
@@ -102,11 +102,13 @@ class Evaluator:
             plan.stages[request.stage - 1],
             parts,
             test,
-            prototypes=PROTOTYPES in request.manifest and choose("prototypes", plan.server).method.classes,
-            tasks=tasks_of(plan.model, plan.slots, test.data),
-            matcher=matcher,
-            networks=networks,
-            statistics=plan.slots.statistics,
+            Criteria(
+                prototypes=PROTOTYPES in request.manifest and choose("prototypes", plan.server).method.classes,
+                tasks=tasks_of(plan.model, plan.slots, test.data),
+                matcher=matcher,
+                networks=networks,
+                statistics=plan.slots.statistics,
+            ),
         )
 
     def similarity(self, request: Request) -> dict[str, float]:

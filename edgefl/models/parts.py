@@ -7,17 +7,17 @@ versions understand each other; dense layers of BERT travel under ViT's names.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from edgefl.errors import ModelError
-from edgefl.models.staged import StagedModel
+from edgefl.models.spec import ModelSpec
+from edgefl.models.staged import StagedModel, build
 
-Tensors = dict[str, np.ndarray[Any, Any]]
+Tensors = dict[str, np.ndarray]
 
 #: Names inside ViT's and AST's blocks before `transformers` 5 -> those since. Order matters: the first match counts.
 _RENAMED = (
@@ -53,12 +53,20 @@ def named_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
     return {_stable(name): parameter for name, parameter in module.named_parameters()}
 
 
-def load_part(model: StagedModel, part: str, tensors: Mapping[str, np.ndarray[Any, Any]]) -> None:
+def load_part(model: StagedModel, part: str, tensors: Mapping[str, np.ndarray]) -> None:
     """Copy tensors into the part. A missing, surplus or misshapen one: ModelError, and nothing is changed."""
     load_module(part, model.part(part), tensors)
 
 
-def load_module(part: str, module: nn.Module, tensors: Mapping[str, np.ndarray[Any, Any]]) -> None:
+def loaded(spec: ModelSpec, present: Sequence[str], parts: Mapping[str, Mapping[str, np.ndarray]]) -> StagedModel:
+    """The parts ``present`` of a model with their tensors, in evaluation mode. Raises ModelError as ``load_part``."""
+    model = build(spec, present)
+    for part in present:
+        load_part(model, part, parts[part])
+    return model.eval()
+
+
+def load_module(part: str, module: nn.Module, tensors: Mapping[str, np.ndarray]) -> None:
     """As :func:`load_part`, into a module that is, or is like, the part."""
     targets = named_tensors(module)
     check_tensors(part, {name: tuple(t.shape) for name, t in targets.items()}, tensors)
@@ -76,9 +84,7 @@ def load_module(part: str, module: nn.Module, tensors: Mapping[str, np.ndarray[A
                 target.copy_(torch.from_numpy(np.array(tensors[name])))
 
 
-def check_tensors(
-    part: str, expected: Mapping[str, tuple[int, ...]], tensors: Mapping[str, np.ndarray[Any, Any]]
-) -> None:
+def check_tensors(part: str, expected: Mapping[str, tuple[int, ...]], tensors: Mapping[str, np.ndarray]) -> None:
     """Raise ModelError that names the first missing, unexpected or misshapen tensor of a part."""
     check_shapes(part, expected, {name: tuple(tensor.shape) for name, tensor in tensors.items()})
 
@@ -117,7 +123,7 @@ def _stable(name: str) -> str:
     return name
 
 
-def _to_numpy(tensor: Tensor, *, copy: bool) -> np.ndarray[Any, Any]:
+def _to_numpy(tensor: Tensor, *, copy: bool) -> np.ndarray:
     wide = tensor.to(torch.float32) if tensor.is_floating_point() else tensor
-    array: np.ndarray[Any, Any] = wide.to("cpu", copy=copy).contiguous().numpy()
+    array: np.ndarray = wide.to("cpu", copy=copy).contiguous().numpy()
     return array

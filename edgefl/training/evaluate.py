@@ -12,7 +12,7 @@ samples it could not complete; a device that could complete all of them has not 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -25,9 +25,9 @@ from edgefl.data.dataset import Dataset
 from edgefl.data.sources import load
 from edgefl.errors import DataError, ModelError
 from edgefl.models.encoder import TokenState
-from edgefl.models.parts import load_part, part_tensors
+from edgefl.models.parts import load_part, loaded, part_tensors
 from edgefl.models.spec import PROTOTYPES, ModelSpec, encodes_together
-from edgefl.models.staged import StagedModel, build
+from edgefl.models.staged import StagedModel
 from edgefl.plan.job import Job, Slots, Stage
 from edgefl.plan.training_samples import needs_pairs
 from edgefl.prototypes.mask import DEFAULT_MATCHER, Matcher, Networks, Table, in_torch
@@ -43,6 +43,8 @@ from edgefl.training.metrics import classification, pairs, retrieval, same_items
 #: What a model can be judged by: labels, and pairs of modalities.
 TASKS = frozenset({"classification", "retrieval"})
 Tensors = Mapping[str, np.ndarray]
+#: Probes where there are no classes to choose by.
+UNLABELLED = 16
 
 
 @dataclass(frozen=True)
@@ -62,11 +64,41 @@ class TestSet:
 
 
 @dataclass(frozen=True)
-class _Judged:
-    """A model, the samples, and what stand-ins for absent modalities are made of.
+class Criteria:
+    """How a model is evaluated. ``tasks``: None means classification for a model with classes, else retrieval.
 
-    ``names``: the modalities at hand. ``alone[m]``: projections [N, d] of m encoded by itself, zeros in rows that lack
-    m; empty where neither retrieval nor classification reads them.
+    ``prototypes``: also with the prototype mask, matched by ``matcher`` (``networks``: those a trained one needs).
+    ``mask``: the stand-in a device's own judgement uses; None: the role's default. ``statistics``: those of batch norm
+    are first taken on the inputs of the test set.
+    """
+
+    tasks: frozenset[str] | None = None
+    prototypes: bool = False
+    mask: str | None = None
+    matcher: Matcher = DEFAULT_MATCHER
+    networks: Networks = field(default_factory=dict)
+    statistics: bool = False
+
+    def of(self, model: ModelSpec) -> frozenset[str]:
+        """The tasks of a model. Raises ModelError for one it was not made for."""
+        if self.tasks is None:
+            return frozenset({"classification" if model.classes else "retrieval"})
+        if unknown := self.tasks - TASKS:
+            choices = ", ".join(sorted(TASKS))
+            raise ModelError(f"unknown task {', '.join(sorted(unknown))}", remedy=f"Choose from: {choices}.")
+        if "classification" in self.tasks and not model.classes:
+            raise ModelError(
+                "a model without classes can not be judged by classification", remedy="Judge it by retrieval."
+            )
+        return self.tasks
+
+
+@dataclass(frozen=True)
+class _Judged:
+    """A model, the samples, the modalities at hand (``names``), and the tables that stand-ins are made of.
+
+    ``alone[m]``: projections [N, d] of m encoded by itself, since a query must not have seen what it looks for; zeros
+    in rows that lack m; empty where neither retrieval nor classification reads them.
     """
 
     model: StagedModel
@@ -75,8 +107,7 @@ class _Judged:
     depth: int
     alone: Mapping[str, np.ndarray]
     tables: Mapping[str, Table]
-    matcher: Matcher
-    networks: Networks
+    criteria: Criteria
 
     def logits(self, available: Sequence[str], rows: np.ndarray, mask: str) -> np.ndarray:
         """[n, C] of the samples ``rows``, which all have ``available``, given only these; the rest by ``mask``."""
@@ -85,22 +116,24 @@ class _Judged:
             return np.concatenate([self._batch(available, rows[start : start + BATCH], mask) for start in starts])
 
     def _batch(self, available: Sequence[str], rows: np.ndarray, mask: str) -> np.ndarray:
-        r, tokens = self._encoded(available, rows)
-        given = AtHand(r, {}, self.model, self.tables, None, BY_MATCH, self.matcher, self.networks)
-        make = method("missing", mask if len(available) < len(self.model.spec.encoders) else default("missing")).make
-        return to_numpy(logits_of(given, make, tokens))
+        model, states, device = self.model, None, device_of(self.model)
+        if encodes_together(model.spec):  # with what else a row is given
+            inputs = {m: input_of(self.data, m, rows, device) for m in available}
+            states = model.encode_batch_tokens(inputs, dict.fromkeys(inputs), len(rows), self.depth)
+            r = {m: model.project(m, model.pool_tokens(m, state)) for m, state in states.items()}
+        else:
+            r = {m: torch.from_numpy(self.alone[m][rows]).to(device) for m in available}
+        given = AtHand(r, {}, model, self.tables, None, BY_MATCH, self.criteria.matcher, self.criteria.networks)
+        make = method("missing", mask if len(available) < len(model.spec.encoders) else default("missing")).make
+        return to_numpy(logits_of(given, make, states))
 
-    def _encoded(
-        self, available: Sequence[str], rows: np.ndarray
-    ) -> tuple[dict[str, Tensor], dict[str, TokenState] | None]:
-        """Projections [n, d] and, where the fusion reads them, tokens: encoded with what else a row is given."""
-        device = device_of(self.model)
-        if not encodes_together(self.model.spec):
-            return {m: torch.from_numpy(self.alone[m][rows]).to(device) for m in available}, None
-        inputs = {m: input_of(self.data, m, rows, device) for m in available}
-        states = self.model.encode_batch_tokens(inputs, dict.fromkeys(inputs), len(rows), self.depth)
-        pooled = {m: self.model.pool_tokens(m, state) for m, state in states.items()}
-        return {m: self.model.project(m, h) for m, h in pooled.items()}, states
+    def pair(self, a: str, b: str) -> tuple[dict[str, float], int]:
+        """The recalls of one pair, {} when no sample has both; and how many have."""
+        both = np.flatnonzero(self.data.has(a) & self.data.has(b))
+        if not both.size:
+            return {}, 0
+        items = [same_items(arrays.chosen(self.data.modalities[m], both)) for m in (a, b)]
+        return retrieval(a, b, self.alone[a][both], self.alone[b][both], items), both.size
 
 
 def logits_of(given: AtHand, make: Make, tokens: Mapping[str, TokenState] | None = None) -> Tensor:
@@ -111,74 +144,49 @@ def logits_of(given: AtHand, make: Make, tokens: Mapping[str, TokenState] | None
 
 
 def evaluate(
-    model: ModelSpec,
-    stage: Stage,
-    parts: Mapping[str, Tensors],
-    test: TestSet,
-    *,
-    prototypes: bool,
-    tasks: frozenset[str] | None = None,
-    matcher: Matcher = DEFAULT_MATCHER,
-    networks: Networks | None = None,
-    statistics: bool = False,
+    model: ModelSpec, stage: Stage, parts: Mapping[str, Tensors], test: TestSet, criteria: Criteria
 ) -> list[EvaluationRow]:
-    """Rows of the model made of ``parts``: classification under every condition, then retrieval of every pair.
+    """Rows of the model made of ``parts``: classification under every condition, then retrieval of every pair, both
+    ways, among the samples that have both.
 
-    ``tasks``: None means classification for a model with classes, else retrieval. ``prototypes``: also with the
-    prototype mask, matched by ``matcher`` (``networks``: those a trained one needs). A model with parts that
-    reconstruct is also shown with what they make. ``statistics``: those of batch norm are first taken on the inputs of
-    the test set. Raises DataError for classification without labels, ModelError for a task the model was not made for.
+    A model with parts that reconstruct is also shown with what they make. Raises DataError for classification without
+    labels, ModelError for a task the model was not made for.
     """
-    asked = _tasks(model, tasks)
-    built = build(model, stage.present)
-    for name in stage.present:
-        load_part(built, name, parts[name])
-    built.eval()
-    if statistics:
+    tasks = criteria.of(model)
+    built = loaded(model, stage.present, parts)
+    if criteria.statistics:
         take_statistics(built, test.data, stage.depth)
-    names = tuple(m for m in model.encoders if test.data.has(m).any())
-    tables = from_tensors(parts[PROTOTYPES]) if prototypes and PROTOTYPES in parts else {}
-    alone = _alone(built, test.data, names, stage.depth, asked)
-    judged = _Judged(built, test.data, names, stage.depth, alone, in_torch(tables), matcher, networks or {})
-    rows: list[EvaluationRow] = []
-    if "classification" in asked:
-        rows += _classification(judged)
-    if "retrieval" in asked:
-        rows += _retrieval(judged)
+    tables = from_tensors(parts[PROTOTYPES]) if criteria.prototypes and PROTOTYPES in parts else {}
+    judged = _judged(built, test.data, stage.depth, tables, tuple(model.encoders), criteria)
+    rows = _classification(judged) if "classification" in tasks else []
+    for a, b in pairs(judged.names) if "retrieval" in tasks else ():
+        rows += _rows((a, b), "none", *judged.pair(a, b))
     return rows
 
 
 def judge(
     model: StagedModel,
     dataset: Dataset,
-    stage_depth: int,
+    depth: int,
     tables: Mapping[str, ClassMeans],
-    tasks: frozenset[str] | None,
     modalities: Sequence[str],
-    *,
-    mask: str | None = None,
-    matcher: Matcher = DEFAULT_MATCHER,
-    networks: Networks | None = None,
+    criteria: Criteria,
 ) -> dict[str, float]:
     """A device's model on its own samples, each with exactly those of ``modalities`` it has.
 
-    ``mask``: the stand-in for the others; None: the role's default. The figures are
-    accuracy, loss and the macro averages over the labelled samples; recalls of every pair over the samples that have
-    both, and "rsum", the mean over the pairs. A task the samples say nothing about (no label, no pair) has no figure.
-    ``tasks`` and the errors as in :func:`evaluate`. ``model`` may lack the encoders of other modalities; it ends in
+    The figures are accuracy, loss and the macro averages over the labelled samples; recalls of every pair over the
+    samples that have both, and "rsum", the mean over the pairs. A task the samples say nothing about (no label, no
+    pair) has no figure. Errors as in :func:`evaluate`. ``model`` may lack the encoders of other modalities; it ends in
     evaluation mode.
     """
-    asked = _tasks(model.spec, tasks)
+    tasks = criteria.of(model.spec)
     model.eval()
-    here = tuple(m for m in modalities if dataset.has(m).any())
-    alone = _alone(model, dataset, here, stage_depth, asked)
-    on_device = in_torch(tables, device_of(model))
-    judged = _Judged(model, dataset, here, stage_depth, alone, on_device, matcher, networks or {})
+    judged = _judged(model, dataset, depth, tables, modalities, criteria)
     figures: dict[str, float] = {}
-    if "classification" in asked and here and dataset.labels is not None:
-        figures |= _as_they_are(judged, dataset.labels, mask or default("missing"))
-    if "retrieval" in asked:
-        found = [_pair(judged, a, b)[0] for a, b in pairs(here)]
+    if "classification" in tasks and judged.names and dataset.labels is not None:
+        figures |= _as_they_are(judged, dataset.labels, criteria.mask or default("missing"))
+    if "retrieval" in tasks:
+        found = [judged.pair(a, b)[0] for a, b in pairs(judged.names)]
         sums = [pair.pop("rsum") for pair in found if "rsum" in pair]
         for pair in found:
             figures |= pair
@@ -187,24 +195,18 @@ def judge(
     return figures
 
 
-def _tasks(model: ModelSpec, tasks: frozenset[str] | None) -> frozenset[str]:
-    if tasks is None:
-        return frozenset({"classification" if model.classes else "retrieval"})
-    if tasks - TASKS:
-        raise ModelError(
-            f"unknown task {', '.join(sorted(tasks - TASKS))}", remedy=f"Choose from: {', '.join(sorted(TASKS))}."
-        )
-    if "classification" in tasks and not model.classes:
-        raise ModelError("a model without classes can not be judged by classification", remedy="Judge it by retrieval.")
-    return tasks
-
-
-def _alone(
-    model: StagedModel, data: Dataset, names: Sequence[str], depth: int, asked: frozenset[str]
-) -> dict[str, np.ndarray]:
-    """Projections of each modality by itself: a query must not have seen what it looks for."""
-    needed = "retrieval" in asked or not encodes_together(model.spec)
-    return {m: embeddings(model, m, data, depth) for m in names} if needed else {}
+def _judged(
+    model: StagedModel,
+    data: Dataset,
+    depth: int,
+    tables: Mapping[str, ClassMeans],
+    modalities: Sequence[str],
+    criteria: Criteria,
+) -> _Judged:
+    names = tuple(m for m in modalities if data.has(m).any())
+    needed = "retrieval" in criteria.of(model.spec) or not encodes_together(model.spec)
+    alone = {m: embeddings(model, m, data, depth) for m in names} if needed else {}
+    return _Judged(model, data, names, depth, alone, in_torch(tables, device_of(model)), criteria)
 
 
 def _classification(judged: _Judged) -> list[EvaluationRow]:
@@ -223,7 +225,7 @@ def _classification(judged: _Judged) -> list[EvaluationRow]:
         figures = _scores(judged.logits(available, has, mask), labels[has])
         if (available, mask) != conditions[0]:
             del figures["loss"]  # of a guess at what is absent it says little; one curve is enough
-        rows += _rows(available, mask, figures, has.size, judged.matcher.metric if mask in of_tables else "")
+        rows += _rows(available, mask, figures, has.size, judged.criteria.matcher.metric if mask in of_tables else "")
     return rows
 
 
@@ -256,24 +258,6 @@ def _scores(logits: np.ndarray, labels: np.ndarray) -> dict[str, float]:
     figures = classification(logits.argmax(1), labels)
     loss = float(F.cross_entropy(torch.from_numpy(logits), torch.from_numpy(labels)))
     return {"accuracy": figures.pop("accuracy"), "loss": loss, **figures}
-
-
-def _retrieval(judged: _Judged) -> list[EvaluationRow]:
-    """Recalls of every pair of modalities, both ways, among the samples that have both."""
-    rows = []
-    for a, b in pairs(judged.names):
-        figures, samples = _pair(judged, a, b)
-        rows += _rows((a, b), "none", figures, samples)
-    return rows
-
-
-def _pair(judged: _Judged, a: str, b: str) -> tuple[dict[str, float], int]:
-    """The recalls of one pair, {} when no sample has both; and how many have."""
-    both = np.flatnonzero(judged.data.has(a) & judged.data.has(b))
-    if not both.size:
-        return {}, 0
-    items = [same_items(arrays.chosen(judged.data.modalities[m], both)) for m in (a, b)]
-    return retrieval(a, b, judged.alone[a][both], judged.alone[b][both], items), both.size
 
 
 def _rows(
@@ -316,7 +300,7 @@ def personal_evaluation(
 def local_evaluation(
     job: Job, model: StagedModel, holdout: Dataset, parts: Mapping[str, Tensors], prefix: str
 ) -> dict[str, float]:
-    """Metrics "<prefix>_<name>" on the samples ``holdout``; without samples none.
+    """Metrics "<prefix>_<name>" of a device's own model on the samples ``holdout`` it set apart; without samples none.
 
     "<prefix>_score" is what returns are made of: accuracy, or where nothing is labelled the mean recall at 1. Absent
     modalities are filled in as the recipe trains them; zeros where that takes prototypes and there are none yet, and in
@@ -324,36 +308,35 @@ def local_evaluation(
     """
     if not len(holdout):
         return {}
-    labelled = bool(job.model.classes) and holdout.labels is not None and bool((holdout.labels >= 0).any())
-    tasks = frozenset(
-        name for name, there in (("classification", labelled), ("retrieval", needs_pairs(job.slots))) if there
-    )
+    known = int((holdout.labels >= 0).sum()) if job.model.classes and holdout.labels is not None else 0
+    asked = {"classification": known > 0, "retrieval": needs_pairs(job.slots)}
+    tasks = frozenset(name for name, there in asked.items() if there)
     tables = from_tensors(parts[PROTOTYPES]) if PROTOTYPES in parts else {}
     own = [m for m in job.model.encoders if f"head/{m}" in job.stage.present]
-    matcher = matcher_of(job.slots, {})
     mask = at_inference(job.slots.missing, job.model, tables)
+    criteria = Criteria(tasks, mask=mask, matcher=matcher_of(job.slots, {}))
     kind = "+".join(("evaluation", *sorted(tasks))).encode() + kind_of_step(job, with_tables=bool(tables))
-    rows = {m: int(holdout.has(m).sum()) for m in own}
     complete = int(np.logical_and.reduce([holdout.has(m) for m in own]).sum())
-    known = int((holdout.labels >= 0).sum()) if labelled and holdout.labels is not None else 0
+    rows = sorted((m, int(holdout.has(m).sum())) for m in own)
     found = counted(
         kind,
-        (("", len(holdout)), ("&", complete), ("labelled", known), *sorted(rows.items())),
-        lambda: judge(model, holdout, job.stage.depth, tables, tasks, own, mask=mask, matcher=matcher),
+        (("", len(holdout)), ("&", complete), ("labelled", known), *rows),
+        lambda: judge(model, holdout, job.stage.depth, tables, own, criteria),
         linear="nothing" if tables else linear_in(job),  # matching costs by pairs of modalities
     )
     recalls = [value for name, value in found.items() if name.endswith("_recall_at_1")]
-    score = found.get("accuracy", float(np.mean(recalls)) if recalls else None)
     metrics = {f"{prefix}_{name}": value for name, value in found.items()}
-    return metrics | ({f"{prefix}_score": score} if score is not None else {})
-
-
-#: Probes where there are no classes to choose by.
-UNLABELLED = 16
+    if "accuracy" in found or recalls:
+        metrics[f"{prefix}_score"] = found.get("accuracy", float(np.mean(recalls)) if recalls else 0.0)
+    return metrics
 
 
 def probe_rows(data: Dataset, model: ModelSpec) -> np.ndarray:
-    """Indices of the probes. Raises DataError with fewer than two, for which no likeness is defined."""
+    """Indices of the probes, by which the weights cka compare the devices' models (FedMVP).
+
+    One complete labelled sample a class (of unlabelled data: the first ones) of the coordinator's own; they are probes
+    only, and no longer part of the test. Raises DataError with fewer than two, for which no likeness is defined.
+    """
     complete = np.logical_and.reduce([data.has(m) for m in model.encoders])
     if data.labels is None or not model.classes:
         rows = np.flatnonzero(complete)[:UNLABELLED]
@@ -371,10 +354,7 @@ def probe_rows(data: Dataset, model: ModelSpec) -> np.ndarray:
 
 def represent(model: ModelSpec, stage: Stage, parts: Mapping[str, Tensors], probes: Dataset) -> np.ndarray:
     """[m, d]: the joint representation of each probe; without a fusion the projections side by side."""
-    built = build(model, stage.present)
-    for name in stage.present:
-        load_part(built, name, parts[name])
-    built.eval()
+    built = loaded(model, stage.present, parts)
     with torch.no_grad():
         inputs = {m: torch.from_numpy(probes.modalities[m]) for m in model.encoders}
         whole = dict.fromkeys(inputs)

@@ -38,7 +38,7 @@ from edgefl.report.quality import evaluation
 from edgefl.storage.objects import ObjectStore
 from edgefl.training.batches import split
 from edgefl.training.embeddings import chosen_rows, heads_with_statistics, retake
-from edgefl.training.evaluate import TestSet, evaluate
+from edgefl.training.evaluate import Criteria, TestSet, evaluate
 from edgefl.training.flop_cache import FlopCounts
 from edgefl.training.local_round import LocalState, train_round
 
@@ -204,7 +204,7 @@ def test_a_device_judges_what_it_received_with_statistics_of_its_own_samples():
     parts = parts_of(made)
     found = train_round(made, own, shifted(parts), LocalState(holdout)).metrics
     fresh = heads_with_statistics(made.model, made.stage, parts, own)
-    expected = evaluate(made.model, made.stage, parts | fresh, TestSet(holdout), prototypes=False)
+    expected = evaluate(made.model, made.stage, parts | fresh, TestSet(holdout), Criteria())
     loss = next(row.value for row in expected if row.metric == "loss")
     assert found["received_loss"] == pytest.approx(loss, rel=1e-5)
     plain = job(holdout=0.25)

@@ -27,7 +27,7 @@ from edgefl.models.spec import JointSpec, ModelSpec
 from edgefl.models.staged import StagedModel
 from edgefl.prototypes.table import ClassMeans, from_tensors, to_tensors
 from edgefl.registry import method
-from edgefl.training.evaluate import TestSet, evaluate, judge
+from edgefl.training.evaluate import Criteria, TestSet, evaluate, judge
 
 NAMES = ("acc", "gyro", "press")
 SUBSETS = [some for n in (1, 2, 3) for some in combinations(NAMES, n)]
@@ -74,7 +74,7 @@ def test_every_subset_is_served_with_the_evaluation_s_accuracy(given: tuple[str,
     )
     bundle = load_bundle(directory / "acc+gyro+press")
     answer = bundle.predict({m: data.modalities[m] for m in given}, mask=mask)
-    rows = evaluate(spec, stage_of(spec, 1), parts, TestSet(data), prototypes=True)
+    rows = evaluate(spec, stage_of(spec, 1), parts, TestSet(data), Criteria(prototypes=True))
     shown = "none" if given == NAMES else mask
     (wanted,) = [r.value for r in rows if (r.available, r.missing, r.metric) == (given, shown, "accuracy")]
     assert (answer.classes == data.labels).mean() == pytest.approx(wanted)
@@ -119,7 +119,7 @@ def test_samples_that_lack_different_sensors_are_answered_in_one_call(
     assert sum(one["samples"] for one in body["by_given"].values()) == 40
     assert body["by_given"]["acc+gyro+press"]["mask"] == "none"
     model = some_state(spec)[0]
-    figures = judge(model, data, 1, from_tensors(parts["prototypes"]), None, NAMES, mask="prototype")
+    figures = judge(model, data, 1, from_tensors(parts["prototypes"]), NAMES, Criteria(mask="prototype"))
     assert body["accuracy"] == pytest.approx(figures["accuracy"])
     # the bundle of all alone does as well
     assert edgefl("predict", directory / "acc+gyro+press", tmp_path / "some.npz", "--format", "json") == 0
@@ -264,7 +264,9 @@ def test_a_stand_in_of_zeros_does_not_count_in_a_mean():
     parts["prototypes"] = to_tensors(tables)
     data = labelled(spec)
     only = Dataset({"acc": data.modalities["acc"]}, {"acc": np.ones(40, bool)}, data.labels, LABELS, data.ids)
-    by_prototype, by_zeros = (judge(model, only, 1, tables, None, NAMES, mask=mask) for mask in ("prototype", "zero"))
+    by_prototype, by_zeros = (
+        judge(model, only, 1, tables, NAMES, Criteria(mask=mask)) for mask in ("prototype", "zero")
+    )
     assert by_prototype == by_zeros
     answers = in_torch(model, _all_lack(data, "gyro", "press"), parts, "prototype")
     assert (answers.argmax(1) == data.labels).mean() == by_zeros["accuracy"]
@@ -298,5 +300,5 @@ def test_a_graph_answers_each_sample_as_the_evaluation_does(way: str, mask: str)
     labels = in_torch(model, data, parts, mask).argmax(1)
     tables = from_tensors(parts["prototypes"]) if mask == "prototype" else {}
     answered = Dataset(data.modalities, data.present, labels, data.label_names, data.ids)
-    agreed = judge(model, answered, 1, tables, None, NAMES, mask=mask)
+    agreed = judge(model, answered, 1, tables, NAMES, Criteria(mask=mask))
     assert agreed["accuracy"] == 1.0

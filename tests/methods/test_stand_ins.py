@@ -20,7 +20,7 @@ from edgefl.plan.job import Job
 from edgefl.plan.stages import restrict
 from edgefl.prototypes.table import ClassMeans, to_tensors
 from edgefl.training.batches import Batch
-from edgefl.training.evaluate import TestSet, evaluate, judge, local_evaluation
+from edgefl.training.evaluate import Criteria, TestSet, evaluate, judge, local_evaluation
 from edgefl.training.fill import AtHand, Made, fill
 from edgefl.training.forward import auxiliary_of
 from edgefl.training.step import run_forward
@@ -83,10 +83,10 @@ def test_a_sample_with_one_modality_is_answered_as_it_was_trained(fusion: str, m
     found = local_evaluation(made, loaded(made, parts), ALONE, parts, "received")
     assert found["received_loss"] == pytest.approx(wanted, abs=1e-5)
     tables = some_tables() if mask == "prototype" else {}
-    by_mask = judge(loaded(made, parts), ALONE, made.stage.depth, tables, None, ["a"], mask=mask)
+    by_mask = judge(loaded(made, parts), ALONE, made.stage.depth, tables, ["a"], Criteria(mask=mask))
     assert by_mask["loss"] == pytest.approx(wanted, abs=1e-5)
     if mask != "zero":
-        zeros = judge(loaded(made, parts), ALONE, made.stage.depth, tables, None, ["a"], mask="zero")
+        zeros = judge(loaded(made, parts), ALONE, made.stage.depth, tables, ["a"], Criteria(mask="zero"))
         assert abs(zeros["loss"] - wanted) > 1e-4
 
 
@@ -102,7 +102,7 @@ def test_prototypes_are_matched_in_training_as_the_recipe_does_at_inference(opti
     wanted = trained_loss(made, parts, ALONE)
     found = local_evaluation(made, loaded(made, parts), ALONE, parts, "received")
     assert found["received_loss"] == pytest.approx(wanted, abs=1e-5)
-    plain = judge(loaded(made, parts), ALONE, made.stage.depth, some_tables(), None, ["a"], mask="prototype")
+    plain = judge(loaded(made, parts), ALONE, made.stage.depth, some_tables(), ["a"], Criteria(mask="prototype"))
     same = options == {"match": "classifier"}  # its networks are trained in the last round: cosine till then
     assert (abs(plain["loss"] - wanted) < 1e-5) == same
 
@@ -118,9 +118,9 @@ def test_an_outside_stand_in_fills_in_training_and_evaluation_alike(monkeypatch:
     parts = parts_of(made)
     found = local_evaluation(made, loaded(made, parts), ALONE, parts, "received")
     assert found["received_loss"] == pytest.approx(trained_loss(made, parts, ALONE), abs=1e-5)
-    zeros = judge(loaded(made, parts), ALONE, made.stage.depth, {}, None, ["a"], mask="zero")
+    zeros = judge(loaded(made, parts), ALONE, made.stage.depth, {}, ["a"], Criteria(mask="zero"))
     assert abs(zeros["loss"] - found["received_loss"]) > 1e-4
-    rows = evaluate(made.model, made.stage, parts, TestSet(ALONE), prototypes=False)
+    rows = evaluate(made.model, made.stage, parts, TestSet(ALONE), Criteria())
     assert {row.missing for row in rows} == {"zero", "ones"}
 
 
@@ -153,7 +153,7 @@ def test_the_evaluation_shows_reconstruction_of_a_model_that_has_the_parts():
     spec = spec_with(reconstruction=True)
     made = made_of(spec, objective=RECONSTRUCTION)
     parts, data = parts_of(made), dataset(9)
-    rows = evaluate(spec, made.stage, parts, TestSet(data), prototypes=False)
+    rows = evaluate(spec, made.stage, parts, TestSet(data), Criteria())
     shown = [(row.available, row.missing) for row in rows if row.metric == "accuracy"]
     assert shown == [
         (("a", "b"), "none"),
@@ -167,14 +167,14 @@ def test_the_evaluation_shows_reconstruction_of_a_model_that_has_the_parts():
     (row,) = [row for row in rows if (row.available, row.missing, row.metric) == (("b",), "reconstruction", "accuracy")]
     assert row.value == pytest.approx(expected)
     both = {**parts, "prototypes": to_tensors(some_tables())}
-    masks = {row.missing for row in evaluate(spec, made.stage, both, TestSet(data), prototypes=True)}
+    masks = {row.missing for row in evaluate(spec, made.stage, both, TestSet(data), Criteria(prototypes=True))}
     assert masks == {"none", "zero", "prototype", "reconstruction"}
 
 
 def test_a_model_without_the_parts_can_not_reconstruct():
     made = made_of(model_spec())
     with pytest.raises(ModelError, match="reconstruct/b"):
-        judge(loaded(made, parts_of(made)), ALONE, made.stage.depth, {}, None, ["a"], mask="reconstruction")
+        judge(loaded(made, parts_of(made)), ALONE, made.stage.depth, {}, ["a"], Criteria(mask="reconstruction"))
 
 
 def test_a_device_that_lacks_a_modality_is_judged_with_what_its_recipe_makes_of_it():
@@ -201,15 +201,15 @@ def test_joint_fusion_alone_sees_no_encoded_zeros_and_none_of_what_is_absent():
         data.ids,
     )
     model = loaded(made, parts)
-    alone = judge(model, ALONE, made.stage.depth, {}, None, ["a", "b"])
-    assert judge(model, silent, made.stage.depth, {}, None, ["a", "b"])["loss"] != pytest.approx(alone["loss"])
-    rows = evaluate(spec, made.stage, parts, TestSet(data), prototypes=False)
+    alone = judge(model, ALONE, made.stage.depth, {}, ["a", "b"], Criteria())
+    assert judge(model, silent, made.stage.depth, {}, ["a", "b"], Criteria())["loss"] != pytest.approx(alone["loss"])
+    rows = evaluate(spec, made.stage, parts, TestSet(data), Criteria())
     figures = {(row.available, row.missing, row.metric): row.value for row in rows}
     assert figures[("a",), "zero", "accuracy"] == alone["accuracy"]  # b, which the test set has, is not looked at
     weights = dict(parts["fusion"])
     weights["inputs.1.stand_in.weight"] = weights["inputs.1.stand_in.weight"] + 1
     weights["inputs.1.tokens.weight"] = weights["inputs.1.tokens.weight"] + 1
-    same = judge(loaded(made, {**parts, "fusion": weights}), ALONE, made.stage.depth, {}, None, ["a"])
+    same = judge(loaded(made, {**parts, "fusion": weights}), ALONE, made.stage.depth, {}, ["a"], Criteria())
     assert same["loss"] == alone["loss"]
     weights["inputs.1.stand_in.bias"] = weights["inputs.1.stand_in.bias"] + np.arange(8, dtype=np.float32)
-    assert judge(loaded(made, {**parts, "fusion": weights}), ALONE, made.stage.depth, {}, None, ["a"]) != alone
+    assert judge(loaded(made, {**parts, "fusion": weights}), ALONE, made.stage.depth, {}, ["a"], Criteria()) != alone
