@@ -1,26 +1,31 @@
-"""Projections of a data set's samples, each modality by itself."""
+"""A data set through a model without a gradient: projections of each modality alone, and batch norm's statistics.
+
+Running statistics are taken at the weights a model has (precise batch norm, arXiv 2105.07576). A server step, a repair
+or a late update moves the weights off the mean of the models that the averaged statistics are of
+(``edgefl.plan.stages``). Then a model's statistics are its samples' own: mean and variance of what reaches each batch
+norm, in evaluation mode otherwise, so that no dropout widens them. Only the heads hold batch norm; their input is
+encoded in pieces, and a head sees all of it at once, so that the order and number of pieces do not matter.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from typing import TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from edgefl.data.dataset import Dataset
-from edgefl.models.parts import load_part, part_tensors
+from edgefl.models.parts import loaded, part_tensors
 from edgefl.models.spec import ModelSpec, shares_attention
-from edgefl.models.staged import StagedModel, build
+from edgefl.models.staged import StagedModel
 from edgefl.plan.job import Job, Stage
 from edgefl.plan.training_samples import LEAST, MOST
 from edgefl.training.batches import ShapeKey, input_of, make_batch
 from edgefl.training.flop_cache import counted, kind_of_step, linear_in
 
-R = TypeVar("R")
 #: Samples encoded at once: small enough for a server's worker beside everything else.
 BATCH = 128
 
@@ -73,24 +78,46 @@ def device_of(model: nn.Module) -> torch.device:
     return next(model.parameters()).device
 
 
+def own_modalities(job: Job, dataset: Dataset) -> list[str]:
+    """The modalities a device can train: of the stage, and in its data."""
+    return [m for m in job.model.encoders if f"head/{m}" in job.stage.present and dataset.has(m).any()]
+
+
+def projections_of(
+    job: Job,
+    model: StagedModel,
+    dataset: Dataset,
+    heads: Mapping[str, nn.Module] | None = None,
+    wanted: np.ndarray | None = None,
+) -> dict[str, np.ndarray]:
+    """``embeddings`` of each modality this device has; ``heads``: by modality, in place of the model's own."""
+    own, given = own_modalities(job, dataset), heads or {}
+    has = {m: dataset.has(m) if wanted is None else dataset.has(m) & wanted for m in own}
+    return counted(
+        b"alone" + kind_of_step(job, with_tables=False),
+        tuple((m, int(rows.sum())) for m, rows in has.items()),
+        lambda: {m: embeddings(model, m, dataset, job.stage.depth, given.get(m), wanted) for m in own},
+        linear="rows",
+    )
+
+
 Tensors = dict[str, np.ndarray]
-Heads = Mapping[str, nn.Module]
 
 
 def take_local_statistics(
-    job: Job, model: StagedModel, dataset: Dataset, usable: np.ndarray, heads: Heads | None = None
+    job: Job, model: StagedModel, dataset: Dataset, usable: np.ndarray, heads: Mapping[str, nn.Module] | None = None
 ) -> None:
     """Take the statistics on a device's samples ``usable`` if the job asks for it.
 
     ``heads``: others than the model's own. A modality with fewer than two samples, which is not trained here either,
     keeps the statistics it has. Everything ends in the mode (training or evaluation) it had.
     """
-    for m, module in _heads(model, heads).items() if job.slots.statistics else ():
+    for m, head in (_heads(model) if heads is None else heads).items() if job.slots.statistics else ():
         rows = chosen_rows(dataset, m, usable)
-        if len(rows) >= LEAST:
+        if batch_norms(head) and len(rows) >= LEAST:
             kind = b"statistics" + m.encode() + kind_of_step(job, with_tables=False)
             pieces = _pieces(rows, job.hyper.micro_batch or job.hyper.batch_size)
-            work = partial(_take, model, m, module, dataset, pieces, job.stage.depth)
+            work = partial(_take, model, m, head, dataset, pieces, job.stage.depth)
             counted(kind, _shape(model, m, dataset, rows), work, linear=linear_in(job))
 
 
@@ -100,10 +127,10 @@ def take_statistics(model: StagedModel, dataset: Dataset, depth: int) -> list[st
     A modality of which it has fewer than two samples keeps what it has. Everything ends in the mode it had.
     """
     taken = []
-    for m, module in _heads(model, None).items():
+    for m, head in _heads(model).items():
         rows = chosen_rows(dataset, m, np.arange(len(dataset)))
-        if len(rows) >= LEAST:
-            _take(model, m, module, dataset, _pieces(rows, BATCH), depth)
+        if batch_norms(head) and len(rows) >= LEAST:
+            _take(model, m, head, dataset, _pieces(rows, BATCH), depth)
             taken.append(f"head/{m}")
     return taken
 
@@ -112,9 +139,7 @@ def heads_with_statistics(
     spec: ModelSpec, stage: Stage, parts: Mapping[str, Tensors], dataset: Dataset
 ) -> dict[str, Tensors]:
     """The heads among ``parts`` with their statistics taken on the inputs of ``dataset``."""
-    model = build(spec, stage.present)
-    for part in stage.present:
-        load_part(model, part, parts[part])
+    model = loaded(spec, stage.present, parts)
     return {part: part_tensors(model, part) for part in take_statistics(model, dataset, stage.depth)}
 
 
@@ -129,17 +154,13 @@ def batch_norms(module: nn.Module) -> list[nn.BatchNorm1d]:
     return [layer for layer in module.modules() if isinstance(layer, nn.BatchNorm1d)]
 
 
-def _heads(model: StagedModel, given: Heads | None) -> dict[str, nn.Module]:
-    own = {m: f"head/{m}" for m in model.spec.encoders if f"head/{m}" in model.parts_present}
-    heads = {m: model.part(part) for m, part in own.items()} if given is None else dict(given)
-    return {m: head for m, head in heads.items() if batch_norms(head)}
+def _heads(model: StagedModel) -> dict[str, nn.Module]:
+    return {m: model.part(f"head/{m}") for m in model.spec.encoders if f"head/{m}" in model.parts_present}
 
 
 def _names(model: StagedModel, modality: str) -> list[str]:
     """Modalities encoded for one modality's head: with shared attention all that a sample has, as in training."""
-    if not shares_attention(model.spec):
-        return [modality]
-    return [m for m in model.spec.encoders if f"head/{m}" in model.parts_present]
+    return list(_heads(model)) if shares_attention(model.spec) else [modality]
 
 
 def _shape(model: StagedModel, modality: str, dataset: Dataset, rows: np.ndarray) -> ShapeKey:
@@ -177,20 +198,3 @@ def retake(head: nn.Module, h: Tensor) -> None:
     for layer, momentum in zip(layers, momenta, strict=True):
         layer.eval()
         layer.momentum = momentum
-
-
-def projections_of(job: Job, model: StagedModel, dataset: Dataset) -> dict[str, np.ndarray]:
-    """[N, d] of each modality this device has, encoded alone, zeros in rows that lack it."""
-    own = own_modalities(job, dataset)
-    whole = np.ones(len(dataset), dtype=bool)
-    return encoded_alone(job, dataset, whole, lambda: {m: embeddings(model, m, dataset, job.stage.depth) for m in own})
-
-
-def encoded_alone(job: Job, dataset: Dataset, rows: np.ndarray, work: Callable[[], R]) -> R:
-    """What ``work`` returns, which encodes each modality of the ``rows`` [N] (bool) by itself."""
-    shape = tuple((m, int((dataset.has(m) & rows).sum())) for m in own_modalities(job, dataset))
-    return counted(b"alone" + kind_of_step(job, with_tables=False), shape, work, linear="rows")
-
-
-def own_modalities(job: Job, dataset: Dataset) -> list[str]:
-    return [m for m in job.model.encoders if f"head/{m}" in job.stage.present and dataset.has(m).any()]

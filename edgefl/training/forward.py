@@ -22,7 +22,7 @@ from edgefl.prototypes.adaptive import LOCAL_CLUSTERS, Local, local_pairs
 from edgefl.prototypes.mask import DEFAULT_MATCHER, Matcher, Table, in_torch
 from edgefl.prototypes.table import from_tensors, of_several, to_tensors
 from edgefl.registry import chosen, method
-from edgefl.training.embeddings import device_of, embeddings, encoded_alone, own_modalities
+from edgefl.training.embeddings import device_of, own_modalities, projections_of
 from edgefl.training.fill import AtHand, Filled, fill, hide, matcher_of
 
 
@@ -80,12 +80,14 @@ class Forward:
 
     def private_projections(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """As ``spread``, by the private copies of the heads."""
-        return self._projected_by(self.auxiliary.private_heads)
+        heads = self.auxiliary.private_heads
+        return self._spread({m: heads[m](h) for m, h in self.encoded.items() if m in heads})
 
     def teacher_projections(self) -> dict[str, Tensor]:
         """As the first of ``spread``, by the heads as they were received; no gradient."""
+        heads = self.auxiliary.teachers
         with torch.no_grad():
-            return self._projected_by(self.auxiliary.teachers)[0]
+            return self._spread({m: heads[m](h) for m, h in self.encoded.items() if m in heads})[0]
 
     @cached_property
     def at_hand(self) -> dict[str, Tensor]:
@@ -124,19 +126,15 @@ class Forward:
         """Zero, but part of the graph, so that ``backward`` has a way to go."""
         return next(iter(self.projected.values())).sum() * 0.0
 
-    def _projected_by(self, heads: Mapping[str, nn.Module]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        return self._spread({m: heads[m](h) for m, h in self.encoded.items() if m in heads})
-
     def _spread(self, values: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         full, has = {}, {}
         for m, own in values.items():
             rows = self.rows[m]
-            if rows is None:
-                full[m] = own
-                has[m] = torch.ones(self.size, dtype=torch.bool, device=own.device)
-            else:
+            has[m] = torch.full((self.size,), rows is None, dtype=torch.bool, device=own.device)
+            full[m] = own
+            if rows is not None:
+                has[m] = has[m].index_fill(0, rows, True)
                 full[m] = own.new_zeros(self.size, own.shape[1]).index_copy(0, rows, own)
-                has[m] = torch.zeros(self.size, dtype=torch.bool, device=own.device).index_fill(0, rows, True)
         return full, has
 
 
@@ -146,7 +144,12 @@ PRIVATE_HEAD = "twin/"
 
 
 def auxiliary_of(job: Job, model: StagedModel, parts: Mapping[str, Tensors], kept: Mapping[str, Tensors]) -> Auxiliary:
-    """Auxiliary state of the recipe's terms. ``parts``: as received; ``kept``: parts of this device's last round."""
+    """Auxiliary state of the recipe's terms. ``parts``: as received; ``kept``: parts of this device's last round.
+
+    A private copy (AproMFL's clustering model) is that of a device without labels: it begins as the mapping the device
+    was first sent, is trained along and stays on the device. A teacher is the mapping as it was received in this round;
+    the device's own goes on from its own copy.
+    """
     terms = [term.method for term in chosen("objective", job.slots.objective)]
     heads = [m for m in job.model.encoders if f"head/{m}" in job.stage.trained]
     private_heads: dict[str, nn.Module] = {}
@@ -178,29 +181,21 @@ def local_prototypes(
     job: Job, model: StagedModel, auxiliary: Auxiliary, dataset: Dataset, rng: np.random.Generator
 ) -> Local:
     """Adaptive prototypes of this device and the class or cluster of each sample, by the private heads if there are
-    any. ``model`` and the heads end in the modes they had.
+    any. They are made of the labelled samples, without labels of the complete ones.
+
+    ``model`` and the heads end in the modes they had.
     """
     options = chosen("prototypes", job.slots.prototypes)[0].options
-    heads = {m: auxiliary.private_heads.get(m) for m in own_modalities(job, dataset)}  # None: the model's own
-    teaching = _teaching(job, dataset)
-    projections = encoded_alone(
-        job,
-        dataset,
-        teaching,
-        lambda: {m: embeddings(model, m, dataset, job.stage.depth, head, teaching) for m, head in heads.items()},
-    )
+    labels = dataset.labels if job.model.classes else None
+    if labels is not None and (labels >= 0).any():
+        teaching = labels >= 0
+    else:
+        teaching = np.logical_and.reduce([dataset.has(m) for m in own_modalities(job, dataset)])
+    projections = projections_of(job, model, dataset, auxiliary.private_heads, teaching)
     has = {m: dataset.has(m) for m in projections}
     least = float(options.get("min_count", 1))  # a cluster of fewer samples does not leave the device
     clusters = max(1, min(int(options.get("local_clusters", LOCAL_CLUSTERS)), int(teaching.sum() // least)))
-    labels = dataset.labels if job.model.classes else None
     return local_pairs(projections, has, labels, job.model.classes, rng, clusters=clusters)
-
-
-def _teaching(job: Job, dataset: Dataset) -> np.ndarray:
-    """[N] bool: the samples adaptive prototypes are made of: the labelled ones, without labels the complete ones."""
-    if job.model.classes and dataset.labels is not None and (dataset.labels >= 0).any():
-        return np.asarray(dataset.labels >= 0)
-    return np.asarray(np.logical_and.reduce([dataset.has(m) for m in own_modalities(job, dataset)]))
 
 
 def pseudo_labels_of(

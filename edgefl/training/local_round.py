@@ -29,7 +29,7 @@ from edgefl.plan.stages import kept as kept_parts
 from edgefl.plan.training_samples import built_parts
 from edgefl.registry import Observer, chosen, signature
 from edgefl.training.batches import Batch, mixed_rows, too_few, training_batches, unmixed_rows, usable_rows
-from edgefl.training.embeddings import device_of, take_local_statistics
+from edgefl.training.embeddings import device_of, own_modalities, take_local_statistics
 from edgefl.training.evaluate import local_evaluation, personal_evaluation
 from edgefl.training.flop_cache import FlopCounts, counted, kind_of_step, linear_in, metered
 from edgefl.training.forward import Auxiliary, auxiliary_of, local_tables, private_head_tensors, pseudo_labels_of
@@ -77,32 +77,6 @@ class RoundResult:
     poverty: int = -1
     poverty_change: float = 0.0
     cache_fill_flops: float = 0.0
-
-
-@dataclass(frozen=True)
-class _Training:
-    """The model in training and what it is trained with.
-
-    ``usable``: indices of the samples it is trained on; ``observer``: of the recipe's repair.
-    """
-
-    job: Job
-    model: StagedModel
-    dataset: Dataset
-    usable: np.ndarray
-    auxiliary: Auxiliary
-    rng: np.random.Generator
-    observer: Observer | None
-
-
-@dataclass
-class _Steps:
-    """Sums over the steps so far."""
-
-    loss: list[float] = field(default_factory=list)
-    correct: int = 0
-    labelled: int = 0
-    compute_s: float = 0.0
 
 
 def train_round(
@@ -157,17 +131,26 @@ def _training_round(
     repair = chosen("repair", job.slots.repair)[0]
     observer: Observer | None = repair.method.observe and repair.bind(repair.method.observe)(job, model)
     training = _Training(job, model, dataset, usable, auxiliary, rng, observer)
-    steps = _train(training, on_progress)
+    training.run(on_progress)
     trained = local_evaluation(job, model, holdout, parts, "trained")
-    sending, samples = _update(training)
+    # Samples each part was trained on: those that have the part's modality; all, for shared parts.
+    modalities = {part: modality_of(part) for part in job.stage.trained}
+    counts = {part: int(dataset.has(m)[usable].sum()) if m else len(usable) for part, m in modalities.items()}
+    samples = {part: count for part, count in counts.items() if count > 0}
+    # Views: from here on nothing changes the model, and a copy of it would be the largest moment of the round.
+    sending = {p: part_tensors(model, p, copy=False) for p in sent(job.stage, job.slots.exchange) if p in samples}
+    tables = local_tables(job, model, auxiliary, dataset, rng)
+    if tables is not None:
+        sending[PROTOTYPES], samples[PROTOTYPES] = tables, len(usable)
+    if job.signature:
+        sending[SIGNATURE] = signature(job.signature).sign(dataset, job.model.classes, job.hyper.seed)
     staying = job.stage.trained if repair.method.personal else kept_parts(job)
     return RoundResult(
         parts=sending,
-        # Views, as in the update: from here on nothing changes the model.
         kept={part: part_tensors(model, part, copy=False) for part in staying} | private_head_tensors(auxiliary),
         samples=samples,
-        metrics=_metrics(steps) | received | personal | trained,
-        compute_s=steps.compute_s,
+        metrics=training.metrics() | received | personal | trained,
+        compute_s=training.compute_s,
         complete=observer.complete if observer is not None else all(dataset.has(m).all() for m in job.model.encoders),
         poverty=observer.layer(sending) if observer is not None else -1,
         poverty_change=observer.change if observer is not None else 0.0,
@@ -194,83 +177,72 @@ def _load(job: Job, parts: Mapping[str, Tensors], local: LocalState) -> StagedMo
     return model
 
 
-def _train(training: _Training, on_progress: OnProgress) -> _Steps:
-    job, model, dataset, observer = training.job, training.model, training.dataset, training.observer
-    hyper, rng = job.hyper, training.rng
-    pseudo_labels = pseudo_labels_of(job, model, training.auxiliary, dataset, rng)
-    optimizer = make_optimizer(model, job.stage.trained, hyper, training.auxiliary.extra)
-    modalities = [m for m in job.model.encoders if f"head/{m}" in job.stage.present and dataset.has(m).any()]
-    planned = len(training.usable) // hyper.batch_size * hyper.epochs
-    steps = _Steps()
-    for epoch in range(1, hyper.epochs + 1):
-        rows: Iterable[np.ndarray] = mixed_rows(training.usable, hyper.batch_size, rng)
-        if observer is not None:
-            rows = unmixed_rows(dataset, training.usable, modalities, hyper.batch_size, rng)
-        for batch in training_batches(dataset, rows, modalities, device_of(model), pseudo_labels):
-            _step(training, optimizer, batch, steps)
-            on_progress(epoch, len(steps.loss), planned, steps.loss[-1])
-        if observer is not None:
-            observer.epoch()
-    if not steps.loss:
-        raise DataError(
-            f"no batch of {hyper.batch_size} holds two samples of one modality",
-            remedy="Give the device more data, or raise training.batch_size.",
-        )
-    model.zero_grad(set_to_none=True)
-    return steps
+@dataclass
+class _Training:
+    """The model in training, what it is trained with, and sums over the steps so far.
 
+    ``usable``: indices of the samples it is trained on; ``observer``: of the recipe's repair.
+    """
 
-def _step(training: _Training, optimizer: Optimizer, batch: Batch, steps: _Steps) -> None:
-    """One optimisation step, added to ``steps``. Raises RunError for a loss that is not finite."""
-    started = time.perf_counter()
-    job = training.job
-    kind = kind_of_step(job, with_tables=bool(training.auxiliary.tables))
-    complete = batch.complete == batch.size and len(batch.inputs) == len(job.model.encoders)
-    observed = training.observer.step(optimizer, complete) if training.observer is not None else nullcontext()
-    with observed:
-        work = partial(train_step, training.model, job, batch, optimizer, training.auxiliary)
-        loss, forward = counted(kind, batch.shape_key, work, linear=linear_in(job))
-        if not np.isfinite(loss):
-            raise RunError(
-                f"the loss became {loss} at step {len(steps.loss) + 1}",
-                remedy="Lower training.lr, or set training.clip_norm: 1.0.",
+    job: Job
+    model: StagedModel
+    dataset: Dataset
+    usable: np.ndarray
+    auxiliary: Auxiliary
+    rng: np.random.Generator
+    observer: Observer | None
+    loss: list[float] = field(default_factory=list)
+    correct: int = 0
+    labelled: int = 0
+    compute_s: float = 0.0
+
+    def run(self, on_progress: OnProgress) -> None:
+        """Every epoch's steps. Raises DataError when the samples fill no batch that can be trained on."""
+        job, model, dataset, observer = self.job, self.model, self.dataset, self.observer
+        hyper = job.hyper
+        pseudo_labels = pseudo_labels_of(job, model, self.auxiliary, dataset, self.rng)
+        optimizer = make_optimizer(model, job.stage.trained, hyper, self.auxiliary.extra)
+        modalities = own_modalities(job, dataset)
+        planned = len(self.usable) // hyper.batch_size * hyper.epochs
+        for epoch in range(1, hyper.epochs + 1):
+            rows: Iterable[np.ndarray] = mixed_rows(self.usable, hyper.batch_size, self.rng)
+            if observer is not None:
+                rows = unmixed_rows(dataset, self.usable, modalities, hyper.batch_size, self.rng)
+            for batch in training_batches(dataset, rows, modalities, device_of(model), pseudo_labels):
+                self._step(optimizer, batch)
+                on_progress(epoch, len(self.loss), planned, self.loss[-1])
+            if observer is not None:
+                observer.epoch()
+        if not self.loss:
+            raise DataError(
+                f"no batch of {hyper.batch_size} holds two samples of one modality",
+                remedy="Give the device more data, or raise training.batch_size.",
             )
-        steps.loss.append(loss)
-    if forward.classified is not None and batch.labels is not None:
-        known = batch.labels >= 0
-        steps.correct += int((forward.classified.detach().argmax(1) == batch.labels)[known].sum())
-        steps.labelled += int(known.sum())
-    steps.compute_s += time.perf_counter() - started
+        model.zero_grad(set_to_none=True)
 
+    def _step(self, optimizer: Optimizer, batch: Batch) -> None:
+        """One optimisation step. Raises RunError for a loss that is not finite."""
+        started = time.perf_counter()
+        job = self.job
+        kind = kind_of_step(job, with_tables=bool(self.auxiliary.tables))
+        complete = batch.complete == batch.size and len(batch.inputs) == len(job.model.encoders)
+        with self.observer.step(optimizer, complete) if self.observer is not None else nullcontext():
+            work = partial(train_step, self.model, job, batch, optimizer, self.auxiliary)
+            loss, forward = counted(kind, batch.shape_key, work, linear=linear_in(job))
+            if not np.isfinite(loss):
+                raise RunError(
+                    f"the loss became {loss} at step {len(self.loss) + 1}",
+                    remedy="Lower training.lr, or set training.clip_norm: 1.0.",
+                )
+            self.loss.append(loss)
+        if forward.classified is not None and batch.labels is not None:
+            known = batch.labels >= 0
+            self.correct += int((forward.classified.detach().argmax(1) == batch.labels)[known].sum())
+            self.labelled += int(known.sum())
+        self.compute_s += time.perf_counter() - started
 
-def _update(training: _Training) -> tuple[dict[str, Tensors], dict[str, int]]:
-    """(what is sent, samples of each trained part): trained parts, prototypes, the signature."""
-    job, model, dataset, usable = training.job, training.model, training.dataset, training.usable
-    samples = _samples(job, dataset, usable)
-    trained = [part for part in sent(job.stage, job.slots.exchange) if part in samples]
-    # Views: from here on nothing changes the model, and a copy of it would be the largest moment of the round.
-    sending = {part: part_tensors(model, part, copy=False) for part in trained}
-    tables = local_tables(job, model, training.auxiliary, dataset, training.rng)
-    if tables is not None:
-        sending[PROTOTYPES], samples[PROTOTYPES] = tables, len(usable)
-    if job.signature:
-        sending[SIGNATURE] = signature(job.signature).sign(dataset, job.model.classes, job.hyper.seed)
-    return sending, samples
-
-
-def _samples(job: Job, dataset: Dataset, usable: np.ndarray) -> dict[str, int]:
-    """Samples each part was trained on: those that have the part's modality; all, for shared parts."""
-    result = {}
-    for name in job.stage.trained:
-        modality = modality_of(name)
-        result[name] = len(usable) if modality is None else int(dataset.has(modality)[usable].sum())
-    return {name: count for name, count in result.items() if count > 0}
-
-
-def _metrics(steps: _Steps) -> dict[str, float]:
-    count = len(steps.loss)
-    last = steps.loss[-max(1, count // 4) :]
-    metrics = {"loss": float(np.mean(steps.loss)), "loss_last": float(np.mean(last)), "steps": float(count)}
-    if steps.labelled:
-        metrics["train_accuracy"] = steps.correct / steps.labelled
-    return metrics
+    def metrics(self) -> dict[str, float]:
+        """Mean loss of all steps and of the last quarter, and the accuracy while training."""
+        last = self.loss[-max(1, len(self.loss) // 4) :]
+        found = {"loss": float(np.mean(self.loss)), "loss_last": float(np.mean(last)), "steps": float(len(self.loss))}
+        return found | ({"train_accuracy": self.correct / self.labelled} if self.labelled else {})

@@ -1,4 +1,8 @@
-"""Evaluation by the recipe: tasks of the global model, its matcher and the small networks of that."""
+"""The small networks that match a modality to classes, or to another modality: their training, and what they answer.
+
+PmcmFL (arXiv 2312.13508, section 3.3 and appendix D): each client trains them in the final, closing round, on the
+finished model. The model does not change; it only makes the projections that they learn from.
+"""
 
 from __future__ import annotations
 

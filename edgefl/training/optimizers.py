@@ -202,18 +202,20 @@ def _each(optimizer: Optimizer) -> None:
                 optimizer.update(parameter, group)
 
 
-Update = Callable[[torch.nn.Parameter], None]
-
-
 def may_update_in_backward(job: Job) -> bool:
     """Whether nothing needs all gradients at once: no limit on their norm, no observer of the steps."""
     return job.hyper.clip_norm == 0 and chosen("repair", job.slots.repair)[0].method.observe is None
 
 
 class OptimizerInBackward:
-    """``update(parameter)`` is called inside ``backward`` for each large parameter whose gradient is ``whole``."""
+    """Large parameters are updated inside the backward pass, as soon as their gradient is whole; then it is given back.
 
-    def __init__(self, parameters: list[torch.nn.Parameter], update: Update) -> None:
+    The same arithmetic in another order: a parameter's gradient is whole when every operation that read it is done with
+    it. So gradients of heads, of the encoders and of one layer and the next are never there together. (LOMO, arXiv
+    2306.09782, with any optimiser.) Not with a limit on the norm of all gradients, which has to see them all.
+    """
+
+    def __init__(self, parameters: list[torch.nn.Parameter], update: Callable[[torch.nn.Parameter], None]) -> None:
         self._update = update
         self._large = [p for p in parameters if p.nbytes > TOGETHER_BYTES]
         self._waiting: set[torch.nn.Parameter] = set()
