@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import msgspec
 
@@ -23,7 +22,7 @@ CHOICES = {
 }
 
 
-def encoder_of_size(kind: str, size: str, input_shape: tuple[int, ...] = (), **changes: Any) -> EncoderSpec:
+def encoder_of_size(kind: str, size: str, input_shape: tuple[int, ...] = (), **changes: object) -> EncoderSpec:
     """The encoder of a named size, with ``input_shape`` (empty: the size's own) and any field changed.
 
     Raises ModelError for an unknown kind or size or field, naming the choices.
@@ -31,13 +30,12 @@ def encoder_of_size(kind: str, size: str, input_shape: tuple[int, ...] = (), **c
     sizes = encoder_kind(kind).sizes
     if size not in sizes:
         raise ModelError(f"unknown encoder size '{size}'", remedy=f"Choose one of: {', '.join(sizes)}.")
-    fields: dict[str, Any] = {"kind": kind, **sizes[size], **changes}
+    fields = {"kind": kind, **sizes[size], **changes}
     if input_shape:
         fields["input_shape"] = tuple(input_shape)
-    unknown = sorted(set(fields) - set(EncoderSpec.__struct_fields__))
-    if unknown:
-        choices_ = ", ".join(EncoderSpec.__struct_fields__)
-        raise ModelError(f"an encoder has no field {', '.join(unknown)}", remedy=f"Choose among: {choices_}.")
+    if unknown := sorted(set(fields) - set(EncoderSpec.__struct_fields__)):
+        known = ", ".join(EncoderSpec.__struct_fields__)
+        raise ModelError(f"an encoder has no field {', '.join(unknown)}", remedy=f"Choose among: {known}.")
     return msgspec.convert(fields, EncoderSpec)
 
 
@@ -58,34 +56,32 @@ def spec_problems(spec: ModelSpec) -> list[Problem]:
 
 
 def _problems(spec: ModelSpec) -> list[Problem]:
-    found: list[Problem] = []
-    if not spec.encoders:
-        found.append(Problem("encoders", "no modality; name at least one encoder"))
-    if spec.stages < 1:
-        found.append(Problem("stages", f"is {spec.stages}; use 1 or more"))
-    for path, value in (("head.width", spec.head.width), ("head.out", spec.head.out)):
-        if value < 1:
-            found.append(Problem(path, f"is {value}; use 1 or more"))
-    if not 0 <= spec.head.dropout < 1:
-        found.append(Problem("head.dropout", f"is {spec.head.dropout}; use 0 or more, below 1"))
-    if spec.classes < 0:
-        found.append(Problem("classes", f"is {spec.classes}; use 0 (no labels) or the number of classes"))
-    if spec.classes and method("fusion", spec.fusion).wide and spec.fusion_width < 1:
-        found.append(Problem("fusion_width", f"is {spec.fusion_width}; use 1 or more"))
-    if spec.label_names and len(spec.label_names) != spec.classes:
-        found.append(Problem("label_names", f"{len(spec.label_names)} names for {spec.classes} classes"))
+    head = spec.head
+    wide = bool(spec.classes) and method("fusion", spec.fusion).wide
+    faults = [
+        (not spec.encoders, "encoders", "no modality; name at least one encoder"),
+        (spec.stages < 1, "stages", f"is {spec.stages}; use 1 or more"),
+        (head.width < 1, "head.width", f"is {head.width}; use 1 or more"),
+        (head.out < 1, "head.out", f"is {head.out}; use 1 or more"),
+        (not 0 <= head.dropout < 1, "head.dropout", f"is {head.dropout}; use 0 or more, below 1"),
+        (spec.classes < 0, "classes", f"is {spec.classes}; use 0 (no labels) or the number of classes"),
+        (wide and spec.fusion_width < 1, "fusion_width", f"is {spec.fusion_width}; use 1 or more"),
+        (
+            bool(spec.label_names) and len(spec.label_names) != spec.classes,
+            "label_names",
+            f"{len(spec.label_names)} names for {spec.classes} classes",
+        ),
+    ]
+    found = [Problem(path, message) for wrong, path, message in faults if wrong]
     for modality, encoder in spec.encoders.items():
         path = f"encoders.{modality}"
         if not is_modality(modality):
             found.append(Problem(path, f"can not be a modality's name; use {MODALITY_RULE}"))
-        if spec.head.kind == "none" and encoder.width != spec.head.out:
-            message = (
-                f"is {encoder.width}; without a head every encoder is as wide as the fusion takes, {spec.head.out}"
-            )
+        if head.kind == "none" and encoder.width != head.out:
+            message = f"is {encoder.width}; without a head every encoder is as wide as the fusion takes, {head.out}"
             found.append(Problem(f"{path}.width", message))
         found += [Problem(f"{path}.{field}", message) for field, message in _encoder_faults(encoder, spec.stages)]
-    found += [Problem(path, message) for path, message in (*_choice_faults(spec), *_multiway_faults(spec))]
-    return found
+    return found + [Problem(path, message) for path, message in (*_choice_faults(spec), *_multiway_faults(spec))]
 
 
 def check_spec(spec: ModelSpec) -> None:
@@ -97,10 +93,9 @@ def check_spec(spec: ModelSpec) -> None:
 
 
 def _choice_faults(spec: ModelSpec) -> Iterator[tuple[str, str]]:
-    if spec.matching not in CHOICES["matching"]:
-        yield "matching", f"'{spec.matching}' is unknown; choose {', '.join(CHOICES['matching'])}"
-    if spec.head.norm not in CHOICES["head.norm"]:
-        yield "head.norm", f"'{spec.head.norm}' is unknown; choose {', '.join(CHOICES['head.norm'])}"
+    for path, value in (("matching", spec.matching), ("head.norm", spec.head.norm)):
+        if value not in CHOICES[path]:
+            yield path, f"'{value}' is unknown; choose {', '.join(CHOICES[path])}"
     joint = spec.joint
     if fuses_tokens(spec) and (joint.heads < 1 or joint.width < 1 or joint.width % joint.heads):
         yield "joint.width", f"{joint.width} is no multiple of the {joint.heads} attention heads; change one of them"
@@ -148,12 +143,11 @@ def _encoder_faults(encoder: EncoderSpec, stages: int) -> Iterator[tuple[str, st
         yield "depth", f"{encoder.depth} blocks do not split evenly into {stages} stages; {advice}"
     if int(encoder.width * encoder.mlp_ratio) < 1:
         yield "mlp_ratio", f"{encoder.mlp_ratio} leaves no hidden unit at width {encoder.width}; use 4"
-    if encoder.pool not in CHOICES["pool"]:
-        yield "pool", f"'{encoder.pool}' is unknown; choose {', '.join(CHOICES['pool'])}"
     if not 0 <= encoder.dropout < 1:
         yield "dropout", f"is {encoder.dropout}; use 0 or more, below 1"
-    if encoder.arch not in CHOICES["arch"]:
-        yield "arch", f"'{encoder.arch}' is unknown; choose {', '.join(CHOICES['arch'])}"
+    for field, value in (("pool", encoder.pool), ("arch", encoder.arch)):
+        if value not in CHOICES[field]:
+            yield field, f"'{value}' is unknown; choose {', '.join(CHOICES[field])}"
     if len(encoder.input_shape) != len(kind.axes) or any(size < 1 for size in encoder.input_shape):
         yield (
             "input_shape",

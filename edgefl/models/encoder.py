@@ -97,12 +97,20 @@ def first_token(tokens: Tensor) -> Tensor:
     return tokens[:, 0]
 
 
-def mean_token(state: TokenState) -> Tensor:
-    """The mean of the real tokens: [B, N, D] -> [B, D]."""
-    if state.mask is None:
-        return state.tokens.mean(dim=1)
-    real = state.mask[:, :, None].to(state.tokens.dtype)  # the first token of a text always is
-    return (state.tokens * real).sum(dim=1) / real.sum(dim=1)
+def mean_token(tokens: Tensor, mask: Tensor | None) -> Tensor:
+    """The mean of the real tokens: [B, N, D], mask [B, N] (None: all are real) -> [B, D]."""
+    if mask is None:
+        return tokens.mean(dim=1)
+    real = mask.to(tokens.dtype).unsqueeze(2)  # the first token of a text always is
+    return (tokens * real).sum(dim=1) / real.sum(dim=1)
+
+
+def joined_mask(states: Sequence[tuple[Tensor, Tensor | None]]) -> Tensor | None:
+    """Which of several modalities' concatenated tokens [B, N_m, D] are real by their masks [B, N_m]; None: all."""
+    if all(mask is None for _, mask in states):
+        return None
+    masks = [torch.ones_like(x[:, :, 0], dtype=torch.bool) if mask is None else mask for x, mask in states]
+    return torch.cat(masks, dim=1)
 
 
 @torch.no_grad()

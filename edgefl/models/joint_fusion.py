@@ -21,7 +21,7 @@ import torch.nn.functional as F  # noqa: N812 - torch's own name for it
 from torch import Tensor, nn
 
 from edgefl.models.check import token_count
-from edgefl.models.encoder import TokenState
+from edgefl.models.encoder import TokenState, attend, joined_mask, mean_token
 from edgefl.models.spec import ModelSpec, shared_width
 from edgefl.models.vectors import unit
 
@@ -59,12 +59,7 @@ class Attention(nn.Module):
         self.q, self.k, self.v, self.out = (nn.Linear(width, width) for _ in range(4))
 
     def forward(self, queries: Tensor, keys: Tensor, mask: Tensor | None) -> Tensor:
-        q, k, v = (
-            linear(x).unflatten(2, (self.heads, -1)).transpose(1, 2)
-            for linear, x in ((self.q, queries), (self.k, keys), (self.v, keys))
-        )
-        attended = F.scaled_dot_product_attention(q, k, v, attn_mask=None if mask is None else mask[:, None, None, :])
-        out: Tensor = self.out(attended.transpose(1, 2).flatten(2))
+        out: Tensor = self.out(attend(self.q(queries), self.k(keys), self.v(keys), self.heads, mask))
         return out
 
 
@@ -148,8 +143,8 @@ class JointFusion(nn.Module):
         for layer in self.layers:
             tokens = layer(tokens, mask)
         if self.shared:
-            return self.embed(self.widen(_mean(tokens, mask)))
-        return _mean(F.normalize(self.project(tokens), dim=2), mask)
+            return self.embed(self.widen(mean_token(tokens, mask)))
+        return mean_token(F.normalize(self.project(tokens), dim=2), mask)
 
     def embed(self, h: Tensor) -> Tensor:
         """The shared projection: h [B, shared width] -> unit vectors [B, head.out]."""
@@ -162,18 +157,10 @@ class JointFusion(nn.Module):
         after = []
         for i, (attention, sequence) in enumerate(zip(self.cross, sequences, strict=True)):
             others = [j for j in range(len(sequences)) if j != i]
-            mask = _joined_mask([sequences[j] for j in others])
+            mask = joined_mask([(sequences[j].tokens, sequences[j].mask) for j in others])
             change = attention(normed[i], torch.cat([normed[j] for j in others], dim=1), mask)
             after.append(sequence._replace(tokens=sequence.tokens + change))
         return after
-
-
-def _mean(tokens: Tensor, mask: Tensor | None) -> Tensor:
-    """Mean of the real tokens [B, L, W] -> [B, W]."""
-    if mask is None:
-        return tokens.mean(dim=1)
-    weights = mask.to(tokens.dtype).unsqueeze(2)
-    return (tokens * weights).sum(dim=1) / weights.sum(dim=1)
 
 
 def evened_out(sequence: Sequence, length: int) -> tuple[Tensor, Tensor | None]:
@@ -183,7 +170,11 @@ def evened_out(sequence: Sequence, length: int) -> tuple[Tensor, Tensor | None]:
     token is repeated. A bin without a real token is zero and not real.
     """
     tokens, mask, has = sequence
-    bins = _bins(tokens.shape[1], length, tokens)
+    # As a matrix, because exported graphs have no adaptive pooling to lengths that do not divide each other.
+    size = tokens.shape[1]
+    i = torch.arange(length, device=tokens.device).unsqueeze(1)
+    at = torch.arange(size, device=tokens.device)
+    bins = ((at >= i * size // length) & (at < -(-(i + 1) * size // length))).to(tokens.dtype)  # [length, T]
     if mask is None:
         return bins @ tokens / bins.sum(dim=1, keepdim=True), None
     real = mask.to(tokens.dtype).unsqueeze(2)
@@ -196,15 +187,6 @@ def evened_out(sequence: Sequence, length: int) -> tuple[Tensor, Tensor | None]:
     return torch.where(row.unsqueeze(2), pooled, tokens[:, :1]), found | ~row
 
 
-def _bins(tokens: int, length: int, like: Tensor) -> Tensor:
-    """[length, T]: 1 where a token belongs to a bin."""
-    # As a matrix, because exported graphs have no adaptive pooling to lengths that do not divide each other.
-    i = torch.arange(length, device=like.device).unsqueeze(1)
-    t = torch.arange(tokens, device=like.device)
-    inside = (t >= i * tokens // length) & (t < -(-(i + 1) * tokens // length))
-    return inside.to(like.dtype)
-
-
 def _spread(own: Tensor, mask: Tensor | None, given: Given) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """Tokens and mask of a modality's own rows as those of all B rows, and which rows have it (None: all)."""
     if given.rows is None:
@@ -215,11 +197,3 @@ def _spread(own: Tensor, mask: Tensor | None, given: Given) -> tuple[Tensor, Ten
     if mask is not None:
         mask = mask.new_zeros(size, mask.shape[1]).index_copy(0, given.rows, mask)
     return tokens, mask, known if given.has is None else known & given.has
-
-
-def _joined_mask(sequences: list[Sequence]) -> Tensor | None:
-    if all(s.mask is None for s in sequences):
-        return None
-    return torch.cat(
-        [torch.ones_like(s.tokens[:, :, 0], dtype=torch.bool) if s.mask is None else s.mask for s in sequences], dim=1
-    )

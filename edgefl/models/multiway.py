@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from edgefl.models.encoder import TokenState, attend, checkpoint
+from edgefl.models.encoder import TokenState, attend, checkpoint, joined_mask
 from edgefl.models.spec import EncoderSpec
 
 
@@ -75,7 +75,7 @@ def run_stage(
     """Rows that all have the modalities of ``states``, in the same order, through one stage."""
     lengths = [state.tokens.shape[1] for state in states.values()]
     tokens = torch.cat([state.tokens for state in states.values()], dim=1)
-    keys = real_tokens(states)
+    keys = joined_mask([(state.tokens, state.mask) for state in states.values()])
     checkpointed = shared.activation_checkpointing or any(stage.activation_checkpointing for stage in own.values())
 
     def layer(i: int, tokens: Tensor) -> Tensor:
@@ -88,17 +88,6 @@ def run_stage(
         tokens = checkpoint(run, tokens, read) if checkpointed else run(tokens)
     after = torch.split(tokens, lengths, dim=1)
     return {m: TokenState(piece, state.mask) for (m, state), piece in zip(states.items(), after, strict=True)}
-
-
-def real_tokens(states: Mapping[str, TokenState]) -> Tensor | None:
-    """Which of the concatenated tokens are real [B, sum of N]; None: all of them."""
-    if all(state.mask is None for state in states.values()):
-        return None
-    masks = [
-        torch.ones_like(state.tokens[:, :, 0], dtype=torch.bool) if state.mask is None else state.mask
-        for state in states.values()
-    ]
-    return torch.cat(masks, dim=1)
 
 
 Rows = Mapping[str, "Tensor | None"]

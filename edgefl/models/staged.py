@@ -97,7 +97,7 @@ class StagedModel(nn.Module):
     def pool_tokens(self, modality: str, state: TokenState) -> Tensor:
         """Tokens after the final norm, as ``encode_tokens`` gives them, [B, N, D] -> h [B, D]."""
         if self.spec.encoders[modality].pool == "mean":
-            return mean_token(state)
+            return mean_token(state.tokens, state.mask)
         return self._kinds[modality].pool(state.tokens)
 
     def encode(self, modality: str, x: Input, depth: int | None = None) -> Tensor:
