@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from edgefl.export.bundle import export_bundles
+from edgefl.export.bundle import TrainedState, export_bundles
 from edgefl.models.parts import part_tensors
 from edgefl.models.spec import EncoderSpec, HeadSpec, ModelSpec, part_names
 from edgefl.models.staged import StagedModel, build
@@ -95,7 +95,7 @@ def exported() -> Exported:
     model, parts = some_state(spec)
     _KEPT.append(tempfile.TemporaryDirectory(prefix="edgefl-bundles-"))
     directory = Path(_KEPT[0].name) / "bundles"
-    rows = export_bundles(spec, stage_of(spec), parts, directory, capacity=6)
+    rows = export_bundles(TrainedState(spec, stage_of(spec), parts), directory, capacity=6)
     return Exported(spec, model, parts, directory, rows)
 
 

@@ -114,7 +114,7 @@ def export_run(
     """
     from coordinator.ledger.ledger import Ledger
     from edgefl.aggregation.history import load as load_memory
-    from edgefl.export.bundle import export_bundles
+    from edgefl.export.bundle import TrainedState, export_bundles
     from edgefl.protocol.tensors import decode_part
     from edgefl.storage.objects import ObjectStore
     from edgefl.training.fill import matcher_of
@@ -128,18 +128,21 @@ def export_run(
     chosen = _own_mask(state.plan, parts) if mask == "auto" else mask
     fresh = _statistics(state, parts)
     target = output or directory / FOLDER
-    rows = export_bundles(
+    trained = TrainedState(
         state.plan.model,
         state.stage,
         parts | fresh,
+        {part: ref for part, ref in state.manifest.items() if part not in fresh},
+        matcher_of(state.plan.slots, networks),
+        networks,
+        tuple(state.untrained),
+    )
+    rows = export_bundles(
+        trained,
         target,
         capacity=capacity,
         mask=chosen,
         tolerance=tolerance,
-        refs={part: ref for part, ref in state.manifest.items() if part not in fresh},
-        matcher=matcher_of(state.plan.slots, networks),
-        networks=networks,
-        untrained=state.untrained,
         progress=lambda line: _say(f"  {line}"),
     )
     if state.untrained:

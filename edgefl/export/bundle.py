@@ -5,6 +5,7 @@ Everything is written and checked beside the target and renamed into place at th
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib.metadata
 import importlib.util
@@ -12,9 +13,9 @@ import platform
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
@@ -30,7 +31,6 @@ from edgefl.export.bundle_format import (
     MAX_MANIFEST_BYTES,
     MODEL_FILE,
     WEIGHTS,
-    Check,
     Index,
     Manifest,
     Mask,
@@ -58,69 +58,71 @@ from edgefl.run_records import BundleRow
 from edgefl.storage.disk import read_at_most, store_errors, sync_directory, write_new
 
 if TYPE_CHECKING:
-    from edgefl.models.staged import StagedModel
     from edgefl.training.matching import Networks, WeightedNetworks
 
+Parts = Mapping[str, Mapping[str, np.ndarray]]
 _PACKAGES = ("torch", "onnx", "onnxscript", "onnxruntime", "onnxruntime-gpu", "transformers", "numpy")
 
 
 @dataclass(frozen=True)
-class _Export:
-    """What all bundles of one export share."""
+class TrainedState:
+    """The state of a run that is exported.
+
+    ``parts``: part -> tensors, for every part in ``stage.present``, and "prototypes" where a mask uses them. ``refs``:
+    the parts' objects, for the record. ``matcher``: how prototypes are found; ``networks``: the small networks a
+    trained one asks, all among ``parts``. ``untrained``: parts that no device has trained, for the record.
+    """
 
     model: ModelSpec
     stage: Stage
     parts: Parts
-    tables: Mapping[str, ClassMeans]
-    masks: tuple[MaskName, ...]
-    tolerance: float
-    refs: State
-    matcher: Matcher
-    networks: Networks
-    untrained: tuple[str, ...]
+    refs: State = field(default_factory=dict)
+    matcher: Matcher = DEFAULT_MATCHER
+    networks: Networks = field(default_factory=dict)
+    untrained: tuple[str, ...] = ()
 
 
 def export_bundles(
-    model: ModelSpec,
-    stage: Stage,
-    parts: Parts,
+    state: TrainedState,
     directory: Path,
     *,
     capacity: int | None = None,
     mask: Mask = "both",
     tolerance: float = 1e-4,
-    refs: State | None = None,
-    matcher: Matcher = DEFAULT_MATCHER,
-    networks: Networks | None = None,
-    untrained: Sequence[str] = (),
     progress: Callable[[str], None] = lambda _: None,
 ) -> list[BundleRow]:
     """Write ``directory``/<modalities>/{model.onnx, manifest.json} and index.json; replaces an earlier export there.
 
-    ``parts``: part -> tensors, for every part in ``stage.present``, and "prototypes" unless ``mask`` is "zero" or
-    "reconstruction" (which leave the tables out). ``capacity``: rows of each table, the number of classes by default.
-    ``refs``: the parts' objects, for the record. ``matcher``: how prototypes are found; ``networks``: the small
-    networks a trained one asks, all among ``parts``. ``untrained``: parts that no device has trained, for the record.
-    ``progress`` is called with a line before each bundle is made. Rows in the order: single modalities, then all.
+    ``mask`` "zero" and "reconstruction" leave the prototype tables out. ``capacity``: rows of each table, the number of
+    classes by default. ``progress`` is called with a line before each bundle is made. Rows in the order: single
+    modalities, then all.
 
     Raises ExportError, and publishes nothing, when parts are missing, the export fails, or onnxruntime and torch differ
     by more than ``tolerance``; StoreError when the disk refuses; MissingDependencyError.
     """
-    masks = _ready(model, stage, parts, mask)
-    tables = padded(model, parts, masks, capacity)
-    export = _Export(
-        model, stage, parts, tables, masks, tolerance, refs or {}, matcher, networks or {}, tuple(untrained)
-    )
+    masks = _ready(state, mask)
+    tables = padded(state.model, state.parts, masks, capacity)
     place = directory.resolve()
     check_target(place)
+    wanted = _inputs(state.model)
     with store_errors("write bundles to", directory):
         place.parent.mkdir(parents=True, exist_ok=True)
         building = Path(tempfile.mkdtemp(prefix=f".{place.name}.new-", dir=place.parent))
         try:
             rows: list[BundleRow] = []
-            for given in (wanted := _inputs(model)):
+            for given in wanted:
                 progress(f"bundle {len(rows) + 1} of {len(wanted)}: {bundle_name(given)}")
-                rows.append(_row(_write_bundle(building, export, given)))
+                manifest = _write_bundle(building, state, given, masks, tables, tolerance)
+                rows.append(
+                    BundleRow(
+                        name=manifest.name,
+                        path=f"{manifest.name}/{MODEL_FILE}",
+                        modalities=manifest.modalities,
+                        size_bytes=manifest.size_bytes,
+                        max_difference=manifest.max_difference,
+                        tolerance=manifest.tolerance,
+                    )
+                )
             write_new(building / INDEX_FILE, encode_json(Index(INDEX_FORMAT, tuple(rows))))
             building.chmod(0o755)  # mkdtemp's 0700 would keep a server of another user out
             publish(building, place)
@@ -136,21 +138,21 @@ def _inputs(model: ModelSpec) -> list[tuple[str, ...]]:
     return [*((m,) for m in names if len(names) > 1), names]
 
 
-def _ready(model: ModelSpec, stage: Stage, parts: Parts, mask: str) -> tuple[MaskName, ...]:
+def _ready(state: TrainedState, mask: str) -> tuple[MaskName, ...]:
     """The masks to offer, when packages and parts are there."""
     for package, extra in (("torch", "train"), ("onnx", "export"), ("onnxscript", "export"), ("onnxruntime", "export")):
         if importlib.util.find_spec(package) is None:
             raise MissingDependencyError(package, extra)
-    missing = [part for part in stage.present if part not in parts]
+    missing = [part for part in state.stage.present if part not in state.parts]
     if missing:
         raise ExportError(
-            f"the state lacks {len(missing)} parts of stage {stage.index}: {', '.join(missing[:5])}",
+            f"the state lacks {len(missing)} parts of stage {state.stage.index}: {', '.join(missing[:5])}",
             remedy="Export a state that a finished round wrote.",
         )
     if mask not in MASKS:
         raise ExportError(f"unknown mask {mask!r}", remedy=f"Choose one of: {', '.join(MASKS)}.")
     makers = [method("missing", one) for one in MASKS[mask]]
-    if not all(one.tables or one.offered(model, {}) for one in makers):
+    if not all(one.tables or one.offered(state.model, {}) for one in makers):
         raise ExportError(
             "the model has no parts that reconstruct a modality",
             remedy=f"Export with another --mask, or train with missing: {mask}.",
@@ -158,26 +160,45 @@ def _ready(model: ModelSpec, stage: Stage, parts: Parts, mask: str) -> tuple[Mas
     return MASKS[mask]
 
 
-def _write_bundle(root: Path, export: _Export, given: tuple[str, ...]) -> Manifest:
+def _write_bundle(
+    root: Path,
+    state: TrainedState,
+    given: tuple[str, ...],
+    offered: tuple[MaskName, ...],
+    padded_tables: Mapping[str, ClassMeans],
+    tolerance: float,
+) -> Manifest:
     """Export, check and write the bundle that takes the modalities ``given``."""
+    import onnx
+
     from edgefl.export.graph import BundleGraph, to_onnx
     from edgefl.export.parity import Subject, check
+    from edgefl.models.parts import loaded
 
-    model, stage, matcher = export.model, export.stage, export.matcher
+    model, stage, matcher = state.model, state.stage, state.matcher
     present = restrict(stage, given).present
     fills = fillable(model, given)
-    masks = export.masks if fills else ()
-    tables = {m: export.tables[m] for m in table_names(model, given, matcher) if m in export.tables and fills}
+    masks = offered if fills else ()
+    names = table_names(model, given, matcher) if fills else ()
+    tables = {m: padded_tables[m] for m in names if m in padded_tables}
     rows = len(next(iter(tables.values())).counts) if tables else 0
-    networks = {m: _networks(export, m) for m in given if tables and matcher.trained}
+    networks = {m: _networks(state, m) for m in given if tables and matcher.trained}
     inputs, axes = input_ports(model, given)
     presence, outputs = presence_ports(given), output_ports(model, given, min(matcher.k, rows))
-    make = method("missing", export.masks[0]).make
-    graph = BundleGraph(_built(export, present), stage.depth, given, make, matcher, networks)
-    data = to_onnx(graph, inputs, presence, outputs, axes, defaults(tables))
-    checks = check(open_session(data), Subject(graph, inputs, axes, tables, masks), export.tolerance)
+    make = method("missing", offered[0]).make
+    graph = BundleGraph(loaded(model, present, state.parts), stage.depth, given, make, matcher, networks)
+    defaults: dict[str, np.ndarray] = {}  # in the order the graph takes them
+    for m, table in tables.items():
+        defaults |= {table_name(m): table.means, valid_name(m): table.present}
+    data = to_onnx(graph, inputs, presence, outputs, axes, defaults)
+    checks = check(open_session(data), Subject(graph, inputs, axes, tables, masks), tolerance)
+    proto = onnx.load_model_from_string(data)
     manifest = Manifest(
         name=bundle_name(given),
+        sha256=hashlib.sha256(data).hexdigest(),
+        size_bytes=len(data),
+        opset=int(max(entry.version for entry in proto.opset_import if entry.domain in {"", "ai.onnx"})),
+        ir_version=int(proto.ir_version),
         task="classify" if model.classes else "embed",
         modalities=given,
         absent=tuple(m for m in fills if m not in given),
@@ -196,15 +217,15 @@ def _write_bundle(root: Path, export: _Export, given: tuple[str, ...]) -> Manife
         temperature=matcher.temperature if rows else 0.0,
         networks=tuple(weight for each in networks.values() for weight, _ in each),
         capacity=rows,
-        tolerance=export.tolerance,
-        max_difference=_largest(checks),
+        tolerance=tolerance,
+        # Of what is answered: the differences of the match are in scores.
+        max_difference=max(v for one in checks for k, v in one.differences.items() if k not in {MATCHED, WEIGHTS}),
         parity=checks,
         stage=stage.index,
         depth=stage.depth,
-        parts={p: export.refs[p] for p in (*present, *([PROTOTYPES] if tables else [])) if p in export.refs},
-        untrained=tuple(p for p in export.untrained if p in present),
+        parts={p: state.refs[p] for p in (*present, *([PROTOTYPES] if tables else [])) if p in state.refs},
+        untrained=tuple(p for p in state.untrained if p in present),
         versions=_software(),
-        **_file(data),
     )
     folder = root / manifest.name
     folder.mkdir()
@@ -213,72 +234,28 @@ def _write_bundle(root: Path, export: _Export, given: tuple[str, ...]) -> Manife
     return manifest
 
 
-def _built(export: _Export, present: Sequence[str]) -> StagedModel:
-    from edgefl.models.parts import load_part
-    from edgefl.models.staged import build
-
-    built = build(export.model, present)
-    for part in present:
-        load_part(built, part, dict(export.parts[part]))
-    return built.eval()
-
-
-def _networks(export: _Export, modality: str) -> WeightedNetworks:
+def _networks(state: TrainedState, modality: str) -> WeightedNetworks:
     """The small networks that match ``modality``. Raises ExportError when there is none."""
     from edgefl.training.matching import matcher_networks
 
     part = f"match/{modality}"
-    weights = export.networks.get(part, {})
-    missing = [name for name in weights if name not in export.parts]
+    weights = state.networks.get(part, {})
+    missing = [name for name in weights if name not in state.parts]
     if missing or not weights:
         raise ExportError(
-            f"the matcher '{export.matcher.metric}' needs a small network of '{modality}', and the state "
+            f"the matcher '{state.matcher.metric}' needs a small network of '{modality}', and the state "
             + (f"lacks {', '.join(missing[:5])}" if missing else "holds none"),
             remedy="Export the state of a run's last round, or with --mask zero.",
         )
-    return matcher_networks(export.model, export.parts, part, weights)
-
-
-def _largest(checks: Sequence[Check]) -> float:
-    """The largest difference of what is answered; those of the match are in scores."""
-    return max(value for one in checks for name, value in one.differences.items() if name not in {MATCHED, WEIGHTS})
-
-
-def _file(data: bytes) -> dict[str, Any]:
-    import onnx
-
-    proto = onnx.load_model_from_string(data)
-    opset = max(entry.version for entry in proto.opset_import if entry.domain in {"", "ai.onnx"})
-    return {
-        "sha256": hashlib.sha256(data).hexdigest(),
-        "size_bytes": len(data),
-        "opset": int(opset),
-        "ir_version": int(proto.ir_version),
-    }
+    return matcher_networks(state.model, state.parts, part, weights)
 
 
 def _software() -> dict[str, str]:
     found = {"edgefl": __version__, "python": platform.python_version()}
     for package in _PACKAGES:
-        try:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             found[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            continue
     return found
-
-
-def _row(manifest: Manifest) -> BundleRow:
-    return BundleRow(
-        name=manifest.name,
-        path=f"{manifest.name}/{MODEL_FILE}",
-        modalities=manifest.modalities,
-        size_bytes=manifest.size_bytes,
-        max_difference=manifest.max_difference,
-        tolerance=manifest.tolerance,
-    )
-
-
-Parts = Mapping[str, Mapping[str, np.ndarray]]
 
 
 def padded(model: ModelSpec, parts: Parts, masks: Sequence[str], capacity: int | None) -> dict[str, ClassMeans]:
@@ -290,39 +267,28 @@ def padded(model: ModelSpec, parts: Parts, masks: Sequence[str], capacity: int |
         return {}
     if PROTOTYPES not in parts:
         raise ExportError("the state holds no prototypes", remedy="Export with --mask zero, or train with prototypes.")
-    found = from_tensors(dict(parts[PROTOTYPES]))
+    shape = (model.classes, model.head.out)
     rows = model.classes if capacity is None else capacity
     if rows < model.classes:
         raise ExportError(
             f"a capacity of {rows} has no room for {model.classes} classes",
             remedy="Give the number of classes or more.",
         )
-    tables = {m: _padded(m, found.get(m, empty(model.classes, model.head.out)), model, rows) for m in model.encoders}
+    found, spare = from_tensors(dict(parts[PROTOTYPES])), empty(rows - model.classes, model.head.out)
+    tables = {}
+    for m in model.encoders:
+        table = found.get(m, empty(*shape))
+        if table.means.shape != shape:
+            raise ExportError(
+                f"the prototypes of '{m}' are {list(table.means.shape)}, the model needs {list(shape)}",
+                remedy="Export prototypes and model of the same run.",
+            )
+        # A row without samples holds zeros, whatever was sent with it: the file has no use for it.
+        means = np.where(table.present[:, None], table.means, np.float32(0))
+        tables[m] = ClassMeans(np.concatenate([means, spare.means]), np.concatenate([table.counts, spare.counts]))
     if not any(table.present.any() for table in tables.values()):
         raise ExportError("no class has a prototype", remedy="Export with --mask zero, or train another round.")
     return tables
-
-
-def _padded(modality: str, table: ClassMeans, model: ModelSpec, rows: int) -> ClassMeans:
-    if table.means.shape != (model.classes, model.head.out):
-        raise ExportError(
-            f"the prototypes of '{modality}' are {list(table.means.shape)}, the model needs "
-            f"{[model.classes, model.head.out]}",
-            remedy="Export prototypes and model of the same run.",
-        )
-    spare = empty(rows - model.classes, model.head.out)
-    # A row without samples holds zeros, whatever was sent with it: the file has no use for it.
-    means = np.where(table.present[:, None], table.means, np.float32(0))
-    return ClassMeans(np.concatenate([means, spare.means]), np.concatenate([table.counts, spare.counts]))
-
-
-def defaults(tables: Mapping[str, ClassMeans]) -> dict[str, np.ndarray]:
-    """The optional inputs with what is inside the file, in the order the graph takes them."""
-    found: dict[str, np.ndarray] = {}
-    for m, table in tables.items():
-        found[table_name(m)] = table.means
-        found[valid_name(m)] = table.present
-    return found
 
 
 def check_target(directory: Path) -> None:

@@ -1,4 +1,4 @@
-"""Torch module of a bundle: encode, project, fill in the absent modalities, fuse, classify.
+"""Torch module of a bundle (encode, project, fill in the absent modalities, fuse, classify), and its export to ONNX.
 
 Which modalities a row has is an input where there are several: nothing of a modality that a row lacks reaches its
 answer. Absent modalities are filled in by the code of training and evaluation (``edgefl.training.fill``).
@@ -12,7 +12,7 @@ import logging
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -27,6 +27,13 @@ from edgefl.models.vectors import unit
 from edgefl.prototypes.mask import DEFAULT_MATCHER, Matcher, Table
 from edgefl.training.fill import BY_MATCH, AtHand, Made, Make, fill
 from edgefl.training.matching import WeightedNetworks, answers
+
+if TYPE_CHECKING:
+    from onnx import ModelProto
+
+#: Rows of the example batch: not 0, 1 or a size that occurs elsewhere in a model, lest torch takes them for the same.
+EXAMPLE_ROWS = 7
+_FIELDS = {"float32": 1, "int64": 7, "bool": 9}  # onnx.TensorProto's numbers
 
 
 class BundleGraph(nn.Module):
@@ -107,11 +114,6 @@ def _shown(state: TokenState, has: Tensor) -> Tensor:
     return rows if state.mask is None else rows & state.mask
 
 
-#: Rows of the example batch: not 0, 1 or a size that occurs elsewhere in a model, lest torch takes them for the same.
-EXAMPLE_ROWS = 7
-_FIELDS = {"float32": 1, "int64": 7, "bool": 9}  # onnx.TensorProto's numbers
-
-
 def to_onnx(
     graph: BundleGraph,
     inputs: Sequence[Port],
@@ -131,7 +133,11 @@ def to_onnx(
     example = tuple(tuple(_example(port, axes) for port in ports) for ports in (inputs, presence))
     defaults = tuple(torch.from_numpy(np.ascontiguousarray(table)) for table in tables.values())
     try:
-        shapes = _dynamic((inputs, presence), axes)
+        dims = {n: torch.export.Dim(f"axis{i}", min=a.minimum, max=a.maximum) for i, (n, a) in enumerate(axes.items())}
+        shapes = tuple(
+            tuple({at: dims[size] for at, size in enumerate(port.shape) if isinstance(size, str)} for port in ports)
+            for ports in (inputs, presence)
+        )
         proto = _export(
             graph.eval(),
             (*example, defaults),
@@ -162,21 +168,9 @@ def _example(port: Port, axes: Mapping[str, Axis]) -> Tensor:
     return torch.zeros(EXAMPLE_ROWS, *rest)
 
 
-def _dynamic(groups: Sequence[Sequence[Port]], axes: Mapping[str, Axis]) -> tuple[tuple[dict[int, Any], ...], ...]:
-    """Each port's dynamic axes as torch takes them."""
-    dims = {
-        name: torch.export.Dim(f"axis{i}", min=axis.minimum, max=axis.maximum)
-        for i, (name, axis) in enumerate(axes.items())
-    }
-    return tuple(
-        tuple({at: dims[size] for at, size in enumerate(p.shape) if isinstance(size, str)} for p in ports)
-        for ports in groups
-    )
-
-
 def _export(
-    graph: BundleGraph, example: tuple[Any, ...], shapes: tuple[Any, ...], names: list[str], outputs: list[str]
-) -> Any:
+    graph: BundleGraph, example: tuple[object, ...], shapes: tuple[object, ...], names: list[str], outputs: list[str]
+) -> ModelProto:
     """The model proto. The tables are inputs of the trace, so that no optimisation folds them away."""
     with torch.no_grad(), _quiet():
         program = torch.export.export(graph, example, dynamic_shapes=shapes, strict=False)
@@ -204,7 +198,7 @@ def _quiet() -> Iterator[None]:
         logger.setLevel(level)
 
 
-def _strip(proto: Any) -> None:
+def _strip(proto: ModelProto) -> None:
     """Remove what only the exporter's authors need, among it stack traces with paths of this machine.
 
     ``value_info`` goes too: `onnxruntime.quantization.quantize_dynamic` fails on it, and sessions infer them.
@@ -216,7 +210,7 @@ def _strip(proto: Any) -> None:
     del proto.graph.value_info[:]
 
 
-def _name_axes(proto: Any, inputs: Sequence[Port], outputs: Sequence[Port]) -> None:
+def _name_axes(proto: ModelProto, inputs: Sequence[Port], outputs: Sequence[Port]) -> None:
     """Give every dynamic axis its name; ExportError when an axis or a type is not what it should be."""
     values = {value.name: value.type.tensor_type for value in (*proto.graph.input, *proto.graph.output)}
     for port in (*inputs, *outputs):

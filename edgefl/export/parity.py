@@ -16,7 +16,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import combinations
-from typing import Any
 
 import numpy as np
 import torch
@@ -37,8 +36,7 @@ from edgefl.export.bundle_format import (
     valid_name,
 )
 from edgefl.export.graph import BundleGraph
-from edgefl.export.session import run
-from edgefl.models.encoder import TokenState
+from edgefl.export.session import Session, run
 from edgefl.models.vectors import unit
 from edgefl.prototypes.mask import Scores, in_torch, mix, scores_of
 from edgefl.prototypes.table import ClassMeans
@@ -72,19 +70,23 @@ class Subject:
     masks: Sequence[str]
 
 
-def check(session: Any, subject: Subject, tolerance: float, seed: int = 0) -> tuple[Check, ...]:
+def check(session: Session, subject: Subject, tolerance: float, seed: int = 0) -> tuple[Check, ...]:
     """Every comparison. Raises ExportError naming the worst output that is beyond its tolerance or not a number."""
     rng = np.random.default_rng(seed)
-    checks = []
-    for sizes in _sizes(subject.axes):
-        for given in _batches(subset_list(subject.graph.given, rng), sizes[BATCH]):
+    checks, modalities, axes = [], subject.graph.given, subject.axes
+    # One sample of small sizes (half of an axis' largest, at least its smallest), then several of the largest.
+    small = {name: max(axis.minimum, (axis.maximum or 0) // 2) for name, axis in axes.items()}
+    large = {name: axis.maximum or axis.minimum for name, axis in axes.items()}
+    for sizes in ({**small, BATCH: BATCHES[0]}, {**large, BATCH: BATCHES[1]}):
+        for given in _batches(subset_list(modalities, rng), sizes[BATCH]):
             inputs = {port.name: _random(subject, port, sizes, rng) for port in subject.inputs}
-            shown = _presence(subject.graph.given, given)
+            several = modalities if len(modalities) > 1 else ()
+            shown = {present_name(m): np.array([m in one for one in given], np.float32) for m in several}
             for mask, tables, feeds in _conditions(subject, rng):
                 found = run(session, {**inputs, **shown, **feeds})
                 off = differences(subject.graph, given, inputs, tables, found)
                 checks.append(Check(mask, tuple(dict.fromkeys(map("+".join, given))), sizes, off))
-    _refuse_beyond(subject.graph.given, checks, tolerance)
+    _refuse_beyond(modalities, checks, tolerance)
     return tuple(checks)
 
 
@@ -101,11 +103,6 @@ def _batches(subsets: list[tuple[str, ...]], size: int) -> list[list[tuple[str, 
     """Modalities of each of ``size`` samples, batch by batch: all subsets in turn, from the first again at the end."""
     count = -(-len(subsets) // size)
     return [[subsets[(i * size + row) % len(subsets)] for row in range(size)] for i in range(count)]
-
-
-def _presence(modalities: tuple[str, ...], given: Sequence[tuple[str, ...]]) -> Arrays:
-    several = modalities if len(modalities) > 1 else ()
-    return {present_name(m): np.array([m in one for one in given], np.float32) for m in several}
 
 
 def _refuse_beyond(modalities: tuple[str, ...], checks: Sequence[Check], tolerance: float) -> None:
@@ -148,8 +145,14 @@ def _differences(
     graph: BundleGraph, inputs: Arrays, tables: Mapping[str, ClassMeans], found: Mapping[str, Tensor]
 ) -> dict[str, float]:
     """As :func:`differences`, of samples that all have exactly the modalities of ``inputs``."""
-    states = _encoded(graph, inputs)
-    r = {m: graph.model.project(m, graph.model.pool_tokens(m, state)) for m, state in states.items()}
+    model, values = graph.model, {}
+    for m, x in inputs.items():  # torch's model takes texts of the full length only
+        encoder = model.spec.encoders[m]
+        short = encoder.input_shape[0] - x.shape[1] if encoder.kind == "text" else 0
+        values[m] = torch.from_numpy(np.pad(x, ((0, 0), (0, short))) if short else x)
+    size = len(next(iter(values.values())))
+    states = model.encode_batch_tokens(values, dict.fromkeys(values), size, graph.depth)
+    r = {m: model.project(m, model.pool_tokens(m, state)) for m, state in states.items()}
     given = graph.at_hand(r, {}, in_torch(tables))
     if not graph.model.spec.classes:
         expected = {f"embedding.{m}": unit(r[m]) if m in r else given.zeros() for m in graph.given}
@@ -157,7 +160,7 @@ def _differences(
     off: dict[str, float] = {}
     make = graph.make
     if tables:
-        wrong = _misshapen(graph, tables, len(given.zeros()), found)
+        wrong = _misshapen(graph, tables, size, found)
         if wrong:
             return {wrong: float("inf")}
         fills = fillable(graph.model.spec, graph.given)
@@ -239,13 +242,6 @@ def _largest(found: Mapping[str, Tensor], name: str, expected: Tensor) -> float:
     return float((found[name].double() - expected).abs().max())
 
 
-def _sizes(axes: Mapping[str, Axis]) -> list[dict[str, int]]:
-    """One sample of small sizes (half of an axis' largest, at least its smallest), then several of the largest."""
-    small = {name: max(axis.minimum, (axis.maximum or 0) // 2) for name, axis in axes.items()}
-    large = {name: axis.maximum or axis.minimum for name, axis in axes.items()}
-    return [{**small, BATCH: BATCHES[0]}, {**large, BATCH: BATCHES[1]}]
-
-
 def _random(subject: Subject, port: Port, sizes: Mapping[str, int], rng: np.random.Generator) -> np.ndarray:
     """Input as the encoder takes it: token ids with some padding, pixels in 0..1, anything else normal."""
     shape = [sizes[size] if isinstance(size, str) else size for size in port.shape]
@@ -275,12 +271,3 @@ def _conditions(subject: Subject, rng: np.random.Generator) -> Iterator[tuple[st
         other[m] = ClassMeans(rng.standard_normal(table.means.shape).astype(np.float32), counts)
     feeds = {table_name(m): t.means for m, t in other.items()} | {valid_name(m): t.present for m, t in other.items()}
     yield "override", other, feeds
-
-
-def _encoded(graph: BundleGraph, inputs: Arrays) -> dict[str, TokenState]:
-    model, values = graph.model, {}
-    for m, x in inputs.items():  # torch's model takes texts of the full length only
-        encoder = model.spec.encoders[m]
-        short = encoder.input_shape[0] - x.shape[1] if encoder.kind == "text" else 0
-        values[m] = torch.from_numpy(np.pad(x, ((0, 0), (0, short))) if short else x)
-    return model.encode_batch_tokens(values, dict.fromkeys(values), len(next(iter(values.values()))), graph.depth)

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -28,7 +27,7 @@ from edgefl.export.bundle_format import (
     table_name,
     valid_name,
 )
-from edgefl.export.session import Device, open_session, run
+from edgefl.export.session import Device, Session, open_session, run
 from edgefl.models.spec import EncoderSpec
 from edgefl.prototypes.table import ClassMeans
 
@@ -67,7 +66,7 @@ class Bundle:
 
     directory: Path
     manifest: Manifest
-    session: Any
+    session: Session
 
     @property
     def modalities(self) -> tuple[str, ...]:
@@ -147,21 +146,18 @@ class Bundle:
 
     def _arrays(self, inputs: Mapping[str, npt.ArrayLike], has: Mapping[str, Flags]) -> dict[str, np.ndarray]:
         """Every input of the graph, zeros where a sample lacks it."""
-        arrays = {}
+        arrays, axes = {}, self.manifest.axes
         for port in self.manifest.inputs:
             rows = has[port.name]
-            if port.name not in inputs:
-                arrays[port.name] = np.zeros((len(rows), *self._least(port)), port.dtype)
+            if port.name not in inputs:  # values that are not read: as small as the graph takes them
+                least = [axes[size].minimum if isinstance(size, str) else size for size in port.shape[1:]]
+                arrays[port.name] = np.zeros((len(rows), *least), port.dtype)
                 continue
             given = np.asarray(inputs[port.name])
             if not rows.all():
                 given = np.where(rows.reshape(-1, *[1] * (given.ndim - 1)), given, np.zeros((), given.dtype))
             arrays[port.name] = self._array(port, given)
         return arrays
-
-    def _least(self, port: Port) -> list[int]:
-        """Shape of a sample whose values are not read: as small as the graph takes it."""
-        return [self.manifest.axes[size].minimum if isinstance(size, str) else size for size in port.shape[1:]]
 
     def _array(self, port: Port, array: np.ndarray) -> np.ndarray:
         """The input as the graph takes it. Raises DataError."""

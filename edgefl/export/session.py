@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import importlib.metadata
-from collections.abc import Mapping
-from typing import Any, Literal
+from collections.abc import Mapping, Sequence
+from typing import Literal, Protocol
 
 import numpy as np
 
@@ -17,7 +17,19 @@ _PROVIDERS: dict[str, str] = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecut
 _ERRORS_ONLY = 3
 
 
-def open_session(data: bytes, device: Device = "cpu", threads: int = 0) -> Any:
+class _Named(Protocol):
+    name: str
+
+
+class Session(Protocol):
+    """What of an onnxruntime session is used."""
+
+    def get_outputs(self) -> Sequence[_Named]: ...
+    def get_providers(self) -> Sequence[str]: ...
+    def run(self, names: list[str], feeds: dict[str, np.ndarray]) -> list[np.ndarray]: ...
+
+
+def open_session(data: bytes, device: Device = "cpu", threads: int = 0) -> Session:
     """A session on an ONNX file's bytes; ``threads`` 0: onnxruntime's choice. Works without torch.
 
     Raises ExportError when the file is no model this onnxruntime runs, or the device cannot be used;
@@ -37,7 +49,7 @@ def open_session(data: bytes, device: Device = "cpu", threads: int = 0) -> Any:
     able = [wanted] if wanted in onnxruntime.get_available_providers() else []
     providers = list(dict.fromkeys([*able, _PROVIDERS["cpu"]]))
     try:
-        session = onnxruntime.InferenceSession(data, options, providers=providers)
+        session: Session = onnxruntime.InferenceSession(data, options, providers=providers)
     except Exception as error:  # onnxruntime's exceptions share no public base
         raise ExportError(
             f"onnxruntime {onnxruntime.__version__} can not load the model: {str(error).splitlines()[0]}",
@@ -47,7 +59,7 @@ def open_session(data: bytes, device: Device = "cpu", threads: int = 0) -> Any:
     if wanted not in session.get_providers():
         raise ExportError(
             f"onnxruntime can not use {device} here: the session runs on {', '.join(session.get_providers())}",
-            remedy=_without(device),
+            remedy=_remedy(device),
         )
     return session
 
@@ -64,7 +76,13 @@ def installed() -> dict[str, str]:
     return found
 
 
-def _without(device: str) -> str:
+def run(session: Session, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Every output by name."""
+    names = [output.name for output in session.get_outputs()]
+    return dict(zip(names, session.run(names, dict(feeds)), strict=True))
+
+
+def _remedy(device: str) -> str:
     there = installed()
     if len(there) > 1:
         told = " and ".join(f"{name} {version}" for name, version in there.items())
@@ -75,9 +93,3 @@ def _without(device: str) -> str:
     if "onnxruntime-gpu" in there:
         return f"Use --device cpu, or install CUDA and cuDNN as onnxruntime-gpu {there['onnxruntime-gpu']} needs them."
     return "Use --device cpu, or put onnxruntime-gpu for this machine's CUDA version in onnxruntime's place."
-
-
-def run(session: Any, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Every output by name."""
-    names = [output.name for output in session.get_outputs()]
-    return dict(zip(names, session.run(names, dict(feeds)), strict=True))

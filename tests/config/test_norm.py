@@ -9,7 +9,7 @@ from test_compile import SHAPE, run_config
 from training_fixture import dataset, job, model_spec, parts_of
 
 from edgefl.config.profiles import load_recipe, shipped
-from edgefl.export.bundle import export_bundles
+from edgefl.export.bundle import TrainedState, export_bundles
 from edgefl.models.spec import HeadSpec, Norm
 from edgefl.plan.compile import compile_run
 from edgefl.plan.job import RunPlan
@@ -46,7 +46,7 @@ def test_a_slot_of_the_run_file_decides_as_one_of_the_recipe_does():
 def test_a_bundle_of_either_norm_agrees_with_torch(norm: Norm, tmp_path):
     spec = two_sensors(encoders={"acc": sensor()}, head=HeadSpec(width=16, out=8, norm=norm))
     _, parts = some_state(spec)
-    rows = export_bundles(spec, stage_of(spec), parts, tmp_path / "bundles")
+    rows = export_bundles(TrainedState(spec, stage_of(spec), parts), tmp_path / "bundles")
     assert [row.max_difference <= row.tolerance for row in rows] == [True]
 
 

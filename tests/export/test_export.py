@@ -19,7 +19,7 @@ from mask_oracle import filled as filled_in
 
 from edgefl.errors import DataError, EdgeFLError, ExportError
 from edgefl.export import session
-from edgefl.export.bundle import check_target, export_bundles, publish
+from edgefl.export.bundle import TrainedState, check_target, export_bundles, publish
 from edgefl.export.bundle_format import (
     INDEX_FILE,
     MANIFEST_FILE,
@@ -257,7 +257,7 @@ def test_a_model_that_differs_is_not_published(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr("edgefl.export.graph.to_onnx", wrong)
     spec = exported().spec
     with pytest.raises(ExportError, match=r"acc: 'logits' differs by 0.001 between torch and onnxruntime \(mask \w+"):
-        export_bundles(spec, stage_of(spec), exported().parts, tmp_path / "bundles", capacity=6)
+        export_bundles(TrainedState(spec, stage_of(spec), exported().parts), tmp_path / "bundles", capacity=6)
     assert [path.name for path in tmp_path.iterdir()] == ["bundles"]
     assert sorted(p.name for p in earlier.iterdir()) == ["acc", "acc+gyro", "gyro", "index.json"]
 
@@ -285,7 +285,7 @@ def test_what_can_not_be_exported_is_refused_at_once(tmp_path: Path, changes: di
     if changes.pop("narrow", False):
         parts["prototypes"] = to_tensors({m: ClassMeans(t.means[:, :5], t.counts) for m, t in tables.items()})
     with pytest.raises(EdgeFLError, match=said):
-        export_bundles(spec, stage_of(spec), parts, tmp_path / "bundles", **changes)
+        export_bundles(TrainedState(spec, stage_of(spec), parts), tmp_path / "bundles", **changes)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -293,7 +293,7 @@ def test_a_graph_torch_can_not_export_is_an_export_error(tmp_path: Path, monkeyp
     made = exported()  # kept for every test: made before the exporter is replaced
     monkeypatch.setattr("edgefl.export.graph._export", lambda *_args: 1 / 0)
     with pytest.raises(ExportError, match="the graph of acc can not be exported to ONNX: division by zero"):
-        export_bundles(made.spec, stage_of(made.spec), made.parts, tmp_path / "bundles")
+        export_bundles(TrainedState(made.spec, stage_of(made.spec), made.parts), tmp_path / "bundles")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -332,7 +332,9 @@ def test_an_unlabelled_text_model_gives_embeddings_for_texts_of_any_length(chang
     spec = ModelSpec(encoders={"words": words}, stages=1, head=HeadSpec(width=16, out=8))
     model, parts = some_state(spec)
     ref = ObjectRef("0" * 64, 5)
-    (row,) = export_bundles(spec, stage_of(spec, 1), parts, tmp_path / "b", mask="zero", refs={"head/words": ref})
+    (row,) = export_bundles(
+        TrainedState(spec, stage_of(spec, 1), parts, refs={"head/words": ref}), tmp_path / "b", mask="zero"
+    )
     manifest = read_manifest(tmp_path / "b" / "words")
     assert (row.name, manifest.task, manifest.labels, manifest.parts) == ("words", "embed", (), {"head/words": ref})
     assert manifest.inputs[0].shape == ("batch", "words.length")
@@ -369,7 +371,7 @@ def test_image_text_and_sound_with_one_prototype_table_missing(tmp_path: Path):
     _, parts = some_state(spec)
     tables = some_tables(spec)
     parts["prototypes"] = to_tensors({m: tables[m] for m in ("image", "words")})
-    rows = export_bundles(spec, stage_of(spec, 1), parts, tmp_path / "b")
+    rows = export_bundles(TrainedState(spec, stage_of(spec, 1), parts), tmp_path / "b")
     assert [row.name for row in rows] == ["image", "words", "sound", "image+words+sound"]
     assert list(find_bundles(tmp_path / "b")) == [tmp_path / "b" / row.name for row in rows]
     image = load_bundle(tmp_path / "b" / "image").predict({"image": np.zeros((2, 8, 8, 1))})
@@ -381,7 +383,7 @@ def test_image_text_and_sound_with_one_prototype_table_missing(tmp_path: Path):
 def test_a_model_of_one_sensor_without_prototypes_gives_one_bundle(tmp_path: Path):
     spec = two_sensors(encoders={"acc": sensor(depth=1)}, stages=1)
     model, parts = some_state(spec, prototypes=False)
-    (row,) = export_bundles(spec, stage_of(spec, 1), parts, tmp_path / "b", mask="zero", tolerance=1e-5)
+    (row,) = export_bundles(TrainedState(spec, stage_of(spec, 1), parts), tmp_path / "b", mask="zero", tolerance=1e-5)
     bundle = load_bundle(tmp_path / "b" / "acc")
     assert (row.name, bundle.manifest.tables, bundle.manifest.masks) == ("acc", (), ())
     x = windows(spec, 3)
@@ -407,7 +409,7 @@ def test_a_model_of_one_sensor_without_prototypes_gives_one_bundle(tmp_path: Pat
 def test_the_other_ways_to_share_and_to_fuse_are_exported_too(tmp_path: Path, changes: dict[str, object]):
     spec = two_sensors(**changes)
     _, parts = some_state(spec)
-    rows = export_bundles(spec, stage_of(spec), parts, tmp_path / "b")
+    rows = export_bundles(TrainedState(spec, stage_of(spec), parts), tmp_path / "b")
     assert [row.name for row in rows] == ["acc", "gyro", "acc+gyro"]
     assert all(row.max_difference <= row.tolerance for row in rows)
     windows_ = windows(spec, 3)

@@ -18,7 +18,7 @@ from edgefl.aggregation.history import KEY, Memory
 from edgefl.cli.export import export_run
 from edgefl.data.dataset import Dataset
 from edgefl.errors import ExportError
-from edgefl.export.bundle import export_bundles
+from edgefl.export.bundle import TrainedState, export_bundles
 from edgefl.export.bundle_format import MATCHED, MODEL_FILE, WEIGHTS, read_manifest
 from edgefl.export.runtime import load_bundle
 from edgefl.models.parts import part_tensors
@@ -70,7 +70,9 @@ def pmcmfl() -> Path:
     directory = Path(_KEPT[-1].name) / "bundles"
     spec = small()
     matcher = matcher_of(SLOTS, NETWORKS)
-    export_bundles(spec, stage_of(spec, 1), state_of(spec), directory, capacity=6, matcher=matcher, networks=NETWORKS)
+    export_bundles(
+        TrainedState(spec, stage_of(spec, 1), state_of(spec), matcher=matcher, networks=NETWORKS), directory, capacity=6
+    )
     return directory
 
 
@@ -137,7 +139,7 @@ def test_every_other_metric_serves_as_it_was_evaluated(tmp_path: Path, match: st
     networks = NETWORKS if match == "prior" else {}
     parts, data = state_of(spec), labelled(spec)
     matcher = matcher_of(slots, networks)
-    export_bundles(spec, stage_of(spec, 1), parts, tmp_path / "b", matcher=matcher, networks=networks)
+    export_bundles(TrainedState(spec, stage_of(spec, 1), parts, matcher=matcher, networks=networks), tmp_path / "b")
     for m, accuracy in told(spec, slots, networks, data).items():
         assert read_manifest(tmp_path / "b" / m).metric == match
         answers = load_bundle(tmp_path / "b" / m).predict({m: data.modalities[m]})
@@ -149,9 +151,9 @@ def test_a_matcher_without_its_networks_is_refused(tmp_path: Path):
     parts = state_of(spec)
     options = {"matcher": Matcher("classifier"), "networks": {"match/acc": {"@three:match/acc": 1.0}}}
     with pytest.raises(ExportError, match=r"a small network of 'acc', and the state lacks @three:match/acc"):
-        export_bundles(spec, stage_of(spec, 1), parts, tmp_path / "b", **options)
+        export_bundles(TrainedState(spec, stage_of(spec, 1), parts, **options), tmp_path / "b")
     with pytest.raises(ExportError, match=r"a small network of 'acc', and the state holds none"):
-        export_bundles(spec, stage_of(spec, 1), parts, tmp_path / "b", matcher=Matcher("classifier"))
+        export_bundles(TrainedState(spec, stage_of(spec, 1), parts, matcher=Matcher("classifier")), tmp_path / "b")
     assert list(tmp_path.iterdir()) == []
 
 

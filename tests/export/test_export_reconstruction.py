@@ -21,7 +21,7 @@ from edgefl.cli.main import main
 from edgefl.data.dataset import Dataset
 from edgefl.errors import ExportError
 from edgefl.export import parity
-from edgefl.export.bundle import export_bundles
+from edgefl.export.bundle import TrainedState, export_bundles
 from edgefl.export.bundle_format import MODEL_FILE, input_ports, read_manifest
 from edgefl.export.graph import BundleGraph
 from edgefl.export.runtime import load_bundle
@@ -46,7 +46,7 @@ def rebuilt() -> Exported:
     model, parts = some_state(spec, prototypes=False)
     _KEPT.append(tempfile.TemporaryDirectory(prefix="edgefl-bundles-"))
     directory = Path(_KEPT[0].name) / "bundles"
-    rows = export_bundles(spec, stage_of(spec, 1), parts, directory, mask="reconstruction")
+    rows = export_bundles(TrainedState(spec, stage_of(spec, 1), parts), directory, mask="reconstruction")
     return Exported(spec, model, parts, directory, rows)
 
 
@@ -133,7 +133,7 @@ def test_a_model_without_the_networks_is_refused(tmp_path: Path):
     spec = two_sensors()
     _, parts = some_state(spec, prototypes=False)
     with pytest.raises(ExportError, match="no parts that reconstruct a modality"):
-        export_bundles(spec, stage_of(spec), parts, tmp_path / "b", mask="reconstruction")
+        export_bundles(TrainedState(spec, stage_of(spec), parts), tmp_path / "b", mask="reconstruction")
     assert list(tmp_path.iterdir()) == []
 
 

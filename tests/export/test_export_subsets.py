@@ -18,7 +18,7 @@ from test_predict import edgefl
 
 from edgefl.data.dataset import Dataset
 from edgefl.errors import DataError
-from edgefl.export.bundle import export_bundles
+from edgefl.export.bundle import TrainedState, export_bundles
 from edgefl.export.bundle_format import MANIFEST_FILE, MODEL_FILE, Manifest, read_manifest
 from edgefl.export.graph import BundleGraph
 from edgefl.export.parity import subset_list
@@ -48,7 +48,7 @@ def exported() -> tuple[ModelSpec, Parts, Path]:
     _KEPT.append(tempfile.TemporaryDirectory(prefix="edgefl-bundles-"))
     directory = Path(_KEPT[-1].name) / "bundles"
     with mock.patch("edgefl.export.bundle._inputs", return_value=[("acc",), NAMES]):
-        export_bundles(spec, stage_of(spec, 1), parts, directory)
+        export_bundles(TrainedState(spec, stage_of(spec, 1), parts), directory)
     return spec, parts, directory
 
 
