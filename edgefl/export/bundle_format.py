@@ -155,11 +155,6 @@ def bundle_name(modalities: tuple[str, ...]) -> str:
     return "+".join(modalities)
 
 
-def length_axis(modality: str) -> str:
-    """The name of a text's dynamic length."""
-    return f"{modality}.length"
-
-
 def input_ports(model: ModelSpec, modalities: tuple[str, ...]) -> tuple[tuple[Port, ...], dict[str, Axis]]:
     """One input a modality, and the dynamic axes."""
     axes = {BATCH: Axis()}
@@ -168,8 +163,8 @@ def input_ports(model: ModelSpec, modalities: tuple[str, ...]) -> tuple[tuple[Po
         encoder = model.encoders[m]
         shape: tuple[int | str, ...] = tuple(encoder.input_shape)
         if encoder.kind == "text" and encoder.input_shape[0] > MIN_LENGTH:
-            axes[length_axis(m)] = Axis(MIN_LENGTH, encoder.input_shape[0])
-            shape = (length_axis(m),)
+            axes[f"{m}.length"] = Axis(MIN_LENGTH, encoder.input_shape[0])
+            shape = (f"{m}.length",)
         ports.append(Port(m, "int64" if encoder.kind == "text" else "float32", (BATCH, *shape)))
     return tuple(ports), axes
 
@@ -194,24 +189,17 @@ def table_names(model: ModelSpec, given: tuple[str, ...], matcher: Matcher) -> t
 
 def table_ports(model: ModelSpec, names: tuple[str, ...], capacity: int) -> tuple[Port, ...]:
     """Rows and valid flags of the prototypes of the modalities ``names``."""
-    return tuple(
-        port
-        for m in names
-        for port in (
-            Port(table_name(m), "float32", (capacity, model.head.out)),
-            Port(valid_name(m), "bool", (capacity,)),
-        )
-    )
+    ports = []
+    for m in names:
+        ports += [Port(table_name(m), "float32", (capacity, model.head.out)), Port(valid_name(m), "bool", (capacity,))]
+    return tuple(ports)
 
 
 def output_ports(model: ModelSpec, modalities: tuple[str, ...], top_k: int) -> tuple[Port, ...]:
     """Logits and probabilities, with ``top_k`` the matches of each modality that may be absent; or embeddings."""
     if not model.classes:
         return tuple(Port(f"embedding.{m}", "float32", (BATCH, model.head.out)) for m in modalities)
-    ports = (
-        Port("logits", "float32", (BATCH, model.classes)),
-        Port("probabilities", "float32", (BATCH, model.classes)),
-    )
+    ports = tuple(Port(name, "float32", (BATCH, model.classes)) for name in ("logits", "probabilities"))
     if not top_k:
         return ports
     matches = (BATCH, len(fillable(model, modalities)), top_k)

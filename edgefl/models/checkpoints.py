@@ -8,13 +8,14 @@ and what the specification cannot express (another activation, another norm) is 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
-from torch import Tensor, nn
+from torch import nn
 
 from edgefl.errors import MissingDependencyError, ModelError
 from edgefl.models.check import CHOICES, check_spec
@@ -24,29 +25,38 @@ from edgefl.models.spec import EncoderSpec, ModelSpec, is_encoder, part_names, s
 from edgefl.models.staged import build
 from edgefl.storage.checkpoint_paths import is_own, located
 
-#: kind, for text its ``arch`` -> the checkpoint's name of its architecture (``model_type`` in its config.json).
-MODEL_TYPES = {
-    "vision": "vit",
-    "distilbert": "distilbert",
-    "bert": "bert",
-    "audio": "audio-spectrogram-transformer",
+
+class Architecture(NamedTuple):
+    """A public checkpoint's architecture: its name (``model_type`` in config.json) and its model class's.
+
+    ``fixed``: settings that EncoderSpec has no field for, and the only value our encoders compute with.
+    """
+
+    model_type: str
+    model: str
+    options: Mapping[str, bool]
+    fixed: Mapping[str, object]
+
+
+_VIT = {"hidden_act": "gelu", "layer_norm_eps": 1e-12, "qkv_bias": True}
+_BERT = {
+    "hidden_act": "gelu",
+    "layer_norm_eps": 1e-12,
+    "pad_token_id": 0,
+    "type_vocab_size": 2,
+    "is_decoder": False,
+    "position_embedding_type": "absolute",
 }
-#: Settings of a checkpoint that EncoderSpec has no field for, and the only value our encoders compute with.
-FIXED = {
-    "vision": {"hidden_act": "gelu", "layer_norm_eps": 1e-12, "qkv_bias": True},
-    "distilbert": {"activation": "gelu", "pad_token_id": 0},
-    "bert": {
-        "hidden_act": "gelu",
-        "layer_norm_eps": 1e-12,
-        "pad_token_id": 0,
-        "type_vocab_size": 2,
-        "is_decoder": False,
-        "position_embedding_type": "absolute",
-    },
-    "audio": {"hidden_act": "gelu", "layer_norm_eps": 1e-12, "qkv_bias": True},
+#: By kind, for text by its ``arch``.
+ARCHITECTURES = {
+    "vision": Architecture("vit", "ViTModel", {"add_pooling_layer": False}, _VIT),
+    "distilbert": Architecture("distilbert", "DistilBertModel", {}, {"activation": "gelu", "pad_token_id": 0}),
+    "bert": Architecture("bert", "BertModel", {"add_pooling_layer": False}, _BERT),
+    "audio": Architecture("audio-spectrogram-transformer", "ASTModel", {}, _VIT),
 }
 #: Settings that newer versions of `transformers` do not know any more unless a checkpoint differs from this.
 ASSUMED = {"position_embedding_type": "absolute"}
+T = TypeVar("T")
 
 
 def initial_parts(spec: ModelSpec, seed: int = 0) -> Iterator[tuple[str, Tensors]]:
@@ -89,7 +99,8 @@ def pretrained_parts(spec: ModelSpec, modality: str) -> Iterator[tuple[str, Tens
         tensors = {f"{prefix}{name}": t for prefix, m in modules.items() for name, t in module_tensors(m).items()}
         if part.endswith("/embed"):
             tensors = source.adapt_embedding(tensors)
-        shapes = {name: tuple(t.shape) for name, t in _meta_tensors(spec, part).items()}
+        wanted = named_tensors(build(spec, [part], device="meta").part(part))
+        shapes = {name: tuple(t.shape) for name, t in wanted.items()}
         try:
             check_tensors(part, shapes, tensors)
         except ModelError as error:
@@ -114,88 +125,90 @@ class _Source:
     def __init__(self, modality: str, encoder: EncoderSpec) -> None:
         self.encoder = encoder
         self.name = located(encoder.pretrained)
-        self.architecture: str = encoder.arch if encoder.kind == "text" else encoder.kind
+        self.architecture = ARCHITECTURES.get(encoder.arch if encoder.kind == "text" else encoder.kind)
         self.label = f"checkpoint '{encoder.pretrained}' for modality '{modality}'"
 
     def misfit(self, message: str) -> ModelError:
         return ModelError(f"the {self.label} does not fit the model: {message}")
 
-    def check(self) -> None:
+    def check(self) -> Architecture:
         """Raises ModelError when the checkpoint's own description does not fit; its weights are not read."""
-        if self.architecture not in MODEL_TYPES:
+        encoder, architecture = self.encoder, self.architecture
+        if architecture is None:
             raise ModelError(
-                f"the {self.label} can not be used: a {self.encoder.kind} encoder has no public checkpoints",
+                f"the {self.label} can not be used: a {encoder.kind} encoder has no public checkpoints",
                 remedy="Leave `pretrained` empty for this modality, or name an own file (.safetensors).",
             )
         if find_spec("transformers") is None:
             raise MissingDependencyError("transformers", "train")
-        self._check_config(_read(self.label, self.name, _read_config))
+        import transformers
 
-    def load(self) -> nn.Module:
-        """The checkpoint as `transformers` builds it, with every tensor read from the file."""
-        self.check()
-        model, report = _read(self.label, self.name, self._read_weights)
-        # The final norm and every block count; a classifier or pooler the file has besides does not matter.
-        missing = sorted(str(key) for key in report["missing_keys"])
-        if missing:
-            raise self.misfit(f"it lacks the tensor '{missing[0]}'" + _and_more(missing))
-        misshapen = report.get("mismatched_keys")
-        if misshapen:
-            raise self.misfit(f"tensors differ from its own configuration: {min(map(str, misshapen))}")
-        module: nn.Module = model
-        return module
-
-    def _check_config(self, config: Any) -> None:
-        wanted = MODEL_TYPES[self.architecture]
-        if config.model_type != wanted:
-            mended = self.encoder.kind == "text" and config.model_type in CHOICES["arch"]
+        config = self._read(transformers.AutoConfig.from_pretrained)
+        if config.model_type != architecture.model_type:
+            mended = encoder.kind == "text" and config.model_type in CHOICES["arch"]
             other = f"; set its arch to {config.model_type}" if mended else ""
             raise self.misfit(
-                f"it is a '{config.model_type}', but a {self.encoder.kind} encoder takes '{wanted}'{other}"
+                f"it is a '{config.model_type}', but a {encoder.kind} encoder takes '{architecture.model_type}'{other}"
             )
-        if config.num_hidden_layers != self.encoder.depth:
-            last = min(config.num_hidden_layers, self.encoder.depth)
+        if config.num_hidden_layers != encoder.depth:
+            last = min(config.num_hidden_layers, encoder.depth)
             raise self.misfit(
-                f"it has {config.num_hidden_layers} transformer blocks, but the model needs depth {self.encoder.depth}"
+                f"it has {config.num_hidden_layers} transformer blocks, but the model needs depth {encoder.depth}"
                 f" (first difference: the tensors of block {last}, counted from 0)"
             )
-        if config.num_attention_heads != self.encoder.heads:
-            raise self.misfit(f"it has {config.num_attention_heads} attention heads, the model {self.encoder.heads}")
-        for field, value in {**FIXED[self.architecture], **self._grid()}.items():
+        if config.num_attention_heads != encoder.heads:
+            raise self.misfit(f"it has {config.num_attention_heads} attention heads, the model {encoder.heads}")
+        for field, value in {**architecture.fixed, **self._grid()}.items():
             own = getattr(config, field, ASSUMED.get(field))
             if isinstance(value, list) and isinstance(own, int):  # of a square
                 own = [own] * len(value)
             if own != value:
                 raise self.misfit(f"its {field} is {own!r}, but the model computes with {value!r}")
+        return architecture
 
-    def _grid(self) -> dict[str, Any]:
+    def load(self) -> nn.Module:
+        """The checkpoint as `transformers` builds it, with every tensor read from the file."""
+        architecture = self.check()
+        import transformers
+
+        # safetensors only: the older files are pickles, which can run code
+        reader = partial(
+            getattr(transformers, architecture.model).from_pretrained,
+            use_safetensors=True,
+            output_loading_info=True,
+            **architecture.options,
+        )
+        module: nn.Module
+        module, report = self._read(reader)
+        # The final norm and every block count; a classifier or pooler the file has besides does not matter.
+        if missing := sorted(str(key) for key in report["missing_keys"]):
+            more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+            raise self.misfit(f"it lacks the tensor '{missing[0]}'{more}")
+        if misshapen := report.get("mismatched_keys"):
+            raise self.misfit(f"tensors differ from its own configuration: {min(map(str, misshapen))}")
+        return module
+
+    def _read(self, reader: Callable[[str], T]) -> T:
+        from safetensors import SafetensorError
+
+        try:
+            return reader(self.name)
+        except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+            reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+            raise ModelError(
+                f"the {self.label} can not be read: {reason}",
+                remedy="Give a hub name or, without network, a local folder with config.json and model.safetensors.",
+            ) from error
+
+    def _grid(self) -> dict[str, object]:
         """What of a checkpoint's configuration says where its positions are in a picture."""
-        size = self.encoder.input_shape
+        size, stride = self.encoder.input_shape, self.encoder.stride or self.encoder.patch
         if self.encoder.kind == "vision":
             return {"image_size": list(size[:2])}
         if self.encoder.kind == "audio":
-            stride = self.encoder.stride or self.encoder.patch
-            return {
-                "max_length": size[0],
-                "num_mel_bins": size[1],
-                "frequency_stride": stride,
-                "time_stride": stride,
-            }
+            sides = {"max_length": size[0], "num_mel_bins": size[1]}
+            return {**sides, "frequency_stride": stride, "time_stride": stride}
         return {}
-
-    def _read_weights(self, name: str) -> tuple[Any, dict[str, Any]]:
-        import transformers
-
-        classes: dict[str, tuple[Any, dict[str, Any]]] = {
-            "vision": (transformers.ViTModel, {"add_pooling_layer": False}),
-            "distilbert": (transformers.DistilBertModel, {}),
-            "bert": (transformers.BertModel, {"add_pooling_layer": False}),
-            "audio": (transformers.ASTModel, {}),
-        }
-        model_class, options = classes[self.architecture]
-        # safetensors only: the older files are pickles, which can run code
-        model, report = model_class.from_pretrained(name, use_safetensors=True, output_loading_info=True, **options)
-        return model, report
 
     def adapt_embedding(self, tensors: Tensors) -> Tensors:
         """The checkpoint's embedding as our parts use it: fewer text positions, our pixel scale."""
@@ -204,10 +217,7 @@ class _Source:
             table = "embeddings.position_embeddings.weight"
             # Positions beyond the text's length are never read; more than the checkpoint has would be.
             return {**tensors, table: np.ascontiguousarray(tensors[table][:rows])}
-        if self.encoder.kind == "vision":
-            settings = _read(self.label, self.name, _read_preprocessing)
-            return self._rescaled(tensors, settings)
-        return tensors
+        return self._rescaled(tensors, self._read(_preprocessing)) if self.encoder.kind == "vision" else tensors
 
     def _rescaled(self, tensors: Tensors, settings: Mapping[str, Any]) -> Tensors:
         """Another pixel scale folded into the patch projection: our -1..1 pixels give what the checkpoint expects.
@@ -251,37 +261,10 @@ def _split(spec: ModelSpec, modality: str, checkpoint: Any) -> dict[str, dict[st
     return parts
 
 
-def _meta_tensors(spec: ModelSpec, part: str) -> dict[str, Tensor]:
-    return named_tensors(build(spec, [part], device="meta").part(part))
-
-
-def _read_config(name: str) -> Any:
-    import transformers
-
-    return transformers.AutoConfig.from_pretrained(name)
-
-
-def _read_preprocessing(name: str) -> dict[str, Any]:
+def _preprocessing(name: str) -> dict[str, Any]:
     """Preprocessing of pictures as the checkpoint states it; {}: not stated."""
     from transformers.utils.hub import cached_file
 
     path = cached_file(name, "preprocessor_config.json", _raise_exceptions_for_missing_entries=False)
     settings: dict[str, Any] = json.loads(Path(path).read_text(encoding="utf-8")) if path else {}
     return settings
-
-
-def _read(label: str, name: str, reader: Any) -> Any:
-    from safetensors import SafetensorError
-
-    try:
-        return reader(name)
-    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise ModelError(
-            f"the {label} can not be read: {reason}",
-            remedy="Give a hub name or, without network, a local folder with config.json and model.safetensors.",
-        ) from error
-
-
-def _and_more(names: list[str]) -> str:
-    return f" and {len(names) - 1} more" if len(names) > 1 else ""

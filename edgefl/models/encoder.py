@@ -12,11 +12,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own name for it
 from torch import Tensor, nn, overrides
+from torch.autograd.function import FunctionCtx
 
 from edgefl.models.spec import EncoderSpec
 
@@ -156,26 +157,35 @@ def inject_gradients(values: Sequence[Tensor], gradients: Sequence[Tensor]) -> T
     return result
 
 
+class _Context(FunctionCtx):
+    """What a pass keeps for its gradient."""
+
+    gradients: tuple[Tensor, ...]
+    run: Run
+    again: Callable[[], AbstractContextManager[None]]
+    saved_tensors: tuple[Tensor, ...]
+
+
 class _InjectGradients(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, gradients: tuple[Tensor, ...], *values: Tensor) -> Tensor:
+    def forward(ctx: _Context, gradients: tuple[Tensor, ...], *values: Tensor) -> Tensor:
         ctx.gradients = gradients
         return values[0].new_zeros(())
 
     @staticmethod
-    def backward(ctx: Any, *_: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: _Context, *_: Tensor) -> tuple[Tensor | None, ...]:
         return None, *ctx.gradients
 
 
 class _Checkpoint(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, run: Run, tokens: Tensor, *parameters: Tensor) -> Tensor:
+    def forward(ctx: _Context, run: Run, tokens: Tensor, *parameters: Tensor) -> Tensor:
         ctx.run, ctx.again = run, _surroundings(tokens.device)
         ctx.save_for_backward(tokens, *parameters)
         return run(tokens.detach())
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: _Context, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         tokens, *parameters = ctx.saved_tensors
         own = tokens.detach().requires_grad_(tokens.requires_grad)
         wanted = [own, *parameters] if tokens.requires_grad else parameters

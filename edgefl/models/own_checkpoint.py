@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 from safetensors import SafetensorError, safe_open
@@ -85,7 +85,7 @@ class _File:
         whose = "the shared attention" if owner == SHARED else f"modality '{owner}'"
         self.label = f"checkpoint '{self.encoder.pretrained}' for {whose}"
 
-    def open(self) -> Any:
+    def open(self) -> safe_open:
         path = Path(located(self.encoder.pretrained))
         if not path.is_file():
             raise ModelError(
@@ -101,7 +101,13 @@ class _File:
         """{name in the file: what the model wants of it}. Raises ModelError naming the first difference."""
         with self.open() as file:
             theirs, prefix = self._encoder(file.metadata() or {})
-            wanted = _wanted(self.spec, self.owner, prefix)
+            parts = _parts(self.spec, self.owner)
+            model = build(self.spec, parts, device="meta")
+            wanted = {
+                _name(self.spec, part, prefix, name): _Wanted(part, name, tuple(tensor.shape))
+                for part in parts
+                for name, tensor in named_tensors(model.part(part)).items()
+            }
             own = [n for n in file.keys() if n.startswith(prefix or _PIECES)]  # noqa: SIM118 - not a dictionary
             slices = {name: file.get_slice(name) for name in own}
             shapes = {name: tuple(piece.get_shape()) for name, piece in slices.items()}
@@ -140,40 +146,26 @@ class _File:
         return encoders[name], f"{name}/" if name else ""
 
     def _compare(self, theirs: EncoderSpec) -> None:
-        mine, other = (_unseen(encoder, self.owner) for encoder in (self.encoder, theirs))
-        for field, value in mine.items():
-            if other[field] != value:
-                raise self._misfit(f"its {field} = {other[field]}, but the model has {value}")
+        """Raise for what decides how an encoder computes and does not show in the shapes of its tensors."""
+        mine = self.encoder
+        unseen: dict[str, tuple[object, object]] = {
+            "heads": (theirs.heads, mine.heads),
+            "pool": (theirs.pool, mine.pool),
+        }
+        if self.owner != SHARED and mine.kind != "text":
+            unseen["input_shape"] = list(theirs.input_shape), list(mine.input_shape)
+            unseen["patch"] = theirs.patch, mine.patch
+            unseen["stride"] = theirs.stride or theirs.patch, mine.stride or mine.patch
+        for field, (other, own) in unseen.items():
+            if other != own:
+                raise self._misfit(f"its {field} = {other}, but the model has {own}")
 
     def _misfit(self, message: str) -> ModelError:
         return ModelError(f"the {self.label} does not fit the model: {message}")
 
 
-def _unseen(encoder: EncoderSpec, owner: str) -> dict[str, object]:
-    """What decides how an encoder computes and does not show in the shapes of its tensors."""
-    if owner == SHARED or encoder.kind == "text":
-        return {"heads": encoder.heads, "pool": encoder.pool}
-    return {
-        "heads": encoder.heads,
-        "pool": encoder.pool,
-        "input_shape": list(encoder.input_shape),
-        "patch": encoder.patch,
-        "stride": encoder.stride or encoder.patch,
-    }
-
-
 def _parts(spec: ModelSpec, owner: str) -> list[str]:
     return [part for part in part_names(spec) if is_encoder(part) and part.partition("/")[0] == owner]
-
-
-def _wanted(spec: ModelSpec, owner: str, prefix: str) -> dict[str, _Wanted]:
-    parts = _parts(spec, owner)
-    model = build(spec, parts, device="meta")
-    return {
-        _name(spec, part, prefix, name): _Wanted(part, name, tuple(tensor.shape))
-        for part in parts
-        for name, tensor in named_tensors(model.part(part)).items()
-    }
 
 
 def _name(spec: ModelSpec, part: str, prefix: str, tensor: str) -> str:
