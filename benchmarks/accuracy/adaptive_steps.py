@@ -42,7 +42,7 @@ from edgefl.plan.job import RunPlan
 from edgefl.protocol.tensors import decode_part
 from edgefl.run_records import RunReport
 from edgefl.training.batches import input_of
-from edgefl.training.evaluate import Criteria, TestSet, evaluate
+from edgefl.training.evaluate import Criteria, evaluate, load_test_set
 
 #: Training samples a device and modality that the recalibrated copy's statistics are of.
 SAMPLES = 256
@@ -144,7 +144,7 @@ def measured(task: str, method: str, norm: str, seed: int, variant: str = "") ->
         report = run_fleet(folder, plan, paths, seconds=3600)
         store, state = state_of(folder, "run")
         parts = {part: decode_part(store.read(state[part].id)) for part in plan.stages[-1].present}
-        test = TestSet.load(prepared.test, plan.model)
+        test = load_test_set(prepared.test, plan.model)
         copy = recalibrated(plan, parts, [Dataset.load_npz(path) for path in paths.values()])
         again = accuracy(plan, copy, test)
     curve = by_round(report, plan)
@@ -152,7 +152,7 @@ def measured(task: str, method: str, norm: str, seed: int, variant: str = "") ->
     return Row(task, method, norm, seed, curve[-1], again, curve, done, asked, time.monotonic() - started, variant)
 
 
-def accuracy(plan: RunPlan, parts: Mapping[str, Any], test: TestSet) -> float:
+def accuracy(plan: RunPlan, parts: Mapping[str, Any], test: Dataset) -> float:
     """With all modalities."""
     rows = evaluate(plan.model, plan.stages[-1], parts, test, Criteria())
     return next(r.value for r in rows if r.metric == "accuracy" and r.available == tuple(plan.model.encoders))

@@ -26,8 +26,9 @@ from edgefl.registry import choose
 from edgefl.storage.objects import ObjectStore
 
 if TYPE_CHECKING:  # torch waits for the first request: that it is missing has to be told as an answer
+    from edgefl.data.dataset import Dataset
     from edgefl.pricing.round_price import Pricer
-    from edgefl.training.evaluate import Tensors, TestSet
+    from edgefl.training.evaluate import Tensors
 
 
 #: What the worker is asked: methods of ``Evaluator``.
@@ -55,7 +56,7 @@ class Evaluator:
 
     def __init__(self) -> None:
         self._pricer: Pricer | None = None
-        self._tests: dict[str, TestSet] = {}
+        self._tests: dict[str, Dataset] = {}
 
     def answer(self, method: str, body: object, note: Note | None = None) -> object:
         """The answer of one of ``METHODS`` to a request."""
@@ -88,14 +89,14 @@ class Evaluator:
         """
         import numpy as np
 
-        from edgefl.training.evaluate import Criteria, TestSet, evaluate, probe_rows, tasks_of
+        from edgefl.training.evaluate import Criteria, evaluate, probe_rows, tasks_of
         from edgefl.training.matching import matching
 
         plan, parts = request.plan, _parts(request.store, request.manifest)
         test = self._test(plan)
         if choose("weight", plan.server).method.similarity is not None:
-            rows = probe_rows(test.data, plan.model)
-            test = TestSet(test.data.subset(np.delete(np.arange(len(test.data)), rows)))
+            rows = probe_rows(test, plan.model)
+            test = test.subset(np.delete(np.arange(len(test)), rows))
         matcher, networks = matching(plan.model, parts, plan.slots, request.networks)
         return evaluate(
             plan.model,
@@ -104,7 +105,7 @@ class Evaluator:
             test,
             Criteria(
                 prototypes=PROTOTYPES in request.manifest and choose("prototypes", plan.server).method.classes,
-                tasks=tasks_of(plan.model, plan.slots, test.data),
+                tasks=tasks_of(plan.model, plan.slots, test),
                 matcher=matcher,
                 networks=networks,
                 statistics=plan.slots.statistics,
@@ -117,7 +118,7 @@ class Evaluator:
 
         from edgefl.training.evaluate import probe_rows, represent
 
-        plan, data = request.plan, self._test(request.plan).data
+        plan, data = request.plan, self._test(request.plan)
         probes = data.subset(probe_rows(data, plan.model))
         outputs = {
             device: represent(plan.model, plan.stages[request.stage - 1], _parts(request.store, manifest), probes)
@@ -127,11 +128,11 @@ class Evaluator:
         weights: dict[str, float] = choose("weight", plan.server).method.similarity(finite)
         return weights
 
-    def _test(self, plan: RunPlan) -> TestSet:
-        from edgefl.training.evaluate import TestSet
+    def _test(self, plan: RunPlan) -> Dataset:
+        from edgefl.training.evaluate import load_test_set
 
         if plan.test not in self._tests:
-            self._tests[plan.test] = TestSet.load(plan.test, plan.model)
+            self._tests[plan.test] = load_test_set(plan.test, plan.model)
         return self._tests[plan.test]
 
 

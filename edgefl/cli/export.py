@@ -179,16 +179,16 @@ def _statistics(state: FinalState, parts: dict[str, Tensors]) -> dict[str, Tenso
     if not state.plan.slots.statistics:
         return {}
     from edgefl.training.embeddings import heads_with_statistics
-    from edgefl.training.evaluate import TestSet
+    from edgefl.training.evaluate import load_test_set
 
     try:
-        test = TestSet.load(state.plan.test, state.plan.model)
+        test = load_test_set(state.plan.test, state.plan.model)
     except DataError as error:
         raise ExportError(
             f"the heads' batch statistics are taken on the run's test set: {error.message}",
             remedy=f"Put {state.plan.test or 'data.test'} back, or train with model.head.norm: layer.",
         ) from error
-    return heads_with_statistics(state.plan.model, state.stage, parts, test.data)
+    return heads_with_statistics(state.plan.model, state.stage, parts, test)
 
 
 def _own_mask(plan: RunPlan, parts: Collection[str]) -> Mask:

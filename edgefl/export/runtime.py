@@ -173,7 +173,13 @@ class Bundle:
                 remedy="Give an array of samples along the first axis, windowed or resized as in training.",
             )
         if port.dtype == "int64":
-            return self._tokens(port, array)
+            most, length = self.manifest.encoders[port.name].vocabulary - 1, port.shape[1]
+            if array.dtype.kind not in "iu":
+                raise DataError(f"'{port.name}' holds {array.dtype}, the bundle takes token ids (integers)")
+            if array.min() < 0 or array.max() > most:
+                raise DataError(f"'{port.name}': token ids {array.min()} to {array.max()}; valid: 0 to {most}")
+            short = axes[length].minimum - array.shape[1] if isinstance(length, str) else 0
+            return np.pad(array.astype(np.int64), ((0, 0), (0, max(0, short))))
         if array.dtype.kind not in "fiu":
             raise DataError(f"'{port.name}' holds {array.dtype}, the bundle takes numbers", remedy="Give float32.")
         with np.errstate(over="ignore"):  # what is too large becomes infinite, and that is an error below
@@ -181,16 +187,6 @@ class Bundle:
         if not np.isfinite(values).all():
             raise DataError(f"'{port.name}' holds values that are not finite (NaN or infinite)")
         return values
-
-    def _tokens(self, port: Port, array: np.ndarray) -> np.ndarray:
-        vocabulary = self.manifest.encoders[port.name].vocabulary
-        if array.dtype.kind not in "iu":
-            raise DataError(f"'{port.name}' holds {array.dtype}, the bundle takes token ids (integers)")
-        if array.min() < 0 or array.max() >= vocabulary:
-            raise DataError(f"'{port.name}': token ids {array.min()} to {array.max()}; valid: 0 to {vocabulary - 1}")
-        length = port.shape[1]
-        short = self.manifest.axes[length].minimum - array.shape[1] if isinstance(length, str) else 0
-        return np.pad(array.astype(np.int64), ((0, 0), (0, max(0, short))))
 
     def _tables(self, mask: str | None, prototypes: Mapping[str, ClassMeans] | None) -> dict[str, np.ndarray]:
         """The optional inputs of a call."""

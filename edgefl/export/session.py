@@ -46,8 +46,8 @@ def open_session(data: bytes, device: Device = "cpu", threads: int = 0) -> Sessi
     options.intra_op_num_threads = threads
     wanted = _PROVIDERS[device]
     # onnxruntime only warns about a provider that its build lacks.
-    able = [wanted] if wanted in onnxruntime.get_available_providers() else []
-    providers = list(dict.fromkeys([*able, _PROVIDERS["cpu"]]))
+    able = {*onnxruntime.get_available_providers(), _PROVIDERS["cpu"]}
+    providers = [one for one in dict.fromkeys((wanted, _PROVIDERS["cpu"])) if one in able]
     try:
         session: Session = onnxruntime.InferenceSession(data, options, providers=providers)
     except Exception as error:  # onnxruntime's exceptions share no public base

@@ -158,7 +158,7 @@ def inject_gradients(values: Sequence[Tensor], gradients: Sequence[Tensor]) -> T
 
 
 class _Context(FunctionCtx):
-    """What a pass keeps for its gradient."""
+    """State of a pass that its gradient needs."""
 
     gradients: tuple[Tensor, ...]
     run: Run

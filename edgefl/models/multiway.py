@@ -6,7 +6,7 @@ modality m its own x_m <- x_m + mlp_m(norm_m(x_m)). With one modality it is an o
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import partial
 from typing import NamedTuple
 
@@ -51,26 +51,17 @@ class FeedForward(nn.Module):
         return after
 
 
-class SharedStage(nn.Module):
-    """A stage's layers as far as modalities share them: the attention. Run by :func:`run_stage`."""
+class MultiwayStage(nn.Module):
+    """Layers of a stage: the attention that modalities share, or one modality's feed-forward. Run by `run_stage`."""
 
-    def __init__(self, spec: EncoderSpec, count: int) -> None:
+    def __init__(self, layer: Callable[[EncoderSpec], nn.Module], spec: EncoderSpec, count: int) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(SharedAttention(spec) for _ in range(count))
+        self.layers = nn.ModuleList(layer(spec) for _ in range(count))
         self.activation_checkpointing = False  # as ``Stage.activation_checkpointing``
 
 
-class OwnStage(nn.Module):
-    """A stage's layers of one modality: the feed-forward. Run by :func:`run_stage`."""
-
-    def __init__(self, spec: EncoderSpec, count: int) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(FeedForward(spec) for _ in range(count))
-        self.activation_checkpointing = False  # the same
-
-
 def run_stage(
-    shared: SharedStage, own: Mapping[str, OwnStage], states: Mapping[str, TokenState]
+    shared: MultiwayStage, own: Mapping[str, MultiwayStage], states: Mapping[str, TokenState]
 ) -> dict[str, TokenState]:
     """Rows that all have the modalities of ``states``, in the same order, through one stage."""
     lengths = [state.tokens.shape[1] for state in states.values()]

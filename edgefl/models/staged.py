@@ -15,7 +15,17 @@ from edgefl.models.check import check_spec
 from edgefl.models.encoder import Input, Stage, TokenState, initialise, mean_token, rows_in, rows_of
 from edgefl.models.heads import classifier, fusion, matcher, mean_at_hand, modality_head, reconstruction
 from edgefl.models.joint_fusion import Given, JointFusion
-from edgefl.models.multiway import Index, OwnStage, Rows, SharedStage, merged, merged_states, patterns, run_stage
+from edgefl.models.multiway import (
+    FeedForward,
+    Index,
+    MultiwayStage,
+    Rows,
+    SharedAttention,
+    merged,
+    merged_states,
+    patterns,
+    run_stage,
+)
 from edgefl.models.spec import (
     ModelSpec,
     fuses_tokens,
@@ -82,8 +92,8 @@ class StagedModel(nn.Module):
         """Tokens through stage ``k``: rows that all have these modalities, in the same order."""
         parts = {m: self.part(f"{m}/stage{k}") for m in states}
         if self._multiway:
-            own = {m: cast("OwnStage", part) for m, part in parts.items()}
-            return run_stage(cast("SharedStage", self.part(f"shared/stage{k}")), own, states)
+            own = cast("dict[str, MultiwayStage]", parts)
+            return run_stage(cast("MultiwayStage", self.part(f"shared/stage{k}")), own, states)
         return {m: part(states[m]) for m, part in parts.items()}
 
     def norm(self, modality: str, state: TokenState) -> TokenState:
@@ -214,23 +224,17 @@ class StagedModel(nn.Module):
         made: Tensor = self.part(f"reconstruct/{modality}")(given)
         return made
 
-    def match(self, modality: str, r: Tensor) -> Tensor:
-        """r [B, d] -> logits [B, classes] of the small classifier. ModelError when the model has priors instead."""
-        logits: Tensor = self._matcher(modality, "classifier")(r)
-        return logits
-
-    def prior(self, modality: str, other: str, r: Tensor) -> Tensor:
-        """r [B, d] of ``modality`` -> [B, d] in the space of ``other``. ModelError when the model has no such prior."""
-        priors = cast("nn.ModuleDict", self._matcher(modality, "prior"))
-        if f"to/{other}" not in priors:
-            raise ModelError(f"the part 'match/{modality}' has no prior to '{other}'")
-        made: Tensor = priors[f"to/{other}"](r)
+    def match(self, modality: str, r: Tensor, absent: str = "") -> Tensor:
+        """r [B, d] -> logits [B, classes] of the modality's small classifier, or its prior's [B, d] in the space of
+        ``absent``. Raises ModelError when there is no such prior.
+        """
+        matcher = self.part(f"match/{modality}")
+        if isinstance(matcher, nn.ModuleDict):
+            if f"to/{absent}" not in matcher:
+                raise ModelError(f"the part 'match/{modality}' has no prior to '{absent}'")
+            matcher = matcher[f"to/{absent}"]
+        made: Tensor = matcher(r)
         return made
-
-    def _matcher(self, modality: str, wanted: str) -> nn.Module:
-        if self.spec.matching != wanted:
-            raise ModelError(f"the model's matching is '{self.spec.matching}', but '{wanted}' was asked for")
-        return self.part(f"match/{modality}")
 
     def classify(self, fused: Tensor) -> Tensor:
         """f [B, fused_width] -> logits [B, classes]."""
@@ -294,11 +298,11 @@ def _module(spec: ModelSpec, part: str) -> nn.Module:
     encoder = next(iter(spec.encoders.values())) if owner == "shared" else spec.encoders[owner]
     count = encoder.depth // spec.stages
     if owner == "shared":
-        return SharedStage(encoder, count)
+        return MultiwayStage(SharedAttention, encoder, count)
     kind = encoder_kind(encoder.kind).build()
     if rest == "embed":
         return kind.embed(encoder)
     if rest == "norm":
         # Multiway layers are pre-norm for every kind, so text, whose own blocks are not, has a final norm here too.
         return nn.LayerNorm(encoder.width) if multiway else kind.norm(encoder)
-    return OwnStage(encoder, count) if multiway else Stage(kind, encoder, count)
+    return MultiwayStage(FeedForward, encoder, count) if multiway else Stage(kind, encoder, count)

@@ -26,9 +26,9 @@ from edgefl.prototypes.table import ClassMeans, to_tensors
 from edgefl.registry import chosen
 from edgefl.resources.tensor_counters import FlopCounter
 from edgefl.training.embeddings import projections_of, take_local_statistics
-from edgefl.training.evaluate import local_evaluation
 from edgefl.training.flop_cache import kind_of_step, metered
 from edgefl.training.forward import Auxiliary, local_tables, pseudo_labels_of
+from edgefl.training.local_evaluation import local_evaluation
 
 Pattern = tuple[str, ...]
 #: What a round does with samples outside its steps.

@@ -11,7 +11,7 @@ samples it could not complete; a device that could complete all of them has not 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -25,19 +25,18 @@ from edgefl.data.dataset import Dataset
 from edgefl.data.sources import load
 from edgefl.errors import DataError, ModelError
 from edgefl.models.encoder import TokenState
-from edgefl.models.parts import load_part, loaded, part_tensors
+from edgefl.models.parts import loaded
 from edgefl.models.spec import PROTOTYPES, ModelSpec, encodes_together
 from edgefl.models.staged import StagedModel
-from edgefl.plan.job import Job, Slots, Stage
+from edgefl.plan.job import Slots, Stage
 from edgefl.plan.training_samples import needs_pairs
 from edgefl.prototypes.mask import DEFAULT_MATCHER, Matcher, Networks, Table, in_torch
 from edgefl.prototypes.table import ClassMeans, from_tensors
 from edgefl.records import EvaluationRow
-from edgefl.registry import chosen, default, method, methods
+from edgefl.registry import default, method, methods
 from edgefl.training.batches import input_of
 from edgefl.training.embeddings import BATCH, device_of, embeddings, take_statistics, to_numpy
-from edgefl.training.fill import BY_MATCH, AtHand, Make, at_inference, fill, matcher_of
-from edgefl.training.flop_cache import counted, kind_of_step, linear_in
+from edgefl.training.fill import BY_MATCH, AtHand, Make, fill
 from edgefl.training.metrics import classification, pairs, retrieval, same_items
 
 #: What a model can be judged by: labels, and pairs of modalities.
@@ -47,20 +46,12 @@ Tensors = Mapping[str, np.ndarray]
 UNLABELLED = 16
 
 
-@dataclass(frozen=True)
-class TestSet:
-    """The coordinator's own labelled (or paired) samples."""
-
-    __test__ = False  # not a test case, whatever its name says to a collector
-    data: Dataset
-
-    @classmethod
-    def load(cls, path: str, model: ModelSpec) -> TestSet:
-        """Read a test set (.npz or a folder with manifest.jsonl). Raises DataError."""
-        data = load(Path(path), modalities=dict(model.encoders), label_names=model.label_names)
-        if len(data) == 0:
-            raise DataError(f"{path} holds no test samples")
-        return cls(data)
+def load_test_set(path: str, model: ModelSpec) -> Dataset:
+    """The coordinator's own labelled (or paired) samples (.npz or a folder with manifest.jsonl). Raises DataError."""
+    data = load(Path(path), modalities=dict(model.encoders), label_names=model.label_names)
+    if len(data) == 0:
+        raise DataError(f"{path} holds no test samples")
+    return data
 
 
 @dataclass(frozen=True)
@@ -144,7 +135,7 @@ def logits_of(given: AtHand, make: Make, tokens: Mapping[str, TokenState] | None
 
 
 def evaluate(
-    model: ModelSpec, stage: Stage, parts: Mapping[str, Tensors], test: TestSet, criteria: Criteria
+    model: ModelSpec, stage: Stage, parts: Mapping[str, Tensors], test: Dataset, criteria: Criteria
 ) -> list[EvaluationRow]:
     """Rows of the model made of ``parts``: classification under every condition, then retrieval of every pair, both
     ways, among the samples that have both.
@@ -155,9 +146,9 @@ def evaluate(
     tasks = criteria.of(model)
     built = loaded(model, stage.present, parts)
     if criteria.statistics:
-        take_statistics(built, test.data, stage.depth)
+        take_statistics(built, test, stage.depth)
     tables = from_tensors(parts[PROTOTYPES]) if criteria.prototypes and PROTOTYPES in parts else {}
-    judged = _judged(built, test.data, stage.depth, tables, tuple(model.encoders), criteria)
+    judged = _judged(built, test, stage.depth, tables, tuple(model.encoders), criteria)
     rows = _classification(judged) if "classification" in tasks else []
     for a, b in pairs(judged.names) if "retrieval" in tasks else ():
         rows += _rows((a, b), "none", *judged.pair(a, b))
@@ -264,71 +255,6 @@ def _rows(
     available: tuple[str, ...], mask: str, figures: Mapping[str, float], samples: int, matcher: str = ""
 ) -> list[EvaluationRow]:
     return [EvaluationRow(0, 0, available, mask, name, value, int(samples), matcher) for name, value in figures.items()]
-
-
-def personal_evaluation(
-    job: Job,
-    model: StagedModel,
-    holdout: Dataset,
-    parts: Mapping[str, Tensors],
-    kept: Mapping[str, Tensors],
-    statistics: Callable[[], None],
-) -> dict[str, float]:
-    """Metrics of the personal model: that of the device's last round with the layer it was sent for its poverty layer.
-
-    (MMiC.) ``statistics``: takes batch norm's of ``model`` where the job asks for it. ``model`` holds afterwards what
-    it held before. Without such a model: no metrics.
-    """
-    own = [part for part in job.stage.trained if part in kept]
-    repair = chosen("repair", job.slots.repair)[0].method
-    if not repair.personal or not len(holdout) or len(own) < len(job.stage.trained):
-        return {}
-    better: dict[str, dict[str, np.ndarray]] = {}
-    for key, value in parts.get(repair.part, {}).items():
-        part, _, name = key.partition("|")
-        better.setdefault(part, {})[name] = value
-    before = {part: part_tensors(model, part) for part in own}
-    for part in own:
-        load_part(model, part, {**kept[part], **better.get(part, {})})
-    statistics()
-    found = local_evaluation(job, model, holdout, parts, "personal")
-    for part, tensors in before.items():
-        load_part(model, part, tensors)
-    return found
-
-
-def local_evaluation(
-    job: Job, model: StagedModel, holdout: Dataset, parts: Mapping[str, Tensors], prefix: str
-) -> dict[str, float]:
-    """Metrics "<prefix>_<name>" of a device's own model on the samples ``holdout`` it set apart; without samples none.
-
-    "<prefix>_score" is what returns are made of: accuracy, or where nothing is labelled the mean recall at 1. Absent
-    modalities are filled in as the recipe trains them; zeros where that takes prototypes and there are none yet, and in
-    place of noise. ``model`` ends in evaluation mode.
-    """
-    if not len(holdout):
-        return {}
-    known = int((holdout.labels >= 0).sum()) if job.model.classes and holdout.labels is not None else 0
-    asked = {"classification": known > 0, "retrieval": needs_pairs(job.slots)}
-    tasks = frozenset(name for name, there in asked.items() if there)
-    tables = from_tensors(parts[PROTOTYPES]) if PROTOTYPES in parts else {}
-    own = [m for m in job.model.encoders if f"head/{m}" in job.stage.present]
-    mask = at_inference(job.slots.missing, job.model, tables)
-    criteria = Criteria(tasks, mask=mask, matcher=matcher_of(job.slots, {}))
-    kind = "+".join(("evaluation", *sorted(tasks))).encode() + kind_of_step(job, with_tables=bool(tables))
-    complete = int(np.logical_and.reduce([holdout.has(m) for m in own]).sum())
-    rows = sorted((m, int(holdout.has(m).sum())) for m in own)
-    found = counted(
-        kind,
-        (("", len(holdout)), ("&", complete), ("labelled", known), *rows),
-        lambda: judge(model, holdout, job.stage.depth, tables, own, criteria),
-        linear="nothing" if tables else linear_in(job),  # matching costs by pairs of modalities
-    )
-    recalls = [value for name, value in found.items() if name.endswith("_recall_at_1")]
-    metrics = {f"{prefix}_{name}": value for name, value in found.items()}
-    if "accuracy" in found or recalls:
-        metrics[f"{prefix}_score"] = found.get("accuracy", float(np.mean(recalls)) if recalls else 0.0)
-    return metrics
 
 
 def probe_rows(data: Dataset, model: ModelSpec) -> np.ndarray:

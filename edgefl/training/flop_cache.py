@@ -42,7 +42,8 @@ class FlopCounts:
         known = self._known.get(kind, {})
         if shape in known or linear == "nothing":
             return known.get(shape)
-        family = [s for s in known if _names(s) == _names(shape)]
+        names = [name for name, _ in shape]
+        family = [s for s in known if [name for name, _ in s] == names]
         if not family:
             return None
         rows = np.array([_row(s, linear) for s in family])
@@ -117,10 +118,6 @@ def linear_in(job: Job) -> Linear:
     if not encodes_together(job.model):
         return "rows"
     return "patterns" if len(job.model.encoders) <= 2 else "nothing"  # of three, the shape does not tell the patterns
-
-
-def _names(shape: ShapeKey) -> tuple[str, ...]:
-    return tuple(modality for modality, _ in shape)
 
 
 def _row(shape: ShapeKey, linear: Linear) -> np.ndarray:

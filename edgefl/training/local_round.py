@@ -30,9 +30,9 @@ from edgefl.plan.training_samples import built_parts
 from edgefl.registry import Observer, chosen, signature
 from edgefl.training.batches import Batch, mixed_rows, too_few, training_batches, unmixed_rows, usable_rows
 from edgefl.training.embeddings import device_of, own_modalities, take_local_statistics
-from edgefl.training.evaluate import local_evaluation, personal_evaluation
 from edgefl.training.flop_cache import FlopCounts, counted, kind_of_step, linear_in, metered
 from edgefl.training.forward import Auxiliary, auxiliary_of, local_tables, private_head_tensors, pseudo_labels_of
+from edgefl.training.local_evaluation import local_evaluation, personal_evaluation
 from edgefl.training.matching import match_parts
 from edgefl.training.optimizers import Optimizer
 from edgefl.training.prefix_cache import PrefixCache
@@ -133,17 +133,7 @@ def _training_round(
     training = _Training(job, model, dataset, usable, auxiliary, rng, observer)
     training.run(on_progress)
     trained = local_evaluation(job, model, holdout, parts, "trained")
-    # Samples each part was trained on: those that have the part's modality; all, for shared parts.
-    modalities = {part: modality_of(part) for part in job.stage.trained}
-    counts = {part: int(dataset.has(m)[usable].sum()) if m else len(usable) for part, m in modalities.items()}
-    samples = {part: count for part, count in counts.items() if count > 0}
-    # Views: from here on nothing changes the model, and a copy of it would be the largest moment of the round.
-    sending = {p: part_tensors(model, p, copy=False) for p in sent(job.stage, job.slots.exchange) if p in samples}
-    tables = local_tables(job, model, auxiliary, dataset, rng)
-    if tables is not None:
-        sending[PROTOTYPES], samples[PROTOTYPES] = tables, len(usable)
-    if job.signature:
-        sending[SIGNATURE] = signature(job.signature).sign(dataset, job.model.classes, job.hyper.seed)
+    sending, samples = training.update()
     staying = job.stage.trained if repair.method.personal else kept_parts(job)
     return RoundResult(
         parts=sending,
@@ -240,6 +230,24 @@ class _Training:
             self.correct += int((forward.classified.detach().argmax(1) == batch.labels)[known].sum())
             self.labelled += int(known.sum())
         self.compute_s += time.perf_counter() - started
+
+    def update(self) -> tuple[dict[str, Tensors], dict[str, int]]:
+        """The parts to send (trained ones, prototypes, the signature), and the samples each was trained on.
+
+        Those are the ones that have the part's modality; all, for shared parts.
+        """
+        job, model, dataset, usable = self.job, self.model, self.dataset, self.usable
+        modalities = {part: modality_of(part) for part in job.stage.trained}
+        counts = {part: int(dataset.has(m)[usable].sum()) if m else len(usable) for part, m in modalities.items()}
+        samples = {part: count for part, count in counts.items() if count > 0}
+        # Views: from here on nothing changes the model, and a copy of it would be the largest moment of the round.
+        sending = {p: part_tensors(model, p, copy=False) for p in sent(job.stage, job.slots.exchange) if p in samples}
+        tables = local_tables(job, model, self.auxiliary, dataset, self.rng)
+        if tables is not None:
+            sending[PROTOTYPES], samples[PROTOTYPES] = tables, len(usable)
+        if job.signature:
+            sending[SIGNATURE] = signature(job.signature).sign(dataset, job.model.classes, job.hyper.seed)
+        return sending, samples
 
     def metrics(self) -> dict[str, float]:
         """Mean loss of all steps and of the last quarter, and the accuracy while training."""

@@ -11,7 +11,6 @@ from functools import partial
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from edgefl.data.dataset import Dataset
 from edgefl.methods.prototypes.matcher_networks import MatcherSettings, train_classifier, train_prior
@@ -60,12 +59,7 @@ def matcher_networks(
 
 def answers(networks: WeightedNetworks, modality: str) -> list[tuple[float, mask.Network]]:
     """The networks of ``modality`` as the prototype mask takes them."""
-    return [(weight, partial(_answer, built, modality)) for weight, built in networks]
-
-
-def _answer(built: StagedModel, modality: str, r: Tensor, absent: str) -> Tensor:
-    """r [B, d] of ``modality`` -> logits [B, C] of a classifier, or a prior's [B, d] in the space of ``absent``."""
-    return built.match(modality, r) if built.spec.matching == "classifier" else built.prior(modality, absent, r)
+    return [(weight, partial(built.match, modality)) for weight, built in networks]
 
 
 #: Fewest samples a small model is trained on.
@@ -109,8 +103,7 @@ def _train_priors(
     model: StagedModel, m: str, projections: Mapping[str, np.ndarray], dataset: Dataset, rng: np.random.Generator
 ) -> int:
     """Most samples a prior of ``m``, one for each other modality, was trained on."""
-    most = 0
-    settings = MatcherSettings()
+    most, settings = 0, MatcherSettings()
     for other in projections:
         both = dataset.has(m) & dataset.has(other)
         if other == m or both.sum() < _LEAST:

@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from edgefl.data.arrays import Rows
 from edgefl.errors import DataError
+from edgefl.models.vectors import SMALLEST_NORM
 
 Integers = npt.NDArray[np.int64]
 
@@ -29,8 +30,6 @@ RSUM_AT = (1, 5, 10)
 TIE = 1e-6
 #: Inputs looked at at a time.
 _ROWS_TOGETHER = 256
-#: Norms below this count as this, as in ``edgefl.models.vectors``.
-SMALLEST_NORM = 1e-12
 #: Queries compared at once: similarities of 512 x N numbers, 20 MiB for N = 5000, not N x N.
 _BLOCK = 512
 
@@ -101,9 +100,7 @@ def retrieval(
     figures: dict[str, float] = {}
     for one, other, rows, against in ((a, b, z_a, z_b), (b, a, z_b, z_a)):
         ranks = retrieval_ranks(rows, against, items)
-        for k in RECALL_AT:
-            if k <= len(ranks):
-                figures[recall_name(one, other, k)] = float((ranks <= k).mean())
+        figures |= {recall_name(one, other, k): float((ranks <= k).mean()) for k in RECALL_AT if k <= len(ranks)}
     parts = [recall_name(*way, k) for way in ((a, b), (b, a)) for k in RSUM_AT]
     if all(name in figures for name in parts):
         figures["rsum"] = 100 * sum(figures[name] for name in parts)

@@ -23,6 +23,7 @@ from edgefl.aggregation.history import UpdateInfo
 from edgefl.cli.export import export_run
 from edgefl.data.dataset import Dataset
 from edgefl.errors import ExportError
+from edgefl.export.bundle import TrainedState
 from edgefl.models.check import encoder_of_size
 from edgefl.models.parts import load_part, part_tensors
 from edgefl.models.spec import HeadSpec, JointSpec, ModelSpec
@@ -38,7 +39,7 @@ from edgefl.report.quality import evaluation
 from edgefl.storage.objects import ObjectStore
 from edgefl.training.batches import split
 from edgefl.training.embeddings import chosen_rows, heads_with_statistics, retake
-from edgefl.training.evaluate import Criteria, TestSet, evaluate
+from edgefl.training.evaluate import Criteria, evaluate, load_test_set
 from edgefl.training.flop_cache import FlopCounts
 from edgefl.training.local_round import LocalState, train_round
 
@@ -204,7 +205,7 @@ def test_a_device_judges_what_it_received_with_statistics_of_its_own_samples():
     parts = parts_of(made)
     found = train_round(made, own, shifted(parts), LocalState(holdout)).metrics
     fresh = heads_with_statistics(made.model, made.stage, parts, own)
-    expected = evaluate(made.model, made.stage, parts | fresh, TestSet(holdout), Criteria())
+    expected = evaluate(made.model, made.stage, parts | fresh, holdout, Criteria())
     loss = next(row.value for row in expected if row.metric == "loss")
     assert found["received_loss"] == pytest.approx(loss, rel=1e-5)
     plain = job(holdout=0.25)
@@ -365,12 +366,10 @@ def test_a_run_takes_them_and_exports_bundles_with_them(ram_path: Path, monkeypa
             assert row.measured["flops"].value == pytest.approx(row.predicted["flops"].value, rel=0.01)
     store, state = state_of(ram_path)
     before = {part: decode_part(store.read(state[part].id)) for part in ("head/a", "head/b")}
-    written: dict[str, Any] = {}
-    monkeypatch.setattr(
-        "edgefl.export.bundle.export_bundles", lambda *args, **more: written.update(p=args[2], **more) or []
-    )
+    written: list[TrainedState] = []
+    monkeypatch.setattr("edgefl.export.bundle.export_bundles", lambda one, *_args, **_more: written.append(one) or [])
     export_run(store.root.parent)
-    test = TestSet.load(plan.test, plan.model).data
+    test = load_test_set(plan.test, plan.model)
     for part, stored in before.items():
         m = part.removeprefix("head/")
         model = build(plan.model, [f"{m}/{x}" for x in ("embed", "stage1", "stage2", "norm")]).eval()
@@ -379,12 +378,12 @@ def test_a_run_takes_them_and_exports_bundles_with_them(ram_path: Path, monkeypa
         with torch.no_grad():
             h = model.encode(m, torch.from_numpy(np.asarray(test.modalities[m])), 2).numpy()
         first = h @ stored["0.weight"].T
-        np.testing.assert_allclose(written["p"][part]["2.running_mean"], first.mean(0), atol=1e-5)
-        np.testing.assert_allclose(written["p"][part]["2.running_var"], first.var(0, ddof=1), rtol=1e-4)
-        np.testing.assert_array_equal(written["p"][part]["0.weight"], stored["0.weight"])
+        np.testing.assert_allclose(written[0].parts[part]["2.running_mean"], first.mean(0), atol=1e-5)
+        np.testing.assert_allclose(written[0].parts[part]["2.running_var"], first.var(0, ddof=1), rtol=1e-4)
+        np.testing.assert_array_equal(written[0].parts[part]["0.weight"], stored["0.weight"])
         assert np.abs(stored["2.running_mean"] - first.mean(0)).max() > 0.01
-    assert "task" in written["refs"]
-    assert "head/a" not in written["refs"]  # that object has other statistics
+    assert "task" in written[0].refs
+    assert "head/a" not in written[0].refs  # that object has other statistics
     Path(plan.test).unlink()
     with pytest.raises(ExportError, match="statistics are taken on the run's test set") as raised:
         export_run(store.root.parent)

@@ -28,7 +28,7 @@ from edgefl.plan.job import RunPlan, Slots
 from edgefl.protocol.tensors import encode_part
 from edgefl.prototypes.mask import Matcher
 from edgefl.storage.objects import ObjectStore
-from edgefl.training.evaluate import Criteria, TestSet, evaluate
+from edgefl.training.evaluate import Criteria, evaluate
 from edgefl.training.fill import matcher_of
 from edgefl.training.matching import Networks, matching
 
@@ -80,9 +80,7 @@ def told(spec: ModelSpec, slots: Slots, networks: Networks, data: Dataset) -> di
     """Accuracy of each modality alone by the evaluation's prototype mask."""
     parts = state_of(spec)
     matcher, models = matching(spec, parts, slots, networks)
-    rows = evaluate(
-        spec, stage_of(spec, 1), parts, TestSet(data), Criteria(prototypes=True, matcher=matcher, networks=models)
-    )
+    rows = evaluate(spec, stage_of(spec, 1), parts, data, Criteria(prototypes=True, matcher=matcher, networks=models))
     found = [row for row in rows if row.missing == "prototype" and row.metric == "accuracy"]
     assert {row.matcher for row in found} == {matcher.metric}
     return {row.available[0]: row.value for row in found}

@@ -30,7 +30,7 @@ from edgefl.models.spec import JointSpec, ModelSpec
 from edgefl.plan.job import RunPlan, Slots
 from edgefl.protocol.tensors import encode_part
 from edgefl.storage.objects import ObjectStore
-from edgefl.training.evaluate import Criteria, TestSet, evaluate
+from edgefl.training.evaluate import Criteria, evaluate
 
 _KEPT: list[tempfile.TemporaryDirectory] = []
 
@@ -81,7 +81,7 @@ def test_a_bundle_of_one_modality_reconstructs_the_other():
 
 def test_a_bundle_answers_as_often_right_as_the_evaluation_says():
     data, made = labelled(20), rebuilt()
-    rows = evaluate(made.spec, stage_of(made.spec, 1), made.parts, TestSet(data), Criteria())
+    rows = evaluate(made.spec, stage_of(made.spec, 1), made.parts, data, Criteria())
     for m in made.spec.encoders:
         (told,) = [r.value for r in rows if (r.available, r.missing, r.metric) == ((m,), "reconstruction", "accuracy")]
         answers = load_bundle(made.directory / m).predict({m: data.modalities[m]}).classes

@@ -27,7 +27,7 @@ from edgefl.models.spec import JointSpec, ModelSpec
 from edgefl.models.staged import StagedModel
 from edgefl.prototypes.table import ClassMeans, from_tensors, to_tensors
 from edgefl.registry import method
-from edgefl.training.evaluate import Criteria, TestSet, evaluate, judge
+from edgefl.training.evaluate import Criteria, evaluate, judge
 
 NAMES = ("acc", "gyro", "press")
 SUBSETS = [some for n in (1, 2, 3) for some in combinations(NAMES, n)]
@@ -74,7 +74,7 @@ def test_every_subset_is_served_with_the_evaluation_s_accuracy(given: tuple[str,
     )
     bundle = load_bundle(directory / "acc+gyro+press")
     answer = bundle.predict({m: data.modalities[m] for m in given}, mask=mask)
-    rows = evaluate(spec, stage_of(spec, 1), parts, TestSet(data), Criteria(prototypes=True))
+    rows = evaluate(spec, stage_of(spec, 1), parts, data, Criteria(prototypes=True))
     shown = "none" if given == NAMES else mask
     (wanted,) = [r.value for r in rows if (r.available, r.missing, r.metric) == (given, shown, "accuracy")]
     assert (answer.classes == data.labels).mean() == pytest.approx(wanted)

@@ -20,9 +20,10 @@ from edgefl.plan.job import Job
 from edgefl.plan.stages import restrict
 from edgefl.prototypes.table import ClassMeans, to_tensors
 from edgefl.training.batches import Batch
-from edgefl.training.evaluate import Criteria, TestSet, evaluate, judge, local_evaluation
+from edgefl.training.evaluate import Criteria, evaluate, judge
 from edgefl.training.fill import AtHand, Made, fill
 from edgefl.training.forward import auxiliary_of
+from edgefl.training.local_evaluation import local_evaluation
 from edgefl.training.step import run_forward
 
 RECONSTRUCTION = {**CROSS_ENTROPY, "reconstruction": {"weight": 1.0}}
@@ -120,7 +121,7 @@ def test_an_outside_stand_in_fills_in_training_and_evaluation_alike(monkeypatch:
     assert found["received_loss"] == pytest.approx(trained_loss(made, parts, ALONE), abs=1e-5)
     zeros = judge(loaded(made, parts), ALONE, made.stage.depth, {}, ["a"], Criteria(mask="zero"))
     assert abs(zeros["loss"] - found["received_loss"]) > 1e-4
-    rows = evaluate(made.model, made.stage, parts, TestSet(ALONE), Criteria())
+    rows = evaluate(made.model, made.stage, parts, ALONE, Criteria())
     assert {row.missing for row in rows} == {"zero", "ones"}
 
 
@@ -153,7 +154,7 @@ def test_the_evaluation_shows_reconstruction_of_a_model_that_has_the_parts():
     spec = spec_with(reconstruction=True)
     made = made_of(spec, objective=RECONSTRUCTION)
     parts, data = parts_of(made), dataset(9)
-    rows = evaluate(spec, made.stage, parts, TestSet(data), Criteria())
+    rows = evaluate(spec, made.stage, parts, data, Criteria())
     shown = [(row.available, row.missing) for row in rows if row.metric == "accuracy"]
     assert shown == [
         (("a", "b"), "none"),
@@ -167,7 +168,7 @@ def test_the_evaluation_shows_reconstruction_of_a_model_that_has_the_parts():
     (row,) = [row for row in rows if (row.available, row.missing, row.metric) == (("b",), "reconstruction", "accuracy")]
     assert row.value == pytest.approx(expected)
     both = {**parts, "prototypes": to_tensors(some_tables())}
-    masks = {row.missing for row in evaluate(spec, made.stage, both, TestSet(data), Criteria(prototypes=True))}
+    masks = {row.missing for row in evaluate(spec, made.stage, both, data, Criteria(prototypes=True))}
     assert masks == {"none", "zero", "prototype", "reconstruction"}
 
 
@@ -203,7 +204,7 @@ def test_joint_fusion_alone_sees_no_encoded_zeros_and_none_of_what_is_absent():
     model = loaded(made, parts)
     alone = judge(model, ALONE, made.stage.depth, {}, ["a", "b"], Criteria())
     assert judge(model, silent, made.stage.depth, {}, ["a", "b"], Criteria())["loss"] != pytest.approx(alone["loss"])
-    rows = evaluate(spec, made.stage, parts, TestSet(data), Criteria())
+    rows = evaluate(spec, made.stage, parts, data, Criteria())
     figures = {(row.available, row.missing, row.metric): row.value for row in rows}
     assert figures[("a",), "zero", "accuracy"] == alone["accuracy"]  # b, which the test set has, is not looked at
     weights = dict(parts["fusion"])

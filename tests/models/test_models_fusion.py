@@ -333,31 +333,29 @@ def test_reconstruction_and_matching_by_hand():
             mlp[0].weight[:2, 0] = torch.tensor([1.0, -1.0])
             mlp[2].weight[0, :2] = 1.0
     r = torch.tensor([[2.0, 7, 7, 7]])
-    for made in (model.reconstruct("a", r), model.prior("a", "c", r)):
+    for made in (model.reconstruct("a", r), model.match("a", r, "c")):
         torch.testing.assert_close(made, torch.tensor([[1.9090, 0, 0, 0]]), atol=1e-4, rtol=0)
-    assert not torch.equal(model.prior("a", "b", r), model.prior("a", "c", r))
+    assert not torch.equal(model.match("a", r, "b"), model.match("a", r, "c"))
     assert set(model.part("match/b")) == {"to/a", "to/c"}
 
 
-def test_matching_of_the_other_kind_or_to_nowhere_is_refused():
+def test_matching_by_a_part_or_to_a_modality_that_is_not_there_is_refused():
     r = torch.zeros(2, 4)
     classifier = build(spec_of(matching="classifier"), ["match/a"])
     assert classifier.match("a", r).shape == (2, 3)
-    with pytest.raises(ModelError, match="matching is 'classifier', but 'prior' was asked for"):
-        classifier.prior("a", "b", r)
     with pytest.raises(ModelError, match="'match/b' is not in this model"):
         classifier.match("b", r)
     prior = build(spec_of(matching="prior"), ["match/a"])
-    with pytest.raises(ModelError, match="matching is 'prior', but 'classifier' was asked for"):
+    with pytest.raises(ModelError, match="no prior to ''"):
         prior.match("a", r)
     with pytest.raises(ModelError, match="no prior to 'a'"):
-        prior.prior("a", "a", r)
+        prior.match("a", r, "a")
 
 
 def test_a_modality_named_like_a_method_has_a_prior():
     encoders = {"keys": tiny("sensor"), "type": tiny("sensor")}
     model = build(ModelSpec(encoders, head=HEAD, matching="prior"), ["match/keys"])
-    assert model.prior("keys", "type", torch.zeros(1, 4)).shape == (1, 4)
+    assert model.match("keys", torch.zeros(1, 4), "type").shape == (1, 4)
 
 
 # ---- parts and stages

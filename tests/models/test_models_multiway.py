@@ -15,7 +15,7 @@ from training_fixture import CLIP, CROSS_ENTROPY, job, model_spec, random_batch,
 from edgefl.errors import ModelError
 from edgefl.models.check import spec_problems, token_count
 from edgefl.models.encoder import TokenState
-from edgefl.models.multiway import OwnStage, SharedStage, merged, patterns, pieces, run_stage
+from edgefl.models.multiway import FeedForward, MultiwayStage, SharedAttention, merged, patterns, pieces, run_stage
 from edgefl.models.spec import EncoderSpec, HeadSpec, ModelSpec, is_encoder, modality_of, part_names
 from edgefl.models.staged import StagedModel, build
 from edgefl.plan.stages import restrict, shallower, trained_stages
@@ -79,7 +79,7 @@ def test_a_layer_by_hand():
     a: (2 - 1/3, 1/3), and b: (-1/3, 2 + 1/3) + (1, 2) = (2/3, 13/3).
     """
     spec = EncoderSpec(width=2, heads=1, depth=1)
-    shared, own = SharedStage(spec, 1), {"a": OwnStage(spec, 1), "b": OwnStage(spec, 1)}
+    shared, own = MultiwayStage(SharedAttention, spec, 1), {m: MultiwayStage(FeedForward, spec, 1) for m in "ab"}
     with torch.no_grad():
         for module in (shared, *own.values()):
             for name, parameter in module.named_parameters():

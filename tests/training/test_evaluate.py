@@ -19,7 +19,7 @@ from edgefl.models.spec import JointSpec
 from edgefl.models.staged import build
 from edgefl.prototypes.mask import Matcher
 from edgefl.prototypes.table import ClassMeans, to_tensors
-from edgefl.training.evaluate import Criteria, TestSet, evaluate, judge
+from edgefl.training.evaluate import Criteria, evaluate, judge, load_test_set
 from edgefl.training.local_round import train_round
 from edgefl.training.metrics import retrieval
 
@@ -83,7 +83,7 @@ def sklearns(answers, labels):
 def test_the_rows_of_a_labelled_test_set_by_hand():
     data = dataset(9, {"a": [0], "b": [1, 2]}, labels=[0, 1, 2, 0, 1, 2, -1, 0, 1])
     parts = parts_of(job(SPEC, STAGE))
-    told = evaluate(SPEC, STAGE, parts, TestSet(data), Criteria())
+    told = evaluate(SPEC, STAGE, parts, data, Criteria())
     assert [row.metric for row in told[:2]] == ["accuracy", "loss"]  # the report leads with the first
     rows = figures(told)
     conditions = [(("a", "b"), "none"), (("a",), "zero"), (("b",), "zero")]
@@ -98,7 +98,7 @@ def test_the_rows_of_a_labelled_test_set_by_hand():
 
 def test_a_condition_that_no_sample_meets_has_no_rows():
     unpaired = dataset(6, {"a": [0, 1, 2], "b": [3, 4, 5]})
-    rows = evaluate(SPEC, STAGE, parts_of(job(SPEC, STAGE)), TestSet(unpaired), Criteria(tasks=BOTH))
+    rows = evaluate(SPEC, STAGE, parts_of(job(SPEC, STAGE)), unpaired, Criteria(tasks=BOTH))
     assert {(row.available, row.missing) for row in rows} == {(("a",), "zero"), (("b",), "zero")}
 
 
@@ -106,7 +106,7 @@ def test_three_modalities_are_shown_together_alone_and_in_pairs():
     spec = model_spec(modalities="abc")
     stage, data = stages_of(spec)[-1], three(9, {"c": [0, 1]})
     parts = parts_of(job(spec, stage))
-    rows = figures(evaluate(spec, stage, parts, TestSet(data), Criteria()))
+    rows = figures(evaluate(spec, stage, parts, data, Criteria()))
     fewer = [("a",), ("b",), ("c",), ("a", "b"), ("a", "c"), ("b", "c")]
     assert [key[:2] for key in rows if key[2] == "accuracy"] == [
         (("a", "b", "c"), "none"),
@@ -119,7 +119,7 @@ def test_three_modalities_are_shown_together_alone_and_in_pairs():
         pytest.approx(sklearns(logits.argmax(1), data.labels[2:])["macro_f1"]),
         7,
     )
-    without = evaluate(spec, stage, parts, TestSet(dataset(6)), Criteria())  # none of them has c
+    without = evaluate(spec, stage, parts, dataset(6), Criteria())  # none of them has c
     assert {(row.available, row.missing) for row in without} == {
         (("a", "b"), "zero"),
         (("a",), "zero"),
@@ -130,7 +130,7 @@ def test_three_modalities_are_shown_together_alone_and_in_pairs():
 def test_with_prototypes_each_modality_alone_is_shown_under_both_masks():
     data = dataset(9)
     parts = {**parts_of(job(SPEC, STAGE)), "prototypes": to_tensors(tables())}
-    rows = figures(evaluate(SPEC, STAGE, parts, TestSet(data), Criteria(prototypes=True)))
+    rows = figures(evaluate(SPEC, STAGE, parts, data, Criteria(prototypes=True)))
     assert {(available, mask) for available, mask, metric in rows if metric == "accuracy"} == {
         (("a", "b"), "none"),
         (("a",), "zero"),
@@ -138,7 +138,7 @@ def test_with_prototypes_each_modality_alone_is_shown_under_both_masks():
         (("b",), "zero"),
         (("b",), "prototype"),
     }
-    without = figures(evaluate(SPEC, STAGE, parts, TestSet(data), Criteria()))
+    without = figures(evaluate(SPEC, STAGE, parts, data, Criteria()))
     assert {mask for _, mask, _ in without} == {"none", "zero"}
 
 
@@ -147,7 +147,7 @@ def test_a_model_that_ignores_one_modality_answers_the_same_without_it_and_by_ch
     parts = train_round(made, dataset(48), parts_of(made)).parts
     width = made.model.head.out
     parts["fusion"]["0.weight"][:, width:] = 0  # the fusion no longer looks at b
-    rows = figures(evaluate(made.model, made.stage, parts, TestSet(dataset(48, seed=1)), Criteria()))
+    rows = figures(evaluate(made.model, made.stage, parts, dataset(48, seed=1), Criteria()))
     accuracy = {
         (available, mask): value for (available, mask, metric), (value, _) in rows.items() if metric == "accuracy"
     }
@@ -158,7 +158,7 @@ def test_a_model_that_ignores_one_modality_answers_the_same_without_it_and_by_ch
 def test_the_prototype_mask_of_the_evaluation_is_that_of_the_library():
     data, both = dataset(9), tables()
     parts = {**parts_of(job(SPEC, STAGE)), "prototypes": to_tensors(both)}
-    rows = figures(evaluate(SPEC, STAGE, parts, TestSet(data), Criteria(prototypes=True)))
+    rows = figures(evaluate(SPEC, STAGE, parts, data, Criteria(prototypes=True)))
     model, r = projections(SPEC, STAGE, parts, data)
     for m, other in ("ab", "ba"):
         given = {m: r[m], other: torch.from_numpy(stand_in({m: r[m].numpy()}, other, both))}
@@ -172,7 +172,7 @@ def test_a_test_set_that_lacks_a_modality_says_how_it_was_filled():
     only = {"a": whole.modalities["a"]}
     data = type(whole)(only, {"a": whole.present["a"]}, whole.labels, whole.label_names, whole.ids)
     parts = {**parts_of(job(SPEC, STAGE)), "prototypes": to_tensors(tables())}
-    rows = figures(evaluate(SPEC, STAGE, parts, TestSet(data), Criteria(prototypes=True)))
+    rows = figures(evaluate(SPEC, STAGE, parts, data, Criteria(prototypes=True)))
     assert list(dict.fromkeys(key[:2] for key in rows)) == [(("a",), "zero"), (("a",), "prototype")]
     assert [key for key in rows if key[2] == "loss"] == [(("a",), "zero", "loss")]
     assert rows[("a",), "zero", "accuracy"][0] == pytest.approx(by_hand(parts, whole, list(range(6)), "a")["accuracy"])
@@ -181,7 +181,7 @@ def test_a_test_set_that_lacks_a_modality_says_how_it_was_filled():
 def test_a_model_with_one_modality_has_nothing_to_mask():
     spec = model_spec(modalities="a")
     stage = stages_of(spec)[-1]
-    rows = evaluate(spec, stage, parts_of(job(spec, stage)), TestSet(dataset(6)), Criteria())
+    rows = evaluate(spec, stage, parts_of(job(spec, stage)), dataset(6), Criteria())
     assert {(row.available, row.missing) for row in rows} == {(("a",), "none")}
 
 
@@ -190,7 +190,7 @@ def test_retrieval_by_hand():
     stage = stages_of(spec)[-1]
     data = dataset(6, {"a": [0], "b": [5]})
     parts = parts_of(job(spec, stage, objective=CLIP))
-    rows = figures(evaluate(spec, stage, parts, TestSet(data), Criteria()))
+    rows = figures(evaluate(spec, stage, parts, data, Criteria()))
     _, r = projections(spec, stage, parts, data.subset([1, 2, 3, 4]))
     z = {m: F.normalize(projected, dim=1) for m, projected in r.items()}
     likeness = z["a"] @ z["b"].T
@@ -201,14 +201,14 @@ def test_retrieval_by_hand():
         (("a", "b"), "none", "b_to_a_recall_at_1"): (back, 4),
     }
     unpaired = dataset(4, {"a": [0, 1], "b": [2, 3]})
-    assert evaluate(spec, stage, parts, TestSet(unpaired), Criteria()) == []
+    assert evaluate(spec, stage, parts, unpaired, Criteria()) == []
 
 
 def test_retrieval_of_three_modalities_is_that_of_every_pair_among_the_samples_that_have_both():
     spec = model_spec(classes=0, modalities="abc")
     stage, data = stages_of(spec)[-1], three(14, {"a": [0], "b": [1, 2, 3]})
     parts = parts_of(job(spec, stage, objective=CLIP))
-    rows = evaluate(spec, stage, parts, TestSet(data), Criteria())
+    rows = evaluate(spec, stage, parts, data, Criteria())
     _, r = projections(spec, stage, parts, data, "abc")
     for pair, lacking in {("a", "b"): [0, 1, 2, 3], ("a", "c"): [0], ("b", "c"): [1, 2, 3]}.items():
         z = [np.delete(r[m].numpy(), lacking, axis=0) for m in pair]
@@ -220,9 +220,9 @@ def test_retrieval_of_three_modalities_is_that_of_every_pair_among_the_samples_t
 
 def test_a_labelled_model_is_also_judged_by_retrieval_when_asked():
     data, parts = dataset(9), parts_of(job(SPEC, STAGE))
-    rows = evaluate(SPEC, STAGE, parts, TestSet(data), Criteria(tasks=BOTH))
-    by_label = evaluate(SPEC, STAGE, parts, TestSet(data), Criteria())
-    by_pair = evaluate(SPEC, STAGE, parts, TestSet(data), Criteria(tasks=frozenset({"retrieval"})))
+    rows = evaluate(SPEC, STAGE, parts, data, Criteria(tasks=BOTH))
+    by_label = evaluate(SPEC, STAGE, parts, data, Criteria())
+    by_pair = evaluate(SPEC, STAGE, parts, data, Criteria(tasks=frozenset({"retrieval"})))
     assert rows == by_label + by_pair
     assert by_pair[0].metric == "a_to_b_recall_at_1"
 
@@ -232,7 +232,7 @@ def test_a_task_the_model_was_not_made_for_is_an_error():
     stage = stages_of(spec)[-1]
     parts = parts_of(job(spec, stage, objective=CLIP))
     with pytest.raises(ModelError, match="without classes"):
-        evaluate(spec, stage, parts, TestSet(dataset(6)), Criteria(tasks=BOTH))
+        evaluate(spec, stage, parts, dataset(6), Criteria(tasks=BOTH))
     with pytest.raises(ModelError, match="unknown task retreival"):
         judge(loaded(spec, stage, parts), dataset(6), 3, {}, "ab", Criteria(frozenset({"retreival"})))
 
@@ -309,7 +309,7 @@ def test_the_matcher_decides_what_fills_the_gaps():
 
     networks = {m: [(1.0, certain)] for m in "ab"}
     options = {"prototypes": True, "matcher": classifier, "networks": networks}
-    told = evaluate(SPEC, STAGE, parts, TestSet(data), Criteria(**options))
+    told = evaluate(SPEC, STAGE, parts, data, Criteria(**options))
     assert {(row.missing, row.matcher) for row in told} == {("none", ""), ("zero", ""), ("prototype", "classifier")}
     rows = figures(told)
     model, r = projections(SPEC, STAGE, parts, data)
@@ -329,13 +329,13 @@ def test_a_labelled_model_needs_a_labelled_test_set(tmp_path):
     whole = dataset(4)
     data = type(whole)(whole.modalities, whole.present, None, (), whole.ids)
     with pytest.raises(DataError, match="no labels"):
-        evaluate(SPEC, STAGE, parts_of(job(SPEC, STAGE)), TestSet(data), Criteria())
+        evaluate(SPEC, STAGE, parts_of(job(SPEC, STAGE)), data, Criteria())
     dataset(4).save_npz(tmp_path / "test.npz")
-    assert len(TestSet.load(str(tmp_path / "test.npz"), SPEC).data) == 4
+    assert len(load_test_set(str(tmp_path / "test.npz"), SPEC)) == 4
     renamed = type(whole)(whole.modalities, whole.present, whole.labels, ("x", "y", "other"), whole.ids)
     renamed.save_npz(tmp_path / "other.npz")
     with pytest.raises(DataError, match=r"other.npz.*not known to the model: other"):
-        TestSet.load(str(tmp_path / "other.npz"), SPEC)
+        load_test_set(str(tmp_path / "other.npz"), SPEC)
 
 
 @pytest.mark.parametrize(
@@ -351,7 +351,7 @@ def test_modalities_that_meet_before_the_fusion_are_encoded_anew_for_every_condi
     stage = stages_of(spec)[-1]
     data, both = dataset(9, {"a": [0]}), tables()
     parts = {**parts_of(job(spec, stage)), "prototypes": to_tensors(both)}
-    rows = figures(evaluate(spec, stage, parts, TestSet(data), Criteria(prototypes=True, tasks=BOTH)))
+    rows = figures(evaluate(spec, stage, parts, data, Criteria(prototypes=True, tasks=BOTH)))
     model = loaded(spec, stage, parts).eval()
     x = {m: torch.from_numpy(data.modalities[m]) for m in "ab"}
 

@@ -1,0 +1,84 @@
+"""A device's own judgement: its model on the samples it set apart, as received and as trained."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from edgefl.data.dataset import Dataset
+from edgefl.models.parts import load_part, part_tensors
+from edgefl.models.spec import PROTOTYPES
+from edgefl.models.staged import StagedModel
+from edgefl.plan.job import Job
+from edgefl.plan.training_samples import needs_pairs
+from edgefl.prototypes.table import from_tensors
+from edgefl.registry import chosen
+from edgefl.training.evaluate import Criteria, Tensors, judge
+from edgefl.training.fill import at_inference, matcher_of
+from edgefl.training.flop_cache import counted, kind_of_step, linear_in
+
+
+def personal_evaluation(
+    job: Job,
+    model: StagedModel,
+    holdout: Dataset,
+    parts: Mapping[str, Tensors],
+    kept: Mapping[str, Tensors],
+    statistics: Callable[[], None],
+) -> dict[str, float]:
+    """Metrics of the personal model: that of the device's last round with the layer it was sent for its poverty layer.
+
+    (MMiC.) ``statistics``: takes batch norm's of ``model`` where the job asks for it. ``model`` holds afterwards what
+    it held before. Without such a model: no metrics.
+    """
+    own = [part for part in job.stage.trained if part in kept]
+    repair = chosen("repair", job.slots.repair)[0].method
+    if not repair.personal or not len(holdout) or len(own) < len(job.stage.trained):
+        return {}
+    better: dict[str, dict[str, np.ndarray]] = {}
+    for key, value in parts.get(repair.part, {}).items():
+        part, _, name = key.partition("|")
+        better.setdefault(part, {})[name] = value
+    before = {part: part_tensors(model, part) for part in own}
+    for part in own:
+        load_part(model, part, {**kept[part], **better.get(part, {})})
+    statistics()
+    found = local_evaluation(job, model, holdout, parts, "personal")
+    for part, tensors in before.items():
+        load_part(model, part, tensors)
+    return found
+
+
+def local_evaluation(
+    job: Job, model: StagedModel, holdout: Dataset, parts: Mapping[str, Tensors], prefix: str
+) -> dict[str, float]:
+    """Metrics "<prefix>_<name>" of a device's own model on the samples ``holdout`` it set apart; without samples none.
+
+    "<prefix>_score" is what returns are made of: accuracy, or where nothing is labelled the mean recall at 1. Absent
+    modalities are filled in as the recipe trains them; zeros where that takes prototypes and there are none yet, and in
+    place of noise. ``model`` ends in evaluation mode.
+    """
+    if not len(holdout):
+        return {}
+    known = int((holdout.labels >= 0).sum()) if job.model.classes and holdout.labels is not None else 0
+    asked = {"classification": known > 0, "retrieval": needs_pairs(job.slots)}
+    tasks = frozenset(name for name, there in asked.items() if there)
+    tables = from_tensors(parts[PROTOTYPES]) if PROTOTYPES in parts else {}
+    own = [m for m in job.model.encoders if f"head/{m}" in job.stage.present]
+    mask = at_inference(job.slots.missing, job.model, tables)
+    criteria = Criteria(tasks, mask=mask, matcher=matcher_of(job.slots, {}))
+    kind = "+".join(("evaluation", *sorted(tasks))).encode() + kind_of_step(job, with_tables=bool(tables))
+    complete = int(np.logical_and.reduce([holdout.has(m) for m in own]).sum())
+    rows = sorted((m, int(holdout.has(m).sum())) for m in own)
+    found = counted(
+        kind,
+        (("", len(holdout)), ("&", complete), ("labelled", known), *rows),
+        lambda: judge(model, holdout, job.stage.depth, tables, own, criteria),
+        linear="nothing" if tables else linear_in(job),  # matching costs by pairs of modalities
+    )
+    recalls = [value for name, value in found.items() if name.endswith("_recall_at_1")]
+    metrics = {f"{prefix}_{name}": value for name, value in found.items()}
+    if "accuracy" in found or recalls:
+        metrics[f"{prefix}_score"] = found.get("accuracy", float(np.mean(recalls)) if recalls else 0.0)
+    return metrics
