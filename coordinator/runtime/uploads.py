@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from msgspec.structs import asdict
@@ -26,7 +25,7 @@ from edgefl.transfer.receiver import Failed
 #: 32 uploads x 16 chunks in flight are half of mosquitto's default queue of 1000 messages, beyond which it drops QoS 1
 #: without a word (200 uploads at once lost two chunks of three when measured), and 48 MiB at 96 KiB. Few are enough to
 #: fill a server's link: 32 devices at 10 Mbit/s bring 40 MB/s, and one on loopback 365 MB/s.
-DEFAULT_UPLOADS = 32
+MOST_UPLOADS = 32
 #: Updates that are less together are checked one after the other: threads would only get into each other's way.
 _SMALL_BYTES = 4 * 2**20
 #: Parts of an update whose bytes are a figure of their own in the bill.
@@ -72,8 +71,8 @@ class Uploads:
         self._clock = clock
         self._grant = grant
         self._report = report
-        self._admission = UploadAdmission()
-        self._uploads: dict[str, _Upload] = {}
+        self._uploads: dict[str, _Upload] = {}  # by device, in the order of asking
+        self._admitted: set[str] = set()  # devices whose updates are fetched or checked; the others wait
         self._waiting: list[_Upload] = []  # whole, to be checked next
         self._checking: asyncio.Task[None] | None = None
         self._reported: dict[str, tuple[ObjectRef, ...]] = {}  # of each device's last update that was reported
@@ -101,7 +100,7 @@ class Uploads:
             if (refusal := check_sizes(update.manifest, previous, self._rules.transfer)) is not None:
                 self._reject(upload, refusal)
             else:
-                self._start(self._admission.request(device))
+                self._admit()
 
     def on_chunk(self, device: str, transfer: str, payload: bytes) -> None:
         """Chunks came on a device's topic."""
@@ -126,9 +125,11 @@ class Uploads:
         for device, upload in list(self._uploads.items()):
             if upload.receiving:
                 upload.receiver.on_tick(now)
-                if upload.receiver.stalls >= 2 and (others := self._admission.rotate(device)):
+                if upload.receiver.stalls >= 2 and len(self._admitted) < len(self._uploads):
                     upload.receiver.pause()
-                    self._start(others)
+                    self._admitted.discard(device)
+                    self._uploads[device] = self._uploads.pop(device)
+                    self._admit()
 
     def cancel(self, device: str, attempt: Attempt | None = None) -> None:
         """The update (of this attempt) is not wanted. What has arrived stays until garbage is collected."""
@@ -150,10 +151,9 @@ class Uploads:
 
     def clear(self) -> None:
         """The attempt is closed."""
-        self._admission = UploadAdmission(self._admission.limit)
+        self._uploads.clear()
+        self._admitted.clear()
         self._reported.clear()
-        for device in list(self._uploads):
-            self.cancel(device)
 
     async def close(self) -> None:
         """End for good what is being fetched and checked."""
@@ -162,20 +162,25 @@ class Uploads:
             self._checking.cancel()
             await asyncio.gather(self._checking, return_exceptions=True)
 
-    def _start(self, devices: Iterable[str]) -> None:
-        for device in devices:
-            upload = self._uploads[device]
-            upload.began = upload.began or self._clock()
-            # Devices that send equal objects send them in equal chunks.
-            names = (ref.id for ref in upload.update.manifest.values())
-            chunk_bytes = self._store.chunk_size_in_progress(names, self._sizer.of([device])[0])
-            with self._rejecting(upload):
-                end = upload.receiver.start(chunk_bytes, self._sizer.credit(chunk_bytes), self._clock())
-                self._ended(upload, end)
+    def _admit(self) -> None:
+        """Fetch the updates that wait longest, as far as there is room."""
+        while len(self._admitted) < min(MOST_UPLOADS, len(self._uploads)):
+            device = next(name for name in self._uploads if name not in self._admitted)
+            self._admitted.add(device)
+            self._start(self._uploads[device])
+
+    def _start(self, upload: _Upload) -> None:
+        upload.began = upload.began or self._clock()
+        # Devices that send equal objects send them in equal chunks.
+        names = (ref.id for ref in upload.update.manifest.values())
+        chunk_bytes = self._store.chunk_size_in_progress(names, self._sizer.of([upload.update.device])[0])
+        with self._rejecting(upload):
+            end = upload.receiver.start(chunk_bytes, self._sizer.credit(chunk_bytes), self._clock())
+            self._ended(upload, end)
 
     def _ended(self, upload: _Upload, end: End | None) -> None:
         if isinstance(end, Superseded):
-            self._start([upload.update.device])
+            self._start(upload)
         elif isinstance(end, Failed):
             parts = [part for part, ref in upload.update.manifest.items() if ref.id == end.object_id]
             text = f"part {', '.join(parts)[:200]}: {end.reason} of {end.object_id[:12]}"
@@ -246,7 +251,8 @@ class Uploads:
         device = upload.update.device
         if self._uploads.get(device) is upload:
             del self._uploads[device]
-            self._start(self._admission.release(device))
+            self._admitted.discard(device)
+            self._admit()
 
     @contextlib.contextmanager
     def _rejecting(self, upload: _Upload) -> Iterator[None]:
@@ -260,42 +266,3 @@ class Uploads:
 def counted(size: int, source: str) -> Figure:
     """A figure of bytes that the coordinator counted itself."""
     return Figure(float(size), "counted", source)
-
-
-class UploadAdmission:
-    """Admits at most ``limit`` uploads at a time, the others in order of asking. Keys are devices (or uploads)."""
-
-    def __init__(self, limit: int = DEFAULT_UPLOADS) -> None:
-        if limit < 1:
-            raise ValueError(f"{limit} uploads at a time: at least 1")
-        self.limit = limit
-        self.admitted: set[str] = set()
-        self.waiting: deque[str] = deque()
-
-    def request(self, key: str) -> list[str]:
-        """Queue an upload; the uploads admitted by it. Asking again changes nothing."""
-        if key not in self.admitted and key not in self.waiting:
-            self.waiting.append(key)
-        return self._admit()
-
-    def release(self, key: str) -> list[str]:
-        """The upload is complete, abandoned or no longer waits; the uploads admitted instead."""
-        self.admitted.discard(key)
-        if key in self.waiting:
-            self.waiting.remove(key)
-        return self._admit()
-
-    def rotate(self, key: str) -> list[str]:
-        """Move a stalled upload to the end of the queue if others wait; the uploads admitted instead."""
-        if key not in self.admitted or not self.waiting:
-            return []
-        self.admitted.discard(key)
-        self.waiting.append(key)
-        return self._admit()
-
-    def _admit(self) -> list[str]:
-        news = []
-        while self.waiting and len(self.admitted) < self.limit:
-            news.append(self.waiting.popleft())
-            self.admitted.add(news[-1])
-        return news

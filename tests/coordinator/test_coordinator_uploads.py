@@ -5,13 +5,19 @@ from __future__ import annotations
 import asyncio
 import random
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
+from unittest import mock
 
 import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from coordinator.core.moves import UpdateStored
+from coordinator.runtime import uploads as uploads_module
 from coordinator.runtime.chunk_size import ChunkSizer
-from coordinator.runtime.uploads import DEFAULT_UPLOADS, Uploads
+from coordinator.runtime.uploads import MOST_UPLOADS, Uploads
 from coordinator.runtime.validate_update import Rules
 from edgefl.protocol.chunks import Chunk, encode_chunk
 from edgefl.protocol.messages import Grant, Update
@@ -125,7 +131,7 @@ def test_what_arrives_in_chunks_of_two_sizes_goes_on_in_the_smaller(tmp_path) ->
 def test_an_upload_that_is_cancelled_gives_its_place_to_the_next(tmp_path) -> None:
     async def play() -> None:
         devices = Devices(tmp_path / "objects")
-        names = [f"d{n:02}" for n in range(DEFAULT_UPLOADS + 1)]
+        names = [f"d{n:02}" for n in range(MOST_UPLOADS + 1)]
         for name in names:
             devices.announce(name, task=1)
         assert names[-1] not in devices.grants
@@ -138,3 +144,52 @@ def test_an_upload_that_is_cancelled_gives_its_place_to_the_next(tmp_path) -> No
         await devices.uploads.close()
 
     asyncio.run(play())
+
+
+def test_uploads_are_admitted_in_order_of_asking(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(uploads_module, "MOST_UPLOADS", 2)
+
+    async def play() -> None:
+        devices = Devices(tmp_path / "objects")
+        for name in "abcd":
+            devices.announce(name, task=1)
+        devices.announce("c", task=1)  # asking again changes nothing
+        assert list(devices.grants) == ["a", "b"]
+        devices.uploads.cancel("b")
+        assert list(devices.grants) == ["a", "b", "c"]
+        devices.uploads.cancel("unknown")
+        for stalled, next_one in (("a", "d"), ("d", "a")):
+            devices.grants.clear()
+            devices.uploads._uploads[stalled].receiver._receiver.stalls = 2
+            devices.uploads.on_tick()
+            assert list(devices.grants) == [next_one], f"{stalled} lets the one that waits pass"
+        devices.uploads.cancel("d")
+        devices.uploads._uploads["c"].receiver._receiver.stalls = 2
+        devices.uploads.on_tick()
+        assert devices.uploads._admitted == {"a", "c"}, "nothing else waits"
+        await devices.uploads.close()
+
+    asyncio.run(play())
+
+
+@given(st.lists(st.tuples(st.sampled_from(["announce", "cancel", "stall"]), st.sampled_from("abcdef"))))
+def test_never_too_many_uploads_are_admitted_and_no_place_is_left_empty(calls: list[tuple[str, str]]) -> None:
+    async def play(folder: str) -> None:
+        devices = Devices(Path(folder))
+        uploads = devices.uploads
+        for call, name in calls:
+            if call == "announce":
+                devices.announce(name, task=1)
+            elif call == "cancel":
+                uploads.cancel(name)
+            elif name in uploads._admitted:
+                uploads._uploads[name].receiver._receiver.stalls = 2
+                uploads.on_tick()
+            assert uploads._admitted <= uploads._uploads.keys()
+            assert len(uploads._admitted) == min(2, len(uploads._uploads))
+            for device, upload in uploads._uploads.items():
+                assert upload.receiver.running == (device in uploads._admitted)
+        await uploads.close()
+
+    with TemporaryDirectory() as folder, mock.patch.object(uploads_module, "MOST_UPLOADS", 2):
+        asyncio.run(play(folder))

@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import asdict
 
-from coordinator.runtime.uploads import UploadAdmission
 from edgefl.errors import ProtocolError
 from edgefl.protocol.chunks import Chunk, decode_chunks, encode_chunk
 from edgefl.protocol.messages import Grant, Need, decode_down, encode
@@ -738,39 +737,6 @@ def test_a_layout_refuses_more_chunks_than_a_message_can_ask_for():
 
 
 # --- the gate ------------------------------------------------------------------------------------------------------
-
-
-def test_the_gate_admits_in_order_of_asking():
-    gate = UploadAdmission(2)
-    assert [gate.request(key) for key in "abcd"] == [["a"], ["b"], [], []]
-    assert gate.request("c") == []
-    assert gate.release("b") == ["c"]
-    assert gate.rotate("a") == ["d"]
-    assert gate.rotate("d") == ["a"]
-    assert list(gate.waiting) == ["d"]
-    assert gate.release("d") == []
-    assert gate.rotate("c") == []
-    assert gate.release("unknown") == []
-
-
-def test_a_gate_for_nobody_is_refused():
-    with pytest.raises(ValueError, match="at least 1"):
-        UploadAdmission(0)
-
-
-GATE_CALLS = st.tuples(st.sampled_from(["request", "release", "rotate"]), st.sampled_from("abcdef"))
-
-
-@given(st.integers(1, 4), st.lists(GATE_CALLS))
-def test_the_gate_never_admits_too_many_and_never_leaves_a_place_empty(limit, events):
-    gate = UploadAdmission(limit)
-    for method, key in events:
-        for admitted in getattr(gate, method)(key):
-            assert admitted in gate.admitted
-        assert len(gate.admitted) <= limit
-        assert len(gate.admitted) == limit or not gate.waiting
-        assert not gate.admitted & set(gate.waiting)
-        assert len(set(gate.waiting)) == len(gate.waiting)
 
 
 # Slow links: what is late is not lost
