@@ -73,11 +73,18 @@ class Sender:
         if reason:
             self.dropped[reason] += 1
             return []
-        if need.done:
-            return self._complete(device, need, now)
         receiver = self._receivers.get(device)
+        if need.done:
+            self._epochs.enter(device, need.epoch)
+            news: list[Instruction] = [] if device in self.completed else [Completed(device)]
+            self.completed.add(device)
+            return [*news, *self.drop(device, now)]
         if receiver is not None and self._epochs.age(device, need.epoch) == "present":
-            return self._acknowledge(device, receiver, need, now)
+            if need.received > receiver.received:
+                receiver.acknowledge(need.received, now)
+                return self._pump(now, device)
+            self.dropped["stale_progress"] += 1
+            return []
         if not need.missing:
             self.dropped["unknown_epoch"] += 1  # acknowledges what an earlier incarnation of this sender sent
             return []
@@ -137,27 +144,6 @@ class Sender:
         for history in self._sent.values():
             history.chunks = 0  # these were numbers of other chunks
         return True
-
-    def _complete(self, device: str, need: Need, now: float) -> list[Instruction]:
-        self._epochs.enter(device, need.epoch)
-        self._receivers.pop(device, None)
-        self._awaited.discard(device)
-        self._plan()
-        news: list[Instruction] = [] if device in self.completed else [Completed(device)]
-        self.completed.add(device)
-        return [*news, *self._pump(now)]
-
-    def _acknowledge(self, device: str, receiver: ReceiverState, need: Need, now: float) -> list[Instruction]:
-        if need.received <= receiver.received:
-            self.dropped["stale_progress"] += 1
-            return []
-        # Chunks of the shared topic that came before this sender knew the epoch can make it more than was sent.
-        receiver.received = min(need.received, receiver.sent)
-        receiver.heard, receiver.probes = now, 0
-        since_blocked = receiver.received - receiver.blocked_received
-        if receiver.blocked_at is not None and since_blocked >= max(1, receiver.credit // 2):
-            receiver.blocked_at = None
-        return self._pump(now, device)
 
     def _begin(self, device: str, need: Need, now: float) -> list[Instruction]:
         todo = self._index.pack(need.missing)
@@ -293,6 +279,16 @@ class ReceiverState:
     def has_room(self) -> bool:
         """Whether its window admits another chunk."""
         return self.sent - self.received < self.credit
+
+    def acknowledge(self, received: int, now: float) -> None:
+        """It has this many chunks of the epoch.
+
+        Chunks of the shared topic that came before the sender knew the epoch can make it more than was sent.
+        """
+        self.received = min(received, self.sent)
+        self.heard, self.probes = now, 0
+        if self.blocked_at is not None and self.received - self.blocked_received >= max(1, self.credit // 2):
+            self.blocked_at = None
 
     def take(self, number: int, size: int) -> None:
         """Count a chunk of ``size`` bytes as sent to it."""
