@@ -114,7 +114,19 @@ def take_placements(steps: Steps, answer: Planned) -> list[str]:
         devices[one.device] = replace(devices[one.device], placement=one, ticket=0)
     steps.set(devices=devices)
     if valid:
-        steps.emit("stage_planned", data={"placements": [_placement_data(one) for one in valid]})
+        placed = [
+            {
+                "device": one.device,
+                "ok": one.refusal is None,
+                **how_data(one),
+                "factors": {name: round(factor, 3) for name, factor in one.factors.items()},
+                "step_peak_bytes": one.cost.step_peak_bytes,
+                "flops": one.cost.flops,
+                **figures_of(one.refusal or Refusal()),
+            }
+            for one in valid
+        ]
+        steps.emit("stage_planned", data={"placements": placed})
     else:
         steps.drop("stale plan")
     return [one.device for one in valid]
@@ -130,18 +142,6 @@ def how_data(placement: Placement) -> dict[str, object]:
         "checkpoint": hyper.checkpoint,
         "lean": hyper.optimizer if hyper.low_memory else "",
         "precision": hyper.precision,
-    }
-
-
-def _placement_data(placement: Placement) -> dict[str, object]:
-    return {
-        "device": placement.device,
-        "ok": placement.refusal is None,
-        **how_data(placement),
-        "factors": {name: round(factor, 3) for name, factor in placement.factors.items()},
-        "step_peak_bytes": placement.cost.step_peak_bytes,
-        "flops": placement.cost.flops,
-        **figures_of(placement.refusal or Refusal()),
     }
 
 

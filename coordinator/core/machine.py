@@ -12,6 +12,8 @@ double or out of turn is counted in ``state.dropped``. Impossible reports of the
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import msgspec
 
@@ -27,7 +29,6 @@ from coordinator.core.known_devices import (
 )
 from coordinator.core.moves import Event, Instruction, Steps
 from coordinator.core.plausibility import overweights
-from coordinator.core.replies import Rule
 from coordinator.core.round_rules import (
     aggregated_updates,
     check_close,
@@ -44,6 +45,7 @@ from edgefl.run_records import EventRow
 
 replace = msgspec.structs.replace
 
+Rule = Callable[[Steps, Any], object]
 #: Lines of story kept for an error: enough for one round of a fleet of ten.
 STORY_LINES = 40
 
@@ -103,30 +105,22 @@ def _following(state: State, stage: int, number: int) -> tuple[int, int] | None:
     return (first, 1) if first is not None else None
 
 
-def _introduce(steps: Steps, event: m.Joined) -> bool:
-    """Take the device as it says it is; False where its protocol is of another version."""
-    hello = event.hello
+def _joined(steps: Steps, event: m.Joined) -> None:
+    """Take the device as it says it is, and go on where both sides stand: begin, or plan it for the stage."""
+    hello, phase = event.hello, steps.state.phase
     if hello.protocol != PROTOCOL_VERSION:
         refuse_protocol(steps, hello)
-        return False
+        return
     introduce(steps, hello)
     steps.set(returning={name: until for name, until in steps.state.returning.items() if name != hello.device})
     replies.resync(steps, hello.device, hello.working_on)
-    return True
-
-
-def _join(steps: Steps, event: m.Joined) -> None:
-    if _introduce(steps, event):
+    if phase is Phase.JOINING:
         _begin_round_if_enough(steps)
-
-
-def _join_stage(steps: Steps, event: m.Joined) -> None:
-    """The device is planned for the stage, if it has not been."""
-    if _introduce(steps, event) and steps.state.planned_stage == steps.state.stage:
-        device = steps.state.devices[event.device]
+    elif phase not in {Phase.STARTING, *ENDED} and steps.state.planned_stage == steps.state.stage:
+        device = steps.state.devices[hello.device]
         if device.placement is None and not device.ticket:
-            ask(steps, [event.device])
-        elif steps.state.phase is Phase.WAITING:
+            ask(steps, [hello.device])
+        elif phase is Phase.WAITING:
             _next_round(steps)
 
 
@@ -198,13 +192,11 @@ def _next_round(steps: Steps) -> None:
 
 
 def _planned(steps: Steps, event: m.Planned) -> None:
-    if take_placements(steps, event):
-        _next_round(steps)
-
-
-def _planned_in_round(steps: Steps, event: m.Planned) -> None:
-    for name in take_placements(steps, event):
+    in_round, names = steps.state.phase is Phase.ROUND, take_placements(steps, event)
+    for name in names if in_round else ():
         replies.replanned(steps, name)
+    if names and not in_round:
+        _next_round(steps)
 
 
 def _aggregated(steps: Steps, event: m.Aggregated) -> None:
@@ -227,7 +219,7 @@ def _aggregated(steps: Steps, event: m.Aggregated) -> None:
     for refused in event.record.get("refused", ()):
         text = f"part {refused['part']} of {refused['device']} was left out: {refused['detail']}"
         steps.warn(text, refused["device"])
-    for device, text in overweights(event.record):
+    for device, text in overweights(event.record.get("parts", {})):
         steps.warn_once(device, "weight", text)
     devices, aggregating = dict(steps.state.devices), [state.buffered[key] for key in state.aggregating]
     for update in [one.update for one in aggregating if one.update is not None]:
@@ -329,10 +321,10 @@ NOT_AGGREGATING, NOT_EVALUATING = "this attempt is not being aggregated", "this 
 #: without an assignment.
 TRANSITIONS: dict[type[Event], tuple[Rule, dict[Phase, Rule]]] = {
     m.Begin: (illegal("the run has begun already"), {Phase.STARTING: _begin}),
-    m.Joined: (_join_stage, {Phase.JOINING: _join, **dict.fromkeys((Phase.STARTING, *ENDED), _introduce)}),
+    m.Joined: (_joined, {}),
     m.HeartbeatSeen: (_heartbeat_seen, {}),
     m.DeviceOffline: (_device_offline, {}),
-    m.Planned: (take_placements, {Phase.PLANNING: _planned, Phase.WAITING: _planned, Phase.ROUND: _planned_in_round}),
+    m.Planned: (take_placements, dict.fromkeys((Phase.PLANNING, Phase.WAITING, Phase.ROUND), _planned)),
     m.Accepted: (replies.of_attempt(replies.accepted), {}),
     m.Declined: (replies.of_attempt(replies.declined), {}),
     m.Progressed: (replies.of_attempt(replies.progressed), {}),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 
@@ -79,10 +79,10 @@ def bounded(update: Update, claim: Claim) -> Update:
     return msgspec.structs.replace(update, samples={part: min(n, most) for part, n in update.samples.items()})
 
 
-def overweights(record: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """(device, text of the warning) for devices that had most of the weight of a part in this round's record."""
+def overweights(parts_weights: Mapping[str, Mapping[str, Mapping[str, float]]]) -> list[tuple[str, str]]:
+    """(device, text of the warning) for devices that had most of the weight of a part, by the round's record of it."""
     found: dict[str, list[tuple[float, str]]] = {}
-    for part, weights in record.get("parts", {}).items():
+    for part, weights in parts_weights.items():
         shares = weights.get("devices", {})
         if is_shared(part) and len(shares) >= OF and max(shares.values()) > MUCH:
             device = max(shares, key=lambda name: shares[name])

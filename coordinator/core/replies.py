@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TypeVar
 
 import msgspec
 
@@ -19,7 +19,8 @@ from edgefl.records import METHOD, Attempt, Refusal
 
 replace = msgspec.structs.replace
 
-Rule = Callable[[Steps, Any], object]
+M = TypeVar("M", bound=m.Accepted | m.Declined | m.Progressed | m.Announced)
+F = TypeVar("F", bound=m.UpdateStored | m.UpdateInvalid)
 
 #: Reasons to plan a device again: it measured, or ran into, a limit that a smaller job may respect.
 REPLAN = frozenset({"step_memory", "memory", "ceiling", "flops", "payload", "disk", "cache", "packed", METHOD})
@@ -61,10 +62,10 @@ def is_aggregated(state: State, device: str, attempt: Attempt) -> bool:
     return (attempt == state.closed and device in state.last_aggregated) or attempt == state.devices[device].aggregated
 
 
-def of_attempt(rule: Callable[[Steps, Any, Assignment], object]) -> Rule:
+def of_attempt(rule: Callable[[Steps, M, Assignment], object]) -> Callable[[Steps, M], object]:
     """``rule`` for messages about an attempt that counts; any other is dropped, and its device is sent an abort."""
 
-    def checked(steps: Steps, event: m.Accepted | m.Declined | m.Progressed | m.Announced) -> None:
+    def checked(steps: Steps, event: M) -> None:
         state, device, attempt = steps.state, event.device, event.attempt
         if device not in state.devices:
             steps.drop("unknown device")
@@ -84,10 +85,10 @@ def of_attempt(rule: Callable[[Steps, Any, Assignment], object]) -> Rule:
     return checked
 
 
-def of_fetched(rule: Callable[[Steps, Any, Assignment], object]) -> Rule:
+def of_fetched(rule: Callable[[Steps, F, Assignment], object]) -> Callable[[Steps, F], object]:
     """``rule`` for updates that were fetched. One of the open attempt is late when its round is being closed."""
 
-    def checked(steps: Steps, event: m.UpdateStored | m.UpdateInvalid) -> None:
+    def checked(steps: Steps, event: F) -> None:
         assignment = assignment_of(steps.state, event.device, event.attempt)
         if assignment is None or (assignment.attempt is None and steps.state.phase is not Phase.ROUND):
             steps.drop("late")

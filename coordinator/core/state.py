@@ -226,10 +226,9 @@ class Snapshot(
 
 
 class SnapshotChanges(NamedTuple):
-    """Rows to put, by (kind, name); whether the assignments of an attempt that is over go first; rows that go."""
+    """Rows to put, by (kind, name), and rows that go."""
 
     rows: dict[tuple[Kind, str], object]
-    new_attempt: bool = False
     deleted: tuple[tuple[Kind, str], ...] = ()
 
 
@@ -253,20 +252,18 @@ def changes(before: State, after: State) -> SnapshotChanges:
     """The rows to write so that ``decode`` gives ``after``, where it gave ``before``."""
     rows: dict[tuple[Kind, str], object] = {}
     deleted: list[tuple[Kind, str]] = []
-    was, position = position_of(before), position_of(after)
-    if position != was:
+    if (position := position_of(after)) != position_of(before):
         rows["outline", ""] = msgspec.to_builtins(position)
-    new_attempt = position.open != was.open
     pairs: list[tuple[Kind, Mapping[str, Device | Assignment], Mapping[str, Device | Assignment]]] = [
         ("device", before.devices, after.devices),
-        ("assignment", {} if new_attempt else before.assignments, after.assignments),
+        ("assignment", before.assignments, after.assignments),
         ("behind", before.stragglers, after.stragglers),
         ("taken", before.buffered, after.buffered),
     ]
     for kind, old, new in pairs:
         rows |= {(kind, name): msgspec.to_builtins(one) for name, one in new.items() if old.get(name) is not one}
         deleted += [(kind, name) for name in old if name not in new]
-    return SnapshotChanges(rows, new_attempt and bool(before.assignments), tuple(deleted))
+    return SnapshotChanges(rows, tuple(deleted))
 
 
 def decode(rows: Iterable[tuple[str, str, object]]) -> Snapshot | None:

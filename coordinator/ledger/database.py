@@ -13,12 +13,12 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 from urllib.parse import quote
 
 import msgspec
 from sqlalchemy import Connection, Engine, create_engine, event, func, inspect, select, text
 from sqlalchemy.engine import URL, make_url
+from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, OperationalError, SQLAlchemyError
 
 from coordinator.core.timeouts import LEDGER_AWAY_S, LEDGER_BUSY_S, LEDGER_CONNECT_S, LEDGER_RETRY_S
@@ -98,7 +98,7 @@ def _parsed(url: str) -> URL:
 
 
 def _engine(parsed: URL, name: str) -> Engine:
-    options: dict[str, Any] = {"json_serializer": _to_json, "json_deserializer": msgspec.json.decode}
+    options: dict[str, object] = {"json_serializer": _to_json, "json_deserializer": msgspec.json.decode}
     if parsed.get_backend_name() == "postgresql":
         options["connect_args"] = {key: value for key, value in _CONNECTION.items() if key not in parsed.query}
         options["pool_pre_ping"] = True  # a connection that the server has ended meanwhile is not used
@@ -201,10 +201,10 @@ def _prepare(connection: sqlite3.Connection, _record: object) -> None:
     cursor.close()
 
 
-def _prepare_postgresql(connection: Any, _record: object) -> None:
+def _prepare_postgresql(connection: DBAPIConnection, _record: object) -> None:
     """Lock time-out as SQLite's; a commit that returned survives a loss of power, as there."""
     lasting = "SELECT set_config('synchronous_commit', 'on', false) WHERE current_setting('synchronous_commit') = 'off'"
-    with connection.cursor() as cursor:
+    with contextlib.closing(connection.cursor()) as cursor:
         cursor.execute(f"SET lock_timeout = {round(LEDGER_BUSY_S * 1000)}")
         cursor.execute(lasting)
     connection.commit()
@@ -230,19 +230,16 @@ def copy_to_read(url: str) -> tempfile.TemporaryDirectory[str] | None:
     file = Path(parsed.database or "")
     if parsed.get_backend_name() != "sqlite" or not file.is_file():
         return None
-    with contextlib.suppress(sqlite3.Error), contextlib.closing(_reading(file)) as source:
+    # Without a journal no process writes, and SQLite need not leave files of its own.
+    how = "mode=ro" if file.with_name(f"{file.name}-wal").exists() else "immutable=1"
+    address = f"file:{quote(str(file.resolve()))}?{how}"
+    with contextlib.suppress(sqlite3.Error), contextlib.closing(sqlite3.connect(address, uri=True)) as source:
         if (source.execute("SELECT version_num FROM alembic_version").fetchone() or (HEAD,))[0] < HEAD:
             folder = tempfile.TemporaryDirectory(prefix="edgefl-ledger-")
             with contextlib.closing(sqlite3.connect(Path(folder.name) / LEDGER_COPY)) as copy:
                 source.backup(copy)
             return folder
     return None
-
-
-def _reading(file: Path) -> sqlite3.Connection:
-    """A read-only connection. Without a journal no process writes, and SQLite need not leave files of its own."""
-    how = "mode=ro" if file.with_name(f"{file.name}-wal").exists() else "immutable=1"
-    return sqlite3.connect(f"file:{quote(str(file.resolve()))}?{how}", uri=True)
 
 
 def _migrate(engine: Engine, name: str, *, create: bool, migrate: bool) -> None:

@@ -158,8 +158,6 @@ class Ledger:
             put_figures(connection, run, [row for row in saved if isinstance(row, AssignmentRow)])
             for end in ends:
                 _set_run(connection, run, status=end.status, finished_at=at)
-            if changed.new_attempt:
-                remove(connection, tables.snapshots, run, ("kind",), [("assignment",)])
             remove(connection, tables.snapshots, run, ("kind", "name"), changed.deleted)
             put(connection, run, [*pieces, *announced])
 
@@ -174,7 +172,10 @@ class Ledger:
     def report(self, run: str = "") -> RunReport:
         """Everything about a run; "": the newest. Raises StoreError naming the runs there are."""
         with self._reading() as connection:
-            head = _head(self._run(connection, run or self._newest(connection)))
+            if not run and not (runs := _runs(connection)):
+                remedy = "The run ended before it had begun: start it again with --resume, or delete its directory."
+                raise StoreError(f"the ledger {self._name} holds no run", remedy=remedy)
+            head = _head(self._run(connection, run)) if run else runs[0]
             last_attempts = {(row.stage, row.round): row for row in rows(connection, RoundRow, head.run)}
             return replace(
                 head,
@@ -190,13 +191,6 @@ class Ledger:
         """All runs without their rows, newest first."""
         with self._reading() as connection:
             return _runs(connection)
-
-    def _newest(self, connection: Connection) -> str:
-        runs = _runs(connection)
-        if not runs:
-            remedy = "The run ended before it had begun: start it again with --resume, or delete its directory."
-            raise StoreError(f"the ledger {self._name} holds no run", remedy=remedy)
-        return runs[0].run
 
     def _run(self, connection: Connection, run: str) -> RunRow:
         """One run. Raises StoreError naming the runs there are."""

@@ -130,15 +130,12 @@ def rows(connection: sa.Connection, kind: type[R], run: str | None = None) -> It
     query = sa.select(table).order_by(*table.primary_key)
     if run is not None:
         query = query.where(table.c.run == run)
-    return (_convert(kind, row) for row in connection.execute(query).mappings())
-
-
-def _convert(kind: type[R], row: sa.RowMapping) -> R:
-    values: dict[str, object] = {str(name): value for name, value in row.items()}  # its names are a kind of str
-    if "metrics" in values:  # a metric that was not a number is null in JSON: it is left out
-        metrics = msgspec.convert(values["metrics"], dict[str, float | None])
-        values["metrics"] = {name: value for name, value in metrics.items() if value is not None}
-    return msgspec.convert(values, kind)
+    for row in connection.execute(query).mappings():
+        values: dict[str, object] = {str(name): value for name, value in row.items()}  # its names are a kind of str
+        if "metrics" in values:  # a metric that was not a number is null in JSON: it is left out
+            metrics = msgspec.convert(values["metrics"], dict[str, float | None])
+            values["metrics"] = {name: value for name, value in metrics.items() if value is not None}
+        yield msgspec.convert(values, kind)
 
 
 def put(connection: sa.Connection, run: str, batch: Iterable[msgspec.Struct]) -> None:

@@ -62,7 +62,6 @@ class Play:
         self.log.append(event)
         self.state, out = step(before, event)
         changed, self.saved = changes(self.saved, self.state), self.state
-        self.kept = {key: row for key, row in self.kept.items() if not changed.new_attempt or key[0] != "assignment"}
         self.kept = {key: row for key, row in self.kept.items() if key not in changed.deleted}
         self.kept |= {key: msgspec.json.decode(msgspec.json.encode(row)) for key, row in changed.rows.items()}
         for one in out:
