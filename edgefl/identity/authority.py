@@ -69,11 +69,6 @@ def load_key(pem: bytes, name: str) -> Key:
     return key
 
 
-def pem_of(der: bytes) -> bytes:
-    """A certificate as PEM."""
-    return x509.load_der_x509_certificate(der).public_bytes(serialization.Encoding.PEM)
-
-
 def der_of(pem: bytes, name: str) -> bytes:
     """The certificate in a PEM file as DER. Raises IdentityError naming the file."""
     try:

@@ -17,6 +17,7 @@ import contextlib
 import fcntl
 import os
 import secrets
+import ssl
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace as replace_address
@@ -265,7 +266,7 @@ def create_fleet(directory: Path, asked: Record) -> Fleet:
         make_private(folder)
     now, key = time.time(), x.new_key()
     authority = x.Authority(x.self_signed(asked.fleet, key, now).der, key)
-    pem = x.pem_of(authority.certificate)
+    pem = ssl.DER_cert_to_PEM_cert(authority.certificate).encode()
     place = directory / "broker"
     server, own = x.new_key(), x.new_key()
     names = list(dict.fromkeys([*asked.hosts, *([asked.bind] if asked.bind else []), "localhost", "127.0.0.1", "::1"]))
@@ -273,10 +274,11 @@ def create_fleet(directory: Path, asked: Record) -> Fleet:
     write_private(directory / "ca.pem", pem)
     write_private(directory / "signing.key", key_text(secrets.token_bytes(KEY_BYTES)).encode() + b"\n")
     certificate = authority.client(COORDINATOR, own.public_key(), x.LONG_LIFE_S, now)
-    write_private(directory / "coordinator.pem", x.pem_of(certificate.der) + x.key_pem(own))
+    write_private(directory / "coordinator.pem", ssl.DER_cert_to_PEM_cert(certificate.der).encode() + x.key_pem(own))
     write_private(directory / "devices.json", b"{}")
     write_private(place / "ca.pem", pem)
-    write_private(place / "server.pem", x.pem_of(authority.server(server.public_key(), names, now).der))
+    served = authority.server(server.public_key(), names, now)
+    write_private(place / "server.pem", ssl.DER_cert_to_PEM_cert(served.der).encode())
     write_private(place / "server.key", x.key_pem(server))
     client_id, password = f"{COORDINATOR}-{secrets.token_hex(16)}", secrets.token_urlsafe(24)
     _write_record(directory, replace(asked, client_id=client_id, newcomers=password, retain=False))

@@ -12,33 +12,32 @@ from edgefl.transport.address import Address
 #: OpenSSL's verify codes of certificates.
 _NOT_YET_VALID, _EXPIRED, _OTHER_HOST = 9, 10, frozenset({62, 64})
 _ENROL = "ask the coordinator for a new token (`edgefl-coordinator enroll`) and enrol it: edgefl-agent enroll TOKEN"
-#: A broker's TLS alerts about this device's certificate: (what it means, what to do), by OpenSSL's name of the alert.
+#: A broker's TLS alerts about this device's certificate: OpenSSL's name -> (what it means, what to do).
 _ALERTS: dict[str, tuple[str, str]] = {
-    **dict.fromkeys(
-        ("SSLV3_ALERT_CERTIFICATE_REVOKED", "SSL/TLS_ALERT_CERTIFICATE_REVOKED"),
+    name: (meaning, remedy)
+    for names, meaning, remedy in (
         (
+            ("SSLV3_ALERT_CERTIFICATE_REVOKED", "SSL/TLS_ALERT_CERTIFICATE_REVOKED"),
             "this device's certificate was revoked: the fleet has shut it out",
             "Stop it; to let it in again, delete its state directory and enrol it under another name.",
         ),
-    ),
-    **dict.fromkeys(
-        ("SSLV3_ALERT_CERTIFICATE_EXPIRED", "SSL/TLS_ALERT_CERTIFICATE_EXPIRED"),
         (
+            ("SSLV3_ALERT_CERTIFICATE_EXPIRED", "SSL/TLS_ALERT_CERTIFICATE_EXPIRED"),
             "this device's certificate has expired",
             f"Set the clocks here and at the broker; if they are right, {_ENROL}.",
         ),
-    ),
-    "TLSV1_ALERT_UNKNOWN_CA": (
-        "the broker does not know the authority of this device's certificate",
-        f"Check --cert; if it is of another fleet, {_ENROL}.",
-    ),
-    **dict.fromkeys(
-        ("TLSV13_ALERT_CERTIFICATE_REQUIRED", "SSLV3_ALERT_HANDSHAKE_FAILURE"),
         (
+            ("TLSV1_ALERT_UNKNOWN_CA",),
+            "the broker does not know the authority of this device's certificate",
+            f"Check --cert; if it is of another fleet, {_ENROL}.",
+        ),
+        (
+            ("TLSV13_ALERT_CERTIFICATE_REQUIRED", "SSLV3_ALERT_HANDSHAKE_FAILURE"),
             "the broker asks for a certificate of this device",
             f"Give --cert and --key, or {_ENROL}.",
         ),
-    ),
+    )
+    for name in names
 }
 
 

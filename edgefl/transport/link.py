@@ -34,6 +34,8 @@ from edgefl.transport.interface import Will
 _LOG = logging.getLogger(__name__)
 P = ParamSpec("P")
 
+#: Silence after which a ping goes out; the broker ends the connection after half as long again.
+KEEPALIVE_S = 30
 #: How long opening the socket, TLS included, may take: several round trips of a bad mobile link.
 CONNECT_TIMEOUT_S = 5.0
 #: How long to wait for the broker to close its side after DISCONNECT: a round trip, generously.
@@ -85,7 +87,6 @@ class Settings:
     client_id: str
     will: Will | None = None
     tls: ssl.SSLContext | None = None
-    keepalive_s: int = 30
     clean_session: bool = False
 
 
@@ -108,7 +109,7 @@ class MeteredClient(Client):
         super().__init__(CallbackAPIVersion.VERSION2, **options)
         self._meter = meter
         self.alert: ssl.SSLError | None = None  # the peer's last TLS alert; paho only logs it
-        self._oversize: set[int] = set()
+        self.oversize: set[int] = set()  # ids of messages that the broker refused for their size
 
     def _sock_send(self, buf: bytes | bytearray) -> int:
         try:
@@ -148,15 +149,9 @@ class MeteredClient(Client):
         """
         packet = self._in_packet["packet"]
         if self.protocol == MQTTProtocolVersion.MQTTv5 and len(packet) > 2 and packet[2] == _PACKET_TOO_LARGE:
-            self._oversize.add(int.from_bytes(packet[:2], "big"))
+            self.oversize.add(int.from_bytes(packet[:2], "big"))
             packet[2] = _QUOTA_EXCEEDED
         return super()._handle_pubackcomp(cmd)
-
-    def refused_as_too_large(self, mid: int) -> bool:
-        """Whether the broker has just refused this message for its size."""
-        known = mid in self._oversize
-        self._oversize.discard(mid)
-        return known
 
     def withdraw(self, mid: int) -> None:
         """Do not send this message again when the connection is back."""
@@ -238,7 +233,7 @@ def _make_client(settings: Settings, version: MQTTProtocolVersion, meter: Meter)
     client.connect_async(
         settings.address.host,
         settings.address.port,
-        settings.keepalive_s,
+        KEEPALIVE_S,
         clean_start=settings.clean_session,
         properties=properties,
     )
@@ -430,8 +425,11 @@ class Link:
         self._post(self._listener.message, topic, bytes(message.payload))
 
     def _on_publish(self, client: Client, data: object, mid: int, reason: ReasonCode, properties: object) -> None:
-        large = isinstance(client, MeteredClient) and client.refused_as_too_large(mid)
-        self._post(self._listener.published, mid, TOO_LARGE if large else _refusal(reason))
+        refusal = _refusal(reason)
+        if isinstance(client, MeteredClient) and mid in client.oversize:
+            client.oversize.discard(mid)
+            refusal = TOO_LARGE
+        self._post(self._listener.published, mid, refusal)
 
     def _on_subscribe(
         self, client: Client, data: object, mid: int, reasons: list[ReasonCode], properties: object

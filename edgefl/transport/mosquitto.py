@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import hashlib
 import os
 import pwd
@@ -141,8 +142,9 @@ def _common(packet_bytes: int) -> list[str]:
         "log_type warning",
         "log_type notice",
     ]
-    user = _own_name()
-    return lines if user is None else [*lines, f"user {user}"]
+    with contextlib.suppress(KeyError):  # by default, root's mosquitto becomes a user without access to our files
+        lines.append(f"user {pwd.getpwuid(os.geteuid()).pw_name}")
+    return lines
 
 
 def hash_password(password: str) -> str:
@@ -150,11 +152,3 @@ def hash_password(password: str) -> str:
     salt = secrets.token_bytes(12)
     digest = hashlib.pbkdf2_hmac("sha512", password.encode(), salt, _ROUNDS)
     return f"$7${_ROUNDS}${base64.b64encode(salt).decode()}${base64.b64encode(digest).decode()}"
-
-
-def _own_name() -> str | None:
-    """Name of this user, None if it has none: by default, root's mosquitto becomes one without access to our files."""
-    try:
-        return pwd.getpwuid(os.geteuid()).pw_name
-    except KeyError:
-        return None

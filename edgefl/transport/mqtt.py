@@ -107,7 +107,6 @@ class MqttTransport:
         will: Will | None = None,
         *,
         tls: TlsFiles | None = None,
-        keepalive_s: int = 30,
         clean_session: bool = False,
     ) -> None:
         self.on_message: Callable[[str, bytes], None] = lambda topic, payload: None
@@ -118,7 +117,7 @@ class MqttTransport:
         self._files = tls or TlsFiles()
         address = parse_url(url)
         self.address = dataclasses.replace(address, tls=address.tls or any(self._files))
-        self._settings = Settings(self.address, client_id, will, None, keepalive_s, clean_session)
+        self._settings = Settings(self.address, client_id, will, clean_session=clean_session)
         self._meter = Meter()
         self._patterns: list[str] = []
         self._pending: dict[int, asyncio.Future[str | None]] = {}

@@ -399,9 +399,11 @@ def test_a_subscription_made_while_the_broker_is_away_holds_when_it_is_back(brok
     run(scenario())
 
 
-def test_a_broker_that_falls_silent_counts_as_lost(broker: Broker) -> None:
+def test_a_broker_that_falls_silent_counts_as_lost(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("edgefl.transport.link.KEEPALIVE_S", 1)
+
     async def scenario() -> None:
-        transport = MqttTransport(broker.url, "keepalive", keepalive_s=1)
+        transport = MqttTransport(broker.url, "keepalive")
         seen = Recorder(transport)
         await transport.connect()
         os.kill(broker.pid, signal.SIGSTOP)
