@@ -129,10 +129,9 @@ def inside(root: Path, name: object, limit: int = MAX_FILE_BYTES) -> Path:
     return path
 
 
-def _open(root: Path, value: object, kind: str) -> tuple[Path, str]:
+def _open(root: Path, value: object, kind: str, *valid: str) -> tuple[Path, str]:
     path = inside(root, value)
     suffix = path.suffix.lower()
-    valid = {"sensor": [".npy", ".csv"], "vision": [".png", ".jpg", ".jpeg", ".npy"], "audio": [".wav", ".npy"]}[kind]
     if suffix not in valid:
         raise SampleError(f"{value}: {kind} values are read from {', '.join(valid)}")
     return path, suffix
@@ -151,7 +150,7 @@ def _sensor(root: Path, value: object, to: Target) -> Array:
         except (ValueError, OverflowError):
             raise SampleError("its rows differ in length") from None
     else:
-        path, suffix = _open(root, value, "sensor")
+        path, suffix = _open(root, value, "sensor", ".npy", ".csv")
         rows = read_npy(path) if suffix == ".npy" else _csv(path)
     if rows.ndim == 1:
         rows = rows[:, None]
@@ -182,7 +181,7 @@ def _csv(path: Path) -> Array:
 
 
 def _vision(root: Path, value: object, to: Target) -> Array:
-    path, suffix = _open(root, value, "vision")
+    path, suffix = _open(root, value, "vision", ".png", ".jpg", ".jpeg", ".npy")
     if suffix != ".npy":
         return _picture(path, to.shape)
     array = as_values(read_npy(path), "vision")
@@ -223,7 +222,7 @@ def _picture(path: Path, shape: tuple[int, ...]) -> Array:
 
 
 def _audio(root: Path, value: object, to: Target) -> Array:
-    path, suffix = _open(root, value, "audio")
+    path, suffix = _open(root, value, "audio", ".wav", ".npy")
     if suffix == ".wav" and to.kind == "features":
         raise DataError(
             "a pretrained audio encoder has its own spectrogram; store what its feature extractor gives as .npy"
