@@ -10,22 +10,30 @@ import argparse
 import asyncio
 import contextlib
 import os
+import resource
 import signal
 from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
+from msgspec.structs import replace
 
-from device_agent.core.agent_timeouts import TRAINER_STOP_S
 from device_agent.core.state import DataFacts, Result, Train
-from device_agent.runtime.connect import Options, make_agent
-from device_agent.runtime.log import line_writer
-from device_agent.runtime.trainer_process import Ended, OnProgress, TrainerSettings, TrainRequest, progressed
-from device_agent.trainer.shared import Tenant, TenantRequest
+from device_agent.runtime.connect import Options, line_writer, make_agent
+from device_agent.runtime.trainer_process import (
+    TRAINER_STOP_S,
+    Ended,
+    OnProgress,
+    TrainerSettings,
+    interrupt,
+    raised,
+    train_in,
+    trainer_worker,
+)
 from edgefl.console import guarded
 from edgefl.errors import ConfigError, EdgeFLError, Problem
 from edgefl.process.worker import WorkerFailedError, WorkerProcess, understood
-from edgefl.records import Refusal
+from edgefl.records import Figure
 from edgefl.resources.process_memory import keep_for_chunks
 
 
@@ -33,11 +41,7 @@ class HostedTrainers:
     """The trainer processes. Devices are dealt to them in turn, and stay where they are."""
 
     def __init__(self, count: int, log: Path) -> None:
-        arguments = ["--parent", str(os.getpid())]
-        self._workers = [
-            _SharedWorker(WorkerProcess("device_agent.trainer.shared", arguments, log / f"trainers-{i + 1}.log"))
-            for i in range(count)
-        ]
+        self._workers = [_SharedWorker(trainer_worker(log / f"trainers-{i + 1}.log")) for i in range(count)]
         self._dealt = 0
 
     def trainer(self, settings: TrainerSettings, memory_total_bytes: int) -> HostedTrainer:
@@ -46,20 +50,11 @@ class HostedTrainers:
         held = [field for field in limits if getattr(settings.budget, field) is not None]
         if held:
             problem = Problem(f"budget.{held[0]}", f"{settings.device} shares its trainer's process with others")
-            raise ConfigError(
-                settings.device, [problem], remedy="Leave --trainers away, or the device's memory budget."
-            )
+            remedy = "Leave --trainers away, or the device's memory budget."
+            raise ConfigError(settings.device, [problem], remedy=remedy)
         worker = self._workers[self._dealt % len(self._workers)]
         self._dealt += 1
-        tenant = Tenant(
-            settings.device,
-            settings.data,
-            str(settings.store),
-            settings.bad_samples,
-            settings.torch_device,
-            settings.budget,
-        )
-        return HostedTrainer(tenant, worker)
+        return HostedTrainer(settings, worker)
 
 
 class _SharedWorker:
@@ -68,59 +63,57 @@ class _SharedWorker:
     def __init__(self, process: WorkerProcess) -> None:
         self.process = process
         self.turn = asyncio.Lock()
-        self.active: Tenant | None = None
-        self.needed: set[Tenant] = set()
+        self.active: TrainerSettings | None = None
+        self.needed: set[TrainerSettings] = set()
 
 
 class HostedTrainer:
-    """A device's trainer in a process that others use, too; see ``device_agent.runtime.trainer_process.Trainer``."""
+    """A device's trainer in a process that others use, too; see ``device_agent.runtime.trainer_process.Trainer``.
 
-    def __init__(self, tenant: Tenant, worker: _SharedWorker) -> None:
-        self._tenant = tenant
+    A round's step memory is still measured: one round at a time, above what the process held when it began. What the
+    whole process holds belongs to no single device, and is not reported as one device's.
+    """
+
+    def __init__(self, settings: TrainerSettings, worker: _SharedWorker) -> None:
+        self._settings = settings
         self._worker = worker
 
     async def warm(self) -> DataFacts:
         """See ``Trainer.warm``."""
-        self._worker.needed.add(self._tenant)
+        self._worker.needed.add(self._settings)
         async with self._worker.turn:
-            return understood(await self._worker.process.call("warm", TenantRequest(self._tenant)), DataFacts)
+            return understood(await self._worker.process.call("warm", self._settings), DataFacts)
 
     async def train(self, work: Train, on_progress: OnProgress) -> Ended:
         """See ``Trainer.train``. When the process dies, so do the other devices' data in it: they load them again."""
-        self._worker.needed.add(self._tenant)
-        request = TenantRequest(self._tenant, TrainRequest(work.offer, self._tenant.device, work.retained))
+        self._worker.needed.add(self._settings)
         async with self._worker.turn:
             try:
                 # Only a warm process may be interrupted: the signal would kill a cold one.
-                await self._worker.process.call("warm", TenantRequest(self._tenant))
-                self._worker.active = self._tenant
-                reply = await self._worker.process.call(
-                    "train", request, lambda note: on_progress(progressed(work.offer.attempt, note))
-                )
-                result = understood(reply, Result)
+                await self._worker.process.call("warm", self._settings)
+                self._worker.active = self._settings
+                result = await train_in(self._worker.process, self._settings, work, on_progress)
             except WorkerFailedError as error:
-                reason = "disk" if error.kind == "StoreError" else "error"
-                refusal = Refusal(reason, detail=error.message[:500])
-                return Ended(Result(refusal=refusal), alive=error.status is None)
+                return Ended(Result(refusal=raised(error)), alive=error.status is None)
             finally:
                 self._worker.active = None
-        return Ended(result, alive=True)
+        shared = Figure(source="trainers shared by devices", reason="the process holds the data of other devices, too")
+        return Ended(replace(result, figures={**result.figures, "process_peak_bytes": shared}), alive=True)
 
     def interrupt(self) -> None:
         """See ``Trainer.interrupt``. Nothing while it is another's turn: the agent asks again."""
-        if self._worker.active == self._tenant and (pid := self._worker.process.pid) is not None:
-            with contextlib.suppress(ProcessLookupError):  # it has just ended by itself
-                os.kill(pid, signal.SIGUSR1)
+        if self._worker.active == self._settings:
+            interrupt(self._worker.process)
 
     async def stop(self) -> None:
         """See ``Trainer.stop``. The process ends with the last device that needs it."""
-        self._worker.needed.discard(self._tenant)
-        async with self._worker.turn:  # a process that is ending serves no tenant
+        self._worker.needed.discard(self._settings)
+        async with self._worker.turn:  # a process that is ending serves no other device
             if not self._worker.needed:
                 await self._worker.process.stop(TRAINER_STOP_S)
             elif self._worker.process.pid is not None:
                 with contextlib.suppress(WorkerFailedError):  # it has died, and the data with it
-                    await self._worker.process.call("leave", TenantRequest(self._tenant))
+                    await self._worker.process.call("leave", self._settings)
 
 
 async def run_agents(every: Sequence[Options], trainers: int, logs: Path) -> None:
@@ -129,6 +122,8 @@ async def run_agents(every: Sequence[Options], trainers: int, logs: Path) -> Non
     Each writes its lines to ``logs``/<device>.log. Raises the EdgeFLError of the agent that failed.
     """
     keep_for_chunks()
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)  # each device's rows are in open files of its trainer
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     async with contextlib.AsyncExitStack() as stack:
         shared = HostedTrainers(trainers, logs)
         agents = []
@@ -164,7 +159,7 @@ def main() -> None:
     with guarded():
         broker = os.environ.pop("EDGEFL_BROKER", "")  # no child inherits the password
         every = [
-            msgspec.structs.replace(options, broker=broker)
+            replace(options, broker=broker)
             for options in msgspec.json.decode(chosen.options.read_bytes(), type=list[Options])
         ]
         asyncio.run(run_agents(every, chosen.trainers, chosen.logs))

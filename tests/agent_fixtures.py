@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import secrets
 import time
 from collections import deque
 
 from msgspec.structs import asdict, replace
 
 from device_agent.core import state as v
-from device_agent.runtime.agent import Agent
-from device_agent.runtime.incarnation import Identity
+from device_agent.runtime.agent import Agent, last_will
 from device_agent.runtime.store import AgentStore, Owner
 from device_agent.runtime.trainer_process import Ended
 from edgefl.models.spec import EncoderSpec, ModelSpec
@@ -225,15 +225,15 @@ class Running:
 
     def __init__(self, broker, directory, credentials=None, **identity):
         self.broker = broker
-        self.store = AgentStore(directory, Owner(DEVICE, FLEET))
-        self.identity = Identity(FLEET, DEVICE, "cpu", fingerprint="data", **identity).started()
+        self.store = AgentStore(directory, Owner(DEVICE, FLEET), fingerprint="data")
+        self.blank = v.State(fleet=FLEET, device=DEVICE, session=secrets.token_hex(8), profile="cpu", **identity)
         self.trainer = FakeTrainer(self.store.objects)
         self.lines = []
-        self.agent = Agent(self.identity, self.dial, self.trainer, self.store, self.emit, credentials)
+        self.agent = Agent(self.blank, self.dial, self.trainer, self.store, self.emit, credentials)
         self.task = None
 
     def dial(self):
-        return MemoryTransport(self.broker, DEVICE, self.identity.will())
+        return MemoryTransport(self.broker, DEVICE, last_will(self.blank))
 
     def emit(self, event, **fields):
         self.lines.append((event, fields))

@@ -12,8 +12,7 @@ from pathlib import Path
 import msgspec
 
 from device_agent.runtime.agent import Agent
-from device_agent.runtime.connect import MakeTrainer, Options, make_agent
-from device_agent.runtime.log import line_writer
+from device_agent.runtime.connect import MakeTrainer, Options, line_writer, make_agent
 from edgefl.resources.process_memory import keep_for_chunks
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import secrets
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,12 +19,12 @@ from coordinator.ledger.ledger import Ledger
 from coordinator.runtime.environment import Environment
 from coordinator.runtime.evaluator import Evaluator
 from coordinator.runtime.runner import run as coordinate
-from device_agent.core.state import DataFacts, Progressed, Result
-from device_agent.runtime.agent import Agent
-from device_agent.runtime.incarnation import Identity
+from device_agent.core.state import DataFacts, Progressed, Result, State
+from device_agent.runtime.agent import Agent, last_will
 from device_agent.runtime.store import AgentStore, Owner
-from device_agent.runtime.trainer_process import Ended, TrainRequest
-from device_agent.trainer.process import Trainer
+from device_agent.runtime.trainer_process import Ended, TrainerSettings, TrainRequest
+from device_agent.trainer.local_trainer import LocalTrainer
+from edgefl.data.sources import load
 from edgefl.plan.job import RunPlan
 from edgefl.records import Budget, Manifest
 from edgefl.run_records import RunReport
@@ -34,8 +35,9 @@ from edgefl.transport.memory_broker import MemoryBroker, MemoryTransport
 class InlineTrainer:
     """The real trainer without a process of its own."""
 
-    def __init__(self, data: Path, store: Path, turn: asyncio.Lock) -> None:
-        self._trainer = Trainer(str(data), "error", store, "cpu")
+    def __init__(self, device: str, data: Path, store: Path, turn: asyncio.Lock) -> None:
+        settings = TrainerSettings(device, str(data), str(store), torch_device="cpu")
+        self._trainer = LocalTrainer(settings, load(settings.data))
         self._turn = turn
 
     async def warm(self) -> DataFacts:
@@ -47,22 +49,16 @@ class InlineTrainer:
             loop.call_soon_threadsafe(on_progress, Progressed(work.offer.attempt, **values))
 
         loop = asyncio.get_running_loop()
-        request = TrainRequest(work.offer, self._trainer_name, work.retained)
+        request = TrainRequest(self._trainer.settings, work.offer, work.retained)
         async with self._turn:
             result: Result = await asyncio.to_thread(self._trainer.train, request, note)
         return Ended(result, alive=True)
 
     def interrupt(self) -> None:
-        self._trainer.leave_off(0, None)
+        self._trainer.left_off = True
 
     async def stop(self) -> None:
         pass
-
-    _trainer_name = ""
-
-    def named(self, device: str) -> InlineTrainer:
-        self._trainer_name = device
-        return self
 
 
 class InlineWorker:
@@ -93,7 +89,10 @@ def run_fleet(
     ``budgets``: device -> what it may spend; others have no limit. The last state: ``state_of``.
     """
     # What measures a trainer's memory, and warms it for that, has no meaning in a process that holds all of them.
-    with mock.patch("device_agent.trainer.process._first_round"), mock.patch("device_agent.trainer.process.give_back"):
+    with (
+        mock.patch("device_agent.trainer.local_trainer._first_round"),
+        mock.patch("device_agent.trainer.local_trainer.give_back"),
+    ):
         return asyncio.run(asyncio.wait_for(_run(directory, plan, shares, budgets or {}), seconds))
 
 
@@ -102,13 +101,13 @@ async def _run(directory: Path, plan: RunPlan, shares: Mapping[str, Path], budge
     tasks = []
     with contextlib.ExitStack() as stack:
         for device, data in shares.items():
-            store = AgentStore(directory / "agents" / device, Owner(device, "default"))
+            store = AgentStore(directory / "agents" / device, Owner(device, "default"), fingerprint=device)
             stack.callback(store.close)
-            identity = Identity("default", device, budget=budgets.get(device, Budget()), fingerprint=device).started()
-            trainer = InlineTrainer(data, store.objects.root, turn).named(device)
+            state = State("default", device, session=secrets.token_hex(8), budget=budgets.get(device, Budget()))
+            trainer = InlineTrainer(device, data, store.objects.root, turn)
             agent = Agent(
-                identity,
-                lambda device=device, identity=identity: MemoryTransport(broker, device, identity.will()),
+                state,
+                lambda device=device, state=state: MemoryTransport(broker, device, last_will(state)),
                 trainer,
                 store,
                 lambda event, **fields: None,

@@ -31,8 +31,8 @@ from benchmarks.common import sections
 from benchmarks.cost.resource_table import MIB
 from benchmarks.network.echo import Case, run_file, test_set
 from coordinator.runtime.fleet_auth import serve
+from device_agent.enroll import enroll
 from device_agent.runtime.connect import Options
-from device_agent.tools.enroll import enroll
 from edgefl.identity.fleet import Record, create_fleet, fleet_broker
 from edgefl.identity.membership import issue_token
 from edgefl.transport.broker import start_broker

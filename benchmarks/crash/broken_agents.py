@@ -136,7 +136,7 @@ class BreakingEcho(InlineEcho):
         """As the echo does, then broken."""
         ended = await super().train(work, on_progress)
         if name := way_of(work.offer.attempt.round):
-            store = self._store or ObjectStore(self._settings.store)
+            store = self._store or ObjectStore(Path(self._settings.store))
             manifest, samples = WAYS[name][0](ended.result.manifest, ended.result.samples, store)
             return ended._replace(result=msgspec.structs.replace(ended.result, manifest=manifest, samples=samples))
         return ended

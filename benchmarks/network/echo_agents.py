@@ -1,7 +1,7 @@
 """Agents for the echo benchmark: the real supervisor, whose trainer sends back what it was sent, hardly changed.
 
     python -m benchmarks.network.echo_agents OPTIONS.json           agents of a list of ``runtime.connect.Options``
-    python -m benchmarks.network.echo_agents --store FOLDER …       its trainer, started by its supervisor
+    python -m benchmarks.network.echo_agents --parent PID           its trainer, started by its supervisor
 
 One agent has its trainer in a process of its own, as in the field; several in one process have theirs in threads.
 """
@@ -45,7 +45,7 @@ def echo(request: TrainRequest, store: ObjectStore) -> Result:
     for part in request.offer.job.stage.trained:
         data = bytearray(store.read(request.offer.manifest[part].id))
         (value,) = struct.unpack_from("<f", data, len(data) - 4)
-        nudge = 1e-3 * (1 + sum(request.device.encode()) % 97)
+        nudge = 1e-3 * (1 + sum(request.settings.device.encode()) % 97)
         struct.pack_into("<f", data, len(data) - 4, value + nudge)
         manifest[part] = store.put(data)
     return Result(manifest=manifest, samples=dict.fromkeys(manifest, SAMPLES), metrics={"loss": 0.0})
@@ -64,8 +64,8 @@ class InlineEcho:
 
     async def train(self, work: Train, on_progress: OnProgress) -> Ended:
         """See ``echo``."""
-        self._store = self._store or ObjectStore(self._settings.store, durable=False)
-        request = TrainRequest(work.offer, self._settings.device, work.retained)
+        self._store = self._store or ObjectStore(Path(self._settings.store), durable=False)
+        request = TrainRequest(self._settings, work.offer, work.retained)
         return Ended(await asyncio.to_thread(echo, request, self._store), alive=True)
 
     def interrupt(self) -> None:
@@ -78,15 +78,15 @@ class InlineEcho:
 def apart(settings: TrainerSettings, memory_total_bytes: int) -> TrainerProcess:
     """The real link to a child process, which is this module unless the environment names another."""
     module = os.environ.get(TRAINER, "benchmarks.network.echo_agents")
-    return TrainerProcess(settings._replace(module=module), memory_total_bytes)
+    return TrainerProcess(settings, memory_total_bytes, module)
 
 
-def serve_echo(folder: Path) -> None:
+def serve_echo() -> None:
     """The child: answers until its supervisor closes the pipe."""
-    store = ObjectStore(folder, durable=False)
 
     def train(body: object, note: Note) -> Result:
-        return echo(msgspec.convert(body, TrainRequest), store)
+        request = msgspec.convert(body, TrainRequest)
+        return echo(request, ObjectStore(Path(request.settings.store), durable=False))
 
     serve({"warm": lambda body, note: FACTS, "train": train})
 
@@ -95,10 +95,10 @@ def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser()
     parser.add_argument("options", type=Path, nargs="?")
-    parser.add_argument("--store", type=Path)
-    chosen, _ = parser.parse_known_args()
-    if chosen.store is not None:
-        serve_echo(chosen.store)
+    parser.add_argument("--parent", type=int)
+    chosen = parser.parse_args()
+    if chosen.parent is not None:
+        serve_echo()
         return
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

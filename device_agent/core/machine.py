@@ -7,26 +7,34 @@ repeated messages are dropped and counted by reason. What has to survive a resta
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from device_agent.core import state as v
-from device_agent.core.agent_timeouts import ANNOUNCE_S, GREETING_S, PROGRESS_S
-from device_agent.core.freshness import finished, is_older_run, is_over, newest_closed, note_newest, replayed
-from device_agent.core.offer_check import check_offer
+from device_agent.core.offer_check import check_offer, is_older_run, is_over, newest_closed, replayed
 from device_agent.core.retained import restore_residuals, retained, retained_before
 from device_agent.core.state import Event, Instruction, State, TaskPhase, TrainerPhase
 from edgefl.errors import ProtocolError
+from edgefl.plan.job import Job
 from edgefl.protocol import messages as m
-from edgefl.records import Attempt, Figures, Refusal
+from edgefl.records import Attempt, Figures, Manifest, Refusal
 
+#: The first welcome is taken for the answer to the hello when it comes within this; later, the hello went out before
+#: that coordinator was there, and is sent again. Longer than a round trip of a bad mobile link.
+GREETING_S: Final = 2.0
+#: Progress is for people watching: once a second is as fast as anyone reads; 200 devices make 200 messages a second.
+PROGRESS_S: Final = 1.0
+#: An update without an answer is announced again. A coordinator that restarts needs seconds to read its ledger, and
+#: a second announcement is harmless.
+ANNOUNCE_S: Final = 15.0
+#: How many past events an illegal move is explained with.
+STORY_LENGTH = 24
 Step = tuple[State, list[Instruction]]
 #: What moves an accepted offer on: (phase, event or instruction) -> the next phase; None: it is not in hand any more.
 #: The same event in another phase, or for another attempt, came too late and is dropped.
 TASK_PHASES: dict[tuple[TaskPhase, type[Event | Instruction]], TaskPhase | None] = {
-    (TaskPhase.FETCHING, v.Fetched): TaskPhase.READY,
-    (TaskPhase.FETCHING, v.FetchFailed): None,  # declined
+    (TaskPhase.FETCHING, v.Fetched): TaskPhase.READY,  # declined where it failed
     (TaskPhase.READY, v.Train): TaskPhase.TRAINING,
     (TaskPhase.TRAINING, v.Progressed): TaskPhase.TRAINING,
     (TaskPhase.TRAINING, v.TrainingEnded): None,  # an update, or declined
@@ -40,8 +48,6 @@ TRAINER_PHASES: dict[tuple[TrainerPhase, type[Event | Instruction]], TrainerPhas
     (TrainerPhase.IDLE, v.StopTrainer): TrainerPhase.DOWN,
     (TrainerPhase.TRAINING, v.TrainingEnded): TrainerPhase.IDLE,  # DOWN where it died
 }
-#: How many past events an illegal move is explained with.
-STORY_LENGTH = 24
 
 
 class MachineError(ProtocolError):
@@ -59,17 +65,14 @@ def initial(identity: State, saved: v.Saved, facts: v.DataFacts | None) -> State
 
 def step(state: State, event: Event, now: float) -> Step:
     """One move. ``now``: seconds on a clock that never goes back. Raises MachineError for an illegal move."""
-    state = _recorded(state, event)
+    if not isinstance(event, v.Tick | v.Progressed):
+        what = event.message if isinstance(event, v.Received) else event
+        task = state.task.phase.value if state.task else "-"
+        line = f"{type(what).__name__} {getattr(what, 'attempt', '')} [trainer {state.trainer.value}, task {task}]"
+        state = replace(state, story=(*state.story, line)[-STORY_LENGTH:])
     state, out = _EVENTS[type(event)](state, event, now)
     state, more = _keep_trainer_busy(state)
     return state, out + more
-
-
-def working_on(state: State) -> Attempt | None:
-    """The attempt this device has in hand: being trained, or finished and not yet acknowledged."""
-    if state.task is not None:
-        return state.task.attempt
-    return state.update.attempt if state.update is not None else None
 
 
 # --- connection and time
@@ -89,17 +92,13 @@ def _repeat(state: State, out: list[Instruction], now: float) -> Step:
     return _announce(state, out, now)
 
 
-def _disconnected(state: State, event: v.Disconnected, now: float) -> Step:
-    return replace(state, connected=False), []
-
-
 def _tick(state: State, event: v.Tick, now: float) -> Step:
     if not state.connected:
         return state, []
     out: list[Instruction] = []
     if now - state.heartbeat_at >= state.heartbeat_s:
         state = replace(state, heartbeat_at=now, sequence=state.sequence + 1)
-        beat = m.Heartbeat(state.device, state.session, state.sequence, working_on(state), event.memory_free_bytes)
+        beat = m.Heartbeat(state.device, state.session, state.sequence, state.working_on, event.memory_free_bytes)
         out.append(v.Send(beat))
     if state.update is not None and now - state.announced_at >= ANNOUNCE_S:
         return _announce(state, out, now)
@@ -108,9 +107,9 @@ def _tick(state: State, event: v.Tick, now: float) -> Step:
 
 def _hello(state: State, now: float) -> Step:
     """Nothing until the data is known: a coordinator cannot place a device whose shapes it does not know."""
-    if state.facts is None or not state.connected:
-        return state, []
     facts = state.facts
+    if facts is None or not state.connected:
+        return state, []
     capabilities = replace(
         state.capabilities,
         trainer_base_bytes=facts.base_bytes,
@@ -131,7 +130,7 @@ def _hello(state: State, now: float) -> Step:
         modalities=facts.modalities,
         samples=facts.samples,
         class_counts=facts.class_counts,
-        working_on=working_on(state),
+        working_on=state.working_on,
     )
     return replace(state, greeting=True, greeted_at=now), [v.Send(hello)]
 
@@ -159,7 +158,7 @@ def _welcome(state: State, message: m.Welcome, now: float) -> Step:
     late = state.coordinator == "" and now - state.greeted_at > GREETING_S
     another = state.coordinator not in {"", message.coordinator}
     unknown = not state.greeting or late or another
-    before = _current(state)
+    before = state.current
     state = replace(
         state,
         coordinator=message.coordinator,
@@ -170,7 +169,7 @@ def _welcome(state: State, message: m.Welcome, now: float) -> Step:
         heartbeat_s=message.heartbeat_s if message.heartbeat_s > 0 else state.heartbeat_s,
     )
     state, out = _hello(state, now) if unknown else (state, [])
-    current = _current(state)
+    current = state.current
     if not current.same_run(before):
         out.append(v.Log("welcomed", {"run": message.run, "coordinator": message.coordinator}))
     if message.run:
@@ -178,11 +177,6 @@ def _welcome(state: State, message: m.Welcome, now: float) -> Step:
         state, dropped = _forget(state, lambda attempt: not attempt.same_run(current))
         out += dropped
     return _repeat(state, out, now) if another else (state, out)
-
-
-def _current(state: State) -> Attempt:
-    """The run that the coordinator is at, as an attempt of it."""
-    return Attempt(state.run, made_ms=state.made_ms)
 
 
 def _offer(state: State, offer: m.Offer, disk: v.Disk, now: float) -> Step:
@@ -194,18 +188,18 @@ def _offer(state: State, offer: m.Offer, disk: v.Disk, now: float) -> Step:
         return _drop(state, reason, offer.attempt)
     if old := replayed(state, offer.attempt):
         return _decline(state, offer, old)
-    facts = state.facts
+    facts, busy = state.facts, state.task.attempt if state.task is not None else offer.attempt
     if facts is None:
-        return replace(state, waiting=offer), []
-    foreign = state.task is not None and not state.task.attempt.same_run(offer.attempt)
-    if foreign and state.task is not None and not _current(state).same_run(offer.attempt):
-        return _decline(state, offer, Refusal("busy", detail=f"working on {state.task.attempt}"))
-    state, out = _drop_task(state, "superseded") if state.task is not None else (state, [])
-    state, refusal = note_newest(state, offer.attempt), check_offer(state, facts, offer, disk)
-    if refusal is not None:
+        return replace(state, waiting=(offer, disk)), []
+    if not busy.same_run(offer.attempt) and not state.current.same_run(offer.attempt):
+        return _decline(state, offer, Refusal("busy", detail=f"working on {busy}"))
+    state, out = _drop_task(state, "superseded")
+    if state.strict:
+        state = replace(state, newest=offer.attempt)  # that was ever accepted or declined
+    if refusal := check_offer(state, facts, offer, disk):
         state, declined = _decline(state, offer, refusal)
         return state, [*out, *declined]
-    state = replace(state, task=v.Task(offer, TaskPhase.FETCHING, now), declined=None, waiting=None)
+    state = replace(state, task=v.Task(offer), declined=None, waiting=None)
     keep = {ref.id for kept in state.retained for ref in kept.manifest.values()}
     keep |= {ref.id for ref in offer.manifest.values()}
     keep |= {name for packed in offer.packed.values() for name in (packed.ref.id, packed.base) if name}
@@ -226,7 +220,7 @@ def _repeated(state: State, offer: m.Offer, now: float) -> Step | None:
             out += [_save(state), v.Fetch(offer)]
     elif update is not None and update.attempt == offer.attempt:
         state, out = _announce(state, [], now)
-    elif state.declined is not None and _same(state.declined[0], offer):
+    elif state.declined is not None and _identity(state.declined[0]) == _identity(offer):
         out = [v.Send(state.declined[1])]
     else:
         return None
@@ -234,8 +228,8 @@ def _repeated(state: State, offer: m.Offer, now: float) -> Step | None:
     return state, out + logs
 
 
-def _same(one: m.Offer, other: m.Offer) -> bool:
-    return one.attempt == other.attempt and one.job == other.job and one.manifest == other.manifest
+def _identity(offer: m.Offer) -> tuple[Attempt, Job, Manifest]:
+    return offer.attempt, offer.job, offer.manifest
 
 
 def _stale(state: State, offer: m.Offer) -> str:
@@ -243,10 +237,8 @@ def _stale(state: State, offer: m.Offer) -> str:
     attempt = offer.attempt
     if is_over(state.closed, attempt):
         return "closed-attempt"
-    known = [state.task.attempt] if state.task is not None else []
-    known += [state.update.attempt] if state.update is not None else []
-    known += [state.declined[0].attempt] if state.declined is not None else []
-    known += [state.waiting.attempt] if state.waiting is not None else []
+    declined, waiting = (pair[0] if pair is not None else None for pair in (state.declined, state.waiting))
+    known = (one.attempt for one in (state.task, state.update, declined, waiting) if one is not None)
     return "stale-offer" if any(old.same_run(attempt) and attempt < old for old in known) else ""
 
 
@@ -281,9 +273,12 @@ def _abort(state: State, message: m.Abort, now: float) -> Step:
 
 def _drain(state: State, message: m.Drain, now: float) -> Step:
     over = Attempt(message.run, made_ms=message.made_ms)
-    state, out = _forget(finished(state, over) if message.final else state, over.same_run)
+    if message.final and state.newest is not None and state.newest.same_run(over):
+        # The run never goes on: whatever was offered in it is over.
+        state = replace(state, closed=newest_closed(state.closed, state.newest))
+    state, out = _forget(state, over.same_run)
     state = replace(state, retained=tuple(one for one in state.retained if not one.attempt.same_run(over)))
-    if _current(state).same_run(over):
+    if state.current.same_run(over):
         state = replace(state, run="", made_ms=0)
     if state.task is None and state.update is None:
         out.append(v.CollectGarbage(frozenset()))
@@ -293,7 +288,7 @@ def _drain(state: State, message: m.Drain, now: float) -> Step:
 # --- the device's own work
 
 
-def _expects(state: State, event: v.Fetched | v.FetchFailed | v.Progressed | v.TrainingEnded) -> v.Task | None:
+def _expects(state: State, event: v.Fetched | v.Progressed | v.TrainingEnded) -> v.Task | None:
     """The task in hand, if the event is of its attempt and may come in its phase."""
     task = state.task
     known = task is not None and task.attempt == event.attempt and (task.phase, type(event)) in TASK_PHASES
@@ -317,33 +312,22 @@ def _trainer_moved(state: State, event: Event | Instruction) -> State:
 
 
 def _ready(state: State, event: v.TrainerReady, now: float) -> Step:
-    news = event.facts != state.facts
-    state = replace(_trainer_moved(state, event), facts=event.facts)
+    news, waiting = event.facts != state.facts, state.waiting
+    state = replace(_trainer_moved(state, event), facts=event.facts, waiting=None)
     state, out = _hello(state, now) if news else (state, [])
     if news:
         out.append(v.SaveFacts(event.facts))
-    waiting = state.waiting
-    if waiting is None:
-        return state, out
-    state, more = _offer(replace(state, waiting=None), waiting, v.Disk(), now)
+    state, more = _offer(state, *waiting, now) if waiting is not None else (state, [])
     return state, out + more
 
 
-def _lost(state: State, event: v.TrainerLost, now: float) -> Step:
-    return _trainer_moved(state, event), []
-
-
 def _fetched(state: State, event: v.Fetched, now: float) -> Step:
-    if _expects(state, event) is None:
-        return _drop(state, "stale-fetch", event.attempt)
-    return _task_moved(state, event), []
-
-
-def _fetch_failed(state: State, event: v.FetchFailed, now: float) -> Step:
     task = _expects(state, event)
     if task is None:
         return _drop(state, "stale-fetch", event.attempt)
-    return _decline(_task_moved(state, event), task.offer, event.refusal)
+    if event.refusal is not None:
+        return _decline(replace(state, task=None), task.offer, event.refusal)
+    return _task_moved(state, event), []
 
 
 def _progressed(state: State, event: v.Progressed, now: float) -> Step:
@@ -368,23 +352,11 @@ def _training_ended(state: State, event: v.TrainingEnded, now: float) -> Step:
     state = _task_moved(state, event)
     if result.refusal is not None:
         return _decline(state, task.offer, result.refusal, result.figures)
-    update = m.Update(
-        device=state.device,
-        attempt=event.attempt,
-        manifest=result.manifest,
-        samples=result.samples,
-        complete=result.complete,
-        poverty=result.poverty,
-        poverty_change=result.poverty_change,
-        metrics=result.metrics,
-        figures=result.figures,
-    )
-    out: list[Instruction] = []
-    if state.update is not None:
-        out.append(v.StopServe(state.update.attempt))
+    sent = {name: value for name, value in asdict(result).items() if name not in {"retained", "refusal"}}
+    update = m.Update(device=state.device, attempt=event.attempt, **sent)
+    out: list[Instruction] = [v.StopServe(state.update.attempt)] if state.update is not None else []
     state = replace(state, update=update, retained=retained(state, event.attempt, result.retained))
-    out.append(_save(state))
-    out.append(v.Log("trained", {"attempt": str(event.attempt), **result.metrics}))
+    out += [_save(state), v.Log("trained", {"attempt": str(event.attempt), **result.metrics})]
     return _announce(state, out, now)
 
 
@@ -402,7 +374,7 @@ def _decline(state: State, offer: m.Offer, refusal: Refusal, figures: Figures | 
 def _forget(state: State, match: Callable[[Attempt], bool]) -> Step:
     """Drop whatever is in hand for the attempts that ``match``."""
     out: list[Instruction] = []
-    if state.waiting is not None and match(state.waiting.attempt):
+    if state.waiting is not None and match(state.waiting[0].attempt):
         state = replace(state, waiting=None)
     if state.declined is not None and match(state.declined[0].attempt):
         state = replace(state, declined=None)
@@ -449,16 +421,6 @@ def _drop(state: State, reason: str, what: object) -> Step:
     return replace(state, dropped=dropped), [v.Log("dropped", {"reason": reason, "what": str(what)})]
 
 
-def _recorded(state: State, event: Event) -> State:
-    if isinstance(event, v.Tick | v.Progressed):
-        return state
-    what = event.message if isinstance(event, v.Received) else event
-    attempt = getattr(what, "attempt", "")
-    task = state.task.phase.value if state.task else "-"
-    line = f"{type(what).__name__} {attempt} [trainer {state.trainer.value}, task {task}]"
-    return replace(state, story=(*state.story, line)[-STORY_LENGTH:])
-
-
 def _illegal(state: State, event: Event | Instruction) -> MachineError:
     story = "\n  ".join(state.story)
     return MachineError(f"{type(event).__name__} cannot happen now on {state.device}:\n  {story}")
@@ -466,12 +428,11 @@ def _illegal(state: State, event: Event | Instruction) -> MachineError:
 
 _EVENTS: dict[type, Callable[[State, Any, float], Step]] = {
     v.Connected: _connected,
-    v.Disconnected: _disconnected,
+    v.Disconnected: lambda state, event, now: (replace(state, connected=False), []),
     v.Received: _received,
     v.TrainerReady: _ready,
-    v.TrainerLost: _lost,
+    v.TrainerLost: lambda state, event, now: (_trainer_moved(state, event), []),
     v.Fetched: _fetched,
-    v.FetchFailed: _fetch_failed,
     v.Progressed: _progressed,
     v.TrainingEnded: _training_ended,
     v.Tick: _tick,

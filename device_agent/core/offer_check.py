@@ -1,7 +1,9 @@
-"""Whether this device takes an offer: protocol, data and disk, each refusal with both numbers. Pure.
+"""Whether this device takes an offer: its age, protocol, data and disk, each refusal with both numbers. Pure.
 
-``freshness`` refuses old offers, ``machine`` a second one while busy, and the trainer what only torch or the data shows
-(``device_agent/trainer/process.py``); docs/rounds.md has the table.
+A signature proves who made an offer, not when. Attempts of a run only go up, and each run of a fleet is made later than
+the one before; so a device with an identity takes up nothing older than what it took up last, also after a restart.
+``machine`` refuses a second offer while busy, and the trainer what only torch or the data shows
+(``device_agent/trainer/local_trainer.py``); docs/rounds.md has the table.
 """
 
 from __future__ import annotations
@@ -9,34 +11,64 @@ from __future__ import annotations
 from device_agent.core.state import DataFacts, Disk, State
 from edgefl.models.spec import ModelSpec
 from edgefl.protocol.messages import PROTOCOL_VERSION, Offer
-from edgefl.records import Refusal
+from edgefl.records import Attempt, Refusal
+
+
+def is_over(closed: Attempt | None, attempt: Attempt) -> bool:
+    """Whether ``attempt`` is closed, or older in its run."""
+    return closed is not None and closed.same_run(attempt) and attempt <= closed
+
+
+def newest_closed(closed: Attempt | None, attempt: Attempt) -> Attempt:
+    """The newest closed attempt, once ``attempt`` is closed."""
+    return closed if closed is not None and is_over(closed, attempt) else attempt
+
+
+def is_older_run(state: State, run: Attempt) -> bool:
+    """Whether a run (as an attempt of it) was made before the newest that this device has taken up."""
+    newest = state.newest
+    if not state.strict or newest is None or not run.run or newest.same_run(run):
+        return False
+    return run.made_ms <= newest.made_ms
+
+
+def replayed(state: State, attempt: Attempt) -> Refusal | None:
+    """Why an offer is older than what this device has taken up already; None when it is not."""
+    newest = state.newest
+    if newest is not None and is_older_run(state, attempt):
+        detail = f"run {newest.run} is newer; a device with an identity never goes back to an older run"
+        return Refusal("replay", detail=detail)
+    if state.strict and newest is not None and newest.same_run(attempt) and attempt < newest:
+        return Refusal("replay", detail=f"attempt {newest} of the same run came before")
+    return None
 
 
 def check_offer(state: State, facts: DataFacts, offer: Offer, disk: Disk) -> Refusal | None:
     """None: take it. Memory and FLOPs were judged by the coordinator; the ceiling watches memory while training."""
-    return _protocol(state) or _data(facts, offer) or _disk(state, offer, disk)
-
-
-def _protocol(state: State) -> Refusal | None:
-    if state.protocol in {0, PROTOCOL_VERSION}:
-        return None
-    detail = f"the coordinator speaks protocol {state.protocol}, this agent {PROTOCOL_VERSION}: update the older one"
-    return Refusal("protocol", float(state.protocol), float(PROTOCOL_VERSION), "version", detail)
+    if state.protocol not in {0, PROTOCOL_VERSION}:
+        theirs, own = state.protocol, PROTOCOL_VERSION
+        detail = f"the coordinator speaks protocol {theirs}, this agent {own}: update the older one"
+        return Refusal("protocol", float(theirs), float(own), "version", detail)
+    return _data(facts, offer) or _disk(state, offer, disk)
 
 
 def _data(facts: DataFacts, offer: Offer) -> Refusal | None:
-    model, hyper = offer.job.model, offer.job.hyper
+    model, batch_size = offer.job.model, offer.job.hyper.batch_size
     common = [modality for modality in facts.modalities if modality in model.encoders]
     if not common:
         here, there = ", ".join(facts.modalities) or "nothing", ", ".join(model.encoders) or "nothing"
         return Refusal("data", detail=f"this device has {here}, the model takes {there}")
     for modality in common if not facts.elastic else []:
-        here_shape, there_shape = facts.modalities[modality], tuple(model.encoders[modality].input_shape)
-        if here_shape != there_shape:
-            return Refusal(
-                "data", detail=f"{modality}: a sample here is {list(here_shape)}, the model takes {list(there_shape)}"
-            )
-    return _labels(facts, model) or _batch(facts, hyper.batch_size)
+        shape, taken = list(facts.modalities[modality]), list(model.encoders[modality].input_shape)
+        if shape != taken:
+            return Refusal("data", detail=f"{modality}: a sample here is {shape}, the model takes {taken}")
+    if refusal := _labels(facts, model):
+        return refusal
+    samples = facts.samples.get("", 0)
+    if samples < batch_size:
+        detail = "the local share does not fill one batch"
+        return Refusal("data", float(batch_size), float(samples), "samples", detail)
+    return None
 
 
 def _labels(facts: DataFacts, model: ModelSpec) -> Refusal | None:
@@ -54,22 +86,15 @@ def _labels(facts: DataFacts, model: ModelSpec) -> Refusal | None:
     return None
 
 
-def _batch(facts: DataFacts, batch_size: int) -> Refusal | None:
-    samples = facts.samples.get("", 0)
-    if samples >= batch_size:
-        return None
-    return Refusal("data", float(batch_size), float(samples), "samples", "the local share does not fill one batch")
-
-
 def _disk(state: State, offer: Offer, disk: Disk) -> Refusal | None:
     """An offer needs its manifest and, beside it, new versions of the parts it trains."""
     sizes = {ref.id: ref.size for ref in offer.manifest.values()}
     trained = sum(offer.manifest[part].size for part in offer.job.stage.trained if part in offer.manifest)
-    needed = sum(sizes.values()) + trained
-    allowed = state.budget.disk_bytes
-    if allowed is not None and needed > allowed:
-        return Refusal("disk", float(needed), float(allowed), "B", "objects of this round against budget.disk_bytes")
-    needed = disk.missing_bytes + trained
-    if disk.free_bytes is not None and needed > disk.free_bytes:
-        return Refusal("disk", float(needed), float(disk.free_bytes), "B", "objects of this round against free space")
+    for needed, allowed, place in (
+        (sum(sizes.values()), state.budget.disk_bytes, "budget.disk_bytes"),
+        (disk.missing_bytes, disk.free_bytes, "free space"),
+    ):
+        if allowed is not None and needed + trained > allowed:
+            detail = f"objects of this round against {place}"
+            return Refusal("disk", float(needed + trained), float(allowed), "B", detail)
     return None

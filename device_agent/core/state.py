@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from enum import Enum
+from typing import Final
 
 import msgspec
 
-from device_agent.core.agent_timeouts import HEARTBEAT_S
 from edgefl.protocol.messages import Decline, DownMessage, Grant, Offer, Update, UpMessage
 from edgefl.records import Attempt, Budget, Capabilities, Figures, Manifest, Refusal
+
+#: Sign of life until a coordinator sets the interval (``Welcome.heartbeat_s``).
+HEARTBEAT_S: Final = 10.0
 
 
 class DataFacts(msgspec.Struct, frozen=True):
@@ -30,13 +33,13 @@ class DataFacts(msgspec.Struct, frozen=True):
 
 
 class Result(msgspec.Struct, frozen=True):
-    """Result of one training: new parts (already in the store), or a refusal."""
+    """Result of one training: what an Update tells of it, with new parts already in the store; or a refusal."""
 
     manifest: Manifest = {}
     samples: dict[str, int] = {}  # part -> samples it was trained on
     metrics: dict[str, float] = {}
     figures: Figures = {}
-    complete: bool = True  # as in Update, like the next two
+    complete: bool = True
     poverty: int = -1
     poverty_change: float = 0.0
     retained: Manifest = {}  # what stays here for the next round: private parts, a personal model
@@ -63,6 +66,21 @@ class Saved(msgspec.Struct, frozen=True):
     newest: Attempt | None = None  # that was ever taken up, by a device with an identity
 
 
+class Disk(msgspec.Struct, frozen=True):
+    """Room for objects when an offer arrives: what the offer would add, and what is free."""
+
+    missing_bytes: int = 0
+    free_bytes: int | None = None  # None: could not be asked
+
+
+class Event(msgspec.Struct, frozen=True):
+    """Something that happened."""
+
+
+class Instruction(msgspec.Struct, frozen=True):
+    """Something to do."""
+
+
 class TaskPhase(Enum):
     """Where the work on an accepted offer stands."""
 
@@ -85,7 +103,6 @@ class Task(msgspec.Struct, frozen=True):
 
     offer: Offer
     phase: TaskPhase = TaskPhase.FETCHING
-    accepted_at: float = 0.0
 
     @property
     def attempt(self) -> Attempt:
@@ -99,8 +116,9 @@ class State(msgspec.Struct, frozen=True):
     aborted, so until it ends nothing else trains.
     """
 
+    fleet: str = ""
     device: str = ""
-    session: str = ""
+    session: str = ""  # the incarnation: new for each start of the process
     agent_version: str = ""
     profile: str = ""
     budget: Budget = Budget()
@@ -119,7 +137,7 @@ class State(msgspec.Struct, frozen=True):
     trainer: TrainerPhase = TrainerPhase.DOWN
     abandoned: Attempt | None = None
     task: Task | None = None
-    waiting: Offer | None = None  # came before the data was known
+    waiting: tuple[Offer, Disk] | None = None  # came before the data was known
     update: Update | None = None
     announced_at: float = 0.0
     progress_at: float = 0.0
@@ -131,53 +149,51 @@ class State(msgspec.Struct, frozen=True):
     strict: bool = False  # it has an identity: nothing older than ``newest`` is taken up
     newest: Attempt | None = None  # as in Saved
 
+    @property
+    def current(self) -> Attempt:
+        """The run that the coordinator is at, as an attempt of it."""
+        return Attempt(self.run, made_ms=self.made_ms)
 
-class Disk(msgspec.Struct, frozen=True):
-    """Room for objects when an offer arrives: what the offer would add, and what is free."""
+    @property
+    def working_on(self) -> Attempt | None:
+        """The attempt this device has in hand: being trained, or finished and not yet acknowledged."""
+        work = self.task or self.update
+        return work.attempt if work is not None else None
 
-    missing_bytes: int = 0
-    free_bytes: int | None = None  # None: could not be asked
 
-
-class Connected(msgspec.Struct, frozen=True):
+class Connected(Event, frozen=True):
     """The broker answers (again) and the subscriptions stand."""
 
 
-class Disconnected(msgspec.Struct, frozen=True):
+class Disconnected(Event, frozen=True):
     """The broker is lost; the transport dials again by itself."""
 
 
-class Received(msgspec.Struct, frozen=True):
+class Received(Event, frozen=True):
     """A message of the coordinator."""
 
     message: DownMessage
     disk: Disk = Disk()
 
 
-class TrainerReady(msgspec.Struct, frozen=True):
+class TrainerReady(Event, frozen=True):
     """The trainer has loaded torch and the data."""
 
     facts: DataFacts
 
 
-class TrainerLost(msgspec.Struct, frozen=True):
+class TrainerLost(Event, frozen=True):
     """The trainer ended although it was not training; the runner waits and reports it only when it may start again."""
 
 
-class Fetched(msgspec.Struct, frozen=True):
-    """Every object of the attempt's manifest is on disk and verified."""
+class Fetched(Event, frozen=True):
+    """Every object of the attempt's manifest is on disk and verified; or why they cannot be."""
 
     attempt: Attempt
+    refusal: Refusal | None = None
 
 
-class FetchFailed(msgspec.Struct, frozen=True):
-    """The objects cannot be stored."""
-
-    attempt: Attempt
-    refusal: Refusal
-
-
-class Progressed(msgspec.Struct, frozen=True):
+class Progressed(Event, frozen=True):
     """One training step is done. ``loss``: of that step."""
 
     attempt: Attempt
@@ -187,7 +203,7 @@ class Progressed(msgspec.Struct, frozen=True):
     loss: float = 0.0
 
 
-class TrainingEnded(msgspec.Struct, frozen=True):
+class TrainingEnded(Event, frozen=True):
     """The trainer finished, refused or died (``alive`` False)."""
 
     attempt: Attempt
@@ -195,115 +211,84 @@ class TrainingEnded(msgspec.Struct, frozen=True):
     alive: bool = True
 
 
-class Tick(msgspec.Struct, frozen=True):
+class Tick(Event, frozen=True):
     """Time passed."""
 
     memory_free_bytes: int = 0
 
 
-Event = (
-    Connected
-    | Disconnected
-    | Received
-    | TrainerReady
-    | TrainerLost
-    | Fetched
-    | FetchFailed
-    | Progressed
-    | TrainingEnded
-    | Tick
-)
-
-
-class Send(msgspec.Struct, frozen=True):
+class Send(Instruction, frozen=True):
     """Publish a message (presence: on its own topic)."""
 
     message: UpMessage
 
 
-class Save(msgspec.Struct, frozen=True):
+class Save(Instruction, frozen=True):
     """Put into its file before any later instruction is performed; the disk has it a second later (``FLUSH_S``)."""
 
     saved: Saved
 
 
-class SaveFacts(msgspec.Struct, frozen=True):
+class SaveFacts(Instruction, frozen=True):
     """Save the data's description, so that the next start need not load it to say hello."""
 
     facts: DataFacts
 
 
-class Fetch(msgspec.Struct, frozen=True):
+class Fetch(Instruction, frozen=True):
     """Ask for what is missing of the manifest; again: go on from the disk in a new epoch."""
 
     offer: Offer
 
 
-class StopFetch(msgspec.Struct, frozen=True):
+class StopFetch(Instruction, frozen=True):
     """Stop fetching: the objects are not wanted any more."""
 
     attempt: Attempt
 
 
-class StartTrainer(msgspec.Struct, frozen=True):
+class StartTrainer(Instruction, frozen=True):
     """Start the trainer and let it load the data."""
 
 
-class StopTrainer(msgspec.Struct, frozen=True):
+class StopTrainer(Instruction, frozen=True):
     """Give the idle trainer's memory back."""
 
 
-class Train(msgspec.Struct, frozen=True):
+class Train(Instruction, frozen=True):
     """Let the idle trainer train this offer; ``retained``: what its last round left on this device."""
 
     offer: Offer
     retained: Manifest = {}
 
 
-class Interrupt(msgspec.Struct, frozen=True):
+class Interrupt(Instruction, frozen=True):
     """Ask the trainer to leave off after the step it is in; it ends the attempt in its own time."""
 
     attempt: Attempt
 
 
-class Serve(msgspec.Struct, frozen=True):
+class Serve(Instruction, frozen=True):
     """Send the chunks the coordinator asks for."""
 
     update: Update
     grant: Grant
 
 
-class StopServe(msgspec.Struct, frozen=True):
+class StopServe(Instruction, frozen=True):
     """The update is delivered or not wanted."""
 
     attempt: Attempt
 
 
-class CollectGarbage(msgspec.Struct, frozen=True):
+class CollectGarbage(Instruction, frozen=True):
     """Delete every object but these."""
 
     keep: frozenset[str]
 
 
-class Log(msgspec.Struct, frozen=True):
+class Log(Instruction, frozen=True):
     """Something worth a line: ``event`` and its fields."""
 
     event: str
     fields: dict[str, object] = {}
-
-
-Instruction = (
-    Send
-    | Save
-    | SaveFacts
-    | Fetch
-    | StopFetch
-    | StartTrainer
-    | StopTrainer
-    | Train
-    | Interrupt
-    | Serve
-    | StopServe
-    | CollectGarbage
-    | Log
-)

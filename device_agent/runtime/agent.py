@@ -12,52 +12,67 @@ import random
 import shutil
 import time
 from collections.abc import Callable, Coroutine
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import psutil
 
 from device_agent.core import state as v
-from device_agent.core.agent_timeouts import DIAL_FIRST_S, DIAL_LAST_S, FLUSH_S, LEAVE_S, TICK_S
 from device_agent.core.machine import initial, step
-from device_agent.runtime.effects import Effects
-from device_agent.runtime.incarnation import Identity, complete
-from device_agent.runtime.log import Emit
+from device_agent.runtime.effects import Effects, Emit
 from device_agent.runtime.renewal import Renewal
 from device_agent.runtime.store import AgentStore
-from device_agent.runtime.trainer_process import Trainer
-from device_agent.runtime.trainer_tasks import TrainerTasks
+from device_agent.runtime.trainer_process import Trainer, TrainerTasks
 from device_agent.runtime.transfers import Transfers
 from edgefl.errors import BrokerError, BrokerUnreachableError, MessageSizeError, ProtocolError
 from edgefl.protocol import topics
 from edgefl.protocol.messages import DownMessage, Offer, Presence, Renewed, UpMessage, decode_down, encode
-from edgefl.transport.interface import Transport
+from edgefl.transport.interface import Transport, Will
 
 if TYPE_CHECKING:  # what checks signatures weighs a megabyte, which agents without an identity go without
     from edgefl.identity.device import Credentials
 
 
+#: How often timers are looked at. Finer than every other figure; 2 wake-ups a second cost no measurable CPU.
+TICK_S: Final = 0.5
+#: Wait before the broker is dialled again when it was unreachable at start: doubles from the first to the last, and
+#: each time some part of its second half is left out by chance: devices that got power together knock one by one.
+DIAL_FIRST_S: Final = 1.0
+DIAL_LAST_S: Final = 30.0
+#: Time to end in: offline message to the broker, stop of the trainer. Service managers kill after 10 s or more.
+LEAVE_S: Final = 5.0
+#: What the agent has saved is synced this long afterwards: quick rounds save a dozen times a second, and each sync has
+#: the disk write its journal. A loss of power costs the work of that time, which is trained again.
+FLUSH_S: Final = 1.0
+
+
+def last_will(state: v.State) -> Will:
+    """The message that the broker publishes when the connection ends without goodbye."""
+    offline = encode(Presence(state.device, state.session, online=False))
+    return Will(topics.build("presence", state.fleet, state.device), offline, retain=False)
+
+
 class Agent:
     """One agent: ``run`` it until ``stop`` is called or something fails that a person must mend. Make it in a loop.
 
-    ``dial`` makes a transport that is not connected yet; a transport connects once, so each attempt takes a new one.
+    ``state``: without any work; what an earlier process left is in the store. ``dial`` makes a transport that is not
+    connected yet; a transport connects once, so each attempt takes a new one.
     """
 
     def __init__(
         self,
-        identity: Identity,
+        state: v.State,
         dial: Callable[[], Transport],
         trainer: Trainer,
         store: AgentStore,
         emit: Emit,
         credentials: Credentials | None = None,
     ) -> None:
-        self.identity = identity
         self.transport = dial()
         self._dial_next = dial
         self.trainer = trainer
         self.store = store
         self.emit = emit
-        self.state = initial(identity.blank_state(), complete(store), store.load_facts(identity.fingerprint))
+        self.state = initial(state, store.load_complete(), store.load_facts())
         self._events: asyncio.Queue[v.Event] = asyncio.Queue()
         self._outbox: asyncio.Queue[UpMessage] = asyncio.Queue()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -65,15 +80,10 @@ class Agent:
         self._listening = False
         self._flushing = False  # the disk is taking what was saved
         self._unacknowledged: list[UpMessage] = []  # by the broker
-        effects = Effects(self._spawn, self._post, self._outbox.put_nowait, emit)
-        restored = self.state.task.attempt if self.state.task is not None else None
-        self._transfers = Transfers(
-            identity, store.objects, effects, lambda: self.transport, self._unacknowledged, restored
-        )
+        effects = Effects(self._spawn, self._events.put_nowait, self._outbox.put_nowait, emit)
+        self._transfers = Transfers(self.state, store.objects, effects, lambda: self.transport, self._unacknowledged)
         self._trainer_tasks = TrainerTasks(trainer, effects, self._transfers.figures)
         self._perform = self._performers()
-        self._down = topics.build("down", identity.fleet, identity.device)
-        self._call = topics.call(identity.fleet)
         self._credentials = credentials
         self._renewal = None if credentials is None else Renewal(credentials, self._outbox.put_nowait, emit)
 
@@ -93,7 +103,7 @@ class Agent:
         if not self._end.done():
             self._end.set_result(None)
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    def _spawn(self, work: Coroutine[object, None, None]) -> asyncio.Task[None]:
         async def guarded() -> None:
             try:
                 await work
@@ -108,12 +118,12 @@ class Agent:
         return task
 
     async def _connect(self) -> None:
-        self._post(v.Tick())  # lets the machine start the trainer while the broker is still being dialled
+        self._events.put_nowait(v.Tick())  # lets the machine start the trainer while the broker is still being dialled
         wait_s = DIAL_FIRST_S
         while not await self._dial(pause_s := random.uniform(wait_s / 2, wait_s)):
             await asyncio.sleep(pause_s)
             wait_s = min(2 * wait_s, DIAL_LAST_S)
-        await self.transport.subscribe(topics.device_subscriptions(self.identity.fleet, self.identity.device))
+        await self.transport.subscribe(topics.device_subscriptions(self.state.fleet, self.state.device))
         self._listening = True
         self._spawn(self._publish())
         self._spawn(self._tick())
@@ -136,10 +146,10 @@ class Agent:
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(TICK_S)
-            self._post(v.Tick(psutil.virtual_memory().available))
+            self._events.put_nowait(v.Tick(psutil.virtual_memory().available))
             self._transfers.tick(connected=self.state.connected)
             if self.state.abandoned is not None:
-                self._trainer_tasks.interrupt()  # again: the first may have come before the trainer had read its order
+                self.trainer.interrupt()  # again: the first may have come before the trainer had read its order
 
     async def _publish(self) -> None:
         """In their order, which MQTT keeps, but without waiting for each to be acknowledged."""
@@ -150,7 +160,7 @@ class Agent:
 
     async def _say(self, message: UpMessage) -> None:
         channel: topics.Channel = "presence" if isinstance(message, Presence) else "up"
-        topic = topics.build(channel, self.identity.fleet, self.identity.device)
+        topic = topics.build(channel, self.state.fleet, self.state.device)
         try:
             await self.transport.publish(topic, encode(message))
         except MessageSizeError as error:  # also a guess, after connections that were cut: it is sent again
@@ -165,21 +175,18 @@ class Agent:
             for instruction in instructions:
                 self._perform[type(instruction)](instruction)
 
-    def _post(self, event: v.Event) -> None:
-        self._events.put_nowait(event)
-
     def _on_connection(self, connected: bool) -> None:
         if not self._listening:
             return  # the first connection counts once the subscriptions stand
-        self.emit("connected" if connected else "disconnected", device=self.identity.device)
-        self._post(v.Connected() if connected else v.Disconnected())
+        self.emit("connected" if connected else "disconnected", device=self.state.device)
+        self._events.put_nowait(v.Connected() if connected else v.Disconnected())
 
     def _on_message(self, topic: str, payload: bytes) -> None:
         try:
             where = topics.parse(topic)
-            if topic == self._call:
-                self._post(v.Connected())  # repeats everything that a coordinator has to know
-            elif topic == self._down:
+            if topic == topics.call(self.state.fleet):
+                self._events.put_nowait(v.Connected())  # repeats everything that a coordinator has to know
+            elif topic == topics.build("down", self.state.fleet, self.state.device):
                 self._hear(self._credentials.verifier.open(topic, payload) if self._credentials else payload)
             elif where.channel in {"down-object", "shared-object"}:
                 self._transfers.chunk(where.transfer, payload)
@@ -189,7 +196,7 @@ class Agent:
     def _hear(self, body: bytes) -> None:
         message = decode_down(body)
         if not isinstance(message, Renewed):
-            self._post(self._received(message))
+            self._events.put_nowait(self._received(message))
         elif self._renewal is not None:
             self._renewal.answered(message)
 
@@ -204,7 +211,7 @@ class Agent:
         return {
             v.Send: lambda i: self._outbox.put_nowait(i.message),
             v.Save: self._save,
-            v.SaveFacts: lambda i: self.store.save_facts(self.identity.fingerprint, i.facts),
+            v.SaveFacts: lambda i: self.store.save_facts(i.facts),
             v.Log: lambda i: self.emit(i.event, **i.fields),
             v.CollectGarbage: self._collect,
             v.Fetch: lambda i: self._transfers.fetch(i.offer),
@@ -214,7 +221,7 @@ class Agent:
             v.StartTrainer: lambda i: self._trainer_tasks.start(),
             v.StopTrainer: lambda i: self._trainer_tasks.stop(),
             v.Train: self._trainer_tasks.train,
-            v.Interrupt: lambda i: self._trainer_tasks.interrupt(),
+            v.Interrupt: lambda i: self.trainer.interrupt(),
         }
 
     def _save(self, instruction: v.Save) -> None:
@@ -236,7 +243,7 @@ class Agent:
 
     async def _leave(self) -> None:
         if self._listening and self.state.connected:
-            will = self.identity.will()
+            will = last_will(self.state)
             with contextlib.suppress(BrokerError, asyncio.TimeoutError):
                 await asyncio.wait_for(self.transport.publish(will.topic, will.payload), LEAVE_S)
         for task in list(self._tasks):
@@ -247,4 +254,4 @@ class Agent:
         try:
             self.store.close()
         finally:
-            self.emit("stopped", device=self.identity.device, dropped=self.state.dropped)
+            self.emit("stopped", device=self.state.device, dropped=self.state.dropped)

@@ -1,4 +1,4 @@
-"""The agent's process: from resolved options to a running agent.
+"""The agent's process: from resolved options to a running agent, and the lines that it logs.
 
 ``edgefl-agent run`` checks the command line and the profile, then *becomes* this program (exec): a supervisor without
 typer and pydantic is 13 MB smaller for as long as it lives, and the broker's password leaves the list of processes.
@@ -8,20 +8,23 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
+import json
 import logging
 import os
+import secrets
 import signal
 import sys
+import time
 from collections.abc import Callable, MutableMapping
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, NoReturn, TextIO
 
 import msgspec
 
-from device_agent.core.agent_timeouts import HEARTBEAT_S
-from device_agent.runtime.agent import Agent
-from device_agent.runtime.incarnation import Identity
-from device_agent.runtime.log import Emit, LineHandler, line_writer
+import edgefl
+from device_agent.core.state import HEARTBEAT_S, State
+from device_agent.runtime.agent import Agent, last_will
+from device_agent.runtime.effects import Emit
 from device_agent.runtime.store import AgentStore, Owner, fingerprint
 from device_agent.runtime.trainer_process import Trainer, TrainerProcess, TrainerSettings
 from edgefl.console import guarded
@@ -41,6 +44,9 @@ if TYPE_CHECKING:
 MakeTrainer = Callable[[TrainerSettings, int], Trainer]
 #: Carries the options over the exec, and is taken out at once so that no child inherits the password.
 _VARIABLE = "EDGEFL_AGENT_OPTIONS"
+
+#: Events that are warnings: marked for the eye, and in JSON by their level.
+_WARNINGS = frozenset({"declined", "disconnected", "unreachable", "trainer-lost", "warning", "refused", "ignored"})
 
 
 class Options(msgspec.Struct, frozen=True):
@@ -109,24 +115,26 @@ def make_agent(options: Options, emit: Emit, trainer: MakeTrainer = TrainerProce
     state = Path(options.state)
     check_protected(options.broker, insecure=options.insecure)
     credentials = _credentials(state, options)
-    store = AgentStore(state, Owner(options.device, options.fleet), options.budget.disk_bytes)
+    data = fingerprint(options.data, options.bad_samples, options.torch_device)
+    store = AgentStore(state, Owner(options.device, options.fleet), options.budget.disk_bytes, fingerprint=data)
     try:
         machine = msgspec.structs.replace(capabilities(state), speed=options.speed)
-        identity = Identity(
+        blank = State(
             fleet=options.fleet,
             device=options.device,
+            session=secrets.token_hex(8),
+            agent_version=edgefl.__version__,
             profile=options.profile,
             budget=options.budget,
             capabilities=machine,
             heartbeat_s=options.heartbeat_s,
-            fingerprint=fingerprint(options.data, options.bad_samples, options.torch_device),
             strict=credentials is not None,
-        ).started()
+        )
         settings = TrainerSettings(
             device=options.device,
             data=options.data,
-            store=store.objects.root,
-            log=state / "trainer.log",
+            store=str(store.objects.root),
+            log=str(state / "trainer.log"),
             budget=options.budget,
             bad_samples=options.bad_samples,
             torch_device=options.torch_device,
@@ -135,14 +143,13 @@ def make_agent(options: Options, emit: Emit, trainer: MakeTrainer = TrainerProce
         client, ca, cert = f"{options.fleet}.{options.device}", options.ca, options.cert
         if credentials is not None:
             client, ca, cert = credentials.record.client_id, str(credentials.authority), str(credentials.certificate)
+        files = TlsFiles(ca or None, cert or None, options.key or None)
 
         def dial() -> MqttTransport:
-            return MqttTransport(
-                options.broker, client, identity.will(), tls=TlsFiles(ca or None, cert or None, options.key or None)
-            )
+            return MqttTransport(options.broker, client, last_will(blank), tls=files)
 
         emit("starting", device=options.device, profile=options.profile, broker=str(parse_url(options.broker)))
-        return Agent(identity, dial, trainer(settings, machine.memory_total_bytes), store, emit, credentials)
+        return Agent(blank, dial, trainer(settings, machine.memory_total_bytes), store, emit, credentials)
     except BaseException:
         store.close()
         raise
@@ -170,6 +177,48 @@ def _credentials(state: Path, options: Options) -> Credentials | None:
     return found
 
 
+def line_writer(form: str = "text", stream: TextIO | None = None) -> Emit:
+    """``emit(event, **fields)`` that writes one line: time, event, fields; empty fields are left out."""
+
+    def emit(event: str, **fields: object) -> None:
+        out = stream or sys.stderr
+        known = {name: value for name, value in fields.items() if value not in (None, "", {}, ())}
+        level = "warning" if event in _WARNINGS else "info"
+        if form == "json":
+            line = json.dumps({"at": round(time.time(), 3), "level": level, "event": event, **known}, default=str)
+        else:
+            clock = time.strftime("%H:%M:%S")
+            mark = "!" if level == "warning" else " "
+            line = f"{clock} {mark} {event:<14} {' '.join(f'{name}={_text(value)}' for name, value in known.items())}"
+        out.write(line.rstrip() + "\n")
+        out.flush()
+
+    return emit
+
+
+def _text(value: object) -> str:
+    if isinstance(value, float):
+        return f"{value:.0f}" if value.is_integer() else f"{value:.4g}"
+    text = str(value)
+    return json.dumps(text, ensure_ascii=False) if " " in text or "\n" in text else text
+
+
+class LineHandler(logging.Handler):
+    """Carries ``logging`` records of libraries (warnings and worse) into the same lines."""
+
+    def __init__(self, emit: Emit) -> None:
+        super().__init__(logging.WARNING)
+        self.setFormatter(logging.Formatter("%(message)s"))  # the line has level and source in fields of their own
+        self._line = emit
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """One record as a ``warning`` line, with its traceback if it has one."""
+        try:
+            self._line("warning", source=record.name, text=self.format(record))
+        except Exception:
+            self.handleError(record)
+
+
 async def run_agent(options: Options, emit: Emit) -> None:
     """Until SIGTERM or SIGINT. Raises the EdgeFLError that ended the agent."""
     keep_for_chunks()
@@ -184,7 +233,7 @@ def main() -> None:
     """``python -m device_agent.runtime.connect``, with the options in the environment."""
     with guarded():
         options = take_options(os.environ)
-    emit = line_writer("json" if options.form == "json" else "text")
+    emit = line_writer(options.form)
     logging.basicConfig(handlers=[LineHandler(emit)], level=logging.WARNING, force=True)
     with guarded(options.debug):
         asyncio.run(run_agent(options, emit))

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple
 
 from device_agent.core.state import Event
-from device_agent.runtime.log import Emit
 from edgefl.protocol.messages import UpMessage
 
-
-class Spawn(Protocol):
-    """Runs a coroutine as a task whose failure ends the agent."""
-
-    def __call__(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]: ...
+#: Writes a line of an event and its fields: ``emit(event, **fields)``.
+Emit = Callable[..., None]
+#: Runs a coroutine as a task whose failure ends the agent.
+Spawn = Callable[[Coroutine[object, None, None]], asyncio.Task[None]]
 
 
 class Effects(NamedTuple):

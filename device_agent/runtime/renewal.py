@@ -11,10 +11,9 @@ import hashlib
 import sys
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from device_agent.core.agent_timeouts import RENEWAL_CHECK_S, RENEWAL_RETRY_S
-from device_agent.runtime.log import Emit
+from device_agent.runtime.effects import Emit
 from edgefl.errors import EdgeFLError, IdentityError
 from edgefl.protocol.messages import Renew, Renewed
 from edgefl.transport.interface import Transport
@@ -22,6 +21,12 @@ from edgefl.transport.mqtt import MqttTransport
 
 if TYPE_CHECKING:
     from edgefl.identity.device import Credentials
+
+
+#: How often a device looks whether its certificate is due: clocks of small boards jump when they hear of the time.
+RENEWAL_CHECK_S: Final = 3600.0
+#: An answer to a renewal that has not come by then is asked for again: no coordinator may be there for days.
+RENEWAL_RETRY_S: Final = 600.0
 
 
 class Renewal:

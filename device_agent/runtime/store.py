@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import msgspec
+from msgspec.structs import replace
 
 from device_agent.core.state import DataFacts, Saved
 from edgefl.errors import StoreError
@@ -49,8 +50,9 @@ class _Facts(msgspec.Struct, frozen=True):
 class AgentStore:
     """The state directory of one agent, locked while it is open. Raises StoreError when it cannot be used."""
 
-    def __init__(self, directory: Path, owner: Owner, limit_bytes: int | None = None) -> None:
+    def __init__(self, directory: Path, owner: Owner, limit_bytes: int | None = None, *, fingerprint: str = "") -> None:
         self.directory = directory
+        self.fingerprint = fingerprint  # of the local data
         self.set_aside: list[Path] = []  # files that could not be understood, under their new names
         self._work = directory / "work.msgpack"
         self._copy = directory / "work.copy"
@@ -102,6 +104,17 @@ class AgentStore:
         """
         return self._read(self._work, Saved) or self._read(self._copy, Saved) or Saved()
 
+    def load_complete(self) -> Saved:
+        """As ``load``; an update whose objects are gone cannot be delivered and is trained again.
+
+        Retained parts that are gone, after a loss of power, count as never retained.
+        """
+        saved, has = self.load(), self.objects.has
+        here = [{part: ref for part, ref in one.manifest.items() if has(ref.id)} for one in saved.retained]
+        kept = tuple(replace(one, manifest=found) for one, found in zip(saved.retained, here, strict=True))
+        whole = saved.update is not None and all(has(ref.id) for ref in saved.update.manifest.values())
+        return replace(saved, retained=kept, update=saved.update if whole else None)
+
     def save(self, saved: Saved) -> None:
         """Make ``saved`` what the next start finds, however this process ends. Raises StoreError.
 
@@ -127,14 +140,14 @@ class AgentStore:
             sync_files([self._work])
             self._lasting = number
 
-    def load_facts(self, fingerprint: str) -> DataFacts | None:
+    def load_facts(self) -> DataFacts | None:
         """The saved description of the data, None if the data has changed since."""
         known = self._read(self.directory / "facts.json", _Facts)
-        return known.facts if known is not None and known.fingerprint == fingerprint else None
+        return known.facts if known is not None and known.fingerprint == self.fingerprint else None
 
-    def save_facts(self, fingerprint: str, facts: DataFacts) -> None:
+    def save_facts(self, facts: DataFacts) -> None:
         """Remember what the data is. Raises StoreError."""
-        _write(self.directory / "facts.json", msgspec.json.encode(_Facts(fingerprint, facts)))
+        _write(self.directory / "facts.json", msgspec.json.encode(_Facts(self.fingerprint, facts)))
 
     def _read(self, file: Path, kind: type[T]) -> T | None:
         decode = msgspec.json.decode if file.suffix == ".json" else msgspec.msgpack.decode

@@ -1,31 +1,52 @@
-"""Supervisor's end of the trainer process: starts it, gives it work, watches its memory, reports how it ended."""
+"""Supervisor's end of the trainer: its child process under a memory ceiling, and its tasks, which end as events."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
 import msgspec
+from msgspec.structs import replace
 
-from device_agent.core.agent_timeouts import TRAINER_STOP_S
-from device_agent.core.state import DataFacts, Progressed, Result, Train
+from device_agent.core.state import DataFacts, Progressed, Result, Train, TrainerLost, TrainerReady, TrainingEnded
+from device_agent.runtime.effects import Effects
 from edgefl.process.worker import WorkerFailedError, WorkerProcess, understood
 from edgefl.protocol.messages import Offer
 from edgefl.records import GPU, HOST, Attempt, Budget, Figure, Figures, Manifest, Refusal
 from edgefl.resources.process_memory import PERIOD_S, Ceiling, ceiling_bytes, resident_bytes
 
+#: The idle trainer gets this long to end after its input is closed, before it is killed.
+TRAINER_STOP_S: Final = 3.0
+#: First wait before a trainer that died while it was getting ready is started again; doubles each time.
+TRAINER_RESTART_S: Final = 1.0
+#: After so many deaths in a row while getting ready, the agent gives up: importing torch does not heal by itself.
+TRAINER_RESTARTS: Final = 3
 OnProgress = Callable[[Progressed], None]
+
+
+class TrainerSettings(msgspec.Struct, frozen=True):
+    """A device's trainer: body of the trainer's ``warm`` and ``leave``. Paths are strings, as they cross the pipe."""
+
+    device: str = ""
+    data: str = ""
+    store: str = ""
+    log: str = ""
+    budget: Budget = Budget()
+    bad_samples: str = "error"
+    torch_device: str = "auto"
 
 
 class TrainRequest(msgspec.Struct, frozen=True):
     """Body of the trainer's ``train``."""
 
+    settings: TrainerSettings
     offer: Offer
-    device: str = ""
     retained: Manifest = {}  # what its last round left on this device
 
 
@@ -56,85 +77,103 @@ class Trainer(Protocol):
         ...
 
 
-class TrainerSettings(NamedTuple):
-    """Settings that the child is started with."""
-
-    device: str
-    data: str
-    store: Path
-    log: Path
-    budget: Budget = Budget()
-    bad_samples: str = "error"
-    torch_device: str = "auto"
-    module: str = "device_agent.trainer.process"
+def trainer_worker(log: Path, module: str = "device_agent.trainer.process") -> WorkerProcess:
+    """The process of one or more devices' trainers, not yet started; it ends with this one."""
+    return WorkerProcess(module, ["--parent", str(os.getpid())], log)
 
 
 class TrainerProcess:
     """The real trainer: a child process under a memory ceiling."""
 
-    def __init__(self, settings: TrainerSettings, memory_total_bytes: int) -> None:
+    def __init__(
+        self, settings: TrainerSettings, memory_total_bytes: int, module: str = "device_agent.trainer.process"
+    ) -> None:
         self.settings = settings
         self._total = memory_total_bytes
-        self._base_bytes = 0
-        self._gpu = ""
-        self._card = False
-        arguments = ["--data", settings.data, "--bad-samples", settings.bad_samples]
-        arguments += ["--store", str(settings.store), "--device", settings.torch_device]
-        arguments += ["--parent", str(os.getpid())]
-        arguments += ["--budget", msgspec.json.encode(settings.budget).decode()]
-        self._worker = WorkerProcess(settings.module, arguments, settings.log)
+        self._facts = DataFacts()
+        self._worker = trainer_worker(Path(settings.log), module)
 
     async def warm(self) -> DataFacts:
         """See ``Trainer.warm``."""
-        facts = understood(await self._worker.call("warm", None), DataFacts)
-        self._base_bytes = facts.base_bytes
-        self._gpu = facts.gpu
-        self._card = facts.gpu_memory_bytes > 0
-        return facts
+        self._facts = understood(await self._worker.call("warm", self.settings), DataFacts)
+        return self._facts
 
     async def train(self, work: Train, on_progress: OnProgress) -> Ended:
         """See ``Trainer.train``. Over the ceiling the child is killed, which is a refusal with both numbers."""
         if self._worker.pid is None:  # a cold one has torch to load first, which belongs to no round
             await self._worker.start()
             with contextlib.suppress(WorkerFailedError):  # ``train`` says what is wrong
-                await self._worker.call("warm", None)
-        pid = self._worker.pid
+                await self._worker.call("warm", self.settings)
+        pid, card = self._worker.pid, self._facts.gpu_memory_bytes > 0
         if pid is None:
             return Ended(Result(refusal=Refusal("error", detail="the trainer did not start")), alive=False)
         # Idle size now: some MB above the first one after the first rounds; below it when the child was just restarted.
-        base = max(self._base_bytes, resident_bytes(pid) or 0)
-        limit = ceiling_bytes(self.settings.budget, base, card=self._card)
+        base = max(self._facts.base_bytes, resident_bytes(pid) or 0)
+        limit = ceiling_bytes(self.settings.budget, base, card=card)
         # Without a limit nothing is killed below the machine's whole memory, and the peak is known if the kernel kills.
-        with Ceiling(pid, self._total if limit is None else limit, refuse=not self._gpu) as ceiling:
+        with Ceiling(pid, self._total if limit is None else limit, refuse=not self._facts.gpu) as ceiling:
             try:
-                reply = await self._worker.call(
-                    "train",
-                    TrainRequest(work.offer, self.settings.device, work.retained),
-                    lambda note: on_progress(progressed(work.offer.attempt, note)),
-                )
-                result = understood(reply, Result)
+                result = await train_in(self._worker, self.settings, work, on_progress)
             except WorkerFailedError as error:
-                return failed(error, ceiling, self.settings.budget, self._total, card=self._card)
+                return failed(error, ceiling, self._total, card=card)
         return Ended(_with_limit(result, limit), alive=True)
 
     def interrupt(self) -> None:
         """See ``Trainer.interrupt``."""
-        if (pid := self._worker.pid) is not None:
-            with contextlib.suppress(ProcessLookupError):  # it has just ended by itself
-                os.kill(pid, signal.SIGUSR1)
-
-    def kill(self) -> None:
-        """End the child at once."""
-        self._worker.kill()
+        interrupt(self._worker)
 
     async def stop(self) -> None:
         """See ``Trainer.stop``."""
         await self._worker.stop(TRAINER_STOP_S)
 
 
+async def train_in(worker: WorkerProcess, settings: TrainerSettings, work: Train, on_progress: OnProgress) -> Result:
+    """One round of a device in a trainer's process. Raises WorkerFailedError."""
+    request = TrainRequest(settings, work.offer, work.retained)
+    return understood(
+        await worker.call("train", request, lambda note: on_progress(progressed(work.offer.attempt, note))), Result
+    )
+
+
 def progressed(attempt: Attempt, note: object) -> Progressed:
     """A trainer's note of its progress, decoded. Raises WorkerFailedError for anything else."""
-    return understood({**understood(note, dict[str, Any]), "attempt": attempt}, Progressed)
+    return understood({**understood(note, dict[str, object]), "attempt": attempt}, Progressed)
+
+
+def interrupt(worker: WorkerProcess) -> None:
+    """Ask the round in this process to end after its step."""
+    if (pid := worker.pid) is not None:
+        with contextlib.suppress(ProcessLookupError):  # it has just ended by itself
+            os.kill(pid, signal.SIGUSR1)
+
+
+def raised(error: WorkerFailedError) -> Refusal:
+    """The refusal of a trainer that raised."""
+    return Refusal("disk" if error.kind == "StoreError" else "error", detail=error.message[:500])
+
+
+def failed(error: WorkerFailedError, ceiling: Ceiling, memory_total_bytes: int, *, card: bool = False) -> Ended:
+    """The refusal for a trainer that raised (it lives) or died (both numbers: peak seen, and what was allowed).
+
+    ``card``: tensors are in a GPU's own memory, so that it was the process' that ran out.
+    """
+    if error.status is None:
+        return Ended(Result(refusal=raised(error)), alive=True)
+    ceiling.stop()
+    where = HOST if card else ""
+    allowed = float(min(ceiling.limit_bytes, memory_total_bytes))
+    peak = float(ceiling.peak_bytes) if ceiling.peak_bytes else None
+    if ceiling.refusal is not None:
+        refusal = replace(ceiling.refusal, where=where)
+    elif error.status == -signal.SIGKILL:  # not by us: the kernel ran out of memory, or another process did it
+        detail = "the trainer was killed from outside, most likely because the machine ran out of memory"
+        refusal = Refusal("memory", peak, allowed, "B", detail, where)
+    else:
+        refusal = Refusal("error", peak, allowed, "B", error.message[:500])
+    unseen = "" if peak else "the trainer ended before it was looked at"
+    source = f"VmRSS every {PERIOD_S * 1000:.0f} ms until the trainer ended"
+    figures: Figures = {"process_peak_bytes": Figure(peak, source=source, reason=unseen)}
+    return Ended(Result(refusal=refusal, figures=figures), alive=False)
 
 
 def _with_limit(result: Result, limit: int | None) -> Result:
@@ -145,39 +184,63 @@ def _with_limit(result: Result, limit: int | None) -> Result:
     if refusal.where == GPU:
         return result
     needed = refusal.needed if refusal.needed is not None and refusal.needed > limit else None  # it was never touched
-    return msgspec.structs.replace(
-        result, refusal=msgspec.structs.replace(refusal, needed=needed, allowed=float(limit))
-    )
+    return replace(result, refusal=replace(refusal, needed=needed, allowed=float(limit)))
 
 
-def failed(
-    error: WorkerFailedError, ceiling: Ceiling, budget: Budget, memory_total_bytes: int, *, card: bool = False
-) -> Ended:
-    """The refusal for a trainer that raised (it lives) or died (both numbers: peak seen, and what was allowed).
+class TrainerTasks:
+    """One trainer's tasks: get ready, train, end; one at a time, each ending as an event.
 
-    ``card``: tensors are in a GPU's own memory, so that it was the process' that ran out.
+    ``supervisor_cost``: the supervisor's own figures for a training that has just ended.
     """
-    if error.status is None:
-        reason = "disk" if error.kind == "StoreError" else "error"
-        return Ended(Result(refusal=Refusal(reason, detail=error.message[:500])), alive=True)
-    ceiling.stop()
-    figures = _last_seen(ceiling)
-    where = HOST if card else ""
-    if ceiling.refusal is not None:
-        refusal = msgspec.structs.replace(ceiling.refusal, where=where)
-        return Ended(Result(refusal=refusal, figures=figures), alive=False)
-    allowed = float(min(ceiling.limit_bytes, memory_total_bytes))
-    peak = float(ceiling.peak_bytes) if ceiling.peak_bytes else None
-    if error.status == -signal.SIGKILL:  # not by us: the kernel ran out of memory, or another process did it
-        detail = "the trainer was killed from outside, most likely because the machine ran out of memory"
-        return Ended(Result(refusal=Refusal("memory", peak, allowed, "B", detail, where), figures=figures), alive=False)
-    return Ended(
-        Result(refusal=Refusal("error", peak, allowed, "B", error.message[:500]), figures=figures), alive=False
-    )
 
+    def __init__(self, trainer: Trainer, effects: Effects, supervisor_cost: Callable[[Offer, Result], Figures]) -> None:
+        self._trainer = trainer
+        self._effects = effects
+        self._supervisor_cost = supervisor_cost
+        self._deaths = 0
+        self._job: asyncio.Task[None] | None = None
 
-def _last_seen(ceiling: Ceiling) -> Figures:
-    source = f"VmRSS every {PERIOD_S * 1000:.0f} ms until the trainer ended"
-    if not ceiling.peak_bytes:
-        return {"process_peak_bytes": Figure(source=source, reason="the trainer ended before it was looked at")}
-    return {"process_peak_bytes": Figure(float(ceiling.peak_bytes), "measured", source)}
+    def start(self) -> None:
+        """Let it load torch and the data; ends in TrainerReady or TrainerLost."""
+        self._job = self._effects.spawn(self._warm(self._job))
+
+    def stop(self) -> None:
+        """Give its memory back."""
+        self._effects.emit("trainer-stopped", reason="the run is over")
+        self._job = self._effects.spawn(self._trainer.stop())
+
+    def train(self, work: Train) -> None:
+        """Ends in TrainingEnded, whatever happens."""
+        self._job = self._effects.spawn(self._train(work))
+
+    async def _warm(self, before: asyncio.Task[None] | None) -> None:
+        if before is not None:
+            await asyncio.wait([before])  # it may still be stopping
+        started = time.monotonic()
+        try:
+            facts = await self._trainer.warm()
+        except WorkerFailedError as error:
+            self._deaths += 1
+            if error.on_purpose or self._deaths >= TRAINER_RESTARTS:
+                raise  # what it raised on purpose, such as a DataError, a person must mend
+            await self._trainer.stop()  # it may live, with half its libraries loaded
+            wait_s = TRAINER_RESTART_S * 2 ** (self._deaths - 1)
+            self._effects.emit("trainer-lost", text=error.message, retry_s=wait_s)
+            await asyncio.sleep(wait_s)
+            self._effects.post(TrainerLost())
+            return
+        self._deaths = 0
+        seconds, samples = time.monotonic() - started, facts.samples.get("", 0)
+        self._effects.emit("trainer-ready", seconds=seconds, base_bytes=facts.base_bytes, samples=samples)
+        self._effects.post(TrainerReady(facts))
+
+    async def _train(self, work: Train) -> None:
+        offer = work.offer
+        self._effects.emit("training", attempt=str(offer.attempt))
+        result, alive = await self._trainer.train(work, self._effects.post)
+        if not alive:
+            text = result.refusal.detail if result.refusal else ""
+            self._effects.emit("trainer-lost", attempt=str(offer.attempt), text=text)
+        if result.refusal is None:
+            result = replace(result, figures={**result.figures, **self._supervisor_cost(offer, result)})
+        self._effects.post(TrainingEnded(offer.attempt, result, alive))

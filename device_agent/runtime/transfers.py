@@ -5,57 +5,75 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Collection
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import xxhash
 
 from device_agent.core import state as v
-from device_agent.core.attempt_cost import AttemptCost, Counters, unknown_cost
 from device_agent.runtime.effects import Effects
-from device_agent.runtime.incarnation import Identity
 from edgefl.errors import BrokerError, ProtocolError, StoreError
 from edgefl.protocol import topics
-from edgefl.protocol.chunks import DEFAULT_CHUNK_BYTES, DEFAULT_CREDIT, decode_chunks
+from edgefl.protocol.chunks import DEFAULT_CHUNK_BYTES, DEFAULT_CREDIT, bundled_bytes, decode_chunks
 from edgefl.protocol.messages import Grant, Need, Offer, Update, UpMessage
-from edgefl.records import Attempt, Figures, ObjectRef, Refusal
+from edgefl.records import Attempt, Figure, Figures, ObjectRef, Refusal
 from edgefl.storage.objects import ObjectStore
 from edgefl.transfer.disk_driver import DiskReceiver, DiskSender, End, Superseded
 from edgefl.transfer.receiver import Failed
 from edgefl.transport.interface import Transport
 
+#: An MQTT PUBLISH besides topic and payload: fixed header 1 + 4, topic length 2, packet id 2, MQTT 5 properties 1.
+_PUBLISH_BYTES = 10
+
+
+class _Counters(NamedTuple):
+    """Counters at one moment: seconds, and bytes at the socket."""
+
+    at: float
+    sent: int
+    received: int
+
+
+@dataclass
+class _Cost:
+    """Cost of an attempt at this device since its offer was accepted."""
+
+    attempt: Attempt
+    begin: _Counters
+    fetched_bytes: int = 0
+
 
 class _Fetch(NamedTuple):
     offer: Offer
     receiver: DiskReceiver
-    cost: AttemptCost
+    cost: _Cost
     began: float
 
 
 class Transfers:
     """Fetches offers and serves updates as the machine says; ends of fetches come back as events.
 
-    ``unacknowledged``: messages that the broker has not acknowledged. ``restored``: an attempt that an earlier process
-    accepted, which took its counters with it.
+    ``state``: the agent's at its start; an attempt in hand by then was accepted by an earlier process, which took its
+    counters with it. ``unacknowledged``: messages that the broker has not acknowledged.
     """
 
     def __init__(
         self,
-        identity: Identity,
+        state: v.State,
         objects: ObjectStore,
         effects: Effects,
         transport: Callable[[], Transport],
         unacknowledged: Collection[UpMessage],
-        restored: Attempt | None = None,
     ) -> None:
-        self._identity = identity
+        self._fleet, self._device = state.fleet, state.device
+        self._restored = state.task.attempt if state.task is not None else None
         self._objects = objects
         self._effects = effects
         self._transport = transport
         self._unacknowledged = unacknowledged
-        self._restored = restored
         self._fetch: _Fetch | None = None
         self._served: tuple[Update, DiskSender] | None = None
-        self._cost: AttemptCost | None = None
+        self._cost: _Cost | None = None
 
     def fetch(self, offer: Offer) -> None:
         """Ask for what the offer's manifest names and is not here; again for the same offer: ask again."""
@@ -66,9 +84,9 @@ class Transfers:
                 self._fetch.receiver.ask_again(now)  # else the transport sends it, as soon as it can
             return
         if self._cost is None or self._cost.attempt != offer.attempt:
-            self._cost = AttemptCost(offer.attempt, self._counters())
+            self._cost = _Cost(offer.attempt, self._counters())
         refs = wanted(offer, self._objects)
-        receiver = DiskReceiver(offer.transfer, self._identity.device, refs, self._objects, self._effects.send)
+        receiver = DiskReceiver(offer.transfer, self._device, refs, self._objects, self._effects.send)
         self._fetch = _Fetch(offer, receiver, self._cost, now)
         self._start(self._fetch)
 
@@ -91,11 +109,11 @@ class Transfers:
         """The coordinator says what it lacks of an update, or how far it is."""
         served, sender = self._served or (None, None)
         if sender is None or (served, sender.transfer) != (update, grant.transfer):
-            topic = topics.build("up-object", self._identity.fleet, self._identity.device, grant.transfer)
+            topic = topics.build("up-object", self._fleet, self._device, grant.transfer)
             sizes = {ref.id: ref.size for ref in update.manifest.values()}
             sender = DiskSender(grant.transfer, sizes, self._objects, self._publish_on(topic))
             self._served = update, sender
-        for failed in sender.on_need(self._identity.device, grant, time.monotonic()):
+        for failed in sender.on_need(self._device, grant, time.monotonic()):
             self._effects.emit("warning", text=f"object {failed.object_id[:12]}: {failed.reason}")
 
     def stop_serve(self) -> None:
@@ -118,11 +136,31 @@ class Transfers:
             self._served[1].on_tick(now)
 
     def figures(self, offer: Offer, result: v.Result) -> Figures:
-        """Cost of the attempt at this device beside the training itself."""
+        """Cost of the attempt at this device beside the training: time, payload and bytes on the wire.
+
+        Without values for an attempt that an earlier process of this agent accepted. The upload is still ahead, so it
+        is counted, not measured.
+        """
         if self._cost is None or self._cost.attempt != offer.attempt or self._restored == offer.attempt:
-            return unknown_cost()
-        topic = topics.build("up-object", self._identity.fleet, self._identity.device, offer.transfer)  # about as long
-        return self._cost.figures(self._counters(), result.manifest, topic, offer.chunk_bytes)
+            names = ("wall_s", "payload_down_bytes", "wire_down_bytes", "wire_up_bytes")
+            return {name: Figure(reason="the agent was restarted during the round") for name in names}
+        begin, end = self._cost.begin, self._counters()
+        sizes = {ref.id: ref.size for ref in result.manifest.values()}.values()
+        messages, upload = bundled_bytes(sizes, offer.chunk_bytes) if offer.chunk_bytes > 0 else (0, sum(sizes))
+        topic = topics.build(
+            "up-object", self._fleet, self._device, offer.transfer
+        )  # about as long as the upload's own
+        upload += end.sent - begin.sent + messages * (len(topic.encode()) + _PUBLISH_BYTES)
+        socket = "socket, acceptance to announcement"
+        return {
+            "wall_s": Figure(end.at - begin.at, "measured", "monotonic clock, acceptance to announcement"),
+            "payload_down_bytes": Figure(
+                float(self._cost.fetched_bytes), "counted", "chunks of objects this device lacked"
+            ),
+            "payload_up_bytes": Figure(float(sum(sizes)), "counted", "objects of the update"),
+            "wire_down_bytes": Figure(float(end.received - begin.received), "measured", socket),
+            "wire_up_bytes": Figure(float(upload), "counted", f"{socket} + the upload's chunks with their framing"),
+        }
 
     def _start(self, fetch: _Fetch) -> None:
         chunk_bytes, credit = fetch.offer.chunk_bytes or DEFAULT_CHUNK_BYTES, fetch.offer.credit or DEFAULT_CREDIT
@@ -147,7 +185,7 @@ class Transfers:
     def _failed(self, fetch: _Fetch, reason: str, detail: str) -> None:
         if self._fetch is fetch:
             self._fetch = None
-        self._effects.post(v.FetchFailed(fetch.offer.attempt, Refusal(reason, detail=detail)))
+        self._effects.post(v.Fetched(fetch.offer.attempt, Refusal(reason, detail=detail)))
 
     async def _store(self, fetch: _Fetch) -> None:
         try:
@@ -159,9 +197,9 @@ class Transfers:
         self._effects.emit("fetched", attempt=str(attempt), bytes=fetch.receiver.received_bytes, seconds=seconds)
         self._effects.post(v.Fetched(attempt))
 
-    def _counters(self) -> Counters:
+    def _counters(self) -> _Counters:
         transport = self._transport()
-        return Counters(time.monotonic(), transport.bytes_sent, transport.bytes_received)
+        return _Counters(time.monotonic(), transport.bytes_sent, transport.bytes_received)
 
     def _publish_on(self, topic: str) -> Callable[[str | None, bytes], None]:
         under_way: set[int] = set()

@@ -17,7 +17,7 @@ from edgefl.report.grid import Cell, Column, Grid, Record, Tone, table
 from edgefl.run_records import RunReport
 
 if TYPE_CHECKING:
-    from device_agent.tools.doctor import Check
+    from device_agent.device_checks import Check
 
 _Choice = tuple[str, int, str, Record]  # role, place among its choices, name, options
 _CHECK_TONES: dict[str, Tone] = {"ok": "good", "warn": "warn", "fail": "bad"}
@@ -191,7 +191,7 @@ def doctor_command(
 
     Example: edgefl doctor --broker mqtt://192.168.1.10:1883
     """
-    from device_agent.tools.doctor import examine
+    from device_agent.device_checks import examine
 
     checks = examine(broker=broker, torch_device=device)
     columns: list[Column[Check]] = [

@@ -143,7 +143,9 @@ class WorkerFailedError(WorkerError):
         self.status = status
         self.kind = kind
         own = getattr(errors, kind, None)  # what the child raised on purpose ends this program as it would have there
+        self.on_purpose = False
         if isinstance(own, type) and issubclass(own, EdgeFLError):
+            self.on_purpose = True
             self.exit_code = own.exit_code
 
 

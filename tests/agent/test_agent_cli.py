@@ -15,9 +15,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from device_agent.runtime.connect import Options, check_fit, take_options
-from device_agent.runtime.log import LineHandler, line_writer
-from device_agent.tools import doctor
+from device_agent import device_checks as doctor
+from device_agent.runtime.connect import LineHandler, Options, check_fit, line_writer, take_options
 from edgefl.errors import (
     BrokerError,
     BrokerUnreachableError,

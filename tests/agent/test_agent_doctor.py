@@ -16,7 +16,7 @@ import pytest
 from identity_fixture import a_fleet, enrolled
 from transport_fixtures import mosquitto_wanted, run
 
-from device_agent.tools import doctor
+from device_agent import device_checks as doctor
 from edgefl.export import session
 from edgefl.identity.fleet import fleet_broker
 

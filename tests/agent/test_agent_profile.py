@@ -11,8 +11,8 @@ import yaml
 from transport_fixtures import broker_kinds, run
 from typer.testing import CliRunner
 
+from device_agent import measured_profile as measure
 from device_agent.cli import app
-from device_agent.tools import profile as measure
 from edgefl.budget.fit import verdict
 from edgefl.budget.stage_cost import filled, timed
 from edgefl.config.profiles import load_device
@@ -20,6 +20,7 @@ from edgefl.plan.job import Candidate
 from edgefl.records import Budget, Capabilities, Cost, Refusal, Speed, kind_of_machine
 from edgefl.resources.hardware import capabilities
 from edgefl.transport.broker import start_broker
+from edgefl.transport.link import TlsFiles
 
 
 @pytest.fixture(autouse=True)
@@ -57,7 +58,7 @@ def test_the_file_is_a_profile(tmp_path: Path) -> None:
 def test_the_link_is_measured_through_the_broker(kind: str, tmp_path: Path) -> None:
     async def through() -> int | None:
         async with start_broker(tmp_path, kind) as broker:
-            return await measure._link(broker.url, "default", "here", {}, notes)
+            return await measure._link(measure.Link(broker.url, "default", "here", TlsFiles()), notes)
 
     notes: list[str] = []
     rate = run(through(), 60)
@@ -68,7 +69,7 @@ def test_the_link_is_measured_through_the_broker(kind: str, tmp_path: Path) -> N
 
 def test_without_a_broker_there_is_a_reason_and_no_figure() -> None:
     notes: list[str] = []
-    assert asyncio.run(measure._link("mqtt://127.0.0.1:1", "default", "here", {}, notes)) is None
+    assert asyncio.run(measure._link(measure.Link("mqtt://127.0.0.1:1", "default", "here", TlsFiles()), notes)) is None
     assert notes[0].startswith("down_bytes, up_bytes: ")
 
 

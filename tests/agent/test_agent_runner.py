@@ -9,7 +9,7 @@ from agent_fixtures import CHUNK_BYTES, DEVICE, FACTS, FLEET, Coordinator, Runni
 from msgspec.structs import replace
 
 from device_agent.core import state as v
-from device_agent.core.agent_timeouts import TICK_S
+from device_agent.runtime.agent import TICK_S
 from device_agent.runtime.store import AgentStore, Owner
 from device_agent.runtime.trainer_process import Ended
 from edgefl.errors import BrokerError, BrokerUnreachableError, DataError, EdgeFLError, StoreError
@@ -204,7 +204,7 @@ def test_killed_while_fetching_it_goes_on_from_the_disk(tmp_path):
             coordinator.chunk_limit = None
             coordinator.heard.clear()
             async with Running(broker, tmp_path / "a") as second:
-                assert second.identity.session != first.identity.session
+                assert second.blank.session != first.blank.session
                 hello = await coordinator.expect(m.Hello)
                 assert hello.working_on == offer.attempt
                 assert (await coordinator.expect(m.Accept)).attempt == offer.attempt
@@ -393,7 +393,7 @@ def test_data_that_cannot_be_read_ends_the_agent_with_its_own_exit_code(tmp_path
 
 
 def test_a_trainer_that_stumbles_while_warming_is_started_again_and_given_up_after_three_times(tmp_path, monkeypatch):
-    monkeypatch.setattr("device_agent.runtime.trainer_tasks.TRAINER_RESTART_S", 0.01)
+    monkeypatch.setattr("device_agent.runtime.trainer_process.TRAINER_RESTART_S", 0.01)
 
     async def scene(deaths):
         broker = MemoryBroker()

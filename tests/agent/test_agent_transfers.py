@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+from device_agent.core.state import State
 from device_agent.runtime.effects import Effects
-from device_agent.runtime.incarnation import Identity
 from device_agent.runtime.transfers import Transfers
 from edgefl.protocol.chunks import decode_chunks
 from edgefl.protocol.messages import Grant, Update
@@ -37,7 +37,7 @@ def test_a_chunk_that_is_leaving_is_not_sent_again_and_one_that_has_left_is(tmp_
         update = Update("a", Attempt("r", 1, 1, 1), {"task": ref})
         tasks: list[asyncio.Task[None]] = []
         transfers = Transfers(
-            Identity("f", "a"),
+            State(fleet="f", device="a"),
             store,
             Effects(
                 lambda work: tasks.append(asyncio.ensure_future(work)) or tasks[-1],  # type: ignore[func-returns-value]

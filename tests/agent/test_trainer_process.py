@@ -59,8 +59,8 @@ def offer_of(store, batch_size=4, model=MODEL) -> Offer:
 
 
 def settings(place, **changes) -> TrainerSettings:
-    made = TrainerSettings("d1", str(place / "data.npz"), place / "objects", place / "trainer.log", torch_device="cpu")
-    return made._replace(**changes)
+    data, objects, log = (str(place / name) for name in ("data.npz", "objects", "trainer.log"))
+    return replace(TrainerSettings("d1", data, objects, log, torch_device="cpu"), **changes)
 
 
 def test_a_real_child_warms_trains_refuses_and_is_killed_at_its_ceiling(place):
@@ -152,7 +152,7 @@ def test_the_ceiling_is_the_smaller_of_both_limits(budget, base, limit):
 
 def test_the_trainer_dies_with_its_agent_even_when_its_input_stays_open(place):
     read, write = os.pipe()  # this test holds the writing end, so the trainer never sees the end of its input
-    child = [sys.executable, "-m", "device_agent.trainer.process", "--data", "x", "--store", str(place / "objects")]
+    child = [sys.executable, "-m", "device_agent.trainer.process"]
     script = (
         "import os, subprocess, sys, time; "
         f"p = subprocess.Popen({child!r} + ['--parent', str(os.getpid())], stdin={read}, close_fds=False); "

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from transport_fixtures import fails, mosquitto_wanted, run, until
 
 from coordinator.runtime.fleet_auth import serve
-from device_agent.tools.enroll import enroll
+from device_agent.enroll import enroll
 from edgefl.errors import BrokerError, IdentityError
 from edgefl.identity import authority as x
 from edgefl.identity import token as t

@@ -23,8 +23,8 @@ from msgspec.structs import replace
 from test_coordinator_runner import Scene, played
 
 from coordinator.runtime.inbound import Inbound
-from device_agent.core.freshness import replayed
 from device_agent.core.machine import initial, step
+from device_agent.core.offer_check import replayed
 from device_agent.core.state import Disk, Received, Save, State, TrainerPhase
 from edgefl.errors import BrokerError, ProtocolError
 from edgefl.identity.device import Credentials

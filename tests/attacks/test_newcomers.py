@@ -18,7 +18,7 @@ from identity_fixture import FLEET, HOST, Attackers, a_fleet, denied, enrolled
 from transport_fixtures import Recorder, fails, mosquitto_wanted, run, until
 
 from coordinator.runtime.fleet_auth import fleets_broker, serve
-from device_agent.tools.enroll import enroll
+from device_agent.enroll import enroll
 from edgefl.errors import BrokerError
 from edgefl.identity.device import Credentials
 from edgefl.identity.fleet import Fleet, fleet_broker

@@ -256,7 +256,7 @@ def test_the_verbs_read_a_real_ledger(
 
 
 def test_doctor_fails_when_a_check_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    from device_agent.tools import doctor
+    from device_agent import device_checks as doctor
     from edgefl.cli.show import doctor_command
 
     checks = [doctor.Check("python", "ok", "3.11"), doctor.Check("broker", "fail", "refused", "Start it.")]

@@ -65,8 +65,8 @@ def agent_state(data: bytes) -> None:
     folder.mkdir()
     name = ("work.msgpack", "identity.json", "facts.json")[data[0] % 3] if data else "identity.json"
     (folder / name).write_bytes(data[1:])
-    with contextlib.closing(AgentStore(folder, Owner("cam-07", "f"))) as store:
-        saved, _ = store.load(), store.load_facts("x")
+    with contextlib.closing(AgentStore(folder, Owner("cam-07", "f"), fingerprint="x")) as store:
+        saved, _ = store.load(), store.load_facts()
         store.save(saved)
         assert msgspec.msgpack.encode(store.load()) == msgspec.msgpack.encode(saved)
 

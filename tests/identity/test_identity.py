@@ -20,9 +20,9 @@ from transport_fixtures import MqttWorld, fails, mosquitto_wanted, run, until
 
 from coordinator.runtime.fleet_auth import Guard, fleets_broker, serve
 from device_agent.cli import whose
+from device_agent.enroll import enroll
 from device_agent.runtime.connect import Options, make_agent
 from device_agent.runtime.renewal import Renewal
-from device_agent.tools.enroll import enroll
 from edgefl.errors import BrokerError, EdgeFLError, IdentityError, StoreError
 from edgefl.identity import authority as x
 from edgefl.identity import device

@@ -82,19 +82,19 @@ def test_snapshots_that_say_little():
 
 
 def test_state_of_a_device(tmp_path: Path):
-    store = AgentStore(tmp_path, Owner("device", "fleet"))
+    store = AgentStore(tmp_path, Owner("device", "fleet"), fingerprint="fingerprint")
     saved, facts = filled(Saved), filled(DataFacts)
     store.save(saved)
-    store.save_facts("fingerprint", facts)
+    store.save_facts(facts)
     store.close()
     texts = {file.name: file.read_text(encoding="utf-8") for file in tmp_path.glob("*.json")}
     check(FILE, "device's files", sorted(path.name for path in tmp_path.iterdir()))
     check(FILE, "device's state", {**texts, "work.msgpack": (tmp_path / "work.msgpack").read_bytes().hex()})
     if not WRITING:
         (tmp_path / "work.msgpack").write_bytes(bytes.fromhex(pinned(FILE)["device's state"]["work.msgpack"]))
-        store = AgentStore(tmp_path, Owner("device", "fleet"))
+        store = AgentStore(tmp_path, Owner("device", "fleet"), fingerprint="fingerprint")
         assert store.load() == saved
-        assert store.load_facts("fingerprint") == facts
+        assert store.load_facts() == facts
         store.close()
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from device_agent.trainer.process import _lacking
+from device_agent.trainer.local_trainer import _lacking
 from edgefl.models.spec import EncoderSpec, ModelSpec
 from edgefl.plan.job import Job
 

@@ -12,7 +12,7 @@ from coordinator.runtime.validate_update import Rules, check_update
 from device_agent.core.retained import restore_residuals, retained, retained_before
 from device_agent.core.state import RetainedParts, State
 from device_agent.runtime.transfers import wanted
-from device_agent.trainer.compression import Sending, compress_update, decompress_offer
+from device_agent.trainer.exchanged_parts import Sending, compress_update, decompress_offer
 from edgefl.aggregation.aggregate import RoundTerms, aggregate_round
 from edgefl.aggregation.history import UpdateInfo
 from edgefl.aggregation.server_state import PACKED, packed_parts

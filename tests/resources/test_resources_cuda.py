@@ -11,10 +11,10 @@ import torch
 
 from device_agent.core.machine import initial, step
 from device_agent.core.state import Connected, DataFacts, Result, Saved, Send, State
-from device_agent.runtime.trainer_process import _with_limit, failed
-from device_agent.tools.profile import _gpu_memory
-from device_agent.trainer import process as trainer_module
-from device_agent.trainer.process import Trainer
+from device_agent.measured_profile import _gpu_memory
+from device_agent.runtime.trainer_process import TrainerSettings, TrainRequest, _with_limit, failed
+from device_agent.trainer import local_trainer as trainer_module
+from device_agent.trainer.local_trainer import LocalTrainer
 from edgefl.process.worker import WorkerFailedError
 from edgefl.protocol.messages import Hello, Offer
 from edgefl.records import GPU, HOST, Budget, Capabilities, Refusal
@@ -212,14 +212,19 @@ def test_a_trainer_killed_beside_a_card_was_short_of_the_process_memory(card: bo
     for refusal, expected in ((over, "ceiling"), (None, "memory")):
         ceiling = SimpleNamespace(stop=lambda: None, refusal=refusal, limit_bytes=1, peak_bytes=2)
         error = WorkerFailedError("ended", log=Path("log"), status=-signal.SIGKILL)
-        ended = failed(error, ceiling, Budget(), 10, card=card)
+        ended = failed(error, ceiling, 10, card=card)
         assert (ended.result.refusal.reason, ended.result.refusal.where) == (expected, where)
+
+
+def on_a_gpu(place: Path, **limits: int) -> LocalTrainer:
+    settings = TrainerSettings("d1", store=str(place / "objects"), torch_device="cuda", budget=Budget(**limits))
+    return LocalTrainer(settings, SimpleNamespace())
 
 
 def test_a_round_beyond_the_ceiling_is_declined_and_the_trainer_lives(monkeypatch, tmp_path) -> None:
     """The limit stands before anything is loaded; torch's error becomes the refusal; the next round may be smaller."""
     cuda = Cuda()
-    trainer = Trainer("", "error", tmp_path, "cuda", Budget(gpu_memory_bytes=6 * GIB))
+    trainer = on_a_gpu(tmp_path, gpu_memory_bytes=6 * GIB)
     monkeypatch.setattr(trainer, "warm", DataFacts)
     made = []
 
@@ -234,15 +239,15 @@ def test_a_round_beyond_the_ceiling_is_declined_and_the_trainer_lives(monkeypatc
     monkeypatch.setattr(trainer_module, "gpu_ceiling", ceiling_of)
     monkeypatch.setattr(trainer_module, "give_back", lambda device: None)
     monkeypatch.setattr(trainer, "_train", too_much)
-    result = trainer.train({"offer": Offer()}, print)
+    result = trainer.train(TrainRequest(trainer.settings, Offer()), print)
     assert (result.refusal.reason, result.refusal.needed, result.refusal.allowed) == ("memory", None, 6.0 * GIB)
     monkeypatch.setattr(trainer, "_train", lambda request, note: Result(complete=False))
-    assert trainer.train({"offer": Offer()}, print) == Result(complete=False)
+    assert trainer.train(TrainRequest(trainer.settings, Offer()), print) == Result(complete=False)
     assert (len(made), trainer.ceiling) == (2, None)
 
 
 def test_a_ceiling_that_takes_too_much_itself_is_declined_as_the_card_s(monkeypatch, tmp_path) -> None:
-    trainer = Trainer("", "error", tmp_path, "cuda")
+    trainer = on_a_gpu(tmp_path)
     trainer.facts = DataFacts(gpu_memory_bytes=24 * GIB)
     monkeypatch.setattr(trainer, "warm", lambda: trainer.facts)
 
@@ -251,12 +256,12 @@ def test_a_ceiling_that_takes_too_much_itself_is_declined_as_the_card_s(monkeypa
 
     monkeypatch.setattr(trainer_module, "gpu_ceiling", full)
     monkeypatch.setattr(trainer_module, "give_back", lambda device: None)
-    refusal = trainer.train({"offer": Offer()}, print).refusal
+    refusal = trainer.train(TrainRequest(trainer.settings, Offer()), print).refusal
     assert (refusal.reason, refusal.needed, refusal.allowed, refusal.where) == ("memory", None, None, GPU)
 
 
 def test_every_step_looks_at_the_pool_anew(monkeypatch, tmp_path) -> None:
-    trainer = Trainer("", "error", tmp_path, "cuda")
+    trainer = on_a_gpu(tmp_path)
     held = []
     trainer.ceiling = SimpleNamespace(hold=lambda: held.append(1))
     report = trainer._progress(lambda note: None)
@@ -271,7 +276,7 @@ def test_a_trainer_tells_what_it_found(monkeypatch, shared: bool) -> None:
     cuda = Cuda(others=2 * GIB, shared=shared)
     cuda.tensors, cuda.cached = 8 * GIB, GIB
     monkeypatch.setattr(torch, "cuda", cuda)
-    monkeypatch.setattr("edgefl.resources.process_memory.idle_rss_bytes", lambda: GIB)
+    monkeypatch.setattr("device_agent.trainer.local_trainer.idle_rss_bytes", lambda: GIB)
     data = SimpleNamespace(signature=dict, samples=dict, class_counts=tuple, label_names=(), skipped=())
     facts = trainer_module._facts(data, "cuda", elastic=False)
     assert (facts.gpu, facts.torch_device, cuda.cached) == ("a GPU", "cuda", 0)

@@ -18,7 +18,7 @@ from transport_fixtures import Recorder, fails, mosquitto_wanted, run, until
 from coordinator.runtime.chunk_size import LEAST_BYTES, Chunking, ChunkSizer
 from coordinator.runtime.environment import Environment
 from coordinator.runtime.publisher import Publisher
-from device_agent.tools.doctor import reach
+from device_agent.device_checks import reach
 from edgefl.errors import BrokerError, MessageSizeError
 from edgefl.protocol.chunks import DEFAULT_CHUNK_BYTES, HEADER_BYTES
 from edgefl.protocol.messages import Drain

@@ -14,15 +14,31 @@ import time
 from collections.abc import Callable
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import NamedTuple
+
+import torch
+from torch import nn
 
 from edgefl.errors import BrokerError
+from edgefl.models.check import encoder_of_size
+from edgefl.models.spec import HeadSpec, ModelSpec
+from edgefl.models.staged import build
+from edgefl.plan.job import Hyper, Job, Slots
+from edgefl.pricing.round_price import price_step
 from edgefl.protocol import topics
 from edgefl.protocol.chunks import DEFAULT_CREDIT, fitting_chunk_bytes
 from edgefl.records import kind_of_machine
+from edgefl.registry import choose
 from edgefl.resources.gpu_memory import gpu_of
 from edgefl.resources.hardware import capabilities
 from edgefl.resources.sensors import EnergyProbe, temperature
+from edgefl.resources.tensor_counters import FlopCounter
+from edgefl.training.batches import Batch
+from edgefl.training.forward import Auxiliary
+from edgefl.training.step import make_optimizer, prepare, train_step
+from edgefl.transport.link import TlsFiles
+from edgefl.transport.mqtt import MqttTransport
 
 #: Bytes written and read back: more than a disk's own cache of a small device, less than wears a card out.
 DISK_BYTES = 64 * 2**20
@@ -38,16 +54,23 @@ WORK_S = 2.0
 STEP = (16, 64, 256, 2)
 
 
-def measured_profile(
-    name: str, torch_device: str, directory: Path, broker: str, fleet: str, **credentials: str
-) -> dict[str, Any]:
-    """The profile's fields, ready for YAML. ``broker``: an URL, or "" to leave the link out. Raises EdgeFLError."""
+class Link(NamedTuple):
+    """A link to measure: the broker's URL, and who asks."""
+
+    broker: str
+    fleet: str
+    device: str
+    files: TlsFiles
+
+
+def measured_profile(name: str, torch_device: str, directory: Path, link: Link | None = None) -> dict[str, object]:
+    """The profile's fields, ready for YAML; ``directory``: on the disk to measure. Raises EdgeFLError."""
     notes: list[str] = []
     directory.mkdir(parents=True, exist_ok=True)
     machine = capabilities(directory)
     device = _device(torch_device)
     training, power, source = _training(device)
-    speed: dict[str, Any] = {
+    speed: dict[str, object] = {
         "flops": _rounded(training),
         "operation_s": _rounded(operation_seconds(device, training)),
         "machine": kind_of_machine(machine),
@@ -60,8 +83,8 @@ def measured_profile(
     else:
         notes.append(f"power_w: {power:.1f} W by {source}, which is not the whole device; add the rest by hand")
     speed |= _disk(directory)
-    if broker:
-        rate = asyncio.run(_link(broker, fleet, name, credentials, notes))
+    if link is not None:
+        rate = asyncio.run(_link(link, notes))
         if rate is not None:
             speed |= {"down_bytes": rate, "up_bytes": rate}
     else:
@@ -83,19 +106,15 @@ def measured_profile(
     }
 
 
-def _gpu_memory(device: str, cuda: Any = None) -> dict[str, Any]:
+def _gpu_memory(device: str, cuda: ModuleType | None = None) -> dict[str, object]:
     """Fields that say where a step's tensors are: none for a CPU. ``cuda``: a stand-in for ``torch.cuda``."""
     if not device.startswith("cuda"):
         return {}
-    if cuda is None:
-        from torch import cuda
-    gpu = gpu_of(cuda, device)
+    gpu = gpu_of(cuda or torch.cuda, device)
     return {"unified": True} if gpu.shared else {"gpu_memory_bytes": gpu.total_bytes}
 
 
 def _device(wanted: str) -> str:
-    import torch
-
     if wanted == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     return wanted
@@ -103,11 +122,6 @@ def _device(wanted: str) -> str:
 
 def _training(device: str) -> tuple[float, float | None, str]:
     """(FLOPs a second of training steps, watts meanwhile or None, the sensor or why there is none)."""
-    import torch
-    from torch import nn
-
-    from edgefl.resources.tensor_counters import FlopCounter
-
     batch, tokens, width, depth = STEP
     layer = nn.TransformerEncoderLayer(width, 4, 4 * width, 0.0, batch_first=True, norm_first=True)
     model = nn.TransformerEncoder(layer, depth, enable_nested_tensor=False).to(device)
@@ -136,18 +150,6 @@ def operation_seconds(device: str, flops_rate: float) -> float:
     A step of two encoders of size tiny is nearly all such time. The step is the trainer's own, its operations are
     counted as the planner counts them; what the optimiser does comes on top of them, here as there.
     """
-    import torch
-
-    from edgefl.models.check import encoder_of_size
-    from edgefl.models.spec import HeadSpec, ModelSpec
-    from edgefl.models.staged import build
-    from edgefl.plan.job import Hyper, Job, Slots
-    from edgefl.pricing.round_price import price_step
-    from edgefl.registry import choose
-    from edgefl.training.batches import Batch
-    from edgefl.training.forward import Auxiliary
-    from edgefl.training.step import make_optimizer, prepare, train_step
-
     rows, names = 16, ("acc", "gyro")
     encoders = {m: encoder_of_size("sensor", "tiny", (64, 3)) for m in names}
     model = ModelSpec(encoders, 6, HeadSpec(width=64, out=32, dropout=0.0), 32, 4, tuple("abcd"))
@@ -169,13 +171,11 @@ def operation_seconds(device: str, flops_rate: float) -> float:
 
 def _matmul(device: str, notes: list[str]) -> dict[str, float]:
     """FLOPs a second of a product of square matrices, by type."""
-    import torch
-
     found = {}
     for name in ("float32", "float16", "bfloat16"):
         a = torch.randn(SIDE, SIDE, device=device).to(getattr(torch, name))
 
-        def product(a: Any = a) -> None:
+        def product(a: torch.Tensor = a) -> None:
             a @ a
             _wait(device)
 
@@ -187,8 +187,6 @@ def _matmul(device: str, notes: list[str]) -> dict[str, float]:
 
 
 def _wait(device: str) -> None:
-    import torch
-
     if device.startswith("cuda"):
         torch.cuda.synchronize()
 
@@ -232,15 +230,13 @@ def _disk(directory: Path) -> dict[str, int]:
     }
 
 
-async def _link(url: str, fleet: str, device: str, credentials: dict[str, str], notes: list[str]) -> int | None:
+async def _link(link: Link, notes: list[str]) -> int | None:
     """Bytes a second to the broker and back, of the slower way; None when nothing came back."""
-    from edgefl.transport.link import TlsFiles
-    from edgefl.transport.mqtt import MqttTransport
-
     name = f"profile-{secrets.token_hex(4)}"
-    topic = topics.build("down-object", fleet, device, name)  # the device's own branch, to which nobody else listens
-    ca, cert, key = (credentials.get(name) for name in ("ca", "cert", "key"))
-    transport = MqttTransport(url, name, tls=TlsFiles(ca, cert, key), clean_session=True)
+    topic = topics.build(
+        "down-object", link.fleet, link.device, name
+    )  # the device's own branch: no other client listens there
+    transport = MqttTransport(link.broker, name, tls=link.files, clean_session=True)
     arrived, every = 0, asyncio.Event()
 
     def on_message(_topic: str, payload: bytes) -> None:
@@ -266,7 +262,7 @@ async def _link(url: str, fleet: str, device: str, credentials: dict[str, str], 
     return None
 
 
-async def _through(transport: Any, topic: str, chunk: bytes, every: asyncio.Event) -> None:
+async def _through(transport: MqttTransport, topic: str, chunk: bytes, every: asyncio.Event) -> None:
     """As many in flight as in an exchange of parts."""
     waiting: set[asyncio.Task[None]] = set()
     for _ in range(-(-LINK_BYTES // len(chunk))):

@@ -8,13 +8,13 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
 from edgefl.errors import TORCH_FIRST, BrokerError, EdgeFLError, IdentityError, install_command
+from edgefl.transport.link import TlsFiles
 
 if TYPE_CHECKING:
     from edgefl.identity.device import Credentials
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 Status = Literal["ok", "warn", "fail"]
 
+NO_FILES = TlsFiles()
 _OLDEST_PYTHON = (3, 10)
 #: Smallest free memory that is not worth a warning: torch on a CPU takes 0.2 GB before it has trained anything.
 _MEMORY_BYTES = 2**30
@@ -66,17 +67,17 @@ def examine(
     directory: Path | None = None,
     torch_device: str = "auto",
     data: str = "",
-    files: Mapping[str, str] | None = None,
+    files: TlsFiles = NO_FILES,
 ) -> list[Check]:
     """All checks, in order. ``broker``: an URL to try; ``directory``: where the agent will keep its state.
 
     An identity in the directory is checked too, and its broker dialled with it. ``data``: local data to read;
-    ``files``: PEM files for the broker, by ``ca``, ``cert`` and ``key``.
+    ``files``: PEM files for the broker, instead of those of the identity.
     """
     own, checks = identity(directory)
     if own is not None:
         broker = broker or own.record.broker
-        files = {"ca": str(own.authority), "cert": str(own.certificate)} | dict(files or {})
+        files = TlsFiles(files.ca or str(own.authority), files.cert or str(own.certificate), files.key)
     checks.append(clock(time.time(), own.valid()[0] if own is not None else None))
     if broker:
         whose = (own.record.fleet, own.record.device) if own is not None else ()
@@ -215,23 +216,20 @@ def disk(directory: Path) -> Check:
     return Check("disk", "ok", detail)
 
 
-def reach(url: str, files: Mapping[str, str] | None = None, fleet: str = "default", device: str = "") -> Check:
+def reach(url: str, files: TlsFiles = NO_FILES, fleet: str = "default", device: str = "") -> Check:
     """A connection to the broker, its limits, and whether chunks of the usual size come through it.
 
-    ``files``: PEM files by ``ca``, ``cert`` and ``key``. ``fleet``, ``device``: whose topics this client may use.
+    ``fleet``, ``device``: whose topics this client may use.
     """
     from edgefl.protocol import topics
     from edgefl.protocol.chunks import DEFAULT_CHUNK_BYTES, HEADER_BYTES
     from edgefl.transport.interface import Probe
-    from edgefl.transport.link import TlsFiles
     from edgefl.transport.mqtt import MqttTransport
 
-    given = files or {}
-    ca, cert, key = (given.get(option) or None for option in ("ca", "cert", "key"))
     name = f"doctor-{secrets.token_hex(4)}"
 
     async def connect() -> tuple[float, MqttTransport, int | None, str]:
-        transport = MqttTransport(url, name, tls=TlsFiles(ca, cert, key), clean_session=True)
+        transport = MqttTransport(url, name, tls=files, clean_session=True)
         probe = Probe(transport, topics.build("probe", fleet, device or name))
         transport.on_message = lambda topic, payload: probe.heard(payload)
         started = time.monotonic()

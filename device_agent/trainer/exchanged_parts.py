@@ -1,8 +1,8 @@
-"""Compression at a device: parts of an offer are decompressed before training, those of its update compressed after."""
+"""Parts at a device: those of an offer decompressed and read for training, those of its update compressed after it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from edgefl.errors import ProtocolError, StoreError
@@ -15,6 +15,28 @@ from edgefl.protocol.packing import Tensors, add_residual, compress, decompress,
 from edgefl.protocol.tensors import Array, decode_part, encode_part
 from edgefl.records import Manifest, Refusal
 from edgefl.storage.objects import ObjectStore
+
+
+class StoredParts(Mapping[str, dict[str, Array]]):
+    """Parts decoded when they are asked for, so that never two copies of a whole model are in memory."""
+
+    def __init__(self, manifest: Manifest, store: ObjectStore) -> None:
+        self._manifest = manifest
+        self._store = store
+
+    def __getitem__(self, name: str) -> dict[str, Array]:
+        # What goes into a model, or onto it, is read where it lies; the rest is copied.
+        own = not is_scheduled(name.removeprefix(RESIDUAL))
+        return decode_part(self._store.read(self._manifest[name].id), copy=own)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._manifest)
+
+    def __len__(self) -> int:
+        return len(self._manifest)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._manifest  # the inherited one would read the part
 
 
 class Sending(NamedTuple):

@@ -1,0 +1,291 @@
+"""A device's local training: its data, kept between rounds, one round on it, and what that cost. Loads torch."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from device_agent.core.state import DataFacts, Result
+from device_agent.runtime.trainer_process import TrainerSettings, TrainRequest
+from device_agent.trainer.exchanged_parts import StoredParts, compress_update, decompress_offer
+from edgefl.data.arrays import on_disk
+from edgefl.data.dataset import Dataset
+from edgefl.data.sources import load
+from edgefl.encoder_kinds import kinds_not_installed
+from edgefl.errors import DataError, EdgeFLError, PrecisionError, StoreError
+from edgefl.models.checkpoints import initial_parts
+from edgefl.models.spec import EncoderSpec, HeadSpec, ModelSpec, part_names
+from edgefl.plan.job import Hyper, Job, Slots, Stage
+from edgefl.plan.stages import RESIDUAL
+from edgefl.process.worker import Note
+from edgefl.protocol.tensors import encode_part
+from edgefl.records import METHOD, Figure, Figures, Manifest, Refusal
+from edgefl.registry import Recipe, chosen, not_installed
+from edgefl.resources.gpu_memory import CudaCeiling, give_back, gpu_ceiling, gpu_of, memory_refusal, out_of_memory
+from edgefl.resources.memory_probe import MemoryProbe
+from edgefl.resources.process_memory import give_back_at_once, idle_rss_bytes
+from edgefl.resources.sensors import EnergyProbe, temperature
+from edgefl.storage.objects import ObjectStore
+from edgefl.training.batches import Split, no_label, split, usable_rows
+from edgefl.training.flop_cache import FlopCounts
+from edgefl.training.local_round import LocalState, RoundResult, train_round
+from edgefl.training.prefix_cache import PrefixCache
+
+#: Data smaller than this stays in memory: reading it from a file would save less than it costs.
+SMALL_BYTES = 16 * 2**20
+
+
+class AbandonedError(EdgeFLError):
+    """The agent does not want this round any more."""
+
+
+class LocalTrainer:
+    """One device's trainer, and what stays warm in it: the data, and what the frozen prefix makes of it.
+
+    ``dataset``: as it was read from ``settings.data``. ``counts``: of steps that others have counted in this process.
+    """
+
+    def __init__(self, settings: TrainerSettings, dataset: Dataset, counts: FlopCounts | None = None) -> None:
+        self.settings = settings
+        self.counts = counts or FlopCounts()
+        self.device = settings.torch_device
+        if self.device == "auto":
+            self.device = "cuda" if torch.cuda.is_available() else "cpu"
+        self.disk_bytes = settings.budget.disk_bytes  # for objects and rows together; None: no limit
+        self.ceiling: CudaCeiling | None = None  # of the round under way, on a GPU
+        # Samples and what frozen parts make of them, in files without names.
+        self.rows = Path(settings.store).parent / "rows"
+        self.cache = PrefixCache(self.rows)
+        self.cache.check = self._check
+        self.dataset = dataset
+        self.read_for: object = None  # the (encoders, label names) the files were last read for
+        self.split: tuple[object, Split] | None = None  # what it was made of and for, and the data as rounds take it
+        self.completed: dict[str, float] = {}  # what the recipe's generator made of it, as metrics
+        self.facts: DataFacts | None = None
+        self.left_off = False  # the agent does not want the round under way any more
+
+    def warm(self) -> DataFacts:
+        """What torch and the data are, once a first round has had the libraries take what they take."""
+        if self.facts is None:
+            _first_round(self.device)
+            self.dataset = self._on_disk(self.dataset)
+            self.facts = _facts(self.dataset, self.device, elastic=Path(self.settings.data).is_dir())
+        return self.facts
+
+    def train(self, request: TrainRequest, note: Note) -> Result:
+        """One round. A share that does not fit, or memory that does not suffice, is a refusal, not an error."""
+        self.left_off = False
+        if lacking := _lacking(request.offer.job):
+            return Result(refusal=Refusal(METHOD, detail=lacking))
+        facts = self.warm()
+        try:
+            self.ceiling = gpu_ceiling(self.device, self.settings.budget, facts.base_bytes)
+            self._hold()
+            return self._train(request, note)
+        except DataError as error:
+            return Result(refusal=Refusal("data", detail=error.message))
+        except PrecisionError as error:
+            return Result(refusal=Refusal("cache", detail=error.message))
+        except (MemoryError, RuntimeError) as error:
+            if not out_of_memory(error):
+                raise
+            return Result(refusal=memory_refusal(error, self.ceiling, card=facts.gpu_memory_bytes > 0))
+        finally:
+            self.ceiling = None
+            give_back(self.device)
+            _freeze_once()
+
+    def _train(self, request: TrainRequest, note: Note) -> Result:
+        job, attempt = request.offer.job, request.offer.attempt
+        device, data = self.settings.device, self._split(job)
+        usable = len(usable_rows(job, data.train))
+        if usable < job.hyper.batch_size:
+            detail = "the local share does not fill one batch"
+            few = Refusal("data", float(job.hyper.batch_size), float(usable), "samples", detail)
+            return Result(refusal=no_label(job, data.train) or few)
+        store = ObjectStore(Path(self.settings.store), self.disk_bytes, durable=False)
+        kept = StoredParts(request.retained, store)
+        give_back_at_once(in_pieces=job.hyper.micro_batch > 0)
+        memory, energy = MemoryProbe(self.device), EnergyProbe(self.device)
+        with energy, memory:
+            refusal = decompress_offer(request.offer, store)
+            if refusal is not None:
+                return Result(refusal=refusal)
+            cache = self._prefixes(data, request.offer.manifest, store)
+            outcome = train_round(
+                job,
+                data.train,
+                StoredParts(request.offer.manifest, store),
+                LocalState(data.holdout, kept, self.device, self.counts, cache),
+                # Not the attempt: a round that is tried again gives the same result.
+                salt=f"{device}/{attempt.stage}/{attempt.round}",
+                on_progress=self._progress(note),
+            )
+            self._hold()  # the model is gone, and what is sent comes into the process
+            staying = {name: store.put(encode_part(tensors)) for name, tensors in outcome.kept.items()}
+            outcome.kept.clear()
+            sending = compress_update(job, outcome.parts, request.offer.manifest, kept, store)
+        waiting = {
+            key: ref
+            for key, ref in request.retained.items()
+            if key.startswith(RESIDUAL) and key.removeprefix(RESIDUAL) not in sending.manifest
+        }
+        return Result(
+            manifest=sending.manifest,
+            samples=outcome.samples,
+            metrics=outcome.metrics | self.completed,
+            figures=_figures(outcome, memory, energy),
+            complete=outcome.complete,
+            poverty=outcome.poverty,
+            poverty_change=outcome.poverty_change,
+            retained=staying | sending.residuals | waiting,
+        )
+
+    def _prefixes(self, data: Split, manifest: Manifest, store: ObjectStore) -> PrefixCache:
+        """The stored prefixes of this share, within what objects leave of the disk budget."""
+        self.cache.keep_only(list(data))
+        self.cache.identify = lambda part: manifest[part].id
+        if self.disk_bytes is not None:
+            raw = sum(rows.nbytes for rows in self.dataset.modalities.values() if not isinstance(rows, np.ndarray))
+            self.cache.limit_bytes = self.disk_bytes - store.used_bytes() - raw
+        return self.cache
+
+    def _on_disk(self, dataset: Dataset) -> Dataset:
+        """Large data in a file, so that it does not fill the memory of training; in memory where the disk is short."""
+        size = sum(values.nbytes for values in dataset.modalities.values())
+        if size < SMALL_BYTES or (self.disk_bytes is not None and size > self.disk_bytes // 2):
+            return dataset
+        try:
+            return replace(dataset, modalities={m: on_disk(v, self.rows) for m, v in dataset.modalities.items()})
+        except StoreError as error:
+            sys.stderr.write(f"the data stays in memory: {error.message}\n")
+            return dataset
+
+    def _dataset_for(self, model: ModelSpec) -> Dataset:
+        """The data as this model takes it: labels numbered its way; files read to its shapes. Raises DataError."""
+        names, facts = model.label_names, self.warm()
+        if not facts.elastic:
+            return self.dataset.relabelled(names) if names else self.dataset
+        if self.read_for != (model.encoders, names):
+            here = {m: spec for m, spec in model.encoders.items() if m in facts.modalities}
+            self.split = None
+            source, bad_samples = self.settings.data, self.settings.bad_samples
+            self.dataset = self._on_disk(load(source, bad_samples=bad_samples, modalities=here, label_names=names))
+            self.read_for = (model.encoders, names)
+        return self.dataset
+
+    def _split(self, job: Job) -> Split:
+        """Training and hold-out data; absent modalities of the former made by the recipe's generator.
+
+        Made once, then kept. Raises DataError.
+        """
+        dataset = self._dataset_for(job.model)
+        # A data set is equal to itself only: one that was read again makes a new share.
+        drawn = (job.hyper.holdout, job.hyper.seed, job.hyper.batch_size)
+        wanted = (self.dataset, job.model.encoders, job.model.label_names, drawn, job.slots)
+        if self.split is None or self.split[0] != wanted:
+            self.split = None  # the old one goes before the new one comes, and what was made of it
+            self.cache.keep_only([])
+            fresh = split(job, dataset, self.settings.device)
+            own, self.completed = _completed(fresh.train, job)
+            self.split = (wanted, fresh._replace(train=self._on_disk(own)))
+        return self.split[1]
+
+    def _check(self) -> None:
+        if self.left_off:
+            raise AbandonedError("left off: the agent does not want this round any more")
+
+    def _hold(self) -> None:
+        if self.ceiling is not None:
+            self.ceiling.hold()
+
+    def _progress(self, note: Note) -> Callable[[int, int, int, float], None]:
+        def report(epoch: int, step: int, steps: int, loss: float) -> None:
+            self._check()
+            self._hold()
+            note({"epoch": epoch, "step": step, "steps": steps, "loss": loss})
+
+        return report
+
+
+@functools.cache
+def _freeze_once() -> None:
+    """What libraries have made by the first round's end would be searched for garbage in every round."""
+    gc.freeze()
+
+
+def _lacking(job: Job) -> str:
+    """Which methods and kinds of encoder the job names that are not installed here, in words; "": none."""
+    slots = job.slots
+    named = {"objective": slots.objective, "missing": slots.missing, "prototypes": slots.prototypes}
+    shape: Recipe = {"fusion": {job.model.fusion: {}}, "sharing": {job.model.encoder_sharing: {}}}
+    methods = not_installed({**named, **shape, "repair": slots.repair}, job.signature)
+    kinds = kinds_not_installed(encoder.kind for encoder in job.model.encoders.values())
+    return "; ".join(filter(None, (methods, kinds and f"on this device: {kinds}")))
+
+
+@functools.cache
+def _first_round(device: str) -> None:
+    """Train a toy round, so that the libraries take now what they take once: it belongs to the idle size, to no round.
+
+    Measured with torch 2.13 on a CPU: 229 MiB after importing torch and edgefl.training, 253 MiB after a first round.
+    """
+    sensor = EncoderSpec(input_shape=(8, 1), width=8, depth=1, heads=2, patch=4)
+    model = ModelSpec({"toy": sensor}, stages=1, head=HeadSpec(width=8, out=4), fusion_width=8, classes=2)
+    names = tuple(part_names(model))
+    job = Job(model, Stage(1, 1, 1, names, names), Hyper(batch_size=4), Slots())
+    values, present, labels = np.zeros((4, 8, 1), np.float32), np.ones(4, np.bool_), np.array([0, 1, 0, 1])
+    toy = Dataset({"toy": values}, {"toy": present}, labels, ("a", "b"), ["1", "2", "3", "4"])
+    train_round(job, toy, dict(initial_parts(model)), LocalState(device=device))
+
+
+def _completed(dataset: Dataset, job: Job) -> tuple[Dataset, dict[str, float]]:
+    """The data completed by the recipe's generator, and its metrics; shortcomings are written to stderr."""
+    missing = chosen("missing", job.slots.missing)[0]
+    if missing.method.completed_data is None:
+        return dataset, {}
+    done = missing.bind(missing.method.completed_data)(dataset, job.model.encoders)
+    if reason := done.reason():
+        sys.stderr.write(f"{reason}\n")
+    return done.dataset, done.metrics()
+
+
+def _facts(dataset: Dataset, device: str, *, elastic: bool) -> DataFacts:
+    give_back(device)
+    gpu = gpu_of(torch.cuda, device) if device.startswith("cuda") else None
+    card = gpu if gpu is not None and not gpu.shared else None
+    held = torch.cuda.memory_reserved(device) if gpu is not None else 0
+    return DataFacts(
+        modalities={m: () if m in dataset.resizable else shape for m, shape in dataset.signature().items()},
+        samples=dataset.samples(),
+        class_counts=dataset.class_counts(),
+        label_names=tuple(dataset.label_names),
+        skipped=len(dataset.skipped),
+        elastic=elastic,
+        base_bytes=idle_rss_bytes() + (held if card is None else 0),
+        runtime=f"torch {torch.__version__}",
+        gpu=gpu.name if gpu is not None else "",
+        gpu_memory_bytes=card.total_bytes if card is not None else 0,
+        torch_device=device,
+        gpu_free_bytes=card.free_bytes if card is not None else 0,
+        gpu_idle_bytes=held,
+    )
+
+
+def _figures(outcome: RoundResult, memory: MemoryProbe, energy: EnergyProbe) -> Figures:
+    figures = memory.figures() | {
+        "energy_j": energy.figure(),
+        "temperature_c": temperature(),
+        "flops": Figure(outcome.flops, "counted", "torch FlopCounterMode"),
+        "compute_s": Figure(outcome.compute_s, "measured", "monotonic clock around the steps"),
+    }
+    if outcome.cache_fill_flops:
+        figures["filling_flops"] = Figure(outcome.cache_fill_flops, "counted", "torch FlopCounterMode")
+    return figures
