@@ -14,9 +14,8 @@ from msgspec.structs import replace
 from edgefl.errors import IdentityError, ProtocolError
 from edgefl.identity import device, token
 from edgefl.identity.authority import make_request
-from edgefl.identity.keys import key_text, read_private, write_private
+from edgefl.identity.keys import key_text, make_private_directory, read_private, write_private
 from edgefl.protocol import topics
-from edgefl.storage.disk import make_private
 from edgefl.transport.link import TlsFiles
 from edgefl.transport.mqtt import MqttTransport
 
@@ -40,9 +39,9 @@ async def enroll(text: str, state: Path | None, states: Path, wait_s: float, say
             f"{state} holds the identity of {known.record.device!r} already",
             remedy=f"Start it with `edgefl-agent run`; to replace it, delete {known.directory} first.",
         )
-    make_private(state)
+    make_private_directory(state)
     directory = state / device.DIRECTORY
-    make_private(directory)
+    make_private_directory(directory)
     client = token.client_id(given.secret)
     pending = directory / f"{client}.key"
     authority = directory / f"{client}.pem"

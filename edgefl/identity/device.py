@@ -11,8 +11,7 @@ from pathlib import Path
 import msgspec
 
 from edgefl.errors import IdentityError
-from edgefl.identity.keys import Verifier, check_private, key_of, read, write_private
-from edgefl.storage.disk import make_private
+from edgefl.identity.keys import Verifier, check_private, key_of, make_private_directory, read, write_private
 from edgefl.transport import failures
 
 DIRECTORY = "credentials"
@@ -72,7 +71,7 @@ def find(state: Path) -> Credentials | None:
 def save(state: Path, record: Record, authority_der: bytes, pem: bytes) -> None:
     """Write a new identity; the record comes last, since it says that the rest is there. Raises StoreError."""
     directory = state / DIRECTORY
-    make_private(directory)
+    make_private_directory(directory)
     write_private(directory / "ca.pem", ssl.DER_cert_to_PEM_cert(authority_der).encode())
     write_private(directory / "device.pem", pem)
     write_private(directory / "device.json", msgspec.json.encode(record))

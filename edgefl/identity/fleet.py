@@ -37,12 +37,13 @@ from edgefl.identity.keys import (
     check_private,
     key_of,
     key_text,
+    make_private_directory,
     read,
     read_private,
     write_private,
 )
 from edgefl.protocol.topics import COORDINATOR, check_name
-from edgefl.storage.disk import make_private, store_errors
+from edgefl.storage.disk import store_errors
 from edgefl.transport.address import Address, parse_url
 from edgefl.transport.broker import Broker, Program, dialled, program_of
 from edgefl.transport.link import TlsFiles
@@ -263,7 +264,7 @@ def create_fleet(directory: Path, asked: Record) -> Fleet:
                 remedy="Name another --directory. A fleet whose keys are replaced must enrol every device anew.",
             )
     for folder in (directory, directory / "tokens", directory / "broker"):
-        make_private(folder)
+        make_private_directory(folder)
     now, key = time.time(), x.new_key()
     authority = x.Authority(x.self_signed(asked.fleet, key, now).der, key)
     pem = ssl.DER_cert_to_PEM_cert(authority.certificate).encode()

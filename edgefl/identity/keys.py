@@ -82,6 +82,13 @@ def _signed(topic: str, body: bytes) -> bytes:
     return b"".join((_CONTEXT, topic.encode(), b"\0", body))
 
 
+def make_private_directory(directory: Path) -> None:
+    """Make it, with its parents, for its owner alone. Raises StoreError, also for another user's directory."""
+    with store_errors("create", directory):
+        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        directory.chmod(0o700)
+
+
 def write_private(path: Path, data: bytes) -> None:
     """Write a whole file that only its owner reads, from its first byte on. Raises StoreError."""
     with store_errors("write", path, len(data)):

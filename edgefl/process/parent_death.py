@@ -1,4 +1,4 @@
-"""Start a program that must not outlive its parent: ``python -I -S leash.py PARENT_PID PROGRAM ARGUMENT…``.
+"""Start a program that must not outlive its parent: ``python -I -S parent_death.py PARENT_PID PROGRAM ARGUMENT…``.
 
 After ``--descriptors`` it may open as many files and sockets as the system allows (the hard limit), not only as many
 as a shell's programs by default.

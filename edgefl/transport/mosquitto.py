@@ -25,7 +25,7 @@ FLEET_PACKET_BYTES = 2**20
 #: Bytes waiting per client: ten times all uploads that are admitted at once. A device that never reads fills no memory.
 MAX_QUEUED_BYTES = 512 * 2**20
 #: Connections of enrolled devices: far more than a coordinator serves, and fewer than the descriptors of most machines
-#: (``leash`` raises them to the hard limit), so that some are left for the broker's own files.
+#: (``parent_death`` raises them to the hard limit), so that some are left for the broker's own files.
 CONNECTIONS = 10_000
 #: Connections of devices that enrol at the same time; each takes a second.
 NEWCOMERS = 100

@@ -196,8 +196,8 @@ TARGETS = (
     Target("npy", "data.arrays.read_npy", npy, (DataError,), "npy", (2 * MIB, 100)),
     Target("csv", "data.readers (.csv)", csv, (DataError,), "text", (2 * MIB, 100)),
     Target("txt", "data.readers (.txt)", text, (DataError,), "text", (2 * MIB, 100)),
-    Target("wav", "data.audio", sound, (DataError,), "bytes", (32 * MIB, 4000)),
+    Target("wav", "data.log_mel", sound, (DataError,), "bytes", (32 * MIB, 4000)),
     Target("png", "data.readers (.png)", png, (DataError,), "bytes", (8 * MIB, 8000), slow=True),
     Target("jpeg", "data.readers (.jpg)", jpeg, (DataError,), "bytes", (8 * MIB, 8000), slow=True),
-    Target("ts", "data.timeseries", series, (DataError,), "text", (MIB, 200)),
+    Target("ts", "data.named", series, (DataError,), "text", (MIB, 200)),
 )
