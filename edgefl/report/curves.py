@@ -9,7 +9,7 @@ import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from edgefl.report import totals
+from edgefl.report import totals, units
 from edgefl.report.svg import INKS
 from edgefl.run_records import RunReport
 
@@ -39,7 +39,7 @@ def places(report: RunReport) -> dict[tuple[int, int], int]:
 def curves(report: RunReport, metric: str) -> dict[Curve, Points]:
     """Each curve's points, complete input first."""
     at = places(report)
-    scale = 100 if totals.is_share(metric) else 1
+    scale = 100 if units.is_share(metric) else 1
     found: dict[Curve, Points] = {}
     for row in sorted(report.evaluations, key=lambda row: (-len(row.available), row.available, row.missing)):
         if row.metric == metric and (row.stage, row.round) in at:

@@ -7,49 +7,12 @@ from collections.abc import Iterable, Mapping
 from itertools import groupby
 from typing import NamedTuple
 
-from edgefl.records import GPU, Refusal
+from edgefl.records import Refusal
 from edgefl.report import totals, units
-from edgefl.report.grid import Cell, Column, Grid, Record, table
+from edgefl.report.events import fitting, reason, refusal_of
+from edgefl.report.grid import Cell, Column, Grid, table
 from edgefl.run_records import EventRow, RunReport
 
-#: Machine-readable reason -> words.
-REASONS: dict[str, str] = {
-    "step_memory": "step memory over budget",
-    "memory": "process memory over budget",
-    "flops": "FLOPs over budget",
-    "payload": "bytes over budget",
-    "energy": "energy over budget",
-    "disk": "disk space over budget",
-    "data": "too little data for one batch",
-    "labels": "unlabelled data",
-    "method": "method not installed",
-    "busy": "busy with another round",
-    "protocol": "other version of the protocol",
-    "replay": "offer older than one taken up before",
-    "transfer": "parts could not be fetched",
-    "packed": "compressed part does not unpack",
-    "cache": "frozen prefix not exact enough to be stored",
-    "ceiling": "memory ceiling hit while training",
-    "error": "training failed",
-    "model": "model does not fit the data",
-    "update": "update could not be used",
-    "lost": "lost contact",
-    "late": "update came after the deadline",
-    "stale": "update of an attempt that is closed",
-    "parts": "update of other parts than asked for",
-    "samples": "more samples claimed than it has",
-    "size": "object of an impossible size",
-    "not_finite": "update holds NaN or infinity",
-    "range": "values beyond what f32 can calculate with",
-    "change": "change out of line with the other devices'",
-    "few": "prototype of too few samples",
-    "shape": "tensor of another shape",
-    "names": "other tensors than the part's",
-    "dtype": "tensor of another kind of number",
-    "malformed": "update is no safetensors part",
-    "hash": "bytes that are not what they are named by",
-    "quarantine": "in quarantine",
-}
 #: Reason that the coordinator records for a device whose last will came, or whose heartbeats stopped.
 OFFLINE = "offline"
 NOT_JOINED = "not connected yet"
@@ -68,29 +31,6 @@ class _Decision(NamedTuple):
     stage: int
     decided_by: str  # plan, device or coordinator
     refusal: Refusal
-
-
-def reason(refusal: Refusal) -> str:
-    """The refusal's reason in words."""
-    if refusal.reason == "memory" and refusal.where == GPU:
-        return "GPU memory over budget"
-    if refusal.reason == "data" and refusal.needed is None:
-        return "data does not fit the model"  # its detail says how; without numbers it is not the amount
-    return REASONS.get(refusal.reason, refusal.reason.replace("_", " ") or "no reason given")
-
-
-def refusal_of(data: Record) -> Refusal:
-    """The refusal in an event's data."""
-    texts = {name: str(data.get(name) or "") for name in ("reason", "unit", "detail", "where")}
-    return Refusal(needed=data.get("needed"), allowed=data.get("allowed"), **texts)
-
-
-def fitting(data: Record) -> str:
-    """Measures by which training fits the budget, of an event's data: micro-batch, checkpointing, optimiser."""
-    words = [f"micro-batch {data['micro_batch']}"] if data.get("micro_batch") else []
-    words += ["blocks computed anew"] if data.get("checkpoint") else []
-    words += [str(data["lean"])] if data.get("lean") else []
-    return ", ".join(words)
 
 
 def refusals(report: RunReport) -> Grid:

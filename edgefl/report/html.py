@@ -115,9 +115,7 @@ def _scores(report: RunReport) -> list[Card]:
     metric = totals.primary_metric(report)
     rows = [row for row in totals.latest(report.evaluations) if row.metric == metric]
     complete = [row for row in rows if row.missing == "none"]
-    found = [
-        Card(f"test {metric}", totals.score_text(metric, row.value), " + ".join(row.available)) for row in complete
-    ]
+    found = [Card(f"test {metric}", units.score(metric, row.value), " + ".join(row.available)) for row in complete]
     own = quality.own_accuracy(report)
     if own is not None and not any(row.metric == "accuracy" for row in report.evaluations):
         found.append(
@@ -127,9 +125,9 @@ def _scores(report: RunReport) -> list[Card]:
     worst = min((row for row in rows if row.missing in others), key=lambda row: row.value, default=None)
     if worst is not None:
         zeros = [row.value for row in rows if row.missing == plain and row.available == worst.available]
-        against = f"; {totals.score_text(metric, zeros[0])} with zeros" if zeros else ""
+        against = f"; {units.score(metric, zeros[0])} with zeros" if zeros else ""
         detail = f"{' + '.join(worst.available)}, {worst.missing} mask{against}"
-        found.append(Card("weakest modality alone", totals.score_text(metric, worst.value), detail))
+        found.append(Card("weakest modality alone", units.score(metric, worst.value), detail))
     return found
 
 

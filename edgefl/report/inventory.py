@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from edgefl.models.spec import is_matcher
 from edgefl.report import units
 from edgefl.report.grid import Cell, Column, Grid, Record, limit_column, measure, table
@@ -34,17 +32,10 @@ def devices(report: RunReport) -> Grid:
         limit_column("FLOPs", lambda row: row.budget.flops, "FLOP", may),
         limit_column("payload", lambda row: row.budget.payload_bytes, "B", may),
         limit_column("disk", lambda row: row.budget.disk_bytes, "B", may),
-        Column("samples", lambda row: samples(row.samples), "", "data", text=True),
+        Column("samples", lambda row: units.samples(row.samples), "", "data", text=True),
         Column("last seen", lambda row: units.moment(last_seen(report, row.device)), text=True),
     ]
     return table("Devices", columns, report.devices, empty="No device has joined yet.")
-
-
-def samples(counts: Mapping[str, int], noun: str = "") -> str:
-    """{"": 40, "acc": 40, "gyro": 31} -> "40 (acc 40, gyro 31)"; ``noun`` follows the whole."""
-    parts = ", ".join(f"{name} {number:,}" for name, number in counts.items() if name)
-    whole = f"{counts[''] if '' in counts else max(counts.values(), default=0):,}{noun}"
-    return f"{whole} ({parts})" if parts else whole
 
 
 def last_seen(report: RunReport, device: str) -> float | None:

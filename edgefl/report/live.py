@@ -8,8 +8,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from edgefl.report import totals, units
-from edgefl.report.live_state import LiveDevice, LiveState, kind_of
+from edgefl.report import units
+from edgefl.report.events import KINDS, LiveDevice, LiveState
 from edgefl.run_records import EventRow
 
 #: Four redraws a second look alive and cost under 2 % of a core.
@@ -45,17 +45,20 @@ class LiveView:
         self.close()
 
     def feed(self, event: EventRow) -> None:
-        """Show one event. Unknown kinds are ignored, so that a newer coordinator can be watched."""
-        self.state.apply(event)
-        kind = kind_of(event)
+        """Show one event; of unknown kinds nothing but the time."""
+        text = self.state.apply(event)
         if not self.plain and self._live is None:
             self._live = Live(
                 console=self.console, get_renderable=self._draw, refresh_per_second=REDRAWS_PER_S, transient=True
             )
             self._live.start()
-        text = kind.line(event)
-        if text is not None and (self.plain or kind.kept or _has_refusal(event)):
-            self._print(event, text, kind.style)
+        refused = event.kind == "stage_planned" and any(not p.get("ok", True) for p in event.data.get("placements", []))
+        if text is not None and (self.plain or KINDS[event.kind].kept or refused):
+            clock = f"{event.at - (self.state.began_at or event.at):7.1f} s  "  # before the first line alone
+            for words in text.split("\n"):
+                line = Text(clock, style="dim").append(words, style=KINDS[event.kind].style)
+                self.console.print(line, soft_wrap=self.plain)
+                clock = " " * len(clock)
         if self.state.ended:
             self.close()
 
@@ -65,13 +68,6 @@ class LiveView:
             self._live.stop()
             self._live = None
             self.console.print(self._draw())
-
-    def _print(self, event: EventRow, text: str, style: str) -> None:
-        """The lines of ``text``, the first with seconds since the run began."""
-        clock = f"{event.at - (self.state.began_at or event.at):7.1f} s  "
-        for words in text.split("\n"):
-            self.console.print(Text(clock, style="dim").append(words, style=style), soft_wrap=self.plain)
-            clock = " " * len(clock)
 
     def _draw(self) -> Group:
         every = list(self.state.devices.values())
@@ -84,10 +80,6 @@ class LiveView:
             busy = sum(device.doing in ("training", "waiting") for device in rest)
             blocks.append(Text(f"and {len(rest)} more devices, {busy} of them at work", style="dim"))
         return Group(*blocks, *_scores(self.state))
-
-
-def _has_refusal(event: EventRow) -> bool:
-    return event.kind == "stage_planned" and any(not p.get("ok", True) for p in event.data.get("placements", []))
 
 
 def _head(state: LiveState) -> Text:
@@ -136,9 +128,9 @@ def _scores(state: LiveState) -> list[Text]:
         first.append(f"{sparkline(state.losses)}   ", style="cyan")
     alone: dict[str, list[str]] = {}
     for (metric, given, mask), values in state.scores.items():
-        if not totals.is_leading(metric):
+        if not units.is_leading(metric):
             continue
-        value = totals.score_text(metric, values[-1])
+        value = units.score(metric, values[-1])
         if mask == "none":
             first.append(f"test {metric} {value} ", style="bold")
             first.append(f"{sparkline(values)}   ", style="green")

@@ -159,11 +159,11 @@ def _whole_numbers() -> MaxNLocator:
 
 
 def _with_unit(metric: str) -> str:
-    return f"{metric} (%)" if totals.is_share(metric) else metric
+    return f"{metric} (%)" if units.is_share(metric) else metric
 
 
 def _metric_axis(axes: Axes, metric: str) -> None:
-    if totals.is_share(metric):
+    if units.is_share(metric):
         axes.set_ylim(0, 103)
     axes.grid(axis="y", alpha=0.6)
 

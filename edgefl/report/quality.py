@@ -36,7 +36,7 @@ def evaluation(report: RunReport) -> Grid:
     """The global model after its last evaluated round: all modalities given, and each subset under each mask."""
     metric = totals.primary_metric(report)
     rows = [row for row in totals.latest(report.evaluations) if row.metric == metric]
-    unit, points = ("%", "points") if totals.is_share(metric) else ("", "")
+    unit, points = ("%", "points") if units.is_share(metric) else ("", "")
     tips = totals.masks()
     plain, *others = tips
     evaluated = [mask for mask in others if any(row.missing == mask for row in rows)] or others[:1]
@@ -79,7 +79,7 @@ def _name(row: _Given) -> str:
 def _gain(zero: EvaluationRow | None, stand_in: EvaluationRow | None) -> Cell:
     if zero is None or stand_in is None:
         return Cell()
-    gain = (stand_in.value - zero.value) * (100 if totals.is_share(zero.metric) else 1)
+    gain = (stand_in.value - zero.value) * (100 if units.is_share(zero.metric) else 1)
     tone: Tone = "good" if gain > 0 else "bad" if gain < 0 else ""
     return Cell(f"{gain:+.1f}".replace("-", "−"), tone=tone)
 

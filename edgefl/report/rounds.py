@@ -67,7 +67,7 @@ def rounds(report: RunReport) -> Grid:
         Column("status", lambda row: Cell(row.status, tone=_TONES.get(row.status, "")), text=True),
         Column("took part", took_part, "of offered"),
         measure("loss", lambda row: row.metrics.get("loss"), "", why="no loss on record"),
-        Column(metric, score, "%" if totals.is_share(metric) else "", tip="All modalities given."),
+        Column(metric, score, "%" if units.is_share(metric) else "", tip="All modalities given."),
         Column("payload", payload, "MiB", tip="Tensors sent and received by all devices."),
         measure("time", seconds, "s", why="the round has not ended"),
     ]

@@ -116,23 +116,8 @@ def latest(rows: Sequence[EvaluationRow]) -> list[EvaluationRow]:
     return [row for row in rows if (row.stage, row.round) == last]
 
 
-def is_share(metric: str) -> bool:
-    """Whether a metric is a share of one and printed as percent."""
-    return metric.startswith(("accuracy", "macro_", "recall", "precision", "f1", "top")) or "_recall_at_" in metric
-
-
 def score(row: EvaluationRow | None) -> str:
     """An evaluation in a table, where the column's header has the unit: percent of a share; empty for None."""
     if row is None:
         return ""
-    return f"{100 * row.value:.1f}" if is_share(row.metric) else units.number(row.value)
-
-
-def score_text(metric: str, value: float) -> str:
-    """A metric's value in a sentence: with the percent sign of a share."""
-    return units.percent(value) if is_share(metric) else units.number(value)
-
-
-def is_leading(metric: str) -> bool:
-    """Whether a metric is shown live; the others are in the report alone."""
-    return metric in {"accuracy", "loss", "rsum"} or metric.endswith("recall_at_1")
+    return f"{100 * row.value:.1f}" if units.is_share(row.metric) else units.number(row.value)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 
 MIB = 2**20
@@ -85,6 +85,28 @@ def ago(seconds: float) -> str:
 def percent(share: float) -> str:
     """A share of one as percent with one decimal: 0.9423 -> 94.2 %."""
     return f"{100 * share:.1f} %"
+
+
+def is_share(metric: str) -> bool:
+    """Whether a metric is a share of one and printed as percent."""
+    return metric.startswith(("accuracy", "macro_", "recall", "precision", "f1", "top")) or "_recall_at_" in metric
+
+
+def is_leading(metric: str) -> bool:
+    """Whether a metric is shown live; the others are in the report alone."""
+    return metric in {"accuracy", "loss", "rsum"} or metric.endswith("recall_at_1")
+
+
+def score(metric: str, value: float) -> str:
+    """A metric's value in a sentence: with the percent sign of a share."""
+    return percent(value) if is_share(metric) else number(value)
+
+
+def samples(counts: Mapping[str, int], noun: str = "") -> str:
+    """{"": 40, "acc": 40, "gyro": 31} -> "40 (acc 40, gyro 31)"; ``noun`` follows the whole."""
+    parts = ", ".join(f"{name} {number:,}" for name, number in counts.items() if name)
+    whole = f"{counts[''] if '' in counts else max(counts.values(), default=0):,}{noun}"
+    return f"{whole} ({parts})" if parts else whole
 
 
 def moment(at: float | None) -> str:

@@ -12,9 +12,9 @@ from rich.console import Console
 from edgefl.cli.runs import runs_table
 from edgefl.records import Budget, Capabilities, Figure, Speed, kind_of_machine
 from edgefl.report import decisions, html, quality, resources, rounds, terminal, totals, units
+from edgefl.report.events import LiveState
 from edgefl.report.grid import Cell, Column, Grid, letters, measurement_cell, table
 from edgefl.report.html import thirds, without_secrets
-from edgefl.report.live_state import kind_of
 from edgefl.run_records import AssignmentRow, DeviceRow, EventRow, RunReport
 
 
@@ -340,8 +340,8 @@ def test_a_plan_tells_what_earlier_rounds_have_taught() -> None:
     placement = {"device": "a", "step_peak_bytes": 2**20, "flops": 1e9, "checkpoint": True, "micro_batch": 4}
     placement |= {"lean": "adafactor", "factors": {"step_peak_bytes": 1.25, "flops": 1.001, "energy_j": 2.0}}
     event = EventRow(kind="stage_planned", stage=2, data={"placements": [placement]})
-    told = kind_of(event).line(event)
+    told = LiveState().apply(event)
     assert "(corrected by its earlier rounds: memory × 1.25)" in told
     assert told.endswith("micro-batch 4, blocks computed anew, adafactor")
     placement["factors"] = {}
-    assert "corrected" not in kind_of(event).line(event)
+    assert "corrected" not in LiveState().apply(event)

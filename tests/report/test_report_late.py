@@ -10,8 +10,8 @@ from benchmarks.network.async_rounds import NAMES, SLOW, result_of
 from benchmarks.network.async_rounds import page as async_page
 from edgefl.records import Refusal
 from edgefl.report import decisions, rounds
+from edgefl.report.events import LiveState
 from edgefl.report.html import render
-from edgefl.report.live_state import LiveState, kind_of
 from edgefl.run_records import AssignmentRow, DeviceRow, EvaluationRow, EventRow, RoundRow, RunReport
 
 SHAPE = Refusal("shape", detail="part task: tensor 'w' is [3], expected [2]")
@@ -107,7 +107,7 @@ def test_the_page_shows_late_updates() -> None:
     ],
 )
 def test_each_event_is_a_line(told: EventRow, words: str) -> None:
-    assert words in (kind_of(told).line(told) or "")
+    assert words in (LiveState().apply(told) or "")
 
 
 def test_the_display_shows_who_is_in_quarantine_until_it_is_over() -> None:

@@ -11,8 +11,8 @@ from rich.console import Console
 
 from edgefl.console import guarded
 from edgefl.errors import BudgetError, ConfigError, Problem
+from edgefl.report.events import LiveState
 from edgefl.report.live import LiveView, sparkline
-from edgefl.report.live_state import kind_of
 from edgefl.run_records import EventRow
 
 
@@ -142,8 +142,7 @@ def test_the_view_survives_events_of_another_version() -> None:
         view.feed(EventRow(kind="a_new_kind", data={"x": [1]}))
         for kind in ("round_closed", "update", "progress", "stage_planned", "evaluated", "declined", "run_failed"):
             view.feed(EventRow(kind=kind, device="d"))
-    unknown = EventRow(kind="a_new_kind")
-    assert kind_of(unknown).line(unknown) is None
+    assert LiveState().apply(EventRow(kind="a_new_kind")) is None
 
 
 def test_sparklines_run_from_lowest_to_highest() -> None:

@@ -1,0 +1,373 @@
+"""The events of a run: each as a line of words, and as a change of the state that the live display shows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sized
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from edgefl.records import GPU, Refusal
+from edgefl.report import units
+from edgefl.report.grid import Record
+from edgefl.run_records import EventRow
+
+#: Machine-readable reason -> words.
+REASONS: dict[str, str] = {
+    "step_memory": "step memory over budget",
+    "memory": "process memory over budget",
+    "flops": "FLOPs over budget",
+    "payload": "bytes over budget",
+    "energy": "energy over budget",
+    "disk": "disk space over budget",
+    "data": "too little data for one batch",
+    "labels": "unlabelled data",
+    "method": "method not installed",
+    "busy": "busy with another round",
+    "protocol": "other version of the protocol",
+    "replay": "offer older than one taken up before",
+    "transfer": "parts could not be fetched",
+    "packed": "compressed part does not unpack",
+    "cache": "frozen prefix not exact enough to be stored",
+    "ceiling": "memory ceiling hit while training",
+    "error": "training failed",
+    "model": "model does not fit the data",
+    "update": "update could not be used",
+    "lost": "lost contact",
+    "late": "update came after the deadline",
+    "stale": "update of an attempt that is closed",
+    "parts": "update of other parts than asked for",
+    "samples": "more samples claimed than it has",
+    "size": "object of an impossible size",
+    "not_finite": "update holds NaN or infinity",
+    "range": "values beyond what f32 can calculate with",
+    "change": "change out of line with the other devices'",
+    "few": "prototype of too few samples",
+    "shape": "tensor of another shape",
+    "names": "other tensors than the part's",
+    "dtype": "tensor of another kind of number",
+    "malformed": "update is no safetensors part",
+    "hash": "bytes that are not what they are named by",
+    "quarantine": "in quarantine",
+}
+_BUDGETS = {
+    "step_memory_bytes": "step memory",
+    "memory_bytes": "process memory",
+    "gpu_memory_bytes": "GPU memory",
+    "payload_bytes": "payload",
+    "disk_bytes": "disk",
+}
+
+
+def reason(refusal: Refusal) -> str:
+    """The refusal's reason in words."""
+    if refusal.reason == "memory" and refusal.where == GPU:
+        return "GPU memory over budget"
+    if refusal.reason == "data" and refusal.needed is None:
+        return "data does not fit the model"  # its detail says how; without numbers it is not the amount
+    return REASONS.get(refusal.reason, refusal.reason.replace("_", " ") or "no reason given")
+
+
+def refusal_of(data: Record) -> Refusal:
+    """The refusal in an event's data."""
+    texts = {name: str(data.get(name) or "") for name in ("reason", "unit", "detail", "where")}
+    return Refusal(needed=data.get("needed"), allowed=data.get("allowed"), **texts)
+
+
+def fitting(data: Record) -> str:
+    """Measures by which training fits the budget, of an event's data: micro-batch, checkpointing, optimiser."""
+    words = [f"micro-batch {data['micro_batch']}"] if data.get("micro_batch") else []
+    words += ["blocks computed anew"] if data.get("checkpoint") else []
+    words += [str(data["lean"])] if data.get("lean") else []
+    return ", ".join(words)
+
+
+def refusal_text(data: Record) -> str:
+    """ "step memory over budget: needs 26.4 MiB, allowed 24.0 MiB"."""
+    why = refusal_of(data)
+    if why.needed is not None and why.allowed is not None:
+        needed, allowed = (units.quantity(value, why.unit) for value in (why.needed, why.allowed))
+        return f"{reason(why)}: needs {needed}, allowed {allowed}"
+    return f"{reason(why)}: {why.detail}" if why.detail else reason(why)
+
+
+def _how_many(value: Sized | int | None) -> int:
+    """A list's length, or the number itself: events may carry either."""
+    return len(value) if isinstance(value, Sized) else int(value or 0)
+
+
+def _names(value: object) -> tuple[object, ...]:
+    """The names in a list; none where an event carries their number alone."""
+    return tuple(value) if isinstance(value, (list, tuple)) else ()
+
+
+def _number(value: float | None) -> str:
+    return units.NOTHING if value is None else units.number(float(value))
+
+
+@dataclass
+class LiveDevice:
+    """One device as the display shows it.
+
+    ``doing``: waiting, training, done, refused, declined, rejected, quarantined, lost, late, idle.
+    """
+
+    name: str
+    doing: str = "idle"
+    why: str = ""
+    step: int = 0
+    steps: int = 0
+    loss: float | None = None
+    predicted_bytes: float | None = None
+    measured_bytes: float | None = None
+    sent_bytes: float = 0.0
+    received_bytes: float = 0.0
+    flops: float = 0.0
+
+
+@dataclass
+class LiveState:
+    """The run so far. ``scores``: (metric, given, mask) -> value over time."""
+
+    name: str = ""
+    recipe: str = ""
+    stages: int = 0
+    rounds_total: int = 0
+    rounds_done: int = 0
+    stage: int = 0
+    round: int = 0
+    attempt: int = 1
+    began_at: float | None = None
+    now: float = 0.0
+    losses: list[float] = field(default_factory=list)
+    scores: dict[tuple[str, str, str], list[float]] = field(default_factory=dict)
+    devices: dict[str, LiveDevice] = field(default_factory=dict)
+    ended: str = ""
+
+    def apply(self, event: EventRow) -> str | None:
+        """Change by one event, and its line of words; None for some, such as progress.
+
+        Unknown kinds only move the clock, so that a newer coordinator can be watched.
+        """
+        self.began_at = event.at if self.began_at is None else self.began_at
+        self.now = max(self.now, event.at)
+        return KINDS[event.kind].apply(self, event) if event.kind in KINDS else None
+
+    def device(self, name: str) -> LiveDevice:
+        """The device, added when it was not known."""
+        return self.devices.setdefault(name, LiveDevice(name))
+
+    def mark(self, name: str, doing: str, why: str = "") -> LiveDevice:
+        """Set a device's activity and the reason for it."""
+        device = self.device(name)
+        device.doing, device.why = doing, why
+        return device
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds between the first event and the latest."""
+        return self.now - (self.began_at or self.now)
+
+
+def _run_started(state: LiveState, event: EventRow) -> str:
+    data = event.data
+    state.name, state.recipe = str(data.get("name", "")), str(data.get("recipe", ""))
+    state.stages, state.rounds_total = _how_many(data.get("stages")), _how_many(data.get("rounds_total"))
+    parts = [f"{state.name}: recipe {state.recipe}", f"{state.stages} stages, {state.rounds_total} rounds"]
+    if data.get("bytes"):
+        parts.append(f"model of {_how_many(data.get('parts'))} parts, {units.mib(data['bytes'])}")
+    if data.get("broker"):
+        parts.append(f"broker {units.public_url(str(data['broker']))}")
+    return "run started: " + " · ".join(parts)
+
+
+def _device_joined(state: LiveState, event: EventRow) -> str:
+    if state.device(event.device).doing == "lost":
+        state.mark(event.device, "idle", "came back")
+    counts, budget = event.data.get("samples") or {}, event.data.get("budget") or {}
+    samples = units.samples(counts, " samples") if isinstance(counts, dict) else f"{counts} samples"
+    limits = [f"{label} {units.mib(budget[key])}" for key, label in _BUDGETS.items() if budget.get(key) is not None]
+    profile = event.data.get("profile", "")
+    return f"{event.device} joined: {profile} · {samples} · budget: {', '.join(limits) or 'no limit'}"
+
+
+def _device_left(state: LiveState, event: EventRow) -> str:
+    why = str(event.data.get("reason") or "")
+    state.mark(event.device, "lost", why or "lost contact")
+    return f"{event.device} left" + (f": {why}" if why else "")
+
+
+def _stage_planned(state: LiveState, event: EventRow) -> str:
+    state.stage = event.stage
+    lines = [f"stage {event.stage} planned"]
+    for placement in event.data.get("placements", []):
+        name, fits = str(placement.get("device", "")), placement.get("ok", True)
+        why = "" if fits else refusal_text(placement)
+        device = state.mark(name, "idle" if fits else "refused", why)
+        device.predicted_bytes, device.measured_bytes = placement.get("step_peak_bytes") or None, None
+        lines.append(f"  {name}: " + (_placement(placement) if fits else f"refused, {why}"))
+    return "\n".join(lines)
+
+
+def _placement(data: Record) -> str:
+    factors = data.get("factors") or {}
+    shown = {"step_peak_bytes": "memory", "flops": "FLOPs"}  # corrections below a percent are left out
+    changed = [f"{name} × {factors[key]:.2f}" for key, name in shown.items() if abs(factors.get(key, 1.0) - 1) >= 0.01]
+    corrected = f" (corrected by its earlier rounds: {', '.join(changed)})" if changed else ""
+    how = f", {fitting(data)}" if fitting(data) else ""
+    cost = f"step memory {units.mib(data.get('step_peak_bytes'))}, {units.gflop(data.get('flops'))}"
+    return f"trains, predicted {cost}{corrected}{how}"
+
+
+def _round_started(state: LiveState, event: EventRow) -> str:
+    data, chosen = event.data, event.data.get("participants", ())
+    state.stage, state.round, state.attempt = event.stage, event.round, int(data.get("attempt") or 1)
+    for device in state.devices.values():
+        if device.name in _names(chosen):
+            state.mark(device.name, "waiting")
+            device.step, device.loss = 0, None
+        elif device.doing not in ("refused", "lost", "quarantined") and device.name not in data.get("behind", ()):
+            state.mark(device.name, "idle")
+    attempt = f", attempt {data['attempt']}" if state.attempt > 1 else ""
+    return f"stage {event.stage} round {event.round} started{attempt}: {_listed(chosen)}"
+
+
+def _listed(value: object) -> str:
+    return ", ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
+
+
+def _progress(state: LiveState, event: EventRow) -> None:
+    device = state.device(event.device)
+    device.doing = "training"
+    device.step, device.steps = int(event.data.get("step") or 0), int(event.data.get("steps") or 0)
+    device.loss = event.data.get("loss", device.loss)
+
+
+def _declined(state: LiveState, event: EventRow) -> str:
+    why = refusal_of(event.data)
+    device = state.mark(event.device, "declined", refusal_text(event.data))
+    if why.reason in ("ceiling", "step_memory"):
+        device.measured_bytes = why.needed
+    return f"{event.device} declined: {device.why}"
+
+
+def _rejected(state: LiveState, event: EventRow) -> str:
+    why = refusal_of(event.data)
+    device = state.mark(event.device, "rejected", refusal_text(event.data))
+    both = why.needed is not None and why.allowed is not None  # else the detail is in the text already
+    detail = f" ({why.detail})" if both and why.detail else ""
+    return f"{event.device}'s update was rejected: {device.why}{detail}"
+
+
+def _quarantined(state: LiveState, event: EventRow) -> str:
+    state.mark(event.device, "quarantined", refusal_text(event.data))
+    rounds = int(event.data.get("rounds") or 0)
+    until = f"for {rounds} round{'' if rounds == 1 else 's'}" if rounds else "for the rest of the run"
+    return f"{event.device} is in quarantine {until}: {event.data.get('bad', 0)} updates in a row could not be used"
+
+
+def _readmitted(state: LiveState, event: EventRow) -> str:
+    state.mark(event.device, "idle")
+    return f"{event.device} is out of quarantine"
+
+
+def _replanned(state: LiveState, event: EventRow) -> str:
+    how = fitting(event.data)
+    state.mark(event.device, "waiting", f"planned again, {how}" if how else "planned again").step = 0
+    why = reason(refusal_of(event.data)) if event.data.get("reason") else "as its plan changed"
+    return f"{event.device} planned again with {how or 'the whole batch at once'} ({why})"
+
+
+def _update(state: LiveState, event: EventRow) -> str:
+    device, data = state.device(event.device), event.data
+    device.doing, device.step = "done", device.steps
+    device.loss = data.get("loss", device.loss)
+    device.measured_bytes = data.get("step_peak_bytes") or device.measured_bytes
+    device.sent_bytes += data.get("payload_up_bytes") or 0
+    device.received_bytes += data.get("payload_down_bytes") or 0
+    device.flops += data.get("flops") or 0
+    return (
+        f"{event.device} trained: loss {_number(data.get('loss'))} · step memory "
+        f"{units.mib(data.get('step_peak_bytes'))} · {units.gflop(data.get('flops'))} · "
+        f"sent {units.mib(data.get('payload_up_bytes'))}, received {units.mib(data.get('payload_down_bytes'))} · "
+        f"{units.seconds(data.get('seconds'))}"
+    )
+
+
+def _round_closed(state: LiveState, event: EventRow) -> str:
+    data = event.data
+    state.rounds_done += 1
+    if data.get("loss") is not None:
+        state.losses.append(float(data["loss"]))
+    for doing, why in (("late", "update came after the deadline"), ("lost", "lost contact")):
+        for name in _names(data.get(doing)):
+            state.mark(str(name), doing, why)
+    stale = ", ".join(f"{name} (by {late})" for name, late in (data.get("staleness") or {}).items())
+    parts = [
+        f"stage {event.stage} round {event.round} closed: {_how_many(data.get('participants'))} devices",
+        f"loss {_number(data.get('loss'))}",
+        f"payload {units.mib(data.get('payload_bytes'))}",
+        units.seconds(data.get("seconds")),
+        *([f"made earlier: {stale}"] if stale else []),
+        *(f"{name}: {_listed(data[name])}" for name in ("late", "lost", "behind") if data.get(name)),
+    ]
+    return " · ".join(parts)
+
+
+def _evaluated(state: LiveState, event: EventRow) -> str:
+    """ "… accuracy acc + gyro: 91.7 % · accuracy acc alone: 62.5 % zero mask, 80.0 % prototype mask"."""
+    texts: dict[tuple[str, str], list[str]] = {}
+    for row in event.data.get("values", []):
+        metric, given = str(row.get("metric", "accuracy")), " + ".join(row.get("available", ()))
+        mask, value = str(row.get("missing", "none")), float(row.get("value", 0.0))
+        state.scores.setdefault((metric, given, mask), []).append(value)
+        if units.is_leading(metric):
+            text = units.score(metric, value)
+            key = (metric, given if mask == "none" else f"{given} alone")
+            texts.setdefault(key, []).append(text if mask == "none" else f"{text} {mask} mask")
+    scores = " · ".join(f"{metric} {given}: {', '.join(each)}" for (metric, given), each in texts.items())
+    return f"stage {event.stage} round {event.round} test {scores}"
+
+
+def _ended(state: LiveState, event: EventRow) -> str:
+    failed = event.kind == "run_failed"
+    state.ended = "failed" if failed else str(event.data.get("status", "done"))
+    for device in state.devices.values():
+        if device.doing in ("waiting", "training"):
+            device.doing = "idle"
+    if failed:
+        return "run failed"  # the program that shows this ends with the error itself
+    where = f" · {event.data['state']}" if event.data.get("state") else ""
+    return f"run {event.data.get('status', 'finished')} after {units.seconds(event.data.get('seconds'))}{where}"
+
+
+class EventKind(NamedTuple):
+    """How events of one kind are shown: change of the state and line, whether the line is kept, its style.
+
+    ``kept``: the line stays on a terminal above the display; the rest is visible in it.
+    """
+
+    apply: Callable[[LiveState, EventRow], str | None]
+    kept: bool = False
+    style: str = ""
+
+
+KINDS: dict[str, EventKind] = {
+    "run_started": EventKind(_run_started, kept=True),
+    "device_joined": EventKind(_device_joined),
+    "device_left": EventKind(_device_left, kept=True, style="red"),
+    "stage_planned": EventKind(_stage_planned),
+    "round_started": EventKind(_round_started),
+    "progress": EventKind(_progress),
+    "declined": EventKind(_declined, kept=True, style="yellow"),
+    "rejected": EventKind(_rejected, kept=True),
+    "quarantined": EventKind(_quarantined, kept=True),
+    "readmitted": EventKind(_readmitted, kept=True),
+    "replanned": EventKind(_replanned, kept=True),
+    "update": EventKind(_update),
+    "round_closed": EventKind(_round_closed, kept=True),
+    "evaluated": EventKind(_evaluated, kept=True),
+    "stage_finished": EventKind(lambda _, event: f"stage {event.stage} finished"),
+    "warning": EventKind(lambda _, event: f"warning: {event.data.get('text', '')}", kept=True, style="yellow"),
+    "run_finished": EventKind(_ended),
+    "run_failed": EventKind(_ended, kept=True, style="red"),
+}
