@@ -11,7 +11,7 @@ from edgefl.records import Refusal
 from edgefl.report import totals, units
 from edgefl.report.events import fitting, reason, refusal_of
 from edgefl.report.grid import Cell, Column, Grid, table
-from edgefl.run_records import EventRow, RunReport
+from edgefl.run_records import RunReport
 
 #: Reason that the coordinator records for a device whose last will came, or whose heartbeats stopped.
 OFFLINE = "offline"
@@ -33,18 +33,34 @@ class _Decision(NamedTuple):
     refusal: Refusal
 
 
+class _Absence(NamedTuple):
+    device: str
+    why: str
+    rounds: list[_Round]
+
+
 def refusals(report: RunReport) -> Grid:
     """Each refusal once: device, stage, rounds, who decided, reason, both numbers, and what followed."""
     found = _collected(report)
     order = {device.device: index for index, device in enumerate(report.devices)}
+
+    def why(row: _Decision) -> Cell:
+        """The reason with the device's own words: in the text where there are no numbers, else in a footnote."""
+        if row.refusal.needed is None and row.refusal.detail:
+            return Cell(f"{reason(row.refusal)}: {row.refusal.detail}")
+        return Cell(reason(row.refusal), why=row.refusal.detail)
+
+    def number(value: float | None, unit: str) -> str:
+        return "" if value is None else units.quantity(value, unit)  # lost contact, such as, has none
+
     columns: list[Column[_Decision]] = [
         Column("device", lambda row: row.device, key=True, text=True),
         Column("stage", lambda row: row.stage, key=True),
-        Column("rounds", lambda row: units.spans(sorted(found[row]))),
+        Column("rounds", lambda row: units.spans(found[row])),
         Column("decided by", lambda row: row.decided_by, text=True),
-        Column("why", lambda row: _why(row.refusal), text=True),
-        Column("needed", lambda row: _number(row.refusal.needed, row.refusal.unit)),
-        Column("allowed", lambda row: _number(row.refusal.allowed, row.refusal.unit)),
+        Column("why", why, text=True),
+        Column("needed", lambda row: number(row.refusal.needed, row.refusal.unit)),
+        Column("allowed", lambda row: number(row.refusal.allowed, row.refusal.unit)),
         Column("then", lambda row: _then(report, row.device, row.stage), text=True),
     ]
     rows = sorted(found, key=lambda row: (order.get(row.device, len(order)), row.stage, min(found[row] or {0})))
@@ -63,18 +79,6 @@ def _none_refused(report: RunReport) -> str:
     if report.devices and not missed:
         return "Every device took part in every round."
     return "No device was refused, declined or dropped."
-
-
-def _why(refusal: Refusal) -> Cell:
-    """The reason with the device's own words: in the text where there are no numbers, else in a footnote."""
-    if refusal.needed is None and refusal.detail:
-        return Cell(f"{reason(refusal)}: {refusal.detail}")
-    return Cell(reason(refusal), why=refusal.detail)
-
-
-def _number(value: float | None, unit: str) -> str:
-    """Empty when the reason has no number, such as lost contact."""
-    return "" if value is None else units.quantity(value, unit)
 
 
 def _collected(report: RunReport) -> dict[_Decision, set[int]]:
@@ -117,27 +121,20 @@ def _then(report: RunReport, device: str, stage: int) -> Cell:
 def not_offered(report: RunReport) -> Grid:
     """One row per device and reason: how many rounds it was not offered, and which of each stage."""
     in_stage = Counter(row.stage for row in report.rounds)
-
-    def why(row: tuple[str, str, list[_Round]]) -> Cell:
-        return Cell(row[1], tone="warn" if row[1] in {OFFLINE, NOT_JOINED} else "")
-
-    columns: list[Column[tuple[str, str, list[_Round]]]] = [
-        Column("device", lambda row: row[0], key=True, text=True),
-        Column("why", why, key=True, text=True),
+    not_asked = "Rounds of the run that this device was not asked to train in."
+    others = "In brackets: rounds of the stage, where it was offered others."
+    columns: list[Column[_Absence]] = [
+        Column("device", lambda row: row.device, key=True, text=True),
         Column(
-            "not offered",
-            lambda row: f"{len(row[2])} / {len(report.rounds)}",
-            "rounds",
-            tip="Rounds of the run that this device was not asked to train in.",
-        ),
-        Column(
-            "stages",
-            lambda row: _stages(row[2], in_stage),
+            "why",
+            lambda row: Cell(row.why, tone="warn" if row.why in {OFFLINE, NOT_JOINED} else ""),
+            key=True,
             text=True,
-            tip="In brackets: rounds of the stage, where it was offered others.",
         ),
+        Column("not offered", lambda row: f"{len(row.rounds)} / {len(report.rounds)}", "rounds", tip=not_asked),
+        Column("stages", lambda row: _stages(row.rounds, in_stage), text=True, tip=others),
     ]
-    rows = [(device, why, keys) for device, reasons in absences(report).items() for why, keys in reasons.items()]
+    rows = [_Absence(device, why, keys) for device, whys in absences(report).items() for why, keys in whys.items()]
     return table("Rounds that a device was not offered", columns, rows, empty="Every device was asked in every round.")
 
 
@@ -145,23 +142,28 @@ def absences(report: RunReport) -> dict[str, dict[str, list[_Round]]]:
     """Device -> reason -> the rounds it was not offered; devices that were asked in every round are left out."""
     asked = {(row.device, row.stage, row.round) for row in report.assignments}
     asked |= {(device, row.stage, row.round) for row in report.rounds for device in row.participants}
-    begun = _at_the_start(report.events)
+    begun = _at_the_start(report)
     recipe = report.config.get("recipe")
     choice = next(iter(recipe.get("select") or ()), "") if isinstance(recipe, dict) else ""
+    not_chosen = f"not chosen (select: {choice})" if choice not in {"", "all"} else "not chosen"
     found: dict[str, dict[str, list[_Round]]] = {}
     for device in totals.by_device(report):
         for row in report.rounds:
-            if (device, row.stage, row.round) not in asked:
-                why = _absence(device, begun.get((row.stage, row.round)), choice)
-                found.setdefault(device, {}).setdefault(why, []).append((row.stage, row.round))
+            key = (row.stage, row.round)
+            if (device, *key) in asked:
+                continue
+            why = "not on record"
+            if key in begun:
+                why = begun[key].get(device, NOT_JOINED) or not_chosen
+            found.setdefault(device, {}).setdefault(why, []).append(key)
     return found
 
 
-def _at_the_start(events: Iterable[EventRow]) -> dict[_Round, tuple[Mapping[str, str], frozenset[str]]]:
-    """For each round's last attempt: why each device was away when it began ("": connected), and the stragglers."""
+def _at_the_start(report: RunReport) -> dict[_Round, dict[str, str]]:
+    """For each round's last attempt: why each device was away, or busy, when it began; "": it could be asked."""
     away: dict[str, str] = {}
-    found: dict[_Round, tuple[Mapping[str, str], frozenset[str]]] = {}
-    for event in events:
+    found: dict[_Round, dict[str, str]] = {}
+    for event in report.events:
         if event.kind == "run_started":  # also after the coordinator's restart: connected devices join again
             away = dict.fromkeys(away, OFFLINE)
         elif event.kind == "device_joined":
@@ -169,19 +171,8 @@ def _at_the_start(events: Iterable[EventRow]) -> dict[_Round, tuple[Mapping[str,
         elif event.kind == "device_left":
             away[event.device] = str(event.data.get("reason") or OFFLINE)
         elif event.kind == "round_started":
-            found[event.stage, event.round] = (dict(away), frozenset(event.data.get("behind", ())))
+            found[event.stage, event.round] = away | dict.fromkeys(event.data.get("behind", ()), BEHIND)
     return found
-
-
-def _absence(device: str, begun: tuple[Mapping[str, str], frozenset[str]] | None, choice: str) -> str:
-    if begun is None:
-        return "not on record"
-    away, behind = begun
-    if device in behind:
-        return BEHIND
-    if why := away.get(device, NOT_JOINED):
-        return why
-    return f"not chosen (select: {choice})" if choice not in {"", "all"} else "not chosen"
 
 
 def _stages(keys: Iterable[_Round], in_stage: Mapping[int, int]) -> str:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from edgefl.report import curves, resources, totals, units
-from edgefl.report.svg import INKS, Plot, figure, svg
+from edgefl.report import resources, totals, units
+from edgefl.report.svg import INKS, Curve, Look, Plot, figure, looks, panel_looks, svg
 from edgefl.run_records import RunReport
 
 if TYPE_CHECKING:
@@ -15,27 +15,32 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 
+#: (place on the axis, value in the metric's unit).
+Points = list[tuple[int, float]]
 _NAN = float("nan")
+#: More subsets than this are a plot of their own, a panel each: 13 lines on one axis cannot be told apart by eye.
+MAX_TOGETHER = 3
 #: More panels than this cannot be compared by eye; the table has them all.
 MAX_PANELS = 12
-_FLEET: curves.Look = {"color": INKS["--c0"], "linewidth": 1.8, "marker": "o", "markersize": 3.5}
-_MEASURED: curves.Look = {"color": INKS["--c1"], "linewidth": 1.8, "marker": "o", "markersize": 4}
-_PREDICTED: curves.Look = {"color": INKS["--muted"], "linestyle": (0, (3, 2)), "marker": "o", "mfc": "none"}
-_BUDGET: curves.Look = {"color": INKS["--warn"], "linewidth": 1.2, "linestyle": (0, (6, 2))}
+_FLEET: Look = {"color": INKS["--c0"], "linewidth": 1.8, "marker": "o", "markersize": 3.5}
+_MEASURED: Look = {"color": INKS["--c1"], "linewidth": 1.8, "marker": "o", "markersize": 4}
+_PREDICTED: Look = {"color": INKS["--muted"], "linestyle": (0, (3, 2)), "marker": "o", "mfc": "none"}
+_BUDGET: Look = {"color": INKS["--warn"], "linewidth": 1.2, "linestyle": (0, (6, 2))}
 
 
 def learning(report: RunReport) -> Plot | None:
     """The test metric and the training loss over all rounds, stages as bands; None before the first round."""
-    rounds = curves.places(report)
+    rounds = _places(report)
     if not rounds:
         return None
     metric = totals.primary_metric(report)
     with figure(4.9) as drawn:
         upper, lower = drawn.subplots(2, 1, sharex=True, gridspec_kw={"height_ratios": (1.7, 1)})
-        found = curves.together(curves.curves(report, metric))
-        looks = curves.looks(found)
-        for curve, points in found.items():
-            upper.plot(*zip(*points, strict=True), label=curves.label(curve), **looks[curve])
+        found = _together(_curves(report, metric))
+        look = looks(found, totals.masks())
+        for (given, mask), points in found.items():
+            label = " + ".join(given) if mask == "none" else f"{_name_of(given)}, {mask} mask"
+            upper.plot(*zip(*points, strict=True), label=label, **look[given, mask])
         _metric_axis(upper, metric)
         upper.set_ylabel(f"test {_with_unit(metric)}")
         _losses(lower, report, rounds)
@@ -50,8 +55,8 @@ def learning(report: RunReport) -> Plot | None:
 def subsets(report: RunReport) -> Plot | None:
     """Many subsets of the modalities, a panel each, beside the complete input; None: they are in ``learning``."""
     metric = totals.primary_metric(report)
-    found = curves.curves(report, metric)
-    whole = curves.together(found)
+    found = _curves(report, metric)
+    whole = _together(found)
     if len(whole) == len(found):
         return None
     names = list(dict.fromkeys(given for given, mask in found if mask != "none" and (given, mask) not in whole))
@@ -60,13 +65,14 @@ def subsets(report: RunReport) -> Plot | None:
         panels = _panels(drawn, len(names), columns, ("round", _with_unit(metric)), sharey=True)
         for axes, given in zip(panels, names, strict=True):
             for points in whole.values():
-                muted: curves.Look = {"color": INKS["--muted"], "linewidth": 1, "alpha": 0.7}
+                muted: Look = {"color": INKS["--muted"], "linewidth": 1, "alpha": 0.7}
                 axes.plot(*zip(*points, strict=True), **muted, label="complete input")
             own = {curve: points for curve, points in found.items() if curve[0] == given and curve not in whole}
-            for (curve, points), look in zip(own.items(), curves.panel_looks([mask for _, mask in own]), strict=True):
+            own_looks = panel_looks([mask for _, mask in own], totals.masks())
+            for (curve, points), look in zip(own.items(), own_looks, strict=True):
                 axes.plot(*zip(*points, strict=True), label=f"{curve[1]} mask", **look)
             axes.xaxis.set_major_locator(_whole_numbers())
-            axes.set_title(curves.name_of(given), loc="left", fontweight="bold")
+            axes.set_title(_name_of(given), loc="left", fontweight="bold")
             _metric_axis(axes, metric)
         handles = {handle.get_label(): handle for axes in panels for handle in axes.get_legend_handles_labels()[0]}
         _legend_above(drawn, handles.values())
@@ -141,14 +147,37 @@ def spending(report: RunReport) -> Plot | None:
             ("received by devices", "payload_down_bytes", "--c1"),
         )
         bars(left, "payload, all devices (MiB)", "B", sent, received)
-        bars(
-            right,
-            "compute, all devices (GFLOP)",
-            "FLOP",
-            ("predicted", "flops", "--muted"),
-            ("counted", "flops", "--c3"),
-        )
+        predicted, counted = ("predicted", "flops", "--muted"), ("counted", "flops", "--c3")
+        bars(right, "compute, all devices (GFLOP)", "FLOP", predicted, counted)
         return Plot(svg(drawn, "spending"), "Payload bytes and FLOPs per stage, added up over devices and rounds.")
+
+
+def _places(report: RunReport) -> dict[tuple[int, int], int]:
+    """(stage, round) -> its place on the axis."""
+    return {(row.stage, row.round): place for place, row in enumerate(report.rounds, start=1)}
+
+
+def _curves(report: RunReport, metric: str) -> dict[Curve, Points]:
+    """Each curve's points, complete input first."""
+    at = _places(report)
+    scale = 100 if units.is_share(metric) else 1
+    found: dict[Curve, Points] = {}
+    for row in sorted(report.evaluations, key=lambda row: (-len(row.available), row.available, row.missing)):
+        if row.metric == metric and (row.stage, row.round) in at:
+            point = (at[row.stage, row.round], row.value * scale)
+            found.setdefault((row.available, row.missing), []).append(point)
+    return {curve: sorted(points) for curve, points in found.items()}
+
+
+def _together(found: Mapping[Curve, Points]) -> dict[Curve, Points]:
+    """Curves of the plot over all rounds: with many subsets the fullest input alone, the others have panels."""
+    few = len({given for given, mask in found if mask != "none"}) <= MAX_TOGETHER
+    most = max((len(given) for given, _ in found), default=0)
+    return {curve: points for curve, points in found.items() if few or len(curve[0]) == most}
+
+
+def _name_of(given: tuple[str, ...]) -> str:
+    return " + ".join(given) + (" alone" if len(given) == 1 else "")
 
 
 def _whole_numbers() -> MaxNLocator:

@@ -41,6 +41,10 @@ def evaluation(report: RunReport) -> Grid:
     plain, *others = tips
     evaluated = [mask for mask in others if any(row.missing == mask for row in rows)] or others[:1]
 
+    def name(row: _Given) -> str:
+        alone = " alone" if "none" not in row.by_mask and len(row.available) == 1 else ""
+        return " + ".join(row.available) + alone
+
     def score(name: str, mask: str, tip: str = "") -> Column[_Given]:
         return Column(name, lambda row: totals.score(row.by_mask.get(mask)), unit, metric, tip=tip)
 
@@ -50,30 +54,26 @@ def evaluation(report: RunReport) -> Grid:
         return Column(name, lambda row: _gain(row.by_mask.get(plain), row.by_mask.get(mask)), points, metric, tip=tip)
 
     columns: list[Column[_Given]] = [
-        Column("given to the model", _name, key=True, text=True),
+        Column("given to the model", name, key=True, text=True),
         score("complete", "none"),
         *(score(f"{mask} mask", mask, tips[mask]) for mask in (plain, *evaluated)),
         *map(gain, evaluated),
         Column("test samples", lambda row: max(one.samples for one in row.by_mask.values())),
     ]
-    given = [
-        _Given(available, {row.missing: row for row in rows if row.available == available})
-        for available in sorted({row.available for row in rows}, key=lambda names: (-len(names), names))
+    given: dict[tuple[str, ...], dict[str, EvaluationRow]] = {}
+    for row in sorted(rows, key=lambda row: (-len(row.available), row.available)):
+        given.setdefault(row.available, {})[row.missing] = row
+    notes = [
+        "One global model on the test set. Alone: the model gets this modality only and fills in the others by a mask."
     ]
-    matchers = ", ".join(dict.fromkeys(row.matcher for row in rows if row.matcher))
-    notes = (
-        "One global model on the test set. Alone: the model gets this modality only and fills in the others by a mask.",
-        *([f"Prototype mask: classes matched by {matchers}."] if matchers else []),
-        *_statistics(report),
-    )
+    if matchers := ", ".join(dict.fromkeys(row.matcher for row in rows if row.matcher)):
+        notes.append(f"Prototype mask: classes matched by {matchers}.")
+    if reasons := [e.data["statistics"] for e in report.events if e.kind == "run_started" and e.data.get("statistics")]:
+        notes.append(f"{reasons[-1]} moves the weights; batch norm's statistics are those of the test inputs.")
     own = any(name.startswith("trained_") for row in report.assignments for name in row.metrics)
     where = f", after stage {rows[0].stage}, round {rows[0].round}" if rows else ""
-    return table(f"Test {metric}{where}", columns, given, notes, _OWN_MODELS if own else _NOT_YET)
-
-
-def _name(row: _Given) -> str:
-    alone = " alone" if "none" not in row.by_mask and len(row.available) == 1 else ""
-    return " + ".join(row.available) + alone
+    empty = _OWN_MODELS if own else _NOT_YET
+    return table(f"Test {metric}{where}", columns, [_Given(*item) for item in given.items()], notes, empty)
 
 
 def _gain(zero: EvaluationRow | None, stand_in: EvaluationRow | None) -> Cell:
@@ -82,13 +82,6 @@ def _gain(zero: EvaluationRow | None, stand_in: EvaluationRow | None) -> Cell:
     gain = (stand_in.value - zero.value) * (100 if units.is_share(zero.metric) else 1)
     tone: Tone = "good" if gain > 0 else "bad" if gain < 0 else ""
     return Cell(f"{gain:+.1f}".replace("-", "−"), tone=tone)
-
-
-def _statistics(report: RunReport) -> list[str]:
-    """The note of a run whose model is evaluated with batch statistics of the test set."""
-    reasons = [event.data.get("statistics") for event in report.events if event.kind == "run_started"]
-    text = "{} moves the weights; batch norm's statistics are those of the test inputs."
-    return [text.format(reason) for reason in reasons if reason][-1:]
 
 
 def grids(report: RunReport) -> tuple[Grid, Grid, Grid]:
@@ -105,9 +98,8 @@ def classification(report: RunReport) -> Grid:
             found.setdefault((" + ".join(row.available), mask), {})[row.metric] = row
 
     def share(metric: str, name: str) -> Column[tuple[str, str]]:
-        return Column(
-            name, lambda row: totals.score(found[row].get(metric)), "%", "" if metric == "accuracy" else "macro"
-        )
+        group = "" if metric == "accuracy" else "macro"
+        return Column(name, lambda row: totals.score(found[row].get(metric)), "%", group)
 
     columns: list[Column[tuple[str, str]]] = [
         Column("given to the model", lambda row: row[0], key=True, text=True),
@@ -123,14 +115,10 @@ def retrieval(report: RunReport) -> Grid:
     """Recall both ways of every pair of modalities."""
     rows = totals.latest(report.evaluations)
     found = {row.metric: row for row in rows}
-    sums = {tuple(sorted(row.available)): row.value for row in rows if row.metric == "rsum"}
+    sums = {frozenset(row.available): units.number(row.value) for row in rows if row.metric == "rsum"}
 
     def recall(k: int) -> Column[str]:
         return Column(f"at {k}", lambda pair: totals.score(found.get(f"{pair}_recall_at_{k}")), "%", "recall")
-
-    def total(pair: str) -> str:
-        value = sums.get(tuple(sorted(pair.split("_to_"))))
-        return "" if value is None else units.number(value)
 
     def samples(pair: str) -> int:
         return next(row.samples for metric, row in found.items() if metric.startswith(f"{pair}_recall_at_"))
@@ -138,7 +126,11 @@ def retrieval(report: RunReport) -> Grid:
     columns: list[Column[str]] = [
         Column("from - to", lambda pair: pair.replace("_to_", " - "), key=True, text=True),
         *map(recall, _AT),
-        Column("RSum", total, tip="Recall at 1, 5 and 10, both ways, in percent, added up."),
+        Column(
+            "RSum",
+            lambda pair: sums.get(frozenset(pair.split("_to_"))),
+            tip="Recall at 1, 5 and 10, both ways, in percent, added up.",
+        ),
         Column("test samples", samples),
     ]
     pairs = sorted({metric.split("_recall_at_")[0] for metric in found if "_recall_at_" in metric})
