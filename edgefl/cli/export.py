@@ -12,15 +12,14 @@ import msgspec
 import typer
 
 from edgefl.budget.stage_cost import object_bytes
-from edgefl.cli.options import RUNS, Format, RunArgument, RunsOption, show
-from edgefl.cli.runs import find_run, read_run
+from edgefl.cli.options import RUNS, Format, RunArgument, RunsOption, find_run, read_run, show
 from edgefl.errors import DataError, ExportError, RunError
 from edgefl.export.bundle_format import ZERO, Mask, MaskName
 from edgefl.models.spec import PROTOTYPES
 from edgefl.plan.job import RunPlan, Stage
 from edgefl.records import Manifest
 from edgefl.registry import chosen, method
-from edgefl.report import inventory
+from edgefl.report import rounds
 from edgefl.run_records import BundleRow, RunReport
 from edgefl.storage.disk import ledger_of
 
@@ -97,7 +96,7 @@ def command(
     body = {"run": done.state.report.run, "stage": done.state.stage.index, "round": done.state.round}
     body |= {"mask": done.mask, "directory": str(done.directory), "untrained": done.state.untrained}
     report = msgspec.structs.replace(done.state.report, bundles=tuple(done.rows))
-    show(format, {**body, "bundles": done.rows}, inventory.bundles(report))
+    show(format, {**body, "bundles": done.rows}, rounds.bundles(report))
 
 
 def export_run(

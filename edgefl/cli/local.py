@@ -14,9 +14,8 @@ from pathlib import Path
 import msgspec
 
 from device_agent.runtime.connect import Options
-from edgefl.cli.options import RUNS
+from edgefl.cli.options import RUNS, find_run
 from edgefl.cli.run_inputs import shares_of
-from edgefl.cli.runs import find_run
 from edgefl.config.profiles import budget_overrides, load_device, load_run
 from edgefl.config.settings import RunConfig
 from edgefl.config.yaml_files import yaml_text

@@ -18,14 +18,14 @@ from edgefl.console import guarded
 
 #: verb -> (where its function is, one line of help). The order is that of ``edgefl --help``.
 VERBS: dict[str, tuple[str, str]] = {
-    "run": ("edgefl.cli.run:command", "Train: start a broker, a coordinator and a local fleet from one run file."),
-    "plan": ("edgefl.cli.plan:plan_command", "Predict what each stage costs on each device, and who can train it."),
+    "run": ("edgefl.cli.run:run_command", "Train: start a broker, a coordinator and a local fleet from one run file."),
+    "plan": ("edgefl.cli.run:plan_command", "Predict what each stage costs on each device, and who can train it."),
     "recipes": ("edgefl.cli.show:recipes_command", "List the methods there are, or explain one slot by slot."),
-    "runs": ("edgefl.cli.runs:command", "List the runs in ./runs."),
+    "runs": ("edgefl.cli.show:runs_command", "List the runs in ./runs."),
     "report": ("edgefl.cli.show:report_command", "Show a run: accuracy, every device's bill, refusals, rounds."),
     "devices": ("edgefl.cli.show:devices_command", "Show a run's devices: what they are, may spend and have spent."),
     "export": ("edgefl.cli.export:command", "Write a run's model as ONNX bundles, checked against torch."),
-    "data": ("edgefl.cli.plan:data_command", "Show how a run's data is shared out to devices, and write the shares."),
+    "data": ("edgefl.cli.run:data_command", "Show how a run's data is shared out to devices, and write the shares."),
     "predict": ("edgefl.cli.predict:command", "Run an exported bundle on a file."),
     "doctor": ("edgefl.cli.show:doctor_command", "Check this machine and, if asked, the connection to a broker."),
 }

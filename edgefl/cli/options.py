@@ -1,13 +1,16 @@
-"""Options that several verbs share, so that they are spelt and explained alike; and how verbs print."""
+"""Shared by the verbs: their common options, the run that RUN names, and how they print."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
+import msgspec
 import typer
 
-from edgefl.errors import StoreError
+from edgefl.errors import RunError, StoreError
+from edgefl.run_records import RunReport
+from edgefl.storage.disk import EVENTS, is_held, ledger_file, ledger_of
 
 if TYPE_CHECKING:
     from edgefl.report.grid import Grid
@@ -25,13 +28,12 @@ RUNS = Path("runs")
 
 def show(form: str, body: object, *grids: Grid) -> None:
     """``body`` (anything msgspec knows) as indented JSON on stdout, or the tables."""
-    import msgspec
     from rich.console import Console
 
     if form == "json":
         typer.echo(msgspec.json.format(msgspec.json.encode(body), indent=2).decode())
     else:
-        from edgefl.report.terminal import print_grids
+        from edgefl.report.grid import print_grids
 
         print_grids(grids, Console())
 
@@ -44,3 +46,74 @@ def write_text(path: Path, text: str) -> None:
     except OSError as error:
         reason = error.strerror or str(error)
         raise StoreError(f"cannot write {path}: {reason}", remedy="Name another file with -o FILE.") from error
+
+
+def run_directories(runs: Path) -> list[Path]:
+    """Directories in ``runs`` that have a ledger, the one that was written last first."""
+
+    def changed(directory: Path) -> float:
+        files = (ledger_file(directory), directory / EVENTS)  # the ledger may be a database elsewhere
+        return max((file.stat().st_mtime for file in files if file is not None and file.is_file()), default=0.0)
+
+    there = [path for path in runs.iterdir() if ledger_file(path)] if runs.is_dir() else []
+    return sorted(there, key=changed, reverse=True)
+
+
+def find_run(text: str, runs: Path) -> Path:
+    """The directory of the run ``text`` names. Raises RunError naming what there is when none or several fit."""
+    if "/" in text and ledger_file(Path(text)):
+        return Path(text)
+    directories = run_directories(runs)
+    if not directories:
+        raise RunError(
+            f"there is no run in {runs}",
+            remedy="Start one with `edgefl run RUN.yaml`, or name the directory with --runs DIR.",
+        )
+    if text == "latest":
+        return directories[0]
+    exact = [path for path in directories if path.name == text]
+    fitting = exact or [path for path in directories if text and path.name.startswith(text)]
+    if len(fitting) == 1:
+        return fitting[0]
+    known = ", ".join(path.name for path in (fitting or directories)[:10])
+    if fitting:
+        raise RunError(f"{text!r} fits {len(fitting)} runs: {known}", remedy="Type more of the run's id, or `latest`.")
+    raise RunError(f"no run {text!r} in {runs}", remedy=f"Runs there: {known}. `edgefl runs` lists them all.")
+
+
+def read_run(directory: Path) -> RunReport:
+    """The report of the run in ``directory``. Raises StoreError when its ledger cannot be read."""
+    from coordinator.ledger.ledger import Ledger
+
+    place = ledger_of(directory)
+    with Ledger(place, reading=True) as ledger:
+        known = [report.run for report in ledger.runs()]
+        # A renamed directory still holds its one run; a database may hold any others.
+        name = directory.name if directory.name in known or isinstance(place, str) else ""
+        return _as_it_stands(ledger.report(name), directory)
+
+
+def read_runs(runs: Path) -> tuple[list[RunReport], list[str]]:
+    """Every run in ``runs`` without its rows, newest first; and a sentence for each ledger that cannot be read."""
+    directories = run_directories(runs)
+    if not directories:
+        return [], []  # nothing to read needs no database: a base install can say so
+    from coordinator.ledger.ledger import Ledger
+
+    found: list[RunReport] = []
+    unreadable: list[str] = []
+    for directory in directories:
+        try:
+            place = ledger_of(directory)
+            with Ledger(place, reading=True) as ledger:
+                here = [run for run in ledger.runs() if isinstance(place, Path) or run.run == directory.name]
+                found += [_as_it_stands(run, directory) for run in here]
+        except StoreError as error:
+            unreadable.append(f"{directory}: {error.message}")
+    return sorted(found, key=lambda report: report.started_at, reverse=True), unreadable
+
+
+def _as_it_stands(report: RunReport, directory: Path) -> RunReport:
+    """The report; of a run that is on record as running and that no coordinator holds, as interrupted."""
+    interrupted = report.status == "running" and not is_held(directory)
+    return msgspec.structs.replace(report, status="interrupted") if interrupted else report

@@ -1,18 +1,29 @@
-"""The verbs that only look: ``edgefl report``, ``devices``, ``recipes`` and ``doctor``; ``devices revoke`` acts."""
+"""The verbs that look: runs, report, devices, recipes and doctor; ``devices revoke`` acts."""
 
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from edgefl.cli.options import RUNS, Format, RunArgument, RunsOption, show, write_text
-from edgefl.cli.runs import find_run, read_run
+from edgefl.cli.options import (
+    RUNS,
+    Format,
+    RunArgument,
+    RunsOption,
+    find_run,
+    read_run,
+    read_runs,
+    show,
+    write_text,
+)
 from edgefl.records import FIGURES
 from edgefl.registry import ROLES, default, method
+from edgefl.report import units
 from edgefl.report.grid import Cell, Column, Grid, Record, Tone, table
 from edgefl.run_records import RunReport
 
@@ -20,7 +31,45 @@ if TYPE_CHECKING:
     from device_agent.device_checks import Check
 
 _Choice = tuple[str, int, str, Record]  # role, place among its choices, name, options
+_RUN_TONES: dict[str, Tone] = {"done": "good", "failed": "bad", "interrupted": "warn"}
 _CHECK_TONES: dict[str, Tone] = {"ok": "good", "warn": "warn", "fail": "bad"}
+
+
+def runs_command(
+    runs: RunsOption = RUNS,
+    format: Format = "terminal",  # noqa: A002  # the option's own name
+) -> None:
+    """List the runs, newest first: id, name, recipe, status, when, how long.
+
+    Example: edgefl runs --format json
+    """
+    found, unreadable = read_runs(runs)
+    for sentence in unreadable:
+        sys.stderr.write(f"warning: {sentence}\n")
+    keys = ("run", "name", "recipe", "status", "started_at", "finished_at")
+    body = [{key: getattr(report, key) for key in keys} for report in found]
+    show(format, body, runs_table(found, str(runs), time.time()))
+
+
+def runs_table(reports: Sequence[RunReport], where: str, now: float) -> Grid:
+    """The runs there are, one a row; ``now``: seconds since the epoch."""
+
+    def started(row: RunReport) -> Cell:
+        return Cell(units.ago(now - row.started_at), tip=units.moment(row.started_at))
+
+    def took(row: RunReport) -> str:
+        return "" if row.finished_at is None else units.seconds(row.finished_at - row.started_at)
+
+    columns: list[Column[RunReport]] = [
+        Column("run", lambda row: row.run, key=True, text=True, whole=True),
+        Column("recipe", lambda row: row.recipe, text=True),
+        Column("status", lambda row: Cell(row.status, tone=_RUN_TONES.get(row.status, "")), text=True),
+        Column("started", started, text=True),
+        Column("took", took, text=True),
+    ]
+    if not all(row.run.startswith(row.name) for row in reports):  # an id begins with the name by default
+        columns.insert(1, Column("name", lambda row: row.name, text=True))
+    return table("Runs", columns, reports, empty=f"There is no run in {where}; start one with `edgefl run RUN.yaml`.")
 
 
 def report_command(
@@ -52,15 +101,15 @@ def report_command(
 
 def _text(report: RunReport, form: str, *, to_terminal: bool) -> str:
     """The report in the wanted format; terminal tables keep their colours only when they go to a terminal."""
-    from edgefl.report import html, terminal, writers
+    from edgefl.report import writers
 
     if form != "terminal":
-        return {"json": writers.to_json, "csv": writers.to_csv, "html": html.render}[form](report)
+        return {"json": writers.to_json, "csv": writers.to_csv, "html": writers.to_html}[form](report)
     from rich.console import Console
 
     console = Console(force_terminal=None if to_terminal else False)
     with console.capture() as captured:
-        terminal.print_report(report, console)
+        writers.print_report(report, console)
     return captured.get()
 
 
@@ -90,26 +139,27 @@ def devices_command(
         raise typer.BadParameter(f"{name!r} is one word too many", param_hint="NAME")
     import msgspec
 
-    from edgefl.report import inventory, resources, totals
+    from edgefl.report import resources, rounds
 
     report = read_run(find_run(run, runs))
-    rows = totals.by_device(report)
+    rows = resources.by_device(report)
     body = [
         {
             **msgspec.to_builtins(device),
-            "last_seen": inventory.last_seen(report, device.device),
-            "totals": {figure: msgspec.to_builtins(totals.measured(figure, rows[device.device])) for figure in FIGURES},
+            "last_seen": rounds.last_seen(report, device.device),
+            "totals": {
+                figure: msgspec.to_builtins(resources.measured(figure, rows[device.device])) for figure in FIGURES
+            },
         }
         for device in report.devices
     ]
-    show(format, {"run": report.run, "devices": body}, inventory.devices(report), resources.device_bill(report))
+    show(format, {"run": report.run, "devices": body}, rounds.devices(report), resources.device_bill(report))
 
 
 def _revoke(name: str, identity: Path, form: str) -> None:
     if not name:
         raise typer.BadParameter("which device?", param_hint="NAME")
     import asyncio
-    import time
 
     from edgefl.identity.fleet import Fleet
     from edgefl.identity.membership import revoke

@@ -8,7 +8,7 @@ from itertools import groupby
 from typing import NamedTuple
 
 from edgefl.records import Refusal
-from edgefl.report import totals, units
+from edgefl.report import resources, units
 from edgefl.report.events import fitting, reason, refusal_of
 from edgefl.report.grid import Cell, Column, Grid, table
 from edgefl.run_records import RunReport
@@ -147,7 +147,7 @@ def absences(report: RunReport) -> dict[str, dict[str, list[_Round]]]:
     choice = next(iter(recipe.get("select") or ()), "") if isinstance(recipe, dict) else ""
     not_chosen = f"not chosen (select: {choice})" if choice not in {"", "all"} else "not chosen"
     found: dict[str, dict[str, list[_Round]]] = {}
-    for device in totals.by_device(report):
+    for device in resources.by_device(report):
         for row in report.rounds:
             key = (row.stage, row.round)
             if (device, *key) in asked:

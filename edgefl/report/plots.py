@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from edgefl.report import resources, totals, units
+from edgefl.report import quality, resources, units
 from edgefl.report.svg import INKS, Curve, Look, Plot, figure, looks, panel_looks, svg
 from edgefl.run_records import RunReport
 
@@ -33,11 +33,11 @@ def learning(report: RunReport) -> Plot | None:
     rounds = _places(report)
     if not rounds:
         return None
-    metric = totals.primary_metric(report)
+    metric = quality.primary_metric(report)
     with figure(4.9) as drawn:
         upper, lower = drawn.subplots(2, 1, sharex=True, gridspec_kw={"height_ratios": (1.7, 1)})
         found = _together(_curves(report, metric))
-        look = looks(found, totals.masks())
+        look = looks(found, quality.masks())
         for (given, mask), points in found.items():
             label = " + ".join(given) if mask == "none" else f"{_name_of(given)}, {mask} mask"
             upper.plot(*zip(*points, strict=True), label=label, **look[given, mask])
@@ -54,7 +54,7 @@ def learning(report: RunReport) -> Plot | None:
 
 def subsets(report: RunReport) -> Plot | None:
     """Many subsets of the modalities, a panel each, beside the complete input; None: they are in ``learning``."""
-    metric = totals.primary_metric(report)
+    metric = quality.primary_metric(report)
     found = _curves(report, metric)
     whole = _together(found)
     if len(whole) == len(found):
@@ -68,7 +68,7 @@ def subsets(report: RunReport) -> Plot | None:
                 muted: Look = {"color": INKS["--muted"], "linewidth": 1, "alpha": 0.7}
                 axes.plot(*zip(*points, strict=True), **muted, label="complete input")
             own = {curve: points for curve, points in found.items() if curve[0] == given and curve not in whole}
-            own_looks = panel_looks([mask for _, mask in own], totals.masks())
+            own_looks = panel_looks([mask for _, mask in own], quality.masks())
             for (curve, points), look in zip(own.items(), own_looks, strict=True):
                 axes.plot(*zip(*points, strict=True), label=f"{curve[1]} mask", **look)
             axes.xaxis.set_major_locator(_whole_numbers())
@@ -82,13 +82,13 @@ def subsets(report: RunReport) -> Plot | None:
 def memory(report: RunReport) -> Plot | None:
     """Predicted and measured step memory over the stages, one panel per device, its budget as a line."""
     known: dict[str, dict[int, tuple[float | None, float | None]]] = {}
-    for (device, stage), rows in totals.by_device_and_stage(report).items():
-        pair = totals.predicted("step_peak_bytes", rows).value, totals.measured("step_peak_bytes", rows).value
+    for (device, stage), rows in resources.by_device_and_stage(report).items():
+        pair = resources.predicted("step_peak_bytes", rows).value, resources.measured("step_peak_bytes", rows).value
         if pair != (None, None):
             known.setdefault(device, {})[stage] = pair
     if not known:
         return None
-    budgets = {name: resources.step_limit(totals.device_row(report, name)) for name in known}
+    budgets = {name: resources.step_limit(resources.device_row(report, name)) for name in known}
 
     def closeness(name: str) -> float:
         """Largest need over budget; 0 without a budget."""
@@ -129,7 +129,7 @@ def spending(report: RunReport) -> Plot | None:
         """Two bars a stage; ``series``: label, name of the figure, colour."""
         width = 0.36
         for order, (label, name, ink) in enumerate(series):
-            of = totals.predicted if label == "predicted" else totals.measured
+            of = resources.predicted if label == "predicted" else resources.measured
             values = [of(name, [row for row in rows if row.stage == stage]).value for stage in stages]
             heights = [_NAN if value is None else units.scaled(value, unit) for value in values]
             places = [stage + (order - 0.5) * (width + 0.03) for stage in stages]
@@ -219,7 +219,7 @@ def _legend_above(drawn: Figure, handles: Iterable[Artist]) -> None:
 def _losses(axes: Axes, report: RunReport, at: Mapping[tuple[int, int], int]) -> None:
     """The fleet's training loss, and each device's own in thin lines."""
     label = "each device"
-    for rows in totals.by_device(report).values():
+    for rows in resources.by_device(report).values():
         done = [row for row in rows if "loss" in row.metrics and row.status == "done" and (row.stage, row.round) in at]
         if done:
             own = [(at[row.stage, row.round], row.metrics["loss"]) for row in done]

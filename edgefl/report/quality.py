@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from edgefl.report import totals, units
+from edgefl.registry import methods
+from edgefl.report import units
 from edgefl.report.grid import Cell, Column, Grid, Tone, table
 from edgefl.run_records import AssignmentRow, EvaluationRow, RunReport
 
@@ -32,12 +33,39 @@ class _Given(NamedTuple):
     by_mask: Mapping[str, EvaluationRow]
 
 
+def masks() -> dict[str, str]:
+    """Name -> sentence of each stand-in that inference can make; the first is the one the others are compared with."""
+    offered = {name: one for name, one in methods("missing").items() if one.offered}
+    return {name: f"The absent modality is replaced by {one.inferred or one.summary}." for name, one in offered.items()}
+
+
+def primary_metric(report: RunReport) -> str:
+    """The metric the report leads with: accuracy when there is one, else the first on record."""
+    names = list(dict.fromkeys(row.metric for row in report.evaluations))
+    return "accuracy" if "accuracy" in names or not names else names[0]
+
+
+def latest(rows: Sequence[EvaluationRow]) -> list[EvaluationRow]:
+    """The rows of the last evaluated round."""
+    if not rows:
+        return []
+    last = max((row.stage, row.round) for row in rows)
+    return [row for row in rows if (row.stage, row.round) == last]
+
+
+def score(row: EvaluationRow | None) -> str:
+    """An evaluation in a table, where the column's header has the unit: percent of a share; empty for None."""
+    if row is None:
+        return ""
+    return f"{100 * row.value:.1f}" if units.is_share(row.metric) else units.number(row.value)
+
+
 def evaluation(report: RunReport) -> Grid:
     """The global model after its last evaluated round: all modalities given, and each subset under each mask."""
-    metric = totals.primary_metric(report)
-    rows = [row for row in totals.latest(report.evaluations) if row.metric == metric]
+    metric = primary_metric(report)
+    rows = [row for row in latest(report.evaluations) if row.metric == metric]
     unit, points = ("%", "points") if units.is_share(metric) else ("", "")
-    tips = totals.masks()
+    tips = masks()
     plain, *others = tips
     evaluated = [mask for mask in others if any(row.missing == mask for row in rows)] or others[:1]
 
@@ -45,8 +73,8 @@ def evaluation(report: RunReport) -> Grid:
         alone = " alone" if "none" not in row.by_mask and len(row.available) == 1 else ""
         return " + ".join(row.available) + alone
 
-    def score(name: str, mask: str, tip: str = "") -> Column[_Given]:
-        return Column(name, lambda row: totals.score(row.by_mask.get(mask)), unit, metric, tip=tip)
+    def shown(name: str, mask: str, tip: str = "") -> Column[_Given]:
+        return Column(name, lambda row: score(row.by_mask.get(mask)), unit, metric, tip=tip)
 
     def gain(mask: str) -> Column[_Given]:
         name = "gain" if len(evaluated) == 1 else f"{mask} gain"
@@ -55,8 +83,8 @@ def evaluation(report: RunReport) -> Grid:
 
     columns: list[Column[_Given]] = [
         Column("given to the model", name, key=True, text=True),
-        score("complete", "none"),
-        *(score(f"{mask} mask", mask, tips[mask]) for mask in (plain, *evaluated)),
+        shown("complete", "none"),
+        *(shown(f"{mask} mask", mask, tips[mask]) for mask in (plain, *evaluated)),
         *map(gain, evaluated),
         Column("test samples", lambda row: max(one.samples for one in row.by_mask.values())),
     ]
@@ -92,14 +120,14 @@ def grids(report: RunReport) -> tuple[Grid, Grid, Grid]:
 def classification(report: RunReport) -> Grid:
     """Accuracy and the macro averages under every condition."""
     found: dict[tuple[str, str], dict[str, EvaluationRow]] = {}
-    for row in totals.latest(report.evaluations):
+    for row in latest(report.evaluations):
         if row.metric in _CLASSIFICATION:
             mask = f"{row.missing} by {row.matcher}" if row.matcher else row.missing
             found.setdefault((" + ".join(row.available), mask), {})[row.metric] = row
 
     def share(metric: str, name: str) -> Column[tuple[str, str]]:
         group = "" if metric == "accuracy" else "macro"
-        return Column(name, lambda row: totals.score(found[row].get(metric)), "%", group)
+        return Column(name, lambda row: score(found[row].get(metric)), "%", group)
 
     columns: list[Column[tuple[str, str]]] = [
         Column("given to the model", lambda row: row[0], key=True, text=True),
@@ -113,12 +141,12 @@ def classification(report: RunReport) -> Grid:
 
 def retrieval(report: RunReport) -> Grid:
     """Recall both ways of every pair of modalities."""
-    rows = totals.latest(report.evaluations)
+    rows = latest(report.evaluations)
     found = {row.metric: row for row in rows}
     sums = {frozenset(row.available): units.number(row.value) for row in rows if row.metric == "rsum"}
 
     def recall(k: int) -> Column[str]:
-        return Column(f"at {k}", lambda pair: totals.score(found.get(f"{pair}_recall_at_{k}")), "%", "recall")
+        return Column(f"at {k}", lambda pair: score(found.get(f"{pair}_recall_at_{k}")), "%", "recall")
 
     def samples(pair: str) -> int:
         return next(row.samples for metric, row in found.items() if metric.startswith(f"{pair}_recall_at_"))

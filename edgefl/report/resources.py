@@ -1,16 +1,23 @@
-"""The resource tables: predicted and measured cost of each device, over the run and stage by stage."""
+"""Figures over many rounds as sums and maxima, and the tables of each device's predicted and measured cost."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from edgefl.budget.fit import gpu_limit
 from edgefl.records import FIGURES, Figure, has_card, kind_of_machine
-from edgefl.report import totals, units
+from edgefl.report import units
 from edgefl.report.grid import Cell, Column, Grid, Row, limit_column, measurement_cell, ratio_cell, table
 from edgefl.run_records import AssignmentRow, DeviceRow, RunReport
+
+#: Figures of which the largest counts; the others add up over rounds.
+PEAKS = frozenset(
+    {"process_peak_bytes", "step_peak_bytes", "temperature_c", "cuda_allocated_peak_bytes", "cuda_reserved_peak_bytes"}
+)
+#: Of a figure that the plan does not hold.
+_UNKNOWN = Figure(kind="predicted", reason="not predicted: the device's speed, or its power, is not in its profile")
 
 _Line = tuple[str, str, str]  # a figure of the ledger, heading of its group, its own heading
 
@@ -70,6 +77,84 @@ _RATIO_NOTE = (
 NOTES = (_STEP_NOTE, _SUM_NOTE, _RATIO_NOTE)
 
 
+def total(name: str, figures: Sequence[Figure]) -> Figure:
+    """The figure ``name`` over several rounds: the maximum of peaks, the sum of everything else.
+
+    All missing: None with the reasons. Some missing: what is known, and a reason that says how many rounds it leaves
+    out (so it is a lower bound).
+    """
+    if not figures:
+        return Figure(reason="no round was trained")
+    known = [figure for figure in figures if figure.value is not None]
+    values = [figure.value for figure in figures if figure.value is not None]
+    reasons = "; ".join(dict.fromkeys(figure.reason or "not recorded" for figure in figures if figure.value is None))
+    if not values:
+        return Figure(kind=figures[0].kind, source=figures[0].source, reason=reasons)
+    sources = ", ".join(dict.fromkeys(figure.source for figure in known if figure.source))
+    missing = len(figures) - len(known)
+    reason = f"without {missing} of {len(figures)} rounds: {reasons}" if missing else ""
+    return Figure(max(values) if name in PEAKS else sum(values), known[0].kind, sources, reason)
+
+
+def measured(name: str, assignments: Iterable[AssignmentRow]) -> Figure:
+    """The measured (or counted) figure over the attempts that trained, finished or not."""
+    rows = [row for row in assignments if row.measured]
+    return total(name, [row.measured.get(name, Figure()) for row in rows])
+
+
+def predicted(name: str, assignments: Iterable[AssignmentRow]) -> Figure:
+    """The predicted figure over the same attempts that :func:`measured` looks at; all of them when none trained."""
+    rows = list(assignments)
+    trained = [row for row in rows if row.measured and row.predicted]
+    figures = [row.predicted.get(name, _UNKNOWN) for row in trained or rows if row.predicted]
+    if not figures:
+        return Figure(kind="predicted", reason="no plan on record")
+    return total(name, figures)
+
+
+def by_device(report: RunReport) -> dict[str, list[AssignmentRow]]:
+    """Assignments of each device, devices in the order they introduced themselves."""
+    rows: dict[str, list[AssignmentRow]] = {device.device: [] for device in report.devices}
+    for row in report.assignments:
+        rows.setdefault(row.device, []).append(row)
+    return rows
+
+
+def by_device_and_stage(report: RunReport) -> dict[tuple[str, int], list[AssignmentRow]]:
+    """Assignments of each device in each stage, device by device, stage by stage."""
+    rows: dict[tuple[str, int], list[AssignmentRow]] = {}
+    for device, assignments in by_device(report).items():
+        for row in sorted(assignments, key=lambda row: (row.stage, row.round, row.attempt)):
+            rows.setdefault((device, row.stage), []).append(row)
+    return rows
+
+
+def device_row(report: RunReport, name: str) -> DeviceRow:
+    """The device's own row; an empty one when it never said hello."""
+    return next((device for device in report.devices if device.device == name), DeviceRow(device=name))
+
+
+def fleet(name: str, report: RunReport, stage: int | None = None) -> Figure:
+    """A measured figure over all devices, of one stage or of the whole run."""
+    return measured(name, [row for row in report.assignments if stage is None or row.stage == stage])
+
+
+def origins(report: RunReport) -> dict[str, list[str]]:
+    """Figure -> its distinct origins, ``kind: source`` or why it is missing, in the ledger's order."""
+
+    def origin(figure: Figure) -> str:
+        if figure.value is None:
+            return f"missing: {figure.reason or 'not recorded'}"
+        return f"{figure.kind}: {figure.source or 'source not named'}"
+
+    found: dict[str, list[str]] = {}
+    for name in FIGURES:
+        both = [each[name] for row in report.assignments for each in (row.measured, row.predicted) if name in each]
+        if both:
+            found[name] = list(dict.fromkeys(map(origin, both)))
+    return found
+
+
 def device_bill(report: RunReport) -> Grid:
     """One row per device over the whole run."""
     side_by_side, alone = _lines(report)
@@ -81,8 +166,8 @@ def device_bill(report: RunReport) -> Grid:
         *map(_measurement, alone),
     ]
     rows = [
-        _Spent(totals.device_row(report, name), 0, assignments, len(report.rounds))
-        for name, assignments in totals.by_device(report).items()
+        _Spent(device_row(report, name), 0, assignments, len(report.rounds))
+        for name, assignments in by_device(report).items()
     ]
     return table("What each device spent", columns, rows, NOTES, "No device has joined yet.")
 
@@ -100,8 +185,8 @@ def stage_bill(report: RunReport, *, brief: bool = False) -> Grid:
     ]
     held = Counter(row.stage for row in report.rounds)
     rows = [
-        _Spent(totals.device_row(report, name), stage, assignments, held[stage])
-        for (name, stage), assignments in totals.by_device_and_stage(report).items()
+        _Spent(device_row(report, name), stage, assignments, held[stage])
+        for (name, stage), assignments in by_device_and_stage(report).items()
     ]
     return table("What each device spent, stage by stage", columns, rows, NOTES, "No round yet.")
 
@@ -109,8 +194,8 @@ def stage_bill(report: RunReport, *, brief: bool = False) -> Grid:
 def stage_totals(report: RunReport) -> Grid:
     """One row per stage over all devices: bytes, FLOPs and time."""
 
-    def fleet(line: _Line) -> Column[int]:
-        return _figure(line, lambda stage: totals.fleet(line[0], report, stage))
+    def all_devices(line: _Line) -> Column[int]:
+        return _figure(line, lambda stage: fleet(line[0], report, stage))
 
     def trained(stage: int) -> int:
         return len({row.device for row in report.assignments if row.stage == stage and row.status == "done"})
@@ -119,9 +204,9 @@ def stage_totals(report: RunReport) -> Grid:
         Column("stage", lambda stage: stage, key=True),
         Column("rounds", lambda stage: len([row for row in report.rounds if row.stage == stage])),
         Column("devices", trained, tip="Devices that trained at least one round of the stage."),
-        fleet(("step_peak_bytes", "step memory", "highest")),
-        *map(fleet, _BRIEF[:3]),
-        fleet(("compute_s", "time", "compute")),
+        all_devices(("step_peak_bytes", "step memory", "highest")),
+        *map(all_devices, _BRIEF[:3]),
+        all_devices(("compute_s", "time", "compute")),
     ]
     stages = sorted({row.stage for row in report.rounds} | {row.stage for row in report.assignments})
     return table("What each stage cost, all devices together", columns, stages, empty="No round yet.")
@@ -151,7 +236,7 @@ def _figure(line: _Line, get: Callable[[Row], Figure]) -> Column[Row]:
 
 
 def _measurement(line: _Line) -> Column[_Spent]:
-    return _figure(line, lambda row: totals.measured(line[0], row.assignments))
+    return _figure(line, lambda row: measured(line[0], row.assignments))
 
 
 def _comparison(line: _Line) -> list[Column[_Spent]]:
@@ -162,10 +247,10 @@ def _comparison(line: _Line) -> list[Column[_Spent]]:
         has = row.device.capabilities
         if name in _ESTIMATED and has.speed.machine != kind_of_machine(has):
             return Cell()
-        return ratio_cell(totals.measured(name, row.assignments), totals.predicted(name, row.assignments))
+        return ratio_cell(measured(name, row.assignments), predicted(name, row.assignments))
 
     return [
-        _figure((name, group, "predicted"), lambda row: totals.predicted(name, row.assignments)),
+        _figure((name, group, "predicted"), lambda row: predicted(name, row.assignments)),
         _measurement(line),
         Column("ratio", ratio, "×", group, tip="measured over predicted, of the same rounds"),
     ]

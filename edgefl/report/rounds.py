@@ -1,15 +1,18 @@
-"""Tables of the rounds: participants, cost, late updates, repaired layers; and the status of an unfinished run."""
+"""Tables of a run's rounds, late updates, repaired layers, devices, stages and bundles; status of an unfinished run."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
 
-from edgefl.report import totals, units
-from edgefl.report.grid import Cell, Column, Grid, Record, Tone, amount, measure, table
-from edgefl.run_records import AssignmentRow, RoundRow, RunReport
+from edgefl.models.spec import is_matcher
+from edgefl.report import quality, resources, units
+from edgefl.report.grid import Cell, Column, Grid, Record, Tone, amount, limit_column, measure, table
+from edgefl.run_records import AssignmentRow, BundleRow, DeviceRow, RoundRow, RunReport
 
 _TONES: dict[str, Tone] = {"failed": "bad", "running": "dim"}
+#: After the parts of the closing round.
+CLOSING = " (closing round: every eligible device, the model does not change)"
 _LATE_NOTE = (
     "An update made from the model of s rounds ago moves the model by the change it makes, times (1 + s) to the power "
     "of −alpha. Too old: made from a model older than round.max_staleness, and dropped."
@@ -41,11 +44,11 @@ def warnings(report: RunReport) -> list[str]:
 
 def rounds(report: RunReport) -> Grid:
     """Every round: participants, outcome, cost."""
-    metric = totals.primary_metric(report)
+    metric = quality.primary_metric(report)
     scores = {(r.stage, r.round): r for r in report.evaluations if r.missing == "none" and r.metric == metric}
 
     def score(row: RoundRow) -> str:
-        return totals.score(scores.get((row.stage, row.round)))
+        return quality.score(scores.get((row.stage, row.round)))
 
     def took_part(row: RoundRow) -> Cell:
         asked = {one.device for one in _of(report, row) if one.status not in {"refused", "quarantined"}}
@@ -54,8 +57,8 @@ def rounds(report: RunReport) -> Grid:
 
     def payload(row: RoundRow) -> Cell:
         here = _of(report, row)
-        both = [totals.measured(name, here) for name in ("payload_up_bytes", "payload_down_bytes") if here]
-        return amount((moved := totals.total("payload", both)).value, "B", why=moved.reason)
+        both = [resources.measured(name, here) for name in ("payload_up_bytes", "payload_down_bytes") if here]
+        return amount((moved := resources.total("payload", both)).value, "B", why=moved.reason)
 
     def seconds(row: RoundRow) -> float | None:
         return None if row.ended_at is None else row.ended_at - row.started_at
@@ -94,9 +97,6 @@ def _slots(row: RoundRow) -> Cell:
         short.append(f"{role} {record.get('choice', '')}".strip())
         details += [f"{role}.{name} = {value}" for name, value in record.items() if name != "choice"]
     return Cell(" · ".join(short), tip="; ".join(details))
-
-
-# Late updates
 
 
 def stale(row: RoundRow) -> list[Record]:
@@ -161,9 +161,6 @@ def _in_time(row: RoundRow, device: str) -> bool:
     return any(device in devices for devices in parts)
 
 
-# Repairs
-
-
 def repaired(row: RoundRow) -> dict[str, Record]:
     """device -> the replacement of its layer (part, tensor, donors), or why it was kept."""
     found = row.record.get("repaired", {})
@@ -188,3 +185,80 @@ def repairs(report: RunReport) -> Grid:
     ]
     rows = sorted(met, key=lambda kept: (bool(kept), -len(met[kept]), kept))
     return table("Substitutions", columns, rows, [_REPAIR_NOTE], "No layer was to be replaced.")
+
+
+def devices(report: RunReport) -> Grid:
+    """Each device: hardware, budget of a round, data."""
+    may = "may spend per round"
+
+    def gpu(row: DeviceRow) -> Cell:
+        name, size = row.capabilities.gpu, row.capabilities.gpu_memory_bytes
+        return Cell(name or "none", tone="" if name else "dim", tip=f"{units.mib(size)} of its own" if size else "")
+
+    columns: list[Column[DeviceRow]] = [
+        Column("device", lambda row: row.device, key=True, text=True),
+        Column("profile", lambda row: row.profile, text=True),
+        Column("machine", lambda row: Cell(row.capabilities.machine, tip=row.capabilities.runtime), text=True),
+        Column("cores", lambda row: row.capabilities.cores or None),
+        measure("memory", lambda row: row.capabilities.memory_total_bytes or None, "B", "has"),
+        measure("disk free", lambda row: row.capabilities.disk_free_bytes or None, "B", "has"),
+        Column("GPU", gpu, "", "has", text=True),
+        limit_column("step memory", lambda row: row.budget.step_memory_bytes, "B", may),
+        limit_column("process", lambda row: row.budget.memory_bytes, "B", may),
+        limit_column("FLOPs", lambda row: row.budget.flops, "FLOP", may),
+        limit_column("payload", lambda row: row.budget.payload_bytes, "B", may),
+        limit_column("disk", lambda row: row.budget.disk_bytes, "B", may),
+        Column("samples", lambda row: units.samples(row.samples), "", "data", text=True),
+        Column("last seen", lambda row: units.moment(last_seen(report, row.device)), text=True),
+    ]
+    return table("Devices", columns, report.devices, empty="No device has joined yet.")
+
+
+def last_seen(report: RunReport, device: str) -> float | None:
+    """Time of the latest event that names the device, else of the end of its last round; seconds since the epoch."""
+    times = [event.at for event in report.events if event.device == device]
+    if not times:
+        times = [row.ended_at or row.started_at for row in report.rounds if device in row.participants]
+    return max(times, default=None)
+
+
+def stages(report: RunReport) -> Grid:
+    """The parts that each stage trains, and the size of those a device holds for it."""
+
+    def size(kind: str) -> Column[Record]:
+        def total(row: Record) -> int | None:
+            return sum(report.part_bytes.get(part, 0) for part in row.get(kind, ())) if report.part_bytes else None
+
+        return measure(kind, total, "B", "size of the parts", why="sizes of the parts not on record")
+
+    def parts(row: Record) -> str:
+        trained = list(row.get("trained", ()))
+        return ", ".join(trained) + (CLOSING if trained and all(map(is_matcher, trained)) else "")
+
+    columns: list[Column[Record]] = [
+        Column("stage", lambda row: row.get("index"), key=True),
+        Column("encoder depth", lambda row: row.get("depth"), "stages"),
+        Column("rounds", lambda row: row.get("rounds"), "planned"),
+        size("trained"),
+        size("present"),
+        Column("parts trained", parts, text=True),
+    ]
+    return table("Stages", columns, report.stages, empty="No stage on record.")
+
+
+def bundles(report: RunReport) -> Grid:
+    """The exported ONNX files and how far they are from the torch model."""
+
+    def difference(row: BundleRow) -> Cell:
+        return Cell(f"{row.max_difference:.1e}", tone="good" if row.max_difference <= row.tolerance else "bad")
+
+    columns: list[Column[BundleRow]] = [
+        Column("bundle", lambda row: row.name, key=True, text=True),
+        Column("modalities", lambda row: " + ".join(row.modalities), text=True),
+        measure("size", lambda row: row.size_bytes, "B"),
+        Column("largest", difference, "", "difference from torch"),
+        Column("tolerance", lambda row: f"{row.tolerance:.1e}", "", "difference from torch"),
+        Column("file", lambda row: row.path, text=True, whole=True),
+    ]
+    empty = "Nothing exported; `edgefl export RUN` writes ONNX bundles."
+    return table("Exported bundles", columns, report.bundles, empty=empty)

@@ -17,7 +17,7 @@ from report_fixture import run_report
 from typer.testing import CliRunner
 
 from edgefl.cli import main
-from edgefl.cli import runs as locate
+from edgefl.cli import options as locate
 from edgefl.cli.options import write_text
 from edgefl.errors import BrokerError, EdgeFLError, RunError, StoreError
 from edgefl.storage.disk import LEDGER
@@ -194,7 +194,7 @@ def test_report_in_each_format(runs: Path, capsys: pytest.CaptureFixture[str]) -
 def test_html_goes_next_to_the_ledger_or_where_it_is_told(
     runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("edgefl.report.html.render", lambda report: f"<!doctype html>{report.run}")
+    monkeypatch.setattr("edgefl.report.writers.to_html", lambda report: f"<!doctype html>{report.run}")
     code, out, err = edgefl("report", "--format", "html", capsys=capsys)
     assert (code, out) == (0, "")
     written = runs / "20260918-new" / "report.html"

@@ -29,8 +29,8 @@ from edgefl.protocol.tensors import encode_part
 from edgefl.prototypes.table import ClassMeans, to_tensors
 from edgefl.records import ObjectRef
 from edgefl.registry import method
-from edgefl.report import html, quality
-from edgefl.report.terminal import print_report
+from edgefl.report import quality
+from edgefl.report.writers import print_report, to_html
 from edgefl.run_records import RunReport
 from edgefl.storage.objects import ObjectStore
 
@@ -58,7 +58,7 @@ def test_a_run_tells_accuracy_random_encoders_and_what_no_device_trained(ram_pat
     assert warning.data["text"].startswith(
         "recipe apromfl never trains encoders, and these start from random weights: a, b"
     )
-    page, text = html.render(report), shown(report)
+    page, text = to_html(report), shown(report)
     for told in (page, text):
         assert "these start from random weights: a, b; name a checkpoint in model.encoders.a.pretrained" in told
     last = {row.device: row.metrics for row in report.assignments if row.round == 2}

@@ -135,8 +135,8 @@ def test_without_networks_that_match_there_is_no_closing_round(tmp_path: Path):
 
 
 def test_the_plan_prices_the_closing_round_and_the_report_names_it(tmp_path: Path):
-    from edgefl.report.inventory import stages
     from edgefl.report.price_tables import _trains
+    from edgefl.report.rounds import stages
 
     plan = plan_of(tmp_path, "pmcmfl", "ab", 2, ["slots.select=all"])
     own = {"u": share(30, {"a": 1.0, "b": 1.0}, seed=1), "v": share(30, {"a": 1.0, "b": 1.0}, seed=2)}

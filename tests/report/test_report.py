@@ -9,12 +9,12 @@ import pytest
 from report_fixture import NO_ENERGY, run_report
 from rich.console import Console
 
-from edgefl.cli.runs import runs_table
+from edgefl.cli.show import runs_table
 from edgefl.records import Budget, Capabilities, Figure, Speed, kind_of_machine
-from edgefl.report import decisions, html, quality, resources, rounds, terminal, totals, units
+from edgefl.report import decisions, quality, resources, rounds, units
 from edgefl.report.events import LiveState
-from edgefl.report.grid import Cell, Column, Grid, letters, measurement_cell, table
-from edgefl.report.html import thirds, without_secrets
+from edgefl.report.grid import Cell, Column, Grid, letters, measurement_cell, print_grid, split, table
+from edgefl.report.writers import cards, print_report, thirds, without_secrets
 from edgefl.run_records import AssignmentRow, DeviceRow, EventRow, RunReport
 
 
@@ -30,7 +30,7 @@ def column(grid: Grid, name: str, group: str = "") -> list[Cell]:
 
 def shown(grid: Grid, width: int) -> str:
     console = Console(record=True, width=width, file=io.StringIO())
-    terminal.print_grid(grid, console)
+    print_grid(grid, console)
     return console.export_text()
 
 
@@ -80,30 +80,30 @@ def test_urls_lose_their_credentials() -> None:
 
 def test_peaks_take_the_largest_and_amounts_add_up() -> None:
     figures = [Figure(2.0), Figure(5.0)]
-    assert totals.total("step_peak_bytes", figures).value == 5.0
-    assert totals.total("flops", figures).value == 7.0
+    assert resources.total("step_peak_bytes", figures).value == 5.0
+    assert resources.total("flops", figures).value == 7.0
 
 
 def test_a_missing_round_makes_the_total_a_lower_bound_that_says_so() -> None:
-    summed = totals.total("energy_j", [Figure(3.0), Figure(reason="no sensor")])
+    summed = resources.total("energy_j", [Figure(3.0), Figure(reason="no sensor")])
     assert summed.value == 3.0
     assert summed.reason == "without 1 of 2 rounds: no sensor"
     assert measurement_cell(summed, "J").text == "≥ 3.00"
 
 
 def test_nothing_measured_stays_nothing() -> None:
-    unknown = totals.total("energy_j", [Figure(reason="no sensor"), Figure(reason="no sensor")])
+    unknown = resources.total("energy_j", [Figure(reason="no sensor"), Figure(reason="no sensor")])
     assert unknown.value is None
     assert unknown.reason == "no sensor"
-    assert totals.measured("flops", []).reason == "no round was trained"
+    assert resources.measured("flops", []).reason == "no round was trained"
 
 
 def test_predictions_are_summed_over_the_rounds_that_were_trained() -> None:
     trained = AssignmentRow(predicted={"flops": Figure(10.0)}, measured={"flops": Figure(11.0)})
     refused = AssignmentRow(predicted={"flops": Figure(90.0)}, status="refused")
-    assert totals.predicted("flops", [trained, refused]).value == 10.0
-    assert totals.predicted("flops", [refused]).value == 90.0
-    assert totals.predicted("flops", []).value is None
+    assert resources.predicted("flops", [trained, refused]).value == 10.0
+    assert resources.predicted("flops", [refused]).value == 90.0
+    assert resources.predicted("flops", []).value is None
 
 
 def test_the_tighter_of_two_memory_budgets_limits_the_step() -> None:
@@ -266,7 +266,7 @@ def test_a_reconstruction_has_a_column_and_a_gain_of_its_own(report: RunReport) 
         "reconstruction gain",
     ]
     assert [cell.text for cell in grid.rows[2][1:7]] == ["", "45.8", "76.7", "66.7", "+30.8", "+20.8"]
-    (card,) = [card for card in html.cards(both) if card.label == "weakest modality alone"]
+    (card,) = [card for card in cards(both) if card.label == "weakest modality alone"]
     assert (card.value, card.detail) == ("66.7 %", "gyro, reconstruction mask; 45.8 % with zeros")
     assert [row[1].text for row in quality.classification(both).rows].count("reconstruction") == 2
 
@@ -314,7 +314,7 @@ def test_no_table_is_wider_than_the_terminal_and_no_cell_is_lost(report: RunRepo
 
 def test_a_wide_table_is_cut_between_groups_and_repeats_its_keys(report: RunReport) -> None:
     grid = resources.stage_bill(report)
-    parts = terminal.split(grid, 90)
+    parts = split(grid, 90)
     assert len(parts) > 1
     assert all(part[:2] == [0, 1] for part in parts)
     assert sorted({index for part in parts for index in part}) == list(range(len(grid.columns)))
@@ -322,7 +322,7 @@ def test_a_wide_table_is_cut_between_groups_and_repeats_its_keys(report: RunRepo
 
 def test_the_terminal_report_names_reasons_and_footnotes(report: RunReport) -> None:
     console = Console(record=True, width=120, file=io.StringIO())
-    terminal.print_report(report, console)
+    print_report(report, console)
     text = console.export_text()
     assert f"a  {NO_ENERGY}" in text
     assert text.count("Step memory is what training adds") == 1
@@ -331,7 +331,7 @@ def test_the_terminal_report_names_reasons_and_footnotes(report: RunReport) -> N
 
 def test_a_run_without_rows_shows_what_is_not_there_yet() -> None:
     console = Console(record=True, width=100, file=io.StringIO())
-    terminal.print_report(RunReport(run="x"), console)
+    print_report(RunReport(run="x"), console)
     assert "No round has started yet." in console.export_text()
     assert "There is no run in runs" in shown(runs_table([], "runs", 0.0), 80)
 

@@ -11,7 +11,7 @@ from benchmarks.network.async_rounds import page as async_page
 from edgefl.records import Refusal
 from edgefl.report import decisions, rounds
 from edgefl.report.events import LiveState
-from edgefl.report.html import render
+from edgefl.report.writers import to_html
 from edgefl.run_records import AssignmentRow, DeviceRow, EvaluationRow, EventRow, RoundRow, RunReport
 
 SHAPE = Refusal("shape", detail="part task: tensor 'w' is [3], expected [2]")
@@ -87,7 +87,7 @@ def test_the_coordinators_rejections_and_quarantine_stand_among_the_refusals() -
 
 
 def test_the_page_shows_late_updates() -> None:
-    page = render(REPORT)
+    page = to_html(REPORT)
     assert "Late updates" in page
     assert "in quarantine" in page
 

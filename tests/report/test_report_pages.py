@@ -14,8 +14,7 @@ from report_fixture import MIB, NO_ENERGY, run_report
 
 from edgefl.records import Budget, Refusal
 from edgefl.report import plots
-from edgefl.report.html import render
-from edgefl.report.writers import CSV_COLUMNS, SCHEMA, to_csv, to_json
+from edgefl.report.writers import CSV_COLUMNS, SCHEMA, to_csv, to_html, to_json
 from edgefl.run_records import AssignmentRow, DeviceRow, RunReport
 
 
@@ -26,7 +25,7 @@ def report() -> RunReport:
 
 @pytest.fixture(scope="module")
 def page(report: RunReport) -> str:
-    return render(report)
+    return to_html(report)
 
 
 # JSON and CSV
@@ -60,7 +59,7 @@ def test_the_same_run_gives_the_same_page(report: RunReport) -> None:
     small = msgspec.structs.replace(
         report, rounds=report.rounds[:2], evaluations=(), assignments=report.assignments[:4]
     )
-    assert render(small) == render(small)
+    assert to_html(small) == to_html(small)
 
 
 # HTML
@@ -122,12 +121,12 @@ def test_html_escapes_what_devices_say(report: RunReport) -> None:
     run = msgspec.structs.replace(
         report, name=evil, devices=devices, assignments=assignments, rounds=(), evaluations=()
     )
-    text = render(run)
+    text = to_html(run)
     assert "<script" not in text
 
 
 def test_html_of_an_empty_run_says_so() -> None:
-    text = render(RunReport(run="x", status="running"))
+    text = to_html(RunReport(run="x", status="running"))
     assert "No round has started yet." in text
     assert "still going on" in text
     assert "<svg" not in text

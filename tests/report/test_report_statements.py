@@ -14,13 +14,13 @@ from report_fixture import START, assignment, evaluations, round_row, run_report
 from rich.console import Console
 
 from coordinator.ledger.ledger import Ledger
-from edgefl.cli.runs import read_run, read_runs, runs_table
+from edgefl.cli.options import read_run, read_runs
+from edgefl.cli.show import runs_table
 from edgefl.plan.job import RunPlan
 from edgefl.records import Budget, Refusal
-from edgefl.report import decisions, inventory, plots, units
-from edgefl.report import terminal as tables
-from edgefl.report.grid import Grid
-from edgefl.report.html import render
+from edgefl.report import decisions, plots, rounds, units
+from edgefl.report.grid import Grid, print_grid
+from edgefl.report.writers import print_report, to_html
 from edgefl.run_records import AssignmentRow, BundleRow, DeviceRow, EvaluationRow, EventRow, RunReport
 from edgefl.storage.disk import hold_directory
 
@@ -30,13 +30,13 @@ STAGES = range(1, 6)
 
 def terminal(report: RunReport, width: int = 120) -> str:
     console = Console(record=True, width=width, file=io.StringIO())
-    tables.print_report(report, console)
+    print_report(report, console)
     return console.export_text()
 
 
 def shown(grid: Grid, width: int) -> str:
     console = Console(record=True, width=width, file=io.StringIO())
-    tables.print_grid(grid, console)
+    print_grid(grid, console)
     return console.export_text()
 
 
@@ -70,7 +70,7 @@ def test_everybody_took_part_is_said_only_where_it_is_so() -> None:
     assert EVERYBODY in terminal(fleet())
     away = fleet("p3", tell={(1, 1): [joined("p3")], (1, 2): [left("p3")]})
     assert EVERYBODY not in terminal(away)
-    assert EVERYBODY not in render(away)
+    assert EVERYBODY not in to_html(away)
 
 
 def test_a_device_that_was_offline_is_told_with_the_rounds_and_stages() -> None:
@@ -80,8 +80,8 @@ def test_a_device_that_was_offline_is_told_with_the_rounds_and_stages() -> None:
     text = terminal(report)
     line = next(row for row in text.splitlines() if row.startswith("p3") and "offline" in row)
     assert line.split() == ["p3", "offline", "9", "/", "10", "1", "(round", "2),", "2–5"]
-    assert "offline" in render(report)
-    assert "1 not offered every round" in render(report)
+    assert "offline" in to_html(report)
+    assert "1 not offered every round" in to_html(report)
 
 
 def test_a_device_that_comes_back_or_never_came_is_told_by_stage() -> None:
@@ -129,7 +129,7 @@ def test_a_device_s_own_words_are_in_the_text_and_not_in_a_tooltip_alone() -> No
     grid = decisions.refusals(report)
     assert next(row[4].text for row in grid.rows) == "training failed: IndexError: index out of range in self"
     assert grid.footnotes == ("trainer stopped at its memory ceiling",)
-    body = render(report).split("<body>")[1]
+    body = to_html(report).split("<body>")[1]
     for words in ("IndexError: index out of range in self", "trainer stopped at its memory ceiling"):
         assert f">{words}" in body.replace("training failed: ", "").replace("</b> ", "</b>")
 
@@ -154,7 +154,7 @@ def test_a_run_that_no_coordinator_holds_is_interrupted(tmp_path: Path) -> None:
     assert [run.status for run in read_runs(tmp_path / "runs")[0]] == ["interrupted"]
     report = read_run(directory)
     assert report.status == "interrupted"
-    page = render(report)
+    page = to_html(report)
     assert '<span class="badge interrupted">interrupted</span>' in page
     assert "still going on" not in page
     assert f"--resume {report.run}" in page
@@ -165,7 +165,7 @@ def test_a_failed_run_says_why_on_top() -> None:
     told = EventRow(START, "run_failed", data={"text": "attempt 3 got 1 of 2 updates it needs"})
     report = msgspec.structs.replace(run_report(), status="failed", events=(told,))
     assert "The run failed: attempt 3 got 1 of 2 updates it needs" in terminal(report)
-    assert "The run failed: attempt 3 got 1 of 2 updates it needs" in render(report)
+    assert "The run failed: attempt 3 got 1 of 2 updates it needs" in to_html(report)
 
 
 # The list of runs
@@ -179,7 +179,7 @@ def test_ids_and_paths_are_never_broken_and_a_start_is_told_as_an_age() -> None:
     assert text.count("12 min ago") == 2
     assert max(map(len, text.splitlines())) <= 80
     path = "bundles/accelerometer+gyroscope+pressure/complete/model.onnx"
-    assert path in shown(inventory.bundles(RunReport(bundles=(BundleRow("all", path, ("acc",), 1),))), 80)
+    assert path in shown(rounds.bundles(RunReport(bundles=(BundleRow("all", path, ("acc",), 1),))), 80)
 
 
 def test_ages_have_one_unit() -> None:
