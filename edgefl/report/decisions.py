@@ -8,6 +8,7 @@ from itertools import groupby
 from typing import NamedTuple
 
 from edgefl.records import Refusal
+from edgefl.registry import default
 from edgefl.report import resources, units
 from edgefl.report.events import fitting, reason, refusal_of
 from edgefl.report.grid import Cell, Column, Grid, table
@@ -145,7 +146,7 @@ def absences(report: RunReport) -> dict[str, dict[str, list[_Round]]]:
     begun = _at_the_start(report)
     recipe = report.config.get("recipe")
     choice = next(iter(recipe.get("select") or ()), "") if isinstance(recipe, dict) else ""
-    not_chosen = f"not chosen (select: {choice})" if choice not in {"", "all"} else "not chosen"
+    not_chosen = f"not chosen (select: {choice})" if choice not in {"", default("select")} else "not chosen"
     found: dict[str, dict[str, list[_Round]]] = {}
     for device in resources.by_device(report):
         for row in report.rounds:
