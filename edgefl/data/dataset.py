@@ -42,6 +42,10 @@ class Encoder(Protocol):
     def pretrained(self) -> str: ...
 
 
+#: Modality -> its encoder.
+Encoders = Mapping[str, Encoder]
+
+
 @dataclass(frozen=True)
 class Encoded:
     """What stands for a modality's samples: tokens [N, T, D] after ``depth`` stages, and which are real [N, T] or None.
@@ -148,7 +152,7 @@ class Dataset:
         write_npz(Path(path), arrays)
 
     @staticmethod
-    def load_npz(path: Path | str, encoders: Mapping[str, Encoder] | None = None) -> Dataset:
+    def load_npz(path: Path | str, encoders: Encoders | None = None) -> Dataset:
         """Read ``path``; with ``encoders`` only these modalities. Raises DataError (missing, damaged, inconsistent).
 
         Values become float32; unsigned bytes are pixels and become 0..1; other integers, and everything of a text

@@ -19,7 +19,7 @@ import msgspec
 import numpy as np
 
 from edgefl.data.arrays import MAX_DATASET_BYTES, Array
-from edgefl.data.dataset import MAX_CLASSES, Dataset, Encoder, decide
+from edgefl.data.dataset import MAX_CLASSES, Dataset, Encoders, decide
 from edgefl.data.readers import SampleError, Target, guess, read, target
 from edgefl.errors import DataError, Problem
 from edgefl.records import is_modality
@@ -62,11 +62,7 @@ class _Folder:
 
 
 def read_manifest(
-    root: Path,
-    *,
-    bad_samples: str = "error",
-    encoders: Mapping[str, Encoder] | None = None,
-    label_names: Sequence[str] = (),
+    root: Path, *, bad_samples: str = "error", encoders: Encoders | None = None, label_names: Sequence[str] = ()
 ) -> Dataset:
     """All samples of the folder ``root``.
 

@@ -12,14 +12,16 @@ from dataclasses import replace
 from typing import Literal, NamedTuple
 
 import numpy as np
+from numpy.random import Generator
 
 from edgefl.config.settings import MissingConfig
 from edgefl.data.arrays import Array, Indices, generator
 from edgefl.data.dataset import Dataset
 from edgefl.errors import DataError
 
+Options = Mapping[str, float]
 #: Method of a partition -> its options.
-How = Mapping[Literal["natural", "uniform", "dirichlet"], Mapping[str, float] | None]
+How = Mapping[Literal["natural", "uniform", "dirichlet"], Options | None]
 
 
 class Samples(NamedTuple):
@@ -30,7 +32,7 @@ class Samples(NamedTuple):
     total: int
 
 
-_Method = Callable[[Samples, Sequence[str], Mapping[str, float], np.random.Generator], list[Indices]]
+_Method = Callable[[Samples, Sequence[str], Options, Generator], list[Indices]]
 
 
 def partition(samples: Samples, devices: Sequence[str], how: How, seed: int) -> list[Indices]:
@@ -57,9 +59,7 @@ def _empty(device: str, why: str, remedy: str) -> DataError:
     return DataError(f"the share of device {device!r} would be empty: {why}", remedy=remedy)
 
 
-def _natural(
-    samples: Samples, devices: Sequence[str], options: Mapping[str, float], rng: np.random.Generator
-) -> list[Indices]:
+def _natural(samples: Samples, devices: Sequence[str], options: Options, rng: Generator) -> list[Indices]:
     """A group that is called as a device is that device's. As many groups as devices: the others in sorted order, one
     for each device that has none. More groups: each in turn joins the smallest share.
     """
@@ -87,15 +87,11 @@ def _natural(
     return [np.flatnonzero(owner[inverse.reshape(-1)] == share) for share in range(n)]
 
 
-def _uniform(
-    samples: Samples, devices: Sequence[str], options: Mapping[str, float], rng: np.random.Generator
-) -> list[Indices]:
+def _uniform(samples: Samples, devices: Sequence[str], options: Options, rng: Generator) -> list[Indices]:
     return list(np.array_split(rng.permutation(samples.total), len(devices)))
 
 
-def _dirichlet(
-    samples: Samples, devices: Sequence[str], options: Mapping[str, float], rng: np.random.Generator
-) -> list[Indices]:
+def _dirichlet(samples: Samples, devices: Sequence[str], options: Options, rng: Generator) -> list[Indices]:
     """Shares below ``minimum`` are filled with random samples of the largest share: small α leaves many empty.
 
     ``within`` 1: each group (person, speaker) is shared out by itself, to as many devices as any other.
@@ -130,9 +126,7 @@ def _dirichlet(
     return [np.asarray(share, dtype=np.int64) for share in shares]
 
 
-def _within(
-    samples: Samples, devices: Sequence[str], options: Mapping[str, float], rng: np.random.Generator
-) -> list[Indices]:
+def _within(samples: Samples, devices: Sequence[str], options: Options, rng: Generator) -> list[Indices]:
     if samples.groups is None:
         raise DataError(
             "partition dirichlet within groups needs groups, and this data set has none",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -10,7 +10,7 @@ import numpy as np
 
 from edgefl.config.settings import DataConfig
 from edgefl.data.arrays import generator
-from edgefl.data.dataset import Dataset, Encoder
+from edgefl.data.dataset import Dataset, Encoders
 from edgefl.data.partition import Samples, drop, partition
 from edgefl.data.sources import load, load_pair
 from edgefl.errors import DataError
@@ -18,8 +18,6 @@ from edgefl.errors import DataError
 TEST = "test"
 #: Share of the samples that are held out for tests, where none are given or marked.
 TEST_SHARE = 0.2
-
-Encoders = Mapping[str, Encoder]
 
 
 class Share(msgspec.Struct, frozen=True):

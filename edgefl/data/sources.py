@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from edgefl.data.arrays import read_npz
-from edgefl.data.dataset import Dataset, Encoder, decide, fits, shown
+from edgefl.data.dataset import Dataset, Encoders, decide, fits, shown
 from edgefl.data.folder import read_manifest
 from edgefl.data.named import named, names
 from edgefl.errors import DataError, Problem
@@ -19,11 +19,7 @@ Source = str | Path | Mapping[str, Mapping[str, object] | None]
 
 
 def load(
-    source: Source,
-    *,
-    bad_samples: str = "error",
-    modalities: Mapping[str, Encoder] | None = None,
-    label_names: Sequence[str] = (),
+    source: Source, *, bad_samples: str = "error", modalities: Encoders | None = None, label_names: Sequence[str] = ()
 ) -> Dataset:
     """All samples of ``source``: a folder with manifest.jsonl, an .npz file, or a named data set.
 
@@ -36,11 +32,7 @@ def load(
 
 
 def load_pair(
-    source: Source,
-    *,
-    bad_samples: str = "error",
-    modalities: Mapping[str, Encoder] | None = None,
-    label_names: Sequence[str] = (),
+    source: Source, *, bad_samples: str = "error", modalities: Encoders | None = None, label_names: Sequence[str] = ()
 ) -> tuple[Dataset, Dataset | None]:
     """The same, with the official test set where ``source`` is a named data set."""
     if isinstance(source, str) and source in names() and not Path(source).exists():
@@ -90,11 +82,7 @@ def _forms() -> str:
 
 
 def fit(
-    data: Dataset,
-    where: str,
-    bad_samples: str = "error",
-    modalities: Mapping[str, Encoder] | None = None,
-    label_names: Sequence[str] = (),
+    data: Dataset, where: str, bad_samples: str, modalities: Encoders | None, label_names: Sequence[str]
 ) -> Dataset:
     """``data`` as a model takes it: its modalities only, shapes checked, labels numbered, bad samples dealt with.
 
@@ -119,7 +107,7 @@ def fit(
     return replace(data.subset(kept), skipped=data.skipped + problems)
 
 
-def _only(data: Dataset, where: str, modalities: Mapping[str, Encoder]) -> Dataset:
+def _only(data: Dataset, where: str, modalities: Encoders) -> Dataset:
     names = [m for m in modalities if m in data.modalities]
     if not names:
         raise DataError(
@@ -140,7 +128,7 @@ def _only(data: Dataset, where: str, modalities: Mapping[str, Encoder]) -> Datas
     return replace(data, modalities={m: data.modalities[m] for m in names}, present={m: data.present[m] for m in names})
 
 
-def _bad_samples(data: Dataset, modalities: Mapping[str, Encoder]) -> dict[int, str]:
+def _bad_samples(data: Dataset, modalities: Encoders) -> dict[int, str]:
     """Row by row what a manifest's reader has already seen to: finite values, known tokens, at least one modality."""
     bad: dict[int, str] = {}
     anything = np.zeros(len(data), dtype=bool)

@@ -136,7 +136,7 @@ def test_part_and_fit_to_a_model():
     test = load({"basic_motions": {"part": "test"}})
     assert test.ids[0].startswith("test-")
     encoders = {"acc": EncoderSpec(input_shape=(50, 3))}
-    assert list(fit(load("basic_motions"), "share", modalities=encoders).modalities) == ["acc"]
+    assert list(fit(load("basic_motions"), "share", "error", encoders, ()).modalities) == ["acc"]
     train, tested = load_pair("basic_motions", modalities=encoders)
     assert list(train.modalities) == list(tested.modalities) == ["acc"]
     with pytest.raises(DataError, match=r"'acc' have shape \[50, 3\], the encoder takes \[100, 3\]"):
