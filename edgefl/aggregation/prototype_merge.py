@@ -14,7 +14,7 @@ import numpy as np
 
 from edgefl.aggregation.mean import Load, Outcome
 from edgefl.errors import ModelError, ProtocolError
-from edgefl.prototypes.adaptive import pair_count
+from edgefl.prototypes.pairs import pair_count
 from edgefl.prototypes.table import ClassMeans, Merger, Weighting, from_tensors, to_tensors
 from edgefl.registry import Choice
 

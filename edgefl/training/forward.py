@@ -18,8 +18,8 @@ from edgefl.models.spec import PROTOTYPES
 from edgefl.models.staged import StagedModel
 from edgefl.plan.job import Job
 from edgefl.plan.training_samples import clusters_apart
-from edgefl.prototypes.adaptive import LOCAL_CLUSTERS, Local, local_pairs
 from edgefl.prototypes.mask import DEFAULT_MATCHER, Matcher, Table, in_torch
+from edgefl.prototypes.pairs import LOCAL_CLUSTERS, Local, local_pairs
 from edgefl.prototypes.table import from_tensors, of_several, to_tensors
 from edgefl.registry import chosen, method
 from edgefl.training.embeddings import device_of, own_modalities, projections_of

@@ -13,7 +13,7 @@ from edgefl.methods.objective.margin import margin
 from edgefl.methods.objective.pmcmfl import prototype_contrast
 from edgefl.methods.objective.proximal import squared_distance
 from edgefl.methods.objective.reconstruction import reconstruction
-from edgefl.methods.objective.shared import blank, masked
+from edgefl.methods.objective.terms import blank, masked
 from edgefl.prototypes.mask import Table
 
 torch.set_num_threads(1)
@@ -125,9 +125,9 @@ def test_the_meta_device_prices_a_term(term):
 
 
 def test_the_meta_device_prices_what_holds_parameters_near_others():
-    own = {"w": torch.zeros(2, 3, device="meta", requires_grad=True)}
-    for anchors in ({"w": torch.zeros(2, 3, device="meta")}, own):
-        loss = squared_distance(own, anchors)
+    own = torch.zeros(2, 3, device="meta", requires_grad=True)
+    for anchor in (torch.zeros(2, 3, device="meta"), own):
+        loss = squared_distance([(own, anchor)])
         assert loss.is_meta
         loss.backward()
 

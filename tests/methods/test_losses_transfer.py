@@ -13,9 +13,8 @@ from losses_fixture import EXAMPLES, flags, near, normal, oracle, table, tensor
 from scipy.spatial.distance import jensenshannon
 from scipy.stats import entropy
 
-from edgefl.errors import ModelError
 from edgefl.methods.objective.apromfl import js_divergence, kl_divergence, model_transfer, prototype_transfer, ratio
-from edgefl.methods.objective.proximal import proximal, regulariser, squared_distance
+from edgefl.methods.objective.proximal import proximal, regulariser
 from edgefl.registry import methods
 
 
@@ -162,9 +161,9 @@ def test_the_gradient_of_proximal_is_mu_times_the_distance():
     assert received["w"].grad is None
 
 
-def test_what_has_no_anchor_is_named():
-    assert squared_distance({}, {}) == 0
-    with pytest.raises(ModelError, match=r"'w' is \[2\], what it should stay near is not there"):
-        squared_distance({"w": torch.zeros(2)}, {})
-    with pytest.raises(ModelError, match=r"'w' is \[2\], what it should stay near is \[1\]"):
-        squared_distance({"w": torch.zeros(2)}, {"w": torch.zeros(1)})
+def test_a_head_that_is_not_its_copy_s_shape_is_refused():
+    model = SimpleNamespace(part=lambda name: torch.nn.Linear(2, 3))
+    for other, error in ((torch.nn.Linear(4, 3), RuntimeError), (torch.nn.Linear(2, 3, bias=False), ValueError)):
+        forward = SimpleNamespace(model=model, auxiliary=SimpleNamespace(private_heads={"a": other}))
+        with pytest.raises(error):
+            regulariser(forward)

@@ -16,8 +16,8 @@ from edgefl.errors import ModelError
 from edgefl.methods.prototypes.adaptive import complete, partners
 from edgefl.protocol.tensors import decode_part, encode_part
 from edgefl.prototypes import kmeans as module
-from edgefl.prototypes.adaptive import by_clusters, local_pairs, normalised, pair_count
 from edgefl.prototypes.kmeans import kmeans, renumber
+from edgefl.prototypes.pairs import by_clusters, local_pairs, normalised, pair_count
 from edgefl.prototypes.table import ClassMeans, from_tensors, to_tensors
 from edgefl.registry import choose
 
@@ -232,10 +232,6 @@ def test_shapes_that_do_not_match_are_refused():
         pair_count({"b": table([1, 2]), "a": table([1, 2], [3, 4])})
     with pytest.raises(ModelError, match=r"one width, not 2 \(a\), 3 \(b\)"):
         by_clusters({"a": f32([1, 2]), "b": f32([1, 2, 3])}, {"a": np.ones(1, bool), "b": np.ones(1, bool)}, rng())
-    with pytest.raises(ModelError, match=r"'a' are \[3, 2\] with no flags"):
-        local_pairs({"a": f32([1, 2], [1, 2], [1, 2])}, {}, [0, 0, 0], 1, rng())
-    with pytest.raises(ModelError, match=r"expected \[2, d\] and 2"):
-        local_pairs({"a": f32([1, 2], [1, 2], [1, 2])}, {"a": YES}, [0, 0], 1, rng())
 
 
 # ---------------------------------------------------------------- completion and clustering on the server
@@ -396,25 +392,13 @@ def test_global_clusters_are_those_of_scikit_learn():
     np.testing.assert_allclose(mine[np.lexsort(mine.T)], expected[np.lexsort(expected.T)], atol=1e-5)
 
 
-def test_a_device_whose_tables_do_not_fit_is_named():
-    with pytest.raises(ModelError, match="device 'b' has prototypes of 'image' of width 3, others of 2"):
-        complete({"b": {"image": table([1, 2, 3])}, "a": {"image": table(X)}}, rng())
-    with pytest.raises(ModelError, match="device 'b' has prototypes of 'text' of width 3, others of 2"):
-        complete({"b": {"text": table([1, 2, 3])}, "a": {"image": table(X)}}, rng())
-    with pytest.raises(ModelError, match=r"device 'b': tables of 2 \(image\), 1 \(text\) rows"):
-        complete({"b": {"image": table(X, Y), "text": table(X)}, "a": {"image": table(X)}}, rng())
-    with pytest.raises(ModelError, match="neighbours >= 1, got 10 and 0"):
-        complete(fleet(), rng(), neighbours=0)
-    with pytest.raises(ModelError, match="got 0 and 10"):
-        complete(fleet(), rng(), clusters=0)
-
-
 def test_tables_of_another_width_are_refused_by_device():
     """The first fitting device's width holds for all modalities: a cluster is one of means over them."""
     sent = {
         "torn": {"image": table(X), "text": table([1, 2, 3])},
         "good": {"image": table(X), "text": table(Y)},
         "wide": {"text": table([1, 2, 3])},
+        "odd": {"image": table(X, Y), "text": table(X)},
     }
     loaders = {device: partial(to_tensors, tables) for device, tables in sent.items()}
     slot = choose("prototypes", {"prototypes": {"adaptive": {}}})
@@ -422,5 +406,6 @@ def test_tables_of_another_width_are_refused_by_device():
     assert outcome.refused == {
         "torn": ("shape", "table 'text' is 3 wide, others are 2"),
         "wide": ("shape", "table 'text' is 3 wide, others are 2"),
+        "odd": ("malformed", "tables of 2 (image), 1 (text) rows are not pairs"),
     }
     assert set(from_tensors(outcome.tensors)) == {"image", "text"}

@@ -13,7 +13,7 @@ from sklearn.metrics.pairwise import cosine_similarity
 
 from edgefl.aggregation.mean import MisfitError, layout_of
 from edgefl.data.dataset import Dataset
-from edgefl.errors import DataError, ProtocolError
+from edgefl.errors import DataError
 from edgefl.methods.cluster import UNIT, WIDTH, _coordinates, features_of, lsh, sketch
 from edgefl.methods.weight import _pieces, inner_products, relationship
 from edgefl.protocol.tensors import decode_part, encode_part
@@ -212,23 +212,6 @@ def test_equal_sketches_are_one_cluster_however_many_are_asked_for():
     assert lsh({"a": one, "b": two, "c": one, "d": one}, rng(), clusters=8) == {"a": 0, "b": 1, "c": 0, "d": 0}
     assert lsh({"a": one}, rng()) == {"a": 0}
     assert lsh({}, rng()) == {}
-
-
-def test_what_is_no_sketch_is_refused_with_its_device():
-    good = {"sketch": f32([1, 2])}
-    for bad in (
-        {},
-        {"sketch": f32(1, 2)},
-        {"sketch": f32([-1, 2])},
-        {"sketch": f32([0, 0])},
-        {"sketch": f32([np.nan, 1])},
-    ):
-        with pytest.raises(ProtocolError, match="device 'b' sent no sketch"):
-            lsh({"a": good, "b": bad}, rng())
-    with pytest.raises(ProtocolError, match="'b' sent no sketch"):
-        lsh({"b": {"sketch": np.zeros((0, 2))}}, rng())
-    with pytest.raises(ProtocolError, match=r"\[1, 2\] \('a'\), \[1, 3\] \('b'\)"):
-        lsh({"a": good, "b": {"sketch": f32([1, 2, 3])}}, rng())
 
 
 # ---------------------------------------------------------------- features

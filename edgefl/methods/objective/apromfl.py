@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from edgefl.lazy import torch
 from edgefl.methods.objective.margin import task_loss
-from edgefl.methods.objective.shared import (
+from edgefl.methods.objective.terms import (
     Embeddings,
     Flags,
     Terms,

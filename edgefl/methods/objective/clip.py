@@ -10,7 +10,7 @@ from itertools import combinations
 from typing import TYPE_CHECKING
 
 from edgefl.lazy import F, torch
-from edgefl.methods.objective.shared import Embeddings, Flags, Terms, blank, masked, mean_of, softmax_temperature
+from edgefl.methods.objective.terms import Embeddings, Flags, Terms, blank, masked, mean_of, softmax_temperature
 from edgefl.models.vectors import unit
 from edgefl.registry import TERM_WEIGHT, Objective, register
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from edgefl.methods.objective.shared import known_cross_entropy
+from edgefl.methods.objective.terms import known_cross_entropy
 from edgefl.registry import TERM_WEIGHT, Objective, register
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from edgefl.lazy import F, torch
-from edgefl.methods.objective.shared import (
+from edgefl.methods.objective.terms import (
     Embeddings,
     Flags,
     Terms,

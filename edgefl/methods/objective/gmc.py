@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from edgefl.lazy import torch
-from edgefl.methods.objective.shared import (
+from edgefl.methods.objective.terms import (
     Embeddings,
     Flags,
     blank,

@@ -12,7 +12,7 @@ from itertools import combinations
 from typing import TYPE_CHECKING
 
 from edgefl.lazy import torch
-from edgefl.methods.objective.shared import (
+from edgefl.methods.objective.terms import (
     Embeddings,
     Flags,
     Terms,

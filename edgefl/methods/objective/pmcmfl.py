@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from edgefl.lazy import torch
-from edgefl.methods.objective.shared import blank, known_cross_entropy, masked, softmax_temperature
+from edgefl.methods.objective.terms import blank, known_cross_entropy, masked, softmax_temperature
 from edgefl.models.vectors import unit
 from edgefl.prototypes.table import FUSED
 from edgefl.registry import TERM_WEIGHT, Objective, Option, Rule, register

@@ -6,10 +6,9 @@ Regulariser (AproMFL, arXiv 2502.04400, equation 6):  λ Σ ‖θ - θ_private�
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from edgefl.errors import ModelError
 from edgefl.lazy import torch
 from edgefl.registry import TERM_WEIGHT, Objective, Rule, register
 
@@ -19,39 +18,26 @@ if TYPE_CHECKING:
     from edgefl.training.forward import Forward
 
 
-def squared_distance(own: Mapping[str, Tensor], anchors: Mapping[str, Tensor]) -> Tensor:
-    """Sum over the parameters of ``own`` of the squared distance to the anchor of the same name; 0 without any.
-
-    No gradient reaches the anchors. Raises ModelError, naming the parameter, when it has no anchor or one of another
-    shape.
-    """
-    total = torch.zeros((), device=next(iter(own.values())).device if own else None)
-    for name, parameter in own.items():
-        if name not in anchors or anchors[name].shape != parameter.shape:
-            found = list(anchors[name].shape) if name in anchors else "not there"
-            raise ModelError(
-                f"parameter '{name}' is {list(parameter.shape)}, what it should stay near is {found}",
-                remedy="Copy the anchors from the very model that is trained, before its first step.",
-            )
-        total = total + (parameter - anchors[name].detach()).square().sum()
+def squared_distance(pairs: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
+    """Sum of the squared distances of parameters to their anchors, which get no gradient. At least one pair."""
+    total = torch.zeros((), device=pairs[0][0].device)
+    for parameter, anchor in pairs:
+        total = total + (parameter - anchor.detach()).square().sum()
     return total
 
 
 def proximal(forward: Forward) -> Tensor:
     """½ of the squared distance of the trained parameters to those received: the term's weight is μ."""
-    own = {str(i): parameter for i, (parameter, _) in enumerate(forward.auxiliary.received)}
-    anchors = {str(i): value for i, (_, value) in enumerate(forward.auxiliary.received)}
-    return 0.5 * squared_distance(own, anchors) if own else forward.nothing()
+    received = forward.auxiliary.received
+    return 0.5 * squared_distance(received) if received else forward.nothing()
 
 
 def regulariser(forward: Forward) -> Tensor:
     """The squared distance of the heads to their private copies: the term's weight is λ."""
-    own: dict[str, Tensor] = {}
-    anchors: dict[str, Tensor] = {}
+    pairs: list[tuple[Tensor, Tensor]] = []
     for m, private in forward.auxiliary.private_heads.items():
-        own |= {f"{m}/{name}": p for name, p in forward.model.part(f"head/{m}").named_parameters()}
-        anchors |= {f"{m}/{name}": p for name, p in private.named_parameters()}
-    return squared_distance(own, anchors) if own else forward.nothing()
+        pairs += zip(forward.model.part(f"head/{m}").parameters(), private.parameters(), strict=True)
+    return squared_distance(pairs) if pairs else forward.nothing()
 
 
 _WEIGHT = {"weight": TERM_WEIGHT._replace(default=0.01)}

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from edgefl.lazy import torch
-from edgefl.methods.objective.shared import Embeddings, Flags, Terms, blank, mean_of, mean_where
+from edgefl.methods.objective.terms import Embeddings, Flags, Terms, blank, mean_of, mean_where
 from edgefl.registry import TERM_WEIGHT, Objective, register
 
 if TYPE_CHECKING:

@@ -15,12 +15,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from edgefl.errors import ModelError
 from edgefl.models.spec import ModelSpec
 from edgefl.plan.job import Candidate, Job
 from edgefl.plan.training_samples import held_out, usable_samples
-from edgefl.prototypes.adaptive import LOCAL_CLUSTERS, Flags, normalised, pair_count
 from edgefl.prototypes.kmeans import kmeans
+from edgefl.prototypes.pairs import LOCAL_CLUSTERS, Flags, normalised, pair_count
 from edgefl.prototypes.table import Array, ClassMeans, class_means, empty
 from edgefl.registry import MIN_COUNT, Option, Prototypes, register
 
@@ -78,10 +77,8 @@ def complete(
     order of ``devices`` does not matter. In the record: ``prototypes``, how many came; ``multimodal``, how many with
     several modalities; ``completed`` and ``lacking``, modality -> how many got a partner or stayed without;
     ``skipped``, why nothing was completed, or ""; ``pairs``, how many there are now.
-    Raises ModelError, naming the device, for tables that are no pairs or of another width, and for options below 1.
+    ``devices`` are checked to be pairs of one width, by which they are left out of a round.
     """
-    if clusters < 1 or neighbours < 1:
-        raise ModelError(f"global prototypes need clusters and neighbours >= 1, got {clusters} and {neighbours}")
     rows, has = _gather(devices)
     several = np.sum(list(has.values()), axis=0) > 1  # [R]
     whole, held = partners(rows, has, int(neighbours))
@@ -132,25 +129,12 @@ def _mixed(cosines: Array, rows: Array, neighbours: int) -> Array:
 
 def _gather(devices: Mapping[str, Tables]) -> tuple[dict[str, Array], dict[str, Flags]]:
     """All devices' rows that have a modality, devices sorted: modality -> [R, d] of length 1 or 0, and -> [R]."""
-    width = 0  # of all tables alike: a cluster is one of means over the modalities
-    counts: dict[str, int] = {}
-    for device, tables in sorted(devices.items()):
-        try:
-            counts[device] = pair_count(tables)
-        except ModelError as error:
-            raise ModelError(f"device '{device}': {error.message}", remedy=error.remedy) from None
-        for m, table in tables.items():
-            width = width or table.means.shape[1]
-            if table.means.shape[1] != width:
-                raise ModelError(
-                    f"device '{device}' has prototypes of '{m}' of width {table.means.shape[1]}, others of {width}",
-                    remedy="All devices of a run need mappings to one width.",
-                )
+    width = next((table.means.shape[1] for tables in devices.values() for table in tables.values()), 0)
     modalities = sorted({m for tables in devices.values() for m in tables})
     rows: dict[str, list[Array]] = {m: [] for m in modalities}
     has: dict[str, list[Flags]] = {m: [] for m in modalities}
-    for device, tables in sorted(devices.items()):
-        given = {m: tables.get(m, empty(counts[device], width)) for m in modalities}
+    for _, tables in sorted(devices.items()):
+        given = {m: tables.get(m, empty(pair_count(tables), width)) for m in modalities}
         some = np.any([table.present for table in given.values()], axis=0)
         for m, table in given.items():
             rows[m].append(normalised(table.means[some]) * table.present[some, None])

@@ -56,12 +56,11 @@ def local_pairs(
     """Class means of each modality when any of ``labels`` [N] is there (-1: none, left out), else ``by_clusters``.
 
     ``projections``: modality -> f's output [N, d] before normalisation; ``has``: modality -> [N], which rows are real.
-    Raises ModelError for shapes that do not match and labels out of range.
+    Raises ModelError for labels out of range.
     """
     known = np.full(0, -1) if labels is None else np.asarray(labels, np.int64)
     if not (known >= 0).any():
         return by_clusters(projections, has, rng, clusters=clusters)
-    _check(projections, has, len(known))
     return Local(
         {m: class_means(h, np.where(has[m], known, -1), classes) for m, h in sorted(projections.items())}, known
     )
@@ -80,7 +79,6 @@ def by_clusters(
     """
     units = {m: normalised(h) for m, h in sorted(projections.items())}
     count = max((len(h) for h in units.values()), default=0)
-    _check(projections, has, count)
     if len({h.shape[1] for h in units.values()}) > 1:
         widths = ", ".join(f"{h.shape[1]} ({m})" for m, h in units.items())
         raise ModelError(f"the mean over modalities needs embeddings of one width, not {widths}")
@@ -98,12 +96,3 @@ def normalised(rows: npt.ArrayLike) -> Array:
     h = np.asarray(rows, np.float32)
     norms = np.linalg.norm(h, axis=-1, keepdims=True)
     return np.asarray(h / np.maximum(norms, np.float32(_SMALLEST_NORM)), np.float32)
-
-
-def _check(projections: Mapping[str, Array], has: Mapping[str, Flags], count: int) -> None:
-    for m, h in projections.items():
-        if m not in has or h.ndim != 2 or not len(h) == len(has[m]) == count:
-            flags = len(has[m]) if m in has else "no"
-            raise ModelError(
-                f"projections of '{m}' are {list(h.shape)} with {flags} flags, expected [{count}, d] and {count}"
-            )
