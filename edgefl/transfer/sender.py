@@ -53,7 +53,8 @@ class Sender:
         self._index = ChunkIndex(sizes, DEFAULT_CHUNK_BYTES)
         self._receivers: dict[str, ReceiverState] = {}
         self._epochs = Epochs()
-        self._sent: dict[str, SentChunks] = {}
+        self._sent: dict[str, int] = {}  # device -> set of chunks that it was sent in all epochs
+        self._again_bytes: Counter[str] = Counter()  # of chunks that a device was sent more than once
         self._awaited = set(expected)
         self._gather_until: float | None = None
         self._shared = 0  # set of chunks still to be published once for all
@@ -65,7 +66,7 @@ class Sender:
 
     def resent_bytes(self, device: str) -> int:
         """Bytes of the chunks that a device was sent more than once."""
-        return self._sent[device].again_bytes if device in self._sent else 0
+        return self._again_bytes[device]
 
     def on_need(self, device: str, need: Need, now: float) -> list[Instruction]:
         """A Need (or Grant) of ``device`` arrived."""
@@ -141,8 +142,7 @@ class Sender:
             return False
         self._receivers.pop(device, None)
         self._shared = 0
-        for history in self._sent.values():
-            history.chunks = 0  # these were numbers of other chunks
+        self._sent.clear()  # these were numbers of other chunks
         return True
 
     def _begin(self, device: str, need: Need, now: float) -> list[Instruction]:
@@ -164,7 +164,6 @@ class Sender:
             todo=todo,
             heard=now,
             since=now,
-            history=self._sent.setdefault(device, SentChunks()),
             in_step=in_step or self._gather_until is not None,
         )
         self._plan()
@@ -189,11 +188,11 @@ class Sender:
             # What will still be published for all is not sent to one alone; those in step wait for it to be over.
             waiting = receiver.in_step and (gathering or receiver.todo & self._shared)
             while not waiting and receiver.has_room and (own := receiver.todo & ~self._shared):
-                instructions.append(self._send(name, lowest(own), [receiver]))
+                instructions.append(self._send(name, lowest(own), [name]))
         return instructions
 
     def _publish_shared(self, now: float) -> list[Instruction]:
-        """The shared chunks that no receiver in step with a full window lacks."""
+        """Publish the shared chunks that no receiver in step with a full window lacks."""
         instructions: list[Instruction] = []
         pacing = [receiver for receiver in self._receivers.values() if receiver.in_step]
         while True:
@@ -205,7 +204,7 @@ class Sender:
                 break
             number = lowest(free)
             self._shared ^= 1 << number
-            takers = [receiver for receiver in self._receivers.values() if receiver.todo >> number & 1]
+            takers = [name for name, receiver in self._receivers.items() if receiver.todo >> number & 1]
             instructions.append(self._send(None, number, takers))
         if instructions:
             self._note_blocked(now)
@@ -218,12 +217,18 @@ class Sender:
             elif receiver.blocked_at is None and not receiver.has_room:
                 receiver.blocked_at, receiver.blocked_received = now, receiver.received
 
-    def _send(self, device: str | None, number: int, takers: Iterable[ReceiverState]) -> SendChunk:
+    def _send(self, device: str | None, number: int, takers: Iterable[str]) -> SendChunk:
         where = self._index.locate(number)
         size = self._index.length(*where)
-        for receiver in takers:
-            receiver.take(number, size)
+        for name in takers:
+            self._count(name, number, size)
+            self._receivers[name].take(number, size)
         return SendChunk(device, *where)
+
+    def _count(self, device: str, number: int, size: int) -> None:
+        before = self._sent.get(device, 0)
+        self._again_bytes[device] += size if before >> number & 1 else 0
+        self._sent[device] = before | 1 << number
 
     def _probe(self, now: float) -> list[Instruction]:
         instructions: list[Instruction] = []
@@ -240,22 +245,8 @@ class Sender:
                 receiver.heard, receiver.probes = now, receiver.probes + 1
                 size, number = receiver.least
                 instructions.append(self._send(device, number, ()))
-                receiver.history.count(number, size)
+                self._count(device, number, size)
         return instructions
-
-
-@dataclass
-class SentChunks:
-    """Chunks that a device has been sent in all epochs, and the bytes of those sent more than once."""
-
-    chunks: int = 0
-    again_bytes: int = 0
-
-    def count(self, number: int, size: int) -> None:
-        """A chunk of ``size`` bytes is sent."""
-        bit = 1 << number
-        self.again_bytes += size if self.chunks & bit else 0
-        self.chunks |= bit
 
 
 @dataclass
@@ -267,7 +258,6 @@ class ReceiverState:
     heard: float
     since: float  # when it asked
     in_step: bool
-    history: SentChunks
     sent: int = 0  # in this epoch
     received: int = 0  # acknowledged in this epoch
     blocked_at: float | None = None  # since when it holds up the shared topic
@@ -291,8 +281,7 @@ class ReceiverState:
             self.blocked_at = None
 
     def take(self, number: int, size: int) -> None:
-        """Count a chunk of ``size`` bytes as sent to it."""
-        self.history.count(number, size)
+        """Note a chunk of ``size`` bytes as sent to it."""
         self.todo ^= 1 << number
         self.least = min(self.least, (size, number)) if self.sent else (size, number)
         self.sent += 1
