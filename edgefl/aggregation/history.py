@@ -198,6 +198,11 @@ class UpdateInfo(msgspec.Struct, frozen=True):
         return f"{self.device}~{self.staleness}" if self.staleness else self.device
 
     @property
+    def weight(self) -> float:
+        """Samples of the part that it trained on most."""
+        return float(max(self.samples.values(), default=0))
+
+    @property
     def modalities(self) -> int:
         """How many modalities it trained parts of."""
         return len({owner for part, count in self.samples.items() if count > 0 and (owner := modality_of(part))})
@@ -213,8 +218,7 @@ def note(memory: Memory, updates: Sequence[UpdateInfo], clusters: Mapping[str, i
     updates = list({u.device: u for u in sorted(updates, key=lambda one: -one.staleness)}.values())
     metrics = {u.device: u.metrics[TRAINED] for u in updates if TRAINED in u.metrics}
     received = {u.device: u.metrics[RECEIVED] for u in updates if RECEIVED in u.metrics}
-    weights = {u.device: float(max(u.samples.values(), default=0)) for u in updates}
-    return note_round(memory, metrics, received, weights, clusters)
+    return note_round(memory, metrics, received, {u.device: u.weight for u in updates}, clusters)
 
 
 def networks(record: Record) -> dict[str, dict[str, float]]:
@@ -238,7 +242,7 @@ def server_step(
 ) -> Step:
     """The optimiser's step (state, previous, combined) -> (next, state), with this round's own options."""
     if slot.method.adjust is not None:
-        weights = {u.device: float(max(u.samples.values(), default=0)) for u in updates}
+        weights = {u.device: u.weight for u in updates}
         total = sum(weights.values()) or 1.0
         participants = {u.device: NO_CLUSTER for u in updates} | grouped(updates, clusters)
         shares = {device: weight / total for device, weight in weights.items()}

@@ -56,8 +56,6 @@ def compile_run(
     model = model_spec(config, recipe, shapes, label_names)
     schedule = choose("schedule", recipe.slots)
     stages = with_closing(model, schedule.bind(schedule.method.stages)(model, config.training.rounds))
-    devices = config.round.devices or max(1, len(config.fleet))
-    policy = config.round.model_dump(exclude={"devices", "buffer"})
     plan = RunPlan(
         run=run,
         name=config.name,
@@ -74,9 +72,7 @@ def compile_run(
             exchange=exchange_of(recipe.slots["weight"]),
         ),
         server={role: recipe.slots[role] for role in SERVER_ROLES},
-        policy=RoundPolicy(
-            devices=devices, mode=config.rounds, buffer=config.round.buffer or (devices + 1) // 2, **policy
-        ),
+        policy=_policy(config),
         evaluate_every=config.evaluate,
         test=test,
         chunk_bytes=config.transfer.chunk_bytes or 0,
@@ -85,6 +81,12 @@ def compile_run(
         config={"run": config.model_dump(mode="json"), "recipe": recipe.model_dump(mode="json")},
     )
     return with_statistics(plan)
+
+
+def _policy(config: RunConfig) -> RoundPolicy:
+    devices = config.round.devices or max(1, len(config.fleet))
+    given = config.round.model_dump(exclude={"devices", "buffer"})
+    return RoundPolicy(devices=devices, mode=config.rounds, buffer=config.round.buffer or (devices + 1) // 2, **given)
 
 
 def read_as(config: RunConfig, *, folder: bool) -> dict[str, EncoderSpec]:

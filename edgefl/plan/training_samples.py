@@ -13,7 +13,7 @@ import msgspec
 
 from edgefl.encoder_kinds import encoder_kind
 from edgefl.models.check import token_count
-from edgefl.models.spec import EncoderSpec, ModelSpec, fuses_tokens, shares_attention
+from edgefl.models.spec import EncoderSpec, fuses_tokens, shares_attention
 from edgefl.plan.job import Cache, Hyper, Job, Slots, Stage
 from edgefl.records import Refusal
 from edgefl.registry import chosen
@@ -125,7 +125,9 @@ def prefixes(job: Job) -> dict[str, Prefix]:
             frozen.append(part)
         if frozen and not shares_attention(job.model):
             depth = len(frozen) - 1
-            found[m] = Prefix(tuple(frozen), depth, _tokens(job.model, encoder, last=depth == job.stage.depth))
+            pooled = depth == job.stage.depth and encoder.pool != "mean" and not fuses_tokens(job.model)
+            tokens = encoder_kind(encoder.kind).pooled if pooled else token_count(encoder)
+            found[m] = Prefix(tuple(frozen), depth, tokens)
     return found
 
 
@@ -164,9 +166,3 @@ def stored_bytes(job: Job, samples: Mapping[str, int]) -> int:
         tokens = token_count(encoder) if prefix.depth else prefix.tokens
         sizes.append(samples.get(m, 0) * tokens * encoder.width * VALUE_BYTES[job.hyper.cache])
     return sum(sizes) + max(sizes, default=0)
-
-
-def _tokens(model: ModelSpec, encoder: EncoderSpec, *, last: bool) -> int:
-    if not last or encoder.pool == "mean" or fuses_tokens(model):
-        return token_count(encoder)
-    return encoder_kind(encoder.kind).pooled

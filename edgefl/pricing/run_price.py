@@ -18,7 +18,7 @@ from edgefl.budget.fit import Account, DevicePlan, RunPrice, StagePrice, place
 from edgefl.budget.stage_cost import StageTraffic, moved, object_bytes
 from edgefl.errors import ModelError
 from edgefl.models.parts import part_layout, part_size_bytes
-from edgefl.models.spec import EncoderSpec, ModelSpec
+from edgefl.models.spec import ModelSpec
 from edgefl.models.staged import build
 from edgefl.plan.compile import warnings_of
 from edgefl.plan.job import Candidate, Hyper, Job, RunPlan, Stage
@@ -196,11 +196,14 @@ def totals(model: ModelSpec, stages: Sequence[Stage], epochs: int) -> Totals:
 
 
 def part_bytes(model: ModelSpec) -> dict[str, int]:
-    """Part -> bytes, with what the paper's libraries hold besides."""
+    """Part -> bytes, with what `transformers`' whole models hold besides: a pooler, numbers of positions."""
     built = build(model, device="meta")
     sizes = {part: part_size_bytes(built, part) for part in built.parts_present}
     for m, encoder in model.encoders.items():
-        sizes[f"{m}/embed"] += _besides(encoder)
+        if encoder.kind == "text":
+            sizes[f"{m}/embed"] += 8 * (encoder.positions or encoder.input_shape[0])
+        elif encoder.kind == "vision":
+            sizes[f"{m}/embed"] += 4 * (encoder.width**2 + encoder.width)
     return sizes
 
 
@@ -231,10 +234,3 @@ def part_flops(model: ModelSpec) -> dict[str, float]:
 
 def _norm(x: Sequence[int], *_: object, **__: object) -> int:
     return 2 * NORM * math.prod(x)
-
-
-def _besides(encoder: EncoderSpec) -> int:
-    """Bytes of what `transformers`' whole models hold and our parts do not: a pooler, numbers of positions."""
-    if encoder.kind == "text":
-        return 8 * (encoder.positions or encoder.input_shape[0])
-    return 4 * (encoder.width**2 + encoder.width) if encoder.kind == "vision" else 0
