@@ -99,7 +99,7 @@ class Own(NamedTuple):
 class Rules(NamedTuple):
     """Rules for the updates of a run.
 
-    ``signature``: what the run's clusters are made of (``clusters.wanted``), "" for nothing; ``transfer``: how parts
+    ``signature``: what the run's clusters are made of (``weights.wanted``), "" for nothing; ``transfer``: how parts
     may be packed.
     """
 
