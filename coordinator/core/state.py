@@ -193,8 +193,8 @@ class State(msgspec.Struct, frozen=True):
 
 
 Kind = Literal["outline", "device", "assignment", "behind", "taken"]
-#: Fields that a resumed state has of the position, as they are.
-_POSITION = ("stage", "number", "attempt", "planned_stage", "closed", "last_aggregated")
+#: Fields that a position has as the state has them.
+_POSITION = ("phase", "stage", "number", "attempt", "tries", "planned_stage", "evaluating", "closed", "last_aggregated")
 
 
 class RunPosition(msgspec.Struct, frozen=True, rename={"last_aggregated": "counted"}):
@@ -213,18 +213,6 @@ class RunPosition(msgspec.Struct, frozen=True, rename={"last_aggregated": "count
     returning: tuple[str, ...] = ()
 
 
-class Snapshot(
-    msgspec.Struct, frozen=True, rename={"position": "outline", "stragglers": "behind", "buffered": "taken"}
-):
-    """A state as it was when the process ended."""
-
-    position: RunPosition = RunPosition()
-    devices: dict[str, Device] = {}
-    assignments: dict[str, Assignment] = {}
-    stragglers: dict[str, Assignment] = {}
-    buffered: dict[str, Assignment] = {}
-
-
 class SnapshotChanges(NamedTuple):
     """Rows to put, by (kind, name), and rows that go."""
 
@@ -238,14 +226,9 @@ NOTHING = SnapshotChanges({})
 
 def position_of(state: State) -> RunPosition:
     """The state without its devices and what they do."""
-    return RunPosition(
-        phase=state.phase,
-        tries=state.tries,
-        open=state.open.attempt if state.open is not None else None,
-        evaluating=state.evaluating,
-        returning=tuple(sorted(state.returning)),
-        **{name: getattr(state, name) for name in _POSITION},
-    )
+    opened = state.open.attempt if state.open is not None else None
+    same = {name: getattr(state, name) for name in _POSITION}
+    return RunPosition(open=opened, returning=tuple(sorted(state.returning)), **same)
 
 
 def changes(before: State, after: State) -> SnapshotChanges:
@@ -262,57 +245,61 @@ def changes(before: State, after: State) -> SnapshotChanges:
     ]
     for kind, old, new in pairs:
         rows |= {(kind, name): msgspec.to_builtins(one) for name, one in new.items() if old.get(name) is not one}
-        deleted += [(kind, name) for name in old if name not in new]
+        deleted += [(kind, name) for name in old if name not in new and kind != "device"]  # none is forgotten
     return SnapshotChanges(rows, tuple(deleted))
 
 
-def decode(rows: Iterable[tuple[str, str, object]]) -> Snapshot | None:
-    """The state in rows of (kind, name, value); None when there are none."""
+def decode(state: State, rows: Iterable[tuple[str, str, object]]) -> State | None:
+    """``state``, which has not begun, with what the rows of (kind, name, value) hold; None when there are none.
+
+    A run that had failed leaves rows of assignments that do not go on: they are in an open attempt without a name.
+    """
     found: dict[str, dict[str, object]] = defaultdict(dict)
     for kind, name, value in sorted(rows, key=lambda row: row[:2]):
         found[kind][name] = value
     if not found["outline"]:
         return None
-    return Snapshot(
-        msgspec.convert(found["outline"][""], RunPosition),
-        msgspec.convert(found["device"], dict[str, Device]),
-        *(msgspec.convert(found[kind], dict[str, Assignment]) for kind in ("assignment", "behind", "taken")),
+    position = msgspec.convert(found["outline"][""], RunPosition)
+    assignments, stragglers, buffered = (
+        msgspec.convert(found[kind], dict[str, Assignment]) for kind in ("assignment", "behind", "taken")
+    )
+    opened = None
+    if position.open is not None or assignments:
+        opened = Round(position.open or Attempt(), position.tries, 0.0, 0.0, assignments)
+    return replace(
+        state,
+        **{name: getattr(position, name) for name in _POSITION},
+        returning=dict.fromkeys(position.returning, 0.0),
+        devices=msgspec.convert(found["device"], dict[str, Device]),
+        open=opened,
+        stragglers=stragglers,
+        buffered=buffered,
     )
 
 
-def as_saved(state: State, was: Snapshot) -> State:
-    """``state``, which has not begun, with all that the ledger has rows of: ``changes`` from it deletes those that end.
-
-    A run that had failed leaves rows of assignments that do not go on.
-    """
-    opened = Round(was.position.open or Attempt(), 0, 0.0, 0.0, was.assignments) if was.assignments else None
-    return replace(state, open=opened, stragglers=was.stragglers, buffered=was.buffered)
-
-
-def resumed(state: State, was: Snapshot, at: float) -> State:
-    """``state``, which has not begun, as ``was``, with every device offline and no task in progress.
+def resumed(was: State, at: float) -> State:
+    """A decoded state, with every device offline and no task in progress.
 
     An open attempt goes on with its whole deadline: time without a coordinator is no device's delay. A device that was
     being planned is planned again when it returns. No other round begins until the devices that were online have
     returned, or grace is over.
     """
-    position, failed = was.position, was.position.phase is Phase.FAILED
+    failed = was.phase is Phase.FAILED
     planning = {name for name, one in was.assignments.items() if one.status == "replanning"}
     opened = None
-    if position.open is not None and not failed:
-        opened = Round(position.open, position.tries, at, state.deadline(at), was.assignments)
-    there = {*position.returning, *(name for name, device in was.devices.items() if device.online)}
+    if was.open is not None and was.open.attempt.stage and not failed:
+        opened = replace(was.open, opened_at=at, deadline_at=was.deadline(at))
+    there = {*was.returning, *(name for name, device in was.devices.items() if device.online)}
     return replace(
-        state,
-        **{name: getattr(position, name) for name in _POSITION},
+        was,
         phase=Phase.ROUND if opened is not None else Phase.JOINING,
-        tries=0 if failed else position.tries,
+        tries=0 if failed else was.tries,
+        evaluating=None,
         devices={
             name: replace(device, online=False, ticket=0, placement=None if name in planning else device.placement)
             for name, device in was.devices.items()
         },
-        returning=dict.fromkeys(there, at + state.timeouts.grace_s),
+        returning=dict.fromkeys(there, at + was.timeouts.grace_s),
         open=opened,
         stragglers={} if failed else was.stragglers,  # a failed run's devices were aborted
-        buffered=was.buffered,
     )

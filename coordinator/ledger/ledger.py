@@ -13,7 +13,7 @@ from sqlalchemy import ColumnElement, Connection, and_, func, insert, select, up
 from sqlalchemy.engine import make_url
 
 from coordinator.core.moves import Position, Save, SavedRound, SaveEnd
-from coordinator.core.state import NOTHING, Snapshot, SnapshotChanges, decode
+from coordinator.core.state import NOTHING, SnapshotChanges, State, decode
 from coordinator.ledger import tables
 from coordinator.ledger.database import (
     LEDGER_COPY,
@@ -125,10 +125,10 @@ class Ledger:
             query = select(func.max(tables.events.c.at)).where(tables.events.c.run == run)
             return connection.execute(query).scalar() or 0.0
 
-    def snapshot(self, run: str) -> Snapshot | None:
-        """The coordinator's state as the last process that committed left it; None: there is none on record."""
+    def snapshot(self, state: State) -> State | None:
+        """``state``, which has not begun, as the last process that committed left it; None: nothing is on record."""
         with self._reading() as connection:
-            return decode((row.kind, row.name, row.value) for row in rows(connection, SnapshotRow, run))
+            return decode(state, ((r.kind, r.name, r.value) for r in rows(connection, SnapshotRow, state.plan.run)))
 
     def commit(
         self,

@@ -15,7 +15,7 @@ from coordinator.core import moves as do
 from coordinator.core.machine import step
 from coordinator.core.moves import Begin, Declined, DeviceOffline, Event, Tick
 from coordinator.core.round_rules import still_needed
-from coordinator.core.state import ENDED, Phase, State, as_saved, resumed
+from coordinator.core.state import ENDED, Phase, State, resumed
 from coordinator.ledger.ledger import Ledger
 from coordinator.runtime.environment import Environment
 from coordinator.runtime.inbound import Inbound
@@ -137,8 +137,8 @@ class Runner:
     async def _begin(self, resume: bool) -> Begin:
         run, ledger, store = self.plan.run, self._record.ledger, self._models.store
         known = resume and any(report.run == run for report in ledger.runs())
-        was = ledger.snapshot(run) if known else None
-        state = resumed(self.state, was, self.clock()) if was is not None else None
+        was = ledger.snapshot(self.state) if known else None
+        state = resumed(was, self.clock()) if was is not None else None
         if known:
             self._watch_clock(time.time() - self.clock(), ledger.last_event_at(run) - self.clock())
             ledger.reopen(run, time.time(), state.open.attempt if state and state.open else None)
@@ -155,7 +155,7 @@ class Runner:
         for text in () if known else warnings_of(self.plan):
             self._record.write(warning(text, lasting=True))
         if was is not None:
-            self._record.saved = as_saved(self.state, was)
+            self._record.saved = was
         return Begin(self.clock(), position, load_memory(store, position.manifest), state)
 
     async def _loop(self) -> None:

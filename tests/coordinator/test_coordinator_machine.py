@@ -16,7 +16,7 @@ from coordinator.core import moves as do
 from coordinator.core import moves as e
 from coordinator.core import state as v
 from coordinator.core.machine import TRANSITIONS, ignore, step
-from coordinator.core.state import as_saved, changes, decode, resumed
+from coordinator.core.state import changes, decode, resumed
 from coordinator.core.timeouts import Timeouts
 from edgefl.plan.job import Decline, RoundPolicy
 from edgefl.protocol.messages import Hello, Update
@@ -161,12 +161,12 @@ class Play:
             a.attempt for a in self.opened if (a.stage, a.round) > ((last.stage, last.round) if last else (0, 0))
         ]
         anew = v.State(self.plan, TIMEOUTS)
-        was = decode((kind, name, row) for (kind, name), row in self.kept.items())
+        was = decode(anew, ((kind, name, row) for (kind, name), row in self.kept.items()))
         assert was is not None
         where = (last.stage, last.round) if last else (0, 0)
         stands = e.Position(*where, max(following, default=0), {}, unevaluated, MADE_MS)
-        begin = e.Begin(self.now, stands, resumed=resumed(anew, was, self.now))
-        self.state, self.saved = anew, as_saved(anew, was)
+        begin = e.Begin(self.now, stands, resumed=resumed(was, self.now))
+        self.state, self.saved = anew, was
         return self.send(begin)
 
     # What devices and the runner's work may do.

@@ -23,7 +23,7 @@ from ledger_fixture import engine_of, ledger_at, saved_round
 from sqlalchemy import text as sql
 
 from coordinator.core import moves as do
-from coordinator.core.state import Phase, RunPosition, SnapshotChanges
+from coordinator.core.state import Phase, RunPosition, SnapshotChanges, State
 from coordinator.ledger import migrations, tables
 from coordinator.ledger.ledger import Ledger
 from edgefl.cli.options import read_run
@@ -85,18 +85,18 @@ def test_the_first_ledger_with_a_run_in_it_is_brought_to_this_version(path: str 
     engine.dispose()
     with Ledger(path, create=False) as ledger:
         assert ledger.plan("r1") == a_plan()
-        assert ledger.snapshot("r1") is None
+        assert ledger.snapshot(State(a_plan())) is None
         assert ledger.position("r1") == (1, 1, 0, {"task": REF}, None, MADE_MS)
         ledger.reopen("r1", 103.0)
         again = EvaluationRow(1, 2, missing="prototype", matcher="l2")
         position = msgspec.to_builtins(RunPosition(Phase.ROUND))
         ledger.commit("r1", [again], [], 104.0, SnapshotChanges({("outline", ""): position}))
-        report, kept = ledger.report(), ledger.snapshot("r1")
+        report, kept = ledger.report(), ledger.snapshot(State(a_plan()))
     assert [row.matcher for row in report.evaluations] == ["", "l2"]
     assert report.evaluations[0].value == 0.75
     assert report.rounds == (RoundRow(1, 1, 1, "done", 101.0, 102.0, ("a",), {"loss": 0.5}),)
     assert kept is not None
-    assert kept.position.phase is Phase.ROUND
+    assert kept.phase is Phase.ROUND
 
 
 def literal(value: object) -> str:

@@ -9,11 +9,12 @@ import functools
 import json
 import shutil
 import sqlite3
+from functools import partial
 
 import msgspec
 
 from coordinator.core.moves import SavedRound
-from coordinator.core.state import Assignment, Device, RunPosition, SnapshotChanges
+from coordinator.core.state import Assignment, Device, RunPosition, SnapshotChanges, State
 from coordinator.ledger.ledger import Ledger
 from device_agent.core.state import DataFacts, Result
 from device_agent.runtime.store import AgentStore, Owner
@@ -143,9 +144,11 @@ def ledger(data: bytes) -> None:
     connection.close()
     errors: list[StoreError] = []
     with Ledger(file, create=False) as opened:
-        for read in (opened.plan, opened.position, opened.states, opened.snapshot, opened.report):
+        state = State(RunPlan(run="r"))
+        reads = (opened.plan, opened.position, opened.states, opened.report)
+        for read in (*(partial(read, "r") for read in reads), partial(opened.snapshot, state)):
             try:
-                read("r")
+                read()
             except StoreError as error:
                 errors.append(error)
         try:
