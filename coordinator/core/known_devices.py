@@ -75,8 +75,21 @@ def ask(steps: Steps, names: Iterable[str]) -> None:
         ticket = state.tickets + 1
         devices = state.devices | {name: replace(state.devices[name], ticket=ticket) for name in names}
         steps.set(tickets=ticket, devices=devices)
-        found = tuple(_candidate(devices[name], state.stage, state.rounds) for name in names)
-        steps.do(Plan(ticket, state.stage, found))
+        candidates = [
+            Candidate(
+                device=name,
+                capabilities=devices[name].hello.capabilities,
+                budget=devices[name].hello.budget,
+                samples=devices[name].hello.samples,
+                modalities=devices[name].hello.modalities,
+                class_counts=devices[name].hello.class_counts,
+                declined=devices[name].declined,
+                arrival=arrival_of(devices[name], state.stage, state.rounds),
+                factors=devices[name].factors,
+            )
+            for name in names
+        ]
+        steps.do(Plan(ticket, state.stage, tuple(candidates)))
 
 
 def arrival_of(device: Device | None, stage: int, rounds: Sequence[int]) -> Arrival:
@@ -88,21 +101,6 @@ def arrival_of(device: Device | None, stage: int, rounds: Sequence[int]) -> Arri
     if device is None or not device.holds or device.holds < before:
         return "joining"
     return "staying" if device.holds >= stage else "entering"
-
-
-def _candidate(device: Device, stage: int, rounds: Sequence[int]) -> Candidate:
-    hello = device.hello
-    return Candidate(
-        device=hello.device,
-        capabilities=hello.capabilities,
-        budget=hello.budget,
-        samples=hello.samples,
-        modalities=hello.modalities,
-        class_counts=hello.class_counts,
-        declined=device.declined,
-        arrival=arrival_of(device, stage, rounds),
-        factors=device.factors,
-    )
 
 
 def take_placements(steps: Steps, answer: Planned) -> list[str]:

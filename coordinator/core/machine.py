@@ -1,6 +1,6 @@
 """The coordinator as a pure machine: ``step(state, event) -> (state, instructions)``. No clock, no I/O, no randomness.
 
-    starting -> joining -> planning -> round -> closing -> evaluating -> (next round) … -> finished
+    starting -> joining -> planning -> round -> aggregating -> evaluating -> (next round) … -> finished
                               |          |
                            waiting    pausing (the attempt failed and is tried again)
 

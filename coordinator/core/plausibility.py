@@ -13,7 +13,7 @@ from coordinator.core.state import Assignment, Changes, Claim, State
 from edgefl.aggregation.server_state import is_shared
 from edgefl.models.spec import PROTOTYPES, is_scheduled, modality_of
 from edgefl.plan.job import Placement
-from edgefl.plan.stages import exchange_of, sent
+from edgefl.plan.stages import sent
 from edgefl.protocol.messages import Update
 from edgefl.records import FIGURES, Figure, Figures, Refusal
 from edgefl.registry import choose
@@ -48,10 +48,9 @@ def unfit(state: State, assignment: Assignment, update: Update) -> Refusal | Non
 
     A device that had no sample of a modality leaves out all that modality's parts.
     """
-    server = state.plan.server
-    wanted = sent(assignment.placement.stage, exchange_of(server.get("weight", {})))
+    wanted = sent(assignment.placement.stage, state.plan.slots.exchange)
     unasked = sorted(part for part in update.manifest if part not in wanted and is_scheduled(part))
-    if PROTOTYPES in update.manifest and choose("prototypes", server).method.local is None:
+    if PROTOTYPES in update.manifest and choose("prototypes", state.plan.server).method.local is None:
         unasked.append(PROTOTYPES)  # they would be merged, and sent to everyone
     if unasked:
         return Refusal("parts", detail=f"the update holds parts it was not asked to train: {_names(unasked)}")
@@ -131,18 +130,15 @@ def likely(metrics: Mapping[str, float]) -> dict[str, float]:
     return {name: value for name, value in metrics.items() if abs(value) <= LARGEST_METRIC}
 
 
-def learned(
-    factors: Mapping[str, float], placement: Placement, predicted: Figures, measured: Figures
-) -> dict[str, float]:
-    """Correction factors (measured / predicted, by figure) after a usual round.
+def learned(factors: Mapping[str, float], placement: Placement, measured: Figures) -> dict[str, float]:
+    """Correction factors (measured / predicted, by figure) after a usual round of this placement.
 
-    ``predicted`` holds ``placement.factors``. What filled a store besides is taken from the round's FLOPs; its memory
-    and joules say nothing of a usual round then.
+    What filled a store besides is taken from the round's FLOPs; memory and joules say nothing of a usual round then.
     """
     found = dict(factors)
     filling = _value(measured, "filling_flops") or 0.0
     for name in LEARNED if not filling else ("flops", "compute_s"):
-        value, prediction = _value(measured, name), _value(predicted, name)
+        value, prediction = _value(measured, name), _value(placement.predicted, name)
         if value is not None and name == "flops":
             value -= filling
         if value is None or prediction is None or value <= 0:

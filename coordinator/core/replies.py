@@ -185,7 +185,7 @@ def update_stored(steps: Steps, event: m.UpdateStored, assignment: Assignment) -
     measured = own | event.figures | {figure: f for figure, f in own.items() if f.value is not None}
     if "payload_up_bytes" in event.figures:  # the device does not know it before the last chunk has left
         measured["payload_up_bytes"] = event.figures["payload_up_bytes"]
-    factors = learned(state.devices[name].factors, assignment.placement, assignment.placement.predicted, measured)
+    factors = learned(state.devices[name].factors, assignment.placement, measured)
     steps.set_device(name, factors=factors)
     stored = replace(assignment, status="done", update=update, measured=measured, changes=event.changes)
     put(steps, name, stored, measured)
