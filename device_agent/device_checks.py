@@ -14,11 +14,16 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 
 from edgefl.errors import TORCH_FIRST, BrokerError, EdgeFLError, IdentityError, install_command
+from edgefl.protocol import topics
+from edgefl.protocol.chunks import DEFAULT_CHUNK_BYTES, HEADER_BYTES
+from edgefl.resources.hardware import capabilities
+from edgefl.resources.sensors import EnergyProbe, temperature
+from edgefl.transport.interface import Limits, Probe
 from edgefl.transport.link import TlsFiles
+from edgefl.transport.mqtt import MqttTransport
 
 if TYPE_CHECKING:
     from edgefl.identity.device import Credentials
-    from edgefl.transport.interface import Limits
 
 Status = Literal["ok", "warn", "fail"]
 
@@ -36,6 +41,7 @@ _WRITTEN = 1_767_225_600.0
 _LEAST_CHUNK_BYTES = 8 * 1024
 #: Importing torch from a cold SD card takes most of a minute; a broken driver hangs for ever.
 _TORCH_TIMEOUT_S = 180.0
+_SILENT = f"no answer within {_TORCH_TIMEOUT_S:.0f} s"
 
 #: Runs where torch may crash the process without harm. Prints device, version and seconds.
 _TORCH_SCRIPT = """
@@ -129,15 +135,10 @@ def runtimes() -> list[Check]:
         names = " ".join(there)
         remedy = f"Keep one: pip uninstall {names}, then install onnxruntime-gpu (with a GPU) or onnxruntime."
         return [Check("onnxruntime", "warn", f"{told} are both installed and overwrite each other's files", remedy)]
-    script = "import onnxruntime; print(', '.join(onnxruntime.get_available_providers()))"
-    try:
-        command = [sys.executable, "-c", script]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_TORCH_TIMEOUT_S, check=False)
-    except subprocess.TimeoutExpired:
-        return [Check("onnxruntime", "fail", f"{told}: no answer within {_TORCH_TIMEOUT_S:.0f} s", "Check the driver.")]
-    providers = done.stdout.strip()
-    if done.returncode:
-        return [Check("onnxruntime", "fail", f"{told}: {_last_line(done)}", "Install it again.")]
+    providers, fault = _printed("import onnxruntime; print(', '.join(onnxruntime.get_available_providers()))")
+    if fault:
+        remedy = "Check the driver." if fault == _SILENT else "Install it again."
+        return [Check("onnxruntime", "fail", f"{told}: {fault}", remedy)]
     if "onnxruntime-gpu" in there and "CUDAExecutionProvider" not in providers:
         remedy = "Another build's files lie over it: pip install --force-reinstall --no-deps onnxruntime-gpu."
         return [Check("onnxruntime", "warn", f"{told} offers {providers}, and no CUDA", remedy)]
@@ -170,25 +171,20 @@ def python(version: tuple[int, ...] = sys.version_info[:3]) -> Check:
 
 def torch(device: str = "auto") -> Check:
     """A matrix product and its gradient in a process of its own: an import alone says nothing of a GPU's fitness."""
-    command = [sys.executable, "-c", _TORCH_SCRIPT, device]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_TORCH_TIMEOUT_S, check=False)
-    except subprocess.TimeoutExpired:
-        return Check("torch", "fail", f"no answer within {_TORCH_TIMEOUT_S:.0f} s", "Check the GPU driver.")
-    if done.returncode == 0:
-        return Check("torch", "ok", done.stdout.strip())
-    last = _last_line(done)
-    if "No module named 'torch'" in last:
+    found, fault = _printed(_TORCH_SCRIPT, device)
+    if not fault:
+        return Check("torch", "ok", found)
+    if fault == _SILENT:
+        remedy = "Check the GPU driver."
+    elif "No module named 'torch'" in fault:
         remedy = f"{install_command('train')} ({TORCH_FIRST})."
     else:
         remedy = "Install a torch build that fits this device, or set torch_device: cpu in its profile."
-    return Check("torch", "fail", last, remedy)
+    return Check("torch", "fail", fault, remedy)
 
 
 def memory() -> Check:
     """Check of the memory that is free now."""
-    from edgefl.resources.hardware import capabilities
-
     found = capabilities()
     detail = f"{_mib(found.memory_free_bytes)} free of {_mib(found.memory_total_bytes)}"
     if found.memory_free_bytes < _MEMORY_BYTES:
@@ -221,11 +217,6 @@ def reach(url: str, files: TlsFiles = NO_FILES, fleet: str = "default", device: 
 
     ``fleet``, ``device``: whose topics this client may use.
     """
-    from edgefl.protocol import topics
-    from edgefl.protocol.chunks import DEFAULT_CHUNK_BYTES, HEADER_BYTES
-    from edgefl.transport.interface import Probe
-    from edgefl.transport.mqtt import MqttTransport
-
     name = f"doctor-{secrets.token_hex(4)}"
 
     async def connect() -> tuple[float, MqttTransport, int | None, str]:
@@ -250,8 +241,6 @@ def reach(url: str, files: TlsFiles = NO_FILES, fleet: str = "default", device: 
 
 def _broker(seconds: float, limits: Limits, fits: int | None, reason: str) -> Check:
     """Result for a broker that answers. ``fits``: bytes of the largest chunk that passes, None: not known."""
-    from edgefl.protocol.chunks import DEFAULT_CHUNK_BYTES
-
     packet = f"packets of {limits.packet_bytes:,} bytes" if limits.packet_bytes else "no packet limit announced"
     detail = f"answers in {seconds * 1000:.0f} ms; MQTT {limits.version}, {packet}, {limits.receive_maximum} in flight"
     if fits is None:
@@ -271,9 +260,6 @@ def _broker(seconds: float, limits: Limits, fits: int | None, reason: str) -> Ch
 
 def sensors(torch_device: str = "auto") -> list[Check]:
     """Energy and temperature: without them the report has null there, which is no fault of the device."""
-    from edgefl.resources.hardware import capabilities
-    from edgefl.resources.sensors import EnergyProbe, temperature
-
     gpu = torch_device == "cuda" or (torch_device == "auto" and bool(capabilities().gpu))
     with EnergyProbe("cuda" if gpu else "cpu") as probe:
         time.sleep(0.2)
@@ -286,8 +272,15 @@ def sensors(torch_device: str = "auto") -> list[Check]:
     return found
 
 
-def _last_line(done: subprocess.CompletedProcess[str]) -> str:
-    return (done.stderr.strip().splitlines() or [f"ended with status {done.returncode}"])[-1][:300]
+def _printed(*script: str) -> tuple[str, str]:
+    """Output of a script in a process of its own, and its last words where it failed."""
+    try:
+        command = [sys.executable, "-c", *script]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_TORCH_TIMEOUT_S, check=False)
+    except subprocess.TimeoutExpired:
+        return "", _SILENT
+    last = (done.stderr.strip().splitlines() or [f"ended with status {done.returncode}"])[-1][:300]
+    return done.stdout.strip(), last if done.returncode else ""
 
 
 def _date(at: float) -> str:

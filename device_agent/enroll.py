@@ -21,8 +21,6 @@ from edgefl.transport.mqtt import MqttTransport
 
 #: The request is sent again this often: the coordinator may start after the device.
 RESEND_S = 2.0
-#: How long to wait for the coordinator by default: a person is looking on.
-WAIT_S = 60.0
 
 
 async def enroll(text: str, state: Path | None, states: Path, wait_s: float, say: Callable[[str], None]) -> Path:
