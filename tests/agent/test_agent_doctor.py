@@ -120,7 +120,7 @@ def test_local_data_is_read_and_counted(tmp_path: Path) -> None:
 def test_two_onnxruntimes_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     both = {"onnxruntime": "1.32.0", "onnxruntime-gpu": "1.31.1"}
     monkeypatch.setattr(session, "installed", lambda: both)
-    assert "are both installed" in session._without("cuda")
+    assert "are both installed" in session._remedy("cuda")
     (check,) = doctor.runtimes()
     assert check.status == "warn"
     assert check.detail.startswith("onnxruntime 1.32.0 and onnxruntime-gpu 1.31.1 are both installed")
@@ -139,7 +139,7 @@ def test_a_runtime_that_lacks_what_it_was_built_for_is_told(
     name: str, providers: str, status: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(session, "installed", lambda: {name: "1.31.1"})
-    assert "install onnxruntime-gpu" not in session._without("cuda")
+    assert "install onnxruntime-gpu" not in session._remedy("cuda")
     done = subprocess.CompletedProcess([], 0, providers + "\n", "")
     monkeypatch.setattr(doctor.subprocess, "run", lambda *_, **__: done)
     (check,) = doctor.runtimes()
