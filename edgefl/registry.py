@@ -158,7 +158,7 @@ class Cluster(Method):
 class Select(Method):
     """Which of the eligible devices train a round. ``draw``: (devices, generator, history, options) -> the chosen."""
 
-    draw: Callable[..., list[str]] = sorted
+    draw: Callable[..., list[str]] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -294,13 +294,6 @@ def completed_counts(
     return {m: count for m, count in found.items() if count or m in samples}
 
 
-def completed_data(
-    dataset: Dataset, encoders: Mapping[str, EncoderSpec], *, generator: str, checkpoint: str
-) -> Completed:
-    """The data with what the recipe's generator makes of it."""
-    return complete(dataset, encoders, generator_of(generator, checkpoint, dataset, encoders))
-
-
 def _checkpoint(recipe: Recipe) -> list[Problem]:
     options = recipe["missing"]["completion"]
     if options.get("generator") == "nearest" or options.get("checkpoint"):
@@ -324,7 +317,9 @@ register(
         },
         conflicts=_checkpoint,
         completed_counts=completed_counts,
-        completed_data=completed_data,
+        completed_data=lambda dataset, encoders, generator, checkpoint: complete(
+            dataset, encoders, generator_of(generator, checkpoint, dataset, encoders)
+        ),
         make=zero,
     ),
 )
