@@ -35,7 +35,8 @@ that is not listed here is an error, and so is one that is given twice. Amounts 
 SLOT_TEXT = """\
 A recipe fills each role with one of these choices, alone (`missing: zero`) or with options
 (`objective: {{clip: {{temperature: 0.1}}}}`). A run file's `slots` replace the recipe's, role by role. Several choices
-at once: {plural} (its terms are summed).
+at once: {plural} (its terms are summed). Other packages add choices (CONTRIBUTING.md); `cluster: pacfl` and
+`select: banzhaf_sampled` are in [examples/edgefl_extra](../examples/edgefl_extra/README.md).
 """
 
 
