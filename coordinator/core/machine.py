@@ -300,9 +300,6 @@ def _end_waiting(steps: Steps, event: m.Tick) -> None:
         steps.do(m.Fail("RunError", text))
 
 
-# --- the table --------------------------------------------------------------------------------------------------------
-
-
 def ignore(steps: Steps, event: Event) -> None:
     """The event does nothing in this phase, on purpose."""
 

@@ -168,8 +168,7 @@ class Tick(msgspec.Struct, frozen=True):
 
 
 FromDevice = Joined | HeartbeatSeen | DeviceOffline | Accepted | Declined | Progressed | Announced
-FromWork = Planned | UpdateStored | UpdateInvalid | Aggregated | Evaluated
-Event = Begin | FromDevice | FromWork | Tick
+Event = Begin | FromDevice | Planned | UpdateStored | UpdateInvalid | Aggregated | Evaluated | Tick
 
 
 class IllegalMoveError(EdgeFLError):

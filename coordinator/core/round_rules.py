@@ -46,8 +46,9 @@ def is_buffered(state: State) -> bool:
 
 def still_needed(state: State) -> CollectGarbage:
     """What garbage collection spares: updates on disk or on their way, and the states their attempts began from."""
-    updates = tuple(one.update for one in state.earlier if one.update is not None)
-    return CollectGarbage(updates, frozenset(one.attempt for one in state.earlier if one.attempt is not None))
+    every = [*state.stragglers.values(), *state.buffered.values()]
+    updates = tuple(one.update for one in every if one.update is not None)
+    return CollectGarbage(updates, frozenset(one.attempt for one in every if one.attempt is not None))
 
 
 def _drop_outdated(steps: Steps) -> None:

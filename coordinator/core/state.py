@@ -182,11 +182,6 @@ class State(msgspec.Struct, frozen=True):
         """Those of the open attempt, by device."""
         return self.open.assignments if self.open is not None else {}
 
-    @property
-    def earlier(self) -> list[Assignment]:
-        """Assignments of earlier attempts whose updates still count."""
-        return [*self.stragglers.values(), *self.buffered.values()]
-
     def deadline(self, opened_at: float) -> float:
         """When a round opened then closes at the latest."""
         return opened_at + (self.policy.deadline_s if self.policy.deadline_s > 0 else math.inf)
