@@ -31,6 +31,7 @@ from edgefl.export.bundle_format import (
     MAX_MANIFEST_BYTES,
     MODEL_FILE,
     WEIGHTS,
+    ZERO,
     Index,
     Manifest,
     Mask,
@@ -112,17 +113,7 @@ def export_bundles(
             rows: list[BundleRow] = []
             for given in wanted:
                 progress(f"bundle {len(rows) + 1} of {len(wanted)}: {bundle_name(given)}")
-                manifest = _write_bundle(building, state, given, masks, tables, tolerance)
-                rows.append(
-                    BundleRow(
-                        name=manifest.name,
-                        path=f"{manifest.name}/{MODEL_FILE}",
-                        modalities=manifest.modalities,
-                        size_bytes=manifest.size_bytes,
-                        max_difference=manifest.max_difference,
-                        tolerance=manifest.tolerance,
-                    )
-                )
+                rows.append(_write_bundle(building, state, _described(state, given, masks, tables), tables, tolerance))
             write_new(building / INDEX_FILE, encode_json(Index(INDEX_FORMAT, tuple(rows))))
             building.chmod(0o755)  # mkdtemp's 0700 would keep a server of another user out
             publish(building, place)
@@ -160,45 +151,19 @@ def _ready(state: TrainedState, mask: str) -> tuple[MaskName, ...]:
     return MASKS[mask]
 
 
-def _write_bundle(
-    root: Path,
-    state: TrainedState,
-    given: tuple[str, ...],
-    offered: tuple[MaskName, ...],
-    padded_tables: Mapping[str, ClassMeans],
-    tolerance: float,
+def _described(
+    state: TrainedState, given: tuple[str, ...], offered: tuple[MaskName, ...], padded: Mapping[str, ClassMeans]
 ) -> Manifest:
-    """Export, check and write the bundle that takes the modalities ``given``."""
-    import onnx
-
-    from edgefl.export.graph import BundleGraph, to_onnx
-    from edgefl.export.parity import Subject, check
-    from edgefl.models.parts import loaded
-
+    """The manifest of the bundle that takes the modalities ``given``, but for its file and the comparisons with it."""
     model, stage, matcher = state.model, state.stage, state.matcher
     present = restrict(stage, given).present
     fills = fillable(model, given)
     masks = offered if fills else ()
-    names = table_names(model, given, matcher) if fills else ()
-    tables = {m: padded_tables[m] for m in names if m in padded_tables}
-    rows = len(next(iter(tables.values())).counts) if tables else 0
-    networks = {m: _networks(state, m) for m in given if tables and matcher.trained}
+    tables = tuple(m for m in table_names(model, given, matcher) if m in padded and fills)
+    rows = len(padded[tables[0]].counts) if tables else 0
     inputs, axes = input_ports(model, given)
-    presence, outputs = presence_ports(given), output_ports(model, given, min(matcher.k, rows))
-    make = method("missing", offered[0]).make
-    graph = BundleGraph(loaded(model, present, state.parts), stage.depth, given, make, matcher, networks)
-    defaults: dict[str, np.ndarray] = {}  # in the order the graph takes them
-    for m, table in tables.items():
-        defaults |= {table_name(m): table.means, valid_name(m): table.present}
-    data = to_onnx(graph, inputs, presence, outputs, axes, defaults)
-    checks = check(open_session(data), Subject(graph, inputs, axes, tables, masks), tolerance)
-    proto = onnx.load_model_from_string(data)
-    manifest = Manifest(
+    return Manifest(
         name=bundle_name(given),
-        sha256=hashlib.sha256(data).hexdigest(),
-        size_bytes=len(data),
-        opset=int(max(entry.version for entry in proto.opset_import if entry.domain in {"", "ai.onnx"})),
-        ir_version=int(proto.ir_version),
         task="classify" if model.classes else "embed",
         modalities=given,
         absent=tuple(m for m in fills if m not in given),
@@ -206,32 +171,64 @@ def _write_bundle(
         encoders={m: model.encoders[m] for m in given},
         labels=model.label_names or tuple(str(i) for i in range(model.classes)),
         inputs=inputs,
-        presence=presence,
-        tables=table_ports(model, tuple(tables), rows),
-        outputs=outputs,
+        presence=presence_ports(given),
+        tables=table_ports(model, tables, rows),
+        outputs=output_ports(model, given, min(matcher.k, rows)),
         axes=axes,
         mask=masks[0] if masks else "none",
         masks=masks,
         metric=matcher.metric if rows else "",
         top_k=min(matcher.k, rows),
         temperature=matcher.temperature if rows else 0.0,
-        networks=tuple(weight for each in networks.values() for weight, _ in each),
         capacity=rows,
-        tolerance=tolerance,
-        # Of what is answered: the differences of the match are in scores.
-        max_difference=max(v for one in checks for k, v in one.differences.items() if k not in {MATCHED, WEIGHTS}),
-        parity=checks,
         stage=stage.index,
         depth=stage.depth,
         parts={p: state.refs[p] for p in (*present, *([PROTOTYPES] if tables else [])) if p in state.refs},
         untrained=tuple(p for p in state.untrained if p in present),
         versions=_software(),
     )
+
+
+def _write_bundle(
+    root: Path, state: TrainedState, manifest: Manifest, padded: Mapping[str, ClassMeans], tolerance: float
+) -> BundleRow:
+    """Export, check and write the bundle that ``manifest`` describes."""
+    import onnx
+
+    from edgefl.export.graph import BundleGraph, to_onnx
+    from edgefl.export.parity import check
+    from edgefl.models.parts import loaded
+
+    model, given, matcher = state.model, manifest.modalities, state.matcher
+    tables = {m: padded[m] for m in table_names(model, given, matcher) if manifest.capacity}
+    networks = {m: _networks(state, m) for m in given if tables and matcher.trained}
+    built = loaded(model, restrict(state.stage, given).present, state.parts)
+    make = method("missing", manifest.masks[0] if manifest.masks else ZERO).make
+    graph = BundleGraph(built, manifest.depth, given, make, matcher, networks)
+    defaults: dict[str, np.ndarray] = {}  # in the order the graph takes them
+    for m, table in tables.items():
+        defaults |= {table_name(m): table.means, valid_name(m): table.present}
+    data = to_onnx(graph, manifest.inputs, manifest.presence, manifest.outputs, manifest.axes, defaults)
+    checks = check(open_session(data), graph, manifest, tables, tolerance)
+    proto = onnx.load_model_from_string(data)
+    manifest = msgspec.structs.replace(
+        manifest,
+        sha256=hashlib.sha256(data).hexdigest(),
+        size_bytes=len(data),
+        opset=int(max(entry.version for entry in proto.opset_import if entry.domain in {"", "ai.onnx"})),
+        ir_version=int(proto.ir_version),
+        networks=tuple(weight for each in networks.values() for weight, _ in each),
+        tolerance=tolerance,
+        # Of what is answered: the differences of the match are in scores.
+        max_difference=max(v for one in checks for k, v in one.differences.items() if k not in {MATCHED, WEIGHTS}),
+        parity=checks,
+    )
     folder = root / manifest.name
     folder.mkdir()
     write_new(folder / MODEL_FILE, data)
     write_new(folder / MANIFEST_FILE, encode_json(manifest))
-    return manifest
+    path = f"{manifest.name}/{MODEL_FILE}"
+    return BundleRow(manifest.name, path, given, manifest.size_bytes, manifest.max_difference, tolerance)
 
 
 def _networks(state: TrainedState, modality: str) -> WeightedNetworks:

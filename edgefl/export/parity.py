@@ -13,7 +13,6 @@ rounding grows with them), and what follows is computed from the file's own choi
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import combinations
 
@@ -27,8 +26,8 @@ from edgefl.export.bundle_format import (
     MATCHED,
     WEIGHTS,
     ZERO,
-    Axis,
     Check,
+    Manifest,
     Port,
     fillable,
     present_name,
@@ -37,6 +36,7 @@ from edgefl.export.bundle_format import (
 )
 from edgefl.export.graph import BundleGraph
 from edgefl.export.session import Session, run
+from edgefl.models.spec import EncoderSpec
 from edgefl.models.vectors import unit
 from edgefl.prototypes.mask import Scores, in_torch, mix, scores_of
 from edgefl.prototypes.table import ClassMeans
@@ -56,35 +56,28 @@ _SMALLEST_WEIGHT = 1e-6
 Arrays = dict[str, np.ndarray]
 
 
-@dataclass(frozen=True)
-class Subject:
-    """The torch module in evaluation mode, and the ports of the file made of it.
+def check(
+    session: Session, graph: BundleGraph, manifest: Manifest, tables: Mapping[str, ClassMeans], tolerance: float
+) -> tuple[Check, ...]:
+    """Every comparison of the file with ``graph``, the torch module in evaluation mode that it was made of.
 
-    ``tables``: padded to the file's capacity; empty: no tables in the graph. ``masks``: those the bundle offers.
+    ``manifest`` describes the file's ports; ``tables``: padded to its capacity, {}: none in the graph. Raises
+    ExportError naming the worst output that is beyond its tolerance or not a number.
     """
-
-    graph: BundleGraph
-    inputs: tuple[Port, ...]
-    axes: Mapping[str, Axis]
-    tables: Mapping[str, ClassMeans]
-    masks: Sequence[str]
-
-
-def check(session: Session, subject: Subject, tolerance: float, seed: int = 0) -> tuple[Check, ...]:
-    """Every comparison. Raises ExportError naming the worst output that is beyond its tolerance or not a number."""
-    rng = np.random.default_rng(seed)
-    checks, modalities, axes = [], subject.graph.given, subject.axes
+    rng = np.random.default_rng(0)
+    checks, modalities, axes = [], graph.given, manifest.axes
     # One sample of small sizes (half of an axis' largest, at least its smallest), then several of the largest.
     small = {name: max(axis.minimum, (axis.maximum or 0) // 2) for name, axis in axes.items()}
     large = {name: axis.maximum or axis.minimum for name, axis in axes.items()}
     for sizes in ({**small, BATCH: BATCHES[0]}, {**large, BATCH: BATCHES[1]}):
         for given in _batches(subset_list(modalities, rng), sizes[BATCH]):
-            inputs = {port.name: _random(subject, port, sizes, rng) for port in subject.inputs}
+            encoders = graph.model.spec.encoders
+            inputs = {port.name: _random(encoders[port.name], port, sizes, rng) for port in manifest.inputs}
             several = modalities if len(modalities) > 1 else ()
             shown = {present_name(m): np.array([m in one for one in given], np.float32) for m in several}
-            for mask, tables, feeds in _conditions(subject, rng):
+            for mask, used, feeds in _conditions(manifest.masks, tables, rng):
                 found = run(session, {**inputs, **shown, **feeds})
-                off = differences(subject.graph, given, inputs, tables, found)
+                off = differences(graph, given, inputs, used, found)
                 checks.append(Check(mask, tuple(dict.fromkeys(map("+".join, given))), sizes, off))
     _refuse_beyond(modalities, checks, tolerance)
     return tuple(checks)
@@ -242,10 +235,9 @@ def _largest(found: Mapping[str, Tensor], name: str, expected: Tensor) -> float:
     return float((found[name].double() - expected).abs().max())
 
 
-def _random(subject: Subject, port: Port, sizes: Mapping[str, int], rng: np.random.Generator) -> np.ndarray:
+def _random(encoder: EncoderSpec, port: Port, sizes: Mapping[str, int], rng: np.random.Generator) -> np.ndarray:
     """Input as the encoder takes it: token ids with some padding, pixels in 0..1, anything else normal."""
     shape = [sizes[size] if isinstance(size, str) else size for size in port.shape]
-    encoder = subject.graph.model.spec.encoders[port.name]
     if encoder.kind == "text":
         ids = rng.integers(1, encoder.vocabulary, shape, dtype=np.int64)
         ids[:, shape[1] - shape[1] // 4 :] = 0
@@ -254,19 +246,21 @@ def _random(subject: Subject, port: Port, sizes: Mapping[str, int], rng: np.rand
     return values.astype(np.float32)
 
 
-def _conditions(subject: Subject, rng: np.random.Generator) -> Iterator[tuple[str, Mapping[str, ClassMeans], Arrays]]:
+def _conditions(
+    masks: Sequence[str], tables: Mapping[str, ClassMeans], rng: np.random.Generator
+) -> Iterator[tuple[str, Mapping[str, ClassMeans], Arrays]]:
     """(mask, tables the reference uses, what the call gives besides the inputs)."""
-    if not subject.tables:
-        yield (subject.masks[0] if subject.masks else "none"), {}, {}
+    if not tables:
+        yield (masks[0] if masks else "none"), {}, {}
         return
-    for mask in subject.masks:
+    for mask in masks:
         if mask == ZERO:
-            nothing = {m: ClassMeans(t.means, np.zeros_like(t.counts)) for m, t in subject.tables.items()}
+            nothing = {m: ClassMeans(t.means, np.zeros_like(t.counts)) for m, t in tables.items()}
             yield mask, nothing, {valid_name(m): t.present for m, t in nothing.items()}
         else:
-            yield mask, subject.tables, {}
+            yield mask, tables, {}
     other = {}
-    for m, table in subject.tables.items():
+    for m, table in tables.items():
         counts = (rng.random(len(table.counts)) < 0.7).astype(np.float32)
         other[m] = ClassMeans(rng.standard_normal(table.means.shape).astype(np.float32), counts)
     feeds = {table_name(m): t.means for m, t in other.items()} | {valid_name(m): t.present for m, t in other.items()}

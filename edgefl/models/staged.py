@@ -280,7 +280,7 @@ def _build_part(spec: ModelSpec, part: str, device: torch.device, seed: int) -> 
 
 
 #: Part, or the first word of its name -> how it is made of the specification and the rest of its name.
-_AFTER_ENCODERS: dict[str, Callable[[ModelSpec, str], nn.Module]] = {
+_MODULES: dict[str, Callable[[ModelSpec, str], nn.Module]] = {
     "fusion": lambda spec, _: fusion(spec),
     "task": lambda spec, _: classifier(spec),
     "head": modality_head,
@@ -291,8 +291,8 @@ _AFTER_ENCODERS: dict[str, Callable[[ModelSpec, str], nn.Module]] = {
 
 def _module(spec: ModelSpec, part: str) -> nn.Module:
     owner, _, rest = part.partition("/")
-    if owner in _AFTER_ENCODERS:
-        return _AFTER_ENCODERS[owner](spec, rest)
+    if owner in _MODULES:
+        return _MODULES[owner](spec, rest)
     multiway = shares_attention(spec)
     # check_spec has seen to it that what the shared attention is made of is the same for all encoders.
     encoder = next(iter(spec.encoders.values())) if owner == "shared" else spec.encoders[owner]

@@ -16,7 +16,7 @@ from mask_oracle import filled as filled_in
 
 from edgefl.errors import ExportError
 from edgefl.export import parity
-from edgefl.export.bundle_format import MATCHED, WEIGHTS, Check, input_ports, table_name, valid_name
+from edgefl.export.bundle_format import MATCHED, WEIGHTS, Check, Manifest, input_ports, table_name, valid_name
 from edgefl.export.graph import BundleGraph
 from edgefl.export.parity import shortfall, weight_difference
 from edgefl.methods.missing.stand_ins import prototype
@@ -163,8 +163,8 @@ def answering(graph: BundleGraph) -> Answer:
 def checked(monkeypatch: pytest.MonkeyPatch, answer: Answer, metric: str = "cosine") -> tuple[Check, ...]:
     monkeypatch.setattr(parity, "run", lambda _, feeds: answer(feeds))
     inputs, axes = input_ports(model_of(metric)[0], ("acc",))
-    subject = parity.Subject(graph_of(metric), inputs, axes, tables_of(metric), ("prototype", "zero"))
-    return parity.check(None, subject, 1e-4)
+    manifest = Manifest(inputs=inputs, axes=axes, masks=("prototype", "zero"))
+    return parity.check(None, graph_of(metric), manifest, tables_of(metric), 1e-4)
 
 
 @pytest.mark.parametrize("metric", list(TEMPERATURES))

@@ -22,7 +22,7 @@ from edgefl.data.dataset import Dataset
 from edgefl.errors import ExportError
 from edgefl.export import parity
 from edgefl.export.bundle import TrainedState, export_bundles
-from edgefl.export.bundle_format import MODEL_FILE, input_ports, read_manifest
+from edgefl.export.bundle_format import MODEL_FILE, Manifest, input_ports, read_manifest
 from edgefl.export.graph import BundleGraph
 from edgefl.export.runtime import load_bundle
 from edgefl.methods.missing.stand_ins import reconstruction, zero
@@ -93,7 +93,7 @@ def checked(monkeypatch: pytest.MonkeyPatch, spec: ModelSpec, change: Callable[[
     model, _ = some_state(spec, prototypes=False)
     inputs, axes = input_ports(spec, ("acc",))
     right, graph = (BundleGraph(model, 1, ("acc",), reconstruction) for _ in "ab")
-    subject = parity.Subject(right, inputs, axes, {}, ("reconstruction",))
+    manifest = Manifest(inputs=inputs, axes=axes, masks=("reconstruction",))
     change(graph)
 
     def answer(_: object, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -102,7 +102,7 @@ def checked(monkeypatch: pytest.MonkeyPatch, spec: ModelSpec, change: Callable[[
         return dict(zip(("logits", "probabilities"), (f.numpy() for f in found), strict=True))
 
     monkeypatch.setattr(parity, "run", answer)
-    return parity.check(None, subject, 1e-4)
+    return parity.check(None, right, manifest, {}, 1e-4)
 
 
 @pytest.mark.parametrize(
