@@ -29,7 +29,6 @@ from device_agent.runtime.store import AgentStore, Owner, fingerprint
 from device_agent.runtime.trainer_process import Trainer, TrainerProcess, TrainerSettings
 from edgefl.console import guarded
 from edgefl.errors import EdgeFLError, IdentityError, MissingDependencyError
-from edgefl.identity.keys import check_private
 from edgefl.protocol.topics import check_name
 from edgefl.records import Budget, Speed
 from edgefl.resources.hardware import capabilities
@@ -159,6 +158,8 @@ def _credentials(state: Path, options: Options) -> Credentials | None:
     """The identity in the state directory. Raises IdentityError when it is another's, or not fit to be used."""
     if not (state / "credentials" / "device.json").is_file():
         if options.key:
+            from edgefl.identity.keys import check_private  # with it comes what checks signatures: a megabyte
+
             check_private(Path(options.key))
         return None
     from edgefl.identity.device import Credentials

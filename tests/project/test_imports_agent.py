@@ -31,7 +31,7 @@ print(",".join(loaded) or "-", resident)
 
 @pytest.mark.parametrize("module", ["device_agent.runtime.connect", "device_agent.runtime.agent", "device_agent.cli"])
 def test_the_supervisor_loads_nothing_heavy(module):
-    heavy = [*HEAVY, "rich", "pydantic"]
+    heavy = [*HEAVY, "rich", "pydantic", "nacl", "cryptography"]  # the last two come with an identity
     probe = [sys.executable, "-c", PROBE, module, ",".join(heavy)]
     done = subprocess.run(probe, capture_output=True, text=True, check=True)
     loaded, resident = done.stdout.split()
