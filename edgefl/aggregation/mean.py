@@ -130,7 +130,7 @@ def check(tensors: Tensors, layout: Layout) -> None:
 
 
 def check_finite(tensors: Tensors) -> None:
-    """Raises MisfitError, naming the tensor and where, for the first one that f32 arithmetic can not go on with.
+    """Raises MisfitError, naming the tensor and where, for the first one that would break f32 arithmetic.
 
     That is one with a value that is NaN or infinite, or with finite values whose sum of squares overflows (from 1.8e19
     on): the first product with such a tensor is infinite.
