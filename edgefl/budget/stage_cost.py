@@ -119,11 +119,12 @@ def packed_of(parts: Sequence[str], part_bytes: Mapping[str, int], rules: Sequen
 
 
 class Priced(NamedTuple):
-    """Price of a round's training: memory of its largest moment in bytes, FLOPs of a usual round.
+    """Price of a round's training, or of one step: memory of its largest moment in bytes, FLOPs of a usual round.
 
     ``cache_fill_flops``: FLOPs for every sample through one part of a stored prefix, once; {} where nothing is stored;
     ``cache_fill_peak``: memory meanwhile. ``memory``: what ``peak`` consists of, by the names of ``MEMORY``.
-    ``sample_flops``: of a step, by row. ``step_flops``, ``operations``: of all training steps of the round.
+    ``sample_flops``: of a step, by row. ``step_flops``, ``operations`` (of forward and backward pass, views among
+    them): of all training steps of the round.
     ``libraries``: memory of a step on a CPU that is no tensor.
     """
 

@@ -7,7 +7,6 @@ weights, gradients, optimiser state, activations and batch. Nothing is allocated
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
 
 import msgspec
 import torch
@@ -47,23 +46,11 @@ from edgefl.training.step import FusedAttention, prepare, run_backward, run_forw
 LIBRARIES_BYTES = 7 * 2**19
 
 
-class StepPrice(NamedTuple):
-    """A training step: bytes alive at its largest moment, its FLOPs, and what the bytes are (``cost.MEMORY``).
-
-    ``operations``: of forward and backward pass, views among them.
-    """
-
-    peak: int
-    flops: float
-    memory: dict[str, int]
-    operations: int = 0
-
-
 class Pricer:
     """Prices jobs and remembers what it traced, so that a fleet of any size costs a few traces a stage."""
 
     def __init__(self) -> None:
-        self._largest: dict[tuple[object, ...], StepPrice] = {}
+        self._largest: dict[tuple[object, ...], Priced] = {}
         self._steps = FlopCounts()
         self._overhead = Overhead()
         self._stores: dict[tuple[bytes, str], tuple[int, float]] = {}
@@ -93,7 +80,7 @@ class Pricer:
         )
         if is_closing(job.stage):
             held = price_closing(job, {m: round(samples.get("", 0) * share[m]) for m in own})
-            return Priced(held.peak, overhead, {}, 0, held.memory, overhead / max(1, samples.get("", 0)))
+            return held._replace(flops=overhead, sample_flops=overhead / max(1, samples.get("", 0)))
         stores = {
             part: (peak, samples.get(m, 0) * by_row)
             for m, prefix in prefixes(job).items()
@@ -109,7 +96,7 @@ class Pricer:
             largest.memory,
             step / size,
             steps * step,
-            float(steps * largest.operations),
+            steps * largest.operations,
             LIBRARIES_BYTES,
         )
 
@@ -160,7 +147,7 @@ def price_part(job: Job, modality: str, part: str, depth: int) -> tuple[int, flo
     return live.peak, counter.flops / rows
 
 
-def price_step(job: Job, rows: Mapping[str, int]) -> StepPrice:
+def price_step(job: Job, rows: Mapping[str, int]) -> Priced:
     """A training step with ``rows[m]`` rows of modality m, in the second step of a round.
 
     The optimiser's own operations are not traced: they are many and cost no FLOPs by this count. What they hold is
@@ -193,10 +180,10 @@ def price_step(job: Job, rows: Mapping[str, int]) -> StepPrice:
         del state, temporary
     found = {"weights": weights, "gradients": live.noted, "optimizer": kept, "batch": inputs}
     memory = {**found, "activations": live.peak - sum(found.values())}
-    return StepPrice(live.peak, float(flops), memory, operations)
+    return Priced(live.peak, float(flops), memory=memory, operations=float(operations))
 
 
-def price_closing(job: Job, samples: Mapping[str, int]) -> StepPrice:
+def price_closing(job: Job, samples: Mapping[str, int]) -> Priced:
     """The closing round on ``samples[m]`` of modality m: the model without a graph, then one small network at a time.
 
     All projections are held meanwhile. The FLOPs are ``Overhead``'s.
@@ -221,7 +208,8 @@ def price_closing(job: Job, samples: Mapping[str, int]) -> StepPrice:
             del state, x
         peak = live.peak
         del held
-    return StepPrice(peak, 0.0, {**dict.fromkeys(MEMORY, 0), "weights": weights, "activations": peak - weights})
+    memory = {**dict.fromkeys(MEMORY, 0), "weights": weights, "activations": peak - weights}
+    return Priced(peak, 0.0, memory=memory)
 
 
 def _states(job: Job, trained: list[torch.nn.Parameter]) -> list[torch.Tensor]:

@@ -161,7 +161,8 @@ def test_what_memory_goes_to_by_hand(schedule, optimizer, copies):
     model = build(made.model, stage.present, device="meta")
     trained = sum(p.nbytes for part in stage.trained for p in model.part(part).parameters())
     own = sum(t.nbytes for t in [*model.parameters(), *model.buffers()] if t.ndim)
-    peak, _, memory, _ = price_step(made, {"a": 2, "b": 2})
+    price = price_step(made, {"a": 2, "b": 2})
+    peak, memory = price.peak, price.memory
     batch = meta_batch(made, {"a": 2, "b": 2})
     inputs = sum(x.nbytes for x in [*batch.inputs.values(), batch.labels])
     assert memory == {
