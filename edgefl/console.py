@@ -32,24 +32,18 @@ def guarded(debug: bool = False, needs: Sequence[str] = ()) -> Iterator[None]:
         _end("interrupted", str(error), INTERRUPTED, error)
     except EdgeFLError as raised:
         _show(raised, debug)
-        told = raised.with_others(needs) if isinstance(raised, MissingDependencyError) else raised
-        _end(told.message, told.remedy, told.exit_code, raised)
+        shown = raised.with_others(needs) if isinstance(raised, MissingDependencyError) else raised
+        _end(shown.message, shown.remedy, shown.exit_code, raised)
     except BrokenPipeError:
         raise  # the reader, such as `head`, has seen enough: typer ends quietly
     except Exception as error:
-        if _ends_the_program(error):
+        if hasattr(error, "exit_code") or type(error).__name__ == "Abort":  # typer's: exit, usage, a refused prompt
             raise
         _show(error, debug)
-        missing = missing_dependency(error)
-        if missing is not None:
+        if (missing := missing_dependency(error)) is not None:
             missing = missing.with_others(needs)
             _end(missing.message, missing.remedy, missing.exit_code, error)
         _end(f"{type(error).__name__}: {error}", EdgeFLError.remedy, EdgeFLError.exit_code, error)
-
-
-def _ends_the_program(error: Exception) -> bool:
-    """typer.Exit and usage errors carry an exit code; typer.Abort is what a refused prompt raises."""
-    return hasattr(error, "exit_code") or type(error).__name__ == "Abort"
 
 
 def _show(error: BaseException, debug: bool) -> None:

@@ -7,7 +7,7 @@ import importlib
 import inspect
 import sys
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 import typer
 import typer.core
@@ -54,40 +54,28 @@ EPILOG = (
 
 
 class LazyGroup(typer.core.TyperGroup):
-    """Lists verbs from the table above; imports a verb's module only when that verb is called."""
+    """Lists stand-ins with the verbs' one line of help; imports a verb's module only when that verb is called."""
 
     debug = False
 
-    def list_commands(self, ctx: Any) -> list[str]:
-        """The verbs, in the table's order."""
-        return list(VERBS)
-
-    def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """A stand-in with the verb's one-line help."""
-        if cmd_name not in VERBS:
-            return None
-        return typer.core.TyperCommand(cmd_name, help=VERBS[cmd_name][1])
-
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """The verb itself, loaded now."""
-        self.commands = {verb: self.get_command(ctx, verb) for verb in VERBS}  # so that a typo gets a suggestion
         name, stand_in, rest = super().resolve_command(ctx, args)
         return name, None if stand_in is None else load(str(name), debug=self.debug), rest
 
 
-def load(verb: str, *, debug: bool = False) -> Any:
+def load(verb: str, *, debug: bool = False) -> object:
     """The verb's command, its errors turned into words and exit codes. Imports the verb's module."""
     module, _, name = VERBS[verb][0].partition(":")
-    function: Callable[..., Any] = getattr(importlib.import_module(module), name)
+    function: Callable[..., object] = getattr(importlib.import_module(module), name)
 
     @functools.wraps(function)
-    def body(*args: Any, **kwargs: Any) -> Any:
+    def body(*args: object, **kwargs: object) -> object:
         with guarded(debug, NEEDS.get(verb, ())):
             return function(*args, **kwargs)
 
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    text = inspect.getdoc(function) or VERBS[verb][1]
-    app.command(verb, help=text, epilog=EPILOG)(body)
+    app.command(verb, help=inspect.getdoc(function), epilog=EPILOG)(body)
     return typer.main.get_command(app)
 
 
@@ -104,24 +92,19 @@ def _options(
     """Options of the command itself; both are handled before a verb is reached."""
 
 
-def group(*, debug: bool = False) -> Any:
-    """The command with all its verbs."""
-    app = typer.Typer(cls=LazyGroup, add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
-    app.callback(help=HELP)(_options)
-    command = typer.main.get_command(app)
-    if isinstance(command, LazyGroup):
-        command.debug = debug
-    return command
-
-
 def main(arguments: list[str] | None = None) -> NoReturn:
     """Entry point of the console script. Ends the program with an exit code."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     own = given[: given.index("--")] if "--" in given else given
     debug = "--debug" in own
     kept = [word for word in own if word != "--debug"] + given[len(own) :]
+    app = typer.Typer(cls=LazyGroup, add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
+    app.callback(help=HELP)(_options)
     with guarded(debug):
-        group(debug=debug).main(args=kept, prog_name="edgefl")
+        group = cast(LazyGroup, typer.main.get_command(app))
+        group.debug = debug
+        group.commands = {verb: typer.core.TyperCommand(verb, help=text) for verb, (_, text) in VERBS.items()}
+        group.main(args=kept, prog_name="edgefl")
     raise SystemExit(0)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
@@ -88,8 +88,9 @@ def command(
             f"there are: {', '.join(manifest.name for manifest in bundles.values())}",
             remedy="Give the folder of all bundles, or a file that has the other modalities as well.",
         )
-    for m in _unused(file, encoders(bundles)):
-        sys.stderr.write(f"not used: {m}, which no bundle here takes\n")
+    for name in npz_names(file) if file.suffix.lower() == ".npz" else []:
+        if is_modality(name) and name not in encoders(bundles):
+            sys.stderr.write(f"not used: {name}, which no bundle here takes\n")
     for problem in data.skipped:
         sys.stderr.write(f"left out: {problem}\n")
     if len(left):
@@ -109,12 +110,6 @@ def read_input(
     if path.is_file() and path.suffix.lower() != ".npz":
         return _single(path, wanted)
     return load(path, bad_samples=bad_samples, modalities=wanted, label_names=labels)
-
-
-def _unused(path: Path, known: Collection[str]) -> list[str]:
-    """The modalities of a .npz file that no bundle takes."""
-    names = npz_names(path) if path.suffix.lower() == ".npz" else []
-    return [name for name in names if is_modality(name) and name not in known]
 
 
 #: For a recording that is longer, or shorter, than what a model was trained on.
@@ -160,10 +155,9 @@ def accuracy(data: Dataset, answers: list[Answers]) -> float | None:
     """Share of right answers among the labelled samples; None when none has a label."""
     if data.labels is None:
         return None
-    right = [a.prediction.classes == data.labels[a.rows] for a in answers if len(a.prediction.classes)]
-    known = [data.labels[a.rows] >= 0 for a in answers if len(a.prediction.classes)]
-    total = sum(int(k.sum()) for k in known)
-    return sum(int((r & k).sum()) for r, k in zip(right, known, strict=True)) / total if total else None
+    pairs = [(one.prediction.classes, data.labels[one.rows]) for one in answers if len(one.prediction.classes)]
+    total = sum(int((truth >= 0).sum()) for _, truth in pairs)
+    return sum(int(((found == truth) & (truth >= 0)).sum()) for found, truth in pairs) / total if total else None
 
 
 def _given(one: Answers) -> str:
@@ -189,42 +183,38 @@ _Place = tuple[int, Answers, int]  # row of the data set, the answers that hold 
 
 
 def _places(answers: list[Answers], limit: int | None) -> list[_Place]:
-    """The place of each answered sample, in the data set's order."""
+    """In the data set's order."""
     places = [(int(row), one, at) for one in answers for at, row in enumerate(one.rows)]
     return sorted(places, key=lambda place: place[0])[:limit]
 
 
 def _grid(data: Dataset, answers: list[Answers], limit: int) -> Grid:
-    embeds = not len(answers[0].prediction.classes)
-    labelled = accuracy(data, answers) is not None
-    rows = _places(answers, limit)
+    def vectors(place: _Place) -> str:
+        _, answer, at = place
+        texts = {m: ", ".join(f"{x:.3f}" for x in e[at][:4]) for m, e in _embeddings(answer).items()}
+        return "; ".join(f"{m} [{text}, …]" for m, text in texts.items())
+
+    def label(place: _Place) -> Cell:
+        row, answer, at = place
+        label, truth = answer.prediction.labels[at], _truth(data, row)
+        return Cell(label, tone="" if truth is None else "good" if truth == label else "bad")
+
+    def probability(place: _Place) -> str:
+        _, answer, at = place
+        return units.percent(float(answer.prediction.probabilities[at].max()))
+
     columns: list[Column[_Place]] = [
         Column("sample", lambda place: data.ids[place[0]], key=True, text=True),
         Column("given", lambda place: _given(place[1]), text=True),
     ]
-    if embeds:
-        columns.append(Column("embedding", _vectors, text=True))
+    if not len(answers[0].prediction.classes):
+        columns.append(Column("embedding", vectors, text=True))
     else:
-        columns.append(Column("label", lambda place: _label(data, place), text=True))
-        columns.append(Column("probability", _probability))
-        columns += [Column("truth", lambda p: _truth(data, p[0]) or units.NOTHING, text=True)] if labelled else []
+        columns += [Column("label", label, text=True), Column("probability", probability)]
+        if accuracy(data, answers) is not None:
+            columns.append(Column("truth", lambda place: _truth(data, place[0]) or units.NOTHING, text=True))
+    rows = _places(answers, limit)
     return table("Predictions", columns, rows, _notes(data, answers, len(rows)))
-
-
-def _vectors(place: _Place) -> str:
-    _, answer, at = place
-    return "; ".join(f"{m} [{', '.join(f'{x:.3f}' for x in e[at][:4])}, …]" for m, e in _embeddings(answer).items())
-
-
-def _label(data: Dataset, place: _Place) -> Cell:
-    row, answer, at = place
-    label, truth = answer.prediction.labels[at], _truth(data, row)
-    return Cell(label, tone="" if truth is None else "good" if truth == label else "bad")
-
-
-def _probability(place: _Place) -> str:
-    _, answer, at = place
-    return units.percent(float(answer.prediction.probabilities[at].max()))
 
 
 def _notes(data: Dataset, answers: list[Answers], shown: int) -> list[str]:
@@ -244,6 +234,10 @@ def _notes(data: Dataset, answers: list[Answers], shown: int) -> list[str]:
 def _json(
     data: Dataset, answers: list[Answers], left: np.ndarray, bundles: Mapping[Path, Manifest], limit: int | None
 ) -> dict[str, object]:
+    def summary(some: list[Answers]) -> dict[str, object]:
+        mask = next((one.mask for one in some if one.mask != "none"), "none")
+        return {"samples": sum(len(one.rows) for one in some), "accuracy": accuracy(data, some), "mask": mask}
+
     used = dict.fromkeys(one.bundle for one in answers)
     return {
         "schema": SCHEMA,
@@ -252,18 +246,12 @@ def _json(
         "answered": sum(len(one.rows) for one in answers),
         "accuracy": accuracy(data, answers),
         "untrained": sorted({part for manifest in bundles.values() for part in manifest.untrained}),
-        "by_bundle": {name: _summary(data, [a for a in answers if a.bundle == name]) for name in used},
-        "by_given": {_given(a): _summary(data, [a]) for a in answers},
+        "by_bundle": {name: summary([a for a in answers if a.bundle == name]) for name in used},
+        "by_given": {_given(a): summary([a]) for a in answers},
         "left_out": [{"id": data.ids[row], "has": _having(data, row)} for row in left.tolist()],
         "bad_samples": [str(problem) for problem in data.skipped],
         "predictions": [_entry(data, row, one, at, bundles) for row, one, at in _places(answers, limit)],
     }
-
-
-def _summary(data: Dataset, answers: list[Answers]) -> dict[str, object]:
-    masks = dict.fromkeys(one.mask for one in answers if one.mask != "none")
-    samples = sum(len(one.rows) for one in answers)
-    return {"samples": samples, "accuracy": accuracy(data, answers), "mask": next(iter(masks), "none")}
 
 
 def _entry(data: Dataset, row: int, one: Answers, at: int, bundles: Mapping[Path, Manifest]) -> dict[str, object]:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from edgefl.budget.fit import Account, DevicePlan, RunPrice, StagePrice
 from edgefl.budget.stage_cost import MEMORY
-from edgefl.plan.job import Hyper, Placement
+from edgefl.plan.job import Placement
 from edgefl.plan.stages import is_closing, trained_stages
 from edgefl.registry import default, method
 from edgefl.report import units
@@ -27,9 +27,8 @@ class _Total(NamedTuple):
 
 def price_grids(price: RunPrice) -> list[Grid]:
     """Totals of each schedule, its stages, the devices' placements and, where asked for, a paper's accounting."""
-    asked = [_accounts(price)] if price.accounts else []
-    tables = (_totals, _stages, _memory_of_stages, _placements, _memory_of_devices, _costs)
-    return [*(made(price) for made in tables), *asked]
+    tables = [_totals, _stages, _memory_of_stages, _placements, _memory_of_devices, _costs]
+    return [made(price) for made in (*tables, *([_accounts] if price.accounts else []))]
 
 
 def _mib(name: str, get: Callable[[Row], float]) -> Column[Row]:
@@ -57,7 +56,18 @@ def _accounts(price: RunPrice) -> Grid:
 
 def _totals(price: RunPrice) -> Grid:
     keys = dict.fromkeys((stage.schedule, stage.batch_size) for stage in price.schedules)
-    rows = [_total(price, schedule, batch) for schedule, batch in keys]
+    rows = []
+    for schedule, batch in keys:
+        stages = [s for s in price.schedules if (s.schedule, s.batch_size) == (schedule, batch) and s.rounds]
+        row = _Total(
+            schedule,
+            batch,
+            rounds=sum(s.rounds for s in stages),
+            memory=max((s.step_peak_bytes for s in stages), default=0),
+            flops=sum(s.rounds * s.flops_per_round + s.filling_flops for s in stages),
+            payload=sum(s.whole_bytes + (s.rounds - 1) * (s.payload_down_bytes + s.payload_up_bytes) for s in stages),
+        )
+        rows.append(row)
     references = {row.batch_size: row for row in rows if row.schedule == default("schedule")}
 
     def against(row: _Total) -> str:
@@ -85,18 +95,6 @@ def _totals(price: RunPrice) -> Grid:
         name = price.schedule.capitalize()
         note += f" {name}, as this run is: a device trains the whole model, or at most what progressive has it train."
     return table(f"Schedules of {price.name}", columns, rows, [note])
-
-
-def _total(price: RunPrice, schedule: str, batch: int) -> _Total:
-    stages = [s for s in price.schedules if (s.schedule, s.batch_size) == (schedule, batch) and s.rounds]
-    return _Total(
-        schedule,
-        batch,
-        sum(s.rounds for s in stages),
-        max((s.step_peak_bytes for s in stages), default=0),
-        sum(s.rounds * s.flops_per_round + s.filling_flops for s in stages),
-        sum(s.whole_bytes + (s.rounds - 1) * (s.payload_down_bytes + s.payload_up_bytes) for s in stages),
-    )
 
 
 def _stage_key(price: RunPrice) -> list[Column[StagePrice]]:
@@ -184,14 +182,25 @@ def _memory_of_devices(price: RunPrice) -> Grid:
 
 
 def _placements(price: RunPrice) -> Grid:
+
+    def batch(row: DevicePlan) -> str:
+        """Rows of a micro-batch, with activation checkpointing and the low-memory optimiser where they make it fit."""
+        hyper = row.placement.hyper
+        checkpointed = ", blocks anew" if hyper.checkpoint else ""
+        optimizer = f", {hyper.optimizer}" if hyper.low_memory else ""
+        return "" if row.placement.refusal else f"{hyper.micro_batch or hyper.batch_size}{checkpointed}{optimizer}"
+
+    def fit(row: DevicePlan, value: float, unit: str) -> str:
+        return "" if row.placement.refusal else units.number(units.scaled(value, unit))
+
     columns: list[Column[DevicePlan]] = [
         Column("device", lambda row: row.device, key=True, text=True),
         Column("profile", lambda row: row.profile, text=True),
         Column("stage", lambda row: str(row.placement.stage.index), key=True),
         Column("trains", lambda row: _trains(row.placement), text=True),
-        Column("micro-batch", lambda row: "" if row.placement.refusal else _batch(row.placement.hyper)),
-        Column("step memory", lambda row: _fit(row.placement, row.placement.cost.step_peak_bytes, "B"), "MiB"),
-        Column("FLOPs a round", lambda row: _fit(row.placement, row.placement.cost.flops, "FLOP"), "GFLOP"),
+        Column("micro-batch", batch),
+        Column("step memory", lambda row: fit(row, row.placement.cost.step_peak_bytes, "B"), "MiB"),
+        Column("FLOPs a round", lambda row: fit(row, row.placement.cost.flops, "FLOP"), "GFLOP"),
         Column("verdict", lambda row: _verdict(row.placement), text=True),
     ]
     note = (
@@ -199,18 +208,6 @@ def _placements(price: RunPrice) -> Grid:
         f"{units.mib(price.trainer_base_bytes)}; every agent measures its own, and --trainer-base sets it here."
     )
     return table("Devices", columns, price.devices, [note])
-
-
-def _fit(placement: Placement, value: float, unit: str) -> str:
-    """Empty where the placement is refused."""
-    return "" if placement.refusal else units.number(units.scaled(value, unit))
-
-
-def _batch(hyper: Hyper) -> str:
-    """Rows of a micro-batch, with activation checkpointing and the low-memory optimiser where they make it fit."""
-    checkpointed = ", blocks anew" if hyper.checkpoint else ""
-    optimizer = f", {hyper.optimizer}" if hyper.low_memory else ""
-    return f"{hyper.micro_batch or hyper.batch_size}{checkpointed}{optimizer}"
 
 
 def _trains(placement: Placement) -> str:

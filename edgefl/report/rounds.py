@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import statistics
 from collections import Counter
-from collections.abc import Callable
 
 from edgefl.models.spec import is_matcher
 from edgefl.report import quality, resources, units
@@ -46,17 +46,21 @@ def rounds(report: RunReport) -> Grid:
     """Every round: participants, outcome, cost."""
     metric = quality.primary_metric(report)
     scores = {(r.stage, r.round): r for r in report.evaluations if r.missing == "none" and r.metric == metric}
+    assigned: dict[tuple[int, int], list[AssignmentRow]] = {}
+    for one in report.assignments:
+        assigned.setdefault((one.stage, one.round), []).append(one)
 
     def score(row: RoundRow) -> str:
         return quality.score(scores.get((row.stage, row.round)))
 
     def took_part(row: RoundRow) -> Cell:
-        asked = {one.device for one in _of(report, row) if one.status not in {"refused", "quarantined"}}
+        here = assigned.get((row.stage, row.round), [])
+        asked = {one.device for one in here if one.status not in {"refused", "quarantined"}}
         offered = asked | set(row.participants)
         return Cell(f"{len(row.participants)} / {len(offered)}", tip=", ".join(row.participants) or "nobody")
 
     def payload(row: RoundRow) -> Cell:
-        here = _of(report, row)
+        here = assigned.get((row.stage, row.round), [])
         both = [resources.measured(name, here) for name in ("payload_up_bytes", "payload_down_bytes") if here]
         return amount((moved := resources.total("payload", both)).value, "B", why=moved.reason)
 
@@ -81,10 +85,6 @@ def rounds(report: RunReport) -> Grid:
         columns.append(Column("what each slot did", _slots, text=True))
     notes = [f"In every round: {choice}." for choice in choices if choice and len(choices) == 1]
     return table("Rounds", columns, report.rounds, notes, "No round has started yet.")
-
-
-def _of(report: RunReport, row: RoundRow) -> list[AssignmentRow]:
-    return [one for one in report.assignments if (one.stage, one.round) == (row.stage, row.round)]
 
 
 def _slots(row: RoundRow) -> Cell:
@@ -117,56 +117,40 @@ def _late(row: RoundRow) -> Cell:
 def late_updates(report: RunReport) -> Grid:
     """Each device's updates in the model: how many, how stale, their mean factor. No rows: none was late."""
     late: dict[str, list[Record]] = {}
-    for update in (update for row in report.rounds for update in stale(row)):
-        late.setdefault(str(update["device"]), []).append(update)
-    old = Counter(
-        row.device
-        for row in report.assignments
-        if row.status == "late" and row.refusal and row.refusal.unit == "rounds"
-    )
+    in_time: Counter[str] = Counter()
+    for row in report.rounds:
+        for update in stale(row):
+            late.setdefault(str(update["device"]), []).append(update)
+        parts = [part.get("devices", {}) for part in row.record.get("parts", {}).values() if isinstance(part, dict)]
+        in_time.update({device for devices in parts for device in devices})
+    dropped = [row for row in report.assignments if row.status == "late" and row.refusal]
+    old = Counter(row.device for row in dropped if row.refusal and row.refusal.unit == "rounds")
 
-    def mean(name: str) -> Callable[[str], str]:
-        def of(device: str) -> str:
-            values = [update[name] for update in late.get(device, [])]
-            return units.number(sum(values) / len(values)) if values else ""
+    def of(device: str, name: str) -> list[float]:
+        return [update[name] for update in late.get(device, [])]
 
-        return of
+    def mean(device: str, name: str) -> str:
+        return units.number(statistics.fmean(values)) if (values := of(device, name)) else ""
 
-    def most(device: str) -> str:
-        return str(max((update["staleness"] for update in late.get(device, [])), default=""))
-
-    def late_of(device: str) -> int:
-        return len(late.get(device, []))
-
+    age = "Rounds between the model it was made from and the one it joined, late ones."
+    factor = "What the change of a late update was multiplied by."
     columns: list[Column[str]] = [
         Column("device", lambda device: device, key=True, text=True),
-        Column("updates", lambda device: late_of(device) + sum(_in_time(row, device) for row in report.rounds)),
-        Column("of them late", late_of),
-        Column(
-            "staleness",
-            mean("staleness"),
-            "mean",
-            tip="Rounds between the model it was made from and the one it joined, late ones.",
-        ),
-        Column("", most, "most", tip="Rounds."),
-        Column("damped", mean("factor"), "mean ×", tip="What the change of a late update was multiplied by."),
+        Column("updates", lambda device: len(late.get(device, [])) + in_time[device]),
+        Column("of them late", lambda device: len(late.get(device, []))),
+        Column("staleness", lambda device: mean(device, "staleness"), "mean", tip=age),
+        Column("", lambda device: str(max(of(device, "staleness"), default="")), "most", tip="Rounds."),
+        Column("damped", lambda device: mean(device, "factor"), "mean ×", tip=factor),
         Column("too old", lambda device: old[device], tip="Updates, or work on them, that were dropped."),
     ]
     return table("Late updates", columns, sorted({*late, *old}), [_LATE_NOTE], "No update was late.")
 
 
-def _in_time(row: RoundRow, device: str) -> bool:
-    """Whether the round counted an update of this device that was not late."""
-    parts = [part.get("devices", {}) for part in row.record.get("parts", {}).values() if isinstance(part, dict)]
-    return any(device in devices for devices in parts)
-
-
 def repaired(row: RoundRow) -> dict[str, Record]:
     """device -> the replacement of its layer (part, tensor, donors), or why it was kept."""
     found = row.record.get("repaired", {})
-    return (
-        {name: record for name, record in found.items() if isinstance(record, dict)} if isinstance(found, dict) else {}
-    )
+    records = found.items() if isinstance(found, dict) else ()
+    return {name: record for name, record in records if isinstance(record, dict)}
 
 
 def repairs(report: RunReport) -> Grid:
