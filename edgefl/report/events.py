@@ -100,10 +100,6 @@ def _names(value: object) -> tuple[object, ...]:
     return tuple(value) if isinstance(value, (list, tuple)) else ()
 
 
-def _number(value: float | None) -> str:
-    return units.NOTHING if value is None else units.number(float(value))
-
-
 @dataclass
 class LiveDevice:
     """One device as the display shows it.
@@ -286,7 +282,7 @@ def _update(state: LiveState, event: EventRow) -> str:
     device.received_bytes += data.get("payload_down_bytes") or 0
     device.flops += data.get("flops") or 0
     return (
-        f"{event.device} trained: loss {_number(data.get('loss'))} · step memory "
+        f"{event.device} trained: loss {units.number(data.get('loss'))} · step memory "
         f"{units.mib(data.get('step_peak_bytes'))} · {units.gflop(data.get('flops'))} · "
         f"sent {units.mib(data.get('payload_up_bytes'))}, received {units.mib(data.get('payload_down_bytes'))} · "
         f"{units.seconds(data.get('seconds'))}"
@@ -304,7 +300,7 @@ def _round_closed(state: LiveState, event: EventRow) -> str:
     stale = ", ".join(f"{name} (by {late})" for name, late in (data.get("staleness") or {}).items())
     parts = [
         f"stage {event.stage} round {event.round} closed: {_how_many(data.get('participants'))} devices",
-        f"loss {_number(data.get('loss'))}",
+        f"loss {units.number(data.get('loss'))}",
         f"payload {units.mib(data.get('payload_bytes'))}",
         units.seconds(data.get("seconds")),
         *([f"made earlier: {stale}"] if stale else []),

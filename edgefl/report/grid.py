@@ -124,16 +124,14 @@ def with_rows(*grids: Grid) -> list[Grid]:
     return [grid for grid in grids if grid.rows]
 
 
-def measure(
-    name: str, get: Callable[[Row], float | None], unit: str, group: str = "", *, why: str = "", tip: str = ""
-) -> Column[Row]:
+def measure(name: str, get: Callable[[Row], float | None], unit: str, group: str = "", *, why: str = "") -> Column[Row]:
     """A column of numbers in ``unit`` (B, FLOP, s, …), printed in its printed unit; ``why``: the reason of a None."""
 
     def cell(row: Row) -> Cell:
         value = get(row)
         return amount(value, unit, why=why if value is None else "")
 
-    return Column(name, cell, units.printed_unit(unit), group, tip=tip)
+    return Column(name, cell, units.printed_unit(unit), group)
 
 
 def limit_column(name: str, get: Callable[[Row], float | None], unit: str, group: str = "") -> Column[Row]:

@@ -108,7 +108,7 @@ def _table(devices: list[LiveDevice]) -> Table:
             Text(device.name, style="bold"),
             Text(device.doing, style=_STYLES.get(device.doing, "")),
             bar if device.doing in ("training", "done") else "",
-            units.NOTHING if device.loss is None else units.number(device.loss),
+            units.number(device.loss),
             f"{_mib(device.predicted_bytes)} / {_mib(device.measured_bytes)}",
             f"{_mib(device.sent_bytes)} / {_mib(device.received_bytes)}",
             units.number(units.scaled(device.flops, "FLOP")),

@@ -18,8 +18,10 @@ NOTHING = "—"
 PRINTED: dict[str, tuple[str, float]] = {"B": ("MiB", MIB), "FLOP": ("GFLOP", GIGA)}
 
 
-def number(value: float) -> str:
-    """Three significant digits, never an exponent between 0.001 and 10^15: 0.0123, 1.23, 12.3, 1,234."""
+def number(value: float | None) -> str:
+    """Three significant digits, never an exponent between 0.001 and 10^15: 0.0123, 1.23, 12.3, 1,234. None: a dash."""
+    if value is None:
+        return NOTHING
     if not math.isfinite(value):
         return str(value)
     size = abs(value)
