@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import importlib
 import json
 import os
@@ -274,6 +275,30 @@ def test_an_agent_does_not_start_with_what_does_not_fit(fleet: Fleet, tmp_path: 
     given = replace(options, state=str(tmp_path / "new"), cert="c.pem", key=str(key))
     with pytest.raises(IdentityError, match="0644"):
         make_agent(given, lambda event, **fields: None)
+
+
+@pytest.mark.parametrize("made", ["fleet", "identity", "enrolment"])
+def test_no_key_is_put_into_another_users_directory(
+    fleet: Fleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, made: str
+) -> None:
+    """Unlike the data of a run, whose file system may lack permissions: that directory is used with a warning."""
+
+    def refuse(*_: object) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    text, place = enrolling.issue_token(fleet, "cam", time.time()), tmp_path / "theirs"
+    record = device.Record(FLEET, "cam", fleet.url, "", "")
+    place.mkdir(mode=0o777)
+    monkeypatch.setattr(Path, "chmod", refuse)
+    monkeypatch.setattr(os, "geteuid", lambda: place.stat().st_uid + 1)
+    makers: dict[str, Callable[[], object]] = {
+        "fleet": lambda: a_fleet(place),
+        "identity": lambda: device.save(place, record, fleet.authority_der, b"key"),
+        "enrolment": lambda: run(enroll(text, place, tmp_path, 0.1, lambda line: None)),
+    }
+    with pytest.raises(StoreError, match=f"cannot create {place}.*: Operation not permitted"):
+        makers[made]()
+    assert not any(path.is_file() for path in place.rglob("*"))
 
 
 def test_a_damaged_identity_is_named(fleet: Fleet, tmp_path: Path) -> None:
