@@ -161,7 +161,7 @@ class DiskSender:
         """A device says what it lacks, or how far it is. What it cannot be sent."""
         ignored = self._sender.dropped.total()
         failed = self._perform(self._sender.on_need(device, need, now))
-        if self._sender.dropped.total() == ignored:
+        if self._sender.dropped.total() == ignored and not need.done:  # else its size of chunks is not checked
             asked = self._asked.setdefault(device, {})
             for name, bitmap in need.missing.items():
                 if name in self._sizes and name not in asked:

@@ -63,6 +63,13 @@ def test_only_what_a_device_lacked_is_counted(scene: Scene) -> None:
     assert lacking_bytes(b"\xff", 2500, 1000) == 2500  # bits behind the last chunk count nothing
 
 
+@pytest.mark.parametrize("chunk_bytes", [0, -1, 1])
+def test_a_done_that_lists_objects_counts_nothing_whatever_its_chunks(scene: Scene, chunk_bytes: int) -> None:
+    done = Need("d1", "t1", 1, chunk_bytes, credit=1, missing={scene.ref.id: b"\x01"}, done=True)
+    assert scene.downloads.on_need("d1", done, 0.0) == []
+    assert (scene.sent, scene.downloads.payload_bytes("d1")) == ([], 0)
+
+
 def test_a_device_that_asks_for_what_is_not_offered_is_logged(
     scene: Scene, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
