@@ -189,10 +189,13 @@ def _same_shapes(folder: _Folder, rows: list[_Row]) -> list[_Row]:
                 if row.values[modality].shape[2] == 1:
                     row.values[modality] = np.repeat(row.values[modality], 3, axis=2)
         counts = Counter((row.values[modality].shape, row.values[modality].dtype) for row in having)
-        for row in having if len(counts) > 1 else ():
-            (shape, dtype), _ = counts.most_common(1)[0]
+        if len(counts) < 2:
+            continue
+        (shape, dtype), _ = counts.most_common(1)[0]
+        resizable = modality in folder.resizable
+        for row in having:
             value = row.values[modality]
-            if modality in folder.resizable:
+            if resizable:
                 row.values[modality] = value if value.shape == shape else np.zeros(shape, dtype)
             elif (value.shape, value.dtype) != (shape, dtype):
                 advice = f"; set model.encoders.{modality}.image_size to resize them" if to.kind == "vision" else ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -138,6 +139,20 @@ def test_without_encoders_the_usual_shape_counts(folder):
     data = read_manifest(root, bad_samples="skip")
     assert data.signature() == {"acc": (2, 3)}
     assert "manifest.jsonl:1: acc: has shape [1, 2], the others [2, 3]" in str(data.skipped[0])
+
+
+def test_the_usual_shape_is_looked_up_once_a_modality_however_many_sizes_there_are(folder, monkeypatch):
+    looked: list[int] = []
+
+    class Counting(Counter):
+        def most_common(self, n=None):
+            looked.append(len(self))
+            return super().most_common(n)
+
+    monkeypatch.setattr("edgefl.data.folder.Counter", Counting)
+    root = folder(*({"acc": [[1.0] * size]} for size in range(1, 41)))
+    assert len(read_manifest(root, bad_samples="skip").skipped) == 39
+    assert looked == [40]
 
 
 def test_a_guess_is_not_fixed_by_a_bad_value(folder):
