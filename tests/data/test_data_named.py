@@ -6,11 +6,13 @@ import importlib.util
 import os
 import subprocess
 import sys
+import weakref
 from collections import Counter
 
 import numpy as np
 import pytest
 
+from edgefl.data import named as named_module
 from edgefl.data.named import NAMED, ORIGINS, _last_in_time, data_folder, named, read_ts
 from edgefl.data.sources import fit, load, load_pair
 from edgefl.errors import DataError, MissingDependencyError
@@ -201,6 +203,28 @@ def test_av_digits():
     assert train.signature() == {"image": (28, 28, 1), "audio": (61, 40)}
     assert len(set(groups)) == 6
     assert 0 <= train.modalities["audio"].min() < train.modalities["audio"].max() <= 1
+
+
+@pytest.mark.data(name="emoji_pairs")
+@pytest.mark.usefixtures("sets")
+def test_the_files_of_pictures_are_let_go_before_the_pictures_become_floats(monkeypatch):
+    files: list[weakref.ref] = []
+    held: list[bool] = []
+    read, make = named_module.read_npz, named_module.tokenizer
+
+    def reading(path):
+        arrays = read(path)
+        files.append(weakref.ref(arrays["image"]))
+        return arrays
+
+    def making(*args):
+        held.extend(file() is not None for file in files)
+        return make(*args)
+
+    monkeypatch.setattr(named_module, "read_npz", reading)
+    monkeypatch.setattr(named_module, "tokenizer", making)
+    named("emoji_pairs", {"vendors": ["noto", "fxemoji"]})
+    assert held == [False, False]
 
 
 @pytest.mark.data(name="emoji_pairs")
