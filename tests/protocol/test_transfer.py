@@ -736,9 +736,6 @@ def test_a_layout_refuses_more_chunks_than_a_message_can_ask_for():
         ChunkIndex({name(0): MAX_CHUNKS, name(1): 1}, 1)
 
 
-# --- the gate ------------------------------------------------------------------------------------------------------
-
-
 # Slow links: what is late is not lost
 
 
