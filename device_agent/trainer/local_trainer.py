@@ -75,8 +75,12 @@ class LocalTrainer:
         """What torch and the data are, once a first round has had the libraries take what they take."""
         if self.facts is None:
             _first_round(self.device)
+            elastic = Path(self.settings.data).is_dir()
+            # Files are read again, to a model's shapes, inside a round and under its ceiling: the room is the base's.
+            as_read = self.dataset if elastic else None
             self.dataset = self._on_disk(self.dataset)
-            self.facts = _facts(self.dataset, self.device, elastic=Path(self.settings.data).is_dir())
+            self.facts = _facts(self.dataset, self.device, elastic=elastic)
+            del as_read
         return self.facts
 
     def train(self, request: TrainRequest, note: Note) -> Result:

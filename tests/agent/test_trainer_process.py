@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from device_agent.core.state import Train
 from device_agent.runtime.trainer_process import TrainerProcess, TrainerSettings
+from device_agent.trainer.local_trainer import LocalTrainer
 from edgefl.data.dataset import Dataset
 from edgefl.models.checkpoints import initial_parts
 from edgefl.models.spec import EncoderSpec, HeadSpec, ModelSpec, part_names
@@ -24,7 +25,7 @@ from edgefl.process.worker import WorkerFailedError
 from edgefl.protocol.messages import Offer
 from edgefl.protocol.tensors import decode_part, encode_part
 from edgefl.records import Attempt, Budget
-from edgefl.resources.process_memory import ceiling_bytes
+from edgefl.resources.process_memory import ceiling_bytes, idle_rss_bytes
 from edgefl.storage.objects import ObjectStore
 
 SENSOR = EncoderSpec(input_shape=(16, 3), width=8, depth=1, heads=2, patch=4)
@@ -148,6 +149,21 @@ def test_missing_data_is_told_as_such(place):
 )
 def test_the_ceiling_is_the_smaller_of_both_limits(budget, base, limit):
     assert ceiling_bytes(budget, base) == limit
+
+
+def test_the_room_for_reading_files_again_belongs_to_the_base(tmp_path):
+    """A folder is read again under a round's ceiling, to the model's shapes; arrays of a file stay on disk."""
+    (tmp_path / "folder").mkdir()
+    rows, found = 1024, {}
+    for data in ("folder", "data.npz"):
+        values, present = np.ones((rows, 1024, 16), np.float32), np.ones(rows, dtype=bool)  # 64 MiB
+        labels, ids = np.arange(rows) % 2, [str(i) for i in range(rows)]
+        whole = [Dataset({"acc": values}, {"acc": present}, labels, ("rest", "run"), ids)]
+        del values
+        trainer = LocalTrainer(settings(tmp_path, data=str(tmp_path / data)), whole.pop())
+        found[data] = trainer.warm().base_bytes - idle_rss_bytes()
+    assert found["folder"] > 60 * 2**20
+    assert found["data.npz"] < 4 * 2**20
 
 
 def test_the_trainer_dies_with_its_agent_even_when_its_input_stays_open(place):
