@@ -112,6 +112,8 @@ class _Loader(yaml.SafeLoader):
             raise yaml.MarkedYAMLError(problem=f"has the tag {event.tag}; leave it out", problem_mark=mark)
         node: yaml.Node | None = super().compose_node(parent, index)
         self._depth -= 1
+        if isinstance(event, yaml.AliasEvent):  # looked at where it was written: again for each alias is quadratic
+            return node
         number = isinstance(node, yaml.ScalarNode) and node.tag != "tag:yaml.org,2002:str"
         if node is not None and number and len(node.value) > MAX_NUMBER:
             problem = f"has a number of {len(node.value)} characters; put a text in quotation marks"

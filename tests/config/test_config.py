@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 import textwrap
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from edgefl import registry
 from edgefl.config.profiles import budget_overrides, find, fleet_profile, load_device, load_recipe, load_run, shipped
 from edgefl.config.slots import conflicts, parse_slot
-from edgefl.config.yaml_files import MAX_FIELDS, MAX_FILE_BYTES, override, parse_bytes, read_yaml
+from edgefl.config.yaml_files import MAX_FIELDS, MAX_FILE_BYTES, _Loader, override, parse_bytes, read_yaml
 from edgefl.errors import ConfigError
 from edgefl.plan.compile import compile_run
 from edgefl.records import RESERVED
@@ -183,6 +184,27 @@ def test_malformed_yaml_is_a_message_not_a_traceback(tmp_path, text, words):
     with pytest.raises(ConfigError) as raised:
         read_yaml(file)
     assert words in raised.value.message
+
+
+def test_an_alias_of_a_large_mapping_costs_what_one_of_a_number_does():
+    """Fifty thousand of them would take a minute if the mapping's keys were looked at again for each."""
+    head = "a: &a {" + "".join(f"k{i}: 1, " for i in range(300)) + "}\nb: &b 1\nc:\n"
+
+    def looked(alias: str) -> int:
+        loader, count = _Loader(head + f"- *{alias}\n" * 300), 0
+
+        def note(frame: object, event: str, called: object) -> None:
+            nonlocal count
+            count += called is isinstance
+
+        sys.setprofile(note)
+        try:
+            loader.get_single_node()
+        finally:
+            sys.setprofile(None)
+        return count
+
+    assert looked("a") == looked("b")
 
 
 def test_files_that_can_not_be_read(tmp_path):
