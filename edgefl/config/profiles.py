@@ -141,9 +141,6 @@ def _collect(problems: list[Problem], load: Callable[[], T], prefix: str = "", l
         return None
 
 
-_LOG = logging.getLogger(__name__)
-
-
 def absolute(values: dict[str, object], file: Path) -> dict[str, object]:
     """The values of the run file ``file`` with its paths made absolute; names of shipped profiles stay names."""
     folder, found = file.parent, dict(values)
