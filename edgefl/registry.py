@@ -448,8 +448,9 @@ def not_installed(slots: Recipe, asked: str = "") -> str:
     """Which methods of these slots and of the signature ``asked`` are not installed here, in words; "": all are."""
     _load()
     lacking = [f"{role}: {name}" for role, slot in slots.items() for name in slot if name not in _methods[role]]
-    lacking += [f"signature: {asked}"] if asked and asked not in _signatures() else []
-    why = [broken[name] for slot in slots.values() for name in slot if name in broken]
+    unknown = [f"signature: {asked}"] if asked and asked not in _signatures() else []  # of any package's method
+    why = [text for name, text in broken.items() if unknown or any(name in slot for slot in slots.values())]
+    lacking += unknown
     return "; ".join([f"not installed on this device: {', '.join(lacking)}", *why]) if lacking else ""
 
 

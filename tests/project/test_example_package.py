@@ -34,7 +34,7 @@ def ran(environment: dict[str, str], *arguments: str) -> subprocess.CompletedPro
 
 @pytest.mark.timeout(300)
 def test_what_it_brings_trains_over_a_broker_and_is_exported(beside: dict[str, str], tmp_path: Path):
-    settings = ["--set", "training.rounds=[1,1]", "--trainers", "1", "--no-page"]
+    settings = ["--set", "training.rounds=[1,1]", "--set", "slots.cluster=pacfl", "--trainers", "1", "--no-page"]
     done = ran(beside, "run", str(EXAMPLE / "run.yaml"), "--runs", str(tmp_path), "--format", "json", *settings)
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
@@ -50,12 +50,18 @@ def test_what_it_brings_trains_over_a_broker_and_is_exported(beside: dict[str, s
     assert predicted.returncode == 0, predicted.stderr
     first, second = ({row["device"] for row in report["assignments"] if row["round"] == number} for number in (1, 2))
     assert (first, second) == ({"east", "north"}, {"south", "west"})
+    grouped = [round_["record"]["clusters"].keys() for round_ in report["rounds"]]  # by the bases that each has sent
+    assert grouped == [first, first | second]
+    assert not any(round_["record"]["refused"] for round_ in report["rounds"])
 
 
 def test_its_options_are_checked_like_our_own(beside: dict[str, str]):
     done = ran(beside, "plan", str(EXAMPLE / "run.yaml"), "--set", "slots.objective={focal: {gama: 1}}")
     assert done.returncode == 10
     assert "focal has no option 'gama'; did you mean 'gamma'?" in " ".join(done.stderr.split())
+    done = ran(beside, "plan", str(EXAMPLE / "run.yaml"), "--set", "slots.select={banzhaf_sampled: {samples: 0}}")
+    assert done.returncode == 10
+    assert "banzhaf_sampled.samples is 0; give a number from 1 upwards" in " ".join(done.stderr.split())
 
 
 def test_without_it_its_names_are_unknown():
@@ -89,6 +95,11 @@ def test_a_device_without_a_kind_of_encoder_refuses_in_words():
     assert told == ("on this device: encoder kind 'conv_sensor' is unknown; installed: sensor, vision, text, audio")
 
 
+def test_a_device_without_the_method_behind_a_signature_refuses_in_words():
+    assert _lacking(Job(signature="sketch")) == ""
+    assert _lacking(Job(signature="bases")) == "not installed on this device: signature: bases"
+
+
 def test_a_package_that_does_not_load_is_named_to_who_asks_for_its_method(tmp_path: Path):
     info = tmp_path / "torn-1.dist-info"
     info.mkdir()
@@ -99,3 +110,7 @@ def test_a_package_that_does_not_load_is_named_to_who_asks_for_its_method(tmp_pa
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
     done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=60)
     assert "unknown method 'torn' (package torn has it but does not load: RuntimeError: no libtorn.so)" in done.stderr
+    program = "from edgefl.registry import not_installed; print(not_installed({'cluster': {'lsh': {}}}, 'bases'))"
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=60)
+    why = "package torn has it but does not load: RuntimeError: no libtorn.so"
+    assert done.stdout == f"not installed on this device: signature: bases; {why}\n"
