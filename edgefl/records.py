@@ -168,7 +168,7 @@ METHOD = "method"
 
 
 class Refusal(msgspec.Struct, frozen=True):
-    """Why a device does not take part, with both numbers where there are any."""
+    """Why a device does not take part, or its update does not count, with both numbers where there are any."""
 
     reason: str = ""  # machine-readable: step_memory, memory, flops, payload, disk, data, busy, error, ceiling, ...
     needed: float | None = None

@@ -209,13 +209,16 @@ class Objective(Method):
     stays in the graph (``forward.nothing()`` for an empty one), and neither its shapes nor its branches depend on
     values: it is priced on the meta device.
 
-    ``labels``, ``pairs``: it gives the model a task, learned from labels or from pairs of modalities.
+    ``labels``, ``pairs``: it gives the model a task, learned from labels or from pairs of modalities. Together such
+    terms decide which samples a device trains on, whether the model has a classifier, and whether the planner prices
+    batches with labels; a term with neither sees what the others let through.
     ``modalities``: fewest of a model that it is for.
     ``joint``: it compares the fused representation with projections, which have to be as wide.
     ``unlabelled``: it trains the fusion on samples without a label too.
     ``reconstructs``: it trains the networks that predict a modality's projection from the others'.
     ``private_head``: devices without labels train a copy of their mappings by it, on pseudo-labels.
-    ``teacher``: it needs the mappings as received; ``received``: the trained parameters as received.
+    ``teacher``: it needs the mappings as received; ``received``: the trained parameters as received. What these make
+    for a round is in ``edgefl.training.forward.auxiliary_of``, and for the planner in ``edgefl.pricing.round_price``.
     """
 
     loss: Callable[..., Tensor] | None = None
@@ -350,7 +353,7 @@ _loaded = False
 def register(*methods: Method) -> None:
     """Make methods known under their names. Raises ValueError for a name that its role has already."""
     for method in methods:
-        role = next(name for name, one in ROLES.items() if one.kind is type(method))
+        role = next(name for name, one in ROLES.items() if isinstance(method, one.kind))
         if method.name in _methods[role]:
             raise ValueError(f"{role}: {method.name} is registered twice")
         _methods[role][method.name] = method

@@ -1,7 +1,7 @@
 """Moves of the machine: the events that go in, the instructions that come out, and the step between them. Pure.
 
 Times are seconds of the runner's monotonic clock. What is to be saved is committed, in one transaction, before the rest
-is done.
+is done; only a request for an update's chunks may precede.
 """
 
 from __future__ import annotations

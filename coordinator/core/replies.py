@@ -22,7 +22,8 @@ replace = msgspec.structs.replace
 M = TypeVar("M", bound=m.Accepted | m.Declined | m.Progressed | m.Announced)
 F = TypeVar("F", bound=m.UpdateStored | m.UpdateInvalid)
 
-#: Reasons to plan a device again: it measured, or ran into, a limit that a smaller job may respect.
+#: Reasons to plan a device again: it measured, or ran into, a limit that a smaller job may respect; or it lacks a
+#: method of the run, whereupon the planner refuses it for the stage.
 REPLAN = frozenset({"step_memory", "memory", "ceiling", "flops", "payload", "disk", "cache", "packed", METHOD})
 
 

@@ -247,7 +247,9 @@ def _cut(steps: Steps, *, keep: bool = False) -> None:
 
 
 def _give_up(steps: Steps, device: str, assignment: Assignment) -> None:
-    put(steps, device, replace(assignment, status="late" if steps.state.devices[device].online else "lost"))
+    """Mark it late (online) or lost (offline); what the device declined an earlier offer for is in the events."""
+    status = "late" if steps.state.devices[device].online else "lost"
+    put(steps, device, replace(assignment, status=status, refusal=None))
     steps.do(SendAbort(device, assignment.attempt or steps.opened.attempt, "the round is closed"))
 
 

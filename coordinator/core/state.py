@@ -32,7 +32,7 @@ class Phase(Enum):
     WAITING = "waiting"  # a device that can train
     PAUSING = "pausing"  # time, before a failed attempt is tried again
     ROUND = "round"  # updates of the open attempt
-    AGGREGATING = "closing"
+    AGGREGATING = "closing"  # the round's updates; not PmcmFL's closing round, which is a stage
     EVALUATING = "evaluating"
     FINISHED = "finished"
     FAILED = "failed"
@@ -40,7 +40,10 @@ class Phase(Enum):
 
 #: Phases that a run does not leave.
 ENDED = frozenset({Phase.FINISHED, Phase.FAILED})
-#: "declined" by the device, "refused" by the planner, "rejected": its update could not be used.
+#: Of a device in an attempt. "offered", "accepted", then "updated": announced, is fetched and checked; "done": counts.
+#: "declined" by the device, and "replanning" when a smaller job may suit it; "refused" by the planner; "rejected": its
+#: update could not be used; "quarantined": not asked after several of these. When the round closed without its update,
+#: "late": it was online, or its model is too old; "lost": it was offline.
 Status = (
     Literal["offered", "accepted", "replanning", "updated", "done", "lost", "late"]
     | Literal["declined", "refused", "rejected", "quarantined"]
@@ -56,7 +59,7 @@ class Change(msgspec.Struct, frozen=True, array_like=True):
     base: float = 0.0
 
 
-#: By part; a part's buffers have an entry of their own, ``coordinator.runtime.update_norms.BUFFERS_OF``.
+#: By part; a part's buffers have an entry of their own, ``coordinator.runtime.validate_update.BUFFERS_OF``.
 Changes = dict[str, Change]
 
 
@@ -125,7 +128,7 @@ class Assignment(msgspec.Struct, frozen=True):
 
 
 class Round(msgspec.Struct, frozen=True):
-    """The open attempt. ``tries`` counts attempts since this coordinator started; attempt numbers go on counting."""
+    """The open attempt. ``tries`` counts this round's attempts, over restarts too; attempt numbers go on counting."""
 
     attempt: Attempt
     tries: int

@@ -1,4 +1,4 @@
-"""The ledger of runs: every transition of the coordinator's machine is committed here before it is announced."""
+"""The ledger of runs: every transition of the coordinator's machine is committed before a process may rely on it."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """Runs the machine: messages, transfers, timers and finished tasks become events; instructions are performed.
 
 The machine steps event by event, the ledger commits what has come meanwhile in one transaction, and only then anything
-is sent or started. Long work (plans, aggregation, evaluation) runs beside the loop and reports back as an event.
+is sent or started that a process may rely on (``record``: a request for chunks may precede). Long work (plans,
+aggregation, evaluation) runs beside the loop and reports back as an event.
 """
 
 from __future__ import annotations

@@ -255,7 +255,7 @@ def _ack(state: State, message: m.Ack, now: float) -> Step:
     if not message.accepted:
         state = restore_residuals(state, message.attempt)
     state = replace(state, update=None, closed=newest_closed(state.closed, message.attempt))
-    event = "delivered" if message.accepted else "refused"
+    event = "delivered" if message.accepted else "rejected"
     log = v.Log(event, {"attempt": str(message.attempt), "reason": message.refusal.reason})
     return state, [_save(state), v.StopServe(message.attempt), log]
 

@@ -45,7 +45,7 @@ MakeTrainer = Callable[[TrainerSettings, int], Trainer]
 _VARIABLE = "EDGEFL_AGENT_OPTIONS"
 
 #: Events that are warnings: marked for the eye, and in JSON by their level.
-_WARNINGS = frozenset({"declined", "disconnected", "unreachable", "trainer-lost", "warning", "refused", "ignored"})
+_WARNINGS = frozenset({"declined", "disconnected", "unreachable", "trainer-lost", "warning", "rejected", "ignored"})
 
 
 class Options(msgspec.Struct, frozen=True):

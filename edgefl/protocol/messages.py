@@ -163,7 +163,7 @@ class Grant(Need, frozen=True, tag="grant"):
 
 
 class Ack(_Message, frozen=True, tag="ack"):
-    """Coordinator → device: the update of this attempt is complete and on disk, or refused with a reason."""
+    """Coordinator → device: the update of this attempt is complete and on disk, or rejected with a reason."""
 
     attempt: Attempt = Attempt()
     accepted: bool = True

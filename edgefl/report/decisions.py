@@ -20,9 +20,10 @@ NOT_JOINED = "not connected yet"
 BEHIND = "at work on an earlier round"
 
 _NOTE = (
-    "Decided by the plan: the predicted cost exceeds the device's budget, so it was not asked. Decided by the "
-    "device: it was asked, and found out by its own measurement or its data. Decided by the coordinator: its "
-    "update could not be used, or after several of these it was not asked."
+    "Decided by the plan: the predicted cost exceeds the device's budget, or its data or methods do not suit the "
+    "stage, so it was not asked. Decided by the device: it was asked, and found out by its own measurement or its "
+    "data. Decided by the coordinator: its update could not be used or came too late, or after several of these it "
+    "was not asked."
 )
 _Round = tuple[int, int]  # stage, round
 
@@ -87,7 +88,7 @@ def _collected(report: RunReport) -> dict[_Decision, set[int]]:
     the events only; so does an attempt that was repeated."""
     found: dict[_Decision, set[int]] = {}
     for row in report.assignments:
-        if row.refusal is not None or row.status in ("lost", "late"):
+        if row.status != "replanning" and (row.refusal is not None or row.status in ("lost", "late")):
             decided_by = {"refused": "plan", "declined": "device"}.get(row.status, "coordinator")
             decision = _Decision(row.device, row.stage, decided_by, row.refusal or Refusal(reason=row.status))
             found.setdefault(decision, set()).add(row.round)

@@ -123,8 +123,8 @@ class Forward:
         return self.__dict__.get("logits")
 
     def nothing(self) -> Tensor:
-        """Zero, but part of the graph, so that ``backward`` has a way to go."""
-        return next(iter(self.projected.values())).sum() * 0.0
+        """Zero, whatever the projections hold, but part of the graph, so that ``backward`` has a way to go."""
+        return next(iter(self.projected.values()))[:0].sum()
 
     def _spread(self, values: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         full, has = {}, {}

@@ -423,3 +423,13 @@ def test_rules_ask_for_traits_so_that_a_task_from_outside_counts(monkeypatch: py
 def test_a_name_is_registered_once() -> None:
     with pytest.raises(ValueError, match="objective: gmc is registered twice"):
         registry.register(Objective("gmc", "another"))
+
+
+def test_a_kind_of_method_of_a_role_s_kind_fills_that_role(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Mine(Objective):
+        """An outside package's own kind of term."""
+
+    methods("objective")
+    monkeypatch.setitem(registry._methods, "objective", dict(registry._methods["objective"]))
+    registry.register(Mine("mine", "a test's term"))
+    assert methods("objective")["mine"].name == "mine"

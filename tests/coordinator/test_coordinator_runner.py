@@ -280,10 +280,11 @@ def test_without_quorum_at_the_deadline_the_round_is_tried_again_then_fails(tmp_
 
 
 def test_a_stopped_coordinator_goes_on_with_the_same_attempt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One device's update is here, the other still trains, and is neither offered nor asked for anything again."""
+
     def damaged(*_: Any) -> Any:
         raise StoreError("the directory is not whole")
 
-    """One device's update is here, the other still trains, and is neither offered nor asked for anything again."""
     report = RunReport()
 
     async def script(scene: Scene) -> None:

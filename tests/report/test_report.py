@@ -10,7 +10,7 @@ from report_fixture import NO_ENERGY, run_report
 from rich.console import Console
 
 from edgefl.cli.show import runs_table
-from edgefl.records import Budget, Capabilities, Figure, Speed, kind_of_machine
+from edgefl.records import Budget, Capabilities, Figure, Refusal, Speed, kind_of_machine
 from edgefl.report import decisions, quality, resources, rounds, units
 from edgefl.report.events import LiveState
 from edgefl.report.grid import Cell, Column, Grid, letters, measurement_cell, print_grid, split, table
@@ -217,6 +217,15 @@ def test_refusals_carry_both_numbers_and_what_came_of_them(report: RunReport) ->
     assert ceiling[7] == "planned again, trained with micro-batch 8"
     lost = next(row for row in by_row if row[4] == "lost contact")
     assert lost[5:7] == ("", "")
+
+
+def test_a_device_that_waits_for_a_new_plan_is_no_decision_of_the_coordinator() -> None:
+    """Its row in the ledger still holds what it declined the offer for; the event says who decided."""
+    refusal = Refusal("step_memory", 2e6, 1e6, "bytes")
+    declined = EventRow(kind="declined", stage=1, round=1, device="a", data=msgspec.to_builtins(refusal))
+    row = AssignmentRow(stage=1, round=1, device="a", status="replanning", refusal=refusal)
+    rows = decisions.refusals(RunReport(events=(declined,), assignments=(row,))).rows
+    assert [(cells[0].text, cells[3].text) for cells in rows] == [("a", "device")]
 
 
 def test_a_refusal_known_only_from_events_is_not_forgotten() -> None:
