@@ -106,6 +106,10 @@ class LocalTrainer:
             give_back(self.device)
             _freeze_once()
 
+    def let_go(self) -> None:
+        """Part from its cache: they hold each other, and what is frozen by then no search for garbage finds."""
+        self.cache = PrefixCache(self.rows)
+
     def _train(self, request: TrainRequest, note: Note) -> Result:
         job, attempt = request.offer.job, request.offer.attempt
         device, data = self.settings.device, self._split(job)

@@ -56,7 +56,9 @@ class Trainers:
 
     def leave(self, body: object, note: Note) -> None:
         """The device does not need its trainer any more."""
-        self._trainers.pop(msgspec.convert(body, TrainerSettings), None)
+        trainer = self._trainers.pop(msgspec.convert(body, TrainerSettings), None)
+        if trainer is not None:
+            trainer.let_go()
 
     def _trainer(self, settings: TrainerSettings) -> LocalTrainer:
         if settings not in self._trainers:

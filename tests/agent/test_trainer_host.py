@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+from pathlib import Path
 
+import msgspec
 import pytest
 from test_trainer_process import TOTAL, offer_of, place, settings  # noqa: F401 - place is a fixture
 
 from device_agent.core.state import Train
 from device_agent.many_agents import HostedTrainers
-from device_agent.runtime.trainer_process import TrainerProcess
+from device_agent.runtime.trainer_process import TrainerProcess, TrainRequest
+from device_agent.trainer import local_trainer
+from device_agent.trainer.process import Trainers
 from edgefl.errors import ConfigError
 from edgefl.records import Budget
 from edgefl.storage.objects import ObjectStore
@@ -45,6 +50,29 @@ def test_devices_that_share_a_process_train_as_alone(place):  # noqa: F811 - the
         assert second._worker.process.pid is None
 
     asyncio.run(scene())
+
+
+def rows_open(folder: Path) -> int:
+    """How many files for rows, which have no name, this process has open below ``folder``."""
+    held = [str(one.readlink()) for one in Path("/proc/self/fd").iterdir() if one.is_symlink()]
+    return sum(str(folder / "rows") in one for one in held)
+
+
+def test_who_leaves_gives_its_data_back(place, monkeypatch):  # noqa: F811 - the fixture
+    """Also after a round, from when on what is there by then is no longer searched for garbage."""
+    monkeypatch.setattr(local_trainer, "SMALL_BYTES", 0)  # so that its samples are in a file, and show
+    trainers, own = Trainers(), settings(place)
+    request = TrainRequest(own, offer_of(ObjectStore(place / "objects")))
+    local_trainer._freeze_once.cache_clear()
+    try:
+        result = trainers.train(msgspec.to_builtins(request), lambda _: None)
+        assert result.refusal is None, result.refusal
+        assert rows_open(place) > 0
+        trainers.leave(msgspec.to_builtins(own), lambda _: None)
+        gc.collect()
+        assert rows_open(place) == 0
+    finally:
+        gc.unfreeze()
 
 
 def test_who_leaves_off_does_not_end_the_others_round(place):  # noqa: F811 - the fixture
