@@ -122,6 +122,8 @@ TABLES: dict[type[msgspec.Struct], sa.Table] = {
     SnapshotRow: snapshots,
     BundleRow: _table("bundles", BundleRow, "name"),
 }
+#: Texts that devices write, which are cut to their column; what is our own is stored as it is, or refused.
+_DEVICES_TEXTS = {TABLES[DeviceRow].c.profile, figures.c.source, figures.c.reason, figures.c.name}
 
 
 def rows(connection: sa.Connection, kind: type[R], run: str | None = None) -> Iterator[R]:
@@ -154,7 +156,7 @@ def put(connection: sa.Connection, run: str, batch: Iterable[msgspec.Struct]) ->
 
 def _plain(value: object, column: sa.Column[Any]) -> object:
     """A value as every database takes it: PostgreSQL has no character 0, a text column a length; NaN is no number."""
-    if isinstance(value, str) and isinstance(column.type, sa.String):
+    if isinstance(value, str) and column in _DEVICES_TEXTS and isinstance(column.type, sa.String):
         return value.replace("\0", "")[: column.type.length]
     return None if column.nullable and isinstance(value, float) and not math.isfinite(value) else value
 

@@ -120,6 +120,16 @@ def test_what_a_device_wrote_is_kept_as_every_database_can(path: str | Path) -> 
     assert report.events == (told,)
 
 
+def test_what_we_wrote_ourselves_is_not_cut(tmp_path: Path) -> None:
+    """Bundles whose names differ late are two. PostgreSQL refuses what is longer than its column."""
+    names = ("n" * 64 + "1", "n" * 64 + "2")
+    bundles = tuple(BundleRow(name, "p" * 1100 + name, ("acc",), 1) for name in names)
+    with begun(tmp_path / "ledger.sqlite") as ledger:
+        for bundle in bundles:
+            ledger.add_bundle("r1", bundle)
+        assert ledger.report().bundles == bundles
+
+
 def test_an_open_ledger_can_be_read_while_it_is_written(path: str | Path) -> None:
     with begun(path) as writer, Ledger(path, create=False) as reader:
         writer.commit("r1", [saved_round(FIRST)], [], 101.0)
