@@ -99,7 +99,7 @@ class ModelTasks:
         return understood(await self._worker.call(method, request), kind)
 
     async def _planned(self, one: Plan) -> Planned:
-        request = Request(self._plan, str(self.store.root), one.stage, self.manifest, candidates=one.candidates)
+        request = Request(self._plan, str(self.store.root), one.stage, shared(self.manifest), candidates=one.candidates)
         return Planned(self._clock(), one.ticket, await self._ask("plan_stage", tuple[Placement, ...], request))
 
     async def _aggregated(self, one: Aggregate) -> Aggregated:

@@ -20,13 +20,14 @@ from coordinator.core.timeouts import Timeouts
 from coordinator.ledger.ledger import Ledger
 from coordinator.runtime import uploads
 from coordinator.runtime.environment import Environment
+from coordinator.runtime.evaluator import Request
 from coordinator.runtime.model_tasks import ModelTasks
 from coordinator.runtime.publisher import Publisher
 from coordinator.runtime.runner import run
 from edgefl.errors import BrokerError, BudgetError, RunError, StoreError
-from edgefl.plan.job import RoundPolicy, RunPlan
+from edgefl.plan.job import Placement, RoundPolicy, RunPlan
 from edgefl.protocol.tensors import decode_part
-from edgefl.records import Budget, Refusal
+from edgefl.records import Budget, Manifest, ObjectRef, Refusal
 from edgefl.run_records import AssignmentRow, EventRow, RunReport
 from edgefl.storage.objects import ObjectStore
 from edgefl.transport.memory_broker import MemoryBroker, MemoryTransport
@@ -367,6 +368,25 @@ def test_the_store_keeps_current_and_final_states_only(tmp_path: Path) -> None:
     keep = {ref.id for key in ((1, 1), (2, 2)) for ref in states[key].values()}
     store = tmp_path / "run" / "objects"
     assert {file.name for file in store.iterdir() if len(file.name) == 64} == keep
+
+
+def test_the_planner_is_sent_the_parts_that_are_everyones(tmp_path: Path) -> None:
+    """Of a fleet with personal parts all of them would not fit into a request."""
+    sent, ref = list[Manifest](), ObjectRef("0" * 64, 10)
+
+    class Noting(FakeWorker):
+        def plan_stage(self, request: Request) -> list[Placement]:
+            sent.append(request.manifest)
+            return super().plan_stage(request)
+
+    async def plan_one() -> None:
+        models = ModelTasks(a_plan(), ObjectStore(tmp_path), Noting(), lambda event: None, lambda: 0.0)
+        models.begin({"task": ref, "@a/task": ref, "#0/task": ref, "server/lost/task": ref}, {})
+        models.start(do.Plan(1, 1, ()))
+        await models._tasks.wait()
+
+    asyncio.run(plan_one())
+    assert sent == [{"task": ref}]
 
 
 def test_the_next_offers_do_not_wait_for_what_is_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
