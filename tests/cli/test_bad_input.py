@@ -387,9 +387,15 @@ class Local:
     def __init__(self, *arguments: str, before: Callable[[], None] | None = None) -> None:
         self.mark = f"edgefl-test-{os.urandom(8).hex()}"
         command = [sys.executable, "-m", "edgefl.cli.main", "run", "run.yaml", "--no-export", *arguments]
+
+        def begin() -> None:
+            signal.signal(signal.SIGINT, signal.SIG_DFL)  # a script's background job, as these tests may be, ignores it
+            if before is not None:
+                before()
+
         self.process = subprocess.Popen(
             command, env={**os.environ, "EDGEFL_TEST": self.mark}, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE, text=True, start_new_session=True, preexec_fn=before,  # noqa: PLW1509 - limits one
+            stderr=subprocess.PIPE, text=True, start_new_session=True, preexec_fn=begin,  # noqa: PLW1509 - limits one
         )  # fmt: skip
 
     def end(self, seconds: float = 100.0) -> tuple[int, str]:
