@@ -184,7 +184,7 @@ async def read_answer(stream: asyncio.StreamReader, on_note: Note | None) -> Ans
     Raises IncompleteReadError when the child ended, WorkerError for what is no answer.
     """
     while True:
-        length = _length(await stream.readexactly(4))
+        length = _checked(int.from_bytes(await stream.readexactly(4), "big"))
         frame = _decoded(await stream.readexactly(length), Answer)
         if frame.kind != "note":
             return frame
@@ -197,7 +197,7 @@ def read_request(stream: BinaryIO) -> Request | None:
     header = stream.read(4)
     if len(header) < 4:
         return None
-    return _decoded(stream.read(_length(header)), Request)
+    return _decoded(stream.read(_checked(int.from_bytes(header, "big"))), Request)
 
 
 def understood(body: object, kind: type[T]) -> T:
@@ -217,13 +217,10 @@ def _decoded(data: bytes, kind: type[T]) -> T:
 
 def _frame(value: object) -> bytes:
     payload = msgspec.msgpack.encode(value)
-    header = struct.pack(">I", len(payload))
-    _length(header)
-    return header + payload
+    return struct.pack(">I", _checked(len(payload))) + payload
 
 
-def _length(header: bytes) -> int:
-    length = int.from_bytes(header, "big")
+def _checked(length: int) -> int:
     if length > MAX_FRAME_BYTES:
         raise WorkerError(f"a worker's frame of {length} bytes exceeds the limit of {MAX_FRAME_BYTES}")
     return length

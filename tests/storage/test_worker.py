@@ -7,10 +7,11 @@ import contextlib
 import os
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from edgefl.errors import WorkerError
-from edgefl.process.worker import MAX_FRAME_BYTES, WorkerFailedError, WorkerProcess, understood
+from edgefl.process.worker import MAX_FRAME_BYTES, WorkerFailedError, WorkerProcess, _frame, understood
 from edgefl.records import ObjectRef
 
 HERE = Path(__file__).parents[1]
@@ -158,6 +159,16 @@ def test_a_module_that_can_not_be_started_says_so(tmp_path):
 
     scene(tmp_path, play, "no_such_module_anywhere")
     assert "no_such_module_anywhere" in log(tmp_path)
+
+
+def test_a_frame_that_four_bytes_can_not_measure_is_refused_too(monkeypatch):
+    class Huge(bytes):
+        def __len__(self):
+            return 2**32
+
+    monkeypatch.setattr(msgspec.msgpack, "encode", lambda value: Huge())
+    with pytest.raises(WorkerError, match="4294967296 bytes exceeds"):
+        _frame("x")
 
 
 def test_a_frame_beyond_the_limit_is_refused_on_either_side(tmp_path):
