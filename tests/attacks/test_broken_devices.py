@@ -14,6 +14,7 @@ from test_coordinator_runner import Scene, one_stage, played, values
 
 from benchmarks.crash.broken_agents import WARM, WAYS, way_of
 from benchmarks.crash.broken_devices import BROKEN, CASE, found_in, page
+from coordinator.core.state import State
 from coordinator.ledger.ledger import Ledger
 from edgefl.errors import RunError
 from edgefl.plan.job import RoundPolicy, Transfer
@@ -51,7 +52,7 @@ def test_every_way_is_refused_by_name_and_ends_in_quarantine_while_the_round_goe
     ]
     assert [ack.refusal.reason for ack in scene.devices["a"].acks] == [reason, reason]
     with Ledger(tmp_path / "run" / "ledger.sqlite") as ledger:
-        kept = ledger.snapshot("r1")
+        kept = ledger.snapshot(State(one_stage(POLICY, 3)))
     assert kept is not None
     assert (kept.devices["a"].rejected, kept.devices["a"].barred) == ({reason: 2}, -1)
 
