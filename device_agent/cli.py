@@ -234,7 +234,6 @@ def profile(given: ProfileOptions) -> None:
 
     Takes about half a minute. Set a budget in the file; then: edgefl-agent run --profile device.yaml
     """
-    from device_agent.measured_profile import Link, measured_profile
     from edgefl.config.yaml_files import yaml_text
     from edgefl.errors import ConfigError, Problem
     from edgefl.transport.link import TlsFiles
@@ -242,6 +241,8 @@ def profile(given: ProfileOptions) -> None:
     out = given.out
     if out.exists() and not given.force:
         raise ConfigError(str(out), [Problem("--out", "is there already; give --force to replace it")])
+    from device_agent.measured_profile import Link, measured_profile  # with torch
+
     name = given.name or host_name()
     files = TlsFiles(given.ca or None, given.cert or None, given.key or None)
     link = Link(given.broker, given.fleet, name, files) if given.broker else None

@@ -188,7 +188,7 @@ def _rapl(sysfs: Path) -> Meter | None:
         name, file = _text(zone / "name"), zone / "energy_uj"
         if not name.startswith("package") or zone.name.count(":") != 1:  # "x:0:1" is a share of "x:0"
             continue
-        _joules(file)
+        file.read_text()
         wraps_at = int(_text(zone / "max_energy_range_uj") or 0) / 1e6
         counters.append((partial(_joules, file), wraps_at))
         names.append(name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from pathlib import Path
 
 import msgspec
@@ -30,6 +31,13 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measure, "STEP", (2, 8, 16, 1))
     monkeypatch.setattr(measure, "DISK_BYTES", 2**20)
     monkeypatch.setattr(measure, "LINK_BYTES", 2**20)
+
+
+def test_a_file_that_is_there_is_refused_without_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "device_agent.measured_profile", None)  # as where torch is not installed
+    (tmp_path / "there.yaml").write_text("")
+    done = CliRunner().invoke(app, ["profile", "--out", str(tmp_path / "there.yaml")])
+    assert (done.exit_code, "is there already" in done.output) == (10, True), done.output
 
 
 def test_the_file_is_a_profile(tmp_path: Path) -> None:

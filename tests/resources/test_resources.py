@@ -342,6 +342,14 @@ def test_rapl_adds_packages_once_and_survives_the_wrap(tmp_path):
     assert figure.value == pytest.approx(1.5 + 2.0)
 
 
+def test_a_rapl_counter_without_a_number_is_the_figures_reason(tmp_path):
+    zone = "class/powercap/intel-rapl:0"
+    sysfs = tree(tmp_path, {f"{zone}/name": "package-0", f"{zone}/energy_uj": "", f"{zone}/max_energy_range_uj": 1})
+    with EnergyProbe(sysfs=sysfs, period_s=60) as probe:
+        pass
+    assert probe.figure().reason.startswith("rapl: package-0 stopped answering")
+
+
 def test_the_gpu_counts_only_when_the_training_runs_on_it(tmp_path):
     with EnergyProbe("cuda:0", sysfs=tmp_path, nvml=lambda: Nvml(library=Gpu()), period_s=60) as probe:
         pass
