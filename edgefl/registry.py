@@ -60,7 +60,7 @@ DEVICE_SHARE = Option(0.5, "share of the eligible devices, rounded up", least=0.
 
 
 class Rule(NamedTuple):
-    """What a method needs of a recipe, or with ``wanted`` False excludes: a choice with ``trait`` in ``role``.
+    """A method's requirement of a recipe: a choice with ``trait`` in ``role``; with ``wanted`` False an exclusion.
 
     ``text``: what is wrong with a recipe that breaks it, and the way out.
     """
@@ -112,7 +112,7 @@ class Schedule(Method):
 
 @dataclass(frozen=True)
 class Sharing(Method):
-    """What the modalities' encoders share. ``attention``: that of their blocks (``edgefl.models.multiway``)."""
+    """Sharing of weights between the encoders. ``attention``: that of their blocks (``edgefl.models.multiway``)."""
 
     attention: bool = False
 
@@ -261,7 +261,7 @@ class Observer(Protocol):
 
 @dataclass(frozen=True)
 class Repair(Method):
-    """What is replaced in updates before they are aggregated.
+    """Repair of updates before they are aggregated.
 
     ``mend``: (updates, model, store, {device: cluster}, options) -> ({(device, part): tensors in place of its own},
     parts that devices are sent for their personal models, the record {device: what was done or why not}).

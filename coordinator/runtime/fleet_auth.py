@@ -207,7 +207,8 @@ class Newcomers:
 async def fleets_broker(fleet: Fleet, wanted: str, say: Callable[[str], None]) -> AsyncIterator[str]:
     """The URL of the fleet's broker as this machine dials it; started here if it is ours and does not run.
 
-    ``wanted``: another URL, or auto, mosquitto. Raises BrokerError; IdentityError for amqtt, which can not do it.
+    ``wanted``: another URL, or auto, mosquitto. Raises BrokerError; IdentityError for amqtt, which does not keep
+    devices apart.
     """
     if "://" in wanted:
         yield wanted

@@ -74,7 +74,7 @@ class RunOptions(NamedTuple):
 
 
 def execute(options: RunOptions, emit: Callable[[EventRow], None], say: Callable[[str], None]) -> RunReport:
-    """Run a plan to its end. Raises EdgeFLError; KeyboardInterrupt when told to stop.
+    """Run a plan to its end. Raises EdgeFLError; KeyboardInterrupt on SIGINT and SIGTERM.
 
     ``say`` takes what a person must know to connect agents.
     """
@@ -188,7 +188,7 @@ async def _broker(wanted: str, place: Path, fleet: str, say: Callable[[str], Non
 
 
 def _resumed(ledger: str | Path, run: str) -> tuple[RunPlan, str]:
-    """The plan as the run was started with: a run file changed since then can not tear it apart.
+    """The plan as the run was started with: a run file that was changed since then does not count.
 
     One of before there was a closing round gets it, unless the run is done.
     """

@@ -1,4 +1,4 @@
-"""What the terms share: which rows count, and means over what counts.
+"""Functions that several objectives share: masks of the rows that count, and means over them.
 
 No shape and no branch depends on values, so that the planner can price a step on the meta device: rows that do not
 count are masked, and the result is that of the rows that do. What stands in the others does not matter, not even NaN.

@@ -1,1 +1,1 @@
-"""What is replaced in updates before they are aggregated."""
+"""Repairs of updates before they are aggregated: MMiC's poverty layer."""
