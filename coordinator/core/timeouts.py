@@ -29,8 +29,6 @@ class Timeouts(NamedTuple):
     grace_s: float = 20.0
     #: Pause before a round is tried again, times the tries so far: devices may still be ending a step.
     retry_pause_s: float = 2.0
-    #: An upload without a new chunk is asked for again after this: a window of chunks takes 2 s at 6 Mbit/s.
-    stall_s: float = 5.0
     #: A device that is online but has not introduced itself is asked again after this, a few times: its hello may have
     #: been sent before this coordinator listened.
     introduce_s: float = 1.0

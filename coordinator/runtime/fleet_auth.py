@@ -285,4 +285,4 @@ async def _until(fleet: Fleet, guard: Guard, name: str, limit_s: float) -> None:
 
 
 def _publishing(say: Callable[[str], None]) -> Tasks:
-    return Tasks(lambda error: say(f"an answer could not be sent: {error}"))
+    return Tasks(lambda error: say(f"enrolment: {error}"))
