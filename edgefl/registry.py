@@ -360,9 +360,9 @@ def register(*methods: Method) -> None:
 
 
 def methods(role: str) -> dict[str, Any]:
-    """Name -> method of a role: the default first, then as they are registered."""
+    """Name -> method of a role: the default first, then by name, whatever was imported first."""
     _load()
-    return dict(sorted(_methods[role].items(), key=lambda item: not item[1].default))
+    return dict(sorted(_methods[role].items(), key=lambda item: (not item[1].default, item[0])))
 
 
 def default(role: str) -> str:

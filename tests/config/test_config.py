@@ -105,7 +105,7 @@ def test_every_problem_of_a_file_is_told_at_once_with_path_line_and_choices(tmp_
         "fleet.2": 19,
     }
     told = {path: message for path, (_, message) in found.items()}
-    assert "did you mean 'prototype'? valid: zero, ignore, random, prototype" in told["slots.missing"]
+    assert "did you mean 'prototype'? valid: zero, completion, ignore, prototype, random" in told["slots.missing"]
     assert "did you mean 'objective'?" in told["slots.objectiv"]
     assert "'sensr'; did you mean 'sensor'? valid: sensor, vision, text, audio" in told["model.encoders.acc.kind"]
     assert "did you mean 'width'?" in told["model.encoders.acc.widht"]

@@ -87,7 +87,7 @@ def test_the_mixes_use_every_choice_of_every_role():
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"objective": "gmc"}, "no term gives the model a task; add one of cross_entropy, margin, clip"),
+        ({"objective": "gmc"}, "no term gives the model a task; add one of cross_entropy, clip, margin"),
         ({"missing": "prototype"}, "prototype needs class prototypes"),
         ({"objective": ["cross_entropy", "modality_contrast"]}, "modality_contrast needs class prototypes"),
         ({"objective": ["cross_entropy", "prototype_contrast"]}, "prototype_contrast needs class prototypes"),
