@@ -15,7 +15,7 @@ from edgefl.aggregation.mean import MisfitError, layout_of
 from edgefl.data.dataset import Dataset
 from edgefl.errors import DataError
 from edgefl.methods.cluster import UNIT, WIDTH, _coordinates, features_of, lsh, sketch
-from edgefl.methods.weight import _pieces, inner_products, relationship
+from edgefl.methods.weight.relationship import _pieces, inner_products, relationship
 from edgefl.protocol.tensors import decode_part, encode_part
 from edgefl.registry import signature
 

@@ -13,7 +13,7 @@ import torch
 
 from edgefl.aggregation.history import Memory, Track
 from edgefl.errors import ModelError
-from edgefl.methods import optimise
+from edgefl.methods.optimise import fedopt, portfolio
 from edgefl.registry import method
 
 torch.set_num_threads(1)
@@ -27,7 +27,7 @@ NEAR = ORACLES["tolerance"]
 
 def portfolio_beta(*arguments, **options) -> tuple[float, dict]:
     """beta* of the round, and what the record says beside it."""
-    changed, record = optimise.portfolio(*arguments, **options)
+    changed, record = portfolio.portfolio(*arguments, **options)
     told = dict(record["momentum"])
     assert changed == {"beta": told.pop("beta")} == {"beta": record["momentum"]["beta"]}
     return changed["beta"], told
@@ -35,7 +35,7 @@ def portfolio_beta(*arguments, **options) -> tuple[float, dict]:
 
 def test_oracle_portfolio_1_the_running_covariance():
     case = CASES["portfolio-1"]
-    got = optimise.covariance(np.array(case["inputs"]["returns"]).T)
+    got = portfolio.covariance(np.array(case["inputs"]["returns"]).T)
     np.testing.assert_allclose(got, case["expect"], atol=NEAR)
 
 
@@ -43,7 +43,7 @@ def test_the_covariance_of_many_rounds_is_numpys():
     """The running mean settles, so on a long series it is numpy.cov but for its first rounds."""
     rng = np.random.default_rng(0)
     returns = rng.normal(size=(20000, 3)) @ rng.normal(size=(3, 3))
-    got = optimise.covariance(returns)
+    got = portfolio.covariance(returns)
     np.testing.assert_allclose(got, np.cov(returns.T), atol=0.03 * np.abs(got).max())
     np.testing.assert_allclose(got, got.T)
     assert np.linalg.eigvalsh(got).min() >= 0
@@ -51,12 +51,12 @@ def test_the_covariance_of_many_rounds_is_numpys():
 
 @pytest.mark.parametrize("rounds", [0, 1])
 def test_fewer_than_two_rounds_have_no_covariance(rounds):
-    np.testing.assert_array_equal(optimise.covariance(np.ones((rounds, 2))), np.zeros((2, 2)))
+    np.testing.assert_array_equal(portfolio.covariance(np.ones((rounds, 2))), np.zeros((2, 2)))
 
 
 def test_two_rounds_have_a_covariance_and_come_in_order():
     """(0.1 - 0)^2 + (0.4 - 0.1)^2 = 0.1 over T - 1 = 1; backwards it would be 0.16 + 0.09."""
-    assert optimise.covariance(np.array([[0.1], [0.4]])) == pytest.approx(0.1)
+    assert portfolio.covariance(np.array([[0.1], [0.4]])) == pytest.approx(0.1)
     memory = Memory(rounds=8, devices={"a": Track(returns={8: 0.4, 1: 0.1})})
     _, told = portfolio_beta(memory, {"a": 0}, {"a": 1}, beta=0.9, risk=0.5, temperature=10)
     assert told["clusters"]["0"]["risk"] == pytest.approx(0.1)
@@ -64,14 +64,14 @@ def test_two_rounds_have_a_covariance_and_come_in_order():
 
 def test_momentum_by_hand_and_within_its_bounds():
     """0.9 + tanh(0.5) / 20 = 0.9 + 0.4621171573 / 20."""
-    assert optimise.portfolio_momentum(0.9, 0.5, 20) == pytest.approx(0.9231058579)
-    assert optimise.portfolio_momentum(0.9, -0.5, 20) == 0.9
-    assert optimise.portfolio_momentum(0.9, 0.0, 10) == 0.9
-    assert optimise.portfolio_momentum(0.9, 1e9, 10) == 1.0
-    assert optimise.portfolio_momentum(0.9 + 5e-13, 1e9, 10) == 1.0  # what rounding may put above 1 is cut
+    assert portfolio.portfolio_momentum(0.9, 0.5, 20) == pytest.approx(0.9231058579)
+    assert portfolio.portfolio_momentum(0.9, -0.5, 20) == 0.9
+    assert portfolio.portfolio_momentum(0.9, 0.0, 10) == 0.9
+    assert portfolio.portfolio_momentum(0.9, 1e9, 10) == 1.0
+    assert portfolio.portfolio_momentum(0.9 + 5e-13, 1e9, 10) == 1.0  # what rounding may put above 1 is cut
     for beta, temperature in ((0.9, 9.9), (0.5, -1), (0.5, 0), (-0.1, 10)):
         with pytest.raises(ModelError, match="at most 1"):
-            optimise.portfolio_momentum(beta, 0.0, temperature)
+            portfolio.portfolio_momentum(beta, 0.0, temperature)
 
 
 TWO_CLUSTERS = Memory(
@@ -135,10 +135,10 @@ def test_without_any_return_momentum_stays_as_it_is():
 # Optimisers
 
 STEPS = {
-    "momentum": optimise.momentum,
-    "fedadagrad": optimise.fedadagrad,
-    "fedadam": optimise.fedadam,
-    "fedyogi": optimise.fedyogi,
+    "momentum": fedopt.momentum,
+    "fedadagrad": fedopt.fedadagrad,
+    "fedadam": fedopt.fedadam,
+    "fedyogi": fedopt.fedyogi,
 }
 
 
@@ -158,7 +158,7 @@ def walk(method, deltas, state=None, **options) -> tuple[list[float], dict[str, 
 
 def test_oracle_fedadagrad_1():
     case = CASES["fedadagrad-1"]["inputs"]
-    path, state = walk(optimise.fedadagrad, case["deltas"], lr=case["lr"], epsilon=case["eps"], beta=case["betas"])
+    path, state = walk(fedopt.fedadagrad, case["deltas"], lr=case["lr"], epsilon=case["eps"], beta=case["betas"])
     assert path == pytest.approx(CASES["fedadagrad-1"]["expect"], abs=NEAR)
     assert state["momentum.w"][0] == pytest.approx(0.95 * 0.1 + 0.05 * -0.5)
     assert state["second.w"][0] == pytest.approx(1.25)
@@ -166,14 +166,14 @@ def test_oracle_fedadagrad_1():
 
 def test_momentum_by_hand_two_steps():
     """v = 1, at 0 + 2 x 1 = 2; v = 0.5 x 1 + 1 = 1.5, at 2 + 2 x 1.5 = 5."""
-    path, state = walk(optimise.momentum, [1, 1], lr=2.0, beta=0.5)
+    path, state = walk(fedopt.momentum, [1, 1], lr=2.0, beta=0.5)
     assert path == [2.0, 5.0]
     assert {name: value.tolist() for name, value in state.items()} == {"momentum.w": [1.5]}
 
 
 def test_fedadam_by_hand_two_steps():
     """u = 0.99e-6 + 0.01 = 0.01000099, m = 0.1; u = 0.0099009801 + 0.0025 = 0.0124009801, m = 0.09 - 0.05 = 0.04."""
-    path, state = walk(optimise.fedadam, [1, -0.5], lr=0.1, beta=0.9, beta2=0.99, epsilon=1e-3)
+    path, state = walk(fedopt.fedadam, [1, -0.5], lr=0.1, beta=0.9, beta2=0.99, epsilon=1e-3)
     first = 0.1 * 0.1 / (math.sqrt(0.01000099) + 1e-3)
     assert path == pytest.approx([first, first + 0.1 * 0.04 / (math.sqrt(0.0124009801) + 1e-3)], abs=NEAR)
     assert state["second.w"][0] == pytest.approx(0.0124009801)
@@ -181,7 +181,7 @@ def test_fedadam_by_hand_two_steps():
 
 def test_fedyogi_by_hand_two_steps():
     """u = 1e-6 + 0.01 x 1, as D^2 = 1 is above it; then u = 0.010001 - 0.01 x 0.0001 = 0.01, as D^2 is below."""
-    path, state = walk(optimise.fedyogi, [1, 0.01], lr=0.1, beta=0.9, beta2=0.99, epsilon=1e-3)
+    path, state = walk(fedopt.fedyogi, [1, 0.01], lr=0.1, beta=0.9, beta2=0.99, epsilon=1e-3)
     first = 0.1 * 0.1 / (math.sqrt(0.010001) + 1e-3)
     assert path == pytest.approx([first, first + 0.1 * 0.091 / (0.1 + 1e-3)], abs=NEAR)
     assert state["second.w"][0] == pytest.approx(0.01)
@@ -192,14 +192,14 @@ def test_the_defaults():
         return {name: p.default for name, p in inspect.signature(method).parameters.items() if p.default is not p.empty}
 
     adaptive = {"lr": 0.05, "beta": 0.9, "epsilon": 1e-3}
-    assert defaults(optimise.momentum) == {"lr": 1.0, "beta": 0.9}
-    assert defaults(optimise.fedadagrad) == adaptive
-    assert optimise.Rates._field_defaults == adaptive
-    assert defaults(optimise.fedadam) == defaults(optimise.fedyogi) == {"beta2": 0.99}
+    assert defaults(fedopt.momentum) == {"lr": 1.0, "beta": 0.9}
+    assert defaults(fedopt.fedadagrad) == adaptive
+    assert fedopt.Rates._field_defaults == adaptive
+    assert defaults(fedopt.fedadam) == defaults(fedopt.fedyogi) == {"beta2": 0.99}
     for name in ("fedadam", "fedyogi"):
         told = {option: spec.default for option, spec in method("optimise", name).options.items()}
         assert told == {**adaptive, "beta2": 0.99}
-    assert defaults(optimise.portfolio) == {"beta": 0.9, "risk": 0.5, "temperature": 10.0}
+    assert defaults(portfolio.portfolio) == {"beta": 0.9, "risk": 0.5, "temperature": 10.0}
 
 
 DELTAS = [0.3, -0.2, 0.05, 0.4, -0.7]
@@ -208,15 +208,15 @@ DELTAS = [0.3, -0.2, 0.05, 0.4, -0.7]
 @pytest.mark.parametrize(
     ("method", "options", "state", "reference"),
     [
-        (optimise.momentum, {"lr": 0.3, "beta": 0.8}, None, lambda p: torch.optim.SGD(p, lr=0.3, momentum=0.8)),
+        (fedopt.momentum, {"lr": 0.3, "beta": 0.8}, None, lambda p: torch.optim.SGD(p, lr=0.3, momentum=0.8)),
         (
-            optimise.fedadagrad,
+            fedopt.fedadagrad,
             {"lr": 0.3, "beta": 0.0, "epsilon": 1e-3},
             None,
             lambda p: torch.optim.Adagrad(p, lr=0.3, eps=1e-3),
         ),
         (
-            optimise.fedadam,
+            fedopt.fedadam,
             {"lr": 0.3, "beta": 0.0, "beta2": 0.9, "epsilon": 1e-3},
             {"second.w": np.zeros(1, np.float32)},
             lambda p: torch.optim.RMSprop(p, lr=0.3, alpha=0.9, eps=1e-3),
@@ -234,9 +234,9 @@ def test_torchs_optimisers_go_the_same_way_when_the_gradient_is_minus_the_change
 
 
 def test_at_beta_0_and_lr_1_momentum_is_federated_averaging():
-    assert walk(optimise.momentum, DELTAS, lr=1.0, beta=0.0)[0] == pytest.approx(np.cumsum(DELTAS), abs=NEAR)
+    assert walk(fedopt.momentum, DELTAS, lr=1.0, beta=0.0)[0] == pytest.approx(np.cumsum(DELTAS), abs=NEAR)
     previous, combined = one(0.0), one(3.0)
-    following, state = optimise.plain(None, previous, combined)
+    following, state = fedopt.plain(None, previous, combined)
     assert (following, state) == (combined, None)
     assert following is not combined
 

@@ -1,0 +1,1 @@
+"""Aggregation weights of the devices."""
