@@ -322,7 +322,7 @@ def test_a_method_s_functions_have_the_defaults_that_its_options_are_documented_
 @pytest.mark.parametrize(
     ("recipe", "message"),
     [
-        ({"select": {"randm": {}}}, "unknown method 'randm'; choose one of: all, random, banzhaf"),
+        ({"select": {"randm": {}}}, "unknown method 'randm'; choose one of: all, banzhaf, random"),
         ({"select": {"random": {"shares": 1}}}, "select.random.shares: unknown option; choose from: share"),
         ({"select": {"all": {"share": 1}}}, "select.all.share: unknown option; choose from: no options"),
         ({"select": {"all": {}, "random": {}}}, "exactly one method, got all, random"),

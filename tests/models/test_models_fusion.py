@@ -419,7 +419,7 @@ def test_a_device_keeps_what_makes_the_modality_it_lacks():
 @pytest.mark.parametrize(
     ("changes", "path", "words"),
     [
-        ({"fusion": "sum"}, "fusion", "'sum' is unknown; choose concat, mean, joint"),
+        ({"fusion": "sum"}, "fusion", "'sum' is unknown; choose concat, joint, mean"),
         ({"encoder_sharing": "all"}, "encoder_sharing", "choose separate, multiway"),
         ({"matching": "nearest"}, "matching", "choose none, classifier, prior"),
         ({"fusion": "joint", "joint": JointSpec(10, 4)}, "joint.width", "10 is no multiple of the 4"),
