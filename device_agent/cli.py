@@ -34,7 +34,7 @@ class Format(str, Enum):
 
 
 class BadSamples(str, Enum):
-    """What to do with samples that cannot be read."""
+    """Policy for samples that cannot be read."""
 
     error = "error"
     skip = "skip"

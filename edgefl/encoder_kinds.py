@@ -99,7 +99,7 @@ def _built(module: str, name: str) -> Kind:
 
 
 def _faults(encoder: EncoderSpec) -> Iterator[Fault]:
-    """Of our own kinds: only patches of audio overlap, and text has no patches."""
+    """Rules of our own kinds: only patches of audio overlap, and text has no patches."""
     kind, shape, patch, stride = encoder.kind, encoder.input_shape, encoder.patch, encoder.stride
     if kind == "audio" and stride < 0:
         yield "stride", f"is {stride}; use 0 (no overlap) or more"

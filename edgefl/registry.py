@@ -73,7 +73,7 @@ class Rule(NamedTuple):
 
 @dataclass(frozen=True)
 class Method:
-    """What every method declares: name, one sentence, options, and what it does not mix with.
+    """Declaration that all methods share: name, one sentence, options, and what it does not mix with.
 
     ``default``: it fills a slot that a recipe leaves out.
     ``rules``: what a recipe with it needs and excludes; ``conflicts``: the same by a function, where that is no trait.
@@ -163,7 +163,7 @@ class Select(Method):
 
 @dataclass(frozen=True, kw_only=True)
 class StandIn(Method):
-    """What stands in for an absent modality.
+    """A stand-in for an absent modality.
 
     ``make``: (modality, what is at hand) -> its stand-ins (``edgefl.training.fill``), in training, evaluation and
     exported graphs. ``offered``: (model, prototype tables) -> whether inference can make it; None: it never can.
@@ -239,7 +239,7 @@ class Objective(Method):
 
 
 class Observer(Protocol):
-    """What watches a device's training for a repair; batches are complete or not, never mixed, while it does."""
+    """Observer of a device's training for a repair; batches are complete or not, never mixed, while it does."""
 
     @property
     def complete(self) -> bool:

@@ -45,7 +45,7 @@ def is_buffered(state: State) -> bool:
 
 
 def still_needed(state: State) -> CollectGarbage:
-    """What garbage collection spares: updates on disk or on their way, and the states their attempts began from."""
+    """Roots of garbage collection: updates on disk or on their way, and the states their attempts began from."""
     every = [*state.stragglers.values(), *state.buffered.values()]
     updates = tuple(one.update for one in every if one.update is not None)
     return CollectGarbage(updates, frozenset(one.attempt for one in every if one.attempt is not None))

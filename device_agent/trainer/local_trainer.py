@@ -72,7 +72,7 @@ class LocalTrainer:
         self.left_off = False  # the agent does not want the round under way any more
 
     def warm(self) -> DataFacts:
-        """What torch and the data are, once a first round has had the libraries take what they take."""
+        """Facts of the data and of the memory at rest, after a first round has had the libraries take theirs."""
         if self.facts is None:
             _first_round(self.device)
             elastic = Path(self.settings.data).is_dir()
@@ -225,7 +225,7 @@ class LocalTrainer:
 
 @functools.cache
 def _freeze_once() -> None:
-    """What libraries have made by the first round's end would be searched for garbage in every round."""
+    """Exempt objects of the first round from garbage collection: libraries' would be searched in every round."""
     gc.freeze()
 
 

@@ -39,7 +39,7 @@ BUFFERS = ("running_mean", "running_var", "num_batches_tracked")
 
 
 class Outcome(NamedTuple):
-    """What became of one part. ``tensors`` None: it stays as it was, because of ``kept``."""
+    """The outcome of one part. ``tensors`` None: it stays as it was, because of ``kept``."""
 
     tensors: Tensors | None
     weights: dict[str, Any]  # "devices": {name: weight}; "kept": weight of the part before; for prototypes "tables"

@@ -272,7 +272,7 @@ class StagePrice(msgspec.Struct, frozen=True):
 
 
 class DevicePlan(msgspec.Struct, frozen=True):
-    """What one device would train in one stage."""
+    """Placement of one device in one stage."""
 
     device: str = ""
     profile: str = ""

@@ -70,7 +70,7 @@ class LocalRun:
             await self._coordinate(run_file, url)
 
     def way_on(self) -> str:
-        """What to do when it was interrupted; "" when there is nothing to go on with."""
+        """Remedy when it was interrupted; "" when there is nothing to go on with."""
         if not (self.directory / "run.yaml").is_file():
             return ""
         where = "" if self.directory.parent == RUNS else f" --runs {self.directory.parent}"

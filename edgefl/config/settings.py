@@ -63,7 +63,7 @@ class SpeedConfig(Values):
     disk_write_bytes: Bytes = Field(0, description="bytes a second written and synced; for the record")
 
     def record(self) -> Speed:
-        """What of it travels in messages."""
+        """The part of it that travels in messages."""
         return Speed(self.flops, self.down_bytes, self.up_bytes, self.power_w, self.operation_s, self.machine)
 
 

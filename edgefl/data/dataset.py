@@ -27,7 +27,7 @@ SHOWN = 20  # problems listed in an error
 
 
 class Encoder(Protocol):
-    """What reading needs to know of a modality's encoder; ``edgefl.models.spec.EncoderSpec`` is one.
+    """Properties of a modality's encoder that reading needs; ``edgefl.models.spec.EncoderSpec`` is one.
 
     ``input_shape`` (): not known, taken from the data.
     """
@@ -48,7 +48,7 @@ Encoders = Mapping[str, Encoder]
 
 @dataclass(frozen=True)
 class Encoded:
-    """What stands for a modality's samples: tokens [N, T, D] after ``depth`` stages, and which are real [N, T] or None.
+    """Encoded samples of a modality: tokens [N, T, D] after ``depth`` stages, and which are real [N, T] or None.
 
     Rows where the modality is absent hold anything.
     """

@@ -31,7 +31,7 @@ class Share(msgspec.Struct, frozen=True):
 
 
 class Prepared(msgspec.Struct, frozen=True):
-    """What ``prepare_shares`` wrote."""
+    """Files that ``prepare_shares`` wrote."""
 
     shares: tuple[Share, ...] = ()
     test: str = ""  # path of test.npz

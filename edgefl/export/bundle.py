@@ -124,7 +124,7 @@ def export_bundles(
 
 
 def _inputs(model: ModelSpec) -> list[tuple[str, ...]]:
-    """What each bundle takes: one modality each, then all."""
+    """The modalities of each bundle: one each, then all."""
     names = tuple(model.encoders)
     return [*((m,) for m in names if len(names) > 1), names]
 

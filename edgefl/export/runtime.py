@@ -70,7 +70,7 @@ class Bundle:
 
     @property
     def modalities(self) -> tuple[str, ...]:
-        """What it takes."""
+        """Names of its inputs."""
         return self.manifest.modalities
 
     def predict(

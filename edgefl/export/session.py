@@ -22,7 +22,7 @@ class _Named(Protocol):
 
 
 class Session(Protocol):
-    """What of an onnxruntime session is used."""
+    """The part of an onnxruntime session that is used."""
 
     def get_outputs(self) -> Sequence[_Named]: ...
     def get_providers(self) -> Sequence[str]: ...

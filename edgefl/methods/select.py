@@ -1,4 +1,4 @@
-"""Who trains a round, among the devices that are eligible and present.
+"""Client selection: who trains a round, among the devices that are eligible and present.
 
 MMiC, arXiv 2505.06911, equations 17 and 18, within each cluster:  probability of i  ~  exp(temperature * core_i /
 selected_i), where core_i counts the rounds in which i was core (``edgefl.aggregation.history``).

@@ -201,7 +201,7 @@ class _Source:
             ) from error
 
     def _grid(self) -> dict[str, object]:
-        """What of a checkpoint's configuration says where its positions are in a picture."""
+        """The field of a checkpoint's configuration that says where its positions are in a picture."""
         size, stride = self.encoder.input_shape, self.encoder.stride or self.encoder.patch
         if self.encoder.kind == "vision":
             return {"image_size": list(size[:2])}

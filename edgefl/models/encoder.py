@@ -1,4 +1,4 @@
-"""What all kinds of encoder have in common: token state, attention, stage, first weights, activation checkpointing.
+"""Common to all kinds of encoder: token state, attention, stage, first weights, activation checkpointing.
 
 With activation checkpointing a block keeps its input only; the backward pass runs it once more (arXiv 1604.06174). Ours
 because the first use of torch.utils.checkpoint imports torch's compiler, 67 MiB for a device that is short of them. For
@@ -23,7 +23,7 @@ from edgefl.models.spec import EncoderSpec
 
 
 class TokenState(NamedTuple):
-    """What travels between the parts of an encoder: tokens [B, N, D], and for text which are real [B, N] (bool).
+    """Token state between the parts of an encoder: tokens [B, N, D], and for text which are real [B, N] (bool).
 
     ``depth``: of tokens that stand for a model's input, how many stages they have been through.
     """

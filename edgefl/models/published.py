@@ -68,7 +68,7 @@ class _Block(nn.Module):
         self.dropout = nn.Dropout(spec.dropout)
 
     def gather(self, asking: Tensor, tokens: Tensor, mask: Tensor | None) -> Tensor:
-        """What ``asking`` [B, n, D] gathers from those of ``tokens`` [B, N, D] that are real by ``mask`` [B, N]."""
+        """Attention of ``asking`` [B, n, D] over those of ``tokens`` [B, N, D] that are real by ``mask`` [B, N]."""
         query, key, value, out = (self.get_submodule(path) for path in self.names[:4])
         dropout = self.attention_dropout if self.training else 0.0
         result: Tensor = out(attend(query(asking), key(tokens), value(tokens), self.heads, mask, dropout))
@@ -118,7 +118,7 @@ class PostNormBlock(_Block):
 
 
 def final_norm(spec: EncoderSpec) -> nn.Module:
-    """What follows the last pre-norm block: [B, N, D] -> [B, N, D]."""
+    """The norm after the last pre-norm block: [B, N, D] -> [B, N, D]."""
     return nn.LayerNorm(spec.width, eps=EPSILON)
 
 

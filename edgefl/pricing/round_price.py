@@ -121,7 +121,7 @@ class Pricer:
 
 
 def _kind_of_peak(job: Job) -> tuple[object, ...]:
-    """What decides a step's memory, besides the batch's shape."""
+    """Key of a step's memory, besides the batch's shape."""
     hyper = job.hyper
     kind = kind_of_step(job, with_tables=True)
     return kind, hyper.optimizer, hyper.momentum > 0, hyper.precision, may_update_in_backward(job)

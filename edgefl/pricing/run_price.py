@@ -59,7 +59,7 @@ class PriceOptions(NamedTuple):
 
 
 class _Run(NamedTuple):
-    """What every price of one run depends on."""
+    """Inputs of every price of one run."""
 
     plan: RunPlan
     part_bytes: Mapping[str, int]
@@ -147,7 +147,7 @@ def _stage_prices(
 
 
 def _device_plans(run: _Run, device: PlannedDevice) -> Iterator[DevicePlan]:
-    """What one device would train in each stage that has rounds."""
+    """Placement of one device in each stage that has rounds."""
     plan, newcomer = run.plan, device.candidate
     for stage, hyper in zip(plan.stages, plan.hypers, strict=True):
         if not stage.rounds:
@@ -166,7 +166,7 @@ def _typical(shares: Sequence[Mapping[str, int]], least: int) -> dict[str, int]:
 
 
 class Totals(NamedTuple):
-    """Of all rounds: bytes down and up of one client, FLOPs of one sample."""
+    """Totals of all rounds: bytes down and up of one client, FLOPs of one sample."""
 
     bytes: float
     flops: float

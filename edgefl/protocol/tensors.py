@@ -116,7 +116,7 @@ def decode_part(
 
 
 def read_layout(path: Path) -> dict[str, tuple[tuple[int, ...], bool]]:
-    """Of each tensor of a part on disk, sorted by name: its shape, and whether it is floating. Its values are not read.
+    """Shape of each tensor of a part on disk, sorted by name, and whether it is floating. Its values are not read.
 
     Raises ProtocolError for anything malformed, OSError.
     """

@@ -1,4 +1,4 @@
-"""What this machine is: memory, cores, GPU, free disk. No torch, no numpy: the supervisor asks this."""
+"""Capabilities of this machine: memory, cores, GPU, free disk. No torch, no numpy: the supervisor asks this."""
 
 from __future__ import annotations
 

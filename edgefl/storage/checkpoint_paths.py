@@ -1,4 +1,4 @@
-"""What ``pretrained`` names: a `transformers` checkpoint (hub name or folder), or a file of this project's own.
+"""Paths that ``pretrained`` names: a `transformers` checkpoint (hub name or folder), or a file of this project's own.
 
 ``package:NAME/PATH`` is a file or folder inside the installed Python package NAME. Names that end in ``.safetensors``
 are own files (``edgefl.models.own_checkpoint``). No torch here, and the package is found, not imported.

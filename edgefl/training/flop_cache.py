@@ -85,7 +85,7 @@ def metered(counts: FlopCounts | None = None) -> Iterator[Bill]:
 
 
 def counted(kind: bytes, shape: ShapeKey, work: Callable[[], R], *, linear: Linear) -> R:
-    """What ``work`` returns; its FLOPs, as known or else counted while it runs, go to the open bills.
+    """The result of ``work``; its FLOPs, as known or else counted while it runs, go to the open bills.
 
     ``kind``, ``shape``, ``linear``: see ``FlopCounts.get``. Without an open bill nothing is counted.
     """
@@ -106,7 +106,7 @@ def counted(kind: bytes, shape: ShapeKey, work: Callable[[], R], *, linear: Line
 
 
 def kind_of_step(job: Job, *, with_tables: bool) -> bytes:
-    """What decides a step's FLOPs besides the batch's shape; ``with_tables``: there are global prototypes."""
+    """Key of a step's FLOPs besides the batch's shape; ``with_tables``: there are global prototypes."""
     hyper = job.hyper
     sizes = (hyper.batch_size, hyper.micro_batch, hyper.checkpoint)
     decisive = (job.model, job.stage.present, job.stage.trained, sizes, hyper.cache, job.slots)

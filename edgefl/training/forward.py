@@ -28,7 +28,7 @@ from edgefl.training.fill import AtHand, Filled, fill, hide, matcher_of
 
 @dataclass(frozen=True)
 class Auxiliary:
-    """What terms need besides the model; empty where the recipe has no such term.
+    """Auxiliary state that terms need besides the model; empty where the recipe has no such term.
 
     ``tables``: the global prototypes, and the ``matcher`` that finds them while training. By modality:
     ``private_heads``, copies that are trained along, and ``teachers``, the heads as received. ``received``: (parameter,

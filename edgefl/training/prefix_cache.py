@@ -52,7 +52,7 @@ class _Kept:
 
 @dataclass
 class PrefixCache:
-    """What has been computed, in files of ``folder``, by data set and modality. Keep it between rounds.
+    """Computed prefix outputs, in files of ``folder``, by data set and modality. Keep it between rounds.
 
     ``limit_bytes``: of all files together; None: no limit. ``check`` is called now and then, and may raise.
     ``identify``: what identifies the tensors of a part as received, such as their hash.

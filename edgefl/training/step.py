@@ -152,7 +152,7 @@ def _trains_encoder(job: Job, modality: str) -> bool:
 
 
 def _units(job: Job, batch: Batch) -> list[Batch]:
-    """What must be encoded together: each modality alone, all rows its own; with shared attention the whole batch."""
+    """Batches encoded together: each modality alone, all rows its own; with shared attention the whole batch."""
     if shares_attention(job.model):
         return [batch]
     return [Batch(rows_in(x), {m: x}, {m: None}, None) for m, x in batch.inputs.items()]
@@ -265,12 +265,12 @@ def computing_in(precision: Precision, device: torch.device) -> AbstractContextM
 
 
 def widened(value: Tensor) -> Tensor:
-    """What came out of narrow products, in f32."""
+    """The results of narrow products, in f32."""
     return value.float() if value.dtype == torch.bfloat16 else value
 
 
 class _Narrowed(TorchFunctionMode):
-    """What autocast would do to shapes alone: on the meta device, where torch has none, so that the price is right."""
+    """Autocast's effect on shapes alone: on the meta device, where torch has none, so that the price is right."""
 
     def __torch_function__(
         self,

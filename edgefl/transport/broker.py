@@ -184,7 +184,7 @@ class Broker:
 
 
 class _Identity(msgspec.Struct):
-    """What stays the same when a broker is started again in its directory, by this or a later process."""
+    """Settings that stay the same when a broker is started again in its directory, by this or a later process."""
 
     port: int
     username: str

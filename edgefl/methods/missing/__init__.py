@@ -1,1 +1,1 @@
-"""What stands in for an absent modality."""
+"""Stand-ins for an absent modality."""

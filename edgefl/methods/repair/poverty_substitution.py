@@ -74,7 +74,7 @@ def _donors(
     trained: Collection[str] | None,
     changes: Mapping[str, float] | None,
 ) -> tuple[str, ...] | str:
-    """Who lends to ``device`` a layer that ``trained`` have trained, or the reason why none does."""
+    """The donors that lend ``device`` a layer that ``trained`` have trained, or the reason why none does."""
     if device in complete:
         return "it trained with complete data and needs no repair"
     if device not in clusters:
@@ -207,7 +207,7 @@ def _poorest(
 
 
 def observe(job: Job, model: StagedModel, *, form: str = "optimiser") -> PovertyObserver:
-    """What watches a device's training for its poverty layer."""
+    """Observer of a device's training for its poverty layer."""
     return PovertyObserver(poverty_layers(job, model), exact=form == "exact")
 
 
