@@ -1,54 +1,76 @@
 """Mutation testing: ``python -m mutation [--each N] [--seed S] [--folder F …] [--children C] [--write PAGE]``.
 
 Of each folder's mutants, as mutmut makes them, a seeded sample is run; the same seed draws the same while the code is
-the same. Mutants that only reword a text with a blank in it are not drawn. Each runs the tests that call its function,
-fastest first, until one fails. Prints the score by folder and in all, and each survivor as a diff.
+the same. Each meets the tests that execute what it changes, fastest first, until one fails. Prints the score by folder,
+and each survivor as a diff. ``equivalent.md`` says which survivors were read and cannot be told from the code.
 """
 
 from __future__ import annotations
 
 import argparse
-import ast
-import os
-import random
-import subprocess
+import json
+import re
 import sys
-import textwrap
 import time
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
-#: What is mutated, what matters most first; pyproject.toml, [tool.mutmut], says which tests run.
-FOLDERS = ("edgefl/methods", "edgefl/aggregation", "coordinator/core", "device_agent/core", "edgefl/transfer")
-#: What mutmut calls a mutant that a test saw: a time-out is one, too.
-KILLED = {"killed", "timeout", "segfault"}
-#: What it calls one that it did not come to.
-UNCHECKED = "not checked"
-#: Of the environment that runs this.
-MUTMUT = str(Path(sys.executable).with_name("mutmut"))
+import pytest
+
+from mutation.mutants import FOLDERS, Mutant, draw
+from mutation.session import Session
+
+#: The tests that decide: those beside the code, not fleets, attacks and pins.
+TESTS = ("tests/aggregation", "tests/methods", "tests/coordinator", "tests/agent", "tests/protocol")
+ARGUMENTS = ("-q", "-s", "-p", "no:cacheprovider", "-p", "no:xdist", "-m", "not slow", "--timeout", "0")
+EQUIVALENT = Path(__file__).with_name("equivalent.md")
+#: What became of one that was noticed: a test failed, it used up its time of the processor, or it ended the process.
+KILLED = {"killed", "time", "died"}
+
+Result = tuple[str, str]  # what became of a mutant; the test that did it
 
 
 def main() -> int:
-    """Draw, run and report; 1 when mutmut could not run."""
+    """Draw, run and report; 1 when the tests could not be collected."""
     parser = argparse.ArgumentParser(prog="mutation", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--each", type=int, default=60, help="mutants of a folder; 0: all")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--folder", nargs="*", default=FOLDERS, choices=FOLDERS, help="default: all")
     parser.add_argument("--children", type=int, default=2, help="processes")
+    parser.add_argument("--minutes", type=float, default=0, help="begin no mutant after these; 0: no end")
+    parser.add_argument("--log", type=Path, help="a line of JSON for each mutant, as it ends")
+    parser.add_argument("--again", type=Path, help="of those drawn, the ones that such a log says no test noticed")
     parser.add_argument("--write", type=Path, help="the page with the results")
     options = parser.parse_args()
     begun = time.time()
     drawn = {folder: draw(folder, options.each, options.seed) for folder in options.folder}
-    names = [name for chosen, _ in drawn.values() for name in chosen]
-    sys.stdout.write(f"{len(names)} mutants of {sum(of for _, of in drawn.values())}\n")
+    # folder by folder in turn, so that an early end leaves a sample of each
+    turns = [(at, mutant) for chosen, _ in drawn.values() for at, mutant in enumerate(chosen)]
+    order = [mutant for _, mutant in sorted(turns, key=lambda turn: turn[0])]
+    if options.again:
+        said = [json.loads(line) for line in options.again.read_text(encoding="utf-8").splitlines()]
+        left = {each["name"] for each in said if each["status"] not in KILLED}
+        order = [mutant for mutant in order if mutant.name in left]
+    sys.stdout.write(f"{len(order)} mutants of {sum(of for _, of in drawn.values())}\n")
     sys.stdout.flush()
-    paths = os.pathsep.join(["tests", os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
-    command = [MUTMUT, "run", "--max-children", str(options.children), *names]
-    if status := subprocess.run(command, env={**os.environ, "PYTHONPATH": paths}).returncode:
-        sys.stderr.write(f"mutmut ended with status {status}\n")
+    results: dict[str, Result] = {}
+    log = options.log.open("a", encoding="utf-8") if options.log else None
+
+    def tell(mutant: Mutant, status: str, test: str) -> None:
+        results[mutant.name] = (status, test)
+        if log:
+            said = {"name": mutant.name, "status": status, "test": test, "-": mutant.removed, "+": mutant.added}
+            log.write(json.dumps({**said, "at": round(time.time() - begun)}) + "\n")
+            log.flush()
+
+    session = Session(order, options.children, begun + options.minutes * 60 if options.minutes else 0, tell)
+    status = pytest.main([*ARGUMENTS, "--hypothesis-seed", "0", *TESTS], plugins=[session])
+    if status not in {pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED}:
+        sys.stderr.write(f"pytest ended with status {status}\n")
         return 1
-    status_of = dict(statuses())
-    lines = [*table(drawn, status_of), "", *survivors(names, status_of)]
+    known = equivalents(EQUIVALENT.read_text(encoding="utf-8"))
+    lines = [*table(drawn, results, known), "", *unsure(session, results), *survivors(order, results, known)]
     sys.stdout.write("\n".join(["", *lines, ""]))
     if options.write:
         asked = f"make mutants EACH={options.each} SEED={options.seed}"
@@ -56,70 +78,59 @@ def main() -> int:
     return 0
 
 
-def draw(folder: str, each: int, seed: int) -> tuple[list[str], int]:
-    """``each`` mutants of the folder (0: all), and how many there are, without those that reword a text."""
-    from mutmut.mutation.file_mutation import mutate_file_contents
-    from mutmut.utils.format_utils import get_mutant_name
-
-    found: list[str] = []
-    for path in sorted(Path(folder).rglob("*.py")):
-        made = mutate_file_contents(str(path), path.read_text(encoding="utf-8"))
-        lines = made.code.splitlines()
-        bodies = {
-            name: shape(lines[span.start - 1 : span.end]) for name, span in made.line_span_by_function_name.items()
-        }
-        found += [
-            get_mutant_name(path, name)
-            for name in made.mutant_names
-            if bodies[name] != bodies[f"{name.partition('__mutmut_')[0]}__mutmut_orig"]
-        ]
-    found.sort()
-    return sorted(random.Random(f"{seed} {folder}").sample(found, min(each or len(found), len(found)))), len(found)
+def equivalents(page: str) -> dict[tuple[str, str, str, str], str]:
+    """The reason, by a mutant's change: path, function, removed and added line."""
+    found = {}
+    for each in re.finditer(r"^\* `(\S+):(\S+)`: (.+)\n((?:  [-+] `.*`\n?)+)", page, re.MULTILINE):
+        path, function, reason, changes = each.groups()
+        shown = re.findall(r"^  ([-+]) `(.*)`$", changes, re.MULTILINE)
+        before = [text for sign, text in shown if sign == "-"]
+        for sign, text in shown:
+            if sign == "+":
+                found[path, function, before[0], text] = reason
+    return found
 
 
-def shape(lines: list[str]) -> str:
-    """A function without its name and without the wording of texts with a blank in them."""
-    (function,) = ast.parse(textwrap.dedent("\n".join(lines))).body
-    for node in ast.walk(function):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and " " in node.value:
-            node.value = " "
-    assert isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef)
-    function.name, function.decorator_list = "", []
-    return ast.dump(function)
-
-
-def statuses() -> Iterator[tuple[str, str]]:
-    """(mutant, what became of it) of all that mutmut knows."""
-    listed = subprocess.run([MUTMUT, "results", "--all", "true"], capture_output=True, text=True, check=True).stdout
-    for line in listed.splitlines():
-        name, _, status = line.strip().rpartition(": ")
-        if name:
-            yield name, status
-
-
-def table(drawn: dict[str, tuple[list[str], int]], status_of: dict[str, str]) -> Iterator[str]:
+def table(
+    drawn: dict[str, tuple[list[Mutant], int]],
+    results: dict[str, Result],
+    known: dict[tuple[str, str, str, str], str],
+) -> Iterator[str]:
     """Markdown: a line a folder, and all."""
-    yield "| folder | mutants | run | killed | survived | no test | score |"
-    yield "|---|---|---|---|---|---|---|"
-    rows = [
-        (folder, of, [status_of[name] for name in names if status_of[name] != UNCHECKED])
-        for folder, (names, of) in drawn.items()
-    ]
-    rows.append(("all", sum(of for _, of, _ in rows), [status for _, _, each in rows for status in each]))
-    for folder, of, each in rows:
-        killed, untested = sum(status in KILLED for status in each), each.count("no tests")
-        score = f"{killed / len(each):.1%}" if each else "-"
-        yield f"| {folder} | {of} | {len(each)} | {killed} | {len(each) - killed - untested} | {untested} | {score} |"
+    yield "| folder | mutants | run | killed | by time | survived | no test | equivalent | score | without these |"
+    yield "|---|---|---|---|---|---|---|---|---|---|"
+    rows = [(folder, of, [each for each in chosen if each.name in results]) for folder, (chosen, of) in drawn.items()]
+    if len(rows) > 1:
+        rows.append(("all", sum(of for _, of, _ in rows), [mutant for _, _, chosen in rows for mutant in chosen]))
+    for folder, of, chosen in rows:
+        count = Counter(results[each.name][0] for each in chosen)
+        killed, ran = sum(count[status] for status in KILLED), len(chosen)
+        same = sum(each.change in known for each in chosen if results[each.name][0] not in KILLED)
+        raw, read = (f"{killed / each:.1%}" if each else "-" for each in (ran, ran - same))
+        rest = ran - killed - count["no test"]
+        counts = [of, ran, killed, count["time"], rest, count["no test"], same]
+        yield f"| {folder} | {' | '.join(map(str, counts))} | {raw} | {read} |"
 
 
-def survivors(names: Iterable[str], status_of: dict[str, str]) -> Iterator[str]:
-    """Each by name, with what it changes."""
-    for name in names:
-        if status_of[name] not in {*KILLED, UNCHECKED}:
-            shown = subprocess.run([MUTMUT, "show", name], capture_output=True, text=True, check=True).stdout
-            changed = [line for line in shown.splitlines() if line[:1] in {"-", "+"} and line[:3] not in {"---", "+++"}]
-            yield f"* `{name}` ({status_of[name]})"
-            yield from (f"  `{line[0]} {line[1:].strip()}`" for line in changed)
+def unsure(session: Session, results: dict[str, Result]) -> Iterator[str]:
+    """What may not be as the table says."""
+    for test in session.unsound:
+        yield f"* fails without a mutant, and is not asked: `{test}`"
+    for test in session.wavering:
+        count = sum(each[1] == test for each in results.values())
+        yield f"* fails without a mutant when run once more, so {count} were not killed for sure: `{test}`"
+
+
+def survivors(
+    order: list[Mutant], results: dict[str, Result], known: dict[tuple[str, str, str, str], str]
+) -> Iterator[str]:
+    """Each that no test noticed, with what it changes; those read before are left out."""
+    for mutant in order:
+        status = results.get(mutant.name, ("killed", ""))[0]
+        if status not in KILLED and mutant.change not in known:
+            yield f"* `{mutant.path}:{mutant.function}` ({status})"
+            yield f"  - `{mutant.removed}`"
+            yield f"  + `{mutant.added}`"
 
 
 def heading(asked: str, seconds: float) -> list[str]:

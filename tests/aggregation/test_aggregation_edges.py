@@ -1,0 +1,278 @@
+"""Aggregation at its edges: caps, misfits and merges by hand, and every reason that the record gives."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from test_aggregation import previous, read, store, tensors, update  # noqa: F401 - fixtures
+
+from edgefl.aggregation import aggregate
+from edgefl.aggregation.aggregate import RoundTerms, aggregate_round
+from edgefl.aggregation.history import Memory, note_round
+from edgefl.aggregation.mean import (
+    BLOCK,
+    MisfitError,
+    WeightedMean,
+    capped,
+    check,
+    check_finite,
+    factor,
+    faded,
+    layout_of,
+    moved,
+    proportional,
+)
+from edgefl.aggregation.prototype_merge import merge_prototypes
+from edgefl.aggregation.weights import RoundContext, absent_from, shares_of
+from edgefl.prototypes.table import ClassMeans, from_tensors, to_tensors
+from edgefl.registry import choose
+
+F32 = np.float32
+
+
+def vector(*values: float) -> dict[str, np.ndarray]:
+    return {"w": np.array(values, F32)}
+
+
+# --- shares
+
+
+def test_what_is_above_the_cap_goes_to_the_others_in_proportion() -> None:
+    assert capped({"a": 0.6, "b": 0.3, "c": 0.1}, 0.5) == pytest.approx({"a": 0.5, "b": 0.375, "c": 0.125})
+    # 0.45 for a lifts b from 0.4 to 0.44; at 0.42 both are capped
+    assert capped({"a": 0.5, "b": 0.4, "c": 0.1}, 0.42) == pytest.approx({"a": 0.42, "b": 0.42, "c": 0.16})
+    assert capped({"a": 0.5, "b": 0.25, "c": 0.25}, 0.5) == {"a": 0.5, "b": 0.25, "c": 0.25}
+    assert capped({"a": 0.9, "b": 0.1}, 0.2) == {"a": 0.5, "b": 0.5}, "less than one over their number"
+    assert capped({"a": 0.9, "b": 0.1}, 1.0) == {"a": 0.9, "b": 0.1}
+    assert capped({"a": 1.0}, 0.5) == {"a": 1.0}
+    assert capped({}, 0.5) == {}
+
+
+def test_shares_are_in_proportion_to_amounts_above_zero() -> None:
+    assert list(proportional({"b": 3, "a": 1, "c": 0, "d": -2}).items()) == [("a", 0.25), ("b", 0.75)]
+    assert proportional({"a": 0}) == {}
+
+
+def test_those_that_keep_a_part_hold_samples_of_its_modality() -> None:
+    trained = {
+        "a": {"acc/stage1": 5, "acc/stage2": 5},
+        "b": {"acc/stage1": 4, "acc/embed": 7, "gyro/stage1": 9},
+        "c": {"gyro/stage2": 9},
+        "d": {"acc/stage1": 0},
+    }
+    assert absent_from("acc/stage2", trained) == {"b": 7}
+    assert absent_from("task", trained) == {}, "only stages of encoders are left out"
+
+
+# --- the mean
+
+
+def test_a_mean_renormalises_over_what_was_taken() -> None:
+    mean = WeightedMean()
+    mean.add(0.25, vector(4.0, 0.0))
+    mean.add(0.25, vector(0.0, 8.0))
+    np.testing.assert_array_equal(mean.result()["w"], [2.0, 4.0])
+
+
+def test_a_part_larger_than_a_block_is_added_throughout() -> None:
+    mean = WeightedMean()
+    for value in (1.0, 3.0):
+        mean.add(0.5, {"w": np.full((2, BLOCK), value, F32)})
+    assert (mean.result()["w"] == 2.0).all()
+
+
+@pytest.mark.parametrize(
+    ("other", "reason", "text"),
+    [
+        ({}, "names", "it lacks tensor 'a' and 1 more"),
+        ({"a": np.zeros(2, F32)}, "names", "it lacks tensor 'n'"),
+        ({"a": np.zeros(2, F32), "n": np.zeros(1), "y": 1, "x": 1}, "names", "it has unknown tensor 'x' and 1 more"),
+        ({"a": np.zeros((2, 1), F32), "n": np.zeros(1, int)}, "shape", "tensor 'a' is [2, 1], expected [2]"),
+        ({"a": np.zeros(2, int), "n": np.zeros(1, int)}, "dtype", "tensor 'a' is int64, expected float"),
+        ({"a": np.zeros(2, F32), "n": np.zeros(1, F32)}, "dtype", "tensor 'n' is float32, expected integer"),
+    ],
+)  # fmt: skip
+def test_a_misfit_says_which_tensor_and_why(other: dict[str, np.ndarray], reason: str, text: str) -> None:
+    layout = layout_of({"n": np.zeros(1, int), "a": np.zeros(2, F32)})
+    assert list(layout.items()) == [("a", ((2,), True)), ("n", ((1,), False))]
+    with pytest.raises(MisfitError) as caught:
+        check(other, layout)
+    assert (caught.value.reason, caught.value.message) == (reason, text)
+    assert caught.value.remedy == "The device and the coordinator must build the same model."
+
+
+def test_a_value_that_cannot_be_calculated_with_is_named_with_its_place() -> None:
+    check_finite({"a": np.array([1e18], F32), "n": np.array([2**62])})
+    broken = np.zeros((2, 3), F32)
+    broken[1, 2], broken[1, 0] = np.inf, np.nan
+    with pytest.raises(MisfitError, match=r"^tensor 'b' holds NaN or infinity: nan at \[1, 0\], and 1 more$") as caught:
+        check_finite({"a": np.ones(1, F32), "b": broken})
+    assert caught.value.reason == "not_finite"
+    large = np.ones((2, 3), F32)
+    large[0, 1] = -3e19
+    with pytest.raises(MisfitError, match=r"^tensor 'a' holds -3e\+19 at \[0, 1\]: its sum of squares") as caught:
+        check_finite({"a": large})
+    assert caught.value.reason == "range"
+
+
+# --- updates of earlier states
+
+
+def test_a_late_change_is_damped_and_added_to_the_present() -> None:
+    assert (factor(0, 0.5), factor(3, 0.5), factor(1, 2.0)) == (1.0, 0.5, 0.25)
+    names = ("w", "bn.running_mean", "bn.num_batches_tracked", "n")
+
+    def part(*values: float) -> dict[str, np.ndarray]:
+        return {name: np.array([v], F32 if name != "n" else int) for name, v in zip(names, values, strict=True)}
+
+    load = moved(
+        lambda: part(5, 5, 5, 5), lambda: part(1, 1, 1, 1), lambda: part(10, 9, 9, 9), 0.5, layout_of(part(0, 0, 0, 0))
+    )
+    # 10 + 0.5 (5 - 1); averages go half of the way from 9 to 5; integers are the device's
+    assert {name: float(value[0]) for name, value in load().items()} == {
+        "w": 12.0, "bn.running_mean": 7.0, "bn.num_batches_tracked": 7.0, "n": 5.0,
+    }  # fmt: skip
+    with pytest.raises(MisfitError):
+        moved(lambda: vector(1.0), lambda: vector(1.0), lambda: vector(1.0), 0.5, layout_of(vector(1.0, 2.0)))()
+
+
+def test_late_prototypes_weigh_less_by_their_counts() -> None:
+    table = to_tensors({"acc": ClassMeans(np.ones((2, 3), F32), np.array([2.0, 4.0], F32))})
+    late = from_tensors(faded(lambda: table, 0.5)())["acc"]
+    np.testing.assert_array_equal(late.counts, [1.0, 2.0])
+    np.testing.assert_array_equal(late.means, np.ones((2, 3)))
+
+
+# --- prototypes
+
+
+def of(*rows: float, counts: tuple[float, ...] = (1.0, 1.0), width: int = 1) -> ClassMeans:
+    return ClassMeans(np.repeat(np.array(rows, F32)[:, None], width, axis=1), np.array(counts, F32))
+
+
+def merged(before: dict | None = None, options: dict | None = None, **devices: dict[str, ClassMeans] | None):
+    loaders = {
+        name: (lambda tables=tables: to_tensors(tables) if tables is not None else vector(1.0))
+        for name, tables in devices.items()
+    }
+    slot = choose("prototypes", {"prototypes": {"class_mean": options or {}}})
+    load = (lambda: to_tensors(before)) if before is not None else None
+    return merge_prototypes(loaders, load, slot, np.random.default_rng(0))
+
+
+def test_prototypes_are_means_by_counts_with_shares_by_table() -> None:
+    devices = {
+        "a": {"acc": of(1.0, 2.0, counts=(3.0, 1.0)), "gyro": of(5.0, 5.0)},
+        "b": {"acc": of(5.0, 4.0, counts=(1.0, 3.0))},
+    }
+    by_class = from_tensors(merged(options={"weighting": "class"}, **devices).tensors)
+    np.testing.assert_allclose(by_class["acc"].means, [[2.0], [3.5]])
+    out = merged(**devices)
+    np.testing.assert_allclose(from_tensors(out.tensors)["acc"].means, [[3.0], [3.0]])
+    assert out.weights == {
+        "devices": {"a": 0.6, "b": 0.4},
+        "tables": {"acc": {"a": 0.5, "b": 0.5}, "gyro": {"a": 1.0}},
+    }
+    assert (out.refused, out.kept) == ({}, "")
+
+
+def test_prototypes_of_another_shape_are_refused_whole() -> None:
+    out = merged(
+        a={"acc": of(1.0, 2.0)}, b={"acc": of(1.0, 2.0)}, c={"acc": of(1.0, 2.0, width=2), "gyro": of(1.0, 1.0)}
+    )
+    assert out.refused == {"c": ("shape", "table 'acc' is [2, 2], expected [2, 1]")}
+    assert out.weights == {"devices": {"a": 0.5, "b": 0.5}, "tables": {"acc": {"a": 0.5, "b": 0.5}}}
+    out = merged({"acc": of(0.0, 0.0, width=2)}, a={"acc": of(1.0, 2.0)}, b={"acc": of(1.0, 2.0, width=2)})
+    assert out.refused == {"a": ("shape", "table 'acc' is [2, 1], expected [2, 2]")}, "the state's shape counts"
+
+
+def test_prototypes_of_which_none_can_be_used_stay_and_say_why() -> None:
+    out = merged({"acc": of(0.0, 0.0)}, a=None, b={"acc": of(1.0, 1.0, width=3)})
+    assert (out.tensors, out.weights, out.kept) == (
+        None,
+        {"devices": {}, "tables": {}},
+        "no device sent usable prototypes",
+    )
+    assert {device: reason for device, (reason, _) in out.refused.items()} == {"a": "malformed", "b": "shape"}
+
+
+def test_a_table_that_no_device_sent_stays_as_it_was() -> None:
+    out = merged({"gyro": of(7.0, 8.0)}, a={"acc": of(1.0, 2.0)})
+    assert set(from_tensors(out.tensors)) == {"acc", "gyro"}
+    np.testing.assert_array_equal(from_tensors(out.tensors)["gyro"].means, [[7.0], [8.0]])
+
+
+def test_a_table_of_no_samples_gives_no_shares() -> None:
+    out = merged(a={"acc": of(1.0, 1.0, counts=(0.0, 0.0))})
+    assert out.weights == {"devices": {"a": 0.0}, "tables": {"acc": {"a": 0.0}}}
+
+
+# --- reasons in the record
+
+
+def test_a_part_whose_devices_are_all_refused_says_so(store, previous) -> None:  # noqa: F811
+    bad = {"w": np.full(3, np.nan, F32)}
+    state, record = aggregate_round([update(store, "a", 5, task=bad)], store, previous)
+    assert state["task"] == previous["task"]
+    assert record["kept"] == {"task": "every device that trained it was refused"}
+    assert record["parts"] == {}
+
+
+def test_a_step_that_overflows_refuses_those_that_led_to_it(store, previous, monkeypatch) -> None:  # noqa: F811
+    def step(known, before, mean):
+        return {name: value * F32(1e30) if value.dtype == F32 else value for name, value in mean.items()}, None
+
+    monkeypatch.setattr(aggregate.history, "server_step", lambda *_: step)
+    state, record = aggregate_round([update(store, "a", 5, task=tensors(2.0))], store, previous)
+    assert state["task"] == previous["task"]
+    assert record["kept"] == {"task": "its new values can not be calculated with"}
+    (refused,) = record["refused"]
+    assert (refused["device"], refused["part"], refused["reason"]) == ("a", "task", "range")
+    assert refused["detail"].startswith("of the new part tensor '")
+
+
+def test_the_record_names_each_slot_s_choice_and_options(store, previous) -> None:  # noqa: F811
+    recipe = {"weight": {"samples": {}}, "combine": {"mean": {"absent": "keep"}}}
+    _, record = aggregate_round([update(store, "a", 5, task=tensors(2.0))], store, previous, recipe)
+    assert record["combine"] == {"choice": "mean", "absent": "keep"}
+    assert record["weight"]["choice"] == "samples"
+    assert {"cluster", "repair", "weight", "combine", "optimise", "prototypes"} <= record.keys()
+    assert (record["refused"], record["ignored"], record["kept"]) == ([], {}, {})
+    assert "stale" not in record
+    assert "clusters" not in record
+    assert record["parts"] == {"task": {"devices": {"a": 1.0}}}
+
+
+def test_a_device_s_share_is_capped_by_the_terms(store, previous) -> None:  # noqa: F811
+    updates = [
+        update(store, name, samples, task=tensors(value)) for name, samples, value in (("a", 90, 0.0), ("b", 10, 10.0))
+    ]
+    state, record = aggregate_round(updates, store, previous, terms=RoundTerms(largest_share=0.6))
+    assert record["parts"]["task"]["devices"] == pytest.approx({"a": 0.6, "b": 0.4})
+    made = read(store, state)
+    name = next(name for name, value in made.items() if value.dtype == F32)
+    np.testing.assert_allclose(made[name], np.full_like(made[name], 4.0), rtol=1e-6)
+
+
+def weighed(part: str, small: str = "average", own: bool = False, **counts: int):
+    context = RoundContext(dict.fromkeys(counts, 1), {"a": 0, "b": 0, "c": 1}, {}, own, small, 1.0)
+    return shares_of(part, counts, choose("weight", {"weight": {"samples": {}}}), context, lambda device: {}, {})
+
+
+def test_each_audience_has_its_shares() -> None:
+    everyone = {"a": 0.25, "b": 0.25, "c": 0.5}
+    assert weighed("task", a=1, b=1, c=2) == {"": everyone}
+    assert weighed("task", own=True, a=1, b=1, c=2) == {"": everyone, "#0/": {"a": 0.5, "b": 0.5}, "#1/": {"c": 1.0}}
+    assert weighed("task", own=True, a=1, b=1, z=2) == {
+        "": {"a": 0.25, "b": 0.25, "z": 0.5},
+        "#0/": {"a": 0.5, "b": 0.5},
+    }
+    assert weighed("task", a=0, b=0) == {}
+
+
+def test_a_participant_that_measures_nothing_keeps_what_it_measured_before() -> None:
+    memory = Memory()
+    for metrics, received in (({"a": 1.0}, {"a": 2.0}), ({}, {}), ({"a": 4.0}, {"a": 2.5})):
+        memory = note_round(memory, metrics, received, {"a": 1.0})
+    track = memory.devices["a"]
+    assert (track.metric, track.received, track.returns, track.selected) == (4.0, 2.5, {3: 3.0}, 3)

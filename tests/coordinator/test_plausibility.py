@@ -1,0 +1,193 @@
+"""Checks of devices' claims, worked by hand: each bound from both sides, and what operators are told."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from coordinator_fixture import a_plan
+from msgspec.structs import replace
+
+from coordinator.core.plausibility import (
+    bounded,
+    learned,
+    likely,
+    out_of_line,
+    outliers,
+    overweights,
+    plausible,
+    unfit,
+)
+from coordinator.core.state import Assignment, Change, Claim, Device, Round, State
+from edgefl.plan.job import Placement, RoundPolicy
+from edgefl.protocol.messages import Hello, Update
+from edgefl.records import Attempt, Figure, ObjectRef, Refusal
+
+REF = ObjectRef("0" * 64, 10)
+PLAN = a_plan()
+FIRST = Attempt("r1", 1, 1, 1)
+
+
+def figures(**values: float | None) -> dict[str, Figure]:
+    return {name: Figure(value) for name, value in values.items()}
+
+
+def refused(
+    manifest: tuple[str, ...], samples: dict[str, int] | None = None, owned: int = 8, first: int = 8
+) -> Refusal | None:
+    device = Device(Hello("a", samples={"": owned}), first_claim=Claim({"": first}))
+    state = State(PLAN, devices={"a": device}, open=Round(FIRST, 1, 0.0, 9.0))
+    update = Update("a", FIRST, dict.fromkeys(manifest, REF), samples or {})
+    return unfit(state, Assignment(Placement("a", PLAN.stages[0])), update)
+
+
+def test_an_update_holds_the_parts_that_were_asked_for_and_no_others() -> None:
+    asked = ("acc/stage1", "task")
+    assert refused(asked) is None
+    assert refused(("task",)) is None, "a device without samples of a modality leaves out its parts"
+    assert refused(("acc/stage1",)) == Refusal("parts", detail="the update lacks parts it was asked to train: task")
+    assert refused((*asked, "acc/stage2", "acc/embed")) == Refusal(
+        "parts", detail="the update holds parts it was not asked to train: acc/embed, acc/stage2"
+    )
+    assert refused((*asked, "signature")) is None, "what is beside the model is looked at elsewhere"
+    assert refused((*asked, "prototypes")) == Refusal(
+        "parts", detail="the update holds parts it was not asked to train: prototypes"
+    )
+
+
+def test_at_most_five_parts_are_named_each_cut() -> None:
+    names = [f"acc/stage{number}" + "x" * 90 for number in range(2, 9)]
+    refusal = refused(("acc/stage1", "task", *names))
+    assert refusal is not None
+    listed = ", ".join(name[:80] for name in names[:5])
+    assert refusal.detail == f"the update holds parts it was not asked to train: {listed} and 2 more"
+    assert refused(("acc/stage1", "task", *names[:5])).detail.endswith(names[4][:80])
+
+
+def test_no_more_samples_count_than_the_device_had_now_or_at_first() -> None:
+    asked = ("acc/stage1", "task")
+    assert refused(asked, {"task": 8}) is None
+    assert refused(asked, {"task": 0}) is None
+    assert refused(asked, {"task": 9}, owned=3, first=9) is None
+    assert refused(asked, {"task": 9}, owned=9, first=3) is None
+    text = "part task: 9 samples claimed, the device introduced itself with 8"
+    assert refused(asked, {"acc/stage1": 8, "task": 9}) == Refusal("samples", 9.0, 8.0, "samples", text)
+    assert refused(asked, {"task": -1}).needed == -1.0
+    worst = refused(asked, {"acc/stage1": 9, "task": -10, "z": 9})
+    assert (worst.needed, worst.allowed) == (-10.0, 8.0), "the worst is named"
+    assert refused(asked, {"b" * 90: 9, "a" * 90: 9}).detail.startswith(f"part {'a' * 80}: 9")
+
+
+def test_samples_are_bounded_by_the_first_claim() -> None:
+    update = Update("a", FIRST, samples={"task": 9, "acc/stage1": 3})
+    assert bounded(update, Claim({"": 5})).samples == {"task": 5, "acc/stage1": 3}
+    assert bounded(update, Claim({"": -5})).samples == {"task": 0, "acc/stage1": 0}
+    assert bounded(update, Claim()).samples == {"task": 0, "acc/stage1": 0}
+
+
+def test_more_than_half_of_a_part_that_three_trained_is_warned_of() -> None:
+    def of(**shares: float) -> dict[str, dict[str, float]]:
+        return {"devices": shares}
+
+    assert overweights({"task": of(a=0.5, b=0.25, c=0.25)}) == []
+    assert overweights({"task": of(a=0.6, b=0.4)}) == [], "of two one has more than half"
+    assert overweights({"task": {}}) == []
+    text = "it has 60.12 % of the weight of part task; round.largest_share caps it"
+    assert overweights({"task": of(a=0.2, b=0.6012, c=0.1988)}) == [("b", text)]
+    parts = {"task": of(a=0.2, b=0.6, c=0.2), "acc/embed": of(a=0.2, b=0.7, c=0.1), "x": of(a=0.8, b=0.1, c=0.1)}
+    assert overweights(parts) == [
+        ("a", "it has 80 % of the weight of part x; round.largest_share caps it"),
+        ("b", "it has 70 % of the weight of part acc/embed and more than half of 1 more; round.largest_share caps it"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "predicted", "why"),
+    [
+        ("flops", 1000.0, 1.0, ""), ("flops", 1.001e12, 1e9, "1,001 GFLOP, 1.00 GFLOP predicted"),
+        ("flops", 1.0, 1000.0, ""), ("flops", 5.0, None, ""),
+        ("step_peak_bytes", 0.0, 2.0**20, "0 MiB, 1.00 MiB predicted"),
+        ("energy_j", 1e9, 1.0, ""), ("energy_j", 0.0, 1.0, ""), ("energy_j", -1.0, 1.0, "-1.00 J"),
+        ("temperature_c", -20.0, None, ""),
+        ("process_peak_bytes", 2.0**20, None, ""),
+        ("process_peak_bytes", 2.0**20 - 1, None, ", no trainer is below 1.00 MiB"),
+        ("wall_s", 1e-5, None, ""), ("compute_s", 1e-6, None, ""),
+    ],
+)  # fmt: skip
+def test_a_figure_is_implausible_beyond_its_bound(name: str, value: float, predicted: float | None, why: str) -> None:
+    found, odd = plausible(figures(**{name: value}), figures(**{name: predicted}) if predicted is not None else {})
+    if not why:
+        assert (found, odd) == (figures(**{name: value}), [])
+        return
+    assert found[name].value is None
+    assert found[name].reason.startswith("implausible: ")
+    assert found[name].reason.endswith(why)
+    assert odd == [f"{name.removesuffix('_bytes').replace('_j', ' j').replace('_', ' ')} {found[name].reason[13:]}"]
+
+
+def test_figures_without_a_value_stay_and_infinite_ones_go() -> None:
+    found, odd = plausible(figures(flops=None, wall_s=math.inf, loss=math.nan), {})
+    assert found["flops"] == Figure(None)
+    assert found["wall_s"] == Figure(None, reason="implausible: inf s")
+    assert odd == ["wall inf s", "loss nan "]
+
+
+def test_a_metric_beyond_what_a_loss_can_be_is_left_out() -> None:
+    assert likely({"a": 1e9, "b": -1e9, "c": 1.1e9, "d": math.nan, "e": 0.0}) == {"a": 1e9, "b": -1e9, "e": 0.0}
+
+
+def test_factors_by_hand() -> None:
+    """Twice what was predicted: half of the way to 2, as an exponent. The factor in the prediction is taken out."""
+    placement = Placement("a", PLAN.stages[0], predicted=figures(flops=10.0, energy_j=10.0, compute_s=10.0))
+    assert learned({"other": 3.0}, placement, figures(flops=20.0)) == {"other": 3.0, "flops": pytest.approx(2**0.5)}
+    with_factor = replace(placement, factors={"flops": 2.0})
+    assert learned({"flops": 4.0}, with_factor, figures(flops=5.0)) == {"flops": 2.0}
+    filled = learned({}, placement, figures(flops=30.0, filling_flops=10.0, energy_j=20.0, compute_s=20.0))
+    assert filled == {"flops": pytest.approx(2**0.5), "compute_s": pytest.approx(2**0.5)}
+    assert learned({}, placement, figures(flops=10.0, filling_flops=10.0)) == {}
+    assert learned({}, placement, figures(flops=10.0, filling_flops=9.5))["flops"] == 0.5, (
+        "a twentieth counts as a quarter"
+    )
+    assert learned({}, placement, figures(flops=400.0))["flops"] == 2.0, "forty times counts as four"
+
+
+# --- out of line with the others
+
+
+def test_a_change_may_be_b_times_the_median_of_the_others() -> None:
+    def of(*norms: float, base: float = 0.0) -> dict[str, dict[str, Change]]:
+        return {f"d{index}": {"task": Change(norm, base)} for index, norm in enumerate(norms)}
+
+    assert out_of_line(of(2.0, 4.0, 30.0), 10.0) == {}, "10 · median(2, 4) = 30"
+    found = out_of_line(of(2.0, 4.0, 31.0), 10.0)
+    text = "part task: its change has the norm 31, the median of the others is 3 (round.largest_change: 10)"
+    assert found == {"d2": Refusal("change", 31.0, 30.0, detail=text)}
+    assert out_of_line(of(0.0, 0.0, 5.0, base=5.0), 10.0) == {}, "as far as the part is long"
+    assert list(out_of_line(of(0.0, 0.0, 5.1, base=5.0), 10.0)) == ["d2"]
+    assert out_of_line(of(0.0, 0.0, 1.0), 10.0) == {}
+    assert list(out_of_line(of(0.0, 0.0, 1.1), 10.0)) == ["d2"]
+    assert out_of_line(of(1.0, 2.0, 3.0, 20.0), 10.0) == {}, "an odd number of others: median(1, 2, 3) = 2"
+    assert list(out_of_line(of(1.0, 2.0, 3.0, 21.0), 10.0)) == ["d3"]
+    assert out_of_line(of(2.0, 4.0, 31.0), 0.0) == {}, "0: none is left out"
+
+
+def test_one_that_trained_a_part_alone_may_move_it_b_times_its_length() -> None:
+    assert out_of_line({"a": {"task": Change(20.0, 2.0)}}, 10.0) == {}
+    found = out_of_line({"a": {"task": Change(21.0, 2.0)}}, 10.0)
+    text = "part task: its change has the norm 21, the part itself 2, and no other device trained it"
+    assert found == {"a": Refusal("change", 21.0, 20.0, detail=f"{text} (round.largest_change: 10)")}
+    assert out_of_line({"a": {"task": Change(10.0, 0.0)}}, 10.0) == {}
+    two = {"a": {"task": Change(99.0, 1.0), "acc/embed": Change(999.0, 1.0)}}
+    assert out_of_line(two, 10.0)["a"].needed == 99.0, "the first part that is out of line is told"
+
+
+def test_late_updates_are_compared_with_those_of_the_round() -> None:
+    def part(name: str, norm: float, status: str = "done") -> Assignment:
+        update = Update(name, FIRST)
+        return Assignment(Placement(name), status, update, changes={"task": Change(norm, 0.0)})  # type: ignore[arg-type]
+
+    policy = RoundPolicy(largest_change=10.0)
+    opened = Round(FIRST, 1, 0.0, 9.0, {"c": part("c", 2.0), "a": part("a", 2.0), "b": part("b", 500.0, "rejected")})
+    state = State(a_plan(policy=policy), open=opened, buffered={"key": part("d", 99.0)})
+    [(device, assignment, refusal)] = outliers(state)
+    assert (device, assignment, refusal.needed, refusal.allowed) == ("d", state.buffered["key"], 99.0, 20.0)

@@ -1,0 +1,29 @@
+"""The list of equivalent mutants is about the code as it is."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+from mutation.__main__ import EQUIVALENT, equivalents
+from mutation.mutants import FOLDERS, functions, joined, statement_lines
+
+
+def test_every_equivalent_mutant_changes_a_line_of_its_function() -> None:
+    known = equivalents(EQUIVALENT.read_text(encoding="utf-8"))
+    assert len(known) == EQUIVALENT.read_text(encoding="utf-8").count("\n  + `"), "one in another form is not read"
+    for path, function, removed, added in known:
+        assert path.startswith(FOLDERS)
+        text = Path(path).read_text(encoding="utf-8")
+        node = dict(functions(ast.parse(text)))[function]
+        lines = text.splitlines()[node.lineno - 1 : node.end_lineno]
+        assert removed in joined(lines), f"{path}:{function} has changed: read the mutant again, or take it out"
+        assert removed != added
+
+
+def test_a_change_belongs_to_the_innermost_statements_that_hold_it() -> None:
+    text = "def f(a,\n  b=1):\n  if a:\n    b = [\n      a,\n    ]\n  return b\n"
+    (_, node), *_ = functions(ast.parse(text))
+    assert statement_lines(node, 4, 5) == {4, 5, 6}
+    assert statement_lines(node, 2, 3) == {3}
+    assert statement_lines(node, 1, 2) == {3, 4, 5, 6, 7}, "a default: all that call it"
