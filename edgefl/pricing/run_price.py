@@ -14,7 +14,7 @@ import msgspec
 import torch
 
 from edgefl.aggregation.weights import wanted
-from edgefl.budget.fit import Account, DevicePlan, RunPrice, StagePrice, place
+from edgefl.budget.fit import Account, DevicePlan, RunPrice, StagePrice, limits, place, trained_depth
 from edgefl.budget.stage_cost import StageTraffic, moved, object_bytes
 from edgefl.errors import ModelError
 from edgefl.models.parts import part_layout, part_size_bytes
@@ -156,7 +156,15 @@ def _device_plans(run: _Run, device: PlannedDevice) -> Iterator[DevicePlan]:
         device_ = newcomer if before is None else msgspec.structs.replace(newcomer, arrival="entering")
         job = Job(plan.model, stage, hyper, plan.slots, transfer=plan.transfer)
         placement = place(job, device_, run.part_bytes, run.pricer, before=before, signature=wanted(plan.server))
-        yield DevicePlan(newcomer.device, device.profile, placement, has_card(newcomer.capabilities))
+        fits = placement.refusal is None
+        yield DevicePlan(
+            newcomer.device,
+            device.profile,
+            placement,
+            has_card(newcomer.capabilities),
+            tuple(limits(placement.cost, device_)) if fits else (),
+            trained_depth(stage) - trained_depth(placement.stage) if fits else 0,
+        )
 
 
 def _typical(shares: Sequence[Mapping[str, int]], least: int) -> dict[str, int]:

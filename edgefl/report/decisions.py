@@ -7,10 +7,12 @@ from collections.abc import Iterable, Mapping
 from itertools import groupby
 from typing import NamedTuple
 
+import msgspec
+
 from edgefl.records import Refusal
 from edgefl.registry import default
 from edgefl.report import resources, units
-from edgefl.report.events import fitting, reason, refusal_of
+from edgefl.report.events import fitting, reason, refusal_of, refusal_text
 from edgefl.report.grid import Cell, Column, Grid, table
 from edgefl.run_records import RunReport
 
@@ -31,7 +33,7 @@ _Round = tuple[int, int]  # stage, round
 class _Decision(NamedTuple):
     device: str
     stage: int
-    decided_by: str  # plan, device or coordinator
+    decided_by: str  # plan, device, coordinator or operator
     refusal: Refusal
 
 
@@ -71,6 +73,28 @@ def refusals(report: RunReport) -> Grid:
     return table("Refusals and decisions", columns, rows, notes, _none_refused(report))
 
 
+def sentences(report: RunReport) -> list[str]:
+    """What went wrong, device by device: refusals with both numbers, lost or unusable updates, rounds not offered."""
+    decided: dict[tuple[str, str, str], list[_Decision]] = {}
+    for row in _collected(report):
+        decided.setdefault((row.device, row.decided_by, row.refusal.reason), []).append(row)
+    found = []
+    for (device, by, _), rows in decided.items():
+        worst = max(rows, key=lambda row: row.refusal.needed or 0.0)
+        stages = units.spans({row.stage for row in rows})
+        verb = {"plan": "refused by the plan", "device": "declined"}.get(by, "without a usable update")
+        then = _then(report, device, worst.stage).text
+        text = refusal_text(msgspec.structs.asdict(worst.refusal))
+        found.append(f"{device}: {verb} in stage{'s' * (len(rows) > 1)} {stages}, {text}; {then}.")
+    in_stage = Counter(row.stage for row in report.rounds)
+    for device, whys in absences(report).items():
+        for why in (OFFLINE, NOT_JOINED):
+            if keys := whys.get(why):
+                where = f"stages {_stages(keys, in_stage)}"
+                found.append(f"{device}: {why}, not offered in {len(keys)} of {len(report.rounds)} rounds ({where}).")
+    return found
+
+
 def _none_refused(report: RunReport) -> str:
     """The text in place of an empty table: every device took part only if each finished every round."""
     rounds = {(row.stage, row.round) for row in report.rounds}
@@ -89,7 +113,9 @@ def _collected(report: RunReport) -> dict[_Decision, set[int]]:
     found: dict[_Decision, set[int]] = {}
     for row in report.assignments:
         if row.status != "replanning" and (row.refusal is not None or row.status in ("lost", "late")):
-            decided_by = {"refused": "plan", "declined": "device"}.get(row.status, "coordinator")
+            decided_by = {"refused": "plan", "declined": "device", "left_out": "operator"}.get(
+                row.status, "coordinator"
+            )
             decision = _Decision(row.device, row.stage, decided_by, row.refusal or Refusal(reason=row.status))
             found.setdefault(decision, set()).add(row.round)
     for event in report.events:
@@ -164,6 +190,7 @@ def absences(report: RunReport) -> dict[str, dict[str, list[_Round]]]:
 def _at_the_start(report: RunReport) -> dict[_Round, dict[str, str]]:
     """For each round's last attempt: why each device was away, or busy, when it began; "": it could be asked."""
     away: dict[str, str] = {}
+    left_out: dict[str, str] = {}
     found: dict[_Round, dict[str, str]] = {}
     for event in report.events:
         if event.kind == "run_started":  # also after the coordinator's restart: connected devices join again
@@ -172,8 +199,16 @@ def _at_the_start(report: RunReport) -> dict[_Round, dict[str, str]]:
             away[event.device] = ""
         elif event.kind == "device_left":
             away[event.device] = str(event.data.get("reason") or OFFLINE)
+        elif event.kind in {"left_out", "taken_in"}:
+            left_out.pop(event.device, None)
+            left_out |= (
+                {event.device: f"left out by the operator ({event.data.get('by', '')})"}
+                if event.kind == "left_out"
+                else {}
+            )
         elif event.kind == "round_started":
-            found[event.stage, event.round] = away | dict.fromkeys(event.data.get("behind", ()), BEHIND)
+            busy = dict.fromkeys(event.data.get("behind", ()), BEHIND)
+            found[event.stage, event.round] = away | busy | left_out
     return found
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sized
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -47,7 +48,10 @@ REASONS: dict[str, str] = {
     "malformed": "update is no safetensors part",
     "hash": "bytes that are not what they are named by",
     "quarantine": "in quarantine",
+    "left_out": "left out by the operator",
 }
+#: What a device does that the operator has left out.
+LEFT_OUT = "left out"
 _BUDGETS = {
     "step_memory_bytes": "step memory",
     "memory_bytes": "process memory",
@@ -55,6 +59,10 @@ _BUDGETS = {
     "payload_bytes": "payload",
     "disk_bytes": "disk",
 }
+#: Changes of activity that are kept of a device; more than a screen has pixels for.
+MOST_SPANS = 96
+#: Activities of a device that is at work for the open round.
+AT_WORK = ("waiting", "receiving", "training", "sending")
 
 
 def reason(refusal: Refusal) -> str:
@@ -103,7 +111,9 @@ def _names(value: object) -> tuple[object, ...]:
 class LiveDevice:
     """One device as the display shows it.
 
-    ``doing``: waiting, training, done, refused, declined, rejected, quarantined, lost, late, idle.
+    ``doing``: waiting, receiving, training, sending, done, refused, declined, rejected, quarantined, left out, lost,
+    late, idle. ``spans``: since when it does what. ``highest``: the most that one round took of each figure.
+    ``heard_by``: what showed last that it was there.
     """
 
     name: str
@@ -117,11 +127,27 @@ class LiveDevice:
     sent_bytes: float = 0.0
     received_bytes: float = 0.0
     flops: float = 0.0
+    energy_j: float = 0.0
+    profile: str = ""
+    budget: Record = field(default_factory=dict)
+    highest: dict[str, float] = field(default_factory=dict)
+    heard_at: float | None = None
+    heard_by: str = ""
+    spans: deque[tuple[float, str]] = field(default_factory=lambda: deque(maxlen=MOST_SPANS))
+
+    def took(self, figure: str, value: float | None) -> float:
+        """Note what a round took of a figure; 0 where that is not known."""
+        if value is not None:
+            self.highest[figure] = max(self.highest.get(figure, 0.0), value)
+        return value or 0.0
 
 
 @dataclass
 class LiveState:
-    """The run so far. ``scores``: (metric, given, mask) -> value over time."""
+    """The run so far. ``scores``: (metric, given, mask) -> value over time, the last after ``scored_after`` rounds.
+
+    ``refusals``: (device, stage, kind of event) -> the last one. ``paused``: "", "pausing" or "paused".
+    """
 
     name: str = ""
     recipe: str = ""
@@ -134,9 +160,13 @@ class LiveState:
     began_at: float | None = None
     now: float = 0.0
     losses: list[float] = field(default_factory=list)
+    scored_after: list[int] = field(default_factory=list)
+    refusals: dict[tuple[str, int, str], Refusal] = field(default_factory=dict)
     scores: dict[tuple[str, str, str], list[float]] = field(default_factory=dict)
     devices: dict[str, LiveDevice] = field(default_factory=dict)
+    paused: str = ""
     ended: str = ""
+    failure: str = ""
 
     def apply(self, event: EventRow) -> str | None:
         """Change by one event, and its line of words; None for some, such as progress.
@@ -145,7 +175,12 @@ class LiveState:
         """
         self.began_at = event.at if self.began_at is None else self.began_at
         self.now = max(self.now, event.at)
-        return KINDS[event.kind].apply(self, event) if event.kind in KINDS else None
+        text = KINDS[event.kind].apply(self, event) if event.kind in KINDS else None
+        own = self.devices.get(event.device)
+        for device in self.devices.values() if own is None else (own,):
+            if not device.spans or device.spans[-1][1] != device.doing:
+                device.spans.append((event.at, device.doing))
+        return text
 
     def device(self, name: str) -> LiveDevice:
         """The device, added when it was not known."""
@@ -165,6 +200,10 @@ class LiveState:
 
 def _run_started(state: LiveState, event: EventRow) -> str:
     data = event.data
+    state.ended = state.failure = ""
+    for device in state.devices.values():  # of before the coordinator's restart
+        if device.doing != LEFT_OUT:
+            state.mark(device.name, "lost", "not back since the coordinator started again")
     state.name, state.recipe = str(data.get("name", "")), str(data.get("recipe", ""))
     state.stages, state.rounds_total = _how_many(data.get("stages")), _how_many(data.get("rounds_total"))
     parts = [f"{state.name}: recipe {state.recipe}", f"{state.stages} stages, {state.rounds_total} rounds"]
@@ -176,9 +215,12 @@ def _run_started(state: LiveState, event: EventRow) -> str:
 
 
 def _device_joined(state: LiveState, event: EventRow) -> str:
-    if state.device(event.device).doing == "lost":
+    device = state.device(event.device)
+    if device.doing == "lost":
         state.mark(event.device, "idle", "came back")
     counts, budget = event.data.get("samples") or {}, event.data.get("budget") or {}
+    device.profile, device.budget = str(event.data.get("profile", "")), budget
+    device.heard_at, device.heard_by = event.at, "hello"
     samples = units.samples(counts, " samples") if isinstance(counts, dict) else f"{counts} samples"
     limits = [f"{label} {units.mib(budget[key])}" for key, label in _BUDGETS.items() if budget.get(key) is not None]
     profile = event.data.get("profile", "")
@@ -187,7 +229,11 @@ def _device_joined(state: LiveState, event: EventRow) -> str:
 
 def _device_left(state: LiveState, event: EventRow) -> str:
     why = str(event.data.get("reason") or "")
-    state.mark(event.device, "lost", why or "lost contact")
+    device = state.device(event.device)
+    if device.doing != LEFT_OUT:
+        state.mark(event.device, "lost", why or "lost contact")
+    if why == "offline":
+        device.heard_at, device.heard_by = event.at, "last will"
     return f"{event.device} left" + (f": {why}" if why else "")
 
 
@@ -198,6 +244,8 @@ def _stage_planned(state: LiveState, event: EventRow) -> str:
         name, fits = str(placement.get("device", "")), placement.get("ok", True)
         why = "" if fits else refusal_text(placement)
         device = state.mark(name, "idle" if fits else "refused", why)
+        if not fits:
+            state.refusals[name, event.stage, event.kind] = refusal_of(placement)
         device.predicted_bytes, device.measured_bytes = placement.get("step_peak_bytes") or None, None
         lines.append(f"  {name}: " + (_placement(placement) if fits else f"refused, {why}"))
     return "\n".join(lines)
@@ -220,7 +268,9 @@ def _round_started(state: LiveState, event: EventRow) -> str:
         if device.name in _names(chosen):
             state.mark(device.name, "waiting")
             device.step, device.loss = 0, None
-        elif device.doing not in ("refused", "lost", "quarantined") and device.name not in data.get("behind", ()):
+        elif device.doing not in ("refused", "lost", "quarantined", LEFT_OUT) and device.name not in data.get(
+            "behind", ()
+        ):
             state.mark(device.name, "idle")
     attempt = f", attempt {data['attempt']}" if state.attempt > 1 else ""
     return f"stage {event.stage} round {event.round} started{attempt}: {_listed(chosen)}"
@@ -237,16 +287,27 @@ def _progress(state: LiveState, event: EventRow) -> None:
     device.loss = event.data.get("loss", device.loss)
 
 
+def _heard(state: LiveState, event: EventRow) -> None:
+    """A sign of life. Of a device at work, its requests for parts and its chunks say that it transfers."""
+    if (device := state.devices.get(event.device)) is None:
+        return
+    device.heard_at, device.heard_by = event.at, str(event.data.get("by", ""))
+    doing = {"need": "receiving", "upload": "sending"}.get(device.heard_by, "")
+    if doing and device.doing in AT_WORK and event.at >= device.spans[-1][0]:
+        device.doing = doing
+
+
 def _declined(state: LiveState, event: EventRow) -> str:
-    why = refusal_of(event.data)
+    why = state.refusals[event.device, event.stage, event.kind] = refusal_of(event.data)
     device = state.mark(event.device, "declined", refusal_text(event.data))
     if why.reason in ("ceiling", "step_memory"):
         device.measured_bytes = why.needed
+        device.took("step_peak_bytes", why.needed)
     return f"{event.device} declined: {device.why}"
 
 
 def _rejected(state: LiveState, event: EventRow) -> str:
-    why = refusal_of(event.data)
+    why = state.refusals[event.device, event.stage, event.kind] = refusal_of(event.data)
     device = state.mark(event.device, "rejected", refusal_text(event.data))
     both = why.needed is not None and why.allowed is not None  # else the detail is in the text already
     detail = f" ({why.detail})" if both and why.detail else ""
@@ -254,6 +315,7 @@ def _rejected(state: LiveState, event: EventRow) -> str:
 
 
 def _quarantined(state: LiveState, event: EventRow) -> str:
+    state.refusals[event.device, event.stage, event.kind] = refusal_of(event.data)
     state.mark(event.device, "quarantined", refusal_text(event.data))
     rounds = int(event.data.get("rounds") or 0)
     until = f"for {rounds} round{'' if rounds == 1 else 's'}" if rounds else "for the rest of the run"
@@ -263,6 +325,30 @@ def _quarantined(state: LiveState, event: EventRow) -> str:
 def _readmitted(state: LiveState, event: EventRow) -> str:
     state.mark(event.device, "idle")
     return f"{event.device} is out of quarantine"
+
+
+def _paused(state: LiveState, event: EventRow) -> str:
+    state.paused = event.kind
+    by = event.data.get("by", "")
+    if event.kind == "pausing":
+        return f"the run pauses ({by}) when the open round is over"
+    return f"the run is paused ({by}): no round opens until `edgefl runs resume RUN`"
+
+
+def _resumed(state: LiveState, event: EventRow) -> str:
+    state.paused = ""
+    return f"the run goes on ({event.data.get('by', '')})"
+
+
+def _left_out(state: LiveState, event: EventRow) -> str:
+    by = str(event.data.get("by", ""))
+    state.mark(event.device, LEFT_OUT, f"by {by}")
+    return f"{event.device} is left out of the run ({by})"
+
+
+def _taken_in(state: LiveState, event: EventRow) -> str:
+    state.mark(event.device, "idle")
+    return f"{event.device} is taken in again ({event.data.get('by', '')})"
 
 
 def _replanned(state: LiveState, event: EventRow) -> str:
@@ -277,9 +363,14 @@ def _update(state: LiveState, event: EventRow) -> str:
     device.doing, device.step = "done", device.steps
     device.loss = data.get("loss", device.loss)
     device.measured_bytes = data.get("step_peak_bytes") or device.measured_bytes
-    device.sent_bytes += data.get("payload_up_bytes") or 0
-    device.received_bytes += data.get("payload_down_bytes") or 0
-    device.flops += data.get("flops") or 0
+    up, down = data.get("payload_up_bytes") or 0, data.get("payload_down_bytes") or 0
+    device.sent_bytes += up
+    device.received_bytes += down
+    device.took("payload_bytes", up + down)
+    device.flops += device.took("flops", data.get("flops"))
+    device.energy_j += device.took("energy_j", data.get("energy_j"))
+    for figure in ("step_peak_bytes", "process_peak_bytes", "cuda_reserved_peak_bytes"):
+        device.took(figure, data.get(figure))
     return (
         f"{event.device} trained: loss {units.number(data.get('loss'))} · step memory "
         f"{units.mib(data.get('step_peak_bytes'))} · {units.gflop(data.get('flops'))} · "
@@ -311,6 +402,7 @@ def _round_closed(state: LiveState, event: EventRow) -> str:
 def _evaluated(state: LiveState, event: EventRow) -> str:
     """ "… accuracy acc + gyro: 91.7 % · accuracy acc alone: 62.5 % zero mask, 80.0 % prototype mask"."""
     texts: dict[tuple[str, str], list[str]] = {}
+    state.scored_after.append(state.rounds_done)
     for row in event.data.get("values", []):
         metric, given = str(row.get("metric", "accuracy")), " + ".join(row.get("available", ()))
         mask, value = str(row.get("missing", "none")), float(row.get("value", 0.0))
@@ -325,14 +417,20 @@ def _evaluated(state: LiveState, event: EventRow) -> str:
 
 def _ended(state: LiveState, event: EventRow) -> str:
     failed = event.kind == "run_failed"
-    state.ended = "failed" if failed else str(event.data.get("status", "done"))
+    state.ended = {"run_failed": "failed", "run_stopped": "stopped"}.get(
+        event.kind, str(event.data.get("status", "done"))
+    )
+    state.failure = f"{event.data.get('text', '')} {event.data.get('remedy', '')}".strip() if failed else ""
     for device in state.devices.values():
-        if device.doing in ("waiting", "training"):
+        if device.doing in AT_WORK:
             device.doing = "idle"
     if failed:
         return "run failed"  # the program that shows this ends with the error itself
     where = f" · {event.data['state']}" if event.data.get("state") else ""
-    return f"run {event.data.get('status', 'finished')} after {units.seconds(event.data.get('seconds'))}{where}"
+    status = (
+        f"stopped ({event.data.get('by', '')})" if event.kind == "run_stopped" else event.data.get("status", "finished")
+    )
+    return f"run {status} after {units.seconds(event.data.get('seconds'))}{where}"
 
 
 class EventKind(NamedTuple):
@@ -352,17 +450,25 @@ KINDS: dict[str, EventKind] = {
     "device_left": EventKind(_device_left, kept=True, style="red"),
     "stage_planned": EventKind(_stage_planned),
     "round_started": EventKind(_round_started),
+    "heard": EventKind(_heard),
+    "page": EventKind(lambda _, event: f"live page: {event.data.get('url', '')}", kept=True),
     "progress": EventKind(_progress),
     "declined": EventKind(_declined, kept=True, style="yellow"),
     "rejected": EventKind(_rejected, kept=True),
     "quarantined": EventKind(_quarantined, kept=True),
     "readmitted": EventKind(_readmitted, kept=True),
     "replanned": EventKind(_replanned, kept=True),
+    "pausing": EventKind(_paused, kept=True, style="yellow"),
+    "paused": EventKind(_paused, kept=True, style="yellow"),
+    "resumed": EventKind(_resumed, kept=True),
+    "left_out": EventKind(_left_out, kept=True, style="yellow"),
+    "taken_in": EventKind(_taken_in, kept=True),
     "update": EventKind(_update),
     "round_closed": EventKind(_round_closed, kept=True),
     "evaluated": EventKind(_evaluated, kept=True),
     "stage_finished": EventKind(lambda _, event: f"stage {event.stage} finished"),
     "warning": EventKind(lambda _, event: f"warning: {event.data.get('text', '')}", kept=True, style="yellow"),
     "run_finished": EventKind(_ended),
+    "run_stopped": EventKind(_ended, kept=True, style="yellow"),
     "run_failed": EventKind(_ended, kept=True, style="red"),
 }

@@ -30,6 +30,8 @@ _GAP = 2
 _MAX_WORDS = 44
 #: Narrower than this, words become unreadable; then the table may exceed the terminal.
 _MIN_WORDS = 14
+#: Texts of a cell that holds nothing.
+EMPTY = frozenset({"", units.NOTHING})
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,11 @@ class Column(Generic[Row]):
     text: bool = False
     tip: str = ""
     whole: bool = False
+
+    @property
+    def label(self) -> str:
+        """Its group and name in one line: "step memory: measured"."""
+        return f"{self.group}: {self.name}" if self.group else self.name
 
     def cell(self, row: Row) -> Cell:
         """The cell of ``row``: whole numbers with thousands separators, empty for None."""
@@ -101,10 +108,18 @@ class Grid:
                 runs.append((name, [index]))
         return runs
 
-    def select(self, columns: Sequence[int]) -> Grid:
-        """The same rows with some of the columns."""
-        rows = tuple(tuple(row[index] for index in columns) for row in self.rows)
-        return replace(self, columns=tuple(self.columns[index] for index in columns), rows=rows)
+    def filled(self) -> Grid:
+        """Without the columns in which no row has anything; a note names them, with the reasons."""
+        every = range(len(self.columns))
+        kept = [index for index in every if not self.rows or any(row[index].text not in EMPTY for row in self.rows)]
+        left = [
+            f"{self.columns[index].label}{f' ({why})' if why else ''}"
+            for index in every
+            if index not in kept and (why := "; ".join(dict.fromkeys(row[index].why for row in self.rows))) is not None
+        ]
+        notes = (*self.notes, f"Not known of any row: {', '.join(left)}.") if left else self.notes
+        rows = tuple(tuple(row[index] for index in kept) for row in self.rows)
+        return replace(self, columns=tuple(self.columns[index] for index in kept), rows=rows, notes=notes)
 
 
 def table(

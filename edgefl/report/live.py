@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from edgefl.report import units
-from edgefl.report.events import KINDS, LiveDevice, LiveState
+from edgefl.report.events import KINDS, LEFT_OUT, LiveDevice, LiveState
 from edgefl.run_records import EventRow
 
 #: Four redraws a second look alive and cost under 2 % of a core.
@@ -21,7 +21,7 @@ _STYLES = {
     "training": "cyan",
     "done": "green",
     "idle": "dim",
-    **dict.fromkeys(("refused", "declined"), "yellow"),
+    **dict.fromkeys(("refused", "declined", LEFT_OUT), "yellow"),
     **dict.fromkeys(("rejected", "quarantined", "lost", "late"), "red"),
 }
 
@@ -89,6 +89,8 @@ def _head(state: LiveState) -> Text:
     text.append(f"  {state.ended}" if state.ended else where, style="cyan not bold")
     if state.attempt > 1 and not state.ended:
         text.append(f" · attempt {state.attempt}", style="yellow not bold")
+    if state.paused and not state.ended:
+        text.append(f" · {state.paused}", style="yellow not bold")
     text.append(f"  {state.rounds_done} of {state.rounds_total} rounds done", style="not bold")
     text.append(f"  {units.seconds(round(state.elapsed_s, 1))}", style="dim not bold")
     return text

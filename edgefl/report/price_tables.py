@@ -9,9 +9,12 @@ from edgefl.budget.fit import Account, DevicePlan, RunPrice, StagePrice
 from edgefl.budget.stage_cost import MEMORY
 from edgefl.plan.job import Placement
 from edgefl.plan.stages import is_closing, trained_stages
+from edgefl.records import Cost
 from edgefl.registry import default, method
 from edgefl.report import units
+from edgefl.report.folding import fold
 from edgefl.report.grid import Cell, Column, Grid, Row, measure, table
+from edgefl.report.verdict import limit_name, percent, refusal_words, tightest_limit
 
 
 class _Total(NamedTuple):
@@ -25,10 +28,15 @@ class _Total(NamedTuple):
     payload: float
 
 
-def price_grids(price: RunPrice) -> list[Grid]:
-    """Totals of each schedule, its stages, the devices' placements and, where asked for, a paper's accounting."""
-    tables = [_totals, _stages, _memory_of_stages, _placements, _memory_of_devices, _costs]
-    return [made(price) for made in (*tables, *([_accounts] if price.accounts else []))]
+def price_grids(price: RunPrice, *, details: bool = True) -> list[Grid]:
+    """The devices' placements and the schedules' totals; with ``details`` what they consist of, stage by stage.
+
+    Stages, and then devices, of which a table says the same share a row.
+    """
+    tables = [_placements, _totals]
+    tables += [_accounts] if price.accounts else []
+    tables += [_memory_of_devices, _costs, _stages, _memory_of_stages] if details else []
+    return [fold(made(price), "stage", "device") for made in tables]
 
 
 def _mib(name: str, get: Callable[[Row], float]) -> Column[Row]:
@@ -70,31 +78,41 @@ def _totals(price: RunPrice) -> Grid:
         rows.append(row)
     references = {row.batch_size: row for row in rows if row.schedule == default("schedule")}
 
-    def against(row: _Total) -> str:
-        reference = references.get(row.batch_size)
-        if reference is None or row is reference:
-            return ""
-        pairs = zip(reference[3:], row[3:], strict=True)
-        return "memory ÷ {:.1f}, FLOPs ÷ {:.1f}, bytes ÷ {:.1f}".format(*(a / b if b else 0.0 for a, b in pairs))
+    def against(get: Callable[[_Total], float], group: str) -> Column[_Total]:
+        def cell(row: _Total) -> str:
+            reference = references.get(row.batch_size)
+            if reference is None or row is reference or not get(row):
+                return ""
+            return f"{get(reference) / get(row):.1f}"
+
+        return Column("less", cell, "÷", group, tip=f"times as much is needed by {default('schedule')}")
 
     columns: list[Column[_Total]] = [
-        Column("schedule", lambda row: row.schedule, key=True, text=True),
+        Column(
+            "schedule",
+            lambda row: Cell(row.schedule, tone="good" if row.schedule == price.schedule else ""),
+            key=True,
+            text=True,
+        ),
         *_batch_column(price, lambda row: row.batch_size),
         Column("rounds", lambda row: str(row.rounds)),
-        _mib("step memory, highest", lambda row: row.memory),
-        measure("FLOPs, all rounds", lambda row: row.flops, "FLOP"),
-        _mib("bytes down + up, all rounds", lambda row: row.payload),
-        Column("against end-to-end", against, text=True),
+        measure("highest", lambda row: row.memory, "B", "step memory"),
+        against(lambda row: row.memory, "step memory"),
+        measure("all rounds", lambda row: row.flops, "FLOP", "FLOPs"),
+        against(lambda row: row.flops, "FLOPs"),
+        measure("all rounds", lambda row: row.payload, "B", "bytes down + up"),
+        against(lambda row: row.payload, "bytes down + up"),
     ]
     sizes = " and ".join(dict.fromkeys(str(stage.batch_size) for stage in price.schedules))
     note = (
         f"Model {units.mib(price.model_bytes)}; a share of {price.samples} samples, batches of {sizes}, "
-        "all modalities present. Nothing was run: the training step is traced on shapes alone."
+        f"all modalities present. ÷: how many times as much {default('schedule')} needs. Nothing was run: the training "
+        "step is traced on shapes alone."
     )
     if method("schedule", price.schedule).by_budget:
         name = price.schedule.capitalize()
         note += f" {name}, as this run is: a device trains the whole model, or at most what progressive has it train."
-    return table(f"Schedules of {price.name}", columns, rows, [note])
+    return table(f"Schedules; {price.name} trains {price.schedule}", columns, rows, [note])
 
 
 def _stage_key(price: RunPrice) -> list[Column[StagePrice]]:
@@ -183,29 +201,26 @@ def _memory_of_devices(price: RunPrice) -> Grid:
 
 def _placements(price: RunPrice) -> Grid:
 
-    def batch(row: DevicePlan) -> str:
-        """Rows of a micro-batch, with activation checkpointing and the low-memory optimiser where they make it fit."""
-        hyper = row.placement.hyper
-        checkpointed = ", blocks anew" if hyper.checkpoint else ""
-        optimizer = f", {hyper.optimizer}" if hyper.low_memory else ""
-        return "" if row.placement.refusal else f"{hyper.micro_batch or hyper.batch_size}{checkpointed}{optimizer}"
+    def cost(name: str, unit: str, get: Callable[[Cost], float], group: str = "") -> Column[DevicePlan]:
+        def cell(row: DevicePlan) -> str:
+            return "" if row.placement.refusal else units.number(units.scaled(get(row.placement.cost), unit))
 
-    def fit(row: DevicePlan, value: float, unit: str) -> str:
-        return "" if row.placement.refusal else units.number(units.scaled(value, unit))
+        return Column(name, cell, units.printed_unit(unit), group)
 
     columns: list[Column[DevicePlan]] = [
         Column("device", lambda row: row.device, key=True, text=True),
-        Column("profile", lambda row: row.profile, text=True),
         Column("stage", lambda row: str(row.placement.stage.index), key=True),
-        Column("trains", lambda row: _trains(row.placement), text=True),
-        Column("micro-batch", batch),
-        Column("step memory", lambda row: fit(row, row.placement.cost.step_peak_bytes, "B"), "MiB"),
-        Column("FLOPs a round", lambda row: fit(row, row.placement.cost.flops, "FLOP"), "GFLOP"),
-        Column("verdict", lambda row: _verdict(row.placement), text=True),
+        Column("trains, with heads", lambda row: _trains(row.placement) + _retreat(row.placement), text=True),
+        Column("budget", _verdict, text=True),
+        cost("memory", "B", lambda cost: cost.step_peak_bytes, "a step"),
+        cost("FLOPs", "FLOP", lambda cost: cost.flops, "a round"),
+        cost("down", "B", lambda cost: cost.payload_down_bytes, "a round"),
+        cost("up", "B", lambda cost: cost.payload_up_bytes, "a round"),
     ]
     note = (
-        f"Recipe {price.recipe}. Whole-process limits are checked with an idle trainer of "
-        f"{units.mib(price.trainer_base_bytes)}; every agent measures its own, and --trainer-base sets it here."
+        f"Recipe {price.recipe}. Budget: the limit of which most is needed. Whole-process limits are checked with an "
+        f"idle trainer of {units.mib(price.trainer_base_bytes)}; every agent measures its own, and --trainer-base sets "
+        "it here."
     )
     return table("Devices", columns, price.devices, [note])
 
@@ -219,17 +234,29 @@ def _trains(placement: Placement) -> str:
     names = ["embeddings"] if 0 in numbers else []
     if stages := [n for n in numbers if n]:
         first, last = stages[0], stages[-1]
-        names.append(f"stage {first}" if first == last else f"stages {first}-{last}")
-    return " + ".join([*names, "heads"])
+        one = "its stage" if first == placement.stage.index else f"stage {first}"
+        names.append(one if first == last else f"stages {first}–{last}")
+    return " + ".join(names) or "heads alone"
 
 
-def _verdict(placement: Placement) -> Cell:
-    refusal = placement.refusal
-    if refusal is None:
-        return Cell("fits", tone="good")
-    needed, allowed = (units.quantity(value, refusal.unit) for value in (refusal.needed, refusal.allowed))
-    numbers = f": needs {needed}, may use {allowed}" if refusal.needed is not None else ""
-    return Cell(f"refused by {refusal.reason}{numbers} ({refusal.detail})", tone="bad")
+def _retreat(placement: Placement) -> str:
+    """What makes it fit: micro-batches, activation checkpointing, the low-memory optimiser."""
+    hyper = placement.hyper
+    rows = f", {hyper.micro_batch} rows at once" if hyper.micro_batch else ""
+    return rows + ", blocks anew" * hyper.checkpoint + f", {hyper.optimizer}" * hyper.low_memory
+
+
+def _verdict(row: DevicePlan) -> Cell:
+    """How much of the tightest limit is needed, or what refuses."""
+    refusal = row.placement.refusal
+    if refusal is not None:
+        return Cell(refusal_words(refusal).removeprefix("is "), tone="bad")
+    used = tightest_limit(row.limits)
+    return (
+        Cell("no limit", tone="dim")
+        if used is None
+        else Cell(f"{percent(used[0])} of {limit_name(used[1])}", tone="good")
+    )
 
 
 def _costs(price: RunPrice) -> Grid:

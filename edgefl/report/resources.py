@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from edgefl.budget.fit import gpu_limit
 from edgefl.records import FIGURES, Figure, has_card, kind_of_machine
 from edgefl.report import units
-from edgefl.report.grid import Cell, Column, Grid, Row, limit_column, measurement_cell, ratio_cell, table
+from edgefl.report.grid import EMPTY, Cell, Column, Grid, Row, limit_column, measurement_cell, ratio_cell, table
 from edgefl.run_records import AssignmentRow, DeviceRow, RunReport
 
 #: Figures of which the largest counts; the others add up over rounds.
@@ -172,16 +172,15 @@ def device_bill(report: RunReport) -> Grid:
     return table("What each device spent", columns, rows, NOTES, "No device has joined yet.")
 
 
-def stage_bill(report: RunReport, *, brief: bool = False) -> Grid:
-    """One row per device and stage; ``brief`` leaves out what a terminal has no room for."""
-    side_by_side, alone = (_COMPARED[:1], _BRIEF) if brief else _lines(report)
+def stage_bill(report: RunReport) -> Grid:
+    """One row per device and stage, without what a terminal has no room for."""
     columns: list[Column[_Spent]] = [
         Column("device", lambda row: row.device.device, key=True, text=True),
         Column("stage", lambda row: row.stage, key=True),
         _trained("stage"),
-        Column("batch", _batch, tip="Samples per optimiser step; in brackets: computed at once (micro-batch)."),
-        *(column for line in side_by_side for column in _comparison(line)),
-        *map(_measurement, alone),
+        _BATCH,
+        *(column for line in _COMPARED[:1] for column in _comparison(line)),
+        *map(_measurement, _BRIEF),
     ]
     held = Counter(row.stage for row in report.rounds)
     rows = [
@@ -189,6 +188,50 @@ def stage_bill(report: RunReport, *, brief: bool = False) -> Grid:
         for (name, stage), assignments in by_device_and_stage(report).items()
     ]
     return table("What each device spent, stage by stage", columns, rows, NOTES, "No round yet.")
+
+
+class DeviceBill(NamedTuple):
+    """Everything one device spent: what it is and how far it came, in a line; and a row a figure, a column a stage."""
+
+    device: str
+    facts: str
+    grid: Grid
+
+
+def bills(report: RunReport) -> Iterator[DeviceBill]:
+    """The bill of each device; figures that are not known are left out."""
+    held = Counter(row.stage for row in report.rounds)
+    side_by_side, alone = _lines(report)
+    lines = [_trained("stage"), _BATCH, *(one for line in side_by_side for one in _comparison(line))]
+    lines += map(_measurement, alone)
+    of_stage: dict[str, dict[int, list[AssignmentRow]]] = {}
+    for (name, stage), rows in by_device_and_stage(report).items():
+        of_stage.setdefault(name, {})[stage] = rows
+    for name, rows in by_device(report).items():
+        device = device_row(report, name)
+        spent = [_Spent(device, stage, mine, held[stage]) for stage, mine in of_stage.get(name, {}).items()]
+        spent += [_Spent(device, 0, rows, len(report.rounds))] if rows else []
+        every = [(line, [line.cell(one) for one in spent]) for line in lines]
+        shown = [(line, cells) for line, cells in every if any(cell.text not in EMPTY for cell in cells)]
+        columns = [
+            Column[None]("figure", lambda _: None, key=True, text=True),
+            Column[None]("unit", lambda _: None, text=True),
+        ]
+        columns += [Column(f"stage {one.stage}" if one.stage else "run", lambda _: None) for one in spent]
+        body = tuple((Cell(line.label), Cell(line.unit), *cells) for line, cells in shown)
+        yield DeviceBill(
+            name, _facts(device, spent), Grid(name, tuple(columns), body, empty="It took part in no round.")
+        )
+
+
+def _facts(device: DeviceRow, spent: Sequence[_Spent]) -> str:
+    """ "single-stage · trained 12 of 12 rounds · step memory 13.4 of 24.0 MiB"."""
+    whole = spent[-1] if spent else _Spent(device, 0, (), 0)
+    done = len({(one.stage, one.round) for one in whole.assignments if one.status == "done"})
+    largest, limit = measured("step_peak_bytes", whole.assignments).value, step_limit(device)
+    told = [device.profile, f"trained {done} of {whole.held} rounds"]
+    told += [f"step memory {units.mib(largest)}{f' of {units.mib(limit)}' if limit else ''}"] if largest else []
+    return " · ".join(filter(None, told))
 
 
 def stage_totals(report: RunReport) -> Grid:
@@ -261,6 +304,11 @@ def _batch(row: _Spent) -> str:
     last = row.assignments[-1]
     micro = f" ({last.micro_batch})" if 0 < last.micro_batch < last.batch_size else ""
     return f"{last.batch_size}{micro}" if last.batch_size else ""
+
+
+_BATCH: Column[_Spent] = Column(
+    "batch", _batch, tip="Samples per optimiser step; in brackets: computed at once (micro-batch)."
+)
 
 
 def step_limit(device: DeviceRow) -> float | None:

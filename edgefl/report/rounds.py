@@ -28,10 +28,14 @@ def standing(report: RunReport) -> str:
     if report.status == "failed":
         reason = next((event.data.get("text") for event in reversed(report.events) if event.kind == "run_failed"), "")
         return f"The run failed: {reason or 'no reason on record'}"
-    if report.status != "interrupted":
+    if report.status not in {"interrupted", "stopped"}:
         return ""
     done = [row for row in report.rounds if row.status == "done"]
     after = f"after stage {done[-1].stage}, round {done[-1].round}" if done else "before its first round was finished"
+    if report.status == "stopped":
+        by = next((event.data.get("by") for event in reversed(report.events) if event.kind == "run_stopped"), "")
+        when = units.moment(report.finished_at)
+        return f"The run was stopped ({by}) {after}, on {when}. --resume {report.run} goes on."
     last = f"; the last event is of {units.moment(report.events[-1].at)}" if report.events else ""
     return f"The run was interrupted {after}{last}. No coordinator holds it; --resume {report.run} goes on."
 
@@ -46,6 +50,7 @@ def rounds(report: RunReport) -> Grid:
     """Every round: participants, outcome, cost."""
     metric = quality.primary_metric(report)
     scores = {(r.stage, r.round): r for r in report.evaluations if r.missing == "none" and r.metric == metric}
+    ended = {"running": report.status} if report.status in {"stopped", "interrupted"} else {}  # the open round
     assigned: dict[tuple[int, int], list[AssignmentRow]] = {}
     for one in report.assignments:
         assigned.setdefault((one.stage, one.round), []).append(one)
@@ -71,7 +76,9 @@ def rounds(report: RunReport) -> Grid:
         Column("stage", lambda row: row.stage, key=True),
         Column("round", lambda row: row.round, key=True),
         Column("attempt", lambda row: row.attempt),
-        Column("status", lambda row: Cell(row.status, tone=_TONES.get(row.status, "")), text=True),
+        Column(
+            "status", lambda row: Cell(ended.get(row.status, row.status), tone=_TONES.get(row.status, "")), text=True
+        ),
         Column("took part", took_part, "of offered"),
         measure("loss", lambda row: row.metrics.get("loss"), "", why="no loss on record"),
         Column(metric, score, "%" if units.is_share(metric) else "", tip="All modalities given."),

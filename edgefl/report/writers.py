@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import re
-from typing import NamedTuple
+from collections.abc import Iterator
 
 import msgspec
 from rich.console import Console
@@ -14,8 +14,19 @@ from rich.text import Text
 from edgefl import __version__
 from edgefl.config.yaml_files import yaml_text
 from edgefl.records import FIGURES, Figure
-from edgefl.report import decisions, plots, quality, resources, rounds, units
-from edgefl.report.grid import Grid, letters, print_grids, with_rows
+from edgefl.report import (
+    budget_plots,
+    charts,
+    decisions,
+    fleet_plots,
+    model_plots,
+    quality,
+    resources,
+    rounds,
+    story,
+    units,
+)
+from edgefl.report.grid import letters, print_grids, with_rows
 from edgefl.run_records import RunReport
 
 #: Grows when a field changes its meaning or goes away; new fields leave it as it is.
@@ -27,6 +38,18 @@ CSV_COLUMNS = (
     "run", "device", "stage", "round", "attempt", "status", "figure", "unit",
     "predicted", "measured", "kind", "source", "reason", "refusal", "needed", "allowed",
 )  # fmt: skip
+#: The page's charts, in order.
+PICTURES = (
+    budget_plots.memory,
+    fleet_plots.over_time,
+    budget_plots.against_end_to_end,
+    model_plots.accuracy,
+    model_plots.loss,
+    budget_plots.prediction,
+    fleet_plots.by_stage,
+)
+#: Sentences on what went wrong that stand on top; the tables have them all.
+MAX_TROUBLES = 8
 #: What each ledger figure means, for the table of sources.
 MEANINGS: dict[str, str] = {
     "process_peak_bytes": "process memory, peak",
@@ -64,46 +87,49 @@ def to_csv(report: RunReport) -> str:
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(CSV_COLUMNS)
+    writer.writerows([inert(_field(cell)) for cell in row] for row in figure_rows(report))
+    return out.getvalue()
+
+
+def figure_rows(report: RunReport) -> Iterator[tuple[str | float | None, ...]]:
+    """A row of ``CSV_COLUMNS`` for each device, attempt and figure; None is a missing number."""
     for row in report.assignments:
         refusal = row.refusal
         where = (report.run, row.device, row.stage, row.round, row.attempt, row.status)
-        why = ("", "", "") if refusal is None else (refusal.reason, _field(refusal.needed), _field(refusal.allowed))
+        why = ("", None, None) if refusal is None else (refusal.reason, refusal.needed, refusal.allowed)
         for name in [name for name in FIGURES if name in row.predicted or name in row.measured]:
             unknown = Figure(reason="not trained" if refusal or row.status != "done" else "not recorded")
             plan, told = row.predicted.get(name, Figure()), row.measured.get(name, unknown)
             origin = (told.kind, told.source) if name in row.measured else ("", "")
-            values = (_field(plan.value), _field(told.value))
-            writer.writerow(map(_inert, (*where, name, FIGURES[name], *values, *origin, told.reason, *why)))
+            yield (*where, name, FIGURES[name], plan.value, told.value, *origin, told.reason, *why)
         if refusal is not None and not row.predicted and not row.measured:
-            writer.writerow(map(_inert, (*where, *[""] * 7, *why)))
-    return out.getvalue()
+            yield (*where, "", "", None, None, "", "", "", *why)
 
 
-def _inert(cell: object) -> object:
+def inert(cell: object) -> object:
     """Texts that a spreadsheet would take for a formula are quoted; numbers stay."""
     if not isinstance(cell, str) or not cell.startswith(_FORMULA) or _NUMBER.fullmatch(cell):
         return cell
     return "'" + cell
 
 
-def _field(value: float | None) -> str:
-    """Empty for None; whole numbers without a decimal point."""
-    if value is None:
-        return ""
+def _field(value: str | float | None) -> str:
+    """Empty for None; whole numbers without a decimal point; words as they are."""
+    if value is None or isinstance(value, str):
+        return value or ""
     return str(int(value)) if float(value).is_integer() else repr(float(value))
 
 
 def print_report(report: RunReport, console: Console) -> None:
     """The whole report on a terminal: accuracy, bills, refusals, rounds."""
-    if standing := rounds.standing(report):
-        console.print(Text(standing, style="red" if report.status == "failed" else "yellow"))
-    for text in rounds.warnings(report):
-        console.print(Text(f"Warning: {text}.", style="yellow"))
+    console.print(Text(story.headline(report), style="bold"))
+    for text in story.troubles(report):
+        console.print(Text(text, style="red" if report.status == "failed" else "yellow"))
     grids = [
         quality.evaluation(report),
         *with_rows(*quality.grids(report)),
         resources.device_bill(report),
-        resources.stage_bill(report, brief=True),
+        resources.stage_bill(report),
         decisions.refusals(report),
         *with_rows(decisions.not_offered(report), rounds.late_updates(report), rounds.repairs(report)),
         rounds.rounds(report),
@@ -112,47 +138,46 @@ def print_report(report: RunReport, console: Console) -> None:
     print_grids(grids, console)
 
 
-class Card(NamedTuple):
-    """One headline number."""
-
-    label: str
-    value: str
-    detail: str = ""
-
-
-def to_html(report: RunReport) -> str:
-    """The whole page. Needs jinja2 and matplotlib (extra ``coordinator``)."""
+def to_html(report: RunReport, *, interactive: bool = True) -> str:
+    """The whole page. ``interactive``: with Vega (0.9 MB) in it. Needs the extra ``coordinator``."""
     import jinja2
 
     loader = jinja2.PackageLoader("edgefl.report", "templates")
     environment = jinja2.Environment(
         loader=loader, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
+    drawn = [chart for chart in (made(report) for made in PICTURES) if chart is not None]
+    script = charts.script() if interactive and drawn else ""
+    troubles = story.troubles(report)
+    rounds_done = [row for row in report.rounds if row.status == "done"]
+    stages = len({row.stage for row in rounds_done})
     return environment.get_template("report.html.j2").render(
         report=report,
         mark=letters,
         style=loader.get_source(environment, "style.css")[0],
+        light=charts.variables(0),
+        dark=charts.variables(1),
+        script=script,
+        allowed=charts.allowed(script),
         started=units.moment(report.started_at),
         took=took(report),
-        standing=rounds.standing(report),
-        warnings=rounds.warnings(report),
+        done=f"{len(rounds_done)} rounds in {stages} stage{'' if stages == 1 else 's'}",
+        headline=story.headline(report),
+        troubles=troubles[:MAX_TROUBLES],
+        more_troubles=len(troubles[MAX_TROUBLES:]),
         version=__version__,
-        cards=cards(report),
-        learning=plots.learning(report),
-        subsets=plots.subsets(report),
-        memory=plots.memory(report),
-        spending=plots.spending(report),
-        evaluation=quality.evaluation(report),
+        figures=[charts.figure(chart, interactive=interactive) for chart in drawn],
+        evaluation=quality.evaluation(report).filled(),
         quality=with_rows(*quality.grids(report)),
-        device_bills=thirds(resources.device_bill(report)),
-        stage_bills=thirds(resources.stage_bill(report)),
+        fleet_bill=resources.device_bill(report).filled(),
+        bills=resources.bills(report),
         bill_notes=resources.NOTES,
-        stage_totals=resources.stage_totals(report),
+        stage_totals=resources.stage_totals(report).filled(),
         refusals=decisions.refusals(report),
         absences=with_rows(decisions.not_offered(report)),
-        rounds=rounds.rounds(report),
+        rounds=rounds.rounds(report).filled(),
         late=with_rows(rounds.late_updates(report), rounds.repairs(report)),
-        devices=rounds.devices(report),
+        devices=rounds.devices(report).filled(),
         stages=rounds.stages(report),
         bundles=rounds.bundles(report),
         sources=[
@@ -167,74 +192,6 @@ def took(report: RunReport) -> str:
     if report.finished_at is None:
         return {"running": "still going on", "interrupted": "did not end"}.get(report.status, "end not on record")
     return units.seconds(report.finished_at - report.started_at)
-
-
-def cards(report: RunReport) -> list[Card]:
-    """The headline numbers."""
-    trained = {row.device for row in report.assignments if row.status == "done"}
-    refused = {row.device for row in report.assignments if row.refusal is not None}
-    away = decisions.absences(report)
-    missed = [f"{len(refused)} refused or declined at times"] if refused else []
-    missed += [f"{len(away)} not offered every round"] if away else []
-    done = [row for row in report.rounds if row.status == "done"]
-    stages = len({row.stage for row in done})
-    return [
-        *_scores(report),
-        Card("devices that trained", f"{len(trained)} of {len(report.devices)}", " · ".join(missed) or "none refused"),
-        Card("rounds", str(len(done)), f"in {stages} stage{'' if stages == 1 else 's'}"),
-        *(_costs(report) if report.assignments else []),
-    ]
-
-
-def _scores(report: RunReport) -> list[Card]:
-    """The global model with all modalities and with the weakest alone; the mean of the devices' own models."""
-    metric = quality.primary_metric(report)
-    rows = [row for row in quality.latest(report.evaluations) if row.metric == metric]
-    complete = [row for row in rows if row.missing == "none"]
-    found = [Card(f"test {metric}", units.score(metric, row.value), " + ".join(row.available)) for row in complete]
-    own = quality.own_accuracy(report)
-    if own is not None and not any(row.metric == "accuracy" for row in report.evaluations):
-        found.append(
-            Card("accuracy of the devices' own models", units.percent(own), "on samples set apart; their mean")
-        )
-    plain, *others = quality.masks()
-    worst = min((row for row in rows if row.missing in others), key=lambda row: row.value, default=None)
-    if worst is not None:
-        zeros = [row.value for row in rows if row.missing == plain and row.available == worst.available]
-        against = f"; {units.score(metric, zeros[0])} with zeros" if zeros else ""
-        detail = f"{' + '.join(worst.available)}, {worst.missing} mask{against}"
-        found.append(Card("weakest modality alone", units.score(metric, worst.value), detail))
-    return found
-
-
-def _costs(report: RunReport) -> list[Card]:
-    def fleet(name: str, unit: str) -> str:
-        """``≥``: rounds are missing."""
-        figure = resources.fleet(name, report)
-        return ("≥ " if figure.value is not None and figure.reason else "") + units.quantity(figure.value, unit)
-
-    received = fleet("payload_down_bytes", "B")
-    return [
-        Card("largest step memory", fleet("step_peak_bytes", "B"), "measured above the idle trainer"),
-        Card("payload sent", fleet("payload_up_bytes", "B"), f"received {received}"),
-        Card("compute", fleet("flops", "FLOP"), "forward and backward, all devices"),
-    ]
-
-
-def thirds(grid: Grid) -> list[tuple[str, Grid]]:
-    """A bill as three tables that fit a page."""
-    groups_of = {
-        "Memory and compute": ("step memory", "process", "FLOPs"),
-        "Bytes": ("payload sent", "payload received", "of the payload", "on the wire"),
-        "Time and energy": ("time", "energy", "heat"),
-    }
-    head = [index for index, column in enumerate(grid.columns) if column.key]
-    counts = [index for index, column in enumerate(grid.columns) if not column.key and column.group in ("", "rounds")]
-    found: list[tuple[str, Grid]] = []
-    for title, wanted in groups_of.items():
-        own = [index for group in wanted for index, column in enumerate(grid.columns) if column.group == group]
-        found.append((title, grid.select(head + (counts if not found else []) + own)))
-    return found
 
 
 def without_secrets(value: object) -> object:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import csv
+import hashlib
 import io
 import json
 import re
@@ -12,10 +14,13 @@ import msgspec
 import pytest
 from report_fixture import MIB, NO_ENERGY, run_report
 
-from edgefl.records import Budget, Refusal
-from edgefl.report import plots
+from edgefl.records import Refusal
+from edgefl.report import charts
+from edgefl.report.parquet import to_parquet
 from edgefl.report.writers import CSV_COLUMNS, SCHEMA, to_csv, to_html, to_json
-from edgefl.run_records import AssignmentRow, DeviceRow, RunReport
+from edgefl.run_records import AssignmentRow, RunReport
+
+REFUSED = AssignmentRow(device="a", status="refused", refusal=Refusal("data", 3, 16, "samples"))
 
 
 @pytest.fixture(scope="module")
@@ -50,9 +55,29 @@ def test_csv_tells_figures_in_base_units_and_null_with_its_reason(report: RunRep
 
 
 def test_csv_keeps_a_refusal_without_figures() -> None:
-    row = AssignmentRow(device="a", status="refused", refusal=Refusal("data", 3, 16, "samples"))
-    (line_,) = list(csv.DictReader(io.StringIO(to_csv(RunReport(run="r", assignments=(row,))))))
+    (line_,) = list(csv.DictReader(io.StringIO(to_csv(RunReport(run="r", assignments=(REFUSED,))))))
     assert (line_["refusal"], line_["needed"], line_["allowed"], line_["figure"]) == ("data", "3", "16", "")
+
+
+def test_parquet_has_the_rows_of_the_csv_with_types_and_units(report: RunReport) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    evil = msgspec.structs.replace(report, run="=1+1", assignments=(*report.assignments, REFUSED))
+    found = parquet.read_table(io.BytesIO(to_parquet(evil)))
+    types = {field.name: str(field.type) for field in found.schema}
+    assert tuple(types) == CSV_COLUMNS
+    assert {name for name, kind in types.items() if kind == "int64"} == {"stage", "round", "attempt"}
+    assert {name for name, kind in types.items() if kind == "double"} == {"predicted", "measured", "needed", "allowed"}
+    assert found.schema.metadata[b"edgefl.schema"] == SCHEMA.encode()
+    rows, lines = found.to_pylist(), list(csv.DictReader(io.StringIO(to_csv(evil))))
+    assert len(rows) == len(lines) > 100
+    for row, line in zip(rows, lines, strict=True):
+        assert line.pop("run") == "'" + row.pop("run")  # quotes are for spreadsheets
+        typed = {
+            name: (float(text) if text else None) if types[name] != "string" else text for name, text in line.items()
+        }
+        assert row == typed
+    energy = next(row for row in rows if row["figure"] == "energy_j" and row["device"] == "nano")
+    assert (energy["measured"], energy["reason"], energy["unit"]) == (None, NO_ENERGY, "J")
 
 
 def test_the_same_run_gives_the_same_page(report: RunReport) -> None:
@@ -99,11 +124,31 @@ def test_html_links_lead_somewhere(page: str) -> None:
     assert set(re.findall(r'href="#([^"]+)"', page)) <= set(outline.ids)
 
 
-def test_html_follows_the_theme_and_has_no_stand_in_colours(page: str) -> None:
+def test_html_follows_the_theme_and_names_every_colour_by_its_variable(page: str) -> None:
     assert "prefers-color-scheme: dark" in page
     assert "@media print" in page
-    assert not re.search(r"#0[1-6]0[1-6]0[0-6]", page)
-    assert page.count("<svg") == 3
+    body = page.split("<body>")[1].split("<script>")[0]
+    assert not re.search("|".join(light for light, _ in charts.PALETTE.values()), body)
+    assert body.count("<figure") == 6  # of a run without a price end to end
+    assert body.count("<svg") == 12
+
+
+def test_the_browser_is_told_to_fetch_nothing_and_to_run_our_script_alone(page: str) -> None:
+    (policy,) = re.findall(r'Content-Security-Policy" content="([^"]+)"', page)
+    assert policy.startswith("default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src")
+    script = page.split("<script>")[1].split("</script>")[0]
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    assert policy.endswith(f"'sha256-{digest}'")
+
+
+def test_a_static_page_has_the_same_pictures_and_no_script(report: RunReport, page: str) -> None:
+    static = to_html(report, interactive=False)
+    assert "<script" not in static
+    assert "script-src 'none'" in static
+    assert re.findall(r"<svg.*?</svg>", static, re.DOTALL) == re.findall(
+        r"<svg.*?</svg>", page.split("<script>")[0], re.DOTALL
+    )
+    assert len(static) < 1_000_000 < len(page) < 2_500_000
 
 
 def test_html_shows_reasons_as_tips_and_hides_credentials(page: str) -> None:
@@ -122,7 +167,11 @@ def test_html_escapes_what_devices_say(report: RunReport) -> None:
         report, name=evil, devices=devices, assignments=assignments, rounds=(), evaluations=()
     )
     text = to_html(run)
-    assert "<script" not in text
+    assert evil not in text
+    assert "alert(1)" in text
+    held = re.findall(r'<script type="application/json">(.*?)</script>', text, re.DOTALL)
+    assert held
+    assert all(json.loads(one)["wide"] for one in held)
 
 
 def test_html_of_an_empty_run_says_so() -> None:
@@ -130,18 +179,3 @@ def test_html_of_an_empty_run_says_so() -> None:
     assert "No round has started yet." in text
     assert "still going on" in text
     assert "<svg" not in text
-
-
-def test_memory_plot_draws_the_devices_closest_to_their_budget(
-    report: RunReport, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(plots, "MAX_PANELS", 2)
-    many = [f"d{number:02d}" for number in range(5)]
-    base = next(row for row in report.assignments if row.device == "nano" and row.status == "done")
-    rows = tuple(msgspec.structs.replace(base, device=name) for name in many)
-    budgets = tuple(DeviceRow(name, budget=Budget(step_memory_bytes=(30 - n) * MIB)) for n, name in enumerate(many))
-    plot = plots.memory(msgspec.structs.replace(report, devices=budgets, assignments=rows))
-    assert plot is not None
-    assert "d04" in plot.svg
-    assert "d00" not in plot.svg
-    assert "Of 5 devices, the 2 closest to their budget." in plot.caption

@@ -7,21 +7,19 @@ import itertools
 from pathlib import Path
 
 import msgspec
-import pytest
 from ledger_fixture import ledger_in
-from matplotlib.figure import Figure
-from report_fixture import START, assignment, evaluations, round_row, run_report
+from report_fixture import START, assignment, round_row, run_report
 from rich.console import Console
 
 from coordinator.ledger.ledger import Ledger
 from edgefl.cli.options import read_run, read_runs
 from edgefl.cli.show import runs_table
 from edgefl.plan.job import RunPlan
-from edgefl.records import Budget, Refusal
-from edgefl.report import decisions, plots, rounds, units
+from edgefl.records import Refusal
+from edgefl.report import decisions, rounds, units
 from edgefl.report.grid import Grid, print_grid
 from edgefl.report.writers import print_report, to_html
-from edgefl.run_records import AssignmentRow, BundleRow, DeviceRow, EvaluationRow, EventRow, RunReport
+from edgefl.run_records import AssignmentRow, BundleRow, DeviceRow, EventRow, RunReport
 from edgefl.storage.disk import hold_directory
 
 EVERYBODY = "Every device took part in every round."
@@ -78,10 +76,10 @@ def test_a_device_that_was_offline_is_told_with_the_rounds_and_stages() -> None:
     report = fleet("p3", tell={(1, 1): [joined("p3")], (1, 2): [left("p3")]})
     report = msgspec.structs.replace(report, assignments=(*report.assignments, asked))
     text = terminal(report)
-    line = next(row for row in text.splitlines() if row.startswith("p3") and "offline" in row)
+    line = next(row for row in text.splitlines() if row.startswith("p3 ") and "offline" in row)
     assert line.split() == ["p3", "offline", "9", "/", "10", "1", "(round", "2),", "2–5"]
     assert "offline" in to_html(report)
-    assert "1 not offered every round" in to_html(report)
+    assert "p3: offline, not offered in 9 of 10 rounds (stages 1 (round 2), 2–5)." in to_html(report)
 
 
 def test_a_device_that_comes_back_or_never_came_is_told_by_stage() -> None:
@@ -186,71 +184,3 @@ def test_ages_have_one_unit() -> None:
     ages = [units.ago(seconds) for seconds in (-3, 59, 60, 750, 3600, 47 * 3600, 48 * 3600, 9e6)]
     assert ages[:4] == ["just now", "just now", "1 min ago", "12 min ago"]
     assert ages[4:] == ["1 h ago", "47 h ago", "2 days ago", "104 days ago"]
-
-
-# Plots
-
-
-@pytest.fixture
-def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
-    """The figures that are drawn, as matplotlib has them."""
-    found: list[Figure] = []
-
-    def keep(figure: Figure, _: str) -> str:
-        found.append(figure)
-        return "<svg></svg>"
-
-    monkeypatch.setattr(plots, "svg", keep)
-    return found
-
-
-def with_sensors(names: tuple[str, ...], masks: tuple[str, ...]) -> RunReport:
-    subsets = [some for size in range(1, len(names)) for some in itertools.combinations(names, size)]
-    rows = [EvaluationRow(1, n, names, "none", "accuracy", 0.9, 10) for n in (1, 2)]
-    rows += [EvaluationRow(1, n, some, mask, "accuracy", 0.5, 10) for some in subsets for mask in masks for n in (1, 2)]
-    return msgspec.structs.replace(run_report(), evaluations=tuple(rows))
-
-
-@pytest.mark.parametrize(
-    ("names", "panels"), [(("acc", "gyro"), 2), (("acc", "gyro", "press"), 6), (("a", "b", "c", "d"), 14)]
-)
-def test_no_two_curves_of_a_plot_have_one_colour_and_dash(
-    names: tuple[str, ...], panels: int, drawn: list[Figure]
-) -> None:
-    report = with_sensors(names, ("zero", "prototype", "reconstruction", "random"))
-    plots.learning(report)
-    if panels > 2:
-        plots.subsets(report)
-    curves = 0
-    for axes in itertools.chain.from_iterable(figure.axes for figure in drawn):
-        if axes.get_ylabel() == "training loss":
-            continue
-        lines = [line for line in axes.lines if len(line.get_xdata()) == 2]
-        looks = [(line.get_color(), line.get_linestyle(), str(line._dash_pattern), line.get_marker()) for line in lines]
-        assert len(looks) == len(set(looks))
-        curves += len([line for line in lines if line.get_label() != "complete input"])
-    assert curves == 1 + 4 * panels
-
-
-def test_the_legend_of_the_memory_plot_names_only_what_is_drawn(drawn: list[Figure]) -> None:
-    report = run_report()
-    plots.memory(report)
-    wide = tuple(msgspec.structs.replace(row, budget=Budget(step_memory_bytes=2**36)) for row in report.devices)
-    plots.memory(msgspec.structs.replace(report, devices=wide))
-    with_line, without = ([text.get_text() for text in figure.legends[0].get_texts()] for figure in drawn)
-    assert with_line == ["measured", "predicted", "budget of the device"]
-    assert without == ["measured", "predicted"]
-
-
-def test_curves_of_an_evaluation_still_stand_in_one_plot_with_two_sensors(drawn: list[Figure]) -> None:
-    report = msgspec.structs.replace(run_report(), evaluations=tuple(evaluations(1, 0)))
-    plots.learning(report)
-    labels = [line.get_label() for line in drawn[0].axes[0].lines]
-    assert labels == [
-        "acc + gyro",
-        "acc alone, prototype mask",
-        "acc alone, zero mask",
-        "gyro alone, prototype mask",
-        "gyro alone, zero mask",
-    ]
-    assert plots.subsets(report) is None

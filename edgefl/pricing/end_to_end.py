@@ -1,0 +1,78 @@
+"""Price of a run end to end: the planner's prediction for its devices with all parts trained at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from edgefl.aggregation.weights import wanted
+from edgefl.budget.fit import verdict
+from edgefl.budget.stage_cost import StageTraffic, cost_of, object_bytes
+from edgefl.models.parts import part_layout
+from edgefl.models.staged import build
+from edgefl.plan.job import Candidate, Job, RunPlan
+from edgefl.plan.stages import restrict
+from edgefl.pricing.round_price import Pricer
+from edgefl.pricing.run_price import schedules_of
+from edgefl.records import Cost
+from edgefl.registry import default
+from edgefl.run_records import DeviceRow, EndToEnd
+
+#: What a step holds of memory however small its micro-batches are: a device that lacks this much has no way out.
+_WHATEVER_THE_BATCH = ("weights", "optimizer", "libraries")
+replace = msgspec.structs.replace
+
+
+class _Whole(NamedTuple):
+    """The job that trains all parts, and what prices it."""
+
+    job: Job
+    traffic: StageTraffic
+    price: Pricer
+
+    def cost(self, samples: dict[str, int]) -> Cost:
+        """Of a device with these samples."""
+        job = replace(self.job, stage=restrict(self.job.stage, [m for m in self.job.model.encoders if samples.get(m)]))
+        return cost_of(job, Candidate(samples=samples), self.price(job, samples), self.traffic)
+
+
+def price_end_to_end(plan: RunPlan, devices: Sequence[DeviceRow]) -> dict[str, EndToEnd]:
+    """Device -> its price; empty where the run trains everything at once itself.
+
+    Devices with the same modalities are priced together, on their mean share: tracing the step takes seconds.
+    """
+    stage = schedules_of(plan.model, [stage.rounds for stage in plan.stages])[default("schedule")][0]
+    if any(set(stage.trained) <= set(one.trained) and not one.fallback_depth for one in plan.stages):
+        return {}
+    model = build(plan.model, device="meta")
+    sizes = {part: object_bytes(part_layout(model, part)) for part in model.parts_present}
+    hyper = replace(plan.hypers[0], cache="", precision="f32")
+    job = Job(plan.model, stage, hyper, plan.slots, transfer=plan.transfer)
+    whole = _Whole(job, StageTraffic(stage, sizes, None, wanted(plan.server)), Pricer())
+    groups: dict[tuple[str, ...], list[DeviceRow]] = {}
+    for row in devices:
+        if own := tuple(m for m in plan.model.encoders if row.samples.get(m)):
+            groups.setdefault(own, []).append(row)
+    return {
+        row.device: price for rows in groups.values() for row, price in zip(rows, _prices(whole, rows), strict=True)
+    }
+
+
+def _prices(whole: _Whole, rows: Sequence[DeviceRow]) -> list[EndToEnd]:
+    """Of devices with the same modalities."""
+    size, rounds = whole.job.hyper.batch_size, max(1, whole.job.stage.rounds)
+    mean = {m: round(sum(row.samples.get(m, 0) for row in rows) / len(rows)) for m in rows[0].samples}
+    mean[""] = max(size, mean.get("", 0))
+    cost = whole.cost(mean)
+    least = sum(cost.memory.get(name, 0) for name in _WHATEVER_THE_BATCH)
+    usual = (rounds - 1) * (cost.payload_down_bytes + cost.payload_up_bytes)
+    payload = (cost.joining_down_bytes + cost.signature_bytes + cost.whole_up_bytes + usual) / rounds
+    found = []
+    for row in rows:
+        device = Candidate(row.device, row.capabilities, row.budget, row.samples)
+        flops = cost.flops * row.samples.get("", 0) / mean[""]
+        refusal = verdict(replace(cost, flops=flops, step_peak_bytes=least), device)
+        found.append(EndToEnd(cost.step_peak_bytes, flops, payload, refusal))
+    return found

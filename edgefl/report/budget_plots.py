@@ -1,0 +1,228 @@
+"""Charts of budgets and predictions: memory against budget, cost against end to end, prediction error."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from edgefl.report import resources, story, units
+from edgefl.report.charts import (
+    BLUE,
+    INK,
+    LINE,
+    MUTED,
+    NARROW,
+    WARN,
+    Chart,
+    Spec,
+    Values,
+    field,
+    layer,
+    scale,
+    tips,
+)
+from edgefl.report.crowds import MANY, QUANTILES, how_many, quantile, rows_of
+from edgefl.run_records import RunReport
+
+#: Kind of a point -> its colour, shape and fill.
+_WHAT = {
+    "measured": (BLUE, "circle", BLUE),
+    "predicted": (MUTED, "circle", "transparent"),
+    "budget": (WARN, "M0,-1.1V1.1", "transparent"),
+}
+#: Figures of which prediction and measurement are compared, with the words of their panels.
+_COMPARED = {
+    "step_peak_bytes": "step memory",
+    "flops": "FLOPs",
+    "payload_up_bytes": "payload sent",
+    "payload_down_bytes": "payload received",
+}
+
+
+def memory(report: RunReport) -> Chart | None:
+    """The largest step memory of each device, measured and predicted, and its budget, on one log scale."""
+    known: dict[str, dict[str, float]] = {}
+    for name, rows in resources.by_device(report).items():
+        held = resources.measured("step_peak_bytes", rows), resources.predicted("step_peak_bytes", rows)
+        values = (held[0].value, held[1].value, resources.step_limit(resources.device_row(report, name)))
+        found = {what: value / units.MIB for what, value in zip(_WHAT, values, strict=True) if value}
+        if found.keys() & {"measured", "predicted"}:
+            known[name] = found
+    if not known:
+        return None
+
+    def need(name: str) -> float:
+        return known[name].get("measured", known[name].get("predicted", 0.0))
+
+    def used(name: str) -> float:
+        return need(name) / known[name]["budget"] if "budget" in known[name] else 0.0
+
+    quantiles, shown = rows_of(list(known), used)
+    shown = sorted(shown, key=lambda name: (-used(name), -need(name)))
+    points: Values = [{"device": name, "what": what, "mib": mib} for name in shown for what, mib in known[name].items()]
+    for row in quantiles:
+        for what in _WHAT:
+            if every := [found[what] for found in known.values() if what in found]:
+                points.append({"device": row, "what": what, "mib": quantile(every, QUANTILES[row])})
+    labels: Values = [{"device": n, "mib": max(known[n].values()), "text": _used(used(n))} for n in shown]
+
+    kinds = [what for what in _WHAT if any(row["what"] == what for row in points)]
+    colours, shapes, fills = zip(*(_WHAT[what] for what in kinds), strict=True)
+
+    def build(width: int) -> Spec:
+        y = field("device", "N", sort=[*quantiles, *shown])
+        ticks = _log_ticks([row["mib"] for row in points], (1, 3) if width == NARROW else (1, 2, 5))
+        x = field("mib", "Q", "step memory (MiB, log scale)", scale={"type": "log", "nice": False, "padding": 24})
+        x["axis"] = {"values": ticks, "format": ",~r", "labelOverlap": True}
+        look: Spec = {
+            "color": field("what", "N", scale=scale(kinds, colours)),
+            "shape": field("what", "N", scale=scale(kinds, shapes)),
+            "fill": field("what", "N", scale=scale(kinds, fills)),
+            "tooltip": [*tips(device="device", what="figure"), field("mib", "Q", "MiB", format=".3~s")],
+        }
+        return {
+            "width": width - 150,
+            "height": {"step": 26},
+            "data": {"values": points},
+            "layer": [
+                layer("rule", {"y": y, "x": {**x, "aggregate": "min"}, "x2": {"field": "mib", "aggregate": "max"}}),
+                layer("point", {"y": y, "x": x, **look}, size=90, strokeWidth=2, opacity=1),
+                layer(
+                    "text", {"y": y, "x": x, "text": {"field": "text"}}, values=labels, align="left", dx=9, color=MUTED
+                ),
+            ],
+        }
+
+    caption = (
+        "Largest step of the run: measured (circle) and predicted (hollow), beside what the device may use (stroke)."
+        + how_many(list(known), shown, "nearest to their budget")
+    )
+    return Chart("memory", "Memory of each device against its budget", caption, build)
+
+
+def _used(share: float) -> str:
+    if not share:
+        return "no budget"
+    return f"{100 * share:.0f} % used" if share >= 0.01 else "under 1 % used"
+
+
+def _log_ticks(values: Sequence[float], per_decade: Sequence[int]) -> list[float]:
+    """Round numbers within the values' range and next to it, for a logarithmic axis."""
+    lowest, highest = min(values), max(values)
+    every = [first * 10.0**power for power in range(-3, 9) for first in per_decade]
+    return [one for one in every if lowest / 2 <= one <= highest * 2]
+
+
+def against_end_to_end(report: RunReport) -> Chart | None:
+    """Memory, FLOPs and bytes of this run, as shares of what the planner predicts for the same rounds end to end."""
+    rows: Values = []
+    for one in story.savings(report):
+        text = (
+            f"{units.quantity(one.spent, one.unit)} of {units.quantity(one.end_to_end, one.unit)}, {story.ratio(one)}"
+        )
+        row = {"what": one.name, "text": text, "of": "measured in this run", "share": 100 * one.spent / one.end_to_end}
+        rows += [row, {**row, "of": "end to end, predicted", "share": 100.0}]
+        if one.predicted:
+            rows.append({**row, "of": "predicted for this run", "share": 100 * one.predicted / one.end_to_end})
+    if not rows:
+        return None
+    ways = ("measured in this run", "predicted for this run", "end to end, predicted")
+
+    def build(width: int) -> Spec:
+        y = field("what", "N", sort=None, axis={"labelLimit": 120})
+        x = field(
+            "share",
+            "Q",
+            "% of end to end",
+            stack=None,
+            axis={"tickCount": 5},
+            scale={"domain": [0, max(100, *(r["share"] for r in rows))]},
+        )
+        look: Spec = {
+            "color": field("of", "N", scale=scale(ways, (BLUE, MUTED, INK))),
+            "shape": field("of", "N", scale=scale(ways, ("square", "circle", "M0,-1.4V1.4"))),
+            "fill": field("of", "N", scale=scale(ways, (BLUE, "transparent", "transparent"))),
+        }
+        tip = [*tips(what="what", of="figure"), field("share", "Q", "% of end to end", format=".1f")]
+        own = "datum.of == 'measured in this run'"
+        return {
+            "width": width - 150,
+            "height": {"step": 46},
+            "data": {"values": rows},
+            "layer": [
+                layer("bar", {"y": y, "x": x}, where=own, height=10, color=BLUE, opacity=0.35),
+                layer("point", {"y": y, "x": x, **look, "tooltip": tip}, size=110, strokeWidth=2, opacity=1),
+                layer("text", {"y": y, "x": {"value": 4}, "text": {"field": "text"}}, where=own, align="left", dy=-15),
+            ],
+        }
+
+    caption = (
+        "A device's largest step and its mean round. End to end is not measured: it is the planner's price of the same "
+        "run file with all parts trained at once, for the same devices and samples."
+    )
+    return Chart("saving", "Cost against training end to end", caption, build)
+
+
+def prediction(report: RunReport) -> Chart | None:
+    """Measured over predicted of each device and stage, in a panel for each figure."""
+    values: Values = []
+    for (device, stage), rows in resources.by_device_and_stage(report).items():
+        for name, title in _COMPARED.items():
+            measured, predicted = resources.measured(name, rows), resources.predicted(name, rows)
+            if measured.value and predicted.value and not measured.reason:
+                values.append(
+                    {"what": title, "device": device, "stage": stage, "ratio": measured.value / predicted.value}
+                )
+    if not values:
+        return None
+    if crowd := len({row["device"] for row in values}) > MANY:
+        values = _quantiles(values)
+    ratios = [row["ratio"] for row in values]
+    domain = [min(0.75, *ratios) * 0.97, max(1.33, *ratios) * 1.03]
+    titles = [title for title in _COMPARED.values() if any(row["what"] == title for row in values)]
+
+    def build(width: int) -> Spec:
+        columns = 1 if width == NARROW else len(titles)
+        x = field("stage", "O", "stage", axis={"labelAngle": 0, "labelOverlap": True})
+        y = field(
+            "ratio", "Q", "measured ÷ predicted", scale={"type": "log", "base": 2, "domain": domain, "nice": False}
+        )
+        y["axis"] = {"values": [0.25, 0.5, 0.8, 1, 1.25, 1.5, 2, 3, 4], "format": "~r"}
+        tip = [*tips(device="device", stage="stage"), field("ratio", "Q", "measured ÷ predicted", format=".3f")]
+        dots = {"x": x, "y": y, "tooltip": tip}
+        one = {"y": {"datum": 1, "type": "quantitative"}}
+        band = {"y": {"datum": 0.8, "type": "quantitative"}, "y2": {"datum": 1.25}}
+        return {
+            "data": {"values": values},
+            "facet": field("what", "N", sort=titles),
+            "columns": columns,
+            "spec": {
+                "width": (width - 60) // columns - 22,
+                "height": 130,
+                "layer": [
+                    layer("rect", band, values=[{}], color=LINE, opacity=0.45),
+                    layer("rule", one, values=[{}], color=MUTED, strokeDash=[4, 3]),
+                    layer("point", dots, color=BLUE, size=46, strokeWidth=1.6, filled=False, opacity=0.9),
+                    layer(
+                        "text", {**dots, "text": {"field": "device"}}, where="datum.ratio > 1.25", align="left", dx=7
+                    ),
+                ],
+            },
+        }
+
+    dots = "A circle is a quantile of the devices" if crowd else "A circle is a device"
+    caption = (
+        f"{dots} in a stage; 1 is exact, above it the device needed more than predicted. Shaded: within a quarter."
+    )
+    return Chart("prediction", "How far predictions were off", caption, build)
+
+
+def _quantiles(values: Values) -> Values:
+    """In place of all devices, quantiles of each figure and stage."""
+    found: Values = []
+    for what, stage in dict.fromkeys((row["what"], row["stage"]) for row in values):
+        here = [row["ratio"] for row in values if (row["what"], row["stage"]) == (what, stage)]
+        found += [
+            {"what": what, "stage": stage, "device": name, "ratio": quantile(here, share)}
+            for name, share in QUANTILES.items()
+        ]
+    return found

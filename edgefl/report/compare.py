@@ -1,0 +1,311 @@
+"""Runs side by side: scores, memory, FLOPs, bytes, time and energy against the first run, and settings that differ."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from edgefl.records import FIGURES, Figure, kind_of_machine
+from edgefl.report import quality, resources, units
+from edgefl.report.grid import Cell, Column, Grid, letters, measurement_cell, table
+from edgefl.report.writers import MEANINGS, inert, without_secrets
+from edgefl.run_records import RunReport
+
+#: Grows when a field changes its meaning or goes away; new fields leave it as it is.
+SCHEMA = "edgefl.compare/1"
+CSV_COLUMNS = ("label", "run", "group", "figure", "unit", "value", "ratio", "kind", "source", "reason")
+#: Figures of the fleet that are compared, in this order: peaks of any device, else sums over devices and rounds.
+COMPARED = (
+    *("step_peak_bytes", "process_peak_bytes", "cuda_allocated_peak_bytes", "flops", "payload_up_bytes"),
+    *("payload_down_bytes", "wire_up_bytes", "wire_down_bytes", "compute_s", "energy_j"),
+)
+
+
+class Line(msgspec.Struct, frozen=True):
+    """One figure of every run. ``group``: scores or costs; ``unit``: base unit, or share."""
+
+    group: str
+    name: str
+    unit: str
+    figures: tuple[Figure, ...]
+
+    @property
+    def ratios(self) -> tuple[float | None, ...]:
+        """Each run's figure over the first one's; lower bounds have none."""
+        first = self.figures[0]
+        return tuple(_ratio(figure, first) for figure in self.figures)
+
+
+class Setting(NamedTuple):
+    """A setting that differs, with each run's value as text; None: the run has no such setting."""
+
+    path: str
+    values: tuple[str | None, ...]
+
+
+class Comparison(NamedTuple):
+    """All there is to say of several runs; ``remarks``: what cannot be compared, and why."""
+
+    runs: tuple[RunReport, ...]
+    lines: tuple[Line, ...]
+    settings: tuple[Setting, ...]
+    remarks: tuple[str, ...]
+
+
+def compare(runs: Sequence[RunReport]) -> Comparison:
+    """Two runs or more beside each other, all against the first."""
+    return Comparison(
+        tuple(runs),
+        (*_scores(runs), *_costs(runs)),
+        tuple(differing([_configured(run) for run in runs])),
+        tuple(_remarks(runs)),
+    )
+
+
+def label(index: int) -> str:
+    """A, B, C …: what a run is called in the tables."""
+    return letters(index).upper()
+
+
+def _ratio(figure: Figure, first: Figure) -> float | None:
+    if figure.value is None or not first.value or figure.reason or first.reason:
+        return None
+    return figure.value / first.value
+
+
+_Condition = tuple[str, tuple[str, ...], str]  # metric, modalities given, mask
+
+
+def _scores(runs: Sequence[RunReport]) -> Iterator[Line]:
+    """The score of each input that any of the models was last tried with, by the metric that its run leads with."""
+    found: list[dict[_Condition, float]] = []
+    for run in runs:
+        metric = quality.primary_metric(run)
+        rows = [row for row in quality.latest(run.evaluations) if row.metric == metric]
+        rows.sort(key=lambda row: (-len(row.available), row.available, row.missing))
+        found.append({(row.metric, row.available, row.missing): row.value for row in rows})
+    for condition in dict.fromkeys(condition for scores in found for condition in scores):
+        metric, given, mask = condition
+        filled = "" if mask == "none" else f", {mask} mask"
+        figures = tuple(
+            Figure(scores[condition], "measured", "test set")
+            if condition in scores
+            else Figure(reason=_why(scores, condition))
+            for scores in found
+        )
+        yield Line(
+            "scores", f"{metric}, {' + '.join(given)}{filled}", "share" if units.is_share(metric) else "", figures
+        )
+
+
+def _why(scores: dict[_Condition, float], condition: _Condition) -> str:
+    """Why a run has no score under this condition."""
+    metric, given, mask = condition
+    if not scores:
+        return "not evaluated"
+    measured = {name for name, _, _ in scores}
+    if metric not in measured:
+        return f"measured by {', '.join(sorted(measured))}"
+    there = {modality for _, modalities, _ in scores for modality in modalities}
+    if absent := [modality for modality in given if modality not in there]:
+        return f"its model has no {', '.join(absent)}"
+    return f"{mask} mask not evaluated" if mask != "none" else "this input not evaluated"
+
+
+def _costs(runs: Sequence[RunReport]) -> Iterator[Line]:
+    for name in COMPARED:
+        figures = tuple(resources.fleet(name, run) for run in runs)
+        if any(figure.value is not None for figure in figures) or not name.startswith("cuda"):
+            yield Line("costs", MEANINGS[name], FIGURES[name], figures)
+    yield Line("costs", "whole run", "s", tuple(map(_took, runs)))
+    done = [Figure(float(sum(row.status == "done" for row in run.rounds)), "counted", "ledger") for run in runs]
+    yield Line("costs", "rounds", "rounds", tuple(done))
+
+
+def _took(run: RunReport) -> Figure:
+    if run.finished_at is None:
+        return Figure(reason=f"the run is {run.status or 'not over'}")
+    return Figure(run.finished_at - run.started_at, "measured", "coordinator's clock")
+
+
+def _configured(run: RunReport) -> dict[str, object]:
+    """The run file as resolved, and the recipe's slots, without what says where files lie or what they are called."""
+    whole = without_secrets(run.config)
+    config: dict[str, object] = whole if isinstance(whole, dict) else {}
+    settings, recipe = config.get("run", config), config.get("recipe")
+    found = {**settings, "data": _without(settings.get("data"), "test")} if isinstance(settings, dict) else {}
+    slots = {"recipe": _without(recipe, "name", "summary", "source")} if isinstance(recipe, dict) else {}
+    return {**_without(found, "name", "recipe"), **slots}
+
+
+def _without(values: object, *names: str) -> dict[str, object]:
+    return {key: value for key, value in values.items() if key not in names} if isinstance(values, dict) else {}
+
+
+def differing(values: Sequence[object], path: str = "") -> Iterator[Setting]:
+    """Settings that are not the same in all runs; what one lacks as a whole is one line. Named entries go by name."""
+    values = [_by_name(value) for value in values]
+    if all(isinstance(value, dict) for value in values):
+        dicts = [value for value in values if isinstance(value, dict)]
+        for key in dict.fromkeys(key for one in dicts for key in one):
+            yield from differing([one.get(key) for one in dicts], f"{path}.{key}".lstrip("."))
+    elif len({msgspec.json.encode(value) for value in values}) > 1:
+        yield Setting(path, tuple(None if value is None else setting_text(value) for value in values))
+
+
+def _by_name(value: object) -> object:
+    if isinstance(value, list) and value and all(isinstance(item, dict) and "name" in item for item in value):
+        return {str(item["name"]): _without(item, "name") for item in value}
+    return value
+
+
+def setting_text(value: object) -> str:
+    """A value as YAML has it on one line, without what is null or empty: {kind: sensor, width: 16}."""
+    if isinstance(value, dict):
+        return (
+            "{" + ", ".join(f"{key}: {setting_text(one)}" for key, one in value.items() if one not in (None, "")) + "}"
+        )
+    return value if isinstance(value, str) else msgspec.json.encode(value).decode()
+
+
+def _remarks(runs: Sequence[RunReport]) -> Iterator[str]:
+    """What stands between the first run and a fair comparison with the others."""
+    found: dict[str, list[str]] = {}
+    for index, run in enumerate(runs):
+        for text in _hindrances(runs[0], run):
+            found.setdefault(text, []).append(label(index))
+    for text, letters_ in found.items():
+        yield f"{', '.join(letters_)}: {text}"
+
+
+def _hindrances(first: RunReport, run: RunReport) -> Iterator[str]:
+    if run.status != "done":
+        rounds = sum(row.status == "done" for row in run.rounds)
+        yield f"{run.status or 'not over'}; its figures are of the {rounds} rounds it finished"
+    metric, own = quality.primary_metric(first), quality.primary_metric(run)
+    if first.evaluations and run.evaluations and metric != own:
+        yield f"scores cannot be compared with A's: {own} is not {metric}"
+    if (one := _modalities(first)) != (other := _modalities(run)):
+        yield f"a model of {' + '.join(other)}, A's of {' + '.join(one)}: another task, whose scores are not comparable"
+    elif _data(first) != _data(run):
+        yield "other data than A's (data, seed): a difference in score is not the method's alone"
+    if _machines(first) != _machines(run):
+        yield "on another kind of machine than A: seconds and joules are not comparable"
+
+
+def _modalities(run: RunReport) -> list[str]:
+    return sorted({part.partition("/")[0] for part in run.part_bytes if part.endswith("/embed")})
+
+
+def _data(run: RunReport) -> tuple[object, object]:
+    settings = _configured(run)
+    return settings.get("data"), settings.get("seed")
+
+
+def _machines(run: RunReport) -> set[str]:
+    return {kind_of_machine(device.capabilities) for device in run.devices}
+
+
+def grids(found: Comparison) -> list[Grid]:
+    """The runs with their letters, the scores, the costs, and the settings that differ."""
+    numbered = list(enumerate(found.runs))
+    columns: list[Column[tuple[int, RunReport]]] = [
+        Column("", lambda row: label(row[0]), key=True, text=True),
+        Column("run", lambda row: row[1].run, text=True, whole=True),
+        Column("recipe", lambda row: row[1].recipe, text=True),
+        Column("status", lambda row: row[1].status, text=True),
+        Column("devices", lambda row: len(row[1].devices)),
+    ]
+    remarks = [f"{text}." for text in found.remarks]
+    scores, costs = ([line for line in found.lines if line.group == group] for group in ("scores", "costs"))
+    notes = ["Peaks are those of any device, the others sums over devices and rounds. ×: times the first run's."]
+    return [
+        table("Runs", columns, numbered, remarks),
+        _side_by_side("Scores after the last evaluated round", found, scores, "No model has been evaluated yet."),
+        _side_by_side("What training took", found, costs, "", notes),
+        _differences(found),
+    ]
+
+
+def _side_by_side(title: str, found: Comparison, lines: Sequence[Line], empty: str, notes: Sequence[str] = ()) -> Grid:
+    columns: list[Column[Line]] = [
+        Column("", lambda line: line.name, key=True, text=True),
+        Column(
+            "unit", lambda line: "%" if line.unit == "share" else units.printed_unit(line.unit), key=True, text=True
+        ),
+    ]
+    for index in range(len(found.runs)):
+        columns += _of_run(index)
+    return table(title, columns, lines, notes, empty)
+
+
+def _of_run(index: int) -> list[Column[Line]]:
+    """A run's figure and, but for the first run, what it is against the first."""
+    value: Column[Line] = Column(label(index), lambda line: _value(line, index))
+    against: Column[Line] = Column(f"{label(index)} to A", lambda line: _against(line, index))
+    return [value, against] if index else [value]
+
+
+def _value(line: Line, index: int) -> Cell:
+    figure = line.figures[index]
+    if line.unit == "share" and figure.value is not None:
+        return Cell(f"{100 * figure.value:.1f}", tip=figure.source)
+    if line.unit in units.COUNTED and figure.value is not None:
+        return Cell(f"{figure.value:,.0f}")
+    return measurement_cell(figure, line.unit)
+
+
+def _against(line: Line, index: int) -> str:
+    """Points more or less of a share, else times the first run's figure."""
+    first, figure = line.figures[0], line.figures[index]
+    if line.unit == "share" and first.value is not None and figure.value is not None:
+        return f"{100 * (figure.value - first.value):+.1f}".replace("-", "−")
+    ratio = line.ratios[index]
+    return "" if ratio is None else f"{units.number(ratio)}×"
+
+
+def _differences(found: Comparison) -> Grid:
+
+    def of_run(index: int) -> Column[Setting]:
+        return Column(label(index), lambda row: row.values[index] or units.NOTHING, text=True)
+
+    columns: list[Column[Setting]] = [Column("setting", lambda row: row.path, key=True, text=True, whole=True)]
+    columns += map(of_run, range(len(found.runs)))
+    return table("Settings that differ", columns, found.settings, empty="All settings are the same.")
+
+
+def to_json(found: Comparison) -> str:
+    """Runs, figures with their ratios, settings and remarks as indented JSON; ``schema`` names its form."""
+    keys = ("run", "name", "recipe", "status", "started_at", "finished_at")
+    body = {
+        "schema": SCHEMA,
+        "runs": [
+            {"label": label(index), **{key: getattr(run, key) for key in keys}} for index, run in enumerate(found.runs)
+        ],
+        "figures": [{**msgspec.to_builtins(line), "ratios": line.ratios} for line in found.lines],
+        "settings": {setting.path: setting.values for setting in found.settings},
+        "remarks": found.remarks,
+    }
+    return msgspec.json.format(msgspec.json.encode(body), indent=2).decode() + "\n"
+
+
+def to_csv(found: Comparison) -> str:
+    """One line per run and figure, and per run and setting that differs; base units, shares of one."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(CSV_COLUMNS)
+    for index, run in enumerate(found.runs):
+        head = (label(index), run.run)
+        for line in found.lines:
+            figure, ratio = line.figures[index], line.ratios[index]
+            origin = (
+                (figure.kind, figure.source, figure.reason) if figure.value is not None else ("", "", figure.reason)
+            )
+            writer.writerow(map(inert, (*head, line.group, line.name, line.unit, figure.value, ratio, *origin)))
+        for setting in found.settings:
+            writer.writerow(map(inert, (*head, "settings", setting.path, "", setting.values[index], "", "", "", "")))
+    return out.getvalue()

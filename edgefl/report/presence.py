@@ -1,0 +1,97 @@
+"""Which devices there are: state, age and kind of the last sign of life, release, platform, and their certificates."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Literal, NamedTuple
+
+import msgspec
+
+from edgefl.report import units
+from edgefl.report.grid import Cell, Column, Grid, Tone, table
+from edgefl.report.rounds import last_seen
+from edgefl.run_records import DeviceRow, RunReport
+
+#: A coordinator records its devices' last signs of life once a minute; older by another one, none came.
+FRESH_S = 120.0
+SortBy = Literal["device", "state", "seen", "release", "identity"]
+_TONES: dict[str, Tone] = {"online": "good", "revoked": "bad", "expired": "bad", "quarantined": "warn"}
+
+
+class Enrolled(NamedTuple):
+    """A device as its fleet knows it: end of its certificate, seconds since the epoch, and whether it was revoked."""
+
+    until: float
+    revoked: bool
+
+
+class Presence(msgspec.Struct, frozen=True):
+    """One device. Times: seconds since the epoch, None: never, or no certificate."""
+
+    device: str
+    state: str
+    seen_at: float | None
+    seen_by: str
+    release: str
+    platform: str
+    certificate_until: float | None
+
+
+def presences(report: RunReport, enrolled: Mapping[str, Enrolled], now: float, by: SortBy = "device") -> list[Presence]:
+    """Every device of the run and of the fleet. ``by``: what they are sorted by, the latest and the soonest first."""
+    known = {device.device: device for device in report.devices}
+    found = [_presence(report, name, known.get(name), enrolled.get(name), now) for name in sorted({*known, *enrolled})]
+    keys: dict[str, Callable[[Presence], object]] = {
+        "device": lambda one: one.device,
+        "state": lambda one: one.state,
+        "seen": lambda one: -(one.seen_at or 0.0),
+        "release": lambda one: [int(part) if part.isdigit() else 0 for part in one.release.split(".")],
+        "identity": lambda one: one.certificate_until or float("inf"),
+    }
+    return sorted(found, key=keys[by])  # type: ignore[arg-type]  # of one kind each
+
+
+def _presence(report: RunReport, name: str, row: DeviceRow | None, own: Enrolled | None, now: float) -> Presence:
+    sighting = next((one for one in report.sightings if one.device == name), None)
+    at, source = (sighting.at, sighting.source) if sighting else (last_seen(report, name), "ledger")
+    if row is None:
+        state = "never seen"
+    elif _quarantined(report, name):
+        state = "quarantined"
+    elif report.status != "running":
+        state = "run is over"  # nobody listens: whether it is there is not known
+    else:
+        state = "online" if sighting and sighting.online and now - sighting.at <= FRESH_S else "offline"
+    if own is not None and (own.revoked or own.until <= now):
+        state = "revoked" if own.revoked else "expired"
+    has = row.capabilities if row is not None else None
+    platform = " ".join(filter(None, (has.machine, has.gpu))) if has is not None else ""
+    release = row.agent_version if row is not None else ""
+    return Presence(name, state, at, source if at else "", release, platform, own.until if own is not None else None)
+
+
+def _quarantined(report: RunReport, name: str) -> bool:
+    kinds = [event.kind for event in report.events if event.device == name]
+    last = [kind for kind in kinds if kind in {"quarantined", "readmitted"}]
+    return bool(last) and last[-1] == "quarantined"
+
+
+def presence_grid(found: list[Presence], now: float) -> Grid:
+    """One row a device, to be read at 80 columns."""
+
+    def seen(row: Presence) -> Cell:
+        return Cell(units.ago(now - row.seen_at), tip=units.moment(row.seen_at)) if row.seen_at else Cell("never")
+
+    def until(row: Presence) -> str:
+        return units.moment(row.certificate_until)[:10]
+
+    columns: list[Column[Presence]] = [
+        Column("device", lambda row: row.device, key=True, text=True),
+        Column("state", lambda row: Cell(row.state, tone=_TONES.get(row.state, "")), text=True, whole=True),
+        Column("last seen", seen, text=True, whole=True),
+        Column("by", lambda row: row.seen_by, text=True),
+        Column("release", lambda row: row.release or units.NOTHING, text=True),
+        Column("platform", lambda row: row.platform or units.NOTHING, text=True),
+        Column("identity until", until, text=True),
+    ]
+    return table("Who is there", columns, found, empty="No device has joined yet.")

@@ -1,0 +1,118 @@
+"""A run in one sentence, computed from what is known of it; and what went wrong, a sentence for each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from edgefl.report import decisions, quality, resources, rounds, units
+from edgefl.run_records import AssignmentRow, RunReport
+
+_PARTS = ("", "", "half", "a third", "a quarter", "a fifth", "a sixth", "a seventh", "an eighth", "a ninth", "a tenth")
+
+
+class Saving(NamedTuple):
+    """What devices spent, what was predicted for that, and what the planner predicts for the same rounds end to end."""
+
+    name: str
+    unit: str
+    spent: float
+    predicted: float | None
+    end_to_end: float
+
+
+def savings(report: RunReport) -> list[Saving]:
+    """Largest step memory; FLOPs and bytes of a mean round: of the rounds trained by devices with a price."""
+    rows = [row for row in report.assignments if row.status == "done" and row.device in report.end_to_end]
+    if not rows:
+        return []
+    reference = [report.end_to_end[row.device] for row in rows]
+
+    def mean(*names: str) -> tuple[float | None, float | None]:
+        """Measured and predicted, a round; None where not every figure is known."""
+        both = ([of(name, rows) for name in names] for of in (resources.measured, resources.predicted))
+        return tuple(
+            None if any(f.value is None or f.reason for f in each) else sum(f.value or 0 for f in each) / len(rows)
+            for each in both
+        )  # type: ignore[return-value]
+
+    step = [of("step_peak_bytes", rows).value for of in (resources.measured, resources.predicted)]
+    flops, payload = mean("flops"), mean("payload_up_bytes", "payload_down_bytes")
+    found = (
+        ("memory", "B", step[0], step[1], float(max(one.step_peak_bytes for one in reference))),
+        ("FLOPs", "FLOP", *flops, sum(one.flops for one in reference) / len(rows)),
+        ("bytes", "B", *payload, sum(one.payload_bytes for one in reference) / len(rows)),
+    )
+    return [Saving(name, unit, spent, plan, whole) for name, unit, spent, plan, whole in found if spent and whole]
+
+
+def ratio(one: Saving) -> str:
+    """ "a fifth", "1/12", "87 %" or "1.3 times" of what end to end is predicted to take."""
+    share = one.spent / one.end_to_end
+    if share > 1.005:
+        return f"{share:.1f} times"
+    parts = round(1 / share) if share else 0
+    if parts >= 2 and abs(share * parts - 1) <= 0.1:
+        return _PARTS[parts] if parts < len(_PARTS) else f"1/{parts}"
+    return f"{100 * share:.0f} %"
+
+
+class Use(NamedTuple):
+    """The largest share of a budget that a device used in a round: what was limited, spent and allowed."""
+
+    share: float
+    device: str
+    what: str
+
+
+def tightest(report: RunReport) -> Use | None:
+    """The device that came nearest to a limit, as measured; None: no limit, or nothing measured."""
+    return max((use for row in report.assignments if row.measured for use in _uses(report, row)), default=None)
+
+
+def _uses(report: RunReport, row: AssignmentRow) -> Iterator[Use]:
+    device = resources.device_row(report, row.device)
+    budget = device.budget
+    for what, allowed, names in (
+        ("memory", resources.step_limit(device), ("step_peak_bytes",)),
+        ("byte", budget.payload_bytes, ("payload_up_bytes", "payload_down_bytes")),
+        ("FLOP", budget.flops, ("flops",)),
+        ("energy", budget.energy_j, ("energy_j",)),
+    ):
+        values = [row.measured[name].value for name in names if name in row.measured]
+        if allowed and len(values) == len(names) and None not in values:
+            yield Use(sum(filter(None, values)) / allowed, row.device, what)
+
+
+def headline(report: RunReport) -> str:
+    """ "4 of 4 devices trained; 99.2 % accuracy; the tightest, wrist, used 62 % of its memory; a fifth of …"."""
+    trained = {row.device for row in report.assignments if row.status == "done"}
+    parts = [f"{len(trained)} of {len(report.devices)} devices trained"] if report.devices else []
+    parts += _score(report)
+    if (use := tightest(report)) is not None:
+        parts.append(f"the tightest, {use.device}, used {100 * use.share:.0f} % of its {use.what} budget")
+    if found := savings(report):
+        shares = [
+            f"{ratio(one)} of {'end-to-end' + chr(8217) + 's' if not n else 'its'} {one.name}"
+            for n, one in enumerate(found)
+        ]
+        parts.append(f"{', '.join(shares)} (end to end as predicted)")
+    text = "; ".join(parts) or "No device has joined yet"
+    return text[0].upper() + text[1:] + "."
+
+
+def _score(report: RunReport) -> list[str]:
+    """The test metric with all modalities given, after the last evaluated round; the devices' own if it is another."""
+    metric = quality.primary_metric(report)
+    rows = [row for row in quality.latest(report.evaluations) if row.metric == metric and row.missing == "none"]
+    best = max(rows, key=lambda row: len(row.available), default=None)
+    tested = [] if best is None else [f"test {metric.replace('_', ' ')} {units.score(metric, best.value)}"]
+    own = None if metric == "accuracy" and tested else quality.own_accuracy(report)
+    return tested if own is None else [*tested, f"accuracy of the devices' own models {units.percent(own)}"]
+
+
+def troubles(report: RunReport) -> list[str]:
+    """What went wrong: how an unfinished run ended, refusals with both numbers, who was away, lasting warnings."""
+    standing = rounds.standing(report)
+    warned = [f"Warning: {text}." for text in rounds.warnings(report)]
+    return [*([standing] if standing else []), *decisions.sentences(report), *warned]

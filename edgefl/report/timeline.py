@@ -1,0 +1,153 @@
+"""Activities of every device over the time of a run, from events and the seconds it measured itself."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+from edgefl.run_records import AssignmentRow, EventRow, RunReport
+
+#: Activities of a device, in the order in which a legend names them.
+FETCHES, TRAINS, SENDS, FAILS = "fetches, prepares", "trains", "sends", "no update"
+WAITS, REFUSED, AWAY = "waits", "refused", "away"
+ACTIVITIES = (TRAINS, FETCHES, SENDS, FAILS, WAITS, REFUSED, AWAY)
+#: Of several at one moment, the one further to the front is shown.
+_OVER = (AWAY, FETCHES, TRAINS, SENDS, FAILS, REFUSED, WAITS)
+
+
+class Span(NamedTuple):
+    """One activity of a device, from ``start`` to ``end``, seconds since the run started; stage and round 0: none."""
+
+    device: str
+    activity: str
+    start: float
+    end: float
+    stage: int = 0
+    round: int = 0
+
+
+class Length(NamedTuple):
+    """When a run began, seconds since the epoch, and how many seconds of it are on record."""
+
+    began: float
+    seconds: float
+
+
+def length(report: RunReport) -> Length:
+    """The time the timeline covers."""
+    times = [event.at for event in report.events]
+    times += [at for row in report.rounds for at in (row.started_at, row.ended_at) if at]
+    began = min(times, default=report.started_at)
+    return Length(began, max([*times, began]) - began)
+
+
+def spans(report: RunReport) -> list[Span]:
+    """Every device's activities in order of time, without gaps; none of a run without rounds."""
+    if not report.rounds:
+        return []
+    run = length(report)
+    found: dict[str, list[Span]] = {device.device: [] for device in report.devices}
+    for span in (*_away(report, run), *_worked(report, run), *_refused(report, run)):
+        found.setdefault(span.device, []).append(span)
+    return [span for device, held in found.items() for span in _filled(device, held, run.seconds)]
+
+
+def _filled(device: str, held: Sequence[Span], seconds: float) -> Iterator[Span]:
+    """Activities that do not overlap; whoever does nothing else waits."""
+    edges: dict[float, list[tuple[bool, Span]]] = defaultdict(list)
+    for span in (*held, Span(device, WAITS, 0.0, seconds)):
+        start, end = (min(max(at, 0.0), seconds) for at in (span.start, span.end))
+        if start < end:
+            edges[start].append((True, span))
+            edges[end].append((False, span))
+    here: list[Span] = []
+    before: Span | None = None
+    for start, end in pairwise(sorted(edges)):
+        for begins, span in edges[start]:
+            here.append(span) if begins else here.remove(span)
+        top = min(here, key=lambda span: _OVER.index(span.activity))._replace(start=start, end=end)
+        if before is not None and before[:2] + before[4:] == top[:2] + top[4:]:
+            before = before._replace(end=end)
+            continue
+        if before is not None:
+            yield before
+        before = top
+    if before is not None:
+        yield before
+
+
+def _away(report: RunReport, run: Length) -> Iterator[Span]:
+    """From the start until a device joins, and from each leaving until it joins again."""
+    left = {device.device: run.began for device in report.devices}
+    for event in report.events:
+        if event.kind == "device_joined" and event.device in left:
+            yield Span(event.device, AWAY, left.pop(event.device) - run.began, event.at - run.began)
+        elif event.kind == "device_left":
+            left.setdefault(event.device, event.at)
+    if any(event.kind == "device_joined" for event in report.events):
+        for device, at in left.items():
+            yield Span(device, AWAY, at - run.began, run.seconds)
+
+
+def _worked(report: RunReport, run: Length) -> Iterator[Span]:
+    """A device's rounds: its own seconds from the offer on, then the upload until the coordinator has the update."""
+    offered: dict[tuple[int, int], list[float]] = defaultdict(list)
+    ended: dict[tuple[int, int], float] = {}
+    answered: dict[tuple[int, int, str], EventRow] = {}
+    for event in report.events:
+        if event.kind == "round_started":
+            offered[event.stage, event.round].append(event.at)
+        elif event.kind == "round_closed":
+            ended[event.stage, event.round] = event.at
+        elif event.kind in {"update", "declined", "rejected"}:
+            answered[event.stage, event.round, event.device] = event
+    for row in report.rounds:
+        offered.setdefault((row.stage, row.round), [row.started_at])
+        ended.setdefault((row.stage, row.round), row.ended_at or run.began + run.seconds)
+    for one in report.assignments:
+        key = (one.stage, one.round)
+        times = offered.get(key, [])
+        if 0 < one.attempt <= len(times) and one.status not in {"refused", "quarantined"}:
+            answer = answered.get((*key, one.device))
+            arrived = ended.get(key, run.began + run.seconds) if answer is None else answer.at
+            yield from _round(one, times[one.attempt - 1] - run.began, arrived - run.began)
+
+
+def _round(row: AssignmentRow, start: float, arrived: float) -> Iterator[Span]:
+    """``start``: when it was offered; ``arrived``: when the coordinator had its answer, or the round was over."""
+    wall, compute = (row.measured[name].value if name in row.measured else None for name in ("wall_s", "compute_s"))
+    if row.status != "done" or wall is None:
+        activity = TRAINS if row.status == "done" else FAILS
+        yield Span(row.device, activity, start, arrived, row.stage, row.round)
+        return
+    announced = min(start + wall, arrived)
+    begun = max(start, announced - (compute or 0.0))
+    for activity, first, last in ((FETCHES, start, begun), (TRAINS, begun, announced), (SENDS, announced, arrived)):
+        yield Span(row.device, activity, first, last, row.stage, row.round)
+
+
+def _refused(report: RunReport, run: Length) -> Iterator[Span]:
+    """The stages in which the planner did not ask a device."""
+    began: dict[int, float] = {}
+    for row in report.rounds:
+        began.setdefault(row.stage, row.started_at - run.began)
+    ends = dict(zip(began, [*list(began.values())[1:], run.seconds], strict=True))
+    for device, stage in dict.fromkeys((r.device, r.stage) for r in report.assignments if r.status == "refused"):
+        if stage in began:
+            yield Span(device, REFUSED, began[stage], ends[stage], stage)
+
+
+def busy(found: Sequence[Span], seconds: float, parts: int = 120) -> list[Mapping[str, float | str]]:
+    """How many devices do what, in ``parts`` equal parts of the run: time, activity, devices (their mean number)."""
+    width = seconds / parts or 1.0
+    rows: list[Mapping[str, float | str]] = []
+    for activity in ACTIVITIES:
+        here = [0.0] * parts
+        for span in (span for span in found if span.activity == activity):
+            for part in range(int(span.start / width), min(parts, int(span.end / width) + 1)):
+                inside = min(span.end, (part + 1) * width) - max(span.start, part * width)
+                here[part] += max(0.0, inside) / width
+        rows += [{"start": n * width, "activity": activity, "devices": count} for n, count in enumerate(here)]
+    return rows

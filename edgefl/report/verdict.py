@@ -1,0 +1,136 @@
+"""The verdict on a plan in one sentence: who fits, whose budget is tightest, or who does not fit and the way out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from edgefl.budget.fit import DevicePlan, RunPrice, StagePrice
+from edgefl.records import GPU, Refusal
+from edgefl.report import units
+from edgefl.report.events import reason
+
+#: Devices that do not fit and are named in the sentence; the table has the others.
+_NAMED = 3
+#: Reason of a refusal -> what helps where no other schedule does.
+_REMEDIES = {
+    **dict.fromkeys(
+        ("step_memory", "memory", "disk"),
+        "choose smaller encoders (model.encoders.NAME.size; `edgefl plan --sizes` lists them), or allow it more",
+    ),
+    "payload": "compress what travels (transfer.up, transfer.down), or choose smaller encoders",
+    "flops": "set fewer training.epochs, or choose smaller encoders",
+    "energy": "set fewer training.epochs, or choose smaller encoders",
+    "data": "give it data of the model's kind, or set a smaller training.batch_size",
+}
+#: Reason of a refusal -> the budget of a round; of the others the reason's own words name it.
+_OF_A_ROUND = {"flops": "compute a round", "payload": "payload a round", "energy": "energy a round"}
+
+
+def verdict(price: RunPrice) -> str:
+    """Who fits, and which limit is used most; or who does not, by which numbers, and what would help."""
+    rows: dict[str, list[DevicePlan]] = {}
+    for plan in price.devices:
+        rows.setdefault(plan.device, []).append(plan)
+    refused = {name: plans for name, plans in rows.items() if any(plan.placement.refusal for plan in plans)}
+    if not refused:
+        return f"{_who(list(rows), len(rows))} every stage; {_tightest(price.devices)}{_less(price.devices)}."
+    named = [_unfit(name, plans) for name, plans in list(refused.items())[:_NAMED]]
+    more = [f"{len(refused) - _NAMED} more in the table"] if len(refused) > _NAMED else []
+    fitting = [name for name in rows if name not in refused]
+    head = f"{_who(fitting, len(rows))} every stage; " if len(rows) > 1 else ""
+    first = next(refusal for plan in next(iter(refused.values())) if (refusal := plan.placement.refusal))
+    way = remedy(price, first)
+    return f"{head}{'; '.join([*named, *more])}{_less(price.devices)}.{f' {way}.' if way else ''}"
+
+
+def _who(fitting: list[str], of: int) -> str:
+    if of == 1:
+        return f"{fitting[0]} fits"
+    if not fitting:
+        return "No device fits"
+    return f"{'All' if len(fitting) == of else f'{len(fitting)} of'} {of} devices fit"
+
+
+def limit_name(limit: Refusal) -> str:
+    """Which budget it is: step memory, process memory, payload a round, …"""
+    return _OF_A_ROUND.get(limit.reason) or reason(limit).removesuffix(" over budget")
+
+
+def tightest_limit(limits: Iterable[Refusal]) -> tuple[float, Refusal] | None:
+    """The limit of which the largest share is needed, with that share of one; None without limits."""
+    shares = ((share_of(limit), limit) for limit in limits)
+    return max(shares, key=lambda pair: pair[0], default=None)
+
+
+def share_of(limit: Refusal) -> float:
+    """Share of a limit that is needed; of a limit of nothing, all or none."""
+    needed, allowed = limit.needed or 0.0, limit.allowed or 0.0
+    return needed / allowed if allowed else float(needed > 0)
+
+
+def percent(share: float) -> str:
+    """13 %; of less than half a percent "under 1 %"."""
+    return f"{100 * share:.0f} %" if share >= 0.005 else "under 1 %"
+
+
+def _tightest(plans: Iterable[DevicePlan]) -> str:
+    found = [(*used, plan) for plan in plans if (used := tightest_limit(plan.limits))]
+    if not found:
+        return "none has a budget that could be short"
+    share, limit, plan = max(found, key=lambda one: one[0])
+    needed, allowed = (units.quantity(value, limit.unit) for value in (limit.needed, limit.allowed))
+    stage = plan.placement.stage.index
+    numbers = f"{needed} of {allowed}, stage {stage}"
+    return f"the tightest is {plan.device}, at {percent(share)} of its {limit_name(limit)} ({numbers})"
+
+
+def _less(plans: Iterable[DevicePlan]) -> str:
+    """The devices that fit because they train fewer encoder stages than the schedule asks for."""
+    names = list(dict.fromkeys(plan.device for plan in plans if plan.left_out))
+    if not names:
+        return ""
+    who = ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")
+    return f"; {who} {'trains' if len(names) == 1 else 'train'} fewer encoder stages than the schedule asks for"
+
+
+def _unfit(name: str, plans: list[DevicePlan]) -> str:
+    out = [plan for plan in plans if plan.placement.refusal]
+    stages = [plan.placement.stage.index for plan in plans if not plan.placement.refusal]
+    fits = f"fits stage{'s' * (len(stages) > 1)} {units.spans(stages)} only" if stages else "fits no stage"
+    return f"{name} {fits}: stage {out[0].placement.stage.index} {refusal_words(out[0].placement.refusal)}"
+
+
+def refusal_words(refusal: Refusal | None) -> str:
+    """ "needs 412 MiB of step memory, allowed 256 MiB"; without numbers the reason with its detail."""
+    if refusal is None:
+        return ""
+    if refusal.needed is None or refusal.allowed is None:
+        return f"is refused: {reason(refusal)}" + f" ({refusal.detail})" * bool(refusal.detail)
+    needed, allowed = (units.quantity(value, refusal.unit) for value in (refusal.needed, refusal.allowed))
+    if refusal.unit == "samples":
+        return f"needs {needed} for one batch, has {allowed}"
+    return f"needs {needed} of {limit_name(refusal)}, allowed {allowed}"
+
+
+def remedy(price: RunPrice, refusal: Refusal) -> str:
+    """The way out of a refusal: of the schedules priced below the limit the one that needs most of it, else words."""
+    base = 0 if refusal.where == GPU else price.trainer_base_bytes
+    needs: dict[str, Callable[[StagePrice], float]] = {
+        "step_memory": lambda stage: stage.step_peak_bytes,
+        "memory": lambda stage: base + stage.step_peak_bytes,
+        "payload": lambda stage: max(stage.whole_bytes, stage.payload_down_bytes + stage.payload_up_bytes),
+        "flops": lambda stage: stage.flops_per_round,
+    }
+    need = needs.get(refusal.reason)
+    if need is not None and refusal.allowed is not None:
+        most: dict[str, float] = {}
+        for stage in price.schedules:
+            if stage.schedule != price.schedule and stage.batch_size == price.batch_size and stage.rounds:
+                most[stage.schedule] = max(most.get(stage.schedule, 0.0), need(stage))
+        fitting = {name: value for name, value in most.items() if value <= refusal.allowed}
+        if fitting:
+            name = max(fitting, key=lambda one: fitting[one])
+            about = units.quantity(fitting[name], refusal.unit)
+            return f"The schedule {name} needs about {about}: --set slots.schedule={name}"
+    words = _REMEDIES.get(refusal.reason, "")
+    return words[:1].upper() + words[1:]

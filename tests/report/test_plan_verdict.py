@@ -1,0 +1,117 @@
+"""The verdict on a plan, and its tables with equal rows once, on plans made by hand."""
+
+from __future__ import annotations
+
+import io
+
+import msgspec
+from rich.console import Console
+
+from edgefl.budget.fit import DevicePlan, RunPrice, StagePrice, limits
+from edgefl.budget.fit import verdict as first_refusal
+from edgefl.plan.job import Candidate, Hyper, Placement, Stage
+from edgefl.records import GPU, Budget, Capabilities, Cost, Refusal
+from edgefl.report.folding import fold
+from edgefl.report.grid import Column, print_grids, table
+from edgefl.report.price_tables import price_grids
+from edgefl.report.verdict import remedy, verdict
+
+MIB = 2**20
+PROCESS = Refusal("memory", 34.0 * MIB, 256.0 * MIB, "B", "trainer process")
+SHORT = Refusal("step_memory", 412.0 * MIB, 256.0 * MIB, "B", "memory above the idle trainer")
+
+
+def plan(device: str, stage: int, *, refusal: Refusal | None = None, step: int = 10, **more: object) -> DevicePlan:
+    trained = (f"acc/stage{stage}", *(["acc/embed"] if stage == 1 else []))
+    cost = Cost(step_peak_bytes=step * MIB, flops=1e9, payload_down_bytes=MIB, payload_up_bytes=MIB)
+    placement = Placement(device, Stage(stage, stage, 2, trained=trained), Hyper(), cost, refusal=refusal)
+    used = () if refusal else (PROCESS,)
+    return DevicePlan(device, "some", placement, **{"limits": used, **more})
+
+
+def price(*devices: DevicePlan) -> RunPrice:
+    schedules = tuple(
+        StagePrice(name, 1, 2, step_peak_bytes=size * MIB, batch_size=16, payload_up_bytes=1)
+        for name, size in (("end_to_end", 400), ("progressive", 200), ("layerwise", 100), ("heads", 10))
+    )
+    return RunPrice("own", "lw-fedmml", devices=devices, schedules=schedules, schedule="end_to_end", batch_size=16)
+
+
+def test_all_fit_and_the_tightest_is_named_with_both_numbers() -> None:
+    near = msgspec.structs.replace(SHORT, needed=64.0 * MIB)  # a quarter
+    plans = [plan("alpha", 1), plan("beta", 1), plan("beta", 2, limits=(PROCESS, near)), plan("gamma", 1)]
+    assert verdict(price(*plans)) == (
+        "All 3 devices fit every stage; the tightest is beta, at 25 % of its step memory (64.0 MiB of 256 MiB, "
+        "stage 2)."
+    )
+    assert verdict(price(plan("alpha", 1))).startswith("alpha fits every stage; the tightest is alpha, at 13 % of its")
+    unlimited = price(plan("alpha", 1, limits=()))
+    assert verdict(unlimited) == "alpha fits every stage; none has a budget that could be short."
+
+
+def test_who_does_not_fit_is_named_with_the_first_stage_both_numbers_and_a_way_out() -> None:
+    fits, short = plan("alpha", 1), plan("beta", 3, refusal=SHORT)
+    text = verdict(price(fits, plan("beta", 1), plan("beta", 2), short, plan("beta", 4, refusal=SHORT)))
+    assert text == (
+        "1 of 2 devices fit every stage; beta fits stages 1–2 only: stage 3 needs 412 MiB of step memory, allowed "
+        "256 MiB. The schedule progressive needs about 200 MiB: --set slots.schedule=progressive."
+    )
+    many = [plan(f"d{i}", 1, refusal=SHORT) for i in range(5)]
+    text = verdict(price(*many))
+    assert text.startswith("No device fits every stage; d0 fits no stage: stage 1 needs")
+    assert "; 2 more in the table." in text
+
+
+def test_the_way_out_is_the_largest_schedule_below_the_limit_or_words() -> None:
+    def way(refusal: Refusal, base: int = 0) -> str:
+        return remedy(msgspec.structs.replace(price(), trainer_base_bytes=base * MIB), refusal)
+
+    allowed = msgspec.structs.replace
+    assert "slots.schedule=heads" in way(allowed(SHORT, allowed=50.0 * MIB))
+    assert way(allowed(SHORT, allowed=5.0 * MIB)).startswith("Choose smaller encoders")
+    process = Refusal("memory", 500.0 * MIB, 250.0 * MIB, "B", "")
+    assert "slots.schedule=layerwise" in way(process, base=100)  # 200 + 100 are too many
+    assert "slots.schedule=progressive" in way(allowed(process, where=GPU), base=100)  # the process is not on the card
+    assert "training.batch_size" in way(Refusal("data", 16.0, 4.0, "samples"))
+    assert way(Refusal("method", detail="not installed")) == ""
+
+
+def test_a_device_that_fits_by_training_less_is_named() -> None:
+    assert verdict(price(plan("alpha", 1), plan("wrist", 1, left_out=4))).endswith(
+        "; wrist trains fewer encoder stages than the schedule asks for."
+    )
+
+
+def test_every_limit_is_told_and_the_first_that_is_too_small_refuses() -> None:
+    budget = Budget(step_memory_bytes=100, payload_bytes=30, flops=5.0)
+    device = Candidate(capabilities=Capabilities(trainer_base_bytes=1000), budget=budget)
+    cost = Cost(step_peak_bytes=60, flops=7.0, payload_down_bytes=20, payload_up_bytes=20)
+    told = [(limit.reason, limit.needed, limit.allowed) for limit in limits(cost, device)]
+    assert told == [("step_memory", 60.0, 100.0), ("flops", 7.0, 5.0), ("payload", 40.0, 30.0)]
+    refusal = first_refusal(cost, device)
+    assert refusal is not None
+    assert refusal.reason == "flops"
+
+
+def test_rows_that_differ_in_a_stage_or_a_device_alone_are_one() -> None:
+    rows = [(device, stage, "7" if stage == 1 else "8") for device in "abcde" for stage in (1, 2, 3, 5)]
+    columns = [Column(name, lambda row, i=i: str(row[i])) for i, name in enumerate(("device", "stage", "needs"))]
+    folded = fold(table("t", columns, [*rows, ("z", 1, "9")]), "stage", "device")
+    assert [[cell.text for cell in row] for row in folded.rows] == [
+        ["a and 4 more", "1", "7"],
+        ["a and 4 more", "2–3, 5", "8"],
+        ["z", "1", "9"],
+    ]
+    assert folded.rows[0][0].tip == "a, b, c, d, e"
+
+
+def test_three_devices_of_six_stages_fit_on_one_screen() -> None:
+    plans = [plan(f"device-{n}", stage, step=10 * n) for n in (1, 2, 3) for stage in range(1, 7)]
+    console = Console(record=True, width=80, file=io.StringIO())
+    print_grids(price_grids(price(*plans), details=False), console)
+    lines = console.export_text().splitlines()
+    assert len(lines) <= 40
+    assert max(map(len, lines)) <= 80
+    assert sum("2–6" in line for line in lines) == 3
+    same = price_grids(price(*(plan(f"device-{n}", stage) for n in (1, 2, 3) for stage in range(1, 7))))
+    assert [row[0].text for row in same[0].rows] == ["device-1, device-2, device-3"] * 2

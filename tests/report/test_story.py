@@ -1,0 +1,154 @@
+"""The sentence on top of a report, and the timeline, from runs worked out by hand."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from report_fixture import MIB
+
+from edgefl.records import Budget, EvaluationRow, Figure, Refusal
+from edgefl.report import story, timeline
+from edgefl.run_records import AssignmentRow, DeviceRow, EndToEnd, EventRow, RoundRow, RunReport
+
+
+def trained(device: str, step: float, up: float, down: float, flops: float, **more: object) -> AssignmentRow:
+    values = {"step_peak_bytes": step, "payload_up_bytes": up, "payload_down_bytes": down, "flops": flops}
+    figures = {name: Figure(float(value)) for name, value in values.items()}
+    row = AssignmentRow(device=device, stage=1, round=1, attempt=1, status="done", measured=figures)
+    return msgspec.structs.replace(row, **more)
+
+
+RUN = RunReport(
+    run="r",
+    status="done",
+    devices=(
+        DeviceRow("box", budget=Budget(step_memory_bytes=100 * MIB)),
+        DeviceRow("wrist", budget=Budget(step_memory_bytes=20 * MIB, payload_bytes=8 * MIB)),
+    ),
+    rounds=(RoundRow(1, 1, 1, "done", 10.0, 20.0, ("box", "wrist")),),
+    assignments=(trained("box", 12 * MIB, MIB, MIB, 3e9), trained("wrist", 10 * MIB, MIB, 2 * MIB, 1e9)),
+    evaluations=(
+        EvaluationRow(1, 1, ("acc", "gyro"), "none", "accuracy", 0.992, 10),
+        EvaluationRow(1, 1, ("acc",), "zero", "accuracy", 0.5, 10),
+    ),
+    end_to_end={"box": EndToEnd(60 * MIB, 44e9, 25 * MIB), "wrist": EndToEnd(50 * MIB, 4e9, 20 * MIB)},
+)
+
+
+def test_the_sentence_of_a_run_worked_out_by_hand() -> None:
+    # wrist: 10 of 20 MiB of memory, 3 of 8 MiB of bytes; box: 12 of 100 MiB: the tightest is wrist's memory, 50 %.
+    # memory 12 of 60 MiB: a fifth; FLOPs 2e9 of a mean 24e9: 1/12; bytes 2.5 of a mean 22.5 MiB: a ninth.
+    assert story.headline(RUN) == (
+        "2 of 2 devices trained; test accuracy 99.2 %; the tightest, wrist, used 50 % of its memory budget; a fifth of "
+        "end-to-end’s memory, 1/12 of its FLOPs, a ninth of its bytes (end to end as predicted)."
+    )
+
+
+def test_only_what_is_known_is_said() -> None:
+    bare = msgspec.structs.replace(RUN, end_to_end={}, evaluations=(), devices=(DeviceRow("box"), DeviceRow("wrist")))
+    assert story.headline(bare) == "2 of 2 devices trained."
+    assert story.headline(RunReport(run="r")) == "No device has joined yet."
+    unmeasured = msgspec.structs.replace(RUN, assignments=(msgspec.structs.replace(RUN.assignments[0], measured={}),))
+    assert story.headline(unmeasured) == "1 of 2 devices trained; test accuracy 99.2 %."
+    assert story.savings(unmeasured) == []
+
+
+def test_a_figure_that_one_round_lacks_is_no_saving() -> None:
+    partial = {**RUN.assignments[1].measured, "flops": Figure(reason="lost")}
+    rows = (RUN.assignments[0], msgspec.structs.replace(RUN.assignments[1], measured=partial))
+    assert [one.name for one in story.savings(msgspec.structs.replace(RUN, assignments=rows))] == ["memory", "bytes"]
+
+
+@pytest.mark.parametrize(
+    ("spent", "words"),
+    [
+        (20, "a fifth"),
+        (21, "a fifth"),
+        (50, "half"),
+        (28, "28 %"),
+        (87, "87 %"),
+        (8, "1/12"),
+        (100, "100 %"),
+        (130, "1.3 times"),
+    ],
+)
+def test_a_share_is_said_as_people_say_it(spent: float, words: str) -> None:
+    assert story.ratio(story.Saving("memory", "B", spent, None, 100.0)) == words
+
+
+def test_the_model_of_the_most_modalities_gives_the_score() -> None:
+    rows = [
+        EvaluationRow(1, 1, ("a",), "none", "accuracy", 0.2, 1),
+        EvaluationRow(1, 1, ("a", "b"), "none", "accuracy", 0.9, 1),
+    ]
+    assert "test accuracy 90.0 %" in story.headline(msgspec.structs.replace(RUN, evaluations=tuple(rows)))
+
+
+def test_what_went_wrong_is_said_with_both_numbers_and_the_device_s_own_words() -> None:
+    memory = Refusal("step_memory", 26.4 * MIB, 24.0 * MIB, "B", "memory above the idle trainer")
+    error = Refusal("error", detail="IndexError: index out of range in self")
+    rows = (
+        AssignmentRow(device="wrist", stage=2, round=1, attempt=1, status="refused", refusal=memory),
+        AssignmentRow(device="box", stage=1, round=1, attempt=1, status="declined", refusal=error),
+    )
+    assert story.troubles(msgspec.structs.replace(RUN, assignments=rows, rounds=())) == [
+        (
+            "wrist: refused by the plan in stage 2, step memory over budget: needs 26.4 MiB, allowed 24.0 MiB; "
+            "left out of this stage."
+        ),
+        "box: declined in stage 1, training failed: IndexError: index out of range in self; left out of this stage.",
+    ]
+    assert story.troubles(RUN) == []
+
+
+# The timeline
+
+
+def at(seconds: float, kind: str, device: str = "", **data: object) -> EventRow:
+    stage = 0 if kind in {"run_started", "device_joined", "device_left"} else 1
+    return EventRow(1000.0 + seconds, kind, stage, stage, device, data)
+
+
+def test_a_round_is_cut_into_what_the_device_did() -> None:
+    # Offered at 10, announced after 6 s of which 4 in training steps, the update there at 19; the round ends at 20.
+    figures = {"wall_s": Figure(6.0), "compute_s": Figure(4.0)}
+    rows = (trained("box", 1, 1, 1, 1, measured=figures), AssignmentRow("wrist", 1, 1, 1, "lost"))
+    events = (
+        *(
+            at(0, "run_started"),
+            at(2, "device_joined", "box"),
+            at(2, "device_joined", "wrist"),
+            at(10, "round_started"),
+        ),
+        *(at(14, "device_left", "wrist"), at(19, "update", "box"), at(20, "round_closed"), at(24, "run_finished")),
+    )
+    report = msgspec.structs.replace(
+        RUN, assignments=rows, events=events, rounds=(RoundRow(1, 1, 1, "done", 1010.0, 1020.0),)
+    )
+    assert timeline.length(report) == (1000.0, 24.0)
+    assert [(span.device, span.activity, span.start, span.end) for span in timeline.spans(report)] == [
+        ("box", "away", 0, 2),
+        ("box", "waits", 2, 10),
+        ("box", "fetches, prepares", 10, 12),
+        ("box", "trains", 12, 16),
+        ("box", "sends", 16, 19),
+        ("box", "waits", 19, 24),
+        ("wrist", "away", 0, 2),
+        ("wrist", "waits", 2, 10),
+        ("wrist", "no update", 10, 14),
+        ("wrist", "away", 14, 24),
+    ]
+    trains = [row for row in timeline.busy(timeline.spans(report), 24.0, parts=6) if row["activity"] == "trains"]
+    assert [row["devices"] for row in trains] == [0, 0, 0, 1, 0, 0]
+
+
+def test_whom_the_plan_refused_is_shown_so_for_the_stage() -> None:
+    rows = (AssignmentRow("wrist", 1, 1, 1, "refused", Refusal("step_memory", 2, 1, "B")),)
+    rounds = (RoundRow(1, 1, 1, "done", 1010.0, 1020.0), RoundRow(2, 1, 1, "done", 1020.0, 1030.0))
+    report = msgspec.structs.replace(RUN, devices=(DeviceRow("wrist"),), assignments=rows, rounds=rounds)
+    found = [(span.activity, span.start, span.end) for span in timeline.spans(report)]
+    assert found == [("refused", 0.0, 10.0), ("waits", 10.0, 20.0)]
+
+
+def test_spans_of_a_run_without_rounds_are_none() -> None:
+    assert timeline.spans(RunReport(run="r")) == []
