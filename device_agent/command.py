@@ -1,0 +1,143 @@
+"""Registration, shared options and the look-up of a device's state, for the agent's commands."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import re
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Annotated, NamedTuple, TypeVar, get_type_hints
+
+import typer
+
+from edgefl.console import guarded, show_version
+
+T = TypeVar("T")
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+
+
+class Format(str, Enum):
+    """Format of the log lines."""
+
+    text = "text"
+    json = "json"
+
+
+VERSION = typer.Option("--version", callback=show_version("edgefl-agent"), is_eager=True, help="Show the version.")
+BROKER = typer.Option(help="mqtt://[user:password@]host[:port], or mqtts:// for TLS.", envvar="EDGEFL_BROKER")
+PROFILE = typer.Option(help="Device profile: a shipped name, such as jetson-nano, or a YAML file.")
+SET = typer.Option("--set", help="Override a field of the profile, such as budget.memory_bytes='3 GiB'. Repeatable.")
+STATE = typer.Option(help="Directory for identity, objects and unsent work. Default: in ~/.local/state/edgefl.")
+DATA = typer.Option(help="Local data: a folder with manifest.jsonl, or an .npz file. It never leaves this machine.")
+FORMAT = typer.Option("--format", help="text, or json: one object a line.")
+LOG_FORMAT = typer.Option("--log-format", "--format", help="Of the log lines: text, or json: one object a line.")
+DEBUG = typer.Option(help="Show the traceback of an error.")
+CA = typer.Option(help="PEM file of the authority that signed the broker's certificate.")
+CERT = typer.Option(help="PEM file of this device's certificate.")
+KEY = typer.Option(help="PEM file of this device's private key.")
+INSECURE = typer.Option("--insecure", help="Accept a broker on another machine without TLS.", envvar="EDGEFL_INSECURE")
+
+
+class BadSamples(str, Enum):
+    """Policy for samples that cannot be read."""
+
+    error = "error"
+    skip = "skip"
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """Options of ``run``."""
+
+    data: Annotated[str, DATA]
+    broker: Annotated[str, BROKER] = ""
+    device: Annotated[
+        str, typer.Option(help="This device's name in the fleet. Default: as it was enrolled, else the host name.")
+    ] = ""
+    fleet: Annotated[
+        str, typer.Option(help="The fleet's name, the same at the coordinator. Default: as enrolled, else default.")
+    ] = ""
+    profile: Annotated[str, PROFILE] = "cpu"
+    overrides: Annotated[list[str] | None, SET] = None
+    state: Annotated[Path | None, STATE] = None
+    bad_samples: Annotated[BadSamples, typer.Option(help="error: stop; skip: leave out and count.")] = BadSamples.error
+    ca: Annotated[str, CA] = ""
+    cert: Annotated[str, CERT] = ""
+    key: Annotated[str, KEY] = ""
+    insecure: Annotated[bool, INSECURE] = False
+    no_logs: Annotated[
+        bool, typer.Option("--no-logs", envvar="EDGEFL_NO_LOGS", help="Refuse to send log lines to the coordinator.")
+    ] = False
+    form: Annotated[Format, LOG_FORMAT] = Format.text
+    debug: Annotated[bool, DEBUG] = False
+
+
+@app.callback()
+def about(version: Annotated[bool, VERSION] = False) -> None:
+    """The agent of one device: receives parts of a model, trains them on local data, sends them back."""
+
+
+def command(options: Callable[..., T]) -> Callable[[Callable[[T], None]], Callable[[T], None]]:
+    """Registers a command that takes its options as one dataclass; its errors end the program with their exit codes."""
+
+    def register(function: Callable[[T], None]) -> Callable[[T], None]:
+        def call(debug: bool, **values: object) -> None:
+            with guarded(debug):
+                function(options(debug=debug, **values))
+
+        hints = get_type_hints(options, include_extras=True)
+        call.__name__, call.__doc__, call.__annotations__ = function.__name__, function.__doc__, hints
+        given = inspect.signature(options)
+        typed = [one.replace(annotation=hints[name]) for name, one in given.parameters.items()]
+        call.__dict__["__signature__"] = given.replace(parameters=typed)  # typer reads it
+        app.command()(call)
+        return function
+
+    return register
+
+
+class Whose(NamedTuple):
+    """Which device an agent is, and where its state lies. ``broker``: as enrolled, "" for one that is not."""
+
+    fleet: str
+    device: str
+    state: Path
+    broker: str = ""
+
+
+def whose(state: Path | None, fleet: str, device: str) -> Whose:
+    """A command's identity: that in ``state``, or the one under the default directory that fits; else by name."""
+    from edgefl.identity import device as own
+
+    root = default_state()
+    if state is not None:
+        places = [state]
+    else:
+        pattern = f"{fleet or '*'}/{device or '*'}/{own.DIRECTORY}/device.json"
+        places = [path.parent.parent for path in sorted(root.glob(pattern))]
+    if len(places) > 1:
+        from edgefl.errors import IdentityError
+
+        there = ", ".join(str(place.relative_to(root)) for place in places)
+        raise IdentityError(f"several devices are enrolled here: {there}", remedy="Say which by --fleet and --device.")
+    found = own.find(places[0]) if places else None
+    if found is not None:
+        record = found.record
+        return Whose(fleet or record.fleet, device or record.device, places[0], record.broker)
+    name, fleet = device or host_name(), fleet or "default"
+    return Whose(fleet, name, state or root / fleet / name)
+
+
+def host_name() -> str:
+    """This machine's name as a device may be called."""
+    return re.sub(r"[^A-Za-z0-9._-]", "-", socket.gethostname())[:64]
+
+
+def default_state() -> Path:
+    """Default directory of agents' state."""
+    home = os.environ.get("XDG_STATE_HOME")
+    return (Path(home) if home else Path.home() / ".local" / "state") / "edgefl" / "agents"

@@ -1,0 +1,120 @@
+"""Status of a running agent: sent to systemd with signs of life, and kept in ``status.json`` for a person."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+import edgefl
+from device_agent.core.state import State, TaskPhase, TrainerPhase
+from device_agent.runtime.agent import Agent
+from edgefl.errors import StoreError
+from edgefl.process.notify import Notify
+from edgefl.storage.disk import read_at_most, store_errors, write_new
+
+FILE: Final = "status.json"
+#: How often it is looked at; sooner where the watchdog is impatient.
+LOOK_S: Final = 10.0
+#: Signs of life within the watchdog's time: one that is late, on a busy device, must not end the agent.
+SIGNS: Final = 3
+#: The file is written when something changes, and as often as this: small writes wear out SD cards.
+WRITE_S: Final = 300.0
+_MAX_BYTES = 64 * 1024
+_MAX_TEXT = 200
+
+
+class Status(msgspec.Struct, frozen=True):
+    """Status ``at`` a time (s since the epoch). ``since``: connected, or not, since then; ``heard_at`` 0: never."""
+
+    at: float = 0.0
+    text: str = ""
+    connected: bool = False
+    since: float = 0.0
+    heard_at: float = 0.0
+    version: str = ""
+    protocol: int = 0
+    broker: str = ""
+    data: str = ""
+    samples: dict[str, int] = {}  # modality -> samples that have it; "" -> all
+
+
+def describe(state: State) -> str:
+    """One line for a person: connection and work."""
+    if (task := state.task) is not None:
+        doing = {TaskPhase.FETCHING: "fetching", TaskPhase.READY: "ready for", TaskPhase.TRAINING: "training"}
+        text = f"{doing[task.phase]} {task.attempt}"
+    elif state.update is not None:
+        text = f"sending the update of {state.update.attempt}"
+    elif state.trainer in {TrainerPhase.DOWN, TrainerPhase.WARMING}:
+        text = "loading torch and the data"
+    else:
+        text = "waiting for work"
+    text = f"{'connected' if state.connected else 'broker away'}, {text}"
+    return "".join(letter if letter.isprintable() else "\ufffd" for letter in text[:_MAX_TEXT])  # a run names itself
+
+
+def read_status(directory: Path) -> Status | None:
+    """The last status of the agent in a state directory, None where there is none to be read. Raises StoreError."""
+    with store_errors("read", directory / FILE):
+        try:
+            return msgspec.json.decode(read_at_most(directory / FILE, _MAX_BYTES), type=Status)
+        except (FileNotFoundError, ValueError):  # a loss of power may have torn it; the next one is whole
+            return None
+
+
+@contextlib.asynccontextmanager
+async def reporting(agent: Agent, manager: Notify, broker: str, data: str) -> AsyncIterator[None]:
+    """Signs of life of a running agent, from its own loop: one that hangs gives none, one whose broker is away does."""
+    known = Status(version=edgefl.__version__, protocol=edgefl.PROTOCOL_VERSION, broker=broker, data=data)
+    work = asyncio.ensure_future(_report(agent, manager, known))
+    try:
+        yield
+    finally:
+        work.cancel()
+        await asyncio.gather(work, return_exceptions=True)
+        manager.tell("STOPPING=1")
+        with contextlib.suppress(StoreError):  # of a disk that is full, the agent's own error tells
+            _write(agent, msgspec.structs.replace(_look(agent, known), text="stopped", connected=False))
+
+
+async def _report(agent: Agent, manager: Notify, known: Status) -> None:
+    first, fault = "READY=1", ""
+    pause_s = min(LOOK_S, manager.watchdog_s / SIGNS) if manager.watchdog_s else LOOK_S
+    while True:
+        seen = _look(agent, known)
+        try:
+            manager.tell(first, f"STATUS={seen.text}")
+            changed = (seen.text, seen.samples) != (known.text, known.samples)
+            if changed or seen.at - known.at >= WRITE_S:
+                _write(agent, seen)
+                known = seen
+            first, fault = "WATCHDOG=1", ""
+        except (OSError, StoreError) as error:  # a status that is not told is no reason to end
+            if str(error) != fault:
+                agent.emit("warning", text=f"the status was not told: {error}")
+            fault = str(error)
+        await asyncio.sleep(pause_s)
+
+
+def _look(agent: Agent, known: Status) -> Status:
+    now, state = time.time(), agent.state
+    return msgspec.structs.replace(
+        known,
+        at=now,
+        text=describe(state),
+        connected=state.connected,
+        since=known.since if known.since and known.connected == state.connected else now,
+        heard_at=agent.heard_at,
+        samples=state.facts.samples if state.facts is not None else {},
+    )
+
+
+def _write(agent: Agent, status: Status) -> None:
+    with store_errors("write", agent.store.directory / FILE):
+        write_new(agent.store.directory / FILE, msgspec.json.encode(status), durable=False)

@@ -1,0 +1,203 @@
+"""Commands of the agent as a service: ``install``, ``uninstall``, ``status``, ``upgrade``."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import sys
+import time
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from device_agent.command import DEBUG, FORMAT, STATE, Format, RunOptions, Whose, whose
+from device_agent.service_steps import Place, booted, carry_out, place_of, run, shown
+
+NAME = typer.Option(help="The service's name, where several devices are on this machine.")
+USER = typer.Option("--user", help="A service of your own, without root.")
+DRY = typer.Option("--dry-run", help="Print the files and commands, and do nothing.")
+WHEEL = typer.Argument(metavar="WHEEL", help="The wheel, or a folder with it and what it needs (make wheels).")
+SERVICE = "edgefl-agent"
+
+
+def say(line: str) -> None:
+    """A line of progress."""
+    typer.echo(line, err=True)
+
+
+@dataclass(frozen=True)
+class InstallOptions(RunOptions):
+    """Options of ``install``: those that the service runs with, and its own."""
+
+    name: Annotated[str, NAME] = SERVICE
+    user: Annotated[bool, USER] = False
+    dry_run: Annotated[bool, DRY] = False
+
+
+def install(given: InstallOptions) -> None:
+    """Start the agent at boot, by systemd, with these options of `run`; again to change them.
+
+    Enrol the device first: sudo edgefl-agent enroll - --state /var/lib/edgefl-agent (with --user: as for run). It
+    needs root, unless with --user; the agent itself runs under the account edgefl.
+    """
+    from device_agent.service_install import install_steps, systemd_version
+    from edgefl.config.profiles import load_device
+    from edgefl.data.sources import check_source
+    from edgefl.transport.address import check_protected, parse_url
+
+    place = place_of(given.name, not given.user)
+    if place.state and given.state not in {None, place.state}:
+        raise typer.BadParameter(f"the machine's service keeps its state in {place.state}", param_hint="--state")
+    check_source(given.data)
+    profile = load_device(given.profile, given.overrides or [])
+    where = whose(place.state or given.state, given.fleet, given.device)
+    if not (given.broker or where.broker):
+        more = f" --state {place.state}" if place.state else ""
+        remedy = f"is needed by a device that is not enrolled; to enrol it: edgefl-agent enroll -{more}"
+        raise typer.BadParameter(remedy, param_hint="--broker")
+    check_protected(given.broker or where.broker, insecure=given.insecure)
+    version = systemd_version()
+    broker = str(parse_url(given.broker)) if given.broker and given.dry_run else given.broker
+    steps = install_steps(place, run_words(given), broker, profile, version)
+    if given.dry_run:
+        typer.echo(shown(steps))
+        return
+    needs(place)
+    carry_out(steps, say)
+    typer.echo(f"{place.name} is installed and runs; see edgefl-agent status, and its log: {log_command(place)}")
+
+
+def run_words(given: RunOptions) -> list[str]:
+    """The options as words of a command line, without those at their defaults, nor the broker's URL; paths absolute."""
+    words: list[str] = []
+    for field in dataclasses.fields(RunOptions):
+        value = getattr(given, field.name)
+        option = {"overrides": "--set", "form": "--format"}.get(field.name, f"--{field.name.replace('_', '-')}")
+        if field.name == "broker" or value == field.default:
+            continue
+        for one in value if isinstance(value, list) else [value]:
+            text = str(one.value if isinstance(one, Enum) else one)
+            is_path = field.name in {"data", "profile", "ca", "cert", "key", "state"} and Path(text).exists()
+            words += [option] if one is True else [option, str(Path(text).absolute()) if is_path else text]
+    return words
+
+
+def needs(place: Place) -> None:
+    """Raises ServiceError where this account, or this machine, has no such service."""
+    from edgefl.errors import ServiceError
+
+    if not booted():
+        raise ServiceError(
+            "systemd does not run this machine (a container?)",
+            remedy="Start `edgefl-agent run` by what starts its programs; docs/install.md has a container.",
+        )
+    if place.system and os.geteuid() != 0:
+        raise ServiceError("the machine's services need root", remedy="Use sudo, or --user for a service of your own.")
+
+
+def log_command(place: Place) -> str:
+    """How to read the service's log."""
+    return f"journalctl {'' if place.system else '--user '}-fu {place.name}"
+
+
+@dataclass(frozen=True)
+class UninstallOptions:
+    """Options of ``uninstall``."""
+
+    name: Annotated[str, NAME] = SERVICE
+    user: Annotated[bool, USER] = False
+    purge: Annotated[bool, typer.Option("--purge", help="Also delete its options, its identity and all its state.")] = (
+        False
+    )
+    state: Annotated[Path | None, STATE] = None
+    dry_run: Annotated[bool, DRY] = False
+    debug: Annotated[bool, DEBUG] = False
+
+
+def uninstall(given: UninstallOptions) -> None:
+    """Stop the service and remove it. Identity, unsent work and options stay, unless --purge is given."""
+    from device_agent.service_install import uninstall_steps
+
+    place = place_of(given.name, not given.user)
+    where = whose(place.state or given.state, "", "")
+    steps = uninstall_steps(place, where.state, given.purge)
+    if given.dry_run:
+        typer.echo(shown(steps))
+        return
+    needs(place)
+    carry_out(steps, say)
+    kept = "" if given.purge else f"; {where.state} and {place.environment} are kept"
+    typer.echo(f"{place.name} is {'removed' if steps else 'not installed'}{kept}")
+
+
+@dataclass(frozen=True)
+class StatusOptions:
+    """Options of ``status``."""
+
+    name: Annotated[str, NAME] = SERVICE
+    state: Annotated[Path | None, STATE] = None
+    device: Annotated[str, typer.Option(help="Which device, where several are enrolled here.")] = ""
+    fleet: Annotated[str, typer.Option(help="Which fleet, where several are enrolled here.")] = ""
+    form: Annotated[Format, FORMAT] = Format.text
+    debug: Annotated[bool, DEBUG] = False
+
+
+def status(given: StatusOptions) -> None:
+    """Show the agent: service, broker, last contact, data, identity, versions; exit code 1 unless it runs.
+
+    Works without systemd, too. A broker that is away is no reason for exit code 1.
+    """
+    import msgspec
+
+    from device_agent.service_report import lines, report_of
+
+    place, where = service_here(given.name, given.state, given.fleet, given.device)
+    now = time.time()
+    report = report_of(place, where.fleet, where.device, where.state, now)
+    if given.form is Format.json:
+        sys.stdout.write(msgspec.json.encode(report).decode() + "\n")
+    else:
+        for subject, text in lines(report, now):
+            sys.stdout.write(f"{subject:<13} {text}\n")
+    if not report.running or report.hangs:
+        raise typer.Exit(1)
+
+
+def service_here(name: str, state: Path | None, fleet: str = "", device: str = "") -> tuple[Place, Whose]:
+    """The service of this name, the machine's before one's own, and whose it is."""
+    both = [place_of(name, system) for system in (True, False)]
+    place = next((one for one in both if one.unit.exists()), both[1])
+    return place, whose(state or place.state, fleet, device)
+
+
+@dataclass(frozen=True)
+class UpgradeOptions:
+    """Options of ``upgrade``."""
+
+    wheel: Annotated[Path, WHEEL]
+    online: Annotated[bool, typer.Option("--online", help="Fetch what is missing; else from the folder alone.")] = False
+    name: Annotated[str, NAME] = SERVICE
+    state: Annotated[Path | None, STATE] = None
+    debug: Annotated[bool, DEBUG] = False
+
+
+def upgrade(given: UpgradeOptions) -> None:
+    """Install another release here and start the service again; go back if it fails its checks or does not start.
+
+    The checks are --version and doctor, as the service's account: what failed before does not count.
+    """
+    from device_agent.upgrade import Upgrade, find_wheel
+
+    place, where = service_here(given.name, given.state)
+    doctor = [sys.executable, "-m", "device_agent.cli", "doctor", "--state", str(where.state)]
+    installed = booted() and place.unit.exists()
+    if installed:
+        needs(place)
+        doctor = list(place.as_account(*doctor))
+    wheel = find_wheel(given.wheel)
+    restart = place.systemctl("restart", place.name)
+    Upgrade(doctor, lambda: run(restart) if installed else "", say).install(wheel, given.online)
+    typer.echo(f"{wheel.name} is installed" + ("" if installed else "; start the agent again: no service is"))

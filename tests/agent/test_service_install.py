@@ -1,0 +1,184 @@
+"""The agent as a service: what `install` would do, that it is the same the second time, and what it refuses."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from device_agent.service_install import environment_text, install_steps, uninstall_steps
+from device_agent.service_steps import Place, Remove, Run, Write, carry_out, place_of, shown
+from edgefl.config.profiles import load_device
+from edgefl.errors import ConfigError, ServiceError, StoreError
+
+PYTHON = sys.executable
+OPTIONS = ["--data", "/srv/my data", "--profile", "jetson-nano"]
+
+
+def agent(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    known = {name: value for name, value in os.environ.items() if not name.startswith("EDGEFL_")}
+    command = [sys.executable, "-m", "device_agent.cli", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, env={**known, **environment})
+
+
+@pytest.fixture
+def steps(monkeypatch):
+    """Of a machine's service, its Python and data where a service may see them."""
+
+    def made(profile="jetson-nano", options=OPTIONS, system=True):
+        monkeypatch.setattr(sys, "prefix", "/opt/edgefl")
+        monkeypatch.setattr(sys, "executable", "/opt/edgefl/bin/python")
+        return install_steps(place_of("edgefl-agent", system), options, "", load_device(profile), 252)
+
+    return made
+
+
+def unit(steps) -> str:
+    return next(step.text for step in steps if isinstance(step, Write) and step.path.suffix == ".service")
+
+
+def test_the_steps_in_their_order(steps):
+    text = shown(steps())
+    wanted = [
+        "chown",
+        "--version",
+        "test -r '/srv/my data'",
+        "EDGEFL_RUN_OPTIONS=",
+        "daemon-reload",
+        "enable",
+        "restart",
+    ]
+    places = [text.index(f" {word}") for word in wanted]
+    assert places == sorted(places)
+    assert "(mode 0600)" in text  # of the file that may hold a password
+
+
+def test_the_unit_runs_this_python_with_the_budgets_ceiling(steps):
+    text = unit(steps())
+    python = sys.executable
+    assert f"ExecStart={python} -m device_agent.cli run $EDGEFL_RUN_OPTIONS --state /var/lib/edgefl-agent" in text
+    assert f"MemoryHigh={2 * 2**30 + 128 * 2**20}\n" in text
+    assert "WatchdogSec=120" in text
+    assert "User=edgefl\n" in text
+
+
+@pytest.mark.parametrize(
+    ("profile", "line"), [("raspberry-pi-5", "PrivateDevices=yes"), ("cuda", "DeviceAllow=char-nvidia*")]
+)
+def test_devices_are_open_as_far_as_training_needs_them(steps, profile, line):
+    assert line in unit(steps(profile))
+
+
+def test_home_is_seen_where_the_data_lies_there_alone(steps):
+    assert "ProtectHome=yes" in unit(steps())
+    assert "ProtectHome=read-only" in unit(steps(options=["--data", "/home/ada/data"]))
+
+
+def test_what_the_service_could_not_see_is_refused(steps):
+    with pytest.raises(ConfigError, match="/tmp/data: is in a directory for temporary files"):
+        steps(options=["--data", "/tmp/data"])
+
+
+def test_a_service_of_ones_own_has_no_account_and_lingers(steps):
+    made = steps(system=False)
+    text = shown(made)
+    assert "useradd" not in text
+    assert "chown" not in text
+    assert "systemctl --user restart" in text
+    assert "loginctl enable-linger" in text
+    assert "WantedBy=default.target" in unit(made)
+    assert "WatchdogSec=120" in unit(made)
+
+
+def test_options_survive_systemds_splitting():
+    text = environment_text(["--data", "/srv/my data", "--set", "budget.memory_bytes=3 GiB"], "mqtt://u:p@h")
+    assert "EDGEFL_RUN_OPTIONS=\"--data '/srv/my data' --set 'budget.memory_bytes=3 GiB'\"\n" in text
+    assert 'EDGEFL_BROKER="mqtt://u:p@h"\n' in text
+
+
+@pytest.mark.parametrize("word", ["it's", 'a"b', "a\\b", "a\nb", "a`b"])
+def test_what_systemd_would_take_for_its_own_is_refused(word):
+    with pytest.raises(ConfigError, match="do not work in a service"):
+        environment_text(["--data", word], "")
+
+
+@pytest.mark.parametrize("name", ["..", "a/b", "", "-x", "a b"])
+def test_a_name_that_leads_elsewhere_is_refused(name):
+    with pytest.raises(Exception, match="letters, digits"):
+        place_of(name, system=True)
+
+
+def here(folder: Path) -> Place:
+    return Place("edgefl-agent", False, folder / "unit" / "a.service", folder / "a.env", folder / "state")
+
+
+def test_steps_that_are_done_already_change_nothing(tmp_path):
+    told: list[str] = []
+    file = tmp_path / "new" / "file"
+    for text in ("one", "one", "two"):
+        carry_out([Write(file, text, 0o600)], told.append)
+    assert told == [f"wrote {file}", f"kept  {file}", f"wrote {file}"]
+    assert (file.read_text(), file.stat().st_mode & 0o777) == ("two", 0o600)
+    file.chmod(0o644)
+    carry_out([Write(file, "two", 0o600)], told.append)
+    assert file.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_step_that_fails_ends_it_with_the_programs_words(tmp_path):
+    told: list[str] = []
+    fails = Run(("sh", "-c", "echo one >&2; echo not allowed >&2; exit 3"), "Ask first.")
+    with pytest.raises(ServiceError, match=r"\(3\): one not allowed") as raised:
+        carry_out([fails, Write(tmp_path / "never", "")], told.append)
+    assert raised.value.remedy == "Ask first."
+    assert not (tmp_path / "never").exists()
+    carry_out([fails._replace(optional=True), Run(("no-such-program",), "It is gone.", optional=True)], told.append)
+    assert told[0].endswith("not allowed: Ask first.")
+    assert told[1] == "cannot run no-such-program: No such file or directory: It is gone."
+
+
+def test_uninstalling_keeps_identity_and_options_and_purging_does_not(tmp_path):
+    place = here(tmp_path)
+    (tmp_path / "state" / "credentials").mkdir(parents=True)
+    place.environment.write_text("x")
+    assert uninstall_steps(place, tmp_path / "state", purge=False) == []  # there is no unit
+    purged = uninstall_steps(place, tmp_path / "state", purge=True)
+    assert purged == [Remove(place.environment), Remove(tmp_path / "state")]
+    carry_out(purged, lambda line: None)
+    assert list(tmp_path.iterdir()) == []
+    carry_out(purged, lambda line: None)  # again: nothing is there
+
+
+def test_a_directory_that_is_no_agents_state_is_not_deleted(tmp_path):
+    (tmp_path / "photos").mkdir()
+    with pytest.raises(StoreError, match="does not look like an agent's state"):
+        carry_out([Remove(tmp_path)], lambda line: None)
+    assert (tmp_path / "photos").exists()
+
+
+def test_a_dry_run_shows_the_unit_and_hides_the_password(tmp_path):
+    broker = "mqtt://u:secret@127.0.0.1"
+    done = agent("install", "--user", "--dry-run", "--data", "basic_motions", "--broker", broker, HOME=str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    assert "ExecStart=" in done.stdout
+    assert 'EDGEFL_BROKER="mqtt://u@127.0.0.1:1883"' in done.stdout
+    assert "secret" not in done.stdout
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_device_without_identity_and_broker_learns_how_to_enrol():
+    done = agent("install", "--dry-run", "--data", "basic_motions")
+    assert done.returncode == 2
+    assert "enroll - --state /var/lib/edgefl-agent" in " ".join(done.stderr.replace("│", " ").split())
+
+
+@pytest.mark.skipif(Path("/run/systemd/system").is_dir(), reason="systemd runs this machine")
+def test_without_systemd_it_says_what_to_do_instead(tmp_path):
+    options = ["--data", "basic_motions", "--broker", "mqtt://127.0.0.1", "--user"]
+    done = agent("install", *options, HOME=str(tmp_path))
+    assert done.returncode == ServiceError.exit_code
+    assert "systemd does not run this machine" in done.stderr
+    assert "container" in done.stderr
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,87 @@
+"""What the agent tells of itself while it runs: to systemd over a real socket, and in a file."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+from agent_fixtures import FACTS, job
+from msgspec.structs import replace
+
+import edgefl
+from device_agent.core.state import State, Task, TaskPhase, TrainerPhase
+from device_agent.runtime.service_status import describe, read_status
+from edgefl.protocol.messages import Offer, Update
+from edgefl.records import Attempt
+
+ATTEMPT = Attempt("r1", 2, 3, 1)
+IDLE = State(connected=True, trainer=TrainerPhase.IDLE, facts=FACTS)
+
+
+@pytest.mark.parametrize(
+    ("state", "text"),
+    [
+        (State(), "broker away, loading torch and the data"),
+        (IDLE, "connected, waiting for work"),
+        (replace(IDLE, task=Task(Offer(ATTEMPT, 60.0, job()))), "connected, fetching r1/s2/r3/a1"),
+        (
+            replace(IDLE, connected=False, task=Task(Offer(ATTEMPT, 60.0, job()), TaskPhase.TRAINING)),
+            "broker away, training r1/s2/r3/a1",
+        ),
+        (replace(IDLE, update=Update(attempt=ATTEMPT)), "connected, sending the update of r1/s2/r3/a1"),
+    ],
+)
+def test_one_line_says_what_the_agent_is_doing(state, text):
+    assert describe(state) == text
+
+
+def test_a_runs_name_is_no_command_to_a_terminal_nor_to_systemd():
+    hostile = replace(IDLE, update=Update(attempt=replace(ATTEMPT, run="\x1b[2J\nMAINPID=1" + "x" * 999)))
+    text = describe(hostile)
+    assert text.isprintable()
+    assert len(text) == 200
+
+
+def test_an_agent_without_its_broker_is_ready_alive_and_says_so(tmp_path: Path):
+    """Health is not connectivity: systemd must not start an agent again because a broker is away."""
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "manifest.jsonl").write_text('{"acc": [[1, 2, 3], [4, 5, 6]], "label": "rest"}\n' * 3)
+    with socket.socket() as nobody, socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        nobody.bind(("127.0.0.1", 0))  # and does not listen
+        manager.bind(str(tmp_path / "notify"))
+        manager.settimeout(60)
+        command = [sys.executable, "-m", "device_agent.cli", "run", "--device", "d1", "--data", str(tmp_path / "data")]
+        command += ["--state", str(tmp_path / "state"), "--broker", f"mqtt://127.0.0.1:{nobody.getsockname()[1]}"]
+        told = {"NOTIFY_SOCKET": str(tmp_path / "notify"), "WATCHDOG_USEC": "600000", "OMP_NUM_THREADS": "1"}
+        process = subprocess.Popen(command, env={**os.environ, **told}, stderr=subprocess.DEVNULL)
+        try:
+            assert manager.recv(999) == b"READY=1\nSTATUS=broker away, loading torch and the data"
+            for _ in range(3):
+                assert manager.recv(999).startswith(b"WATCHDOG=1\nSTATUS=broker away")
+            (trainer,) = psutil.Process(process.pid).children()
+            assert "NOTIFY_SOCKET" not in trainer.environ()
+            seen = read_status(tmp_path / "state")
+            assert (seen.connected, seen.heard_at, seen.version) == (False, 0.0, edgefl.__version__)
+            process.send_signal(signal.SIGTERM)
+            while (last := manager.recv(999)).startswith(b"WATCHDOG=1"):
+                pass
+            assert last == b"STOPPING=1"
+            assert process.wait(30) == 0
+        finally:
+            process.kill()
+            process.wait()
+    assert read_status(tmp_path / "state").text == "stopped"
+    assert json.loads((tmp_path / "state" / "status.json").read_text())["broker"].startswith("mqtt://127.0.0.1:")
+
+
+def test_a_status_that_was_torn_counts_as_none(tmp_path: Path):
+    assert read_status(tmp_path) is None
+    (tmp_path / "status.json").write_text('{"at": 17')
+    assert read_status(tmp_path) is None
