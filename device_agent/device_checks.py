@@ -1,23 +1,33 @@
-"""Checks of a device before it joins a fleet: each tells what was found and, when it is not good, the way out."""
+"""Checks of a device before it joins a fleet: each tells what was found and, when it is not good, the way out.
+
+What may be wrong, with its words, is in ``edgefl.findings``; of torch and onnxruntime, in ``library_checks``.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import errno
+import os
+import resource
 import secrets
 import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, NamedTuple
 
-import msgspec
-
-from edgefl.errors import TORCH_FIRST, BrokerError, EdgeFLError, IdentityError, install_command
+from device_agent import library_checks
+from edgefl.errors import BrokerError, EdgeFLError, StoreError
+from edgefl.findings import Check, found, of_error, well
 from edgefl.protocol import topics
 from edgefl.protocol.chunks import DEFAULT_CHUNK_BYTES, HEADER_BYTES
 from edgefl.resources.hardware import capabilities
+from edgefl.resources.process_memory import Ceiling, resident_bytes
 from edgefl.resources.sensors import EnergyProbe, temperature
+from edgefl.transport.address import check_protected
 from edgefl.transport.interface import Limits, Probe
 from edgefl.transport.link import TlsFiles
 from edgefl.transport.mqtt import MqttTransport
@@ -25,71 +35,91 @@ from edgefl.transport.mqtt import MqttTransport
 if TYPE_CHECKING:
     from edgefl.identity.device import Credentials
 
-Status = Literal["ok", "warn", "fail"]
-
 NO_FILES = TlsFiles()
-_OLDEST_PYTHON = (3, 10)
 #: Smallest free memory that is not worth a warning: torch on a CPU takes 0.2 GB before it has trained anything.
 _MEMORY_BYTES = 2**30
 #: Smallest free disk that is not worth a warning: one published model (426 MiB) and its update.
 _DISK_BYTES = 2**30
 #: Less is not enough for the agent's own state and one update of the smallest shipped model (6 MiB).
 _DISK_LEAST_BYTES = 16 * 2**20
+#: What is tried on the disk: work in hand is an offer and an update of 120 KiB each.
+_PROBE_BYTES = 256 * 1024
 #: 2026-01-01: no clock that is right shows an earlier time to this program.
 _WRITTEN = 1_767_225_600.0
+#: A certificate is renewed at half its life; whoever has missed that for a quarter more is not heard, or hears nobody.
+_UNRENEWED = 0.75
 #: No broker worth using takes less; the coordinator does not try smaller chunks either.
 _LEAST_CHUNK_BYTES = 8 * 1024
-#: Importing torch from a cold SD card takes most of a minute; a broken driver hangs for ever.
-_TORCH_TIMEOUT_S = 180.0
-_SILENT = f"no answer within {_TORCH_TIMEOUT_S:.0f} s"
-
-#: Runs where torch may crash the process without harm. Prints device, version and seconds.
-_TORCH_SCRIPT = """
-import sys, time, torch
-wanted = sys.argv[1]
-device = ("cuda" if torch.cuda.is_available() else "cpu") if wanted == "auto" else wanted
-started = time.perf_counter()
-w = torch.randn(256, 256, device=device, requires_grad=True)
-loss = (torch.randn(64, 256, device=device) @ w).pow(2).mean()
-loss.backward()
-assert torch.isfinite(w.grad).all().item(), "gradients are not finite"
-name = torch.cuda.get_device_name() if device == "cuda" else device
-print(f"torch {torch.__version__} on {name}, {time.perf_counter() - started:.2f} s")
+#: A process that takes this in three steps has to be stopped before the end: its ceiling is a sixth above its start.
+_TAKEN_BYTES = 48 * 2**20
+_GREEDY = f"""
+import sys, time
+print("ready", flush=True); sys.stdin.readline(); held = []
+for _ in range(3): held.append(b"1" * {_TAKEN_BYTES // 3}); time.sleep(0.2)
+print("held")
 """
+_REFUSALS = {
+    **dict.fromkeys((errno.EACCES, errno.EPERM), "state-permission"),
+    **dict.fromkeys((errno.ENOTDIR, errno.EEXIST), "state-no-directory"),
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), "disk-none"),
+    errno.EROFS: "state-read-only",
+}
 
 
-class Check(msgspec.Struct, frozen=True):
-    """One finding. ``remedy`` is empty when all is well."""
+class Device(NamedTuple):
+    """Everything to examine. ``directory``: where the agent keeps its state; an identity in it is checked and used.
 
-    name: str
-    status: Status
-    detail: str
-    remedy: str = ""
-
-
-def examine(
-    *,
-    broker: str = "",
-    directory: Path | None = None,
-    torch_device: str = "auto",
-    data: str = "",
-    files: TlsFiles = NO_FILES,
-) -> list[Check]:
-    """All checks, in order. ``broker``: an URL to try; ``directory``: where the agent will keep its state.
-
-    An identity in the directory is checked too, and its broker dialled with it. ``data``: local data to read;
-    ``files``: PEM files for the broker, instead of those of the identity.
+    ``broker``: an URL to try, else the identity's; ``files``: PEM files for it, else the identity's. ``data``: local
+    data to read; ``budget_bytes``: the memory that the profile allows.
     """
-    own, checks = identity(directory)
-    if own is not None:
-        broker = broker or own.record.broker
-        files = TlsFiles(files.ca or str(own.authority), files.cert or str(own.certificate), files.key)
-    checks.append(clock(time.time(), own.valid()[0] if own is not None else None))
-    if broker:
-        whose = (own.record.fleet, own.record.device) if own is not None else ()
-        checks.append(reach(broker, files, *whose))
-    checks += [python(), torch(torch_device), *runtimes(), memory(), disk(directory or Path.cwd())]
-    return checks + ([local_data(data)] if data else []) + sensors(torch_device)
+
+    broker: str = ""
+    directory: Path | None = None
+    torch_device: str = "auto"
+    data: str = ""
+    files: TlsFiles = NO_FILES
+    budget_bytes: int | None = None
+
+
+def examine(device: Device) -> list[Check]:
+    """All checks, in order. One that fails itself is a finding, too, and the others go on."""
+    checks: list[Check] = []
+
+    def add(name: str, check: Callable[[], Check | list[Check]]) -> None:
+        try:
+            done = check()
+        except Exception as error:  # whatever a broken machine makes of a check, the others still tell
+            done = found("doctor-failed", f"{name}: {type(error).__name__}: {error}")
+        checks.extend(done if isinstance(done, list) else [done])
+
+    own, told = identity(device.directory)
+    checks += told
+    add("clock", lambda: clock(time.time(), own.valid()[0] if own is not None else None))
+    if device.broker or own is not None:
+        add("broker", lambda: dial(device, own))
+    add("python", library_checks.python)
+    add("torch", lambda: library_checks.torch(device.torch_device))
+    add("onnxruntime", library_checks.runtimes)
+    add("memory", lambda: memory(device.budget_bytes))
+    add("ceiling", ceiling)
+    add("state", lambda: state(device.directory or Path.cwd()))
+    if device.data:
+        add("data", lambda: local_data(device.data))
+    add("sensors", lambda: sensors(device.torch_device))
+    return checks
+
+
+def before_run(directory: Path) -> list[Check]:
+    """Faults that `run` tells of before it connects, and that time may mend: a clock, an expired identity, a full disk.
+
+    Raises StoreError for a state directory without permission, or one that the disk refuses.
+    """
+    (own, checks), room = identity(directory), state(directory)
+    if room.status == "fail" and room.name == "state":
+        raise StoreError(room.detail, remedy=room.remedy, finding=room.id)
+    begins = own.valid()[0] if own is not None else None
+    told = [*(checks if own is not None else ()), clock(time.time(), begins), room]
+    return [check for check in told if check.status == "fail"]
 
 
 def identity(directory: Path | None) -> tuple[Credentials | None, list[Check]]:
@@ -99,50 +129,81 @@ def identity(directory: Path | None) -> tuple[Credentials | None, list[Check]]:
     try:
         own = None if directory is None else find(directory)
         begin, end = own.valid() if own is not None else (0.0, 0.0)
-    except IdentityError as error:
-        return None, [Check("identity", "fail", error.message, error.remedy)]
+    except EdgeFLError as error:
+        return None, [of_error(error, "identity-unusable")]
+    except OSError as error:  # a directory of another user's
+        return None, [found("identity-unusable", f"{directory}: {error.strerror}")]
     if own is None:
         return None, []
-    record = own.record
+    record, now = own.record, time.time()
     detail = f"{record.device!r} of fleet {record.fleet!r}, broker {record.broker}"
     detail += f", valid from {_date(begin)} to {_date(end)}"
-    if time.time() >= end:
-        remedy = "If the clock is right: get a new token (edgefl-coordinator enroll), then edgefl-agent enroll TOKEN."
-        return own, [Check("identity", "fail", f"{detail}: expired", remedy)]
-    return own, [Check("identity", "ok", detail)]
+    if now >= end:
+        return own, [found("identity-expired", f"{detail}: expired")]
+    if now >= begin + _UNRENEWED * (end - begin):
+        return own, [found("identity-unrenewed", f"{detail}: not renewed, though it is late")]
+    return own, [well("identity", detail)]
 
 
 def clock(now: float, begins: float | None = None) -> Check:
     """This device's clock against its own certificate, else against when this program was written."""
     text = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(now))
-    remedy = "Set it: timedatectl set-ntp true, or timedatectl set-time 'YYYY-MM-DD hh:mm'."
     if begins is not None and now < begins:
-        return Check("clock", "fail", f"{text} is before this device's certificate begins, {_date(begins)}", remedy)
-    if now < _WRITTEN:
-        return Check("clock", "fail", f"{text} can not be right", remedy)
-    return Check("clock", "ok", text)
+        return found("clock-behind", f"{text} is before this device's certificate begins, {_date(begins)}")
+    return found("clock-behind", f"{text} can not be right") if now < _WRITTEN else well("clock", text)
 
 
-def runtimes() -> list[Check]:
-    """onnxruntime, where it is installed: that there is one build of it, and that it can use what it was built for."""
-    from edgefl.export import session
+def memory(budget_bytes: int | None = None) -> Check:
+    """The memory that is free now, and whether the kernel's limits leave room for the budget."""
+    has = capabilities()
+    most, why = has.memory_total_bytes, "of this machine or its control group"
+    for name in ("RLIMIT_AS", "RLIMIT_DATA"):
+        soft, _ = resource.getrlimit(getattr(resource, name))
+        if soft != resource.RLIM_INFINITY and soft < most:
+            most, why = soft, f"of {name}"
+    free = min(has.memory_free_bytes, most)
+    if budget_bytes is not None and budget_bytes > most:
+        return found("memory-beyond", f"the budget is {_mib(budget_bytes)}, the limit {why} {_mib(most)}")
+    detail = f"{_mib(free)} free of {_mib(most)}"
+    return found("memory-little", detail) if free < _MEMORY_BYTES else well("memory", detail)
 
-    there = session.installed()
-    if not there:
-        return []
-    told = " and ".join(f"{name} {version}" for name, version in there.items())
-    if len(there) > 1:
-        names = " ".join(there)
-        remedy = f"Keep one: pip uninstall {names}, then install onnxruntime-gpu (with a GPU) or onnxruntime."
-        return [Check("onnxruntime", "warn", f"{told} are both installed and overwrite each other's files", remedy)]
-    providers, fault = _printed("import onnxruntime; print(', '.join(onnxruntime.get_available_providers()))")
-    if fault:
-        remedy = "Check the driver." if fault == _SILENT else "Install it again."
-        return [Check("onnxruntime", "fail", f"{told}: {fault}", remedy)]
-    if "onnxruntime-gpu" in there and "CUDAExecutionProvider" not in providers:
-        remedy = "Another build's files lie over it: pip install --force-reinstall --no-deps onnxruntime-gpu."
-        return [Check("onnxruntime", "warn", f"{told} offers {providers}, and no CUDA", remedy)]
-    return [Check("onnxruntime", "ok", f"{told}: {providers}")]
+
+def ceiling() -> Check:
+    """Whether a process that grows beyond its ceiling is stopped: one that does so on purpose."""
+    command = [sys.executable, "-c", _GREEDY]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as greedy:
+        greedy.stdout.readline()  # type: ignore[union-attr]  # it is a pipe
+        limit = (resident_bytes(greedy.pid) or 0) + _TAKEN_BYTES // 6
+        with Ceiling(greedy.pid, limit) as watch:
+            out, _ = greedy.communicate(b"\n")
+            watch.stop()
+    detail = f"a process that takes {_mib(_TAKEN_BYTES)} under a ceiling of {_mib(limit)}"
+    if b"held" in out:
+        return found("ceiling-none", f"{detail}, is not stopped")
+    if not watch.refused_by_kernel:
+        return found("ceiling-late", f"{detail}, is stopped; prlimit is not permitted")
+    return well("ceiling", f"{detail}, is stopped")
+
+
+def state(directory: Path) -> Check:
+    """Whether the state directory can be written, as it is or once it is made, and how much is free there."""
+    place, tried = directory, secrets.token_hex(4)
+    try:
+        while not place.exists():
+            place = place.parent
+        probe = place / f".edgefl-doctor-{tried}"
+        try:
+            probe.write_bytes(bytes(_PROBE_BYTES))
+        finally:
+            with contextlib.suppress(OSError):
+                probe.unlink()
+    except OSError as error:
+        return found(_REFUSALS.get(error.errno or 0, "state-broken"), f"{place}: {error.strerror}")
+    free = shutil.disk_usage(place).free
+    detail = f"{_mib(free)} free in {place}"
+    if free < _DISK_LEAST_BYTES:
+        return found("disk-none", detail)
+    return found("disk-little", detail) if free < _DISK_BYTES else well("state", detail)
 
 
 def local_data(source: str) -> Check:
@@ -152,64 +213,30 @@ def local_data(source: str) -> Check:
     try:
         data = load(source)
     except EdgeFLError as error:
-        return Check("data", "fail", error.message, error.remedy)
+        return of_error(error, "data-unusable")
+    except OSError as error:
+        return found("data-unusable", f"{source}: {error.strerror}")
     parts = ", ".join(f"{name} {count}" for name, count in data.samples().items() if name)
     detail = f"{len(data)} samples ({parts})"
     if data.labels is None or not (data.labels >= 0).any():
-        remedy = "Recipes that learn from labels can not use them; `edgefl recipes` lists those that need none."
-        return Check("data", "warn", f"{detail}, none has a label", remedy)
-    return Check("data", "ok", f"{detail}, labels {', '.join(data.label_names)[:200]}")
+        return found("data-unlabelled", f"{detail}, none has a label")
+    return well("data", f"{detail}, labels {', '.join(data.label_names)[:200]}")
 
 
-def python(version: tuple[int, ...] = sys.version_info[:3]) -> Check:
-    """The interpreter."""
-    text = ".".join(str(number) for number in version)
-    if version < _OLDEST_PYTHON:
-        return Check("python", "fail", text, "Install Python 3.10 or newer (JetPack 6 and later have it).")
-    return Check("python", "ok", text)
-
-
-def torch(device: str = "auto") -> Check:
-    """A matrix product and its gradient in a process of its own: an import alone says nothing of a GPU's fitness."""
-    found, fault = _printed(_TORCH_SCRIPT, device)
-    if not fault:
-        return Check("torch", "ok", found)
-    if fault == _SILENT:
-        remedy = "Check the GPU driver."
-    elif "No module named 'torch'" in fault:
-        remedy = f"{install_command('train')} ({TORCH_FIRST})."
-    else:
-        remedy = "Install a torch build that fits this device, or set torch_device: cpu in its profile."
-    return Check("torch", "fail", fault, remedy)
-
-
-def memory() -> Check:
-    """Check of the memory that is free now."""
-    found = capabilities()
-    detail = f"{_mib(found.memory_free_bytes)} free of {_mib(found.memory_total_bytes)}"
-    if found.memory_free_bytes < _MEMORY_BYTES:
-        return Check("memory", "warn", detail, "Close other programs, or set budget.memory_bytes in the profile.")
-    return Check("memory", "ok", detail)
-
-
-def disk(directory: Path) -> Check:
-    """Whether the state directory can be written, and how much is free there."""
-    place = directory
-    while not place.exists():
-        place = place.parent
-    probe = place / f".edgefl-doctor-{secrets.token_hex(4)}"
+def dial(device: Device, own: Credentials | None) -> list[Check]:
+    """The broker, as the agent dials it."""
+    given, url = device.files, device.broker
+    if own is not None:
+        url = url or own.record.broker
+        given = TlsFiles(given.ca or str(own.authority), given.cert or str(own.certificate), given.key)
+    checks = []
     try:
-        probe.write_bytes(b"x")
-        probe.unlink()
-    except OSError as error:
-        return Check("disk", "fail", f"{place}: {error.strerror}", "Give --state a directory this user may write.")
-    free = shutil.disk_usage(place).free
-    detail = f"{_mib(free)} free in {place}"
-    if free < _DISK_LEAST_BYTES:
-        return Check("disk", "fail", detail, "Free space, or give --state a directory on another disk.")
-    if free < _DISK_BYTES:
-        return Check("disk", "warn", detail, "Free space, or set budget.disk_bytes in the profile.")
-    return Check("disk", "ok", detail)
+        check_protected(url, insecure=bool(os.environ.get("EDGEFL_INSECURE")))
+    except BrokerError as error:
+        checks.append(of_error(error, "broker-url"))
+    if not checks or checks[0].status != "fail":
+        checks.append(reach(url, given, *((own.record.fleet, own.record.device) if own is not None else ())))
+    return checks
 
 
 def reach(url: str, files: TlsFiles = NO_FILES, fleet: str = "default", device: str = "") -> Check:
@@ -235,7 +262,7 @@ def reach(url: str, files: TlsFiles = NO_FILES, fleet: str = "default", device: 
     try:
         seconds, transport, fits, reason = asyncio.run(connect())
     except BrokerError as error:
-        return Check("broker", "fail", error.message, error.remedy)
+        return of_error(error, "broker-refuses")
     return _broker(seconds, transport.limits, fits, reason)
 
 
@@ -243,19 +270,14 @@ def _broker(seconds: float, limits: Limits, fits: int | None, reason: str) -> Ch
     """Result for a broker that answers. ``fits``: bytes of the largest chunk that passes, None: not known."""
     packet = f"packets of {limits.packet_bytes:,} bytes" if limits.packet_bytes else "no packet limit announced"
     detail = f"answers in {seconds * 1000:.0f} ms; MQTT {limits.version}, {packet}, {limits.receive_maximum} in flight"
-    if fits is None:
-        return Check("broker", "ok", f"{detail}; chunks were not tried: {reason}")
-    if fits == DEFAULT_CHUNK_BYTES:
-        return Check("broker", "ok", f"{detail}; chunks of {fits:,} bytes pass")
-    remedy = "Raise the broker's limit (mosquitto: message_size_limit, max_packet_size)"
+    if fits in {None, DEFAULT_CHUNK_BYTES}:
+        return well(
+            "broker", f"{detail}; " + (f"chunks of {fits:,} bytes pass" if fits else f"chunks not tried: {reason}")
+        )
     if fits == 0:
-        return Check("broker", "fail", f"{detail}; not even {_LEAST_CHUNK_BYTES:,} bytes pass: {reason}", f"{remedy}.")
-    return Check(
-        "broker",
-        "warn",
-        f"{detail}; chunks of {DEFAULT_CHUNK_BYTES:,} bytes do not pass, {fits:,} do",
-        f"{remedy}, or run with --set transfer.chunk_bytes={fits}; runs find it by themselves, a little later.",
-    )
+        return found("broker-messages", f"{detail}; not even {_LEAST_CHUNK_BYTES:,} bytes pass: {reason}")
+    text = f"{detail}; chunks of {DEFAULT_CHUNK_BYTES:,} bytes do not pass, {fits:,} do"
+    return found("broker-chunks", text, fits=fits)
 
 
 def sensors(torch_device: str = "auto") -> list[Check]:
@@ -263,24 +285,11 @@ def sensors(torch_device: str = "auto") -> list[Check]:
     gpu = torch_device == "cuda" or (torch_device == "auto" and bool(capabilities().gpu))
     with EnergyProbe("cuda" if gpu else "cpu") as probe:
         time.sleep(0.2)
-    found = []
-    for name, figure in (("energy sensor", probe.figure()), ("temperature", temperature())):
-        if figure.value is None:
-            found.append(Check(name, "warn", figure.reason, "None needed: the report shows why there is no figure."))
-        else:
-            found.append(Check(name, "ok", figure.source))
-    return found
-
-
-def _printed(*script: str) -> tuple[str, str]:
-    """Output of a script in a process of its own, and its last words where it failed."""
-    try:
-        command = [sys.executable, "-c", *script]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_TORCH_TIMEOUT_S, check=False)
-    except subprocess.TimeoutExpired:
-        return "", _SILENT
-    last = (done.stderr.strip().splitlines() or [f"ended with status {done.returncode}"])[-1][:300]
-    return done.stdout.strip(), last if done.returncode else ""
+    pairs = (("energy", probe.figure()), ("temperature", temperature()))
+    return [
+        found(f"{name}-none", figure.reason) if figure.value is None else well(name, figure.source)
+        for name, figure in pairs
+    ]
 
 
 def _date(at: float) -> str:

@@ -20,14 +20,19 @@ EXTRAS: dict[str, tuple[str, str]] = {
     "alembic": ("alembic", "coordinator"),
     "psycopg": ("psycopg", "postgresql"),
     "amqtt": ("amqtt", "coordinator"),
-    "matplotlib": ("matplotlib", "coordinator"),
+    "vl_convert": ("vl-convert-python", "coordinator"),
     "jinja2": ("jinja2", "coordinator"),
     "markupsafe": ("jinja2", "coordinator"),
+    "starlette": ("starlette", "web"),
+    "uvicorn": ("uvicorn", "web"),
+    "sse_starlette": ("sse-starlette", "web"),
+    "prometheus_client": ("prometheus-client", "web"),
     "onnx": ("onnx", "export"),
     "onnxscript": ("onnxscript", "export"),
     "onnxruntime": ("onnxruntime", "export"),
     "fvcore": ("fvcore", "profile"),
     "sktime": ("sktime", "demo"),
+    "pyarrow": ("pyarrow", "parquet"),
 }
 
 
@@ -52,14 +57,17 @@ TORCH_FIRST = (
 
 
 class EdgeFLError(Exception):
-    """Base class. ``remedy`` is one sentence that tells the user what to do."""
+    """Base class. ``remedy`` is one sentence that tells the user what to do.
+
+    ``finding``: a key of ``edgefl.findings.FINDINGS`` for a fault of a device's set-up, else "".
+    """
 
     exit_code = 1
     remedy = "Run the command again with --debug to see where it happened."
 
-    def __init__(self, message: str, *, remedy: str | None = None) -> None:
+    def __init__(self, message: str, *, remedy: str | None = None, finding: str = "") -> None:
         super().__init__(message)
-        self.message = message
+        self.message, self.finding = message, finding
         if remedy is not None:
             self.remedy = remedy
 
@@ -186,6 +194,7 @@ class MissingDependencyError(EdgeFLError):
             f"{install_command(','.join(dict.fromkeys(every.values())))}{torch}",
         )
         self.package, self.extra = package, extra
+        self.finding = "torch-missing" if package == "torch" else ""
 
     def with_others(self, imports: Iterable[str]) -> MissingDependencyError:
         """The same naming all of these packages (as imported) that are missing, so that one install is enough."""
@@ -216,3 +225,17 @@ class IdentityError(EdgeFLError):
         "`edgefl-coordinator init` makes a fleet's identity, `edgefl-coordinator enroll` a token, `edgefl-agent enroll "
         "TOKEN` a device's identity."
     )
+
+
+class ControlError(EdgeFLError):
+    """A run does not do what its operator asks: it is not running, is so already, or knows no such device."""
+
+    exit_code = 22
+    remedy = "`edgefl runs` shows which runs are running; install the same release for both."
+
+
+class ServiceError(EdgeFLError):
+    """The service manager, or another tool of the system, refuses."""
+
+    exit_code = 23
+    remedy = "`journalctl -u edgefl-agent` has the service's own log, `edgefl-agent status` how it stands."

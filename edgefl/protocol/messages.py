@@ -10,13 +10,18 @@ from typing import TypeVar
 
 import msgspec
 
+from edgefl import PROTOCOL_VERSION
 from edgefl.errors import ProtocolError
 from edgefl.plan.job import Job
 from edgefl.records import Attempt, Budget, Capabilities, Figures, Manifest, ObjectRef, Refusal
 
-PROTOCOL_VERSION = 1
 #: Largest control message. An offer for 500 parts is about 60 KB; 120 KiB also fits the 128 KiB limit of AWS IoT Core.
 MAX_MESSAGE_BYTES = 120 * 1024
+
+
+#: Log lines of one answer, and their bytes: enough to see what went wrong, and little on a slow link.
+MOST_LOG_LINES = 200
+MOST_LOG_BYTES = 32 * 1024
 
 
 class _Message(msgspec.Struct, frozen=True, tag_field="t"):
@@ -109,6 +114,19 @@ class Heartbeat(_Message, frozen=True, tag="heartbeat"):
     memory_free_bytes: int = 0
 
 
+class LogLines(_Message, frozen=True, tag="log-lines"):
+    """Device → coordinator: the last log lines of its agent, as asked for; or why there are none.
+
+    ``count``: lines its agent has logged since it started, of which these are the newest.
+    """
+
+    device: str = ""
+    request: int = 0
+    count: int = 0
+    lines: tuple[str, ...] = ()
+    refusal: str = ""
+
+
 class Renew(_Message, frozen=True, tag="renew"):
     """Device → coordinator: my certificate is half over; sign this request (DER) for a fresh key."""
 
@@ -132,6 +150,7 @@ class Welcome(_Message, frozen=True, tag="welcome"):
     run: str = ""
     made_ms: int = 0  # when that run was made, as in Attempt
     heartbeat_s: float = 10.0
+    release: str = ""  # of the coordinator's program
 
 
 class PackedPart(msgspec.Struct, frozen=True):
@@ -178,12 +197,23 @@ class Abort(_Message, frozen=True, tag="abort"):
 
 
 class Drain(_Message, frozen=True, tag="drain"):
-    """Coordinator → device: the run is over; keep nothing for it, wait for the next."""
+    """Coordinator → device: there is nothing to do in this run; wait for the next, or to be welcomed to this one again.
+
+    What the device retains between rounds goes once it is ``final``, or when another run begins.
+    """
 
     run: str = ""
     reason: str = ""
     made_ms: int = 0  # as in Attempt
     final: bool = False  # the run is finished and never goes on
+
+
+class LogRequest(_Message, frozen=True, tag="log-request"):
+    """Coordinator → device: send the last ``lines`` of your agent's log that come after line number ``after``."""
+
+    request: int = 0
+    lines: int = 0
+    after: int = 0
 
 
 class Renewed(_Message, frozen=True, tag="renewed"):
@@ -199,8 +229,8 @@ class Renewed(_Message, frozen=True, tag="renewed"):
     refusal: str = ""
 
 
-UpMessage = Hello | Accept | Decline | Progress | Update | Need | Heartbeat | Presence | Renew
-DownMessage = Welcome | Offer | Grant | Ack | Abort | Drain | Renewed
+UpMessage = Hello | Accept | Decline | Progress | Update | Need | Heartbeat | Presence | Renew | LogLines
+DownMessage = Welcome | Offer | Grant | Ack | Abort | Drain | Renewed | LogRequest
 M = TypeVar("M", UpMessage, DownMessage)
 
 

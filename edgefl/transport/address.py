@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from urllib.parse import parse_qs, quote, unquote, urlsplit
 
 from edgefl.errors import BrokerError
+from edgefl.findings import remedy
 
 _PORTS = {"mqtt": 1883, "mqtts": 8883}
-_REMEDY = "Write it as mqtt://[user:password@]host[:port], or mqtts:// for TLS."
 
 
 @dataclass(frozen=True)
@@ -46,22 +46,22 @@ def parse_url(url: str) -> Address:
     try:
         url.encode()
     except UnicodeEncodeError:
-        raise BrokerError("the broker's URL is no text", remedy=_REMEDY) from None
+        raise _malformed("the broker's URL is no text") from None
     try:
         parts = urlsplit(url)
         port = parts.port
     except ValueError as error:
-        raise BrokerError(f"the broker's URL is malformed: {_reason(error)}", remedy=_REMEDY) from None
+        raise _malformed(f"the broker's URL is malformed: {_reason(error)}") from None
     if port == 0:
-        raise BrokerError("the broker's URL names port 0, where nothing can listen", remedy=_REMEDY)
+        raise _malformed("the broker's URL names port 0, where nothing can listen")
     if parts.scheme not in _PORTS:
-        raise BrokerError(f"a broker's URL starts with mqtt:// or mqtts://, not {parts.scheme!r}", remedy=_REMEDY)
+        raise _malformed(f"a broker's URL starts with mqtt:// or mqtts://, not {parts.scheme!r}")
     if not parts.hostname:
-        raise BrokerError("the broker's URL names no host", remedy=_REMEDY)
+        raise _malformed("the broker's URL names no host")
     try:
         parts.hostname.encode("idna")
     except UnicodeError:
-        raise BrokerError(f"{parts.hostname!r} can not be a host name", remedy=_REMEDY) from None
+        raise _malformed(f"{parts.hostname!r} can not be a host name") from None
     version = parse_qs(parts.query).get("version", ["5"])[-1]
     if version not in {"3", "3.1.1", "5"}:
         raise BrokerError(
@@ -77,6 +77,10 @@ def parse_url(url: str) -> Address:
     )
 
 
+def _malformed(text: str) -> BrokerError:
+    return BrokerError(text, remedy=remedy("broker-url"), finding="broker-url")
+
+
 def check_protected(url: str, *, insecure: bool) -> None:
     """Raises BrokerError for a broker on another machine without TLS, unless that is what the user wants."""
     address = parse_url(url)
@@ -84,7 +88,8 @@ def check_protected(url: str, *, insecure: bool) -> None:
         return
     raise BrokerError(
         f"{address} is on another machine and without TLS: whoever is between reads and changes everything",
-        remedy="Use mqtts://, best with a fleet's identity (`edgefl-coordinator init`), or accept it with --insecure.",
+        remedy=remedy("broker-unprotected"),
+        finding="broker-unprotected",
     )
 
 

@@ -5,36 +5,37 @@ from __future__ import annotations
 import socket
 import ssl
 import time
+from collections.abc import Callable
 
 from edgefl.errors import BrokerError, BrokerUnreachableError, MessageSizeError
+from edgefl.findings import remedy
 from edgefl.transport.address import Address
 
-#: OpenSSL's verify codes of certificates.
-_NOT_YET_VALID, _EXPIRED, _OTHER_HOST = 9, 10, frozenset({62, 64})
-_ENROL = "ask the coordinator for a new token (`edgefl-coordinator enroll`) and enrol it: edgefl-agent enroll TOKEN"
-#: A broker's TLS alerts about this device's certificate: OpenSSL's name -> (what it means, what to do).
+#: OpenSSL's verify codes of certificates -> the finding.
+_DISTRUST = {9: "clock-behind", 10: "broker-expired", 62: "broker-other-host", 64: "broker-other-host"}
+#: A broker's TLS alerts about this device's certificate: OpenSSL's name -> (the finding, what it means).
 _ALERTS: dict[str, tuple[str, str]] = {
-    name: (meaning, remedy)
-    for names, meaning, remedy in (
+    name: (finding, meaning)
+    for names, finding, meaning in (
         (
             ("SSLV3_ALERT_CERTIFICATE_REVOKED", "SSL/TLS_ALERT_CERTIFICATE_REVOKED"),
+            "identity-revoked",
             "this device's certificate was revoked: the fleet has shut it out",
-            "Stop it; to let it in again, delete its state directory and enrol it under another name.",
         ),
         (
             ("SSLV3_ALERT_CERTIFICATE_EXPIRED", "SSL/TLS_ALERT_CERTIFICATE_EXPIRED"),
+            "identity-expired",
             "this device's certificate has expired",
-            f"Set the clocks here and at the broker; if they are right, {_ENROL}.",
         ),
         (
             ("TLSV1_ALERT_UNKNOWN_CA",),
+            "identity-foreign",
             "the broker does not know the authority of this device's certificate",
-            f"Check --cert; if it is of another fleet, {_ENROL}.",
         ),
         (
             ("TLSV13_ALERT_CERTIFICATE_REQUIRED", "SSLV3_ALERT_HANDSHAKE_FAILURE"),
+            "identity-missing",
             "the broker asks for a certificate of this device",
-            f"Give --cert and --key, or {_ENROL}.",
         ),
     )
     for name in names
@@ -42,81 +43,77 @@ _ALERTS: dict[str, tuple[str, str]] = {
 
 
 def _distrusted(error: ssl.SSLCertVerificationError, now: float) -> tuple[str, str]:
-    """(fault of the broker's certificate, what to do). ``now``: seconds since the epoch."""
+    """(finding, fault of the broker's certificate). ``now``: seconds since the epoch."""
+    finding = _DISTRUST.get(error.verify_code, "broker-distrusted")
     clock = f"this device's clock says {time.strftime('%Y-%m-%d %H:%M UTC', time.gmtime(now))}"
-    if error.verify_code == _NOT_YET_VALID:
-        return (
-            f"its certificate is not valid yet: {clock}, which is before the certificate begins",
-            "Set this device's clock: timedatectl set-ntp true, or timedatectl set-time 'YYYY-MM-DD hh:mm'.",
-        )
-    if error.verify_code == _EXPIRED:
-        return (
-            f"its certificate has expired: {clock}",
-            "If that is wrong, set the clock (timedatectl set-ntp true); else renew the broker's certificate.",
-        )
-    reason = f"its certificate is not trusted: {error.verify_message}"
-    if error.verify_code in _OTHER_HOST:
-        return reason, "Dial the broker by a name or address that its certificate was made for."
-    return reason, "Give the authority's certificate by --ca FILE; an enrolled device has it in its identity."
+    if finding == "clock-behind":
+        return finding, f"its certificate is not valid yet: {clock}, which is before the certificate begins"
+    if finding == "broker-expired":
+        return finding, f"its certificate has expired: {clock}"
+    return finding, f"its certificate is not trusted: {error.verify_message}"
 
 
-def unreachable(address: Address, error: OSError, now: float | None = None) -> BrokerUnreachableError:
-    """For a connection that could not be opened. ``now``: this device's clock, seconds since the epoch."""
+def unreachable(
+    address: Address, error: OSError, now: float | None = None, spoken: Callable[[Address], str] = lambda _: ""
+) -> BrokerUnreachableError:
+    """For a connection that could not be opened. ``now``: this device's clock, seconds since the epoch.
+
+    ``spoken``: asks what the port speaks instead of TLS.
+    """
     where = f"{address.host}:{address.port}"
     reason = error.strerror or str(error) or type(error).__name__
-    remedy: str | None = None
+    finding = "broker-away"
     if isinstance(error, socket.gaierror):
-        reason, remedy = (
-            f"the host name {address.host!r} can not be resolved",
-            "Check its spelling and this machine's DNS.",
-        )
+        finding, reason = "broker-name", f"the host name {address.host!r} can not be resolved"
     elif isinstance(error, ConnectionRefusedError):
-        reason, remedy = f"nothing listens on {where}", "Start the broker, or correct the host and port."
-    elif isinstance(error, TimeoutError):
-        reason, remedy = f"{where} does not answer", "Check the address, the network and any firewall between"
-        remedy += "; if the port speaks plain MQTT, write mqtt://." if address.tls else "."
+        finding, reason = "broker-absent", f"nothing listens on {where}"
     elif isinstance(error, ssl.SSLCertVerificationError):
-        reason, remedy = _distrusted(error, time.time() if now is None else now)
+        finding, reason = _distrusted(error, time.time() if now is None else now)
     elif isinstance(error, ssl.SSLError) and (alert := _ALERTS.get(getattr(error, "reason", ""))) is not None:
-        reason, remedy = alert
+        finding, reason = alert
+    elif address.tls and isinstance(error, ssl.SSLError | ConnectionResetError | TimeoutError) and spoken(address):
+        finding, reason = "broker-plain", f"{where} speaks plain MQTT, and mqtts:// asks for TLS"
+    elif isinstance(error, TimeoutError):
+        reason = f"{where} does not answer"
     elif isinstance(error, ssl.SSLError) or (address.tls and isinstance(error, ConnectionResetError)):
-        reason = f"no TLS session with {where}: {getattr(error, 'reason', None) or reason}"
-        remedy = "Use mqtt:// if the port speaks plain MQTT; check --ca, --cert and --key."
-    return BrokerUnreachableError(f"can not reach the broker {address}: {reason}", remedy=remedy)
+        finding, reason = "broker-handshake", f"no TLS session with {where}: {getattr(error, 'reason', None) or reason}"
+    text = f"can not reach the broker {address}: {reason}"
+    return BrokerUnreachableError(text, remedy=remedy(finding), finding=finding)
 
 
-def silent(address: Address) -> BrokerUnreachableError:
-    """For a peer that accepts the connection but never answers the greeting."""
+def silent(address: Address, spoken: Callable[[Address], str] = lambda _: "") -> BrokerUnreachableError:
+    """For a peer that accepts the connection but never answers the greeting. ``spoken``: as in ``unreachable``."""
+    text, finding = f"can not reach the broker {address}: it does not answer as an MQTT broker", "broker-silent"
+    if not address.tls and spoken(address):
+        text, finding = f"can not reach the broker {address}: the port speaks TLS, and mqtt:// does not", "broker-tls"
     hint = "Check that an MQTT broker listens there" + (
         ", and that it knows this device's certificate: one that was revoked, has expired or is of another fleet can "
         "be turned away without a word."
         if address.tls
         else "; if it expects TLS, write mqtts:// instead of mqtt://."
     )
-    text = f"can not reach the broker {address}: it does not answer as an MQTT broker"
-    return BrokerUnreachableError(text, remedy=hint)
+    return BrokerUnreachableError(text, remedy=remedy(finding, hint=hint), finding=finding)
 
 
 def refused(address: Address, client_id: str, reason: str) -> BrokerError:
     """For a broker that answers the greeting with a refusal; ``reason`` is the name of its reason code."""
-    remedy = None
+    finding = "broker-refuses"
     if reason in {"Bad user name or password", "Not authorized", "Bad authentication method"}:
         user = f"user {address.username!r}" if address.username else "anonymous clients"
         reason = (
             f"it does not admit {user} with the password given" if address.username else f"it does not admit {user}"
         )
-        remedy = "Correct the user and password in the URL (mqtt://user:password@host), or the broker's password file."
+        finding = "broker-login"
     elif "identifier" in reason.lower():
-        remedy = f"Choose another device name: the broker does not accept the client id {client_id!r}."
-    return BrokerError(f"the broker {address} refuses the connection: {reason}", remedy=remedy)
+        finding = "broker-client-id"
+    text = f"the broker {address} refuses the connection: {reason}"
+    return BrokerError(text, remedy=remedy(finding, client=client_id), finding=finding)
 
 
 def denied(address: Address, topic: str, verb: str, reason: str) -> BrokerError:
     """For a topic the broker's access list keeps from this client; ``verb`` is publish or subscribe."""
-    return BrokerError(
-        f"the broker {address} does not let {address.username or 'this client'!r} {verb} {topic}: {reason}",
-        remedy="Grant it in the broker's access list, or check that the fleet and device names match it.",
-    )
+    text = f"the broker {address} does not let {address.username or 'this client'!r} {verb} {topic}: {reason}"
+    return BrokerError(text, remedy=remedy("broker-topics"), finding="broker-topics")
 
 
 def too_large(address: Address, topic: str, size: int, reason: str) -> MessageSizeError:
@@ -135,4 +132,4 @@ def unreadable(what: str, error: OSError) -> BrokerError:
     reason = error.strerror or str(error)
     if isinstance(error, ssl.SSLError):
         reason = f"not a valid PEM file ({error.reason or reason})"
-    return BrokerError(f"can not load {what}: {reason}", remedy="Give the path of a readable PEM file.")
+    return BrokerError(f"can not load {what}: {reason}", remedy=remedy("broker-files"), finding="broker-files")

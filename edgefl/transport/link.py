@@ -27,7 +27,7 @@ from paho.mqtt.properties import Properties
 from paho.mqtt.reasoncodes import ReasonCode
 
 from edgefl.errors import BrokerError
-from edgefl.transport import failures
+from edgefl.transport import failures, port_probe
 from edgefl.transport.address import Address
 from edgefl.transport.interface import Will
 
@@ -354,7 +354,7 @@ class Link:
                 raise
             self._client = client
             return client
-        raise failures.silent(self._settings.address)
+        raise failures.silent(self._settings.address, self._spoken)
 
     def _greet(self, client: MeteredClient, timeout_s: float) -> None:
         """Connect and wait for the answer. Raises BrokerError, as _NoAnswerError when this version gets none."""
@@ -376,11 +376,15 @@ class Link:
                 raise failures.refused(address, self._settings.client_id, reason.getName())
         except OSError as error:
             client.drop()
-            raise failures.unreachable(address, error) from error
+            raise failures.unreachable(address, error, spoken=self._spoken) from error
         except Exception:
             client.drop()
             raise
         self._post(self._listener.opened, client, properties, session_kept)
+
+    def _spoken(self, address: Address) -> str:
+        """``port_probe.speaks``, unless nobody waits for the answer any more: it may take seconds."""
+        return "" if self._stopping.is_set() else port_probe.speaks(address)
 
     def _serve(self, client: MeteredClient) -> None:
         """Move packets until the connection ends."""

@@ -9,14 +9,12 @@ import logging
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import msgspec
 import numpy as np
 import pytest
 
-from device_agent import device_checks as doctor
-from device_agent.runtime.connect import LineHandler, Options, check_fit, line_writer, take_options
+from device_agent.runtime.connect import Options, check_fit, take_options
 from edgefl.errors import (
     BrokerError,
     BrokerUnreachableError,
@@ -26,6 +24,7 @@ from edgefl.errors import (
     MissingDependencyError,
     ProtocolError,
 )
+from edgefl.log_lines import LineHandler, line_writer
 from edgefl.transport import failures
 from edgefl.transport.address import parse_url
 from edgefl.transport.broker import start_broker
@@ -77,7 +76,8 @@ def test_a_bad_sample_ends_the_agent_and_is_named(tmp_path):
     assert "bad.npz:0: sample 0: acc: holds values that are not finite" in done.stderr
     lines = [json.loads(line) for line in done.stderr.splitlines() if line.startswith("{")]
     assert [line["event"] for line in lines if line["event"] == "unreachable"]
-    assert lines[-1]["event"] == "stopped"
+    assert [line["event"] for line in lines[-2:]] == ["stopped", "error"]
+    assert lines[-1]["exit_code"] == DataError.exit_code
 
 
 @pytest.mark.parametrize(
@@ -134,27 +134,6 @@ def test_only_a_broker_that_does_not_answer_is_worth_waiting_for():
         failures.denied(address, "t", "subscribe to", "Not authorized"),
     ]
     assert [isinstance(error, BrokerUnreachableError) for error in waiting_helps] == [True, True, False, False]
-
-
-def test_doctor_tells_each_check_with_a_remedy_for_what_is_not_well(tmp_path):
-    done = agent("doctor", "--broker", "mqtt://127.0.0.1:9", "--format", "json", "--state", str(tmp_path))
-    assert done.returncode == 1  # the broker is not there
-    found = {check["name"]: check for check in json.loads(done.stdout)}
-    assert list(found) == [
-        *("clock", "broker", "python", "torch", "onnxruntime", "memory", "disk"),
-        *("energy sensor", "temperature"),
-    ]
-    assert (found["broker"]["status"], found["torch"]["status"]) == ("fail", "ok")
-    assert "Start the broker" in found["broker"]["remedy"]
-    assert all(check["remedy"] for check in found.values() if check["status"] != "ok")
-
-
-def test_doctor_knows_an_old_python_and_a_place_that_is_no_directory(tmp_path):
-    assert doctor.python((3, 8, 10)).status == "fail"
-    (tmp_path / "file").write_text("")
-    assert doctor.disk(tmp_path / "file").status == "fail"
-    assert doctor.disk(tmp_path / "new" / "deep").status in {"ok", "warn"}
-    assert not Path(tmp_path / "new").exists()
 
 
 def test_lines_are_one_an_event_in_both_forms():

@@ -1,106 +1,155 @@
-"""What doctor finds of a device: identity, clock, its broker dialled as the agent does, disk, data, onnxruntime."""
+"""Doctor on memory, disk and data, made bad on purpose; the command's output; and the table of all findings."""
 
 from __future__ import annotations
 
-import asyncio
 import json
+import os
+import re
+import resource
 import shutil
 import subprocess
 import sys
-import time
 from collections import namedtuple
 from pathlib import Path
 
 import numpy as np
 import pytest
-from identity_fixture import a_fleet, enrolled
-from transport_fixtures import mosquitto_wanted, run
 
 from device_agent import device_checks as doctor
-from edgefl.export import session
-from edgefl.identity.fleet import fleet_broker
+from device_agent.cli import _shown
+from device_agent.device_checks import Device
+from edgefl.errors import StoreError
+from edgefl.findings import FINDINGS, found
+from edgefl.resources import process_memory
 
 Usage = namedtuple("Usage", "total used free")
-DAY = 86_400.0
+ROOT = Path(__file__).resolve().parents[2]
+HERE = Path(__file__).parent
+NOBODY = 65534
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be somebody else or to mount")
+
+#: A check in a process of its own, which is somebody else's or has limits of its own.
+CHECK = "import os, sys; from pathlib import Path; from device_agent.device_checks import *; print({}.id)"
 
 
-def found(checks: list[doctor.Check]) -> dict[str, doctor.Check]:
-    return {check.name: check for check in checks}
+def in_process(check: str, before: str = "", **options: object) -> str:
+    """The id of what ``check`` finds; ``before``: shell commands in a mount namespace of their own."""
+    command = [sys.executable, "-c", CHECK.format(check)]
+    if before:
+        command = ["unshare", "-m", "sh", "-ec", f'{before}; exec "$@"', "sh", *command]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=ROOT, **options)  # type: ignore[call-overload]
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
 
 
-# Identity and clock
+# State and disk
 
 
-def test_an_identity_is_told_with_name_fleet_broker_and_dates(tmp_path: Path) -> None:
-    fleet = a_fleet(tmp_path / "fleet")
-    own = enrolled(fleet, "cam-01", tmp_path / "state")
-    credentials, checks = doctor.identity(tmp_path / "state")
-    (check,) = checks
-    assert credentials is not None
-    assert check.status == "ok"
-    for words in ("'cam-01'", "'default'", own.record.broker, time.strftime("%Y-%m-%d", time.gmtime(own.valid()[1]))):
-        assert words in check.detail
-    assert doctor.identity(tmp_path / "other") == (None, [])
+def test_a_state_directory_is_tried_and_not_made(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    assert doctor.state(tmp_path / "file").id == doctor.state(tmp_path / "file" / "deep").id == "state-no-directory"
+    assert doctor.state(tmp_path / "new" / "deep").id in {"state-ok", "disk-little"}
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
-def test_an_identity_that_has_expired_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    own = enrolled(a_fleet(tmp_path / "fleet"), "cam-01", tmp_path / "state")
-    later = own.valid()[1] + DAY
-    monkeypatch.setattr(doctor.time, "time", lambda: later)
-    (check,) = doctor.identity(tmp_path / "state")[1]
-    assert (check.status, check.detail.endswith("expired")) == ("fail", True)
-    assert "edgefl-agent enroll TOKEN" in check.remedy
+@as_root
+def test_a_directory_of_another_user_is_told() -> None:
+    place = Path(os.path.realpath("/var/tmp")) / f"edgefl-{os.getpid()}"  # pytest's own directories are all private
+    place.mkdir(mode=0o700)
+    become = f"(os.setgroups([]), os.setgid({NOBODY}), os.setuid({NOBODY})) and "
+    try:
+        for directory in (place, place / "inside"):
+            assert in_process(f"({become}state(Path({str(directory)!r})))") == "state-permission"
+    finally:
+        place.rmdir()
 
 
-def test_a_key_that_others_can_read_fails(tmp_path: Path) -> None:
-    own = enrolled(a_fleet(tmp_path / "fleet"), "cam-01", tmp_path / "state")
-    own.certificate.chmod(0o644)
-    credentials, (check,) = doctor.identity(tmp_path / "state")
-    assert (credentials, check.status) == (None, "fail")
+@as_root
+@pytest.mark.parametrize(
+    ("options", "finding"), [("size=100k", "disk-none"), ("size=4m", "disk-none"), ("ro", "state-read-only")]
+)
+def test_a_full_and_a_read_only_file_system_are_told(options: str, finding: str, tmp_path: Path) -> None:
+    assert in_process(f"state(Path({str(tmp_path)!r}))", f"mount -t tmpfs -o {options} none {tmp_path}") == finding
 
 
-def test_a_clock_before_the_certificate_or_before_this_program_fails() -> None:
-    now = time.time()
-    assert doctor.clock(now).status == "ok"
-    assert doctor.clock(now, now - DAY).status == "ok"
-    behind = doctor.clock(now - 3 * DAY, now)
-    assert behind.status == "fail"
-    assert "before this device's certificate begins" in behind.detail
-    assert "timedatectl" in behind.remedy
-    assert doctor.clock(0.0).status == "fail"
+def test_a_limit_on_files_is_a_disk_that_is_full(tmp_path: Path) -> None:
+    def little() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))
+
+    assert in_process(f"state(Path({str(tmp_path)!r}))", preexec_fn=little) == "disk-none"
 
 
-@pytest.mark.skipif(not mosquitto_wanted(), reason="the fleet's broker is mosquitto; it is not installed")
-def test_the_broker_of_an_enrolled_device_is_dialled_with_its_identity(tmp_path: Path) -> None:
-    fleet = a_fleet(tmp_path / "fleet")
-    own = enrolled(fleet, "cam-01", tmp_path / "state")
-    broker = fleet_broker(fleet)
-
-    async def scene() -> None:
-        await broker.start()
-        try:
-            given = [sys.executable, "-m", "device_agent.cli", "doctor", "--state", str(tmp_path / "state")]
-            command = [*given, "--format", "json"]
-            done = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, check=False)
-            said = {check["name"]: check for check in json.loads(done.stdout)}
-            assert (said["identity"]["status"], said["broker"]["status"]) == ("ok", "ok"), done.stdout
-            without = await asyncio.to_thread(doctor.reach, own.record.broker)
-            assert without.status == "fail"
-        finally:
-            await broker.stop()
-
-    run(scene(), 60)
-
-
-# Disk and data
-
-
-@pytest.mark.parametrize(("free", "status"), [(0, "fail"), (2**20, "fail"), (100 * 2**20, "warn"), (2**31, "ok")])
-def test_no_disk_fails_and_little_warns(
-    free: int, status: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize(("free", "finding"), [(0, "disk-none"), (100 * 2**20, "disk-little"), (2**31, "state-ok")])
+def test_room_is_judged(free: int, finding: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(2**32, 0, free))
-    assert doctor.disk(tmp_path).status == status
+    assert doctor.state(tmp_path).id == finding
+
+
+def test_a_disk_that_refuses_for_another_reason_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(Path, "write_bytes", broken)
+    assert doctor.state(tmp_path).id == "state-broken"
+
+
+def test_run_ends_where_the_state_can_not_be_written_in_doctors_words(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    check = doctor.state(tmp_path / "file")
+    np.savez(tmp_path / "data.npz", acc=np.ones((8, 4, 2), np.float32), label=np.arange(8) % 2)
+    given = ["--broker", "mqtt://127.0.0.1:9", "--data", str(tmp_path / "data.npz"), "--state", str(tmp_path / "file")]
+    command = [sys.executable, "-m", "device_agent.cli", "run", *given]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == StoreError.exit_code
+    assert done.stderr == f"error: {check.detail}\nwhat to do: {check.remedy}\n"
+
+
+@as_root
+def test_run_says_that_the_disk_is_full_before_it_dials(tmp_path: Path) -> None:
+    script = f"mount -t tmpfs -o size=4m none {tmp_path}"
+    agent = f"{sys.executable} -m device_agent.cli run --broker mqtt://127.0.0.1:9 --data d.npz --state {tmp_path}"
+    done = subprocess.run(
+        ["unshare", "-m", "sh", "-c", f"{script}; {agent}"], capture_output=True, text=True, timeout=60
+    )
+    assert "finding=disk-none" in done.stderr
+    assert "data source 'd.npz'" in done.stderr or "d.npz: there is no such file" in done.stderr
+
+
+# Memory
+
+
+def test_a_limit_of_the_kernel_below_the_budget_is_told() -> None:
+    def little() -> None:
+        resource.setrlimit(resource.RLIMIT_AS, (2 * 2**30, 2 * 2**30))
+
+    assert in_process(f"memory({4 * 2**30})", preexec_fn=little) == "memory-beyond"
+    assert doctor.memory(2**60).id == "memory-beyond"
+    assert doctor.memory(1).id in {"memory-ok", "memory-little"}
+
+
+def test_a_process_that_grows_is_stopped_here() -> None:
+    check = doctor.ceiling()
+    assert check.id in {"ceiling-ok", "ceiling-late"}, check
+
+
+def test_a_ceiling_that_sees_nothing_or_may_not_limit_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def forbidden(*_: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(process_memory.resource, "prlimit", forbidden)  # as a sandbox's filter does
+    assert doctor.ceiling().id == "ceiling-late"
+    monkeypatch.setattr(process_memory, "resident_bytes", lambda _: None)  # as where /proc shows no process
+    assert doctor.ceiling().id == "ceiling-none"
+
+
+def test_little_memory_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = doctor.capabilities()
+    poor = type(real)(memory_total_bytes=2**31, memory_free_bytes=2**28)
+    monkeypatch.setattr(doctor, "capabilities", lambda: poor)
+    assert doctor.memory().id == "memory-little"
+
+
+# Data and sensors
 
 
 def test_local_data_is_read_and_counted(tmp_path: Path) -> None:
@@ -108,44 +157,68 @@ def test_local_data_is_read_and_counted(tmp_path: Path) -> None:
     np.savez(tmp_path / "good.npz", acc=acc, label=np.array([0, 1, 1, 0]))
     np.savez(tmp_path / "bare.npz", acc=acc)
     good, bare = (doctor.local_data(str(tmp_path / f"{name}.npz")) for name in ("good", "bare"))
-    assert (good.status, good.detail) == ("ok", "4 samples (acc 4), labels 0, 1")
-    assert (bare.status, bare.detail) == ("warn", "4 samples (acc 4), none has a label")
+    assert (good.id, good.detail) == ("data-ok", "4 samples (acc 4), labels 0, 1")
+    assert (bare.id, bare.detail) == ("data-unlabelled", "4 samples (acc 4), none has a label")
     nothing = doctor.local_data(str(tmp_path / "nothere"))
-    assert (nothing.status, "does not exist" in nothing.detail) == ("fail", True)
+    assert (nothing.id, "does not exist" in nothing.detail) == ("data-unusable", True)
 
 
-# onnxruntime
+def test_sensors_that_are_not_there_are_no_fault() -> None:
+    checks = doctor.sensors("cpu")
+    assert [check.name for check in checks] == ["energy", "temperature"]
+    assert {check.status for check in checks} <= {"ok", "warn"}
+    assert {check.id for check in checks} <= {"energy-ok", "energy-none", "temperature-ok", "temperature-none"}
 
 
-def test_two_onnxruntimes_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    both = {"onnxruntime": "1.32.0", "onnxruntime-gpu": "1.31.1"}
-    monkeypatch.setattr(session, "installed", lambda: both)
-    assert "are both installed" in session._remedy("cuda")
-    (check,) = doctor.runtimes()
-    assert check.status == "warn"
-    assert check.detail.startswith("onnxruntime 1.32.0 and onnxruntime-gpu 1.31.1 are both installed")
-    assert "pip uninstall onnxruntime onnxruntime-gpu" in check.remedy
+# The command
 
 
-@pytest.mark.parametrize(
-    ("name", "providers", "status"),
-    [
-        ("onnxruntime", "CPUExecutionProvider", "ok"),
-        ("onnxruntime-gpu", "CUDAExecutionProvider, CPUExecutionProvider", "ok"),
-        ("onnxruntime-gpu", "AzureExecutionProvider, CPUExecutionProvider", "warn"),
-    ],
-)
-def test_a_runtime_that_lacks_what_it_was_built_for_is_told(
-    name: str, providers: str, status: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(session, "installed", lambda: {name: "1.31.1"})
-    assert "install onnxruntime-gpu" not in session._remedy("cuda")
-    done = subprocess.CompletedProcess([], 0, providers + "\n", "")
-    monkeypatch.setattr(doctor.subprocess, "run", lambda *_, **__: done)
-    (check,) = doctor.runtimes()
-    assert (check.status, providers in check.detail) == (status, True)
+def test_a_check_that_fails_itself_is_a_finding_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(_: object) -> None:
+        raise RuntimeError("no /proc here")
+
+    for name in ("memory", "ceiling", "sensors"):
+        monkeypatch.setattr(doctor, name, broken)
+    monkeypatch.setattr(doctor.library_checks, "torch", lambda _: doctor.well("torch", ""))
+    monkeypatch.setattr(doctor.library_checks, "runtimes", list)
+    checks = doctor.examine(Device())
+    failed = [check.detail for check in checks if check.id == "doctor-failed"]
+    assert failed[0] == "memory: RuntimeError: no /proc here"
+    assert [check.name for check in checks if check.id != "doctor-failed"][:3] == ["clock", "python", "torch"]
 
 
-def test_without_onnxruntime_there_is_no_such_check(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session, "installed", dict)
-    assert doctor.runtimes() == []
+def test_each_line_fits_the_terminal_and_has_the_id_and_the_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    text = _shown(found("broker-chunks", "chunks do not pass, " * 8, fits=49_152))
+    assert max(map(len, text.splitlines())) <= 80
+    assert text.startswith("warn  broker       chunks do not pass")
+    assert "[broker-chunks]" in text
+    assert "-> Raise the broker's limit" in text
+
+
+# The table
+
+
+def test_every_finding_is_made_by_a_test() -> None:
+    files = [*HERE.glob("test_*doctor*.py"), ROOT / "tests/transport/test_transport_failures.py"]
+    texts = "".join(path.read_text() for path in files)
+    assert [name for name in FINDINGS if f'"{name}"' not in texts] == []
+
+
+def test_every_finding_has_its_own_words_and_is_in_the_docs() -> None:
+    page = (ROOT / "docs/doctor.md").read_text()
+    assert len({fault.means for fault in FINDINGS.values()}) == len(FINDINGS) > 40
+    for name, fault in FINDINGS.items():
+        assert re.fullmatch(r"[a-z]+(-[a-z]+)+", name)
+        assert f"| `{name}` | {fault.status} | {fault.means} |" in page
+
+
+def test_the_command_tells_ids_as_json_and_fails_with_what_fails(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "device_agent.cli", "doctor", "--format", "json", "--state", str(tmp_path)]
+    done = subprocess.run([*command, "--broker", "mqtt://127.0.0.1:9"], capture_output=True, text=True, timeout=60)
+    said = {check["name"]: check for check in json.loads(done.stdout)}
+    assert list(said) == [
+        *("clock", "broker", "python", "torch", "onnxruntime", "memory", "ceiling", "state", "energy", "temperature")
+    ]
+    assert (done.returncode, said["broker"]["id"]) == (1, "broker-absent")
+    assert all(check["remedy"] for check in said.values() if check["status"] != "ok")

@@ -296,6 +296,17 @@ def test_after_a_drain_the_trainer_gives_its_memory_back():
     assert "StartTrainer" in kinds(out)
 
 
+def test_only_a_final_drain_takes_what_is_retained_between_rounds():
+    busy, private = offer(), ObjectRef("7" * 64, 10)
+    result = trained(busy.attempt)
+    result = replace(result, result=replace(result.result, retained={"own/head": private}))
+    before, _ = play(ready(), busy, v.Fetched(busy.attempt), result, m.Ack(busy.attempt))
+    for final in (False, True):
+        state, out = play(before, m.Drain("r1", final=final))
+        (garbage,) = [one for one in out if isinstance(one, v.CollectGarbage)]
+        assert (private.id in garbage.keep, bool(state.retained)) == (not final, not final)
+
+
 def test_an_illegal_move_tells_the_story():
     state, _ = play(ready(), offer())
     with pytest.raises(

@@ -21,10 +21,10 @@ from cryptography.x509.oid import NameOID
 from identity_fixture import HOST, a_fleet, enrolled
 from transport_fixtures import mosquitto_wanted, run, until
 
-from device_agent.runtime.connect import LineHandler, line_writer
 from edgefl.errors import BrokerError
 from edgefl.identity.fleet import fleet_broker
 from edgefl.identity.membership import revoke
+from edgefl.log_lines import LineHandler, line_writer
 from edgefl.transport import failures, mqtt
 from edgefl.transport.address import parse_url
 from edgefl.transport.link import TlsFiles
