@@ -2,96 +2,36 @@
 
 from __future__ import annotations
 
-import inspect
-import os
-import re
-import socket
+import shutil
 import sys
-from collections.abc import Callable
+import textwrap
 from dataclasses import dataclass
-from enum import Enum
 from pathlib import Path
-from typing import Annotated, NamedTuple, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from edgefl.console import guarded
-
-T = TypeVar("T")
-app = typer.Typer(
-    help="The agent of one device: receives parts of a model, trains them on local data, sends them back.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
+from device_agent import service_commands as service
+from device_agent.command import (
+    CA,
+    CERT,
+    DEBUG,
+    FORMAT,
+    KEY,
+    PROFILE,
+    SET,
+    STATE,
+    Format,
+    RunOptions,
+    app,
+    command,
+    default_state,
+    host_name,
+    whose,
 )
 
-
-class Format(str, Enum):
-    """Format of the log lines."""
-
-    text = "text"
-    json = "json"
-
-
-class BadSamples(str, Enum):
-    """Policy for samples that cannot be read."""
-
-    error = "error"
-    skip = "skip"
-
-
-BROKER = typer.Option(help="mqtt://[user:password@]host[:port], or mqtts:// for TLS.", envvar="EDGEFL_BROKER")
-PROFILE = typer.Option(help="Device profile: a shipped name, such as jetson-nano, or a YAML file.")
-SET = typer.Option("--set", help="Override a field of the profile, such as budget.memory_bytes='3 GiB'. Repeatable.")
-STATE = typer.Option(help="Directory for identity, objects and unsent work. Default: in ~/.local/state/edgefl.")
-DATA = typer.Option(help="Local data: a folder with manifest.jsonl, or an .npz file. It never leaves this machine.")
-FORMAT = typer.Option("--format", help="text, or json: one object a line.")
-DEBUG = typer.Option(help="Show the traceback of an error.")
-CA = typer.Option(help="PEM file of the authority that signed the broker's certificate.")
-CERT = typer.Option(help="PEM file of this device's certificate.")
-KEY = typer.Option(help="PEM file of this device's private key.")
-INSECURE = typer.Option("--insecure", help="Accept a broker on another machine without TLS.", envvar="EDGEFL_INSECURE")
-
-
-def command(options: Callable[..., T]) -> Callable[[Callable[[T], None]], Callable[[T], None]]:
-    """Registers a command that takes its options as one dataclass; its errors end the program with their exit codes."""
-
-    def register(function: Callable[[T], None]) -> Callable[[T], None]:
-        def call(debug: bool, **values: object) -> None:
-            with guarded(debug):
-                function(options(debug=debug, **values))
-
-        hints = get_type_hints(options, include_extras=True)
-        call.__name__, call.__doc__, call.__annotations__ = function.__name__, function.__doc__, hints
-        call.__dict__["__signature__"] = inspect.signature(options, eval_str=True)  # typer reads it
-        app.command()(call)
-        return function
-
-    return register
-
-
-@dataclass(frozen=True)
-class RunOptions:
-    """Options of ``run``."""
-
-    data: Annotated[str, DATA]
-    broker: Annotated[str, BROKER] = ""
-    device: Annotated[
-        str, typer.Option(help="This device's name in the fleet. Default: as it was enrolled, else the host name.")
-    ] = ""
-    fleet: Annotated[
-        str, typer.Option(help="The fleet's name, the same at the coordinator. Default: as enrolled, else default.")
-    ] = ""
-    profile: Annotated[str, PROFILE] = "cpu"
-    overrides: Annotated[list[str] | None, SET] = None
-    state: Annotated[Path | None, STATE] = None
-    bad_samples: Annotated[BadSamples, typer.Option(help="error: stop; skip: leave out and count.")] = BadSamples.error
-    ca: Annotated[str, CA] = ""
-    cert: Annotated[str, CERT] = ""
-    key: Annotated[str, KEY] = ""
-    insecure: Annotated[bool, INSECURE] = False
-    form: Annotated[Format, FORMAT] = Format.text
-    debug: Annotated[bool, DEBUG] = False
+if TYPE_CHECKING:
+    from edgefl.findings import Check
 
 
 @command(RunOptions)
@@ -102,13 +42,18 @@ def run(given: RunOptions) -> None:
 
     Exit codes: 0 stopped, 10 profile, 11 data, 14 broker refuses, 15 disk, 19 no torch, 20 trainer, 21 identity.
     """
+    from device_agent.device_checks import before_run
     from device_agent.runtime.connect import Options, become
     from edgefl.config.profiles import load_device
+    from edgefl.log_lines import line_writer
 
     where = whose(given.state, given.fleet, given.device)
     if not (given.broker or where.broker):
         raise typer.BadParameter("is needed by a device that is not enrolled", param_hint="--broker")
     found = load_device(given.profile, given.overrides or [])
+    tell = line_writer(given.form.value, program="agent", fleet=where.fleet, device=where.device)
+    for fault in before_run(where.state):
+        tell("warning", finding=fault.id, text=fault.detail, remedy=fault.remedy)
     become(
         Options(
             broker=given.broker or where.broker,
@@ -128,6 +73,7 @@ def run(given: RunOptions) -> None:
             form=given.form.value,
             debug=given.debug,
             insecure=given.insecure,
+            no_logs=given.no_logs,
         )
     )
 
@@ -172,6 +118,7 @@ class DoctorOptions:
     device: Annotated[str, typer.Option(help="Which device, where several are enrolled here.")] = ""
     fleet: Annotated[str, typer.Option(help="Which fleet, where several are enrolled here.")] = ""
     profile: Annotated[str, PROFILE] = "cpu"
+    overrides: Annotated[list[str] | None, SET] = None
     state: Annotated[Path | None, STATE] = None
     data: Annotated[str, typer.Option(help="Also read this local data.")] = ""
     ca: Annotated[str, CA] = ""
@@ -183,32 +130,49 @@ class DoctorOptions:
 
 @command(DoctorOptions)
 def doctor(given: DoctorOptions) -> None:
-    """Check this device before it takes part; exit code 1 when a check fails.
+    """Check this device before it takes part: what is wrong, each fault with an id and the way out.
 
-    Its identity, clock and broker, Python, torch with a training step, memory, disk, local data if named, sensors.
+    Its identity, clock and broker, Python, torch with a training step, onnxruntime, memory and the ceiling on it, the
+    state directory and its disk, local data if named, sensors. Every fault is in docs/doctor.md.
+
+    Exit codes: 0 no fault, or warnings alone; 1 a check failed.
     """
     import msgspec
 
-    from device_agent.device_checks import examine
+    from device_agent.device_checks import Device, examine
     from edgefl.config.profiles import load_device
     from edgefl.transport.link import TlsFiles
 
+    found = load_device(given.profile, given.overrides or [])
     checks = examine(
-        broker=given.broker,
-        directory=whose(given.state, given.fleet, given.device).state,
-        torch_device=load_device(given.profile).torch_device,
-        data=given.data,
-        files=TlsFiles(given.ca or None, given.cert or None, given.key or None),
+        Device(
+            broker=given.broker,
+            directory=whose(given.state, given.fleet, given.device).state,
+            torch_device=found.torch_device,
+            data=given.data,
+            files=TlsFiles(given.ca or None, given.cert or None, given.key or None),
+            budget_bytes=found.budget.record().memory_bytes,
+        )
     )
     if given.form is Format.json:
         sys.stdout.write(msgspec.json.encode(checks).decode() + "\n")
     else:
-        for check in checks:
-            sys.stdout.write(f"{check.status:<5} {check.name:<14} {check.detail}\n")
-            if check.remedy and check.status != "ok":
-                sys.stdout.write(f"{'':<20} -> {check.remedy}\n")
+        sys.stdout.write("".join(map(_shown, checks)))
     if any(check.status == "fail" for check in checks):
         raise typer.Exit(1)
+
+
+def _shown(check: Check) -> str:
+    """A result as lines that fit the terminal: what was found, with the id of a fault, then the way out."""
+    width, indent = max(60, shutil.get_terminal_size().columns), " " * 19
+    fault = check.status != "ok"
+    text = f"{check.status:<5} {check.name:<12} {check.detail}" + (f" [{check.id}]" if fault else "")
+    lines = textwrap.wrap(text, width, subsequent_indent=indent, break_on_hyphens=False)
+    if fault:
+        lines += textwrap.wrap(
+            f"-> {check.remedy}", width, initial_indent=indent, subsequent_indent=indent + "   ", break_on_hyphens=False
+        )
+    return "\n".join(lines) + "\n"
 
 
 @dataclass(frozen=True)
@@ -251,47 +215,10 @@ def profile(given: ProfileOptions) -> None:
     sys.stdout.write(f"{out}\n{out.read_text()}")
 
 
-class Whose(NamedTuple):
-    """Which device an agent is, and where its state lies. ``broker``: as enrolled, "" for one that is not."""
-
-    fleet: str
-    device: str
-    state: Path
-    broker: str = ""
-
-
-def whose(state: Path | None, fleet: str, device: str) -> Whose:
-    """A command's identity: that in ``state``, or the one under the default directory that fits; else by name."""
-    from edgefl.identity import device as own
-
-    root = default_state()
-    if state is not None:
-        places = [state]
-    else:
-        pattern = f"{fleet or '*'}/{device or '*'}/{own.DIRECTORY}/device.json"
-        places = [path.parent.parent for path in sorted(root.glob(pattern))]
-    if len(places) > 1:
-        from edgefl.errors import IdentityError
-
-        there = ", ".join(str(place.relative_to(root)) for place in places)
-        raise IdentityError(f"several devices are enrolled here: {there}", remedy="Say which by --fleet and --device.")
-    found = own.find(places[0]) if places else None
-    if found is not None:
-        record = found.record
-        return Whose(fleet or record.fleet, device or record.device, places[0], record.broker)
-    name, fleet = device or host_name(), fleet or "default"
-    return Whose(fleet, name, state or root / fleet / name)
-
-
-def host_name() -> str:
-    """This machine's name as a device may be called."""
-    return re.sub(r"[^A-Za-z0-9._-]", "-", socket.gethostname())[:64]
-
-
-def default_state() -> Path:
-    """Default directory of agents' state."""
-    home = os.environ.get("XDG_STATE_HOME")
-    return (Path(home) if home else Path.home() / ".local" / "state") / "edgefl" / "agents"
+command(service.InstallOptions)(service.install)
+command(service.UninstallOptions)(service.uninstall)
+command(service.StatusOptions)(service.status)
+command(service.UpgradeOptions)(service.upgrade)
 
 
 def main() -> None:

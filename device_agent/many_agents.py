@@ -19,7 +19,8 @@ import msgspec
 from msgspec.structs import replace
 
 from device_agent.core.state import DataFacts, Result, Train
-from device_agent.runtime.connect import Options, line_writer, make_agent
+from device_agent.runtime.connect import Options, make_agent
+from device_agent.runtime.recent_lines import RecentLines
 from device_agent.runtime.trainer_process import (
     TRAINER_STOP_S,
     Ended,
@@ -32,6 +33,7 @@ from device_agent.runtime.trainer_process import (
 )
 from edgefl.console import guarded
 from edgefl.errors import ConfigError, EdgeFLError, Problem
+from edgefl.log_lines import line_writer
 from edgefl.process.worker import WorkerFailedError, WorkerProcess, understood
 from edgefl.records import Figure
 from edgefl.resources.process_memory import keep_for_chunks
@@ -129,7 +131,8 @@ async def run_agents(every: Sequence[Options], trainers: int, logs: Path) -> Non
         agents = []
         for options in every:
             stream = stack.enter_context((logs / f"{options.device}.log").open("a", encoding="utf-8"))
-            agents.append(make_agent(options, line_writer("text", stream), shared.trainer))
+            recent = RecentLines(stream, shared=not options.no_logs)
+            agents.append(make_agent(options, line_writer("text", recent), shared.trainer, recent))
         tasks = [asyncio.create_task(agent.run()) for agent in agents]
 
         def stop() -> None:

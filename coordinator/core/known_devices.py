@@ -11,7 +11,8 @@ from coordinator.core.state import Assignment, Device, Phase, State
 from edgefl.budget.fit import trained_depth
 from edgefl.plan.job import Arrival, Candidate, Placement
 from edgefl.plan.training_samples import LABEL_THEM, UNLABELLED
-from edgefl.protocol.messages import PROTOCOL_VERSION, Hello
+from edgefl.protocol.messages import Hello
+from edgefl.protocol.releases import mismatch
 from edgefl.records import Refusal
 from edgefl.report.units import quantity
 from edgefl.run_records import DeviceRow
@@ -35,8 +36,8 @@ def introduce(steps: Steps, hello: Hello) -> None:
     if hello.session != was.hello.session:
         device = replace(device, previous_session=was.hello.session)
     steps.set(devices={**steps.state.devices, name: device})
-    row = DeviceRow(name, hello.profile, hello.capabilities, hello.budget, hello.samples, hello.class_counts)
-    steps.do(row, SendWelcome(name))
+    facts = (hello.profile, hello.capabilities, hello.budget, hello.samples, hello.class_counts)
+    steps.do(DeviceRow(name, *facts, hello.agent_version), SendWelcome(name))
     if back and device.connections <= MOST_CONNECTIONS:
         budget = msgspec.to_builtins(hello.budget)
         steps.emit("device_joined", name, {"profile": hello.profile, "samples": hello.samples, "budget": budget})
@@ -53,8 +54,8 @@ def introduce(steps: Steps, hello: Hello) -> None:
 
 
 def refuse_protocol(steps: Steps, hello: Hello) -> None:
-    """Refuse a device of another protocol version: it is sent the reason each time; operators get one warning."""
-    text = f"it speaks protocol {hello.protocol}, this coordinator {PROTOCOL_VERSION}: install the same release on both"
+    """Refuse a device whose release is too far from this one: it is sent the reason each time, operators get one."""
+    text = mismatch("this coordinator", "its agent", hello.agent_version, hello.protocol)
     steps.drop("protocol")
     steps.do(SendDrain(hello.device, text))
     if hello.device not in steps.state.incompatible:
@@ -165,7 +166,14 @@ def wait_for_able(steps: Steps) -> None:
     elif state.phase is not Phase.WAITING:
         wait_s = state.policy.join_s
         steps.set(phase=Phase.WAITING, until=steps.at + wait_s)
-        steps.warn(f"no device that can train stage {state.stage} is connected; waiting {wait_s:g} s for one")
+        text = f"no device that can train stage {state.stage} is connected{without(state)}"
+        steps.warn(f"{text}; waiting {wait_s:g} s for one")
+
+
+def without(state: State) -> str:
+    """The devices that the operator has left out, as a clause; "" where there is none."""
+    names = sorted(name for name, device in state.devices.items() if device.left_out)
+    return f" (left out of the run: {', '.join(names)})" if names else ""
 
 
 def nearest_refusal(state: State) -> str:

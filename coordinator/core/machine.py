@@ -2,8 +2,9 @@
 
     starting -> joining -> planning -> round -> aggregating -> evaluating -> (next round) … -> finished
                               |          |
-                           waiting    pausing (the attempt failed and is tried again)
+                           waiting    retrying (the attempt failed and is tried again)
 
+An operator's pause leads to paused in place of the next round; an operator's stop, from anywhere, to stopped.
 ``TRANSITIONS``, at the end, says what each event does in each phase. Messages of devices never raise: what is stale,
 double or out of turn is counted in ``state.dropped``. Impossible reports of the runner raise
 :class:`coordinator.core.moves.IllegalMoveError` with the story of the run.
@@ -26,6 +27,7 @@ from coordinator.core.known_devices import (
     nearest_refusal,
     refuse_protocol,
     take_placements,
+    without,
 )
 from coordinator.core.moves import Event, Instruction, Steps
 from coordinator.core.plausibility import overweights
@@ -36,11 +38,13 @@ from coordinator.core.round_rules import (
     metric_means,
     offer_free,
     open_round,
+    release,
     still_needed,
     summary,
 )
 from coordinator.core.state import ENDED, Phase, State
-from edgefl.protocol.messages import PROTOCOL_VERSION
+from edgefl.protocol.releases import works_with
+from edgefl.records import Refusal
 from edgefl.run_records import EventRow
 
 replace = msgspec.structs.replace
@@ -93,7 +97,7 @@ def _begin(steps: Steps, event: m.Begin) -> None:
     elif following is None:
         _finish(steps)
     else:
-        steps.set(phase=Phase.JOINING)
+        _wait_for_devices(steps)
 
 
 def _following(state: State, stage: int, number: int) -> tuple[int, int] | None:
@@ -108,11 +112,14 @@ def _following(state: State, stage: int, number: int) -> tuple[int, int] | None:
 def _joined(steps: Steps, event: m.Joined) -> None:
     """Take the device as it says it is, and go on where both sides stand: begin, or plan it for the stage."""
     hello, phase = event.hello, steps.state.phase
-    if hello.protocol != PROTOCOL_VERSION:
+    if not works_with(hello.protocol):
         refuse_protocol(steps, hello)
         return
     introduce(steps, hello)
     steps.set(returning={name: until for name, until in steps.state.returning.items() if name != hello.device})
+    if steps.state.devices[hello.device].left_out:
+        steps.do(m.SendDrain(hello.device, LEFT_OUT))
+        return
     replies.resync(steps, hello.device, hello.working_on)
     if phase is Phase.JOINING:
         _begin_round_if_enough(steps)
@@ -142,7 +149,8 @@ def _device_offline(steps: Steps, event: m.DeviceOffline) -> None:
         return
     steps.set_device(event.device, online=False)
     state = steps.state
-    if _online(state) < state.policy.devices:  # without it the next round would have fewer than were asked for
+    # Without it the next round would have fewer than were asked for.
+    if _online(state) < _wanted(state) and not device.left_out:
         steps.set(returning={**state.returning, event.device: event.at + state.timeouts.grace_s})
     if device.connections <= MOST_CONNECTIONS:
         steps.emit("device_left", event.device, {"reason": event.reason})
@@ -150,7 +158,12 @@ def _device_offline(steps: Steps, event: m.DeviceOffline) -> None:
 
 
 def _online(state: State) -> int:
-    return sum(device.online for device in state.devices.values())
+    return sum(device.online and not device.left_out for device in state.devices.values())
+
+
+def _wanted(state: State) -> int:
+    """Devices that rounds begin with, less those that the operator has left out."""
+    return max(0, state.policy.devices - sum(bool(device.left_out) for device in state.devices.values()))
 
 
 def _expects_back(steps: Steps) -> bool:
@@ -163,7 +176,7 @@ def _begin_round_if_enough(steps: Steps) -> None:
     if _expects_back(steps):
         return
     state, online = steps.state, _online(steps.state)
-    wanted, waited = state.policy.devices, state.policy.join_s
+    wanted, waited = _wanted(state), state.policy.join_s
     if online >= wanted or not state.until:
         _next_round(steps)
     elif steps.at >= state.until and not online:
@@ -175,6 +188,9 @@ def _begin_round_if_enough(steps: Steps) -> None:
 
 def _next_round(steps: Steps) -> None:
     """On to the round that comes next: plan its stage first if that has not been done, and wait for the planner."""
+    if steps.state.paused:
+        _enter_pause(steps)
+        return
     if _expects_back(steps):
         steps.set(phase=Phase.JOINING, until=0.0)
         return
@@ -183,7 +199,7 @@ def _next_round(steps: Steps) -> None:
     if state.planned_stage != state.stage:
         devices = {n: replace(d, placement=None, ticket=0, declined=()) for n, d in state.devices.items()}
         steps.set(devices=devices, planned_stage=state.stage, phase=Phase.PLANNING)
-    online = {name: device for name, device in steps.state.devices.items() if device.online}
+    online = {name: one for name, one in steps.state.devices.items() if one.online and not one.left_out}
     ask(steps, [name for name, device in online.items() if device.placement is None and not device.ticket])
     if any(steps.state.devices[name].ticket for name in online):
         steps.set(phase=Phase.PLANNING)
@@ -262,7 +278,7 @@ def _evaluated(steps: Steps, event: m.Evaluated) -> None:
     if where == (state.stage, state.number):
         _advance(steps)
     else:  # an earlier process had left it over
-        steps.set(phase=Phase.JOINING, until=event.at + state.policy.join_s)
+        _wait_for_devices(steps)
         _begin_round_if_enough(steps)
 
 
@@ -286,7 +302,7 @@ def _finish(steps: Steps) -> None:
     steps.do(m.SaveEnd("done"), m.DrainAll("the run is finished"), EventRow(kind="run_finished", data=data))
 
 
-def _end_pause(steps: Steps, event: m.Tick) -> None:
+def _try_again(steps: Steps, event: m.Tick) -> None:
     if event.at >= steps.state.until:
         _next_round(steps)
 
@@ -296,8 +312,86 @@ def _end_waiting(steps: Steps, event: m.Tick) -> None:
     if event.at >= state.until:
         where = f"stage {state.stage}, round {state.number}"
         more = f"; {nearest}" if (nearest := nearest_refusal(state)) else ""
-        text = f"no device that can train was connected for {state.policy.join_s:g} s ({where}){more}"
+        text = f"no device that can train was connected for {state.policy.join_s:g} s ({where}){without(state)}{more}"
         steps.do(m.Fail("RunError", text))
+
+
+def _wait_for_devices(steps: Steps) -> None:
+    """Wait until enough devices are there; while the run is paused, for its operator."""
+    if steps.state.paused:
+        _enter_pause(steps)
+    else:
+        steps.set(phase=Phase.JOINING, until=steps.at + steps.state.policy.join_s)
+
+
+def _pause(steps: Steps, event: m.PauseAsked) -> None:
+    steps.set(paused=event.by)
+    _enter_pause(steps)
+
+
+def _pause_after_round(steps: Steps, event: m.PauseAsked) -> None:
+    """Pause once the round is over: what devices are training is not lost."""
+    if steps.state.paused:
+        steps.drop("paused already")
+        return
+    steps.set(paused=event.by)
+    steps.emit("pausing", data={"by": event.by})
+
+
+def _enter_pause(steps: Steps) -> None:
+    steps.set(phase=Phase.PAUSED)
+    steps.emit("paused", data={"by": steps.state.paused})
+
+
+def _resume(steps: Steps, event: m.ResumeAsked) -> None:
+    """End the pause, or call off one that has not begun. Waits begin again with their whole time."""
+    if not steps.state.paused:
+        steps.drop("not paused")
+        return
+    steps.set(paused="")
+    steps.emit("resumed", data={"by": event.by})
+    if steps.state.phase is not Phase.PAUSED:
+        return
+    if steps.state.planned_stage:
+        _next_round(steps)
+    else:  # it was paused before enough devices were there
+        _wait_for_devices(steps)
+        _begin_round_if_enough(steps)
+
+
+def _stop(steps: Steps, event: m.StopAsked) -> None:
+    """End the run. The open attempt stays on record as it is: the process that resumes the run goes on with it."""
+    steps.emit("run_stopped", data={"by": event.by, "seconds": steps.at - steps.state.began_at})
+    steps.set(phase=Phase.STOPPED, paused="")
+    steps.do(m.SaveEnd("stopped"), m.DrainAll(f"the run was stopped ({event.by})"))
+
+
+def _leave_out(steps: Steps, event: m.LeaveOutAsked) -> None:
+    """No further offers to this device, through restarts as well; the open round does without it."""
+    name, state = event.device, steps.state
+    if name not in state.devices or state.devices[name].left_out:
+        steps.drop("not in the run")
+        return
+    steps.set(returning={other: until for other, until in state.returning.items() if other != name})
+    steps.set_device(name, left_out=event.by)
+    steps.emit("left_out", name, {"by": event.by})
+    release(steps, name, Refusal("left_out", detail=f"{LEFT_OUT} ({event.by})"))
+    steps.do(m.SendDrain(name, LEFT_OUT))
+    check_close(steps)
+    if steps.state.phase is Phase.JOINING:
+        _begin_round_if_enough(steps)
+
+
+def _take_in(steps: Steps, event: m.TakeInAsked) -> None:
+    """The device is asked again: it is welcomed, introduces itself, and is planned for the next round."""
+    device = steps.state.devices.get(event.device)
+    if device is None or not device.left_out:
+        steps.drop("not left out")
+        return
+    steps.set_device(event.device, left_out="")
+    steps.emit("taken_in", event.device, {"by": event.by})
+    if device.online:
+        steps.do(m.SendWelcome(event.device))
 
 
 def ignore(steps: Steps, event: Event) -> None:
@@ -313,7 +407,12 @@ def illegal(why: str) -> Rule:
     return rule
 
 
+LEFT_OUT = "this device is left out of the run"
 NOT_AGGREGATING, NOT_EVALUATING = "this attempt is not being aggregated", "this attempt is not being evaluated"
+_NOT_RUNNING = (Phase.STARTING, *ENDED)
+_BETWEEN_ROUNDS: dict[Phase, Rule] = dict.fromkeys(
+    (Phase.JOINING, Phase.PLANNING, Phase.WAITING, Phase.RETRYING), _pause
+)
 #: What each event does, and what it does instead in these phases. After every event, ``offer_free`` sees to devices
 #: without an assignment.
 TRANSITIONS: dict[type[Event], tuple[Rule, dict[Phase, Rule]]] = {
@@ -335,8 +434,13 @@ TRANSITIONS: dict[type[Event], tuple[Rule, dict[Phase, Rule]]] = {
         {
             Phase.JOINING: lambda steps, _: _begin_round_if_enough(steps),
             Phase.ROUND: lambda steps, _: check_close(steps),
-            Phase.PAUSING: _end_pause,
+            Phase.RETRYING: _try_again,
             Phase.WAITING: _end_waiting,
         },
     ),
+    m.PauseAsked: (_pause_after_round, _BETWEEN_ROUNDS | dict.fromkeys((Phase.PAUSED, *_NOT_RUNNING), ignore)),
+    m.ResumeAsked: (_resume, dict.fromkeys(_NOT_RUNNING, ignore)),
+    m.StopAsked: (_stop, dict.fromkeys(_NOT_RUNNING, ignore)),
+    m.LeaveOutAsked: (_leave_out, dict.fromkeys(_NOT_RUNNING, ignore)),
+    m.TakeInAsked: (_take_in, dict.fromkeys(_NOT_RUNNING, ignore)),
 }

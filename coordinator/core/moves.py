@@ -17,7 +17,7 @@ from edgefl.errors import EdgeFLError
 from edgefl.plan.job import Candidate, Placement
 from edgefl.protocol.messages import Hello, Update
 from edgefl.records import Attempt, EvaluationRow, Figures, Manifest, Refusal
-from edgefl.run_records import AssignmentRow, DeviceRow, EventRow, RoundRow
+from edgefl.run_records import AssignmentRow, DeviceRow, EventRow, RoundRow, SightingRow
 
 replace = msgspec.structs.replace
 
@@ -167,8 +167,38 @@ class Tick(msgspec.Struct, frozen=True):
     at: float
 
 
+class _Request(msgspec.Struct, frozen=True):
+    at: float
+    by: str  # who asks: "terminal", "web"
+
+
+class PauseAsked(_Request, frozen=True):
+    """The operator pauses the run: no further round opens."""
+
+
+class ResumeAsked(_Request, frozen=True):
+    """The operator ends the pause."""
+
+
+class StopAsked(_Request, frozen=True):
+    """The operator ends the run where it stands."""
+
+
+class LeaveOutAsked(_Request, frozen=True):
+    """The operator leaves a device out of the run."""
+
+    device: str
+
+
+class TakeInAsked(_Request, frozen=True):
+    """The operator takes a device in again."""
+
+    device: str
+
+
 FromDevice = Joined | HeartbeatSeen | DeviceOffline | Accepted | Declined | Progressed | Announced
-Event = Begin | FromDevice | Planned | UpdateStored | UpdateInvalid | Aggregated | Evaluated | Tick
+Request = PauseAsked | ResumeAsked | StopAsked | LeaveOutAsked | TakeInAsked
+Event = Begin | FromDevice | Planned | UpdateStored | UpdateInvalid | Aggregated | Evaluated | Tick | Request
 
 
 class IllegalMoveError(EdgeFLError):
@@ -194,7 +224,7 @@ class SavedRound(RoundRow, frozen=True):
 class SaveEnd(msgspec.Struct, frozen=True):
     """Ledger: the run is over."""
 
-    status: Literal["done", "failed"]
+    status: Literal["done", "failed", "stopped"]
 
 
 class SendWelcome(msgspec.Struct, frozen=True):
@@ -293,7 +323,7 @@ class Fail(msgspec.Struct, frozen=True):
 
 #: Rows of the ledger are instructions to save them; an EventRow, which the runner dates, is also announced.
 #: An assignment's figures on record stay where the row has none.
-Save = DeviceRow | SavedRound | AssignmentRow | EvaluationRow | SaveEnd
+Save = DeviceRow | SightingRow | SavedRound | AssignmentRow | EvaluationRow | SaveEnd
 Send = SendWelcome | SendOffer | SendAbort | SendAck | SendDrain | DrainAll
 Instruction = Save | Send | Plan | Fetch | EndTransfers | Aggregate | Evaluate | CollectGarbage | EventRow | Fail
 

@@ -193,7 +193,9 @@ def update_stored(steps: Steps, event: m.UpdateStored, assignment: Assignment) -
     steps.do(m.SendAck(name, event.attempt))
     late = staleness(state, event.attempt)
     names = ("payload_up_bytes", "payload_down_bytes", "step_peak_bytes", "flops", "wall_s")
+    others = ("process_peak_bytes", "cuda_reserved_peak_bytes", "energy_j")
     costs = {figure: measured[figure].value if figure in measured else None for figure in names}
+    costs |= {figure: measured[figure].value for figure in others if figure in measured}
     data = {
         "loss": update.metrics.get("loss"),
         "samples": max(update.samples.values(), default=0),

@@ -95,7 +95,8 @@ def _free(state: State) -> list[str]:
     return sorted(
         name
         for name, device in state.devices.items()
-        if device.online and device.eligible and not device.barred and name not in state.stragglers
+        if device.online and device.eligible and name not in state.stragglers
+        if not device.barred and not device.left_out
     )
 
 
@@ -123,9 +124,9 @@ def _warn_unrepairable(steps: Steps) -> None:
 
 
 def offer_free(steps: Steps) -> None:
-    """In async rounds: offer the open round's model to devices without an assignment in it."""
+    """In async rounds: offer the open round's model to devices without an assignment in it; not before a pause."""
     state = steps.state
-    if state.phase is not Phase.ROUND or state.policy.mode != "async":
+    if state.phase is not Phase.ROUND or state.policy.mode != "async" or state.paused:
         return
     for name in _free(state):
         device = state.devices[name]
@@ -135,10 +136,13 @@ def offer_free(steps: Steps) -> None:
 
 
 def quorum(state: State) -> int:
-    """Updates that the open attempt needs to close: a share of what was offered, at least one; if buffered, one."""
+    """Updates that the open attempt needs to close: a share of what was offered, at least one; if buffered, one.
+
+    A device that was left out meanwhile is not counted: the operator has decided that the round does without it.
+    """
     if is_buffered(state):
         return 1
-    offered = sum(a.status != "refused" for a in state.assignments.values())
+    offered = sum(a.status not in {"refused", "left_out"} for a in state.assignments.values())
     return max(1, math.ceil(state.policy.quorum * offered - 1e-9))
 
 
@@ -224,12 +228,12 @@ def _retry(steps: Steps) -> None:
     )
     text = f"attempt {attempt} got {len(names)} of {quorum(state)} updates it needs ({story})"
     steps.set(open=None)
-    if opened.tries >= state.policy.max_attempts:
+    if opened.tries >= state.policy.max_attempts and any(a.status != "left_out" for a in opened.assignments.values()):
         steps.do(Fail("RunError", f"{text}; it was tried {opened.tries} times"))
         return
     steps.do(*(SendAbort(name, attempt, "the attempt failed") for name in names))
     steps.warn(f"{text}; it is tried again")
-    steps.set(phase=Phase.PAUSING, until=steps.at + state.timeouts.retry_pause_s * opened.tries)
+    steps.set(phase=Phase.RETRYING, until=steps.at + state.timeouts.retry_pause_s * opened.tries)
 
 
 def _cut(steps: Steps, *, keep: bool = False) -> None:
@@ -251,6 +255,15 @@ def _give_up(steps: Steps, device: str, assignment: Assignment) -> None:
     status = "late" if steps.state.devices[device].online else "lost"
     put(steps, device, replace(assignment, status=status, refusal=None))
     steps.do(SendAbort(device, assignment.attempt or steps.opened.attempt, "the round is closed"))
+
+
+def release(steps: Steps, device: str, refusal: Refusal) -> None:
+    """End a device's open parts, in the open attempt and in an earlier one; what it has delivered still counts."""
+    state = steps.state
+    parts = [state.stragglers.get(device), state.assignments.get(device)]
+    for part in (one for one in parts if one is not None and one.status in OPEN):
+        put(steps, device, replace(part, status="left_out", refusal=refusal))
+        steps.do(SendAbort(device, part.attempt or steps.opened.attempt, refusal.detail))
 
 
 def metric_means(state: State) -> dict[str, float]:

@@ -30,23 +30,25 @@ class Phase(Enum):
     JOINING = "joining"  # devices
     PLANNING = "planning"  # the planner
     WAITING = "waiting"  # a device that can train
-    PAUSING = "pausing"  # time, before a failed attempt is tried again
+    RETRYING = "pausing"  # time, before a failed attempt is tried again
+    PAUSED = "paused"  # its operator, who has paused it
     ROUND = "round"  # updates of the open attempt
     AGGREGATING = "closing"  # the round's updates; not PmcmFL's closing round, which is a stage
     EVALUATING = "evaluating"
     FINISHED = "finished"
     FAILED = "failed"
+    STOPPED = "stopped"  # by its operator; it can go on, as one that was killed
 
 
-#: Phases that a run does not leave.
-ENDED = frozenset({Phase.FINISHED, Phase.FAILED})
+#: Phases that a run does not leave in this process.
+ENDED = frozenset({Phase.FINISHED, Phase.FAILED, Phase.STOPPED})
 #: Of a device in an attempt. "offered", "accepted", then "updated": announced, is fetched and checked; "done": counts.
 #: "declined" by the device, and "replanning" when a smaller job may suit it; "refused" by the planner; "rejected": its
-#: update could not be used; "quarantined": not asked after several of these. When the round closed without its update,
-#: "late": it was online, or its model is too old; "lost": it was offline.
+#: update could not be used; "quarantined": not asked after several of these; "left_out" by the operator. When the round
+#: closed without its update, "late": it was online, or its model is too old; "lost": it was offline.
 Status = (
     Literal["offered", "accepted", "replanning", "updated", "done", "lost", "late"]
-    | Literal["declined", "refused", "rejected", "quarantined"]
+    | Literal["declined", "refused", "rejected", "quarantined", "left_out"]
 )
 #: Statuses that still can become "done".
 OPEN: frozenset[Status] = frozenset({"offered", "accepted", "replanning", "updated"})
@@ -98,6 +100,7 @@ class Device(msgspec.Struct, frozen=True, rename=_DEVICE_KEYS):
     connections: int = 0  # how often it was there again
     previous_session: str = ""  # the session before the present one
     warned: tuple[str, ...] = ()  # subjects of its warnings, each given once in a run
+    left_out: str = ""  # who left it out of the run; "": it is not
 
     @property
     def claim(self) -> Claim:
@@ -154,7 +157,8 @@ class State(msgspec.Struct, frozen=True):
     tries: int = 0
     made_ms: int = 0  # when the run was made, in milliseconds since the epoch; ``began_at``: this process, on its clock
     began_at: float = 0.0
-    until: float = 0.0  # when joining, waiting or pausing ends; 0 in joining: when no device is expected back
+    until: float = 0.0  # when joining, waiting or retrying ends; 0 in joining: when no device is expected back
+    paused: str = ""  # who paused the run; "": it is not. An open round is finished first
     planned_stage: int = 0  # the stage the devices' placements belong to
     devices: dict[str, Device] = {}
     returning: dict[str, float] = {}  # devices that are expected back, and until when the next round waits for each
@@ -192,7 +196,10 @@ class State(msgspec.Struct, frozen=True):
 
 Kind = Literal["outline", "device", "assignment", "behind", "taken"]
 #: Fields that a position has as the state has them.
-_POSITION = ("phase", "stage", "number", "attempt", "tries", "planned_stage", "evaluating", "closed", "last_aggregated")
+_POSITION = (
+    *("phase", "stage", "number", "attempt", "tries", "planned_stage", "evaluating", "closed", "last_aggregated"),
+    "paused",
+)
 
 
 class RunPosition(msgspec.Struct, frozen=True, rename={"last_aggregated": "counted"}):
@@ -209,6 +216,7 @@ class RunPosition(msgspec.Struct, frozen=True, rename={"last_aggregated": "count
     closed: Attempt | None = None
     last_aggregated: tuple[str, ...] = ()
     returning: tuple[str, ...] = ()
+    paused: str = ""
 
 
 class SnapshotChanges(NamedTuple):
@@ -280,7 +288,7 @@ def resumed(was: State, at: float) -> State:
 
     An open attempt goes on with its whole deadline: time without a coordinator is no device's delay. A device that was
     being planned is planned again when it returns. No other round begins until the devices that were online have
-    returned, or grace is over.
+    returned, or grace is over; nor while the run is paused.
     """
     failed = was.phase is Phase.FAILED
     planning = {name for name, one in was.assignments.items() if one.status == "replanning"}

@@ -163,6 +163,7 @@ def _welcome(state: State, message: m.Welcome, now: float) -> Step:
         state,
         coordinator=message.coordinator,
         protocol=message.protocol,
+        release=message.release,
         run=message.run,
         made_ms=message.made_ms,
         greeting=False,
@@ -277,11 +278,12 @@ def _drain(state: State, message: m.Drain, now: float) -> Step:
         # The run never goes on: whatever was offered in it is over.
         state = replace(state, closed=newest_closed(state.closed, state.newest))
     state, out = _forget(state, over.same_run)
-    state = replace(state, retained=tuple(one for one in state.retained if not one.attempt.same_run(over)))
+    if message.final:
+        state = replace(state, retained=tuple(one for one in state.retained if not one.attempt.same_run(over)))
     if state.current.same_run(over):
         state = replace(state, run="", made_ms=0)
     if state.task is None and state.update is None:
-        out.append(v.CollectGarbage(frozenset()))
+        out.append(v.CollectGarbage(frozenset(ref.id for one in state.retained for ref in one.manifest.values())))
     return state, [*out, _save(state), v.Log("drained", {"run": message.run, "reason": message.reason})]
 
 

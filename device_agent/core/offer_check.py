@@ -9,8 +9,10 @@ the one before; so a device with an identity takes up nothing older than what it
 from __future__ import annotations
 
 from device_agent.core.state import DataFacts, Disk, State
+from edgefl import PROTOCOL_VERSION
 from edgefl.models.spec import ModelSpec
-from edgefl.protocol.messages import PROTOCOL_VERSION, Offer
+from edgefl.protocol.messages import Offer
+from edgefl.protocol.releases import mismatch, works_with
 from edgefl.records import Attempt, Refusal
 
 
@@ -45,10 +47,10 @@ def replayed(state: State, attempt: Attempt) -> Refusal | None:
 
 def check_offer(state: State, facts: DataFacts, offer: Offer, disk: Disk) -> Refusal | None:
     """None: take it. Memory and FLOPs were judged by the coordinator; the ceiling watches memory while training."""
-    if state.protocol not in {0, PROTOCOL_VERSION}:
-        theirs, own = state.protocol, PROTOCOL_VERSION
-        detail = f"the coordinator speaks protocol {theirs}, this agent {own}: update the older one"
-        return Refusal("protocol", float(theirs), float(own), "version", detail)
+    theirs = state.protocol
+    if theirs is not None and not works_with(theirs):
+        detail = mismatch("this agent", "the coordinator", state.release, theirs)
+        return Refusal("protocol", float(theirs), float(PROTOCOL_VERSION), "version", detail)
     return _data(facts, offer) or _disk(state, offer, disk)
 
 

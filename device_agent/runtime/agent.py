@@ -19,13 +19,14 @@ import psutil
 from device_agent.core import state as v
 from device_agent.core.machine import initial, step
 from device_agent.runtime.effects import Effects, Emit
+from device_agent.runtime.recent_lines import RecentLines
 from device_agent.runtime.renewal import Renewal
 from device_agent.runtime.store import AgentStore
 from device_agent.runtime.trainer_process import Trainer, TrainerTasks
 from device_agent.runtime.transfers import Transfers
 from edgefl.errors import BrokerError, BrokerUnreachableError, MessageSizeError, ProtocolError
 from edgefl.protocol import topics
-from edgefl.protocol.messages import DownMessage, Offer, Presence, Renewed, UpMessage, decode_down, encode
+from edgefl.protocol.messages import DownMessage, LogRequest, Offer, Presence, Renewed, UpMessage, decode_down, encode
 from edgefl.transport.interface import Transport, Will
 
 if TYPE_CHECKING:  # what checks signatures weighs a megabyte, which agents without an identity go without
@@ -78,6 +79,7 @@ class Agent:
         self._tasks: set[asyncio.Task[None]] = set()
         self._end: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._listening = False
+        self.heard_at = 0.0  # when a message came last, seconds since the epoch
         self._flushing = False  # the disk is taking what was saved
         self._unacknowledged: list[UpMessage] = []  # by the broker
         effects = Effects(self._spawn, self._events.put_nowait, self._outbox.put_nowait, emit)
@@ -85,6 +87,7 @@ class Agent:
         self._trainer_tasks = TrainerTasks(trainer, effects, self._transfers.figures)
         self._perform = self._performers()
         self._credentials = credentials
+        self.recent = RecentLines(shared=False)  # replaced where lines are kept
         self._renewal = None if credentials is None else Renewal(credentials, self._outbox.put_nowait, emit)
 
     async def run(self) -> None:
@@ -137,7 +140,8 @@ class Agent:
         try:
             await self.transport.connect()
         except BrokerUnreachableError as error:
-            self.emit("unreachable", text=error.message, remedy=error.remedy, retry_s=wait_s)
+            told = {"text": error.message, "remedy": error.remedy, "finding": error.finding}
+            self.emit("unreachable", **told, retry_s=wait_s)
             await self.transport.close()
             self.transport = self._dial_next()
             return False
@@ -182,6 +186,7 @@ class Agent:
         self._events.put_nowait(v.Connected() if connected else v.Disconnected())
 
     def _on_message(self, topic: str, payload: bytes) -> None:
+        self.heard_at = time.time()
         try:
             where = topics.parse(topic)
             if topic == topics.call(self.state.fleet):
@@ -195,7 +200,10 @@ class Agent:
 
     def _hear(self, body: bytes) -> None:
         message = decode_down(body)
-        if not isinstance(message, Renewed):
+        if isinstance(message, LogRequest):
+            if (answer := self.recent.answer(self.state.device, message, time.monotonic())) is not None:
+                self._outbox.put_nowait(answer)
+        elif not isinstance(message, Renewed):
             self._events.put_nowait(self._received(message))
         elif self._renewal is not None:
             self._renewal.answered(message)

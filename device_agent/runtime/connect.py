@@ -7,28 +7,30 @@ typer and pydantic is 13 MB smaller for as long as it lives, and the broker's pa
 from __future__ import annotations
 
 import asyncio
+import faulthandler
 import importlib.util
-import json
 import logging
 import os
 import secrets
 import signal
 import sys
-import time
 from collections.abc import Callable, MutableMapping
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn, TextIO
+from typing import TYPE_CHECKING, NoReturn
 
 import msgspec
 
 import edgefl
 from device_agent.core.state import HEARTBEAT_S, State
 from device_agent.runtime.agent import Agent, last_will
-from device_agent.runtime.effects import Emit
+from device_agent.runtime.recent_lines import RecentLines
+from device_agent.runtime.service_status import reporting
 from device_agent.runtime.store import AgentStore, Owner, fingerprint
 from device_agent.runtime.trainer_process import Trainer, TrainerProcess, TrainerSettings
 from edgefl.console import guarded
 from edgefl.errors import EdgeFLError, IdentityError, MissingDependencyError
+from edgefl.log_lines import Emit, LineHandler, line_writer
+from edgefl.process.notify import Notify
 from edgefl.protocol.topics import check_name
 from edgefl.records import Budget, Speed
 from edgefl.resources.hardware import capabilities
@@ -43,9 +45,6 @@ if TYPE_CHECKING:
 MakeTrainer = Callable[[TrainerSettings, int], Trainer]
 #: Carries the options over the exec, and is taken out at once so that no child inherits the password.
 _VARIABLE = "EDGEFL_AGENT_OPTIONS"
-
-#: Events that are warnings: marked for the eye, and in JSON by their level.
-_WARNINGS = frozenset({"declined", "disconnected", "unreachable", "trainer-lost", "warning", "rejected", "ignored"})
 
 
 class Options(msgspec.Struct, frozen=True):
@@ -68,6 +67,7 @@ class Options(msgspec.Struct, frozen=True):
     form: str = "text"
     debug: bool = False
     insecure: bool = False
+    no_logs: bool = False
 
 
 def check_fit(data: str) -> None:
@@ -106,10 +106,12 @@ def take_options(environment: MutableMapping[str, str]) -> Options:
     return msgspec.json.decode(text, type=Options)
 
 
-def make_agent(options: Options, emit: Emit, trainer: MakeTrainer = TrainerProcess) -> Agent:
+def make_agent(
+    options: Options, emit: Emit, trainer: MakeTrainer = TrainerProcess, recent: RecentLines | None = None
+) -> Agent:
     """The agent, not yet running; it holds the lock of its state directory. Raises EdgeFLError.
 
-    ``trainer``: makes its trainer of the settings and the machine's memory in bytes.
+    ``trainer``: makes its trainer of the settings and the machine's memory in bytes. ``recent``: what ``emit`` keeps.
     """
     state = Path(options.state)
     check_protected(options.broker, insecure=options.insecure)
@@ -148,7 +150,9 @@ def make_agent(options: Options, emit: Emit, trainer: MakeTrainer = TrainerProce
             return MqttTransport(options.broker, client, last_will(blank), tls=files)
 
         emit("starting", device=options.device, profile=options.profile, broker=str(parse_url(options.broker)))
-        return Agent(blank, dial, trainer(settings, machine.memory_total_bytes), store, emit, credentials)
+        agent = Agent(blank, dial, trainer(settings, machine.memory_total_bytes), store, emit, credentials)
+        agent.recent = recent or agent.recent
+        return agent
     except BaseException:
         store.close()
         raise
@@ -178,66 +182,27 @@ def _credentials(state: Path, options: Options) -> Credentials | None:
     return found
 
 
-def line_writer(form: str = "text", stream: TextIO | None = None) -> Emit:
-    """``emit(event, **fields)`` that writes one line: time, event, fields; empty fields are left out."""
-
-    def emit(event: str, **fields: object) -> None:
-        out = stream or sys.stderr
-        known = {name: value for name, value in fields.items() if value not in (None, "", {}, ())}
-        level = "warning" if event in _WARNINGS else "info"
-        if form == "json":
-            line = json.dumps({"at": round(time.time(), 3), "level": level, "event": event, **known}, default=str)
-        else:
-            clock = time.strftime("%H:%M:%S")
-            mark = "!" if level == "warning" else " "
-            line = f"{clock} {mark} {event:<14} {' '.join(f'{name}={_text(value)}' for name, value in known.items())}"
-        out.write(line.rstrip() + "\n")
-        out.flush()
-
-    return emit
-
-
-def _text(value: object) -> str:
-    if isinstance(value, float):
-        return f"{value:.0f}" if value.is_integer() else f"{value:.4g}"
-    text = str(value)
-    return json.dumps(text, ensure_ascii=False) if " " in text or "\n" in text else text
-
-
-class LineHandler(logging.Handler):
-    """Carries ``logging`` records of libraries (warnings and worse) into the same lines."""
-
-    def __init__(self, emit: Emit) -> None:
-        super().__init__(logging.WARNING)
-        self.setFormatter(logging.Formatter("%(message)s"))  # the line has level and source in fields of their own
-        self._line = emit
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """One record as a ``warning`` line, with its traceback if it has one."""
-        try:
-            self._line("warning", source=record.name, text=self.format(record))
-        except Exception:
-            self.handleError(record)
-
-
-async def run_agent(options: Options, emit: Emit) -> None:
-    """Until SIGTERM or SIGINT. Raises the EdgeFLError that ended the agent."""
+async def run_agent(options: Options, emit: Emit, manager: Notify, recent: RecentLines | None = None) -> None:
+    """Until SIGTERM or SIGINT, telling systemd how it stands. Raises the EdgeFLError that ended the agent."""
     keep_for_chunks()
-    agent = make_agent(options, emit)
+    agent = make_agent(options, emit, recent=recent)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, agent.stop)
-    await agent.run()
+    async with reporting(agent, manager, str(parse_url(options.broker)), options.data):
+        await agent.run()
 
 
 def main() -> None:
     """``python -m device_agent.runtime.connect``, with the options in the environment."""
+    faulthandler.enable()  # a watchdog's SIGABRT leaves in the log where the program hung
     with guarded():
-        options = take_options(os.environ)
-    emit = line_writer(options.form)
+        options, manager = take_options(os.environ), Notify(os.environ)
+    recent = RecentLines(sys.stderr, shared=not options.no_logs)
+    emit = line_writer(options.form, recent, program="agent", fleet=options.fleet, device=options.device)
     logging.basicConfig(handlers=[LineHandler(emit)], level=logging.WARNING, force=True)
-    with guarded(options.debug):
-        asyncio.run(run_agent(options, emit))
+    with guarded(options.debug, tell=emit if options.form == "json" else None):
+        asyncio.run(run_agent(options, emit, manager, recent))
 
 
 if __name__ == "__main__":

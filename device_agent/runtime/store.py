@@ -162,6 +162,15 @@ class AgentStore:
                 return None
 
 
+def owner_of(directory: Path) -> Owner | None:
+    """Whom a state directory belongs to, None where no agent has run there. Raises StoreError."""
+    with store_errors("read", directory / "identity.json"):
+        try:
+            return msgspec.json.decode(read_at_most(directory / "identity.json", MAX_FILE_BYTES), type=Owner)
+        except (FileNotFoundError, ValueError):
+            return None
+
+
 def fingerprint(source: str, *more: str) -> str:
     """Changes when the data may have changed: path, size and time of the file, or of a folder's manifest."""
     path = Path(source)

@@ -78,6 +78,9 @@ class Play:
             self.fetches.pop(one.device, None)
         elif isinstance(one, do.SendOffer):
             self.fetches.pop(one.device, None)
+            assert not self.state.devices[one.device].left_out, "who is left out is offered nothing"
+            offered = before.open is not None and one.device in before.open.assignments
+            assert offered or not self.state.paused, "before a pause nothing new is offered"
             assert one.attempt == (self.state.open or before.open).attempt  # type: ignore[union-attr]
         elif isinstance(one, do.EndTransfers):
             self.fetches.clear()
@@ -91,6 +94,7 @@ class Play:
 
     def _note_record(self, one: do.Instruction) -> None:
         if isinstance(one, do.SavedRound) and one.status == "running":
+            assert not self.state.paused, "no round opens in a pause"
             assert not self.opened or attempt_of(one) > self.opened[-1], "attempts go up"
             self.opened.append(attempt_of(one))
         elif isinstance(one, do.SavedRound) and one.status == "done":
@@ -112,7 +116,7 @@ class Play:
         assert opened is not None
         assert opened.attempt == one.attempt == self.opened[-1]
         policy = self.plan.policy
-        offered = [a for a in opened.assignments.values() if a.status != "refused"]
+        offered = [a for a in opened.assignments.values() if a.status not in {"refused", "left_out"}]
         assert one.updates
         if policy.mode == "lockstep":
             own = [update for update in one.updates if update.attempt == one.attempt]
@@ -137,12 +141,16 @@ class Play:
             assert {name for of, name in self.kept if of == kind} == set(there), (
                 "the ledger has what goes on, and no more"
             )
-        assert (state.open is not None) == (state.phase in {v.Phase.ROUND, v.Phase.AGGREGATING})
+        if state.phase is not v.Phase.STOPPED:  # which leaves an open attempt to the process that resumes the run
+            assert (state.open is not None) == (state.phase in {v.Phase.ROUND, v.Phase.AGGREGATING})
+        assert state.paused or state.phase is not v.Phase.PAUSED
         if state.open is not None:
             assert state.open.attempt == Attempt(state.plan.run, state.stage, state.number, state.attempt, MADE_MS)
             assert state.open.assignments or state.policy.keeps
             open_ones = [a for a in state.open.assignments.values() if a.status in v.OPEN]
             assert not (state.phase is v.Phase.AGGREGATING and open_ones)
+            parts = {**state.open.assignments, **state.stragglers}
+            assert not any(state.devices[name].left_out and a.status in v.OPEN for name, a in parts.items())
             assert all(a.update is not None for a in state.open.assignments.values() if a.status in {"updated", "done"})
         assert state.phase is not v.Phase.ROUND or self.aggregate is None
         assert state.policy.keeps or not (state.stragglers or state.buffered)
@@ -169,7 +177,22 @@ class Play:
         self.state, self.saved = anew, was
         return self.send(begin)
 
-    # What devices and the runner's work may do.
+    # What devices, the runner's work and the operator may do.
+
+    def pause(self) -> list[do.Instruction]:
+        return self.send(e.PauseAsked(self.now, "terminal"))
+
+    def resume(self) -> list[do.Instruction]:
+        return self.send(e.ResumeAsked(self.now, "web"))
+
+    def stop(self) -> list[do.Instruction]:
+        return self.send(e.StopAsked(self.now, "terminal"))
+
+    def leave_out(self, name: str) -> list[do.Instruction]:
+        return self.send(e.LeaveOutAsked(self.now, "terminal", name))
+
+    def take_in(self, name: str) -> list[do.Instruction]:
+        return self.send(e.TakeInAsked(self.now, "web", name))
 
     def hello(self, name: str, working_on: Attempt | None = None, **changes: Any) -> list[do.Instruction]:
         return self.send(e.Joined(self.now, Hello(device=name, samples={"": 8}, working_on=working_on, **changes)))
@@ -261,6 +284,12 @@ def plan(play: Play, draw: Any, name: str, attempt: Attempt) -> None:
         play.finish_plan(draw(st.integers(0, len(play.plans) - 1)))
 
 
+def stop(play: Play, draw: Any, name: str, attempt: Attempt) -> None:
+    play.stop()
+    assert play.state.phase in v.ENDED
+    play.restart()
+
+
 ACTIONS: dict[str, Callable[[Play, Any, str, Attempt], object]] = {
     "hello": hello,
     "leave": lambda play, draw, name, attempt: play.send(e.DeviceOffline(play.now, name)),
@@ -274,6 +303,11 @@ ACTIONS: dict[str, Callable[[Play, Any, str, Attempt], object]] = {
     "plan": plan,
     "work": lambda play, draw, name, attempt: work(play),
     "restart": lambda play, draw, name, attempt: play.restart(),
+    "pause": lambda play, draw, name, attempt: play.pause(),
+    "resume": lambda play, draw, name, attempt: play.resume(),
+    "stop": stop,
+    "leave out": lambda play, draw, name, attempt: play.leave_out(name),
+    "take in": lambda play, draw, name, attempt: play.take_in(name),
     "wait": lambda play, draw, name, attempt: play.wait(draw(st.sampled_from([0.1, 0.1, 0.1, 3.0, 6.0, 50.0]))),
 }
 
@@ -289,8 +323,21 @@ def work(play: Play) -> None:
         play.finish_evaluate()
 
 
+def let_go_on(play: Play) -> None:
+    """The operator ends the pause and takes in everyone."""
+    if play.state.paused:
+        play.resume()
+    for name in NAMES:
+        device = play.state.devices.get(name)
+        if device is not None and device.left_out:
+            play.take_in(name)
+            if device.online:
+                play.hello(name)  # which it says when it is welcomed
+
+
 def behave(play: Play) -> None:
     """From here on everyone is there and does what it should."""
+    let_go_on(play)
     for _ in range(200):
         if play.state.phase in v.ENDED:
             return
@@ -394,7 +441,7 @@ def test_a_late_update_is_lost_neither_by_a_failed_attempt_nor_by_restarts() -> 
     play.hello("a", working_on=play.opened[-1])
     assert of(do.SendAck, play.hello("b", working_on=first))[0].accepted
     play.wait(POLICY.deadline_s)  # a has not delivered: no quorum of those asked
-    assert play.state.phase is v.Phase.PAUSING
+    assert play.state.phase is v.Phase.RETRYING
     play.wait(TIMEOUTS.retry_pause_s)
     play.announce("a")
     out = play.receive("a")
@@ -629,7 +676,7 @@ def test_the_deadline_closes_with_a_quorum_and_tells_the_late_one() -> None:
 def test_without_a_quorum_the_round_is_tried_again_and_then_fails_with_its_story() -> None:
     play = Play().started("a", "b")
     play.wait(POLICY.deadline_s)
-    assert play.state.phase is v.Phase.PAUSING
+    assert play.state.phase is v.Phase.RETRYING
     play.wait(TIMEOUTS.retry_pause_s)
     assert play.opened[-1].attempt == 2
     out = play.wait(POLICY.deadline_s)
@@ -945,8 +992,11 @@ def test_the_table_says_what_each_event_does_in_each_phase() -> None:
     assert set(TRANSITIONS) == set(get_args(e.Event))
     rules = {(p, event): special.get(p, usual) for event, (usual, special) in TRANSITIONS.items() for p in v.Phase}
     ignored = {(phase.value, event.__name__) for (phase, event), rule in rules.items() if rule is ignore}
-    resting = {"starting", "planning", "closing", "evaluating", "finished", "failed"}
-    assert ignored == {(phase, "Tick") for phase in resting}
+    ended = {"finished", "failed", "stopped"}
+    resting = {"starting", "planning", "paused", "closing", "evaluating", *ended}
+    requests = {kind.__name__ for kind in get_args(e.Request)}
+    late = {(phase, request) for phase in {"starting", *ended} for request in requests}
+    assert ignored == {(phase, "Tick") for phase in resting} | late | {("paused", "PauseAsked")}
 
 
 @pytest.mark.parametrize("phase", v.Phase)

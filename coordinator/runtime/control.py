@@ -1,0 +1,131 @@
+"""Control of a run by its operator: pause, resume, stop, devices left out and taken in; for terminals and pages alike.
+
+Each request is answered once the ledger has it. What a request cannot do now raises ControlError.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Awaitable, Callable
+
+import msgspec
+
+from coordinator.core.moves import LeaveOutAsked, PauseAsked, Request, ResumeAsked, StopAsked, TakeInAsked
+from coordinator.core.state import ENDED, Phase, State
+from coordinator.runtime.device_logs import DeviceLogs
+from edgefl.errors import ControlError
+from edgefl.protocol.messages import LogLines
+
+
+class DeviceStatus(msgspec.Struct, frozen=True):
+    """A device as the coordinator has it. ``part``: its status in the open attempt, "" where it has none."""
+
+    online: bool = False
+    part: str = ""
+    left_out_by: str = ""
+
+
+class RunStatus(msgspec.Struct, frozen=True):
+    """Where a run stands. ``paused_by``: who asked for a pause; it has begun once ``phase`` is "paused"."""
+
+    run: str = ""
+    phase: str = ""
+    stage: int = 0
+    round: int = 0
+    attempt: int = 0
+    paused_by: str = ""
+    devices: dict[str, DeviceStatus] = {}
+
+
+class Control:
+    """One run's. ``perform`` takes a request to the machine and gives the state once that is committed.
+
+    ``by``: who asks, as the ledger has it: "terminal", "web". All calls come from the event loop's thread.
+    """
+
+    def __init__(
+        self,
+        perform: Callable[[Request], Awaitable[State]],
+        state: Callable[[], State],
+        clock: Callable[[], float],
+        logs: DeviceLogs,
+    ) -> None:
+        self._logs = logs
+        self._perform = perform
+        self._state = state
+        self._clock = clock
+
+    def status(self) -> RunStatus:
+        """Where the run stands."""
+        return status_of(self._state())
+
+    async def pause(self, by: str) -> RunStatus:
+        """Open no further round; an open one is finished first."""
+        if before := self._running().paused:
+            raise ControlError(f"the run is paused already ({before})", remedy="`edgefl runs resume RUN` goes on.")
+        return await self._ask(PauseAsked(self._clock(), by))
+
+    async def resume(self, by: str) -> RunStatus:
+        """End the pause, or call off one that has not begun."""
+        if not self._running().paused:
+            raise ControlError("the run is not paused", remedy="There is nothing to do.")
+        return await self._ask(ResumeAsked(self._clock(), by))
+
+    async def stop(self, by: str) -> RunStatus:
+        """End the run where it stands; --resume goes on with it."""
+        self._running()
+        return await self._ask(StopAsked(self._clock(), by))
+
+    async def leave_out(self, device: str, by: str) -> RunStatus:
+        """Ask a device for nothing more in this run; the open round does without it."""
+        if self._is_left_out(device):
+            raise ControlError(
+                f"{device} is left out already", remedy="`edgefl devices restore RUN DEVICE` takes it in."
+            )
+        return await self._ask(LeaveOutAsked(self._clock(), by, device))
+
+    async def take_in(self, device: str, by: str) -> RunStatus:
+        """Ask a device again that was left out."""
+        if not self._is_left_out(device):
+            raise ControlError(f"{device} is not left out", remedy="There is nothing to do.")
+        return await self._ask(TakeInAsked(self._clock(), by, device))
+
+    async def device_log(self, device: str, lines: int, after: int = 0) -> LogLines:
+        """The last lines that a device's agent has logged, beyond number ``after``; the device may refuse."""
+        self._is_left_out(device)  # it is known
+        if not self._state().devices[device].online:
+            raise ControlError(f"{device} is offline", remedy="Its log is on the device itself.")
+        return await self._logs.ask(device, lines, after)
+
+    async def _ask(self, request: Request) -> RunStatus:
+        return status_of(await self._perform(request))
+
+    def _running(self) -> State:
+        state = self._state()
+        if state.phase is Phase.STARTING:
+            raise ControlError("the run has not begun yet", remedy="Try again in a moment.")
+        if state.phase in ENDED:
+            raise ControlError(
+                f"the run has ended ({state.phase.value})", remedy="--resume goes on with a stopped run."
+            )
+        return state
+
+    def _is_left_out(self, device: str) -> bool:
+        devices = self._running().devices
+        if device in devices:
+            return bool(devices[device].left_out)
+        near = difflib.get_close_matches(device[:64], devices, n=1)
+        meant = f"Did you mean {near[0]}? " if near else ""
+        known = ", ".join(sorted(devices)[:20]) or "none yet"
+        raise ControlError(f"the run knows no device {device[:64]!r}", remedy=f"{meant}Devices it knows: {known}.")
+
+
+def status_of(state: State) -> RunStatus:
+    """Where a run stands, of the machine's state."""
+    parts = {**state.stragglers, **state.assignments}
+    devices = {
+        name: DeviceStatus(device.online, parts[name].status if name in parts else "", device.left_out)
+        for name, device in sorted(state.devices.items())
+    }
+    where = (state.stage, state.number, state.attempt)
+    return RunStatus(state.plan.run, state.phase.value, *where, state.paused, devices)
