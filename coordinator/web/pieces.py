@@ -1,0 +1,208 @@
+"""The pieces of the live page as HTML: each is sent again only when it changes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from datetime import datetime
+from typing import NamedTuple
+
+import jinja2
+import msgspec
+
+from coordinator.web.snapshot import GROUP_OF, GROUPS, Curve, DeviceView, Snapshot
+from edgefl.report import units
+
+#: Pieces that change while a run goes on, in the page's order.
+PIECES = ("head", "now", "fleet", "curves", "refusals", "log")
+#: Devices shown at first, and at most; all are counted, and any is found by its name.
+FEW, MOST = 24, 500
+#: Seconds that a time axis may span: the next longer one is taken as the run goes on.
+_WINDOWS = (30, 60, 120, 300, 600, 1200, 1800, 3600)
+#: Steps of a time axis: what moves less is not drawn anew.
+_STEPS = 300
+
+
+class View(NamedTuple):
+    """A browser's choice of devices: a group, those whose name has ``find`` in it, how many of them."""
+
+    show: str = ""
+    find: str = ""
+    rows: int = FEW
+
+    @classmethod
+    def of(cls, query: Mapping[str, str]) -> View:
+        """The view of a query; what makes no sense is the default."""
+        show, rows = query.get("show", ""), query.get("rows", "")
+        few = MOST if rows == "all" else FEW
+        return cls(show if show in GROUPS else "", query.get("find", "")[:64].lower(), few)
+
+    def chosen(self, snapshot: Snapshot) -> list[DeviceView]:
+        """The devices that fit, at work first where there are more than are shown."""
+        found = [d for d in snapshot.devices if self.show in ("", d.group) and self.find in d.name.lower()]
+        order = list(GROUPS)
+        return sorted(found, key=lambda d: order.index(d.group)) if len(found) > self.rows else found
+
+
+class Axis(NamedTuple):
+    """The span of time that is drawn, in seconds since the epoch; ``now`` as far as it is drawn."""
+
+    begin: float
+    length: float
+    now: float
+
+    @classmethod
+    def of(cls, snapshot: Snapshot) -> Axis:
+        """From the run's begin as long as it fits the longest window, then the last hour, in steps of five minutes."""
+        begin = snapshot.began_at or snapshot.at
+        now = begin + snapshot.elapsed_s
+        longest = float(_WINDOWS[-1])
+        if now - begin > longest:
+            begin = math.ceil((now - longest) / 300) * 300
+        length = next(float(window) for window in _WINDOWS if now - begin <= window)
+        return cls(begin, length, begin + math.ceil((now - begin) / length * _STEPS) / _STEPS * length)
+
+    def at(self, moment: float) -> float:
+        """A moment's place, from 0 to 1000."""
+        return round(1000 * min(1.0, max(0.0, (moment - self.begin) / self.length)), 1)
+
+    def bars(self, device: DeviceView) -> list[tuple[float, float, str, str]]:
+        """(x, width, group, activity) of each span of a device's time."""
+        ends = [*(at for at, _ in device.spans[1:]), self.now]
+        edges = [(self.at(at), self.at(end), doing) for (at, doing), end in zip(device.spans, ends, strict=False)]
+        return [(a, round(b - a, 1), GROUP_OF.get(doing, "waiting"), doing) for a, b, doing in edges if b > a]
+
+    def layers(self, snapshot: Snapshot) -> list[tuple[str, str]]:
+        """(group, path) of the fleet's time: how many devices do what, stacked, 100 high."""
+        total = max((sum(counts) for _, counts in snapshot.history), default=0) or 1
+        moments = [*snapshot.history, (self.now, snapshot.history[-1][1])] if snapshot.history else []
+        paths = []
+        for index, group in enumerate(GROUPS):
+            upper, lower = [], []
+            for number, (at, counts) in enumerate(moments):
+                ends = [self.at(at), self.at(moments[min(number + 1, len(moments) - 1)][0])]
+                low, high = (100 - 100 * sum(counts[:upto]) / total for upto in (index, index + 1))
+                upper += [f"{x:g},{high:.1f}" for x in ends]
+                lower += [f"{x:g},{low:.1f}" for x in ends]
+            if upper != lower:
+                paths.append((group, "M" + "L".join([*upper, *reversed(lower)]) + "Z"))
+        return paths
+
+    def ticks(self) -> list[tuple[float, str]]:
+        """(x, words) of five marks."""
+        moments = [self.begin + self.length * part / 4 for part in range(5)]
+        return [(250.0 * part, clock(moment)) for part, moment in enumerate(moments)]
+
+
+def clock(at: float) -> str:
+    """Local time of day."""
+    return datetime.fromtimestamp(at).astimezone().strftime("%H:%M:%S")
+
+
+class Plot(msgspec.Struct, frozen=True):
+    """Curves of one metric as the page's script draws them; a line is its label and its points."""
+
+    title: str
+    unit: str
+    lines: tuple[tuple[str, tuple[tuple[int, float], ...]], ...]
+
+
+def plots(snapshot: Snapshot) -> list[Plot]:
+    """A plot for each metric, the loss last; shares in percent."""
+    by_metric: dict[str, list[Curve]] = {}
+    for curve in snapshot.curves:
+        by_metric.setdefault(curve.metric, []).append(curve)
+    found = []
+    for metric, curves in sorted(by_metric.items(), key=lambda item: item[0] == "loss"):
+        scale, lines = 100.0 if units.is_share(metric) else 1.0, []
+        for one in curves:
+            label = f"{one.given}, {one.mask} mask" if one.mask else one.given
+            label = f"test, {label}" if metric == "loss" and one.given != "training" else label
+            lines.append((label, tuple((x, round(scale * y, 4)) for x, y in one.points)))
+        found.append(Plot(metric.replace("_", " "), "%" if units.is_share(metric) else "", tuple(lines)))
+    return found
+
+
+class Card(NamedTuple):
+    """One headline number."""
+
+    label: str
+    value: str
+    detail: str
+
+
+def cards(snapshot: Snapshot) -> list[Card]:
+    """The headline numbers: latest scores, who is at work, what all devices together have spent."""
+    found = []
+    for plot in plots(snapshot):
+        label, points = plot.lines[0]
+        best = units.number(points[-1][1]) + (f" {plot.unit}" if plot.unit else "")
+        found.append(Card(plot.title, best, f"{label}, round {points[-1][0]}"))
+    every = snapshot.devices
+    at_work = sum(snapshot.counts.get(group, 0) for group in ("training", "transferring"))
+    sent, received = sum(d.sent_bytes for d in every), sum(d.received_bytes for d in every)
+    peaks = [bar.used for d in every for bar in d.bars if bar.figure == "step_peak_bytes" and bar.used is not None]
+    energy = sum(d.energy_j for d in every)
+    return [
+        *found[:3],
+        Card("devices at work", f"{at_work} of {len(every)}", f"{snapshot.counts.get('away', 0)} away"),
+        Card("payload", units.mib(sent), f"sent; received {units.mib(received)}"),
+        Card("largest step memory", units.mib(max(peaks, default=None)), "of any device in a round"),
+        Card("compute", units.gflop(sum(d.flops for d in every)), "all devices, forward and backward"),
+        *([Card("energy", units.quantity(energy, "J"), "of devices that measure it")] if energy else []),
+    ]
+
+
+def environment() -> jinja2.Environment:
+    """The templates, with everything escaped."""
+    made = jinja2.Environment(
+        loader=jinja2.PackageLoader("coordinator.web", "templates"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    made.filters |= {"seconds": units.seconds, "clock": clock, "number": units.number}
+    made.globals |= {"groups": tuple(GROUPS), "quantity": units.quantity}
+    return made
+
+
+class Pieces:
+    """Renders pieces, once for all browsers that look at the same."""
+
+    def __init__(self, *, control: bool) -> None:
+        self._environment = environment()
+        self._control = control
+        self._made: dict[tuple[str, View], str] = {}
+        self._number = -1
+
+    def page(self, snapshot: Snapshot, view: View, *, acts: bool, downloads: list[str]) -> str:
+        """The whole page. ``acts``: this browser may act."""
+        pieces = self.all(snapshot, view)
+        template = self._environment.get_template("page.html.j2")
+        control = self._control
+        return template.render(
+            s=snapshot, view=view, pieces=pieces, acts=acts, control=control, downloads=downloads, most=MOST
+        )
+
+    def all(self, snapshot: Snapshot, view: View) -> dict[str, str]:
+        """Every piece of this snapshot."""
+        if snapshot.number != self._number:
+            self._number, self._made = snapshot.number, {}
+        return {name: self._piece(name, snapshot, view) for name in PIECES}
+
+    def _piece(self, name: str, snapshot: Snapshot, view: View) -> str:
+        key = (name, view if name == "fleet" else View())
+        if key not in self._made:
+            chosen = view.chosen(snapshot) if name == "fleet" else []
+            self._made[key] = self._environment.get_template(f"{name}.html.j2").render(
+                s=snapshot,
+                view=view,
+                axis=Axis.of(snapshot),
+                chosen=chosen[: view.rows],
+                left=len(chosen) - view.rows,
+                control=self._control,
+                cards=cards(snapshot) if name == "now" else [],
+                plots=[msgspec.json.encode(plot).decode() for plot in plots(snapshot)] if name == "curves" else [],
+            )
+        return self._made[key]

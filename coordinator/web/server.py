@@ -1,0 +1,107 @@
+"""Serves the live page beside a run: a thread with an event loop of its own, and a snapshot a second."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import uvicorn
+
+from coordinator.web.access import Access, listen, read_place
+from coordinator.web.app import Act, Board, Site
+from coordinator.web.metrics import metrics
+from coordinator.web.snapshot import Feed
+from edgefl.storage.disk import EVENTS
+
+_LOG = logging.getLogger(__name__)
+#: A person sees no more; what comes within it is shown together.
+BEAT_S = 1.0
+#: Seconds for answers on their way when the run is over, and until a thread that hangs is left behind.
+GOODBYE_S = 2
+PATIENCE_S = 5.0
+#: Connections at a time, streams among them; more are turned away.
+MOST_CONNECTIONS = 128
+
+
+class Served(NamedTuple):
+    """A run to show. ``seen``: see :class:`Feed`. ``act``: acts on it, where that is allowed."""
+
+    run: str
+    directory: Path
+    seen: dict[str, tuple[float, str]]
+    act: Act | None = None
+
+
+@contextlib.contextmanager
+def serving(where: str, served: Served, announce: Callable[[str], None]) -> Iterator[Feed]:
+    """Show the run at this HOST:PORT ("" for the usual one) until the block ends; put its events into what this yields.
+
+    ``announce`` is given the page's address from the page's thread too. Raises ConfigError where nothing can listen.
+    """
+    place = read_place(where)
+    with listen(place) as listener:
+        place = place._replace(port=listener.getsockname()[1])
+        access = Access(place, control=served.act is not None, announce=announce)
+        if not place.is_loopback:
+            text = "the live page at %s can be reached from elsewhere, without encryption: see docs/web.md"
+            _LOG.warning(text, place.url)
+        feed = Feed(served.run, served.seen)
+        log = served.directory / EVENTS
+        page = _Page(feed, access, served, log.stat().st_size if log.is_file() else 0)
+        thread = threading.Thread(target=page.run, args=(listener,), name="edgefl-web", daemon=True)
+        thread.start()
+        access.invite()
+        try:
+            yield feed
+        finally:
+            page.over.set()
+            thread.join(PATIENCE_S)
+
+
+class _Page:
+    """The page's thread. ``over`` ends it."""
+
+    def __init__(self, feed: Feed, access: Access, served: Served, before: int) -> None:
+        self.over = threading.Event()
+        self._feed, self._access, self._served, self._before = feed, access, served, before
+
+    def run(self, listener: socket.socket) -> None:
+        """Serve until it is over; a fault here is on record and does not touch the run."""
+        try:
+            asyncio.run(self._run(listener))
+        except Exception:
+            _LOG.warning("the live page has ended", exc_info=True)
+
+    async def _run(self, listener: socket.socket) -> None:
+        if self._before:
+            await asyncio.to_thread(self._feed.replay, self._served.directory / EVENTS, self._before)
+        board = Board(self._feed)
+        app = Site(board, self._access, self._served.directory, self._served.act).app(metrics(lambda: board.latest))
+        server = uvicorn.Server(
+            uvicorn.Config(
+                app,
+                http="h11",
+                ws="none",
+                loop="asyncio",
+                lifespan="off",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                proxy_headers=False,
+                limit_concurrency=MOST_CONNECTIONS,
+                timeout_graceful_shutdown=GOODBYE_S,
+            )
+        )
+        serve = asyncio.create_task(server.serve(sockets=[listener]))
+        while not board.is_over and not serve.done():
+            board.is_over = await asyncio.to_thread(self.over.wait, BEAT_S)
+            self._feed.take()
+            board.turn()
+        server.should_exit = True
+        await serve

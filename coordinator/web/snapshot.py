@@ -1,0 +1,283 @@
+"""The snapshot of a run that the live page shows and metrics are read from, made once a second from its events."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import msgspec
+
+from edgefl.records import Refusal
+from edgefl.report import units
+from edgefl.report.events import KINDS, LEFT_OUT, LiveDevice, LiveState, reason
+from edgefl.run_records import EventRow
+
+#: Events that are kept for the page; the whole log is in the run's directory.
+MOST_LINES = 200
+#: Points of the fleet's history; when there are so many, every second one goes.
+MOST_POINTS = 400
+#: Group of the page -> the activities in it.
+GROUPS: dict[str, tuple[str, ...]] = {
+    "training": ("training",),
+    "transferring": ("receiving", "sending"),
+    "waiting": ("waiting", "done", "idle", "late"),
+    "away": ("lost",),
+    "refused": ("refused", "declined", "rejected", "quarantined", LEFT_OUT),
+}
+GROUP_OF = {doing: group for group, every in GROUPS.items() for doing in every}
+#: Budget -> the figure it limits, its name, its unit.
+LIMITS: dict[str, tuple[str, str, str]] = {
+    "step_memory_bytes": ("step_peak_bytes", "step memory", "B"),
+    "memory_bytes": ("process_peak_bytes", "process memory", "B"),
+    "gpu_memory_bytes": ("cuda_reserved_peak_bytes", "GPU memory", "B"),
+    "flops": ("flops", "compute", "FLOP"),
+    "payload_bytes": ("payload_bytes", "payload", "B"),
+    "energy_j": ("energy_j", "energy", "J"),
+}
+_BATCH = "Lower training.batch_size, choose a smaller model or a layer-wise schedule, or raise the device's budget."
+#: Reason of a refusal -> what to do about it.
+REMEDIES: dict[str, str] = {
+    **dict.fromkeys(("step_memory", "memory", "ceiling"), _BATCH),
+    "flops": "Lower training.epochs or the model's size, or raise budget.flops of the device.",
+    "payload": "Compress by transfer.up and transfer.down, train layer-wise, or raise budget.payload_bytes.",
+    "energy": "Lower training.epochs or the model's size, or raise budget.energy_j of the device.",
+    "disk": "Free space on the device, or raise its budget.disk_bytes.",
+    "data": "Give the device more samples, or lower training.batch_size.",
+    "labels": "Label its samples, or choose a recipe that trains without labels.",
+    "method": "Install on the device what the coordinator has.",
+    "protocol": "Install the same release on both sides.",
+    "quarantine": "It is asked again by itself; see why its updates could not be used.",
+}
+_OTHER = "See the device's log; `edgefl report RUN` lists its rounds."
+
+
+class Bar(msgspec.Struct, frozen=True):
+    """One figure of the costliest round so far, and the device's budget for a round; None: unknown, no limit."""
+
+    figure: str
+    label: str
+    unit: str
+    used: float | None
+    allowed: float | None
+
+    @property
+    def share(self) -> float | None:
+        """Used over allowed, where both are known."""
+        return None if self.used is None or not self.allowed else self.used / self.allowed
+
+
+class DeviceView(msgspec.Struct, frozen=True):
+    """A device: activity and since when it does what, sign of life and its source, costs so far."""
+
+    name: str
+    profile: str
+    doing: str
+    group: str
+    why: str
+    step: int
+    steps: int
+    loss: float | None
+    heard_at: float | None
+    heard_by: str
+    bars: tuple[Bar, ...]
+    sent_bytes: float
+    received_bytes: float
+    flops: float
+    energy_j: float
+    spans: tuple[tuple[float, str], ...]
+
+
+class Curve(msgspec.Struct, frozen=True):
+    """A metric over rounds: by what the model was given, and what stood in for the rest."""
+
+    metric: str
+    given: str
+    mask: str
+    points: tuple[tuple[int, float], ...]
+
+
+class Refused(msgspec.Struct, frozen=True):
+    """A refusal in words, with both numbers where there are any, and what to do."""
+
+    device: str
+    stage: int
+    by: str
+    why: str
+    needed: str
+    allowed: str
+    detail: str
+    remedy: str
+
+
+class Line(msgspec.Struct, frozen=True):
+    """An event in words."""
+
+    at: float
+    kind: str
+    text: str
+    style: str
+
+
+class Snapshot(msgspec.Struct, frozen=True):
+    """A run at one moment. Times are seconds since the epoch; ``history``: how many devices each group had."""
+
+    number: int = 0
+    at: float = 0.0
+    run: str = ""
+    name: str = ""
+    recipe: str = ""
+    standing: str = "Waiting for the run to begin."
+    began_at: float | None = None
+    elapsed_s: float = 0.0
+    stage: int = 0
+    stages: int = 0
+    round: int = 0
+    attempt: int = 1
+    rounds_done: int = 0
+    rounds_total: int = 0
+    ended: str = ""
+    paused: str = ""
+    counts: dict[str, int] = {}
+    devices: tuple[DeviceView, ...] = ()
+    curves: tuple[Curve, ...] = ()
+    refusals: tuple[Refused, ...] = ()
+    lines: tuple[Line, ...] = ()
+    history: tuple[tuple[float, tuple[int, ...]], ...] = ()
+
+
+#: Of these, the snapshot has what the state has.
+_AS_THEY_ARE = (
+    *("name", "recipe", "began_at", "stage", "stages", "round", "attempt"),
+    *("rounds_done", "rounds_total", "ended", "paused"),
+)
+
+
+class Feed:
+    """Takes events from the run's thread and makes snapshots in the page's.
+
+    ``seen``: device -> when it was heard of last, by the clock that only goes forward, and how; emptied here.
+    """
+
+    def __init__(self, run: str, seen: dict[str, tuple[float, str]]) -> None:
+        self.latest = Snapshot(run=run)
+        self._run, self._seen = run, seen
+        self._new: deque[EventRow] = deque()
+        self._state = LiveState()
+        self._lines: deque[Line] = deque(maxlen=MOST_LINES)
+        self._history: list[tuple[float, tuple[int, ...]]] = []
+
+    def put(self, event: EventRow) -> None:
+        """Take an event, from any thread; costs the run's thread nothing more."""
+        self._new.append(event)
+
+    def replay(self, log: Path, length: int) -> None:
+        """Take the events of before: the first ``length`` bytes of a run's event log."""
+        with log.open("rb") as file:
+            while file.tell() < length and (text := file.readline(2**20)):
+                try:
+                    self._apply(msgspec.json.decode(text, type=EventRow))
+                except (msgspec.MsgspecError, UnicodeDecodeError):  # a line that a crash has torn
+                    continue
+        for device in self._state.devices.values():
+            device.heard_by = "ledger"
+
+    def take(self) -> Snapshot:
+        """Apply what has come, and make the next snapshot."""
+        ahead = time.time() - time.monotonic()
+        while self._new:
+            self._apply(self._new.popleft())
+        while self._seen:
+            device, (at, by) = self._seen.popitem()
+            self._state.apply(EventRow(at + ahead, "heard", device=device, data={"by": by}))
+        self.latest = self._frozen(time.time())
+        return self.latest
+
+    def _apply(self, event: EventRow) -> None:
+        text = self._state.apply(event)
+        if text is not None:
+            self._lines.append(Line(event.at, event.kind, text, KINDS[event.kind].style))
+
+    def _frozen(self, now: float) -> Snapshot:
+        state = self._state
+        devices = tuple(_view(device) for device in state.devices.values())
+        counts = Counter(device.group for device in devices)
+        self._remember(now, tuple(counts[group] for group in GROUPS))
+        return Snapshot(
+            number=self.latest.number + 1,
+            at=now,
+            run=self._run,
+            standing=standing(state, counts),
+            elapsed_s=state.elapsed_s if state.ended else now - (state.began_at or now),
+            counts=dict(counts),
+            devices=devices,
+            curves=tuple(_curves(state)),
+            refusals=tuple(_refused(*key, refusal) for key, refusal in state.refusals.items()),
+            lines=tuple(self._lines),
+            history=tuple(self._history),
+            **{name: getattr(state, name) for name in _AS_THEY_ARE},
+        )
+
+    def _remember(self, now: float, counts: tuple[int, ...]) -> None:
+        """Note how many devices do what, when it has changed."""
+        if not self._history or self._history[-1][1] != counts:
+            self._history.append((now, counts))
+        if len(self._history) > MOST_POINTS:
+            del self._history[1:-1:2]
+
+
+def _view(device: LiveDevice) -> DeviceView:
+    own = {name: getattr(device, name) for name in DeviceView.__struct_fields__ if hasattr(device, name)}
+    group, bars, spans = GROUP_OF.get(device.doing, "waiting"), tuple(_bars(device)), tuple(device.spans)
+    return DeviceView(**{**own, "group": group, "bars": bars, "spans": spans})
+
+
+def _bars(device: LiveDevice) -> Iterable[Bar]:
+    """Memory as it is limited, else of a step; compute, payload and energy."""
+    memory = [name for name in ("step_memory_bytes", "memory_bytes", "gpu_memory_bytes") if device.budget.get(name)]
+    for name in (*(memory or ["step_memory_bytes"]), "flops", "payload_bytes", "energy_j"):
+        figure, label, unit = LIMITS[name]
+        yield Bar(figure, label, unit, device.highest.get(figure), device.budget.get(name))
+
+
+def _curves(state: LiveState) -> Iterable[Curve]:
+    if state.losses:
+        yield Curve("loss", "training", "", tuple(enumerate(state.losses, 1)))
+    for (metric, given, mask), values in state.scores.items():
+        if units.is_leading(metric):
+            after = state.scored_after[-len(values) :]
+            yield Curve(metric, given, "" if mask == "none" else mask, tuple(zip(after, values, strict=False)))
+
+
+def _refused(device: str, stage: int, kind: str, why: Refusal) -> Refused:
+    by = {"stage_planned": "plan", "declined": "device"}.get(kind, "coordinator")
+    needed, allowed = ("" if n is None else units.quantity(n, why.unit) for n in (why.needed, why.allowed))
+    return Refused(device, stage, by, reason(why), needed, allowed, why.detail, REMEDIES.get(why.reason, _OTHER))
+
+
+def standing(state: LiveState, counts: Counter[str]) -> str:
+    """How the run stands, in one sentence."""
+    total, spent = len(state.devices), units.seconds(round(state.elapsed_s))
+    if state.failure:
+        return f"The run failed: {state.failure}"
+    if state.ended:
+        return f"The run is {state.ended}: {_many(state.rounds_done, 'round')} in {spent}, {_many(total, 'device')}."
+    if not state.round:
+        return f"Waiting for devices; {total or 'none'} {'is' if total == 1 else 'are'} here."
+    said: dict[str, Callable[[int], str]] = {
+        "training": lambda n: f"{n} of {_many(total, 'device')} {'trains' if n == 1 else 'train'}",
+        "transferring": lambda n: f"{n} {'transfers' if n == 1 else 'transfer'}",
+        "waiting": lambda n: f"{n} {'waits' if n == 1 else 'wait'}",
+        "away": lambda n: f"{n} {'is' if n == 1 else 'are'} away",
+        "refused": lambda n: f"{n} {'is' if n == 1 else 'are'} refused",
+    }
+    words = ", ".join(say(counts[group]) for group, say in said.items() if counts[group] or group == "training")
+    where = f"Round {min(state.rounds_done + 1, state.rounds_total)} of {state.rounds_total}"
+    again = f", attempt {state.attempt}" if state.attempt > 1 else ""
+    sentence = f"{where}, in stage {state.stage} of {state.stages}{again}: {words}."
+    return {"paused": "Paused. ", "pausing": "Pausing after this round. "}.get(state.paused, "") + sentence
+
+
+def _many(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"

@@ -1,0 +1,104 @@
+"""The page's thread: it serves while a run goes on, bounds those who follow, and ends at once with streams open."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from page_fixture import Page
+
+from coordinator.web import app
+from coordinator.web.server import Served, serving
+from edgefl.run_records import EventRow
+
+
+class Follower(threading.Thread):
+    """Reads the stream as a browser does, to its end."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(daemon=True)
+        self.text = ""
+        self._url = url
+        self.start()
+
+    def run(self) -> None:
+        with httpx.stream("GET", f"{self._url}/live", timeout=30) as stream:
+            for text in stream.iter_text():
+                self.text += text
+
+    def waits_for(self, words: str) -> None:
+        until = time.monotonic() + 20
+        while words not in self.text:
+            assert time.monotonic() < until, self.text[-500:]
+            time.sleep(0.05)
+
+
+def test_an_open_stream_gets_the_end_and_does_not_hold_it_up(tmp_path: Path) -> None:
+    links: list[str] = []
+    before = threading.active_count()
+    with serving("127.0.0.1:0", Served("r1", tmp_path, {}), links.append) as feed:
+        feed.put(EventRow(1.0, "run_started", data={"name": "wave", "stages": 1, "rounds_total": 1}))
+        follower = Follower(links[0])
+        follower.waits_for("wave")
+        feed.put(EventRow(2.0, "device_joined", device="cam-1"))
+        follower.waits_for("cam-1")
+        feed.put(EventRow(3.0, "run_finished", data={"status": "done"}))
+    follower.join(5)
+    assert not follower.is_alive()
+    assert "The run is done" in follower.text
+    assert "event: over" in follower.text
+    assert threading.active_count() <= before  # one that hangs is left behind
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(f"{links[0]}/")
+
+
+def test_an_interrupted_run_leaves_its_browsers_trying_again(tmp_path: Path) -> None:
+    links: list[str] = []
+    with serving("127.0.0.1:0", Served("r1", tmp_path, {}), links.append) as feed:
+        feed.put(EventRow(1.0, "run_started", data={"name": "wave"}))
+        follower = Follower(links[0])
+        follower.waits_for("wave")
+    follower.join(5)
+    assert "event: over" not in follower.text
+
+
+def test_browsers_beyond_the_limit_are_turned_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(app, "MOST_STREAMS", 0)
+    answer = Page(tmp_path).client.get("/live")
+    assert (answer.status_code, answer.headers["retry-after"]) == (503, "30")
+
+
+def test_a_stream_sends_what_changed_and_nothing_else(tmp_path: Path) -> None:
+    page = Page(tmp_path, [EventRow(1.0, "device_joined", device="cam-1")])
+
+    async def follow() -> Iterator[str]:
+        stream = page.site._stream(app.View())
+        first = (await stream.__anext__())["data"]
+        page.feed.put(EventRow(2.0, "warning", data={"text": "hot"}))
+        page.feed.take()
+        page.board.turn()
+        second = (await stream.__anext__())["data"]
+        assert page.board.streams == 1
+        await stream.aclose()
+        assert page.board.streams == 0
+        return iter((first, second))
+
+    first, second = asyncio.run(follow())
+    assert first.count("<hx-partial") == 6
+    assert 'hx-target="#log"' in second
+    assert 'hx-target="#curves"' not in second
+    assert "hot" in second
+
+
+def test_a_fault_of_the_page_does_not_touch_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(app.Pieces, "__init__", lambda *_, **__: 1 / 0)
+    with serving("127.0.0.1:0", Served("r1", tmp_path, {}), lambda url: None) as feed:
+        feed.put(EventRow(1.0, "run_started"))
+    assert "the live page has ended" in caplog.text

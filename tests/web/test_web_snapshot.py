@@ -1,0 +1,196 @@
+"""The page's snapshot: what a device does and since when, signs of life with their source, budgets, words."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import msgspec
+import pytest
+from page_fixture import Page
+from test_report_live import live_events
+
+from coordinator.web.pieces import FEW, Axis, View, plots
+from coordinator.web.snapshot import GROUPS, MOST_POINTS, REMEDIES, DeviceView, Feed, Snapshot
+from edgefl.report.events import MOST_SPANS, REASONS
+from edgefl.run_records import EventRow
+
+MIB = 2**20
+
+
+def fed(*events: EventRow, feed: Feed | None = None) -> Snapshot:
+    feed = feed or Feed("r1", {})
+    for event in events:
+        feed.put(event)
+    return feed.take()
+
+
+def device(snapshot: Snapshot, name: str) -> DeviceView:
+    return next(one for one in snapshot.devices if one.name == name)
+
+
+def test_a_run_is_told_in_one_sentence() -> None:
+    events = live_events()
+    assert fed().standing == "Waiting for devices; none are here."
+    assert fed(*events[:2]).standing == "Waiting for devices; 1 is here."
+    assert fed(*events[:10]).standing == "Round 1 of 12, in stage 1 of 6: 1 of 4 devices trains, 2 wait, 1 is refused."
+    assert fed(*events).standing == "The run is done: 1 round in 2 min 11 s, 4 devices."
+    failed = EventRow(events[-1].at, "run_failed", data={"text": "no quorum.", "remedy": "Lower it."})
+    assert fed(*events[:-1], failed).standing == "The run failed: no quorum. Lower it."
+
+
+def test_transfers_show_by_what_a_device_asks_and_sends() -> None:
+    """Heard of by chunks it is sending; a sign older than what it began since changes nothing."""
+    feed = Feed("r1", {})
+    start = [
+        EventRow(10.0, "device_joined", device="a"),
+        EventRow(11.0, "round_started", 1, 1, data={"participants": ["a"]}),
+    ]
+    told = [*start]
+    for at, by, doing in ((12.0, "need", "receiving"), (13.0, "heartbeat", "receiving"), (14.0, "upload", "sending")):
+        told.append(EventRow(at, "heard", device="a", data={"by": by}))
+        seen = device(fed(*told, feed=Feed("r1", {})), "a")
+        assert (seen.doing, seen.heard_at, seen.heard_by) == (doing, at, by)
+    told.append(EventRow(15.0, "update", 1, 1, "a", {"loss": 1.0}))
+    told.append(EventRow(16.0, "heard", device="a", data={"by": "upload"}))
+    done = device(fed(*told, feed=feed), "a")
+    assert done.doing == "done"
+    assert done.spans == ((10.0, "idle"), (11.0, "waiting"), (12.0, "receiving"), (14.0, "sending"), (15.0, "done"))
+    again = EventRow(20.0, "round_started", 1, 2, data={"participants": ["a"]})
+    late = EventRow(19.0, "heard", device="a", data={"by": "upload"})
+    assert device(fed(again, late, feed=feed), "a").doing == "waiting"
+
+
+def test_who_was_heard_of_empties_its_table_and_keeps_strangers_out() -> None:
+    seen = {"a": (5.0, "heartbeat"), "stranger": (5.0, "presence")}
+    feed = Feed("r1", seen)
+    snapshot = fed(EventRow(1.0, "device_joined", device="a"), feed=feed)
+    assert seen == {}
+    assert [one.name for one in snapshot.devices] == ["a"]
+    assert snapshot.devices[0].heard_by == "heartbeat"
+
+
+def test_a_last_will_is_a_sign_with_its_source_and_silence_is_not() -> None:
+    joined = EventRow(1.0, "device_joined", device="a")
+    will = fed(joined, EventRow(9.0, "device_left", device="a", data={"reason": "offline"}))
+    silent = fed(joined, EventRow(9.0, "device_left", device="a", data={"reason": "silent for 35 s"}))
+    assert (will.devices[0].heard_at, will.devices[0].heard_by, will.devices[0].group) == (9.0, "last will", "away")
+    assert (silent.devices[0].heard_at, silent.devices[0].heard_by) == (1.0, "hello")
+
+
+def test_each_budget_has_its_figure_of_the_costliest_round() -> None:
+    budget = {"step_memory_bytes": 24 * MIB, "payload_bytes": 8 * MIB, "energy_j": 50.0}
+    one = {"step_peak_bytes": 12 * MIB, "payload_up_bytes": 3 * MIB, "payload_down_bytes": 2 * MIB, "flops": 1e9}
+    two = {
+        "step_peak_bytes": 11 * MIB,
+        "payload_up_bytes": MIB,
+        "payload_down_bytes": 0,
+        "flops": 2e9,
+        "energy_j": 40.0,
+    }
+    snapshot = fed(
+        EventRow(1.0, "device_joined", device="a", data={"budget": budget}),
+        EventRow(2.0, "update", 1, 1, "a", one),
+        EventRow(3.0, "update", 1, 2, "a", two),
+    )
+    (a,) = snapshot.devices
+    assert {bar.figure: (bar.used, bar.allowed) for bar in a.bars} == {
+        "step_peak_bytes": (12 * MIB, 24 * MIB),
+        "flops": (2e9, None),
+        "payload_bytes": (5 * MIB, 8 * MIB),
+        "energy_j": (40.0, 50.0),
+    }
+    assert [bar.share for bar in a.bars] == [0.5, None, 0.625, 0.8]
+    assert (a.sent_bytes, a.received_bytes, a.flops, a.energy_j) == (4 * MIB, 2 * MIB, 3e9, 40.0)
+
+
+def test_a_refusal_has_both_numbers_and_a_remedy_that_is_there_for_every_budget() -> None:
+    (tiny, nano) = fed(*live_events()).refusals
+    assert (tiny.device, tiny.by, tiny.allowed) == ("tiny", "plan", "3.00 MiB")
+    assert (nano.device, nano.by, nano.needed, nano.allowed) == ("nano", "device", "26.4 MiB", "24.0 MiB")
+    assert "training.batch_size" in nano.remedy
+    assert set(REMEDIES) <= {*REASONS}
+    assert {"step_memory", "memory", "flops", "payload", "energy", "disk"} <= set(REMEDIES)
+
+
+def test_a_run_that_goes_on_shows_what_was_before(tmp_path: Path) -> None:
+    log = tmp_path / "events.jsonl"
+    lines = [msgspec.json.encode(event) for event in live_events()[:-1]]
+    log.write_bytes(b"\n".join([*lines[:3], b'{"at": 1, "ki', *lines[3:]]) + b"\n")
+    length = log.stat().st_size
+    with log.open("ab") as file:  # what comes while the page starts is told to it as well
+        file.write(msgspec.json.encode(EventRow(5e9, "device_joined", device="later")) + b"\n")
+    feed = Feed("r1", {})
+    feed.replay(log, length)
+    before = feed.take()
+    assert [one.name for one in before.devices] == ["orin-nano", "nano", "gpu-box", "tiny"]
+    assert {one.heard_by for one in before.devices} == {"ledger"}
+    assert before.rounds_done == 1
+    again = fed(EventRow(4e9, "run_started", data={"stages": 6, "rounds_total": 12}), feed=feed)
+    assert {one.group for one in again.devices} == {"away"}
+    back = fed(EventRow(4e9 + 1, "device_joined", device="nano"), feed=feed)
+    assert (device(back, "nano").group, device(back, "nano").heard_by) == ("waiting", "hello")
+    assert (back.rounds_done, back.ended) == (1, "")
+
+
+def test_curves_are_by_what_the_model_was_given() -> None:
+    loss, *_ = reversed(plots(fed(*live_events())))
+    assert (loss.title, loss.lines[0][1]) == ("loss", ((1, 1.21),))
+    accuracy = plots(fed(*live_events()))[0]
+    assert accuracy.unit == "%"
+    assert [label for label, _ in accuracy.lines][:2] == ["acc + gyro", "acc, zero mask"]
+    assert all(0 < y <= 100 for _, points in accuracy.lines for _, y in points)
+
+
+@pytest.mark.parametrize(("elapsed", "length"), [(1, 30), (31, 60), (700, 1200), (3600, 3600), (9000, 3600)])
+def test_the_time_axis_grows_by_jumps_and_then_slides(elapsed: float, length: float) -> None:
+    axis = Axis.of(Snapshot(at=elapsed, began_at=0.0, elapsed_s=elapsed))
+    assert axis.length == length
+    assert 0 <= axis.at(elapsed) <= 1000
+    assert axis.at(axis.begin + axis.length) == 1000
+
+
+def test_a_device_s_time_is_drawn_without_gaps() -> None:
+    feed = Feed("r1", {})
+    fed(EventRow(0.0, "device_joined", device="a"), EventRow(5.0, "progress", device="a"), feed=feed)
+    (a,) = feed.latest.devices
+    axis = Axis(0.0, 30.0, 15.0)
+    assert axis.bars(a) == [(0.0, 166.7, "waiting", "idle"), (166.7, 333.3, "training", "training")]
+
+
+def test_what_is_kept_is_bounded() -> None:
+    feed = Feed("r1", {})
+    fed(EventRow(0.0, "device_joined", device="a"), feed=feed)
+    for number in range(MOST_POINTS + 50):
+        kind = "progress" if number % 2 else "update"
+        fed(EventRow(number, kind, device="a"), EventRow(number, "warning", data={"text": "x"}), feed=feed)
+    snapshot = feed.latest
+    assert len(snapshot.history) <= MOST_POINTS
+    assert len(snapshot.devices[0].spans) == MOST_SPANS
+    assert len(snapshot.lines) == 200
+
+
+def test_five_hundred_devices_are_summed_up_filtered_and_found(tmp_path: Path) -> None:
+    names = [f"cam-{number:03d}" for number in range(500)]
+    events = [EventRow(1.0, "device_joined", device=name) for name in names]
+    events += [EventRow(2.0, "round_started", 1, 1, data={"participants": names})]
+    events += [EventRow(3.0, "progress", 1, 1, name, {"step": 1, "steps": 2}) for name in names[400:]]
+    page = Page(tmp_path, events)
+    text = page.client.get("/").text
+    assert text.count("<article") == FEW
+    assert f"{500 - FEW} more devices fit" in text
+    assert "100 of 500 devices train, 400 wait" in text
+    assert 'id="device-cam-400"' in text  # those at work first
+    assert page.client.get("/?show=training").text.count("<article") == FEW
+    assert page.client.get("/?find=CAM-01").text.count("<article") == 10
+    assert page.client.get("/?rows=all").text.count("<article") == 500
+    assert "No device fits" in page.client.get("/?show=away").text
+    assert View.of({"show": "<b>", "find": "x" * 99, "rows": "-1"}) == View("", "x" * 64, FEW)
+
+
+def test_programs_read_the_same_snapshot(tmp_path: Path) -> None:
+    page = Page(tmp_path, live_events())
+    body = json.loads(page.client.get("/snapshot.json").text)
+    assert (body["run"], body["rounds_done"], body["rounds_total"]) == ("r1", 1, 12)
+    assert msgspec.json.decode(page.client.get("/snapshot.json").content, type=Snapshot) == page.feed.latest
+    assert set(body["counts"]) <= set(GROUPS)
