@@ -8,12 +8,13 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
-from edgefl.console import guarded
-from edgefl.errors import EdgeFLError, missing_dependency
+from edgefl.console import guarded, show_version
+from edgefl.errors import EdgeFLError, StoreError, missing_dependency
+from edgefl.log_lines import line_writer
 from edgefl.run_records import EventRow
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
@@ -34,12 +35,24 @@ RUN = typer.Option(metavar="RUN", help="Id of the new run; default: its name, da
 RESUME = typer.Option(metavar="RUN", help="Go on with this run where it stopped.")
 LEDGER = typer.Option(metavar="URL", help="Database of the ledger, such as postgresql://…; default: a file.")
 SET = typer.Option("--set", metavar="FIELD=VALUE", help="Override a field of the run file: round.quorum=0.8")
+LOG_FORMAT = typer.Option(
+    metavar="text|json", help="Log lines on stderr instead of a display: key=value, or one JSON object an event."
+)
+TRACK = typer.Option(
+    "--track", metavar="KIND", help="Write scalars: tensorboard[:DIR] or mlflow[:URI]; in the run's folder. Repeatable."
+)
 EVENTS = typer.Option("--events", help="Print events as JSON lines instead of a display.")
+WEB = typer.Option("--web", help="Show the run on a page while it goes on: open the address that is printed.")
+WEB_AT = typer.Option(metavar="HOST:PORT", help="Where that page is; elsewhere than on this machine, by a link only.")
+WEB_CONTROL = typer.Option("--web-control", help="Let the page pause, resume and stop the run and leave devices out.")
 DEBUG = typer.Option("--debug", help="Show tracebacks.")
+VERSION = typer.Option(
+    "--version", callback=show_version("edgefl-coordinator"), is_eager=True, help="Show the version."
+)
 
 
 @app.callback()
-def commands() -> None:
+def commands(version: Annotated[bool, VERSION] = False) -> None:
     """Coordinate a fleet: offer work to devices, collect their updates, keep the ledger.
 
     Needs no GPU; what needs torch runs in a worker process.
@@ -58,7 +71,12 @@ def run_command(
     overrides: Annotated[list[str] | None, SET] = None,
     identity: Annotated[Path | None, IDENTITY] = None,
     insecure: Annotated[bool, INSECURE] = False,
+    web: Annotated[bool, WEB] = False,
+    web_at: Annotated[str, WEB_AT] = "",
+    web_control: Annotated[bool, WEB_CONTROL] = False,
     events: Annotated[bool, EVENTS] = False,
+    log_format: Annotated[Literal["text", "json"] | None, LOG_FORMAT] = None,
+    track: Annotated[list[str] | None, TRACK] = None,
     debug: Annotated[bool, DEBUG] = False,
 ) -> None:
     """Execute a run: wait for devices, train stage by stage, evaluate, report.
@@ -66,15 +84,30 @@ def run_command(
     Agents connect to the same broker with `edgefl-agent run --broker URL --fleet NAME`. Ctrl-C stops the run;
     --resume RUN goes on where it stopped.
     """
-    with guarded(debug):
-        with showing(events) as emit:
+    log = line_writer(log_format, program="coordinator") if log_format else None
+    with guarded(debug, tell=log if log_format == "json" else None):
+        with showing(events, silent=log is not None) as emit:
             from coordinator.runtime.start import RunOptions, execute  # here: a missing package is an event too
 
+            page = web_at if web or web_at or web_control else None
             options = RunOptions(
-                file, run, resume, broker, fleet, directory, overrides or (), ledger, identity, insecure
+                file,
+                run,
+                resume,
+                broker,
+                fleet,
+                directory,
+                overrides or (),
+                ledger,
+                identity,
+                insecure,
+                page,
+                web_control,
+                log,
+                track or (),
             )
-            report = execute(options, emit, say)
-        if not events:
+            report = execute(options, emit, (lambda text: log("notice", text=text)) if log else say)
+        if not events and log is None:
             typer.echo(f"run {report.run} is {report.status}; see it with: edgefl report {directory / report.run}")
 
 
@@ -152,14 +185,61 @@ def enrollments_command(
         asyncio.run(serve(Fleet(identity), say))
 
 
+@app.command("backup")
+def backup_command(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="A run's id; not needed with --all.")] = "",
+    out: Annotated[
+        Path, typer.Option(help="File to write; one of this name is replaced when the copy is whole.")
+    ] = Path("edgefl-backup.tar"),
+    every: Annotated[bool, typer.Option("--all", help="All runs there are.")] = False,
+    directory: Annotated[Path, DIRECTORY] = Path("runs"),
+    debug: Annotated[bool, DEBUG] = False,
+) -> None:
+    """Copy runs into one file, also while they go on: ledger, model, shares, bundles. Not the fleet's identity.
+
+    Example: edgefl-coordinator backup --all --out /mnt/backup/runs.tar
+    """
+    with guarded(debug):
+        from coordinator.runtime.backup import back_up
+        from edgefl.storage.disk import ledger_file
+
+        if bool(run) == every:
+            raise typer.BadParameter("name a run, or --all", param_hint="RUN")
+        there = sorted(path.parent for path in map(ledger_file, directory.glob("*")) if path is not None)
+        chosen = [path for path in there if every or path.name == run]
+        if not chosen:
+            known = ", ".join(path.name for path in there) or "none"
+            raise StoreError(f"there is no run {run!r} in {directory}", remedy=f"Runs there are: {known}.")
+        made = back_up(chosen, out)
+        say(f"{', '.join(made.runs)}: {len(made.files)} files, {sum(one.size for one in made.files.values())} bytes")
+
+
+@app.command("restore")
+def restore_command(
+    file: Annotated[Path, typer.Argument(help="A file that `backup` has written.")],
+    into: Annotated[Path, typer.Option(help="Where runs are kept; each gets its folder.")] = Path("runs"),
+    ledger: Annotated[str, LEDGER] = "",
+    debug: Annotated[bool, DEBUG] = False,
+) -> None:
+    """Write the runs of a copy, after all of it was read and found right. `run --resume RUN` goes on with one.
+
+    Example: edgefl-coordinator restore /mnt/backup/runs.tar --into runs
+    """
+    with guarded(debug):
+        from coordinator.runtime.backup import restore
+
+        for run in restore(file, into, ledger).runs:
+            typer.echo(into / run)
+
+
 def say(text: str) -> None:
     """A line for the person who looks on; standard output is for what a program may read."""
     typer.echo(text, err=True)
 
 
 @contextlib.contextmanager
-def showing(events: bool) -> Iterator[Callable[[EventRow], None]]:
-    """Something that shows events: JSON lines on stdout, or the live display."""
+def showing(events: bool, *, silent: bool = False) -> Iterator[Callable[[EventRow], None]]:
+    """Something that shows events: JSON lines on stdout, or the live display; nothing if it is to be ``silent``."""
     if events:
         import msgspec
 
@@ -181,6 +261,9 @@ def showing(events: bool) -> Iterator[Callable[[EventRow], None]]:
             if known is not None and "run_failed" not in told:  # not begun; whoever watches has only the events
                 write(EventRow(time.time(), "run_failed", data={"text": known.message, "remedy": known.remedy}))
             raise
+        return
+    if silent:
+        yield lambda _: None
         return
     from edgefl.report.live import LiveView
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import TracebackType
 
 import msgspec
-from sqlalchemy import ColumnElement, Connection, and_, func, insert, select, update
+from sqlalchemy import ColumnElement, Connection, and_, delete, func, insert, select, update
 from sqlalchemy.engine import make_url
 
 from coordinator.core.moves import Position, Save, SavedRound, SaveEnd
@@ -28,9 +28,11 @@ from coordinator.ledger.tables import RunRow, SavedFigure, SnapshotRow, put, put
 from edgefl.errors import StoreError
 from edgefl.plan.job import RunPlan
 from edgefl.records import Attempt, EvaluationRow, Figure, Figures, Manifest
-from edgefl.run_records import AssignmentRow, BundleRow, DeviceRow, EventRow, RoundRow, RunReport
+from edgefl.run_records import AssignmentRow, BundleRow, DeviceRow, EventRow, RoundRow, RunReport, SightingRow
 
 replace = msgspec.structs.replace
+#: Rows of a run that is taken in, inserted together.
+_BATCH = 1000
 
 
 class Ledger:
@@ -169,6 +171,34 @@ class Ledger:
         with self._writing() as connection:
             put(connection, run, [bundle])
 
+    def dump(self, run: str) -> list[tuple[str, msgspec.Struct]]:
+        """All rows of a run as (table, row), as they were at one instant, also while a coordinator writes."""
+        with named_errors(self._name), self._engine.connect() as connection:
+            if self._engine.dialect.name == "postgresql":  # one view of all tables; a SQLite transaction has it anyway
+                connection = connection.execution_options(isolation_level="REPEATABLE READ")
+            self._run(connection, run)
+            return [(name, row) for name, kind in tables.KEPT.items() for row in rows(connection, kind, run)]
+
+    def take_in(self, run: str, kept: Iterable[msgspec.Struct]) -> None:
+        """Record a run by the rows that ``dump`` gave. Raises StoreError when it is there already."""
+        with self._writing() as connection:
+            if any(rows(connection, RunRow, run)):
+                remedy = "Give another --ledger, or take that run out of it."
+                raise StoreError(f"run {run!r} is in the ledger {self._name} already", remedy=remedy)
+            batch = list[msgspec.Struct]()
+            for row in kept:
+                batch.append(row)
+                if len(batch) == _BATCH:
+                    put(connection, run, batch)
+                    batch.clear()
+            put(connection, run, batch)
+
+    def forget(self, run: str) -> None:
+        """Delete all rows of a run, if there are any."""
+        with self._writing() as connection:
+            for table in reversed(tables.metadata.sorted_tables):
+                connection.execute(delete(table).where(table.c.run == run))
+
     def report(self, run: str = "") -> RunReport:
         """Everything about a run; "": the newest. Raises StoreError naming the runs there are."""
         with self._reading() as connection:
@@ -180,6 +210,7 @@ class Ledger:
             return replace(
                 head,
                 devices=tuple(rows(connection, DeviceRow, head.run)),
+                sightings=tuple(rows(connection, SightingRow, head.run)),
                 rounds=tuple(last_attempts.values()),
                 assignments=tuple(_assignments(connection, head.run)),
                 evaluations=tuple(rows(connection, EvaluationRow, head.run)),

@@ -17,12 +17,12 @@ from sqlalchemy.types import TypeEngine
 
 from coordinator.core.moves import SavedRound
 from edgefl.records import EvaluationRow, Figure, Manifest
-from edgefl.run_records import AssignmentRow, BundleRow, DeviceRow, EventRow, RoundRow
+from edgefl.run_records import AssignmentRow, BundleRow, DeviceRow, EventRow, RoundRow, SightingRow
 
 R = TypeVar("R", bound=msgspec.Struct)
 
 #: The newest migration; a ledger of this revision is opened without loading Alembic.
-HEAD = "0003"
+HEAD = "0004"
 #: Figures of one device in one round, some times as many as FIGURES names: a device that sends more is faulty.
 MAX_FIGURES = 64
 #: Characters of a text column; any other holds an identifier of at most 64.
@@ -35,7 +35,7 @@ _LENGTHS = {
     "path": 1024,
 }
 #: What rows hold in a column that a migration has added.
-_DEFAULTS = {"matcher": ""}
+_DEFAULTS = {"matcher": "", "agent_version": ""}
 _NUMBERS: dict[object, TypeEngine[Any]] = {
     bool: sa.Boolean(),
     int: sa.Integer(),
@@ -120,7 +120,12 @@ TABLES: dict[type[msgspec.Struct], sa.Table] = {
     EvaluationRow: evaluations,
     EventRow: events,
     SnapshotRow: snapshots,
+    SightingRow: _table("sightings", SightingRow, "device"),
     BundleRow: _table("bundles", BundleRow, "name"),
+}
+#: Table -> its rows' struct, in the order in which a run is copied.
+KEPT: dict[str, type[msgspec.Struct]] = {
+    str(table.name): kind for kind, table in TABLES.items() if kind is not RoundRow
 }
 #: Texts that devices write, which are cut to their column; what is our own is stored as it is, or refused.
 _DEVICES_TEXTS = {TABLES[DeviceRow].c.profile, figures.c.source, figures.c.reason, figures.c.name}

@@ -11,7 +11,16 @@ from edgefl.run_records import EventRow
 from edgefl.transport.interface import Transport
 
 if TYPE_CHECKING:  # runs without an identity load no cryptography
+    from coordinator.runtime.control import Control
     from coordinator.runtime.fleet_auth import Guard
+
+
+class Watch:
+    """A page's way into a run. ``seen``: device -> when it was heard of last, by the machine's clock, and how."""
+
+    def __init__(self) -> None:
+        self.seen: dict[str, tuple[float, str]] = {}
+        self.control: Control | None = None
 
 
 class Worker(Protocol):
@@ -31,6 +40,7 @@ class Environment(NamedTuple):
 
     ``ledger_url``: a database, default ``ledger.sqlite`` in the directory. ``broker``: its address, for the event log.
     ``worker``: in place of the process that holds torch. ``guard``: the fleet's identity, if it has one.
+    ``watch``: for a page that shows the run.
     """
 
     directory: Path
@@ -42,3 +52,4 @@ class Environment(NamedTuple):
     worker: Worker | None = None
     timeouts: Timeouts = Timeouts()
     guard: Guard | None = None
+    watch: Watch | None = None

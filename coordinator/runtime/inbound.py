@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-import re
 from collections import Counter
+from collections.abc import Container
 from typing import TypeVar
 
 import msgspec
@@ -19,9 +19,11 @@ from coordinator.core.moves import (
     Joined,
     Progressed,
 )
+from edgefl.console import safe_text
 from edgefl.errors import ProtocolError
 from edgefl.protocol import messages, topics
-from edgefl.protocol.messages import Hello, Need, Presence, Renew, UnknownMessageError
+from edgefl.protocol.messages import MOST_LOG_LINES, Hello, LogLines, Need, Presence, Renew, UnknownMessageError
+from edgefl.run_records import SightingRow
 
 V = TypeVar("V")
 S = TypeVar("S", bound=msgspec.Struct)
@@ -34,20 +36,19 @@ MAX_INTRODUCTIONS = 10
 NAME = 64
 #: Characters of sentences.
 SENTENCE = 500
-_SENTENCES = frozenset({"detail", "source", "reason"})
-#: C0, DEL and C1, which terminals obey; marks that turn, hide or break what is shown; halves of no character.
-_UNSAFE = re.compile(
-    "[\x00-\x1f\x7f-\x9f\u00ad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\ud800-\udfff]"
-)
+_SENTENCES = frozenset({"detail", "source", "reason", "refusal", "lines"})
 
 
 class Inbound:
     """``silence_s``: a device not heard of for longer is offline. ``introduce_s``: between requests for a hello.
 
-    ``dropped``: unusable messages, counted by reason.
+    ``dropped``: unusable messages, counted by reason. ``seen`` takes, where given, when each device was heard of last
+    by the clock that only goes forward,
+    and by what kind of message; its reader empties it.
     """
 
     def __init__(self, silence_s: float, introduce_s: float) -> None:
+        self.seen: dict[str, tuple[float, str]] | None = None
         self.dropped: Counter[str] = Counter()
         self._silence_s = silence_s
         self._introduce_s = introduce_s
@@ -55,8 +56,9 @@ class Inbound:
         self._sessions: dict[str, str] = {}
         self._heard: dict[str, float] = {}
         self._hellos: dict[str, tuple[float, Hello]] = {}
+        self._sightings: dict[str, tuple[float, str, bool]] = {}  # when, by what, online; not yet on record
 
-    def read(self, topic: topics.Topic, payload: bytes, now: float) -> FromDevice | Need | Renew | None:
+    def read(self, topic: topics.Topic, payload: bytes, now: float) -> FromDevice | Need | Renew | LogLines | None:
         """The event of a message on an ``up`` or ``presence`` topic; None when it says nothing of use."""
         try:
             message = messages.decode_up(payload)
@@ -74,17 +76,22 @@ class Inbound:
             return None
         if isinstance(message, Presence):
             return self._presence(cleaned(message), now)
-        self.heard(message.device, now)
+        self.heard(message.device, now, type(message).__name__.lower())
         if isinstance(message, Need | Renew):
             return message
+        if isinstance(message, LogLines):
+            return cleaned(msgspec.structs.replace(message, lines=message.lines[-MOST_LOG_LINES:]))
         message = cleaned(message)
         if isinstance(message, Hello) and self._is_repeated(message, now):
             return None
         return _event(message, now)
 
-    def heard(self, device: str, now: float) -> None:
-        """A device shows life."""
+    def heard(self, device: str, now: float, by: str = "message") -> None:
+        """A device shows life, by a message of this kind."""
         self._heard[device] = now
+        self._sightings[device] = (now, by, True)
+        if self.seen is not None:
+            self.seen[device] = (now, by)
 
     def reset(self, now: float) -> None:
         """The coordinator itself was offline: silence before now counts for no device."""
@@ -94,8 +101,13 @@ class Inbound:
         """Devices not heard of for too long, once each."""
         late = [name for name, at in self._heard.items() if now - at > self._silence_s]
         for name in late:
-            del self._heard[name]
+            self._sightings[name] = (self._heard.pop(name), "silence since", False)
         return [DeviceOffline(now, name, f"silent for {self._silence_s:g} s") for name in late]
+
+    def sightings(self, ahead: float, known: Container[str]) -> list[SightingRow]:
+        """Rows of the last signs of life since this was asked before; ``ahead``: the epoch's clock before ours."""
+        found, self._sightings = self._sightings, {}
+        return [SightingRow(name, ahead + at, by, on) for name, (at, by, on) in sorted(found.items()) if name in known]
 
     def strangers(self, now: float) -> list[HeartbeatSeen]:
         """Devices that are online and still have not introduced themselves, each time it is due to ask them."""
@@ -116,8 +128,10 @@ class Inbound:
             return None
         self._strangers.pop(device, None)
         self._hellos.pop(device, None)
-        known = self._sessions.get(device) == message.session
-        return DeviceOffline(now, device, "offline") if known and self._heard.pop(device, None) is not None else None
+        if self._sessions.get(device) != message.session or self._heard.pop(device, None) is None:
+            return None
+        self._sightings[device] = (now, "last will", False)
+        return DeviceOffline(now, device, "offline")
 
     def _is_repeated(self, hello: Hello, now: float) -> bool:
         """Note a hello. True for the same one within a moment: the device was called just when it came by itself."""
@@ -167,7 +181,7 @@ def cleaned(message: S) -> S:
 
 def _plain(value: object, name: str) -> object:
     if isinstance(value, str):
-        return _UNSAFE.sub("\ufffd", value[: SENTENCE if name in _SENTENCES else NAME])
+        return safe_text(value[: SENTENCE if name in _SENTENCES else NAME])
     if isinstance(value, msgspec.Struct):
         return cleaned(value)
     if isinstance(value, dict):

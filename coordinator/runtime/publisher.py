@@ -25,6 +25,7 @@ from coordinator.runtime.environment import Environment
 from coordinator.runtime.record import warning
 from coordinator.runtime.uploads import Uploads, counted
 from coordinator.runtime.validate_update import Own, Rules
+from edgefl import __version__
 from edgefl.aggregation.weights import wanted
 from edgefl.errors import MessageSizeError
 from edgefl.plan.job import RunPlan
@@ -91,7 +92,8 @@ class Publisher:
             self.post(one.device, m.Drain(self._plan.run, one.reason, state.made_ms))
         elif isinstance(one, do.SendWelcome):
             run, made_ms, beat = self._plan.run, state.made_ms, self._heartbeat_s
-            self.post(one.device, m.Welcome(self._session, run=run, made_ms=made_ms, heartbeat_s=beat))
+            welcome = m.Welcome(self._session, run=run, made_ms=made_ms, heartbeat_s=beat, release=__version__)
+            self.post(one.device, welcome)
         elif isinstance(one, do.SendAbort):
             self.uploads.cancel(one.device)
             self.away(one.device)

@@ -63,6 +63,10 @@ class Record:
             self.ledger.commit(self._run, [*self._unsaved, *saves], rows, time.time(), changed)
         self.saved, self._unsaved = state if begun else self.saved, []
 
+    def keep(self, saves: Sequence[do.Save]) -> None:
+        """Save these with the next transaction."""
+        self._unsaved += saves
+
     def write(self, row: EventRow) -> None:
         """Record one event now."""
         self.ledger.commit(self._run, [], [row], time.time())

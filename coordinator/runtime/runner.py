@@ -14,10 +14,13 @@ from collections.abc import Sequence
 
 from coordinator.core import moves as do
 from coordinator.core.machine import step
-from coordinator.core.moves import Begin, Declined, DeviceOffline, Event, Tick
+from coordinator.core.moves import Begin, Declined, DeviceOffline, Event, Request, Tick
 from coordinator.core.round_rules import still_needed
 from coordinator.core.state import ENDED, Phase, State, resumed
 from coordinator.ledger.ledger import Ledger
+from coordinator.runtime.control import Control
+from coordinator.runtime.control_socket import listening
+from coordinator.runtime.device_logs import DeviceLogs
 from coordinator.runtime.environment import Environment
 from coordinator.runtime.inbound import Inbound
 from coordinator.runtime.model_tasks import ModelTasks, payload_sizes
@@ -25,12 +28,12 @@ from coordinator.runtime.publisher import Publisher
 from coordinator.runtime.record import Journal, Move, Record, dated, forward_warnings, warning
 from coordinator.runtime.validate_update import ruined
 from edgefl.aggregation.history import load as load_memory
-from edgefl.errors import BudgetError, DataError, EdgeFLError, ProtocolError, RunError
+from edgefl.errors import BudgetError, ControlError, DataError, EdgeFLError, ProtocolError, RunError
 from edgefl.plan.compile import moving, warnings_of
 from edgefl.plan.job import RunPlan
 from edgefl.process.worker import WorkerProcess
 from edgefl.protocol import topics
-from edgefl.protocol.messages import Need, Renew
+from edgefl.protocol.messages import LogLines, Need, Renew
 from edgefl.records import Attempt, Manifest
 from edgefl.report.units import public_url
 from edgefl.run_records import EventRow, RunReport
@@ -39,6 +42,9 @@ from edgefl.storage.objects import ObjectStore
 
 #: Seconds by which a clock goes back that was set; one that is disciplined goes slower instead.
 STEP_S = 1.0
+#: Interval of records of when each device was heard of last: heartbeats come every 10 s from each, and a ledger is
+#: synced at every commit.
+SIGHTINGS_S = 60.0
 #: Events taken in one transaction: many devices' messages that came while the last one was written.
 MOST_AT_ONCE = 256
 _ERRORS: dict[str, type[EdgeFLError]] = {kind.__name__: kind for kind in (RunError, BudgetError, DataError)}
@@ -77,15 +83,21 @@ class Runner:
         self._guard = environment.guard
         self._record = Record(plan.run, ledger, journal, self.state)
         self._events: asyncio.Queue[Event | EventRow | BaseException] = asyncio.Queue()
+        self._asked: dict[int, asyncio.Future[State]] = {}  # by id of the event
         self._inbound = Inbound(timeouts.silence_s, timeouts.introduce_s)
         self._connected = False
         self._listening = False
         self._garbage = False
         self._ahead = time.time() - self.clock()
+        self._noted_at = 0.0
         log = self._directory / "logs" / "evaluator.log"
         self._worker = environment.worker or WorkerProcess("coordinator.runtime.evaluator", [], log)
         store, report = ObjectStore(self._directory / "objects"), self._events.put_nowait
         self._publisher = Publisher(plan, environment, store, report, self.clock)
+        self._logs = DeviceLogs(self._publisher.post)
+        self.control = Control(self._ask, lambda: self.state, self.clock, self._logs)
+        if environment.watch is not None:
+            self._inbound.seen, environment.watch.control = environment.watch.seen, self.control
         if self._guard is not None:
             self._guard.start(self._publisher.post)
         self._models = ModelTasks(plan, store, self._worker, report, self.clock)
@@ -101,7 +113,8 @@ class Runner:
             try:
                 await self._connect()
                 self._take([await self._begin(resume)])
-                await self._loop()
+                async with listening(self.control, self._directory):
+                    await self._loop()
             except asyncio.CancelledError:
                 self._record.commit([], [], self.state)
                 raise
@@ -114,6 +127,13 @@ class Runner:
             if self._garbage:  # a late update was being checked
                 await self._publisher.uploads.checked()
                 self._collect(still_needed(self.state))
+
+    async def _ask(self, request: Request) -> State:
+        """Take a request of the operator to the machine; the state once it is committed. Raises ControlError."""
+        answer: asyncio.Future[State] = asyncio.get_running_loop().create_future()
+        self._asked[id(request)] = answer
+        self._events.put_nowait(request)
+        return await answer
 
     async def close(self) -> None:
         """End everything that still runs; the ledger stays open."""
@@ -169,6 +189,8 @@ class Runner:
                     due.append(self._events.get_nowait())
                 self._take(due)
         finally:
+            for answer in self._asked.values():
+                answer.set_exception(ControlError("the run has ended", remedy="`edgefl runs` shows how."))
             ticker.cancel()
             await asyncio.gather(ticker, return_exceptions=True)
 
@@ -185,12 +207,19 @@ class Runner:
                         self._events.put_nowait(late)
                     for stranger in self._inbound.strangers(now):
                         self._events.put_nowait(stranger)
+                if now - self._noted_at >= SIGHTINGS_S:
+                    self._note(now)
                 for name in self._guard.newly_revoked() if self._guard is not None else ():
                     self._events.put_nowait(DeviceOffline(now, name, "revoked"))
                 self._events.put_nowait(Tick(now))
                 self._watch_clock(time.time() - now, self._ahead)
             except Exception as error:  # a full disk, say: the loop must hear of it
                 self._events.put_nowait(error)
+
+    def _note(self, now: float) -> None:
+        """Have the next transaction record when devices were heard of last."""
+        self._record.keep(self._inbound.sightings(self._ahead, self.state.devices))
+        self._noted_at = now
 
     def _watch_clock(self, ahead: float, before: float) -> None:
         """How far the clock that dates events is ``ahead`` of the one that only goes forward, and was ``before``."""
@@ -217,12 +246,14 @@ class Runner:
             return Move(state, rows=[event])
         state, out = step(state, event)
         last = {"state": str(self._directory)}
-        told = [one for one in out if isinstance(one, EventRow)]
-        return Move(state, event, out, [dated(one, last if one.kind == "run_finished" else {}) for one in told])
+        told, ends = [one for one in out if isinstance(one, EventRow)], {"run_finished", "run_stopped"}
+        return Move(state, event, out, [dated(one, last if one.kind in ends else {}) for one in told])
 
     def _carry_out(self, moves: Sequence[Move]) -> None:
         if not moves:
             return
+        if moves[-1].state.phase in ENDED or any(isinstance(move.event, DeviceOffline) for move in moves):
+            self._note(self.clock())
         self._record.commit_moves(moves)
         for move in moves:
             self.state = move.state
@@ -235,6 +266,8 @@ class Runner:
                 self._record.journal.append(row)
             for one in move.out:
                 self._perform(one)
+            if (answer := self._asked.pop(id(move.event), None)) is not None and not answer.done():
+                answer.set_result(move.state)
 
     def _perform(self, one: do.Instruction) -> None:
         if isinstance(one, do.Send):
@@ -283,10 +316,12 @@ class Runner:
         elif self._guard is not None and self._guard.takes(topic):
             return
         elif topic.channel == "up-object":
-            self._inbound.heard(topic.device, self.clock())
+            self._inbound.heard(topic.device, self.clock(), "upload")
             self._publisher.uploads.on_chunk(topic.device, topic.transfer, payload)
         elif isinstance(event := self._inbound.read(topic, payload, self.clock()), Need):
             self._publisher.on_need(topic.device, event, self._models.base, self.state)
+        elif isinstance(event, LogLines):
+            self._logs.received(event)
         elif isinstance(event, Renew):
             if self._guard is not None:
                 self._guard.renew(event)

@@ -6,21 +6,24 @@ import asyncio
 import contextlib
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
 from coordinator.ledger.ledger import Ledger
-from coordinator.runtime.environment import Environment
+from coordinator.runtime.environment import Environment, Watch
+from coordinator.runtime.observers import logged, tracked
 from coordinator.runtime.runner import run as run_plan
 from edgefl.config.profiles import load_run
 from edgefl.config.settings import RunConfig
 from edgefl.data.dataset import Dataset
 from edgefl.data.prepare import hold_out
 from edgefl.data.sources import Source, load, load_pair
-from edgefl.errors import ConfigError, IdentityError, Problem, StoreError
+from edgefl.errors import ConfigError, ControlError, IdentityError, Problem, StoreError
+from edgefl.log_lines import Emit as WriteLine
 from edgefl.plan.compile import closed, compile_run, read_as, untaken, with_statistics
 from edgefl.plan.job import RunPlan
 from edgefl.protocol.topics import check_name
@@ -54,7 +57,9 @@ class RunOptions(NamedTuple):
     ``run``: its id, default name, date and time; ``resume``: the id of one to go on with. ``broker``: a URL, or auto,
     mosquitto, amqtt to start one; default: what the run file says. ``ledger``: URL of a database, default the one the
     run was started with, else a file in its directory. ``identity``: directory of the fleet's identity (its name is
-    then the fleet); ``insecure``: a broker on another machine may be without TLS.
+    then the fleet); ``insecure``: a broker on another machine may be without TLS. ``web``: where the live page
+    is, "" for its usual place; ``web_control``: it may act on the run. ``log``: a writer of log lines.
+    ``track``: writers such as tensorboard:DIR.
     """
 
     file: str = ""
@@ -67,6 +72,10 @@ class RunOptions(NamedTuple):
     ledger: str = ""
     identity: Path | None = None
     insecure: bool = False
+    web: str | None = None
+    web_control: bool = False
+    log: WriteLine | None = None
+    track: Sequence[str] = ()
 
     def ledger_of(self, run: str) -> str | Path:
         """The ledger that has, or will have, this run."""
@@ -91,8 +100,10 @@ def execute(options: RunOptions, emit: Callable[[EventRow], None], say: Callable
     options = options._replace(fleet=fleet, broker=options.broker or broker)
     if "://" in options.broker:
         check_protected(options.broker, insecure=options.insecure)
+    shown = emit if options.log is None else logged(emit, options.log, run=plan.run, fleet=fleet)
     try:
-        return asyncio.run(_run(plan, options, guard, emit, say))
+        with tracked(shown, options.track, plan, directory) as shown:
+            return asyncio.run(_run(plan, options, guard, shown, say))
     except (KeyboardInterrupt, asyncio.CancelledError) as error:  # Ctrl-C, SIGTERM
         way_on = f"Go on where it stopped with the same options and --resume {plan.run}."
         raise KeyboardInterrupt(way_on) from error
@@ -134,12 +145,45 @@ async def _run(
         opened = fleets_broker(guard.fleet, options.broker, say)
     else:
         opened = _broker(options.broker, directory / "broker", fleet, say)
-    async with opened as url:
-        own = None if guard is None else guard.fleet.transport(url=url)
-        transport = own or MqttTransport(url, f"edgefl-coordinator-{fleet}"[:64])
-        ledger = str(options.ledger_of(plan.run))
-        environment = Environment(directory, transport, fleet, emit, ledger, url, guard=guard)
-        return await run_plan(plan, environment, resume=bool(options.resume))
+    with _shown(options, plan.run, emit) as (show, watch):
+        async with opened as url:
+            own = None if guard is None else guard.fleet.transport(url=url)
+            transport = own or MqttTransport(url, f"edgefl-coordinator-{fleet}"[:64])
+            ledger = str(options.ledger_of(plan.run))
+            environment = Environment(directory, transport, fleet, show, ledger, url, guard=guard, watch=watch)
+            return await run_plan(plan, environment, resume=bool(options.resume))
+
+
+Emit = Callable[[EventRow], None]
+
+
+@contextlib.contextmanager
+def _shown(options: RunOptions, run: str, emit: Emit) -> Iterator[tuple[Emit, Watch | None]]:
+    """``emit`` with the live page behind it, and what the page watches, as asked for."""
+    if options.web is None:
+        yield emit, None
+        return
+    from coordinator.web.server import Served, serving
+
+    loop, watch = asyncio.get_running_loop(), Watch()
+
+    def announce(url: str) -> None:  # not to the page: the address may hold a link that lets in whoever has it
+        loop.call_soon_threadsafe(emit, EventRow(time.time(), "page", data={"url": url}))
+
+    async def act(action: str, *device: str) -> None:  # in the page's loop
+        if watch.control is None:
+            raise ControlError("the run has not begun yet", remedy="Try again in a moment.")
+        asked = getattr(watch.control, action)(*device, "web")
+        await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(asked, loop))
+
+    served = Served(run, options.directory / run, watch.seen, act if options.web_control else None)
+    with serving(options.web, served, announce) as feed:
+
+        def both(event: EventRow) -> None:
+            feed.put(event)
+            emit(event)
+
+        yield both, watch
 
 
 def _guard(identity: Path | None, fleet: str) -> Guard | None:

@@ -6,9 +6,11 @@ import asyncio
 import contextlib
 import dataclasses
 import functools
+import io
 import json
 import shutil
 import sqlite3
+import tarfile
 from functools import partial
 
 import msgspec
@@ -16,6 +18,8 @@ import msgspec
 from coordinator.core.moves import SavedRound
 from coordinator.core.state import Assignment, Device, RunPosition, SnapshotChanges, State
 from coordinator.ledger.ledger import Ledger
+from coordinator.runtime.backup import MANIFEST, Contents, back_up, restore
+from coordinator.runtime.backup import _finish as finish_restoring
 from device_agent.core.state import DataFacts, Result
 from device_agent.runtime.store import AgentStore, Owner
 from edgefl.errors import BrokerError, ExportError, StoreError, WorkerError
@@ -173,6 +177,47 @@ def ledger_file(data: bytes) -> None:
         opened.position("r")
 
 
+def copied_run() -> bytes:
+    """A copy of a run, as ``back_up`` writes it, but for time, version and place."""
+    place = scratch("copied")
+    (place / "r" / "objects").mkdir(parents=True, exist_ok=True)
+    (place / "r" / "objects" / REF.id).write_bytes(CONTENT)
+    (place / "r" / "ledger.sqlite").write_bytes(_blank_ledger())
+    back_up([place / "r"], place / "copy.tar")
+    whole = io.BytesIO()
+    with tarfile.open(place / "copy.tar") as made, tarfile.open(fileobj=whole, mode="w") as same:
+        for info in made:
+            text = made.extractfile(info).read()
+            if info.name == MANIFEST:
+                contents = msgspec.json.decode(text, type=Contents)
+                contents = msgspec.structs.replace(contents, made_at=1.0, version="0", runs={"r": "/was/r"})
+                text = msgspec.json.encode(contents)
+            info.size = len(text)
+            same.addfile(info, io.BytesIO(text))
+    return whole.getvalue()
+
+
+def backup(data: bytes) -> None:
+    """A copy of a run, or (first byte odd) the rows of its ledger: all of it or nothing."""
+    place = scratch("backup")
+    shutil.rmtree(place)
+    place.mkdir()
+    if data[:1] and data[0] % 2:
+        (place / "r").mkdir()
+        (place / "r" / "ledger.jsonl").write_bytes(data[1:])
+        finish_restoring(place / "r", place / "new" / "r", "/was/r", "")
+        return
+    (place / "copy.tar").write_bytes(data[1:])
+    try:
+        restore(place / "copy.tar", place / "new")
+        assert [path.name for path in (place / "new").iterdir()] == ["r"]
+    except StoreError:
+        assert not list((place / "new").iterdir())
+        raise
+    finally:
+        assert {path.name for path in place.iterdir()} <= {"copy.tar", "new"}
+
+
 def bundle(data: bytes) -> None:
     """A bundle's manifest, or (first byte odd) the index of a folder of bundles."""
     folder = scratch("bundle")
@@ -210,6 +255,7 @@ TARGETS = (
     Target("frames", "worker (pipe), trainer_link, host, desk", frames, (WorkerError,), "frames", (MIB, 60)),
     Target("ledger", "ledger.ledger, snapshot, read", ledger, (StoreError,), "1+json", (12 * MIB, 200), slow=True),
     Target("ledger_file", "ledger.database", ledger_file, (StoreError,), "1+bytes", (12 * MIB, 60), slow=True),
+    Target("backup", "coordinator.runtime.backup", backup, (StoreError,), "1+bytes", (12 * MIB, 200), slow=True),
     Target("bundle", "export.manifest, export.publish", bundle, (ExportError,), "1+json", (MIB, 60)),
     Target("broker_url", "transport.address.parse_url", broker_url, (BrokerError,), "text", (MIB, 60)),
     Target("broker_identity", "transport.broker", broker_identity, (), "json", (MIB, 60)),

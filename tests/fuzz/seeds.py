@@ -5,7 +5,9 @@ What a file is called is what it is; files that begin with ``found-`` are what f
 
 from __future__ import annotations
 
+import io
 import struct
+import tarfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -47,6 +49,7 @@ def up() -> Seeds:
         messages.Need("cam-07", "t", 1 << 32 | 1, 1024, 16, 0, {"a" * 64: b"\x1f"}),
         messages.Heartbeat("cam-07", "s1", 7, ATTEMPT, 2**30),
         messages.Presence("cam-07", "s1", online=True),
+        messages.LogLines("cam-07", 3, 41, ("12:00:00   connected", "12:00:01 ! declined")),
     ):  # fmt: skip
         yield type(message).__name__.lower(), messages.encode(message)
 
@@ -60,6 +63,7 @@ def down() -> Seeds:
         messages.Ack(ATTEMPT, accepted=False, refusal=Refusal("malformed", detail="part x")),
         messages.Abort(ATTEMPT, "deadline"),
         messages.Drain("r1", "finished", 1700000000000),
+        messages.LogRequest(3, 50, 41),
     ):
         yield type(message).__name__.lower(), messages.encode(message)
 
@@ -179,6 +183,14 @@ def ledger_file() -> Seeds:
     yield "no-database", b"\0garbage"
 
 
+def backup() -> Seeds:
+    whole = disk.copied_run()
+    yield "whole", b"\0" + whole
+    yield "head", b"\0" + whole[:1024]
+    with tarfile.open(fileobj=io.BytesIO(whole)) as archive:
+        yield "rows", b"\1" + archive.extractfile("r/ledger.jsonl").read()  # type: ignore[union-attr]
+
+
 def bundle() -> Seeds:
     model = bundles.Manifest(
         name="acc", sha256="0" * 64, size_bytes=100, opset=20, modalities=("acc",), absent=("gyro",),
@@ -221,6 +233,7 @@ SEEDS: dict[str, Callable[[], Seeds]] = {
     "frames": frames,
     "ledger": ledger,
     "ledger_file": ledger_file,
+    "backup": backup,
     "bundle": bundle,
     "broker_url": broker_url,
     "broker_identity": broker_identity,

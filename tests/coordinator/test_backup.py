@@ -1,0 +1,327 @@
+"""Copies of runs: taken in the middle, restored elsewhere, gone on with; damaged ones refused whole."""
+
+from __future__ import annotations
+
+import io
+import shutil
+import tarfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import msgspec
+import pytest
+from coordinator_fixture import a_plan
+from ledger_fixture import POSTGRESQL, ledger_at, ledger_in, new_database
+from test_coordinator_runner import Scene, played
+from typer.testing import CliRunner
+
+from coordinator.cli import app
+from coordinator.ledger.ledger import Ledger
+from coordinator.runtime import backup
+from coordinator.runtime.backup import MANIFEST, back_up, restore
+from edgefl.errors import StoreError
+from edgefl.records import Manifest
+from edgefl.run_records import BundleRow, EventRow
+from edgefl.storage.disk import LEDGER, ledger_of
+from edgefl.storage.objects import ObjectStore
+
+
+def run_of(place: Path, do: Callable[[EventRow], None] = lambda _: None, *, resume: bool = False) -> Path:
+    """A finished run of three rounds. ``do``: at each event, while the coordinator holds the run."""
+
+    async def script(scene: Scene) -> None:
+        scene.events = Told(do)
+        await scene.device("a", add=1.0, samples=10)
+        await scene.device("b", add=4.0, samples=20)
+        await scene.coordinator(a_plan(), resume=resume)
+
+    played(place, script)
+    return place / "run"
+
+
+class Told(list[EventRow]):
+    def __init__(self, do: Callable[[EventRow], None]) -> None:
+        super().__init__()
+        self._do = do
+
+    def append(self, row: EventRow) -> None:
+        super().append(row)
+        self._do(row)
+
+
+def last_state(ledger: str | Path) -> Manifest:
+    with Ledger(ledger, create=False) as opened:
+        return opened.position("r1").manifest
+
+
+@pytest.fixture
+def finished(tmp_path: Path) -> Path:
+    directory = run_of(tmp_path / "finished")
+    ledger_in(directory)
+    (directory / "run.yaml").write_text(f"data: {{test: {directory}/shares/test.npz}}\n")
+    (directory / "shares").mkdir()
+    (directory / "shares" / "test.npz").write_bytes(b"samples")
+    (directory / "bundles" / "acc+gyro").mkdir(parents=True)
+    (directory / "bundles" / "acc+gyro" / "model.onnx").write_bytes(b"graph")
+    (directory / "broker").mkdir()
+    (directory / "broker" / "url").write_text("mqtt://user:secret@here")
+    return directory
+
+
+@pytest.mark.parametrize(
+    ("kind", "stage", "number"),
+    [("run_started", 0, 0), ("round_started", 1, 1), ("update", 2, 1), ("round_closed", 2, 1), ("evaluated", 2, 1)],
+)
+def test_a_copy_from_the_middle_ends_with_the_same_weights(tmp_path: Path, kind: str, stage: int, number: int) -> None:
+    """To the bit, and without anything of what was done after the copy."""
+    out, elsewhere = tmp_path / "copy.tar", tmp_path / "elsewhere"
+    (tmp_path / "whole" / "run").mkdir(parents=True)
+    ledger_in(tmp_path / "whole" / "run")
+
+    def copy(event: EventRow) -> None:
+        if (event.kind, event.stage, event.round) == (kind, stage, number) and not out.exists():
+            back_up([tmp_path / "whole" / "run"], out)
+
+    run_of(tmp_path / "whole", copy)
+    restore(out, elsewhere)
+    (elsewhere / "r1").rename(elsewhere / "run")
+    if POSTGRESQL:
+        shutil.copy(elsewhere / "run" / LEDGER, tmp_path / "copied.sqlite")
+        restore(out, tmp_path / "again", str(ledger_at(elsewhere / "run" / LEDGER)))
+    assert len(last_state(ledger_at(elsewhere / "run" / LEDGER))) > 0
+    run_of(elsewhere, resume=True)
+    here, there = last_state(ledger_of(tmp_path / "whole" / "run")), last_state(ledger_at(elsewhere / "run" / LEDGER))
+    assert there == here
+    store = ObjectStore(elsewhere / "run" / "objects")
+    assert all(store.read(ref.id) for ref in there.values())
+
+
+def test_a_copy_has_the_rows_and_the_files_and_no_secret(finished: Path, tmp_path: Path) -> None:
+    with Ledger(ledger_of(finished)) as ledger:
+        ledger.add_bundle("r1", BundleRow("acc+gyro", str(finished / "bundles" / "acc+gyro" / "model.onnx")))
+        before = ledger.report("r1")
+        rows = ledger.dump("r1")
+    contents = back_up([finished], tmp_path / "copy.tar")
+    assert contents.runs == {"r1": str(finished)}
+    assert (tmp_path / "copy.tar").stat().st_mode & 0o777 == 0o600
+    with tarfile.open(tmp_path / "copy.tar") as archive:  # a program of its own reads it
+        names = archive.getnames()
+    assert names[-1] == MANIFEST
+    beside = {name.removeprefix("r1/") for name in names if "/objects/" not in name}
+    files = {"run.yaml", "events.jsonl", "ledger.jsonl", "shares/test.npz", "bundles/acc+gyro/model.onnx"}
+    assert beside == files | {MANIFEST}
+    restore(tmp_path / "copy.tar", tmp_path / "new")
+    now = tmp_path / "new" / "r1"
+    assert (now.stat().st_mode & 0o777, sorted(path.name for path in now.iterdir())) == (
+        0o700,
+        ["bundles", "events.jsonl", LEDGER, "objects", "run.yaml", "shares"],
+    )
+    assert (now / "run.yaml").read_text() == f"data: {{test: {now}/shares/test.npz}}\n"
+    with Ledger(now / LEDGER) as ledger:
+        after = ledger.report("r1")
+        assert ledger.dump("r1")[1 : len(rows) - 1] == rows[1:-1]
+    (bundle,) = after.bundles
+    assert bundle.path == str(now / "bundles" / "acc+gyro" / "model.onnx")
+    same = msgspec.structs.replace(after, bundles=before.bundles)
+    assert same == before
+    assert {p.name: p.read_bytes() for p in (now / "objects").glob("?" * 64)} == {
+        p.name: p.read_bytes() for p in (finished / "objects").glob("?" * 64)
+    }
+
+
+def test_a_copy_of_all_runs_goes_into_one_database(finished: Path, tmp_path: Path) -> None:
+    url = new_database() if POSTGRESQL else f"sqlite:///{tmp_path / 'all.sqlite'}"
+    back_up([finished], tmp_path / "copy.tar")
+    restore(tmp_path / "copy.tar", tmp_path / "new", url)
+    assert ledger_of(tmp_path / "new" / "r1") == url
+    assert last_state(url) == last_state(ledger_of(finished))
+    with pytest.raises(StoreError, match=r"in the ledger .* already"):
+        restore(tmp_path / "copy.tar", tmp_path / "other", url)
+    assert list((tmp_path / "other").iterdir()) == []
+    with Ledger(url) as ledger:
+        ledger.forget("r1")
+        assert ledger.runs() == []
+        ledger.forget("r1")  # again is nothing
+    shutil.rmtree(tmp_path / "new")
+    restore(tmp_path / "copy.tar", tmp_path / "new", url)
+
+
+def test_what_is_there_stays(finished: Path, tmp_path: Path) -> None:
+    back_up([finished], tmp_path / "copy.tar")
+    (tmp_path / "new" / "r1").mkdir(parents=True)
+    with pytest.raises(StoreError, match="is there already"):
+        restore(tmp_path / "copy.tar", tmp_path / "new")
+    assert list((tmp_path / "new").rglob("*")) == [tmp_path / "new" / "r1"]
+
+
+def test_a_copy_is_replaced_whole_or_not_at_all(finished: Path, tmp_path: Path) -> None:
+    out = tmp_path / "copy.tar"
+    out.write_bytes(b"the copy of yesterday")
+    (finished / "objects" / next(iter(last_state(ledger_of(finished)).values())).id).write_bytes(b"rotten")
+    with pytest.raises(StoreError, match="is damaged"):
+        back_up([finished], out)
+    assert (out.read_bytes(), sorted(tmp_path.glob(".*"))) == (b"the copy of yesterday", [])
+    for path in (finished / "objects").glob("?" * 64):
+        path.unlink()
+    with pytest.raises(StoreError, match=r"lacks .* objects"):
+        back_up([finished], out)
+    assert out.read_bytes() == b"the copy of yesterday"
+
+
+def test_objects_that_come_and_go_meanwhile_are_no_matter(
+    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An object that is deleted after it was listed, and one that is there only when the ledger has been read."""
+    store, late = finished / "objects", next(iter(last_state(ledger_of(finished)).values())).id
+    (store / late).rename(tmp_path / "late")
+    gone = store / ("f" * 64)
+    gone.write_bytes(b"")
+    real, asked = backup._Archive.add_file, list[str]()
+
+    def vanish(self: backup._Archive, name: str, path: Path) -> backup.Member | None:
+        if "/objects/" in name:
+            gone.unlink(missing_ok=True)
+        asked.append(name)
+        return real(self, name, path)
+
+    def dump(self: Ledger, run: str) -> object:
+        (tmp_path / "late").rename(store / late)
+        return real_dump(self, run)
+
+    real_dump = Ledger.dump
+    monkeypatch.setattr(backup._Archive, "add_file", vanish)
+    monkeypatch.setattr(Ledger, "dump", dump)
+    files = back_up([finished], tmp_path / "copy.tar").files
+    assert f"r1/objects/{late}" in files
+    assert f"r1/objects/{gone.name}" in asked
+    assert f"r1/objects/{gone.name}" not in files
+
+
+@pytest.fixture(scope="module")
+def copied(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("copied")
+    directory = run_of(place)
+    ledger_in(directory)
+    (directory / "run.yaml").write_text("name: tiny\n")
+    back_up([directory], place / "copy.tar")
+    return place / "copy.tar"
+
+
+def members_of(copy: Path) -> dict[str, bytes]:
+    with tarfile.open(copy) as archive:
+        return {info.name: archive.extractfile(info).read() for info in archive}  # type: ignore[union-attr]
+
+
+Damage = Callable[[dict[str, bytes], Path], bytes]
+
+
+def written(members: Mapping[str, bytes], *more: tarfile.TarInfo) -> bytes:
+    """A tar of these, the manifest as it is."""
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w", format=tarfile.USTAR_FORMAT) as archive:
+        for info in more:
+            archive.addfile(info)
+        for name, data in members.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            archive.addfile(info, io.BytesIO(data))
+    return out.getvalue()
+
+
+def of_kind(kind: bytes, name: str = "r1/run.yaml", link: str = "/etc/passwd") -> tarfile.TarInfo:
+    info = tarfile.TarInfo(name)
+    info.type, info.linkname = kind, link
+    return info
+
+
+def renamed(members: dict[str, bytes], old: str, new: str) -> dict[str, bytes]:
+    return {new if name == old else name: data for name, data in members.items()}
+
+
+def vast(info: tarfile.TarInfo) -> bytes:
+    info.size = 2**62
+    return info.tobuf(tarfile.GNU_FORMAT)
+
+
+def object_in(members: dict[str, bytes]) -> str:
+    return next(name for name in members if "/objects/" in name)
+
+
+DAMAGES: dict[str, Damage] = {
+    "cut off": lambda _, file: file.read_bytes()[:-4000],
+    "cut in the middle": lambda _, file: file.read_bytes()[: file.stat().st_size // 2],
+    "empty": lambda _m, _f: b"",
+    "no tar": lambda _m, _f: b"hello" * 1000,
+    "a bit of an object": lambda m, _: written({**m, (n := object_in(m)): bytes([m[n][0] ^ 1]) + m[n][1:]}),
+    "an object is missing": lambda m, _: written({n: d for n, d in m.items() if n != object_in(m)}),
+    "something more": lambda m, _: written({"r1/shares/more.npz": b"x", **m}),
+    "twice": lambda m, _: written({}, tarfile.TarInfo("r1/run.yaml"), tarfile.TarInfo("r1/run.yaml")),
+    "absolute": lambda m, _: written(renamed(m, "r1/run.yaml", "/tmp/run.yaml")),
+    "above": lambda m, _: written(renamed(m, "r1/run.yaml", "../run.yaml")),
+    "above inside": lambda m, _: written(renamed(m, "r1/run.yaml", "r1/bundles/../../../run.yaml")),
+    "the lock": lambda m, _: written(renamed(m, "r1/run.yaml", "r1/lock")),
+    "hidden": lambda m, _: written(renamed(m, "r1/run.yaml", "r1/shares/.ssh")),
+    "link": lambda m, _: written(m, of_kind(tarfile.SYMTYPE)),
+    "hard link": lambda m, _: written(m, of_kind(tarfile.LNKTYPE)),
+    "device": lambda m, _: written(m, of_kind(tarfile.CHRTYPE)),
+    "directory": lambda m, _: written(m, of_kind(tarfile.DIRTYPE, "r1/shares")),
+    "sparse": lambda m, _: written(m, of_kind(tarfile.GNUTYPE_SPARSE)),
+    "long name": lambda m, _: written(m, of_kind(tarfile.GNUTYPE_LONGNAME)),
+    "extension": lambda m, _: written(m, of_kind(tarfile.XHDTYPE)),
+    "vast": lambda _m, _f: vast(tarfile.TarInfo("r1/run.yaml")),
+    "vast manifest": lambda _m, _f: vast(tarfile.TarInfo(MANIFEST)),
+    "no manifest": lambda m, _: written({n: d for n, d in m.items() if n != MANIFEST}),
+    "manifest is none": lambda m, _: written({**m, MANIFEST: b"[]"}),
+    "of another form": lambda m, _: written({**m, MANIFEST: m[MANIFEST].replace(b'"form":1', b'"form":2')}),
+    "no run": lambda m, _: written({MANIFEST: m[MANIFEST]}),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES.keys())
+def test_a_damaged_copy_is_refused_and_leaves_nothing(copied: Path, tmp_path: Path, damage: Damage) -> None:
+    bad = tmp_path / "bad.tar"
+    bad.write_bytes(damage(members_of(copied), copied))
+    with pytest.raises(StoreError) as refused:
+        restore(bad, tmp_path / "new")
+    assert refused.value.remedy
+    assert list((tmp_path / "new").iterdir()) == []
+
+
+def test_the_same_members_written_by_another_program_are_a_copy(copied: Path, tmp_path: Path) -> None:
+    (tmp_path / "good.tar").write_bytes(written(members_of(copied)))
+    assert list(restore(tmp_path / "good.tar", tmp_path / "new").runs) == ["r1"]
+
+
+def rows_changed(members: dict[str, bytes], old: bytes, new: bytes) -> dict[str, bytes]:
+    """The copy with another ledger, of which the manifest knows."""
+    name = "r1/ledger.jsonl"
+    data = members[name].replace(old, new)
+    assert data != members[name]
+    contents = msgspec.json.decode(members[MANIFEST], type=backup.Contents)
+    files = {**contents.files, name: backup.Member(len(data), backup.hashlib.sha256(data).hexdigest())}
+    manifest = msgspec.json.encode(msgspec.structs.replace(contents, files=files))
+    return {**members, name: data, MANIFEST: manifest}
+
+
+@pytest.mark.parametrize(
+    ("old", "new"), [(b'["runs"', b'["alembic_version"'), (b'["devices",{', b'["devices",'), (b'"r1"', b"7")]
+)
+def test_rows_that_make_no_sense_are_refused(copied: Path, tmp_path: Path, old: bytes, new: bytes) -> None:
+    (tmp_path / "bad.tar").write_bytes(written(rows_changed(members_of(copied), old, new)))
+    with pytest.raises(StoreError, match="row of the copy's ledger"):
+        restore(tmp_path / "bad.tar", tmp_path / "new")
+    assert list((tmp_path / "new").iterdir()) == []
+
+
+def test_the_commands(finished: Path, tmp_path: Path) -> None:
+    finished.rename(finished.with_name("r1"))
+    runs, out = str(finished.parent), str(tmp_path / "copy.tar")
+    told = CliRunner().invoke(app, ["backup", "--all", "--directory", runs, "--out", out])
+    assert (told.exit_code, "r1: " in told.output) == (0, True)
+    assert CliRunner().invoke(app, ["backup", "r1", "--directory", runs, "--out", out]).exit_code == 0
+    assert (
+        CliRunner().invoke(app, ["backup", "r2", "--directory", runs, "--out", out]).exit_code == StoreError.exit_code
+    )
+    assert CliRunner().invoke(app, ["backup", "--directory", runs]).exit_code == 2
+    told = CliRunner().invoke(app, ["restore", out, "--into", str(tmp_path / "new")])
+    assert (told.exit_code, told.stdout) == (0, f"{tmp_path / 'new' / 'r1'}\n")
