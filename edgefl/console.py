@@ -3,25 +3,51 @@
 from __future__ import annotations
 
 import contextlib
+import platform
+import re
 import sys
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import NoReturn
 
+from edgefl import PROTOCOL_VERSION, __version__
 from edgefl.errors import EdgeFLError, MissingDependencyError, missing_dependency
 
+#: C0, DEL and C1, which terminals obey; marks that turn, hide or break what is shown; halves of no character.
+_UNSAFE = re.compile(
+    "[\x00-\x1f\x7f-\x9f\u00ad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\ud800-\udfff]"
+)
 #: What a shell reports for a program ended by Ctrl-C: 128 + SIGINT.
 INTERRUPTED = 130
 
 
+def show_version(program: str) -> Callable[[bool], None]:
+    """Callback of a program's ``--version``: prints its version, the protocol's and Python's, and ends the program."""
+
+    def show(wanted: bool) -> None:
+        if wanted:
+            sys.stdout.write(
+                f"{program} {__version__} (protocol {PROTOCOL_VERSION}, Python {platform.python_version()})\n"
+            )
+            raise SystemExit(0)
+
+    return show
+
+
+def safe_text(text: str) -> str:
+    """A line of another program or machine that a terminal may be shown: what it would obey is replaced."""
+    return _UNSAFE.sub("\ufffd", text)
+
+
 @contextmanager
-def guarded(debug: bool = False, needs: Sequence[str] = ()) -> Iterator[None]:
+def guarded(debug: bool = False, needs: Sequence[str] = (), tell: Callable[..., None] | None = None) -> Iterator[None]:
     """Run a command's body. Its errors go to stderr as ``error: …`` and ``what to do: …`` and end the program.
 
     EdgeFLError ends it with its own exit code, a missing optional package as MissingDependencyError, Ctrl-C with 130
     (the text of a KeyboardInterrupt is what to do), anything unexpected with 1. ``debug`` prints the traceback first.
-    ``needs``: packages that the command needs, so that all missing ones are named at once.
+    ``needs``: packages that the command needs, so that all missing ones are named at once. ``tell``: a writer of log
+    lines (``edgefl.log_lines``) that gets the error instead of stderr.
     Exceptions by which a command line ends itself (SystemExit, and those that carry an ``exit_code`` of their own such
     as typer.Exit) pass.
     """
@@ -29,11 +55,11 @@ def guarded(debug: bool = False, needs: Sequence[str] = ()) -> Iterator[None]:
         yield
     except KeyboardInterrupt as error:
         _show(error, debug)
-        _end("interrupted", str(error), INTERRUPTED, error)
+        _end("interrupted", str(error), INTERRUPTED, error, tell)
     except EdgeFLError as raised:
         _show(raised, debug)
         shown = raised.with_others(needs) if isinstance(raised, MissingDependencyError) else raised
-        _end(shown.message, shown.remedy, shown.exit_code, raised)
+        _end(shown.message, shown.remedy, shown.exit_code, raised, tell)
     except BrokenPipeError:
         raise  # the reader, such as `head`, has seen enough: typer ends quietly
     except Exception as error:
@@ -42,8 +68,8 @@ def guarded(debug: bool = False, needs: Sequence[str] = ()) -> Iterator[None]:
         _show(error, debug)
         if (missing := missing_dependency(error)) is not None:
             missing = missing.with_others(needs)
-            _end(missing.message, missing.remedy, missing.exit_code, error)
-        _end(f"{type(error).__name__}: {error}", EdgeFLError.remedy, EdgeFLError.exit_code, error)
+            _end(missing.message, missing.remedy, missing.exit_code, error, tell)
+        _end(f"{type(error).__name__}: {error}", EdgeFLError.remedy, EdgeFLError.exit_code, error, tell)
 
 
 def _show(error: BaseException, debug: bool) -> None:
@@ -51,7 +77,11 @@ def _show(error: BaseException, debug: bool) -> None:
         traceback.print_exception(type(error), error, error.__traceback__)
 
 
-def _end(message: str, remedy: str, code: int, cause: BaseException) -> NoReturn:
+def _end(message: str, remedy: str, code: int, cause: BaseException, tell: Callable[..., None] | None) -> NoReturn:
+    if tell is not None:
+        with contextlib.suppress(OSError):
+            tell("interrupted" if code == INTERRUPTED else "error", text=message, remedy=remedy, exit_code=code)
+        raise SystemExit(code) from cause
     colour = sys.stderr.isatty()
     bold, plain = ("\033[1;31m", "\033[0m") if colour else ("", "")
     with contextlib.suppress(OSError):  # a log on a full disk: the exit code still tells

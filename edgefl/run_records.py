@@ -12,10 +12,12 @@ __all__ = [
     "AssignmentRow",
     "BundleRow",
     "DeviceRow",
+    "EndToEnd",
     "EvaluationRow",
     "EventRow",
     "RoundRow",
     "RunReport",
+    "SightingRow",
 ]
 
 
@@ -28,6 +30,16 @@ class DeviceRow(msgspec.Struct, frozen=True):
     budget: Budget = Budget()
     samples: dict[str, int] = {}  # modality -> samples that have it; "" -> all
     class_counts: tuple[int, ...] = ()
+    agent_version: str = ""
+
+
+class SightingRow(msgspec.Struct, frozen=True):
+    """A device's last sign of life. ``source``: the kind of message, or silence, or the last will."""
+
+    device: str = ""
+    at: float = 0.0  # seconds since the epoch
+    source: str = ""
+    online: bool = True
 
 
 class RoundRow(msgspec.Struct, frozen=True):
@@ -84,21 +96,35 @@ class BundleRow(msgspec.Struct, frozen=True):
     tolerance: float = 0.0
 
 
+class EndToEnd(msgspec.Struct, frozen=True):
+    """What training everything at once would cost a device of the run, as predicted: largest step, a mean round.
+
+    ``refusal``: why its budget would not admit it, with the smallest step that the planner tries.
+    """
+
+    step_peak_bytes: float = 0.0
+    flops: float = 0.0
+    payload_bytes: float = 0.0  # down and up
+    refusal: Refusal | None = None
+
+
 class RunReport(msgspec.Struct, frozen=True):
     """Everything known about one run."""
 
     run: str = ""
     name: str = ""
     recipe: str = ""
-    status: str = ""  # running, done, failed; interrupted: on record as running, and no coordinator holds it
+    status: str = ""  # running, done, failed, stopped; interrupted: on record as running, and no coordinator holds it
     started_at: float = 0.0
     finished_at: float | None = None
     config: dict[str, Any] = {}
     part_bytes: dict[str, int] = {}  # part -> bytes of its parameters and buffers
     stages: tuple[dict[str, Any], ...] = ()
     devices: tuple[DeviceRow, ...] = ()
+    sightings: tuple[SightingRow, ...] = ()
     rounds: tuple[RoundRow, ...] = ()
     assignments: tuple[AssignmentRow, ...] = ()
     evaluations: tuple[EvaluationRow, ...] = ()
     events: tuple[EventRow, ...] = ()
     bundles: tuple[BundleRow, ...] = ()
+    end_to_end: dict[str, EndToEnd] = {}  # device -> its price; empty: not priced, or the run is end to end itself

@@ -52,7 +52,12 @@ def least(allowed: int | None, there: int) -> int | None:
 
 
 def verdict(cost: Cost, candidate: Candidate) -> Refusal | None:
-    """None when ``cost`` fits every limit of the device's budget; else the first limit that refuses.
+    """None when ``cost`` fits every limit of the device's budget; else the first limit that refuses."""
+    return next((limit for limit in limits(cost, candidate) if (limit.needed or 0) > (limit.allowed or 0)), None)
+
+
+def limits(cost: Cost, candidate: Candidate) -> list[Refusal]:
+    """Each limit of the device's budget with what ``cost`` needs of it, as the refusal that it is when that is more.
 
     The whole-process limit needs the idle trainer's own size, which the device measures; before it did, only
     ``step_memory_bytes`` speaks for memory. In a GPU's own memory the step has to fit there, and the process then holds
@@ -78,10 +83,11 @@ def verdict(cost: Cost, candidate: Candidate) -> Refusal | None:
         ("energy", first.energy_j, joules, "J", "one round, by the profile's power", ""),
         ("disk", float(cost.disk_bytes), budget.disk_bytes, "B", "objects and rows kept on the device", ""),
     ]
-    for reason, needed, allowed, unit, detail, where in checks:
-        if allowed is not None and needed > allowed:
-            return Refusal(reason, needed, float(allowed), unit, detail, where)
-    return None
+    return [
+        Refusal(reason, needed, float(allowed), unit, detail, where)
+        for reason, needed, allowed, unit, detail, where in checks
+        if allowed is not None
+    ]
 
 
 _MEMORY = frozenset({"memory", "step_memory"})
@@ -278,6 +284,8 @@ class DevicePlan(msgspec.Struct, frozen=True):
     profile: str = ""
     placement: Placement = Placement()
     card: bool = False  # the step is in the GPU's own memory
+    limits: tuple[Refusal, ...] = ()  # of a placement that fits: each limit of its budget, and what is needed of it
+    left_out: int = 0  # encoder stages that the device's budget leaves out of this stage's training
 
 
 class Account(msgspec.Struct, frozen=True):

@@ -37,10 +37,18 @@ _STOPPED = {0, -signal.SIGTERM, -signal.SIGINT, 128 + signal.SIGTERM, 128 + sign
 
 
 class LocalRun:
-    """One run in local mode, from its shares to its last round."""
+    """One run in local mode, from its shares to its last round. ``page``: the coordinator's options for it."""
 
     def __init__(
-        self, name: str, overrides: Sequence[str], *, runs: Path, resume: str, quiet: bool, trainers: int = 0
+        self,
+        name: str,
+        overrides: Sequence[str],
+        *,
+        runs: Path,
+        resume: str,
+        quiet: bool,
+        trainers: int = 0,
+        page: Sequence[str] = (),
     ) -> None:
         self.config, self.recipe = load_run(name, overrides)
         if not self.config.fleet:
@@ -49,6 +57,7 @@ class LocalRun:
         self.resume = bool(resume)
         self.quiet = quiet
         self.trainers = trainers
+        self.page = page
         self.directory = begun(resume, runs) if resume else runs / new_run_id(runs, self.config.name)
         self.run = check_name("run", self.directory.name)
         self._view: LiveView | None = None
@@ -165,7 +174,7 @@ class LocalRun:
     async def _coordinate(self, run_file: Path, url: str) -> None:
         arguments = ["coordinator.cli", "run", str(run_file), "--events", "--fleet", self.run]
         arguments += ["--directory", str(self.directory.parent)]
-        arguments += ["--resume" if self.resume else "--run", self.run]
+        arguments += ["--resume" if self.resume else "--run", self.run, *self.page]
         log = self.directory / "logs" / "coordinator.log"
         process = await _start(arguments, url, log, stdout=asyncio.subprocess.PIPE)
         self._view = None if self.quiet else LiveView()
@@ -181,6 +190,8 @@ class LocalRun:
                         failure, remedy = str(event.data.get("text", "")), str(event.data.get("remedy", ""))
                     if self._view is not None:
                         self._view.feed(event)
+                    elif event.kind == "page":
+                        sys.stderr.write(f"live page: {event.data.get('url', '')}\n")
             status = await process.wait()
         finally:
             self._view = None

@@ -13,8 +13,7 @@ import typer
 import typer.core
 import typer.main
 
-from edgefl import __version__
-from edgefl.console import guarded
+from edgefl.console import guarded, show_version
 
 #: verb -> (where its function is, one line of help). The order is that of ``edgefl --help``.
 VERBS: dict[str, tuple[str, str]] = {
@@ -23,7 +22,9 @@ VERBS: dict[str, tuple[str, str]] = {
     "recipes": ("edgefl.cli.show:recipes_command", "List the methods there are, or explain one slot by slot."),
     "runs": ("edgefl.cli.show:runs_command", "List the runs in ./runs."),
     "report": ("edgefl.cli.show:report_command", "Show a run: accuracy, every device's bill, refusals, rounds."),
-    "devices": ("edgefl.cli.show:devices_command", "Show a run's devices: what they are, may spend and have spent."),
+    "compare": ("edgefl.cli.compare:command", "Show runs side by side: scores, memory, FLOPs, bytes, what differs."),
+    "devices": ("edgefl.cli.devices:devices_command", "Show who is there, and what each device may and did spend."),
+    "logs": ("edgefl.cli.logs:command", "Show a run's last events and logs, or a device's last log lines."),
     "export": ("edgefl.cli.export:command", "Write a run's model as ONNX bundles, checked against torch."),
     "data": ("edgefl.cli.run:data_command", "Show how a run's data is shared out to devices, and write the shares."),
     "predict": ("edgefl.cli.predict:command", "Run an exported bundle on a file."),
@@ -33,10 +34,11 @@ _LEDGER = ("sqlalchemy", "alembic")
 _BUNDLES = ("onnx", "onnxscript", "onnxruntime")
 #: verb -> packages of extras that it needs, as imported.
 NEEDS: dict[str, tuple[str, ...]] = {
-    "run": ("torch", *_LEDGER, "jinja2", "matplotlib", *_BUNDLES),
+    "run": ("torch", *_LEDGER, "jinja2", "vl_convert", *_BUNDLES),
     "plan": ("torch",),
     "runs": _LEDGER,
     "report": _LEDGER,
+    "compare": _LEDGER,
     "devices": _LEDGER,
     "export": ("torch", *_LEDGER, *_BUNDLES),
     "predict": ("onnxruntime",),
@@ -49,7 +51,7 @@ Start with `edgefl run RUN.yaml`, then `edgefl report latest`. RUN is a run's id
 EPILOG = (
     "Add --debug anywhere to see where an error happened. Exit codes: 0 done, 1 unexpected or a check failed, 2 usage, "
     "10 configuration, 11 data, 12 model, 13 budget, 14 broker, 15 disk, 16 protocol, 17 run, 18 export, 19 package "
-    "missing, 20 worker, 21 identity, 130 interrupted."
+    "missing, 20 worker, 21 identity, 22 a request that a run does not meet, 130 interrupted."
 )
 
 
@@ -79,15 +81,11 @@ def load(verb: str, *, debug: bool = False) -> object:
     return typer.main.get_command(app)
 
 
-def _version(wanted: bool) -> None:
-    if wanted:
-        typer.echo(f"edgefl {__version__}")
-        raise typer.Exit
-
-
 def _options(
     debug: bool = typer.Option(False, "--debug", help="Show where an error happened (may stand anywhere)."),
-    version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Show the version."),
+    version: bool = typer.Option(
+        False, "--version", callback=show_version("edgefl"), is_eager=True, help="Show the version."
+    ),
 ) -> None:
     """Options of the command itself; both are handled before a verb is reached."""
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import difflib
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import msgspec
 import typer
 
-from edgefl.errors import RunError, StoreError
-from edgefl.run_records import RunReport
+from edgefl.errors import ModelError, RunError, StoreError
+from edgefl.run_records import EndToEnd, RunReport
 from edgefl.storage.disk import EVENTS, is_held, ledger_file, ledger_of
 
 if TYPE_CHECKING:
@@ -24,6 +26,8 @@ Format = Annotated[Literal["terminal", "json"], typer.Option("--format", help="H
 RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="A run's id, the beginning of one, or `latest`.")]
 RunsOption = Annotated[Path, typer.Option("--runs", envvar="EDGEFL_RUNS", help="Directory that holds the runs.")]
 RUNS = Path("runs")
+#: What the run would have cost end to end, priced once, beside its ledger.
+END_TO_END = "end_to_end.json"
 
 
 def show(form: str, body: object, *grids: Grid) -> None:
@@ -38,11 +42,11 @@ def show(form: str, body: object, *grids: Grid) -> None:
         print_grids(grids, Console())
 
 
-def write_text(path: Path, text: str) -> None:
+def write_file(path: Path, content: str | bytes) -> None:
     """Write a file the user asked for. Raises StoreError that names it and the reason."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
+        path.write_bytes(content.encode() if isinstance(content, str) else content)
     except OSError as error:
         reason = error.strerror or str(error)
         raise StoreError(f"cannot write {path}: {reason}", remedy="Name another file with -o FILE.") from error
@@ -78,7 +82,9 @@ def find_run(text: str, runs: Path) -> Path:
     known = ", ".join(path.name for path in (fitting or directories)[:10])
     if fitting:
         raise RunError(f"{text!r} fits {len(fitting)} runs: {known}", remedy="Type more of the run's id, or `latest`.")
-    raise RunError(f"no run {text!r} in {runs}", remedy=f"Runs there: {known}. `edgefl runs` lists them all.")
+    near = difflib.get_close_matches(text, [path.name for path in directories], n=1)
+    meant = f"Did you mean {near[0]}? " if near else ""
+    raise RunError(f"no run {text!r} in {runs}", remedy=f"{meant}Runs there: {known}. `edgefl runs` lists them all.")
 
 
 def read_run(directory: Path) -> RunReport:
@@ -91,6 +97,36 @@ def read_run(directory: Path) -> RunReport:
         # A renamed directory still holds its one run; a database may hold any others.
         name = directory.name if directory.name in known or isinstance(place, str) else ""
         return _as_it_stands(ledger.report(name), directory)
+
+
+def priced(report: RunReport, directory: Path) -> RunReport:
+    """The report with the price of the same run end to end: as kept in ``directory``, else made now and kept there.
+
+    The report stays as it is without torch, where its model cannot be built here, and before anything was trained.
+    """
+    if not any(row.status == "done" for row in report.assignments):
+        return report
+    kept, prices = directory / END_TO_END, dict[str, EndToEnd]
+    if kept.is_file():
+        found = msgspec.json.decode(kept.read_bytes(), type=prices)
+        if not found or found.keys() >= {row.device for row in report.devices}:
+            return msgspec.structs.replace(report, end_to_end=found)
+    from coordinator.ledger.ledger import Ledger
+
+    try:
+        from edgefl.pricing.end_to_end import price_end_to_end
+
+        with Ledger(ledger_of(directory), reading=True) as ledger:
+            found = price_end_to_end(ledger.plan(report.run), report.devices)
+    except ModelError:
+        return report
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        return report
+    with suppress(OSError):  # another user's run can be read and not written: it is priced each time
+        kept.write_bytes(msgspec.json.encode(found))
+    return msgspec.structs.replace(report, end_to_end=found)
 
 
 def read_runs(runs: Path) -> tuple[list[RunReport], list[str]]:

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from edgefl.cli.options import RUNS, Format, Overrides, RunFile, RunsOption, read_run, show, write_text
+from edgefl.cli.options import RUNS, Format, Overrides, RunFile, RunsOption, priced, read_run, show, write_file
 from edgefl.run_records import RunReport
 
 PAGE = "report.html"
@@ -28,6 +28,16 @@ def run_command(
     format: Annotated[  # noqa: A002 - the option's own name
         Literal["terminal", "json"], typer.Option("--format", help="json: the finished run's report, alone on stdout.")
     ] = "terminal",
+    web: Annotated[
+        bool, typer.Option("--web", help="Show the run on a page while it goes on: open the address that is printed.")
+    ] = False,
+    web_at: Annotated[
+        str,
+        typer.Option(metavar="HOST:PORT", help="Where that page is; elsewhere than on this machine, by a link only."),
+    ] = "",
+    web_control: Annotated[
+        bool, typer.Option("--web-control", help="Let the page pause, resume and stop the run and leave devices out.")
+    ] = False,
     set_: Overrides = None,
 ) -> None:
     """Train: start a broker, a coordinator and a local fleet from one run file, each a process of its own.
@@ -41,20 +51,25 @@ def run_command(
 
     from edgefl.cli.local import LocalRun
 
-    local = LocalRun(run, set_ or [], runs=Path(runs), resume=resume, quiet=format == "json", trainers=trainers)
+    page_options = ["--web"] * web + [f"--web-at={web_at}"] * bool(web_at) + ["--web-control"] * web_control
+    local = LocalRun(
+        run, set_ or [], runs=Path(runs), resume=resume, quiet=format == "json", trainers=trainers, page=page_options
+    )
     try:
         asyncio.run(local.train())
     except (KeyboardInterrupt, asyncio.CancelledError) as error:  # Ctrl-C, SIGTERM
         raise KeyboardInterrupt(local.way_on()) from error
-    if export:
+    report = read_run(local.directory)
+    if export := export and report.status != "stopped":
         from edgefl.cli.export import export_run
 
         export_run(local.directory)
-    report = read_run(local.directory)
+        report = read_run(local.directory)
     if page:
         from edgefl.report.writers import to_html
 
-        write_text(local.directory / PAGE, to_html(report))
+        report = priced(report, local.directory)
+        write_file(local.directory / PAGE, to_html(report))
     if format == "json":
         show(format, report)
     else:
@@ -65,12 +80,13 @@ def _close(report: RunReport, directory: Path, *, export: bool, page: bool) -> N
     """The tables of a finished run, and what to run next."""
     from rich.console import Console
 
-    from edgefl.report import decisions, quality, resources, rounds
+    from edgefl.report import decisions, quality, resources, rounds, story
     from edgefl.report.grid import with_rows
 
     console = Console()
-    for text in rounds.warnings(report):
-        console.print(f"Warning: {text}.", style="yellow", markup=False, highlight=False)
+    console.print(story.headline(report), style="bold", markup=False, highlight=False)
+    for text in story.troubles(report):
+        console.print(text, style="yellow", markup=False, highlight=False)
     grids = [quality.evaluation(report), *with_rows(quality.personal(report)), resources.device_bill(report)]
     grids += [decisions.refusals(report), *with_rows(decisions.not_offered(report))]
     show("terminal", None, *grids, *([rounds.bundles(report)] if export else []))
@@ -115,13 +131,19 @@ def plan_command(
     convention: Annotated[
         str, typer.Option(metavar="NAME", help="Also show the schedules by a paper's accounting: lw-fedmml.")
     ] = "",
+    details: Annotated[
+        bool,
+        typer.Option(
+            "--details", help="Also what the memory goes to, what a round costs, and every schedule's stages."
+        ),
+    ] = False,
     format: Format = "terminal",  # noqa: A002 - the option's own name
     set_: Overrides = None,
 ) -> None:
     """Predict what each stage costs on each device, and who can train it, without running anything.
 
-    The first tables compare the schedules on one device's share; "Devices" says what each device would train in each
-    stage, or which budget refuses, with both numbers; the last tables say what that takes of its memory and otherwise.
+    The first sentence is the verdict: who fits, and whose budget is tightest; or who does not fit, by which numbers,
+    and what would help. Then what each device would train in each stage, and this schedule beside the others.
 
     Example: edgefl plan demo --device jetson-nano --device single-stage
     """
@@ -132,15 +154,18 @@ def plan_command(
     if format == "json":
         show(format, price)
         return
-    for sentence in assumptions(run, set_ or [], options):
-        typer.echo(sentence)
     from rich.console import Console
 
     from edgefl.report.price_tables import price_grids
+    from edgefl.report.verdict import verdict
 
+    console = Console()
+    console.print(verdict(price), style="bold", markup=False, highlight=False)
+    for sentence in assumptions(run, set_ or [], options):
+        console.print(sentence, markup=False, highlight=False)
     for text in price.warnings:
-        Console().print(f"warning: {text}", style="yellow", markup=False, highlight=False)
-    show(format, price, *price_grids(price))
+        console.print(f"warning: {text}", style="yellow", markup=False, highlight=False)
+    show(format, price, *price_grids(price, details=details))
 
 
 def data_command(

@@ -1,4 +1,4 @@
-"""The verbs that look: runs, report, devices, recipes and doctor; ``devices revoke`` acts."""
+"""The verbs that look: runs, report, devices, recipes and doctor; some words after runs and devices act."""
 
 from __future__ import annotations
 
@@ -16,33 +16,62 @@ from edgefl.cli.options import (
     RunArgument,
     RunsOption,
     find_run,
+    priced,
     read_run,
     read_runs,
     show,
-    write_text,
+    write_file,
 )
-from edgefl.records import FIGURES
 from edgefl.registry import ROLES, default, method
 from edgefl.report import units
 from edgefl.report.grid import Cell, Column, Grid, Record, Tone, table
 from edgefl.run_records import RunReport
 
 if TYPE_CHECKING:
-    from device_agent.device_checks import Check
+    from edgefl.findings import Check
 
 _Choice = tuple[str, int, str, Record]  # role, place among its choices, name, options
-_RUN_TONES: dict[str, Tone] = {"done": "good", "failed": "bad", "interrupted": "warn"}
+_RUN_TONES: dict[str, Tone] = {"done": "good", "failed": "bad", "interrupted": "warn", "stopped": "warn"}
 _CHECK_TONES: dict[str, Tone] = {"ok": "good", "warn": "warn", "fail": "bad"}
 
 
 def runs_command(
+    action: Annotated[
+        Literal["list", "pause", "resume", "stop", "prune"],
+        typer.Argument(help="List the runs, control one that is running, or delete old ones."),
+    ] = "list",
+    run: Annotated[str, typer.Argument(metavar="RUN", help="pause, resume, stop: which run.")] = "",
     runs: RunsOption = RUNS,
+    keep: Annotated[int | None, typer.Option(min=0, metavar="N", help="prune: leave the newest N runs.")] = None,
+    older_than: Annotated[str, typer.Option(metavar="30d", help="prune: only runs that ended so long ago.")] = "",
+    keep_bundles: Annotated[bool, typer.Option("--keep-bundles", help="prune: leave their ONNX bundles.")] = False,
+    unfinished: Annotated[bool, typer.Option("--unfinished", help="prune: also runs that could be resumed.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="prune: say what would be deleted.")] = False,
     format: Format = "terminal",  # noqa: A002  # the option's own name
 ) -> None:
-    """List the runs, newest first: id, name, recipe, status, when, how long.
+    """List the runs, newest first: id, name, recipe, status, when, how long. Or control one, or delete old ones.
 
-    Example: edgefl runs --format json
+    pause: no further round opens; the open one is finished first, and no deadline runs out meanwhile. resume: it goes
+    on. stop: the run ends at once, and --resume goes on with it in the same round. Exit code 22: the run does not do
+    that, since it is not running, or is paused already.
+
+    prune: runs that are done or failed are deleted, with their rows in the ledger; one that is running never is.
+
+    Examples: edgefl runs --format json · edgefl runs pause latest · edgefl runs prune --keep 20 --older-than 30d
     """
+    if action == "prune":
+        from edgefl.cli.prune import Policy, prune, seconds
+
+        policy = Policy(keep, seconds(older_than) if older_than else None, keep_bundles, unfinished)
+        prune(runs, policy, format, dry_run=dry_run)
+        return
+    if action != "list":
+        from edgefl.cli import control
+
+        if not run:
+            raise typer.BadParameter("which run? Its id, the beginning of one, or `latest`", param_hint="RUN")
+        {"pause": control.pause, "resume": control.resume, "stop": control.stop}[action](run, runs, format)
+        return
     found, unreadable = read_runs(runs)
     for sentence in unreadable:
         sys.stderr.write(f"warning: {sentence}\n")
@@ -76,105 +105,57 @@ def report_command(
     run: RunArgument = "latest",
     runs: RunsOption = RUNS,
     format: Annotated[  # noqa: A002  # the option's own name
-        Literal["terminal", "json", "csv", "html"], typer.Option("--format", help="How to show it.")
+        Literal["terminal", "json", "csv", "parquet", "html"], typer.Option("--format", help="How to show it.")
     ] = "terminal",
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", help="File to write; `-` is stdout. HTML goes to RUN's report.html by default."),
+        typer.Option(
+            "--output",
+            "-o",
+            help="File to write, of Parquet also a folder; `-` is stdout. HTML and Parquet go to RUN's report.html and "
+            "report.parquet by default.",
+        ),
     ] = None,
+    static: Annotated[
+        bool, typer.Option("--static", help="HTML without scripts: pictures to print and to mail, a fifth of the size.")
+    ] = False,
 ) -> None:
     """Show a run: test accuracy with and without each modality, what every device spent, who was refused and why.
 
     Examples: edgefl report latest · edgefl report latest --format html · edgefl report 2026 --format csv -o run.csv
     """
     directory = find_run(run, runs)
-    report = read_run(directory)
-    if format == "html" and output is None:
-        output = directory / "report.html"
-    text = _text(report, format, to_terminal=output is None)
+    report = priced(read_run(directory), directory)
+    if format in ("html", "parquet") and output is None:
+        output = directory / f"report.{format}"
+    elif format == "parquet" and output is not None and str(output) != "-" and not output.suffix:
+        output /= "report.parquet"
+    content = _content(report, format, to_terminal=output is None, static=static)
     if output is None or str(output) == "-":
-        sys.stdout.write(text)
+        sys.stdout.buffer.write(content) if isinstance(content, bytes) else sys.stdout.write(content)
         return
-    write_text(output, text)
+    write_file(output, content)
     sys.stderr.write(f"wrote {output}\n")
 
 
-def _text(report: RunReport, form: str, *, to_terminal: bool) -> str:
+def _content(report: RunReport, form: str, *, to_terminal: bool, static: bool) -> str | bytes:
     """The report in the wanted format; terminal tables keep their colours only when they go to a terminal."""
     from edgefl.report import writers
 
+    if form == "html":
+        return writers.to_html(report, interactive=not static)
+    if form == "parquet":
+        from edgefl.report.parquet import to_parquet
+
+        return to_parquet(report)
     if form != "terminal":
-        return {"json": writers.to_json, "csv": writers.to_csv, "html": writers.to_html}[form](report)
+        return {"json": writers.to_json, "csv": writers.to_csv}[form](report)
     from rich.console import Console
 
     console = Console(force_terminal=None if to_terminal else False)
     with console.capture() as captured:
         writers.print_report(report, console)
     return captured.get()
-
-
-def devices_command(
-    run: Annotated[
-        str,
-        typer.Argument(metavar="RUN|revoke", help="A run's id, the beginning of one, or `latest`; or the word revoke."),
-    ] = "latest",
-    name: Annotated[str, typer.Argument(help="revoke: the device to shut out of its fleet.")] = "",
-    runs: RunsOption = RUNS,
-    identity: Annotated[
-        Path, typer.Option(envvar="EDGEFL_IDENTITY", help="revoke: directory of the fleet's identity.")
-    ] = Path("fleet"),
-    format: Format = "terminal",  # noqa: A002  # the option's own name
-) -> None:
-    """Show each device of a run: what it is, what it may spend, when it was last heard of, what it spent.
-
-    `edgefl devices revoke NAME` shuts a device out of its fleet, at once and for good: its certificate goes on the list
-    of revoked ones, the broker reads it, the connection is cut, and coordinators drop whatever comes from it.
-
-    Example: edgefl devices latest --format json
-    """
-    if run == "revoke":
-        _revoke(name, identity, format)
-        return
-    if name:
-        raise typer.BadParameter(f"{name!r} is one word too many", param_hint="NAME")
-    import msgspec
-
-    from edgefl.report import resources, rounds
-
-    report = read_run(find_run(run, runs))
-    rows = resources.by_device(report)
-    body = [
-        {
-            **msgspec.to_builtins(device),
-            "last_seen": rounds.last_seen(report, device.device),
-            "totals": {
-                figure: msgspec.to_builtins(resources.measured(figure, rows[device.device])) for figure in FIGURES
-            },
-        }
-        for device in report.devices
-    ]
-    show(format, {"run": report.run, "devices": body}, rounds.devices(report), resources.device_bill(report))
-
-
-def _revoke(name: str, identity: Path, form: str) -> None:
-    if not name:
-        raise typer.BadParameter("which device?", param_hint="NAME")
-    import asyncio
-
-    from edgefl.identity.fleet import Fleet
-    from edgefl.identity.membership import revoke
-
-    done = asyncio.run(revoke(Fleet(identity), name, time.time()))
-    if form == "json":
-        show(form, done._asdict())
-        return
-    typer.echo(f"{name} is revoked; coordinators take nothing from it any more")
-    if done.dropped:
-        typer.echo("the broker has read the list and its connection is cut")
-    elif done.reloaded:
-        typer.echo(f"the broker has read the list, and gives it no topic any more; {done.trouble}")
-    else:
-        typer.echo(done.trouble or f"no broker runs here: take {identity / 'broker'} to it, and have it read its files")
 
 
 def recipes_command(
@@ -241,9 +222,9 @@ def doctor_command(
 
     Example: edgefl doctor --broker mqtt://192.168.1.10:1883
     """
-    from device_agent.device_checks import examine
+    from device_agent.device_checks import Device, examine
 
-    checks = examine(broker=broker, torch_device=device)
+    checks = examine(Device(broker, torch_device=device))
     columns: list[Column[Check]] = [
         Column("check", lambda check: check.name, key=True, text=True),
         Column("result", lambda check: Cell(check.status, tone=_CHECK_TONES[check.status]), text=True),

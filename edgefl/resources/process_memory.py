@@ -164,6 +164,7 @@ class Ceiling:
         self.breached = False
         self._refuse = refuse
         self._limits: tuple[int, int] | None = None  # what RLIMIT_DATA was
+        self._refuses = False
         self._born = started_at(pid)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, name=f"ceiling-{pid}", daemon=True)
@@ -189,6 +190,11 @@ class Ceiling:
             self._thread.join()
 
     @property
+    def refused_by_kernel(self) -> bool:
+        """Whether the kernel was asked to refuse large allocations, and does."""
+        return self._refuses
+
+    @property
     def refusal(self) -> Refusal | None:
         """Why the process was killed, with both numbers; None while it was not."""
         if not self.breached:
@@ -210,7 +216,7 @@ class Ceiling:
         if hard != resource.RLIM_INFINITY:
             soft = min(soft, hard)
         if self._set_limits((soft, hard)):
-            self._limits = before
+            self._limits, self._refuses = before, True
 
     def _set_limits(self, limits: tuple[int, int]) -> bool:
         if not self._is_itself():

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 from edgefl.cli import main
 from edgefl.cli import options as locate
-from edgefl.cli.options import write_text
+from edgefl.cli.options import write_file
 from edgefl.errors import BrokerError, EdgeFLError, RunError, StoreError
 from edgefl.storage.disk import LEDGER
 
@@ -45,7 +45,10 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         os.utime(ledger, (1_000 + age, 1_000 + age))
     monkeypatch.setenv("EDGEFL_RUNS", str(folder))
     report = run_report()
-    monkeypatch.setattr("edgefl.cli.show.read_run", lambda path: msgspec.structs.replace(report, run=path.name))
+    for module in ("show", "devices"):
+        reading = f"edgefl.cli.{module}.read_run"
+        monkeypatch.setattr(reading, lambda path: msgspec.structs.replace(report, run=path.name))
+    monkeypatch.setattr("edgefl.cli.show.priced", lambda report, _: report)
     return folder
 
 
@@ -77,7 +80,8 @@ def test_each_reading_verb_has_full_help_with_an_example(verb: str, capsys: pyte
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
-    assert edgefl("--version", capsys=capsys)[:2] == (0, "edgefl 0.1.0\n")
+    python = ".".join(map(str, sys.version_info[:3]))
+    assert edgefl("--version", capsys=capsys)[:2] == (0, f"edgefl 0.1.0 (protocol 1, Python {python})\n")
 
 
 def test_a_misspelt_verb_gets_a_suggestion(capsys: pytest.CaptureFixture[str]) -> None:
@@ -194,21 +198,41 @@ def test_report_in_each_format(runs: Path, capsys: pytest.CaptureFixture[str]) -
 def test_html_goes_next_to_the_ledger_or_where_it_is_told(
     runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("edgefl.report.writers.to_html", lambda report: f"<!doctype html>{report.run}")
+    monkeypatch.setattr(
+        "edgefl.report.writers.to_html",
+        lambda report, interactive: f"<!doctype html>{report.run}{'' if interactive else ', still'}",
+    )
     code, out, err = edgefl("report", "--format", "html", capsys=capsys)
     assert (code, out) == (0, "")
     written = runs / "20260918-new" / "report.html"
     assert str(written) in err.replace("\n", "")
     assert written.read_text(encoding="utf-8") == "<!doctype html>20260918-new"
+    edgefl("report", "--format", "html", "--static", capsys=capsys)
+    assert written.read_text(encoding="utf-8") == "<!doctype html>20260918-new, still"
     target = tmp_path / "deep" / "report.csv"
     edgefl("report", "--format", "csv", "-o", str(target), capsys=capsys)
     assert target.read_text(encoding="utf-8").startswith("run,device,stage")
 
 
+def test_parquet_goes_next_to_the_ledger_into_a_folder_or_a_file(
+    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    places = {"there": "there/report.parquet", "some.parquet": "some.parquet"}
+    for output, written in places.items():
+        assert edgefl("report", "--format", "parquet", "-o", str(tmp_path / output), capsys=capsys)[0] == 0
+        assert "predicted" in parquet.read_schema(tmp_path / written).names
+    edgefl("report", "--format", "parquet", capsys=capsys)
+    assert (runs / "20260918-new" / "report.parquet").is_file()
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    code, _, err = edgefl("report", "--format", "parquet", capsys=capsys)
+    assert (code, "[parquet]" in err) == (19, True)
+
+
 def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(EdgeFLError, match="cannot write") as error:
-        write_text(tmp_path / "file" / "report.html", "x")
+        write_file(tmp_path / "file" / "report.html", "x")
     assert "-o FILE" in error.value.remedy
 
 
@@ -258,12 +282,13 @@ def test_the_verbs_read_a_real_ledger(
 def test_doctor_fails_when_a_check_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     from device_agent import device_checks as doctor
     from edgefl.cli.show import doctor_command
+    from edgefl.findings import found, well
 
-    checks = [doctor.Check("python", "ok", "3.11"), doctor.Check("broker", "fail", "refused", "Start it.")]
-    monkeypatch.setattr(doctor, "examine", lambda **_: checks)
+    checks = [well("python", "3.11"), found("broker-absent", "refused")]
+    monkeypatch.setattr(doctor, "examine", lambda _: checks)
     app = typer.Typer()
     app.command()(doctor_command)
     told = CliRunner().invoke(app, ["--format", "json"])
     assert told.exit_code == 1
-    assert json.loads(told.stdout)[1]["remedy"] == "Start it."
-    assert "Start it." in CliRunner().invoke(app, []).stdout
+    assert json.loads(told.stdout)[1]["id"] == "broker-absent"
+    assert "Start the broker" in CliRunner().invoke(app, []).stdout

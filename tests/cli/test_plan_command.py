@@ -32,11 +32,11 @@ def test_totals_hold_what_storing_prefixes_takes_and_whole_transfers(tmp_path: P
     assert stages[0].filling_flops == 0 < stages[1].filling_flops
     assert [s.filling_flops for s in price.schedules if s.schedule == "end_to_end"] == [0]
     totals = next(grid for grid in price_grids(price) if grid.title.startswith("Schedules"))
-    row = {line[0].text: line for line in totals.rows}["layerwise"]
+    row = {line[0].text: line for line in totals.rows}["layerwise"]  # rounds, memory, times less, …
     flops = sum(s.rounds * s.flops_per_round + s.filling_flops for s in stages)
     payload = sum(s.whole_bytes + (s.rounds - 1) * (s.payload_down_bytes + s.payload_up_bytes) for s in stages)
-    assert float(row[3].text) == pytest.approx(flops / 1e9, rel=0.01)
-    assert float(row[4].text) == pytest.approx(payload / 2**20, rel=0.01)
+    assert float(row[4].text) == pytest.approx(flops / 1e9, rel=0.01)
+    assert float(row[6].text) == pytest.approx(payload / 2**20, rel=0.01)
     assert payload < 2 * sum(s.rounds * s.whole_bytes for s in stages)
 
 
@@ -58,8 +58,8 @@ def test_memory_is_told_by_what_it_goes_to(tmp_path: Path) -> None:
     grids = {grid.title: grid for grid in price_grids(price)}
     rows = grids["Memory by device"].rows
     names = [column.name for column in grids["Memory by device"].columns]
-    assert len(rows) == len(price.devices)
-    for row, device in zip(rows, price.devices, strict=True):
+    assert [row[1].text for row in rows] == ["1", "2"]  # both devices hold the same
+    for row, device in zip(rows, price.devices[:2], strict=True):
         cells = dict(zip(names, row, strict=True))
         goes = [float(cells[name].text) for name in names[2:-3] if cells[name].text]
         assert sum(goes) == pytest.approx(float(cells["step memory"].text), rel=0.02)
@@ -75,7 +75,7 @@ def test_schedules_are_priced_with_each_batch_size_asked_for(tmp_path: Path) -> 
     assert [(s.schedule, s.stage) for s in small] == [(s.schedule, s.stage) for s in large]
     assert all(a.step_peak_bytes < b.step_peak_bytes for a, b in zip(small, large, strict=True))
     assert price.devices[0].placement.hyper.batch_size == 8  # the run's
-    totals = price_grids(price)[0]
+    totals = price_grids(price)[1]
     assert [(row[0].text, row[1].text) for row in totals.rows][:2] == [("end_to_end", "4"), ("end_to_end", "16")]
 
 

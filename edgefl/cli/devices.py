@@ -1,0 +1,124 @@
+"""The verb devices: who is there, and what each device may and did spend; drop, restore and revoke act."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from edgefl.cli.options import RUNS, Format, RunsOption, find_run, read_run, run_directories, show
+from edgefl.records import FIGURES
+from edgefl.run_records import RunReport
+
+if TYPE_CHECKING:
+    from edgefl.report.presence import Enrolled
+
+
+def devices_command(
+    run: Annotated[
+        str,
+        typer.Argument(
+            metavar="RUN|drop|restore|revoke",
+            help="A run's id, the beginning of one, or `latest`; or the word drop, restore or revoke.",
+        ),
+    ] = "latest",
+    name: Annotated[
+        str,
+        typer.Argument(metavar="RUN|NAME", help="drop, restore: the run. revoke: the device to shut out of its fleet."),
+    ] = "",
+    device: Annotated[str, typer.Argument(help="drop, restore: the device.")] = "",
+    runs: RunsOption = RUNS,
+    identity: Annotated[
+        Path,
+        typer.Option(envvar="EDGEFL_IDENTITY", help="Directory of the fleet's identity: its devices are shown too."),
+    ] = Path("fleet"),
+    sort: Annotated[
+        Literal["device", "state", "seen", "release", "identity"],
+        typer.Option("--sort", help="Order: by name, state, last seen first, release, or certificate that ends first."),
+    ] = "device",
+    format: Format = "terminal",  # noqa: A002  # the option's own name
+) -> None:
+    """Show who is there (state, last sign of life and its kind, release, certificate) and what each may and did spend.
+
+    The devices of the run, and those of the fleet whose identity is in --identity. Without that, the ledger alone.
+
+    `edgefl devices drop RUN DEVICE` leaves a device out of a run that is going on: it is asked for nothing more, and
+    the open round does without it. `edgefl devices restore RUN DEVICE` takes it in again. Exit code 22: the run is not
+    running, or knows no such device.
+
+    `edgefl devices revoke NAME` shuts a device out of its fleet, at once and for good: its certificate goes on the list
+    of revoked ones, the broker reads it, the connection is cut, and coordinators drop whatever comes from it.
+
+    Examples: edgefl devices latest --format json · edgefl devices drop latest cam-01
+    """
+    if run in {"drop", "restore"}:
+        from edgefl.cli import control
+
+        if not (name and device):
+            raise typer.BadParameter(
+                f"{run} needs a run and a device: edgefl devices {run} RUN DEVICE", param_hint="RUN"
+            )
+        (control.drop if run == "drop" else control.restore)(name, device, runs, format)
+        return
+    if run == "revoke" and not device:
+        _revoke(name, identity, format)
+        return
+    if name:
+        raise typer.BadParameter(f"{device or name!r} is one word too many", param_hint="NAME")
+    import msgspec
+
+    from edgefl.report import presence, resources, rounds
+
+    enrolled = _enrolled(identity)
+    found = [] if enrolled and run == "latest" and not run_directories(runs) else [read_run(find_run(run, runs))]
+    report, now = found[0] if found else RunReport(), time.time()
+    there = presence.presences(report, enrolled, now, sort)
+    rows = resources.by_device(report)
+    body = [
+        {
+            **msgspec.to_builtins(device),
+            "last_seen": rounds.last_seen(report, device.device),
+            "totals": {
+                figure: msgspec.to_builtins(resources.measured(figure, rows[device.device])) for figure in FIGURES
+            },
+        }
+        for device in report.devices
+    ]
+    grids = (rounds.devices(report), resources.device_bill(report)) if found else ()
+    whole = {"run": report.run, "presence": there, "devices": body}
+    show(format, whole, presence.presence_grid(there, now), *grids)
+
+
+def _enrolled(directory: Path) -> dict[str, Enrolled]:
+    """Devices of the fleet whose identity is there, by name; none where there is none."""
+    from edgefl.report.presence import Enrolled
+
+    if not (directory / "fleet.json").is_file():
+        return {}
+    from edgefl.identity.fleet import Fleet
+
+    known = Fleet(directory).devices()
+    return {name: Enrolled(one.not_after, one.revoked_at is not None) for name, one in known.items()}
+
+
+def _revoke(name: str, identity: Path, form: str) -> None:
+    if not name:
+        raise typer.BadParameter("which device?", param_hint="NAME")
+    import asyncio
+
+    from edgefl.identity.fleet import Fleet
+    from edgefl.identity.membership import revoke
+
+    done = asyncio.run(revoke(Fleet(identity), name, time.time()))
+    if form == "json":
+        show(form, done._asdict())
+        return
+    typer.echo(f"{name} is revoked; coordinators take nothing from it any more")
+    if done.dropped:
+        typer.echo("the broker has read the list and its connection is cut")
+    elif done.reloaded:
+        typer.echo(f"the broker has read the list, and gives it no topic any more; {done.trouble}")
+    else:
+        typer.echo(done.trouble or f"no broker runs here: take {identity / 'broker'} to it, and have it read its files")

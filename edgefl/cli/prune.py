@@ -1,0 +1,139 @@
+"""Retention: old runs are deleted, ledger and objects and directory together, also when that was broken off before."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+import typer
+
+from edgefl.cli.options import show
+from edgefl.errors import EdgeFLError, StoreError
+from edgefl.report import units
+from edgefl.report.grid import Column, table
+from edgefl.storage.disk import LEDGER_URL, hold_directory, is_held, ledger_file, ledger_of, store_errors
+
+BUNDLES = "bundles"
+#: There from the first thing that is deleted to the last; it says what is left of the run. A crash is gone on from.
+MARK = ".pruning"
+_SECONDS = {"h": 3600, "d": 86400, "w": 7 * 86400}
+#: A run that can be gone on with is not old, but unfinished.
+_ENDED = ("done", "failed")
+
+
+class Pruned(NamedTuple):
+    """A run, and why it stays ("": it goes) or what deleting it frees."""
+
+    run: str
+    kept: str
+    freed_bytes: int = 0
+
+
+class Policy(NamedTuple):
+    """What goes: beyond the newest ``keep``, and ended longer than ``older_s`` ago. ``bundles``: these stay."""
+
+    keep: int | None
+    older_s: float | None
+    bundles: bool = False
+    unfinished: bool = False
+
+
+def seconds(text: str) -> float:
+    """ "30d" as seconds. Raises typer's usage error."""
+    if not (found := re.fullmatch(r"(\d{1,6})([hdw])", text)):
+        raise typer.BadParameter(f"{text!r} is no duration; write 12h, 30d or 8w", param_hint="--older-than")
+    return int(found[1]) * _SECONDS[found[2]]
+
+
+def prune(runs: Path, policy: Policy, form: str, *, dry_run: bool) -> None:
+    """Delete what the policy gives up, and say what that freed, run by run."""
+    if policy.keep is None and policy.older_s is None:
+        raise typer.BadParameter("say which runs go: --keep N, --older-than 30d, or both", param_hint="prune")
+    found = [_pruned(directory, why, policy, dry_run=dry_run) for directory, why in _chosen(runs, policy)]
+    freed = sum(one.freed_bytes for one in found)
+    columns: list[Column[Pruned]] = [
+        Column("run", lambda one: one.run, key=True, text=True, whole=True),
+        Column("freed", lambda one: "" if one.kept else units.mib(one.freed_bytes)),
+        Column("stays, because", lambda one: one.kept, text=True),
+    ]
+    verb = "would be freed" if dry_run else "freed"
+    body = {"dry_run": dry_run, "freed_bytes": freed, "runs": [one._asdict() for one in found]}
+    show(form, body, table("Runs", columns, found, [f"{units.mib(freed)} {verb} in {runs}."]))
+
+
+def _chosen(runs: Path, policy: Policy) -> list[tuple[Path, str]]:
+    """Every directory of a run, or of what is left of one, newest first, and why it stays."""
+    there = [path for path in runs.iterdir() if path.is_dir() and not path.is_symlink()] if runs.is_dir() else []
+    chosen = [(path, "") for path in sorted(there) if (path / MARK).is_file()]
+    known = [(*_ended(path), path) for path in there if ledger_file(path) and not (path / MARK).is_file()]
+    for place, (at, why, path) in enumerate(sorted(known, key=lambda one: (-one[0], one[2].name))):
+        if policy.keep is not None and place < policy.keep:
+            why = f"among the newest {policy.keep}"
+        elif policy.older_s is not None and time.time() - at < policy.older_s:
+            why = "not old enough"
+        elif why in ("interrupted", "stopped", "running") and policy.unfinished:
+            why = ""
+        chosen.append((path, "it is running" if is_held(path) else why))
+    return chosen
+
+
+def _ended(directory: Path) -> tuple[float, str]:
+    """When a run ended, or began; and "", or why it cannot be said to be over."""
+    from coordinator.ledger.ledger import Ledger
+
+    place = ledger_of(directory)
+    try:
+        with Ledger(place, reading=True) as ledger:
+            (run,) = [one for one in ledger.runs() if isinstance(place, Path) or one.run == directory.name]
+    except (EdgeFLError, ValueError) as error:
+        return time.time(), f"its ledger cannot be read: {getattr(error, 'message', 'it holds no such run')}"
+    status = "interrupted" if run.status == "running" else run.status
+    return run.finished_at or run.started_at, "" if status in _ENDED else status
+
+
+def _pruned(directory: Path, why: str, policy: Policy, *, dry_run: bool) -> Pruned:
+    if why:
+        return Pruned(directory.name, why)
+    mark = directory / MARK
+    bundles = mark.read_text(encoding="utf-8") == BUNDLES if mark.is_file() else policy.bundles
+    going = [path for path in directory.iterdir() if path.name != BUNDLES or not bundles]
+    freed = sum(_size(path) for path in going)
+    if dry_run:
+        return Pruned(directory.name, "", freed)
+    try:
+        with hold_directory(directory), store_errors("delete", directory):
+            mark.write_text(BUNDLES if bundles else "", encoding="utf-8")
+            _forget(directory)
+            for path in going:
+                if path.is_dir() and not path.is_symlink():
+                    shutil.rmtree(path)
+                elif path != mark and path.name != "lock":
+                    path.unlink(missing_ok=True)
+            (directory / "lock").unlink(missing_ok=True)
+            mark.unlink()
+            if not any(directory.iterdir()):
+                directory.rmdir()
+    except StoreError as error:
+        return Pruned(directory.name, error.message)
+    return Pruned(directory.name, "", freed)
+
+
+def _forget(directory: Path) -> None:
+    """The run's rows first: what is not in a ledger is no run, whatever else is still there of it."""
+    if (directory / LEDGER_URL).is_file():
+        from coordinator.ledger.ledger import Ledger
+
+        with Ledger(ledger_of(directory), create=False) as ledger:
+            ledger.forget(directory.name)
+    while (file := ledger_file(directory)) is not None:
+        file.unlink()
+
+
+def _size(path: Path) -> int:
+    """Bytes on the disk that deleting it gives back."""
+    every = [path, *path.rglob("*")] if path.is_dir() and not path.is_symlink() else [path]
+    status = [one.lstat() for one in every]
+    return sum(512 * one.st_blocks for one in status if one.st_nlink == 1)

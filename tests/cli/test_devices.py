@@ -1,0 +1,197 @@
+"""`edgefl devices`: who is there, since when and by what; with a fleet's identity and without; old ledgers too."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from alembic import command
+from alembic.config import Config
+from coordinator_fixture import a_plan
+from identity_fixture import a_fleet, enrolled
+from ledger_fixture import engine_of, ledger_at
+from sqlalchemy import text as sql
+from test_coordinator_runner import Scene, one_stage, played
+
+from coordinator.ledger.ledger import Ledger
+from coordinator.runtime.inbound import Inbound
+from edgefl.cli.main import main
+from edgefl.plan.job import RoundPolicy
+from edgefl.records import Capabilities
+from edgefl.report.presence import Enrolled, presences
+from edgefl.run_records import DeviceRow, EventRow, RunReport, SightingRow
+
+NOW = 1_790_000_000.0
+DAY = 86_400.0
+ORIN = Capabilities(machine="aarch64", gpu="NVIDIA Jetson Orin Nano")
+REPORT = RunReport(
+    run="r1",
+    status="running",
+    devices=(
+        DeviceRow("cam-01", capabilities=ORIN, agent_version="0.1.0"),
+        DeviceRow("cam-02", capabilities=Capabilities(machine="x86_64"), agent_version="0.10.0"),
+        DeviceRow("cam-03", agent_version="0.2.1"),
+        DeviceRow("cam-04"),
+        DeviceRow("cam-05"),
+    ),
+    sightings=(
+        SightingRow("cam-01", NOW - 30, "heartbeat"),
+        SightingRow("cam-02", NOW - 3600, "last will", online=False),
+        SightingRow("cam-03", NOW - 600, "update"),
+        SightingRow("cam-05", NOW - 5, "hello"),
+    ),
+    events=(EventRow(NOW - 7200, "device_joined", device="cam-04"), EventRow(NOW - 9, "quarantined", device="cam-05")),
+)
+FLEET = {"cam-01": Enrolled(NOW + 40 * DAY, False), "cam-03": Enrolled(NOW - DAY, False), "cam-09": Enrolled(NOW, True)}
+
+
+def states(report: RunReport, enrolled_: dict[str, Enrolled] | None = None) -> dict[str, str]:
+    return {one.device: one.state for one in presences(report, enrolled_ or {}, NOW)}
+
+
+def test_each_device_has_a_state_and_the_age_and_kind_of_its_last_sign_of_life() -> None:
+    assert states(REPORT) == {
+        "cam-01": "online",
+        "cam-02": "offline",
+        "cam-03": "offline",  # its last sign of life is too old to be on record as the last
+        "cam-04": "offline",
+        "cam-05": "quarantined",
+    }
+    seen = {one.device: (one.seen_at, one.seen_by) for one in presences(REPORT, {}, NOW)}
+    assert seen["cam-01"] == (NOW - 30, "heartbeat")
+    assert seen["cam-02"] == (NOW - 3600, "last will")
+    assert seen["cam-04"] == (NOW - 7200, "ledger")
+
+
+def test_a_fleets_identity_adds_certificates_and_devices_that_never_came() -> None:
+    assert states(REPORT, FLEET) | {} == {
+        **states(REPORT),
+        "cam-03": "expired",
+        "cam-09": "revoked",
+    }
+    last = presences(REPORT, {"new": Enrolled(NOW + DAY, False)}, NOW)[-1]
+    assert (last.device, last.state, last.seen_at, last.seen_by) == ("new", "never seen", None, "")
+
+
+def test_of_a_run_that_is_over_nobody_knows_who_is_there() -> None:
+    from msgspec.structs import replace
+
+    assert states(replace(REPORT, status="done"))["cam-01"] == "run is over"
+
+
+@pytest.mark.parametrize(
+    ("by", "first"), [("device", "cam-01"), ("seen", "cam-05"), ("release", "cam-04"), ("identity", "cam-09")]
+)
+def test_it_is_sorted(by: str, first: str) -> None:
+    fleet = FLEET | {"cam-09": Enrolled(NOW - 9 * DAY, True)}
+    found = presences(REPORT, fleet, NOW, by)  # type: ignore[arg-type]
+    assert found[0].device == first
+    releases = [one.release for one in presences(REPORT, {}, NOW, "release")]
+    assert releases == ["", "", "0.1.0", "0.2.1", "0.10.0"]
+
+
+# What the coordinator records
+
+
+def test_what_was_heard_is_recorded_once_with_its_kind() -> None:
+    inbound = Inbound(10.0, 1.0)
+    inbound.heard("a", 1.0, "heartbeat")
+    inbound.heard("b", 2.0, "update")
+    inbound.heard("stranger", 2.0, "hello")
+    rows = inbound.sightings(1000.0, {"a", "b"})
+    assert rows == [SightingRow("a", 1001.0, "heartbeat"), SightingRow("b", 1002.0, "update")]
+    assert inbound.sightings(1000.0, {"a", "b"}) == []
+    inbound.silent(11.5)
+    assert inbound.sightings(1000.0, {"a", "b"}) == [SightingRow("a", 1001.0, "silence since", online=False)]
+
+
+def test_a_run_leaves_each_devices_last_sign_of_life_and_release(tmp_path: Path) -> None:
+    reports: list[RunReport] = []
+
+    async def script(scene: Scene) -> None:
+        await scene.device("a")
+        reports.append(await scene.coordinator(one_stage(RoundPolicy(devices=1, join_s=5.0), 1)))
+
+    began = time.time()
+    played(tmp_path, script)
+    (sighting,) = reports[0].sightings
+    assert sighting.device == "a"
+    assert began <= sighting.at <= time.time()
+    assert sighting.source in {"hello", "update", "upload", "need", "accept"}
+
+
+# Old ledgers, and the command
+
+
+def old_ledger(place: str | Path) -> None:
+    """A ledger of revision 0003 with a run and a device in it, as that version wrote them."""
+    engine = engine_of(place)
+    with engine.begin() as connection:
+        config = Config()
+        config.set_main_option("script_location", "coordinator.ledger:migrations")
+        config.attributes["connection"] = connection
+        command.upgrade(config, "0003")
+        connection.execute(
+            sql(
+                "INSERT INTO runs (run, name, recipe, status, started_at, plan, manifest, part_bytes) "
+                "VALUES ('r1', 'n', 'r', 'done', 1.0, '{}', '{}', '{}')"
+            )
+        )
+        connection.execute(
+            sql(
+                "INSERT INTO devices (run, device, profile, capabilities, budget, samples, class_counts) "
+                "VALUES ('r1', 'cam-01', 'p', '{}', '{}', '{}', '[]')"
+            )
+        )
+    engine.dispose()
+
+
+def test_a_ledger_of_the_version_before_is_brought_to_this_one(tmp_path: Path) -> None:
+    place = ledger_at(tmp_path / "ledger.sqlite")
+    old_ledger(place)
+    with Ledger(place) as ledger:
+        assert (ledger.report().devices[0].agent_version, ledger.report().sightings) == ("", ())
+        ledger.commit("r1", [SightingRow("cam-01", 5.0, "heartbeat")], [], 6.0)
+        ledger.commit("r1", [SightingRow("cam-01", 7.0, "last will", online=False)], [], 8.0)
+        assert ledger.report().sightings == (SightingRow("cam-01", 7.0, "last will", online=False),)
+
+
+@pytest.fixture
+def shown(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """What the command prints on a terminal of 80 columns."""
+    monkeypatch.setenv("COLUMNS", "80")
+
+    def show(*arguments: str) -> str:
+        with pytest.raises(SystemExit) as end:
+            main(["devices", *arguments])
+        assert end.value.code == 0
+        return capsys.readouterr().out
+
+    return show
+
+
+def test_a_fleet_without_a_run_shows_its_devices(tmp_path: Path, shown: Callable[..., str]) -> None:
+    enrolled(a_fleet(tmp_path / "fleet"), "cam-01", tmp_path / "state")
+    given = ["--identity", str(tmp_path / "fleet"), "--runs", str(tmp_path / "runs")]
+    (row,) = json.loads(shown(*given, "--format", "json"))["presence"]
+    assert (row["device"], row["state"], row["seen_at"]) == ("cam-01", "never seen", None)
+    text = shown(*given)
+    assert max(map(len, text.splitlines())) <= 80
+    assert time.strftime("%Y-%m", time.localtime(row["certificate_until"])) in text
+
+
+def test_a_run_without_a_fleet_is_shown_from_its_ledger(tmp_path: Path, shown: Callable[..., str]) -> None:
+    directory = tmp_path / "runs" / "r1"
+    directory.mkdir(parents=True)
+    with Ledger(directory / "ledger.sqlite") as ledger:
+        ledger.create(a_plan(), {}, {}, time.time())
+        seen = SightingRow("cam-01", time.time() - 200, "heartbeat")
+        ledger.commit("r1", [DeviceRow("cam-01", capabilities=ORIN, agent_version="0.1.0"), seen], [], 1.0)
+    text = shown("r1", "--runs", str(tmp_path / "runs"), "--identity", str(tmp_path / "none"))
+    first = text[: text.index("may spend")]
+    for words in ("cam-01", "3 min ago", "heartbeat", "0.1.0", "aarch64"):
+        assert words in first
+    assert max(map(len, first.splitlines())) <= 80
