@@ -12,7 +12,8 @@ from pathlib import Path
 import msgspec
 
 from device_agent.runtime.agent import Agent
-from device_agent.runtime.connect import MakeTrainer, Options, line_writer, make_agent
+from device_agent.runtime.connect import MakeTrainer, Options, make_agent
+from edgefl.log_lines import line_writer
 from edgefl.resources.process_memory import keep_for_chunks
 
 

@@ -112,8 +112,8 @@ def test_set() -> Dataset:
     )
 
 
-async def measured(case: Case, kind: str, folder: Path) -> Outcome:
-    """Broker, raw rounds, then the run itself."""
+async def measured(case: Case, kind: str, folder: Path, options: Sequence[str] = ()) -> Outcome:
+    """Broker, raw rounds, then the run itself. ``options``: more of the coordinator's command line."""
     test = folder / "test.npz"
     test_set().save_npz(test)
     (folder / "run.yaml").write_text(yaml.safe_dump(run_file(case, test)))
@@ -122,7 +122,7 @@ async def measured(case: Case, kind: str, folder: Path) -> Outcome:
         environment = {**os.environ, "EDGEFL_BROKER": broker.url, "OMP_NUM_THREADS": "1"}
         with agents(case, folder, environment) as spent:
             command = [sys.executable, "-m", "coordinator.cli", "run", str(folder / "run.yaml"), "--events"]
-            command += ["--run", "echo", "--directory", str(run.parent)]
+            command += ["--run", "echo", "--directory", str(run.parent), *options]
             coordinator = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)
             peak = asyncio.create_task(highest(coordinator.pid))
             _, status, used = await asyncio.to_thread(os.wait4, coordinator.pid, 0)
