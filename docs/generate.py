@@ -1,4 +1,4 @@
-"""Writes docs/configuration.md and docs/commands.md from the code, so that they can not drift: `make docs`.
+"""Writes docs/configuration.md, docs/commands.md, docs/doctor.md from the code, so that none drifts: `make docs`.
 
 ``pages()`` is what the files must hold; a test compares. Every field, option, choice and default comes from the models
 and the programs themselves; the text around them is in ``docs/pages``.
@@ -10,11 +10,12 @@ from pathlib import Path
 
 from pages.commands import commands
 from pages.configuration import configuration
+from pages.doctor import doctor
 
 
 def pages() -> dict[str, str]:
     """File name -> text of every generated page."""
-    made = {"configuration.md": configuration(), "commands.md": commands()}
+    made = {"configuration.md": configuration(), "commands.md": commands(), "doctor.md": doctor()}
     return {name: "\n".join(lines).rstrip() + "\n" for name, lines in made.items()}
 
 

@@ -10,7 +10,7 @@ ROOT = Path(__file__).parents[2]
 
 SCRIPT = """
 import sys
-import coordinator.cli, coordinator.runtime.runner
+import coordinator.cli, coordinator.runtime.start
 from pathlib import Path
 from coordinator.ledger.ledger import Ledger
 Ledger(Path(sys.argv[1])).close()
@@ -19,6 +19,7 @@ for line in Path("/proc/self/status").read_text().splitlines():
     if line.startswith("VmRSS"):
         print(line.split()[1])
 heavy = ("torch", "transformers", "matplotlib", "onnx", "onnxruntime", "pandas", "scipy", "sklearn")
+heavy += ("starlette", "uvicorn", "sse_starlette", "jinja2")  # the live page is loaded when it is asked for
 print(",".join(name for name in heavy if name in sys.modules))
 print(migrated)
 """

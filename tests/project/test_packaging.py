@@ -144,6 +144,8 @@ def test_the_wheel_holds_the_packages_with_their_data_and_the_profiles_and_nothi
         "edgefl/profiles/devices/cpu.yaml",
         "edgefl/report/templates/report.html.j2",
         "edgefl/report/templates/style.css",
+        "coordinator/web/static/htmx.min.js",
+        "coordinator/web/templates/page.html.j2",
         "coordinator/ledger/migrations/env.py",
         "coordinator/ledger/migrations/script.py.mako",
         "coordinator/ledger/migrations/versions/r0001_first.py",
@@ -169,7 +171,7 @@ def test_metadata_says_what_is_promised(metadata):
     assert metadata["License-Expression"] == "Apache-2.0"
     assert set(metadata.get_all("Provides-Extra")) == {
         "train", "coordinator", "export", "profile", "completion", "minilm", "demo", "all", "dev", "mutants",
-        "postgresql",
+        "postgresql", "web", "parquet", "tensorboard", "mlflow",
     }  # fmt: skip
 
 
@@ -220,7 +222,7 @@ def test_the_extra_an_error_names_brings_the_package(requirements, package, extr
 
 
 def test_demo_and_all_bring_what_they_join(requirements):
-    joined = set().union(*(for_extra(requirements, extra) for extra in ("train", "coordinator", "export")))
+    joined = set().union(*(for_extra(requirements, extra) for extra in ("train", "coordinator", "web", "export")))
     assert for_extra(requirements, "demo") == joined | {"sktime"}
     assert for_extra(requirements, "all") == joined | {"sktime", "fvcore"}
     assert for_extra(requirements, "dev") >= for_extra(requirements, "all")
@@ -241,7 +243,8 @@ def test_every_command_starts_from_the_base_install(unpacked, tmp_path):
     from edgefl.cli.main import VERBS
 
     commands = [("edgefl.cli.main", [verb, "--help"]) for verb in VERBS]
-    commands += [("edgefl.cli.main", arguments) for arguments in (["--help"], ["--version"], ["runs"])]
+    commands += [("edgefl.cli.main", arguments) for arguments in (["--help"], ["runs"])]
+    commands += [(program, ["--version"]) for program in ("edgefl.cli.main", "device_agent.cli", "coordinator.cli")]
     commands += [("device_agent.cli", [*verb, "--help"]) for verb in ([], ["run"], ["doctor"])]
     commands += [("coordinator.cli", [*verb, "--help"]) for verb in ([], ["run"])]
     for command, (code, out, err) in zip(commands, base_only(unpacked, tmp_path, commands), strict=True):
