@@ -8,9 +8,10 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 TORCH := 'torch>=2.6,<2.14'
 
 LEDGER_TESTS := $(addprefix tests/,coordinator/test_ledger.py coordinator/test_coordinator_runner.py cli/test_cli_read.py \
+  coordinator/test_backup.py cli/test_prune.py \
   fleets/test_fleet.py fleets/test_fleet_kept.py)
 
-.PHONY: help wheel demo test test-all test-postgresql lint docs bench fuzz mutants clean
+.PHONY: help wheel wheels demo test test-all test-postgresql lint docs bench fuzz mutants clean
 
 help:  ## what there is
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 12
@@ -41,6 +42,19 @@ wheel:  ## dist/edgefl_toolkit-*.whl, to install on devices and servers (the pro
 	$(PYTHON) -m venv build/wheel-environment
 	build/wheel-environment/bin/python -m pip --disable-pip-version-check --quiet wheel --no-deps --wheel-dir dist .
 	@ls dist/*.whl
+
+# For a device without internet, by its processor, C library (2.GLIBC) and Python: make wheels ARCH=aarch64 FOR=3.10
+ARCH ?= x86_64
+GLIBC ?= 28
+FOR ?= 3.11
+EXTRA ?= train
+WHEELS ?= dist/$(ARCH)-$(FOR)
+wheels: wheel  ## $(WHEELS): the wheel and what an extra needs, for a device without internet (docs/install.md)
+	build/wheel-environment/bin/python -m pip --disable-pip-version-check --quiet download --dest $(WHEELS) \
+		--only-binary=:all: --implementation cp --python-version $(FOR) \
+		$(foreach minor,$(shell seq 5 $(GLIBC)),--platform manylinux_2_$(minor)_$(ARCH)) --platform manylinux2014_$(ARCH) \
+		"edgefl-toolkit$(if $(EXTRA),[$(EXTRA)]) @ file://$$(ls -t $(CURDIR)/dist/*.whl | head -1)"
+	@du -sh $(WHEELS)
 
 demo: $(VENV)/.demo  ## the main job on real data: broker, coordinator, four devices, six stages, the bill
 	@$(BIN)/edgefl run demo
@@ -75,7 +89,7 @@ fuzz: $(VENV)/.dev  ## every decoder, guided by coverage: a minute each (docs/fu
 	@$(BIN)/python -c 'import atheris' 2>/dev/null || $(PIP) install 'atheris>=2.3'
 	PYTHONPATH=tests $(BIN)/python -m fuzz --time $(SECONDS_EACH) --target $(TARGETS)
 
-# EACH mutants of each folder, drawn by SEED; 60 are meant for an hour on two cores, 0 is all 13,000. ONLY=coordinator/core for one folder.
+# EACH mutants of each folder, drawn by SEED; 0 is all 12,000. ONLY=coordinator/core for one folder.
 EACH ?= 60
 SEED ?= 1
 ONLY ?=

@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 
 from coordinator.runtime.evaluator import Request
+from edgefl import PROTOCOL_VERSION
 from edgefl.models.spec import EncoderSpec, ModelSpec, part_names
 from edgefl.plan.job import Candidate, Hyper, Placement, RoundPolicy, RunPlan, Stage
 from edgefl.protocol import messages as m
@@ -136,7 +137,7 @@ class FakeDevice:
         beside: dict[str, bytes] | None = None,
         breaking: Breaking | None = None,
         class_counts: tuple[int, ...] = (),
-        protocol: int = m.PROTOCOL_VERSION,
+        protocol: int = PROTOCOL_VERSION,
     ) -> None:
         self.name = name
         self.store = ObjectStore(directory / name)

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +34,8 @@ PATIENCE_S = 120.0
 #: How long a program may take to end after SIGTERM.
 GOODBYE_S = 15.0
 
-#: Lets a trainer take more memory than was predicted.
-OVERRUN = Path(__file__).parent / "overrun"
+#: Lets a trainer take more memory than was predicted, or makes an agent one of another release.
+OVERRUN, RELEASES = (Path(__file__).parent / name for name in ("overrun", "releases"))
 ACTIVITIES = ("rest", "walk", "run")
 SHAPES = {"acc": (16, 3), "gyro": (16, 3), "lidar": (8, 2)}
 
@@ -195,11 +195,18 @@ class Fleet:
         asyncio.run(self.broker.start())
 
     def agent(
-        self, name: str, data: Dataset | None = None, folder: Path | None = None, overrun: str = "", **budget: object
+        self,
+        name: str,
+        data: Dataset | None = None,
+        folder: Path | None = None,
+        overrun: str = "",
+        release: str = "",
+        **budget: object,
     ) -> Program:
         """``edgefl-agent run``; started again without ``data``, it finds its share and its state.
 
-        ``overrun``: what its steps take beyond the prediction, as ``tests/overrun`` has it.
+        ``overrun``: what its steps take beyond the prediction, as ``tests/overrun`` has it; ``release``: of another
+        release and protocol, as ``tests/releases`` has it.
         """
         path = folder or self.directory / f"{name}.npz"
         if data is not None:
@@ -208,16 +215,23 @@ class Fleet:
         arguments += ["--broker", self.broker.url, "--state", str(self.state_of(name))]
         for field, value in budget.items():
             arguments += ["--set", f"budget.{field}={value}"]
-        path = os.pathsep.join(filter(None, [str(OVERRUN), os.environ.get("PYTHONPATH", "")]))
-        variables = {"EDGEFL_TEST_OVERRUN": overrun, "PYTHONPATH": path} if overrun else {}
+        path = os.pathsep.join([str(RELEASES if release else OVERRUN), os.environ.get("PYTHONPATH", "")])
+        variables = {"EDGEFL_TEST_OVERRUN": overrun, "EDGEFL_TEST_RELEASE": release, "PYTHONPATH": path.rstrip(":")}
+        variables = variables if overrun or release else {}
         return self._start(arguments, f"{name}.log", lines="stderr", variables=variables)
 
-    def coordinator(self, run: str, settings: Mapping[str, object] | None = None, file: Path | None = None) -> Program:
+    def coordinator(
+        self,
+        run: str,
+        settings: Mapping[str, object] | None = None,
+        file: Path | None = None,
+        options: Sequence[str] = (),
+    ) -> Program:
         """``edgefl-coordinator run`` with ``file``, else ``RUN``, and the ``settings`` that differ."""
         if file is None:
             file = self.directory / f"{run}.yaml"
             file.write_text(RUN)
-        arguments = ["coordinator.cli", "run", str(file), "--run", run]
+        arguments = ["coordinator.cli", "run", str(file), "--run", run, *options]
         if isinstance(place := ledger_at(self.runs / run / LEDGER), str):
             arguments += ["--ledger", place]
         for field, value in (settings or {}).items():

@@ -16,6 +16,7 @@ from coordinator.core.plausibility import likely, plausible
 from edgefl.plan.job import RoundPolicy
 from edgefl.protocol import messages as m
 from edgefl.protocol import topics
+from edgefl.protocol.releases import mismatch
 from edgefl.records import Figure
 from edgefl.run_records import RunReport
 
@@ -39,9 +40,7 @@ def test_a_device_of_another_protocol_is_refused_with_the_reason_and_offered_not
         await scene.coordinator(ONE)
 
     scene = played(tmp_path, script)
-    assert warnings(scene, "protocol") == [
-        "old is refused: it speaks protocol 99, this coordinator 1: install the same release on both"
-    ]
+    assert warnings(scene, "protocol") == [f"old is refused: {mismatch('this coordinator', 'its agent', '', 99)}"]
     assert scene.devices["old"].offers == []
     assert scene.devices["old"].drained.is_set()
 

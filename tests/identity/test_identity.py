@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from transport_fixtures import MqttWorld, fails, mosquitto_wanted, run, until
 
 from coordinator.runtime.fleet_auth import Guard, fleets_broker, serve
-from device_agent.cli import whose
+from device_agent.command import whose
 from device_agent.enroll import enroll
 from device_agent.runtime.connect import Options, make_agent
 from device_agent.runtime.renewal import Renewal

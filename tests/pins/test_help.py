@@ -18,9 +18,9 @@ from pins.golden import WRITING, check, check_keys, pinned
 
 FILE = "help.json"
 VERBS = {
-    "edgefl": "run plan recipes runs report devices export data predict doctor",
-    "edgefl-agent": "run enroll doctor profile",
-    "edgefl-coordinator": "run init enroll enrollments",
+    "edgefl": "run plan recipes runs report compare devices logs export data predict doctor",
+    "edgefl-agent": "run enroll doctor profile install uninstall status upgrade",
+    "edgefl-coordinator": "run init enroll enrollments backup restore",
 }
 COMMANDS = [f"{program} {verb}".strip() for program, verbs in VERBS.items() for verb in ["", *verbs.split()]]
 PROJECT = Path(__file__).parents[2] / "pyproject.toml"
