@@ -11,12 +11,10 @@ import msgspec
 from rich.console import Console
 from rich.text import Text
 
-from edgefl import __version__
 from edgefl.config.yaml_files import yaml_text
 from edgefl.records import FIGURES, Figure
 from edgefl.report import (
     budget_plots,
-    charts,
     decisions,
     fleet_plots,
     model_plots,
@@ -26,7 +24,8 @@ from edgefl.report import (
     story,
     units,
 )
-from edgefl.report.grid import letters, print_grids, with_rows
+from edgefl.report.grid import print_grids, with_rows
+from edgefl.report.pages import page
 from edgefl.run_records import RunReport
 
 #: Grows when a field changes its meaning or goes away; new fields leave it as it is.
@@ -140,33 +139,21 @@ def print_report(report: RunReport, console: Console) -> None:
 
 def to_html(report: RunReport, *, interactive: bool = True) -> str:
     """The whole page. ``interactive``: with Vega (0.9 MB) in it. Needs the extra ``coordinator``."""
-    import jinja2
-
-    loader = jinja2.PackageLoader("edgefl.report", "templates")
-    environment = jinja2.Environment(
-        loader=loader, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
     drawn = [chart for chart in (made(report) for made in PICTURES) if chart is not None]
-    script = charts.script() if interactive and drawn else ""
     troubles = story.troubles(report)
     rounds_done = [row for row in report.rounds if row.status == "done"]
     stages = len({row.stage for row in rounds_done})
-    return environment.get_template("report.html.j2").render(
+    return page(
+        "report.html.j2",
+        drawn,
+        interactive=interactive,
         report=report,
-        mark=letters,
-        style=loader.get_source(environment, "style.css")[0],
-        light=charts.variables(0),
-        dark=charts.variables(1),
-        script=script,
-        allowed=charts.allowed(script),
         started=units.moment(report.started_at),
         took=took(report),
         done=f"{len(rounds_done)} rounds in {stages} stage{'' if stages == 1 else 's'}",
         headline=story.headline(report),
         troubles=troubles[:MAX_TROUBLES],
         more_troubles=len(troubles[MAX_TROUBLES:]),
-        version=__version__,
-        figures=[charts.figure(chart, interactive=interactive) for chart in drawn],
         evaluation=quality.evaluation(report).filled(),
         quality=with_rows(*quality.grids(report)),
         fleet_bill=resources.device_bill(report).filled(),
