@@ -261,7 +261,10 @@ def _declined(job: Job, candidate: Candidate) -> bool:
 
 
 class StagePrice(msgspec.Struct, frozen=True):
-    """One stage of one schedule on one share. Bytes of a usual round; FLOPs forward + backward."""
+    """One stage of one schedule on one share. Bytes of a usual round; FLOPs forward + backward.
+
+    ``step_peak_bytes``: of the step's tensors alone, which are the same on every device.
+    """
 
     schedule: str = ""
     stage: int = 0
@@ -275,6 +278,7 @@ class StagePrice(msgspec.Struct, frozen=True):
     whole_bytes: int = 0  # down and up of the stage's first and last transfers, in which parts come whole
     batch_size: int = 0
     memory: dict[str, int] = {}  # what step_peak_bytes consists of
+    libraries_bytes: int = 0  # that a step on a CPU takes besides its tensors
 
 
 class DevicePlan(msgspec.Struct, frozen=True):

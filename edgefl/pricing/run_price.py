@@ -142,6 +142,7 @@ def _stage_prices(
             whole_bytes=first + traffic.whole_up_bytes,
             batch_size=hyper.batch_size,
             memory=dict(priced.memory),
+            libraries_bytes=priced.libraries,
         )
         stored |= set(priced.cache_fill_flops) if stage.rounds else set()
 

@@ -18,12 +18,12 @@ from edgefl.report.verdict import limit_name, percent, refusal_words, tightest_l
 
 
 class _Total(NamedTuple):
-    """A schedule with one batch size, all rounds: the highest step memory; sums of FLOPs and bytes."""
+    """A schedule with one batch size, all rounds: the most that a step's tensors take; sums of FLOPs and bytes."""
 
     schedule: str
     batch_size: int
     rounds: int
-    memory: int
+    tensors: int
     flops: float
     payload: float
 
@@ -71,7 +71,7 @@ def _totals(price: RunPrice) -> Grid:
             schedule,
             batch,
             rounds=sum(s.rounds for s in stages),
-            memory=max((s.step_peak_bytes for s in stages), default=0),
+            tensors=max((s.step_peak_bytes for s in stages), default=0),
             flops=sum(s.rounds * s.flops_per_round + s.filling_flops for s in stages),
             payload=sum(s.whole_bytes + (s.rounds - 1) * (s.payload_down_bytes + s.payload_up_bytes) for s in stages),
         )
@@ -96,8 +96,8 @@ def _totals(price: RunPrice) -> Grid:
         ),
         *_batch_column(price, lambda row: row.batch_size),
         Column("rounds", lambda row: str(row.rounds)),
-        measure("highest", lambda row: row.memory, "B", "step memory"),
-        against(lambda row: row.memory, "step memory"),
+        measure("most", lambda row: row.tensors, "B", "tensors of a step"),
+        against(lambda row: row.tensors, "tensors of a step"),
         measure("all rounds", lambda row: row.flops, "FLOP", "FLOPs"),
         against(lambda row: row.flops, "FLOPs"),
         measure("all rounds", lambda row: row.payload, "B", "bytes down + up"),
@@ -109,6 +109,8 @@ def _totals(price: RunPrice) -> Grid:
         f"all modalities present. ÷: how many times as much {default('schedule')} needs. Nothing was run: the training "
         "step is traced on shapes alone."
     )
+    if libraries := max((stage.libraries_bytes for stage in price.schedules), default=0):
+        note += f" A device's step memory is its tensors and, on a CPU, {units.mib(libraries)} of libraries besides."
     if method("schedule", price.schedule).by_budget:
         name = price.schedule.capitalize()
         note += f" {name}, as this run is: a device trains the whole model, or at most what progressive has it train."
@@ -127,7 +129,7 @@ def _stages(price: RunPrice) -> Grid:
     columns: list[Column[StagePrice]] = [
         *_stage_key(price),
         Column("rounds", lambda row: str(row.rounds)),
-        _mib("step memory", lambda row: row.step_peak_bytes),
+        _mib("tensors of a step", lambda row: row.step_peak_bytes),
         Column("FLOPs a sample", lambda row: units.number(row.flops_per_sample / 1e6), "MFLOP"),
         measure("FLOPs a round", lambda row: row.flops_per_round, "FLOP"),
         _mib("down", lambda row: row.payload_down_bytes),
@@ -155,14 +157,14 @@ def _memory_of_stages(price: RunPrice) -> Grid:
     columns: list[Column[StagePrice]] = [
         *_stage_key(price),
         *_memory_columns(price.schedules, lambda row: row.memory),
-        _mib("step memory", lambda row: row.step_peak_bytes),
+        _mib("all tensors", lambda row: row.step_peak_bytes),
     ]
     note = (
         "At the largest moment of a step. Gradients of large parameters are used up as they come, so that they are "
         "never all there. Activations: all else that a step makes. A stored prefix lies on the disk; of it a batch is "
         "read at a time."
     )
-    return table("Memory of a step by stage", columns, price.schedules, [note])
+    return table("Tensors of a step by stage", columns, price.schedules, [note])
 
 
 _DEVICE_KEY: tuple[Column[DevicePlan], ...] = (

@@ -114,10 +114,15 @@ def refusal_words(refusal: Refusal | None) -> str:
 
 def remedy(price: RunPrice, refusal: Refusal) -> str:
     """The way out of a refusal: of the schedules priced below the limit the one that needs most of it, else words."""
-    base = 0 if refusal.where == GPU else price.trainer_base_bytes
+    on_card = refusal.where == GPU
+    base = 0 if on_card else price.trainer_base_bytes
+
+    def step(stage: StagePrice) -> float:
+        return stage.step_peak_bytes + (0 if on_card else stage.libraries_bytes)
+
     needs: dict[str, Callable[[StagePrice], float]] = {
-        "step_memory": lambda stage: stage.step_peak_bytes,
-        "memory": lambda stage: base + stage.step_peak_bytes,
+        "step_memory": step,
+        "memory": lambda stage: base + step(stage),
         "payload": lambda stage: max(stage.whole_bytes, stage.payload_down_bytes + stage.payload_up_bytes),
         "flops": lambda stage: stage.flops_per_round,
     }

@@ -14,6 +14,7 @@ from edgefl.cli.run_inputs import CUDA_CONTEXT_BYTES, TRAINER_BYTES, PlanOptions
 from edgefl.errors import ConfigError
 from edgefl.records import GPU_MEMORY, HOST
 from edgefl.report.price_tables import price_grids
+from edgefl.report.units import MIB
 from edgefl.resources.gpu_memory import SEGMENT_BYTES
 
 
@@ -65,7 +66,18 @@ def test_memory_is_told_by_what_it_goes_to(tmp_path: Path) -> None:
         assert sum(goes) == pytest.approx(float(cells["step memory"].text), rel=0.02)
         process = price.trainer_base_bytes + device.placement.cost.step_peak_bytes
         assert float(cells["process"].text) == pytest.approx(process / 2**20, rel=0.01)
-    assert len(grids["Memory of a step by stage"].rows) == len(price.schedules)
+    assert len(grids["Tensors of a step by stage"].rows) == len(price.schedules)
+
+
+def test_a_device_s_step_memory_is_a_stage_s_tensors_and_the_libraries(tmp_path: Path) -> None:
+    price = priced(tmp_path, profiles=("cpu",))
+    tensors = {s.stage: s for s in price.schedules if s.schedule == price.schedule}
+    for device in price.devices:
+        stage = tensors[device.placement.stage.index]
+        assert stage.libraries_bytes > 0
+        assert device.placement.cost.step_peak_bytes == stage.step_peak_bytes + stage.libraries_bytes
+    note = price_grids(price)[1].notes[0]
+    assert f"and, on a CPU, {stage.libraries_bytes / MIB:.2f} MiB of libraries besides." in note
 
 
 def test_schedules_are_priced_with_each_batch_size_asked_for(tmp_path: Path) -> None:

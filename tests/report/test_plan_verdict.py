@@ -76,6 +76,14 @@ def test_the_way_out_is_the_largest_schedule_below_the_limit_or_words() -> None:
     assert way(Refusal("method", detail="not installed")) == ""
 
 
+def test_the_way_out_counts_what_a_processor_needs_besides_tensors() -> None:
+    stages = [msgspec.structs.replace(stage, libraries_bytes=60 * MIB) for stage in price().schedules]
+    besides = msgspec.structs.replace(price(), schedules=tuple(stages))
+    assert remedy(besides, SHORT) == "The schedule layerwise needs about 160 MiB: --set slots.schedule=layerwise"
+    on_card = msgspec.structs.replace(SHORT, where=GPU)
+    assert "progressive needs about 200 MiB" in remedy(besides, on_card)
+
+
 def test_a_device_that_fits_by_training_less_is_named() -> None:
     assert verdict(price(plan("alpha", 1), plan("wrist", 1, left_out=4))).endswith(
         "; wrist trains fewer encoder stages than the schedule asks for."
