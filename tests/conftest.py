@@ -14,7 +14,7 @@ from hypothesis import settings
 for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(name, "1")
 # One set of vector instructions wherever the tests run: left to themselves, MKL, oneDNN and ATen choose kernels by the
-# processor's model, whose sums differ in their last bits, and runs are pinned to the bit.
+# processor's model, whose sums differ in their last bits, and runs are pinned. MKL's still differ between makers.
 for name, value in {"MKL_CBWR": "AVX2", "ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2"}.items():
     os.environ.setdefault(name, value)
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no test may reach for a model hub

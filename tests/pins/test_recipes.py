@@ -1,11 +1,12 @@
-"""Every recipe, mixes that use every choice of every slot, and each schedule with packed parts: results to the bit.
+"""Every recipe, mixes that use every choice of every slot, and each schedule with packed parts: results of seeded runs.
 
 A run is a whole fleet in this process, seeded, of two or three rounds. Held of it: the object of each part of its last
 state (an object's id is the sha256 of its bytes), the plan, what each round's record says, and the figures that are no
 measurements. ``step_peak_bytes`` is left out: after the first round it follows what the devices measured.
 
-Floats depend on torch's build and on the processor's vector instructions: where either differs from what a run was
-written with, the test is skipped and says so. Write the file again there, from a commit known to be right, to compare.
+Floats depend on the libraries' builds and on the processor's model. Where these are as when a run was written, it is
+held to the bit; elsewhere its decisions are held, and of every part the norm and a projection, within ``CLOSE``. Write
+the file again there, from a commit known to be right, to compare bits.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
+import safetensors.numpy
 import torch
 from memory_fleet import plan_of, run_fleet, share, state_of
 
@@ -24,7 +27,7 @@ from edgefl.config.profiles import shipped
 from edgefl.records import Budget
 from edgefl.registry import ROLES, methods
 from edgefl.run_records import RoundRow, RunReport
-from pins.golden import WRITING, check, check_keys, pinned
+from pins.golden import WRITING, check, check_keys, differing, pinned
 
 FILE = "recipes.json"
 #: Device -> samples and shares of them that have each modality: sizes differ, so that weights by samples show.
@@ -168,12 +171,15 @@ UNLABELLED = {"apromfl", "mix: personal without labels"}
 PREDICTED = ("flops", "payload_down_bytes", "payload_up_bytes")
 
 
+#: Share of a part's norm by which another machine's norm and projection may be off: three times what was seen with
+#: other vector instructions. Moments of gradients, and matchers that are trained from nothing, differ ten times as much.
+CLOSE, CLOSE_UNSTABLE = 0.02, 0.25
+#: Of a round, what follows from the last bits of floats.
+OF_BITS = ("record", "metrics", "evaluations")
+
+
 @pytest.mark.parametrize("name", RUNS)
-def test_a_seeded_run_gives_the_same_bits(ram_path: Path, name: str):
-    here = {"torch": torch.__version__, "cpu": torch.backends.cpu.get_cpu_capability()}
-    there = pinned(FILE).get(name, {}).get("written_with", here)
-    if there != here and not WRITING:
-        pytest.skip(f"written with torch {there['torch']} on {there['cpu']}, this is {here['torch']} on {here['cpu']}")
+def test_a_seeded_run_gives_the_same_results(ram_path: Path, name: str):
     recipe, changes = RUNS[name]
     plan = plan_of(ram_path, recipe, "ab", len(SHARES), ["training.batch_size=6", *changes])
     own = {
@@ -182,14 +188,54 @@ def test_a_seeded_run_gives_the_same_bits(ram_path: Path, name: str):
     }
     report = run_fleet(ram_path, plan, own, budgets=BUDGETS.get(name))
     assert report.status == "done"
-    _, state = state_of(ram_path)
+    store, state = state_of(ram_path)
     found = {
         "slots": {role: list(chosen) for role, chosen in report.config["recipe"].items() if role in ROLES},
         "plan": digest(json.loads(json.dumps(msgspec.to_builtins(plan)).replace(str(ram_path), ""))),
         "state": {part: ref.id for part, ref in state.items()},
+        "figures": {part: figures(store.read(ref.id)) for part, ref in state.items()},
         "rounds": {f"{row.stage}/{row.round}": of_round(report, row) for row in report.rounds},
     }
-    check(FILE, name, {"written_with": here, **found})
+    here = machine()
+    if WRITING or pinned(FILE)[name]["written_with"] == here:
+        check(FILE, name, {"written_with": here, **found})
+    else:
+        check_close(name, json.loads(json.dumps(found)), pinned(FILE)[name])
+
+
+def check_close(name: str, found: dict[str, Any], held: dict[str, Any]) -> None:
+    """The two runs, of two machines, decided the same and their parts are close."""
+    changed = differing(decisions(found), decisions(held))
+    assert not changed, f"{name!r} of tests/pins/{FILE} has changed: {', '.join(changed[:20])}"
+    for part, (norm, projection) in held["figures"].items():
+        close = CLOSE_UNSTABLE if part.startswith("server/") or "match/" in part else CLOSE
+        there = pytest.approx([norm, projection], rel=0, abs=close * norm)
+        assert found["figures"][part] == there, f"{part} of {name!r} is not what tests/pins/{FILE} has"
+
+
+def decisions(run: dict[str, Any]) -> dict[str, Any]:
+    """What does not follow from the last bits of floats."""
+    rounds = {number: {k: v for k, v in row.items() if k not in OF_BITS} for number, row in run["rounds"].items()}
+    return {"slots": run["slots"], "plan": run["plan"], "parts": sorted(run["state"]), "rounds": rounds}
+
+
+def figures(content: bytes) -> tuple[float, float]:
+    """Norm of a part's values and their projection on a fixed vector of signs; of another object (0, 0)."""
+    try:
+        tensors = safetensors.numpy.load(content)
+    except safetensors.SafetensorError:
+        return 0.0, 0.0
+    values = np.concatenate([tensors[key].astype(np.float64).ravel() for key in sorted(tensors)] or [np.zeros(0)])
+    signs = np.random.default_rng(0).choice((-1.0, 1.0), values.size)
+    return float(np.linalg.norm(values)), float(values @ signs)
+
+
+def machine() -> dict[str, str]:
+    """What floats depend on to the bit: the libraries' builds and the processor's model."""
+    lines = [line.partition(":") for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()]
+    of = {key.strip(): value.strip() for key, _, value in lines}
+    kind = " ".join(of.get(key, "") for key in ("vendor_id", "cpu family", "model"))
+    return {"torch": torch.__version__, "numpy": np.__version__, "processor": kind}
 
 
 def test_no_run_is_left_out():
