@@ -171,8 +171,8 @@ UNLABELLED = {"apromfl", "mix: personal without labels"}
 PREDICTED = ("flops", "payload_down_bytes", "payload_up_bytes")
 
 
-#: Share of a part's norm by which another machine's norm and projection may be off: three times what was seen with
-#: other vector instructions. Moments of gradients, and matchers that are trained from nothing, differ ten times as much.
+#: Share of a part's norm by which norm and projection may be off on another machine: three times what was seen with
+#: other vector instructions. Moments of gradients, and matchers trained from nothing, differ ten times as much.
 CLOSE, CLOSE_UNSTABLE = 0.02, 0.25
 #: Of a round, what follows from the last bits of floats.
 OF_BITS = ("record", "metrics", "evaluations")
