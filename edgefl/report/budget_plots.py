@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from edgefl.report import resources, story, units
 from edgefl.report.charts import (
@@ -49,6 +49,14 @@ def memory(report: RunReport) -> Chart | None:
             known[name] = found
     if not known:
         return None
+    caption = (
+        "Largest step of the run: measured (circle) and predicted (hollow), beside what the device may use (stroke)."
+    )
+    return against_budgets(known, caption)
+
+
+def against_budgets(known: Mapping[str, Mapping[str, float]], caption: str) -> Chart:
+    """Device -> MiB of step memory by the kinds of ``_WHAT``; of many devices those nearest to their budget."""
 
     def need(name: str) -> float:
         return known[name].get("measured", known[name].get("predicted", 0.0))
@@ -70,7 +78,7 @@ def memory(report: RunReport) -> Chart | None:
 
     def build(width: int) -> Spec:
         y = field("device", "N", sort=[*quantiles, *shown])
-        ticks = _log_ticks([row["mib"] for row in points], (1, 3) if width == NARROW else (1, 2, 5))
+        ticks = log_ticks([row["mib"] for row in points], (1, 3) if width == NARROW else (1, 2, 5))
         x = field("mib", "Q", "step memory (MiB, log scale)", scale={"type": "log", "nice": False, "padding": 24})
         x["axis"] = {"values": ticks, "format": ",~r", "labelOverlap": True}
         look: Spec = {
@@ -92,10 +100,7 @@ def memory(report: RunReport) -> Chart | None:
             ],
         }
 
-    caption = (
-        "Largest step of the run: measured (circle) and predicted (hollow), beside what the device may use (stroke)."
-        + how_many(list(known), shown, "nearest to their budget")
-    )
+    caption += how_many(list(known), shown, "nearest to their budget")
     return Chart("memory", "Memory of each device against its budget", caption, build)
 
 
@@ -105,7 +110,7 @@ def _used(share: float) -> str:
     return f"{100 * share:.0f} % used" if share >= 0.01 else "under 1 % used"
 
 
-def _log_ticks(values: Sequence[float], per_decade: Sequence[int]) -> list[float]:
+def log_ticks(values: Sequence[float], per_decade: Sequence[int]) -> list[float]:
     """Round numbers within the values' range and next to it, for a logarithmic axis."""
     lowest, highest = min(values), max(values)
     every = [first * 10.0**power for power in range(-3, 9) for first in per_decade]

@@ -12,7 +12,8 @@ import msgspec
 from edgefl.records import FIGURES, Figure, kind_of_machine
 from edgefl.report import quality, resources, units
 from edgefl.report.grid import Cell, Column, Grid, letters, measurement_cell, table
-from edgefl.report.writers import MEANINGS, inert, without_secrets
+from edgefl.report.settings import Setting, configured, differing
+from edgefl.report.writers import MEANINGS, inert
 from edgefl.run_records import RunReport
 
 #: Grows when a field changes its meaning or goes away; new fields leave it as it is.
@@ -40,13 +41,6 @@ class Line(msgspec.Struct, frozen=True):
         return tuple(_ratio(figure, first) for figure in self.figures)
 
 
-class Setting(NamedTuple):
-    """A setting that differs, with each run's value as text; None: the run has no such setting."""
-
-    path: str
-    values: tuple[str | None, ...]
-
-
 class Comparison(NamedTuple):
     """All there is to say of several runs; ``remarks``: what cannot be compared, and why."""
 
@@ -61,7 +55,7 @@ def compare(runs: Sequence[RunReport]) -> Comparison:
     return Comparison(
         tuple(runs),
         (*_scores(runs), *_costs(runs)),
-        tuple(differing([_configured(run) for run in runs])),
+        tuple(differing([configured(run) for run in runs])),
         tuple(_remarks(runs)),
     )
 
@@ -132,46 +126,6 @@ def _took(run: RunReport) -> Figure:
     return Figure(run.finished_at - run.started_at, "measured", "coordinator's clock")
 
 
-def _configured(run: RunReport) -> dict[str, object]:
-    """The run file as resolved, and the recipe's slots, without what says where files lie or what they are called."""
-    whole = without_secrets(run.config)
-    config: dict[str, object] = whole if isinstance(whole, dict) else {}
-    settings, recipe = config.get("run", config), config.get("recipe")
-    found = {**settings, "data": _without(settings.get("data"), "test")} if isinstance(settings, dict) else {}
-    slots = {"recipe": _without(recipe, "name", "summary", "source")} if isinstance(recipe, dict) else {}
-    return {**_without(found, "name", "recipe"), **slots}
-
-
-def _without(values: object, *names: str) -> dict[str, object]:
-    return {key: value for key, value in values.items() if key not in names} if isinstance(values, dict) else {}
-
-
-def differing(values: Sequence[object], path: str = "") -> Iterator[Setting]:
-    """Settings that are not the same in all runs; what one lacks as a whole is one line. Named entries go by name."""
-    values = [_by_name(value) for value in values]
-    if all(isinstance(value, dict) for value in values):
-        dicts = [value for value in values if isinstance(value, dict)]
-        for key in dict.fromkeys(key for one in dicts for key in one):
-            yield from differing([one.get(key) for one in dicts], f"{path}.{key}".lstrip("."))
-    elif len({msgspec.json.encode(value) for value in values}) > 1:
-        yield Setting(path, tuple(None if value is None else setting_text(value) for value in values))
-
-
-def _by_name(value: object) -> object:
-    if isinstance(value, list) and value and all(isinstance(item, dict) and "name" in item for item in value):
-        return {str(item["name"]): _without(item, "name") for item in value}
-    return value
-
-
-def setting_text(value: object) -> str:
-    """A value as YAML has it on one line, without what is null or empty: {kind: sensor, width: 16}."""
-    if isinstance(value, dict):
-        return (
-            "{" + ", ".join(f"{key}: {setting_text(one)}" for key, one in value.items() if one not in (None, "")) + "}"
-        )
-    return value if isinstance(value, str) else msgspec.json.encode(value).decode()
-
-
 def _remarks(runs: Sequence[RunReport]) -> Iterator[str]:
     """What stands between the first run and a fair comparison with the others."""
     found: dict[str, list[str]] = {}
@@ -202,7 +156,7 @@ def _modalities(run: RunReport) -> list[str]:
 
 
 def _data(run: RunReport) -> tuple[object, object]:
-    settings = _configured(run)
+    settings = configured(run)
     return settings.get("data"), settings.get("seed")
 
 

@@ -19,8 +19,9 @@ from coordinator.core.moves import SaveEnd
 from coordinator.ledger.ledger import Ledger
 from edgefl.plan.job import RunPlan
 from edgefl.records import Attempt, Capabilities, EvaluationRow, Figure
-from edgefl.report.compare import Comparison, compare, differing, grids, to_csv, to_json
+from edgefl.report.compare import Comparison, compare, grids, to_csv, to_json
 from edgefl.report.grid import print_grids
+from edgefl.report.settings import differing
 from edgefl.run_records import AssignmentRow, DeviceRow, RunReport
 
 

@@ -1,0 +1,58 @@
+"""Settings of runs: the run files as they were resolved, and where they differ."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from edgefl.report.writers import without_secrets
+from edgefl.run_records import RunReport
+
+
+class Setting(NamedTuple):
+    """A setting that differs, with each run's value as text; None: the run has no such setting."""
+
+    path: str
+    values: tuple[str | None, ...]
+
+
+def configured(run: RunReport) -> dict[str, object]:
+    """The run file as resolved, and the recipe's slots, without what says where files lie or what they are called."""
+    whole = without_secrets(run.config)
+    config: dict[str, object] = whole if isinstance(whole, dict) else {}
+    settings, recipe = config.get("run", config), config.get("recipe")
+    found = {**settings, "data": _without(settings.get("data"), "test")} if isinstance(settings, dict) else {}
+    slots = {"recipe": _without(recipe, "name", "summary", "source")} if isinstance(recipe, dict) else {}
+    return {**_without(found, "name", "recipe"), **slots}
+
+
+def _without(values: object, *names: str) -> dict[str, object]:
+    return {key: value for key, value in values.items() if key not in names} if isinstance(values, dict) else {}
+
+
+def differing(values: Sequence[object], path: str = "") -> Iterator[Setting]:
+    """Settings that are not the same in all runs; what one lacks as a whole is one line. Named entries go by name."""
+    values = [_by_name(value) for value in values]
+    if all(isinstance(value, dict) for value in values):
+        dicts = [value for value in values if isinstance(value, dict)]
+        for key in dict.fromkeys(key for one in dicts for key in one):
+            yield from differing([one.get(key) for one in dicts], f"{path}.{key}".lstrip("."))
+    elif len({msgspec.json.encode(value) for value in values}) > 1:
+        yield Setting(path, tuple(None if value is None else setting_text(value) for value in values))
+
+
+def _by_name(value: object) -> object:
+    if isinstance(value, list) and value and all(isinstance(item, dict) and "name" in item for item in value):
+        return {str(item["name"]): _without(item, "name") for item in value}
+    return value
+
+
+def setting_text(value: object) -> str:
+    """A value as YAML has it on one line, without what is null or empty: {kind: sensor, width: 16}."""
+    if isinstance(value, dict):
+        return (
+            "{" + ", ".join(f"{key}: {setting_text(one)}" for key, one in value.items() if one not in (None, "")) + "}"
+        )
+    return value if isinstance(value, str) else msgspec.json.encode(value).decode()
