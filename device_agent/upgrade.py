@@ -40,7 +40,8 @@ class Upgrade:
             remedy = "Make one (python3 -m venv /opt/edgefl), install there, then `edgefl-agent install` again."
             raise ServiceError("this Python is the system's, not an environment that could be put back", remedy=remedy)
         self._packages = Path(sysconfig.get_path("purelib"))
-        self._saved = self._packages.with_name(f"{self._packages.name}.before")
+        self._saved = self._packages.with_name(f"{self._packages.name}.before")  # whole, wherever it is there
+        self._part = self._packages.with_name(f"{self._packages.name}.part")  # may be deleted at any time
 
     def install(self, wheel: Path, online: bool) -> None:
         """Install, try, start again; at any fault everything is as before. Raises ServiceError with the fault."""
@@ -48,10 +49,11 @@ class Upgrade:
             self._say("an earlier upgrade was cut off: the packages of before are put back first")
             self._put_back()
         failed_before, _ = self._failing()
-        with store_errors(
-            "copy", self._packages
-        ):  # hard links: no bytes, and pip replaces files instead of writing to them
-            shutil.copytree(self._packages, self._saved, symlinks=True, copy_function=os.link)
+        with store_errors("copy", self._packages):  # as hard links: pip replaces files instead of writing to them
+            self._clear()
+            shutil.copytree(self._packages, self._part, symlinks=True, copy_function=os.link)
+            os.sync()  # before its name says that it is whole
+            self._part.rename(self._saved)
         hint = "What it needs must lie beside the wheel (make wheels), or come by --online. "
         fault = run(_pip(wheel, online))
         if not fault:
@@ -64,7 +66,9 @@ class Upgrade:
             self._put_back()
             again = self._restart()
             raise ServiceError(f"not upgraded: {fault}", remedy=f"{hint}The old release is back. {again}".strip())
-        shutil.rmtree(self._saved)
+        with store_errors("delete", self._saved):
+            self._saved.rename(self._part)
+            self._clear()
 
     def _tried(self, failed_before: frozenset[str]) -> str:
         if fault := run([sys.executable, "-m", "device_agent.cli", "--version"]):
@@ -83,12 +87,16 @@ class Upgrade:
         return frozenset(check["name"] for check in checks if check["status"] == "fail"), ""
 
     def _put_back(self) -> None:
-        spoilt = self._packages.with_name(f"{self._packages.name}.spoilt")
         with store_errors("put back", self._packages):
+            self._clear()
             if self._packages.exists():
-                self._packages.rename(spoilt)
+                self._packages.rename(self._part)
             self._saved.rename(self._packages)
-            shutil.rmtree(spoilt, ignore_errors=True)
+            self._clear()
+
+    def _clear(self) -> None:
+        if self._part.exists():
+            shutil.rmtree(self._part)
 
 
 def _pip(wheel: Path, online: bool) -> list[str]:

@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from device_agent.upgrade import find_wheel
-from edgefl.errors import StoreError
+from device_agent import upgrade as upgrading
+from device_agent.upgrade import Upgrade, find_wheel
+from edgefl.errors import ServiceError, StoreError
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -47,6 +48,40 @@ def test_a_folder_without_a_wheel_or_with_two_is_refused(tmp_path):
     with pytest.raises(StoreError, match="holds 2 files"):
         find_wheel(tmp_path)
     assert find_wheel(tmp_path / "edgefl_toolkit-1.1-py3-none-any.whl").name == "edgefl_toolkit-1.1-py3-none-any.whl"
+
+
+@pytest.mark.parametrize("call", ["link", "unlink"])
+def test_power_that_goes_while_packages_are_saved_or_let_go_costs_none_of_them(tmp_path, monkeypatch, call):
+    """What is there of the packages of before by half is never put back."""
+    packages = tmp_path / "site-packages"
+    for name in ("edgefl", "numpy", "torch"):
+        (packages / name).mkdir(parents=True)
+        (packages / name / "__init__.py").write_text(name)
+    monkeypatch.setattr(upgrading.sysconfig, "get_path", lambda name: str(packages))
+    monkeypatch.setattr(upgrading, "run", lambda command: "pip is not asked here")
+    told: list[str] = []
+
+    def upgrade() -> None:
+        doctor = [sys.executable, "-c", "print('[]')"]
+        Upgrade(doctor, lambda: "", told.append).install(tmp_path / "a.whl", online=False)
+
+    one = getattr(os, call)
+
+    def once(*given: object, **more: object) -> None:
+        one(*given, **more)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, call, once)
+        patched.setattr(upgrading, "run", lambda command: "")
+        with pytest.raises(KeyboardInterrupt):
+            upgrade()
+    told.clear()
+    with pytest.raises(ServiceError, match="pip is not asked here"):
+        upgrade()
+    assert sorted(path.name for path in packages.iterdir()) == ["edgefl", "numpy", "torch"]
+    assert [path.name for path in tmp_path.iterdir()] == ["site-packages"]
+    assert told == ["going back to the packages of before"]
 
 
 @pytest.mark.slow
