@@ -279,7 +279,6 @@ def _evaluated(steps: Steps, event: m.Evaluated) -> None:
         _advance(steps)
     else:  # an earlier process had left it over
         _wait_for_devices(steps)
-        _begin_round_if_enough(steps)
 
 
 def _advance(steps: Steps) -> None:
@@ -322,6 +321,7 @@ def _wait_for_devices(steps: Steps) -> None:
         _enter_pause(steps)
     else:
         steps.set(phase=Phase.JOINING, until=steps.at + steps.state.policy.join_s)
+        _begin_round_if_enough(steps)
 
 
 def _pause(steps: Steps, event: m.PauseAsked) -> None:
@@ -356,7 +356,6 @@ def _resume(steps: Steps, event: m.ResumeAsked) -> None:
         _next_round(steps)
     else:  # it was paused before enough devices were there
         _wait_for_devices(steps)
-        _begin_round_if_enough(steps)
 
 
 def _stop(steps: Steps, event: m.StopAsked) -> None:

@@ -158,6 +158,18 @@ def test_a_pause_outlives_the_process_and_so_does_the_round_before_it() -> None:
     assert play.state.phase is Phase.FINISHED
 
 
+def test_a_pause_outlasts_an_evaluation_that_an_earlier_process_left_over() -> None:
+    play = evaluating()
+    play.pause()
+    play.restart()
+    assert play.state.phase is Phase.EVALUATING
+    play.now += 2 * POLICY.join_s  # as long as it takes: no device is waited for meanwhile
+    out = play.finish_evaluate()
+    assert not of(do.Fail, out)
+    assert events(out) == [("evaluated", "", ""), ("paused", "", "terminal")]
+    assert play.state.phase is Phase.PAUSED
+
+
 def test_a_paused_run_still_takes_what_stragglers_bring() -> None:
     play = Play(KEEPING, stages=rounds_of("keep")).started("a", "b")
     first = play.opened[-1]
